@@ -1,0 +1,152 @@
+"""OpenAI's fine-tuning shapes, as its stock clients validate them.
+
+Keys of ours travel in one block, ``mens``; OpenAI's own keys hold nothing that OpenAI's documentation does not describe.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+
+from shared.contract import Name
+
+Auto = Literal["auto"]
+Metadata = Annotated[
+    dict[
+        Annotated[str, StringConstraints(max_length=64)],
+        Annotated[str, StringConstraints(max_length=512)],
+    ],
+    Field(max_length=16),
+]
+Status = Literal["validating_files", "queued", "running", "succeeded", "failed", "cancelled"]
+
+
+class Closed(BaseModel):
+    """A request part: unknown keys are refused, because a misspelt knob that is ignored costs a GPU-hour."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class Hyperparameters(Closed):
+    """``auto`` is resolved by the rules of `api/auto.py` and echoed resolved."""
+
+    batch_size: Auto | Annotated[int, Field(ge=1, le=256)] = "auto"
+    learning_rate_multiplier: Auto | Annotated[float, Field(gt=0)] = "auto"
+    n_epochs: Auto | Annotated[int, Field(ge=1, le=50)] = "auto"
+
+
+class Supervised(Closed):
+    hyperparameters: Hyperparameters = Hyperparameters()
+
+
+class SupervisedMethod(Closed):
+    """The one method this release trains."""
+
+    type: Literal["supervised"]
+    supervised: Supervised = Supervised()
+
+
+class ContractOverrides(Closed):
+    """Sections of the fine-tune contract (GET /v1/contract/schema) that OpenAI's request has no words for."""
+
+    provenance: dict[str, Any] = {}
+    data: dict[str, Any] = {}
+    adapter: dict[str, Any] = {}
+    quant: dict[str, Any] = {}
+    exec: dict[str, Any] = {}
+    artifact: dict[str, Any] = {}
+
+
+class CreateFineTuningJob(Closed):
+    """Body of POST /v1/fine_tuning/jobs."""
+
+    model: str
+    training_file: str
+    validation_file: str | None = None
+    hyperparameters: Hyperparameters | None = Field(None, deprecated=True)
+    method: SupervisedMethod | None = None
+    suffix: Name | None = None
+    seed: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None
+    metadata: Metadata | None = None
+    integrations: Annotated[list[Any], Field(max_length=0)] | None = Field(None, description="Not in this release.")
+    mens: ContractOverrides = ContractOverrides()
+
+
+class JobError(BaseModel):
+    code: str
+    message: str
+    param: str | None = None
+
+
+class FineTuningJob(BaseModel):
+    id: str
+    object: Literal["fine_tuning.job"] = "fine_tuning.job"
+    created_at: int
+    error: JobError | None
+    fine_tuned_model: str | None
+    finished_at: int | None
+    hyperparameters: dict[str, Any]
+    model: str
+    organization_id: str
+    result_files: list[str]
+    seed: int
+    status: Status
+    trained_tokens: int | None
+    training_file: str
+    validation_file: str | None
+    estimated_finish: int | None
+    integrations: list[Any] = []
+    metadata: dict[str, str]
+    method: dict[str, Any]
+    mens: dict[str, Any]
+
+
+class FineTuningEvent(BaseModel):
+    id: str
+    object: Literal["fine_tuning.job.event"] = "fine_tuning.job.event"
+    created_at: int
+    level: Literal["info", "warn", "error"]
+    message: str
+    type: Literal["message", "metrics"]
+    data: dict[str, Any]
+
+
+class FineTuningCheckpoint(BaseModel):
+    id: str
+    object: Literal["fine_tuning.job.checkpoint"] = "fine_tuning.job.checkpoint"
+    created_at: int
+    fine_tuned_model_checkpoint: str
+    fine_tuning_job_id: str
+    step_number: int
+    metrics: dict[str, float]
+
+
+class FileObject(BaseModel):
+    id: str
+    object: Literal["file"] = "file"
+    bytes: int
+    created_at: int
+    filename: str
+    purpose: str
+    status: Literal["uploaded", "processed", "error"] = "processed"
+    expires_at: int | None = None
+
+
+class Deleted(BaseModel):
+    id: str
+    object: str
+    deleted: bool = True
+
+
+class Model(BaseModel):
+    id: str
+    object: Literal["model"] = "model"
+    created: int
+    owned_by: str
+    mens: dict[str, Any]
+
+
+class ModelList(BaseModel):
+    object: Literal["list"] = "list"
+    data: list[Model]

@@ -1,0 +1,188 @@
+"""A job as OpenAI's clients see it: a translation of the same row, in both directions."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime
+from typing import Any
+
+from pydantic import ValidationError
+
+from api.auto import BASE_LEARNING_RATE, resolve_auto
+from api.openai_types import (
+    CreateFineTuningJob,
+    FileObject,
+    FineTuningCheckpoint,
+    FineTuningEvent,
+    FineTuningJob,
+    Hyperparameters,
+    JobError,
+    Status,
+)
+from shared.contract import FineTuneContract
+from shared.errors import Code, ContractRejected, InvalidRequest
+from shared.job import Event, Job
+from shared.jobstate import Stage, State
+from shared.registry import Adapter, File
+
+ORGANIZATION = "mens"
+EVENT_PREFIX = "ftevent-"
+CHECKPOINT_PREFIX = "ftckpt-"
+STATUS: dict[State, Status] = {
+    State.QUEUED: "queued",
+    State.RUNNING: "running",
+    State.PAUSED: "queued",  # OpenAI has no such status; the `mens` block says it
+    State.SUCCEEDED: "succeeded",
+    State.FAILED: "failed",
+    State.CANCELLED: "cancelled",
+}
+
+
+def to_contract(body: CreateFineTuningJob, rows: int) -> tuple[FineTuneContract, dict[str, float]]:
+    """The contract that an OpenAI request means, and its hyper-parameters with every ``auto`` resolved.
+
+    Raises:
+        ContractRejected: ``CONTRACT_INVALID``: the ``mens`` block holds something no contract can hold.
+    """
+    asked = body.method.supervised.hyperparameters if body.method else body.hyperparameters or Hyperparameters()
+    resolved = resolve_auto(asked, rows)
+    sections = body.mens.model_dump()
+    sections["model"] = {"hf_repo": body.model}
+    sections["data"] |= {"train_file": body.training_file, "validation_file": body.validation_file}
+    own = {
+        "batch_size": resolved["batch_size"],
+        "epochs": resolved["n_epochs"],
+        "learning_rate": BASE_LEARNING_RATE * resolved["learning_rate_multiplier"],
+        "grad_accum": 1,
+    }
+    if body.seed is not None:
+        own["seed"] = body.seed
+    sections["exec"] = own | sections["exec"]
+    return _validated(sections), resolved
+
+
+def job_view(job: Job) -> FineTuningJob:
+    """A fine-tune job in OpenAI's shape."""
+    contract, result, error = job.contract, job.result, job.error
+    hyperparameters = job.extra.get("hyperparameters") or _hyperparameters(contract)
+    return FineTuningJob(
+        id=job.id,
+        created_at=_seconds(job.created_at),
+        error=JobError(code=error["code"], message=_sentence(error), param=error["param"]) if error else None,
+        fine_tuned_model=result.get("adapter_id") if contract["artifact"]["publish"] else None,
+        finished_at=_seconds(job.finished_at) if job.finished_at else None,
+        hyperparameters=hyperparameters,
+        model=job.base_model,
+        organization_id=ORGANIZATION,
+        result_files=result.get("result_files", []),
+        seed=contract["exec"]["seed"],
+        status="validating_files" if job.stage is Stage.PREFLIGHT else STATUS[job.state],
+        trained_tokens=result.get("trained_tokens"),
+        training_file=contract["data"]["train_file"],
+        validation_file=contract["data"]["validation_file"],
+        estimated_finish=_estimated_finish(job),
+        metadata=job.labels,
+        method={"type": "supervised", "supervised": {"hyperparameters": hyperparameters}},
+        mens=_mens_block(job),
+    )
+
+
+def event_view(event: Event) -> FineTuningEvent:
+    """An event in OpenAI's shape."""
+    return FineTuningEvent(
+        id=f"{EVENT_PREFIX}{event.seq}",
+        created_at=_seconds(event.created_at),
+        level=event.level,
+        message=event.message,
+        type=event.type,
+        data=event.data,
+    )
+
+
+def event_seq(event_id: str | None) -> int | None:
+    """The cursor in an event's id.
+
+    Raises:
+        InvalidRequest: ``REQUEST_INVALID``.
+    """
+    if event_id is None:
+        return None
+    if not (match := re.fullmatch(rf"(?:{EVENT_PREFIX})?(\d{{1,18}})", event_id)):
+        raise InvalidRequest(Code.REQUEST_INVALID, f"{event_id!r} is not an event's id.", param="after")
+    return int(match[1])
+
+
+def checkpoint_view(adapter: Adapter) -> FineTuningCheckpoint:
+    """A stored checkpoint in OpenAI's shape; its model id can be asked like any other."""
+    names = {"train_accuracy": "train_mean_token_accuracy"}
+    return FineTuningCheckpoint(
+        id=f"{CHECKPOINT_PREFIX}{adapter.digest[:24]}",
+        created_at=_seconds(adapter.created_at),
+        fine_tuned_model_checkpoint=adapter.id,
+        fine_tuning_job_id=adapter.job_id,
+        step_number=adapter.step,
+        metrics={names.get(name, name): value for name, value in adapter.metrics.items()},
+    )
+
+
+def file_view(file: File) -> FileObject:
+    """A file in OpenAI's shape."""
+    return FileObject(
+        id=file.id,
+        bytes=file.bytes,
+        created_at=_seconds(file.created_at),
+        filename=file.filename,
+        purpose=file.purpose,
+        expires_at=_seconds(file.expires_at) if file.expires_at else None,
+    )
+
+
+def _validated(sections: dict[str, Any]) -> FineTuneContract:
+    try:
+        return FineTuneContract.model_validate(sections)
+    except ValidationError as error:
+        fault = error.errors()[0]
+        path = ".".join(str(part) for part in fault["loc"])
+        raise ContractRejected(
+            Code.CONTRACT_INVALID,
+            f"mens.{path}: {fault['msg']}.",
+            remedy="The contract's schema is at GET /v1/contract/schema.",
+            param=f"mens.{path}",
+        ) from None
+
+
+def _hyperparameters(contract: dict[str, Any]) -> dict[str, Any]:
+    exec_ = contract["exec"]
+    return {
+        "batch_size": exec_["batch_size"] * exec_["grad_accum"],
+        "learning_rate_multiplier": exec_["learning_rate"] / BASE_LEARNING_RATE,
+        "n_epochs": exec_["epochs"],
+    }
+
+
+def _mens_block(job: Job) -> dict[str, Any]:
+    return {
+        "state": job.state,
+        "stage": job.stage,
+        "requested": job.requested,
+        "attempt": job.attempt,
+        "progress": job.progress,
+        "contract_digest": job.plan["contract_digest"],
+        "adapter_id": job.result.get("adapter_id"),
+        "error": job.error,
+    }
+
+
+def _estimated_finish(job: Job) -> int | None:
+    eta = job.progress.get("eta_seconds")
+    if job.state is not State.RUNNING or eta is None:
+        return None
+    return _seconds(datetime.now(UTC)) + round(eta)
+
+
+def _sentence(error: dict[str, Any]) -> str:
+    return f"{error['message']} {error['remedy']}".strip()
+
+
+def _seconds(moment: datetime) -> int:
+    return int(moment.timestamp())

@@ -1,0 +1,111 @@
+"""From errors to HTTP: the one table of statuses, and OpenAI's error shape with our facts in a block of their own.
+
+    {"error": {"message", "type", "param", "code", "mens": {"remedy", "details", "retryable"}}}
+"""
+
+from __future__ import annotations
+
+import logging
+from http import HTTPStatus
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+from shared import errors
+from shared.errors import Code, InvalidRequest, MensError
+
+STATUS: dict[type[MensError], HTTPStatus] = {
+    errors.InvalidRequest: HTTPStatus.BAD_REQUEST,
+    errors.ContractRejected: HTTPStatus.UNPROCESSABLE_ENTITY,
+    errors.DatasetInvalid: HTTPStatus.BAD_REQUEST,
+    errors.TooLarge: HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+    errors.Unauthenticated: HTTPStatus.UNAUTHORIZED,
+    errors.NotFound: HTTPStatus.NOT_FOUND,
+    errors.Conflict: HTTPStatus.CONFLICT,
+    errors.LeaseLost: HTTPStatus.CONFLICT,
+    errors.ArtifactInvalid: HTTPStatus.UNPROCESSABLE_ENTITY,
+    errors.Unavailable: HTTPStatus.SERVICE_UNAVAILABLE,
+    errors.JobFailed: HTTPStatus.INTERNAL_SERVER_ERROR,
+}
+OPENAI_TYPES = {401: "authentication_error", 404: "not_found_error", 409: "conflict_error", 429: "rate_limit_error"}
+RETRY_AFTER_SECONDS = 2
+
+logger = logging.getLogger(__name__)
+
+
+def problem_response(error: MensError, status: int | None = None) -> JSONResponse:
+    """The HTTP answer for an error."""
+    status = status or STATUS[type(error)]
+    return JSONResponse({"error": _body(error, status)}, status, headers=_headers(error, status))
+
+
+def install(app: FastAPI) -> None:
+    """Answer every error, ours and the framework's, in the one shape."""
+    app.add_exception_handler(MensError, _answer_mens_error)
+    app.add_exception_handler(RequestValidationError, _answer_validation_error)
+    app.add_exception_handler(HTTPException, _answer_http_exception)
+    app.add_exception_handler(Exception, _answer_bug)
+
+
+def validation_problem(error: RequestValidationError) -> InvalidRequest:
+    """The first fault of a body or query, with its field path."""
+    faults = error.errors()
+    paths = [".".join(str(part) for part in fault["loc"] if part != "body") for fault in faults]
+    return InvalidRequest(
+        Code.REQUEST_INVALID,
+        f"{paths[0] or 'The request body'}: {faults[0]['msg']}.",
+        remedy="See GET /v1/openapi.json for what is expected; a contract's schema is at GET /v1/contract/schema.",
+        param=paths[0] or None,
+        details={"errors": [{"param": path, "reason": fault["msg"]} for path, fault in zip(paths, faults, strict=True)]},
+    )
+
+
+def _body(error: MensError, status: int) -> dict[str, Any]:
+    default = "server_error" if status >= 500 else "invalid_request_error"
+    return {
+        "message": f"{error.message} {error.remedy}".strip(),
+        "type": OPENAI_TYPES.get(status, default),
+        "param": error.param,
+        "code": str(error.code),
+        "mens": {"remedy": error.remedy, "details": error.details, "retryable": error.retryable},
+    }
+
+
+def _headers(error: MensError, status: int) -> dict[str, str]:
+    """OpenAI's clients retry 409 and 5xx by themselves unless they are told not to."""
+    if error.retryable:
+        return {"Retry-After": str(RETRY_AFTER_SECONDS)}
+    headers = {"x-should-retry": "false"}
+    return {**headers, "WWW-Authenticate": "Bearer"} if status == HTTPStatus.UNAUTHORIZED else headers
+
+
+def _answer_mens_error(_request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, MensError)
+    return problem_response(error)
+
+
+def _answer_validation_error(_request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, RequestValidationError)
+    return problem_response(validation_problem(error), HTTPStatus.UNPROCESSABLE_ENTITY)
+
+
+def _answer_http_exception(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, HTTPException)
+    if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+        code, message = Code.METHOD_NOT_ALLOWED, f"{request.method} is not allowed on {request.url.path}."
+    elif error.status_code == HTTPStatus.NOT_FOUND:
+        code, message = Code.ROUTE_NOT_FOUND, f"There is no route {request.method} {request.url.path}."
+    else:
+        code, message = Code.REQUEST_INVALID, str(error.detail)
+    return problem_response(InvalidRequest(code, message), error.status_code)
+
+
+def _answer_bug(request: Request, error: Exception) -> JSONResponse:
+    logger.exception("%s %s met a bug", request.method, request.url.path, exc_info=error)
+    bug = errors.JobFailed(
+        Code.INTERNAL_ERROR, "The server met an unexpected error.", remedy="The API's log has the details."
+    )
+    return problem_response(bug)

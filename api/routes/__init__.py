@@ -1,0 +1,1 @@
+"""Routes: each translates HTTP to one verb of the ledger, the registry or the gateway, and back."""

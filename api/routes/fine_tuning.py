@@ -1,0 +1,106 @@
+"""OpenAI's fine-tuning surface: /v1/fine_tuning/jobs."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Header, Request
+
+from api.openai_types import CreateFineTuningJob, FineTuningCheckpoint, FineTuningEvent, FineTuningJob
+from api.openai_view import CHECKPOINT_PREFIX, checkpoint_view, event_seq, event_view, job_view, to_contract
+from api.pages import After, Limit, Page, page_of
+from api.services import ServicesDep
+from api.submission import submit_finetune
+from shared.job import Job, Kind
+
+router = APIRouter(prefix="/v1/fine_tuning/jobs", tags=["fine-tuning (OpenAI)"])
+
+IdempotencyKey = Annotated[str | None, Header(alias="Idempotency-Key", min_length=1, max_length=255)]
+
+
+@router.post("")
+def create_job(body: CreateFineTuningJob, services: ServicesDep, idempotency_key: IdempotencyKey = None) -> FineTuningJob:
+    """Create a fine-tuning job. ``auto`` values are resolved by the rules of docs/openai.md and echoed."""
+    rows = _count_rows(services, body.training_file)
+    contract, hyperparameters = to_contract(body, rows)
+    job = submit_finetune(
+        services,
+        contract,
+        name=body.suffix,
+        labels=body.metadata or {},
+        idempotency_key=idempotency_key,
+        hyperparameters=hyperparameters,
+    )
+    return job_view(job)
+
+
+@router.get("")
+def list_jobs(request: Request, services: ServicesDep, after: After = None, limit: Limit = 20) -> Page[FineTuningJob]:
+    """Fine-tuning jobs, newest first; ``metadata[key]=value`` filters."""
+    labels = {
+        key.removeprefix("metadata[").removesuffix("]"): value
+        for key, value in request.query_params.items()
+        if key.startswith("metadata[") and key.endswith("]")
+    }
+    jobs = services.ledger.list(after=after, limit=limit, kind=Kind.FINETUNE, labels=labels)
+    return page_of([job_view(job) for job in jobs], limit)
+
+
+@router.get("/{job_id}")
+def retrieve_job(job_id: str, services: ServicesDep) -> FineTuningJob:
+    """One fine-tuning job."""
+    return job_view(_finetune_job(services, job_id))
+
+
+@router.post("/{job_id}/cancel")
+def cancel_job(job_id: str, services: ServicesDep) -> FineTuningJob:
+    """Cancel a job. One that is running stops after the step at hand."""
+    _finetune_job(services, job_id)
+    return job_view(services.ledger.cancel(job_id))
+
+
+@router.post("/{job_id}/pause")
+def pause_job(job_id: str, services: ServicesDep) -> FineTuningJob:
+    """Pause a job. One that is running first writes a checkpoint."""
+    _finetune_job(services, job_id)
+    return job_view(services.ledger.pause(job_id))
+
+
+@router.post("/{job_id}/resume")
+def resume_job(job_id: str, services: ServicesDep) -> FineTuningJob:
+    """Resume a paused job from its checkpoint."""
+    _finetune_job(services, job_id)
+    job = services.ledger.resume(job_id)
+    services.doorbell.ring(job.id)
+    return job_view(job)
+
+
+@router.get("/{job_id}/events")
+def list_events(job_id: str, services: ServicesDep, after: After = None, limit: Limit = 20) -> Page[FineTuningEvent]:
+    """Events of a job, newest first."""
+    _finetune_job(services, job_id)
+    events = services.ledger.recent_events(job_id, before=event_seq(after), limit=limit)
+    return page_of([event_view(event) for event in events], limit)
+
+
+@router.get("/{job_id}/checkpoints")
+def list_checkpoints(
+    job_id: str, services: ServicesDep, after: After = None, limit: Limit = 10
+) -> Page[FineTuningCheckpoint]:
+    """Checkpoints of a job, newest first; each one's model id can be used as ``model``."""
+    _finetune_job(services, job_id)
+    views = [checkpoint_view(adapter) for adapter in services.registry.adapters(job_id=job_id)]
+    ids = [view.id for view in views]
+    start = ids.index(after) + 1 if after and after.startswith(CHECKPOINT_PREFIX) and after in ids else 0
+    return page_of(views[start : start + limit + 1], limit)
+
+
+def _finetune_job(services: ServicesDep, job_id: str) -> Job:
+    return services.ledger.get(job_id)
+
+
+def _count_rows(services: ServicesDep, file_id: str) -> int:
+    """Lines of the training file; the ``auto`` rules need no more than their number."""
+    file = services.registry.file(file_id)
+    with services.storage.open_blob(file.sha256).open("rb") as lines:
+        return sum(1 for _ in lines)

@@ -1,0 +1,63 @@
+"""What the routes work with, made once per application."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import httpx
+from fastapi import Depends, Request
+
+from api.settings import ApiSettings
+from shared.catalog import Catalog, load_catalog
+from shared.db import Database
+from shared.ledger import Ledger
+from shared.queue import Doorbell, make_celery
+from shared.registry import Registry
+from shared.storage import Storage
+
+
+@dataclass(frozen=True)
+class Services:
+    """The API's hands: ledger, registry, storage, doorbell, and the client of the serving tier."""
+
+    settings: ApiSettings
+    database: Database
+    ledger: Ledger
+    registry: Registry
+    storage: Storage
+    doorbell: Doorbell
+    upstream: httpx.AsyncClient
+
+    def catalog(self) -> Catalog:
+        """The catalogue as it is now; it is a small file, and bases may be added while the API runs."""
+        return load_catalog(self.settings.catalog_path)
+
+
+def make_services(settings: ApiSettings) -> Services:
+    """Connect everything; nothing is asked of the database or the broker yet."""
+    database = Database(settings.database_url)
+    key = settings.serving_key.get_secret_value()
+    upstream = httpx.AsyncClient(
+        headers={"Authorization": f"Bearer {key}"} if key else {},
+        timeout=httpx.Timeout(settings.upstream_timeout_seconds, connect=5.0),
+        limits=httpx.Limits(max_connections=None, max_keepalive_connections=100),
+    )
+    return Services(
+        settings=settings,
+        database=database,
+        ledger=Ledger(database),
+        registry=Registry(database),
+        storage=Storage(settings.storage_dir),
+        doorbell=Doorbell(make_celery(settings.broker_url)),
+        upstream=upstream,
+    )
+
+
+def get_services(request: Request) -> Services:
+    """The application's services."""
+    services: Services = request.app.state.services
+    return services
+
+
+ServicesDep = Annotated[Services, Depends(get_services)]

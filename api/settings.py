@@ -1,0 +1,18 @@
+"""Settings of the API tier."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from shared.settings import Settings
+
+
+class ApiSettings(Settings):
+    """See `shared/settings.py` for what all tiers share."""
+
+    api_host: str = Field("127.0.0.1", description="Address to listen on.")
+    api_port: int = Field(8000, ge=0, le=65535, description="Port to listen on.")
+    max_file_bytes: int = Field(1 << 30, gt=0, description="Largest upload.")
+    max_body_bytes: int = Field(16 << 20, gt=0, description="Largest chat request.")
+    upstream_timeout_seconds: float = Field(600.0, gt=0, description="Longest silence of a serving replica.")
+    event_poll_seconds: float = Field(0.5, gt=0, description="How often an event stream looks for new events.")

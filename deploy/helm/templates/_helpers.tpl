@@ -1,0 +1,196 @@
+{{- define "mens.fullname" -}}
+{{- $name := default .Chart.Name .Values.nameOverride -}}
+{{- if .Values.fullnameOverride -}}
+{{- .Values.fullnameOverride | trunc 52 | trimSuffix "-" -}}
+{{- else if contains $name .Release.Name -}}
+{{- .Release.Name | trunc 52 | trimSuffix "-" -}}
+{{- else -}}
+{{- printf "%s-%s" .Release.Name $name | trunc 52 | trimSuffix "-" -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "mens.secretName" -}}
+{{- default (printf "%s-secret" (include "mens.fullname" .)) .Values.secret.existing -}}
+{{- end -}}
+
+{{- define "mens.serviceAccountName" -}}
+{{- default (ternary (include "mens.fullname" .) "default" .Values.serviceAccount.create) .Values.serviceAccount.name -}}
+{{- end -}}
+
+{{- define "mens.servingUrls" -}}
+{{- $urls := .Values.serving.urls -}}
+{{- if .Values.serving.replicas -}}
+{{- $urls = prepend $urls (printf "http://%s-serving:8001" (include "mens.fullname" .)) -}}
+{{- end -}}
+{{- join "," $urls -}}
+{{- end -}}
+
+{{- /* The helpers below take a tier: dict "root" $ "component" NAME "image" REPOSITORY "values" VALUES
+       "secrets" (list of keys) "env" (dict of tier settings) "gpu" BOOL. */ -}}
+
+{{- define "mens.selector" -}}
+app.kubernetes.io/name: {{ default .root.Chart.Name .root.Values.nameOverride }}
+app.kubernetes.io/instance: {{ .root.Release.Name }}
+app.kubernetes.io/component: {{ .component }}
+{{- end -}}
+
+{{- /* An object's metadata; "name" only where it is not the release's name and the component. */ -}}
+{{- define "mens.meta" -}}
+name: {{ default (printf "%s-%s" (include "mens.fullname" .root) .component) .name }}
+labels:
+  {{- include "mens.selector" . | nindent 2 }}
+  app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
+  app.kubernetes.io/managed-by: {{ .root.Release.Service }}
+  helm.sh/chart: {{ .root.Chart.Name }}-{{ .root.Chart.Version }}
+{{- end -}}
+
+{{- /* A pod's metadata; the checksum makes a changed catalogue or secret roll the pods. */ -}}
+{{- define "mens.podMeta" -}}
+labels:
+  {{- include "mens.selector" . | nindent 2 }}
+annotations:
+  mens/checksum: {{ list .root.Values.catalog .root.Values.secret | toJson | sha256sum }}
+{{- end -}}
+
+{{- /* Service links would set MENS_SERVING_PORT=tcp://… in every pod, for the Service is called mens-serving. */ -}}
+{{- define "mens.podSecurity" -}}
+automountServiceAccountToken: false
+enableServiceLinks: false
+{{- with .Values.image.pullSecrets }}
+imagePullSecrets:
+  {{- range . }}
+  - name: {{ . }}
+  {{- end }}
+{{- end }}
+securityContext:
+  runAsNonRoot: true
+  runAsUser: 10001
+  runAsGroup: 10001
+  fsGroup: 10001
+  fsGroupChangePolicy: OnRootMismatch
+  seccompProfile:
+    type: RuntimeDefault
+{{- end -}}
+
+{{- define "mens.pod" -}}
+serviceAccountName: {{ include "mens.serviceAccountName" .root }}
+{{ include "mens.podSecurity" .root }}
+{{- with .values.runtimeClassName }}
+runtimeClassName: {{ . }}
+{{- end }}
+{{- range $key := list "nodeSelector" "tolerations" "affinity" }}
+{{- with index $.values $key }}
+{{ $key }}:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end }}
+volumes:
+  - name: tmp
+    emptyDir: {}
+  - name: data
+    persistentVolumeClaim:
+      claimName: {{ default (printf "%s-data" (include "mens.fullname" .root)) .root.Values.storage.existingClaim }}
+  - name: catalog
+    configMap:
+      name: {{ include "mens.fullname" .root }}-catalog
+  {{- if .gpu }}
+  - name: shm
+    emptyDir:
+      medium: Memory
+  {{- end }}
+{{- end -}}
+
+{{- define "mens.containerSecurity" -}}
+securityContext:
+  allowPrivilegeEscalation: false
+  readOnlyRootFilesystem: true
+  capabilities:
+    drop: [ALL]
+{{- end -}}
+
+{{- define "mens.image" -}}
+image: "{{ .image }}:{{ default .root.Chart.AppVersion .root.Values.image.tag }}"
+imagePullPolicy: {{ .root.Values.image.pullPolicy }}
+{{- end -}}
+
+{{- define "mens.secretEnv" -}}
+{{- range .secrets }}
+- name: {{ . }}
+  valueFrom:
+    secretKeyRef:
+      name: {{ $.secretName }}
+      key: {{ . }}
+{{- end }}
+{{- end -}}
+
+{{- define "mens.container" -}}
+{{ include "mens.image" . }}
+{{ include "mens.containerSecurity" . }}
+resources:
+  {{- toYaml .values.resources | nindent 2 }}
+env:
+  - name: MENS_HOME
+    value: /var/lib/mens
+  - name: MENS_STORAGE_DIR
+    value: /var/lib/mens/storage
+  - name: MENS_RUNS_DIR
+    value: /var/lib/mens/runs
+  - name: MENS_CATALOG_PATH
+    value: /etc/mens/catalog.json
+  {{- range $name, $value := .env }}
+  - name: {{ $name }}
+    value: {{ $value | quote }}
+  {{- end }}
+  {{- include "mens.secretEnv" (dict "secrets" .secrets "secretName" (include "mens.secretName" .root)) | trim | nindent 2 }}
+  {{- with .values.extraEnv }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
+volumeMounts:
+  - name: tmp
+    mountPath: /tmp
+  - name: data
+    mountPath: /var/lib/mens
+  - name: catalog
+    mountPath: /etc/mens
+    readOnly: true
+  {{- if .gpu }}
+  - name: shm
+    mountPath: /dev/shm
+  {{- end }}
+{{- end -}}
+
+{{- /* Startup, liveness and readiness over HTTP: dict "port" "ready" PATH "startSeconds" N. */ -}}
+{{- define "mens.httpProbes" -}}
+startupProbe:
+  httpGet: {path: /health, port: {{ .port }}}
+  periodSeconds: 5
+  timeoutSeconds: 5
+  failureThreshold: {{ div .startSeconds 5 }}
+livenessProbe:
+  httpGet: {path: /health, port: {{ .port }}}
+  periodSeconds: 20
+  timeoutSeconds: 10
+  failureThreshold: 6
+readinessProbe:
+  httpGet: {path: {{ .ready }}, port: {{ .port }}}
+  periodSeconds: 10
+  timeoutSeconds: 5
+{{- end -}}
+
+{{- /* Celery answers through the broker, so liveness waits out ten minutes of a broker that is away.
+       There is no readiness probe: no Service points here, and a started worker is a ready one. */ -}}
+{{- define "mens.celeryProbes" -}}
+{{- $ping := printf "exec celery -A worker.app inspect ping --timeout 20 -d %s@$HOSTNAME" .node -}}
+startupProbe:
+  exec:
+    command: [sh, -c, {{ $ping | quote }}]
+  periodSeconds: 15
+  timeoutSeconds: 60
+  failureThreshold: 20
+livenessProbe:
+  exec:
+    command: [sh, -c, {{ $ping | quote }}]
+  periodSeconds: 60
+  timeoutSeconds: 60
+  failureThreshold: 10
+{{- end -}}

@@ -1,0 +1,183 @@
+"""Adapter id → a private, verified folder of adapter files.
+
+    id  support@9f2c…  ─► manifest bytes from storage, SHA-256 = the id's digest
+                       ─► this base, this rank?
+                       ─► copy into a private folder ─► digests, tensors, shapes, config ─► rename to cache/<digest>
+
+The engine reads only the cache. What was verified is what is loaded, whatever happens to the storage afterwards; and a
+folder in the cache is never removed, because an engine that reloads an adapter without its files dies.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tempfile
+import threading
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from shared.catalog import BaseModelEntry
+from shared.errors import ArtifactInvalid, Code, InvalidRequest, MensError, NotFound
+from shared.layout import read_folder_tensors
+from shared.manifest import MANIFEST_NAME, AdapterManifest, parse_manifest, verify_adapter, verify_base
+from shared.storage import Storage, disk_errors
+
+ADAPTER_ID = re.compile(r"([a-z0-9][a-z0-9._-]{0,63})@([0-9a-f]{64})")
+LOCKS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class ServableAdapter:
+    """An adapter that was verified in this process."""
+
+    adapter_id: str
+    folder: Path
+    manifest: AdapterManifest
+
+
+class AdapterStore:
+    """Gives out verified adapters of one base model. Safe to call from many threads, and many processes may share
+    one cache folder.
+
+    Args:
+        storage: where published adapters are.
+        base: the base model that is served.
+        base_folder: its files; the tensors' shapes are read from their headers, once.
+        cache: folder of the verified copies.
+        max_rank: largest rank that the engine was started for.
+    """
+
+    def __init__(
+        self, storage: Storage, *, base: BaseModelEntry, base_folder: Path, cache: Path, max_rank: int
+    ) -> None:
+        self.base = base
+        self.base_folder = base_folder
+        self._storage = storage
+        self._base_tensors = read_folder_tensors(base_folder)
+        self._cache = cache
+        self._max_rank = max_rank
+        self._verified: dict[str, ServableAdapter] = {}
+        # A fixed number of locks, not one per digest: callers choose the digests and could make any number of them.
+        self._locks = [threading.Lock() for _ in range(LOCKS)]
+
+    def fetch(self, adapter_id: str) -> ServableAdapter:
+        """The adapter, verified; copied first if it is not in the cache.
+
+        Raises:
+            InvalidRequest: ``NAME_INVALID``: not an adapter id.
+            NotFound: ``ADAPTER_NOT_FOUND``, or ``STORAGE_OBJECT_MISSING`` for one of its files.
+            ArtifactInvalid: with the code of what is wrong with it; it is never served.
+            Unavailable: ``STORAGE_FULL``.
+        """
+        digest = split_adapter_id(adapter_id)[1]
+        with self._locks[int(digest[:8], 16) % LOCKS]:
+            known = self._verified.get(adapter_id)
+            if known is not None and known.folder.is_dir():
+                return known
+            manifest = self._manifest(adapter_id, digest)
+            self._admit(manifest)
+            adapter = ServableAdapter(adapter_id, self._install(digest, manifest), manifest)
+            self._verified[adapter_id] = adapter
+            return adapter
+
+    def _manifest(self, adapter_id: str, digest: str) -> AdapterManifest:
+        try:
+            raw = self._storage.manifest_bytes("adapters", digest, MANIFEST_NAME)
+        except NotFound:
+            raise _not_found(adapter_id) from None
+        manifest = parse_manifest(raw, digest)
+        if manifest.digest != digest:
+            raise _broken(MANIFEST_NAME, "its bytes are not in canonical form")
+        if manifest.adapter_id != adapter_id:
+            raise _not_found(adapter_id)
+        return manifest
+
+    def _admit(self, manifest: AdapterManifest) -> None:
+        verify_base(manifest, self.base.digests)
+        if manifest.rank > self._max_rank:
+            raise ArtifactInvalid(
+                Code.ADAPTER_RANK_TOO_LARGE,
+                f"The adapter has rank {manifest.rank}; this replica serves ranks up to {self._max_rank}.",
+                remedy="Start the serving tier with a larger MENS_SERVING_MAX_LORA_RANK, or train a smaller adapter.",
+                param="rank",
+            )
+
+    def _install(self, digest: str, manifest: AdapterManifest) -> Path:
+        target = self._cache / digest
+        if self._is_sound(target, manifest):
+            return target
+        with disk_errors():
+            self._cache.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=self._cache, prefix="incoming-") as private:
+                folder = Path(private, digest)
+                folder.mkdir(mode=0o700)
+                self._storage.fetch_folder("adapters", digest, sorted(manifest.files), folder)
+                self._verify(folder, manifest)
+                self._publish(folder, target, manifest)
+        return target
+
+    def _publish(self, folder: Path, target: Path, manifest: AdapterManifest) -> None:
+        """Rename the verified folder into place, over an unsound one if there is one."""
+        if os.path.lexists(target) and not self._is_sound(target, manifest):
+            with suppress(FileNotFoundError):  # another process moved it away first
+                target.rename(folder.with_name("unsound"))
+        try:
+            folder.rename(target)
+        except OSError:
+            # Another process was faster; its copy is as good as ours, or this is a real fault.
+            if not self._is_sound(target, manifest):
+                raise
+
+    def _is_sound(self, folder: Path, manifest: AdapterManifest) -> bool:
+        if folder.is_symlink() or not folder.is_dir():
+            return False
+        try:
+            self._verify(folder, manifest)
+        except MensError:
+            return False
+        # An extra file is refused too: the engine must find what the manifest names and nothing else.
+        return set(os.listdir(folder)) == manifest.files.keys()
+
+    def _verify(self, folder: Path, manifest: AdapterManifest) -> None:
+        try:
+            verify_adapter(folder, manifest, self._base_tensors)
+        except (ValueError, TypeError, AttributeError, RecursionError) as error:
+            # The digests hold, so this was published: a file whose JSON is not what its name promises.
+            raise _broken(str(folder.name), f"a file cannot be read ({type(error).__name__})") from error
+
+
+def split_adapter_id(adapter_id: str) -> tuple[str, str]:
+    """Name and digest of an adapter id; nothing that could leave a folder gets through.
+
+    Raises:
+        InvalidRequest: ``NAME_INVALID``.
+    """
+    match = ADAPTER_ID.fullmatch(adapter_id)
+    if match is None:
+        raise InvalidRequest(
+            Code.NAME_INVALID,
+            f"{adapter_id[:200]!r} is not an adapter id.",
+            remedy="An id is <name>@<64 hexadecimal digits>; the adapter's page shows it.",
+            param="model",
+        )
+    return match[1], match[2]
+
+
+def _not_found(adapter_id: str) -> NotFound:
+    return NotFound(
+        Code.ADAPTER_NOT_FOUND,
+        f"There is no published adapter {adapter_id}.",
+        remedy="List the adapters; if it was just published, look whether every tier mounts the same storage.",
+        param="model",
+    )
+
+
+def _broken(name: str, reason: str) -> ArtifactInvalid:
+    return ArtifactInvalid(
+        Code.ADAPTER_MANIFEST_INVALID,
+        f"{name} is broken: {reason}.",
+        remedy="Train or import the adapter again.",
+        param=name,
+    )

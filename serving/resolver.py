@@ -1,0 +1,80 @@
+"""The LoRA resolver that vLLM asks when a request names a model it does not know.
+
+vLLM finds :func:`register` through the entry point group ``vllm.general_plugins``, in every process it starts, and in
+every process that merely imports vLLM's engine: so it must be harmless where nothing of ours is configured.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from vllm.lora.request import LoRARequest
+from vllm.lora.resolver import LoRAResolver, LoRAResolverRegistry
+
+from serving.adapters import AdapterStore, ServableAdapter
+from serving.orphans import die_with_parent
+from serving.runtime import process_settings, process_store
+from shared.errors import ArtifactInvalid, Code, MensError
+
+RESOLVER_NAME = "mens"
+
+# A child of vLLM's logger: that one has the handlers.
+log = logging.getLogger("vllm.mens.resolver")
+
+
+class MensResolver(LoRAResolver):  # type: ignore[misc]  # vLLM is not type-checked with us
+    """Turns an adapter id into a request for its verified folder.
+
+    Args:
+        open_store: gives the store; called at the first request, because vLLM makes resolvers in every process.
+    """
+
+    def __init__(self, open_store: Callable[[], AdapterStore] = process_store) -> None:
+        self._open_store = open_store
+
+    async def resolve_lora(self, base_model_name: str, lora_name: str) -> LoRARequest | None:
+        """None, which vLLM answers with 404, for whatever is not a sound adapter of the served base.
+
+        Raises:
+            MensError: a fault that can pass, e.g. a full disk; vLLM answers 500, as "not found" would be a lie.
+        """
+        try:
+            # A thread: hashing a large adapter would stop every stream of this server.
+            adapter = await asyncio.to_thread(self._fetch, base_model_name, lora_name)
+        except MensError as error:
+            log.warning("Adapter %r was refused. %s", lora_name[:200], error)
+            if error.retryable:
+                raise
+            return None
+        # vLLM replaces the number by one of its own counter.
+        return LoRARequest(
+            lora_name=lora_name,
+            lora_int_id=1,
+            lora_path=str(adapter.folder),
+            base_model_name=adapter.manifest.base_model,
+        )
+
+    def _fetch(self, base_model_name: str, lora_name: str) -> ServableAdapter:
+        store = self._open_store()
+        if base_model_name != str(store.base_folder):
+            raise ArtifactInvalid(
+                Code.ADAPTER_BASE_MISMATCH,
+                f"This engine runs {base_model_name!r}, not the base model {store.base.name} of the settings.",
+                remedy="Start the engine with `python -m serving`.",
+            )
+        return store.fetch(lora_name)
+
+
+def register() -> None:
+    """Register the resolver, once, and tie an engine process to its server; nothing where no base is configured."""
+    try:
+        process_settings()
+    except MensError as error:
+        log.debug("Not a serving process of Mens. %s", error)
+        return
+    die_with_parent()
+    if RESOLVER_NAME in LoRAResolverRegistry.get_supported_resolvers():
+        return
+    LoRAResolverRegistry.register_resolver(RESOLVER_NAME, MensResolver())

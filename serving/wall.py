@@ -1,0 +1,169 @@
+"""The wall: an ASGI middleware in front of every route of vLLM.
+
+vLLM asks for its key only below ``/v1``, and the flag that makes it ask our resolver also opens routes that load any
+path on the machine. So the wall lets through an exact list and nothing else, and asks for the key everywhere but on
+``/health``. It also answers one route of ours, where the publisher learns why an adapter is refused:
+
+    GET /mens/adapters/<adapter id>   200 {"id", "ok", …}   or   4xx {"error": {"code", "message", "remedy", …}}
+
+Left out on purpose: ``/v1/responses`` keeps state in the replica and can call tools; nothing of ours uses it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import json
+import logging
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from typing import Any
+
+from serving.adapters import AdapterStore
+from serving.runtime import process_settings, process_store
+from shared.errors import (
+    ArtifactInvalid,
+    Code,
+    InvalidRequest,
+    MensError,
+    NotFound,
+    Unauthenticated,
+    Unavailable,
+)
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+OPEN_ROUTES = frozenset({("GET", "/health")})
+KEYED_ROUTES = frozenset(
+    {
+        ("GET", "/metrics"),
+        ("GET", "/version"),
+        ("GET", "/v1/models"),
+        ("POST", "/v1/chat/completions"),
+        ("POST", "/v1/completions"),
+        ("POST", "/v1/embeddings"),
+        ("POST", "/tokenize"),
+    }
+)
+ADAPTER_ROUTE = "/mens/adapters/"
+STATUS: dict[type[MensError], tuple[int, str]] = {
+    NotFound: (404, "not_found_error"),
+    InvalidRequest: (400, "invalid_request_error"),
+    Unauthenticated: (401, "authentication_error"),
+    ArtifactInvalid: (422, "artifact_invalid_error"),
+    Unavailable: (503, "unavailable_error"),
+}
+POLICY_VIOLATION = 1008
+
+log = logging.getLogger("vllm.mens.wall")
+
+
+class Wall:
+    """ASGI middleware; vLLM builds it with the app alone, and then it reads its settings from the environment.
+
+    Args:
+        app: what is behind the wall.
+        key: what callers must send as bearer token; empty: nobody is asked. None: the setting.
+        open_store: gives the adapter store; called at the first adapter check.
+
+    Raises:
+        InvalidRequest: the settings are wrong. The server then does not start, rather than start without a wall.
+    """
+
+    def __init__(
+        self, app: App, key: str | None = None, open_store: Callable[[], AdapterStore] = process_store
+    ) -> None:
+        self._app = app
+        self._key = (process_settings().serving_key.get_secret_value() if key is None else key).encode()
+        self._open_store = open_store
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One connection: the server's own start and stop pass, HTTP is judged, web sockets are refused."""
+        match scope["type"]:
+            case "lifespan":
+                await self._app(scope, receive, send)
+            case "http":
+                await self._http(scope, receive, send)
+            case "websocket":
+                await send({"type": "websocket.close", "code": POLICY_VIOLATION})
+
+    async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            adapter_id = self._admit(scope)
+            if adapter_id is None:
+                return await self._app(scope, receive, send)
+            answer = await asyncio.to_thread(self._check, adapter_id)
+        except MensError as error:
+            return await _refuse(send, error)
+        await _answer(send, 200, answer)
+
+    def _admit(self, scope: Scope) -> str | None:
+        """Let a request pass, or raise. Returns the adapter id of our own route, None for vLLM's."""
+        route = scope["method"], scope["path"]
+        adapter_id = _adapter_id(scope)
+        if adapter_id is None and (not _is_plain(scope) or route not in OPEN_ROUTES | KEYED_ROUTES):
+            raise NotFound(Code.ROUTE_NOT_FOUND, "There is no such route.", remedy="Ask the front door of Mens.")
+        if route not in OPEN_ROUTES:
+            self._authenticate(scope["headers"])
+        return adapter_id
+
+    def _authenticate(self, headers: Iterable[tuple[bytes, bytes]]) -> None:
+        if not self._key:
+            return
+        given = next((value for name, value in headers if name.lower() == b"authorization"), None)
+        if given is None:
+            raise Unauthenticated(Code.KEY_MISSING, "No key.", remedy="Send `Authorization: Bearer <serving key>`.")
+        scheme, _, token = given.partition(b" ")
+        if scheme.lower() != b"bearer" or not hmac.compare_digest(token, self._key):
+            raise Unauthenticated(Code.KEY_INVALID, "The key is not known.", remedy="Use this replica's serving key.")
+
+    def _check(self, adapter_id: str) -> dict[str, Any]:
+        try:
+            adapter = self._open_store().fetch(adapter_id)
+        except MensError:
+            raise
+        except Exception as error:
+            log.exception("The check of %s failed.", adapter_id)
+            raise MensError(Code.INTERNAL_ERROR, "The check itself failed; the replica's log says why.") from error
+        return {
+            "id": adapter.adapter_id,
+            "ok": True,
+            "base": adapter.manifest.base_model,
+            "rank": adapter.manifest.rank,
+            "step": adapter.manifest.step,
+        }
+
+
+def _is_plain(scope: Scope) -> bool:
+    """Whether the path is spelled as it is meant: nothing percent-encoded, no mount point in front."""
+    path: str = scope["path"]
+    raw: bytes = scope.get("raw_path") or path.encode()
+    return raw == path.encode() and not scope.get("root_path")
+
+
+def _adapter_id(scope: Scope) -> str | None:
+    """What follows our route, when it is one path segment; some clients must send its ``@`` percent-encoded."""
+    path: str = scope["path"]
+    candidate = path.removeprefix(ADAPTER_ROUTE)
+    if scope["method"] != "GET" or not path.startswith(ADAPTER_ROUTE) or not candidate or "/" in candidate:
+        return None
+    raw: bytes = scope.get("raw_path") or path.encode()
+    plain = _is_plain(scope) or raw == path.replace("@", "%40").encode()
+    return candidate if plain else None
+
+
+async def _refuse(send: Send, error: MensError) -> None:
+    status, kind = next((value for type_, value in STATUS.items() if isinstance(error, type_)), (500, "server_error"))
+    await _answer(send, status, {"error": {"type": kind, **error.as_dict()}})
+
+
+async def _answer(send: Send, status: int, body: dict[str, Any]) -> None:
+    content = json.dumps(body).encode()
+    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(content)).encode())]
+    if status == 401:
+        headers.append((b"www-authenticate", b"Bearer"))
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": content})

@@ -1,0 +1,159 @@
+"""The catalogue of base models: name, source, digests. One JSON file that every tier reads.
+
+    {"version": 1, "bases": [{"name": "mens-tiny", "source": {"kind": "local", "path": "bases/mens-tiny"}, ...}]}
+
+A base is a local folder (relative paths are relative to the catalogue file) or a hub repository pinned to a commit.
+Its digest covers the bytes of every file that decides what the model says: weights, config, tokenizer, template.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
+
+from shared.digest import digest_file, digest_json
+from shared.errors import ArtifactInvalid, Code, InvalidRequest, NotFound
+
+MODEL_FILES = (
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+    "vocab.json",
+    "merges.txt",
+    "model.safetensors.index.json",
+    "*.safetensors",
+)
+"""What is fetched from a hub and what a digest covers. Never pickle (`.bin`, `.pt`), never Python code."""
+
+Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+CatalogName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,127}$")]
+
+
+class LocalSource(BaseModel):
+    """A folder on this machine or on a shared volume."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    kind: Literal["local"] = "local"
+    path: str
+
+
+class HubSource(BaseModel):
+    """A hub repository, pinned: a branch name may move, a commit may not."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    kind: Literal["hub"] = "hub"
+    repo: str = Field(min_length=1)
+    revision: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{40}$")]
+
+
+class BaseModelEntry(BaseModel):
+    """One base model that may be tuned and served."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    name: CatalogName = Field(description="What a contract's model section and a chat request's `model` say.")
+    source: LocalSource | HubSource = Field(discriminator="kind")
+    digests: dict[str, Sha256] = Field(description="SHA-256 of each model file, by file name.", min_length=1)
+    license: str | None = None
+
+    @property
+    def digest(self) -> str:
+        """One digest for the whole base: SHA-256 over the canonical JSON of its files' digests."""
+        return digest_json(self.digests)
+
+
+class Catalog(BaseModel):
+    """All base models of an installation."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    version: Literal[1] = 1
+    bases: list[BaseModelEntry] = []
+
+    def get(self, name: str) -> BaseModelEntry:
+        """Raises:
+        NotFound: ``MODEL_NOT_FOUND`` naming what there is.
+        """
+        for base in self.bases:
+            if base.name == name:
+                return base
+        known = ", ".join(base.name for base in self.bases) or "none yet"
+        raise NotFound(
+            Code.MODEL_NOT_FOUND,
+            f"The base model {name!r} is not in the catalogue (it has: {known}).",
+            remedy="Use one of those names, or add the model with `mens base add`.",
+            param="model",
+        )
+
+    def having(self, entry: BaseModelEntry) -> Catalog:
+        """This catalogue with the entry added, or replaced if its name was there."""
+        others = [base for base in self.bases if base.name != entry.name]
+        return Catalog(bases=sorted([*others, entry], key=lambda base: base.name))
+
+
+def load_catalog(path: Path) -> Catalog:
+    """Read the catalogue; an absent file is an empty one.
+
+    Raises:
+        InvalidRequest: ``CATALOG_INVALID`` naming the file and the first fault.
+    """
+    try:
+        return Catalog.model_validate_json(path.read_bytes())
+    except FileNotFoundError:
+        return Catalog()
+    except ValidationError as error:
+        fault = error.errors()[0]
+        where = ".".join(str(part) for part in fault["loc"])
+        raise InvalidRequest(
+            Code.CATALOG_INVALID, f"The catalogue {path} is broken at {where}: {fault['msg']}.", param=str(path)
+        ) from None
+
+
+def save_catalog(path: Path, catalog: Catalog) -> None:
+    """Replace the file in one step, so that a reader sees the old or the new one, never half."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_suffix(f".{os.getpid()}.tmp")
+    temporary.write_text(catalog.model_dump_json(indent=2) + "\n")
+    temporary.replace(path)
+
+
+def digest_model_folder(folder: Path) -> dict[str, str]:
+    """SHA-256 of every model file in a folder, by file name.
+
+    Raises:
+        ArtifactInvalid: ``CATALOG_INVALID`` when config.json, tokenizer.json or the safetensors weights are missing.
+    """
+    files = sorted({path for pattern in MODEL_FILES for path in folder.glob(pattern) if path.is_file()})
+    names = {path.name for path in files}
+    missing = [name for name in ("config.json", "tokenizer.json") if name not in names]
+    if not any(name.endswith(".safetensors") for name in names):
+        missing.append("*.safetensors")
+    if missing:
+        raise ArtifactInvalid(
+            Code.CATALOG_INVALID,
+            f"{folder} is no base model: {', '.join(missing)} missing.",
+            remedy="Point at a folder with config.json, tokenizer.json and safetensors weights (pickle is refused).",
+            param=str(folder),
+        )
+    return {path.name: digest_file(path) for path in files}
+
+
+def verify_model_folder(entry: BaseModelEntry, folder: Path) -> None:
+    """Check that a folder holds the very bytes the catalogue names.
+
+    Raises:
+        ArtifactInvalid: ``BASE_DIGEST_MISMATCH`` naming the first file that differs.
+    """
+    for name, expected in entry.digests.items():
+        path = folder / name
+        if not path.is_file() or digest_file(path) != expected:
+            raise ArtifactInvalid(
+                Code.BASE_DIGEST_MISMATCH,
+                f"{name} of the base model {entry.name} is not the file that the catalogue names.",
+                remedy="Restore the file, or register the changed model under a new name with `mens base add`.",
+                param=name,
+            )

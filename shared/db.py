@@ -1,0 +1,97 @@
+"""The database: SQLite (WAL) or PostgreSQL behind the same two doors, `read()` and `write()`.
+
+One `with` block is one transaction. On SQLite a write block takes the write lock when it begins, so two writers queue up
+instead of failing halfway; on PostgreSQL verbs lock the row they change.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import Any
+
+from sqlalchemy import Connection, Engine, create_engine, event, make_url, text
+from sqlalchemy.exc import OperationalError
+from sqlalchemy.orm import Session
+
+from shared.errors import Code, Unavailable
+
+SQLITE_BUSY_SECONDS = 30
+
+
+class Database:
+    """Sessions of one database."""
+
+    def __init__(self, url: str) -> None:
+        self.url = make_url(url)
+        self.is_sqlite = self.url.get_backend_name() == "sqlite"
+        self.engine = _sqlite_engine(url) if self.is_sqlite else _server_engine(url)
+
+    @contextmanager
+    def read(self) -> Iterator[Session]:
+        """A transaction that writes nothing.
+
+        Raises:
+            Unavailable: ``DATABASE_UNAVAILABLE``.
+        """
+        with _database_errors(), Session(self.engine) as session:
+            yield session
+
+    @contextmanager
+    def write(self) -> Iterator[Session]:
+        """A transaction that commits when the block ends, and rolls back when it raises.
+
+        Raises:
+            Unavailable: ``DATABASE_UNAVAILABLE``.
+        """
+        engine = self.engine.execution_options(mens_write=True)
+        with _database_errors(), Session(engine, expire_on_commit=False) as session, session.begin():
+            yield session
+
+    def now(self, session: Session) -> datetime:
+        """The database's clock, so that leases do not depend on the clocks of the machines around it."""
+        if self.is_sqlite:
+            return datetime.now(UTC)
+        moment: datetime = session.execute(text("SELECT clock_timestamp()")).scalar_one()
+        return moment
+
+    def close(self) -> None:
+        """Close every pooled connection."""
+        self.engine.dispose()
+
+
+@contextmanager
+def _database_errors() -> Iterator[None]:
+    try:
+        yield
+    except OperationalError as error:
+        raise Unavailable(
+            Code.DATABASE_UNAVAILABLE,
+            f"The database did not answer: {str(error.orig).splitlines()[0] if error.orig else 'no reason given'}.",
+            remedy="Check that it is up and reachable; the same request can succeed later.",
+        ) from error
+
+
+def _server_engine(url: str) -> Engine:
+    return create_engine(url, pool_pre_ping=True, pool_size=10, max_overflow=20, connect_args={"connect_timeout": 10})
+
+
+def _sqlite_engine(url: str) -> Engine:
+    engine = create_engine(url, connect_args={"timeout": SQLITE_BUSY_SECONDS})
+    event.listen(engine, "connect", _prepare_sqlite)
+    event.listen(engine, "begin", _begin_sqlite)
+    return engine
+
+
+def _prepare_sqlite(connection: sqlite3.Connection, _record: Any) -> None:
+    connection.isolation_level = None  # the driver must not begin transactions on its own; _begin_sqlite does
+    connection.execute("PRAGMA journal_mode=WAL")
+    connection.execute("PRAGMA synchronous=FULL")
+    connection.execute("PRAGMA foreign_keys=ON")
+
+
+def _begin_sqlite(connection: Connection) -> None:
+    write = connection.get_execution_options().get("mens_write", False)
+    connection.exec_driver_sql("BEGIN IMMEDIATE" if write else "BEGIN")

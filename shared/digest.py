@@ -1,0 +1,36 @@
+"""Digests: the one way Mens turns a value or a file into a name.
+
+Canonical JSON is UTF-8, keys sorted, no white space, no NaN; floats in Python's shortest round-trip form.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+CHUNK_BYTES = 1 << 20
+
+
+def canonical_json(value: Any) -> bytes:
+    """The one byte form of a JSON value; equal values give equal bytes on every machine.
+
+    Raises:
+        ValueError: the value holds NaN or an infinity.
+    """
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
+
+
+def digest_json(value: Any) -> str:
+    """SHA-256 (64 hex digits) over :func:`canonical_json`."""
+    return hashlib.sha256(canonical_json(value)).hexdigest()
+
+
+def digest_file(path: Path) -> str:
+    """SHA-256 (64 hex digits) of a file's bytes, read in 1 MiB pieces."""
+    sha256 = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(CHUNK_BYTES):
+            sha256.update(chunk)
+    return sha256.hexdigest()

@@ -1,0 +1,185 @@
+"""The one exception tree of Mens.
+
+    MensError
+    ├── InvalidRequest       the caller sent something wrong; sending it again cannot help
+    │   ├── ContractRejected     a fine-tune contract that cannot be run
+    │   ├── DatasetInvalid       a training file with errors, each with its line number
+    │   └── TooLarge             over a stated size limit
+    ├── Unauthenticated      no key, or a key that is not known
+    ├── NotFound             the named thing does not exist
+    ├── Conflict             the thing exists, but its state forbids this
+    │   └── LeaseLost            another attempt owns the job now; stop writing
+    ├── ArtifactInvalid      an adapter or model folder that must not be trusted
+    ├── Unavailable          a part of the system cannot answer now; try again
+    └── JobFailed            a job attempt ended badly
+
+The class says who can help; `code` says exactly what happened and never changes; `remedy` says what to do.
+Errors know no HTTP status: the worker has no HTTP. `api/problems.py` holds that table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Any
+
+
+class Code(StrEnum):
+    """Every stable error code, documented in `docs/errors.md` (a test keeps the two equal)."""
+
+    # requests
+    REQUEST_INVALID = "REQUEST_INVALID"
+    IDEMPOTENCY_CONFLICT = "IDEMPOTENCY_CONFLICT"
+    KEY_MISSING = "KEY_MISSING"
+    KEY_INVALID = "KEY_INVALID"
+    NAME_INVALID = "NAME_INVALID"
+    ROUTE_NOT_FOUND = "ROUTE_NOT_FOUND"
+    METHOD_NOT_ALLOWED = "METHOD_NOT_ALLOWED"
+    INTERNAL_ERROR = "INTERNAL_ERROR"
+    # files and data
+    FILE_NOT_FOUND = "FILE_NOT_FOUND"
+    FILE_TOO_LARGE = "FILE_TOO_LARGE"
+    FILE_IN_USE = "FILE_IN_USE"
+    BODY_TOO_LARGE = "BODY_TOO_LARGE"
+    DATASET_LINE_INVALID = "DATASET_LINE_INVALID"
+    DATASET_EMPTY = "DATASET_EMPTY"
+    # models, contracts
+    MODEL_NOT_FOUND = "MODEL_NOT_FOUND"
+    CONTRACT_INVALID = "CONTRACT_INVALID"
+    CONTRACT_UNSUPPORTED = "CONTRACT_UNSUPPORTED"
+    CATALOG_INVALID = "CATALOG_INVALID"
+    HUB_UNAVAILABLE = "HUB_UNAVAILABLE"
+    # jobs
+    JOB_NOT_FOUND = "JOB_NOT_FOUND"
+    JOB_STATE_CONFLICT = "JOB_STATE_CONFLICT"
+    LEASE_LOST = "LEASE_LOST"
+    LEASE_EXPIRED = "LEASE_EXPIRED"
+    ATTEMPTS_EXHAUSTED = "ATTEMPTS_EXHAUSTED"
+    TRAINER_CRASHED = "TRAINER_CRASHED"
+    TRAINER_KILLED = "TRAINER_KILLED"
+    LOSS_NOT_FINITE = "LOSS_NOT_FINITE"
+    NOTHING_SUPERVISED = "NOTHING_SUPERVISED"
+    TEMPLATE_UNSUPPORTED = "TEMPLATE_UNSUPPORTED"
+    OUT_OF_MEMORY = "OUT_OF_MEMORY"
+    CHECKPOINT_MISMATCH = "CHECKPOINT_MISMATCH"
+    # adapters
+    ADAPTER_NOT_FOUND = "ADAPTER_NOT_FOUND"
+    ADAPTER_NO_EFFECT = "ADAPTER_NO_EFFECT"
+    ADAPTER_NOT_SERVABLE = "ADAPTER_NOT_SERVABLE"
+    ADAPTER_MANIFEST_INVALID = "ADAPTER_MANIFEST_INVALID"
+    ADAPTER_DIGEST_MISMATCH = "ADAPTER_DIGEST_MISMATCH"
+    ADAPTER_BASE_MISMATCH = "ADAPTER_BASE_MISMATCH"
+    ADAPTER_SHAPE_MISMATCH = "ADAPTER_SHAPE_MISMATCH"
+    ADAPTER_RANK_TOO_LARGE = "ADAPTER_RANK_TOO_LARGE"
+    SAFETENSORS_INVALID = "SAFETENSORS_INVALID"
+    BASE_DIGEST_MISMATCH = "BASE_DIGEST_MISMATCH"
+    # merge
+    MERGE_REJECTS_BURN_BIN = "MERGE_REJECTS_BURN_BIN"
+    MERGE_BASE_DIGEST_MISMATCH = "MERGE_BASE_DIGEST_MISMATCH"
+    # parts of the system
+    STORAGE_FULL = "STORAGE_FULL"
+    STORAGE_OBJECT_MISSING = "STORAGE_OBJECT_MISSING"
+    SERVING_UNAVAILABLE = "SERVING_UNAVAILABLE"
+    SERVING_REFUSED = "SERVING_REFUSED"
+    DATABASE_UNAVAILABLE = "DATABASE_UNAVAILABLE"
+
+
+class MensError(Exception):
+    """Base of every error Mens raises on purpose.
+
+    Args:
+        code: the stable code.
+        message: one sentence: what happened, with the value that was wrong.
+        remedy: one sentence: what the reader can do about it.
+        param: field path or file the error is about, e.g. ``exec.epochs``.
+        details: JSON-able facts for machines, e.g. the capped list of bad lines.
+        retryable: whether the same call can succeed later; the class's default when None.
+    """
+
+    default_retryable = False
+
+    def __init__(
+        self,
+        code: Code,
+        message: str,
+        *,
+        remedy: str = "",
+        param: str | None = None,
+        details: Mapping[str, Any] | None = None,
+        retryable: bool | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.code = Code(code)
+        self.message = message
+        self.remedy = remedy
+        self.param = param
+        self.details = dict(details or {})
+        self.retryable = self.default_retryable if retryable is None else retryable
+
+    def __str__(self) -> str:
+        return f"{self.code}: {self.message}" + (f" {self.remedy}" if self.remedy else "")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (type(self), self.as_dict())
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON form, the same on the wire, in the ledger and in ``error.json`` of a run."""
+        return {
+            "code": str(self.code),
+            "message": self.message,
+            "remedy": self.remedy,
+            "param": self.param,
+            "details": self.details,
+            "retryable": self.retryable,
+        }
+
+
+def _rebuild(kind: type[MensError], fields: dict[str, Any]) -> MensError:
+    """Unpickle: errors cross process borders."""
+    return kind(fields.pop("code"), fields.pop("message"), **fields)
+
+
+class InvalidRequest(MensError):
+    """The caller sent something wrong; sending it again cannot help."""
+
+
+class ContractRejected(InvalidRequest):
+    """A fine-tune contract that cannot be run."""
+
+
+class DatasetInvalid(InvalidRequest):
+    """A training file with errors; ``details["errors"]`` is a capped list of {line, reason}."""
+
+
+class TooLarge(InvalidRequest):
+    """Over a stated size limit."""
+
+
+class Unauthenticated(MensError):
+    """No key, or a key that is not known."""
+
+
+class NotFound(MensError):
+    """The named thing does not exist."""
+
+
+class Conflict(MensError):
+    """The thing exists, but its state forbids this."""
+
+
+class LeaseLost(Conflict):
+    """Another attempt owns the job now; the worker that gets this must stop and write nothing more."""
+
+
+class ArtifactInvalid(MensError):
+    """An adapter or model folder that must not be trusted."""
+
+
+class Unavailable(MensError):
+    """A part of the system cannot answer now; the same call can succeed later."""
+
+    default_retryable = True
+
+
+class JobFailed(MensError):
+    """A job attempt ended badly."""

@@ -1,0 +1,52 @@
+"""Where a base model's bytes come from: the one door to local folders and to the hub.
+
+Hub downloads are pinned to a commit, take the model files of `shared/catalog.py` only (safetensors, never pickle, never
+code) and land in the hub client's own cache, so every tier on a machine shares one copy.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
+
+from shared.catalog import MODEL_FILES, BaseModelEntry, HubSource, LocalSource
+from shared.errors import Code, NotFound, Unavailable
+
+
+def locate(entry: BaseModelEntry, catalog_path: Path) -> Path:
+    """Folder with the base model's files, downloaded first if it must be."""
+    return fetch(entry.source, catalog_path)
+
+
+def fetch(source: LocalSource | HubSource, catalog_path: Path) -> Path:
+    """Folder of a source; see :func:`locate`.
+
+    Raises:
+        NotFound: ``MODEL_NOT_FOUND``: the folder or the repository is not there.
+        Unavailable: ``HUB_UNAVAILABLE``: no answer from the hub and nothing in its cache.
+    """
+    if isinstance(source, HubSource):
+        return _download(source)
+    folder = (catalog_path.parent / source.path).resolve()
+    if not folder.is_dir():
+        raise NotFound(Code.MODEL_NOT_FOUND, f"The base model's folder {folder} is not there.", param="source.path")
+    return folder
+
+
+def _download(source: HubSource) -> Path:
+    try:
+        return Path(snapshot_download(source.repo, revision=source.revision, allow_patterns=list(MODEL_FILES)))
+    except RepositoryNotFoundError as error:
+        raise NotFound(
+            Code.MODEL_NOT_FOUND,
+            f"The hub has no repository {source.repo} at {source.revision}, or this token may not read it.",
+            remedy="Check the name; for a gated model set HF_TOKEN.",
+        ) from error
+    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+        raise Unavailable(
+            Code.HUB_UNAVAILABLE,
+            f"{source.repo} could not be fetched: {error}.",
+            remedy="Check the network, or copy the model to a folder and use `mens base add --path`.",
+        ) from error

@@ -1,0 +1,88 @@
+"""Values of the job ledger as other tiers see them: frozen, typed, free of database sessions."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from enum import StrEnum
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict
+from ulid import ULID
+
+from shared.jobstate import Stage, State
+
+
+class Kind(StrEnum):
+    FINETUNE = "finetune"
+    MERGE = "merge"
+
+
+class Value(BaseModel):
+    """Read from a row, never changed."""
+
+    model_config = ConfigDict(frozen=True, from_attributes=True)
+
+
+class Job(Value):
+    """One job. ``attempt`` is the fencing token of the attempt that may write; ``version`` changes with every write."""
+
+    id: str
+    kind: Kind
+    state: State
+    stage: Stage | None
+    base_model: str
+    name: str
+    contract: dict[str, Any]
+    plan: dict[str, Any]
+    extra: dict[str, Any]
+    labels: dict[str, Any]
+    requested: Literal["cancel", "pause"] | None
+    attempt: int
+    progress: dict[str, Any]
+    result: dict[str, Any]
+    error: dict[str, Any] | None
+    version: int
+    created_at: datetime
+    started_at: datetime | None
+    finished_at: datetime | None
+
+
+class Event(Value):
+    """Something that happened to a job; ``seq`` grows with time within a job."""
+
+    seq: int
+    job_id: str
+    created_at: datetime
+    level: Literal["info", "warn", "error"]
+    type: Literal["message", "metrics"]
+    message: str
+    data: dict[str, Any]
+
+
+class NewEvent(Value):
+    """An event that a worker reports."""
+
+    level: Literal["info", "warn", "error"] = "info"
+    type: Literal["message", "metrics"] = "message"
+    message: str
+    data: dict[str, Any] = {}
+
+
+class Submission(Value):
+    """What a job is made from."""
+
+    kind: Kind
+    base_model: str
+    name: str
+    contract: dict[str, Any]
+    plan: dict[str, Any]
+    extra: dict[str, Any] = {}
+    labels: dict[str, Any] = {}
+    owner: str = "default"
+    idempotency_key: str | None = None
+    request_digest: str = ""
+
+
+def new_id(prefix: str) -> str:
+    """A sortable, unguessable id: prefix and a lower-case ULID."""
+    return f"{prefix}-{str(ULID()).lower()}"

@@ -1,0 +1,200 @@
+"""The job ledger, as the people who ask for jobs use it: submit, look, cancel, pause, resume.
+
+What the worker does to a job is in `shared/lease.py`; which verb is allowed when, in `shared/jobstate.py`.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import select
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.orm import Session
+
+from shared.db import Database
+from shared.errors import Code, Conflict, NotFound
+from shared.job import Event, Job, Kind, NewEvent, Submission, new_id
+from shared.jobstate import FINAL, State, Verb, next_state
+from shared.tables import EventRow, JobRow
+
+JOB_ID_PREFIX = "ftjob"
+MAX_MESSAGE_CHARS = 2000
+
+
+class Ledger:
+    """Verbs of the ledger; each is one transaction."""
+
+    def __init__(self, database: Database) -> None:
+        self._db = database
+
+    def submit(self, submission: Submission) -> tuple[Job, bool]:
+        """Queue a job. With an idempotency key the same request gives the same job.
+
+        Returns:
+            the job, and whether this call made it.
+
+        Raises:
+            Conflict: ``IDEMPOTENCY_CONFLICT``: the key was used with another request.
+        """
+        if replayed := self._replayed(submission):
+            return replayed, False
+        try:
+            with self._db.write() as session:
+                row = _new_row(submission, self._db.now(session))
+                session.add(row)
+                session.flush()
+                record(session, row, row.created_at, NewEvent(message="Job created and queued."))
+                return Job.model_validate(row), True
+        except IntegrityError:  # two requests with one key at the same moment: the other one won
+            if replayed := self._replayed(submission):
+                return replayed, False
+            raise
+
+    def get(self, job_id: str) -> Job:
+        """Raises:
+        NotFound: ``JOB_NOT_FOUND``.
+        """
+        with self._db.read() as session:
+            return Job.model_validate(job_row(session, job_id))
+
+    def list(
+        self, *, after: str | None = None, limit: int = 20, kind: Kind | None = None, labels: dict[str, str] | None = None
+    ) -> list[Job]:
+        """A page of jobs, newest first. One more than ``limit`` means there is more."""
+        query = select(JobRow).order_by(JobRow.id.desc())
+        if after:
+            query = query.where(JobRow.id < after)
+        if kind:
+            query = query.where(JobRow.kind == kind)
+        for key, value in (labels or {}).items():
+            query = query.where(JobRow.labels[key].as_string() == value)
+        with self._db.read() as session:
+            return [Job.model_validate(row) for row in session.scalars(query.limit(limit + 1))]
+
+    def cancel(self, job_id: str) -> Job:
+        """Cancel at once what is not running; ask a running job's worker to stop.
+
+        Raises:
+            NotFound: ``JOB_NOT_FOUND``. Conflict: ``JOB_STATE_CONFLICT``: it is over, or already being cancelled.
+        """
+        return self._request(job_id, Verb.CANCEL, "cancel")
+
+    def pause(self, job_id: str) -> Job:
+        """Pause at once what is queued; ask a running job's worker to write a checkpoint and stop.
+
+        Raises:
+            NotFound: ``JOB_NOT_FOUND``. Conflict: ``JOB_STATE_CONFLICT``.
+        """
+        return self._request(job_id, Verb.PAUSE, "pause")
+
+    def resume(self, job_id: str) -> Job:
+        """Queue a paused job again; it goes on from its last checkpoint.
+
+        Raises:
+            NotFound: ``JOB_NOT_FOUND``. Conflict: ``JOB_STATE_CONFLICT``.
+        """
+        with self._db.write() as session:
+            row = job_row(session, job_id, lock=True)
+            now = self._db.now(session)
+            move(session, row, Verb.RESUME, now, NewEvent(message="Job resumed and queued."))
+            return Job.model_validate(row)
+
+    def events(self, job_id: str, *, after: int = 0, limit: int = 100) -> list[Event]:
+        """Events of a job with ``seq`` above ``after``, oldest first."""
+        query = select(EventRow).where(EventRow.job_id == job_id, EventRow.seq > after)
+        with self._db.read() as session:
+            return [Event.model_validate(row) for row in session.scalars(query.order_by(EventRow.seq).limit(limit))]
+
+    def recent_events(self, job_id: str, *, before: int | None = None, limit: int = 20) -> list[Event]:
+        """Events of a job with ``seq`` under ``before``, newest first. One more than ``limit`` means there is more."""
+        query = select(EventRow).where(EventRow.job_id == job_id)
+        if before is not None:
+            query = query.where(EventRow.seq < before)
+        with self._db.read() as session:
+            rows = session.scalars(query.order_by(EventRow.seq.desc()).limit(limit + 1))
+            return [Event.model_validate(row) for row in rows]
+
+    def _request(self, job_id: str, verb: Verb, request: str) -> Job:
+        with self._db.write() as session:
+            row = job_row(session, job_id, lock=True)
+            state = next_state(row.id, State(row.state), verb)
+            if state is State.RUNNING and row.requested in ("cancel", request):
+                raise Conflict(
+                    Code.JOB_STATE_CONFLICT,
+                    f"The job {job_id} was already asked to {row.requested}.",
+                    remedy="Wait for its worker to stop; the job's events say when it has.",
+                )
+            now = self._db.now(session)
+            event = NewEvent(message=f"Asked to {request}." if state is State.RUNNING else f"Job {state}.")
+            move(session, row, verb, now, event)
+            row.requested = request if state is State.RUNNING else None
+            return Job.model_validate(row)
+
+    def _replayed(self, submission: Submission) -> Job | None:
+        if submission.idempotency_key is None:
+            return None
+        query = select(JobRow).where(
+            JobRow.owner == submission.owner, JobRow.idempotency_key == submission.idempotency_key
+        )
+        with self._db.read() as session:
+            row = session.scalar(query)
+            if row is not None and row.request_digest != submission.request_digest:
+                raise Conflict(
+                    Code.IDEMPOTENCY_CONFLICT,
+                    f"The Idempotency-Key was already used by the job {row.id} with another request.",
+                    remedy="Use a new key for a new request.",
+                    param="Idempotency-Key",
+                )
+            return None if row is None else Job.model_validate(row)
+
+
+def job_row(session: Session, job_id: str, *, lock: bool = False) -> JobRow:
+    """A job's row, locked for this transaction when asked.
+
+    Raises:
+        NotFound: ``JOB_NOT_FOUND``.
+    """
+    row = session.get(JobRow, job_id, with_for_update=lock)
+    if row is None:
+        raise NotFound(Code.JOB_NOT_FOUND, f"There is no job {job_id!r}.", remedy="List them: GET /v1/jobs.")
+    return row
+
+
+def move(session: Session, row: JobRow, verb: Verb, now: datetime, *events: NewEvent) -> None:
+    """Take a verb: the state machine decides, times and events are written with it.
+
+    Raises:
+        Conflict: ``JOB_STATE_CONFLICT``.
+    """
+    state = next_state(row.id, State(row.state), verb)
+    row.state = state
+    if state is not State.RUNNING:
+        row.stage = row.requested = row.lease_owner = row.lease_expires_at = None
+    if state in FINAL:
+        row.finished_at = now
+    row.version += 1
+    record(session, row, now, *events)
+
+
+def record(session: Session, row: JobRow, now: datetime, *events: NewEvent) -> None:
+    """Append events to a job whose row this transaction holds, so that ``seq`` is also the order of commit."""
+    for event in events:
+        fields: dict[str, Any] = event.model_dump()
+        fields["message"] = fields["message"][:MAX_MESSAGE_CHARS]
+        session.add(EventRow(job_id=row.id, created_at=now, **fields))
+    session.flush()
+
+
+def _new_row(submission: Submission, now: datetime) -> JobRow:
+    return JobRow(
+        id=new_id(JOB_ID_PREFIX),
+        state=str(State.QUEUED),
+        created_at=now,
+        progress={},
+        result={},
+        attempt=0,
+        failures=0,
+        version=1,
+        **submission.model_dump(mode="json"),
+    )

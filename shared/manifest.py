@@ -1,0 +1,201 @@
+"""The v3 adapter manifest: what an adapter is, from what it was made, and the digest of every one of its files.
+
+The manifest's bytes are canonical JSON, and their SHA-256 is the adapter's identity: a published adapter is named
+``<name>@<digest>`` and that name never changes meaning. Logical tensor names (``l0.q``) follow the original's schema;
+``base_key_map`` leads from each to the base model's own key, and mechanically to the PEFT key that is stored.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, model_validator
+
+from shared.catalog import Sha256
+from shared.contract import AdapterMethod, BaseQuant, Name, ProvenanceSection
+from shared.digest import canonical_json, digest_file
+from shared.errors import ArtifactInvalid, Code
+from shared.layout import TensorInfo, read_tensors
+
+MANIFEST_NAME = "adapter_manifest.json"
+WEIGHTS_NAME = "adapter_model.safetensors"
+CONFIG_NAME = "adapter_config.json"
+MAX_MANIFEST_BYTES = 16 << 20
+
+FileName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
+"""A plain file name: no separator, no leading dot, so that a file can only land in its own folder."""
+
+
+class ManifestQuant(BaseModel):
+    """How the base was held while the adapter was trained."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    base_quant: BaseQuant
+    double_quant: bool = True
+
+
+class AdapterManifest(BaseModel):
+    """``adapter_manifest.json``, version 3; the fields past ``provenance`` are ours, which v3 readers skip."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    format: Literal["vox_mens_adapter"] = "vox_mens_adapter"
+    version: Literal[3] = 3
+    adapter_method: AdapterMethod
+    quant: ManifestQuant
+    base_key_map: dict[str, str] = Field(min_length=1, description="Logical name → base model's tensor key.")
+    layer_order: list[str] = Field(description="Logical names in training order.")
+    vocab: int = Field(ge=1)
+    d_model: int = Field(ge=1)
+    rank: int = Field(ge=1)
+    alpha: int = Field(ge=1)
+    base_model: str
+    provenance: ProvenanceSection | None = None
+    name: Name = Field(description="Left part of the adapter's id.")
+    base_digests: dict[str, Sha256] = Field(description="File → SHA-256 of the base it was trained on.", min_length=1)
+    contract_digest: Sha256
+    template_digest: Sha256 = Field(description="SHA-256 of the chat template's text.")
+    step: int = Field(ge=0, description="Optimizer steps it was trained for.")
+    files: dict[FileName, Sha256] = Field(description="Every other file of the folder → SHA-256.")
+
+    @model_validator(mode="after")
+    def _names_agree(self) -> AdapterManifest:
+        if sorted(self.layer_order) != sorted(self.base_key_map):
+            raise ValueError("layer_order and base_key_map name different layers, or one twice")
+        if not {WEIGHTS_NAME, CONFIG_NAME} <= self.files.keys():
+            raise ValueError(f"files must name {WEIGHTS_NAME} and {CONFIG_NAME}")
+        return self
+
+    def to_bytes(self) -> bytes:
+        """The manifest file's bytes: canonical JSON, nulls left out."""
+        return canonical_json(self.model_dump(mode="json", exclude_none=True))
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of :meth:`to_bytes`, 64 hex digits."""
+        return hashlib.sha256(self.to_bytes()).hexdigest()
+
+    @property
+    def adapter_id(self) -> str:
+        """The name it is served under, for ever."""
+        return f"{self.name}@{self.digest}"
+
+
+def parse_manifest(raw: bytes, expected_digest: str) -> AdapterManifest:
+    """Read a manifest whose digest is known beforehand.
+
+    Raises:
+        ArtifactInvalid: ``ADAPTER_DIGEST_MISMATCH`` or ``ADAPTER_MANIFEST_INVALID``.
+    """
+    if len(raw) > MAX_MANIFEST_BYTES or hashlib.sha256(raw).hexdigest() != expected_digest:
+        raise _mismatch(MANIFEST_NAME)
+    try:
+        return AdapterManifest.model_validate_json(raw)
+    except ValidationError as error:
+        fault = error.errors()[0]
+        where = ".".join(str(part) for part in fault["loc"])
+        raise ArtifactInvalid(
+            Code.ADAPTER_MANIFEST_INVALID,
+            f"{MANIFEST_NAME} is broken at {where or 'its top'}: {fault['msg']}.",
+            remedy="Train or import the adapter again.",
+            param=where,
+        ) from None
+
+
+def peft_keys(base_key: str) -> tuple[str, str]:
+    """PEFT's names of A and B for a base tensor ``….weight``."""
+    stem = f"base_model.model.{base_key.removesuffix('.weight')}"
+    return f"{stem}.lora_A.weight", f"{stem}.lora_B.weight"
+
+
+def verify_adapter(folder: Path, manifest: AdapterManifest, base_tensors: dict[str, TensorInfo] | None = None) -> None:
+    """Check an adapter folder against its manifest: digests, tensor names, shapes, PEFT's config.
+
+    Args:
+        folder: holds exactly the files that the manifest names.
+        manifest: already checked against its own digest.
+        base_tensors: the base model's tensors; with them every A and B must fit its base tensor.
+
+    Raises:
+        ArtifactInvalid: ``ADAPTER_DIGEST_MISMATCH``, ``ADAPTER_SHAPE_MISMATCH``, ``ADAPTER_MANIFEST_INVALID`` or
+            ``SAFETENSORS_INVALID``, naming the file or tensor.
+    """
+    for name, expected in manifest.files.items():
+        path = folder / name
+        if path.is_symlink() or not path.is_file() or digest_file(path) != expected:
+            raise _mismatch(name)
+    _verify_tensors(read_tensors(folder / WEIGHTS_NAME), manifest, base_tensors)
+    _verify_config(json.loads((folder / CONFIG_NAME).read_bytes()), manifest)
+
+
+def verify_base(manifest: AdapterManifest, base_digests: dict[str, str]) -> None:
+    """Check that the adapter was trained on this very base.
+
+    Raises:
+        ArtifactInvalid: ``ADAPTER_BASE_MISMATCH`` naming the first file that differs.
+    """
+    for name in sorted(manifest.base_digests.keys() | base_digests.keys()):
+        if manifest.base_digests.get(name) != base_digests.get(name):
+            raise ArtifactInvalid(
+                Code.ADAPTER_BASE_MISMATCH,
+                f"The adapter was trained on another base than the one here: {name} differs.",
+                remedy=f"Use the base {manifest.base_model} that it was trained on, or train it again on this one.",
+                param=name,
+            )
+
+
+def _verify_tensors(
+    tensors: dict[str, TensorInfo], manifest: AdapterManifest, base_tensors: dict[str, TensorInfo] | None
+) -> None:
+    expected = {key for base_key in manifest.base_key_map.values() for key in peft_keys(base_key)}
+    if strangers := sorted(expected ^ tensors.keys()):
+        raise _misshapen(strangers[0], "is not in both the weights and the manifest")
+    for base_key in manifest.base_key_map.values():
+        a, b = (tensors[key] for key in peft_keys(base_key))
+        if len(a.shape) != 2 or len(b.shape) != 2 or not a.shape[0] == b.shape[1] == manifest.rank:
+            raise _misshapen(base_key, f"has A {a.shape} and B {b.shape}, not rank {manifest.rank}")
+        if base_tensors is None:
+            continue
+        if base_key not in base_tensors:
+            raise _misshapen(base_key, "is not a tensor of the base model")
+        if base_tensors[base_key].shape != (b.shape[0], a.shape[1]):
+            raise _misshapen(base_key, f"is {base_tensors[base_key].shape} in the base, not {b.shape[0], a.shape[1]}")
+
+
+def _verify_config(config: dict[str, object], manifest: AdapterManifest) -> None:
+    required = {"peft_type": "LORA", "r": manifest.rank, "lora_alpha": manifest.alpha, "bias": "none"}
+    for key, value in required.items():
+        if config.get(key) != value:
+            raise _unservable(key, config.get(key))
+    for key in ("use_dora", "modules_to_save", "rank_pattern", "alpha_pattern", "fan_in_fan_out"):
+        if config.get(key):
+            raise _unservable(key, config[key])
+
+
+def _unservable(key: str, value: object) -> ArtifactInvalid:
+    return ArtifactInvalid(
+        Code.ADAPTER_NOT_SERVABLE,
+        f"{CONFIG_NAME} says {key}={value!r}, which the manifest or the serving engine does not allow.",
+        remedy="Train a plain LoRA adapter: no DoRA, no bias, no modules_to_save.",
+        param=key,
+    )
+
+
+def _mismatch(name: str) -> ArtifactInvalid:
+    return ArtifactInvalid(
+        Code.ADAPTER_DIGEST_MISMATCH,
+        f"{name} is not the file that was published: its SHA-256 differs, or it is missing.",
+        remedy="Restore the adapter's files from a backup, or train it again; a changed adapter is never served.",
+        param=name,
+    )
+
+
+def _misshapen(key: str, reason: str) -> ArtifactInvalid:
+    return ArtifactInvalid(
+        Code.ADAPTER_SHAPE_MISMATCH,
+        f"Tensor {key} {reason}.",
+        remedy="Train the adapter on the base model that serves it.",
+        param=key,
+    )

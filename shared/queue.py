@@ -1,0 +1,56 @@
+"""The doorbell: Celery messages that carry a job id and nothing else.
+
+The database row is the truth. A lost message is rung again by the sweeper, a doubled one finds the job claimed; so
+messages are acknowledged on receipt and no broker setting can run a job twice.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from celery import Celery
+from kombu.exceptions import OperationalError
+
+JOBS_QUEUE = "mens.jobs"
+CONTROL_QUEUE = "mens.control"
+RUN_JOB = "mens.run_job"
+SWEEP = "mens.sweep"
+
+logger = logging.getLogger(__name__)
+
+
+def make_celery(broker_url: str) -> Celery:
+    """The Celery application that both ends of the doorbell configure alike."""
+    celery = Celery("mens", broker=broker_url)
+    celery.conf.update(
+        task_ignore_result=True,
+        task_acks_late=False,
+        task_default_queue=JOBS_QUEUE,
+        task_routes={RUN_JOB: {"queue": JOBS_QUEUE}, SWEEP: {"queue": CONTROL_QUEUE}},
+        accept_content=["json"],
+        broker_connection_retry_on_startup=True,
+        broker_connection_max_retries=None,
+        broker_transport_options={"socket_connect_timeout": 2, "socket_timeout": 10, "socket_keepalive": True},
+        worker_hijack_root_logger=False,
+    )
+    return celery
+
+
+class Doorbell:
+    """Rings for queued jobs."""
+
+    def __init__(self, celery: Celery) -> None:
+        self._celery = celery
+
+    def ring(self, job_id: str) -> bool:
+        """Tell the workers that a job is queued.
+
+        Returns:
+            False when the broker did not take the message. That is no error: the sweeper rings again.
+        """
+        try:
+            self._celery.send_task(RUN_JOB, args=[job_id], retry=False)
+        except (OperationalError, OSError) as error:
+            logger.warning("the broker did not take the doorbell for %s (%s); the sweeper will ring", job_id, error)
+            return False
+        return True

@@ -1,0 +1,48 @@
+"""Settings that at least two tiers read, from the environment (prefix ``MENS_``).
+
+Tier-only settings live in a subclass beside the tier's entry point. Settings are passed, never global; only the
+entry points (`python -m api`, `worker/app.py`, `python -m serving`, `mens`) read the environment.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field, SecretStr, model_validator
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+
+
+def _split(value: object) -> object:
+    return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
+
+
+class Settings(BaseSettings):
+    """Where the shared parts of one installation are."""
+
+    model_config = SettingsConfigDict(env_prefix="MENS_", extra="ignore", frozen=True)
+
+    home: Path = Field(Path(".mens"), description="Folder of everything Mens keeps on this machine.")
+    database_url: str = Field("", description="SQLAlchemy URL of the ledger; SQLite in the home folder when empty.")
+    broker_url: str = Field("redis://127.0.0.1:6379/0", description="Redis ≥ 6.2 or Valkey.")
+    storage_dir: Path = Field(Path(), description="Blob folder: files, adapters, merged models.")
+    runs_dir: Path = Field(Path(), description="Run folders of job attempts, with their checkpoints.")
+    catalog_path: Path = Field(Path(), description="The catalogue of base models.")
+    serving_urls: Annotated[list[str], NoDecode] = Field(
+        default_factory=list, description="Base URLs of the serving replicas, comma-separated."
+    )
+    serving_key: SecretStr = Field(SecretStr(""), description="Key that the serving replicas ask of their callers.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _resolve_paths(cls, values: dict[str, object]) -> dict[str, object]:
+        home = Path(str(values.get("home") or ".mens")).expanduser().resolve()
+        defaults = {
+            "database_url": f"sqlite:///{home / 'mens.db'}",
+            "storage_dir": home / "storage",
+            "runs_dir": home / "runs",
+            "catalog_path": home / "catalog.json",
+        }
+        given = {key: value for key, value in values.items() if value not in ("", None)}
+        urls = _split(given.get("serving_urls", []))
+        return {**defaults, **given, "home": home, "serving_urls": urls}

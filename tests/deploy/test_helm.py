@@ -1,0 +1,315 @@
+"""The chart renders to manifests that the strict schema of Kubernetes accepts, and refuses values it does not know."""
+
+import copy
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate  # type: ignore[import-untyped, unused-ignore]
+import pytest
+import yaml
+
+pytestmark = pytest.mark.deploy
+
+KUBERNETES = "1.32"
+Values = dict[str, Any]
+Document = dict[str, Any]
+
+MINIMAL: Values = {
+    "secret": {
+        "databaseUrl": "postgresql+psycopg://mens:database-password@postgres/mens",
+        "brokerUrl": "redis://:broker-password@valkey:6379/0",
+        "servingKey": "serving-key-serving-key",
+    },
+    "catalog": {"version": 1, "bases": [{"name": "qwen3-0.6b", "parameters": 8030261248, "digests": {}}]},
+    "serving": {"base": "qwen3-0.6b"},
+}
+SCHEDULING: Values = {
+    "extraEnv": [{"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": "hub", "key": "token"}}}],
+    "nodeSelector": {"pool": "mens"},
+    "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}],
+    "affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [
+        {"matchExpressions": [{"key": "gpu", "operator": "In", "values": ["h200"]}]}]}}},
+}  # fmt: skip
+FULL: Values = {
+    "fullnameOverride": "tuner",
+    "image": {"tag": "1.2.3", "pullPolicy": "Always", "pullSecrets": ["pull"], "api": "registry.internal:5000/mens/api"},
+    "secret": {"existing": "mens-secrets"},
+    "catalog": MINIMAL["catalog"],
+    "storage": {"existingClaim": "mens-claim"},
+    "serviceAccount": {"create": False, "name": "trainer"},
+    "ingress": {"enabled": True, "className": "nginx", "host": "mens.internal", "tlsSecret": "tls", "annotations": {"a": "b"}},
+    "api": {"replicas": 3, "maxFileBytes": 5368709120, "service": {"type": "NodePort", "port": 80}, **SCHEDULING},
+    "worker": {"replicas": 4, "terminationGracePeriodSeconds": 300, "runtimeClassName": "nvidia", **SCHEDULING},
+    "beat": SCHEDULING,
+    "serving": {"base": "qwen3-0.6b", "urls": ["http://other:8001"], "runtimeClassName": "nvidia", **SCHEDULING},
+    "migration": {"backoffLimit": 0},
+}
+NO_SERVING: Values = {**MINIMAL, "serving": {"replicas": 0, "urls": ["http://a:8001", "http://b:8001"]}}
+CASES = {"minimal": MINIMAL, "full": FULL, "no-serving": NO_SERVING}
+
+
+class Chart:
+    """Runs helm over this chart with values given as a dict."""
+
+    def __init__(self, helm: Any, folder: Path) -> None:
+        self._helm, self._folder = helm, folder
+
+    def run(self, *verb: str, values: Values) -> Any:
+        path = self._folder / "values.json"
+        path.write_text(json.dumps(values))
+        return self._helm(*verb, "deploy/helm", "--values", str(path))
+
+    def render(self, values: Values) -> list[Document]:
+        done = self.run("template", "mens", "--namespace", "ml", "--kube-version", f"{KUBERNETES}.0", values=values)
+        assert done.returncode == 0, done.stderr
+        return [document for document in yaml.safe_load_all(done.stdout) if document]
+
+
+@pytest.fixture
+def chart(helm: Any, tmp_path: Path) -> Chart:
+    return Chart(helm, tmp_path)
+
+
+@pytest.fixture(params=CASES)
+def documents(request: pytest.FixtureRequest, chart: Chart) -> list[Document]:
+    return chart.render(CASES[request.param])
+
+
+def with_value(path: str, value: Any) -> Values:
+    values = copy.deepcopy(MINIMAL)
+    *parents, last = path.split(".")
+    place = values
+    for parent in parents:
+        place = place.setdefault(parent, {})
+    place[last] = value
+    return values
+
+
+def pods(documents: list[Document]) -> Iterator[tuple[str, Document]]:
+    for document in documents:
+        if document["kind"] in {"Deployment", "Job"}:
+            yield document["metadata"]["labels"]["app.kubernetes.io/component"], document["spec"]["template"]["spec"]
+
+
+def of(documents: list[Document], kind: str) -> list[Document]:
+    return [document for document in documents if document["kind"] == kind]
+
+
+def environment(pod: Document) -> dict[str, Any]:
+    return {entry["name"]: entry.get("value", entry.get("valueFrom")) for entry in pod["containers"][0]["env"]}
+
+
+@pytest.mark.parametrize("values", CASES.values(), ids=CASES)
+def test_lint_finds_nothing(chart: Chart, values: Values) -> None:
+    done = chart.run("lint", "--strict", values=values)
+    assert done.returncode == 0, done.stdout
+    assert "[WARNING]" not in done.stdout
+
+
+def test_every_document_is_valid_kubernetes(documents: list[Document]) -> None:
+    for document in documents:
+        # Raises on an unknown kind as well, which its command line only warns about.
+        kubernetes_validate.validate(document, KUBERNETES, strict=True)
+    names = [(document["kind"], document["metadata"]["name"]) for document in documents]
+    assert len(names) == len(set(names))
+
+
+def test_what_a_release_consists_of(chart: Chart) -> None:
+    names = {(document["kind"], document["metadata"]["name"]) for document in chart.render(MINIMAL)}
+    deployments = {("Deployment", f"mens-{tier}") for tier in ["api", "worker", "beat", "serving"]}
+    services = {("Service", f"mens-{tier}") for tier in ["api", "serving"]}
+    assert names == deployments | services | {
+        ("Job", "mens-migration"),
+        ("Secret", "mens-migration"),
+        ("Secret", "mens-secret"),
+        ("ConfigMap", "mens-catalog"),
+        ("PersistentVolumeClaim", "mens-data"),
+        ("ServiceAccount", "mens"),
+    }
+    full = chart.render(FULL)
+    assert not [kind for kind in ["Secret", "PersistentVolumeClaim", "ServiceAccount"] if of(full, kind)]
+    assert len(of(full, "Ingress")) == 1
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "complaint"),
+    [
+        ("secret.databaseUrl", "", "secret.databaseUrl: Does not match pattern"),
+        ("secret.databaseUrl", "sqlite:///mens.db", "secret.databaseUrl: Does not match pattern"),
+        ("secret.brokerUrl", "", "secret.brokerUrl: Does not match pattern"),
+        ("secret.servingKey", "short", "secret.servingKey: String length"),
+        ("secret.existing", "both", "secret.databaseUrl"),
+        ("secret.password", "x", "Additional property password is not allowed"),
+        ("catalog", {}, "catalog: bases is required"),
+        ("catalog.bases", [], "catalog.bases: Array must have at least 1 items"),
+        ("serving.base", "", "serving.base: String length"),
+        ("serving.replicas", 2, "serving.replicas: Must be less than or equal to 1"),
+        ("serving.replicas", 0, "serving.urls: Array must have at least 1 items"),
+        ("serving.urls", ["a,b"], "serving.urls.0: Does not match pattern"),
+        ("serving.device", "tpu", "serving.device"),
+        ("serving.maxLoras", 0, "serving.maxLoras: Must be greater than or equal to 1"),
+        ("api.replicas", 0, "api.replicas: Must be greater than or equal to 1"),
+        ("api.maxFileBytes", "1GB", "api.maxFileBytes: Invalid type"),
+        ("api.resources.limits", {"memory": None}, "memory is required"),
+        ("worker.terminationGracePeriodSeconds", 5, "worker.terminationGracePeriodSeconds: Must be greater"),
+        ("worker.gpus", 1, "Additional property gpus is not allowed"),
+        ("beat.replicas", 2, "Additional property replicas is not allowed"),
+        ("storage.size", "lots", "storage.size: Does not match pattern"),
+        ("image.tag", "a b", "image.tag: Does not match pattern"),
+        ("ingress.enabled", True, "ingress.host: Does not match pattern"),
+        ("postgres", {"enabled": True}, "Additional property postgres is not allowed"),
+    ],
+)
+def test_bad_values_are_refused(chart: Chart, path: str, value: Any, complaint: str) -> None:
+    done = chart.run("template", "mens", values=with_value(path, value))
+    assert done.returncode != 0
+    assert complaint in done.stderr
+
+
+def test_the_defaults_alone_say_what_is_missing(chart: Chart) -> None:
+    done = chart.run("template", "mens", values={})
+    for missing in ["secret.databaseUrl", "secret.brokerUrl", "secret.servingKey", "catalog: bases", "serving.base"]:
+        assert missing in done.stderr
+
+
+def test_every_pod_is_confined(documents: list[Document]) -> None:
+    for name, pod in pods(documents):
+        assert pod["automountServiceAccountToken"] is False, name
+        security = pod["securityContext"]
+        assert security["runAsNonRoot"], name
+        assert security["runAsUser"] == 10001, name
+        assert security["seccompProfile"] == {"type": "RuntimeDefault"}, name
+        assert not {"hostNetwork", "hostPID", "hostIPC"} & set(pod), name
+        assert all("hostPath" not in volume for volume in pod["volumes"]), name
+        for container in pod["containers"]:
+            assert container["securityContext"] == {
+                "allowPrivilegeEscalation": False,
+                "readOnlyRootFilesystem": True,
+                "capabilities": {"drop": ["ALL"]},
+            }, name
+            assert {"name": "tmp", "mountPath": "/tmp"} in container["volumeMounts"], name
+            mounts = {mount["name"] for mount in container["volumeMounts"]}
+            assert mounts == {volume["name"] for volume in pod["volumes"]}, name
+
+
+def test_service_names_leak_into_no_environment(documents: list[Document]) -> None:
+    # Kubernetes would set MENS_SERVING_PORT=tcp://… for the Service mens-serving.
+    assert all(pod["enableServiceLinks"] is False for _, pod in pods(documents))
+
+
+def test_every_container_has_resources_and_probes(documents: list[Document]) -> None:
+    for name, pod in pods(documents):
+        for container in pod["containers"]:
+            assert {"cpu", "memory"} <= set(container["resources"]["requests"]), name
+            assert "memory" in container["resources"]["limits"], name
+            # A container without a Service is ready once its startup probe has passed.
+            wanted = {
+                "migration": set(),
+                "worker": {"startupProbe", "livenessProbe"},
+                "beat": {"startupProbe", "livenessProbe"},
+            }.get(name, {"startupProbe", "livenessProbe", "readinessProbe"})
+            assert {key for key in container if key.endswith("Probe")} == wanted, name
+
+
+def test_services_reach_the_pods_they_name(documents: list[Document]) -> None:
+    labels = {
+        document["metadata"]["name"]: document["spec"]["template"]["metadata"]["labels"]
+        for document in of(documents, "Deployment")
+    }
+    for service in of(documents, "Service"):
+        selected = [name for name, found in labels.items() if service["spec"]["selector"].items() <= found.items()]
+        assert selected == [service["metadata"]["name"]]
+
+
+def test_secrets_stay_in_secrets(documents: list[Document]) -> None:
+    elsewhere = json.dumps([document for document in documents if document["kind"] != "Secret"])
+    for secret in ["database-password", "broker-password", MINIMAL["secret"]["servingKey"]]:
+        assert secret not in elsewhere
+
+
+def test_each_tier_gets_the_secrets_it_needs(documents: list[Document]) -> None:
+    given = {
+        name: {
+            entry["name"] for entry in pod["containers"][0]["env"] if entry["name"].startswith("MENS_") and "valueFrom" in entry
+        }
+        for name, pod in pods(documents)
+    }
+    control = {"MENS_DATABASE_URL", "MENS_BROKER_URL", "MENS_SERVING_KEY"}
+    expected = {
+        "api": control,
+        "worker": control,
+        "beat": control,
+        "serving": {"MENS_SERVING_KEY"},
+        "migration": {"MENS_DATABASE_URL"},
+    }
+    assert given == {name: expected[name] for name in given}
+
+
+def test_the_migration_needs_nothing_of_the_release(documents: list[Document]) -> None:
+    hooks = {"helm.sh/hook": "pre-install,pre-upgrade"}
+    (job,) = of(documents, "Job")
+    assert job["metadata"]["annotations"].items() >= hooks.items()
+    pod = job["spec"]["template"]["spec"]
+    assert "serviceAccountName" not in pod
+    assert pod["volumes"] == [{"name": "tmp", "emptyDir": {}}]
+    needed = environment(pod)["MENS_DATABASE_URL"]["secretKeyRef"]["name"]
+    if needed != FULL["secret"]["existing"]:
+        (secret,) = [secret for secret in of(documents, "Secret") if secret["metadata"]["name"] == needed]
+        assert secret["metadata"]["annotations"].items() >= hooks.items()
+        weights = [int(document["metadata"]["annotations"]["helm.sh/hook-weight"]) for document in (secret, job)]
+        assert weights == sorted(set(weights))
+
+
+def test_a_changed_catalogue_or_secret_rolls_the_pods(chart: Chart) -> None:
+    def checksums(values: Values) -> set[str]:
+        found = of(chart.render(values), "Deployment")
+        return {document["spec"]["template"]["metadata"]["annotations"]["mens/checksum"] for document in found}
+
+    changes = [("catalog.version", 2), ("secret.servingKey", "another-key-another-key"), ("api.replicas", 3)]
+    before, catalogue, key, replicas = (checksums(values) for values in [MINIMAL, *(with_value(*change) for change in changes)])
+    assert len(before | catalogue | key) == 3
+    assert replicas == before
+
+
+def test_the_catalogue_arrives_as_it_was_given(documents: list[Document]) -> None:
+    (config,) = of(documents, "ConfigMap")
+    assert json.loads(config["data"]["catalog.json"]) == MINIMAL["catalog"]
+
+
+def test_large_numbers_are_not_written_as_floats(chart: Chart) -> None:
+    (api,) = [pod for name, pod in pods(chart.render(FULL)) if name == "api"]
+    assert environment(api)["MENS_MAX_FILE_BYTES"] == "5368709120"
+
+
+def test_one_control_worker_that_is_never_doubled(documents: list[Document]) -> None:
+    (beat,) = [document for document in of(documents, "Deployment") if document["metadata"]["name"].endswith("-beat")]
+    assert (beat["spec"]["replicas"], beat["spec"]["strategy"]) == (1, {"type": "Recreate"})
+
+
+def test_the_front_door_knows_the_serving_urls(chart: Chart) -> None:
+    urls = {}
+    for case, values in CASES.items():
+        known = {
+            environment(pod)["MENS_SERVING_URLS"] for name, pod in pods(chart.render(values)) if name in {"api", "worker", "beat"}
+        }
+        (urls[case],) = known
+    assert urls == {
+        "minimal": "http://mens-serving:8001",
+        "full": "http://tuner-serving:8001,http://other:8001",
+        "no-serving": "http://a:8001,http://b:8001",
+    }
+
+
+def test_the_chart_and_the_compose_file_agree(chart: Chart, root: Path) -> None:
+    """Same tiers, same commands, same settings; a setting added to one is missed in the other."""
+    compose = yaml.safe_load((root / "docker-compose.yml").read_text())["services"]
+    for name, pod in pods(chart.render(MINIMAL)):
+        service = compose["migrate" if name == "migration" else name]
+        (container,) = pod["containers"]
+        assert set(environment(pod)) == set(service["environment"]), name
+        assert container["image"] == service["image"], name
+        dockerfile = (root / service["build"]["dockerfile"]).read_text().splitlines()
+        default = json.loads(dockerfile[-1].removeprefix("CMD "))
+        assert container["command"] == service.get("command", default), name

@@ -1,0 +1,111 @@
+"""The resolver and its registration, without an engine."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import subprocess
+import sys
+
+import pytest
+
+pytest.importorskip("vllm.lora.resolver")
+
+from serving.resolver import RESOLVER_NAME, MensResolver, register
+from serving.runtime import process_settings, process_store
+from shared.errors import Code, Unavailable
+
+ZEROS = "0" * 64
+
+
+@pytest.fixture(autouse=True)
+def fresh(monkeypatch):
+    """No settings, nothing cached, an empty registry of vLLM's."""
+    import os
+
+    from vllm.lora.resolver import LoRAResolverRegistry
+
+    for name in [name for name in os.environ if name.upper().startswith("MENS_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setattr(LoRAResolverRegistry, "resolvers", {})
+    process_settings.cache_clear()
+    process_store.cache_clear()
+    yield LoRAResolverRegistry
+    process_settings.cache_clear()
+    process_store.cache_clear()
+
+
+def resolve(resolver, base, name):
+    return asyncio.run(resolver.resolve_lora(str(base), name))
+
+
+def test_sound_adapter_becomes_a_request_for_its_verified_folder(lab, tmp_path):
+    resolver = MensResolver(lambda: lab.store(tmp_path))
+    manifest = lab.publish("sound", seed=21)
+    request = resolve(resolver, lab.base, manifest.adapter_id)
+    assert request.lora_name == manifest.adapter_id
+    assert request.lora_path == str(tmp_path / manifest.digest)
+    assert request.base_model_name == lab.entry.name
+
+
+def test_refusals_are_none_and_logged_with_their_code(lab, tmp_path, caplog, monkeypatch):
+    resolver = MensResolver(lambda: lab.store(tmp_path))
+    cases = [
+        (lab.base, f"a@{ZEROS}", "ADAPTER_NOT_FOUND"),
+        (lab.base, "../x", "NAME_INVALID"),
+        (lab.base, "a\nb", "NAME_INVALID"),
+        (lab.base, lab.publish("wide", rank=17).adapter_id, "ADAPTER_RANK_TOO_LARGE"),
+        (tmp_path, lab.publish("sound", seed=21).adapter_id, "ADAPTER_BASE_MISMATCH"),
+    ]
+    # vLLM's logger may or may not hand its records on, depending on who configured it first.
+    monkeypatch.setattr(logging.getLogger("vllm.mens.resolver"), "handlers", [caplog.handler])
+    monkeypatch.setattr(logging.getLogger("vllm.mens.resolver"), "propagate", False)
+    for base, name, code in cases:
+        caplog.clear()
+        assert resolve(resolver, base, name) is None
+        assert len(caplog.records) == 1
+        assert code in caplog.text
+        assert caplog.text.count("\n") == 1
+
+
+def test_a_passing_fault_is_not_a_missing_adapter(lab):
+    def full():
+        raise Unavailable(Code.STORAGE_FULL, "The storage has no space left.")
+
+    with pytest.raises(Unavailable):
+        resolve(MensResolver(full), lab.base, f"a@{ZEROS}")
+
+
+def test_registration_is_idempotent(lab, monkeypatch, fresh):
+    for name, value in lab.environment().items():
+        monkeypatch.setenv(name, value)
+    register()
+    first = fresh.get_resolver(RESOLVER_NAME)
+    register()
+    assert fresh.get_resolver(RESOLVER_NAME) is first
+    assert fresh.get_supported_resolvers() == {RESOLVER_NAME}
+
+
+def test_registration_reads_no_storage(monkeypatch, fresh, tmp_path):
+    monkeypatch.setenv("MENS_SERVING_BASE", "not-in-the-catalogue")
+    monkeypatch.setenv("MENS_HOME", str(tmp_path))
+    register()
+    assert list(tmp_path.iterdir()) == []
+    assert resolve(fresh.get_resolver(RESOLVER_NAME), tmp_path, f"a@{ZEROS}") is None
+
+
+@pytest.mark.parametrize("variables", [{}, {"MENS_HOME": "/x"}, {"MENS_SERVING_BASE": "b", "MENS_SERVING_PORT": "x"}])
+def test_nothing_is_registered_where_nothing_is_configured(monkeypatch, fresh, variables):
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    register()
+    assert fresh.get_supported_resolvers() == set()
+
+
+def test_vllm_finds_the_entry_point():
+    code = (
+        "from importlib.metadata import entry_points\n"
+        "print(*[p.value for p in entry_points(group='vllm.general_plugins') if p.name == 'mens_lora_resolver'])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == "serving.resolver:register"

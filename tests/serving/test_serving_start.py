@@ -1,0 +1,98 @@
+"""`python -m serving` refuses to start with one coded line, and says nothing else."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from shared.catalog import BaseModelEntry, Catalog, LocalSource, save_catalog
+
+
+def start(tmp_path, **variables):
+    """Exit status and stderr of a start that must fail before vLLM is reached."""
+    clean = {name: value for name, value in os.environ.items() if not name.upper().startswith("MENS_")}
+    environment = {**clean, "MENS_HOME": str(tmp_path), **variables}
+    done = subprocess.run(
+        [sys.executable, "-m", "serving"], env=environment, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.stdout == ""
+    return done.returncode, done.stderr
+
+
+def register(tmp_path, lab, folder):
+    entry = BaseModelEntry(name="b", source=LocalSource(path=str(folder)), digests=lab.entry.digests)
+    save_catalog(tmp_path / "catalog.json", Catalog(bases=[entry]))
+
+
+def assert_one_line(outcome, code):
+    status, stderr = outcome
+    assert status == 2
+    assert stderr.startswith(f"{code}: ")
+    assert stderr.count("\n") == 1
+
+
+def test_no_base_named(tmp_path):
+    assert_one_line(start(tmp_path), "REQUEST_INVALID")
+
+
+def test_base_not_in_the_catalogue(tmp_path):
+    assert_one_line(start(tmp_path, MENS_SERVING_BASE="b"), "MODEL_NOT_FOUND")
+
+
+def test_broken_catalogue(tmp_path):
+    (tmp_path / "catalog.json").write_text("{")
+    assert_one_line(start(tmp_path, MENS_SERVING_BASE="b"), "CATALOG_INVALID")
+
+
+def test_base_folder_gone(tmp_path, lab):
+    register(tmp_path, lab, tmp_path / "nowhere")
+    assert_one_line(start(tmp_path, MENS_SERVING_BASE="b"), "MODEL_NOT_FOUND")
+
+
+@pytest.mark.parametrize("file", ["config.json", "model.safetensors", "tokenizer.json", "chat_template.jinja"])
+def test_base_with_a_changed_file(tmp_path, lab, file):
+    folder = tmp_path / "base"
+    shutil.copytree(lab.base, folder)
+    register(tmp_path, lab, folder)
+    with (folder / file).open("ab") as changed:
+        changed.write(b" ")
+    assert_one_line(start(tmp_path, MENS_SERVING_BASE="b"), "BASE_DIGEST_MISMATCH")
+
+
+def test_base_that_is_not_the_asked_one(tmp_path, lab):
+    register(tmp_path, lab, lab.base)
+    assert_one_line(start(tmp_path, MENS_SERVING_BASE="b", MENS_SERVING_BASE_DIGEST="0" * 64), "BASE_DIGEST_MISMATCH")
+
+
+def test_catalogue_that_changed_since_the_start(tmp_path, lab):
+    """The engine goes on with the old base, so adapters of the new one must not be let in."""
+    from serving.runtime import open_store
+    from serving.settings import ServingSettings
+    from shared.errors import ArtifactInvalid
+
+    register(tmp_path, lab, lab.base)
+    settings = ServingSettings(home=tmp_path, serving_base="b", serving_base_digest=lab.entry.digest)
+    assert open_store(settings).base.digests == lab.entry.digests
+    changed = BaseModelEntry(name="b", source=LocalSource(path=str(lab.base)), digests={"config.json": "0" * 64})
+    save_catalog(tmp_path / "catalog.json", Catalog(bases=[changed]))
+    with pytest.raises(ArtifactInvalid, match="BASE_DIGEST_MISMATCH"):
+        open_store(settings)
+
+
+def test_key_is_never_in_an_error(tmp_path):
+    _, stderr = start(tmp_path, MENS_SERVING_KEY="very-secret", MENS_SERVING_PORT="x")
+    assert "very-secret" not in stderr
+
+
+def test_serving_imports_nothing_of_the_engine_nor_of_a_web_framework():
+    code = (
+        "import sys, serving.__main__, serving.wall, serving.adapters\n"
+        "banned = {'torch', 'vllm', 'transformers', 'fastapi', 'starlette', 'sqlalchemy', 'celery', 'api', 'worker'}\n"
+        "print(sorted(banned & sys.modules.keys()))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,250 @@
+"""The wall, around an application that says which path reached it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+
+from serving.wall import KEYED_ROUTES, OPEN_ROUTES, Wall
+
+KEY = "wall-key"
+ZEROS = "0" * 64
+
+
+class Inside:
+    """A fake ASGI application that remembers the scopes which reached it."""
+
+    def __init__(self):
+        self.scopes = []
+
+    async def __call__(self, scope, receive, send):
+        self.scopes.append(scope)
+        if scope["type"] == "http":
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            await send({"type": "http.response.body", "body": b"inside"})
+
+
+class Reply:
+    def __init__(self, messages):
+        self.messages = messages
+        start, body = messages[0], messages[-1]
+        self.status = start.get("status")
+        self.headers = dict(start.get("headers", []))
+        self.body = body.get("body", b"")
+
+    @property
+    def error(self):
+        return json.loads(self.body)["error"]
+
+
+def call(wall, method, path, *, key=KEY, raw=None, headers=None, **scope):
+    sent = []
+
+    async def send(message):
+        sent.append(message)
+
+    if headers is None:
+        headers = [] if key is None else [(b"authorization", f"Bearer {key}".encode())]
+    fields = {"type": "http", "method": method, "path": path, "headers": headers, "raw_path": raw or path.encode()}
+    asyncio.run(wall(fields | scope, None, send))
+    return Reply(sent)
+
+
+@pytest.fixture
+def inside():
+    return Inside()
+
+
+@pytest.fixture
+def wall(inside, lab, tmp_path):
+    return Wall(inside, KEY, lambda: lab.store(tmp_path / "cache"))
+
+
+@pytest.mark.parametrize(("method", "path"), sorted(OPEN_ROUTES | KEYED_ROUTES))
+def test_allowed_routes_pass_with_the_key(wall, method, path):
+    assert call(wall, method, path).body == b"inside"
+
+
+@pytest.mark.parametrize(("method", "path"), sorted(KEYED_ROUTES))
+def test_allowed_routes_ask_for_the_key(wall, inside, method, path):
+    reply = call(wall, method, path, key=None)
+    assert (reply.status, reply.error["code"]) == (401, "KEY_MISSING")
+    assert reply.headers[b"www-authenticate"] == b"Bearer"
+    assert inside.scopes == []
+
+
+def test_health_needs_no_key(wall):
+    assert call(wall, "GET", "/health", key=None).status == 200
+
+
+GIVEN = [
+    b"",
+    b"Bearer",
+    b"Bearer ",
+    b"Bearer wall-ke",
+    b"Bearer wall-key ",
+    b"Basic wall-key",
+    b"wall-key",
+    b"Bearer \xff",
+]
+
+
+@pytest.mark.parametrize("given", GIVEN)
+def test_wrong_keys(wall, inside, given):
+    reply = call(wall, "GET", "/v1/models", headers=[(b"authorization", given)])
+    assert (reply.status, reply.error["code"]) == (401, "KEY_INVALID")
+    assert inside.scopes == []
+
+
+def test_a_second_key_does_not_count(wall):
+    headers = [(b"authorization", b"Bearer no"), (b"authorization", b"Bearer wall-key")]
+    assert call(wall, "GET", "/v1/models", headers=headers).status == 401
+
+
+def test_scheme_in_any_case(wall):
+    assert call(wall, "GET", "/v1/models", headers=[(b"Authorization", b"bearer wall-key")]).status == 200
+
+
+def test_without_a_configured_key_nobody_is_asked(inside):
+    assert call(Wall(inside, ""), "GET", "/v1/models", key=None).status == 200
+
+
+CLOSED = [
+    ("POST", "/v1/load_lora_adapter"),
+    ("POST", "/v1/unload_lora_adapter"),
+    ("POST", "/adapters"),
+    ("POST", "/invocations"),
+    ("GET", "/ping"),
+    ("POST", "/v1/responses"),
+    ("GET", "/docs"),
+    ("GET", "/openapi.json"),
+    ("GET", "/"),
+    ("GET", ""),
+    ("GET", "/health/"),
+    ("HEAD", "/health"),
+    ("POST", "/health"),
+    ("get", "/health"),
+    ("GET", "/Health"),
+    ("GET", "//health"),
+    ("GET", "/health/../docs"),
+    ("GET", "/v1/models/x"),
+    ("GET", "/v1/chat/completions"),
+    ("DELETE", "/v1/models"),
+    ("OPTIONS", "/v1/models"),
+    ("POST", "/v1/chat/completions/batch"),
+    ("POST", "/v1//chat/completions"),
+    ("GET", "/v1/models\n"),
+    ("GET", "/v1/models;x"),
+    ("GET", "/mens/adapters"),
+    ("GET", "/mens/adapters/"),
+    ("POST", f"/mens/adapters/a@{ZEROS}"),
+    ("GET", f"/mens/adapters/../a@{ZEROS}"),
+    ("GET", f"/mens/adapters//a@{ZEROS}"),
+    ("GET", f"//mens/adapters/a@{ZEROS}"),
+]
+
+
+@pytest.mark.parametrize(("method", "path"), CLOSED)
+def test_everything_else_is_closed(wall, inside, method, path):
+    reply = call(wall, method, path)
+    assert reply.status == 404
+    assert reply.error["code"] == "ROUTE_NOT_FOUND"
+    assert {"message", "type", "param", "code"} <= reply.error.keys()
+    assert inside.scopes == []
+
+
+@pytest.mark.parametrize(
+    ("path", "raw"),
+    [
+        ("/v1/models", b"/v1/%6dodels"),
+        ("/v1/models", b"/%76%31/models"),
+        ("/v1/models", b"/v1%2fmodels"),
+        ("/health", b"/x/..%2fhealth"),
+        ("/health", b"/v1/load_lora_adapter"),
+        (f"/mens/adapters/a@{ZEROS}", f"/mens/adapters/%61@{ZEROS}".encode()),
+        (f"/mens/adapters/../a@{ZEROS}", f"/mens/adapters/..%2fa@{ZEROS}".encode()),
+    ],
+)
+def test_paths_spelled_in_a_roundabout_way_are_closed(wall, inside, path, raw):
+    assert call(wall, "GET", path, raw=raw).status == 404
+    assert inside.scopes == []
+
+
+def test_mount_point_is_closed(wall):
+    assert call(wall, "GET", "/v1/models", root_path="/v1").status == 404
+
+
+def test_server_without_raw_path(wall):
+    assert call(wall, "GET", "/v1/models", raw_path=None).status == 200
+
+
+def test_web_socket_is_refused(wall, inside):
+    reply = call(wall, "GET", "/v1/realtime", type="websocket")
+    assert reply.messages == [{"type": "websocket.close", "code": 1008}]
+    assert inside.scopes == []
+
+
+def test_lifespan_passes(wall, inside):
+    asyncio.run(wall({"type": "lifespan"}, None, None))
+    assert inside.scopes == [{"type": "lifespan"}]
+
+
+def test_unknown_scope_goes_nowhere(wall, inside):
+    assert call_raw(wall, {"type": "gossip"}) == []
+    assert inside.scopes == []
+
+
+def call_raw(wall, scope):
+    sent = []
+
+    async def send(message):
+        sent.append(message)
+
+    asyncio.run(wall(scope, None, send))
+    return sent
+
+
+@pytest.mark.parametrize("at", ["@", "%40"])
+def test_sound_adapter(wall, lab, at):
+    adapter_id = lab.publish("sound", seed=21).adapter_id
+    reply = call(
+        wall, "GET", f"/mens/adapters/{adapter_id}", raw=f"/mens/adapters/{adapter_id}".replace("@", at).encode()
+    )
+    assert (reply.status, json.loads(reply.body)["id"]) == (200, adapter_id)
+
+
+def test_adapter_check_asks_for_the_key(wall):
+    assert call(wall, "GET", f"/mens/adapters/a@{ZEROS}", key=None).status == 401
+
+
+def test_refused_adapters_say_why(wall, lab):
+    wide = lab.publish("wide", rank=17).adapter_id
+    for adapter_id, status, code in [
+        (f"a@{ZEROS}", 404, "ADAPTER_NOT_FOUND"),
+        ("a", 400, "NAME_INVALID"),
+        (wide, 422, "ADAPTER_RANK_TOO_LARGE"),
+    ]:
+        reply = call(wall, "GET", f"/mens/adapters/{adapter_id}")
+        assert (reply.status, reply.error["code"]) == (status, code)
+        assert reply.error["remedy"]
+
+
+def test_a_fault_of_the_check_itself_is_no_verdict(inside):
+    def broken():
+        raise OSError("disk on fire")
+
+    reply = call(Wall(inside, KEY, broken), "GET", f"/mens/adapters/a@{ZEROS}")
+    assert (reply.status, reply.error["code"]) == (500, "INTERNAL_ERROR")
+    assert b"fire" not in reply.body
+
+
+def test_no_wall_without_settings(monkeypatch, inside):
+    from serving.runtime import process_settings
+    from shared.errors import InvalidRequest
+
+    process_settings.cache_clear()
+    monkeypatch.delenv("MENS_SERVING_BASE", raising=False)
+    with pytest.raises(InvalidRequest):
+        Wall(inside)

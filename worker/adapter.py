@@ -1,0 +1,122 @@
+"""Writes a v3 adapter: PEFT's two files and the manifest that names and digests them.
+
+The bytes depend on the weights and the plan alone (no time, no path, sorted JSON), so equal runs give equal digests.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import PeftModel, get_peft_model_state_dict
+from safetensors.torch import save_file
+from transformers import PreTrainedTokenizerBase
+
+from shared.digest import digest_file
+from shared.manifest import CONFIG_NAME, MANIFEST_NAME, WEIGHTS_NAME, AdapterManifest, ManifestQuant
+from shared.planner import ExecutionPlan
+
+LOGICAL_NAMES = {
+    "q_proj": "q",
+    "k_proj": "k",
+    "v_proj": "v",
+    "o_proj": "o",
+    "gate_proj": "gate",
+    "up_proj": "up",
+    "down_proj": "down",
+    "in_proj_qkv": "lin_qkv",
+    "in_proj_z": "lin_z",
+    "in_proj_b": "lin_b",
+    "in_proj_a": "lin_a",
+    "out_proj": "lin_o",
+}
+"""Module name → the original schema's short name; other modules keep their own."""
+
+_LAYER = re.compile(r"\.(?:layers|h)\.(\d+)\.")
+
+
+def save_adapter(
+    model: PeftModel, tokenizer: PreTrainedTokenizerBase, plan: ExecutionPlan, step: int, folder: Path
+) -> AdapterManifest:
+    """Write the adapter's three files into a folder and return the manifest."""
+    folder.mkdir(parents=True, exist_ok=True)
+    weights = {key: value.detach().float().cpu() for key, value in get_peft_model_state_dict(model).items()}
+    save_file(dict(sorted(_contiguous(weights).items())), folder / WEIGHTS_NAME, metadata={"format": "pt"})
+    config = _peft_config(model, plan.base.name)
+    (folder / CONFIG_NAME).write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+    manifest = _manifest(model, tokenizer, plan, step, base_key_map(weights), folder)
+    (folder / MANIFEST_NAME).write_bytes(manifest.to_bytes())
+    return manifest
+
+
+def base_key_map(peft_keys: Any) -> dict[str, str]:
+    """Logical name → base tensor key, in the order of the layers, from PEFT's own keys."""
+    stems = {key.removeprefix("base_model.model.").partition(".lora_")[0] for key in peft_keys}
+    return {logical_name(stem): f"{stem}.weight" for stem in sorted(stems, key=_layer_and_name)}
+
+
+def logical_name(module: str) -> str:
+    """``model.layers.3.self_attn.q_proj`` → ``l3.q``."""
+    name = module.rsplit(".", 1)[-1]
+    layer = _LAYER.search(module)
+    return f"l{layer[1]}.{LOGICAL_NAMES.get(name, name)}" if layer else module
+
+
+def template_digest(tokenizer: PreTrainedTokenizerBase) -> str:
+    """SHA-256 of the chat template's text."""
+    return hashlib.sha256(str(tokenizer.chat_template).encode()).hexdigest()
+
+
+def _contiguous(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {key: value.contiguous() for key, value in weights.items()}
+
+
+def _layer_and_name(module: str) -> tuple[int, str]:
+    layer = _LAYER.search(module)
+    return (int(layer[1]) if layer else -1), module
+
+
+def _peft_config(model: PeftModel, base_name: str) -> dict[str, Any]:
+    config: dict[str, Any] = model.peft_config["default"].to_dict()
+    config |= {"base_model_name_or_path": base_name, "inference_mode": True, "revision": None}
+    return {key: _plain(value) for key, value in config.items()}
+
+
+def _plain(value: Any) -> Any:
+    """JSON form of one of PEFT's config values; sets are sorted, because their own order differs from run to run."""
+    if isinstance(value, set | frozenset):
+        return sorted(value)
+    return getattr(value, "value", value)
+
+
+def _manifest(
+    model: PeftModel,
+    tokenizer: PreTrainedTokenizerBase,
+    plan: ExecutionPlan,
+    step: int,
+    keys: dict[str, str],
+    folder: Path,
+) -> AdapterManifest:
+    contract, config = plan.contract, model.config
+    return AdapterManifest(
+        adapter_method=contract.adapter.method,
+        quant=ManifestQuant(base_quant=contract.quant.base, double_quant=contract.quant.double_quant),
+        base_key_map=keys,
+        layer_order=list(keys),
+        vocab=config.vocab_size,
+        d_model=config.hidden_size,
+        rank=contract.adapter.rank,
+        alpha=contract.adapter.alpha,
+        base_model=plan.base.name,
+        provenance=contract.provenance if contract.provenance.model_fields_set else None,
+        name=plan.adapter_name,
+        base_digests=plan.base.digests,
+        contract_digest=plan.contract_digest,
+        template_digest=template_digest(tokenizer),
+        step=step,
+        files={name: digest_file(folder / name) for name in (WEIGHTS_NAME, CONFIG_NAME)},
+    )

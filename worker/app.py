@@ -1,0 +1,80 @@
+"""The Celery application: ``celery -A worker.app worker``. The entry point of the tier, so it reads the environment.
+
+A task runs in a thread and does nothing heavy itself: the engine is a child process. So the worker goes on answering the
+broker while a job trains, and one thread, one job and one GPU belong together.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+from typing import Any
+
+from celery.signals import beat_embedded_init, setup_logging, worker_shutting_down
+
+from shared.queue import CONTROL_QUEUE, JOBS_QUEUE, RUN_JOB, SWEEP, Doorbell, make_celery
+from worker.process import die_with_parent
+from worker.run import Worker, make_worker
+from worker.settings import WorkerSettings
+
+settings = WorkerSettings()
+app = make_celery(settings.broker_url)
+app.conf.update(
+    worker_pool="threads",
+    worker_concurrency=1,
+    worker_disable_prefetch=True,
+    worker_send_task_events=False,
+    worker_cancel_long_running_tasks_on_connection_loss=False,
+    beat_schedule={
+        "sweep": {"task": SWEEP, "schedule": settings.sweep_seconds, "options": {"expires": settings.sweep_seconds}}
+    },
+)
+
+
+@functools.cache
+def worker() -> Worker:
+    """The process's one worker, made on first use."""
+    return make_worker(settings, Doorbell(app))
+
+
+@app.task(name=RUN_JOB)
+def run_job(job_id: str) -> None:
+    """Answer a doorbell."""
+    worker().run_job(job_id)
+
+
+@app.task(name=SWEEP)
+def sweep() -> None:
+    """Take back expired leases; ring for jobs that nobody is being rung for."""
+    if pending_bells() == 0:
+        worker().sweep()
+    else:
+        worker().ledger.sweep()
+
+
+def pending_bells() -> int:
+    """Bells that no worker has taken yet. While there are some, ringing again would only pile up more."""
+    with app.connection_for_read() as connection, connection.channel() as channel:
+        return int(channel.queue_declare(JOBS_QUEUE, passive=False).message_count)
+
+
+@worker_shutting_down.connect  # type: ignore[untyped-decorator]
+def give_jobs_back(**_: Any) -> None:
+    """On a warm shutdown the running job writes a checkpoint and goes back to the queue."""
+    worker().stopping.set()
+
+
+@beat_embedded_init.connect  # type: ignore[untyped-decorator]
+def beat_dies_with_worker(**_: Any) -> None:
+    """The embedded beat is a process of its own; it must not outlive the worker that started it."""
+    die_with_parent(os.getppid())
+
+
+@setup_logging.connect  # type: ignore[untyped-decorator]
+def log_plainly(**_: Any) -> None:
+    """One line per record on stderr, nothing coloured, nothing redirected."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+
+
+__all__ = ["CONTROL_QUEUE", "JOBS_QUEUE", "app"]

@@ -1,0 +1,50 @@
+"""Keeps a job's lease alive from a thread of its own, and passes on what comes back: a request to stop, or its loss."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from types import TracebackType
+from typing import Literal
+
+from shared.errors import LeaseLost, Unavailable
+from shared.lease import Lease, LeaseLedger
+
+logger = logging.getLogger(__name__)
+
+
+class LeaseKeeper:
+    """Context manager: heartbeats while its block runs.
+
+    Attributes:
+        lost: another attempt owns the job; stop the engine, write nothing.
+        requested: what the job's owner asked for, as of the last heartbeat.
+    """
+
+    def __init__(self, ledger: LeaseLedger, lease: Lease, every_seconds: float) -> None:
+        self._ledger = ledger
+        self._lease = lease
+        self._every = every_seconds
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._keep, name=f"lease-{lease.job.id}", daemon=True)
+        self.lost: LeaseLost | None = None
+        self.requested: Literal["cancel", "pause"] | None = lease.job.requested
+
+    def __enter__(self) -> LeaseKeeper:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._done.set()
+        self._thread.join()
+
+    def _keep(self) -> None:
+        while not self._done.wait(self._every) and self.lost is None:
+            try:
+                self.requested = self._ledger.heartbeat(self._lease)
+            except LeaseLost as error:
+                self.lost = error
+            except Unavailable as error:  # the lease outlives a short absence of the database
+                logger.warning("no heartbeat for %s: %s", self._lease.job.id, error)

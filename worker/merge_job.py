@@ -1,0 +1,51 @@
+"""The merge job: fetch the adapter, merge in a child process, store the model folder, finish."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from shared.jobstate import Stage
+from shared.manifest import CONFIG_NAME, MANIFEST_NAME, WEIGHTS_NAME
+from shared.model_manifest import MODEL_MANIFEST_NAME
+from shared.planner import MergeInputs, MergePlan, MergeRun
+from worker.attempt import Attempt
+from worker.engine import Engine
+from worker.rundir import MODEL_FOLDER, PLAN_NAME, SUMMARY_NAME, read_json
+
+ENGINE = "worker.merge"
+
+
+def run_merge(attempt: Attempt) -> None:
+    """Run a merge attempt from claim to success.
+
+    Raises:
+        MensError: the attempt failed, with its code. LeaseLost, Stopped: see `worker/attempt.py`.
+    """
+    plan = MergePlan.model_validate(attempt.lease.job.plan)
+    attempt.enter(Stage.PREFLIGHT, f"Checking {plan.adapter_id} and its base {plan.base.name}.")
+    inputs = MergeInputs(base=str(attempt.locate_base(plan.base)), adapter=str(fetch_adapter(attempt, plan)))
+    (attempt.run_dir / PLAN_NAME).write_text(MergeRun(plan=plan, inputs=inputs).model_dump_json(indent=2))
+    attempt.heed()
+    attempt.enter(Stage.MERGING, "Merging the adapter into its base.")
+    attempt.follow(Engine(ENGINE, attempt.run_dir, threads=attempt.settings.trainer_threads))
+    store_model(attempt)
+
+
+def fetch_adapter(attempt: Attempt, plan: MergePlan) -> Path:
+    """A private copy of the adapter; the engine verifies it before it reads a weight."""
+    folder = attempt.run_dir / "adapter"
+    folder.mkdir(parents=True, exist_ok=True)
+    names = [WEIGHTS_NAME, CONFIG_NAME, MANIFEST_NAME]
+    attempt.storage.fetch_folder("adapters", plan.adapter_digest, names, folder)
+    return folder
+
+
+def store_model(attempt: Attempt) -> None:
+    """Store the merged folder under its manifest's digest, then succeed."""
+    summary = read_json(attempt.run_dir / SUMMARY_NAME) or {}
+    digest = summary["model_digest"]
+    folder = attempt.run_dir / MODEL_FOLDER
+    attempt.storage.put_folder("models", digest, folder, summary["files"], MODEL_MANIFEST_NAME)
+    result = {"model_digest": digest, "adapter_id": summary["adapter_id"], "files": summary["files"]}
+    attempt.report()
+    attempt.ledger.finish(attempt.lease, result)

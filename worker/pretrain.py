@@ -1,0 +1,198 @@
+"""A tiny chat base model made from nothing, in seconds, on one CPU thread.
+
+    python -m worker.pretrain OUT_DIR [--corpus FILE] [--family qwen3|llama] [--steps N] [--seed 0]
+
+A LoRA adapter moves the hidden states of a frozen model; it cannot teach the frozen embedding what a word means.
+So even the smallest base must be pretrained on every word that an adapter will later have to say. The folder that is
+written is an ordinary Hugging Face model folder: transformers, peft and vLLM read it like any other.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from torch.nn.utils import clip_grad_norm_
+from torch.nn.utils.rnn import pad_sequence
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedModel, PreTrainedTokenizerFast
+
+from worker.schedule import learning_rate
+
+Family = Literal["qwen3", "llama"]
+Document = list[int]
+
+END_OF_TEXT, TURN_START, TURN_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
+VOCAB_SIZE, MAX_POSITIONS = 2048, 1024
+BATCH_DOCUMENTS = 16
+PEAK_LEARNING_RATE = 3e-3
+WARMUP_FRACTION = 0.05
+# The usual 0.02 suits wide models; 128 units would start with logits so flat that a hundred steps are lost.
+INITIALIZER_RANGE = 0.12
+IGNORED_LABEL = -100
+
+# `generation` marks what the assistant says, its end token included: these tokens, and no others, become labels.
+CHAT_TEMPLATE = """\
+{%- for message in messages %}
+{%- if message['role'] not in ['system', 'user', 'assistant'] %}
+{{- raise_exception('a turn is by system, user or assistant, not by ' + message['role']) }}
+{%- endif %}
+{{- '<|im_start|>' + message['role'] + '\\n' }}
+{%- if message['role'] == 'assistant' %}
+{%- generation %}{{- message['content'] + '<|im_end|>' }}{% endgeneration %}
+{%- else %}{{- message['content'] + '<|im_end|>' }}{% endif %}
+{{- '\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{% endif %}
+"""
+
+
+def build_base(out: Path, corpus: Path, family: Family = "qwen3", steps: int = 250, seed: int = 0) -> None:
+    """Write the model folder `out`, which must not exist yet; it appears complete or not at all.
+
+    The same corpus, family, steps and seed give the same bytes again on the same machine and library versions.
+    """
+    if out.exists():
+        raise FileExistsError(f"{out} exists already; a base model is never overwritten")
+    torch.set_num_threads(1)  # sums in another order are other bytes; and tiny matrices are slower on two threads
+    torch.manual_seed(seed)
+    rows = read_corpus(corpus)
+    tokenizer = train_tokenizer(rows)
+    model = new_model(family, tokenizer)
+    pretrain(model, encode_corpus(rows, tokenizer), steps, seed)
+    _save(out, model, tokenizer)
+
+
+def read_corpus(path: Path) -> list[dict[str, Any]]:
+    """Return the rows of a JSONL corpus, each `{"text": str}` or `{"messages": [{"role", "content"}, …]}`."""
+    rows: list[dict[str, Any]] = [json.loads(line) for line in path.read_bytes().splitlines()]
+    for number, row in enumerate(rows, start=1):
+        if ("text" in row) == ("messages" in row):
+            raise ValueError(f"{path.name}, line {number}: a row has either `text` or `messages`")
+    return rows
+
+
+def train_tokenizer(rows: Sequence[dict[str, Any]]) -> PreTrainedTokenizerFast:
+    """Train a byte-level BPE of at most VOCAB_SIZE tokens on `rows`; every text survives encode and decode."""
+    bpe = Tokenizer(models.BPE())
+    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bpe.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCAB_SIZE,
+        special_tokens=[END_OF_TEXT, TURN_START, TURN_END],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    bpe.train_from_iterator((text for row in rows for text in _texts(row)), trainer)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=bpe,
+        eos_token=TURN_END,
+        pad_token=END_OF_TEXT,
+        additional_special_tokens=[TURN_START],
+        chat_template=CHAT_TEMPLATE,
+        model_max_length=MAX_POSITIONS,
+    )
+
+
+def _texts(row: dict[str, Any]) -> list[str]:
+    if "text" in row:
+        return [row["text"]]
+    return [f"{message['role']}\n{message['content']}" for message in row["messages"]]
+
+
+def encode_corpus(rows: Sequence[dict[str, Any]], tokenizer: PreTrainedTokenizerFast) -> list[Document]:
+    """Return one list of token ids per row, at most MAX_POSITIONS long; each starts a sequence of its own."""
+    render = tokenizer.apply_chat_template
+    texts = [row["text"] + END_OF_TEXT if "text" in row else render(row["messages"], tokenize=False) for row in rows]
+    return [tokenizer.encode(text)[:MAX_POSITIONS] for text in texts]
+
+
+def new_model(family: Family, tokenizer: PreTrainedTokenizerFast) -> PreTrainedModel:
+    """Return a randomly initialised fp32 causal language model of about one million parameters."""
+    config = AutoConfig.for_model(
+        family,
+        vocab_size=VOCAB_SIZE,
+        hidden_size=128,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=32,  # the smallest that vLLM's CPU attention takes
+        intermediate_size=384,
+        max_position_embeddings=MAX_POSITIONS,
+        tie_word_embeddings=True,
+        initializer_range=INITIALIZER_RANGE,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    return model
+
+
+def pretrain(model: PreTrainedModel, documents: Sequence[Document], steps: int, seed: int) -> None:
+    """Train every weight of `model` for `steps` optimizer steps on next-token prediction over `documents`."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=PEAK_LEARNING_RATE, betas=(0.9, 0.95), weight_decay=0.01)
+    batches = _batches(documents, random.Random(seed))
+    model.train()
+    for step in range(steps):
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(step, steps, PEAK_LEARNING_RATE, round(WARMUP_FRACTION * steps))
+        input_ids, labels = next(batches)
+        loss = model(input_ids=input_ids, labels=labels, use_cache=False).loss
+        loss.backward()
+        clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        if (step + 1) % 50 == 0 or step + 1 == steps:
+            print(f"step {step + 1}/{steps} loss {loss.item():.2f}", flush=True)
+    model.eval()
+
+
+def _batches(documents: Sequence[Document], rng: random.Random) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Yield (input ids, labels), both [batch, time], for ever; documents of like length share a batch."""
+    while True:
+        # The jitter changes who sits together from epoch to epoch, at the price of a little padding.
+        order = sorted(documents, key=lambda document: len(document) + rng.uniform(0, 8))
+        groups = [order[i : i + BATCH_DOCUMENTS] for i in range(0, len(order), BATCH_DOCUMENTS)]
+        rng.shuffle(groups)
+        for group in groups:
+            # Right padding needs no attention mask: under causal attention no real token sees what follows it.
+            rows = [torch.tensor(document) for document in group]
+            yield pad_sequence(rows, True), pad_sequence(rows, True, padding_value=IGNORED_LABEL)
+
+
+def _save(out: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> None:
+    """Write beside `out` and rename, so that nobody ever sees half a model."""
+    ends = [tokenizer.eos_token_id, tokenizer.pad_token_id]
+    model.generation_config = GenerationConfig(eos_token_id=ends, pad_token_id=tokenizer.pad_token_id)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    partial = out.with_name(f".{out.name}.{os.getpid()}.partial")
+    try:
+        model.save_pretrained(partial)
+        tokenizer.save_pretrained(partial)
+        for file in partial.iterdir():
+            file.chmod(0o644)  # safetensors writes 0600, and the server may be another user than the worker
+        os.rename(partial, out)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Build a tiny chat base model.")
+    parser.add_argument("out", type=Path, metavar="OUT_DIR", help="folder to create")
+    parser.add_argument("--corpus", type=Path, default=Path("examples/base_corpus.jsonl"))
+    parser.add_argument("--family", choices=["qwen3", "llama"], default="qwen3")
+    parser.add_argument("--steps", type=int, default=250, help="optimizer steps")
+    parser.add_argument("--seed", type=int, default=0)
+    build_base(**vars(parser.parse_args()))
+
+
+if __name__ == "__main__":
+    main()

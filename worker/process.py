@@ -1,0 +1,103 @@
+"""What the engine's process and the worker that starts it have agreed on: exit codes, signals, and dying together."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+
+from shared.errors import Code, JobFailed, MensError
+from worker.rundir import ERROR_NAME, write_json
+
+EXIT_FAILED = 3
+"""The engine failed with a coded error, written to ``error.json``."""
+EXIT_PAUSED = 10
+"""The engine wrote a checkpoint and stopped because it was asked to."""
+EXIT_CANCELLED = 11
+"""The engine stopped because it was asked to; nothing more was written."""
+
+PAUSE_SIGNAL = signal.SIGUSR1
+CANCEL_SIGNAL = signal.SIGTERM
+
+PARENT_VARIABLE = "MENS_PARENT_PID"
+
+_PR_SET_PDEATHSIG = 1
+
+
+class StopRequested(Exception):
+    """Raised between two steps, once the process was asked to stop."""
+
+    def __init__(self, exit_code: int) -> None:
+        super().__init__(exit_code)
+        self.exit_code = exit_code
+
+
+class StopSignals:
+    """Remembers the signals of the worker, so that the loop can stop between two steps and never inside one."""
+
+    def __init__(self) -> None:
+        self._exit_code: int | None = None
+        signal.signal(PAUSE_SIGNAL, self._note)
+        signal.signal(CANCEL_SIGNAL, self._note)
+        signal.signal(signal.SIGINT, self._note)
+
+    @property
+    def pause_requested(self) -> bool:
+        return self._exit_code == EXIT_PAUSED
+
+    @property
+    def cancel_requested(self) -> bool:
+        return self._exit_code == EXIT_CANCELLED
+
+    def _note(self, number: int, _frame: FrameType | None) -> None:
+        if self._exit_code != EXIT_CANCELLED:  # a cancel outranks a pause
+            self._exit_code = EXIT_CANCELLED if number == CANCEL_SIGNAL else EXIT_PAUSED
+
+
+def die_with_parent(parent: int | None = None) -> None:
+    """Ask the kernel to kill this process when the one that started it dies, even by kill -9 (Linux).
+
+    Args:
+        parent: pid of the starter; by default the one in ``MENS_PARENT_PID``. If it has died before this call, this
+            process ends at once. Without either (the engine run by hand) nothing happens.
+    """
+    expected = parent or int(os.environ.get(PARENT_VARIABLE, "0"))
+    if not expected or not sys.platform.startswith("linux"):
+        return
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != expected:
+        os._exit(EXIT_CANCELLED)
+
+
+def run_engine(work: Callable[[], None], run_dir: Path) -> int:
+    """Run an engine's work and turn however it ends into an exit code and, on failure, an ``error.json``."""
+    try:
+        work()
+    except StopRequested as stop:
+        return stop.exit_code
+    except MensError as error:
+        return _fail(run_dir, error)
+    except Exception as error:
+        if "out of memory" not in str(error).lower():
+            raise
+        return _fail(run_dir, out_of_memory(str(error)))
+    return 0
+
+
+def out_of_memory(reason: str) -> JobFailed:
+    """The coded form of an allocator's complaint."""
+    return JobFailed(
+        Code.OUT_OF_MEMORY,
+        f"The device ran out of memory: {reason.splitlines()[0]}",
+        remedy="Halve exec.batch_size and double exec.grad_accum, or lower exec.seq_len or adapter.rank.",
+    )
+
+
+def _fail(run_dir: Path, error: MensError) -> int:
+    write_json(run_dir / ERROR_NAME, error.as_dict())
+    print(f"error: {error}", file=sys.stderr)
+    return EXIT_FAILED

@@ -1,0 +1,70 @@
+"""From the engine's telemetry to the ledger's events and progress: what people see while a job runs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from shared.job import NewEvent
+
+MAX_METRIC_EVENTS = 200
+"""About as many step events as a job keeps, however many steps it has; progress itself is always current."""
+
+PROGRESS_FIELDS = {
+    "step": "step",
+    "total_steps": "total_steps",
+    "epoch": "epoch",
+    "loss": "loss",
+    "token_accuracy": "token_accuracy",
+    "learning_rate": "learning_rate",
+    "tokens_per_sec": "tokens_per_second",
+    "eta_seconds_remaining": "eta_seconds",
+    "progress_fraction": "fraction",
+}
+
+
+def to_events(telemetry: list[dict[str, Any]]) -> list[NewEvent]:
+    """Ledger events for a piece of telemetry."""
+    events = (_event(line["event"], line["payload"]) for line in telemetry)
+    return [event for event in events if event]
+
+
+def to_progress(telemetry: list[dict[str, Any]]) -> dict[str, Any]:
+    """The newest progress in a piece of telemetry; empty when it holds no step."""
+    steps = [line["payload"] for line in telemetry if line["event"] == "step"]
+    return {ours: steps[-1][theirs] for theirs, ours in PROGRESS_FIELDS.items()} if steps else {}
+
+
+def _event(kind: str, payload: dict[str, Any]) -> NewEvent | None:
+    match kind:
+        case "train_start":
+            return NewEvent(message=_start_message(payload), data=payload)
+        case "step" if _shown(payload["step"], payload["total_steps"]):
+            return _step_event(payload)
+        case "validation":
+            message = f"Step {payload['step']}: validation loss={payload['val_loss']:.4f}"
+            return NewEvent(type="metrics", message=message, data=payload)
+        case "checkpoint":
+            return NewEvent(message=f"Checkpoint at step {payload['step']}.", data=payload)
+        case "train_complete":
+            return NewEvent(message=f"Training complete after {payload['global_step']} steps.", data=payload)
+    return None
+
+
+def _start_message(payload: dict[str, Any]) -> str:
+    resumed = payload["resumed_from_step"]
+    total, device = payload["planned_optimizer_steps_total"], payload["compute_device"]
+    if resumed:
+        return f"Training resumed from the checkpoint of step {resumed}: {total} steps on {device}."
+    return f"Training started: {payload['pairs_loaded']} rows, {total} steps on {device}."
+
+
+def _step_event(payload: dict[str, Any]) -> NewEvent:
+    loss = "not finite" if payload["loss"] is None else f"{payload['loss']:.4f}"
+    message = f"Step {payload['step']}/{payload['total_steps']}: training loss={loss}"
+    data = {"step": payload["step"], "train_loss": payload["loss"], "total_steps": payload["total_steps"]}
+    data["train_mean_token_accuracy"] = payload["token_accuracy"]
+    return NewEvent(level="info" if payload["loss"] is not None else "warn", type="metrics", message=message, data=data)
+
+
+def _shown(step: int, total: int) -> bool:
+    return step == 1 or step == total or step % max(1, total // MAX_METRIC_EVENTS) == 0

@@ -1,0 +1,45 @@
+"""The run folder: what the engine writes there and the worker reads, by name. No torch, no queue.
+
+    plan.json  telemetry.jsonl  engine.log  error.json          while it runs
+    checkpoints/step-…/                                          to go on from
+    adapter/ (or model/)  probes.json  metrics.csv               what was made
+    training_manifest.json  run_summary.json                     the summary is written last and marks a complete run
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+PLAN_NAME = "plan.json"
+TELEMETRY_NAME = "telemetry.jsonl"
+LOG_NAME = "engine.log"
+ERROR_NAME = "error.json"
+CHECKPOINTS_FOLDER = "checkpoints"
+ADAPTER_FOLDER = "adapter"
+MODEL_FOLDER = "model"
+PROBES_NAME = "probes.json"
+METRICS_NAME = "metrics.csv"
+TRAINING_MANIFEST_NAME = "training_manifest.json"
+SUMMARY_NAME = "run_summary.json"
+
+
+def write_json(path: Path, value: object) -> None:
+    """Write JSON in one step: the file is there whole or not at all."""
+    temporary = path.with_name(path.name + ".tmp")
+    temporary.write_text(json.dumps(value, indent=2, sort_keys=True) + "\n")
+    temporary.replace(path)
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """A JSON object that another process wrote, or None while it is not there."""
+    if not path.is_file():
+        return None
+    value: dict[str, Any] = json.loads(path.read_text())
+    return value
+
+
+def list_checkpoints(run_dir: Path) -> list[Path]:
+    """Complete checkpoints of a run folder, oldest first."""
+    return sorted((run_dir / CHECKPOINTS_FOLDER).glob("step-*"))
