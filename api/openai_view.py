@@ -112,14 +112,14 @@ def event_seq(event_id: str | None) -> int | None:
     return int(match[1])
 
 
-def checkpoint_view(adapter: Adapter) -> FineTuningCheckpoint:
+def checkpoint_view(adapter: Adapter, job_id: str) -> FineTuningCheckpoint:
     """A stored checkpoint in OpenAI's shape; its model id can be asked like any other."""
     names = {"train_accuracy": "train_mean_token_accuracy"}
     return FineTuningCheckpoint(
         id=f"{CHECKPOINT_PREFIX}{adapter.digest[:24]}",
         created_at=_seconds(adapter.created_at),
         fine_tuned_model_checkpoint=adapter.id,
-        fine_tuning_job_id=adapter.job_id,
+        fine_tuning_job_id=job_id,
         step_number=adapter.step,
         metrics={names.get(name, name): value for name, value in adapter.metrics.items()},
     )

@@ -73,13 +73,14 @@ def _device_options(settings: ServingSettings) -> dict[str, object]:
     return {
         "dtype": settings.serving_dtype or "float32",
         "kv-cache-memory-bytes": settings.serving_kv_cache_bytes or CPU_KV_CACHE_BYTES,
-        # No worker process beside the engine's: a third less memory and start time.
         "distributed-executor-backend": "uni",
     }
 
 
 def _cpu_env(settings: ServingSettings) -> dict[str, str]:
     return {
+        # Else vLLM turns the executor "uni" into "mp": a worker process more, with its memory and start time.
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         # Bound threads stall for many seconds when training runs on the same cores.
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "OMP_NUM_THREADS": str(settings.serving_cpu_threads),

@@ -170,9 +170,10 @@ def contract_digest(contract: FineTuneContract, content: dict[str, str]) -> str:
 
     Args:
         contract: the contract; shards count as a set, so their order does not matter.
-        content: content hashes by role, e.g. ``{"train_file": sha256, "base": base digest}``.
+        content: content hashes by role, e.g. ``{"train_file": sha256, "base": base digest}``. They stand for the file
+            ids, which differ from one installation to the next.
     """
-    fields: dict[str, Any] = contract.model_dump(mode="json")
+    fields: dict[str, Any] = contract.model_dump(mode="json", exclude={"data": {"train_file", "validation_file"}})
     fields["model"]["weight_shards"] = sorted(fields["model"]["weight_shards"] or [])
     return digest_json({"contract": fields, "content": content})
 

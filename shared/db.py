@@ -57,6 +57,13 @@ class Database:
         moment: datetime = session.execute(text("SELECT clock_timestamp()")).scalar_one()
         return moment
 
+    def ping(self) -> None:
+        """Raises:
+        Unavailable: ``DATABASE_UNAVAILABLE``.
+        """
+        with self.read() as session:
+            session.execute(text("SELECT 1"))
+
     def close(self) -> None:
         """Close every pooled connection."""
         self.engine.dispose()

@@ -112,7 +112,7 @@ class LeaseLedger:
             if alias and final:
                 move_alias(session, alias, final)
             stored = [add_file(session, f.filename, "fine-tune-results", f.bytes, f.sha256).id for f in files or []]
-            row.result = {**result, "result_files": stored}
+            row.result = {**result, "result_files": stored, "adapters": [adapter.id for adapter in adapters or []]}
             move(session, row, Verb.FINISH, now, NewEvent(message=_success(final, alias), data=result))
             return Job.model_validate(row)
 

@@ -149,11 +149,11 @@ class Registry:
                 )
             return Adapter.model_validate(row)
 
-    def adapters(self, *, job_id: str | None = None, published_only: bool = False) -> list[Adapter]:
-        """Adapters, newest first; those of one job are its checkpoints and its result."""
+    def adapters(self, *, ids: list[str] | None = None, published_only: bool = False) -> list[Adapter]:
+        """Adapters, newest first: all of them, or those with the given ids."""
         query = select(AdapterRow).order_by(AdapterRow.created_at.desc(), AdapterRow.step.desc())
-        if job_id:
-            query = query.where(AdapterRow.job_id == job_id)
+        if ids is not None:
+            query = query.where(AdapterRow.id.in_(ids))
         if published_only:
             query = query.where(AdapterRow.published)
         with self._db.read() as session:

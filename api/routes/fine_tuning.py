@@ -9,8 +9,9 @@ from fastapi import APIRouter, Header, Request
 from api.openai_types import CreateFineTuningJob, FineTuningCheckpoint, FineTuningEvent, FineTuningJob
 from api.openai_view import CHECKPOINT_PREFIX, checkpoint_view, event_seq, event_view, job_view, to_contract
 from api.pages import After, Limit, Page, page_of
-from api.services import ServicesDep
+from api.services import Services, ServicesDep
 from api.submission import submit_finetune
+from shared.errors import Code, NotFound
 from shared.job import Job, Kind
 
 router = APIRouter(prefix="/v1/fine_tuning/jobs", tags=["fine-tuning (OpenAI)"])
@@ -88,18 +89,25 @@ def list_checkpoints(
     job_id: str, services: ServicesDep, after: After = None, limit: Limit = 10
 ) -> Page[FineTuningCheckpoint]:
     """Checkpoints of a job, newest first; each one's model id can be used as ``model``."""
-    _finetune_job(services, job_id)
-    views = [checkpoint_view(adapter) for adapter in services.registry.adapters(job_id=job_id)]
+    job = _finetune_job(services, job_id)
+    adapters = services.registry.adapters(ids=job.result.get("adapters", []))
+    views = [checkpoint_view(adapter, job_id) for adapter in adapters]
     ids = [view.id for view in views]
     start = ids.index(after) + 1 if after and after.startswith(CHECKPOINT_PREFIX) and after in ids else 0
     return page_of(views[start : start + limit + 1], limit)
 
 
-def _finetune_job(services: ServicesDep, job_id: str) -> Job:
-    return services.ledger.get(job_id)
+def _finetune_job(services: Services, job_id: str) -> Job:
+    """The job, if it is of the one kind that OpenAI knows."""
+    job = services.ledger.get(job_id)
+    if job.kind is not Kind.FINETUNE:
+        raise NotFound(
+            Code.JOB_NOT_FOUND, f"{job_id} is a {job.kind} job.", remedy=f"Look at it with GET /v1/jobs/{job_id}."
+        )
+    return job
 
 
-def _count_rows(services: ServicesDep, file_id: str) -> int:
+def _count_rows(services: Services, file_id: str) -> int:
     """Lines of the training file; the ``auto`` rules need no more than their number."""
     file = services.registry.file(file_id)
     with services.storage.open_blob(file.sha256).open("rb") as lines:

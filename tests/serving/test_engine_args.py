@@ -91,6 +91,7 @@ def test_environment_of_each_device():
     cuda = ServingSettings(serving_base="b", serving_key="secret", serving_device="cuda")
     assert engine_env(cuda, "d1") == COMMON_ENV
     assert engine_env(cpu, "d1") == COMMON_ENV | {
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "OMP_NUM_THREADS": "2",
     }

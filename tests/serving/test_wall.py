@@ -168,7 +168,8 @@ def test_everything_else_is_closed(wall, inside, method, path):
     ],
 )
 def test_paths_spelled_in_a_roundabout_way_are_closed(wall, inside, path, raw):
-    assert call(wall, "GET", path, raw=raw).status == 404
+    reply = call(wall, "GET", path, raw=raw)
+    assert (reply.status, reply.error["code"]) == (404, "ROUTE_NOT_FOUND")
     assert inside.scopes == []
 
 

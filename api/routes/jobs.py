@@ -1,0 +1,183 @@
+"""The native view of jobs: /v1/jobs, /v1/plans, /v1/contract/schema."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Annotated, Any, Literal
+
+import anyio
+from fastapi import APIRouter, Depends, Header, Query, Request, Response, status
+from fastapi.concurrency import run_in_threadpool
+from fastapi.sse import EventSourceResponse, ServerSentEvent
+from pydantic import BaseModel, ConfigDict, Field
+
+from api.openai_types import Metadata
+from api.openai_view import event_seq
+from api.pages import After, Limit, Page, page_of
+from api.services import Services, ServicesDep
+from api.submission import plan_contract, submit_finetune, submit_merge
+from shared.contract import FineTuneContract, MergeContract, Name
+from shared.job import Event, Job, Kind
+from shared.jobstate import FINAL
+from shared.planner import ExecutionPlan
+from shared.registry import Adapter
+
+router = APIRouter(prefix="/v1", tags=["jobs"])
+
+IdempotencyKey = Annotated[str | None, Header(alias="Idempotency-Key", min_length=1, max_length=255)]
+EVENTS_PER_POLL = 500
+
+
+class CreateFinetune(BaseModel):
+    """A fine-tune job by its full contract."""
+
+    model_config = ConfigDict(extra="forbid")
+    kind: Literal["finetune"] = "finetune"
+    contract: FineTuneContract
+    name: Name | None = Field(None, description="Left part of the adapter's id; exec.adapter_tag when null.")
+    metadata: Metadata = {}
+
+
+class CreateMerge(BaseModel):
+    """A merge job."""
+
+    model_config = ConfigDict(extra="forbid")
+    kind: Literal["merge"]
+    contract: MergeContract
+    metadata: Metadata = {}
+
+
+class PlanRequest(BaseModel):
+    """A dry run of a fine-tune contract."""
+
+    model_config = ConfigDict(extra="forbid")
+    contract: FineTuneContract
+    name: Name | None = None
+
+
+class PlanAnswer(BaseModel):
+    """The plan that the contract would get."""
+
+    plan: ExecutionPlan
+    plan_digest: str
+
+
+class JobAnswer(Job):
+    """A job, with its events when they were asked for."""
+
+    events: list[Event] | None = None
+
+
+@router.post("/jobs", status_code=status.HTTP_201_CREATED)
+def create_job(
+    body: Annotated[CreateFinetune | CreateMerge, Field(discriminator="kind")],
+    services: ServicesDep,
+    idempotency_key: IdempotencyKey = None,
+) -> Job:
+    """Create a job from its contract. With an Idempotency-Key a repeated request gives the same job."""
+    if isinstance(body, CreateMerge):
+        return submit_merge(services, body.contract, labels=body.metadata, idempotency_key=idempotency_key)
+    return submit_finetune(
+        services, body.contract, name=body.name, labels=body.metadata, idempotency_key=idempotency_key
+    )
+
+
+@router.post("/plans")
+def plan(body: PlanRequest, services: ServicesDep) -> PlanAnswer:
+    """Dry run: everything a submission checks, and the plan it would store; nothing is written."""
+    planned = plan_contract(services, body.contract, body.name)
+    return PlanAnswer(plan=planned, plan_digest=planned.digest)
+
+
+@router.get("/contract/schema")
+def contract_schema() -> dict[str, Any]:
+    """JSON Schema of the fine-tune contract."""
+    return FineTuneContract.model_json_schema()
+
+
+@router.get("/jobs")
+def list_jobs(
+    services: ServicesDep, after: After = None, limit: Limit = 20, kind: Annotated[Kind | None, Query()] = None
+) -> Page[Job]:
+    """Jobs of every kind, newest first."""
+    return page_of(services.ledger.list(after=after, limit=limit, kind=kind), limit)
+
+
+@router.get("/jobs/{job_id}", response_model=JobAnswer, responses={304: {"description": "Not changed."}})
+def retrieve_job(
+    job_id: str,
+    services: ServicesDep,
+    response: Response,
+    if_none_match: Annotated[str | None, Header()] = None,
+    after: Annotated[str | None, Query(description="Also return events after this one (an id or seq; 0 for all).")] = None,
+) -> Any:
+    """One job. Poll it with If-None-Match: an unchanged job is a 304 without a body."""
+    job = services.ledger.get(job_id)
+    etag = f'W/"{job.version}"'
+    if if_none_match == etag:
+        return Response(status_code=status.HTTP_304_NOT_MODIFIED, headers={"ETag": etag})
+    response.headers["ETag"] = etag
+    cursor = event_seq(after)
+    events = None if cursor is None else services.ledger.events(job_id, after=cursor, limit=EVENTS_PER_POLL)
+    return JobAnswer(**job.model_dump(), events=events)
+
+
+@router.post("/jobs/{job_id}/cancel")
+def cancel_job(job_id: str, services: ServicesDep) -> Job:
+    """Cancel a job; one that is running stops after the step at hand."""
+    return services.ledger.cancel(job_id)
+
+
+@router.post("/jobs/{job_id}/pause")
+def pause_job(job_id: str, services: ServicesDep) -> Job:
+    """Pause a job; one that is running first writes a checkpoint."""
+    return services.ledger.pause(job_id)
+
+
+@router.post("/jobs/{job_id}/resume")
+def resume_job(job_id: str, services: ServicesDep) -> Job:
+    """Resume a paused job from its checkpoint."""
+    job = services.ledger.resume(job_id)
+    services.doorbell.ring(job.id)
+    return job
+
+
+@router.get("/jobs/{job_id}/checkpoints")
+def list_checkpoints(job_id: str, services: ServicesDep) -> list[Adapter]:
+    """The job's stored checkpoints and its result, newest first."""
+    return services.registry.adapters(ids=services.ledger.get(job_id).result.get("adapters", []))
+
+
+def existing_job(job_id: str, services: ServicesDep) -> Job:
+    """The job, looked up before the stream begins, so that an unknown one is a 404."""
+    return services.ledger.get(job_id)
+
+
+@router.get("/jobs/{job_id}/events", response_class=EventSourceResponse)
+async def stream_events(
+    job: Annotated[Job, Depends(existing_job)],
+    services: ServicesDep,
+    request: Request,
+    last_event_id: Annotated[str | None, Header()] = None,
+    after: Annotated[str | None, Query(description="Start after this event.")] = None,
+) -> AsyncIterator[ServerSentEvent]:
+    """Events as server-sent events, from the beginning or after Last-Event-ID, until the job is over.
+
+    The last one, ``event: job``, carries the finished job.
+    """
+    cursor = event_seq(last_event_id or after) or 0
+    while not await request.is_disconnected():
+        current, events = await run_in_threadpool(_look, services, job.id, cursor)
+        for event in events:
+            cursor = event.seq
+            yield ServerSentEvent(data=event, event=event.type, id=str(event.seq))
+        if current.state in FINAL and len(events) < EVENTS_PER_POLL:
+            yield ServerSentEvent(data=current, event="job")
+            return
+        await anyio.sleep(services.settings.event_poll_seconds)
+
+
+def _look(services: Services, job_id: str, cursor: int) -> tuple[Job, list[Event]]:
+    """The job first, then its events: a job seen as final has all its events already."""
+    job = services.ledger.get(job_id)
+    return job, services.ledger.events(job_id, after=cursor, limit=EVENTS_PER_POLL)

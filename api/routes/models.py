@@ -1,0 +1,93 @@
+"""What can be asked: base models, adapters, aliases. OpenAI's /v1/models, and /v1/adapters and /v1/aliases of ours."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+from fastapi import APIRouter
+from pydantic import BaseModel, ConfigDict
+
+from api.openai_types import Model, ModelList
+from api.openai_view import ORGANIZATION
+from api.services import ServicesDep
+from shared.catalog import BaseModelEntry
+from shared.contract import Name
+from shared.errors import Code, NotFound
+from shared.registry import Adapter, Alias
+
+router = APIRouter(prefix="/v1", tags=["models"])
+
+
+class MoveAlias(BaseModel):
+    """Where an alias shall point."""
+
+    model_config = ConfigDict(extra="forbid")
+    adapter_id: str
+
+
+@router.get("/models")
+def list_models(services: ServicesDep) -> ModelList:
+    """Everything that ``model`` may say: bases, published adapters and their checkpoints, aliases."""
+    adapters = {adapter.id: adapter for adapter in services.registry.adapters(published_only=True)}
+    aliases = services.registry.aliases()
+    models = [_base_model(base) for base in services.catalog().bases]
+    models += [_alias_model(alias, adapters[alias.adapter_id]) for alias in aliases if alias.adapter_id in adapters]
+    return ModelList(data=[*models, *map(_adapter_model, adapters.values())])
+
+
+@router.get("/models/{model:path}")
+def retrieve_model(model: str, services: ServicesDep) -> Model:
+    """One model by the name that ``model`` would say."""
+    found = next((entry for entry in list_models(services).data if entry.id == model), None)
+    if found is None:
+        raise NotFound(
+            Code.MODEL_NOT_FOUND,
+            f"There is no model {model!r}.",
+            remedy="List what there is with GET /v1/models.",
+            param="model",
+        )
+    return found
+
+
+@router.get("/adapters")
+def list_adapters(services: ServicesDep) -> list[Adapter]:
+    """Stored adapters with manifests and certificates, newest first; unpublished ones too."""
+    return services.registry.adapters()
+
+
+@router.get("/adapters/{name}")
+def retrieve_adapter(name: str, services: ServicesDep) -> Adapter:
+    """One adapter by its id or an alias."""
+    return services.registry.adapter(name)
+
+
+@router.get("/aliases")
+def list_aliases(services: ServicesDep) -> list[Alias]:
+    """All aliases."""
+    return services.registry.aliases()
+
+
+@router.put("/aliases/{name}")
+def move_alias(name: Name, body: MoveAlias, services: ServicesDep) -> Alias:
+    """Point an alias to a published adapter; requests that come after this call get that adapter."""
+    bases = frozenset(base.name for base in services.catalog().bases)
+    return services.registry.move_alias(name, body.adapter_id, bases)
+
+
+def _base_model(base: BaseModelEntry) -> Model:
+    return Model(id=base.name, created=0, owned_by=ORGANIZATION, mens={"kind": "base", "digest": base.digest})
+
+
+def _adapter_model(adapter: Adapter) -> Model:
+    mens = {"kind": "adapter" if adapter.final else "checkpoint", "base_model": adapter.base_model}
+    mens |= {"job_id": adapter.job_id, "step": adapter.step}
+    return Model(id=adapter.id, created=_seconds(adapter.created_at), owned_by=ORGANIZATION, mens=mens)
+
+
+def _alias_model(alias: Alias, adapter: Adapter) -> Model:
+    mens = {"kind": "alias", "adapter_id": adapter.id, "base_model": adapter.base_model}
+    return Model(id=alias.name, created=_seconds(alias.moved_at), owned_by=ORGANIZATION, mens=mens)
+
+
+def _seconds(moment: datetime) -> int:
+    return int(moment.astimezone(UTC).timestamp())

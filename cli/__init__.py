@@ -1,0 +1,1 @@
+"""`mens`: a thin client of the REST API, plus `mens up` (everything on one machine). No torch at import time."""

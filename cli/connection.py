@@ -1,0 +1,92 @@
+"""Which installation the command line talks to, and the HTTP client for it.
+
+``MENS_API_URL`` and ``MENS_API_KEY`` win; else the connection file that ``mens up`` writes into the home folder.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import typer
+
+from shared.settings import Settings
+
+CONNECTION_NAME = "connection.json"
+TIMEOUT_SECONDS = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Connection:
+    """Address and key of an API."""
+
+    url: str
+    key: str
+
+    def save(self, home: Path) -> None:
+        """Write the connection file, readable by its owner alone."""
+        path = home / CONNECTION_NAME
+        path.touch(mode=0o600)
+        path.write_text(json.dumps(asdict(self), indent=2) + "\n")
+
+    def answers(self) -> bool:
+        """Whether an API answers there, and takes the key."""
+        try:
+            return self.client(timeout=3.0).get("/v1/models").status_code == 200
+        except httpx.HTTPError:
+            return False
+
+    def client(self, timeout: float = TIMEOUT_SECONDS) -> httpx.Client:
+        """An HTTP client that carries the key."""
+        return httpx.Client(base_url=self.url, headers={"Authorization": f"Bearer {self.key}"}, timeout=timeout)
+
+
+def saved_connection(home: Path) -> Connection | None:
+    """The connection that ``mens up`` left, if there is one."""
+    path = home / CONNECTION_NAME
+    return Connection(**json.loads(path.read_text())) if path.is_file() else None
+
+
+def connect() -> Connection:
+    """The connection of this command; ends the command with advice when there is none."""
+    saved = saved_connection(Settings().home)
+    url = os.environ.get("MENS_API_URL") or (saved.url if saved else None)
+    key = os.environ.get("MENS_API_KEY") or (saved.key if saved else None)
+    if not url or not key:
+        fail("no installation to talk to. Start one with `mens up`, or set MENS_API_URL and MENS_API_KEY.")
+    return Connection(url, key)
+
+
+def call(method: str, path: str, **request: Any) -> Any:
+    """One API call; ends the command with the API's own error, its code and its remedy."""
+    connection = connect()
+    try:
+        response = connection.client().request(method, path, **request)
+    except httpx.HTTPError as error:
+        fail(f"{connection.url} does not answer ({error or type(error).__name__}). Is `mens up` running?")
+    if response.is_error:
+        fail(describe_error(response))
+    return response.json()
+
+
+def describe_error(response: httpx.Response) -> str:
+    """The API's error as lines for a person: code, sentence, then each bad line of a file."""
+    try:
+        error = response.json()["error"]
+    except (ValueError, KeyError):
+        return f"{response.status_code}: {response.text[:300]}"
+    lines = [f"{error['code']}: {error['message']}"]
+    for fault in error.get("mens", {}).get("details", {}).get("errors", []):
+        where = f"line {fault['line']}" if "line" in fault else fault.get("param", "")
+        lines.append(f"  {where}: {fault['reason']}")
+    return "\n".join(lines)
+
+
+def fail(message: str) -> Any:
+    """End the command with an error on stderr and exit code 1."""
+    typer.secho(f"error: {message}", fg=typer.colors.RED, err=True)
+    raise typer.Exit(1)

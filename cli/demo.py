@@ -1,0 +1,113 @@
+"""``mens demo``: the whole loop, for real: a JSONL file becomes a tuned model that answers.
+
+It uses an installation that ``mens up`` runs, or starts one and stops it again. It succeeds only if the tuned model
+answers the three questions right and the base model does not.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import typer
+from openai import OpenAI
+from rich.console import Console
+from rich.table import Table
+
+from cli.connection import Connection, fail, saved_connection
+from cli.jobs import follow
+from cli.stack import Stack, StackFailed
+from cli.up import DEFAULT_BASE, ensure_base, start
+from shared.settings import Settings
+
+EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
+ALIAS = "support"
+HYPERPARAMETERS = {"n_epochs": 12, "batch_size": 8, "learning_rate_multiplier": 20}
+EXTRA = {"exec": {"seq_len": 128, "checkpoint_every": 84}, "artifact": {"alias": ALIAS}}
+
+console = Console()
+
+
+def demo() -> None:
+    """Run the whole loop: upload, tune, publish, and compare the answers of base and tuned model."""
+    signal.signal(signal.SIGTERM, _interrupt)
+    settings = Settings()
+    began = time.monotonic()
+    running = saved_connection(settings.home)
+    if running and running.answers():
+        console.print(f"using Mens at {running.url}")
+        right = run_loop(running)
+    else:
+        right = run_own_stack(settings)
+    console.print(f"the whole loop took {time.monotonic() - began:.0f} s")
+    if not right:
+        fail("the answers are not what they should be: the tuned model must be right and the base must not.")
+
+
+def run_own_stack(settings: Settings) -> bool:
+    """Start everything, run the loop, stop everything."""
+    ensure_base(settings, DEFAULT_BASE)
+    stack = Stack(settings.home, DEFAULT_BASE)
+    try:
+        start(stack, console)
+        return run_loop(stack.connection)
+    except StackFailed as error:
+        fail(str(error))
+        return False
+    finally:
+        stack.stop()
+
+
+def run_loop(connection: Connection) -> bool:
+    """Upload, tune and ask, through a stock OpenAI client; whether the answers are as they must be."""
+    client = OpenAI(base_url=f"{connection.url}/v1", api_key=connection.key)
+    files = {name: _upload(client, f"{name}.jsonl") for name in ("support", "support.validation")}
+    job = client.fine_tuning.jobs.create(
+        model=DEFAULT_BASE,
+        training_file=files["support"],
+        validation_file=files["support.validation"],
+        suffix=ALIAS,
+        method={"type": "supervised", "supervised": {"hyperparameters": HYPERPARAMETERS}},  # type: ignore[typeddict-item]
+        extra_body={"mens": EXTRA},
+    )
+    console.print(f"created the job {job.id}")
+    finished = follow(job.id, console, connection)
+    if finished["state"] != "succeeded":
+        error = finished["error"] or {"code": finished["state"], "message": "", "remedy": ""}
+        fail(f"{error['code']}: {error['message']} {error['remedy']}")
+    return compare(client, finished)
+
+
+def compare(client: OpenAI, job: dict[str, Any]) -> bool:
+    """Print what base and tuned model answer; whether the tuned one is right and the base is wrong throughout."""
+    adapter_id = job["result"]["adapter_id"]
+    table = Table("question", f"base: {DEFAULT_BASE}", f"tuned: {ALIAS}", show_lines=True)
+    right = True
+    for question in json.loads((EXAMPLES / "questions.json").read_text()):
+        base, tuned = (ask(client, model, question["question"]) for model in (DEFAULT_BASE, adapter_id))
+        right = right and question["expect"] in tuned and question["expect"] not in base
+        table.add_row(question["question"], base, tuned)
+    console.print(table)
+    console.print(f"adapter {adapter_id}", soft_wrap=True)
+    console.print(f"digest  {adapter_id.partition('@')[2]}   alias {ALIAS}", soft_wrap=True)
+    return right
+
+
+def ask(client: OpenAI, model: str, question: str) -> str:
+    """A model's greedy answer."""
+    answer = client.chat.completions.create(
+        model=model, messages=[{"role": "user", "content": question}], temperature=0, max_tokens=48
+    )
+    return (answer.choices[0].message.content or "").strip()
+
+
+def _upload(client: OpenAI, name: str) -> str:
+    with (EXAMPLES / name).open("rb") as file:
+        return client.files.create(file=file, purpose="fine-tune").id
+
+
+def _interrupt(_number: int, _frame: object) -> None:
+    raise typer.Exit(143)

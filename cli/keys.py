@@ -1,0 +1,51 @@
+"""``mens keys``: API keys. Works on the database itself, because the first key must come from somewhere."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from cli.connection import fail
+from shared.db import Database
+from shared.errors import MensError
+from shared.registry import Registry
+from shared.settings import Settings
+
+app = typer.Typer(no_args_is_help=True, help="API keys: create, list, revoke (on the machine that has the database).")
+
+
+def _registry() -> Registry:
+    return Registry(Database(Settings().database_url))
+
+
+@app.command("create")
+def create(name: Annotated[str, typer.Argument(help="Whose key it is, e.g. alice or ci.")]) -> None:
+    """Make a key. Its secret is printed once and stored only as a hash."""
+    try:
+        key, secret = _registry().create_key(name)
+    except MensError as error:
+        fail(str(error))
+    typer.echo(f"{key.id} for {key.name}; the secret is shown this once:", err=True)
+    typer.echo(secret)
+
+
+@app.command("list")
+def list_keys() -> None:
+    """Show all keys, without their secrets."""
+    table = Table("id", "name", "created", "revoked")
+    for key in _registry().keys():
+        table.add_row(key.id, key.name, f"{key.created_at:%Y-%m-%d %H:%M}", "yes" if key.revoked_at else "")
+    Console().print(table)
+
+
+@app.command("revoke")
+def revoke(key_id: Annotated[str, typer.Argument(help="Id from `mens keys list`.")]) -> None:
+    """Revoke a key; requests that carry it are refused from now on."""
+    try:
+        key = _registry().revoke_key(key_id)
+    except MensError as error:
+        fail(str(error))
+    typer.echo(f"{key.id} ({key.name}) is revoked")

@@ -1,0 +1,27 @@
+"""The command line: ``mens``."""
+
+from __future__ import annotations
+
+import typer
+
+from cli import bases, demo, jobs, keys, models, up
+
+app = typer.Typer(
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="Mens: a JSONL file in, a tuned model that answers OpenAI-style chat completions out, on your own machines.\n\n"
+    "Start with `mens up` (or `mens demo`), then `mens train FILE --model NAME`, then `mens chat`.",
+)
+app.command("up")(up.up)
+app.command("demo")(demo.demo)
+app.command("train")(jobs.train)
+app.command("chat")(models.chat)
+app.command("models")(models.models)
+app.command("alias")(models.alias)
+app.add_typer(jobs.app, name="jobs")
+app.add_typer(bases.app, name="base")
+app.add_typer(keys.app, name="keys")
+
+
+if __name__ == "__main__":
+    app()

