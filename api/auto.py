@@ -25,7 +25,7 @@ def resolve_auto(asked: Hyperparameters, rows: int) -> dict[str, float]:
 
 def auto_batch_size(rows: int) -> int:
     """Rows per optimizer step."""
-    return min(8, 2 ** int(math.log2(max(1, rows // 16))))
+    return min(8, 1 << int(math.log2(max(1, rows // 16))))
 
 
 def auto_epochs(rows: int, batch_size: int) -> int:

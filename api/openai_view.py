@@ -177,7 +177,7 @@ def _estimated_finish(job: Job) -> int | None:
     eta = job.progress.get("eta_seconds")
     if job.state is not State.RUNNING or eta is None:
         return None
-    return _seconds(datetime.now(UTC)) + round(eta)
+    return _seconds(datetime.now(UTC)) + round(float(eta))
 
 
 def _sentence(error: dict[str, Any]) -> str:

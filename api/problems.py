@@ -1,6 +1,6 @@
 """From errors to HTTP: the one table of statuses, and OpenAI's error shape with our facts in a block of their own.
 
-    {"error": {"message", "type", "param", "code", "mens": {"remedy", "details", "retryable"}}}
+{"error": {"message", "type", "param", "code", "mens": {"remedy", "details", "retryable"}}}
 """
 
 from __future__ import annotations
@@ -59,7 +59,9 @@ def validation_problem(error: RequestValidationError) -> InvalidRequest:
         f"{paths[0] or 'The request body'}: {faults[0]['msg']}.",
         remedy="See GET /v1/openapi.json for what is expected; a contract's schema is at GET /v1/contract/schema.",
         param=paths[0] or None,
-        details={"errors": [{"param": path, "reason": fault["msg"]} for path, fault in zip(paths, faults, strict=True)]},
+        details={
+            "errors": [{"param": path, "reason": fault["msg"]} for path, fault in zip(paths, faults, strict=True)]
+        },
     )
 
 
@@ -104,7 +106,7 @@ def _answer_http_exception(request: Request, error: Exception) -> JSONResponse:
 
 
 def _answer_bug(request: Request, error: Exception) -> JSONResponse:
-    logger.exception("%s %s met a bug", request.method, request.url.path, exc_info=error)
+    logger.error("%s %s met a bug", request.method, request.url.path, exc_info=error)
     bug = errors.JobFailed(
         Code.INTERNAL_ERROR, "The server met an unexpected error.", remedy="The API's log has the details."
     )

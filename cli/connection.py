@@ -9,7 +9,7 @@ import json
 import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import httpx
 import typer
@@ -36,7 +36,8 @@ class Connection:
     def answers(self) -> bool:
         """Whether an API answers there, and takes the key."""
         try:
-            return self.client(timeout=3.0).get("/v1/models").status_code == 200
+            with self.client(timeout=3.0) as client:
+                return client.get("/v1/models").status_code == 200
         except httpx.HTTPError:
             return False
 
@@ -65,7 +66,8 @@ def call(method: str, path: str, **request: Any) -> Any:
     """One API call; ends the command with the API's own error, its code and its remedy."""
     connection = connect()
     try:
-        response = connection.client().request(method, path, **request)
+        with connection.client() as client:
+            response = client.request(method, path, **request)
     except httpx.HTTPError as error:
         fail(f"{connection.url} does not answer ({error or type(error).__name__}). Is `mens up` running?")
     if response.is_error:
@@ -86,7 +88,7 @@ def describe_error(response: httpx.Response) -> str:
     return "\n".join(lines)
 
 
-def fail(message: str) -> Any:
+def fail(message: str) -> NoReturn:
     """End the command with an error on stderr and exit code 1."""
     typer.secho(f"error: {message}", fg=typer.colors.RED, err=True)
     raise typer.Exit(1)

@@ -14,6 +14,7 @@ from typing import Any
 
 import typer
 from openai import OpenAI
+from openai.types.fine_tuning.supervised_hyperparameters_param import SupervisedHyperparametersParam
 from rich.console import Console
 from rich.table import Table
 
@@ -25,7 +26,7 @@ from shared.settings import Settings
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 ALIAS = "support"
-HYPERPARAMETERS = {"n_epochs": 12, "batch_size": 8, "learning_rate_multiplier": 20}
+HYPERPARAMETERS: SupervisedHyperparametersParam = {"n_epochs": 12, "batch_size": 8, "learning_rate_multiplier": 20}
 EXTRA = {"exec": {"seq_len": 128, "checkpoint_every": 84}, "artifact": {"alias": ALIAS}}
 
 console = Console()
@@ -70,7 +71,7 @@ def run_loop(connection: Connection) -> bool:
         training_file=files["support"],
         validation_file=files["support.validation"],
         suffix=ALIAS,
-        method={"type": "supervised", "supervised": {"hyperparameters": HYPERPARAMETERS}},  # type: ignore[typeddict-item]
+        method={"type": "supervised", "supervised": {"hyperparameters": HYPERPARAMETERS}},
         extra_body={"mens": EXTRA},
     )
     console.print(f"created the job {job.id}")

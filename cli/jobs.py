@@ -28,7 +28,9 @@ JobId = Annotated[str, typer.Argument(help="Id of the job, e.g. ftjob-01…")]
 def train(
     file: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="JSONL file with the training rows.")],
     model: Annotated[str, typer.Option(help="Base model, by its name in the catalogue.")],
-    validation: Annotated[Path | None, typer.Option(exists=True, dir_okay=False, help="JSONL file to validate on.")] = None,
+    validation: Annotated[
+        Path | None, typer.Option(exists=True, dir_okay=False, help="JSONL file to validate on.")
+    ] = None,
     name: Annotated[str | None, typer.Option(help="Left part of the adapter's id.")] = None,
     alias: Annotated[str | None, typer.Option(help="Alias to move to the adapter when it is published.")] = None,
     epochs: Annotated[int | None, typer.Option(help="Passes over the file.")] = None,
@@ -38,12 +40,14 @@ def train(
     rank: Annotated[int | None, typer.Option(help="LoRA rank.")] = None,
     publish: Annotated[bool, typer.Option(help="Prove it on the serving tier; --no-publish trains only.")] = True,
     contract: Annotated[Path | None, typer.Option(help="JSON file with a whole contract; options win over it.")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan; upload the file but train nothing.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show the plan; upload the file but train nothing.")
+    ] = False,
     watch: Annotated[bool, typer.Option(help="Follow the job to its end.")] = True,
 ) -> None:
     """Tune a base model on a JSONL file."""
     sections: dict[str, dict[str, Any]] = json.loads(contract.read_text()) if contract else {}
-    options = {
+    options: dict[str, dict[str, Any]] = {
         "data": {"train_file": upload(file), "validation_file": upload(validation) if validation else None},
         "exec": {"epochs": epochs, "learning_rate": learning_rate, "batch_size": batch_size, "seq_len": seq_len},
         "adapter": {"rank": rank},
@@ -165,7 +169,9 @@ def _show(bar: Progress, task: TaskID, job: dict[str, Any], console: Console) ->
     progress = job["progress"]
     stage = job["stage"] or job["state"]
     facts = _facts(progress)
-    bar.update(task, description=stage, completed=progress.get("step", 0), total=progress.get("total_steps"), facts=facts)
+    bar.update(
+        task, description=stage, completed=progress.get("step", 0), total=progress.get("total_steps"), facts=facts
+    )
     if not console.is_terminal:
         console.print(f"{stage} {facts}".rstrip())
 

@@ -36,7 +36,7 @@ def create(name: Annotated[str, typer.Argument(help="Whose key it is, e.g. alice
 def list_keys() -> None:
     """Show all keys, without their secrets."""
     table = Table("id", "name", "created", "revoked")
-    for key in _registry().keys():
+    for key in _registry().all_keys():
         table.add_row(key.id, key.name, f"{key.created_at:%Y-%m-%d %H:%M}", "yes" if key.revoked_at else "")
     Console().print(table)
 

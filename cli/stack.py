@@ -115,7 +115,8 @@ class Stack:
     def processes(self) -> list[dict[str, Any]]:
         """Supervisord's view of the programs: name, pid, statename, and more."""
         try:
-            return list(self._rpc().supervisor.getAllProcessInfo())  # type: ignore[call-overload]
+            programs: Any = self._rpc().supervisor.getAllProcessInfo()
+            return list(programs)
         except (OSError, xmlrpc.client.Error):
             return []
 

@@ -23,7 +23,9 @@ console = Console()
 
 
 def up(
-    base: Annotated[str, typer.Option(help="Base model to serve; the tiny one is built when it is missing.")] = DEFAULT_BASE,
+    base: Annotated[
+        str, typer.Option(help="Base model to serve; the tiny one is built when it is missing.")
+    ] = DEFAULT_BASE,
     port: Annotated[int, typer.Option(help="Port of the API on loopback.")] = 8000,
 ) -> None:
     """Start Valkey, API, worker, sweeper and vLLM on this machine, and keep them running until Ctrl-C."""

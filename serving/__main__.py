@@ -14,19 +14,19 @@ from shared.errors import MensError
 EXIT_REFUSED = 2
 
 
-def main() -> int:
-    """Returns only when the server may not start."""
+def main() -> None:
+    """Become vLLM, or exit with status 2 when the server may not start."""
     try:
         settings = load_settings()
         entry, folder = find_base(settings)
         verify_model_folder(entry, folder)
     except MensError as error:
         print(error, file=sys.stderr)
-        return EXIT_REFUSED
+        sys.exit(EXIT_REFUSED)
     # exec, not a child: signals, exit status and the supervisor's view all belong to vLLM itself.
     argv = [sys.executable, *engine_argv(settings, folder)]
-    os.execvpe(sys.executable, argv, {**os.environ, **engine_env(settings, entry.digest)})
+    os.execvpe(sys.executable, argv, {**os.environ, **engine_env(settings, entry.digest)})  # noqa: S606
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

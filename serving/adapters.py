@@ -138,7 +138,7 @@ class AdapterStore:
         except MensError:
             return False
         # An extra file is refused too: the engine must find what the manifest names and nothing else.
-        return set(os.listdir(folder)) == manifest.files.keys()
+        return {path.name for path in folder.iterdir()} == manifest.files.keys()
 
     def _verify(self, folder: Path, manifest: AdapterManifest) -> None:
         try:

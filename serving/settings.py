@@ -71,7 +71,7 @@ def load_settings() -> ServingSettings:
     """Read the environment.
 
     Raises:
-        InvalidRequest: ``REQUEST_INVALID`` naming the first variable that is wrong.
+        InvalidRequest: ``SETTINGS_INVALID`` naming the first variable that is wrong.
     """
     try:
         return ServingSettings()
@@ -81,7 +81,7 @@ def load_settings() -> ServingSettings:
         variable = "_".join(["MENS", *(str(part).upper() for part in fault["loc"])])
         reason = fault["msg"].removeprefix("Value error, ")
         raise InvalidRequest(
-            Code.REQUEST_INVALID,
+            Code.SETTINGS_INVALID,
             f"{variable if fault['loc'] else 'The settings'}: {reason}.",
             remedy="Set the environment variable and start again.",
             param=variable if fault["loc"] else None,

@@ -93,12 +93,14 @@ class Wall:
     async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             adapter_id = self._admit(scope)
-            if adapter_id is None:
-                return await self._app(scope, receive, send)
-            answer = await asyncio.to_thread(self._check, adapter_id)
+            answer = None if adapter_id is None else await asyncio.to_thread(self._check, adapter_id)
         except MensError as error:
-            return await _refuse(send, error)
-        await _answer(send, 200, answer)
+            await _refuse(send, error)
+            return
+        if answer is None:
+            await self._app(scope, receive, send)
+        else:
+            await _answer(send, 200, answer)
 
     def _admit(self, scope: Scope) -> str | None:
         """Let a request pass, or raise. Returns the adapter id of our own route, None for vLLM's."""

@@ -121,13 +121,18 @@ def save_catalog(path: Path, catalog: Catalog) -> None:
     temporary.replace(path)
 
 
+def model_files(folder: Path) -> list[Path]:
+    """Files of a folder that decide what the model says, by name."""
+    return sorted({path for pattern in MODEL_FILES for path in folder.glob(pattern) if path.is_file()})
+
+
 def digest_model_folder(folder: Path) -> dict[str, str]:
     """SHA-256 of every model file in a folder, by file name.
 
     Raises:
         ArtifactInvalid: ``CATALOG_INVALID`` when config.json, tokenizer.json or the safetensors weights are missing.
     """
-    files = sorted({path for pattern in MODEL_FILES for path in folder.glob(pattern) if path.is_file()})
+    files = model_files(folder)
     names = {path.name for path in files}
     missing = [name for name in ("config.json", "tokenizer.json") if name not in names]
     if not any(name.endswith(".safetensors") for name in names):
@@ -143,14 +148,14 @@ def digest_model_folder(folder: Path) -> dict[str, str]:
 
 
 def verify_model_folder(entry: BaseModelEntry, folder: Path) -> None:
-    """Check that a folder holds the very bytes the catalogue names.
+    """Check that a folder holds the very bytes the catalogue names, and no model file beside them.
 
     Raises:
         ArtifactInvalid: ``BASE_DIGEST_MISMATCH`` naming the first file that differs.
     """
-    for name, expected in entry.digests.items():
-        path = folder / name
-        if not path.is_file() or digest_file(path) != expected:
+    present = {path.name for path in model_files(folder)}
+    for name in sorted(present | entry.digests.keys()):
+        if name not in present or digest_file(folder / name) != entry.digests.get(name):
             raise ArtifactInvalid(
                 Code.BASE_DIGEST_MISMATCH,
                 f"{name} of the base model {entry.name} is not the file that the catalogue names.",

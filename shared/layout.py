@@ -41,7 +41,8 @@ def read_tensors(path: Path) -> dict[str, TensorInfo]:
         if size < 8 or length > min(MAX_HEADER_BYTES, size - 8):
             raise _invalid(path, f"the header says {length} bytes, the file has {size}")
         header = _parse(path, file.read(length))
-    return {name: _tensor(path, name, entry, size - 8 - length) for name, entry in header.items()}
+    _check_coverage(path, header, size - 8 - length)
+    return {name: _tensor(path, name, entry) for name, entry in header.items()}
 
 
 def read_folder_tensors(folder: Path) -> dict[str, TensorInfo]:
@@ -63,7 +64,25 @@ def _parse(path: Path, raw: bytes) -> dict[str, dict[str, object]]:
     return header
 
 
-def _tensor(path: Path, name: str, entry: dict[str, object], data_bytes: int) -> TensorInfo:
+def _check_coverage(path: Path, header: dict[str, dict[str, object]], data_bytes: int) -> None:
+    """The tensors' data follow one another and fill the file: no gap, no overlap, nothing behind them."""
+    position = 0
+    for start, end in sorted(_offsets(path, name, entry) for name, entry in header.items()):
+        if start != position or end < start:
+            raise _invalid(path, f"its data has a gap or an overlap at byte {position}")
+        position = end
+    if position != data_bytes:
+        raise _invalid(path, f"its tensors take {position} bytes of {data_bytes}")
+
+
+def _offsets(path: Path, name: str, entry: dict[str, object]) -> tuple[int, int]:
+    match entry.get("data_offsets"):
+        case [int(start), int(end)]:
+            return start, end
+    raise _invalid(path, f"tensor {name!r} has no data offsets")
+
+
+def _tensor(path: Path, name: str, entry: dict[str, object]) -> TensorInfo:
     match entry:
         case {"dtype": str(dtype), "shape": list(shape), "data_offsets": [int(start), int(end)]} if (
             dtype in DTYPE_BITS and all(isinstance(n, int) and n >= 0 for n in shape)
@@ -71,8 +90,8 @@ def _tensor(path: Path, name: str, entry: dict[str, object], data_bytes: int) ->
             info = TensorInfo(dtype, tuple(shape))
         case _:
             raise _invalid(path, f"tensor {name!r} has a malformed entry")
-    if not 0 <= start <= end <= data_bytes or (end - start) * 8 != math.prod(info.shape) * DTYPE_BITS[dtype]:
-        raise _invalid(path, f"tensor {name!r} does not fit the file")
+    if (end - start) * 8 != math.prod(info.shape) * DTYPE_BITS[dtype]:
+        raise _invalid(path, f"tensor {name!r} has {end - start} bytes, which do not fit its shape")
     return info
 
 

@@ -76,7 +76,12 @@ class LeaseLedger:
             return Job.model_validate(row).requested
 
     def report(
-        self, lease: Lease, *, stage: Stage | None = None, progress: dict[str, Any] | None = None, events: list[NewEvent]
+        self,
+        lease: Lease,
+        *,
+        stage: Stage | None = None,
+        progress: dict[str, Any] | None = None,
+        events: list[NewEvent],
     ) -> None:
         """Write a stage, progress and events.
 
@@ -190,13 +195,15 @@ def _success(adapter_id: str | None, alias: str | None) -> str:
 
 def _fail(session: Session, row: JobRow, error: MensError, now: datetime) -> None:
     if not error.retryable:
-        return _fail_for_good(session, row, error, now)
+        _fail_for_good(session, row, error, now)
+        return
     row.failures += 1
     if row.failures >= MAX_FAILURES:
         last = f"The job failed {row.failures} times; the last time: {error.message}"
         remedy = error.remedy or "Read the job's events, mend the cause and create the job again."
         exhausted = JobFailed(Code.ATTEMPTS_EXHAUSTED, last, remedy=remedy, details={"last": error.as_dict()})
-        return _fail_for_good(session, row, exhausted, now)
+        _fail_for_good(session, row, exhausted, now)
+        return
     delay = BACKOFF_SECONDS[min(row.failures, len(BACKOFF_SECONDS)) - 1]
     row.not_before = now + timedelta(seconds=delay)
     event = NewEvent(level="warn", message=f"{error} Trying again in {delay} s.", data={"error": error.as_dict()})
@@ -211,9 +218,11 @@ def _fail_for_good(session: Session, row: JobRow, error: MensError, now: datetim
 def _expire(session: Session, row: JobRow, now: datetime) -> None:
     """A lease ran out: the worker is gone. What its owner had asked for is done on its behalf."""
     if row.requested == "cancel":
-        return move(session, row, Verb.STOP, now, NewEvent(message="Job cancelled; its worker had gone."))
+        move(session, row, Verb.STOP, now, NewEvent(message="Job cancelled; its worker had gone."))
+        return
     if row.requested == "pause":
-        return move(session, row, Verb.PAUSE_CONFIRMED, now, NewEvent(message="Job paused; its worker had gone."))
+        move(session, row, Verb.PAUSE_CONFIRMED, now, NewEvent(message="Job paused; its worker had gone."))
+        return
     error = JobFailed(
         Code.LEASE_EXPIRED,
         f"The worker {row.lease_owner} stopped answering in attempt {row.attempt}.",

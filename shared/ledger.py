@@ -58,8 +58,13 @@ class Ledger:
         with self._db.read() as session:
             return Job.model_validate(job_row(session, job_id))
 
-    def list(
-        self, *, after: str | None = None, limit: int = 20, kind: Kind | None = None, labels: dict[str, str] | None = None
+    def list_jobs(
+        self,
+        *,
+        after: str | None = None,
+        limit: int = 20,
+        kind: Kind | None = None,
+        labels: dict[str, str] | None = None,
     ) -> list[Job]:
         """A page of jobs, newest first. One more than ``limit`` means there is more."""
         query = select(JobRow).order_by(JobRow.id.desc())

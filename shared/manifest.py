@@ -23,7 +23,21 @@ from shared.layout import TensorInfo, read_tensors
 MANIFEST_NAME = "adapter_manifest.json"
 WEIGHTS_NAME = "adapter_model.safetensors"
 CONFIG_NAME = "adapter_config.json"
-MAX_MANIFEST_BYTES = 16 << 20
+
+UNSERVABLE_FEATURES = (
+    "use_dora",
+    "modules_to_save",
+    "rank_pattern",
+    "alpha_pattern",
+    "fan_in_fan_out",
+    "lora_bias",
+    "layer_replication",
+    "alora_invocation_tokens",
+    "target_parameters",
+    "use_bdlora",
+    "use_qalora",
+)
+"""PEFT options that the serving engine refuses or, worse, takes without acting on them."""
 
 FileName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
 """A plain file name: no separator, no leading dot, so that a file can only land in its own folder."""
@@ -89,19 +103,16 @@ def parse_manifest(raw: bytes, expected_digest: str) -> AdapterManifest:
     Raises:
         ArtifactInvalid: ``ADAPTER_DIGEST_MISMATCH`` or ``ADAPTER_MANIFEST_INVALID``.
     """
-    if len(raw) > MAX_MANIFEST_BYTES or hashlib.sha256(raw).hexdigest() != expected_digest:
+    if hashlib.sha256(raw).hexdigest() != expected_digest:
         raise _mismatch(MANIFEST_NAME)
     try:
-        return AdapterManifest.model_validate_json(raw)
+        manifest = AdapterManifest.model_validate_json(raw)
     except ValidationError as error:
         fault = error.errors()[0]
-        where = ".".join(str(part) for part in fault["loc"])
-        raise ArtifactInvalid(
-            Code.ADAPTER_MANIFEST_INVALID,
-            f"{MANIFEST_NAME} is broken at {where or 'its top'}: {fault['msg']}.",
-            remedy="Train or import the adapter again.",
-            param=where,
-        ) from None
+        raise _broken(".".join(str(part) for part in fault["loc"]) or "its top", fault["msg"]) from None
+    if manifest.to_bytes() != raw:
+        raise _broken("its top", "it is not canonical JSON, so its digest would not be its name")
+    return manifest
 
 
 def peft_keys(base_key: str) -> tuple[str, str]:
@@ -114,7 +125,7 @@ def verify_adapter(folder: Path, manifest: AdapterManifest, base_tensors: dict[s
     """Check an adapter folder against its manifest: digests, tensor names, shapes, PEFT's config.
 
     Args:
-        folder: holds exactly the files that the manifest names.
+        folder: holds the files that the manifest names.
         manifest: already checked against its own digest.
         base_tensors: the base model's tensors; with them every A and B must fit its base tensor.
 
@@ -127,7 +138,7 @@ def verify_adapter(folder: Path, manifest: AdapterManifest, base_tensors: dict[s
         if path.is_symlink() or not path.is_file() or digest_file(path) != expected:
             raise _mismatch(name)
     _verify_tensors(read_tensors(folder / WEIGHTS_NAME), manifest, base_tensors)
-    _verify_config(json.loads((folder / CONFIG_NAME).read_bytes()), manifest)
+    _verify_config(_read_config(folder / CONFIG_NAME), manifest)
 
 
 def verify_base(manifest: AdapterManifest, base_digests: dict[str, str]) -> None:
@@ -164,14 +175,40 @@ def _verify_tensors(
             raise _misshapen(base_key, f"is {base_tensors[base_key].shape} in the base, not {b.shape[0], a.shape[1]}")
 
 
+def _read_config(path: Path) -> dict[str, object]:
+    try:
+        config = json.loads(path.read_bytes())
+    except (ValueError, RecursionError):
+        config = None
+    if not isinstance(config, dict):
+        raise ArtifactInvalid(
+            Code.ADAPTER_MANIFEST_INVALID,
+            f"{CONFIG_NAME} is not a JSON object.",
+            remedy="Train or import the adapter again.",
+            param=CONFIG_NAME,
+        )
+    return config
+
+
 def _verify_config(config: dict[str, object], manifest: AdapterManifest) -> None:
     required = {"peft_type": "LORA", "r": manifest.rank, "lora_alpha": manifest.alpha, "bias": "none"}
     for key, value in required.items():
         if config.get(key) != value:
             raise _unservable(key, config.get(key))
-    for key in ("use_dora", "modules_to_save", "rank_pattern", "alpha_pattern", "fan_in_fan_out"):
+    for key in UNSERVABLE_FEATURES:
         if config.get(key):
             raise _unservable(key, config[key])
+    if config.get("init_lora_weights") not in (True, None, "gaussian"):
+        raise _unservable("init_lora_weights", config["init_lora_weights"])
+
+
+def _broken(where: str, reason: str) -> ArtifactInvalid:
+    return ArtifactInvalid(
+        Code.ADAPTER_MANIFEST_INVALID,
+        f"{MANIFEST_NAME} is broken at {where}: {reason}.",
+        remedy="Train or import the adapter again.",
+        param=where,
+    )
 
 
 def _unservable(key: str, value: object) -> ArtifactInvalid:

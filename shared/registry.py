@@ -86,9 +86,7 @@ class Registry:
 
     # -- files ----------------------------------------------------------------------------------------------------
 
-    def add_file(
-        self, filename: str, purpose: str, size: int, sha256: str, expires_at: datetime | None = None
-    ) -> File:
+    def add_file(self, filename: str, purpose: str, size: int, sha256: str, expires_at: datetime | None = None) -> File:
         """Record a stored blob of ``size`` bytes as a file."""
         with self._db.write() as session:
             row = add_file(session, filename, purpose, size, sha256, expires_at)
@@ -200,7 +198,7 @@ class Registry:
             session.flush()
             return Key.model_validate(row), secret
 
-    def keys(self) -> list[Key]:
+    def all_keys(self) -> list[Key]:
         """All keys, oldest first."""
         with self._db.read() as session:
             return [Key.model_validate(row) for row in session.scalars(select(KeyRow).order_by(KeyRow.id))]

@@ -26,6 +26,8 @@ from shared.errors import ArtifactInvalid, Code, NotFound, Unavailable
 
 Kind = Literal["adapters", "models"]
 
+MAX_MANIFEST_BYTES = 16 << 20
+
 
 class BlobWriter:
     """Receives a blob in pieces and hashes it on the way; nothing is visible before :meth:`commit`."""
@@ -35,6 +37,7 @@ class BlobWriter:
         self._sha256 = hashlib.sha256()
         self.size = 0
         with disk_errors():
+            storage.incoming.mkdir(parents=True, exist_ok=True)  # here, not before: a reader's mount may be read-only
             descriptor, name = tempfile.mkstemp(dir=storage.incoming, prefix="blob-")
         self._file = os.fdopen(descriptor, "wb")
         self._path = Path(name)
@@ -73,7 +76,6 @@ class Storage:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.incoming = root / "incoming"
-        self.incoming.mkdir(parents=True, exist_ok=True)
 
     def writer(self) -> BlobWriter:
         """A context manager to write one blob; leaving it without commit leaves nothing behind."""
@@ -120,6 +122,7 @@ class Storage:
         """
         target = self.folder(kind, digest)
         with disk_errors():
+            self.incoming.mkdir(parents=True, exist_ok=True)
             target.mkdir(parents=True, exist_ok=True)
             for name in [*names, manifest]:
                 self._copy_in(source / name, target / name)
@@ -131,7 +134,8 @@ class Storage:
         Raises:
             NotFound: ``STORAGE_OBJECT_MISSING``: never stored, or not completely.
         """
-        return _existing(self.folder(kind, digest) / manifest).read_bytes()
+        with _existing(self.folder(kind, digest) / manifest).open("rb") as file:
+            return file.read(MAX_MANIFEST_BYTES)  # a larger one is cut, so its digest cannot fit
 
     def fetch_folder(self, kind: Kind, digest: str, names: list[str], target: Path) -> None:
         """Copy an artifact's named files into an existing folder of the caller's own.

@@ -38,13 +38,13 @@ def worker() -> Worker:
     return make_worker(settings, Doorbell(app))
 
 
-@app.task(name=RUN_JOB)
+@app.task(name=RUN_JOB)  # type: ignore[untyped-decorator]
 def run_job(job_id: str) -> None:
     """Answer a doorbell."""
     worker().run_job(job_id)
 
 
-@app.task(name=SWEEP)
+@app.task(name=SWEEP)  # type: ignore[untyped-decorator]
 def sweep() -> None:
     """Take back expired leases; ring for jobs that nobody is being rung for."""
     if pending_bells() == 0:

@@ -38,7 +38,9 @@ def split_validation(examples: list[Example], held_out: int, seed: int) -> tuple
     return shuffled[:cut], shuffled[cut:]
 
 
-def epoch_steps(examples: Sequence[Example], epoch: int, seed: int, rows: int, grad_accum: int) -> list[list[list[Example]]]:
+def epoch_steps(
+    examples: Sequence[Example], epoch: int, seed: int, rows: int, grad_accum: int
+) -> list[list[list[Example]]]:
     """One epoch's optimizer steps: each a list of micro-batches, each a list of examples."""
     order = list(examples)
     random.Random(f"epoch-{seed}-{epoch}").shuffle(order)

@@ -64,9 +64,7 @@ def save_checkpoint(
     return target
 
 
-def load_checkpoint(
-    folder: Path, plan: ExecutionPlan, model: PeftModel, optimizer: torch.optim.Optimizer
-) -> Progress:
+def load_checkpoint(folder: Path, plan: ExecutionPlan, model: PeftModel, optimizer: torch.optim.Optimizer) -> Progress:
     """Put a run's state back into model, optimizer and random generators.
 
     Raises:

@@ -84,7 +84,7 @@ class Engine:
             if not path.exists():
                 return []
             self._telemetry = path.open("rb")
-        events = []
+        events: list[dict[str, Any]] = []
         while True:
             start = self._telemetry.tell()
             line = self._telemetry.readline()
@@ -116,7 +116,8 @@ class Engine:
         error = read_json(self.run_dir / ERROR_NAME)
         if code == EXIT_FAILED and error:
             return JobFailed(error.pop("code"), error.pop("message"), **error)
-        details = {"exit_code": code, "log_tail": self._log_tail()}
+        tail = self._log_tail()
+        details = {"exit_code": code, "log_tail": tail}
         if code < 0:
             return JobFailed(
                 Code.TRAINER_KILLED,
@@ -127,7 +128,7 @@ class Engine:
             )
         return JobFailed(
             Code.TRAINER_CRASHED,
-            f"The engine crashed with exit code {code}: {details['log_tail'][-1:] or ['no output']}.",
+            f"The engine crashed with exit code {code}: {tail[-1] if tail else 'no output'}.",
             remedy=f"Read {self.run_dir / LOG_NAME} on the worker.",
             details=details,
         )

@@ -33,7 +33,7 @@ def accumulate_gradients(model: torch.nn.Module, batches: Sequence[Batch], devic
     loss_sum = correct = 0.0
     for batch in batches:
         loss, hits = token_losses(model, batch, device)
-        (loss / targets).backward()  # type: ignore[no-untyped-call]
+        (loss / targets).backward()
         loss_sum, correct = loss_sum + loss.item(), correct + hits
     return Score(loss_sum / targets, correct / targets, targets)
 

@@ -105,7 +105,7 @@ def merge_weights(base: Path, adapter: Path, dtype: str | None, target: Path) ->
         base, dtype=torch.float32, trust_remote_code=False, local_files_only=True, use_safetensors=True
     )
     stored = getattr(torch, dtype) if dtype else stored_dtype(base)
-    merged = PeftModel.from_pretrained(model, adapter).merge_and_unload(safe_merge=True)  # type: ignore[operator]
+    merged = PeftModel.from_pretrained(model, adapter).merge_and_unload(safe_merge=True)
     merged.to(stored).save_pretrained(target)
 
 

@@ -69,7 +69,7 @@ def attach_lora(model: torch.nn.Module, adapter: AdapterSection, seed: int) -> P
         task_type="CAUSAL_LM",
     )
     try:
-        tuned = get_peft_model(model, config, autocast_adapter_dtype=True)  # type: ignore[arg-type]
+        tuned = get_peft_model(model, config, autocast_adapter_dtype=True)
     except ValueError as error:
         raise ContractRejected(
             Code.CONTRACT_UNSUPPORTED,

@@ -179,7 +179,7 @@ def _save(out: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast)
         tokenizer.save_pretrained(partial)
         for file in partial.iterdir():
             file.chmod(0o644)  # safetensors writes 0600, and the server may be another user than the worker
-        os.rename(partial, out)
+        partial.rename(out)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 

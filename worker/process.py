@@ -73,7 +73,7 @@ def die_with_parent(parent: int | None = None) -> None:
         os._exit(EXIT_CANCELLED)
 
 
-def run_engine(work: Callable[[], None], run_dir: Path) -> int:
+def run_engine(work: Callable[[], object], run_dir: Path) -> int:
     """Run an engine's work and turn however it ends into an exit code and, on failure, an ``error.json``."""
     try:
         work()

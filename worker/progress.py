@@ -67,4 +67,4 @@ def _step_event(payload: dict[str, Any]) -> NewEvent:
 
 
 def _shown(step: int, total: int) -> bool:
-    return step == 1 or step == total or step % max(1, total // MAX_METRIC_EVENTS) == 0
+    return step in (1, total) or step % max(1, total // MAX_METRIC_EVENTS) == 0

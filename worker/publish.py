@@ -6,6 +6,7 @@ the adapter. An adapter that moves them by no more than the replica's own noise 
 
 from __future__ import annotations
 
+import functools
 import math
 import time
 from collections.abc import Callable
@@ -38,6 +39,8 @@ class Replica:
         response = self._send("GET", f"/mens/adapters/{quote(adapter_id, safe='')}")
         if response.status_code == 200:
             return
+        if response.status_code in (401, 403):
+            raise _refused(self.url, "does not take this worker's serving key", "Set the same MENS_SERVING_KEY on both.")
         error = response.json()["error"]
         code = error["code"] if error["code"] in Code.__members__ else Code.SERVING_REFUSED
         raise ArtifactInvalid(Code(code), error["message"], remedy=error.get("remedy") or "", param=error.get("param"))
@@ -51,10 +54,10 @@ class Replica:
         body = {"model": model, "prompt": token_ids, "max_tokens": 1, "temperature": 0, "prompt_logprobs": 0}
         response = self._send("POST", "/v1/completions", json=body)
         if response.status_code != 200:
-            raise JobFailed(
-                Code.SERVING_REFUSED,
-                f"The replica {self.url} refused a probe of {model} with {response.status_code}: {response.text[:300]}",
-                remedy="Read the serving replica's log; its limits (rank, length) may be too small for this adapter.",
+            raise _refused(
+                self.url,
+                f"refused a probe of {model} with {response.status_code}: {response.text[:300]}",
+                "Read the serving replica's log; its limits (rank, length) may be too small for this adapter.",
             )
         entries = response.json()["choices"][0]["prompt_logprobs"]
         return [
@@ -107,14 +110,13 @@ def certify(
     deadline = time.monotonic() + timeout_seconds
     certificates = {}
     for url in urls:
-        certificates[url] = _patiently(lambda url=url: _certify_one(url, key, base, adapter_id, probes), deadline, heed)
+        certify_replica = functools.partial(_certify_one, url, key, base, adapter_id, probes)
+        certificates[url] = _patiently(certify_replica, deadline, heed)
     _refuse_without_effect(adapter_id, certificates, effect_floor)
     return certificates
 
 
-def _certify_one(
-    url: str, key: str, base: str, adapter_id: str, probes: list[dict[str, list[int]]]
-) -> dict[str, Any]:
+def _certify_one(url: str, key: str, base: str, adapter_id: str, probes: list[dict[str, list[int]]]) -> dict[str, Any]:
     replica = Replica(url, key)
     replica.check(adapter_id)
     noise, effect = [], []
@@ -162,6 +164,10 @@ def _differences(one: list[float | None], other: list[float | None], positions: 
 
 def _rms(values: list[float]) -> float:
     return math.sqrt(sum(value * value for value in values) / len(values)) if values else 0.0
+
+
+def _refused(url: str, what: str, remedy: str) -> JobFailed:
+    return JobFailed(Code.SERVING_REFUSED, f"The replica {url} {what}.", remedy=remedy)
 
 
 def _unavailable(url: str, reason: str) -> MensError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import socket
@@ -73,10 +74,10 @@ class Worker:
                 return lambda: None
             except MensError as error:
                 logger.warning("the job %s failed: %s", lease.job.id, error)
-                return lambda failure=error: self.ledger.fail(lease, failure)
+                return functools.partial(self.ledger.fail, lease, error)
             except Exception as error:
                 logger.exception("the job %s met a bug", lease.job.id)
-                return lambda failure=_bug(error): self.ledger.fail(lease, failure)
+                return functools.partial(self.ledger.fail, lease, _bug(error))
         return lambda: None
 
     def _stopped(self, lease: Lease, ending: Ending, requested: str | None) -> Callable[[], object]:

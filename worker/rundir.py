@@ -1,9 +1,9 @@
 """The run folder: what the engine writes there and the worker reads, by name. No torch, no queue.
 
-    plan.json  telemetry.jsonl  engine.log  error.json          while it runs
-    checkpoints/step-…/                                          to go on from
-    adapter/ (or model/)  probes.json  metrics.csv               what was made
-    training_manifest.json  run_summary.json                     the summary is written last and marks a complete run
+plan.json  telemetry.jsonl  engine.log  error.json          while it runs
+checkpoints/step-…/                                          to go on from
+adapter/ (or model/)  probes.json  metrics.csv               what was made
+training_manifest.json  run_summary.json                     the summary is written last and marks a complete run
 """
 
 from __future__ import annotations

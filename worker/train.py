@@ -106,9 +106,7 @@ def set_up(run: TrainingRun, run_dir: Path) -> Trainer:
     return Trainer(run.plan, run_dir, tokenizer, model, optimizer, training, validation, skipped_lines, device)
 
 
-def encode_file(
-    path: Path, tokenizer: PreTrainedTokenizerBase, plan: ExecutionPlan
-) -> tuple[list[Example], list[int]]:
+def encode_file(path: Path, tokenizer: PreTrainedTokenizerBase, plan: ExecutionPlan) -> tuple[list[Example], list[int]]:
     """Examples of a data file, and the line numbers of rows in which nothing would be learnt.
 
     Raises:

@@ -11,7 +11,7 @@ from fastapi.responses import FileResponse
 
 from api.openai_types import Deleted, FileObject
 from api.openai_view import file_view
-from api.pages import After, Limit, Page, page_of
+from api.pages import After, Page, page_of
 from api.services import ServicesDep
 from api.uploads import Upload, receive_upload
 from shared.errors import Code, InvalidRequest

@@ -20,7 +20,9 @@ IdempotencyKey = Annotated[str | None, Header(alias="Idempotency-Key", min_lengt
 
 
 @router.post("")
-def create_job(body: CreateFineTuningJob, services: ServicesDep, idempotency_key: IdempotencyKey = None) -> FineTuningJob:
+def create_job(
+    body: CreateFineTuningJob, services: ServicesDep, idempotency_key: IdempotencyKey = None
+) -> FineTuningJob:
     """Create a fine-tuning job. ``auto`` values are resolved by the rules of docs/openai.md and echoed."""
     rows = _count_rows(services, body.training_file)
     contract, hyperparameters = to_contract(body, rows)
@@ -43,7 +45,7 @@ def list_jobs(request: Request, services: ServicesDep, after: After = None, limi
         for key, value in request.query_params.items()
         if key.startswith("metadata[") and key.endswith("]")
     }
-    jobs = services.ledger.list(after=after, limit=limit, kind=Kind.FINETUNE, labels=labels)
+    jobs = services.ledger.list_jobs(after=after, limit=limit, kind=Kind.FINETUNE, labels=labels)
     return page_of([job_view(job) for job in jobs], limit)
 
 

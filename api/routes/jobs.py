@@ -100,7 +100,7 @@ def list_jobs(
     services: ServicesDep, after: After = None, limit: Limit = 20, kind: Annotated[Kind | None, Query()] = None
 ) -> Page[Job]:
     """Jobs of every kind, newest first."""
-    return page_of(services.ledger.list(after=after, limit=limit, kind=kind), limit)
+    return page_of(services.ledger.list_jobs(after=after, limit=limit, kind=kind), limit)
 
 
 @router.get("/jobs/{job_id}", response_model=JobAnswer, responses={304: {"description": "Not changed."}})
@@ -109,7 +109,9 @@ def retrieve_job(
     services: ServicesDep,
     response: Response,
     if_none_match: Annotated[str | None, Header()] = None,
-    after: Annotated[str | None, Query(description="Also return events after this one (an id or seq; 0 for all).")] = None,
+    after: Annotated[
+        str | None, Query(description="Also return events after this one (an id or seq; 0 for all).")
+    ] = None,
 ) -> Any:
     """One job. Poll it with If-None-Match: an unchanged job is a 304 without a body."""
     job = services.ledger.get(job_id)

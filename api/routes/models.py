@@ -79,8 +79,8 @@ def _base_model(base: BaseModelEntry) -> Model:
 
 
 def _adapter_model(adapter: Adapter) -> Model:
-    mens = {"kind": "adapter" if adapter.final else "checkpoint", "base_model": adapter.base_model}
-    mens |= {"job_id": adapter.job_id, "step": adapter.step}
+    kind = "adapter" if adapter.final else "checkpoint"
+    mens = {"kind": kind, "base_model": adapter.base_model, "job_id": adapter.job_id, "step": adapter.step}
     return Model(id=adapter.id, created=_seconds(adapter.created_at), owned_by=ORGANIZATION, mens=mens)
 
 

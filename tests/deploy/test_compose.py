@@ -60,7 +60,9 @@ def test_no_secret_is_written_in_the_file(root: Path) -> None:
 
 def test_only_the_front_door_is_published_and_on_loopback(services: dict[str, dict[str, Any]]) -> None:
     published = {
-        (name, port["host_ip"], port["published"]) for name, service in services.items() for port in service.get("ports", [])
+        (name, port["host_ip"], port["published"])
+        for name, service in services.items()
+        for port in service.get("ports", [])
     }
     assert published == {("api", "127.0.0.1", "8000")}
     assert not [name for name, service in services.items() if service.get("network_mode")]

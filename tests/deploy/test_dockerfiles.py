@@ -112,7 +112,9 @@ def test_a_lock_fits_the_project(root: Path, tier: str) -> None:
         else:
             name = canonicalize_name(requirement.name)
             assert name in pinned, f"locks/{tier}.lock lacks {requirement}: see locks/README.md"
-            assert requirement.specifier.contains(pinned[name]), f"locks/{tier}.lock has {name} {pinned[name]}, not {requirement}"
+            assert requirement.specifier.contains(pinned[name]), (
+                f"locks/{tier}.lock has {name} {pinned[name]}, not {requirement}"
+            )
 
 
 def test_the_images_run_what_the_tests_ran(root: Path) -> None:
@@ -123,7 +125,9 @@ def test_the_images_run_what_the_tests_ran(root: Path) -> None:
 
 
 def test_serving_adds_exactly_its_lock_to_the_base_image(root: Path) -> None:
-    (install,) = [rest for word, rest in last_stage(instructions(root, "serving")) if word == "RUN" and "pip install" in rest]
+    (install,) = [
+        rest for word, rest in last_stage(instructions(root, "serving")) if word == "RUN" and "pip install" in rest
+    ]
     words = shlex.split(install.split("&&")[0])
     assert set(words[words.index("/wheels") + 1 :]) == {"mens", *pins(root, "serving")}
     assert {"--no-deps", "--no-index"} <= set(words)

@@ -34,12 +34,23 @@ SCHEDULING: Values = {
 }  # fmt: skip
 FULL: Values = {
     "fullnameOverride": "tuner",
-    "image": {"tag": "1.2.3", "pullPolicy": "Always", "pullSecrets": ["pull"], "api": "registry.internal:5000/mens/api"},
+    "image": {
+        "tag": "1.2.3",
+        "pullPolicy": "Always",
+        "pullSecrets": ["pull"],
+        "api": "registry.internal:5000/mens/api",
+    },
     "secret": {"existing": "mens-secrets"},
     "catalog": MINIMAL["catalog"],
     "storage": {"existingClaim": "mens-claim"},
     "serviceAccount": {"create": False, "name": "trainer"},
-    "ingress": {"enabled": True, "className": "nginx", "host": "mens.internal", "tlsSecret": "tls", "annotations": {"a": "b"}},
+    "ingress": {
+        "enabled": True,
+        "className": "nginx",
+        "host": "mens.internal",
+        "tlsSecret": "tls",
+        "annotations": {"a": "b"},
+    },
     "api": {"replicas": 3, "maxFileBytes": 5368709120, "service": {"type": "NodePort", "port": 80}, **SCHEDULING},
     "worker": {"replicas": 4, "terminationGracePeriodSeconds": 300, "runtimeClassName": "nvidia", **SCHEDULING},
     "beat": SCHEDULING,
@@ -232,7 +243,9 @@ def test_secrets_stay_in_secrets(documents: list[Document]) -> None:
 def test_each_tier_gets_the_secrets_it_needs(documents: list[Document]) -> None:
     given = {
         name: {
-            entry["name"] for entry in pod["containers"][0]["env"] if entry["name"].startswith("MENS_") and "valueFrom" in entry
+            entry["name"]
+            for entry in pod["containers"][0]["env"]
+            if entry["name"].startswith("MENS_") and "valueFrom" in entry
         }
         for name, pod in pods(documents)
     }
@@ -268,7 +281,9 @@ def test_a_changed_catalogue_or_secret_rolls_the_pods(chart: Chart) -> None:
         return {document["spec"]["template"]["metadata"]["annotations"]["mens/checksum"] for document in found}
 
     changes = [("catalog.version", 2), ("secret.servingKey", "another-key-another-key"), ("api.replicas", 3)]
-    before, catalogue, key, replicas = (checksums(values) for values in [MINIMAL, *(with_value(*change) for change in changes)])
+    before, catalogue, key, replicas = (
+        checksums(values) for values in [MINIMAL, *(with_value(*change) for change in changes)]
+    )
     assert len(before | catalogue | key) == 3
     assert replicas == before
 
@@ -292,7 +307,9 @@ def test_the_front_door_knows_the_serving_urls(chart: Chart) -> None:
     urls = {}
     for case, values in CASES.items():
         known = {
-            environment(pod)["MENS_SERVING_URLS"] for name, pod in pods(chart.render(values)) if name in {"api", "worker", "beat"}
+            environment(pod)["MENS_SERVING_URLS"]
+            for name, pod in pods(chart.render(values))
+            if name in {"api", "worker", "beat"}
         }
         (urls[case],) = known
     assert urls == {

@@ -133,4 +133,4 @@ def test_wrong_settings_are_named(monkeypatch, variables, message):
         monkeypatch.setenv(name, value)
     with pytest.raises(InvalidRequest, match=message) as caught:
         load_settings()
-    assert caught.value.code == "REQUEST_INVALID"
+    assert caught.value.code == "SETTINGS_INVALID"

@@ -36,7 +36,7 @@ def assert_one_line(outcome, code):
 
 
 def test_no_base_named(tmp_path):
-    assert_one_line(start(tmp_path), "REQUEST_INVALID")
+    assert_one_line(start(tmp_path), "SETTINGS_INVALID")
 
 
 def test_base_not_in_the_catalogue(tmp_path):

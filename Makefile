@@ -1,0 +1,63 @@
+# Mens: everything a person or CI runs. `make help` lists it.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+UV_VERSION := 0.13.8
+STAMP := $(VENV)/.installed
+
+# One thread per process: small CPU models are many times slower when threads compete.
+export OMP_NUM_THREADS ?= 1
+export TOKENIZERS_PARALLELISM := false
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo up test check format lock clean
+
+help: ## show this list
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1|/' | column -t -s '|'
+
+install: $(STAMP) ## make .venv with every extra and the development tools, from the committed lock
+
+# uv when pip can get it, else pip itself; both take the lock as it stands and resolve nothing. A CPU build of torch comes
+# from pip's configured find-links when there is one, else from uv's own CPU index. Bytecode is compiled now: without it
+# each start of vLLM costs 20 s more.
+$(STAMP): locks/cpu.lock pyproject.toml
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet uv==$(UV_VERSION) || echo "uv is not to be had; installing with pip"
+	@links="$$($(BIN)/python -m pip config get global.find-links 2>/dev/null)"; \
+	echo "installing the locked environment into $(VENV)"; \
+	if test -x $(BIN)/uv; then \
+		export VIRTUAL_ENV=$(CURDIR)/$(VENV); \
+		if test -n "$$links"; then export UV_FIND_LINKS="$$links"; else export UV_TORCH_BACKEND=cpu; fi; \
+		$(BIN)/uv pip install --quiet --compile-bytecode --no-deps -r locks/cpu.lock && \
+		$(BIN)/uv pip install --quiet --no-deps --no-build-isolation --editable .; \
+	else \
+		$(BIN)/python -m pip install --quiet --no-deps -r locks/cpu.lock && \
+		$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .; \
+	fi
+	@touch $(STAMP)
+
+demo: $(STAMP) ## run the whole loop: JSONL in, tuned model out, answers side by side
+	@$(BIN)/mens demo
+
+up: $(STAMP) ## start everything on this machine and keep it running until Ctrl-C
+	@$(BIN)/mens up
+
+test: $(STAMP) ## run every test: real Valkey, PostgreSQL, bitsandbytes and vLLM
+	$(BIN)/python -m pytest
+
+check: $(STAMP) ## format, lint, types, import contracts, unit tests
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-timing >/dev/null || $(BIN)/lint-imports
+	$(BIN)/python -m pytest -q -m "not (vllm or postgres or system or deploy or engine)" --durations=0 --durations-min=2
+
+format: $(STAMP) ## format the code and mend what the linter can
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+lock: ## resolve the lock files again (maintainers; see locks/README.md)
+	@sed -n '1,60p' locks/README.md
+
+clean: ## remove the environment and everything that was made here
+	rm -rf $(VENV) .mens .tools .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info build

@@ -1,0 +1,58 @@
+"""Fixtures for every tier's tests: one PostgreSQL server per session, and a migrated database of either kind per test."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:  # imported late, so that one tier's tests run where only that tier is installed
+    from shared.db import Database
+    from tests.postgres import PostgresServer
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[PostgresServer]:
+    """Started when the first test asks for it."""
+    from tests.postgres import start_postgres
+
+    server = start_postgres()
+    yield server
+    server.stop()
+
+
+@pytest.fixture(scope="session")
+def sqlite_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A SQLite file that the real migrations made; tests get copies."""
+    from api.migrate import migrate
+
+    path = tmp_path_factory.mktemp("sqlite") / "template.db"
+    migrate(f"sqlite:///{path}")
+    return path
+
+
+@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.postgres)])
+def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """URL of a new, migrated database: every test that asks for it runs on SQLite and on PostgreSQL."""
+    if request.param == "sqlite":
+        template: Path = request.getfixturevalue("sqlite_template")
+        path = tmp_path / "mens.db"
+        path.write_bytes(template.read_bytes())
+        yield f"sqlite:///{path}"
+    else:
+        server: PostgresServer = request.getfixturevalue("postgres_server")
+        url = server.fresh_url()
+        yield url
+        server.drop(url)
+
+
+@pytest.fixture
+def database(database_url: str) -> Iterator[Database]:
+    """An open database of either kind, with the current schema."""
+    from shared.db import Database
+
+    database = Database(database_url)
+    yield database
+    database.close()

@@ -1,0 +1,96 @@
+"""Settings come from MENS_ variables, and every path has a place in the home folder."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from shared.settings import Settings
+
+
+@pytest.fixture(autouse=True)
+def clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in [name for name in os.environ if name.upper().startswith("MENS_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.chdir(tmp_path)
+
+
+def test_defaults_lie_in_the_home_folder(tmp_path: Path) -> None:
+    home = tmp_path / ".mens"
+    assert Settings().model_dump(exclude={"serving_key"}) == {
+        "home": home,
+        "database_url": f"sqlite:///{home}/mens.db",
+        "broker_url": "redis://127.0.0.1:6379/0",
+        "storage_dir": home / "storage",
+        "runs_dir": home / "runs",
+        "catalog_path": home / "catalog.json",
+        "serving_urls": [],
+    }
+
+
+def test_making_settings_makes_no_folder(tmp_path: Path) -> None:
+    Settings()
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "field", "expected"),
+    [
+        ("MENS_DATABASE_URL", "postgresql+psycopg://db/mens", "database_url", "postgresql+psycopg://db/mens"),
+        ("MENS_BROKER_URL", "redis://broker/3", "broker_url", "redis://broker/3"),
+        ("MENS_STORAGE_DIR", "/data/storage", "storage_dir", Path("/data/storage")),
+        ("MENS_RUNS_DIR", "/data/runs", "runs_dir", Path("/data/runs")),
+        ("MENS_CATALOG_PATH", "/data/c.json", "catalog_path", Path("/data/c.json")),
+        ("MENS_SERVING_URLS", "http://a:1, http://b:2 ,", "serving_urls", ["http://a:1", "http://b:2"]),
+        ("MENS_SERVING_URLS", "http://a:1", "serving_urls", ["http://a:1"]),
+        ("MENS_SERVING_URLS", "", "serving_urls", []),
+    ],
+)
+def test_environment_is_read(
+    monkeypatch: pytest.MonkeyPatch, variable: str, value: str, field: str, expected: object
+) -> None:
+    monkeypatch.setenv(variable, value)
+    assert getattr(Settings(), field) == expected
+
+
+@pytest.mark.parametrize("variable", ["MENS_HOME", "MENS_DATABASE_URL", "MENS_STORAGE_DIR", "MENS_CATALOG_PATH"])
+def test_empty_variable_means_the_default(monkeypatch: pytest.MonkeyPatch, variable: str) -> None:
+    expected = Settings()
+    monkeypatch.setenv(variable, "")
+    assert Settings() == expected
+
+
+def test_home_is_made_absolute_and_moves_everything(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("MENS_HOME", "~/sub/../there")
+    settings = Settings()
+    assert settings.home == tmp_path / "there"
+    assert settings.storage_dir == tmp_path / "there" / "storage"
+    assert settings.database_url == f"sqlite:///{tmp_path}/there/mens.db"
+
+
+def test_argument_wins_over_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("MENS_BROKER_URL", "redis://environment/0")
+    assert Settings(broker_url="redis://argument/0").broker_url == "redis://argument/0"
+    assert Settings(serving_urls=["http://a"]).serving_urls == ["http://a"]
+
+
+def test_foreign_variables_are_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MENS_SOMETHING_ELSE", "1")
+    monkeypatch.setenv("BROKER_URL", "redis://wrong/0")
+    assert Settings().broker_url == "redis://127.0.0.1:6379/0"
+
+
+def test_secret_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MENS_SERVING_KEY", "do-not-print")
+    settings = Settings()
+    assert settings.serving_key.get_secret_value() == "do-not-print"
+    assert "do-not-print" not in f"{settings!r} {settings} {settings.model_dump_json()}"
+
+
+def test_settings_do_not_change() -> None:
+    with pytest.raises(ValidationError):
+        Settings().broker_url = "redis://other/0"  # type: ignore[misc]

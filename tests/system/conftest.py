@@ -1,0 +1,54 @@
+"""One whole installation for all system tests: Valkey, API, worker, sweeper and vLLM, on a tiny base made here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from openai import OpenAI
+
+from cli.bases import build
+from cli.stack import Stack, running_stack
+from shared.settings import Settings
+from tests.system.loop import BASE, Installation
+
+IMPATIENCE = {
+    "MENS_LEASE_SECONDS": "6",
+    "MENS_HEARTBEAT_SECONDS": "1",
+    "MENS_SWEEP_SECONDS": "1",
+    "MENS_SERVING_MAX_CPU_LORAS": "64",
+}
+"""Short enough that a lost worker is noticed within a test, long enough that a busy machine loses none by accident."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if "tests/system" in item.path.as_posix():
+            item.add_marker(pytest.mark.system)
+
+
+@pytest.fixture(scope="session")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A home folder whose catalogue has the tiny base."""
+    home = tmp_path_factory.mktemp("home")
+    build(Settings(home=home), BASE)
+    return home
+
+
+@pytest.fixture(scope="session")
+def installation(home: Path) -> Iterator[Installation]:
+    """The installation, running."""
+    with running_stack(Stack(home, BASE, environment=IMPATIENCE)) as stack:
+        yield Installation(stack)
+
+
+@pytest.fixture
+def client(installation: Installation) -> OpenAI:
+    """A stock OpenAI client that refuses any answer whose shape is not OpenAI's."""
+    return OpenAI(
+        base_url=f"{installation.connection.url}/v1",
+        api_key=installation.connection.key,
+        max_retries=0,
+        _strict_response_validation=True,
+    )

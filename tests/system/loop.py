@@ -1,0 +1,92 @@
+"""Steps that system tests share: upload, create a job, wait for it, ask."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cli.connection import Connection
+from cli.stack import Stack
+
+ROOT = Path(__file__).resolve().parents[2]
+BASE = "mens-tiny"
+QUESTION, ANSWER = "Where is the truth about a job kept?", "database row"
+SECONDS = 150.0
+
+
+@dataclass
+class Installation:
+    """A running installation and an HTTP client for it."""
+
+    stack: Stack
+
+    @property
+    def connection(self) -> Connection:
+        return self.stack.connection
+
+    def call(self, method: str, path: str, **request: Any) -> Any:
+        """A native API call that must succeed."""
+        with self.connection.client() as client:
+            response = client.request(method, path, **request)
+        assert not response.is_error, response.text
+        return response.json()
+
+    def upload(self, name: str = "support.jsonl") -> str:
+        """Id of an uploaded example file."""
+        with (ROOT / "examples" / name).open("rb") as file:
+            answer = self.call("POST", "/v1/files", data={"purpose": "fine-tune"}, files={"file": (name, file)})
+        return str(answer["id"])
+
+    def train(self, *, name: str = "support", publish: bool = True, alias: str | None = None, **exec_: Any) -> str:
+        """Id of a created job that learns the support answers."""
+        settings = {"epochs": 12, "batch_size": 8, "grad_accum": 1, "learning_rate": 4e-3, "seq_len": 128}
+        contract = {
+            "model": {"hf_repo": BASE},
+            "data": {"train_file": self.upload()},
+            "exec": settings | {"checkpoint_every": 20} | exec_,
+            "artifact": {"publish": publish, "alias": alias},
+        }
+        return str(self.call("POST", "/v1/jobs", json={"contract": contract, "name": name, "kind": "finetune"})["id"])
+
+    def job(self, job_id: str) -> dict[str, Any]:
+        return dict(self.call("GET", f"/v1/jobs/{job_id}", params={"after": "0"}))
+
+    def wait(self, job_id: str, until: Callable[[dict[str, Any]], bool], seconds: float = SECONDS) -> dict[str, Any]:
+        """The job, once it is as wanted. Outages of the API are waited out."""
+        deadline = time.monotonic() + seconds
+        job: dict[str, Any] = {}
+        while time.monotonic() < deadline:
+            try:
+                job = self.job(job_id)
+            except OSError:
+                pass
+            except Exception as error:
+                if type(error).__module__.partition(".")[0] != "httpx":
+                    raise
+            if job and until(job):
+                return job
+            time.sleep(0.1)
+        state = {key: job.get(key) for key in ("state", "stage", "progress", "error")}
+        messages = "\n".join(event["message"] for event in job.get("events") or [])
+        raise AssertionError(f"{job_id} did not get there in {seconds} s: {state}\n{messages}")
+
+    def wait_for_step(self, job_id: str, step: int) -> dict[str, Any]:
+        return self.wait(job_id, lambda job: job["progress"].get("step", 0) >= step or job["state"] == "failed")
+
+    def wait_for_success(self, job_id: str) -> dict[str, Any]:
+        job = self.wait(job_id, lambda job: job["state"] in ("succeeded", "failed", "cancelled"))
+        assert job["state"] == "succeeded", (job["error"], [event["message"] for event in job["events"]])
+        return job
+
+    def ask(self, model: str, question: str = QUESTION) -> str:
+        """A model's greedy answer."""
+        body = {"model": model, "messages": [{"role": "user", "content": question}], "temperature": 0}
+        answer = self.call("POST", "/v1/chat/completions", json=body | {"max_tokens": 48})
+        return str(answer["choices"][0]["message"]["content"])
+
+    def adapters_of(self, job: dict[str, Any]) -> list[dict[str, Any]]:
+        """Results that were registered for a job; a job has exactly one."""
+        return [a for a in self.call("GET", "/v1/adapters") if a["job_id"] == job["id"] and a["final"]]
