@@ -64,7 +64,7 @@ class CreateFineTuningJob(Closed):
     model: str
     training_file: str
     validation_file: str | None = None
-    hyperparameters: Hyperparameters | None = Field(None, deprecated=True)
+    hyperparameters: Hyperparameters | None = Field(None, description="Deprecated by OpenAI, still sent.")
     method: SupervisedMethod | None = None
     suffix: Name | None = None
     seed: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None

@@ -9,6 +9,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from api.auto import BASE_LEARNING_RATE, resolve_auto
+from api.faults import describe_faults
 from api.openai_types import (
     CreateFineTuningJob,
     FileObject,
@@ -141,11 +142,10 @@ def _validated(sections: dict[str, Any]) -> FineTuneContract:
     try:
         return FineTuneContract.model_validate(sections)
     except ValidationError as error:
-        fault = error.errors()[0]
-        path = ".".join(str(part) for part in fault["loc"])
+        path, reason = next(iter(describe_faults(error.errors(), sections).items()))
         raise ContractRejected(
             Code.CONTRACT_INVALID,
-            f"mens.{path}: {fault['msg']}.",
+            f"mens.{path}: {reason}.",
             remedy="The contract's schema is at GET /v1/contract/schema.",
             param=f"mens.{path}",
         ) from None

@@ -14,6 +14,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
+from api.faults import describe_faults
 from shared import errors
 from shared.errors import Code, InvalidRequest, MensError
 
@@ -52,16 +53,14 @@ def install(app: FastAPI) -> None:
 
 def validation_problem(error: RequestValidationError) -> InvalidRequest:
     """The first fault of a body or query, with its field path."""
-    faults = error.errors()
-    paths = [".".join(str(part) for part in fault["loc"] if part != "body") for fault in faults]
+    faults = describe_faults(error.errors(), error.body)
+    path, reason = next(iter(faults.items()))
     return InvalidRequest(
         Code.REQUEST_INVALID,
-        f"{paths[0] or 'The request body'}: {faults[0]['msg']}.",
+        f"{path or 'The request body'}: {reason}.",
         remedy="See GET /v1/openapi.json for what is expected; a contract's schema is at GET /v1/contract/schema.",
-        param=paths[0] or None,
-        details={
-            "errors": [{"param": path, "reason": fault["msg"]} for path, fault in zip(paths, faults, strict=True)]
-        },
+        param=path or None,
+        details={"errors": [{"param": path, "reason": reason} for path, reason in faults.items()]},
     )
 
 

@@ -56,6 +56,8 @@ class Stack:
         base: catalogue name of the base model that is served; it must be in the catalogue already.
         api_port: port of the front door; 0 picks a free one.
         environment: extra settings of the programs.
+        connection: address and key of the front door, once started.
+        settings: environment of the programs, once started.
     """
 
     home: Path
@@ -63,6 +65,7 @@ class Stack:
     api_port: int = 0
     environment: dict[str, str] = field(default_factory=dict)
     connection: Connection = field(init=False)
+    settings: dict[str, str] = field(init=False, default_factory=dict)
     _supervisor: subprocess.Popen[bytes] | None = field(init=False, default=None)
     _socket_dir: Path | None = field(init=False, default=None)
 
@@ -71,7 +74,7 @@ class Stack:
         for folder in ("logs", "valkey"):
             (self.home / folder).mkdir(parents=True, exist_ok=True)
         self._socket_dir = Path(tempfile.mkdtemp(prefix="mens-"))  # a socket's path may have 107 bytes at most
-        environment = self._environment()
+        environment = self.settings = self._environment()
         migrate(Settings(home=self.home).database_url)
         self.connection = Connection(f"http://127.0.0.1:{environment['MENS_API_PORT']}", self._api_key())
         self.connection.save(self.home)

@@ -28,7 +28,7 @@ from tests.shared.samples import contract
 
 GOLDEN_SCHEMA = Path(__file__).parent / "golden" / "contract.schema.json"
 CONTENT = {"train_file": "c" * 64, "base": "d" * 64}
-GOLDEN_DIGEST = "GOLDEN3"
+GOLDEN_DIGEST = "e3c87005ae26a8bdb9691b558de36e2ca2e9a57a15a7c64769166e0d7b9336b4"
 
 DEFAULTS: dict[str, Any] = {
     "model": {"hf_repo": "tiny", "weight_shards": None, "config_json": None, "tokenizer_json": None},

@@ -172,7 +172,9 @@ def test_errors_are_typed(client: OpenAI, installation: Installation) -> None:
     with pytest.raises(openai.NotFoundError) as unknown:
         client.fine_tuning.jobs.create(model="no-such-model", training_file=installation.upload())
     assert unknown.value.code == "MODEL_NOT_FOUND"
-    broken = client.files.create(file=("broken.jsonl", b'{"prompt": "a", "response": "b"}\n{"prompt"\n'), purpose="fine-tune")
+    broken = client.files.create(
+        file=("broken.jsonl", b'{"prompt": "a", "response": "b"}\n{"prompt"\n'), purpose="fine-tune"
+    )
     with pytest.raises(openai.BadRequestError) as line:
         client.fine_tuning.jobs.create(model=BASE, training_file=broken.id)
     assert line.value.code == "DATASET_LINE_INVALID"

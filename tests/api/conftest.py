@@ -1,0 +1,90 @@
+"""An application on a fresh SQLite database, with one base model in its catalogue and a key."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from fastapi import FastAPI
+from fastapi.testclient import TestClient
+
+from api.main import create_app
+from api.migrate import migrate
+from api.settings import ApiSettings
+from shared.catalog import BaseModelEntry, Catalog, LocalSource, save_catalog
+
+BASE = "tiny"
+ROWS = b'{"prompt": "a", "response": "b"}\n' * 40
+
+
+class SilentBell:
+    """A doorbell that remembers whom it was rung for."""
+
+    def __init__(self) -> None:
+        self.rung: list[str] = []
+
+    def ring(self, job_id: str) -> bool:
+        self.rung.append(job_id)
+        return True
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> ApiSettings:
+    settings = ApiSettings(
+        home=tmp_path,
+        max_file_bytes=100_000,
+        max_body_bytes=10_000,
+        serving_urls=["http://127.0.0.1:9"],
+        event_poll_seconds=0.02,
+        broker_url="redis://127.0.0.1:9/0",
+    )
+    entry = BaseModelEntry(name=BASE, source=LocalSource(path="bases/tiny"), digests={"config.json": "0" * 64})
+    save_catalog(settings.catalog_path, Catalog(bases=[entry]))
+    return settings
+
+
+@pytest.fixture(scope="session")
+def empty_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A migrated SQLite file, to be copied."""
+    path = tmp_path_factory.mktemp("database") / "mens.db"
+    migrate(f"sqlite:///{path}")
+    return path
+
+
+@pytest.fixture
+def app(settings: ApiSettings, empty_database: Path) -> FastAPI:
+    shutil.copy(empty_database, settings.home / "mens.db")
+    app = create_app(settings)
+    object.__setattr__(app.state.services, "doorbell", SilentBell())
+    return app
+
+
+@pytest.fixture
+def anonymous(app: FastAPI) -> Iterator[TestClient]:
+    """A client without a key."""
+    with TestClient(app, raise_server_exceptions=False) as client:
+        yield client
+
+
+@pytest.fixture
+def client(app: FastAPI, anonymous: TestClient) -> TestClient:
+    """A client with a key."""
+    _, secret = app.state.services.registry.create_key("test")
+    anonymous.headers["Authorization"] = f"Bearer {secret}"
+    return anonymous
+
+
+@pytest.fixture
+def train_file(client: TestClient) -> str:
+    """Id of an uploaded file with forty rows."""
+    answer = client.post("/v1/files", data={"purpose": "fine-tune"}, files={"file": ("rows.jsonl", ROWS)})
+    return str(answer.json()["id"])
+
+
+@pytest.fixture
+def job_body(train_file: str) -> dict[str, object]:
+    """Body of POST /v1/jobs."""
+    contract = {"model": {"hf_repo": BASE}, "data": {"train_file": train_file}}
+    return {"kind": "finetune", "contract": contract}

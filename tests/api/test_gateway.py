@@ -1,0 +1,200 @@
+"""The chat proxy against a small replica of our own; `tests/system/test_front_door.py` runs it against the real vLLM."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+import pytest
+import uvicorn
+from fastapi import FastAPI
+from fastapi.testclient import TestClient
+
+from api.gateway import replicas_for
+from shared.job import Kind, Submission
+from shared.lease import LeaseLedger
+from shared.registry import NewAdapter
+from tests.api.conftest import BASE
+
+ADAPTER = f"helper@{'a' * 64}"
+UNPUBLISHED = f"helper@{'b' * 64}"
+
+
+@dataclass
+class FakeReplica:
+    """Answers like vLLM, remembers what it was asked, and whether its caller went away."""
+
+    url: str = ""
+    asked: list[dict[str, Any]] = field(default_factory=list)
+    abandoned: threading.Event = field(default_factory=threading.Event)
+    delay: float = 0.0
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] != "http":
+            return
+        body = json.loads((await receive())["body"])
+        self.asked.append(body | {"path": scope["path"]})
+        status = 404 if body["model"].endswith("c" * 64) else 200
+        content = b"text/event-stream" if body.get("stream") else b"application/json"
+        pause = asyncio.ensure_future(asyncio.sleep(self.delay))
+        gone = asyncio.ensure_future(receive())
+        await asyncio.wait({pause, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if gone.done():
+            self.abandoned.set()
+            return
+        await send({"type": "http.response.start", "status": status, "headers": [(b"content-type", content)]})
+        for index in range(50 if body.get("stream") else 1):
+            if gone.done():
+                self.abandoned.set()
+                return
+            chunk = f"data: {index}\n\n" if body.get("stream") else json.dumps({"served": body["model"]})
+            await send({"type": "http.response.body", "body": chunk.encode(), "more_body": True})
+            await asyncio.sleep(0.02 if body.get("stream") else 0)
+        await send({"type": "http.response.body", "body": b""})
+
+
+def serve(application: Any) -> Iterator[str]:
+    """An ASGI application on a free loopback port, in a thread."""
+    server = uvicorn.Server(uvicorn.Config(application, port=0, log_level="error", lifespan="off"))
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    while not server.started:
+        time.sleep(0.01)
+    port = server.servers[0].sockets[0].getsockname()[1]
+    yield f"http://127.0.0.1:{port}"
+    server.should_exit = True
+    thread.join(5)
+
+
+@pytest.fixture
+def replica() -> Iterator[FakeReplica]:
+    replica = FakeReplica()
+    for url in serve(replica):
+        replica.url = url
+        yield replica
+
+
+@pytest.fixture
+def front_door(app: FastAPI, replica: FakeReplica) -> Iterator[httpx.Client]:
+    """A client of the API on a real socket: a disconnect is a real one."""
+    services = app.state.services
+    services.settings.serving_urls[:] = [replica.url]
+    _, secret = services.registry.create_key("test")
+    register_adapters(app)
+    for url in serve(app):
+        with httpx.Client(base_url=url, headers={"Authorization": f"Bearer {secret}"}, timeout=10) as client:
+            yield client
+
+
+def register_adapters(app: FastAPI) -> None:
+    ledger = LeaseLedger(app.state.services.database, 60)
+    submission = Submission(kind=Kind.FINETUNE, base_model=BASE, name="helper", contract={}, plan={})
+    job, _ = app.state.services.ledger.submit(submission)
+    lease = ledger.claim(job.id, "w")
+    assert lease
+
+    def adapter(name: str, *, final: bool, published: bool) -> NewAdapter:
+        digest = name.partition("@")[2]
+        return NewAdapter(
+            id=name, digest=digest, base_model=BASE, step=1, final=final, published=published, manifest={}
+        )
+
+    adapters = [
+        adapter(ADAPTER, final=True, published=True),
+        adapter(UNPUBLISHED, final=False, published=False),
+        adapter(f"helper@{'c' * 64}", final=False, published=True),
+    ]
+    ledger.finish(lease, {}, adapters=adapters, alias="helper")
+
+
+@pytest.mark.parametrize(("model", "served"), [(BASE, BASE), (ADAPTER, ADAPTER), ("helper", ADAPTER)])
+def test_names_become_what_the_replica_serves(
+    front_door: httpx.Client, replica: FakeReplica, model: str, served: str
+) -> None:
+    answer = front_door.post("/v1/chat/completions", json={"model": model, "messages": [], "x": [1]})
+    assert answer.json() == {"served": served}
+    assert replica.asked == [{"path": "/v1/chat/completions", "model": served, "messages": [], "x": [1]}]
+
+
+@pytest.mark.parametrize("model", ["nobody", UNPUBLISHED, "../etc/passwd", "", None, 3, [BASE]])
+def test_other_names_never_reach_the_replica(front_door: httpx.Client, replica: FakeReplica, model: object) -> None:
+    answer = front_door.post("/v1/chat/completions", json={"model": model})
+    assert answer.status_code in (400, 404)
+    assert answer.json()["error"]["param"] == "model"
+    assert not replica.asked
+
+
+@pytest.mark.parametrize(
+    ("content", "code"), [(b"{", "REQUEST_INVALID"), (b"[]", "REQUEST_INVALID"), (b"x" * 10_001, "BODY_TOO_LARGE")]
+)
+def test_bodies_that_are_refused(front_door: httpx.Client, content: bytes, code: str) -> None:
+    assert front_door.post("/v1/completions", content=content).json()["error"]["code"] == code
+
+
+def test_a_stream_is_passed_on_as_it_comes(front_door: httpx.Client) -> None:
+    arrivals = []
+    with front_door.stream("POST", "/v1/completions", json={"model": BASE, "stream": True}) as answer:
+        assert answer.headers["content-type"] == "text/event-stream"
+        arrivals = [(time.monotonic(), chunk) for chunk in answer.iter_raw()]
+    assert b"".join(chunk for _, chunk in arrivals).endswith(b"data: 49\n\n")
+    assert arrivals[-1][0] - arrivals[0][0] > 0.3, "the first chunk did not wait for the last"
+
+
+def test_a_client_that_leaves_a_stream_cancels_it_upstream(front_door: httpx.Client, replica: FakeReplica) -> None:
+    with front_door.stream("POST", "/v1/completions", json={"model": BASE, "stream": True}) as answer:
+        next(answer.iter_raw())
+    assert replica.abandoned.wait(2)
+
+
+def test_a_client_that_leaves_before_the_answer_cancels_it_upstream(
+    front_door: httpx.Client, replica: FakeReplica
+) -> None:
+    replica.delay = 8
+    with pytest.raises(httpx.ReadTimeout):
+        front_door.post("/v1/completions", json={"model": BASE}, timeout=0.5)
+    assert replica.abandoned.wait(2)
+
+
+def test_a_replica_that_is_down_is_passed_over(app: FastAPI, front_door: httpx.Client, replica: FakeReplica) -> None:
+    app.state.services.settings.serving_urls[:] = ["http://127.0.0.1:9", "http://127.0.0.1:10", replica.url]
+    for _ in range(3):
+        assert front_door.post("/v1/completions", json={"model": BASE}).status_code == 200
+
+
+def test_no_replica_at_all_is_a_503(app: FastAPI, client: TestClient) -> None:
+    register_adapters(app)
+    answer = client.post("/v1/chat/completions", json={"model": "helper"})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "SERVING_UNAVAILABLE")
+    assert answer.headers["retry-after"]
+
+
+def test_a_known_adapter_that_the_replica_refuses(front_door: httpx.Client) -> None:
+    answer = front_door.post("/v1/chat/completions", json={"model": f"helper@{'c' * 64}"})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "SERVING_REFUSED")
+
+
+def test_closed_paths_stay_closed(front_door: httpx.Client, replica: FakeReplica) -> None:
+    for path in (
+        "/v1/load_lora_adapter",
+        "/invocations",
+        "/tokenize",
+        "/metrics",
+        "/v1/chat/completions/../../metrics",
+    ):
+        assert front_door.post(path, json={"model": BASE}).status_code in (404, 405)
+    assert not replica.asked
+
+
+def test_the_same_model_goes_to_the_same_replica_first() -> None:
+    urls = [f"http://r{index}" for index in range(5)]
+    assert replicas_for(urls, ADAPTER) == replicas_for(list(reversed(urls)), ADAPTER)
+    without = replicas_for(urls, ADAPTER)[1:]
+    assert replicas_for(without, ADAPTER) == without, "the others keep their order when one is taken out"
+    firsts = {replicas_for(urls, f"a{index}")[0] for index in range(200)}
+    assert firsts == set(urls)

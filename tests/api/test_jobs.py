@@ -1,0 +1,176 @@
+"""The native view: create, idempotency, ETag, events as a stream, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from fastapi import FastAPI
+from fastapi.testclient import TestClient
+
+from shared.errors import Code, JobFailed
+from shared.job import NewEvent
+from shared.lease import LeaseLedger
+from tests.api.conftest import BASE
+
+
+def error_of(answer: Any) -> dict[str, Any]:
+    error: dict[str, Any] = answer.json()["error"]
+    return error
+
+
+def lease_ledger(app: FastAPI) -> LeaseLedger:
+    return LeaseLedger(app.state.services.database, 60)
+
+
+def test_create(app: FastAPI, client: TestClient, job_body: dict[str, Any]) -> None:
+    answer = client.post("/v1/jobs", json=job_body | {"metadata": {"a": "b"}, "name": "helper"})
+    job = answer.json()
+    assert (answer.status_code, job["state"], job["labels"], job["name"]) == (201, "queued", {"a": "b"}, "helper")
+    assert job["plan"]["train"]["rows"] == 40
+    assert app.state.services.doorbell.rung == [job["id"]]
+
+
+def test_an_idempotency_key_makes_one_job(app: FastAPI, client: TestClient, job_body: dict[str, Any]) -> None:
+    headers = {"Idempotency-Key": "once"}
+    first = client.post("/v1/jobs", json=job_body, headers=headers).json()
+    second = client.post("/v1/jobs", json=job_body, headers=headers).json()
+    assert first["id"] == second["id"]
+    assert app.state.services.doorbell.rung == [first["id"]]
+    job_body["contract"]["exec"] = {"epochs": 7}
+    other = client.post("/v1/jobs", json=job_body, headers=headers)
+    assert (other.status_code, error_of(other)["code"]) == (409, "IDEMPOTENCY_CONFLICT")
+
+
+@pytest.mark.parametrize(
+    ("change", "status", "code", "param"),
+    [
+        ({"model": {"hf_repo": "nobody"}}, 404, "MODEL_NOT_FOUND", "model"),
+        ({"data": {"train_file": "file-x"}}, 404, "FILE_NOT_FOUND", "training_file"),
+        ({"adapter": {"method": "lora"}}, 422, "CONTRACT_UNSUPPORTED", "adapter.method"),
+        ({"quant": {"base": "none"}}, 422, "CONTRACT_UNSUPPORTED", "quant.base"),
+        ({"exec": {"epochs": 0}}, 422, "REQUEST_INVALID", "contract.exec.epochs"),
+        ({"exec": {"epoch": 3}}, 422, "REQUEST_INVALID", "contract.exec.epoch"),
+        ({"surprise": {}}, 422, "REQUEST_INVALID", "contract.surprise"),
+    ],
+)
+def test_contracts_that_are_refused(
+    app: FastAPI,
+    client: TestClient,
+    job_body: dict[str, Any],
+    change: dict[str, Any],
+    status: int,
+    code: str,
+    param: str,
+) -> None:
+    job_body["contract"] |= change
+    answer = client.post("/v1/jobs", json=job_body)
+    error = error_of(answer)
+    assert (answer.status_code, error["code"], error["param"]) == (status, code, param)
+    assert app.state.services.doorbell.rung == []
+    assert client.get("/v1/jobs").json()["data"] == []
+
+
+def test_a_broken_line_is_named(client: TestClient, job_body: dict[str, Any]) -> None:
+    content = b'{"prompt": "a", "response": "b"}\nnot json\n{"prompt": "only"}\n'
+    file = client.post("/v1/files", data={"purpose": "fine-tune"}, files={"file": ("f", content)}).json()
+    job_body["contract"]["data"]["train_file"] = file["id"]
+    error = error_of(client.post("/v1/jobs", json=job_body))
+    assert error["code"] == "DATASET_LINE_INVALID"
+    assert [fault["line"] for fault in error["mens"]["details"]["errors"]] == [2, 3]
+
+
+def test_a_plan_is_a_dry_run(client: TestClient, job_body: dict[str, Any]) -> None:
+    answer = client.post("/v1/plans", json={"contract": job_body["contract"]}).json()
+    assert len(answer["plan_digest"]) == 64
+    assert answer["plan"]["base"]["name"] == BASE
+    assert client.get("/v1/jobs").json()["data"] == []
+
+
+def test_publishing_without_a_serving_tier_is_refused(
+    app: FastAPI, client: TestClient, job_body: dict[str, Any]
+) -> None:
+    app.state.services.settings.serving_urls.clear()
+    assert error_of(client.post("/v1/jobs", json=job_body))["param"] == "artifact.publish"
+    job_body["contract"]["artifact"] = {"publish": False}
+    assert client.post("/v1/jobs", json=job_body).status_code == 201
+
+
+def test_polling_an_unchanged_job_costs_a_304(client: TestClient, job_body: dict[str, Any]) -> None:
+    job = client.post("/v1/jobs", json=job_body).json()
+    first = client.get(f"/v1/jobs/{job['id']}")
+    again = client.get(f"/v1/jobs/{job['id']}", headers={"If-None-Match": first.headers["etag"]})
+    assert (again.status_code, again.content) == (304, b"")
+    client.post(f"/v1/jobs/{job['id']}/cancel")
+    changed = client.get(f"/v1/jobs/{job['id']}", headers={"If-None-Match": first.headers["etag"]})
+    assert (changed.status_code, changed.json()["state"]) == (200, "cancelled")
+
+
+def test_events_after_a_cursor(client: TestClient, job_body: dict[str, Any]) -> None:
+    job = client.post("/v1/jobs", json=job_body).json()
+    events = client.get(f"/v1/jobs/{job['id']}", params={"after": "0"}).json()["events"]
+    assert [event["message"] for event in events] == ["Job created and queued."]
+    assert client.get(f"/v1/jobs/{job['id']}", params={"after": events[-1]["seq"]}).json()["events"] == []
+    assert client.get(f"/v1/jobs/{job['id']}").json()["events"] is None
+
+
+def stream(client: TestClient, job_id: str, **headers: str) -> list[tuple[str, str | None, dict[str, Any]]]:
+    """(event, id, data) of a whole event stream."""
+    found = []
+    for block in client.get(f"/v1/jobs/{job_id}/events", headers=headers).text.strip().split("\n\n"):
+        fields = dict(line.split(": ", 1) for line in block.splitlines() if not line.startswith(":"))
+        if "data" in fields:
+            found.append((fields["event"], fields.get("id"), json.loads(fields["data"])))
+    return found
+
+
+def test_an_event_stream_replays_and_ends_with_the_job(
+    app: FastAPI, client: TestClient, job_body: dict[str, Any]
+) -> None:
+    job = client.post("/v1/jobs", json=job_body).json()
+    ledger = lease_ledger(app)
+    lease = ledger.claim(job["id"], "w")
+    assert lease
+    ledger.report(lease, events=[NewEvent(type="metrics", message="step", data={"loss": 1.5})])
+    ledger.fail(lease, JobFailed(Code.TRAINER_CRASHED, "broke", remedy="look"))
+    events = stream(client, job["id"])
+    assert [kind for kind, _, _ in events] == ["message", "message", "metrics", "message", "job"]
+    assert events[-1][2]["error"]["code"] == "TRAINER_CRASHED"
+    rest = stream(client, job["id"], **{"Last-Event-ID": str(events[1][1])})
+    assert [kind for kind, _, _ in rest] == ["metrics", "message", "job"]
+
+
+def test_an_event_stream_of_an_unknown_job_is_a_404(client: TestClient) -> None:
+    assert error_of(client.get("/v1/jobs/nothing/events"))["code"] == "JOB_NOT_FOUND"
+
+
+@pytest.mark.parametrize("verb", ["cancel", "pause", "resume"])
+def test_a_verb_that_the_state_forbids(client: TestClient, job_body: dict[str, Any], verb: str) -> None:
+    job = client.post("/v1/jobs", json=job_body).json()
+    client.post(f"/v1/jobs/{job['id']}/cancel")
+    answer = client.post(f"/v1/jobs/{job['id']}/{verb}")
+    assert (answer.status_code, error_of(answer)["code"]) == (409, "JOB_STATE_CONFLICT")
+    assert answer.headers["x-should-retry"] == "false"
+
+
+def test_the_contract_schema_is_served(client: TestClient) -> None:
+    schema = client.get("/v1/contract/schema").json()
+    assert set(schema["required"]) == {"model", "data"}
+
+
+def test_a_merge_job_is_not_a_fine_tuning_job(client: TestClient) -> None:
+    answer = client.post("/v1/jobs", json={"kind": "merge", "contract": {"adapter": "nothing"}})
+    assert error_of(answer)["code"] == "ADAPTER_NOT_FOUND"
+
+
+def test_a_database_that_is_away_is_a_503(app: FastAPI, client: TestClient) -> None:
+    app.state.services.database.engine.dispose()
+    path = app.state.services.database.url.database
+    import pathlib
+
+    pathlib.Path(path).unlink()
+    pathlib.Path(path).mkdir()
+    answer = client.get("/ready")
+    assert (answer.status_code, error_of(answer)["code"]) == (503, "DATABASE_UNAVAILABLE")
+    assert answer.headers["retry-after"]

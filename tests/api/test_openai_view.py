@@ -1,0 +1,104 @@
+"""OpenAI's fine-tuning requests: auto rules, overrides, what is refused, and each state's translation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from fastapi import FastAPI
+from fastapi.testclient import TestClient
+from hypothesis import given
+from hypothesis import strategies as st
+
+from api.auto import resolve_auto
+from api.openai_types import Hyperparameters
+from shared.errors import Code, JobFailed
+from shared.jobstate import Stage
+from shared.lease import LeaseLedger
+from tests.api.conftest import BASE
+
+
+def create(client: TestClient, train_file: str, **body: Any) -> Any:
+    return client.post("/v1/fine_tuning/jobs", json={"model": BASE, "training_file": train_file} | body)
+
+
+@given(st.integers(min_value=1, max_value=10**9))
+def test_auto_stays_within_openais_bounds(rows: int) -> None:
+    resolved = resolve_auto(Hyperparameters(), rows)
+    assert 1 <= resolved["batch_size"] <= 8
+    assert 1 <= resolved["n_epochs"] <= 10
+    assert resolved["learning_rate_multiplier"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("rows", "batch_size", "epochs"), [(1, 1, 10), (16, 1, 10), (64, 4, 10), (1000, 8, 2), (10**6, 8, 1)]
+)
+def test_auto_rules(rows: int, batch_size: int, epochs: int) -> None:
+    resolved = resolve_auto(Hyperparameters(), rows)
+    assert (resolved["batch_size"], resolved["n_epochs"]) == (batch_size, epochs)
+
+
+def test_auto_is_echoed_resolved(client: TestClient, train_file: str) -> None:
+    job = create(client, train_file, hyperparameters={"n_epochs": "auto", "batch_size": 2}).json()
+    assert job["hyperparameters"] == {"batch_size": 2, "learning_rate_multiplier": 1.0, "n_epochs": 10}
+    assert job["method"]["supervised"]["hyperparameters"] == job["hyperparameters"]
+
+
+def test_contract_overrides(client: TestClient, train_file: str) -> None:
+    mens = {"adapter": {"r": 4}, "exec": {"epochs": 5}, "artifact": {"publish": False}}
+    job = create(client, train_file, mens=mens, suffix="mine", seed=3).json()
+    native = client.get(f"/v1/jobs/{job['id']}").json()
+    contract = native["contract"]
+    assert (contract["adapter"]["rank"], contract["exec"]["epochs"], contract["exec"]["seed"]) == (4, 5, 3)
+    assert native["name"] == "mine"
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "param"),
+    [
+        ({"suffix": "Not A Name"}, "REQUEST_INVALID", "suffix"),
+        ({"hyperparameters": {"n_epochs": 51}}, "REQUEST_INVALID", "hyperparameters.n_epochs"),
+        ({"n_epochs": 3}, "REQUEST_INVALID", "n_epochs"),
+        ({"method": {"type": "dpo"}}, "REQUEST_INVALID", "method.type"),
+        ({"integrations": [{"type": "wandb"}]}, "REQUEST_INVALID", "integrations"),
+        ({"seed": -1}, "REQUEST_INVALID", "seed"),
+        ({"metadata": {str(i): "x" for i in range(17)}}, "REQUEST_INVALID", "metadata"),
+        ({"mens": {"exec": {"epoch": 3}}}, "CONTRACT_INVALID", "mens.exec.epoch"),
+        ({"mens": {"adapter": {"rank": 0}}}, "CONTRACT_INVALID", "mens.adapter.rank"),
+        ({"training_file": "file-x"}, "FILE_NOT_FOUND", "training_file"),
+    ],
+)
+def test_refused(client: TestClient, train_file: str, body: dict[str, Any], code: str, param: str) -> None:
+    error = create(client, train_file, **body).json()["error"]
+    assert (error["code"], error["param"]) == (code, param)
+
+
+def test_states_are_translated(app: FastAPI, client: TestClient, train_file: str) -> None:
+    job_id = create(client, train_file).json()["id"]
+    path = f"/v1/fine_tuning/jobs/{job_id}"
+    ledger = LeaseLedger(app.state.services.database, 60)
+    lease = ledger.claim(job_id, "w")
+    assert lease
+    ledger.report(lease, stage=Stage.PREFLIGHT, events=[])
+    assert client.get(path).json()["status"] == "validating_files"
+    ledger.report(lease, stage=Stage.TRAINING, progress={"eta_seconds": 100.0}, events=[])
+    running = client.get(path).json()
+    assert (running["status"], running["mens"]["stage"]) == ("running", "training")
+    assert running["estimated_finish"] > running["created_at"]
+    client.post(f"{path}/pause")
+    ledger.confirm_pause(lease)
+    paused = client.get(path).json()
+    assert (paused["status"], paused["mens"]["state"]) == ("queued", "paused")
+    client.post(f"{path}/resume")
+    lease = ledger.claim(job_id, "w")
+    assert lease
+    ledger.fail(lease, JobFailed(Code.OUT_OF_MEMORY, "full", remedy="less"))
+    failed = client.get(path).json()
+    assert (failed["status"], failed["error"]["code"]) == ("failed", "OUT_OF_MEMORY")
+    assert "less" in failed["error"]["message"]
+
+
+def test_an_event_cursor_that_is_none(client: TestClient, train_file: str) -> None:
+    job_id = create(client, train_file).json()["id"]
+    answer = client.get(f"/v1/fine_tuning/jobs/{job_id}/events", params={"after": "x"})
+    assert answer.json()["error"]["param"] == "after"

@@ -1,0 +1,42 @@
+"""Every error class has its status, and every error one shape."""
+
+from __future__ import annotations
+
+import pytest
+from fastapi import FastAPI
+from fastapi.testclient import TestClient
+
+from api.problems import STATUS, problem_response
+from shared.errors import Code, MensError
+
+
+def subclasses(kind: type[MensError]) -> list[type[MensError]]:
+    return [kind_ for child in kind.__subclasses__() for kind_ in (child, *subclasses(child))]
+
+
+@pytest.mark.parametrize("kind", subclasses(MensError))
+def test_every_class_has_a_status(kind: type[MensError]) -> None:
+    answer = problem_response(kind(Code.REQUEST_INVALID, "what", remedy="how"))
+    assert answer.status_code == STATUS[kind]
+    retried = answer.headers.get("x-should-retry") != "false"
+    assert retried == kind.default_retryable
+
+
+def test_unknown_routes_and_methods(client: TestClient) -> None:
+    assert client.get("/v1/nothing").json()["error"]["code"] == "ROUTE_NOT_FOUND"
+    assert client.put("/v1/jobs").json()["error"]["code"] == "METHOD_NOT_ALLOWED"
+
+
+def test_a_bug_is_a_coded_500_that_tells_nothing(app: FastAPI, client: TestClient) -> None:
+    def broken() -> None:
+        raise RuntimeError("secret detail")
+
+    app.get("/broken")(broken)
+    answer = client.get("/broken")
+    assert (answer.status_code, answer.json()["error"]["code"]) == (500, "INTERNAL_ERROR")
+    assert "secret" not in answer.text
+
+
+def test_every_answer_has_a_request_id(client: TestClient) -> None:
+    assert client.get("/health").headers["x-request-id"].startswith("req_")
+    assert client.get("/v1/nothing", headers={"X-Request-Id": "mine"}).headers["x-request-id"] == "mine"

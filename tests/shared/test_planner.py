@@ -1,0 +1,179 @@
+"""The planner: step counts, splits, refusals, and a plan that is a value."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shared.contract import FineTuneContract
+from shared.digest import digest_json
+from shared.errors import Code, ContractRejected
+from shared.planner import (
+    ExecutionPlan,
+    optimizer_steps,
+    plan_finetune,
+    reject_unsupported,
+    validation_split,
+    warmup_steps,
+)
+from tests.shared.samples import base_entry, contract, data_file
+
+GOLDEN_DIGEST = "117746b583ea520f340d008262b912ff334f23951e7986a0c4ed7d2036a33c27"
+
+UNSUPPORTED: dict[str, Any] = {
+    "adapter.method": "lora",
+    "quant.base": "none",
+    "adapter.targets": "lm_head_proxy",
+    "data.tokenizer_mode": "vox",
+    "data.context_filter": {},
+    "model.weight_shards": ["a.safetensors"],
+    "model.config_json": "config.json",
+    "model.tokenizer_json": "tokenizer.json",
+    "exec.resume_from": "checkpoint-1",
+    "exec.curriculum_schedule": {},
+    "exec.qlora_lm_head_only": True,
+    "exec.qlora_proxy_max_layers": 0,
+    "exec.max_vram_fraction": 0.5,
+    "exec.qlora_max_skip_rate": 0.0,
+    "artifact.deployment_target": "mobile_edge",
+}
+
+
+def with_field(path: str, value: Any) -> FineTuneContract:
+    section, field = path.split(".")
+    fields = contract().model_dump(mode="json")
+    fields[section][field] = value
+    return FineTuneContract.model_validate(fields)
+
+
+def simulated_steps(rows: int, epochs: int, batch_size: int, grad_accum: int) -> int:
+    """Count the optimizer's steps of a training loop that is written as one."""
+    steps = 0
+    for _ in range(epochs):
+        left, waiting = rows, 0
+        while left > 0:
+            left -= batch_size
+            waiting += 1
+            if waiting == grad_accum or left <= 0:
+                steps, waiting = steps + 1, 0
+    return steps
+
+
+def plan(**changes: Any) -> ExecutionPlan:
+    arguments = {
+        "contract": contract(), "base": base_entry(), "train": data_file(), "validation": None, "adapter_name": "demo",
+    }  # fmt: skip
+    return plan_finetune(**(arguments | changes))
+
+
+@given(st.integers(0, 300), st.integers(1, 5), st.integers(1, 40), st.integers(1, 12))
+def test_steps_are_those_of_the_loop(rows: int, epochs: int, batch_size: int, grad_accum: int) -> None:
+    made = contract(exec={"epochs": epochs, "batch_size": batch_size, "grad_accum": grad_accum})
+    assert optimizer_steps(rows, made) == simulated_steps(rows, epochs, batch_size, grad_accum)
+
+
+@given(st.integers(1, 100_000), st.floats(0.0, 0.5))
+def test_split_keeps_the_rules(rows: int, ratio: float) -> None:
+    held_out = validation_split(rows, ratio)
+    assert 0 <= held_out <= rows / 2
+    if ratio == 0.0:
+        assert held_out == 0
+    elif rows <= 20:
+        assert held_out == math.floor(rows * ratio)
+    else:
+        assert held_out >= 10
+        assert held_out == math.floor(rows * ratio) or held_out == 10 or held_out == rows // 2
+
+
+@pytest.mark.parametrize(
+    ("rows", "ratio", "held_out"),
+    [
+        (1, 0.5, 0), (2, 0.5, 1), (19, 0.05, 0), (20, 0.05, 1), (20, 0.5, 10), (21, 0.05, 10), (21, 0.5, 10),
+        (100, 0.05, 10), (199, 0.05, 10), (400, 0.05, 20), (1000, 0.5, 500), (1000, 0.0, 0), (21, 0.0001, 10),
+    ],
+)  # fmt: skip
+def test_split_by_hand(rows: int, ratio: float, held_out: int) -> None:
+    assert validation_split(rows, ratio) == held_out
+
+
+@pytest.mark.parametrize(
+    ("configured", "total", "used"),
+    [(100, 1000, 100), (100, 999, 99), (100, 50, 5), (100, 9, 1), (100, 1, 1), (3, 1000, 3), (0, 1000, 0), (1, 10, 1)],
+)
+def test_warmup_is_a_tenth_at_most(configured: int, total: int, used: int) -> None:
+    assert warmup_steps(configured, total) == used
+
+
+@pytest.mark.parametrize("path", list(UNSUPPORTED))
+def test_unsupported_field_is_refused_with_its_path(path: str) -> None:
+    with pytest.raises(ContractRejected) as caught:
+        plan(contract=with_field(path, UNSUPPORTED[path]))
+    assert caught.value.code is Code.CONTRACT_UNSUPPORTED
+    assert caught.value.param == path
+    assert path in caught.value.message
+    assert path in caught.value.remedy
+
+
+@pytest.mark.parametrize("path", list(UNSUPPORTED))
+def test_remedy_names_the_value_that_is_taken(path: str) -> None:
+    section, field = path.split(".")
+    with pytest.raises(ContractRejected) as caught:
+        reject_unsupported(with_field(path, UNSUPPORTED[path]))
+    default = contract().model_dump(mode="json")[section][field]
+    assert f"Set {path} to {'null' if default is None else default}," in caught.value.remedy.replace("'", "")
+
+
+def test_default_contract_is_supported() -> None:
+    reject_unsupported(contract())
+
+
+def test_plan_is_complete() -> None:
+    made = plan()
+    assert (made.version, made.execution_kernel, made.adapter_name) == (1, "qlora", "demo")
+    assert made.base.digests == base_entry().digests
+    assert made.validation_rows == 10
+    assert made.optimizer_steps == simulated_steps(90, 3, 4, 4)
+
+
+def test_validation_file_replaces_the_split() -> None:
+    made = plan(validation=data_file(30, "f" * 64, "file-2"))
+    assert made.validation_rows == 0
+    assert made.optimizer_steps == simulated_steps(100, 3, 4, 4)
+    assert made.contract_digest != plan().contract_digest
+
+
+def test_plan_comes_back_from_json_as_the_same_value() -> None:
+    made = plan(validation=data_file(30, "f" * 64, "file-2"))
+    copy = ExecutionPlan.model_validate_json(made.model_dump_json())
+    assert copy == made
+    assert copy.digest == made.digest == digest_json(made.model_dump(mode="json"))
+
+
+def test_planning_twice_gives_the_same_digest() -> None:
+    assert plan().digest == plan().digest == GOLDEN_DIGEST, "plans are stored by digest: a change orphans them"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"contract": contract(exec={"seed": 43})},
+        {"base": base_entry("other")},
+        {"base": base_entry(config="e" * 64)},
+        {"train": data_file(101)},
+        {"train": data_file(sha256="e" * 64)},
+        {"validation": data_file(30)},
+        {"adapter_name": "other"},
+    ],
+)
+def test_plan_digest_changes_with_every_input(change: dict[str, Any]) -> None:
+    assert plan(**change).digest != plan().digest
+
+
+def test_contract_digest_is_by_content_not_by_file_id() -> None:
+    assert plan(train=data_file(file_id="file-9")).contract_digest == plan().contract_digest
+    assert plan(train=data_file(sha256="e" * 64)).contract_digest != plan().contract_digest
+    assert plan(base=base_entry(config="e" * 64)).contract_digest != plan().contract_digest

@@ -1,0 +1,138 @@
+"""The v3 adapter: files that verify, names that lead back to the base, bytes that depend on nothing but the run."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from shared.contract import QuantSection
+from shared.digest import digest_file
+from shared.layout import read_folder_tensors, read_tensors
+from shared.manifest import (
+    CONFIG_NAME,
+    MANIFEST_NAME,
+    WEIGHTS_NAME,
+    parse_manifest,
+    peft_keys,
+    verify_adapter,
+    verify_base,
+)
+from worker.adapter import base_key_map, logical_name, save_adapter
+from worker.model import attach_lora, load_quantised
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def tuned(lab, tmp_path_factory):
+    plan = lab.plan_run(tmp_path_factory.mktemp("adapter")).plan
+    return plan, attach_lora(load_quantised(lab.base, QuantSection(), CPU), plan.contract.adapter, seed=3)
+
+
+def test_folder_verifies_against_its_manifest_and_its_base(finished, lab):
+    folder = finished.run_dir / "adapter"
+    raw = (folder / MANIFEST_NAME).read_bytes()
+    manifest = parse_manifest(raw, hashlib.sha256(raw).hexdigest())
+    verify_adapter(folder, manifest, read_folder_tensors(lab.base))
+    verify_base(manifest, lab.entry.digests)
+    assert manifest.files == {name: digest_file(folder / name) for name in (WEIGHTS_NAME, CONFIG_NAME)}
+
+
+def test_manifest_says_what_was_trained(finished, lab, tokenizer):
+    folder = finished.run_dir / "adapter"
+    manifest = json.loads((folder / MANIFEST_NAME).read_bytes())
+    plan = finished.run.plan
+    assert manifest["format"] == "vox_mens_adapter"
+    assert manifest["version"] == 3
+    assert manifest["adapter_method"] == "qlora"
+    assert manifest["quant"] == {"base_quant": "nf4", "double_quant": True}
+    assert (manifest["rank"], manifest["alpha"], manifest["step"]) == (4, 8, 12)
+    assert (manifest["vocab"], manifest["d_model"]) == (2048, 128)
+    assert (manifest["name"], manifest["base_model"]) == ("tiny", lab.entry.name)
+    assert manifest["base_digests"] == lab.entry.digests
+    assert manifest["contract_digest"] == plan.contract_digest
+    assert manifest["template_digest"] == hashlib.sha256(tokenizer.chat_template.encode()).hexdigest()
+    provenance = {"base_family": "qwen3", "license_class": "apache-2.0", "attribution_required": False}
+    assert manifest["provenance"] == provenance
+
+
+def test_weights_are_fp32_and_named_as_peft_names_them(finished):
+    tensors = read_tensors(finished.run_dir / "adapter" / WEIGHTS_NAME)
+    assert {info.dtype for info in tensors.values()} == {"F32"}
+    assert len(tensors) == 4 * 7 * 2
+    assert tensors["base_model.model.model.layers.0.self_attn.k_proj.lora_A.weight"].shape == (4, 128)
+    assert tensors["base_model.model.model.layers.0.self_attn.k_proj.lora_B.weight"].shape == (64, 4)
+
+
+def test_trained_b_is_not_zero(finished):
+    tensors = load_file(finished.run_dir / "adapter" / WEIGHTS_NAME)
+    assert all(tensor.any() for tensor in tensors.values())
+
+
+def test_config_is_peft_s_and_free_of_paths(finished, lab):
+    raw = (finished.run_dir / "adapter" / CONFIG_NAME).read_text()
+    config = json.loads(raw)
+    assert (config["peft_type"], config["task_type"], config["r"], config["lora_alpha"]) == ("LORA", "CAUSAL_LM", 4, 8)
+    assert config["base_model_name_or_path"] == lab.entry.name
+    assert config["inference_mode"] is True
+    assert config["target_modules"] == sorted(config["target_modules"])
+    assert "/" not in raw
+
+
+def test_peft_itself_loads_the_folder(finished, lab):
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    base = AutoModelForCausalLM.from_pretrained(lab.base, dtype=torch.float32)
+    ids = torch.arange(300, 320).reshape(1, 20)
+    with torch.no_grad():
+        before = base(ids).logits
+        after = PeftModel.from_pretrained(base, finished.run_dir / "adapter")(ids).logits
+    assert (before - after).abs().max() > 0.1
+
+
+def test_logical_names_of_layers():
+    names = {
+        "model.layers.3.self_attn.q_proj": "l3.q",
+        "model.layers.11.mlp.down_proj": "l11.down",
+        "model.language_model.layers.0.linear_attn.in_proj_qkv": "l0.lin_qkv",
+        "model.language_model.layers.0.linear_attn.out_proj": "l0.lin_o",
+        "transformer.h.2.attn.c_attn": "l2.c_attn",
+        "lm_head": "lm_head",
+    }
+    assert {module: logical_name(module) for module in names} == names
+
+
+def test_base_key_map_leads_to_the_base_and_to_peft(finished, tiny_base):
+    keys = list(read_tensors(finished.run_dir / "adapter" / WEIGHTS_NAME))
+    mapped = base_key_map(keys)
+    assert mapped["l0.q"] == "model.layers.0.self_attn.q_proj.weight"
+    assert set(mapped.values()) <= read_folder_tensors(tiny_base).keys()
+    assert sorted(key for base_key in mapped.values() for key in peft_keys(base_key)) == sorted(keys)
+    assert [name.partition(".")[0] for name in mapped] == [f"l{n}" for n in range(4) for _ in range(7)]
+
+
+def test_layers_are_in_the_order_of_their_numbers():
+    keys = [f"base_model.model.model.layers.{n}.mlp.up_proj.lora_{side}.weight" for n in (10, 2, 1) for side in "AB"]
+    assert list(base_key_map(keys)) == ["l1.up", "l2.up", "l10.up"]
+
+
+def test_digest_depends_on_nothing_but_weights_and_plan(tuned, tokenizer, tmp_path):
+    plan, model = tuned
+    one = save_adapter(model, tokenizer, plan, 5, tmp_path / "one")
+    other = save_adapter(model, tokenizer, plan, 5, tmp_path / "a" / "longer" / "path")
+    assert one.adapter_id == other.adapter_id == f"tiny@{one.digest}"
+    assert one.digest == digest_file(tmp_path / "one" / MANIFEST_NAME)
+    assert save_adapter(model, tokenizer, plan, 6, tmp_path / "later").digest != one.digest
+
+
+def test_a_plan_that_went_through_json_gives_the_same_digest(tuned, tokenizer, tmp_path):
+    plan, model = tuned
+    again = type(plan).model_validate_json(plan.model_dump_json())
+    assert again == plan
+    digests = [save_adapter(model, tokenizer, one, 5, tmp_path / str(i)).digest for i, one in enumerate((plan, again))]
+    assert digests[0] == digests[1]

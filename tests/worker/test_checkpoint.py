@@ -1,0 +1,155 @@
+"""Checkpoints: whole or not there, few, without pickle, and everything a run needs."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import worker.checkpoint
+from shared.contract import QuantSection
+from shared.errors import Code, JobFailed
+from shared.layout import read_folder_tensors
+from shared.manifest import CONFIG_NAME, MANIFEST_NAME, WEIGHTS_NAME, AdapterManifest, verify_adapter
+from worker.checkpoint import KEEP, SCHEMA, Progress, load_checkpoint, save_checkpoint
+from worker.model import attach_lora, load_quantised, trainable
+from worker.rundir import CHECKPOINTS_FOLDER, list_checkpoints
+
+CPU = torch.device("cpu")
+
+
+class Bench:
+    """A model and an optimizer that has made a step."""
+
+    def __init__(self, lab, folder):
+        self.plan = lab.plan_run(folder).plan
+        quantised = load_quantised(lab.base, QuantSection(), CPU)
+        self.model = attach_lora(quantised, self.plan.contract.adapter, seed=0)
+        self.optimizer = torch.optim.AdamW(trainable(self.model))
+
+    def step(self, seed: int) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        for parameter in trainable(self.model):
+            parameter.grad = torch.randn(parameter.shape, generator=generator)
+        self.optimizer.step()
+
+    def weights(self) -> list[torch.Tensor]:
+        return [parameter.detach().clone() for parameter in trainable(self.model)]
+
+
+@pytest.fixture(scope="module")
+def bench(lab, tmp_path_factory) -> Bench:
+    made = Bench(lab, tmp_path_factory.mktemp("bench"))
+    made.step(1)
+    return made
+
+
+@pytest.fixture
+def save(bench, tokenizer, tmp_path):
+    def write(step: int):
+        progress = Progress(step, 100 * step, [{"step": step, "train_loss": 1.5}])
+        return save_checkpoint(tmp_path, bench.plan, bench.model, tokenizer, bench.optimizer, progress)
+
+    return write
+
+
+def test_files_of_a_checkpoint(save):
+    folder = save(12)
+    assert folder.name == "step-00000012"
+    names = {WEIGHTS_NAME, CONFIG_NAME, MANIFEST_NAME, "trainer_state.safetensors", "trainer_state.json"}
+    assert {path.name for path in folder.iterdir()} == names
+    assert list(folder.parent.iterdir()) == [folder]
+
+
+def test_nothing_in_it_is_pickle(save):
+    for path in save(1).iterdir():
+        assert path.suffix in (".json", ".safetensors")
+        assert not path.read_bytes().startswith((b"\x80", b"PK"))
+
+
+def test_state_says_what_it_belongs_to(save, bench):
+    state = json.loads((save(3) / "trainer_state.json").read_text())
+    assert state["schema"] == SCHEMA
+    assert state["plan_digest"] == bench.plan.digest
+    assert (state["step"], state["trained_tokens"]) == (3, 300)
+
+
+def test_checkpoint_is_a_sound_adapter(save, tiny_base):
+    folder = save(3)
+    manifest = AdapterManifest.model_validate_json((folder / MANIFEST_NAME).read_bytes())
+    assert manifest.step == 3
+    verify_adapter(folder, manifest, read_folder_tensors(tiny_base))
+
+
+def test_weights_moments_and_random_state_come_back(save, bench, lab, tmp_path):
+    torch.manual_seed(77)
+    folder = save(2)
+    expected_draw = torch.rand(4)
+    other = Bench(lab, tmp_path / "other")
+    torch.manual_seed(5)
+    progress = load_checkpoint(folder, bench.plan, other.model, other.optimizer)
+    assert progress == Progress(2, 200, [{"step": 2, "train_loss": 1.5}])
+    assert torch.equal(torch.rand(4), expected_draw)
+    assert all(torch.equal(a, b) for a, b in zip(other.weights(), bench.weights(), strict=True))
+    for one, two in zip(trainable(bench.model), trainable(other.model), strict=True):
+        mine, theirs = bench.optimizer.state[one], other.optimizer.state[two]
+        assert mine.keys() == theirs.keys() == {"step", "exp_avg", "exp_avg_sq"}
+        assert all(torch.equal(mine[key], theirs[key]) for key in mine)
+
+
+def test_all_moments_are_stored(save, bench):
+    tensors = load_file(save(1) / "trainer_state.safetensors")
+    assert len(tensors) == 1 + 3 * len(trainable(bench.model)) + ("rng.cuda" in tensors)
+
+
+def test_the_last_few_are_kept(save, tmp_path):
+    for step in (2, 4, 6, 8, 10):
+        save(step)
+    kept = [folder.name for folder in list_checkpoints(tmp_path)]
+    assert kept == ["step-00000006", "step-00000008", "step-00000010"]
+    assert len(kept) == KEEP
+
+
+def test_order_is_by_step_not_by_text(save, tmp_path):
+    for step in (9, 10, 1000):
+        save(step)
+    assert [folder.name[-4:] for folder in list_checkpoints(tmp_path)] == ["0009", "0010", "1000"]
+
+
+def test_crash_while_writing_leaves_nothing_that_counts(save, tmp_path, monkeypatch):
+    save(1)
+
+    def fail(*_: object) -> None:
+        raise OSError("disk full")
+
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="disk full"):
+        patch.setattr(worker.checkpoint, "write_json", fail)
+        save(2)
+    assert len(list((tmp_path / CHECKPOINTS_FOLDER).iterdir())) == 2
+    assert [folder.name for folder in list_checkpoints(tmp_path)] == ["step-00000001"]
+    save(2)
+    assert [folder.name for folder in list_checkpoints(tmp_path)] == ["step-00000001", "step-00000002"]
+
+
+def test_a_step_is_written_again_without_complaint(save, tmp_path):
+    assert save(5) == save(5)
+    assert len(list_checkpoints(tmp_path)) == 1
+
+
+@pytest.mark.parametrize("change", [{"plan_digest": "0" * 64}, {"schema": "vox_mens_checkpoint_v0"}])
+def test_other_plan_or_schema_is_refused_before_anything_changes(save, bench, tmp_path, change):
+    folder = shutil.copytree(save(1), tmp_path / "changed")
+    path = folder / "trainer_state.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    before = bench.weights()
+    with pytest.raises(JobFailed) as failed:
+        load_checkpoint(folder, bench.plan, bench.model, bench.optimizer)
+    assert failed.value.code == Code.CHECKPOINT_MISMATCH
+    assert all(torch.equal(a, b) for a, b in zip(before, bench.weights(), strict=True))
+
+
+def test_no_checkpoint_folder_is_no_checkpoint(tmp_path):
+    assert list_checkpoints(tmp_path) == []

@@ -1,0 +1,395 @@
+"""The trainer: what it learns, how it stops, and that a resumed run is the uninterrupted one, byte for byte."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+import worker.train
+from shared.digest import digest_file
+from shared.errors import Code, DatasetInvalid, JobFailed
+from shared.manifest import CONFIG_NAME, MANIFEST_NAME, WEIGHTS_NAME
+from worker.process import EXIT_CANCELLED, EXIT_FAILED, EXIT_PAUSED, StopRequested
+from worker.rundir import (
+    ADAPTER_FOLDER,
+    ERROR_NAME,
+    METRICS_NAME,
+    PLAN_NAME,
+    PROBES_NAME,
+    SUMMARY_NAME,
+    TELEMETRY_NAME,
+    TRAINING_MANIFEST_NAME,
+    list_checkpoints,
+    read_json,
+)
+from worker.telemetry import METRIC_COLUMNS
+
+ADAPTER_FILES = (WEIGHTS_NAME, CONFIG_NAME, MANIFEST_NAME)
+ENGINE_SECONDS = 60
+
+GOLDEN_LOSSES = [0.0] * 6
+
+
+def telemetry(run_dir: Path, event: str | None = None) -> list[dict]:
+    lines = [json.loads(line) for line in (run_dir / TELEMETRY_NAME).read_text().splitlines()]
+    return [line["payload"] if event else line for line in lines if event in (None, line["event"])]
+
+
+def losses(run_dir: Path) -> list[float]:
+    return [step["loss"] for step in telemetry(run_dir, "step")]
+
+
+def adapter_digests(run_dir: Path) -> dict[str, str]:
+    return {name: digest_file(run_dir / ADAPTER_FOLDER / name) for name in ADAPTER_FILES}
+
+
+def metrics(run_dir: Path) -> list[dict[str, str]]:
+    with (run_dir / METRICS_NAME).open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+# -- learning ---------------------------------------------------------------------------------------------------------
+
+
+def test_golden_losses(lab, tmp_path):
+    run = lab.plan_run(tmp_path, exec={"epochs": 2, "learning_rate": 1e-3})
+    assert losses(lab.train(run, tmp_path / "run")) == pytest.approx(GOLDEN_LOSSES, rel=2e-3)
+
+
+def test_the_loss_falls(lab, tmp_path):
+    run = lab.plan_run(tmp_path, exec={"epochs": 12, "batch_size": 6, "warmup_steps": 2})
+    seen = losses(lab.train(run, tmp_path / "run"))
+    assert len(seen) == 12
+    assert seen[-1] < 0.8 * seen[0]
+
+
+def test_the_same_plan_gives_the_same_bytes(lab, tmp_path):
+    run = lab.plan_run(tmp_path, adapter={"dropout": 0.2}, data={"validation_split_ratio": 0.34})
+    one, other = (adapter_digests(lab.train(run, tmp_path / name)) for name in ("one", "other"))
+    assert one == other
+
+
+def test_another_seed_gives_another_adapter(lab, tmp_path):
+    runs = [lab.plan_run(tmp_path / str(seed), exec={"epochs": 1, "seed": seed}) for seed in (1, 2)]
+    one, other = (adapter_digests(lab.train(run, tmp_path / f"r{i}")) for i, run in enumerate(runs))
+    assert one[WEIGHTS_NAME] != other[WEIGHTS_NAME]
+
+
+@pytest.mark.parametrize(("batch_size", "grad_accum"), [(1, 6), (2, 3), (3, 2)])
+def test_accumulation_trains_what_one_large_batch_trains(lab, tmp_path, batch_size, grad_accum):
+    def train(name: str, **exec_: int) -> list[float]:
+        run = lab.plan_run(tmp_path / name, exec={"epochs": 3, **exec_})
+        return losses(lab.train(run, tmp_path / name / "run"))
+
+    parts = train("parts", batch_size=batch_size, grad_accum=grad_accum)
+    assert parts == pytest.approx(train("whole", batch_size=6, grad_accum=1), rel=1e-4)
+
+
+def test_a_large_gradient_is_clipped(lab, tmp_path, monkeypatch):
+    seen = []
+    clip = torch.nn.utils.clip_grad_norm_
+
+    def watch(parameters, max_norm):
+        parameters = list(parameters)
+        before = clip(parameters, max_norm)
+        seen.append((before.item(), torch.stack([p.grad.norm() for p in parameters]).norm().item()))
+        return before
+
+    monkeypatch.setattr(torch.nn.utils, "clip_grad_norm_", watch)
+    run = lab.plan_run(tmp_path, exec={"epochs": 1, "max_grad_norm": 0.05})
+    run_dir = lab.train(run, tmp_path / "run")
+    assert all(before > 0.05 and after == pytest.approx(0.05, rel=1e-3) for before, after in seen)
+    assert [step["grad_norm"] for step in telemetry(run_dir, "step")] == [before for before, _ in seen]
+
+
+def test_warm_up_and_cosine_are_used(lab, tmp_path):
+    run = lab.plan_run(tmp_path, exec={"epochs": 20, "batch_size": 6, "warmup_steps": 100, "learning_rate": 0.01})
+    rates = [step["learning_rate"] for step in telemetry(lab.train(run, tmp_path / "run"), "step")]
+    assert rates[:3] == pytest.approx([0.005, 0.01, 0.01])
+    assert rates[-1] == pytest.approx(0.01 * 0.5 * (1 + torch.cos(torch.tensor(torch.pi * 17 / 18)).item()), rel=1e-4)
+
+
+def test_low_ratings_are_left_out(lab, tmp_path):
+    rows = [{"prompt": f"Q{n}", "response": "A", "rating": n} for n in range(1, 6)] + [{"prompt": "Q", "response": "A"}]
+    run = lab.plan_run(tmp_path, rows, exec={"epochs": 1}, data={"min_rating": 4})
+    assert telemetry(lab.train(run, tmp_path / "run"), "train_start")[0]["pairs_loaded"] == 3
+
+
+def test_last_k_is_used(lab, tmp_path):
+    run = lab.plan_run(tmp_path, exec={"epochs": 1, "qlora_ce_last_k": 1})
+    steps = telemetry(lab.train(run, tmp_path / "run"), "step")
+    assert [step["valid_tokens"] for step in steps] == [2, 2, 2]
+
+
+def test_held_out_rows_are_not_trained_on(lab, tmp_path):
+    run = lab.plan_run(tmp_path, exec={"epochs": 1}, data={"validation_split_ratio": 0.5})
+    run_dir = lab.train(run, tmp_path / "run")
+    start = telemetry(run_dir, "train_start")[0]
+    assert (start["pairs_loaded"], start["validation_pairs"]) == (3, 3)
+    assert len(losses(run_dir)) == 2
+
+
+# -- faults -----------------------------------------------------------------------------------------------------------
+
+
+def poison(monkeypatch, from_step: int, to_step: int = 10_000) -> None:
+    """Make the loss NaN in some optimizer steps."""
+    real, calls = worker.train.accumulate_gradients, iter(range(1, 100_000))
+
+    def accumulate(model, batches, device):
+        score = real(model, batches, device)
+        return score._replace(loss=float("nan")) if from_step <= next(calls) <= to_step else score
+
+    monkeypatch.setattr(worker.train, "accumulate_gradients", accumulate)
+
+
+def test_a_loss_that_stays_not_finite_ends_the_run(lab, tmp_path, monkeypatch):
+    poison(monkeypatch, from_step=2)
+    with pytest.raises(JobFailed) as failed:
+        lab.train(lab.plan_run(tmp_path, exec={"epochs": 4}), tmp_path / "run")
+    assert failed.value.code == Code.LOSS_NOT_FINITE
+    assert "step 4" in failed.value.message
+    assert not failed.value.retryable
+    assert len(losses(tmp_path / "run")) == 3
+    assert not (tmp_path / "run" / SUMMARY_NAME).exists()
+
+
+def test_a_step_that_is_not_finite_changes_nothing_and_is_told_as_null(lab, tmp_path, monkeypatch):
+    plan = lab.plan_run(tmp_path, exec={"epochs": 1, "batch_size": 3})
+    poison(monkeypatch, from_step=1, to_step=2)
+    run_dir = lab.train(plan, tmp_path / "run")
+    assert losses(run_dir) == [None, None]
+    from safetensors.torch import load_file
+
+    tensors = load_file(run_dir / ADAPTER_FOLDER / WEIGHTS_NAME)
+    assert not any(tensor.any() for key, tensor in tensors.items() if "lora_B" in key)
+
+
+def test_a_validation_that_is_not_finite_does_not_crash_the_run(lab, tmp_path, monkeypatch):
+    real = worker.train.evaluate
+    monkeypatch.setattr(worker.train, "evaluate", lambda *args: real(*args)._replace(loss=float("nan")))
+    from worker.progress import to_events
+
+    rows = [{"prompt": "Q", "response": "A"}]
+    run_dir = lab.train(lab.plan_run(tmp_path, validation=rows, exec={"epochs": 1}), tmp_path / "run")
+    assert telemetry(run_dir, "validation")[-1]["val_loss"] is None
+    assert to_events(telemetry(run_dir))
+
+
+def test_nothing_to_learn_within_seq_len(lab, tmp_path):
+    rows = [{"messages": [{"role": "assistant", "content": ""}, {"role": "assistant", "content": "A"}]}] * 2
+    run = lab.plan_run(tmp_path, rows, exec={"seq_len": 8})
+    monkey = run.model_copy(update={"plan": run.plan})
+    object.__setattr__(monkey.plan.contract.exec, "seq_len", 1)
+    with pytest.raises(DatasetInvalid) as refused:
+        lab.train(monkey, tmp_path / "run")
+    assert refused.value.code == Code.NOTHING_SUPERVISED
+    assert "lines 1, 2" in refused.value.message
+
+
+# -- stop and resume --------------------------------------------------------------------------------------------------
+
+
+class StopAfter:
+    """Asks to stop once it has been looked at that many times."""
+
+    def __init__(self, steps: int, *, pause: bool) -> None:
+        self._left, self._pause = steps, pause
+
+    @property
+    def cancel_requested(self) -> bool:
+        self._left -= 1
+        return self._left <= 0 and not self._pause
+
+    @property
+    def pause_requested(self) -> bool:
+        return self._left <= 0 and self._pause
+
+
+LONG_RUN = {
+    "exec": {"epochs": 3, "checkpoint_every": 2, "warmup_steps": 3, "batch_size": 1, "grad_accum": 2},
+    "adapter": {"rank": 4, "alpha": 8, "dropout": 0.1},
+}
+HELD_OUT = [{"prompt": "What is a fix?", "response": "A change."}]
+
+
+@pytest.mark.parametrize("validation", [None, HELD_OUT], ids=["no validation", "validation"])
+@pytest.mark.parametrize("stop_after", [1, 3, 4])
+def test_resumed_run_is_the_uninterrupted_run(lab, tmp_path, stop_after, validation):
+    run = lab.plan_run(tmp_path, validation=validation, **LONG_RUN)
+    whole = lab.train(run, tmp_path / "whole")
+    with pytest.raises(StopRequested) as stopped:
+        lab.train(run, tmp_path / "first", stop=StopAfter(stop_after, pause=True))
+    assert stopped.value.exit_code == EXIT_PAUSED
+    checkpoint = list_checkpoints(tmp_path / "first")[-1]
+    assert checkpoint.name == f"step-{stop_after:08d}"
+    torch.rand(7)  # the process that resumes has drawn other numbers before
+    second = lab.train(run, tmp_path / "second", resume=checkpoint)
+    assert adapter_digests(second) == adapter_digests(whole)
+    assert losses(tmp_path / "first") + losses(second) == losses(whole)
+    told = telemetry(second, "train_start")[0]
+    assert told["resumed_from_step"] == stop_after
+    one, other = (read_json(run_dir / SUMMARY_NAME) for run_dir in (second, whole))
+    assert one["trained_tokens"] == other["trained_tokens"]
+    assert one["optimizer_step_count"] == other["optimizer_step_count"] == 9
+    train_rows = [[(row["step"], row["train_loss"]) for row in metrics(run_dir)] for run_dir in (second, whole)]
+    assert train_rows[0] == train_rows[1]
+
+
+def test_resume_from_a_checkpoint_on_the_way_is_the_uninterrupted_run(lab, tmp_path):
+    run = lab.plan_run(tmp_path, validation=HELD_OUT, **LONG_RUN)
+    whole = lab.train(run, tmp_path / "whole")
+    oldest = list_checkpoints(whole)[0]
+    assert adapter_digests(lab.train(run, tmp_path / "second", resume=oldest)) == adapter_digests(whole)
+
+
+def test_pause_in_the_last_step_loses_nothing(lab, tmp_path):
+    run = lab.plan_run(tmp_path, **LONG_RUN)
+    with pytest.raises(StopRequested):
+        lab.train(run, tmp_path / "first", stop=StopAfter(9, pause=True))
+    second = lab.train(run, tmp_path / "second", resume=list_checkpoints(tmp_path / "first")[-1])
+    assert losses(second) == []
+    assert adapter_digests(second) == adapter_digests(lab.train(run, tmp_path / "whole"))
+
+
+def test_cancel_writes_no_checkpoint(lab, tmp_path):
+    with pytest.raises(StopRequested) as stopped:
+        lab.train(lab.plan_run(tmp_path), tmp_path / "run", stop=StopAfter(1, pause=False))
+    assert stopped.value.exit_code == EXIT_CANCELLED
+    assert len(losses(tmp_path / "run")) == 1
+    assert list_checkpoints(tmp_path / "run") == []
+    assert not (tmp_path / "run" / ADAPTER_FOLDER).exists()
+
+
+def test_checkpoint_of_another_plan_is_refused(lab, tmp_path):
+    run = lab.plan_run(tmp_path, exec={"epochs": 1, "checkpoint_every": 1})
+    checkpoint = list_checkpoints(lab.train(run, tmp_path / "one"))[0]
+    other = lab.plan_run(tmp_path, exec={"epochs": 1, "checkpoint_every": 1, "learning_rate": 0.02})
+    with pytest.raises(JobFailed) as failed:
+        lab.train(other, tmp_path / "other", resume=checkpoint)
+    assert failed.value.code == Code.CHECKPOINT_MISMATCH
+
+
+# -- what a run leaves ------------------------------------------------------------------------------------------------
+
+
+def test_a_run_leaves_every_file(finished):
+    names = {path.name for path in finished.run_dir.iterdir()}
+    assert names == {
+        "adapter",
+        "checkpoints",
+        METRICS_NAME,
+        PROBES_NAME,
+        SUMMARY_NAME,
+        TELEMETRY_NAME,
+        TRAINING_MANIFEST_NAME,
+    }
+    assert {path.name for path in (finished.run_dir / ADAPTER_FOLDER).iterdir()} == set(ADAPTER_FILES)
+
+
+def test_the_summary_is_written_last(lab, tmp_path, monkeypatch):
+    def fail(*_: object) -> None:
+        raise OSError("disk full")
+
+    run = lab.plan_run(tmp_path, exec={"epochs": 1})
+    for step in ("save_adapter", "write_probes"):
+        with monkeypatch.context() as patch, pytest.raises(OSError, match="disk full"):
+            patch.setattr(worker.train, step, fail)
+            lab.train(run, tmp_path / step)
+        assert not (tmp_path / step / SUMMARY_NAME).exists()
+
+
+def test_telemetry_tells_the_run_and_no_text(finished):
+    lines = telemetry(finished.run_dir)
+    assert all(set(line) == {"ts_ms", "event", "payload"} for line in lines)
+    assert [line["ts_ms"] for line in lines] == sorted(line["ts_ms"] for line in lines)
+    assert lines[0]["event"] == "train_start"
+    assert lines[-1]["event"] == "train_complete"
+    assert [step["step"] for step in telemetry(finished.run_dir, "step")] == list(range(1, 13))
+    assert [one["step"] for one in telemetry(finished.run_dir, "checkpoint")] == [2, 4, 6, 8, 10]
+    raw = (finished.run_dir / TELEMETRY_NAME).read_text()
+    for text in ("What is", "mistake", "brief", str(finished.run_dir)):
+        assert text not in raw
+
+
+def test_metrics_are_openais_columns(finished):
+    rows = metrics(finished.run_dir)
+    assert tuple(rows[0]) == METRIC_COLUMNS
+    assert [int(row["step"]) for row in rows] == list(range(1, 13))
+    assert all(row["train_loss"] and row["train_accuracy"] for row in rows)
+    assert rows[-1]["valid_loss"]
+    assert rows[0]["valid_loss"] == ""
+    assert [row["step"] for row in rows if row["valid_loss"]] == ["2", "3", "4", "6", "8", "9", "10", "12"]
+
+
+# -- the process ------------------------------------------------------------------------------------------------------
+
+
+def start(run, run_dir: Path, *more: str) -> subprocess.Popen:
+    run_dir.mkdir(parents=True, exist_ok=True)
+    (run_dir / PLAN_NAME).write_text(run.model_dump_json())
+    command = [sys.executable, "-m", "worker.train", str(run_dir / PLAN_NAME), str(run_dir), *more]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    environment.pop("MENS_PARENT_PID", None)
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment)
+
+
+def signal_in_mid_run(process: subprocess.Popen, run_dir: Path, number: signal.Signals) -> int:
+    deadline = time.monotonic() + ENGINE_SECONDS
+    path = run_dir / TELEMETRY_NAME
+    while not (path.exists() and '"event": "step"' in path.read_text()):
+        assert process.poll() is None, process.stdout.read().decode()
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    process.send_signal(number)
+    process.communicate(timeout=ENGINE_SECONDS)
+    return process.returncode
+
+
+@pytest.fixture(scope="module")
+def endless(lab, tmp_path_factory):
+    """A run that does not end by itself within any patience."""
+    return lab.plan_run(tmp_path_factory.mktemp("endless"), exec={"epochs": 1000, "checkpoint_every": 100_000})
+
+
+def test_sigterm_cancels(endless, tmp_path):
+    assert signal_in_mid_run(start(endless, tmp_path), tmp_path, signal.SIGTERM) == EXIT_CANCELLED
+    assert list_checkpoints(tmp_path) == []
+    assert not (tmp_path / ERROR_NAME).exists()
+
+
+def test_sigusr1_pauses_with_a_checkpoint(endless, tmp_path):
+    assert signal_in_mid_run(start(endless, tmp_path), tmp_path, signal.SIGUSR1) == EXIT_PAUSED
+    done = telemetry(tmp_path, "step")[-1]["step"]
+    assert [path.name for path in list_checkpoints(tmp_path)] == [f"step-{done:08d}"]
+    assert not (tmp_path / ERROR_NAME).exists()
+
+
+def test_bad_data_ends_with_a_coded_error(lab, tmp_path):
+    run = lab.plan_run(tmp_path)
+    Path(run.inputs.train).write_text('{"prompt": "Q", "response": "A"}\n{"prompt": "Q"}\n')
+    process = start(run, tmp_path / "run")
+    output = process.communicate(timeout=ENGINE_SECONDS)[0].decode()
+    assert process.returncode == EXIT_FAILED, output
+    error = read_json(tmp_path / "run" / ERROR_NAME)
+    assert error["code"] == Code.DATASET_LINE_INVALID
+    assert error["details"]["errors"][0]["line"] == 2
+    assert error["retryable"] is False
+    assert "DATASET_LINE_INVALID" in output
+
+
+def test_the_process_trains_what_the_function_trains(lab, tmp_path):
+    run = lab.plan_run(tmp_path, exec={"epochs": 1})
+    process = start(run, tmp_path / "process")
+    output = process.communicate(timeout=ENGINE_SECONDS)[0].decode()
+    assert process.returncode == 0, output
+    assert adapter_digests(tmp_path / "process") == adapter_digests(lab.train(run, tmp_path / "function"))
