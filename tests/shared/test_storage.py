@@ -280,3 +280,18 @@ def test_missing_file_of_an_artifact_is_not_found(storage: Storage, source: Path
     put(storage, source)
     with pytest.raises(NotFound):
         storage.fetch_folder("adapters", digest(source), ["other.json"], tmp_path)
+
+
+def test_reading_makes_no_folder(storage: Storage) -> None:
+    with pytest.raises(NotFound):
+        storage.open_blob("0" * 64)
+    assert not storage.root.exists()
+
+
+def test_oversized_manifest_is_cut_so_that_its_digest_cannot_fit(
+    storage: Storage, source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(storage, source)
+    monkeypatch.setattr("shared.storage.MAX_MANIFEST_BYTES", 10)
+    found = storage.manifest_bytes("adapters", digest(source), MANIFEST)
+    assert hashlib.sha256(found).hexdigest() != digest(source)

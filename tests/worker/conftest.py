@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -259,3 +260,26 @@ def open_shop(lab: Lab, sqlite_template: Path, tmp_path: Path) -> Callable[..., 
 @pytest.fixture
 def shop(open_shop: Callable[..., Shop]) -> Shop:
     return open_shop()
+
+
+@pytest.fixture
+def fake_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], str]:
+    """Writes a module that stands for the engine, with `plan`, `run_dir` and `tell` at hand; returns its name."""
+    folder = tmp_path / "fakes"
+    folder.mkdir()
+    monkeypatch.setenv("PYTHONPATH", f"{folder}{os.pathsep}{Path.cwd()}")
+    head = (
+        "import json, os, signal, subprocess, sys, time\n"
+        "from pathlib import Path\n"
+        "plan, run_dir = Path(sys.argv[1]), Path(sys.argv[2])\n"
+        "def tell(event, **payload):\n"
+        "    with (run_dir / 'telemetry.jsonl').open('a') as file:\n"
+        "        file.write(json.dumps({'ts_ms': 1, 'event': event, 'payload': payload}) + '\\n')\n"
+    )
+
+    def write(code: str) -> str:
+        name = f"fake_engine_{len(list(folder.glob('*.py')))}"
+        (folder / f"{name}.py").write_text(head + textwrap.dedent(code))
+        return name
+
+    return write

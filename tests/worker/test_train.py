@@ -36,7 +36,7 @@ from worker.telemetry import METRIC_COLUMNS
 ADAPTER_FILES = (WEIGHTS_NAME, CONFIG_NAME, MANIFEST_NAME)
 ENGINE_SECONDS = 60
 
-GOLDEN_LOSSES = [0.0] * 6
+GOLDEN_LOSSES = [5.1722, 6.1661, 4.8691, 5.0442, 5.8157, 4.9861]
 
 
 def telemetry(run_dir: Path, event: str | None = None) -> list[dict]:

@@ -1,0 +1,105 @@
+"""The command line: help that teaches, errors that help, and the catalogue commands offline."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from api.migrate import migrate
+from cli.main import app
+from shared.catalog import load_catalog
+from shared.settings import Settings
+
+runner = CliRunner()
+COMMANDS = ["up", "demo", "train", "chat", "models", "alias", "jobs", "base", "keys"]
+REVISION = "0123456789abcdef0123456789abcdef01234567"
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("MENS_HOME", str(tmp_path))
+    for name in ("MENS_API_URL", "MENS_API_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    return tmp_path
+
+
+@pytest.fixture
+def model_folder(tmp_path: Path) -> Path:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    for name in ("config.json", "tokenizer.json", "model.safetensors"):
+        (folder / name).write_text("{}")
+    return folder
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help(command: str) -> None:
+    result = runner.invoke(app, [command, "--help"])
+    assert result.exit_code == 0
+    assert "Usage" in result.output
+
+
+def test_help_lists_every_command() -> None:
+    output = runner.invoke(app, ["--help"]).output
+    assert all(command in output for command in COMMANDS)
+
+
+def test_the_command_line_starts_without_torch() -> None:
+    code = "import sys, cli.main; sys.exit(any(m in sys.modules for m in ('torch', 'transformers', 'vllm')))"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_without_an_installation_the_advice_is_to_start_one() -> None:
+    result = runner.invoke(app, ["models"])
+    assert result.exit_code == 1
+    assert "mens up" in result.output
+
+
+def test_an_api_that_is_down(home: Path) -> None:
+    (home / "connection.json").write_text(json.dumps({"url": "http://127.0.0.1:9", "key": "k"}))
+    result = runner.invoke(app, ["jobs", "list"])
+    assert (result.exit_code, "does not answer" in result.output) == (1, True)
+
+
+def test_a_folder_becomes_a_base(model_folder: Path) -> None:
+    assert runner.invoke(app, ["base", "add", "mine", "--path", str(model_folder), "--license", "MIT"]).exit_code == 0
+    entry = load_catalog(Settings().catalog_path).get("mine")
+    assert (set(entry.digests), entry.license) == ({"config.json", "tokenizer.json", "model.safetensors"}, "MIT")
+    assert "mine" in runner.invoke(app, ["base", "list"]).output
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["--path", "/nowhere"],
+        ["--hub", "some/model"],
+        ["--hub", "some/model", "--revision", "main"],
+        ["--hub", "some/model", "--revision", REVISION, "--path", "x"],
+    ],
+)
+def test_bases_that_are_refused(arguments: list[str]) -> None:
+    result = runner.invoke(app, ["base", "add", "bad", *arguments])
+    assert (result.exit_code, "error:" in result.output) == (1, True)
+    assert not load_catalog(Settings().catalog_path).bases
+
+
+def test_a_folder_with_pickled_weights_is_no_base(model_folder: Path) -> None:
+    (model_folder / "model.safetensors").rename(model_folder / "pytorch_model.bin")
+    result = runner.invoke(app, ["base", "add", "bad", "--path", str(model_folder)])
+    assert "*.safetensors missing" in result.output.replace("\n", " ")
+
+
+def test_keys() -> None:
+    migrate(Settings().database_url)
+    created = runner.invoke(app, ["keys", "create", "alice"])
+    assert created.output.splitlines()[-1].startswith("mens-")
+    key_id = created.output.split()[0]
+    assert "alice" in runner.invoke(app, ["keys", "list"]).output
+    assert "revoked" in runner.invoke(app, ["keys", "revoke", key_id]).output
+    assert runner.invoke(app, ["keys", "revoke", "key-none"]).exit_code == 1

@@ -1,0 +1,157 @@
+"""The database behind its two doors: one block, one transaction; and the migrations make the tables of the code."""
+
+from __future__ import annotations
+
+import time
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+from hypothesis import given
+from hypothesis import strategies as st
+from sqlalchemy import create_engine, inspect, text
+
+from api.migrate import migrate
+from shared.db import Database
+from shared.errors import Code, Unavailable
+from shared.ledger import Ledger
+from shared.registry import Registry
+from shared.tables import Base, UtcTime
+from tests.postgres import PostgresServer, free_port
+from tests.shared.samples import at_once, snapshot, submission
+
+
+@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.postgres)])
+def empty_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """URL of a database without tables."""
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path / 'new' / 'mens.db'}"
+    server: PostgresServer = request.getfixturevalue("postgres_server")
+    return server.empty_url()
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def dead_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """URL of a database that is not there."""
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path}/no/such/folder/mens.db"
+    return f"postgresql+psycopg://postgres@127.0.0.1:{free_port()}/mens"
+
+
+def test_migrations_from_empty_make_the_tables_of_the_code(empty_url: str) -> None:
+    migrate(empty_url)
+    engine = create_engine(empty_url)
+    with engine.connect() as connection:
+        context = MigrationContext.configure(connection, opts={"compare_type": True, "compare_server_default": True})
+        assert compare_metadata(context, Base.metadata) == []
+    engine.dispose()
+
+
+def test_migrating_again_and_at_once_is_harmless(empty_url: str) -> None:
+    migrate(empty_url)
+    Ledger(Database(empty_url)).submit(submission())
+    migrate(empty_url)
+    with Database(empty_url).read() as session:
+        assert session.execute(text("SELECT count(*) FROM jobs")).scalar_one() == 1
+
+
+def test_every_table_has_a_named_primary_key(database: Database) -> None:
+    inspector = inspect(database.engine)
+    assert {table: inspector.get_pk_constraint(table)["name"] for table in Base.metadata.tables} == {
+        table: f"pk_{table}" for table in Base.metadata.tables
+    }
+
+
+def test_dead_database_is_unavailable_in_every_door(dead_url: str) -> None:
+    database = Database(dead_url)
+    started = time.monotonic()
+    calls = [
+        database.ping,
+        lambda: Ledger(database).get("ftjob-1"),
+        lambda: Ledger(database).submit(submission()),
+        lambda: Registry(database).authenticate("mens-x"),
+        lambda: Registry(database).create_key("x"),
+    ]
+    for call in calls:
+        with pytest.raises(Unavailable) as caught:
+            call()
+        assert caught.value.code is Code.DATABASE_UNAVAILABLE
+        assert caught.value.retryable
+        assert "\n" not in caught.value.message
+    assert time.monotonic() - started < 5
+
+
+@pytest.mark.postgres
+def test_cut_connections_are_replaced(postgres_server: PostgresServer) -> None:
+    url = postgres_server.fresh_url()
+    database = Database(url)
+    database.ping()
+    cut = text("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database()")
+    with pytest.raises(Unavailable), database.read() as session:
+        session.execute(cut)
+        session.execute(text("SELECT 1"))
+    database.ping()
+    database.close()
+    postgres_server.drop(url)
+
+
+def test_living_database_answers(database: Database) -> None:
+    database.ping()
+
+
+def test_block_that_raises_writes_nothing(database: Database) -> None:
+    before = snapshot(database)
+    with pytest.raises(RuntimeError), database.write() as session:
+        session.execute(text("INSERT INTO api_keys VALUES ('1', 'n', 's', 1, NULL)"))
+        raise RuntimeError
+    assert snapshot(database) == before
+
+
+def test_read_block_writes_nothing(database: Database) -> None:
+    before = snapshot(database)
+    with database.read() as session:
+        session.execute(text("INSERT INTO api_keys VALUES ('1', 'n', 's', 1, NULL)"))
+    assert snapshot(database) == before
+
+
+def test_writers_queue_up_and_lose_nothing(database: Database) -> None:
+    """Read, then write: a writer that began with a read lock would fail halfway, or write over another's number."""
+    registry = Registry(database)
+    key, _ = registry.create_key("0")
+
+    def count_up(_: int) -> None:
+        for _ in range(5):
+            with database.write() as session:
+                lock = "" if database.is_sqlite else " FOR UPDATE"
+                value = session.execute(text(f"SELECT name FROM api_keys{lock}")).scalar_one()
+                session.execute(text("UPDATE api_keys SET name = :name"), {"name": str(int(value) + 1)})
+
+    at_once(4, count_up)
+    assert [(found.id, found.name) for found in registry.keys()] == [(key.id, "20")]
+
+
+def test_foreign_keys_are_kept(database: Database) -> None:
+    from sqlalchemy.exc import IntegrityError
+
+    with pytest.raises(IntegrityError), database.write() as session:
+        session.execute(text("INSERT INTO aliases VALUES ('prod', 'no-such-adapter', 1)"))
+
+
+def test_clock_is_aware_and_right(database: Database) -> None:
+    with database.read() as session:
+        assert abs(database.now(session) - datetime.now(UTC)) < timedelta(seconds=5)
+
+
+@given(st.datetimes(datetime(1971, 1, 1), datetime(2200, 1, 1), timezones=st.just(UTC)))
+def test_times_are_stored_as_milliseconds_in_order(moment: datetime) -> None:
+    kind, dialect = UtcTime(), create_engine("sqlite://").dialect
+    stored = kind.process_bind_param(moment, dialect)
+    assert stored is not None
+    back = kind.process_result_value(stored, dialect)
+    assert back is not None
+    assert back.tzinfo is UTC
+    assert abs(back - moment) <= timedelta(milliseconds=0.501)
+    assert kind.process_bind_param(back, dialect) == stored
+    assert kind.process_bind_param(None, dialect) is kind.process_result_value(None, dialect) is None

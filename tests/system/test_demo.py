@@ -1,0 +1,67 @@
+"""`mens demo`, as `make demo` runs it: it must succeed, and leave no process behind."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.system.loop import ROOT, Installation
+
+
+def mens(*arguments: str, home: Path, timeout: float = 250) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "MENS_HOME": str(home), "COLUMNS": "200"}
+    command = [sys.executable, "-m", "cli.main", *arguments]
+    return subprocess.run(
+        command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=timeout, check=False
+    )
+
+
+def test_the_demo(home: Path, tmp_path: Path) -> None:
+    (tmp_path / "bases").symlink_to(home / "bases")
+    done = mens("demo", home=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "adapter support@" in done.stdout
+    assert "I do not know that yet" in done.stdout
+    left = [p.info for p in psutil.process_iter(["cmdline"]) if str(tmp_path) in " ".join(p.info["cmdline"] or [])]
+    assert not left
+
+
+def test_the_demo_shows_the_log_of_what_failed(home: Path, tmp_path: Path) -> None:
+    (tmp_path / "bases").symlink_to(home / "bases")
+    os.environ["MENS_SERVING_MAX_LORAS"] = "0"
+    try:
+        done = mens("demo", home=tmp_path)
+    finally:
+        del os.environ["MENS_SERVING_MAX_LORAS"]
+    assert done.returncode == 1
+    assert "serving keeps dying" in done.stderr
+    assert "MENS_SERVING_MAX_LORAS" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["models"], "mens-tiny"),
+        (["chat", "mens-tiny", "What is Mens?", "--max-tokens", "12"], "I"),
+        (["jobs", "list"], "kind"),
+        (["train", "examples/support.jsonl", "--model", "mens-tiny", "--dry-run"], "plan_digest"),
+        (["train", "examples/support.jsonl", "--model", "mens-tiny", "--epochs", "1", "--no-publish"], "succeeded"),
+    ],
+)
+def test_commands_against_a_running_installation(
+    installation: Installation, arguments: list[str], expected: str
+) -> None:
+    done = mens(*arguments, home=installation.stack.home)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert expected in done.stdout
+
+
+def test_a_second_instance_on_one_home_is_refused(installation: Installation) -> None:
+    done = mens("up", home=installation.stack.home)
+    assert done.returncode == 1
+    assert "already running" in done.stderr

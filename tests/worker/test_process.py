@@ -1,0 +1,76 @@
+"""Exit codes, signals and error files, as engine and worker have agreed on."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+
+import pytest
+
+from shared.errors import Code, JobFailed
+from worker.process import EXIT_CANCELLED, EXIT_FAILED, EXIT_PAUSED, StopRequested, StopSignals, run_engine
+
+
+def raising(error: BaseException):
+    def work() -> None:
+        raise error
+
+    return work
+
+
+def test_success_is_zero(tmp_path):
+    assert run_engine(lambda: None, tmp_path) == 0
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("code", [EXIT_PAUSED, EXIT_CANCELLED])
+def test_a_stop_is_no_error(tmp_path, code):
+    assert run_engine(raising(StopRequested(code)), tmp_path) == code
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_coded_error_is_written(tmp_path, capsys):
+    error = JobFailed(Code.LOSS_NOT_FINITE, "It was NaN.", remedy="Lower it.", details={"step": 3})
+    assert run_engine(raising(error), tmp_path) == EXIT_FAILED
+    assert json.loads((tmp_path / "error.json").read_text()) == error.as_dict()
+    assert "LOSS_NOT_FINITE" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("message", ["CUDA out of memory. Tried to allocate 2 GiB.\nmore", "DefaultCPUAllocator: Out Of Memory"])
+def test_out_of_memory_has_a_code(tmp_path, message):
+    assert run_engine(raising(RuntimeError(message)), tmp_path) == EXIT_FAILED
+    error = json.loads((tmp_path / "error.json").read_text())
+    assert error["code"] == Code.OUT_OF_MEMORY
+    assert "more" not in error["message"]
+
+
+def test_a_bug_is_not_dressed_up(tmp_path):
+    with pytest.raises(ValueError, match="odd"):
+        run_engine(raising(ValueError("odd")), tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture
+def stop():
+    kept = {number: signal.getsignal(number) for number in (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT)}
+    yield StopSignals()
+    for number, handler in kept.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "pause", "cancel"),
+    [
+        ([], False, False),
+        ([signal.SIGUSR1], True, False),
+        ([signal.SIGINT], True, False),
+        ([signal.SIGTERM], False, True),
+        ([signal.SIGUSR1, signal.SIGTERM], False, True),
+        ([signal.SIGTERM, signal.SIGUSR1], False, True),
+    ],
+)
+def test_signals_are_remembered_and_a_cancel_outranks_a_pause(stop, numbers, pause, cancel):
+    for number in numbers:
+        os.kill(os.getpid(), number)
+    assert (stop.pause_requested, stop.cancel_requested) == (pause, cancel)

@@ -1,0 +1,67 @@
+"""From telemetry to what people see."""
+
+from __future__ import annotations
+
+from worker.progress import MAX_METRIC_EVENTS, PROGRESS_FIELDS, to_events, to_progress
+
+
+def step(number: int, total: int = 10, loss: float | None = 2.5) -> dict:
+    payload = dict.fromkeys(PROGRESS_FIELDS, 0) | {"step": number, "total_steps": total, "loss": loss, "epoch": 1}
+    return {"event": "step", "payload": payload | {"token_accuracy": 0.5, "tokens_per_sec": 9.0}}
+
+
+def start(resumed: int = 0) -> dict:
+    payload = {"resumed_from_step": resumed, "planned_optimizer_steps_total": 10, "compute_device": "cpu"}
+    return {"event": "train_start", "payload": payload | {"pairs_loaded": 6}}
+
+
+def test_progress_is_the_newest_step():
+    progress = to_progress([step(1), step(2), start()])
+    assert progress["step"] == 2
+    assert progress["tokens_per_second"] == 9.0
+    assert set(progress) == set(PROGRESS_FIELDS.values())
+
+
+def test_no_step_is_no_progress():
+    assert to_progress([]) == {}
+    assert to_progress([start()]) == {}
+
+
+def test_step_event_has_openais_metrics():
+    event = to_events([step(3)])[0]
+    assert (event.type, event.level, event.message) == ("metrics", "info", "Step 3/10: training loss=2.5000")
+    assert event.data == {"step": 3, "train_loss": 2.5, "total_steps": 10, "train_mean_token_accuracy": 0.5}
+
+
+def test_loss_that_is_not_finite_is_a_warning():
+    event = to_events([step(3, loss=None)])[0]
+    assert (event.level, event.message) == ("warn", "Step 3/10: training loss=not finite")
+
+
+def test_start_and_resume():
+    first, resumed = to_events([start(), start(4)])
+    assert first.message == "Training started: 6 rows, 10 steps on cpu."
+    assert resumed.message == "Training resumed from the checkpoint of step 4: 10 steps on cpu."
+
+
+def test_other_events():
+    telemetry = [
+        {"event": "validation", "payload": {"step": 2, "val_loss": 1.25, "val_token_accuracy": 0.5}},
+        {"event": "checkpoint", "payload": {"step": 2, "folder": "step-00000002", "metrics": {}}},
+        {"event": "train_complete", "payload": {"global_step": 10, "final_adapter": "tiny@0"}},
+        {"event": "something_new", "payload": {}},
+    ]
+    messages = [event.message for event in to_events(telemetry)]
+    assert messages == [
+        "Step 2: validation loss=1.2500",
+        "Checkpoint at step 2.",
+        "Training complete after 10 steps.",
+    ]
+
+
+def test_a_long_run_keeps_about_as_many_events_as_a_job_should():
+    total = 50 * MAX_METRIC_EVENTS
+    steps = [event.data["step"] for event in to_events([step(number, total) for number in range(1, total + 1)])]
+    assert MAX_METRIC_EVENTS <= len(steps) <= MAX_METRIC_EVENTS + 2
+    assert (steps[0], steps[-1]) == (1, total)
+    assert len(to_events([step(number, 7) for number in range(1, 8)])) == 7
