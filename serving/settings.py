@@ -20,12 +20,12 @@ class ServingSettings(Settings):
     """What one replica serves, and with which limits."""
 
     serving_host: str = Field("127.0.0.1", description="Address to listen on; any but loopback needs a serving key.")
-    serving_port: int = Field(8001, ge=1, le=65535)
+    serving_port: int = Field(8001, ge=1, le=65535, description="Port to listen on.")
     serving_base: str = Field("", validate_default=True, description="Catalogue name of the base model.")
     serving_base_digest: str | None = Field(
         None, description="Digest that the base must have; `python -m serving` hands vLLM the one it verified."
     )
-    serving_device: Literal["cpu", "cuda"] = "cpu"
+    serving_device: Literal["cpu", "cuda"] = Field("cpu", description="cpu or cuda.")
     serving_dtype: Literal["auto", "float32", "bfloat16"] | None = Field(
         None, description="Weights in memory; null: float32 on a CPU, the model's own on a GPU."
     )

@@ -31,7 +31,9 @@ HI_HELLO = [Message("user", "Hi"), Message("assistant", "Hello")]
 text = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20)
 visible = text.filter(lambda value: bool(value.strip()))
 extras = st.fixed_dictionaries({}, optional={"name": text, "weight": st.floats(0, 1)})
-turns = st.builds(lambda role, content, more: {"role": role, "content": content} | more, st.sampled_from(ROLES), text, extras)
+turns = st.builds(
+    lambda role, content, more: {"role": role, "content": content} | more, st.sampled_from(ROLES), text, extras
+)
 answers = st.builds(lambda content, more: {"role": "assistant", "content": content} | more, visible, extras)
 chats = st.builds(lambda first, last: [*first, last], st.lists(turns, max_size=5), answers)
 labels = st.fixed_dictionaries(

@@ -59,7 +59,7 @@ def test_list_order_matters() -> None:
 
 
 def test_golden_bytes() -> None:
-    value = {"b": [1, 2.5, 1e-05, True, None], "a": {"ü": "é\n\"", "Z": ""}}
+    value = {"b": [1, 2.5, 1e-05, True, None], "a": {"ü": 'é\n"', "Z": ""}}
     assert canonical_json(value) == '{"a":{"Z":"","ü":"é\\n\\""},"b":[1,2.5,1e-05,true,null]}'.encode()
 
 

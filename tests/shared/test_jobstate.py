@@ -42,8 +42,8 @@ def test_pair(state: str, verb: str, after: str | None) -> None:
 
 
 def test_final_states_are_those_that_no_verb_leaves() -> None:
-    assert FINAL == {state for state in State if not any(state is before for before, _ in TRANSITIONS)}
-    assert FINAL == {"succeeded", "failed", "cancelled"}
+    assert {state for state in State if not any(state is before for before, _ in TRANSITIONS)} == FINAL
+    assert {"succeeded", "failed", "cancelled"} == FINAL
 
 
 def test_every_state_can_be_reached_from_queued() -> None:

@@ -81,7 +81,9 @@ def library_takes(path: Path) -> bool:
 
 @given(
     st.dictionaries(
-        st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=10).filter(lambda s: s != "__metadata__"),
+        st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=10).filter(
+            lambda s: s != "__metadata__"
+        ),
         st.tuples(st.sampled_from(sorted(DTYPES)), st.lists(st.integers(0, 4), max_size=3)),
         max_size=4,
     ),
@@ -135,8 +137,10 @@ def test_header_over_the_limit_is_refused_unread(tmp_path: Path, monkeypatch: py
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers(-1, 9) | st.floats() | st.sampled_from(["F32", "dtype", ""]),
-    lambda inner: st.lists(inner, max_size=3)
-    | st.dictionaries(st.sampled_from(["dtype", "shape", "data_offsets", "a", "__metadata__"]), inner, max_size=4),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(["dtype", "shape", "data_offsets", "a", "__metadata__"]), inner, max_size=4)
+    ),
     max_leaves=12,
 )
 entries = st.fixed_dictionaries(

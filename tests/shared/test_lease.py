@@ -25,7 +25,9 @@ METRICS = ResultFile("metrics.csv", 10, "e" * 64)
 WRITES: dict[str, Callable[[LeaseLedger, Lease], object]] = {
     "heartbeat": lambda leases, lease: leases.heartbeat(lease),
     "report": lambda leases, lease: leases.report(lease, progress={"step": 1}, events=[NewEvent(message="stale")]),
-    "finish": lambda leases, lease: leases.finish(lease, {"x": 1}, adapters=[new_adapter()], alias="a", files=[METRICS]),
+    "finish": lambda leases, lease: leases.finish(
+        lease, {"x": 1}, adapters=[new_adapter()], alias="a", files=[METRICS]
+    ),
     "fail": lambda leases, lease: leases.fail(lease, CRASH),
     "fail, retryable": lambda leases, lease: leases.fail(lease, RETRYABLE),
     "stop": lambda leases, lease: leases.stop(lease),

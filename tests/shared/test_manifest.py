@@ -90,7 +90,12 @@ def refusal(call: Callable[..., object], *args: Any) -> ArtifactInvalid:
     return caught.value
 
 
-PROVENANCE = {"base_family": "qwen", "upstream_model_id": "Org/Big", "license_class": "mit", "attribution_required": True}
+PROVENANCE = {
+    "base_family": "qwen",
+    "upstream_model_id": "Org/Big",
+    "license_class": "mit",
+    "attribution_required": True,
+}
 
 
 @pytest.mark.parametrize(

@@ -134,9 +134,10 @@ def test_adapter_is_found_by_id_and_alias(registry: Registry, ledger: Ledger, le
     found = registry.adapter("demo@1")
     assert (alias.name, alias.adapter_id) == ("prod", "demo@1")
     assert registry.adapter("prod") == found
-    assert found.model_dump(include=set(NewAdapter.model_fields)) == new_adapter(
-        metrics={"loss": 0.5}, certificates={"replica": {"ok": True}}
-    ).model_dump()
+    assert (
+        found.model_dump(include=set(NewAdapter.model_fields))
+        == new_adapter(metrics={"loss": 0.5}, certificates={"replica": {"ok": True}}).model_dump()
+    )
 
 
 def test_unknown_adapter_is_not_found(registry: Registry) -> None:
@@ -224,13 +225,13 @@ def test_revoked_key_is_refused_and_the_others_are_not(registry: Registry) -> No
     assert revoked.revoked_at is not None
     assert code(registry.authenticate, first_secret) == Code.KEY_INVALID
     assert registry.authenticate(second_secret).id == second.id
-    assert {key.id: key.revoked_at is None for key in registry.keys()} == {first.id: False, second.id: True}
+    assert {key.id: key.revoked_at is None for key in registry.all_keys()} == {first.id: False, second.id: True}
 
 
 def test_revoking_again_keeps_the_first_time(registry: Registry) -> None:
     key, _ = registry.create_key("laptop")
     registry.revoke_key(key.id)
-    [first] = registry.keys()
+    [first] = registry.all_keys()
     registry.revoke_key(key.id)
-    assert registry.keys() == [first]
+    assert registry.all_keys() == [first]
     assert code(registry.revoke_key, "key-none") == Code.KEY_INVALID

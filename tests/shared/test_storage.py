@@ -114,9 +114,7 @@ def test_blob_is_flushed_to_the_disk_before_it_has_its_name(storage: Storage, mo
 
 
 @pytest.mark.parametrize("size", [10, 1_000_000], ids=["noticed at commit", "noticed at once"])
-def test_full_disk_is_unavailable(
-    storage: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int
-) -> None:
+def test_full_disk_is_unavailable(storage: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int) -> None:
     # Fails while __exit__ lets the second flush's OSError out, and then forgets the temporary file.
     temporary = tmp_path / "temporary"
     temporary.touch()
@@ -222,15 +220,17 @@ def test_copy_killed_midway_is_not_committed(
 def test_missing_source_leaves_no_open_file(storage: Storage, source: Path) -> None:
     # Fails while _copy_in makes its temporary file before it opens the source.
     (source / NAMES[0]).unlink()
-    before = len(os.listdir("/proc/self/fd"))
+    before = len(list(Path("/proc/self/fd").iterdir()))
     for _ in range(5):
         with pytest.raises(FileNotFoundError):
             put(storage, source)
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
     assert not files(storage)
 
 
-@pytest.mark.parametrize("bad", ["", "..", "../adapters", "A" * 64, "0" * 63, "0" * 65, "g" * 64, "0" * 62 + "/0", "٣" * 64])
+@pytest.mark.parametrize(
+    "bad", ["", "..", "../adapters", "A" * 64, "0" * 63, "0" * 65, "g" * 64, "0" * 62 + "/0", "٣" * 64]
+)
 def test_artifact_name_must_be_a_digest(storage: Storage, source: Path, bad: str) -> None:
     calls = [
         lambda: storage.folder("adapters", bad),

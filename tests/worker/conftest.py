@@ -114,9 +114,7 @@ class Lab:
         )
         return TrainingRun(plan=plan, inputs=inputs)
 
-    def train(
-        self, run: TrainingRun, run_dir: Path, resume: Path | None = None, stop: NeverStop | None = None
-    ) -> Path:
+    def train(self, run: TrainingRun, run_dir: Path, resume: Path | None = None, stop: NeverStop | None = None) -> Path:
         """Train in this process; returns the run folder."""
         run_dir.mkdir(parents=True, exist_ok=True)
         torch.set_num_threads(1)

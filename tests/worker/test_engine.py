@@ -116,9 +116,7 @@ def test_each_event_comes_once_and_half_a_line_waits(start, run_dir):
 # -- endings ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("exit_code", "ending"), [(0, Ending.COMPLETE), (10, Ending.PAUSED), (11, Ending.CANCELLED)]
-)
+@pytest.mark.parametrize(("exit_code", "ending"), [(0, Ending.COMPLETE), (10, Ending.PAUSED), (11, Ending.CANCELLED)])
 def test_exit_codes(start, exit_code, ending):
     assert ended(start(f"sys.exit({exit_code})")).ending() is ending
 

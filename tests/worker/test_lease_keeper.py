@@ -34,7 +34,7 @@ class FakeLedger:
 
     def wait_for(self, beats: int) -> None:
         with self._beat:
-            assert self._beat.wait_for(lambda: self.beats >= beats, timeout=10)
+            assert self._beat.wait_for(lambda: self.beats >= beats, timeout=5)
 
 
 def keeper(ledger, requested=None, every: float = 0.01) -> LeaseKeeper:

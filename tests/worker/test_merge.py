@@ -28,7 +28,9 @@ from worker.rundir import ERROR_NAME, PLAN_NAME, SUMMARY_NAME, read_json
 IDS = torch.randint(300, 2000, (2, 24), generator=torch.Generator().manual_seed(0))
 
 
-def merge_run(adapter: Path, base: Path, digests: dict[str, str], dtype: str | None = None, digest: str = "") -> MergeRun:
+def merge_run(
+    adapter: Path, base: Path, digests: dict[str, str], dtype: str | None = None, digest: str = ""
+) -> MergeRun:
     digest = digest or digest_file(adapter / MANIFEST_NAME)
     plan = MergePlan(
         contract=MergeContract(adapter="tiny", dtype=dtype),

@@ -33,7 +33,9 @@ def test_long_rows_keep_their_end_and_positions_move_along(tmp_path):
     probe = written(tmp_path, [example(length, range(length - 5, length))])[0]
     assert len(probe["token_ids"]) == MAX_TOKENS
     assert probe["positions"] == list(range(MAX_TOKENS - 5, MAX_TOKENS))
-    assert [probe["token_ids"][position] for position in probe["positions"]] == list(range(1000 + length - 5, 1000 + length))
+    assert [probe["token_ids"][position] for position in probe["positions"]] == list(
+        range(1000 + length - 5, 1000 + length)
+    )
 
 
 def test_few_rows_are_enough_and_rows_without_positions_are_left_out(tmp_path):

@@ -37,7 +37,9 @@ def test_a_coded_error_is_written(tmp_path, capsys):
     assert "LOSS_NOT_FINITE" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("message", ["CUDA out of memory. Tried to allocate 2 GiB.\nmore", "DefaultCPUAllocator: Out Of Memory"])
+@pytest.mark.parametrize(
+    "message", ["CUDA out of memory. Tried to allocate 2 GiB.\nmore", "DefaultCPUAllocator: Out Of Memory"]
+)
 def test_out_of_memory_has_a_code(tmp_path, message):
     assert run_engine(raising(RuntimeError(message)), tmp_path) == EXIT_FAILED
     error = json.loads((tmp_path / "error.json").read_text())
