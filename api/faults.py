@@ -23,7 +23,9 @@ def describe_faults(errors: Iterable[Mapping[str, Any]], sent: object) -> dict[s
 def _path(location: list[Any], sent: object, *, keep_last: bool) -> str:
     found: list[str] = []
     for index, part in enumerate(location):
-        if (isinstance(sent, dict) and part in sent) or (isinstance(sent, list) and isinstance(part, int) and part < len(sent)):
+        if (isinstance(sent, dict) and part in sent) or (
+            isinstance(sent, list) and isinstance(part, int) and part < len(sent)
+        ):
             sent = sent[part]
         elif not (sent is None or (keep_last and index == len(location) - 1)):
             continue

@@ -29,6 +29,13 @@ def plan_contract(services: Services, contract: FineTuneContract, name: str | No
             remedy="Set MENS_SERVING_URLS, or set artifact.publish to false to train and store only.",
             param="artifact.publish",
         )
+    if any(entry.name == contract.artifact.alias for entry in services.catalog().bases):
+        raise ContractRejected(
+            Code.NAME_INVALID,
+            f"artifact.alias is {contract.artifact.alias!r}, which is the name of a base model.",
+            remedy="Choose another alias.",
+            param="artifact.alias",
+        )
     data = contract.data
     train = _data_file(services, data.train_file, data.min_rating, "data.train_file")
     validation = None

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import sys
 
 from supervisor.supervisord import main
 
-_PR_SET_PDEATHSIG = 1
+from shared.lifeline import die_with_parent
 
 if __name__ == "__main__":
-    if sys.platform.startswith("linux"):
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-        if os.getppid() != int(os.environ.pop("MENS_PARENT_PID", "0")):
-            sys.exit("the process that started this one is gone")
+    if parent := os.environ.pop("MENS_PARENT_PID", None):
+        die_with_parent(int(parent), signal.SIGTERM)
     main(["-c", sys.argv[1]])

@@ -6,20 +6,13 @@ child goes on for good, and so does its hold on the GPU's memory, so that the ne
 
 from __future__ import annotations
 
-import ctypes
 import multiprocessing
 import os
-import signal
-import sys
 
-PR_SET_PDEATHSIG = 1
+from shared.lifeline import die_with_parent
 
 
-def die_with_parent() -> None:
-    """Ask the kernel to kill this process when its parent ends; only in a child of `multiprocessing`, only on Linux."""
-    parent = multiprocessing.parent_process()
-    if parent is None or sys.platform != "linux":
-        return
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if not parent.is_alive():  # it ended before the kernel was asked
-        os._exit(1)
+def die_with_server() -> None:
+    """End with the server; only in a child of `multiprocessing`."""
+    if multiprocessing.parent_process() is not None:
+        die_with_parent(os.getppid())

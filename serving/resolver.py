@@ -14,7 +14,7 @@ from vllm.lora.request import LoRARequest
 from vllm.lora.resolver import LoRAResolver, LoRAResolverRegistry
 
 from serving.adapters import AdapterStore, ServableAdapter
-from serving.orphans import die_with_parent
+from serving.orphans import die_with_server
 from serving.runtime import process_settings, process_store
 from shared.errors import ArtifactInvalid, Code, MensError
 
@@ -74,7 +74,7 @@ def register() -> None:
     except MensError as error:
         log.debug("Not a serving process of Mens. %s", error)
         return
-    die_with_parent()
+    die_with_server()
     if RESOLVER_NAME in LoRAResolverRegistry.get_supported_resolvers():
         return
     LoRAResolverRegistry.register_resolver(RESOLVER_NAME, MensResolver())

@@ -127,6 +127,19 @@ class Registry:
             others = session.scalar(select(func.count()).select_from(FileRow).where(FileRow.sha256 == row.sha256))
             return None if others else row.sha256
 
+    def delete_expired_files(self) -> list[str]:
+        """Forget files whose time is over and that no unfinished job needs; returns their blobs' SHA-256 to delete."""
+        query = select(FileRow.id).where(FileRow.expires_at < datetime.now(UTC))
+        with self._db.read() as session:
+            expired = list(session.scalars(query))
+        blobs = []
+        for file_id in expired:
+            try:
+                blobs.append(self.delete_file(file_id))
+            except (Conflict, NotFound):  # still needed, or gone meanwhile
+                continue
+        return [sha256 for sha256 in blobs if sha256]
+
     # -- adapters and aliases -------------------------------------------------------------------------------------
 
     def adapter(self, name: str) -> Adapter:

@@ -45,7 +45,7 @@ def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str
         server: PostgresServer = request.getfixturevalue("postgres_server")
         url = server.fresh_url()
         yield url
-        server.drop(url)
+        server.give_back(url)
 
 
 @pytest.fixture

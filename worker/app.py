@@ -13,8 +13,8 @@ from typing import Any
 
 from celery.signals import beat_embedded_init, setup_logging, worker_shutting_down
 
+from shared.lifeline import die_with_parent
 from shared.queue import CONTROL_QUEUE, JOBS_QUEUE, RUN_JOB, SWEEP, Doorbell, make_celery
-from worker.process import die_with_parent
 from worker.run import Worker, make_worker
 from worker.settings import WorkerSettings
 
@@ -46,11 +46,8 @@ def run_job(job_id: str) -> None:
 
 @app.task(name=SWEEP)  # type: ignore[untyped-decorator]
 def sweep() -> None:
-    """Take back expired leases; ring for jobs that nobody is being rung for."""
-    if pending_bells() == 0:
-        worker().sweep()
-    else:
-        worker().ledger.sweep()
+    """Take back what has expired; ring for jobs that nobody is being rung for."""
+    worker().sweep(ring=pending_bells() == 0)
 
 
 def pending_bells() -> int:

@@ -24,7 +24,7 @@ from shared.layout import read_folder_tensors
 from shared.manifest import MANIFEST_NAME, AdapterManifest, parse_manifest, verify_adapter, verify_base
 from shared.model_manifest import MODEL_MANIFEST_NAME, ModelManifest
 from shared.planner import MergeRun
-from worker.process import StopSignals, die_with_parent, run_engine
+from worker.process import StopSignals, die_with_worker, run_engine
 from worker.rundir import MODEL_FOLDER, SUMMARY_NAME, write_json
 
 
@@ -34,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("plan", type=Path, help="plan.json of a merge run")
     parser.add_argument("run_dir", type=Path, help="folder that receives the merged model")
     arguments = parser.parse_args(argv)
-    die_with_parent()
+    die_with_worker()
     StopSignals()  # a merge is short: it ends by itself, or by a kill after the grace time
     arguments.run_dir.mkdir(parents=True, exist_ok=True)
     run = MergeRun.model_validate_json(arguments.plan.read_bytes())

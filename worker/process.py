@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import sys
@@ -11,6 +10,7 @@ from pathlib import Path
 from types import FrameType
 
 from shared.errors import Code, JobFailed, MensError
+from shared.lifeline import die_with_parent
 from worker.rundir import ERROR_NAME, write_json
 
 EXIT_FAILED = 3
@@ -24,8 +24,6 @@ PAUSE_SIGNAL = signal.SIGUSR1
 CANCEL_SIGNAL = signal.SIGTERM
 
 PARENT_VARIABLE = "MENS_PARENT_PID"
-
-_PR_SET_PDEATHSIG = 1
 
 
 class StopRequested(Exception):
@@ -58,19 +56,10 @@ class StopSignals:
             self._exit_code = EXIT_CANCELLED if number == CANCEL_SIGNAL else EXIT_PAUSED
 
 
-def die_with_parent(parent: int | None = None) -> None:
-    """Ask the kernel to kill this process when the one that started it dies, even by kill -9 (Linux).
-
-    Args:
-        parent: pid of the starter; by default the one in ``MENS_PARENT_PID``. If it has died before this call, this
-            process ends at once. Without either (the engine run by hand) nothing happens.
-    """
-    expected = parent or int(os.environ.get(PARENT_VARIABLE, "0"))
-    if not expected or not sys.platform.startswith("linux"):
-        return
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != expected:
-        os._exit(EXIT_CANCELLED)
+def die_with_worker() -> None:
+    """End with the worker that started this engine (its pid is in ``MENS_PARENT_PID``); nothing when run by hand."""
+    if parent := os.environ.get(PARENT_VARIABLE):
+        die_with_parent(int(parent))
 
 
 def run_engine(work: Callable[[], object], run_dir: Path) -> int:

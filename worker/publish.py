@@ -40,7 +40,9 @@ class Replica:
         if response.status_code == 200:
             return
         if response.status_code in (401, 403):
-            raise _refused(self.url, "does not take this worker's serving key", "Set the same MENS_SERVING_KEY on both.")
+            raise _refused(
+                self.url, "does not take this worker's serving key", "Set the same MENS_SERVING_KEY on both."
+            )
         error = response.json()["error"]
         code = error["code"] if error["code"] in Code.__members__ else Code.SERVING_REFUSED
         raise ArtifactInvalid(Code(code), error["message"], remedy=error.get("remedy") or "", param=error.get("param"))

@@ -16,6 +16,7 @@ from shared.errors import Code, JobFailed, LeaseLost, MensError, Unavailable
 from shared.job import Kind
 from shared.lease import Lease, LeaseLedger
 from shared.queue import Doorbell
+from shared.registry import Registry
 from shared.storage import Storage
 from worker.attempt import Attempt, Stopped
 from worker.engine import Ending
@@ -36,6 +37,7 @@ class Worker:
 
     settings: WorkerSettings
     ledger: LeaseLedger
+    registry: Registry
     storage: Storage
     doorbell: Doorbell
     name: str = field(default_factory=lambda: f"{socket.gethostname()}:{os.getpid()}")
@@ -56,10 +58,12 @@ class Worker:
         except LeaseLost as error:
             logger.warning("%s", error)
 
-    def sweep(self) -> list[str]:
-        """Take back expired leases and ring for every job that is ready; returns the jobs rung for."""
+    def sweep(self, *, ring: bool = True) -> list[str]:
+        """Delete expired files, take back expired leases, and ring for every job that is ready; the jobs rung for."""
+        for sha256 in self.registry.delete_expired_files():
+            self.storage.delete_blob(sha256)
         ready = self.ledger.sweep()
-        return [job_id for job_id in ready if self.doorbell.ring(job_id)]
+        return [job_id for job_id in ready if ring and self.doorbell.ring(job_id)]
 
     def _work(self, lease: Lease) -> Callable[[], object]:
         """Do the work; returns the ledger write that ends the attempt."""
@@ -103,8 +107,9 @@ class Worker:
 
 def make_worker(settings: WorkerSettings, doorbell: Doorbell) -> Worker:
     """A worker on the configured database and storage."""
-    ledger = LeaseLedger(Database(settings.database_url), settings.lease_seconds)
-    return Worker(settings, ledger, Storage(settings.storage_dir), doorbell)
+    database = Database(settings.database_url)
+    ledger = LeaseLedger(database, settings.lease_seconds)
+    return Worker(settings, ledger, Registry(database), Storage(settings.storage_dir), doorbell)
 
 
 def _bug(error: Exception) -> JobFailed:

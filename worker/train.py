@@ -28,7 +28,7 @@ from worker.labels import Example, count_lines, encode_rows
 from worker.loss import accumulate_gradients, evaluate
 from worker.model import attach_lora, load_quantised, load_tokenizer, pick_device, trainable
 from worker.probes import write_probes
-from worker.process import EXIT_CANCELLED, EXIT_PAUSED, StopRequested, StopSignals, die_with_parent, run_engine
+from worker.process import EXIT_CANCELLED, EXIT_PAUSED, StopRequested, StopSignals, die_with_worker, run_engine
 from worker.report import write_reports
 from worker.rundir import ADAPTER_FOLDER
 from worker.schedule import learning_rate
@@ -68,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("run_dir", type=Path, help="folder that receives everything the run makes")
     parser.add_argument("--resume", type=Path, help="checkpoint folder to go on from")
     arguments = parser.parse_args(argv)
-    die_with_parent()
+    die_with_worker()
     stop = StopSignals()
     arguments.run_dir.mkdir(parents=True, exist_ok=True)
     run = TrainingRun.model_validate_json(arguments.plan.read_bytes())

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
 from api.settings import ApiSettings
@@ -100,3 +102,14 @@ def test_a_file_in_use_is_kept(client: TestClient, train_file: str, job_body: di
     assert (answer.status_code, answer.json()["error"]["code"]) == (409, "FILE_IN_USE")
     client.post(f"/v1/jobs/{job['id']}/cancel")
     assert client.delete(f"/v1/files/{train_file}").status_code == 200
+
+
+def test_a_file_expires(app: FastAPI, client: TestClient, settings: ApiSettings) -> None:
+    registry = app.state.services.registry
+    past = datetime.now(UTC) - timedelta(seconds=1)
+    expired = registry.add_file("old", "fine-tune", 1, "1" * 64, past)
+    kept = registry.add_file("new", "fine-tune", 1, "2" * 64, past + timedelta(hours=1))
+    assert registry.delete_expired_files() == ["1" * 64]
+    ids = [file["id"] for file in client.get("/v1/files").json()["data"]]
+    assert kept.id in ids
+    assert expired.id not in ids

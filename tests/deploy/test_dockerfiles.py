@@ -143,3 +143,7 @@ def test_the_worker_trains_on_cuda(root: Path) -> None:
     pinned = pins(root, "worker")
     assert "+cpu" not in pinned["torch"]
     assert any(name.startswith("nvidia-") for name in pinned)
+
+
+def test_the_api_listens_where_a_service_can_reach_it(root: Path) -> None:
+    assert "MENS_API_HOST=0.0.0.0" in (root / "api" / "Dockerfile").read_text()

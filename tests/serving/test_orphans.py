@@ -15,15 +15,15 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the kernel's de
 
 PARENT = """
 import multiprocessing, sys, time
-from serving.orphans import die_with_parent
+from serving.orphans import die_with_server
 
 def child():
-    die_with_parent()
+    die_with_server()
     print(multiprocessing.current_process().pid, flush=True)
     time.sleep(60)
 
 if __name__ == "__main__":
-    die_with_parent()  # no child of multiprocessing: nothing happens
+    die_with_server()  # no child of multiprocessing: nothing happens
     multiprocessing.get_context(sys.argv[1]).Process(target=child).start()
     time.sleep(60)
 """

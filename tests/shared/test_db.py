@@ -97,7 +97,7 @@ def test_cut_connections_are_replaced(postgres_server: PostgresServer) -> None:
         session.execute(text("SELECT 1"))
     database.ping()
     database.close()
-    postgres_server.drop(url)
+    postgres_server.give_back(url)
 
 
 def test_living_database_answers(database: Database) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from typing import Any
 
@@ -124,7 +125,7 @@ def test_remedy_names_the_value_that_is_taken(path: str) -> None:
     with pytest.raises(ContractRejected) as caught:
         reject_unsupported(with_field(path, UNSUPPORTED[path]))
     default = contract().model_dump(mode="json")[section][field]
-    assert f"Set {path} to {'null' if default is None else default}," in caught.value.remedy.replace("'", "")
+    assert f"Set {path} to {json.dumps(default)}," in caught.value.remedy
 
 
 def test_default_contract_is_supported() -> None:

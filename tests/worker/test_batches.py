@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -47,7 +49,7 @@ def test_an_epoch_holds_every_example_once(count, epoch, seed, rows, grad_accum)
     steps = epoch_steps(examples(count), epoch, seed, rows, grad_accum)
     assert sorted(line for step in steps for line in lines(step)) == list(range(1, count + 1))
     assert all(1 <= len(step) <= grad_accum and all(1 <= len(batch) <= rows for batch in step) for step in steps)
-    assert len(steps) == -(-(-(-count // rows)) // grad_accum)
+    assert len(steps) == math.ceil(math.ceil(count / rows) / grad_accum)
     assert steps == epoch_steps(examples(count), epoch, seed, rows, grad_accum)
 
 

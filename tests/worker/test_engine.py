@@ -236,7 +236,7 @@ engine = Engine(sys.argv[1], Path(sys.argv[2]))
 print(engine.pid, flush=True)
 time.sleep(60)
 """
-DIES_WITH_PARENT = "from worker.process import die_with_parent\ndie_with_parent()\n"
+DIES_WITH_PARENT = "from worker.process import die_with_worker\ndie_with_worker()\n"
 
 
 def test_engine_dies_when_its_worker_is_killed(fake_engine, run_dir):

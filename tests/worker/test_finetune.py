@@ -207,7 +207,7 @@ def finished_attempt(shop, finished, tmp_path):
     """A job whose training is done already in attempt 1."""
 
     def prepare(**artifact):
-        job, run = shop.submit_finetune(tmp_path / "data", artifact=artifact)
+        job, _ = shop.submit_finetune(tmp_path / "data", artifact=artifact)
         shutil.copytree(finished.run_dir, shop.settings.runs_dir / job.id / "attempt-0000")
         return job
 

@@ -28,6 +28,8 @@ MARKS_WITHOUT_END_TOKEN = (
 )
 """Marks that leave the end token out, as many published templates do."""
 
+MARKS_THEN_PROMPT = MARKS_WITHOUT_END_TOKEN + "{{- messages[0]['content'] }}"
+
 # Like templates that drop the reasoning of every turn but the last: the prompt alone is not how the whole chat begins.
 REWRITING_TEMPLATE = (
     "{%- for message in messages %}{{- '<|im_start|>' + message['role'] + '\\n' }}"
@@ -122,13 +124,12 @@ def test_last_one_is_the_end_token(tokenizer):
     assert learnt(tokenizer, encode_row(tokenizer, chat("Q", "A"), LONG, 1)) == "<|im_end|>"
 
 
-def test_row_with_nothing_learnt_is_skipped_by_its_line_number(tokenizer):
-    early = row(("assistant", "Hello."), ("user", "word " * 40), ("assistant", ""), line=7)
-    rows = [chat("Q", "A", line=3), early, chat("Q", "B", line=9)]
-    examples, skipped = encode_rows(tokenizer, rows, LONG, 0)
-    assert ([example.line for example in examples], skipped) == ([3, 7, 9], [])
-    examples, skipped = encode_rows(tokenizer, [chat("Q", "A", line=3), chat("Q", "B", line=4)], 1, 0)
-    assert (examples, skipped) == ([], [3, 4])
+def test_row_with_nothing_learnt_is_skipped_by_its_line_number(with_template):
+    """Cut to its last tokens, a row can lose its whole answer to what the template appends."""
+    appending = with_template(MARKS_THEN_PROMPT)
+    rows = [chat("a b c d e f g h", "A", line=3), chat("Q", "A", line=4), chat("i j k l m n o p", "B", line=9)]
+    examples, skipped = encode_rows(appending, rows, 6, 0)
+    assert ([example.line for example in examples], skipped) == ([4], [3, 9])
 
 
 def test_many_line_numbers_are_capped():

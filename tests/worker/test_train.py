@@ -185,15 +185,22 @@ def test_a_validation_that_is_not_finite_does_not_crash_the_run(lab, tmp_path, m
     assert to_events(telemetry(run_dir))
 
 
-def test_nothing_to_learn_within_seq_len(lab, tmp_path):
-    rows = [{"messages": [{"role": "assistant", "content": ""}, {"role": "assistant", "content": "A"}]}] * 2
-    run = lab.plan_run(tmp_path, rows, exec={"seq_len": 8})
-    monkey = run.model_copy(update={"plan": run.plan})
-    object.__setattr__(monkey.plan.contract.exec, "seq_len", 1)
+def test_nothing_to_learn_within_seq_len(lab, tmp_path, monkeypatch):
+    monkeypatch.setattr(worker.train, "encode_rows", lambda *_: ([], [1, 2]))
     with pytest.raises(DatasetInvalid) as refused:
-        lab.train(monkey, tmp_path / "run")
+        lab.train(lab.plan_run(tmp_path), tmp_path / "run")
     assert refused.value.code == Code.NOTHING_SUPERVISED
     assert "lines 1, 2" in refused.value.message
+
+
+def test_rows_with_nothing_to_learn_are_counted_and_named(lab, tmp_path, monkeypatch):
+    real = worker.train.encode_rows
+    monkeypatch.setattr(worker.train, "encode_rows", lambda *args: (real(*args)[0][:4], [3, 5]))
+    run_dir = lab.train(lab.plan_run(tmp_path, exec={"epochs": 1}), tmp_path / "run")
+    start = telemetry(run_dir, "train_start")[0]
+    assert (start["skip_no_supervised_positions"], start["planned_optimizer_steps_total"]) == (2, 2)
+    assert len(losses(run_dir)) == 2
+    assert read_json(run_dir / TRAINING_MANIFEST_NAME)["skipped_lines"] == [3, 5]
 
 
 # -- stop and resume --------------------------------------------------------------------------------------------------
