@@ -119,6 +119,7 @@ def test_unsupported_field_is_refused_with_its_path(path: str) -> None:
     assert path in caught.value.remedy
 
 
+# Fails while values are shown as Python writes them, e.g. <BaseQuant.NF4: 'nf4'>.
 @pytest.mark.parametrize("path", list(UNSUPPORTED))
 def test_remedy_names_the_value_that_is_taken(path: str) -> None:
     section, field = path.split(".")

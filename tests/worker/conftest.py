@@ -7,7 +7,7 @@ import json
 import os
 import textwrap
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -216,7 +216,7 @@ class Shop:
 
     def second_worker(self) -> Worker:
         """Another worker on the same installation."""
-        return Worker(self.settings, self.leases, self.storage, self.bell, name="second")  # type: ignore[arg-type]
+        return replace(self.worker, name="second")
 
     def expire_lease(self, job_id: str) -> None:
         """Let the job's lease run out and sweep, as if its worker had been gone for long."""
@@ -249,8 +249,9 @@ def open_shop(lab: Lab, sqlite_template: Path, tmp_path: Path) -> Callable[..., 
         database = Database(settings.database_url)
         leases = LeaseLedger(database, settings.lease_seconds)
         storage, bell = Storage(settings.storage_dir), SilentBell()
-        worker = Worker(settings, leases, storage, bell, name="first")  # type: ignore[arg-type]
-        return Shop(lab, settings, database, Ledger(database), leases, Registry(database), storage, bell, worker)
+        registry = Registry(database)
+        worker = Worker(settings, leases, registry, storage, bell, name="first")  # type: ignore[arg-type]
+        return Shop(lab, settings, database, Ledger(database), leases, registry, storage, bell, worker)
 
     return build
 

@@ -176,6 +176,14 @@ def test_refusal_is_passed_on_with_its_code(serve, code, passed_on):
     assert len(replica.seen) == 1
 
 
+@pytest.mark.parametrize("status", [401, 403])
+def test_wrong_serving_key_is_told_as_such(serve, status):
+    with pytest.raises(JobFailed) as failed:
+        prove(serve(check=(status, {})))
+    assert failed.value.code == Code.SERVING_REFUSED
+    assert "MENS_SERVING_KEY" in failed.value.remedy
+
+
 def test_refused_probe(serve):
     with pytest.raises(JobFailed) as failed:
         prove(serve(completion_status=400))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from datetime import UTC, datetime
 
 import pytest
 
@@ -241,3 +242,23 @@ def test_sweep_rings_for_what_is_ready(shop):
     assert shop.bell.rung == [queued.id]
     shop.expire_lease(running.id)
     assert shop.worker.sweep() == [queued.id, running.id]
+
+
+def test_sweep_that_shall_not_ring_takes_leases_back_all_the_same(shop):
+    job = shop.submit()
+    shop.leases.claim(job.id, "gone")
+    with shop.database.engine.begin() as connection:
+        connection.exec_driver_sql("UPDATE jobs SET lease_expires_at = 1")
+    assert shop.worker.sweep(ring=False) == []
+    assert shop.bell.rung == []
+    assert shop.ledger.get(job.id).state is State.QUEUED
+
+
+def test_sweep_deletes_expired_files(shop, tmp_path):
+    digests = []
+    for name, expires_at in (("old", datetime(2020, 1, 1, tzinfo=UTC)), ("kept", None)):
+        (tmp_path / name).write_text(name)
+        digests.append(shop.storage.put_file(tmp_path / name))
+        shop.registry.add_file(name, "fine-tune", 3, digests[-1], expires_at)
+    shop.worker.sweep()
+    assert [shop.storage.blob_path(digest).exists() for digest in digests] == [False, True]
