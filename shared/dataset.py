@@ -117,7 +117,7 @@ def parse_row(line: bytes, number: int) -> TrainingRow:
         raise ValueError("the line is blank")
     try:
         decoded = _decoder.decode(line)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"not a training row: {error}") from None
     messages = _messages(decoded)
     _check_turns(messages)

@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from sqlalchemy import Connection, Engine, create_engine, event, make_url, text
-from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import OperationalError, TimeoutError  # noqa: A004 — the pool's, not the built-in
 from sqlalchemy.orm import Session
 
 from shared.errors import Code, Unavailable
@@ -53,9 +53,8 @@ class Database:
     def now(self, session: Session) -> datetime:
         """The database's clock, so that leases do not depend on the clocks of the machines around it."""
         if self.is_sqlite:
-            return datetime.now(UTC)
-        moment: datetime = session.execute(text("SELECT clock_timestamp()")).scalar_one()
-        return moment
+            return whole_milliseconds(datetime.now(UTC))
+        return whole_milliseconds(session.execute(text("SELECT clock_timestamp()")).scalar_one())
 
     def ping(self) -> None:
         """Raises:
@@ -69,14 +68,20 @@ class Database:
         self.engine.dispose()
 
 
+def whole_milliseconds(moment: datetime) -> datetime:
+    """What the tables keep of a time, so that a verb answers what the next look will show."""
+    return moment.replace(microsecond=moment.microsecond // 1000 * 1000)
+
+
 @contextmanager
 def _database_errors() -> Iterator[None]:
     try:
         yield
-    except OperationalError as error:
+    except (OperationalError, TimeoutError) as error:
+        reason = str(getattr(error, "orig", None) or error).splitlines()[0]
         raise Unavailable(
             Code.DATABASE_UNAVAILABLE,
-            f"The database did not answer: {str(error.orig).splitlines()[0] if error.orig else 'no reason given'}.",
+            f"The database did not answer: {reason}.",
             remedy="Check that it is up and reachable; the same request can succeed later.",
         ) from error
 

@@ -8,8 +8,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import httpx
 from huggingface_hub import snapshot_download
-from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
+from huggingface_hub.errors import (
+    HfHubHTTPError,
+    LocalEntryNotFoundError,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
 
 from shared.catalog import MODEL_FILES, BaseModelEntry, HubSource, LocalSource
 from shared.errors import Code, NotFound, Unavailable
@@ -38,13 +44,13 @@ def fetch(source: LocalSource | HubSource, catalog_path: Path) -> Path:
 def _download(source: HubSource) -> Path:
     try:
         return Path(snapshot_download(source.repo, revision=source.revision, allow_patterns=list(MODEL_FILES)))
-    except RepositoryNotFoundError as error:
+    except (RepositoryNotFoundError, RevisionNotFoundError) as error:
         raise NotFound(
             Code.MODEL_NOT_FOUND,
             f"The hub has no repository {source.repo} at {source.revision}, or this token may not read it.",
             remedy="Check the name; for a gated model set HF_TOKEN.",
         ) from error
-    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+    except (HfHubHTTPError, LocalEntryNotFoundError, httpx.HTTPError, OSError) as error:
         raise Unavailable(
             Code.HUB_UNAVAILABLE,
             f"{source.repo} could not be fetched: {error}.",

@@ -6,7 +6,7 @@
        ┌───────────► queued ───────────────► running ──────────────► succeeded
        │ resume         │ ▲                   │ │ │
        │         cancel │ │ requeue           │ │ │ fail
-     paused             │ └───────────────────┘ │ └────────────────► failed
+     paused ◄─── pause ─┤ └───────────────────┘ │ └────────────────► failed
        ▲  │             ▼     stop              │ pause_confirmed
        │  └───────► cancelled ◄─────────────────┤
        │   cancel                               │

@@ -56,7 +56,7 @@ def read_folder_tensors(folder: Path) -> dict[str, TensorInfo]:
 def _parse(path: Path, raw: bytes) -> dict[str, dict[str, object]]:
     try:
         header = json.loads(raw)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise _invalid(path, f"the header is not JSON ({error})") from None
     if not isinstance(header, dict) or not all(isinstance(entry, dict) for entry in header.values()):
         raise _invalid(path, "the header is not an object of tensors")

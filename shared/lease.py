@@ -113,9 +113,9 @@ class LeaseLedger:
             row = self._held(session, lease)
             now = self._db.now(session)
             register_adapters(session, row.id, adapters or [], now)
-            final = next((adapter.id for adapter in adapters or [] if adapter.final), None)
-            if alias and final:
-                move_alias(session, alias, final)
+            final = next((adapter for adapter in adapters or [] if adapter.final), None)
+            if alias and final and final.published:
+                move_alias(session, alias, final.id)
             stored = [add_file(session, f.filename, "fine-tune-results", f.bytes, f.sha256).id for f in files or []]
             row.result = {**result, "result_files": stored, "adapters": [adapter.id for adapter in adapters or []]}
             move(session, row, Verb.FINISH, now, NewEvent(message=_success(final, alias), data=result))
@@ -162,7 +162,7 @@ class LeaseLedger:
         with self._db.write() as session:
             now = self._db.now(session)
             event = NewEvent(level="warn", message=f"Given back to the queue: {reason}.")
-            move(session, self._held(session, lease), Verb.REQUEUE, now, event)
+            _requeue(session, self._held(session, lease), now, event)
 
     def sweep(self) -> list[str]:
         """Take back expired leases, then name the queued jobs that may be rung for, oldest first."""
@@ -187,10 +187,11 @@ class LeaseLedger:
         return row
 
 
-def _success(adapter_id: str | None, alias: str | None) -> str:
-    if adapter_id is None:
+def _success(adapter: NewAdapter | None, alias: str | None) -> str:
+    if adapter is None:
         return "Job succeeded."
-    return f"Job succeeded; new adapter {adapter_id}." + (f" The alias {alias} points to it." if alias else "")
+    moved = f" The alias {alias} points to it." if alias and adapter.published else ""
+    return f"Job succeeded; new adapter {adapter.id}.{moved}"
 
 
 def _fail(session: Session, row: JobRow, error: MensError, now: datetime) -> None:
@@ -207,7 +208,13 @@ def _fail(session: Session, row: JobRow, error: MensError, now: datetime) -> Non
     delay = BACKOFF_SECONDS[min(row.failures, len(BACKOFF_SECONDS)) - 1]
     row.not_before = now + timedelta(seconds=delay)
     event = NewEvent(level="warn", message=f"{error} Trying again in {delay} s.", data={"error": error.as_dict()})
-    move(session, row, Verb.REQUEUE, now, event)
+    _requeue(session, row, now, event)
+
+
+def _requeue(session: Session, row: JobRow, now: datetime, event: NewEvent) -> None:
+    """Back to the queue, unless the job's owner has asked for something else meanwhile."""
+    verb = {"cancel": Verb.STOP, "pause": Verb.PAUSE_CONFIRMED}.get(row.requested or "", Verb.REQUEUE)
+    move(session, row, verb, now, event)
 
 
 def _fail_for_good(session: Session, row: JobRow, error: MensError, now: datetime) -> None:

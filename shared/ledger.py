@@ -8,7 +8,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import select
+from sqlalchemy import ColumnElement, func, select
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
@@ -73,7 +73,7 @@ class Ledger:
         if kind:
             query = query.where(JobRow.kind == kind)
         for key, value in (labels or {}).items():
-            query = query.where(JobRow.labels[key].as_string() == value)
+            query = query.where(self._has_label(key, value))
         with self._db.read() as session:
             return [Job.model_validate(row) for row in session.scalars(query.limit(limit + 1))]
 
@@ -136,6 +136,12 @@ class Ledger:
             row.requested = request if state is State.RUNNING else None
             return Job.model_validate(row)
 
+    def _has_label(self, key: str, value: str) -> ColumnElement[bool]:
+        if not self._db.is_sqlite:
+            return JobRow.labels[key].as_string() == value
+        pair = func.json_each(JobRow.labels).table_valued("key", "value")  # a JSON path would have to be quoted
+        return select(pair.c.key).where(pair.c.key == key, pair.c.value == value).exists()
+
     def _replayed(self, submission: Submission) -> Job | None:
         if submission.idempotency_key is None:
             return None
@@ -186,7 +192,7 @@ def record(session: Session, row: JobRow, now: datetime, *events: NewEvent) -> N
     """Append events to a job whose row this transaction holds, so that ``seq`` is also the order of commit."""
     for event in events:
         fields: dict[str, Any] = event.model_dump()
-        fields["message"] = fields["message"][:MAX_MESSAGE_CHARS]
+        fields["message"] = _visible(fields["message"])[:MAX_MESSAGE_CHARS]
         session.add(EventRow(job_id=row.id, created_at=now, **fields))
     session.flush()
 
@@ -201,5 +207,14 @@ def _new_row(submission: Submission, now: datetime) -> JobRow:
         attempt=0,
         failures=0,
         version=1,
-        **submission.model_dump(mode="json"),
+        **submission.model_dump(mode="json") | {"labels": _without_nul(submission.labels)},
     )
+
+
+def _without_nul(labels: dict[str, Any]) -> dict[str, Any]:
+    return {_visible(key): _visible(value) if isinstance(value, str) else value for key, value in labels.items()}
+
+
+def _visible(text: str) -> str:
+    """Text without NUL, which PostgreSQL neither stores nor finds its way around."""
+    return text.replace("\0", "\N{REPLACEMENT CHARACTER}")

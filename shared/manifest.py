@@ -29,6 +29,7 @@ UNSERVABLE_FEATURES = (
     "modules_to_save",
     "rank_pattern",
     "alpha_pattern",
+    "use_rslora",
     "fan_in_fan_out",
     "lora_bias",
     "layer_replication",

@@ -6,6 +6,7 @@ refused here, before anything is queued, with the field's path.
 
 from __future__ import annotations
 
+import json
 import math
 from typing import Any, Literal
 
@@ -188,7 +189,12 @@ def reject_unsupported(contract: FineTuneContract) -> None:
         if value != only:
             raise ContractRejected(
                 Code.CONTRACT_UNSUPPORTED,
-                f"{path} is {value!r}, but {reason}.",
-                remedy=f"Set {path} to {'null' if only is None else repr(only)}, or leave it out.",
+                f"{path} is {_shown(value)}, but {reason}.",
+                remedy=f"Set {path} to {_shown(only)}, or leave it out.",
                 param=path,
             )
+
+
+def _shown(value: Any) -> str:
+    """A field's value as the contract's JSON writes it."""
+    return value.model_dump_json() if isinstance(value, BaseModel) else json.dumps(value)

@@ -30,7 +30,12 @@ def make_celery(broker_url: str) -> Celery:
         accept_content=["json"],
         broker_connection_retry_on_startup=True,
         broker_connection_max_retries=None,
-        broker_transport_options={"socket_connect_timeout": 2, "socket_timeout": 10, "socket_keepalive": True},
+        broker_transport_options={
+            "socket_connect_timeout": 2,
+            "socket_timeout": 10,
+            "socket_keepalive": True,
+            "max_retries": 0,
+        },
         worker_hijack_root_logger=False,
     )
     return celery

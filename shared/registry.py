@@ -8,9 +8,10 @@ from datetime import UTC, datetime
 from typing import Any
 
 from sqlalchemy import func, select
+from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
-from shared.db import Database
+from shared.db import Database, whole_milliseconds
 from shared.errors import Code, Conflict, InvalidRequest, NotFound, Unauthenticated
 from shared.job import Value, new_id
 from shared.jobstate import FINAL
@@ -120,7 +121,7 @@ class Registry:
             NotFound: ``FILE_NOT_FOUND``. Conflict: ``FILE_IN_USE`` by a job that is not final.
         """
         with self._db.write() as session:
-            row = _file_row(session, file_id)
+            row = _file_row(session, file_id, lock=True)
             _refuse_file_in_use(session, file_id)
             session.delete(row)
             session.flush()
@@ -206,7 +207,12 @@ class Registry:
         """
         secret = KEY_PREFIX + secrets.token_urlsafe(32)
         with self._db.write() as session:
-            row = KeyRow(id=new_id("key"), name=name, secret_sha256=_hash(secret), created_at=datetime.now(UTC))
+            row = KeyRow(
+                id=new_id("key"),
+                name=name,
+                secret_sha256=_hash(secret),
+                created_at=whole_milliseconds(datetime.now(UTC)),
+            )
             session.add(row)
             session.flush()
             return Key.model_validate(row), secret
@@ -224,7 +230,7 @@ class Registry:
             row = session.get(KeyRow, key_id)
             if row is None:
                 raise NotFound(Code.KEY_INVALID, f"There is no key {key_id!r}.", remedy="List them: mens keys list.")
-            row.revoked_at = row.revoked_at or datetime.now(UTC)
+            row.revoked_at = row.revoked_at or whole_milliseconds(datetime.now(UTC))
             return Key.model_validate(row)
 
     def authenticate(self, secret: str) -> Key:
@@ -254,7 +260,7 @@ def add_file(
         purpose=purpose,
         bytes=size,
         sha256=sha256,
-        created_at=datetime.now(UTC),
+        created_at=whole_milliseconds(datetime.now(UTC)),
         expires_at=expires_at,
     )
     session.add(row)
@@ -265,20 +271,26 @@ def add_file(
 def register_adapters(session: Session, job_id: str, adapters: list[NewAdapter], now: datetime) -> None:
     """Add a job's adapters inside the caller's transaction; one that is already there stays as it is."""
     for adapter in adapters:
-        if session.get(AdapterRow, adapter.id) is None:
+        row = session.get(AdapterRow, adapter.id, with_for_update=True)
+        if row is None:
             session.add(AdapterRow(job_id=job_id, created_at=now, **adapter.model_dump()))
+        elif adapter.published and not row.published:
+            row.published, row.certificates = True, adapter.certificates
     session.flush()
 
 
 def move_alias(session: Session, name: str, adapter_id: str) -> AliasRow:
     """Move an alias inside the caller's transaction."""
-    row = session.merge(AliasRow(name=name, adapter_id=adapter_id, moved_at=datetime.now(UTC)))
-    session.flush()
-    return row
+    values = {"adapter_id": adapter_id, "moved_at": whole_milliseconds(datetime.now(UTC))}
+    insert = sqlite.insert if session.get_bind().dialect.name == "sqlite" else postgresql.insert
+    session.execute(
+        insert(AliasRow).values(name=name, **values).on_conflict_do_update(index_elements=["name"], set_=values)
+    )
+    return session.get_one(AliasRow, name, populate_existing=True)
 
 
-def _file_row(session: Session, file_id: str) -> FileRow:
-    row = session.get(FileRow, file_id)
+def _file_row(session: Session, file_id: str, *, lock: bool = False) -> FileRow:
+    row = session.get(FileRow, file_id, with_for_update=lock)
     if row is None:
         raise NotFound(
             Code.FILE_NOT_FOUND,

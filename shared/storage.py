@@ -16,7 +16,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Literal
@@ -66,7 +66,8 @@ class BlobWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._file.close()
+        with suppress(OSError):  # a full disk fails here once more: the buffer is flushed again
+            self._file.close()
         self._path.unlink(missing_ok=True)
 
 
@@ -154,7 +155,7 @@ class Storage:
     def _copy_in(self, source: Path, target: Path) -> None:
         descriptor, name = tempfile.mkstemp(dir=self.incoming, prefix="file-")
         try:
-            with source.open("rb") as reader, os.fdopen(descriptor, "wb") as writer:
+            with os.fdopen(descriptor, "wb") as writer, source.open("rb") as reader:
                 shutil.copyfileobj(reader, writer, CHUNK_BYTES)
                 _sync(writer)
             _publish(Path(name), target)
