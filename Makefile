@@ -21,7 +21,7 @@ install: $(STAMP) ## make .venv with every extra and the development tools, from
 # from pip's configured find-links when there is one, else from uv's own CPU index. Bytecode is compiled now: without it
 # each start of vLLM costs 20 s more.
 $(STAMP): locks/cpu.lock pyproject.toml
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet uv==$(UV_VERSION) || echo "uv is not to be had; installing with pip"
 	@links="$$($(BIN)/python -m pip config get global.find-links 2>/dev/null)"; \
 	echo "installing the locked environment into $(VENV)"; \
@@ -50,7 +50,7 @@ check: $(STAMP) ## format, lint, types, import contracts, unit tests
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-timing >/dev/null || $(BIN)/lint-imports
-	$(BIN)/python -m pytest -q -m "not (vllm or postgres or system or deploy or engine)" --durations=0 --durations-min=2
+	$(BIN)/python -m pytest -q -n 2 -m "not (vllm or postgres or system or deploy or engine)" --durations=0 --durations-min=2
 
 format: $(STAMP) ## format the code and mend what the linter can
 	$(BIN)/ruff format .

@@ -40,6 +40,7 @@ def make_services(settings: ApiSettings) -> Services:
     key = settings.serving_key.get_secret_value()
     upstream = httpx.AsyncClient(
         headers={"Authorization": f"Bearer {key}"} if key else {},
+        trust_env=False,  # replicas are reached directly, whatever proxy the machine uses for the world
         timeout=httpx.Timeout(settings.upstream_timeout_seconds, connect=5.0),
         limits=httpx.Limits(max_connections=None, max_keepalive_connections=100),
     )

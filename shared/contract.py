@@ -1,18 +1,30 @@
-"""The fine-tune contract: everything one training job may ask for, in seven sections.
+"""The fine-tune contract: everything one training job may ask for, in sections.
 
-Names and nesting are those of the original system's contract (model, provenance, data, adapter, quant, exec, artifact)
-with its flat extras in proper sections. Shape and ranges are checked here; whether a well-formed contract can be run is
-the planner's business (`shared/planner.py`).
+Names and nesting are those of the original system's contract (model, provenance, data, adapter, quant, exec, artifact);
+its flat extras have sections of their own (device, trajectory, optimizer, curriculum, chatml, reward). Shape and ranges
+are checked here; which well-formed contracts may run is decided in `shared/gates.py` and `shared/planner.py`.
 """
 
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import (
+    AliasChoices,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    model_validator,
+)
 
 from shared.digest import digest_json
+
+DEFAULT_MODEL_ID = "Qwen/Qwen3.5-4B"
+"""The base model of a contract that names none."""
+MAX_CE_LAST_K = 64
 
 Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$")]
 """A name people choose (alias, suffix, base model): safe in a URL, a file name and a log line."""
@@ -49,11 +61,40 @@ class DeploymentTarget(StrEnum):
     MOBILE_EDGE = "mobile_edge"
 
 
+class OptimizerExperiment(StrEnum):
+    OFF = "off"
+    MUON_CLIP_LIKE = "muon_clip_like"
+
+
+class Device(StrEnum):
+    """Where a job trains: ``auto`` takes the GPU when the worker has one."""
+
+    AUTO = "auto"
+    CPU = "cpu"
+    CUDA = "cuda"
+    METAL = "metal"
+
+
+DEVICE_NAMES: dict[str, Device] = {
+    **dict.fromkeys(("", "cpu"), Device.CPU),
+    **dict.fromkeys(("auto", "best", "default", "vulkan", "dx12", "d3d12"), Device.AUTO),
+    **dict.fromkeys(("cuda", "gpu", "nvidia"), Device.CUDA),
+    **dict.fromkeys(("metal", "mps"), Device.METAL),
+}
+"""Every spelling of a device that is taken, in any case."""
+
+
+def _device(value: object) -> object:
+    return DEVICE_NAMES.get(value.strip().lower(), value) if isinstance(value, str) else value
+
+
 class ModelSection(Section):
     """Which base model is tuned."""
 
     hf_repo: Annotated[str, Field(min_length=1, max_length=200)] = Field(
-        validation_alias=AliasChoices("hf_repo", "name"), description="Name of the base model in the catalogue."
+        DEFAULT_MODEL_ID,
+        validation_alias=AliasChoices("hf_repo", "name"),
+        description="Name of the base model in the catalogue.",
     )
     weight_shards: list[str] | None = Field(None, description="Explicit shards; the catalogue's when null.")
     config_json: str | None = None
@@ -76,6 +117,12 @@ class ContextFilter(Section):
     difficulty_min: Annotated[int, Field(ge=1, le=10)] | None = None
     difficulty_max: Annotated[int, Field(ge=1, le=10)] | None = None
     rating_min: Annotated[int, Field(ge=1, le=5)] | None = None
+
+    @model_validator(mode="after")
+    def _admits_something(self) -> Self:
+        if self.difficulty_min and self.difficulty_max and self.difficulty_min > self.difficulty_max:
+            raise ValueError("difficulty_min is over difficulty_max, so no row would be left")
+        return self
 
 
 class DataSection(Section):
@@ -135,10 +182,13 @@ class ExecSection(Section):
     max_vram_fraction: float | None = Field(None, gt=0.0, le=1.0)
     adapter_tag: Name | None = None
     qlora_require_full_proxy_stack: bool = False
+    qlora_allow_partial_proxy_stack: bool = False
     qlora_max_skip_rate: float | None = Field(None, ge=0.0, le=1.0)
     qlora_lm_head_only: bool = False
     qlora_proxy_max_layers: int | None = Field(None, ge=0)
-    qlora_ce_last_k: int = Field(0, ge=0, le=64, description="Loss on the last K assistant tokens; 0 means all.")
+    qlora_ce_last_k: int = Field(
+        0, ge=0, le=MAX_CE_LAST_K, description="Loss on the last K assistant tokens; 0 means all."
+    )
     curriculum_schedule: CurriculumSchedule | None = None
 
 
@@ -152,16 +202,70 @@ class ArtifactSection(Section):
     alias: Name | None = Field(None, description="Alias that is moved to the adapter when the job succeeds.")
 
 
+class DeviceSection(Section):
+    """What it runs on."""
+
+    device: Annotated[Device, BeforeValidator(_device)] = Field(
+        Device.AUTO, description="Also: best, default, vulkan, dx12, d3d12 (auto); gpu, nvidia (cuda); mps (metal)."
+    )
+    require_gpu: bool = Field(False, description="True: never train on a CPU.")
+    allow_cpu_fallback: bool = Field(True, description="False: fail when an accelerator cannot be used.")
+
+
+class TrajectorySection(Section):
+    """Rows that weigh more in the loss, by their own metadata."""
+
+    enabled: bool = False
+    tool_trace_boost: float = Field(1.1, ge=0.0)
+    failure_category_boost: float = Field(1.15, ge=0.0)
+    quality_floor: Annotated[int, Field(ge=1, le=5)] | None = None
+    quality_boost: float = Field(1.05, ge=0.0)
+
+
+class OptimizerSection(Section):
+    """Which optimizer; ``off`` is AdamW."""
+
+    experiment: OptimizerExperiment = OptimizerExperiment.OFF
+
+
+class CurriculumSection(Section):
+    """Whether rows are admitted by ``exec.curriculum_schedule``."""
+
+    enabled: bool = False
+
+
+class ChatmlSection(Section):
+    """Marks of a turn; what is null comes from the base's own chat template."""
+
+    im_start: Annotated[str, Field(min_length=1)] | None = None
+    im_end: Annotated[str, Field(min_length=1)] | None = None
+    role_system: Annotated[str, Field(min_length=1)] | None = None
+    role_user: Annotated[str, Field(min_length=1)] | None = None
+    role_assistant: Annotated[str, Field(min_length=1)] | None = None
+
+
+class RewardSection(Section):
+    """How answers are scored."""
+
+    hook: Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_]{0,63}$")] | None = None
+
+
 class FineTuneContract(Section):
     """One training job, complete. Two equal contracts have the same digest on every machine."""
 
-    model: ModelSection
+    model: ModelSection = ModelSection()
     provenance: ProvenanceSection = ProvenanceSection()
     data: DataSection
     adapter: AdapterSection = AdapterSection()
     quant: QuantSection = QuantSection()
     exec: ExecSection = ExecSection()
     artifact: ArtifactSection = ArtifactSection()
+    device: DeviceSection = DeviceSection()
+    trajectory: TrajectorySection = TrajectorySection()
+    optimizer: OptimizerSection = OptimizerSection()
+    curriculum: CurriculumSection = CurriculumSection()
+    chatml: ChatmlSection = ChatmlSection()
+    reward: RewardSection = RewardSection()
     collateral_damage_verified: bool = False
 
 

@@ -149,9 +149,11 @@ class LeaseLedger:
             LeaseLost: another attempt owns the job.
         """
         with self._db.write() as session:
-            now = self._db.now(session)
-            event = NewEvent(message="Job paused with a checkpoint.")
-            move(session, self._held(session, lease), Verb.PAUSE_CONFIRMED, now, event)
+            row, now = self._held(session, lease), self._db.now(session)
+            cancelled = row.requested == "cancel"  # asked for while the engine was pausing
+            verb = Verb.STOP if cancelled else Verb.PAUSE_CONFIRMED
+            message = "Job cancelled." if cancelled else "Job paused with a checkpoint."
+            move(session, row, verb, now, NewEvent(message=message))
 
     def release(self, lease: Lease, reason: str) -> None:
         """Give a job back because this worker stops; the attempt does not count as a failure.

@@ -138,7 +138,8 @@ class Ledger:
 
     def _has_label(self, key: str, value: str) -> ColumnElement[bool]:
         if not self._db.is_sqlite:
-            return JobRow.labels[key].as_string() == value
+            label: ColumnElement[bool] = JobRow.labels[key].as_string() == value
+            return label
         pair = func.json_each(JobRow.labels).table_valued("key", "value")  # a JSON path would have to be quoted
         return select(pair.c.key).where(pair.c.key == key, pair.c.value == value).exists()
 

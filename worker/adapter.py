@@ -16,6 +16,7 @@ from peft import PeftModel, get_peft_model_state_dict
 from safetensors.torch import save_file
 from transformers import PreTrainedTokenizerBase
 
+from shared.contract import ProvenanceSection
 from shared.digest import digest_file
 from shared.manifest import CONFIG_NAME, MANIFEST_NAME, WEIGHTS_NAME, AdapterManifest, ManifestQuant
 from shared.planner import ExecutionPlan
@@ -112,7 +113,7 @@ def _manifest(
         rank=contract.adapter.rank,
         alpha=contract.adapter.alpha,
         base_model=plan.base.name,
-        provenance=contract.provenance if contract.provenance.model_fields_set else None,
+        provenance=contract.provenance if contract.provenance != ProvenanceSection() else None,
         name=plan.adapter_name,
         base_digests=plan.base.digests,
         contract_digest=plan.contract_digest,

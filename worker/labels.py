@@ -108,9 +108,16 @@ def _template(tokenizer: PreTrainedTokenizerBase) -> str:
 
 def _encode_marked(tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, Any]]) -> tuple[list[int], list[bool]]:
     encoded = tokenizer.apply_chat_template(
-        messages, tokenize=True, return_dict=True, return_assistant_tokens_mask=True
+        messages,
+        tokenize=True,
+        return_dict=True,
+        return_assistant_tokens_mask=True,
+        tokenizer_kwargs={"return_offsets_mapping": True},
     )
-    return list(encoded["input_ids"]), [bool(flag) for flag in encoded["assistant_masks"]]
+    mask, offsets = [bool(flag) for flag in encoded["assistant_masks"]], encoded["offset_mapping"]
+    for index in range(1, len(mask)):  # of a last character of several tokens, transformers marks the first one only
+        mask[index] = mask[index] or (mask[index - 1] and offsets[index] == offsets[index - 1])
+    return list(encoded["input_ids"]), mask
 
 
 def _encode_last_turn(

@@ -48,3 +48,5 @@ class LeaseKeeper:
                 self.lost = error
             except Unavailable as error:  # the lease outlives a short absence of the database
                 logger.warning("no heartbeat for %s: %s", self._lease.job.id, error)
+            except Exception:  # a thread that died would let the lease run out under a working engine
+                logger.exception("no heartbeat for %s", self._lease.job.id)

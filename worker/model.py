@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
+from bitsandbytes.nn import Linear4bit
 from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig, PreTrainedTokenizerBase
 
@@ -50,7 +51,19 @@ def load_quantised(folder: Path, quant: QuantSection, device: torch.device) -> t
         local_files_only=True,
         use_safetensors=True,
     )
+    _keep_differentiable(model)
     return model.requires_grad_(False)
+
+
+def _keep_differentiable(model: torch.nn.Module) -> None:
+    """Forbid bitsandbytes its inference layout on CPUs with AVX512-BF16.
+
+    The first forward in eval mode (our first validation) would repack every weight for a bf16 kernel that has no
+    gradient, and training would go on with it: LoRA gradients silently wrong, and a resumed run unlike the whole one.
+    """
+    for module in model.modules():
+        if isinstance(module, Linear4bit):
+            module.support_avx512bf16_for_cpu = False
 
 
 def attach_lora(model: torch.nn.Module, adapter: AdapterSection, seed: int) -> PeftModel:

@@ -41,7 +41,8 @@ def _event(kind: str, payload: dict[str, Any]) -> NewEvent | None:
         case "step" if _shown(payload["step"], payload["total_steps"]):
             return _step_event(payload)
         case "validation":
-            message = f"Step {payload['step']}: validation loss={payload['val_loss']:.4f}"
+            loss = "not finite" if payload["val_loss"] is None else f"{payload['val_loss']:.4f}"
+            message = f"Step {payload['step']}: validation loss={loss}"
             return NewEvent(type="metrics", message=message, data=payload)
         case "checkpoint":
             return NewEvent(message=f"Checkpoint at step {payload['step']}.", data=payload)

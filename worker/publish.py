@@ -28,7 +28,7 @@ class Replica:
     def __init__(self, url: str, key: str) -> None:
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         self.url = url
-        self._client = httpx.Client(base_url=url, headers=headers, timeout=REQUEST_SECONDS)
+        self._client = httpx.Client(base_url=url, headers=headers, timeout=REQUEST_SECONDS, trust_env=False)
 
     def check(self, adapter_id: str) -> None:
         """Ask the replica to fetch and verify the adapter.
@@ -43,7 +43,7 @@ class Replica:
             raise _refused(
                 self.url, "does not take this worker's serving key", "Set the same MENS_SERVING_KEY on both."
             )
-        error = response.json()["error"]
+        error = _error_of(self.url, response)
         code = error["code"] if error["code"] in Code.__members__ else Code.SERVING_REFUSED
         raise ArtifactInvalid(Code(code), error["message"], remedy=error.get("remedy") or "", param=error.get("param"))
 
@@ -166,6 +166,15 @@ def _differences(one: list[float | None], other: list[float | None], positions: 
 
 def _rms(values: list[float]) -> float:
     return math.sqrt(sum(value * value for value in values) / len(values)) if values else 0.0
+
+
+def _error_of(url: str, response: httpx.Response) -> dict[str, Any]:
+    try:
+        error: dict[str, Any] = response.json()["error"]
+    except (ValueError, KeyError):
+        remedy = "Is that address a Mens serving replica?"
+        raise _refused(url, f"answers {response.status_code} without a reason", remedy) from None
+    return error
 
 
 def _refused(url: str, what: str, remedy: str) -> JobFailed:

@@ -11,6 +11,7 @@ import math
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from types import TracebackType
 from typing import Any, NamedTuple
 
 from worker.rundir import METRICS_NAME, TELEMETRY_NAME
@@ -29,7 +30,7 @@ class Score(NamedTuple):
 
 
 class Telemetry:
-    """The run's telemetry and metrics.
+    """The run's telemetry and metrics; a context manager that closes the file.
 
     Args:
         run_dir: receives ``telemetry.jsonl`` (appended, every line flushed) and ``metrics.csv``.
@@ -43,6 +44,14 @@ class Telemetry:
         self._pace = Pace(total_steps)
         self._total_steps = total_steps
         self.rows = rows
+
+    def __enter__(self) -> Telemetry:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._file.close()
 
     def emit(self, event: str, payload: Mapping[str, Any]) -> None:
         """Write one event."""
@@ -72,8 +81,10 @@ class Telemetry:
     def validation(self, step: int, score: Score | None) -> None:
         """A validation at a step, if there was one."""
         if score:
-            self._add(step, valid_loss=score.loss, valid_mean_token_accuracy=score.accuracy)
-            self.emit("validation", {"step": step, "val_loss": score.loss, "val_token_accuracy": score.accuracy})
+            loss = score.loss if math.isfinite(score.loss) else None
+            if loss is not None:
+                self._add(step, valid_loss=loss, valid_mean_token_accuracy=score.accuracy)
+            self.emit("validation", {"step": step, "val_loss": loss, "val_token_accuracy": score.accuracy})
 
     def checkpoint(self, step: int, folder: Path) -> None:
         """A written checkpoint, with the metrics of its step."""

@@ -85,10 +85,10 @@ def train(run: TrainingRun, run_dir: Path, resume: Path | None, stop: StopSignal
     progress = Progress(step=0, trained_tokens=0, metrics=[])
     if resume:
         progress = load_checkpoint(resume, run.plan, trainer.model, trainer.optimizer)
-    telemetry = Telemetry(run_dir, trainer.total_steps, progress.metrics)
-    telemetry.emit("train_start", describe(trainer, progress))
-    train_loop(trainer, progress, telemetry, stop)
-    finish(trainer, progress, telemetry)
+    with Telemetry(run_dir, trainer.total_steps, progress.metrics) as telemetry:
+        telemetry.emit("train_start", describe(trainer, progress))
+        train_loop(trainer, progress, telemetry, stop)
+        finish(trainer, progress, telemetry)
 
 
 def set_up(run: TrainingRun, run_dir: Path) -> Trainer:

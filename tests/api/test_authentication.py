@@ -28,16 +28,16 @@ def test_the_list_of_routes_is_whole(app: FastAPI) -> None:
 
 
 @pytest.mark.parametrize(("method", "path"), routes())
-@pytest.mark.parametrize("header", [None, "Bearer ", "Bearer wrong", "Basic abc", "mens-abc"])
-def test_a_route_without_a_good_key(anonymous: TestClient, method: str, path: str, header: str | None) -> None:
-    headers = {"Authorization": header} if header else {}
-    answer = anonymous.request(method, re.sub(r"\{.*?\}", "x", path), headers=headers)
-    if path in OPEN:
-        assert answer.status_code == 200
-        return
-    assert answer.status_code == 401
-    assert answer.json()["error"]["code"] in ("KEY_MISSING", "KEY_INVALID")
-    assert answer.headers["www-authenticate"] == "Bearer"
+def test_a_route_without_a_good_key(anonymous: TestClient, method: str, path: str) -> None:
+    for header in (None, "Bearer ", "Bearer wrong", "Basic abc", "mens-abc"):
+        headers = {"Authorization": header} if header else {}
+        answer = anonymous.request(method, re.sub(r"\{.*?\}", "x", path), headers=headers)
+        if path in OPEN:
+            assert answer.status_code == 200
+            continue
+        assert answer.status_code == 401, header
+        assert answer.json()["error"]["code"] in ("KEY_MISSING", "KEY_INVALID")
+        assert answer.headers["www-authenticate"] == "Bearer"
 
 
 def test_a_revoked_key_is_refused(app: FastAPI, client: TestClient) -> None:

@@ -282,3 +282,15 @@ def fake_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[st
         return name
 
     return write
+
+
+ENGINE_FIXTURES = {"lab", "llama_lab", "tiny_base", "tokenizer", "finished"}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests that build or train a model are not part of the unit tier."""
+    for item in items:
+        if item.path.parent == Path(__file__).parent and (
+            ENGINE_FIXTURES & set(getattr(item, "fixturenames", ())) or item.path.name == "test_pretrain.py"
+        ):
+            item.add_marker(pytest.mark.engine)
