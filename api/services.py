@@ -8,6 +8,7 @@ from typing import Annotated
 import httpx
 from fastapi import Depends, Request
 
+from api.serving_limits import ServingTier
 from api.settings import ApiSettings
 from shared.catalog import Catalog, load_catalog
 from shared.db import Database
@@ -27,6 +28,7 @@ class Services:
     registry: Registry
     storage: Storage
     doorbell: Doorbell
+    serving_tier: ServingTier
     upstream: httpx.AsyncClient
 
     def catalog(self) -> Catalog:
@@ -51,6 +53,7 @@ def make_services(settings: ApiSettings) -> Services:
         registry=Registry(database),
         storage=Storage(settings.storage_dir),
         doorbell=Doorbell(make_celery(settings.broker_url)),
+        serving_tier=ServingTier(settings.serving_urls, key),
         upstream=upstream,
     )
 

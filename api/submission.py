@@ -6,79 +6,66 @@ from typing import Any
 
 from api.services import Services
 from shared.contract import FineTuneContract, MergeContract
-from shared.dataset import check_dataset
 from shared.digest import digest_json
 from shared.errors import Code, Conflict, ContractRejected
+from shared.flat import parse_contract
+from shared.hub import locate
 from shared.job import Job, Kind, Submission
-from shared.planner import DataFile, ExecutionPlan, MergePlan, PlannedBase, plan_finetune
+from shared.planner import MergePlan, PlannedBase
+from shared.preflight import Asked, InputFile, Machine, Preflight, preflight
 
-DEFAULT_NAME = "adapter"
 
-
-def plan_contract(services: Services, contract: FineTuneContract, name: str | None) -> ExecutionPlan:
-    """Resolve what the contract names and plan it; nothing is written.
+def check_contract(services: Services, asked: Asked) -> Preflight:
+    """Everything that can be known about a job before it trains, and its plan; nothing is written.
 
     Raises:
-        MensError: with the code of the first thing that makes the contract impossible.
+        MensError: with the code of the first thing that makes the job impossible.
     """
-    base = services.catalog().get(contract.model.hf_repo)
-    if contract.artifact.publish and not services.settings.serving_urls:
-        raise ContractRejected(
-            Code.CONTRACT_UNSUPPORTED,
-            "artifact.publish is true, but no serving replica is configured.",
-            remedy="Set MENS_SERVING_URLS, or set artifact.publish to false to train and store only.",
-            param="artifact.publish",
-        )
-    if any(entry.name == contract.artifact.alias for entry in services.catalog().bases):
-        raise ContractRejected(
-            Code.NAME_INVALID,
-            f"artifact.alias is {contract.artifact.alias!r}, which is the name of a base model.",
-            remedy="Choose another alias.",
-            param="artifact.alias",
-        )
+    contract = parse_contract(asked.sections)
+    catalog = services.catalog()
+    base = catalog.get(contract.model.hf_repo)
+    _refuse_unpublishable(services, contract, {entry.name for entry in catalog.bases})
     data = contract.data
-    train = _data_file(services, data.train_file, data.min_rating, "data.train_file")
-    validation = None
-    if data.validation_file:
-        validation = _data_file(services, data.validation_file, data.min_rating, "data.validation_file")
-    adapter_name = name or contract.exec.adapter_tag or DEFAULT_NAME
-    return plan_finetune(contract, base, train, validation, adapter_name)
+    train = _input_file(services, data.train_file)
+    validation = _input_file(services, data.validation_file) if data.validation_file else None
+    machine = Machine(limits=services.serving_tier.limits(), thorough=False)
+    return preflight(asked, base, locate(base, services.settings.catalog_path), train, validation, machine)
 
 
 def submit_finetune(
     services: Services,
-    contract: FineTuneContract,
+    asked: Asked,
     *,
-    name: str | None,
     labels: dict[str, str],
     idempotency_key: str | None,
     hyperparameters: dict[str, Any] | None = None,
 ) -> Job:
-    """Plan a contract, write the job, ring the doorbell.
+    """Check a contract to the end, write the job, ring the doorbell.
 
     Args:
         services: the API's hands.
-        contract: what to train.
-        name: left part of the adapter's id.
+        asked: what to train.
         labels: the caller's metadata.
         idempotency_key: the same key and request give the same job.
         hyperparameters: OpenAI's three, resolved, when the caller speaks that dialect.
 
     Raises:
-        MensError: see :func:`plan_contract`; ``IDEMPOTENCY_CONFLICT``.
+        MensError: see :func:`check_contract`; ``IDEMPOTENCY_CONFLICT``.
     """
-    plan = plan_contract(services, contract, name)
+    checked = check_contract(services, asked)
+    plan, data = checked.plan, checked.plan.contract.data
     extra = {
-        "training_file": contract.data.train_file,
-        "validation_file": contract.data.validation_file,
+        "training_file": data.train_file,
+        "validation_file": data.validation_file,
         "hyperparameters": hyperparameters,
     }
     submission = Submission(
         kind=Kind.FINETUNE,
         base_model=plan.base.name,
         name=plan.adapter_name,
-        contract=contract.model_dump(mode="json"),
+        contract=plan.contract.model_dump(mode="json"),
         plan=plan.model_dump(mode="json"),
+        preflight=checked.record() | {"sources": checked.sources},
         extra=extra,
         labels=labels,
         idempotency_key=idempotency_key,
@@ -130,8 +117,24 @@ def _submit(services: Services, submission: Submission) -> Job:
     return job
 
 
-def _data_file(services: Services, file_id: str, min_rating: int, param: str) -> DataFile:
+def _input_file(services: Services, file_id: str) -> InputFile:
     file = services.registry.file(file_id)
-    with services.storage.open_blob(file.sha256).open("rb") as lines:
-        report = check_dataset(lines, min_rating=min_rating, param=param)
-    return DataFile(file_id=file.id, sha256=file.sha256, bytes=file.bytes, rows=report.trainable_rows)
+    return InputFile(file.id, file.sha256, services.storage.open_blob(file.sha256))
+
+
+def _refuse_unpublishable(services: Services, contract: FineTuneContract, base_names: set[str]) -> None:
+    artifact = contract.artifact
+    if artifact.publish and not services.settings.serving_urls:
+        raise ContractRejected(
+            Code.CONTRACT_UNSUPPORTED,
+            "artifact.publish is true, but no serving replica is configured.",
+            remedy="Set MENS_SERVING_URLS, or set artifact.publish to false to train and store only.",
+            param="artifact.publish",
+        )
+    if artifact.alias in base_names:
+        raise ContractRejected(
+            Code.NAME_INVALID,
+            f"artifact.alias is {artifact.alias!r}, which is the name of a base model.",
+            remedy="Choose another alias.",
+            param="artifact.alias",
+        )

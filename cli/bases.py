@@ -96,6 +96,22 @@ def build(
     return add(settings, name, LocalSource(path=relative), "Apache-2.0")
 
 
+def entry_and_folder(settings: Settings, model: str) -> tuple[BaseModelEntry, Path]:
+    """A base model by its name in the catalogue, or by its folder.
+
+    Raises:
+        MensError: neither is there, or the folder holds no base model.
+    """
+    from shared.hub import locate
+
+    folder = Path(model)
+    if folder.is_dir():
+        source = LocalSource(path=str(folder.resolve()))
+        return BaseModelEntry(name=folder.name, source=source, digests=digest_model_folder(folder)), folder
+    entry = load_catalog(settings.catalog_path).get(model)
+    return entry, locate(entry, settings.catalog_path)
+
+
 def add(settings: Settings, name: str, source: LocalSource | HubSource, license: str | None) -> BaseModelEntry:
     """Fetch a source, digest its files, and write the catalogue.
 

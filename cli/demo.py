@@ -10,11 +10,9 @@ import json
 import signal
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
-from openai import OpenAI
-from openai.types.fine_tuning.supervised_hyperparameters_param import SupervisedHyperparametersParam
 from rich.console import Console
 from rich.table import Table
 
@@ -23,6 +21,10 @@ from cli.jobs import follow
 from cli.stack import Stack, StackFailed
 from cli.up import DEFAULT_BASE, ensure_base, start
 from shared.settings import Settings
+
+if TYPE_CHECKING:
+    from openai import OpenAI
+    from openai.types.fine_tuning.supervised_hyperparameters_param import SupervisedHyperparametersParam
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 ALIAS = "support"
@@ -64,6 +66,8 @@ def run_own_stack(settings: Settings) -> bool:
 
 def run_loop(connection: Connection) -> bool:
     """Upload, tune and ask, through a stock OpenAI client; whether the answers are as they must be."""
+    from openai import OpenAI  # slow to import
+
     client = OpenAI(base_url=f"{connection.url}/v1", api_key=connection.key)
     files = {name: _upload(client, f"{name}.jsonl") for name in ("support", "support.validation")}
     job = client.fine_tuning.jobs.create(

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
 from cli.connection import fail
-from shared.db import Database
 from shared.errors import MensError
-from shared.registry import Registry
 from shared.settings import Settings
+
+if TYPE_CHECKING:
+    from shared.registry import Registry
 
 app = typer.Typer(no_args_is_help=True, help="API keys: create, list, revoke (on the machine that has the database).")
 
 
 def _registry() -> Registry:
+    from shared.db import Database  # slow to import
+    from shared.registry import Registry
+
     return Registry(Database(Settings().database_url))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from cli import bases, demo, jobs, keys, models, up
+from cli import bases, data, demo, jobs, keys, models, plan, up
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -15,12 +15,14 @@ app = typer.Typer(
 app.command("up")(up.up)
 app.command("demo")(demo.demo)
 app.command("train")(jobs.train)
+app.command("plan")(plan.plan)
 app.command("chat")(models.chat)
 app.command("models")(models.models)
 app.command("alias")(models.alias)
 app.add_typer(jobs.app, name="jobs")
 app.add_typer(bases.app, name="base")
 app.add_typer(keys.app, name="keys")
+app.add_typer(data.app, name="data")
 
 
 if __name__ == "__main__":

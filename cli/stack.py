@@ -19,15 +19,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httpx
 
-from api.migrate import migrate
 from cli.connection import Connection, saved_connection
-from shared.db import Database
-from shared.registry import Registry
+from shared.errors import Unauthenticated
 from shared.settings import Settings
+
+if TYPE_CHECKING:
+    from shared.registry import Registry
 
 PROJECT = Path(__file__).resolve().parent.parent
 READY_SECONDS = 180.0
@@ -71,6 +72,8 @@ class Stack:
 
     def start(self) -> None:
         """Prepare the home folder and start supervisord; see :meth:`wait_until_ready`."""
+        from api.migrate import migrate  # slow to import
+
         for folder in ("logs", "valkey"):
             (self.home / folder).mkdir(parents=True, exist_ok=True)
         self._socket_dir = Path(tempfile.mkdtemp(prefix="mens-"))  # a socket's path may have 107 bytes at most
@@ -226,6 +229,9 @@ class Stack:
         return path.read_text()
 
     def _api_key(self) -> str:
+        from shared.db import Database
+        from shared.registry import Registry
+
         registry = Registry(Database(Settings(home=self.home).database_url))
         saved = saved_connection(self.home)
         if saved and _is_known(registry, saved.key):
@@ -261,8 +267,6 @@ def kill_group(group: int) -> None:
 
 
 def _is_known(registry: Registry, secret: str) -> bool:
-    from shared.errors import Unauthenticated
-
     try:
         registry.authenticate(secret)
     except Unauthenticated:

@@ -2,9 +2,11 @@
 
 vLLM asks for its key only below ``/v1``, and the flag that makes it ask our resolver also opens routes that load any
 path on the machine. So the wall lets through an exact list and nothing else, and asks for the key everywhere but on
-``/health``. It also answers one route of ours, where the publisher learns why an adapter is refused:
+``/health``. It also answers two routes of ours: the publisher learns why an adapter is refused, and the control plane
+learns what this replica can serve before it lets anybody train it:
 
     GET /mens/adapters/<adapter id>   200 {"id", "ok", …}   or   4xx {"error": {"code", "message", "remedy", …}}
+    GET /mens/limits                  200 {"base", "base_digest", "max_lora_rank", "max_model_len"}
 
 Left out on purpose: ``/v1/responses`` keeps state in the replica and can call tools; nothing of ours uses it.
 """
@@ -20,6 +22,7 @@ from typing import Any
 
 from serving.adapters import AdapterStore
 from serving.runtime import process_settings, process_store
+from serving.settings import ServingSettings
 from shared.errors import (
     ArtifactInvalid,
     Code,
@@ -49,6 +52,7 @@ KEYED_ROUTES = frozenset(
     }
 )
 ADAPTER_ROUTE = "/mens/adapters/"
+LIMITS_ROUTE = ("GET", "/mens/limits")
 STATUS: dict[type[MensError], tuple[int, str]] = {
     NotFound: (404, "not_found_error"),
     InvalidRequest: (400, "invalid_request_error"),
@@ -93,7 +97,10 @@ class Wall:
     async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             adapter_id = self._admit(scope)
-            answer = None if adapter_id is None else await asyncio.to_thread(self._check, adapter_id)
+            if adapter_id is not None:
+                answer: dict[str, Any] | None = await asyncio.to_thread(self._check, adapter_id)
+            else:
+                answer = serving_limits(process_settings()) if _route(scope) == LIMITS_ROUTE else None
         except MensError as error:
             await _refuse(send, error)
             return
@@ -104,9 +111,9 @@ class Wall:
 
     def _admit(self, scope: Scope) -> str | None:
         """Let a request pass, or raise. Returns the adapter id of our own route, None for vLLM's."""
-        route = scope["method"], scope["path"]
+        route = _route(scope)
         adapter_id = _adapter_id(scope)
-        if adapter_id is None and (not _is_plain(scope) or route not in OPEN_ROUTES | KEYED_ROUTES):
+        if adapter_id is None and (not _is_plain(scope) or route not in OPEN_ROUTES | KEYED_ROUTES | {LIMITS_ROUTE}):
             raise NotFound(Code.ROUTE_NOT_FOUND, "There is no such route.", remedy="Ask the front door of Mens.")
         if route not in OPEN_ROUTES:
             self._authenticate(scope["headers"])
@@ -137,6 +144,20 @@ class Wall:
             "rank": adapter.manifest.rank,
             "step": adapter.manifest.step,
         }
+
+
+def serving_limits(settings: ServingSettings) -> dict[str, Any]:
+    """What this replica can serve, for the control plane's check at submission."""
+    return {
+        "base": settings.serving_base,
+        "base_digest": settings.serving_base_digest,
+        "max_lora_rank": settings.serving_max_lora_rank,
+        "max_model_len": settings.serving_max_model_len,
+    }
+
+
+def _route(scope: Scope) -> tuple[str, str]:
+    return scope["method"], scope["path"]
 
 
 def _is_plain(scope: Scope) -> bool:

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
 from enum import StrEnum
+from functools import cache
 from typing import Any
 
 from pydantic import ValidationError
@@ -80,6 +81,7 @@ def contract_paths() -> list[str]:
     return paths
 
 
+@cache
 def flat_names() -> dict[str, str]:
     """The path that each flat key means: a field's own name where only one section has it, and the aliases."""
     names = {path: path.rpartition(".")[2] for path in contract_paths()}

@@ -76,11 +76,22 @@ class Submission(Value):
     name: str
     contract: dict[str, Any]
     plan: dict[str, Any]
+    preflight: dict[str, Any] = {}
     extra: dict[str, Any] = {}
     labels: dict[str, Any] = {}
     owner: str = "default"
     idempotency_key: str | None = None
     request_digest: str = ""
+
+
+class MemoryAccuracy(Value):
+    """How far the memory estimates were off on one kind of device: (measured - predicted) / predicted, over jobs."""
+
+    device: str
+    jobs: int
+    median_error: float
+    p95_absolute_error: float
+    worst_error: float
 
 
 def new_id(prefix: str) -> str:

@@ -81,6 +81,7 @@ class LeaseLedger:
         *,
         stage: Stage | None = None,
         progress: dict[str, Any] | None = None,
+        preflight: dict[str, Any] | None = None,
         events: list[NewEvent],
     ) -> None:
         """Write a stage, progress and events.
@@ -92,6 +93,8 @@ class LeaseLedger:
             row = self._held(session, lease)
             row.stage = stage or row.stage
             row.progress = {**row.progress, **(progress or {})}
+            if preflight is not None:
+                row.preflight = preflight
             row.version += 1
             record(session, row, self._db.now(session), *events)
 

@@ -5,6 +5,9 @@ What the worker does to a job is in `shared/lease.py`; which verb is allowed whe
 
 from __future__ import annotations
 
+import math
+import statistics
+from collections import defaultdict
 from datetime import datetime
 from typing import Any
 
@@ -14,7 +17,7 @@ from sqlalchemy.orm import Session
 
 from shared.db import Database
 from shared.errors import Code, Conflict, NotFound
-from shared.job import Event, Job, Kind, NewEvent, Submission, new_id
+from shared.job import Event, Job, Kind, MemoryAccuracy, NewEvent, Submission, new_id
 from shared.jobstate import FINAL, State, Verb, next_state
 from shared.tables import EventRow, JobRow
 
@@ -76,6 +79,26 @@ class Ledger:
             query = query.where(self._has_label(key, value))
         with self._db.read() as session:
             return [Job.model_validate(row) for row in session.scalars(query.limit(limit + 1))]
+
+    def preflight(self, job_id: str) -> dict[str, Any]:
+        """What was found before the job trained; see `shared/preflight.py`.
+
+        Raises:
+            NotFound: ``JOB_NOT_FOUND``.
+        """
+        with self._db.read() as session:
+            return job_row(session, job_id).preflight
+
+    def memory_accuracy(self) -> list[MemoryAccuracy]:
+        """The error of the memory estimates so far, by kind of device."""
+        finished = select(JobRow.result).where(JobRow.kind == Kind.FINETUNE, JobRow.state == State.SUCCEEDED)
+        errors: dict[str, list[float]] = defaultdict(list)
+        with self._db.read() as session:
+            for result in session.scalars(finished):
+                if memory := result.get("memory"):
+                    predicted = memory["predicted_bytes"]
+                    errors[memory["device"]].append((memory["peak_bytes"] - predicted) / predicted)
+        return [memory_accuracy(device, found) for device, found in sorted(errors.items())]
 
     def cancel(self, job_id: str) -> Job:
         """Cancel at once what is not running; ask a running job's worker to stop.
@@ -159,6 +182,18 @@ class Ledger:
                     param="Idempotency-Key",
                 )
             return None if row is None else Job.model_validate(row)
+
+
+def memory_accuracy(device: str, errors: list[float]) -> MemoryAccuracy:
+    """Median, 95th percentile and worst of the relative errors of one kind of device."""
+    absolute = sorted(map(abs, errors))
+    return MemoryAccuracy(
+        device=device,
+        jobs=len(errors),
+        median_error=statistics.median(errors),
+        p95_absolute_error=absolute[math.ceil(0.95 * len(absolute)) - 1],
+        worst_error=max(errors, key=abs),
+    )
 
 
 def job_row(session: Session, job_id: str, *, lock: bool = False) -> JobRow:

@@ -225,17 +225,19 @@ def _intermediate(fields: _Fields, hidden: int) -> int:
 
 def _layer_types(family: Family, raw: Mapping[str, Any], layers: int) -> tuple[str, ...]:
     """Kind of each layer. Sliding windows change no tensor, so all but a hybrid family count as full attention."""
+    stated = raw.get("layer_types")
+    if stated is not None and not isinstance(stated, list):
+        _bad_layers("is not a list")
     if family is not Family.QWEN3_5:
-        if LINEAR in (raw.get("layer_types") or ()):
+        if LINEAR in (stated or ()):
             _bad_layers(f"names {LINEAR}, which {family} does not have")
         return (FULL,) * layers
-    stated = raw.get("layer_types")
     if stated is None:
         interval = raw.get("full_attention_interval", 4)
         if not isinstance(interval, int) or interval < 1:
             _invalid("full_attention_interval", "is not a positive integer")
         return tuple(LINEAR if (index + 1) % interval else FULL for index in range(layers))
-    if not isinstance(stated, list) or len(stated) != layers:
+    if len(stated) != layers:
         _bad_layers(f"must list {layers} layers, one kind for each")
     if strangers := [str(kind)[:40] for kind in stated if kind not in (FULL, LINEAR)]:
         _bad_layers(f"holds {strangers[0]!r}; a layer is {FULL} or {LINEAR}")

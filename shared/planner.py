@@ -1,31 +1,34 @@
 """From contract to execution plan: pure functions, no I/O.
 
-A plan is a value: complete, JSON, versioned, digested, stored with the job. What the engine of this release cannot do is
-refused here, before anything is queued, with the field's path.
+A plan is a value: complete, JSON, versioned, digested, stored with the job. What must not run is refused by the gates
+(`shared/gates.py`), and what the engine of this release cannot do is refused here, before anything is queued, with the
+field's path.
 """
 
 from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from shared.catalog import BaseModelEntry, Sha256
 from shared.contract import (
-    AdapterMethod,
     AdapterTargets,
     BaseQuant,
-    DeploymentTarget,
+    ChatmlSection,
+    Device,
     FineTuneContract,
     MergeContract,
     Name,
-    TokenizerMode,
+    OptimizerExperiment,
     contract_digest,
 )
 from shared.digest import digest_json
 from shared.errors import Code, ContractRejected
+from shared.gates import UNKNOWN, GateContext, check_gates
 
 MIN_VALIDATION_ROWS = 10
 SMALL_DATASET_ROWS = 20
@@ -66,6 +69,7 @@ class ExecutionPlan(PlanPart):
     validation_rows: int = Field(description="Rows held out of the training file.")
     optimizer_steps: int = Field(description="Upper bound; rows with nothing supervised are skipped and counted.")
     adapter_name: Name
+    notes: tuple[str, ...] = Field((), description="What the operator should know although nothing forbids it.")
 
     @property
     def digest(self) -> str:
@@ -113,13 +117,27 @@ class MergeRun(PlanPart):
 
 
 def plan_finetune(
-    contract: FineTuneContract, base: BaseModelEntry, train: DataFile, validation: DataFile | None, adapter_name: str
+    contract: FineTuneContract,
+    base: BaseModelEntry,
+    train: DataFile,
+    validation: DataFile | None,
+    adapter_name: str,
+    context: GateContext | None = None,
 ) -> ExecutionPlan:
     """Decide how a contract is run.
 
+    Args:
+        contract: what was asked for.
+        base: the base model by content.
+        train: the training file.
+        validation: the validation file, if there is one.
+        adapter_name: left part of the adapter's id.
+        context: what the gates should know of machine and base; without it they know the number of rows.
+
     Raises:
-        ContractRejected: ``CONTRACT_UNSUPPORTED`` with the field's path.
+        ContractRejected: a gate's code, or ``CONTRACT_UNSUPPORTED``, with the field's path.
     """
+    notes = check_gates(contract, context or replace(UNKNOWN, rows=train.rows))
     reject_unsupported(contract)
     held_out = 0 if validation else validation_split(train.rows, contract.data.validation_split_ratio)
     content = {"train_file": train.sha256, "base": base.digest}
@@ -134,6 +152,7 @@ def plan_finetune(
         validation_rows=held_out,
         optimizer_steps=optimizer_steps(train.rows - held_out, contract),
         adapter_name=adapter_name,
+        notes=tuple(notes),
     )
 
 
@@ -162,28 +181,26 @@ def reject_unsupported(contract: FineTuneContract) -> None:
     """Raises:
     ContractRejected: the first field whose value this release's engine cannot honour.
     """
-    exec_, adapter = contract.exec, contract.adapter
+    exec_, device = contract.exec, contract.device
+    own_device = "the engine takes the worker's GPU when it has one"
     allowed: list[tuple[str, Any, Any, str]] = [
-        ("adapter.method", adapter.method, AdapterMethod.QLORA, "QLoRA is the one training method"),
         ("quant.base", contract.quant.base, BaseQuant.NF4, "the frozen base is held in NF4"),
-        ("adapter.targets", adapter.targets, AdapterTargets.FULL_GRAPH, "the full graph is always trained"),
-        ("data.tokenizer_mode", contract.data.tokenizer_mode, TokenizerMode.HF, "the base's own tokenizer is used"),
-        ("data.context_filter", contract.data.context_filter, None, "filters come with a later release"),
+        ("adapter.targets", contract.adapter.targets, AdapterTargets.FULL_GRAPH, "the full graph is always trained"),
         ("model.weight_shards", contract.model.weight_shards, None, "the catalogue names the shards"),
         ("model.config_json", contract.model.config_json, None, "the catalogue names the config"),
         ("model.tokenizer_json", contract.model.tokenizer_json, None, "the catalogue names the tokenizer"),
         ("exec.resume_from", exec_.resume_from, None, "a job resumes from its own checkpoints by itself"),
         ("exec.curriculum_schedule", exec_.curriculum_schedule, None, "curricula come with a later release"),
-        ("exec.qlora_lm_head_only", exec_.qlora_lm_head_only, False, "the full graph is always trained"),
-        ("exec.qlora_proxy_max_layers", exec_.qlora_proxy_max_layers, None, "every layer is always trained"),
         ("exec.max_vram_fraction", exec_.max_vram_fraction, None, "memory limits come with a later release"),
         ("exec.qlora_max_skip_rate", exec_.qlora_max_skip_rate, None, "skip limits come with a later release"),
-        (
-            "artifact.deployment_target",
-            contract.artifact.deployment_target,
-            DeploymentTarget.WORKSTATION,
-            "no on-device runtime is built",
-        ),
+        ("device.device", device.device, Device.AUTO, own_device),
+        ("device.require_gpu", device.require_gpu, False, own_device),
+        ("device.allow_cpu_fallback", device.allow_cpu_fallback, True, own_device),
+        ("trajectory.enabled", contract.trajectory.enabled, False, "row weights come with a later release"),
+        ("optimizer.experiment", contract.optimizer.experiment, OptimizerExperiment.OFF, "AdamW is the one optimizer"),
+        ("curriculum.enabled", contract.curriculum.enabled, False, "curricula come with a later release"),
+        ("chatml", contract.chatml, ChatmlSection(), "the base's own chat template is used"),
+        ("reward.hook", contract.reward.hook, None, "reward hooks come with a later release"),
     ]
     for path, value, only, reason in allowed:
         if value != only:

@@ -64,6 +64,7 @@ class JobRow(Base):
     name: Mapped[str] = mapped_column(String(64))
     contract: Mapped[dict[str, Any]]
     plan: Mapped[dict[str, Any]]
+    preflight: Mapped[dict[str, Any]] = mapped_column(default=dict, deferred=True)
     extra: Mapped[dict[str, Any]] = mapped_column(default=dict)
     labels: Mapped[dict[str, Any]] = mapped_column(default=dict)
     requested: Mapped[str | None] = mapped_column(String(16))

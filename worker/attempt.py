@@ -86,6 +86,7 @@ class Attempt:
         *,
         events: list[NewEvent] | None = None,
         progress: dict[str, Any] | None = None,
+        preflight: dict[str, Any] | None = None,
         stage: Stage | None = None,
     ) -> None:
         """Write to the ledger. While the database is away, events wait and go with the next report.
@@ -94,10 +95,10 @@ class Attempt:
             LeaseLost: stop.
         """
         self._unsent += events or []
-        if not (self._unsent or progress or stage):
+        if not (self._unsent or progress or preflight or stage):
             return
         try:
-            self.ledger.report(self.lease, stage=stage, progress=progress, events=self._unsent)
+            self.ledger.report(self.lease, stage=stage, progress=progress, preflight=preflight, events=self._unsent)
         except Unavailable:
             return
         self._unsent = []

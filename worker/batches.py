@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from worker.labels import IGNORED, Example
+from shared.labels import IGNORED, Example
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,12 +6,15 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from shared.catalog import BaseModelEntry, LocalSource
 from shared.digest import digest_file
 from shared.errors import ArtifactInvalid, Code
+from shared.job import NewEvent
 from shared.jobstate import Stage
 from shared.lease import ResultFile
 from shared.manifest import CONFIG_NAME, MANIFEST_NAME, WEIGHTS_NAME, AdapterManifest, parse_manifest, verify_adapter
 from shared.planner import ExecutionPlan, TrainingInputs, TrainingRun
+from shared.preflight import Asked, InputFile, Machine, preflight
 from shared.registry import NewAdapter
 from shared.storage import Storage
 from worker.attempt import Attempt
@@ -22,10 +25,12 @@ from worker.rundir import (
     CHECKPOINTS_FOLDER,
     METRICS_NAME,
     PLAN_NAME,
+    PREFLIGHT_NAME,
     PROBES_NAME,
     SUMMARY_NAME,
     list_checkpoints,
     read_json,
+    write_json,
 )
 
 ENGINE = "worker.train"
@@ -53,6 +58,7 @@ def train(attempt: Attempt, plan: ExecutionPlan) -> None:
     attempt.run_dir.mkdir(parents=True, exist_ok=True)
     run = TrainingRun(plan=plan, inputs=locate_inputs(attempt, plan))
     (attempt.run_dir / PLAN_NAME).write_text(run.model_dump_json(indent=2))
+    check_inputs(attempt, run)
     attempt.heed()
     attempt.enter(Stage.TRAINING, "Starting the engine.")
     resume = newest_checkpoint(attempt.earlier_runs())
@@ -67,6 +73,30 @@ def locate_inputs(attempt: Attempt, plan: ExecutionPlan) -> TrainingInputs:
         train=str(open_verified(attempt.storage, plan.train.sha256)),
         validation=str(open_verified(attempt.storage, validation.sha256)) if validation else None,
     )
+
+
+def check_inputs(attempt: Attempt, run: TrainingRun) -> None:
+    """The whole preflight once more, on every row and on this machine's own files; its record replaces the API's.
+
+    Raises:
+        MensError: the code of the first thing that makes the job impossible.
+    """
+    plan, inputs = run.plan, run.inputs
+    entry = BaseModelEntry(name=plan.base.name, source=LocalSource(path=inputs.base), digests=plan.base.digests)
+    validation = plan.validation
+    checked = preflight(
+        Asked(plan.contract.model_dump(mode="json"), name=plan.adapter_name),
+        entry,
+        Path(inputs.base),
+        InputFile(plan.train.file_id, plan.train.sha256, Path(inputs.train)),
+        InputFile(validation.file_id, validation.sha256, Path(inputs.validation or "")) if validation else None,
+        Machine(),
+    )
+    record = checked.record()
+    write_json(attempt.run_dir / PREFLIGHT_NAME, record)
+    learnt = checked.supervision
+    message = f"Preflight passed: {learnt.rows} rows, {learnt.supervised_tokens} of {learnt.tokens} tokens are learnt."
+    attempt.report(events=[NewEvent(message=message, data={"notes": checked.notes})], preflight=record)
 
 
 def open_verified(storage: Storage, sha256: str) -> Path:
@@ -141,6 +171,7 @@ def finish(attempt: Attempt, plan: ExecutionPlan, adapters: list[NewAdapter], ru
         "optimizer_steps": summary["optimizer_step_count"],
         "last_train_loss": summary["last_train_loss"],
         "last_val_loss": summary["last_val_loss"],
+        "memory": summary["memory"],
     }
     alias = plan.contract.artifact.alias if final.published else None
     attempt.report()

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import torch
 
+from shared.labels import IGNORED, Example
 from worker.batches import Batch, collate
-from worker.labels import IGNORED, Example
 from worker.telemetry import Score
 
 

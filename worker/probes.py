@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from worker.labels import IGNORED, Example
+from shared.labels import IGNORED, Example
 from worker.rundir import PROBES_NAME, write_json
 
 MAX_PROBES = 4

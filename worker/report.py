@@ -26,10 +26,11 @@ def write_reports(
     manifest: AdapterManifest,
     progress: Progress,
     skipped_lines: list[int],
+    memory: dict[str, object],
 ) -> None:
     """Write ``training_manifest.json`` (what was run) and ``run_summary.json`` (what came out)."""
     write_json(run_dir / TRAINING_MANIFEST_NAME, _training_manifest(plan, config, progress, skipped_lines))
-    write_json(run_dir / SUMMARY_NAME, _summary(plan, manifest, progress))
+    write_json(run_dir / SUMMARY_NAME, _summary(plan, manifest, progress) | {"memory": memory})
 
 
 def _training_manifest(

@@ -1,6 +1,7 @@
 """The run folder: what the engine writes there and the worker reads, by name. No torch, no queue.
 
-plan.json  telemetry.jsonl  engine.log  error.json          while it runs
+plan.json  training-preflight.json                           before it runs
+telemetry.jsonl  engine.log  error.json                      while it runs
 checkpoints/step-…/                                          to go on from
 adapter/ (or model/)  probes.json  metrics.csv               what was made
 training_manifest.json  run_summary.json                     the summary is written last and marks a complete run
@@ -22,6 +23,7 @@ MODEL_FOLDER = "model"
 PROBES_NAME = "probes.json"
 METRICS_NAME = "metrics.csv"
 TRAINING_MANIFEST_NAME = "training_manifest.json"
+PREFLIGHT_NAME = "training-preflight.json"
 SUMMARY_NAME = "run_summary.json"
 
 

@@ -17,15 +17,18 @@ import torch
 from peft import PeftModel
 from transformers import PreTrainedTokenizerBase
 
-from shared.dataset import is_trainable, read_rows
+from shared.dataset import read_rows
 from shared.errors import Code, DatasetInvalid, JobFailed
+from shared.labels import Example, count_lines, encode_rows
 from shared.manifest import AdapterManifest
 from shared.planner import ExecutionPlan, TrainingRun, optimizer_steps, validation_split, warmup_steps
+from shared.row_filters import RowFilter
+from shared.tokenizer import Tokenizer
 from worker.adapter import save_adapter
 from worker.batches import collate, epoch_steps, split_validation
 from worker.checkpoint import Progress, load_checkpoint, save_checkpoint
-from worker.labels import Example, count_lines, encode_rows
 from worker.loss import accumulate_gradients, evaluate
+from worker.memory import memory_report
 from worker.model import attach_lora, load_quantised, load_tokenizer, pick_device, trainable
 from worker.probes import write_probes
 from worker.process import EXIT_CANCELLED, EXIT_PAUSED, StopRequested, StopSignals, die_with_worker, run_engine
@@ -35,6 +38,7 @@ from worker.schedule import learning_rate
 from worker.telemetry import Score, Telemetry
 
 MAX_NON_FINITE_STEPS = 3
+COMPARED_ROWS = 8
 BETAS = (0.9, 0.999)
 
 
@@ -51,6 +55,7 @@ class Trainer:
     validation: list[Example]
     skipped_lines: list[int]
     device: torch.device
+    base: Path
 
     @property
     def total_steps(self) -> int:
@@ -94,28 +99,29 @@ def train(run: TrainingRun, run_dir: Path, resume: Path | None, stop: StopSignal
 def set_up(run: TrainingRun, run_dir: Path) -> Trainer:
     """Read the data, load the base in NF4, attach the adapter."""
     contract, base = run.plan.contract, Path(run.inputs.base)
-    tokenizer, device = load_tokenizer(base), pick_device()
-    training, skipped_lines = encode_file(Path(run.inputs.train), tokenizer, run.plan)
+    tokenizer, labeller, device = load_tokenizer(base), Tokenizer.load(base), pick_device()
+    training, skipped_lines = encode_file(Path(run.inputs.train), labeller, run.plan)
+    refuse_other_tokens(labeller, tokenizer, training)
     if run.inputs.validation:
-        validation, _ = encode_file(Path(run.inputs.validation), tokenizer, run.plan)
+        validation, _ = encode_file(Path(run.inputs.validation), labeller, run.plan)
     else:
         held_out = validation_split(len(training), contract.data.validation_split_ratio)
         training, validation = split_validation(training, held_out, contract.exec.seed)
     model = attach_lora(load_quantised(base, contract.quant, device), contract.adapter, contract.exec.seed)
     optimizer = torch.optim.AdamW(trainable(model), betas=BETAS, weight_decay=contract.exec.weight_decay)
-    return Trainer(run.plan, run_dir, tokenizer, model, optimizer, training, validation, skipped_lines, device)
+    return Trainer(run.plan, run_dir, tokenizer, model, optimizer, training, validation, skipped_lines, device, base)
 
 
-def encode_file(path: Path, tokenizer: PreTrainedTokenizerBase, plan: ExecutionPlan) -> tuple[list[Example], list[int]]:
+def encode_file(path: Path, tokenizer: Tokenizer, plan: ExecutionPlan) -> tuple[list[Example], list[int]]:
     """Examples of a data file, and the line numbers of rows in which nothing would be learnt.
 
     Raises:
         DatasetInvalid: ``NOTHING_SUPERVISED``: no row has a token to learn within ``seq_len``.
     """
-    data, exec_ = plan.contract.data, plan.contract.exec
+    exec_, filters = plan.contract.exec, RowFilter.of(plan.contract.data)
     with path.open("rb") as lines:
-        rows = [row for row in read_rows(lines) if is_trainable(row, data.min_rating)]
-    examples, skipped_lines = encode_rows(tokenizer, rows, exec_.seq_len, exec_.qlora_ce_last_k)
+        rows = (row for row in read_rows(lines) if filters.admits(row))
+        examples, skipped_lines = encode_rows(tokenizer, rows, exec_.seq_len, exec_.qlora_ce_last_k)
     if not examples:
         raise DatasetInvalid(
             Code.NOTHING_SUPERVISED,
@@ -124,6 +130,22 @@ def encode_file(path: Path, tokenizer: PreTrainedTokenizerBase, plan: ExecutionP
             param="data.train_file",
         )
     return examples, skipped_lines
+
+
+def refuse_other_tokens(labeller: Tokenizer, tokenizer: PreTrainedTokenizerBase, examples: Sequence[Example]) -> None:
+    """The serving tier reads the base with transformers; what it will say of a text must be what is trained on.
+
+    Raises:
+        JobFailed: ``TOKENIZER_MISMATCH``.
+    """
+    for text in [labeller.template.text, *(labeller.decode(example.ids) for example in examples[:COMPARED_ROWS])]:
+        if labeller.encode(text).ids != tokenizer(text, add_special_tokens=False)["input_ids"]:
+            raise JobFailed(
+                Code.TOKENIZER_MISMATCH,
+                "transformers makes other tokens of a text than the base's tokenizer.json says.",
+                remedy="Save the tokenizer with transformers' save_pretrained and register the base again.",
+                param="model.hf_repo",
+            )
 
 
 def train_loop(trainer: Trainer, progress: Progress, telemetry: Telemetry, stop: StopSignals) -> None:
@@ -215,8 +237,9 @@ def finish(trainer: Trainer, progress: Progress, telemetry: Telemetry) -> Adapte
     folder = trainer.run_dir / ADAPTER_FOLDER
     manifest = save_adapter(trainer.model, trainer.tokenizer, trainer.plan, progress.step, folder)
     write_probes(trainer.run_dir, trainer.validation or trainer.training)
-    config = trainer.model.config
-    write_reports(trainer.run_dir, trainer.plan, config, manifest, progress, trainer.skipped_lines)
+    config, rows = trainer.model.config, len(trainer.training)
+    memory = memory_report(trainer.plan.contract, trainer.base, rows, trainer.device)
+    write_reports(trainer.run_dir, trainer.plan, config, manifest, progress, trainer.skipped_lines, memory)
     telemetry.emit("train_complete", {"global_step": progress.step, "final_adapter": manifest.adapter_id})
     return manifest
 

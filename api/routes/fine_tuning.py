@@ -13,6 +13,7 @@ from api.services import Services, ServicesDep
 from api.submission import submit_finetune
 from shared.errors import Code, NotFound
 from shared.job import Job, Kind
+from shared.preflight import Asked
 
 router = APIRouter(prefix="/v1/fine_tuning/jobs", tags=["fine-tuning (OpenAI)"])
 
@@ -28,8 +29,7 @@ def create_job(
     contract, hyperparameters = to_contract(body, rows)
     job = submit_finetune(
         services,
-        contract,
-        name=body.suffix,
+        Asked(contract.model_dump(mode="json", exclude_unset=True), name=body.suffix),
         labels=body.metadata or {},
         idempotency_key=idempotency_key,
         hyperparameters=hyperparameters,

@@ -15,11 +15,13 @@ from api.openai_types import Metadata
 from api.openai_view import event_seq
 from api.pages import After, Limit, Page, page_of
 from api.services import Services, ServicesDep
-from api.submission import plan_contract, submit_finetune, submit_merge
+from api.submission import check_contract, submit_finetune, submit_merge
+from shared.capabilities import CAPABILITIES, CapabilityMatrix
 from shared.contract import FineTuneContract, MergeContract, Name
-from shared.job import Event, Job, Kind
+from shared.job import Event, Job, Kind, MemoryAccuracy
 from shared.jobstate import FINAL
 from shared.planner import ExecutionPlan
+from shared.preflight import Asked
 from shared.registry import Adapter
 
 router = APIRouter(prefix="/v1", tags=["jobs"])
@@ -34,8 +36,14 @@ class CreateFinetune(BaseModel):
     model_config = ConfigDict(extra="forbid")
     kind: Literal["finetune"] = "finetune"
     contract: FineTuneContract
+    preset: str | None = Field(None, description="Values for the fields that the contract leaves open, or `auto`.")
+    domain: str | None = Field(None, description="A domain profile; it wins over the preset.")
     name: Name | None = Field(None, description="Left part of the adapter's id; exec.adapter_tag when null.")
     metadata: Metadata = {}
+
+    def asked(self) -> Asked:
+        """The contract as far as it was written, with its presets."""
+        return _asked(self.contract, self.preset, self.domain, self.name)
 
 
 class CreateMerge(BaseModel):
@@ -52,14 +60,18 @@ class PlanRequest(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
     contract: FineTuneContract
+    preset: str | None = None
+    domain: str | None = None
     name: Name | None = None
 
 
 class PlanAnswer(BaseModel):
-    """The plan that the contract would get."""
+    """The plan that the contract would get, and all that was found on the way."""
 
     plan: ExecutionPlan
     plan_digest: str
+    sources: dict[str, str] = Field(description="Who decided each field: explicit, domain, ladder, preset, default.")
+    preflight: dict[str, Any] = Field(description="Content of training-preflight.json.")
 
 
 class JobAnswer(Job):
@@ -77,22 +89,40 @@ def create_job(
     """Create a job from its contract. With an Idempotency-Key a repeated request gives the same job."""
     if isinstance(body, CreateMerge):
         return submit_merge(services, body.contract, labels=body.metadata, idempotency_key=idempotency_key)
-    return submit_finetune(
-        services, body.contract, name=body.name, labels=body.metadata, idempotency_key=idempotency_key
-    )
+    return submit_finetune(services, body.asked(), labels=body.metadata, idempotency_key=idempotency_key)
 
 
 @router.post("/plans")
 def plan(body: PlanRequest, services: ServicesDep) -> PlanAnswer:
     """Dry run: everything a submission checks, and the plan it would store; nothing is written."""
-    planned = plan_contract(services, body.contract, body.name)
-    return PlanAnswer(plan=planned, plan_digest=planned.digest)
+    checked = check_contract(services, _asked(body.contract, body.preset, body.domain, body.name))
+    return PlanAnswer(
+        plan=checked.plan, plan_digest=checked.plan.digest, sources=checked.sources, preflight=checked.record()
+    )
 
 
 @router.get("/contract/schema")
 def contract_schema() -> dict[str, Any]:
     """JSON Schema of the fine-tune contract."""
     return FineTuneContract.model_json_schema()
+
+
+@router.get("/capabilities")
+def capabilities() -> CapabilityMatrix:
+    """What this release trains, merges and serves, row by row, with the code that proves each."""
+    return CAPABILITIES
+
+
+@router.get("/estimates/accuracy")
+def estimate_accuracy(services: ServicesDep) -> list[MemoryAccuracy]:
+    """How far off the memory estimates were so far, by device: predicted against measured peak of finished jobs."""
+    return services.ledger.memory_accuracy()
+
+
+@router.get("/jobs/{job_id}/preflight")
+def job_preflight(job_id: str, services: ServicesDep) -> dict[str, Any]:
+    """Everything that was found before the job trained: model, data, supervision, estimate, who decided each field."""
+    return services.ledger.preflight(job_id)
 
 
 @router.get("/jobs")
@@ -177,6 +207,10 @@ async def stream_events(
             yield ServerSentEvent(data=current, event="job")
             return
         await anyio.sleep(services.settings.event_poll_seconds)
+
+
+def _asked(contract: FineTuneContract, preset: str | None, domain: str | None, name: str | None) -> Asked:
+    return Asked(contract.model_dump(mode="json", exclude_unset=True), preset, domain, name)
 
 
 def _look(services: Services, job_id: str, cursor: int) -> tuple[Job, list[Event]]:

@@ -13,7 +13,8 @@ from fastapi.testclient import TestClient
 from api.main import create_app
 from api.migrate import migrate
 from api.settings import ApiSettings
-from shared.catalog import BaseModelEntry, Catalog, LocalSource, save_catalog
+from shared.catalog import BaseModelEntry, Catalog, LocalSource, digest_model_folder, save_catalog
+from tests.tiny_base import write_base
 
 BASE = "tiny"
 ROWS = b'{"prompt": "a", "response": "b"}\n' * 40
@@ -30,8 +31,14 @@ class SilentBell:
         return True
 
 
+@pytest.fixture(scope="session")
+def base_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A base model's folder."""
+    return write_base(tmp_path_factory.mktemp("bases") / BASE)
+
+
 @pytest.fixture
-def settings(tmp_path: Path) -> ApiSettings:
+def settings(tmp_path: Path, base_folder: Path) -> ApiSettings:
     settings = ApiSettings(
         home=tmp_path,
         max_file_bytes=100_000,
@@ -40,7 +47,9 @@ def settings(tmp_path: Path) -> ApiSettings:
         event_poll_seconds=0.02,
         broker_url="redis://127.0.0.1:9/0",
     )
-    entry = BaseModelEntry(name=BASE, source=LocalSource(path="bases/tiny"), digests={"config.json": "0" * 64})
+    entry = BaseModelEntry(
+        name=BASE, source=LocalSource(path=str(base_folder)), digests=digest_model_folder(base_folder)
+    )
     save_catalog(settings.catalog_path, Catalog(bases=[entry]))
     return settings
 

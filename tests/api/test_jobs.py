@@ -48,7 +48,7 @@ def test_an_idempotency_key_makes_one_job(app: FastAPI, client: TestClient, job_
     [
         ({"model": {"hf_repo": "nobody"}}, 404, "MODEL_NOT_FOUND", "model"),
         ({"data": {"train_file": "file-x"}}, 404, "FILE_NOT_FOUND", "training_file"),
-        ({"adapter": {"method": "lora"}}, 422, "CONTRACT_UNSUPPORTED", "adapter.method"),
+        ({"adapter": {"method": "lora"}}, 422, "NF4_REQUIRES_QLORA", "adapter.method"),
         ({"quant": {"base": "none"}}, 422, "CONTRACT_UNSUPPORTED", "quant.base"),
         ({"exec": {"epochs": 0}}, 422, "REQUEST_INVALID", "contract.exec.epochs"),
         ({"exec": {"epoch": 3}}, 422, "REQUEST_INVALID", "contract.exec.epoch"),
@@ -156,7 +156,7 @@ def test_a_verb_that_the_state_forbids(client: TestClient, job_body: dict[str, A
 
 def test_the_contract_schema_is_served(client: TestClient) -> None:
     schema = client.get("/v1/contract/schema").json()
-    assert set(schema["required"]) == {"model", "data"}
+    assert set(schema["required"]) == {"data"}
 
 
 def test_a_merge_job_is_not_a_fine_tuning_job(client: TestClient) -> None:

@@ -7,6 +7,7 @@ import json
 
 import pytest
 
+from serving.runtime import process_settings
 from serving.wall import KEYED_ROUTES, OPEN_ROUTES, Wall
 
 KEY = "wall-key"
@@ -249,3 +250,16 @@ def test_no_wall_without_settings(monkeypatch, inside):
     monkeypatch.delenv("MENS_SERVING_BASE", raising=False)
     with pytest.raises(InvalidRequest):
         Wall(inside)
+
+
+def test_the_limits_are_told_to_whom_has_the_key(wall, inside, monkeypatch):
+    monkeypatch.setenv("MENS_SERVING_BASE", "tiny")
+    monkeypatch.setenv("MENS_SERVING_MAX_LORA_RANK", "20")
+    process_settings.cache_clear()
+    try:
+        assert call(wall, "GET", "/mens/limits", key=None).error["code"] == "KEY_MISSING"
+        answer = json.loads(call(wall, "GET", "/mens/limits").body)
+    finally:
+        process_settings.cache_clear()
+    assert (answer["base"], answer["max_lora_rank"], answer["max_model_len"]) == ("tiny", 32, None)
+    assert not inside.scopes

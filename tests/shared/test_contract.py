@@ -16,6 +16,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 from shared.contract import (
+    DEFAULT_MODEL_ID,
     AdapterSection,
     ContextFilter,
     CurriculumSchedule,
@@ -28,7 +29,7 @@ from tests.shared.samples import contract
 
 GOLDEN_SCHEMA = Path(__file__).parent / "golden" / "contract.schema.json"
 CONTENT = {"train_file": "c" * 64, "base": "d" * 64}
-GOLDEN_DIGEST = "e3c87005ae26a8bdb9691b558de36e2ca2e9a57a15a7c64769166e0d7b9336b4"
+GOLDEN_DIGEST = "30e8d6aff7be720b3480001244286497e5023cf5cb9ae678c3fa4a05e798d27a"
 
 DEFAULTS: dict[str, Any] = {
     "model": {"hf_repo": "tiny", "weight_shards": None, "config_json": None, "tokenizer_json": None},
@@ -47,6 +48,7 @@ DEFAULTS: dict[str, Any] = {
         "epochs": 3, "seq_len": 256, "batch_size": 4, "grad_accum": 4, "learning_rate": 2e-4, "warmup_steps": 100,
         "weight_decay": 0.01, "max_grad_norm": 1.0, "seed": 42, "checkpoint_every": 500, "resume_from": None,
         "max_vram_fraction": None, "adapter_tag": None, "qlora_require_full_proxy_stack": False,
+        "qlora_allow_partial_proxy_stack": False,
         "qlora_max_skip_rate": None, "qlora_lm_head_only": False, "qlora_proxy_max_layers": None,
         "qlora_ce_last_k": 0, "curriculum_schedule": None,
     },
@@ -54,6 +56,15 @@ DEFAULTS: dict[str, Any] = {
         "adapter_schema_version": 3, "allow_placeholder_attention_merge": True, "deployment_target": "workstation",
         "publish": True, "alias": None,
     },
+    "device": {"device": "auto", "require_gpu": False, "allow_cpu_fallback": True},
+    "trajectory": {
+        "enabled": False, "tool_trace_boost": 1.1, "failure_category_boost": 1.15, "quality_floor": None,
+        "quality_boost": 1.05,
+    },
+    "optimizer": {"experiment": "off"},
+    "curriculum": {"enabled": False},
+    "chatml": {"im_start": None, "im_end": None, "role_system": None, "role_user": None, "role_assistant": None},
+    "reward": {"hook": None},
     "collateral_damage_verified": False,
 }  # fmt: skip
 
@@ -81,6 +92,13 @@ BAD_VALUES: list[tuple[str, Any]] = [
     ("exec.curriculum_schedule", {"epoch_3_max_difficulty": 0}),
     ("artifact.adapter_schema_version", 2), ("artifact.adapter_schema_version", 4),
     ("artifact.deployment_target", "cloud"), ("artifact.alias", "../up"), ("artifact.alias", ".hidden"),
+    ("data.context_filter", {"difficulty_min": 6, "difficulty_max": 5}),
+    ("device.device", "tpu"), ("device.device", 0), ("device.require_gpu", "perhaps"),
+    ("trajectory.tool_trace_boost", -0.1), ("trajectory.tool_trace_boost", float("inf")),
+    ("trajectory.failure_category_boost", -1), ("trajectory.failure_category_boost", float("nan")),
+    ("trajectory.quality_boost", -1), ("trajectory.quality_boost", float("-inf")), ("trajectory.quality_floor", 0),
+    ("trajectory.quality_floor", 6), ("optimizer.experiment", "muon"), ("optimizer.experiment", None),
+    ("curriculum.enabled", 2), ("chatml.im_start", ""), ("reward.hook", "rm -rf"), ("reward.hook", ""),
     ("artifact.alias", "a b"), ("artifact.alias", "a" * 65), ("artifact.alias", "line\n"), ("artifact.alias", "a@b"),
 ]  # fmt: skip
 
@@ -88,6 +106,7 @@ GOOD_EDGES: list[tuple[str, Any]] = [
     ("data.min_rating", 0), ("data.min_rating", 5), ("data.validation_split_ratio", 0.0),
     ("data.validation_split_ratio", 0.5), ("adapter.rank", 1), ("adapter.rank", 512), ("adapter.dropout", 0.99),
     ("exec.epochs", 1), ("exec.seq_len", 8), ("exec.learning_rate", 1.0), ("exec.warmup_steps", 0),
+    ("trajectory.tool_trace_boost", 0.0), ("trajectory.quality_floor", 1), ("trajectory.quality_floor", 5),
     ("exec.seed", 2**31 - 1), ("exec.qlora_ce_last_k", 64), ("artifact.alias", "a" * 64), ("artifact.alias", "0.a-b_c"),
 ]  # fmt: skip
 
@@ -171,6 +190,7 @@ def test_unknown_key_is_refused_in_every_section(path: tuple[str, ...]) -> None:
 def test_every_section_is_walked() -> None:
     assert {path[-1] for path in sections() if path} == {
         "model", "provenance", "data", "context_filter", "adapter", "quant", "exec", "curriculum_schedule", "artifact",
+        "device", "trajectory", "optimizer", "curriculum", "chatml", "reward",
     }  # fmt: skip
 
 
@@ -188,10 +208,29 @@ def test_value_at_the_edge_is_taken(path: str, value: Any) -> None:
     assert getattr(getattr(FineTuneContract.model_validate(with_value(path, value)), section), field) == value
 
 
-@pytest.mark.parametrize("missing", ["model", "data"])
-def test_model_and_data_are_required(missing: str) -> None:
-    with pytest.raises(ValidationError, match=missing):
-        FineTuneContract.model_validate({key: value for key, value in DEFAULTS.items() if key != missing})
+def test_data_is_required() -> None:
+    with pytest.raises(ValidationError, match="data"):
+        FineTuneContract.model_validate({key: value for key, value in DEFAULTS.items() if key != "data"})
+
+
+@pytest.mark.parametrize("model", [{}, {"model": {}}])
+def test_a_contract_without_a_model_has_the_default_one(model: dict[str, Any]) -> None:
+    made = FineTuneContract.model_validate(model | {"data": {"train_file": "file-1"}})
+    assert made.model.hf_repo == DEFAULT_MODEL_ID == "Qwen/Qwen3.5-4B"
+
+
+@pytest.mark.parametrize(
+    ("spelling", "device"),
+    [
+        ("", "cpu"), ("cpu", "cpu"), ("CPU", "cpu"), ("auto", "auto"), ("best", "auto"), ("Default", "auto"),
+        ("vulkan", "auto"), ("dx12", "auto"), ("d3d12", "auto"), ("cuda", "cuda"), ("gpu", "cuda"),
+        (" nvidia ", "cuda"), ("metal", "metal"), ("mps", "metal"),
+    ],
+)  # fmt: skip
+def test_devices_have_many_names(spelling: str, device: str) -> None:
+    made = contract(device={"device": spelling})
+    assert made.device.device == device
+    assert digest(made) == digest(contract(device={"device": device}))
 
 
 def test_short_names_are_aliases() -> None:

@@ -30,7 +30,7 @@ HI_HELLO = [Message("user", "Hi"), Message("assistant", "Hello")]
 
 text = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20)
 visible = text.filter(lambda value: bool(value.strip()))
-extras = st.fixed_dictionaries({}, optional={"name": text, "weight": st.floats(0, 1)})
+extras = st.fixed_dictionaries({}, optional={"name": text, "weight": st.just(1)})
 turns = st.builds(
     lambda role, content, more: {"role": role, "content": content} | more, st.sampled_from(ROLES), text, extras
 )
@@ -50,17 +50,17 @@ labels = st.fixed_dictionaries(
 BROKEN: dict[str, tuple[bytes, str]] = {
     "blank": (b"   \r\n", "blank"),
     "empty": (b"", "blank"),
-    "not JSON": (b"{'messages': []}", "not a training row"),
-    "cut off": (GOOD[:40], "not a training row"),
-    "two values": (GOOD.strip() + GOOD, "not a training row"),
-    "not an object": (b"[1, 2]", "not a training row"),
-    "not UTF-8": (b'{"prompt": "\xff\xfe", "response": "x"}', "not a training row"),
-    "lone surrogate": (b'{"prompt": "\\ud800", "response": "x"}', "not a training row"),
+    "not JSON": (b"{'messages': []}", "not JSON"),
+    "cut off": (GOOD[:40], "ends in the middle"),
+    "two values": (GOOD.strip() + GOOD, "trailing"),
+    "not an object": (b"[1, 2]", "one object per line"),
+    "not UTF-8": (b'{"prompt": "\xff\xfe", "response": "x"}', "byte 13 of the line is not UTF-8"),
+    "lone surrogate": (b'{"prompt": "\\ud800", "response": "x"}', "surrogate"),
     "no fields": (b"{}", "neither"),
     "prompt only": (b'{"prompt": "Hi"}', "neither"),
     "response only": (b'{"response": "Hi"}', "neither"),
     "nothing in messages": (b'{"messages": []}', "neither"),
-    "nothing in turns": (b'{"turns": []}', "nothing to learn"),
+    "nothing in turns": (b'{"turns": []}', "neither"),
     "wrong role": (b'{"messages": [{"role": "robot", "content": "x"}]}', "messages[0].role is 'robot'"),
     "no role": (b'{"messages": [{"content": "x"}]}', "role"),
     "content is no text": (b'{"messages": [{"role": "user", "content": 5}]}', "messages[0].content"),
@@ -72,8 +72,8 @@ BROKEN: dict[str, tuple[bytes, str]] = {
         b'{"messages": [{"role": "assistant", "content": "x"}, {"role": "user", "content": "y"}]}',
         "the last turn is not the assistant's",
     ),
-    "empty answer": (b'{"prompt": "Hi", "response": ""}', "last turn is empty"),
-    "white answer": (b'{"prompt": "Hi", "response": " \\n"}', "last turn is empty"),
+    "empty answer": (b'{"prompt": "Hi", "response": ""}', "response is empty"),
+    "white answer": (b'{"prompt": "Hi", "response": " \\n"}', "response is empty"),
     "rating 0": (b'{"prompt": "Hi", "response": "x", "rating": 0}', "rating"),
     "rating 6": (b'{"prompt": "Hi", "response": "x", "rating": 6}', "rating"),
     "rating text": (b'{"prompt": "Hi", "response": "x", "rating": "5"}', "rating"),
@@ -94,7 +94,8 @@ def pair(**fields: Any) -> bytes:
 def test_valid_chat_comes_out_as_it_was_put_in(chat: list[dict[str, Any]], labels: dict[str, Any], key: str) -> None:
     row = parse_row(line({key: chat} | labels), 7)
     expected = [Message(**turn) for turn in chat]
-    assert row == TrainingRow(7, expected, labels.get("rating"), labels.get("category"), labels.get("difficulty"))
+    values = [labels.get(name) for name in ("rating", "category", "difficulty", "lane")]
+    assert row == TrainingRow(7, expected, *values)
 
 
 @given(text, visible, st.sampled_from(["prompt", "instruction"]), st.sampled_from(["response", "output", "completion"]))
@@ -139,7 +140,7 @@ def test_endless_nesting_is_a_broken_line(opening: bytes) -> None:
 
 
 def test_unknown_keys_are_ignored() -> None:
-    assert parse_row(pair(source="web", syntax_spans=[{"start": 1}]), 1).messages == HI_HELLO
+    assert parse_row(pair(source="web", spans=[{"start": 1}]), 1).messages == HI_HELLO
 
 
 def test_messages_win_over_prompt() -> None:
@@ -158,11 +159,11 @@ def test_tool_call_needs_no_content() -> None:
 
 
 def test_line_of_the_longest_length_is_read_and_one_more_byte_is_not() -> None:
-    longest = pair(unknown="x" * (MAX_LINE_BYTES - len(pair(unknown=""))))
-    assert len(longest) == MAX_LINE_BYTES
+    longest = pair(unknown="x" * (MAX_LINE_BYTES - len(pair(unknown="").rstrip())))
+    assert len(longest.rstrip()) == MAX_LINE_BYTES
     assert parse_row(longest, 1).messages == HI_HELLO
-    with pytest.raises(ValueError, match=f"{MAX_LINE_BYTES + 1} bytes"):
-        parse_row(longest + b" ", 1)
+    with pytest.raises(ValueError, match=f"longer than {MAX_LINE_BYTES} bytes"):
+        parse_row(longest.rstrip() + b" \r\n", 1)
 
 
 def test_first_broken_line_raises_without_a_report() -> None:

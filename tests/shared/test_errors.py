@@ -35,7 +35,7 @@ def drawn_parents() -> Iterator[tuple[str, str]]:
 
 def documented_codes() -> list[str]:
     lines = DOCUMENT.read_text(encoding="utf-8").splitlines()
-    return [found[1] for line in lines if (found := re.match(r"^\| `([A-Z_]+)`", line))]
+    return [found[1] for line in lines if (found := re.match(r"^\| `([A-Z0-9_]+)`", line))]
 
 
 def example(kind: type[MensError]) -> MensError:

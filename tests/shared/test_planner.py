@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from shared.contract import FineTuneContract
 from shared.digest import digest_json
 from shared.errors import Code, ContractRejected
+from shared.gates import UNKNOWN
 from shared.planner import (
     ExecutionPlan,
     optimizer_steps,
@@ -23,24 +25,26 @@ from shared.planner import (
 )
 from tests.shared.samples import base_entry, contract, data_file
 
-GOLDEN_DIGEST = "117746b583ea520f340d008262b912ff334f23951e7986a0c4ed7d2036a33c27"
+GOLDEN_DIGEST = "7ff4bc9527762652f1949ea33a890f21ef14bdd1bcfd2b7d90ff6010f4a9525c"
 
 UNSUPPORTED: dict[str, Any] = {
-    "adapter.method": "lora",
     "quant.base": "none",
     "adapter.targets": "lm_head_proxy",
-    "data.tokenizer_mode": "vox",
     "data.context_filter": {},
     "model.weight_shards": ["a.safetensors"],
     "model.config_json": "config.json",
     "model.tokenizer_json": "tokenizer.json",
     "exec.resume_from": "checkpoint-1",
     "exec.curriculum_schedule": {},
-    "exec.qlora_lm_head_only": True,
-    "exec.qlora_proxy_max_layers": 0,
     "exec.max_vram_fraction": 0.5,
     "exec.qlora_max_skip_rate": 0.0,
-    "artifact.deployment_target": "mobile_edge",
+    "device.device": "cpu",
+    "device.require_gpu": True,
+    "device.allow_cpu_fallback": False,
+    "trajectory.enabled": True,
+    "optimizer.experiment": "muon_clip_like",
+    "curriculum.enabled": True,
+    "reward.hook": "cargo_build",
 }
 
 
@@ -112,7 +116,7 @@ def test_warmup_is_a_tenth_at_most(configured: int, total: int, used: int) -> No
 @pytest.mark.parametrize("path", list(UNSUPPORTED))
 def test_unsupported_field_is_refused_with_its_path(path: str) -> None:
     with pytest.raises(ContractRejected) as caught:
-        plan(contract=with_field(path, UNSUPPORTED[path]))
+        plan(contract=with_field(path, UNSUPPORTED[path]), context=replace(UNKNOWN, experimental_optimizer=True))
     assert caught.value.code is Code.CONTRACT_UNSUPPORTED
     assert caught.value.param == path
     assert path in caught.value.message
@@ -131,6 +135,31 @@ def test_remedy_names_the_value_that_is_taken(path: str) -> None:
 
 def test_default_contract_is_supported() -> None:
     reject_unsupported(contract())
+
+
+def test_chatml_marks_are_unsupported_as_a_whole() -> None:
+    with pytest.raises(ContractRejected) as caught:
+        reject_unsupported(with_field("chatml.im_start", "<s>"))
+    assert (caught.value.code, caught.value.param) == (Code.CONTRACT_UNSUPPORTED, "chatml")
+
+
+def test_gates_come_before_what_is_unsupported() -> None:
+    made = contract(adapter={"method": "lora", "targets": "lm_head_proxy"}, quant={"base": "none"})
+    with pytest.raises(ContractRejected) as caught:
+        plan(contract=made, context=replace(UNKNOWN, model_type="gpt2"))
+    assert caught.value.code is Code.BURN_LORA_REJECTED
+
+
+def test_notes_of_the_gates_are_in_the_plan() -> None:
+    assert plan().notes == ()
+    assert len(plan(train=data_file(99)).notes) == 1
+    assert plan(train=data_file(99), context=UNKNOWN).notes == ()
+
+
+def test_a_file_without_rows_is_refused() -> None:
+    with pytest.raises(ContractRejected) as caught:
+        plan(train=data_file(0))
+    assert caught.value.code is Code.CORPUS_TOO_SMALL
 
 
 def test_plan_is_complete() -> None:

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shared.labels import IGNORED, Example
 from worker.batches import collate, epoch_steps, split_validation
-from worker.labels import IGNORED, Example
 
 
 def example(line: int, length: int = 3, learnt: int = 1) -> Example:

@@ -10,8 +10,8 @@ from bitsandbytes.functional import dequantize_4bit
 from bitsandbytes.nn import Linear4bit
 
 from shared.contract import AdapterSection, QuantSection
+from shared.labels import IGNORED, Example
 from worker.batches import Batch, collate
-from worker.labels import IGNORED, Example
 from worker.loss import accumulate_gradients, evaluate, token_losses
 from worker.model import attach_lora, load_quantised, trainable
 

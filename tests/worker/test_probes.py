@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from worker.labels import IGNORED, Example
+from shared.labels import IGNORED, Example
 from worker.probes import MAX_PROBES, MAX_TOKENS, write_probes
 
 

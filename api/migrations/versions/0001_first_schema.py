@@ -45,6 +45,7 @@ def upgrade() -> None:
         sa.Column("name", sa.String(length=64), nullable=False),
         sa.Column("contract", sa.JSON(), nullable=False),
         sa.Column("plan", sa.JSON(), nullable=False),
+        sa.Column("preflight", sa.JSON(), nullable=False),
         sa.Column("extra", sa.JSON(), nullable=False),
         sa.Column("labels", sa.JSON(), nullable=False),
         sa.Column("requested", sa.String(length=16), nullable=True),

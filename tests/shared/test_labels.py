@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-import copy
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from shared.answers import find_answers
+from shared.chat_template import ChatTemplate
 from shared.dataset import Message, TrainingRow
 from shared.errors import Code, InvalidRequest
-from worker.labels import IGNORED, count_lines, encode_row, encode_rows
+from shared.labels import BATCH_ROWS, IGNORED, count_lines, encode_row, encode_rows
+from shared.tokenizer import Tokenizer
+from tests.shared.families import FAMILIES, make_base
 
 LONG = 10_000
 
@@ -59,15 +65,14 @@ def learnt(tokenizer: Any, example: Any) -> str:
 
 
 @pytest.fixture(scope="module")
-def with_template(tokenizer):
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    return Tokenizer.load(make_base(tmp_path_factory.mktemp("bases") / "marked", FAMILIES["chatml_marked"]))
+
+
+@pytest.fixture(scope="module")
+def with_template(tokenizer: Tokenizer) -> Callable[[str], Tokenizer]:
     """The same tokenizer with another template."""
-
-    def build(template: Any):
-        other = copy.deepcopy(tokenizer)
-        other.chat_template = template
-        return other
-
-    return build
+    return lambda template: replace(tokenizer, template=ChatTemplate(template, {}))
 
 
 def test_answer_and_end_token_are_learnt_and_nothing_else(tokenizer):
@@ -138,15 +143,9 @@ def test_many_line_numbers_are_capped():
 
 
 @pytest.mark.parametrize("answer", ["A change.", "数据 🙂", "ends with a smile 🙂", "line\nline"])
-def test_template_without_marks_gives_the_same_labels_for_the_last_turn(tokenizer, with_template, answer):
-    plain = with_template(PLAIN_TEMPLATE)
+def test_template_without_marks_gives_the_same_labels(tokenizer, with_template, answer):
     turns = [*TWO_TURNS[:-1], ("assistant", answer)]
-    by_offsets = encode_row(plain, row(*turns), LONG)
-    by_marks = encode_row(tokenizer, row(*turns), LONG)
-    assert by_offsets.ids == by_marks.ids
-    assert learnt(plain, by_offsets) == answer + "<|im_end|>"
-    first = by_offsets.labels.index(next(label for label in by_offsets.labels if label != IGNORED))
-    assert by_offsets.labels[first:] == by_marks.labels[first:]
+    assert encode_row(with_template(PLAIN_TEMPLATE), row(*turns), LONG) == encode_row(tokenizer, row(*turns), LONG)
 
 
 def test_single_turn_is_the_same_with_and_without_marks(tokenizer, with_template):
@@ -162,18 +161,83 @@ def test_end_token_is_learnt_when_the_marks_leave_it_out(with_template, answer):
 
 def test_end_tokens_of_other_turns_are_not_learnt(tokenizer):
     example = encode_row(tokenizer, row(*TWO_TURNS), LONG)
-    assert sum(label == tokenizer.eos_token_id for label in example.labels) == 2
-    assert sum(id_ == tokenizer.eos_token_id for id_ in example.ids) == 5
+    assert sum(label in tokenizer.end_ids for label in example.labels) == 2
+    assert sum(id_ in tokenizer.end_ids for id_ in example.ids) == 5
 
 
-@pytest.mark.parametrize("template", [REWRITING_TEMPLATE, None])
-def test_template_that_does_not_show_the_answer_is_refused(with_template, template):
+def test_template_that_does_not_show_the_answer_is_refused(with_template):
     with pytest.raises(InvalidRequest) as refused:
-        encode_row(with_template(template), row(*TWO_TURNS, line=12), LONG)
+        encode_row(with_template(REWRITING_TEMPLATE), row(*TWO_TURNS, line=12), LONG)
     assert refused.value.code == Code.TEMPLATE_UNSUPPORTED
     assert refused.value.remedy
-    if template:
-        assert "line 12" in refused.value.message
+    assert "line 12" in refused.value.message
+
+
+def weighted(*weights: int | None) -> TrainingRow:
+    turns = [turn for number in range(len(weights)) for turn in (("user", f"Q{number}"), ("assistant", f"A{number}"))]
+    answers = iter(weights)
+    messages = [Message(role, text, weight=next(answers) if role == "assistant" else None) for role, text in turns]
+    return TrainingRow(1, messages)
+
+
+@pytest.mark.parametrize("kind", ["marks", "offsets"])
+@pytest.mark.parametrize(
+    ("weights", "expected"),
+    [((None, None), "A0 A1"), ((0, 1), "A1"), ((1, 0), "A0"), ((0, None, 0, 1), "A1 A3"), ((0, 0), "")],
+)
+def test_turns_of_weight_0_are_not_learnt(tokenizer, with_template, kind, weights, expected):
+    chosen = tokenizer if kind == "marks" else with_template(PLAIN_TEMPLATE)
+    example = encode_row(chosen, weighted(*weights), LONG)
+    assert learnt(chosen, example).replace("<|im_end|>", " ").strip() == expected
+    assert find_answers(chosen, weighted(*weights)).method == kind
+
+
+# Marks say which characters are learnt, not whose: with several a turn, the chat is written turn by turn to know.
+SEVERAL_MARKS = (
+    "{%- for message in messages %}{%- if message['role'] == 'assistant' %}{% generation %}{{- message['content'][0] }}"
+    "{% endgeneration %}{% generation %}{{- message['content'][1:] }}{% endgeneration %}{%- else %}"
+    "{{- message['content'] }}{%- endif %}{%- endfor %}"
+)
+
+
+def test_weights_with_several_marks_a_turn(with_template):
+    chat = find_answers(with_template(SEVERAL_MARKS), weighted(1, 0, 1))
+    assert [chat.text[start:end] for start, end in chat.spans] == ["A", "0", "A", "2"]
+    unclear = with_template("{% if messages | length > 4 %}" + SEVERAL_MARKS + "{% endif %}")
+    with pytest.raises(InvalidRequest, match="which of them are that turn's"):
+        find_answers(unclear, weighted(1, 0, 1))
+
+
+def test_marks_that_mark_nothing_are_not_the_last_word(with_template):
+    """A template may mark only what it was written for; then answers are found by offsets."""
+    template = PLAIN_TEMPLATE + "{% if messages | length > 9 %}{% generation %}{% endgeneration %}{% endif %}"
+    chosen = with_template(template)
+    assert find_answers(chosen, chat("Q", "A")).method == "offsets"
+    assert learnt(chosen, encode_row(chosen, chat("Q", "A"), LONG)) == "A<|im_end|>"
+
+
+def test_a_token_over_a_border_is_not_learnt(with_template):
+    """The template's last letters and the answer's first are one token here: learning it would be learning the prompt."""
+    chosen = with_template(
+        PLAIN_TEMPLATE.replace("assistant\\n' }}{%- endif", "assistant\\nWh' }}{%- endif").replace(
+            "message['content']", "('Wh' if message['role'] == 'assistant' else '') + message['content']"
+        )
+    )
+    example = encode_row(chosen, chat("Q", "at is it"), LONG)
+    assert "What" in [chosen.decode([id_]) for id_ in example.ids]
+    assert learnt(chosen, example) == " is it<|im_end|>"
+
+
+def test_of_two_end_tokens_the_first_is_learnt(with_template, tokenizer):
+    twice = with_template(MARKS_WITHOUT_END_TOKEN.replace("<|im_end|>", "<|im_end|><|im_end|>"))
+    assert learnt(twice, encode_row(twice, chat("Q", "A"), LONG)) == "A<|im_end|>"
+
+
+def test_rows_are_encoded_in_batches_and_keep_their_order(tokenizer):
+    rows = [chat(f"Q{n}", f"A{n}", line=n) for n in range(1, 2 * BATCH_ROWS + 2)]
+    examples, skipped = encode_rows(tokenizer, iter(rows), LONG, 0)
+    assert not skipped
+    assert examples == [encode_row(tokenizer, one, LONG) for one in rows]
 
 
 # The template's own text may merge with white space at the answer's ends; special tokens in a text are special.
@@ -191,3 +255,23 @@ def test_labels_are_ids_of_the_answer(tokenizer, with_template, prompt, answer, 
     assert all(label in (IGNORED, id_) for id_, label in zip(cut.ids, cut.labels, strict=True))
     learnt_count = sum(label != IGNORED for label in cut.labels)
     assert learnt_count <= (last_k or LONG)
+
+
+@pytest.mark.engine
+def test_the_tiny_base_is_learnt_as_transformers_masks_it(tmp_path: Path) -> None:
+    """The template of `worker/pretrain.py` over the whole example data: ids and marks equal transformers' own."""
+    from transformers import AutoTokenizer
+
+    from shared.dataset import read_rows
+    from worker.pretrain import CHAT_TEMPLATE
+
+    assert FAMILIES["chatml_marked"].template.rstrip() == CHAT_TEMPLATE.rstrip()
+    folder = make_base(tmp_path / "tiny", FAMILIES["chatml_marked"], CHAT_TEMPLATE)
+    ours, theirs = Tokenizer.load(folder), AutoTokenizer.from_pretrained(folder)
+    with (Path(__file__).parents[2] / "examples" / "support.jsonl").open("rb") as lines:
+        for one in read_rows(lines):
+            messages = [{"role": message.role, "content": message.content} for message in one.messages]
+            encoded = theirs.apply_chat_template(messages, return_dict=True, return_assistant_tokens_mask=True)
+            example = encode_row(ours, one, LONG)
+            assert example.ids == encoded["input_ids"]
+            assert [int(label != IGNORED) for label in example.labels] == encoded["assistant_masks"]

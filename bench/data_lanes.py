@@ -1,0 +1,132 @@
+"""One lane of ``bench/data.py`` in a process of its own: prints seconds, rows and memory as JSON."""
+
+from __future__ import annotations
+
+import json
+import resource
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+Lane = Callable[[Path], int]
+
+
+def mens(strict: bool) -> Lane:
+    from shared.dataset import check_dataset
+
+    def lane(path: Path) -> int:
+        with path.open("rb") as file:
+            report = check_dataset(file, strict=strict)
+        if strict == bool(report.error_count):
+            sys.exit("the file is not as this lane needs it")
+        return report.rows + report.error_count
+
+    return lane
+
+
+def orjson() -> Lane:
+    import orjson as library
+
+    def lane(path: Path) -> int:
+        count = 0
+        with path.open("rb", 1 << 18) as file:
+            for line in file:
+                library.loads(line)
+                count += 1
+        return count
+
+    return lane
+
+
+def pydantic() -> Lane:
+    """The same fields and the same rules for turns."""
+    from typing import Annotated, Literal, Self
+
+    from pydantic import AliasChoices, BaseModel, Field, TypeAdapter, model_validator
+
+    class Message(BaseModel):
+        role: Literal["system", "developer", "user", "assistant", "tool"]
+        content: str | None = None
+        name: str | None = None
+        tool_calls: list[dict[str, Any]] | None = None
+        tool_call_id: str | None = None
+        weight: Literal[0, 1] | None = None
+
+        @model_validator(mode="after")
+        def has_content(self) -> Self:
+            if not self.content and not self.tool_calls:
+                raise ValueError("content is empty")
+            return self
+
+    class Row(BaseModel):
+        messages: list[Message] | None = Field(None, validation_alias=AliasChoices("messages", "turns"))
+        prompt: str | None = Field(None, validation_alias=AliasChoices("prompt", "instruction"))
+        response: str | None = Field(None, validation_alias=AliasChoices("response", "output", "completion"))
+        tools: list[dict[str, Any]] | None = None
+        rating: Annotated[int, Field(ge=1, le=5)] | None = None
+        category: str | None = None
+        difficulty: Annotated[int, Field(ge=1, le=10)] | None = None
+        lane: str | None = None
+        response_mode: Literal["code_only", "prose_only"] | None = None
+        task_family: str | None = None
+
+        @model_validator(mode="after")
+        def ends_with_an_answer(self) -> Self:
+            last = self.messages[-1] if self.messages else None
+            answer = last.content if last else self.response
+            if (last and last.role != "assistant") or not (answer or "").strip():
+                raise ValueError("nothing to learn")
+            return self
+
+    validate = TypeAdapter(Row).validate_json
+
+    def lane(path: Path) -> int:
+        count = 0
+        with path.open("rb", 1 << 18) as file:
+            for line in file:
+                validate(line)
+                count += 1
+        return count
+
+    return lane
+
+
+def datasets() -> Lane:
+    import datasets as library
+
+    library.disable_progress_bars()
+
+    def lane(path: Path) -> int:
+        with tempfile.TemporaryDirectory() as cache:
+            return len(library.load_dataset("json", data_files=str(path), split="train", cache_dir=cache))
+
+    return lane
+
+
+LANES: dict[str, Callable[[], Lane]] = {
+    "mens": lambda: mens(strict=True),
+    "mens-bad": lambda: mens(strict=False),
+    "orjson": orjson,
+    "pydantic": pydantic,
+    "datasets": datasets,
+}
+
+
+def peak_bytes() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def main(name: str, path: Path) -> None:
+    lane, before = LANES[name](), peak_bytes()
+    start = time.perf_counter()
+    rows = lane(path)
+    seconds, peak = time.perf_counter() - start, peak_bytes()
+    print(json.dumps({"seconds": seconds, "rows": rows, "peak_bytes": peak, "grown_bytes": peak - before}))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]))

@@ -1,0 +1,221 @@
+"""``mens data``: look at training files before anything is trained on them. Needs no installation."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from cli.connection import fail
+from shared.catalog import load_catalog
+from shared.contract import ContextFilter
+from shared.data_report import inspect_file
+from shared.data_shapes import DataReport, FileReport, LinePair, Mode
+from shared.errors import MensError
+from shared.row_filters import RowFilter
+from shared.settings import Settings
+
+if TYPE_CHECKING:
+    from shared.supervision_report import SupervisionReport
+
+app = typer.Typer(no_args_is_help=True, help="Data: check training files, offline.")
+console = Console()
+errors = Console(stderr=True)
+
+SHOWN_PAIRS = 5
+
+
+@app.callback()
+def data() -> None:
+    """Data: check training files, offline."""
+
+
+@app.command("check")
+def check(
+    file: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="JSONL file with the training rows.")],
+    validation: Annotated[
+        Path | None, typer.Option(exists=True, dir_okay=False, help="JSONL file to validate on.")
+    ] = None,
+    lenient: Annotated[bool, typer.Option("--lenient", help="Skip bad lines instead of failing.")] = False,
+    quarantine: Annotated[
+        Path | None, typer.Option(dir_okay=False, help="Write the bad lines here, with number, code and reason.")
+    ] = None,
+    min_rating: Annotated[int, typer.Option(min=0, max=5, help="Leave out rows rated lower; 0 keeps all.")] = 0,
+    category: Annotated[list[str] | None, typer.Option(help="Keep rows whose category has this in it.")] = None,
+    model: Annotated[str | None, typer.Option(help="Base model: a name in the catalogue, or its folder.")] = None,
+    seq_len: Annotated[int, typer.Option(min=8, help="Tokens kept of a row, with --model.")] = 2048,
+    sample: Annotated[int, typer.Option(min=1, help="Rows that are tokenised, with --model.")] = 2000,
+    near: Annotated[bool, typer.Option(help="Look for near duplicates too; --no-near is faster.")] = True,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
+) -> None:
+    """Check a training file: every bad line with number and reason, duplicates, leakage. Exit code 1 when unusable."""
+    filters = RowFilter.combine(min_rating, ContextFilter(categories=category))
+    total = sum(path.stat().st_size for path in (file, validation) if path)
+    with _progress(total) as bar, _opened(quarantine) as target:
+        report = inspect_file(
+            file,
+            validation=validation,
+            filters=filters,
+            mode=Mode.LENIENT if lenient else Mode.STRICT,
+            near=near,
+            quarantine=target,
+            progress=lambda count: bar.advance(bar.task_ids[0], count),
+        )
+    supervised = None
+    if model and report.usable and not report.training.error_count:
+        supervised = supervise(file, model, seq_len, min_rating, sample)
+    if as_json:
+        typer.echo(
+            json.dumps(report.model_dump(mode="json") | {"supervision": supervised and _dump(supervised)}, indent=2)
+        )
+    else:
+        show(report, file, validation, quarantine)
+        if supervised:
+            show_supervision(supervised)
+    refused = supervised is not None and bool(supervised.unsupported.count or supervised.nothing_supervised.count)
+    raise typer.Exit(0 if report.usable and not refused else 1)
+
+
+def supervise(file: Path, model: str, seq_len: int, min_rating: int, sample: int) -> SupervisionReport:
+    """What the base would learn from the file, by the trainer's own labels."""
+    from shared.hub import locate  # tokenizers and the hub's client are slow to import
+    from shared.supervision import supervise_file
+
+    try:
+        settings = Settings()
+        folder = Path(model)
+        if not (folder / "tokenizer.json").is_file():
+            folder = locate(load_catalog(settings.catalog_path).get(model), settings.catalog_path)
+        return supervise_file(file, folder, seq_len=seq_len, min_rating=min_rating, limit_rows=sample)
+    except MensError as error:
+        fail(str(error))
+
+
+def show(report: DataReport, file: Path, validation: Path | None, quarantine: Path | None) -> None:
+    """The report for a person: what is wrong first, then what is there, then what to think about."""
+    for path, found in ((file, report.training), (validation, report.validation)):
+        if path and found and found.error_count:
+            _show_errors(path.name, found)
+    if quarantine and report.training.error_count:
+        console.print(f"the bad lines of {file.name} are in {quarantine}")
+    console.print(_facts(file, validation, report))
+    _show_pairs("exact duplicates", report.training.duplicates.exact_pairs, "line")
+    _show_pairs("near duplicates", report.training.duplicates.near_pairs, "line")
+    if report.leakage:
+        _show_pairs("leakage", report.leakage.exact_pairs + report.leakage.near_pairs, "validation line")
+    for note in report.notes:
+        console.print(f"note: {note}", markup=False)
+    console.print(_verdict(report), markup=False)
+
+
+def show_supervision(found: SupervisionReport) -> None:
+    """What would be learnt, and the rows of which nothing would."""
+    drawn = f" (a sample of the file's {found.lines:,} lines)" if found.sampled else ""
+    console.print(
+        f"tokens: {found.tokens:,} in {found.rows:,} rows{drawn}, {found.supervised_tokens:,} of them learnt; "
+        f"{found.truncated_rows:,} rows are cut ({found.truncation_fraction:.1%} of all tokens)",
+        markup=False,
+    )
+    for what, notes in (
+        ("cannot be written with the base's chat template", found.unsupported),
+        ("would teach the base nothing", found.nothing_supervised),
+        ("do not teach the base where to stop", found.end_not_learnt),
+        ("teach the last answer only", found.last_turn_only),
+        ("are prompted otherwise than they are trained", found.prompt_differs),
+    ):
+        if notes.count:
+            first = notes.first[0]
+            console.print(f"{notes.count:,} rows {what}; the first is line {first.line}: {first.reason}", markup=False)
+
+
+def _dump(found: SupervisionReport) -> dict[str, Any]:
+    return found.model_dump(mode="json")
+
+
+@contextmanager
+def _progress(total: int) -> Iterator[Progress]:
+    columns = (TextColumn("reading"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=errors, transient=True, disable=not errors.is_terminal) as bar:
+        bar.add_task("reading", total=total)
+        yield bar
+
+
+@contextmanager
+def _opened(path: Path | None) -> Iterator[BinaryIO | None]:
+    if path is None:
+        yield None
+        return
+    with path.open("wb") as file:
+        yield file
+
+
+def _show_errors(name: str, found: FileReport) -> None:
+    more = f", the first {len(found.errors)} of them" if found.error_count > len(found.errors) else ""
+    table = Table("line", "code", "what is wrong", title=f"{found.error_count} bad lines in {name}{more}")
+    for problem in found.errors:
+        table.add_row(str(problem.line), problem.code, escape(problem.reason))
+    console.print(table)
+    if found.error_count > len(found.errors):
+        counts = ", ".join(f"{code} {count}" for code, count in found.errors_by_code.items())
+        console.print(f"all of them: {counts}", markup=False)
+
+
+def _facts(file: Path, validation: Path | None, report: DataReport) -> Table:
+    table = Table("", escape(file.name), *([escape(validation.name)] if validation else []))
+    columns = [_column(found) for found in (report.training, report.validation) if found]
+    for name in columns[0]:
+        table.add_row(name, *(column[name] for column in columns))
+    return table
+
+
+def _column(found: FileReport) -> dict[str, str]:
+    repeats = found.duplicates
+    return {
+        "valid rows": f"{found.rows:,}",
+        "trained on": f"{found.trainable_rows:,}",
+        "bad lines": f"{found.error_count:,}",
+        "bytes": f"{found.bytes:,}",
+        "turns": _counts(found.turns),
+        "characters a row": f"mean {found.lengths.mean:,.0f}, longest {found.lengths.longest:,}"
+        f" (line {found.lengths.longest_line})",
+        "lengths": _histogram(found),
+        "ratings": _counts(found.ratings),
+        "difficulties": _counts(found.difficulties),
+        "categories": _counts(found.categories),
+        "lanes": _counts(found.lanes),
+        "duplicates": f"{repeats.exact_rows:,} exact, {repeats.near_rows:,} near",
+    }
+
+
+def _counts(counts: dict[str, int], shown: int = 6) -> str:
+    parts = [f"{escape(name)} {count:,}" for name, count in list(counts.items())[:shown]]
+    return ", ".join(parts) + (f" and {len(counts) - shown} more" if len(counts) > shown else "")
+
+
+def _histogram(found: FileReport) -> str:
+    names = [f"≤{bound:,}" for bound in found.lengths.bounds] + [f">{found.lengths.bounds[-1]:,}"]
+    return ", ".join(f"{name}: {count:,}" for name, count in zip(names, found.lengths.counts, strict=True) if count)
+
+
+def _show_pairs(title: str, pairs: list[LinePair], second: str) -> None:
+    for pair in pairs[:SHOWN_PAIRS]:
+        alike = "the same as" if pair.similarity == 1 else f"about {pair.similarity:.0%} the same as"
+        console.print(f"{title}: {second} {pair.second} is {alike} line {pair.first}", markup=False)
+
+
+def _verdict(report: DataReport) -> str:
+    if report.usable:
+        return f"ok: {report.training.trainable_rows:,} rows can be trained on"
+    if report.mode is Mode.STRICT and report.training.error_count + (
+        report.validation.error_count if report.validation else 0
+    ):
+        return "not usable: mend the lines above, or skip them with --lenient"
+    return "not usable: no row is left to train or validate on"

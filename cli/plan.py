@@ -1,0 +1,103 @@
+"""``mens plan``: everything that can be known before training, offline: no installation, no GPU, nothing uploaded."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from cli.bases import entry_and_folder
+from cli.connection import fail
+from shared.digest import digest_file
+from shared.errors import MensError
+from shared.preflight import Asked, InputFile, Machine, Preflight, preflight
+from shared.servability import ServingLimits
+from shared.settings import Settings
+
+console = Console()
+
+GIB = 1 << 30
+
+
+def plan(
+    file: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="JSONL file with the training rows.")],
+    model: Annotated[str, typer.Option(help="Base model: a name in the catalogue, or its folder.")],
+    validation: Annotated[
+        Path | None, typer.Option(exists=True, dir_okay=False, help="JSONL file to validate on.")
+    ] = None,
+    contract: Annotated[
+        Path | None, typer.Option(exists=True, dir_okay=False, help="JSON file with contract sections.")
+    ] = None,
+    preset: Annotated[str | None, typer.Option(help="Values for what the contract leaves open, or `auto`.")] = None,
+    domain: Annotated[str | None, typer.Option(help="A domain profile.")] = None,
+    device: Annotated[str, typer.Option(help="cpu, cuda or auto.")] = "auto",
+    vram_gb: Annotated[
+        float | None, typer.Option(help="Memory of the training GPU in GiB: says whether it fits.")
+    ] = None,
+    max_lora_rank: Annotated[int | None, typer.Option(help="Largest rank of the serving tier.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print plan and preflight as JSON.")] = False,
+) -> None:
+    """Check a job to the end and show its plan. Exit code 1 when it could not be run, with the code and the remedy."""
+    sections: dict[str, Any] = json.loads(contract.read_text()) if contract else {}
+    sections["model"] = {"hf_repo": model}
+    sections["data"] = sections.get("data", {}) | {"train_file": file.name}
+    limits = ServingLimits(max_lora_rank=max_lora_rank) if max_lora_rank else None
+    machine = Machine(device=device, vram_bytes=int(vram_gb * GIB) if vram_gb else None, limits=limits)
+    try:
+        base, folder = entry_and_folder(Settings(), model)
+        checked = preflight(
+            Asked(sections, preset, domain),
+            base,
+            folder,
+            _input(file),
+            _input(validation) if validation else None,
+            machine,
+        )
+    except MensError as error:
+        fail(str(error))
+    if as_json:
+        typer.echo(json.dumps({"plan": checked.plan.model_dump(mode="json"), **checked.record()}, indent=2))
+    else:
+        show(checked)
+
+
+def show(checked: Preflight) -> None:
+    """The plan as a table, then the notes."""
+    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    for name, value in facts(checked):
+        table.add_row(name, value)
+    console.print(table)
+    for note in checked.notes:
+        console.print(f"note: {note}", highlight=False)
+
+
+def facts(checked: Preflight) -> list[tuple[str, str]]:
+    """What a person wants to know first."""
+    plan, needs, learnt = checked.plan, checked.estimate, checked.supervision
+    exec_, adapter = plan.contract.exec, plan.contract.adapter
+    fits = {True: "fits", False: "does NOT fit", None: ""}[needs.fits]
+    ladder = [path for path, source in checked.sources.items() if source not in ("explicit", "default")]
+    rows = [
+        ("base", f"{plan.base.name}: {checked.model.config.model_type}, {needs.parameters:,} parameters"),
+        ("rows", f"{plan.train.rows:,} to train on, {plan.validation_rows or (plan.validation or plan.train).rows:,} to validate"),
+        ("learnt", f"{learnt.supervised_tokens:,} of {learnt.tokens:,} tokens, found by {learnt.method}"),
+        ("cut off", f"{learnt.truncated_rows:,} rows lose their beginning at {exec_.seq_len} tokens"),
+        ("steps", f"{plan.optimizer_steps:,} optimizer steps of {exec_.batch_size} x {exec_.grad_accum} rows, {exec_.epochs} epochs"),
+        ("adapter", f"rank {adapter.rank}, alpha {adapter.alpha}: {needs.trainable_parameters:,} parameters"),
+        ("memory", f"{needs.vram_bytes / GIB:.2f} GiB {fits}".rstrip()),
+        ("disk", f"{needs.disk_bytes / GIB:.2f} GiB"),
+        ("digests", f"contract {plan.contract_digest[:16]}  plan {plan.digest[:16]}"),
+    ]  # fmt: skip
+    if needs.nearest_fit:
+        rows.append(("would fit", needs.nearest_fit.advice))
+    if ladder:
+        rows.append(("decided", ", ".join(f"{path} ({checked.sources[path]})" for path in sorted(ladder))))
+    return rows
+
+
+def _input(path: Path) -> InputFile:
+    return InputFile(path.name, digest_file(path), path)

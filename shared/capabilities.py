@@ -1,0 +1,150 @@
+"""What is done here, row by row, beside what the original's two engines did, and what proves it.
+
+Served as ``GET /v1/capabilities``. A row whose proof is a gate is refused with that code; a row whose proof is a behaviour
+names an error code or a field that the behaviour shows in. The tests hold every row against what it names.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from shared.errors import Code
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Proof(_Frozen):
+    """What shows that a row is true."""
+
+    kind: Literal["gate", "behaviour"]
+    code: Code = Field(description="The code of the refusal.")
+    statement: str = Field(description="What is refused, in one sentence.")
+
+
+class Capability(_Frozen):
+    """One row of the matrix."""
+
+    id: str
+    title: str
+    burn: str = Field(description="The original's Burn LoRA engine; deleted.")
+    candle: str = Field(description="The original's Candle QLoRA engine.")
+    mens: str = Field(description="This installation.")
+    proof: Proof
+
+
+class CapabilityMatrix(_Frozen):
+    """The whole matrix."""
+
+    version: Literal[1] = 1
+    rows: tuple[Capability, ...]
+
+
+def _gate(code: Code, statement: str) -> Proof:
+    return Proof(kind="gate", code=code, statement=statement)
+
+
+def _behaviour(code: Code, statement: str) -> Proof:
+    return Proof(kind="behaviour", code=code, statement=statement)
+
+
+CAPABILITIES = CapabilityMatrix(
+    rows=(
+        Capability(
+            id="training_backend",
+            title="Training backend",
+            burn="LoRA; planned, then rejected",
+            candle="QLoRA",
+            mens="QLoRA: transformers, peft and bitsandbytes; LoRA over a full-precision base is rejected",
+            proof=_gate(Code.BURN_LORA_REJECTED, "adapter.method lora passes the planner's gates and is then refused."),
+        ),
+        Capability(
+            id="graph_depth",
+            title="Graph depth",
+            burn="full causal stack",
+            candle="proxy stack of one projection a block; later the full graph",
+            mens="full graph: every block, always",
+            proof=_gate(Code.PARTIAL_DEPTH_UNSUPPORTED, "A cap on the layers below the base's depth is refused."),
+        ),
+        Capability(
+            id="training_objective",
+            title="Training objective",
+            burn="token-level cross-entropy, prompt masked",
+            candle="last-token loss on plain text; later masked cross-entropy on the last 64 tokens",
+            mens="cross-entropy on every assistant token; optionally on the last K, at most 64",
+            proof=_gate(
+                Code.CE_LAST_K_TOO_LARGE, "exec.qlora_ce_last_k defaults to 0; over exec.seq_len it is refused."
+            ),
+        ),
+        Capability(
+            id="base_quant",
+            title="Quantisation of the frozen base",
+            burn="none",
+            candle="NF4 by qlora-rs",
+            mens="NF4 by bitsandbytes, with double quantisation as the contract says",
+            proof=_gate(Code.NF4_REQUIRES_QLORA, "NF4 under another method than QLoRA is refused."),
+        ),
+        Capability(
+            id="tokenizer",
+            title="Tokenizer",
+            burn="Vox by default; hf for GPT-2 layouts only",
+            candle="hf only",
+            mens="hf only: the base's own tokenizer.json and chat template",
+            proof=_gate(Code.QLORA_REQUIRES_HF_TOKENIZER, "data.tokenizer_mode vox is refused."),
+        ),
+        Capability(
+            id="weight_loading",
+            title="Weight loading",
+            burn="GPT-2 warm start",
+            candle="f32 embedding and selected keys; later all block tensors",
+            mens="every tensor, from safetensors alone; pickle is never opened",
+            proof=_behaviour(Code.CATALOG_INVALID, "A folder whose weights are .bin does not enter the catalogue."),
+        ),
+        Capability(
+            id="artifacts",
+            title="Artifacts",
+            burn=".bin checkpoint",
+            candle="safetensors with a v2 sidecar; v3 manifest",
+            mens="safetensors as PEFT and vLLM read them, with a v3 manifest whose digest is the adapter's name",
+            proof=_behaviour(
+                Code.ADAPTER_DIGEST_MISMATCH, "A manifest that is not byte for byte the published one is refused."
+            ),
+        ),
+        Capability(
+            id="merge_fidelity",
+            title="Merge fidelity",
+            burn="static merge, not with rotary positions",
+            candle="deterministic f32 deltas for the exported keys, as a subset of the model",
+            mens="every adapted tensor, in a complete model folder; .bin is refused",
+            proof=_behaviour(Code.MERGE_REJECTS_BURN_BIN, "A .bin file is refused before anything is parsed."),
+        ),
+        Capability(
+            id="logits_parity",
+            title="Parity of logits between stacks",
+            burn="not asserted end to end",
+            candle="not asserted end to end; four tests of primitives",
+            mens="every serving replica scores probe rows with base and adapter before the job succeeds",
+            proof=_behaviour(Code.ADAPTER_NO_EFFECT, "An adapter without measurable effect fails its job."),
+        ),
+        Capability(
+            id="serving",
+            title="Serving",
+            burn="own server; deleted",
+            candle="none: merged files go to other runtimes",
+            mens="vLLM, adapters by digest on one base",
+            proof=_behaviour(Code.ADAPTER_NOT_SERVABLE, "An adapter with a feature that vLLM ignores is refused."),
+        ),
+        Capability(
+            id="mobile_edge",
+            title="On-device target",
+            burn="none",
+            candle="limits on length, rank and batch",
+            mens="the same limits, on the CPU; no on-device runtime or export",
+            proof=_gate(Code.MOBILE_EDGE_REQUIRES_CPU, "artifact.deployment_target mobile_edge on CUDA is refused."),
+        ),
+    )
+)
+"""Every capability. Ids are stable."""

@@ -1,0 +1,246 @@
+"""What is in a training file: one report, for the API, the worker and the command line.
+
+One pass a file, memory bounded: counts, the first errors, and the indexes of ``shared/duplicates.py``.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import BinaryIO
+
+from shared.data_shapes import DataReport, FileReport, Lengths, LinePair, LineProblem, Mode, Repeats
+from shared.dataset import (
+    EVERYTHING,
+    DatasetReport,
+    LineError,
+    Quarantine,
+    line_errors,
+    nothing_to_train_on,
+    read_records,
+)
+from shared.duplicates import (
+    MAX_NEAR_ROWS,
+    ExactIndex,
+    NearIndex,
+    PairReport,
+    digest64,
+    normalised,
+    sketch,
+)
+from shared.errors import DatasetInvalid
+from shared.row_filters import RowFilter
+from shared.training_row import Record
+
+__all__ = ["DataReport", "FileReport", "Mode", "RowFilter", "inspect_file", "refusal"]
+
+MAX_LABELS = 50
+"""Different categories, lanes or task families that are told apart; the rest counts as ``(other)``."""
+LENGTHS = (128, 512, 2_048, 8_192, 32_768, 131_072)
+"""Upper bounds of the length classes, in characters; one class more is above the last."""
+TYPICAL_ROW_BYTES = 200
+ROWS_PER_PROGRESS = 2_000
+Progress = Callable[[int], None]
+
+
+@dataclass(slots=True)
+class _Pass:
+    """What is gathered of one file."""
+
+    report: DatasetReport = field(default_factory=DatasetReport)
+    turns: Counter[str] = field(default_factory=Counter)
+    ratings: Counter[int | None] = field(default_factory=Counter)
+    difficulties: Counter[int | None] = field(default_factory=Counter)
+    categories: Counter[str] = field(default_factory=Counter)
+    lanes: Counter[str] = field(default_factory=Counter)
+    task_families: Counter[str] = field(default_factory=Counter)
+    lengths: list[int] = field(default_factory=lambda: [0] * (len(LENGTHS) + 1))
+    total: int = 0
+    longest: tuple[int, int] = (0, 0)
+    exact: ExactIndex = field(default_factory=ExactIndex)
+    near: NearIndex | None = None
+    near_repeats: PairReport = field(default_factory=PairReport)
+    near_leaks: PairReport = field(default_factory=PairReport)
+
+    def count(self, record: Record, line: int) -> None:
+        messages = record.conversation()
+        size = sum(len(message.content or "") for message in messages)
+        self.total += size
+        self.longest = max(self.longest, (size, -line))
+        self.lengths[sum(size > bound for bound in LENGTHS)] += 1
+        self.turns.update([message.role for message in messages])
+        self.ratings[record.rating] += 1
+        self.difficulties[record.difficulty] += 1
+        _tally(self.categories, record.category)
+        _tally(self.lanes, record.lane)
+        _tally(self.task_families, record.task_family)
+
+    def compare(self, record: Record, line: int, training: NearIndex | None) -> None:
+        text = normalised(record.conversation())
+        digest = digest64(text)
+        self.exact.add(digest, line)
+        if self.near is None or (self.near.full and training is None):
+            return
+        drawn = sketch(text)
+        if pair := self.near.find(drawn, digest, line):
+            self.near_repeats.add(pair)
+        if training and (pair := training.find(drawn, digest, line)):
+            self.near_leaks.add(pair)
+        self.near.add(drawn, digest, line)
+
+
+def inspect_file(
+    path: Path,
+    *,
+    validation: Path | None = None,
+    filters: RowFilter = EVERYTHING,
+    mode: Mode = Mode.STRICT,
+    near: bool = True,
+    quarantine: BinaryIO | None = None,
+    progress: Progress | None = None,
+) -> DataReport:
+    """Read a training file, and its validation file, and say all that is known about them.
+
+    Args:
+        path: the training file.
+        validation: a file to validate on; it is compared with the training file.
+        filters: which rows are trained on; it applies to both files.
+        mode: whether a bad line makes the files unusable or is skipped.
+        near: also look for near duplicates (about 0.1 ms a row).
+        quarantine: receives the bad lines of the training file.
+        progress: is told from time to time how many bytes were read since it was last told.
+    """
+    training = _read(path, filters, near, None, quarantine, progress)
+    trained = _file_report(path, training)
+    if validation is None:
+        return DataReport(mode=mode, training=trained, notes=_notes(trained, filters))
+    held_out = _read(validation, filters, near, training.near, None, progress)
+    validated = _file_report(validation, held_out)
+    leakage = _repeats(held_out.exact.shared_with(training.exact), held_out.near_leaks)
+    return DataReport(
+        mode=mode,
+        training=trained,
+        validation=validated,
+        leakage=leakage,
+        notes=_notes(trained, filters) + _leakage_notes(validated, leakage),
+    )
+
+
+def refusal(report: DataReport, filters: RowFilter = EVERYTHING) -> DatasetInvalid | None:
+    """The error of a report that is not usable, with the field that names the file; None when it is."""
+    files = {"data.train_file": report.training, "data.validation_file": report.validation}
+    for param, file in files.items():
+        if file is None:
+            continue
+        found = _as_dataset_report(file)
+        if file.error_count and report.mode is Mode.STRICT:
+            return line_errors(found, param)
+        if not file.trainable_rows:
+            return nothing_to_train_on(found, filters, param)
+    return None
+
+
+def _read(
+    path: Path,
+    filters: RowFilter,
+    near: bool,
+    training: NearIndex | None,
+    quarantine: BinaryIO | None,
+    progress: Progress | None,
+) -> _Pass:
+    found = _Pass(near=NearIndex(path.stat().st_size // TYPICAL_ROW_BYTES) if near else None)
+    report, told = found.report, 0
+    with path.open("rb") as file:
+        for line, record in read_records(file, report, Quarantine(quarantine) if quarantine else None):
+            report.rows += 1
+            report.trainable_rows += filters.admits(record)
+            found.count(record, line)
+            found.compare(record, line, training)
+            if progress and line % ROWS_PER_PROGRESS == 0:
+                told += _tell(progress, file, told)
+        if progress:
+            _tell(progress, file, told)
+    return found
+
+
+def _tell(progress: Progress, file: BinaryIO, told: int) -> int:
+    read = os.lseek(file.fileno(), 0, os.SEEK_CUR) - told
+    progress(read)
+    return read
+
+
+def _tally(counts: Counter[str], label: str | None) -> None:
+    name = "(none)" if label is None else label[:100]
+    counts[name if name in counts or len(counts) < MAX_LABELS else "(other)"] += 1
+
+
+def _file_report(path: Path, found: _Pass) -> FileReport:
+    report = found.report
+    return FileReport(
+        bytes=path.stat().st_size,
+        rows=report.rows,
+        trainable_rows=report.trainable_rows,
+        error_count=report.error_count,
+        errors_by_code=dict(report.errors_by_code.most_common()),
+        errors=[LineProblem(line=e.line, code=e.code, field=e.field, reason=e.reason) for e in report.errors],
+        turns=dict(found.turns.most_common()),
+        lengths=_lengths(found),
+        ratings=_numbered(found.ratings, "unrated"),
+        difficulties=_numbered(found.difficulties, "(none)"),
+        categories=dict(found.categories.most_common()),
+        lanes=dict(found.lanes.most_common()),
+        task_families=dict(found.task_families.most_common()),
+        duplicates=_repeats(found.exact.repeats(), found.near_repeats),
+    )
+
+
+def _lengths(found: _Pass) -> Lengths:
+    size, line = found.longest
+    return Lengths(
+        bounds=list(LENGTHS),
+        counts=found.lengths,
+        total=found.total,
+        mean=round(found.total / max(1, found.report.rows), 1),
+        longest=size,
+        longest_line=-line,
+    )
+
+
+def _numbered(counts: Counter[int | None], missing: str) -> dict[str, int]:
+    return {missing if key is None else str(key): counts[key] for key in sorted(counts, key=lambda key: key or 0)}
+
+
+def _repeats(exact: PairReport, near: PairReport) -> Repeats:
+    return Repeats(
+        exact_rows=exact.rows,
+        exact_pairs=[LinePair(**pair.as_dict()) for pair in exact.pairs],
+        near_rows=near.rows,
+        near_pairs=[LinePair(**pair.as_dict()) for pair in near.pairs],
+    )
+
+
+def _notes(file: FileReport, filters: RowFilter) -> list[str]:
+    repeats, left_out = file.duplicates, file.rows - file.trainable_rows
+    facts = {
+        f"{left_out} of {file.rows} rows are left out by the filter.": left_out,
+        f"{repeats.exact_rows} rows repeat an earlier row exactly: they count twice.": repeats.exact_rows,
+        f"{repeats.near_rows} rows are nearly the same as an earlier one.": repeats.near_rows,
+        "No row is rated: min_rating leaves none out.": filters.min_rating and set(file.ratings) == {"unrated"},
+        f"Near duplicates were looked for among the first {MAX_NEAR_ROWS} rows only.": file.rows > MAX_NEAR_ROWS,
+    }
+    return [note for note, holds in facts.items() if holds]
+
+
+def _leakage_notes(validation: FileReport, leakage: Repeats) -> list[str]:
+    rows = leakage.exact_rows + leakage.near_rows
+    if not rows:
+        return []
+    return [f"{rows} of {validation.rows} validation rows are in the training file too: the validation loss flatters."]
+
+
+def _as_dataset_report(file: FileReport) -> DatasetReport:
+    errors = [LineError(problem.line, problem.reason, problem.code, problem.field) for problem in file.errors]
+    return DatasetReport(file.rows, file.trainable_rows, file.error_count, errors, Counter(file.errors_by_code))

@@ -1,0 +1,93 @@
+"""The shapes of a data report: what ``shared/data_report.py`` finds, as JSON."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from pydantic import BaseModel, ConfigDict
+
+from shared.row_errors import RowCode
+
+
+class Mode(StrEnum):
+    """What a bad line means."""
+
+    STRICT = "strict"
+    LENIENT = "lenient"
+
+
+class View(BaseModel):
+    model_config = ConfigDict(frozen=True)
+
+
+class LineProblem(View):
+    """One bad line; ``field`` is empty when it is the whole line."""
+
+    line: int
+    code: RowCode
+    field: str
+    reason: str
+
+
+class Lengths(View):
+    """Characters of content per valid row. ``counts[i]`` rows have at most ``bounds[i]``; the last, more."""
+
+    bounds: list[int]
+    counts: list[int]
+    total: int
+    mean: float
+    longest: int
+    longest_line: int
+
+
+class LinePair(View):
+    """Two lines that say the same; in leakage ``first`` is of the training file and ``second`` of the validation file."""
+
+    first: int
+    second: int
+    similarity: float
+
+
+class Repeats(View):
+    """Rows that repeat another one; the first pairs by line."""
+
+    exact_rows: int = 0
+    exact_pairs: list[LinePair] = []
+    near_rows: int = 0
+    near_pairs: list[LinePair] = []
+
+
+class FileReport(View):
+    """One file. ``rows`` are the valid ones; ``trainable_rows`` of them pass the filter."""
+
+    bytes: int
+    rows: int
+    trainable_rows: int
+    error_count: int
+    errors_by_code: dict[str, int]
+    errors: list[LineProblem]
+    turns: dict[str, int]
+    lengths: Lengths
+    ratings: dict[str, int]
+    difficulties: dict[str, int]
+    categories: dict[str, int]
+    lanes: dict[str, int]
+    task_families: dict[str, int]
+    duplicates: Repeats
+
+
+class DataReport(View):
+    """A training file, and the validation file if there is one, with what they share."""
+
+    mode: Mode
+    training: FileReport
+    validation: FileReport | None = None
+    leakage: Repeats | None = None
+    notes: list[str] = []
+
+    @property
+    def usable(self) -> bool:
+        """Whether a job may be started on these files."""
+        files = [file for file in (self.training, self.validation) if file]
+        broken = self.mode is Mode.STRICT and any(file.error_count for file in files)
+        return not broken and all(file.trainable_rows for file in files)

@@ -1,0 +1,212 @@
+"""Rows that are there twice: exactly (but for case and white space) or nearly, within a file or between two.
+
+Memory is stated, not hoped for: an exact index keeps 12 bytes a row, a near index 44 bytes a row for at most
+``MAX_NEAR_ROWS`` rows and a band table of fixed size. Nothing of the rows' text is kept.
+
+Near duplicates: a row's words become the set of hashes of three consecutive words (of characters, where a script
+writes no spaces). Of that set a sketch of 32 elements is drawn, each the first element that follows a fixed point on
+the ring of hashes, so that two rows share about as many elements of their sketches as their sets have in common
+(MinHash by one sort). Rows that agree on four neighbouring elements are compared; an estimate of 0.8 or more is near.
+All hashes are the same on every machine and in every run.
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+from array import array
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from zlib import crc32
+
+import msgspec
+
+from shared.training_row import Message
+
+MAX_PAIRS = 20
+MAX_NEAR_ROWS = 1_000_000
+MAX_WORDS = 4_000
+"""Of a longer row only the beginning is compared for nearness."""
+LONG_WORD = 24
+"""Mean length from which words are taken to be written without spaces."""
+SIMILAR = 0.8
+SLOTS, BAND = 32, 4
+BANDS = SLOTS // BAND
+EXACT_BYTES_PER_ROW, NEAR_BYTES_PER_ROW = 12, 44
+_BUCKETS = 256
+_DRAW = random.Random(0)
+_POINTS = [_DRAW.getrandbits(64) - (1 << 63) for _ in range(SLOTS)]
+_ONE_SPACE = " "
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Pair:
+    """Two lines that say the same; ``first`` may be of another file (the training file, for leakage)."""
+
+    second: int
+    first: int
+    similarity: float = 1.0
+
+    def as_dict(self) -> dict[str, float]:
+        return {"first": self.first, "second": self.second, "similarity": round(self.similarity, 2)}
+
+
+@dataclass(slots=True)
+class PairReport:
+    """``rows`` counts the rows that repeat an earlier one; ``pairs`` names the first of them, by line."""
+
+    rows: int = 0
+    pairs: list[Pair] = field(default_factory=list)
+
+    def collect(self, pairs: Iterable[Pair]) -> PairReport:
+        def counted() -> Iterator[Pair]:
+            for pair in pairs:
+                self.rows += 1
+                yield pair
+
+        self.pairs = heapq.nsmallest(MAX_PAIRS, counted())
+        return self
+
+    def add(self, pair: Pair) -> None:
+        self.rows += 1
+        if len(self.pairs) < MAX_PAIRS:
+            self.pairs.append(pair)
+
+
+def normalised(messages: Iterable[Message]) -> str:
+    """The conversation in lower case with single spaces: what is compared."""
+    turns = []
+    for message in messages:
+        calls = msgspec.json.encode(message.tool_calls).decode() if message.tool_calls else ""
+        turns.append(f"<{message.role}> {message.content or ''} {calls}")
+    return _ONE_SPACE.join(_ONE_SPACE.join(turns).lower().split())
+
+
+def digest64(text: str) -> int:
+    """64 bits that stand for a text: two of a million rows collide by chance once in 30 million files."""
+    return int.from_bytes(blake2b(text.encode(errors="replace"), digest_size=8).digest())
+
+
+def sketch(text: str) -> bytes:
+    """32 bytes of which two similar texts share most."""
+    units = _units(text)
+    grams = sorted(set(map(hash, zip(units, units[1:], units[2:], strict=False)))) or [hash(tuple(units))]
+    count = len(grams)
+    return bytes([grams[bisect_left(grams, point) % count] & 0xFF for point in _POINTS])
+
+
+def similarity(one: bytes, other: bytes | bytearray) -> float:
+    """Estimated share of what two sketched texts have in common, 0 to 1."""
+    return sum(map(int.__eq__, one, other)) / SLOTS
+
+
+def _units(text: str) -> list[int]:
+    """Words as numbers; characters where there are hardly any spaces."""
+    words = text.encode(errors="replace").split(b" ", MAX_WORDS)[:MAX_WORDS]
+    if len(text) > LONG_WORD * len(words):
+        return list(map(ord, text[:MAX_WORDS]))
+    return list(map(crc32, words))
+
+
+class ExactIndex:
+    """Digests and line numbers, in 256 buckets so that finding pairs needs a dictionary of one bucket at a time."""
+
+    def __init__(self) -> None:
+        self._digests = [array("Q") for _ in range(_BUCKETS)]
+        self._lines = [array("I") for _ in range(_BUCKETS)]
+
+    def __len__(self) -> int:
+        return sum(map(len, self._lines))
+
+    @property
+    def nbytes(self) -> int:
+        return sum(a.itemsize * len(a) for a in (*self._digests, *self._lines))
+
+    def add(self, digest: int, line: int) -> None:
+        bucket = digest % _BUCKETS
+        self._digests[bucket].append(digest)
+        self._lines[bucket].append(line)
+
+    def repeats(self) -> PairReport:
+        """Rows that repeat an earlier one of the same file."""
+        return PairReport().collect(self._repeats())
+
+    def shared_with(self, training: ExactIndex) -> PairReport:
+        """Rows of this file that are in the training file too."""
+        return PairReport().collect(self._shared_with(training))
+
+    def _repeats(self) -> Iterator[Pair]:
+        for digests, lines in zip(self._digests, self._lines, strict=True):
+            seen: dict[int, int] = {}
+            for digest, line in zip(digests, lines, strict=True):
+                first = seen.setdefault(digest, line)
+                if first != line:
+                    yield Pair(line, first)
+
+    def _shared_with(self, training: ExactIndex) -> Iterator[Pair]:
+        for bucket in range(_BUCKETS):
+            there: dict[int, int] = {}
+            for digest, line in zip(training._digests[bucket], training._lines[bucket], strict=True):
+                there.setdefault(digest, line)
+            for digest, line in zip(self._digests[bucket], self._lines[bucket], strict=True):
+                if (first := there.get(digest)) is not None:
+                    yield Pair(line, first)
+
+
+class NearIndex:
+    """Sketches of rows, found again by any four neighbouring elements.
+
+    The band table has a fixed size: a newer row takes the place of an older one, so that in a file much larger than
+    the table some near duplicates are missed; none is made up.
+    """
+
+    def __init__(self, expected_rows: int = MAX_NEAR_ROWS) -> None:
+        self._slots = 1 << max(10, min(expected_rows, MAX_NEAR_ROWS).bit_length())
+        self._table = array("I", bytes(4 * BANDS * self._slots))
+        self._sketches = bytearray()
+        self._digests = array("Q")
+        self._lines = array("I")
+
+    def __len__(self) -> int:
+        return len(self._lines)
+
+    @property
+    def full(self) -> bool:
+        return len(self._lines) >= MAX_NEAR_ROWS
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that grow with the rows; the band table comes on top."""
+        return len(self._sketches) + sum(a.itemsize * len(a) for a in (self._digests, self._lines))
+
+    @property
+    def table_bytes(self) -> int:
+        return self._table.itemsize * len(self._table)
+
+    def add(self, drawn: bytes, digest: int, line: int) -> None:
+        """Keep a row, unless the index is full."""
+        if self.full:
+            return
+        self._sketches += drawn
+        self._digests.append(digest)
+        self._lines.append(line)
+        for place in self._places(drawn):
+            self._table[place] = len(self._lines)
+
+    def find(self, drawn: bytes, digest: int, line: int) -> Pair | None:
+        """The most similar row that is near but not the same; None when there is none."""
+        candidates = {self._table[place] for place in self._places(drawn)} - {0}
+        best, best_row = 0.0, -1
+        for row in sorted(candidate - 1 for candidate in candidates):
+            alike = similarity(drawn, self._sketches[row * SLOTS : (row + 1) * SLOTS])
+            if self._digests[row] == digest:
+                return None
+            if alike > best:
+                best, best_row = alike, row
+        return Pair(line, self._lines[best_row], best) if best >= SIMILAR else None
+
+    def _places(self, drawn: bytes) -> list[int]:
+        keys = memoryview(drawn).cast("I")
+        return [band * self._slots + key % self._slots for band, key in enumerate(keys)]

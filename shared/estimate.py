@@ -1,0 +1,269 @@
+"""What a job will take before it is queued: memory by part, disk, steps, tokens, time. Pure arithmetic.
+
+What follows from shapes is exact (weights, adapter, optimizer, files: tests hold them against real bytes). Activations
+are what transformers with PEFT saves for the backward pass, counted from autograd; the runtime overhead is a stated
+allowance. All sizes are bytes.
+"""
+
+from __future__ import annotations
+
+import math
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from shared.contract import FineTuneContract
+from shared.footprint import (
+    activation_bytes,
+    adapter_file_bytes,
+    checkpoint_bytes,
+    head_bytes,
+    lora_tensors,
+    merged_bytes,
+    nf4_bytes,
+    unquantised_bytes,
+)
+from shared.model_config import ModelConfig
+from shared.model_tensors import expected_tensors, linear_layers, parameter_count
+from shared.planner import optimizer_steps, validation_split
+
+RUNTIME_BYTES = 1 << 30
+"""Allowance for the device context, library workspaces and the allocator's slack: stated, not measured by this module."""
+
+VRAM_FRACTION = 0.85
+"""Share of the device that a plan may fill when ``exec.max_vram_fraction`` says nothing (specification §3.6)."""
+
+CHECKPOINTS_KEPT = 3
+MIN_SEQ_LEN = 64
+
+
+class Part(BaseModel):
+    """A frozen, closed value."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+
+
+class Vram(Part):
+    """Device memory by part, at the worst moment: a micro-batch of full-length rows."""
+
+    quantised_weights: int = Field(description="NF4 weights with their quantisation state.")
+    other_weights: int = Field(description="Embeddings, head, norms, biases, convolutions in compute dtype.")
+    adapter: int = Field(description="LoRA parameters, fp32.")
+    gradients: int
+    optimizer: int = Field(description="AdamW's two moments, fp32.")
+    activations: int
+    logits: int = Field(description="Logits and their loss.")
+    runtime: int = Field(description="Stated allowance.")
+
+    @property
+    def total(self) -> int:
+        return int(sum(self.model_dump().values()))
+
+
+class Disk(Part):
+    """Storage by part."""
+
+    base: int = Field(description="The base model's weights at its own dtype.")
+    checkpoints: int = Field(description="All that are kept at a time.")
+    adapter: int
+    merge: int = Field(description="A merged model, if one is made.")
+
+    @property
+    def total(self) -> int:
+        return int(sum(self.model_dump().values()))
+
+
+class Configuration(Part):
+    """The knobs that decide memory."""
+
+    batch_size: int
+    grad_accum: int
+    seq_len: int
+    checkpointing: bool
+    head_chunk: int | None = Field(
+        None, description="Tokens whose logits exist at a time; null: a whole micro-batch's."
+    )
+
+
+class NearestFit(Part):
+    """The nearest configuration that fits."""
+
+    configuration: Configuration
+    vram_bytes: int
+    changes_result: bool = Field(description="True when rows had to be shortened; else the result is the same.")
+    advice: str
+
+
+class Estimate(Part):
+    """What a job takes. ``fits`` is None when the device is not known, ``seconds`` when the rate is not."""
+
+    configuration: Configuration
+    vram: Vram
+    vram_bytes: int
+    vram_budget: int | None
+    disk: Disk
+    disk_bytes: int
+    parameters: int
+    trainable_parameters: int
+    optimizer_steps: int
+    tokens: int | None = Field(description="Trained tokens of all epochs; None when the mean length is not known.")
+    max_tokens: int
+    seconds: float | None
+    fits: bool | None
+    nearest_fit: NearestFit | None
+    notes: tuple[str, ...]
+
+
+def estimate(
+    contract: FineTuneContract,
+    config: ModelConfig,
+    *,
+    rows: int,
+    mean_tokens: float | None = None,
+    vram_bytes: int | None = None,
+    tokens_per_second: float | None = None,
+    checkpointing: bool = False,
+    head_chunk: int | None = None,
+    compute_bytes: int = 2,
+) -> Estimate:
+    """Estimate a job.
+
+    Args:
+        rows: rows that pass the filters; a validation split is taken from them as the planner does.
+        mean_tokens: mean tokens of a row before truncation, when known.
+        vram_bytes: memory of the device, when known.
+        tokens_per_second: measured training rate, when known.
+        checkpointing: recompute activations in the backward pass.
+        head_chunk: tokens whose logits exist at a time, for a trainer that computes the loss in chunks.
+        compute_bytes: bytes of one element in compute dtype: 2 on an accelerator, 4 on a CPU.
+    """
+    exec_ = contract.exec
+    asked = Configuration(
+        batch_size=exec_.batch_size,
+        grad_accum=exec_.grad_accum,
+        seq_len=exec_.seq_len,
+        checkpointing=checkpointing,
+        head_chunk=head_chunk,
+    )
+    vram = vram_parts(contract, config, asked, compute_bytes)
+    budget = None if vram_bytes is None else math.floor(vram_bytes * (exec_.max_vram_fraction or VRAM_FRACTION))
+    fits = None if budget is None else vram.total <= budget
+    nearest = nearest_fit(contract, config, asked, budget, compute_bytes) if budget and fits is False else None
+    disk = disk_parts(contract, config)
+    training_rows = rows - _held_out(contract, rows)
+    tokens = None if mean_tokens is None else round(training_rows * exec_.epochs * min(mean_tokens, exec_.seq_len))
+    return Estimate(
+        configuration=asked,
+        vram=vram,
+        vram_bytes=vram.total,
+        vram_budget=budget,
+        disk=disk,
+        disk_bytes=disk.total,
+        parameters=parameter_count(expected_tensors(config)),
+        trainable_parameters=vram.adapter // 4,
+        optimizer_steps=optimizer_steps(training_rows, contract),
+        tokens=tokens,
+        max_tokens=training_rows * exec_.epochs * exec_.seq_len,
+        seconds=tokens / tokens_per_second if tokens is not None and tokens_per_second else None,
+        fits=fits,
+        nearest_fit=nearest,
+        notes=tuple(_notes(config, exec_.seq_len, fits=fits, nearest=nearest)),
+    )
+
+
+def vram_parts(contract: FineTuneContract, config: ModelConfig, asked: Configuration, compute_bytes: int) -> Vram:
+    """Device memory of a configuration; the contract's own batch, accumulation and length are not looked at."""
+    adapter, lora = contract.adapter, lora_tensors(config, contract.adapter.rank, contract.adapter.target_modules)
+    parameters = parameter_count(lora)
+    tokens = asked.batch_size * asked.seq_len
+    return Vram(
+        quantised_weights=sum(
+            nf4_bytes(inputs * outputs, double_quant=contract.quant.double_quant)
+            for inputs, outputs in linear_layers(config).values()
+        ),
+        other_weights=unquantised_bytes(config, compute_bytes),
+        adapter=4 * parameters,
+        gradients=4 * parameters,
+        optimizer=8 * parameters,
+        activations=tokens * activation_bytes(config, adapter.rank, compute_bytes, checkpointing=asked.checkpointing),
+        logits=min(tokens, asked.head_chunk or tokens) * head_bytes(config, compute_bytes),
+        runtime=RUNTIME_BYTES,
+    )
+
+
+def disk_parts(contract: FineTuneContract, config: ModelConfig) -> Disk:
+    """Storage of a job; checkpoints only as many as the run makes can be fewer, so this is the upper end."""
+    lora = lora_tensors(config, contract.adapter.rank, contract.adapter.target_modules)
+    base = merged_bytes(config)
+    return Disk(
+        base=base,
+        checkpoints=CHECKPOINTS_KEPT * checkpoint_bytes(lora),
+        adapter=adapter_file_bytes(lora),
+        merge=base,
+    )
+
+
+def nearest_fit(
+    contract: FineTuneContract, config: ModelConfig, asked: Configuration, budget: int, compute_bytes: int = 2
+) -> NearestFit | None:
+    """The configuration nearest to the asked one that needs at most ``budget`` bytes; None when none does.
+
+    First the batch is halved and accumulation doubled, which leaves the result as it is (the loss weighs every token
+    the same); then activations are recomputed, with the batch as large as fits; last, rows are shortened.
+    """
+    for seq_len in _halvings(asked.seq_len, MIN_SEQ_LEN):
+        for checkpointing in sorted({asked.checkpointing, True}):
+            for batch_size, grad_accum in _same_effective_batch(asked.batch_size, asked.grad_accum):
+                changes = {"batch_size": batch_size, "grad_accum": grad_accum, "seq_len": seq_len}
+                tried = asked.model_copy(update=changes | {"checkpointing": checkpointing})
+                needed = vram_parts(contract, config, tried, compute_bytes).total
+                if needed <= budget:
+                    shortened = seq_len != asked.seq_len
+                    advice = _advice(asked, tried)
+                    return NearestFit(configuration=tried, vram_bytes=needed, changes_result=shortened, advice=advice)
+    return None
+
+
+def _same_effective_batch(batch_size: int, grad_accum: int) -> list[tuple[int, int]]:
+    """(batch, accumulation) pairs of one product, the batch halved as often as it is even; then one row at a time."""
+    pairs = [(batch_size, grad_accum)]
+    while pairs[-1][0] % 2 == 0:
+        pairs.append((pairs[-1][0] // 2, pairs[-1][1] * 2))
+    if pairs[-1][0] > 1:
+        pairs.append((1, batch_size * grad_accum))
+    return pairs
+
+
+def _halvings(value: int, least: int) -> list[int]:
+    values = [value]
+    while values[-1] // 2 >= least:
+        values.append(values[-1] // 2)
+    return values
+
+
+def _advice(asked: Configuration, found: Configuration) -> str:
+    steps = []
+    if found.batch_size != asked.batch_size:
+        steps.append(f"set exec.batch_size to {found.batch_size} and exec.grad_accum to {found.grad_accum}")
+    if found.checkpointing and not asked.checkpointing:
+        steps.append("recompute activations (gradient checkpointing)")
+    if found.seq_len != asked.seq_len:
+        steps.append(f"set exec.seq_len to {found.seq_len}, which truncates longer rows and so changes the result")
+    text = "; ".join(steps)
+    return f"{text[:1].upper()}{text[1:]}."
+
+
+def _held_out(contract: FineTuneContract, rows: int) -> int:
+    if contract.data.validation_file:
+        return 0
+    return validation_split(rows, contract.data.validation_split_ratio)
+
+
+def _notes(config: ModelConfig, seq_len: int, *, fits: bool | None, nearest: NearestFit | None) -> list[str]:
+    notes = [f"Runtime overhead is a stated allowance of {RUNTIME_BYTES >> 20} MiB; the rest follows from shapes."]
+    if config.max_positions and seq_len > config.max_positions:
+        notes.append(f"exec.seq_len {seq_len} is longer than the {config.max_positions} positions of the base.")
+    if config.linear:
+        notes.append("Activations of linear-attention layers are fitted to the library's plain PyTorch path.")
+    if fits is False and nearest is None:
+        notes.append("No batch size or length fits: the weights alone are too large for this device.")
+    return notes

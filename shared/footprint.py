@@ -1,0 +1,142 @@
+"""Bytes of a QLoRA training run, part by part, from shapes alone. Pure arithmetic.
+
+NF4 (bitsandbytes 0.50, arXiv 2305.14314 §3)  half a byte a weight; one absmax a block of 64: fp32, or with double
+                                              quantisation one byte, with an fp32 absmax a group of 256 and an offset;
+                                              and two code books (16 and 256 fp32 values) that each layer owns.
+LoRA (arXiv 2106.09685 §4.1)                  A (rank, in) and B (out, rank), fp32.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+
+from shared.manifest import peft_keys
+from shared.model_config import LINEAR, Family, ModelConfig
+from shared.model_tensors import Shape, expected_tensors, linear_layers, lora_modules, parameter_count
+
+NF4_BLOCK, NF4_GROUP = 64, 256
+NF4_CODE_BYTES, GROUP_CODE_BYTES, OFFSET_BYTES = 16 * 4, 256 * 4, 4
+DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
+RNG_STATE_BYTES = 5056
+"""``torch.get_rng_state()``: the CPU generator."""
+
+HEADER_BYTES_PER_TENSOR = 128
+"""Upper bound of what one tensor adds to the header of a checkpoint's optimizer file."""
+
+CHECKPOINT_TEXT_BYTES = 1 << 20
+"""Allowance for a checkpoint's JSON files: manifest, PEFT's config, metrics."""
+
+
+def nf4_bytes(weights: int, *, double_quant: bool) -> int:
+    """Bytes of one linear layer's weight in memory, quantisation state and code books included."""
+    packed, blocks = math.ceil(weights / 2), math.ceil(weights / NF4_BLOCK)
+    if not double_quant:
+        return packed + 4 * blocks + NF4_CODE_BYTES
+    state = blocks + 4 * math.ceil(blocks / NF4_GROUP) + OFFSET_BYTES
+    return packed + state + NF4_CODE_BYTES + GROUP_CODE_BYTES
+
+
+def unquantised_bytes(config: ModelConfig, compute_bytes: int) -> int:
+    """Bytes of everything but the NF4 layers: embeddings, head, norms, biases, convolutions."""
+    linear = sum(inputs * outputs for inputs, outputs in linear_layers(config).values())
+    return (parameter_count(expected_tensors(config)) - linear) * compute_bytes
+
+
+def lora_tensors(config: ModelConfig, rank: int, target_modules: Sequence[str] | None = None) -> dict[str, Shape]:
+    """PEFT's tensors of an adapter, name → shape."""
+    tensors: dict[str, Shape] = {}
+    for module, (inputs, outputs) in lora_modules(config, target_modules).items():
+        a, b = peft_keys(f"{module}.weight")
+        tensors |= {a: (rank, inputs), b: (outputs, rank)}
+    return tensors
+
+
+def adapter_file_bytes(lora: Mapping[str, Shape]) -> int:
+    """Exact size of ``adapter_model.safetensors``: fp32 tensors in the order of their names, and the header."""
+    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    position = 0
+    for name, shape in sorted(lora.items()):
+        end = position + 4 * math.prod(shape)
+        header[name] = {"dtype": "F32", "shape": list(shape), "data_offsets": [position, end]}
+        position = end
+    length = len(json.dumps(header, separators=(",", ":")))
+    return 8 + math.ceil(length / 8) * 8 + position
+
+
+def checkpoint_bytes(lora: Mapping[str, Shape]) -> int:
+    """Upper bound of one checkpoint: the adapter, AdamW's moments and step counters, RNG state, headers and JSON."""
+    headers = HEADER_BYTES_PER_TENSOR * 3 * (len(lora) + 1)
+    return adapter_file_bytes(lora) + optimizer_state_bytes(lora) + headers + CHECKPOINT_TEXT_BYTES
+
+
+def optimizer_state_bytes(lora: Mapping[str, Shape]) -> int:
+    """Exact tensor bytes of a checkpoint's ``trainer_state.safetensors`` written on a CPU, the header aside."""
+    return 8 * parameter_count(lora) + 4 * len(lora) + RNG_STATE_BYTES
+
+
+def merged_bytes(config: ModelConfig) -> int:
+    """Tensor bytes of the language model in its own dtype (bf16 when the config names none)."""
+    return parameter_count(expected_tensors(config)) * DTYPE_BYTES.get(config.dtype or "", 2)
+
+
+def head_bytes(config: ModelConfig, compute_bytes: int) -> int:
+    """Bytes a token for logits in compute dtype and fp32, and the fp32 log-probabilities saved for their gradient."""
+    return config.vocab * (compute_bytes + 8)
+
+
+def activation_bytes(config: ModelConfig, rank: int, compute_bytes: int, *, checkpointing: bool) -> int:
+    """Bytes a token that the forward pass saves for the backward pass.
+
+    With checkpointing: one block's input a layer, and while a block is recomputed, all that this block saves.
+    """
+    layers = [_layer_bytes(config, kind, rank, compute_bytes) for kind in config.layer_types]
+    if checkpointing:
+        return config.layers * config.hidden * compute_bytes + max(layers)
+    return sum(layers)
+
+
+def minimal_activation_bytes(config: ModelConfig) -> int:
+    """The floor a token for bf16 with fused kernels: inputs and outputs of each block's parts, nothing twice."""
+    per_layer = {
+        kind: 2 * (2 * config.hidden + 2 * config.intermediate + _mixer_width(config, kind))
+        for kind in set(config.layer_types)
+    }
+    return sum(per_layer[kind] for kind in config.layer_types)
+
+
+def _mixer_width(config: ModelConfig, kind: str) -> int:
+    if kind == LINEAR and config.linear:
+        return 2 * config.linear.conv_dim + 2 * config.linear.value_dim
+    return 2 * config.query_dim + 2 * config.kv_dim
+
+
+def _layer_bytes(config: ModelConfig, kind: str, rank: int, compute: int) -> int:
+    """Bytes a token that one block saves, as autograd counts them for transformers 5.19 with PEFT 0.21.
+
+    Below fp32 every LoRA layer saves its own fp32 copy of its input; in fp32 the inputs are shared.
+    """
+    wide = compute == 4
+    if config.family is Family.GPT2:
+        residual, mlp = (32, 20) if wide else (24, 12)
+        return residual * config.hidden + mlp * config.intermediate + 4 * config.heads + 16 * rank + 16
+    if kind == LINEAR:
+        return _linear_attention_bytes(config, rank, wide=wide)
+    residual, mlp = (16, 16) if wide else (28, 10)
+    attention = 8 * config.query_dim + 2 * compute * config.kv_dim + 4 * config.heads
+    if config.qk_norm:
+        attention += 4 * (config.query_dim + config.kv_dim + config.heads + config.kv_heads)
+    if config.family is Family.QWEN3_5:
+        attention += (16 if wide else 4) * config.query_dim
+    return residual * config.hidden + mlp * config.intermediate + attention + 28 * rank + 8
+
+
+def _linear_attention_bytes(config: ModelConfig, rank: int, *, wide: bool) -> int:
+    """Fitted to counts for rows of 64 tokens and more on the library's plain PyTorch path; within a few per cent."""
+    linear = config.linear
+    assert linear is not None
+    residual, mlp, keys, values, heads = (20, 20, 57, 45, 900) if wide else (32, 12, 27, 35, 1300)
+    key_width = linear.key_head_dim * linear.value_heads  # keys are repeated for every value head
+    mixer = keys * key_width + values * linear.value_dim + heads * linear.value_heads
+    return residual * config.hidden + mlp * config.intermediate + mixer + (128 if wide else 64) * rank

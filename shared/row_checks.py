@@ -1,0 +1,250 @@
+"""Decoding and checking one line: a fast path for good rows, a careful one that says what is wrong with the others."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any, NoReturn, get_args
+
+import msgspec
+
+from shared.row_errors import RowCode, RowError
+from shared.training_row import Message, Record, Role, TrainingRow, as_row
+
+MAX_LINE_BYTES = 1_000_000
+"""Longest line, without its line end."""
+ROLES: tuple[str, ...] = get_args(Role)
+
+_decode = msgspec.json.Decoder(Record).decode
+_FAILURES = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+_LOCATED = re.compile(r"^(?P<what>.*?)(?: - at `(?P<path>[^`]*)`)?$", re.DOTALL)
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+_TYPES = {
+    "str": "text",
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "true or false",
+    "array": "a list",
+    "object": "an object",
+    "null": "null",
+}
+_RANGES = {
+    "rating": (RowCode.ROW_RATING_RANGE, "a whole number from 1 to 5"),
+    "difficulty": (RowCode.ROW_DIFFICULTY_RANGE, "a whole number from 1 to 10"),
+    "start": (RowCode.ROW_SPAN_OUT_OF_RANGE, "0 or more"),
+    "end": (RowCode.ROW_SPAN_OUT_OF_RANGE, "0 or more"),
+    "weight": (RowCode.ROW_WEIGHT_INVALID, "0 or more"),
+}
+_CHOICES = {
+    "role": (RowCode.ROW_ROLE_UNKNOWN, f"one of {', '.join(ROLES)}"),
+    "response_mode": (RowCode.ROW_RESPONSE_MODE_UNKNOWN, "code_only or prose_only"),
+    "weight": (RowCode.ROW_WEIGHT_INVALID, "0 or 1"),
+}
+
+
+def parse_row(line: bytes, number: int) -> TrainingRow:
+    """Decode and check one line.
+
+    Raises:
+        RowError: what is wrong with it; a ``ValueError``.
+    """
+    return as_row(decode_line(line), number)
+
+
+def decode_line(line: bytes) -> Record:
+    """Decode and check one line, as it was written.
+
+    Raises:
+        RowError: what is wrong with it.
+    """
+    try:
+        record = _decode(line)
+    except _FAILURES as failure:
+        _explain(line, failure)
+    messages = record.messages
+    if messages and record.tools is None and record.syntax_spans is None and len(line) <= MAX_LINE_BYTES:
+        for message in messages:
+            content = message.content
+            if not content or message.weight is not None or message.tool_calls is not None:
+                break
+        else:
+            if message.role == "assistant" and content and not content.isspace():
+                return record
+    _check_length(line)
+    _check_record(record)
+    return record
+
+
+# --- what did not decode
+
+
+def _explain(line: bytes, failure: Exception) -> NoReturn:
+    _check_length(line)
+    if not line.strip():
+        raise RowError(RowCode.ROW_BLANK, "the line is blank") from None
+    _check_encoding(line)
+    if isinstance(failure, RecursionError):
+        raise RowError(RowCode.ROW_TOO_DEEP, "the line nests lists or objects too deeply") from None
+    if isinstance(failure, msgspec.ValidationError):
+        raise _mistyped(line, str(failure)) from None
+    if _SURROGATE.search(line) and _has_lone_surrogate(line):
+        reason = "the line has half of a surrogate pair (\\ud800 to \\udfff), which is no character"
+        raise RowError(RowCode.ROW_LONE_SURROGATE, reason) from None
+    raise RowError(RowCode.ROW_NOT_JSON, f"the line is not JSON: {_syntax(line, failure)}") from None
+
+
+def _check_length(line: bytes) -> None:
+    if len(line) > MAX_LINE_BYTES and len(line.rstrip(b"\r\n")) > MAX_LINE_BYTES:
+        raise RowError(RowCode.ROW_TOO_LONG, f"the line is longer than {MAX_LINE_BYTES} bytes") from None
+
+
+def _check_encoding(line: bytes) -> None:
+    try:
+        line.decode()
+    except UnicodeDecodeError as error:
+        hint = "; the file looks like UTF-16" if line[:2] in {b"\xff\xfe", b"\xfe\xff"} else ""
+        hint = "; the file looks compressed" if line[:2] == b"\x1f\x8b" else hint
+        raise RowError(RowCode.ROW_NOT_UTF8, f"byte {error.start + 1} of the line is not UTF-8{hint}") from None
+
+
+def _has_lone_surrogate(line: bytes) -> bool:
+    """Whether the line is well-formed but for its surrogates: Python's own decoder lets them pass."""
+    try:
+        return bool(re.search("[\ud800-\udfff]", json.dumps(json.loads(line), ensure_ascii=False)))
+    except (ValueError, RecursionError):
+        return False
+
+
+def _syntax(line: bytes, failure: Exception) -> str:
+    words = str(failure).removeprefix("JSON is malformed: ")
+    if words == "Input data was truncated":
+        words = "it ends in the middle"
+    hint = " (the file looks like one JSON list; write one object per line)" if line.strip() in {b"[", b"]"} else ""
+    return words + hint
+
+
+def _mistyped(line: bytes, failure: str) -> RowError:
+    found = _LOCATED.match(failure)
+    what, path = (found["what"], found["path"] or "") if found else (failure, "")
+    field = path.removeprefix("$").removeprefix(".")
+    if missing := re.match(r"Object missing required field `(.*)`", what):
+        name = f"{field}.{missing[1]}".removeprefix(".")
+        return RowError(RowCode.ROW_FIELD_MISSING, f"{name} is missing", name)
+    if not field:
+        hint = "; write one object per line" if line.lstrip()[:1] == b"[" else ""
+        return RowError(RowCode.ROW_NOT_OBJECT, f"the line is not a JSON object{hint}")
+    return _misvalued(field, what)
+
+
+def _misvalued(field: str, what: str) -> RowError:
+    """The error of one field's value, in words."""
+    name = field.rpartition(".")[2]
+    if (chosen := re.match(r"Invalid enum value (.*)", what)) and name in _CHOICES:
+        code, wanted = _CHOICES[name]
+        return RowError(code, f"{field} is {chosen[1][:60]}; it must be {wanted}", field)
+    if name == "weight" and field.startswith(("messages", "turns")):
+        return RowError(RowCode.ROW_WEIGHT_INVALID, f"{field} must be 0 or 1", field)
+    if re.match(r"Expected `\w+` [<>]=", what) and name in _RANGES:
+        code, wanted = _RANGES[name]
+        return RowError(code, f"{field} must be {wanted}", field)
+    if types := re.match(r"Expected `(.*)`, got `(.*)`", what):
+        wanted = " or ".join(_TYPES.get(kind, kind) for kind in types[1].split(" | "))
+        return RowError(
+            RowCode.ROW_FIELD_TYPE, f"{field} must be {wanted}, not {_TYPES.get(types[2], types[2])}", field
+        )
+    return RowError(RowCode.ROW_NUMBER_RANGE, f"{field} holds a number that is out of range", field)
+
+
+# --- what decoded, but may not be learnt from
+
+
+def _check_record(record: Record) -> None:
+    chat = record.messages or record.turns
+    if chat:
+        _check_turns(chat, "messages" if record.messages else "turns")
+    else:
+        _check_pair(record)
+    for index, tool in enumerate(record.tools or ()):
+        _check_tool(tool, f"tools[{index}]")
+    if record.syntax_spans:
+        _check_spans(record)
+
+
+def _check_pair(record: Record) -> None:
+    prompt, answer = record.pair()
+    if prompt is None or answer is None:
+        raise RowError(RowCode.ROW_FIELD_MISSING, "neither `messages` nor `prompt` with `response` is there")
+    if not prompt:
+        raise RowError(RowCode.ROW_CONTENT_EMPTY, "the prompt is empty", "prompt")
+    if not answer or answer.isspace():
+        raise RowError(RowCode.ROW_ANSWER_EMPTY, "the response is empty, so there is nothing to learn", "response")
+
+
+def _check_turns(messages: list[Message], name: str) -> None:
+    for index, message in enumerate(messages):
+        _check_turn(message, f"{name}[{index}]")
+    last = messages[-1]
+    if last.role != "assistant":
+        reason = "the last turn is not the assistant's, so there is nothing to learn"
+        raise RowError(RowCode.ROW_LAST_TURN_NOT_ASSISTANT, reason, f"{name}[{len(messages) - 1}].role")
+    if all(message.weight == 0 for message in messages if message.role == "assistant"):
+        raise RowError(
+            RowCode.ROW_NOTHING_TO_LEARN, "every assistant turn has weight 0, so there is nothing to learn", name
+        )
+
+
+def _check_turn(message: Message, field: str) -> None:
+    for index, call in enumerate(message.tool_calls or ()):
+        _check_tool_call(call, f"{field}.tool_calls[{index}]")
+    if message.role == "assistant":
+        if not message.tool_calls and not (message.content or "").strip():
+            reason = f"{field}.content is empty: an assistant's turn needs content or tool_calls, or there is nothing to learn"
+            raise RowError(RowCode.ROW_ANSWER_EMPTY, reason, f"{field}.content")
+        return
+    if message.tool_calls:
+        reason = f"{field}.tool_calls: only the assistant calls tools"
+        raise RowError(RowCode.ROW_TOOL_CALL_INVALID, reason, f"{field}.tool_calls")
+    if message.content is None or (not message.content and message.role != "tool"):
+        raise RowError(RowCode.ROW_CONTENT_EMPTY, f"{field}.content is empty", f"{field}.content")
+
+
+def _check_tool(tool: dict[str, Any], field: str) -> None:
+    function = tool.get("function", tool)
+    if not isinstance(function, dict) or not _is_name(function.get("name")):
+        reason = f"{field} has no function with a name"
+        raise RowError(RowCode.ROW_TOOL_INVALID, reason, f"{field}.function.name")
+    if not isinstance(function.get("parameters"), dict | None):
+        reason = f"{field}.function.parameters must be an object: the JSON schema of the arguments"
+        raise RowError(RowCode.ROW_TOOL_INVALID, reason, f"{field}.function.parameters")
+
+
+def _check_tool_call(call: dict[str, Any], field: str) -> None:
+    function = call.get("function", call)
+    if not isinstance(function, dict) or not _is_name(function.get("name")):
+        reason = f"{field} names no function"
+        raise RowError(RowCode.ROW_TOOL_CALL_INVALID, reason, f"{field}.function.name")
+    if not _is_arguments(function.get("arguments")):
+        reason = f"{field}.function.arguments must be a JSON object, or text that holds one"
+        raise RowError(RowCode.ROW_TOOL_CALL_INVALID, reason, f"{field}.function.arguments")
+
+
+def _is_name(value: object) -> bool:
+    return isinstance(value, str) and bool(value.strip())
+
+
+def _is_arguments(value: object) -> bool:
+    if isinstance(value, str):
+        try:
+            value = msgspec.json.decode(value)
+        except (*_FAILURES, UnicodeEncodeError):
+            return False
+    return isinstance(value, dict | None)
+
+
+def _check_spans(record: Record) -> None:
+    length = len(record.conversation()[-1].content or "")
+    for index, span in enumerate(record.syntax_spans or ()):
+        if not span.start < span.end <= length:
+            field = f"syntax_spans[{index}]"
+            reason = f"{field} is {span.start} to {span.end}, which is no stretch of the answer's {length} characters"
+            raise RowError(RowCode.ROW_SPAN_OUT_OF_RANGE, reason, field)

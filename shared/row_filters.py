@@ -1,0 +1,72 @@
+"""Which rows are trained on, by their own metadata: one rule, for the planner, the worker and the command line.
+
+A row that says nothing about its rating or difficulty passes those bounds: leaving a label out is not a bad mark. A
+row that names no category, lane or task family does not match a category filter: that one asks for something.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from shared.contract import ContextFilter, DataSection
+
+
+class Labelled(Protocol):
+    """What a filter looks at; a ``Record`` and a ``TrainingRow`` both have it."""
+
+    @property
+    def rating(self) -> int | None: ...
+    @property
+    def difficulty(self) -> int | None: ...
+    @property
+    def category(self) -> str | None: ...
+    @property
+    def lane(self) -> str | None: ...
+    @property
+    def task_family(self) -> str | None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class RowFilter:
+    """Bounds on rating and difficulty (inclusive), and wanted categories.
+
+    Attributes:
+        categories: lower-case; a row matches when one of them is a part of its category, lane or task family.
+    """
+
+    min_rating: int = 0
+    min_difficulty: int = 0
+    max_difficulty: int = 10
+    categories: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, data: DataSection) -> RowFilter:
+        """The filter a contract asks for; the stricter of its two rating bounds counts."""
+        return cls.combine(data.min_rating, data.context_filter or ContextFilter())
+
+    @classmethod
+    def combine(cls, min_rating: int, context: ContextFilter) -> RowFilter:
+        return cls(
+            min_rating=max(min_rating, context.rating_min or 0),
+            min_difficulty=context.difficulty_min or 0,
+            max_difficulty=context.difficulty_max or 10,
+            categories=tuple(category.lower() for category in context.categories or ()),
+        )
+
+    def admits(self, row: Labelled) -> bool:
+        """Whether the row is trained on."""
+        if row.rating is not None and row.rating < self.min_rating:
+            return False
+        if row.difficulty is not None and not self.min_difficulty <= row.difficulty <= self.max_difficulty:
+            return False
+        return not self.categories or self._matches(row)
+
+    def _matches(self, row: Labelled) -> bool:
+        labels = [label.lower() for label in (row.category, row.lane, row.task_family) if label]
+        return any(wanted in label for wanted in self.categories for label in labels)
+
+
+def is_trainable(row: Labelled, min_rating: int) -> bool:
+    """Whether the row passes a rating bound: unrated rows do, 0 keeps all."""
+    return row.rating is None or row.rating >= min_rating

@@ -1,0 +1,186 @@
+"""A base model's tokenizer and chat template, read from its folder; no transformers and no torch.
+
+Token ids equal those of transformers' ``apply_chat_template``: the same `tokenizer.json`, the same added tokens, and no
+special tokens but those the template writes, so a BOS never comes twice. Offsets count characters of the text and are
+exact for byte-level vocabularies: a token knows the white space that belongs to it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+from tokenizers import AddedToken, processors
+
+from shared.chat_template import ChatTemplate, Rendered, Turn
+from shared.digest import digest_json
+from shared.errors import Code, InvalidRequest
+
+_PROBE = "Wq7"
+"""An answer that no template changes, to see what is written after it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Encoding:
+    """Token ids of a text, and for each the (start, end) of its characters."""
+
+    ids: list[int]
+    offsets: list[tuple[int, int]]
+
+
+@dataclass(frozen=True)
+class Tokenizer:
+    """What turns chats into token ids.
+
+    Attributes:
+        backend: the tokenizer proper.
+        template: the chat template; ``tool_template`` is used for rows with tools by the few bases that have two.
+        end_ids: tokens that end a turn or a text; generation stops at them.
+        end_token: the one the template writes after an assistant's turn; it may differ from the base's EOS. None when
+            the template writes none.
+    """
+
+    backend: tokenizers.Tokenizer
+    template: ChatTemplate
+    tool_template: ChatTemplate | None
+    end_ids: frozenset[int]
+    end_token: str | None
+
+    @staticmethod
+    def load(folder: Path) -> Tokenizer:
+        """Read a model folder.
+
+        Raises:
+            InvalidRequest: ``TOKENIZER_NOT_FOUND``: no readable `tokenizer.json`; ``TEMPLATE_UNSUPPORTED``: no chat
+                template, or one that is not a template.
+        """
+        config = _read_json(folder / "tokenizer_config.json")
+        special_tokens = _special_tokens(folder, config)
+        backend = _load_backend(folder / "tokenizer.json", config, special_tokens)
+        sources = _template_sources(folder, config)
+        template = ChatTemplate(sources["default"], special_tokens)
+        tool_template = ChatTemplate(sources["tool_use"], special_tokens) if "tool_use" in sources else None
+        end_token = _end_of_turn(backend, template)
+        named = (backend.token_to_id(token) for token in (end_token, special_tokens.get("eos_token")) if token)
+        end_ids = {id_ for id_ in named if id_ is not None} | _generation_ends(folder)
+        return Tokenizer(backend, template, tool_template, frozenset(end_ids), end_token)
+
+    @property
+    def template_digest(self) -> str:
+        """Digest of the template, or of both."""
+        if self.tool_template is None:
+            return self.template.digest
+        return digest_json([self.template.digest, self.tool_template.digest])
+
+    def render(
+        self, messages: Sequence[Turn], tools: Sequence[Turn] | None = None, add_generation_prompt: bool = False
+    ) -> Rendered:
+        """Write a chat; see :meth:`ChatTemplate.render`."""
+        template = self.tool_template if tools and self.tool_template else self.template
+        return template.render(messages, tools, add_generation_prompt)
+
+    def encode(self, text: str) -> Encoding:
+        """Tokens of a text, with no special tokens added."""
+        return self.encode_batch([text])[0]
+
+    def encode_batch(self, texts: Sequence[str]) -> list[Encoding]:
+        """Tokens of texts, on all cores."""
+        found = self.backend.encode_batch(list(texts), add_special_tokens=False)
+        return [Encoding(one.ids, one.offsets) for one in found]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Text of token ids, special tokens included."""
+        return str(self.backend.decode(list(ids), skip_special_tokens=False))
+
+
+def _load_backend(path: Path, config: dict[str, Any], special_tokens: dict[str, str]) -> tokenizers.Tokenizer:
+    if not path.is_file():
+        raise _unreadable(f"The base's folder has no {path.name}.")
+    try:
+        backend = tokenizers.Tokenizer.from_buffer(path.read_bytes())
+    except Exception as error:  # what tokenizers raises is a bare Exception
+        raise _unreadable(f"The base's {path.name} cannot be read: {error}.") from error
+    backend.no_truncation()
+    backend.no_padding()
+    # Ids do not depend on it; but a ByteLevel post-processor trims white space off the offsets.
+    backend.post_processor = processors.Sequence([])
+    _add_tokens(backend, config, special_tokens)
+    return backend
+
+
+def _add_tokens(backend: tokenizers.Tokenizer, config: dict[str, Any], special_tokens: dict[str, str]) -> None:
+    """Add what tokenizer_config.json knows and tokenizer.json does not, as transformers does."""
+    known = {repr(token) for token in backend.get_added_tokens_decoder().values()}
+    listed = sorted(config.get("added_tokens_decoder", {}).items(), key=lambda item: int(item[0]))
+    wanted = [AddedToken(**fields) for _, fields in listed]
+    backend.add_tokens([token for token in wanted if repr(token) not in known])
+    missing = [token for token in special_tokens.values() if backend.token_to_id(token) is None]
+    backend.add_tokens([AddedToken(token, special=True, normalized=False) for token in dict.fromkeys(missing)])
+
+
+def _special_tokens(folder: Path, config: dict[str, Any]) -> dict[str, str]:
+    """Named special tokens; the older special_tokens_map.json counts where the config lists no added tokens."""
+    entries = dict(config)
+    if "added_tokens_decoder" not in config:
+        entries |= _read_json(folder / "special_tokens_map.json")
+    named = {name: value for name, value in entries.items() if name.endswith("_token")}
+    more = entries.get("extra_special_tokens")
+    named |= more if isinstance(more, dict) else {}
+    tokens = {name: value.get("content") if isinstance(value, dict) else value for name, value in named.items()}
+    return {name: token for name, token in tokens.items() if isinstance(token, str)}
+
+
+def _template_sources(folder: Path, config: dict[str, Any]) -> dict[str, str]:
+    """Chat templates by name, `default` among them; a file of its own goes before the config."""
+    path = folder / "chat_template.jinja"
+    found = path.read_bytes().decode() if path.is_file() else config.get("chat_template")
+    if isinstance(found, list):
+        found = {one["name"]: one["template"] for one in found}
+    sources = {"default": found} if isinstance(found, str) else found
+    if isinstance(sources, dict) and isinstance(sources.get("default"), str):
+        return sources
+    raise InvalidRequest(
+        Code.TEMPLATE_UNSUPPORTED,
+        "The base model's tokenizer has no chat template.",
+        remedy="Add a chat_template.jinja to the model folder and register the base again.",
+        param="model.hf_repo",
+    )
+
+
+def _end_of_turn(backend: tokenizers.Tokenizer, template: ChatTemplate) -> str | None:
+    """The special token that the template writes after an assistant's answer, found by writing one."""
+    chat = [{"role": "user", "content": "Q"}, {"role": "assistant", "content": _PROBE}]
+    try:
+        tail = template.render(chat).text.rpartition(_PROBE)[2].lstrip()
+    except InvalidRequest:
+        return None
+    added = {token.content for token in backend.get_added_tokens_decoder().values()}
+    return max((token for token in added if token and tail.startswith(token)), key=len, default=None)
+
+
+def _generation_ends(folder: Path) -> set[int]:
+    ends = _read_json(folder / "generation_config.json").get("eos_token_id")
+    return {end for end in (ends if isinstance(ends, list) else [ends]) if isinstance(end, int)}
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return {}
+    except ValueError as error:
+        raise _unreadable(f"The base's {path.name} is not JSON: {error}.") from error
+    return value if isinstance(value, dict) else {}
+
+
+def _unreadable(message: str) -> InvalidRequest:
+    return InvalidRequest(
+        Code.TOKENIZER_NOT_FOUND,
+        message,
+        remedy="Save the tokenizer with transformers' save_pretrained and register the base again.",
+        param="model.hf_repo",
+    )

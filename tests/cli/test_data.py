@@ -1,0 +1,128 @@
+"""``mens data check``: offline, and what it says can be acted on."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from cli.main import app
+
+runner = CliRunner()
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MENS_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("COLUMNS", "200")
+
+
+def write(path: Path, *rows: dict[str, Any] | bytes) -> str:
+    path.write_bytes(b"".join(row if isinstance(row, bytes) else json.dumps(row).encode() + b"\n" for row in rows))
+    return str(path)
+
+
+def pair(prompt: str, **labels: Any) -> dict[str, Any]:
+    return {"prompt": prompt, "response": "Hello", **labels}
+
+
+def check(*arguments: str) -> tuple[int, str]:
+    result = runner.invoke(app, ["data", "check", *arguments])
+    return result.exit_code, result.output
+
+
+def test_good_file_passes(tmp_path: Path) -> None:
+    code, output = check(write(tmp_path / "a.jsonl", pair("1"), pair("2", rating=5)))
+    assert code == 0
+    assert "ok: 2 rows can be trained on" in output
+
+
+def test_bad_lines_are_shown_with_number_code_and_reason(tmp_path: Path) -> None:
+    bad = write(tmp_path / "a.jsonl", pair("1"), pair("[bold]2", rating=9), b'{"prompt": "[/x]"}\n')
+    code, output = check(bad)
+    assert code == 1
+    assert "ROW_RATING_RANGE" in output
+    assert "rating must be a whole number from 1 to 5" in output
+    assert "ROW_FIELD_MISSING" in output
+    assert "--lenient" in output
+
+
+def test_lenient_skips_bad_lines_and_quarantine_keeps_them(tmp_path: Path) -> None:
+    target = tmp_path / "bad.jsonl"
+    code, output = check(write(tmp_path / "a.jsonl", pair("1"), b"oops\n"), "--lenient", "--quarantine", str(target))
+    assert code == 0
+    assert str(target) in output.replace("\n", "")
+    assert json.loads(target.read_text()) == {
+        "line": 2,
+        "code": "ROW_NOT_JSON",
+        "field": "",
+        "reason": "the line is not JSON: invalid character (byte 0)",
+        "text": "oops",
+    }
+
+
+def test_nothing_left_is_an_error(tmp_path: Path) -> None:
+    code, output = check(write(tmp_path / "a.jsonl", pair("1", rating=1)), "--min-rating", "3")
+    assert code == 1
+    assert "no row is left" in output
+
+
+def test_leakage_and_duplicates_are_shown(tmp_path: Path) -> None:
+    training = write(tmp_path / "a.jsonl", pair("1"), pair("2"), pair("1"))
+    code, output = check(training, "--validation", write(tmp_path / "b.jsonl", pair("2")))
+    assert code == 0
+    assert "exact duplicates: line 3 is the same as line 1" in output
+    assert "leakage: validation line 1 is the same as line 2" in output
+
+
+def test_json_is_json(tmp_path: Path) -> None:
+    code, output = check(write(tmp_path / "a.jsonl", pair("1"), b"\n"), "--json")
+    report = json.loads(output)
+    assert code == 1
+    assert report["training"]["errors_by_code"] == {"ROW_BLANK": 1}
+    assert report["supervision"] is None
+
+
+def test_category_option_keeps_what_matches(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl", pair("1", category="Code"), pair("2", lane="speech"), pair("3"))
+    code, output = check(path, "--category", "code", "--category", "SPEECH", "--json")
+    assert (code, json.loads(output)["training"]["trainable_rows"]) == (0, 2)
+
+
+def test_unknown_base_is_named(tmp_path: Path) -> None:
+    code, output = check(write(tmp_path / "a.jsonl", pair("1")), "--model", "nobody")
+    assert code == 1
+    assert "MODEL_NOT_FOUND" in output
+
+
+def test_base_shows_what_would_be_learnt(tmp_path: Path) -> None:
+    folder = make_tokenizer(tmp_path / "base")
+    code, output = check(write(tmp_path / "a.jsonl", pair("1"), pair("2")), "--model", str(folder))
+    assert code == 0, output
+    assert "in 2 rows" in output
+    code, output = check(write(tmp_path / "a.jsonl", pair("1")), "--model", str(folder), "--json")
+    assert json.loads(output)["supervision"]["supervised_tokens"] > 0
+
+
+def make_tokenizer(folder: Path) -> Path:
+    """A folder with a byte tokenizer and a ChatML template."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE({letter: number for number, letter in enumerate(alphabet)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<|im_start|>", "<|im_end|>"])
+    folder.mkdir()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    template = (
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    settings = {"eos_token": "<|im_end|>", "pad_token": "<|im_end|>", "chat_template": template}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    (folder / "config.json").write_text(json.dumps({"model_type": "qwen3"}))
+    return folder

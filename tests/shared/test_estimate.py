@@ -1,0 +1,282 @@
+"""The estimate against reality: real NF4 weights, real adapters, real files, what autograd really saves."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shared.estimate import RUNTIME_BYTES, VRAM_FRACTION, Configuration, estimate, nearest_fit, vram_parts
+from shared.footprint import (
+    activation_bytes,
+    adapter_file_bytes,
+    checkpoint_bytes,
+    lora_tensors,
+    merged_bytes,
+    minimal_activation_bytes,
+    nf4_bytes,
+    optimizer_state_bytes,
+    unquantised_bytes,
+)
+from shared.model_config import ModelConfig, parse_model_config
+from shared.model_tensors import embedding_tensors, linear_layers, parameter_count
+from shared.planner import optimizer_steps
+from tests.shared.samples import contract
+from tests.shared.tiny_models import HYBRID, RAW, quantised, save, with_lora
+
+RANK = 4
+QWEN3_8B = parse_model_config(
+    {
+        "model_type": "qwen3", "hidden_size": 4096, "num_hidden_layers": 36, "num_attention_heads": 32,
+        "num_key_value_heads": 8, "head_dim": 128, "intermediate_size": 12288, "vocab_size": 151936,
+        "max_position_embeddings": 40960, "dtype": "bfloat16",
+    }
+)  # fmt: skip
+GIB = 1 << 30
+
+
+def config_of(name: str, **changes: Any) -> ModelConfig:
+    return parse_model_config(RAW[name] | changes)
+
+
+def tensor_bytes(tensors: Any) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize("double_quant", [True, False])
+@pytest.mark.parametrize("name", RAW)
+def test_weights_in_memory_are_exact(name: str, double_quant: bool, tmp_path: Path) -> None:
+    """Every byte of the model that bitsandbytes and transformers hold, in bf16 compute."""
+    import torch
+    from bitsandbytes.nn import Params4bit
+
+    model, config = quantised(RAW[name], tmp_path, torch.bfloat16, double_quant=double_quant), config_of(name)
+    packed, others = [], []
+    for parameter in model.parameters():
+        if not isinstance(parameter, Params4bit):
+            others.append(parameter)
+            continue
+        state = parameter.quant_state
+        packed += [parameter.data, state.absmax, state.code]
+        if state.nested:
+            packed += [state.offset, state.state2.absmax, state.state2.code]
+    shapes = linear_layers(config).values()
+    assert sum(nf4_bytes(i * o, double_quant=double_quant) for i, o in shapes) == tensor_bytes(packed)
+    assert unquantised_bytes(config, 2) == tensor_bytes(others)
+    embeddings = [p for p in others if p.dim() == 2]
+    assert 2 * parameter_count(embedding_tensors(config)) == tensor_bytes(embeddings)
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize("name", RAW)
+def test_adapter_and_its_files_are_exact(name: str, tmp_path: Path) -> None:
+    """LoRA parameters, gradients and AdamW state after one step, the adapter's file to the byte, the checkpoint's data."""
+    import torch
+    from peft import get_peft_model_state_dict
+    from safetensors.torch import save_file
+
+    tuned = with_lora(quantised(RAW[name], tmp_path, torch.float32), RANK).train()
+    trained = [p for p in tuned.parameters() if p.requires_grad]
+    optimizer = torch.optim.AdamW(trained)
+    tuned(input_ids=torch.zeros((1, 4), dtype=torch.long)).logits.sum().backward()
+    optimizer.step()
+    config = config_of(name)
+    vram = estimate(contract(adapter={"rank": RANK}), config, rows=10).vram
+    moments = [state[key] for state in optimizer.state.values() for key in ("exp_avg", "exp_avg_sq")]
+    assert vram.adapter == tensor_bytes(trained)
+    assert vram.gradients == tensor_bytes(p.grad for p in trained if p.grad is not None)
+    assert vram.optimizer == tensor_bytes(moments)
+
+    lora = lora_tensors(config, RANK)
+    weights = {key: value.float().contiguous() for key, value in get_peft_model_state_dict(tuned).items()}
+    assert {key: tuple(value.shape) for key, value in weights.items()} == lora
+    save_file(dict(sorted(weights.items())), tmp_path / "adapter.safetensors", metadata={"format": "pt"})
+    assert adapter_file_bytes(lora) == (tmp_path / "adapter.safetensors").stat().st_size
+    state = [value for entry in optimizer.state.values() for value in entry.values()]
+    assert optimizer_state_bytes(lora) == tensor_bytes([*state, torch.get_rng_state()])
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize("name", ["qwen3", "gpt2"])
+def test_a_checkpoints_optimizer_file_is_within_its_stated_slack(name: str, tmp_path: Path) -> None:
+    import torch
+    from safetensors.torch import save_file
+
+    lora = lora_tensors(config_of(name), RANK)
+    tensors = {"rng.cpu": torch.get_rng_state()}
+    for index, shape in enumerate(lora.values()):
+        tensors |= {f"optimizer.{index}.{key}": torch.zeros(shape) for key in ("exp_avg", "exp_avg_sq")}
+        tensors[f"optimizer.{index}.step"] = torch.tensor(1.0)
+    save_file(tensors, tmp_path / "state.safetensors")
+    real = (tmp_path / "state.safetensors").stat().st_size
+    assert optimizer_state_bytes(lora) < real
+    assert adapter_file_bytes(lora) + real <= checkpoint_bytes(lora)
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize("name", ["qwen3", "qwen3-tied", "qwen3_5_text", "gpt2"])
+def test_merged_model_is_as_large_as_the_base_that_transformers_saves(name: str, tmp_path: Path) -> None:
+    folder = save(RAW[name], tmp_path)
+    file = folder / "model.safetensors"
+    header = 8 + int.from_bytes(file.read_bytes()[:8], "little")
+    assert merged_bytes(config_of(name, dtype="float32")) == file.stat().st_size - header
+
+
+def saved_bytes(tuned: Any, rows: int, length: int) -> int:
+    """Bytes that the forward pass of the body keeps for the backward pass, every storage once, parameters left out."""
+    import torch
+
+    own = {tensor.untyped_storage().data_ptr() for tensor in (*tuned.parameters(), *tuned.buffers())}
+    seen: dict[int, int] = {}
+
+    def pack(tensor: Any) -> Any:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            seen[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    body = tuned.base_model.model.base_model
+    ids = torch.zeros((rows, length), dtype=torch.long)
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        output = body(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False)
+    assert output.last_hidden_state.requires_grad
+    return sum(seen.values())
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("checkpointing", [False, True], ids=["plain", "checkpointing"])
+@pytest.mark.parametrize("name", ["qwen2", "qwen3", "llama", "mistral", "qwen3_5_text", "gpt2"])
+def test_activations_are_what_autograd_saves(name: str, checkpointing: bool, dtype: str, tmp_path: Path) -> None:
+    import torch
+
+    drops = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "n_positions": 128} if name == "gpt2" else {}
+    compute = getattr(torch, dtype)
+    tuned = with_lora(quantised(RAW[name], tmp_path, compute, **drops), RANK).train()
+    config = config_of(name)
+    real = saved_bytes(tuned, 4, 64) / (4 * 64)
+    planned = activation_bytes(config, RANK, compute.itemsize, checkpointing=False)
+    if not checkpointing:
+        assert planned == pytest.approx(real, rel=0.03)
+        return
+    tuned.base_model.model.gradient_checkpointing_enable({"use_reentrant": False})
+    kept = saved_bytes(tuned, 4, 64) / (4 * 64)
+    floor = config.layers * config.hidden * compute.itemsize
+    assert floor <= kept <= activation_bytes(config, RANK, compute.itemsize, checkpointing=True)
+
+
+def test_activations_of_known_models_are_those_of_the_performance_notes() -> None:
+    """The floors that were worked out by hand: .80 MB a token for 0.6B, 3.10 MB for 8B."""
+    small = {"hidden_size": 1024, "num_hidden_layers": 28, "num_attention_heads": 16, "num_key_value_heads": 8}
+    qwen3 = RAW["qwen3"] | small | {"head_dim": 128, "intermediate_size": 3072}
+    assert minimal_activation_bytes(parse_model_config(qwen3)) == pytest.approx(0.80e6, rel=0.01)
+    assert minimal_activation_bytes(QWEN3_8B) == pytest.approx(3.10e6, rel=0.04)
+
+
+def test_memory_of_an_8b_model_is_the_published_floor() -> None:
+    """6.77 GB before activations, at the rank that the notes assume, within a few per cent."""
+    vram = estimate(contract(), QWEN3_8B, rows=100).vram
+    before = vram.total - vram.activations - vram.logits - vram.runtime
+    assert before == pytest.approx(6.77e9, rel=0.05)
+
+
+def test_steps_and_tokens_are_the_planners() -> None:
+    asked = contract(exec={"epochs": 2, "seq_len": 64, "batch_size": 4, "grad_accum": 2})
+    found = estimate(asked, QWEN3_8B, rows=100, mean_tokens=80.0, tokens_per_second=100.0)
+    assert found.optimizer_steps == optimizer_steps(90, asked)
+    assert found.tokens == found.max_tokens == 90 * 2 * 64
+    assert found.seconds == found.tokens / 100
+    unknown = estimate(asked, QWEN3_8B, rows=100, tokens_per_second=100.0)
+    assert (unknown.tokens, unknown.seconds, unknown.fits) == (None, None, None)
+
+
+def test_validation_file_leaves_every_row_for_training() -> None:
+    asked = contract(data={"train_file": "a", "validation_file": "b"}, exec={"epochs": 1, "seq_len": 8})
+    assert estimate(asked, QWEN3_8B, rows=100).max_tokens == 800
+
+
+def test_total_is_the_sum_of_its_parts() -> None:
+    found = estimate(contract(), QWEN3_8B, rows=100, vram_bytes=141 * GIB)
+    assert found.vram_bytes == sum(found.vram.model_dump().values())
+    assert found.disk_bytes == sum(found.disk.model_dump().values())
+    assert found.vram.runtime == RUNTIME_BYTES
+    assert found.vram_budget == math.floor(141 * GIB * VRAM_FRACTION)
+    assert (found.fits, found.nearest_fit) == (True, None)
+    assert len(found.model_dump_json()) > 100
+
+
+def test_chunked_head_needs_memory_for_one_chunk() -> None:
+    whole, chunked = (estimate(contract(), QWEN3_8B, rows=9, head_chunk=chunk).vram for chunk in (None, 256))
+    assert whole.logits == 4 * chunked.logits
+    assert whole.total - chunked.total == whole.logits - chunked.logits
+
+
+def test_limit_of_the_contract_is_the_budget() -> None:
+    asked = contract(exec={"max_vram_fraction": 0.5})
+    assert estimate(asked, QWEN3_8B, rows=9, vram_bytes=100 * GIB).vram_budget == 50 * GIB
+
+
+def test_smaller_batch_comes_first() -> None:
+    asked = contract(exec={"batch_size": 16, "grad_accum": 2, "seq_len": 1024})
+    found = estimate(asked, QWEN3_8B, rows=100, vram_bytes=48 * GIB).nearest_fit
+    assert found is not None
+    shape = found.configuration
+    assert shape.batch_size < 16
+    assert shape.batch_size * shape.grad_accum == 32
+    assert (shape.seq_len, shape.checkpointing, found.changes_result) == (1024, False, False)
+    assert found.advice.startswith(f"Set exec.batch_size to {shape.batch_size}")
+
+
+def test_checkpointing_comes_second_and_keeps_the_batch_that_fits() -> None:
+    asked = contract(exec={"batch_size": 16, "grad_accum": 1, "seq_len": 8192})
+    found = estimate(asked, QWEN3_8B, rows=100, vram_bytes=48 * GIB).nearest_fit
+    assert found is not None
+    assert (found.configuration.checkpointing, found.configuration.seq_len) == (True, 8192)
+    assert not found.changes_result
+    assert "checkpointing" in found.advice
+
+
+def test_shorter_rows_come_last_and_are_flagged() -> None:
+    asked = contract(exec={"batch_size": 1, "grad_accum": 1, "seq_len": 65536})
+    found = estimate(asked, QWEN3_8B, rows=100, vram_bytes=24 * GIB)
+    assert found.nearest_fit is not None
+    assert found.nearest_fit.changes_result
+    assert "truncates" in found.nearest_fit.advice
+    assert any("positions" in note for note in found.notes)
+
+
+def test_nothing_fits_a_tiny_device() -> None:
+    found = estimate(contract(), QWEN3_8B, rows=100, vram_bytes=2 * GIB)
+    assert (found.fits, found.nearest_fit) == (False, None)
+    assert any("too large" in note for note in found.notes)
+
+
+@given(
+    batch=st.integers(1, 64),
+    accum=st.integers(1, 64),
+    seq_len=st.integers(8, 1 << 16),
+    gib=st.integers(1, 160),
+    checkpointing=st.booleans(),
+)
+def test_nearest_fit_fits_and_keeps_the_effective_batch(
+    batch: int, accum: int, seq_len: int, gib: int, checkpointing: bool
+) -> None:
+    asked = Configuration(batch_size=batch, grad_accum=accum, seq_len=seq_len, checkpointing=checkpointing)
+    found = nearest_fit(contract(), QWEN3_8B, asked, gib * GIB)
+    if found is None:
+        return
+    assert found.vram_bytes == vram_parts(contract(), QWEN3_8B, found.configuration, 2).total <= gib * GIB
+    assert found.configuration.batch_size * found.configuration.grad_accum == batch * accum
+    assert found.changes_result == (found.configuration.seq_len < seq_len)
+    if vram_parts(contract(), QWEN3_8B, asked, 2).total <= gib * GIB:
+        assert found.configuration == asked
+
+
+def test_hybrid_estimate_says_what_is_fitted() -> None:
+    hybrid = parse_model_config({"model_type": "qwen3_5_text", **HYBRID})
+    assert any("linear-attention" in note for note in estimate(contract(), hybrid, rows=10).notes)

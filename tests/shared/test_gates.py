@@ -1,0 +1,213 @@
+"""Gates: each with its code, in the spec's order; what passes passes; messages say the values."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shared.contract import ExecSection, FineTuneContract
+from shared.errors import Code, ContractRejected
+from shared.flat import Kernel
+from shared.gates import (
+    GATES,
+    MOBILE_LIMITS,
+    REFUSALS,
+    UNKNOWN,
+    GateContext,
+    check_gates,
+    effective_full_stack,
+    infer_kernel,
+    target_device,
+)
+from tests.shared.samples import contract
+
+CUDA = GateContext(device="cuda", model_type="qwen3", n_layers=4, rows=1000)
+CPU = replace(CUDA, device="cpu")
+LORA = {"adapter": {"method": "lora"}, "quant": {"base": "none"}}
+MOBILE = {"artifact": {"deployment_target": "mobile_edge"}, "exec": {"batch_size": 1}}
+
+ORDER = [
+    Code.NF4_REQUIRES_QLORA, Code.QLORA_REQUIRES_HF_TOKENIZER, Code.BURN_HF_CONFIG_REQUIRED, Code.BURN_HF_GPT2_ONLY,
+    Code.MOBILE_EDGE_REJECTS_FULL_PROXY_STACK, Code.MOBILE_EDGE_SEQ_LEN, Code.MOBILE_EDGE_RANK,
+    Code.MOBILE_EDGE_BATCH_SIZE, Code.KERNEL_MISMATCH, Code.BURN_LORA_REJECTED, Code.MOBILE_EDGE_REQUIRES_CPU,
+    Code.GPU_REQUIRED, Code.PROXY_STACK_CONFLICT, Code.LM_HEAD_ONLY_FULL_STACK, Code.LM_HEAD_ONLY_PROXY_LAYERS,
+    Code.CE_LAST_K_TOO_LARGE, Code.CORPUS_TOO_SMALL, Code.OPTIMIZER_EXPERIMENT_OFF, Code.LM_HEAD_ONLY_UNSUPPORTED,
+    Code.PARTIAL_DEPTH_UNSUPPORTED,
+]  # fmt: skip
+
+REFUSED: list[tuple[dict[str, Any], GateContext, Code]] = [
+    ({"adapter": {"method": "lora"}}, CUDA, Code.NF4_REQUIRES_QLORA),
+    ({"data": {"train_file": "f", "tokenizer_mode": "vox"}}, CUDA, Code.QLORA_REQUIRES_HF_TOKENIZER),
+    (LORA, replace(CUDA, model_type=None), Code.BURN_HF_CONFIG_REQUIRED),
+    (LORA, CUDA, Code.BURN_HF_GPT2_ONLY),
+    (LORA, replace(CUDA, model_type="phi3"), Code.BURN_HF_GPT2_ONLY),
+    (LORA | {"model": {"config_json": "c.json"}}, replace(CUDA, model_type=None), Code.BURN_HF_GPT2_ONLY),
+    (MOBILE | {"exec": {"qlora_require_full_proxy_stack": True}}, CPU, Code.MOBILE_EDGE_REJECTS_FULL_PROXY_STACK),
+    (MOBILE | {"exec": {"seq_len": 513, "batch_size": 1}}, CPU, Code.MOBILE_EDGE_SEQ_LEN),
+    (MOBILE | {"adapter": {"rank": 33}}, CPU, Code.MOBILE_EDGE_RANK),
+    (MOBILE | {"exec": {"batch_size": 2}}, CPU, Code.MOBILE_EDGE_BATCH_SIZE),
+    ({}, replace(CUDA, force_kernel="lora"), Code.KERNEL_MISMATCH),
+    (LORA, replace(CUDA, model_type="gpt2", force_kernel="qlora"), Code.KERNEL_MISMATCH),
+    ({}, replace(CUDA, force_kernel="torch"), Code.UNKNOWN_BACKEND),
+    (LORA, replace(CUDA, model_type="gpt2"), Code.BURN_LORA_REJECTED),
+    (LORA | {"data": {"train_file": "f", "tokenizer_mode": "vox"}}, CUDA, Code.BURN_LORA_REJECTED),
+    (MOBILE, CUDA, Code.MOBILE_EDGE_REQUIRES_CPU),
+    (MOBILE, UNKNOWN, Code.MOBILE_EDGE_REQUIRES_CPU),
+    (MOBILE | {"device": {"device": "cuda"}}, CPU, Code.MOBILE_EDGE_REQUIRES_CPU),
+    ({"device": {"require_gpu": True}}, CPU, Code.GPU_REQUIRED),
+    ({"device": {"require_gpu": True, "device": "cuda"}}, CPU, Code.GPU_REQUIRED),
+    ({"device": {"require_gpu": True, "device": "cpu"}}, CUDA, Code.GPU_REQUIRED),
+    (
+        {"exec": {"qlora_require_full_proxy_stack": True, "qlora_allow_partial_proxy_stack": True}},
+        CUDA,
+        Code.PROXY_STACK_CONFLICT,
+    ),
+    ({"exec": {"qlora_lm_head_only": True}}, CUDA, Code.LM_HEAD_ONLY_FULL_STACK),
+    ({"exec": {"qlora_lm_head_only": True}, "device": {"device": "cuda"}}, CPU, Code.LM_HEAD_ONLY_FULL_STACK),
+    (
+        {"exec": {"qlora_lm_head_only": True, "qlora_require_full_proxy_stack": True}},
+        CPU,
+        Code.LM_HEAD_ONLY_FULL_STACK,
+    ),
+    ({"exec": {"qlora_lm_head_only": True, "qlora_proxy_max_layers": 1}}, CPU, Code.LM_HEAD_ONLY_PROXY_LAYERS),
+    ({"exec": {"qlora_ce_last_k": 17, "seq_len": 16}}, CUDA, Code.CE_LAST_K_TOO_LARGE),
+    ({}, replace(CUDA, rows=0), Code.CORPUS_TOO_SMALL),
+    ({"optimizer": {"experiment": "muon_clip_like"}}, CUDA, Code.OPTIMIZER_EXPERIMENT_OFF),
+    ({"exec": {"qlora_lm_head_only": True}}, CPU, Code.LM_HEAD_ONLY_UNSUPPORTED),
+    ({"exec": {"qlora_lm_head_only": True, "qlora_proxy_max_layers": 0}}, CPU, Code.LM_HEAD_ONLY_UNSUPPORTED),
+    (
+        {"exec": {"qlora_lm_head_only": True, "qlora_allow_partial_proxy_stack": True}},
+        CUDA,
+        Code.LM_HEAD_ONLY_UNSUPPORTED,
+    ),
+    ({"exec": {"qlora_proxy_max_layers": 0}}, CUDA, Code.PARTIAL_DEPTH_UNSUPPORTED),
+    ({"exec": {"qlora_proxy_max_layers": 3}}, CUDA, Code.PARTIAL_DEPTH_UNSUPPORTED),
+    ({"exec": {"qlora_proxy_max_layers": 99}}, replace(CUDA, n_layers=None), Code.PARTIAL_DEPTH_UNSUPPORTED),
+]
+
+PASSED: list[tuple[dict[str, Any], GateContext]] = [
+    ({}, UNKNOWN),
+    ({}, CUDA),
+    ({}, replace(CUDA, force_kernel="Candle")),
+    ({"quant": {"base": "none"}}, CUDA),  # QLoRA over an unquantised base plans; the engine refuses it
+    (MOBILE, CPU),
+    (MOBILE | {"device": {"device": "cpu"}}, CUDA),
+    (MOBILE | {"exec": {"seq_len": 512, "batch_size": 1}, "adapter": {"rank": 32}}, CPU),
+    ({"exec": {"qlora_require_full_proxy_stack": True}}, CUDA),
+    ({"exec": {"qlora_allow_partial_proxy_stack": True}}, CUDA),
+    ({"exec": {"qlora_proxy_max_layers": 4}}, CUDA),
+    ({"exec": {"qlora_ce_last_k": 64, "seq_len": 64}}, CUDA),
+    ({"optimizer": {"experiment": "muon_clip_like"}}, replace(CUDA, experimental_optimizer=True)),
+    ({"device": {"require_gpu": True}}, CUDA),
+    ({"device": {"require_gpu": True, "device": "cuda"}}, UNKNOWN),
+    ({}, replace(CUDA, rows=1)),
+]
+
+
+def refusal(made: FineTuneContract, context: GateContext) -> ContractRejected:
+    with pytest.raises(ContractRejected) as caught:
+        check_gates(made, context)
+    return caught.value
+
+
+@pytest.mark.parametrize(("sections", "context", "code"), REFUSED)
+def test_gate_refuses_with_its_code_and_field(sections: dict[str, Any], context: GateContext, code: Code) -> None:
+    error = refusal(contract(**sections), context)
+    assert error.code is code
+    assert error.param == (REFUSALS[code].param if code in REFUSALS else "backend")
+    assert error.remedy
+    assert "{" not in error.message
+
+
+@pytest.mark.parametrize(("sections", "context"), PASSED)
+def test_gates_let_good_contracts_through(sections: dict[str, Any], context: GateContext) -> None:
+    check_gates(contract(**sections), context)
+
+
+def test_gates_stand_in_the_order_of_the_spec() -> None:
+    assert [code for code, _ in GATES] == ORDER
+    assert set(REFUSALS) == set(ORDER)
+
+
+def test_every_gate_is_tried_above() -> None:
+    assert {code for _, _, code in REFUSED} == {*ORDER, Code.UNKNOWN_BACKEND}
+
+
+@given(st.lists(st.sampled_from([case for case in REFUSED if case[1] is CPU]), min_size=1, max_size=3))
+def test_the_first_failing_gate_decides(cases: list[tuple[dict[str, Any], GateContext, Code]]) -> None:
+    merged: dict[str, Any] = {}
+    for sections, _, _ in cases:
+        for name, fields in sections.items():
+            merged[name] = merged.get(name, {}) | fields
+    made = contract(**merged)
+    failing = [code for code, fails in GATES if fails(made, CPU)]
+    assert not failing or refusal(made, CPU).code is failing[0]
+
+
+@pytest.mark.parametrize(
+    ("sections", "word"),
+    [({"exec": {"seq_len": 700, "batch_size": 1}}, "700"), ({"adapter": {"rank": 99}}, "99"),
+     ({"exec": {"batch_size": 17}}, "17")],
+)  # fmt: skip
+def test_mobile_messages_say_the_value(sections: dict[str, Any], word: str) -> None:
+    assert word in refusal(contract(**(MOBILE | sections)), CPU).message
+
+
+def test_gpt2_message_says_the_layout() -> None:
+    assert "Qwen35-like (qwen3)" in refusal(contract(**LORA), CUDA).message
+
+
+def test_migration_text_names_the_way_out() -> None:
+    error = refusal(contract(**LORA), replace(CUDA, model_type="gpt2"))
+    assert "no longer run" in error.message
+    assert all(word in error.remedy for word in ("qlora", "nf4", "hf", "model.hf_repo"))
+
+
+def test_last_k_over_64_is_refused_even_past_validation() -> None:
+    loose = contract().model_copy(update={"exec": ExecSection().model_copy(update={"qlora_ce_last_k": 65})})
+    assert refusal(loose, CUDA).code is Code.CE_LAST_K_TOO_LARGE
+
+
+@pytest.mark.parametrize(
+    ("method", "quant", "kernel"),
+    [
+        ("qlora", "nf4", Kernel.CANDLE_QLORA), ("qlora", "none", Kernel.CANDLE_QLORA),
+        ("lora", "nf4", Kernel.CANDLE_QLORA), ("lora", "none", Kernel.BURN_LORA),
+    ],
+)  # fmt: skip
+def test_kernel_is_inferred(method: str, quant: str, kernel: Kernel) -> None:
+    assert infer_kernel(contract(adapter={"method": method}, quant={"base": quant})) is kernel
+
+
+@given(allow=st.booleans(), require=st.booleans(), qlora=st.booleans(), device=st.sampled_from(["cpu", "cuda", "auto"]))
+def test_full_stack_rule(allow: bool, require: bool, qlora: bool, device: str) -> None:
+    made = contract(
+        adapter={"method": "qlora" if qlora else "lora"},
+        exec={"qlora_allow_partial_proxy_stack": allow, "qlora_require_full_proxy_stack": require},
+    )
+    expected = not allow and (require or (qlora and device == "cuda"))
+    assert effective_full_stack(made, replace(CUDA, device=device)) is expected
+
+
+@pytest.mark.parametrize(
+    ("asked", "found", "target"), [("auto", "cpu", "cpu"), ("auto", "cuda", "cuda"), ("cpu", "cuda", "cpu")]
+)
+def test_target_device(asked: str, found: str, target: str) -> None:
+    assert target_device(contract(device={"device": asked}), replace(CUDA, device=found)) == target
+
+
+@pytest.mark.parametrize(("rows", "notes"), [(None, 0), (1, 1), (99, 1), (100, 0)])
+def test_small_corpus_is_noted(rows: int | None, notes: int) -> None:
+    assert len(check_gates(contract(), replace(CUDA, rows=rows))) == notes
+
+
+def test_mobile_target_is_noted() -> None:
+    assert "no on-device runtime" in check_gates(contract(**MOBILE), CPU)[0]
+
+
+def test_mobile_limits_are_those_of_the_gates() -> None:
+    assert MOBILE_LIMITS == {"exec.seq_len": 512, "adapter.rank": 32, "exec.batch_size": 1}

@@ -1,0 +1,106 @@
+"""A contract whose adapter could not be served is refused at submission, with what to do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from shared.errors import Code, ContractRejected
+from shared.model_config import parse_model_config
+from shared.servability import ServingLimits, check_servable, serving_notes
+from tests.shared.samples import contract
+from tests.shared.tiny_models import RAW
+
+LIMITS = ServingLimits(max_lora_rank=16, base_digest="a" * 64, max_model_len=256)
+
+
+def refusal(name: str = "qwen3", base_digest: str | None = None, **adapter: Any) -> ContractRejected:
+    with pytest.raises(ContractRejected) as caught:
+        check_servable(contract(adapter=adapter), parse_model_config(RAW[name]), LIMITS, base_digest=base_digest)
+    return caught.value
+
+
+@pytest.mark.parametrize("name", [name for name in RAW if not name.startswith("gpt2")])
+def test_default_contract_is_servable(name: str) -> None:
+    check_servable(contract(), parse_model_config(RAW[name]), LIMITS, base_digest="a" * 64)
+    check_servable(contract(), parse_model_config(RAW[name]), LIMITS)
+
+
+def test_rank_over_the_limit_says_both_ways_out() -> None:
+    error = refusal(rank=32)
+    assert (error.code, error.param) == (Code.NOT_SERVABLE_RANK, "adapter.rank")
+    assert error.remedy == "Set adapter.rank to 16 or raise MENS_SERVING_MAX_LORA_RANK."
+
+
+def test_rank_at_the_limit_is_served() -> None:
+    check_servable(contract(adapter={"rank": 16}), parse_model_config(RAW["qwen3"]), LIMITS)
+
+
+def test_other_base_is_refused() -> None:
+    assert refusal(base_digest="b" * 64).code is Code.NOT_SERVABLE_BASE
+
+
+@pytest.mark.parametrize("name", ["gpt2", "gpt2-inner"])
+def test_family_without_lora_in_the_engine_is_refused(name: str) -> None:
+    assert refusal(name).code is Code.NOT_SERVABLE_FAMILY
+
+
+@pytest.mark.parametrize("target", ["embed_tokens", "in_proj_z", "conv1d", "proj", "norm"])
+def test_unknown_target_is_refused_with_the_choices(target: str) -> None:
+    error = refusal(target_modules=["q_proj", target])
+    assert error.code is Code.NOT_SERVABLE_TARGETS
+    assert "q_proj" in error.details["choices"]
+
+
+@pytest.mark.parametrize(
+    ("name", "refused"), [("qwen3", False), ("llama", False), ("qwen3-tied", True), ("qwen2", True)]
+)
+def test_head_is_servable_only_when_untied_and_known_to_the_engine(name: str, refused: bool) -> None:
+    if refused:
+        assert refusal(name, target_modules=["lm_head"]).code is Code.NOT_SERVABLE_HEAD
+    else:
+        limited = contract(adapter={"target_modules": ["lm_head"]})
+        check_servable(limited, parse_model_config(RAW[name]), LIMITS)
+
+
+def test_hybrid_targets_are_servable() -> None:
+    targets = {"target_modules": ["in_proj_qkv", "out_proj", "q_proj"]}
+    check_servable(contract(adapter=targets), parse_model_config(RAW["qwen3_5"]), LIMITS)
+
+
+def test_unpublished_adapter_may_be_anything() -> None:
+    asked = contract(adapter={"rank": 512}, artifact={"publish": False}, exec={"seq_len": 4096})
+    check_servable(asked, parse_model_config(RAW["gpt2"]), LIMITS, base_digest="b" * 64)
+    assert serving_notes(asked, LIMITS) == []
+
+
+def test_long_rows_are_only_a_note() -> None:
+    assert serving_notes(contract(exec={"seq_len": 256}), LIMITS) == []
+    assert "257" in serving_notes(contract(exec={"seq_len": 257}), LIMITS)[0]
+    assert serving_notes(contract(exec={"seq_len": 257}), ServingLimits(max_lora_rank=16)) == []
+
+
+@pytest.mark.vllm
+@pytest.mark.parametrize("name", ["qwen2", "qwen3", "qwen3_5", "llama", "mistral", "gpt2"])
+def test_the_engine_says_the_same(name: str) -> None:
+    """What vLLM's own model classes declare."""
+    from importlib import import_module
+
+    from vllm.model_executor.models.interfaces import supports_lora
+
+    classes = {
+        "qwen2": "qwen2.Qwen2ForCausalLM",
+        "qwen3": "qwen3.Qwen3ForCausalLM",
+        "qwen3_5": "qwen3_5.Qwen3_5ForCausalLM",
+        "llama": "llama.LlamaForCausalLM",
+        "mistral": "mistral.MistralForCausalLM",
+        "gpt2": "gpt2.GPT2LMHeadModel",
+    }
+    if name == "qwen3_5":  # its vLLM module imports the image processors
+        pytest.importorskip("torchvision")
+    module, class_name = classes[name].split(".")
+    model_class = getattr(import_module(f"vllm.model_executor.models.{module}"), class_name)
+    assert supports_lora(model_class) == (name in LIMITS.families)
+    if name in LIMITS.families:
+        assert ("lm_head" in model_class.embedding_modules) == (name in LIMITS.head_families)

@@ -1,0 +1,86 @@
+"""The training row: every name it may be written under, and what is carried."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from typing import Any
+
+import pytest
+
+from shared.dataset import parse_row
+from shared.training_row import Message, SyntaxSpan
+
+PAIR = [Message("user", "Hi"), Message("assistant", "Hello")]
+CHAT = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]
+NAMES = list(itertools.product(["prompt", "instruction"], ["response", "output", "completion"]))
+
+
+def parse(**fields: Any) -> Any:
+    return parse_row(json.dumps(fields).encode(), 3)
+
+
+@pytest.mark.parametrize(("question", "answer"), NAMES)
+def test_pair_under_every_name(question: str, answer: str) -> None:
+    assert parse(**{question: "Hi", answer: "Hello"}).messages == PAIR
+
+
+@pytest.mark.parametrize("name", ["messages", "turns"])
+def test_chat_under_every_name(name: str) -> None:
+    assert parse(**{name: CHAT}).messages == PAIR
+
+
+def test_first_name_wins_over_its_aliases() -> None:
+    row = parse(prompt="Hi", instruction="no", response="Hello", output="no", completion="no")
+    assert row.messages == PAIR
+    assert parse(messages=CHAT, turns=[*CHAT, *CHAT], prompt="no", response="no").messages == PAIR
+    assert parse(prompt=None, instruction="Hi", response=None, output=None, completion="Hello").messages == PAIR
+
+
+def test_empty_messages_leave_the_pair() -> None:
+    assert parse(messages=[], prompt="Hi", response="Hello").messages == PAIR
+
+
+def test_everything_is_carried() -> None:
+    labels = {
+        "rating": 5, "category": "c", "difficulty": 10, "lane": "vox_codegen", "task_family": "t",
+        "response_mode": "prose_only", "interruption_decision": {"stop": True}, "agent_trust_score": 0.5,
+        "tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}],
+    }  # fmt: skip
+    row = parse(messages=CHAT, **labels)
+    assert {name: getattr(row, name) for name in labels} == labels
+    assert row.line == 3
+
+
+def test_spans_reach_from_the_first_to_the_last_character_of_the_answer() -> None:
+    spans = [{"start": 0, "end": 2, "weight": 2, "kind": "keyword"}, {"start": 1, "end": 2, "weight": 0}]
+    row = parse(prompt="Hi", response="é😀", syntax_spans=spans)
+    assert row.syntax_spans == [SyntaxSpan(0, 2, 2.0, "keyword"), SyntaxSpan(1, 2, 0.0)]
+
+
+def test_message_fields_are_carried() -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"a": [1]}'}}
+    turns = [
+        {"role": "user", "content": "Hi", "name": "Ann"},
+        {"role": "assistant", "content": None, "tool_calls": [call], "weight": 0},
+        {"role": "tool", "content": "", "tool_call_id": "1"},
+        {"role": "assistant", "content": "Hello", "weight": 1},
+    ]
+    messages = parse(messages=turns).messages
+    assert messages == [Message(**turn) for turn in turns]
+
+
+@pytest.mark.parametrize("arguments", ["{}", {}, None, {"a": 1}])
+def test_arguments_may_be_text_or_an_object(arguments: Any) -> None:
+    call = {"function": {"name": "f", "arguments": arguments}}
+    turns = [CHAT[0], {"role": "assistant", "tool_calls": [call]}]
+    assert parse(messages=turns).messages[1].tool_calls == [call]
+
+
+def test_last_value_of_a_repeated_key_counts() -> None:
+    assert parse_row(b'{"prompt": "no", "response": "Hello", "prompt": "Hi"}', 1).messages == PAIR
+
+
+def test_surrogate_pairs_and_escaped_nul_are_characters() -> None:
+    row = parse_row(b'{"prompt": "\\ud83d\\ude00", "response": "a\\u0000b"}', 1)
+    assert [message.content for message in row.messages] == ["😀", "a\0b"]

@@ -1,0 +1,37 @@
+"""What the label builder makes of a text is what transformers, and with it the serving tier, makes of it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from shared.dataset import Message, TrainingRow
+from shared.errors import Code, JobFailed
+from shared.labels import encode_row
+from shared.tokenizer import Tokenizer
+from worker.train import refuse_other_tokens
+
+pytestmark = pytest.mark.engine
+
+ROW = TrainingRow(1, [Message("user", "What is a bug?"), Message("assistant", "A mistake — 数据 🙂.")])
+
+
+def test_the_base_s_own_tokenizers_agree(tiny_base: Path, tokenizer):
+    labeller = Tokenizer.load(tiny_base)
+    refuse_other_tokens(labeller, tokenizer, [encode_row(labeller, ROW, 1000)])
+
+
+def test_a_tokenizer_json_that_says_otherwise_stops_the_job(tiny_base: Path, tokenizer, tmp_path: Path):
+    other = tmp_path / "other"
+    shutil.copytree(tiny_base, other)
+    content = json.loads((other / "tokenizer.json").read_text())
+    content["normalizer"] = {"type": "Lowercase"}
+    (other / "tokenizer.json").write_text(json.dumps(content))
+    labeller = Tokenizer.load(other)
+    with pytest.raises(JobFailed) as refused:
+        refuse_other_tokens(labeller, tokenizer, [])
+    assert refused.value.code == Code.TOKENIZER_MISMATCH
+    assert refused.value.remedy
