@@ -22,9 +22,9 @@ install: $(STAMP) ## make .venv with every extra and the development tools, from
 # each start of vLLM costs 20 s more.
 $(STAMP): locks/cpu.lock pyproject.toml
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet uv==$(UV_VERSION) || echo "uv is not to be had; installing with pip"
+	@$(BIN)/python -m pip install -qq uv==$(UV_VERSION) || echo "uv is not to be had; installing with pip"
 	@links="$$($(BIN)/python -m pip config get global.find-links 2>/dev/null)"; \
-	echo "installing the locked environment into $(VENV)"; \
+	echo "installing the locked environment into $(VENV): about 3 GB, one to two minutes"; \
 	if test -x $(BIN)/uv; then \
 		export VIRTUAL_ENV=$(CURDIR)/$(VENV); \
 		if test -n "$$links"; then export UV_FIND_LINKS="$$links"; else export UV_TORCH_BACKEND=cpu; fi; \

@@ -7,9 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
-
-from shared.contract import Name
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator
 
 Auto = Literal["auto"]
 Metadata = Annotated[
@@ -29,7 +27,7 @@ class Closed(BaseModel):
 
 
 class Hyperparameters(Closed):
-    """``auto`` is resolved by the rules of `api/auto.py` and echoed resolved."""
+    """``auto`` is resolved by the rules of `shared/auto.py` and echoed resolved."""
 
     batch_size: Auto | Annotated[int, Field(ge=1, le=256)] = "auto"
     learning_rate_multiplier: Auto | Annotated[float, Field(gt=0)] = "auto"
@@ -56,6 +54,12 @@ class ContractOverrides(Closed):
     quant: dict[str, Any] = {}
     exec: dict[str, Any] = {}
     artifact: dict[str, Any] = {}
+    device: dict[str, Any] = {}
+    trajectory: dict[str, Any] = {}
+    optimizer: dict[str, Any] = {}
+    curriculum: dict[str, Any] = {}
+    chatml: dict[str, Any] = {}
+    reward: dict[str, Any] = {}
 
 
 class CreateFineTuningJob(Closed):
@@ -66,11 +70,18 @@ class CreateFineTuningJob(Closed):
     validation_file: str | None = None
     hyperparameters: Hyperparameters | None = Field(None, description="Deprecated by OpenAI, still sent.")
     method: SupervisedMethod | None = None
-    suffix: Name | None = None
+    suffix: Annotated[str, StringConstraints(min_length=1, max_length=64)] | None = None
     seed: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None
     metadata: Metadata | None = None
-    integrations: Annotated[list[Any], Field(max_length=0)] | None = Field(None, description="Not in this release.")
+    integrations: list[Any] | None = Field(None, description="None in this release: null or an empty list.")
     mens: ContractOverrides = ContractOverrides()
+
+    @field_validator("integrations")
+    @classmethod
+    def _no_integrations(cls, value: list[Any] | None) -> list[Any] | None:
+        if value:
+            raise ValueError("integrations are not supported by this release; leave them out")
+        return value
 
 
 class JobError(BaseModel):

@@ -8,7 +8,6 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from api.auto import BASE_LEARNING_RATE, resolve_auto
 from api.faults import describe_faults
 from api.openai_types import (
     CreateFineTuningJob,
@@ -20,6 +19,7 @@ from api.openai_types import (
     JobError,
     Status,
 )
+from shared.auto import auto_batch_size, auto_epochs, auto_learning_rate
 from shared.contract import FineTuneContract
 from shared.errors import Code, ContractRejected, InvalidRequest
 from shared.job import Event, Job
@@ -39,27 +39,43 @@ STATUS: dict[State, Status] = {
 }
 
 
-def to_contract(body: CreateFineTuningJob, rows: int) -> tuple[FineTuneContract, dict[str, float]]:
+def to_contract(
+    body: CreateFineTuningJob, rows: int, base_rate: float | None
+) -> tuple[FineTuneContract, dict[str, float]]:
     """The contract that an OpenAI request means, and its hyper-parameters with every ``auto`` resolved.
+
+    Args:
+        body: the request.
+        rows: lines of the training file.
+        base_rate: the base's own learning rate in the catalogue, if it names one.
 
     Raises:
         ContractRejected: ``CONTRACT_INVALID``: the ``mens`` block holds something no contract can hold.
     """
     asked = body.method.supervised.hyperparameters if body.method else body.hyperparameters or Hyperparameters()
     resolved = resolve_auto(asked, rows)
-    sections = body.mens.model_dump()
+    sections = body.mens.model_dump(exclude_unset=True)
     sections["model"] = {"hf_repo": body.model}
-    sections["data"] |= {"train_file": body.training_file, "validation_file": body.validation_file}
+    data = sections.get("data", {}) | {"train_file": body.training_file, "validation_file": body.validation_file}
+    sections["data"] = {key: value for key, value in data.items() if value is not None}
     own = {
         "batch_size": resolved["batch_size"],
         "epochs": resolved["n_epochs"],
-        "learning_rate": BASE_LEARNING_RATE * resolved["learning_rate_multiplier"],
+        "learning_rate": auto_learning_rate(base_rate) * resolved["learning_rate_multiplier"],
         "grad_accum": 1,
     }
     if body.seed is not None:
         own["seed"] = body.seed
-    sections["exec"] = own | sections["exec"]
+    sections["exec"] = own | sections.get("exec", {})
     return _validated(sections), resolved
+
+
+def resolve_auto(asked: Hyperparameters, rows: int) -> dict[str, float]:
+    """OpenAI's three hyper-parameters as numbers, for a training file of so many rows; the rules: `shared/auto.py`."""
+    batch_size = auto_batch_size(rows) if asked.batch_size == "auto" else asked.batch_size
+    epochs = auto_epochs(rows, batch_size) if asked.n_epochs == "auto" else asked.n_epochs
+    multiplier = 1.0 if asked.learning_rate_multiplier == "auto" else asked.learning_rate_multiplier
+    return {"batch_size": batch_size, "learning_rate_multiplier": multiplier, "n_epochs": epochs}
 
 
 def job_view(job: Job) -> FineTuningJob:
@@ -86,6 +102,13 @@ def job_view(job: Job) -> FineTuningJob:
         method={"type": "supervised", "supervised": {"hyperparameters": hyperparameters}},
         mens=_mens_block(job),
     )
+
+
+def to_name(suffix: str | None) -> str | None:
+    """An adapter's name from OpenAI's free-form suffix: lower case, and ``-`` for what a name may not hold."""
+    if suffix is None:
+        return None
+    return re.sub(r"[^a-z0-9._-]+", "-", suffix.lower()).strip("-._") or None
 
 
 def event_view(event: Event) -> FineTuningEvent:
@@ -155,7 +178,7 @@ def _hyperparameters(contract: dict[str, Any]) -> dict[str, Any]:
     exec_ = contract["exec"]
     return {
         "batch_size": exec_["batch_size"] * exec_["grad_accum"],
-        "learning_rate_multiplier": exec_["learning_rate"] / BASE_LEARNING_RATE,
+        "learning_rate_multiplier": exec_["learning_rate"] / auto_learning_rate(None),
         "n_epochs": exec_["epochs"],
     }
 

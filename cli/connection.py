@@ -69,7 +69,7 @@ def call(method: str, path: str, **request: Any) -> Any:
         with connection.client() as client:
             response = client.request(method, path, **request)
     except httpx.HTTPError as error:
-        fail(f"{connection.url} does not answer ({error or type(error).__name__}). Is `mens up` running?")
+        fail(f"{connection.url} does not answer ({str(error) or type(error).__name__}). Is `mens up` running?")
     if response.is_error:
         fail(describe_error(response))
     return response.json()

@@ -24,12 +24,10 @@ from shared.settings import Settings
 
 if TYPE_CHECKING:
     from openai import OpenAI
-    from openai.types.fine_tuning.supervised_hyperparameters_param import SupervisedHyperparametersParam
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 ALIAS = "support"
-HYPERPARAMETERS: SupervisedHyperparametersParam = {"n_epochs": 12, "batch_size": 8, "learning_rate_multiplier": 20}
-EXTRA = {"exec": {"seq_len": 128, "checkpoint_every": 84}, "artifact": {"alias": ALIAS}}
+EXTRA = {"exec": {"checkpoint_every": 70}, "artifact": {"alias": ALIAS}}
 
 console = Console()
 
@@ -75,7 +73,6 @@ def run_loop(connection: Connection) -> bool:
         training_file=files["support"],
         validation_file=files["support.validation"],
         suffix=ALIAS,
-        method={"type": "supervised", "supervised": {"hyperparameters": HYPERPARAMETERS}},
         extra_body={"mens": EXTRA},
     )
     console.print(f"created the job {job.id}")

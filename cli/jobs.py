@@ -7,19 +7,22 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
+from urllib.parse import quote
 
 import httpx
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
-from rich.table import Table
 
 from cli.connection import Connection, call, connect, describe_error, fail
+from cli.tables import print_table
+from shared.auto import auto_batch_size, auto_epochs, auto_learning_rate
 
 app = typer.Typer(no_args_is_help=True, help="Jobs: list, show, watch, cancel, pause, resume, merge.")
 console = Console()
 
 POLL_SECONDS = 0.5
+SECONDS_PER_LINE = 5.0
 PATIENCE_SECONDS = 60.0
 FINAL = ("succeeded", "failed", "cancelled")
 JobId = Annotated[str, typer.Argument(help="Id of the job, e.g. ftjob-01…")]
@@ -31,22 +34,25 @@ def train(
     validation: Annotated[
         Path | None, typer.Option(exists=True, dir_okay=False, help="JSONL file to validate on.")
     ] = None,
-    name: Annotated[str | None, typer.Option(help="Left part of the adapter's id.")] = None,
+    name: Annotated[str | None, typer.Option(help="Left part of the adapter's id; the alias when left out.")] = None,
     alias: Annotated[str | None, typer.Option(help="Alias to move to the adapter when it is published.")] = None,
-    epochs: Annotated[int | None, typer.Option(help="Passes over the file.")] = None,
-    learning_rate: Annotated[float | None, typer.Option(help="Peak learning rate.")] = None,
-    batch_size: Annotated[int | None, typer.Option(help="Rows per micro-batch.")] = None,
-    seq_len: Annotated[int | None, typer.Option(help="Tokens per row.")] = None,
-    rank: Annotated[int | None, typer.Option(help="LoRA rank.")] = None,
+    epochs: Annotated[int | None, typer.Option(help="Passes over the file. [default: auto]")] = None,
+    learning_rate: Annotated[float | None, typer.Option(help="Peak learning rate. [default: the base's]")] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Rows per optimizer step. [default: auto]")] = None,
+    seq_len: Annotated[int | None, typer.Option(help="Tokens per row. [default: 256]")] = None,
+    rank: Annotated[int | None, typer.Option(help="LoRA rank. [default: 16]")] = None,
     publish: Annotated[bool, typer.Option(help="Prove it on the serving tier; --no-publish trains only.")] = True,
-    contract: Annotated[Path | None, typer.Option(help="JSON file with a whole contract; options win over it.")] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show the plan; upload the file but train nothing.")
-    ] = False,
+    preset: Annotated[str | None, typer.Option(help="A preset instead of the auto rules.")] = None,
+    domain: Annotated[str | None, typer.Option(help="A domain profile.")] = None,
+    contract: Annotated[
+        Path | None, typer.Option(exists=True, dir_okay=False, help="JSON file with contract sections.")
+    ] = None,
     watch: Annotated[bool, typer.Option(help="Follow the job to its end.")] = True,
 ) -> None:
-    """Tune a base model on a JSONL file."""
+    """Tune a base model on a JSONL file. Look first with `mens data check FILE` and `mens plan FILE --model NAME`."""
     sections: dict[str, dict[str, Any]] = json.loads(contract.read_text()) if contract else {}
+    if not (contract or preset or domain):
+        sections["exec"] = auto_exec(file, model)
     options: dict[str, dict[str, Any]] = {
         "data": {"train_file": upload(file), "validation_file": upload(validation) if validation else None},
         "exec": {"epochs": epochs, "learning_rate": learning_rate, "batch_size": batch_size, "seq_len": seq_len},
@@ -57,13 +63,34 @@ def train(
     for section, values in options.items():
         given = {key: value for key, value in values.items() if value is not None}
         sections[section] = sections.get(section, {}) | given
-    if dry_run:
-        console.print_json(data=call("POST", "/v1/plans", json={"contract": sections, "name": name}))
-        return
-    job = call("POST", "/v1/jobs", json={"kind": "finetune", "contract": sections, "name": name})
-    console.print(f"created {job['id']}")
+    body = {"kind": "finetune", "contract": sections, "name": name, "preset": preset, "domain": domain}
+    job = call("POST", "/v1/jobs", json=body)
+    console.print(f"created {job['id']}: {summary(job)}", soft_wrap=True)
+    for note in call("GET", f"/v1/jobs/{job['id']}/preflight")["notes"]:
+        console.print(f"note: {note}", highlight=False, soft_wrap=True)
     if watch:
         watch_job(job["id"])
+
+
+def auto_exec(file: Path, model: str) -> dict[str, Any]:
+    """What the auto rules (docs/openai.md) make of a file and a base."""
+    with file.open("rb") as lines:
+        rows = sum(1 for _ in lines)
+    base = call("GET", f"/v1/models/{quote(model, safe='')}")["mens"]
+    batch_size = auto_batch_size(rows)
+    exec_ = {"batch_size": batch_size, "grad_accum": 1, "epochs": auto_epochs(rows, batch_size)}
+    return exec_ | {"learning_rate": auto_learning_rate(base.get("learning_rate"))}
+
+
+def summary(job: dict[str, Any]) -> str:
+    """How much will be trained, in one line."""
+    exec_, plan = job["contract"]["exec"], job["plan"]
+    batch = exec_["batch_size"] * exec_["grad_accum"]
+    rows = plan["train"]["rows"] - plan["validation_rows"]
+    return (
+        f"{rows} rows, {exec_['epochs']} epochs, {plan['optimizer_steps']} steps of {batch} rows, "
+        f"learning rate {exec_['learning_rate']:g}"
+    )
 
 
 def upload(path: Path) -> str:
@@ -76,29 +103,45 @@ def upload(path: Path) -> str:
 @app.command("list")
 def list_jobs(limit: Annotated[int, typer.Option(help="How many.")] = 20) -> None:
     """Show the newest jobs."""
-    table = Table("id", "kind", "state", "base", "step", "loss", "result")
-    for job in call("GET", "/v1/jobs", params={"limit": limit})["data"]:
-        progress, result = job["progress"], job["result"]
-        outcome = result.get("adapter_id") or (job["error"] or {}).get("code", "")
-        loss = progress.get("loss")
-        table.add_row(
-            job["id"], job["kind"], job["state"], job["base_model"],
-            f"{progress.get('step', '')}", "" if loss is None else f"{loss:.3f}", outcome,
-        )  # fmt: skip
-    console.print(table)
+    columns = ("id", "kind", "state", "base", "step", "loss", "result")
+    print_table(columns, [_row(job) for job in call("GET", "/v1/jobs", params={"limit": limit})["data"]])
+
+
+def _row(job: dict[str, Any]) -> tuple[str, ...]:
+    progress, result = job["progress"], job["result"]
+    loss = progress.get("loss")
+    outcome = result.get("adapter_id") or result.get("model_digest") or (job["error"] or {}).get("code", "")
+    step, shown_loss = str(progress.get("step", "")), "" if loss is None else f"{loss:.3f}"
+    return job["id"], job["kind"], job["state"], job["base_model"], step, shown_loss, outcome
 
 
 @app.command("show")
-def show(job_id: JobId) -> None:
-    """Show all that is known about a job."""
-    console.print_json(data=call("GET", f"/v1/jobs/{job_id}"))
+def show(
+    job_id: JobId,
+    as_json: Annotated[bool, typer.Option("--json", help="Everything the API knows, as JSON.")] = False,
+) -> None:
+    """Show a job: state, progress, outcome and its last events."""
+    job = call("GET", f"/v1/jobs/{job_id}", params={"after": "0"})
+    if as_json:
+        console.print_json(data=job)
+        return
+    state = job["state"] + (f" ({job['stage']})" if job["stage"] else "")
+    asked = f", asked to {job['requested']}" if job["requested"] else ""
+    lines = [f"{job['id']}  {job['kind']}  {state}{asked}  attempt {job['attempt']}"]
+    lines += [f"base     {job['base_model']}"]
+    lines += [f"plan     {summary(job)}"] if job["kind"] == "finetune" else []
+    lines += [f"progress {_facts(job['progress'])}"] if job["progress"] else []
+    lines += [f"outcome  {_outcome(job)}"] if job["state"] in FINAL else []
+    lines += [f"  {event['created_at'][11:19]}  {event['message']}" for event in job["events"][-10:]]
+    for line in lines:
+        typer.echo(line)
 
 
 @app.command("watch")
 def watch_job(job_id: JobId) -> None:
     """Follow a job to its end; the exit code is 1 unless it succeeds."""
     job = follow(job_id, console)
-    console.print(_outcome(job))
+    typer.echo(_outcome(job))
     if job["state"] != "succeeded":
         raise typer.Exit(1)
 
@@ -106,19 +149,19 @@ def watch_job(job_id: JobId) -> None:
 @app.command("cancel")
 def cancel(job_id: JobId) -> None:
     """Cancel a job."""
-    console.print(f"{job_id} is {call('POST', f'/v1/jobs/{job_id}/cancel')['state']}")
+    _tell(call("POST", f"/v1/jobs/{job_id}/cancel"))
 
 
 @app.command("pause")
 def pause(job_id: JobId) -> None:
     """Pause a job; a running one writes a checkpoint first."""
-    console.print(f"{job_id} is {call('POST', f'/v1/jobs/{job_id}/pause')['state']}")
+    _tell(call("POST", f"/v1/jobs/{job_id}/pause"))
 
 
 @app.command("resume")
 def resume(job_id: JobId) -> None:
     """Resume a paused job from its checkpoint."""
-    console.print(f"{job_id} is {call('POST', f'/v1/jobs/{job_id}/resume')['state']}")
+    _tell(call("POST", f"/v1/jobs/{job_id}/resume"))
 
 
 @app.command("merge")
@@ -131,14 +174,20 @@ def merge(
     watch_job(job["id"])
 
 
+def _tell(job: dict[str, Any]) -> None:
+    asked = job["requested"]
+    typer.echo(f"{job['id']}: {asked} requested, its worker is stopping" if asked else f"{job['id']} is {job['state']}")
+
+
 def follow(job_id: str, console: Console, connection: Connection | None = None) -> dict[str, Any]:
     """Show a job's progress until it is over; returns the finished job."""
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[facts]}"))
     with Progress(*columns, console=console, transient=False, disable=not console.is_terminal) as bar:
         task = bar.add_task("waiting", total=None, facts="")
         job: dict[str, Any] = {}
+        lines = _Lines()
         for job in poll(job_id, connection or connect()):
-            _show(bar, task, job, console)
+            _show(bar, task, job, lines)
     return job
 
 
@@ -165,15 +214,26 @@ def poll(job_id: str, connection: Connection) -> Iterator[dict[str, Any]]:
             time.sleep(POLL_SECONDS)
 
 
-def _show(bar: Progress, task: TaskID, job: dict[str, Any], console: Console) -> None:
+class _Lines:
+    """Progress for what is no terminal: a line when the stage changes, and every few seconds."""
+
+    def __init__(self) -> None:
+        self._stage, self._next = "", 0.0
+
+    def show(self, stage: str, facts: str) -> None:
+        if stage != self._stage or time.monotonic() > self._next:
+            typer.echo(f"{stage}  {facts}".rstrip())
+            self._stage, self._next = stage, time.monotonic() + SECONDS_PER_LINE
+
+
+def _show(bar: Progress, task: TaskID, job: dict[str, Any], lines: _Lines) -> None:
     progress = job["progress"]
-    stage = job["stage"] or job["state"]
-    facts = _facts(progress)
-    bar.update(
-        task, description=stage, completed=progress.get("step", 0), total=progress.get("total_steps"), facts=facts
-    )
-    if not console.is_terminal:
-        console.print(f"{stage} {facts}".rstrip())
+    stage, facts = job["stage"] or job["state"], _facts(progress)
+    if bar.disable:
+        lines.show(stage, facts)
+    else:
+        done, total = progress.get("step", 0), progress.get("total_steps")
+        bar.update(task, description=stage, completed=done, total=total, facts=facts)
 
 
 def _facts(progress: dict[str, Any]) -> str:
@@ -182,13 +242,14 @@ def _facts(progress: dict[str, Any]) -> str:
     loss, eta = progress.get("loss"), progress.get("eta_seconds")
     parts = [f"step {progress['step']}/{progress['total_steps']}"]
     parts += [f"loss {loss:.3f}"] if loss is not None else []
-    parts += [f"ETA {eta:.0f} s"] if eta is not None else []
+    parts += [f"ETA {eta // 60:.0f}:{eta % 60:02.0f}"] if eta else []
     return "  ".join(parts)
 
 
 def _outcome(job: dict[str, Any]) -> str:
     if job["error"]:
         return f"{job['state']}: {job['error']['code']}: {job['error']['message']} {job['error']['remedy']}"
-    result = job["result"].get("adapter_id") or ""
-    merged = job["result"].get("model_digest")
-    return f"{job['state']}  {f'merged model {merged}' if merged else result}"
+    if merged := job["result"].get("model_digest"):
+        folder = f"models/{merged}"
+        return f"{job['state']}: {folder} in the storage folder; `mens base add NAME --path …/{folder}` makes it a base"
+    return f"{job['state']}  {job['result'].get('adapter_id') or ''}".rstrip()

@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from cli.connection import fail
+from cli.tables import print_table
 from shared.errors import MensError
 from shared.settings import Settings
 
@@ -39,10 +38,9 @@ def create(name: Annotated[str, typer.Argument(help="Whose key it is, e.g. alice
 @app.command("list")
 def list_keys() -> None:
     """Show all keys, without their secrets."""
-    table = Table("id", "name", "created", "revoked")
-    for key in _registry().all_keys():
-        table.add_row(key.id, key.name, f"{key.created_at:%Y-%m-%d %H:%M}", "yes" if key.revoked_at else "")
-    Console().print(table)
+    keys = _registry().all_keys()
+    rows = [(key.id, key.name, f"{key.created_at:%Y-%m-%d %H:%M}", "yes" if key.revoked_at else "") for key in keys]
+    print_table(("id", "name", "created", "revoked"), rows)
 
 
 @app.command("revoke")

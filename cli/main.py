@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+
+import httpx
 import typer
 
 from cli import bases, data, demo, jobs, keys, models, plan, up
@@ -25,5 +28,15 @@ app.add_typer(keys.app, name="keys")
 app.add_typer(data.app, name="data")
 
 
+def main() -> None:
+    """Entry point: whatever goes wrong outside our own errors is one line, too, and exit code 1."""
+    try:
+        app()
+    except (httpx.HTTPError, OSError, ValueError) as error:
+        text = str(error).splitlines()
+        typer.secho(f"error: {type(error).__name__}: {text[0] if text else ''}", fg=typer.colors.RED, err=True)
+        sys.exit(1)
+
+
 if __name__ == "__main__":
-    app()
+    main()

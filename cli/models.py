@@ -5,22 +5,20 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from typing import Annotated
+from urllib.parse import quote
 
 import httpx
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from cli.connection import call, connect, describe_error, fail
+from cli.tables import print_table
 
 
 def models() -> None:
     """List everything that `model` may say: bases, adapters, aliases."""
-    table = Table("model", "kind", "base", "points to")
-    for model in call("GET", "/v1/models")["data"]:
-        mens = model["mens"]
-        table.add_row(model["id"], mens["kind"], mens.get("base_model", ""), mens.get("adapter_id", ""))
-    Console().print(table)
+    found = [(model["id"], model["mens"]) for model in call("GET", "/v1/models")["data"]]
+    rows = [(name, mens["kind"], mens.get("base_model", ""), mens.get("adapter_id", "")) for name, mens in found]
+    print_table(("model", "kind", "base", "points to"), rows)
 
 
 def alias(
@@ -28,18 +26,20 @@ def alias(
     adapter_id: Annotated[str, typer.Argument(help="Id of a published adapter.")],
 ) -> None:
     """Point an alias to an adapter: promotion and rollback are this one call."""
-    moved = call("PUT", f"/v1/aliases/{name}", json={"adapter_id": adapter_id})
+    moved = call("PUT", f"/v1/aliases/{quote(name, safe='')}", json={"adapter_id": adapter_id})
     typer.echo(f"{moved['name']} → {moved['adapter_id']}")
 
 
 def chat(
     model: Annotated[str, typer.Argument(help="Base model, adapter id or alias.")],
     message: Annotated[str, typer.Argument(help="What to say.")],
+    system: Annotated[str | None, typer.Option(help="System prompt.")] = None,
     max_tokens: Annotated[int, typer.Option(help="Longest answer.")] = 256,
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
 ) -> None:
     """Ask a model one question; the answer is streamed."""
-    body = {"model": model, "messages": [{"role": "user", "content": message}], "stream": True}
+    messages = [{"role": "system", "content": system}] if system else []
+    body = {"model": model, "messages": [*messages, {"role": "user", "content": message}], "stream": True}
     body |= {"max_tokens": max_tokens, "temperature": temperature}
     with connect().client() as client, client.stream("POST", "/v1/chat/completions", json=body) as response:
         if response.is_error:

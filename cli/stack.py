@@ -5,6 +5,7 @@ Each program runs in its own process group, is restarted when it dies, and logs 
 
 from __future__ import annotations
 
+import fcntl
 import os
 import secrets
 import shutil
@@ -23,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 import httpx
 
-from cli.connection import Connection, saved_connection
+from cli.connection import CONNECTION_NAME, Connection, saved_connection
 from shared.errors import Unauthenticated
 from shared.settings import Settings
 
@@ -69,13 +70,17 @@ class Stack:
     settings: dict[str, str] = field(init=False, default_factory=dict)
     _supervisor: subprocess.Popen[bytes] | None = field(init=False, default=None)
     _socket_dir: Path | None = field(init=False, default=None)
+    _lock: int | None = field(init=False, default=None)
 
     def start(self) -> None:
         """Prepare the home folder and start supervisord; see :meth:`wait_until_ready`."""
         from api.migrate import migrate  # slow to import
 
+        self.home.mkdir(parents=True, exist_ok=True)
+        self.home.chmod(0o700)  # training data, keys and answers are their owner's business
+        lock = self._take_lock()
         for folder in ("logs", "valkey"):
-            (self.home / folder).mkdir(parents=True, exist_ok=True)
+            (self.home / folder).mkdir(exist_ok=True)
         self._socket_dir = Path(tempfile.mkdtemp(prefix="mens-"))  # a socket's path may have 107 bytes at most
         environment = self.settings = self._environment()
         migrate(Settings(home=self.home).database_url)
@@ -89,6 +94,7 @@ class Stack:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             start_new_session=True,
+            pass_fds=[lock],
         )
 
     def wait_until_ready(self, seconds: float = READY_SECONDS) -> Iterator[str]:
@@ -148,8 +154,27 @@ class Stack:
                 self._supervisor.wait()
             for group in groups:
                 kill_group(group)
+            if saved_connection(self.home) == self.connection:  # so that no command waits for what is gone
+                (self.home / CONNECTION_NAME).unlink()
         if self._socket_dir:
             shutil.rmtree(self._socket_dir, ignore_errors=True)
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def _take_lock(self) -> int:
+        """Lock the home folder for as long as this process or its supervisord lives: two stacks would fight over it."""
+        lock = os.open(self.home / "lock", os.O_CREAT | os.O_RDWR, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(lock)
+            saved = saved_connection(self.home)
+            raise StackFailed(
+                f"Mens is already running in {self.home}{f', at {saved.url}' if saved else ''}."
+            ) from None
+        self._lock = lock
+        return lock
 
     def _is_ready(self, name: str) -> bool:
         port = self._ports.get(name)
@@ -232,11 +257,12 @@ class Stack:
         from shared.db import Database
         from shared.registry import Registry
 
-        registry = Registry(Database(Settings(home=self.home).database_url))
-        saved = saved_connection(self.home)
-        if saved and _is_known(registry, saved.key):
-            return saved.key
-        return registry.create_key("mens-up")[1]
+        database = Database(Settings(home=self.home).database_url)
+        registry, path = Registry(database), self.home / "api-key"
+        if not path.exists() or not _is_known(registry, path.read_text()):
+            write_private(path, registry.create_key("mens-up")[1])
+        database.close()
+        return path.read_text()
 
 
 @contextmanager

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import signal
 import socket
+import sys
 import threading
+from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
 from cli.bases import build
-from cli.connection import fail, saved_connection
+from cli.connection import fail
 from cli.stack import Stack, StackFailed
 from shared.catalog import load_catalog
 from shared.settings import Settings
@@ -30,9 +34,6 @@ def up(
 ) -> None:
     """Start Valkey, API, worker, sweeper and vLLM on this machine, and keep them running until Ctrl-C."""
     settings = Settings()
-    refuse_second_instance(settings)
-    if _in_use(port):
-        fail(f"port {port} is in use; choose another with --port.")
     ensure_base(settings, base)
     stack = Stack(settings.home, base, api_port=port)
     stop = threading.Event()
@@ -55,16 +56,12 @@ def ensure_base(settings: Settings, base: str) -> None:
     if any(entry.name == base for entry in load_catalog(settings.catalog_path).bases):
         return
     if base != DEFAULT_BASE:
-        fail(f"the base model {base!r} is not in the catalogue; add it with `mens base add {base} …`.")
+        fail(
+            f"the base model {base!r} is not in {settings.catalog_path}; "
+            f"make it with `mens base build {base}` or add one with `mens base add {base} …` (MENS_HOME says where)."
+        )
     console.print(f"building the tiny base model {base} (once, about 15 s)")
     build(settings, base)
-
-
-def refuse_second_instance(settings: Settings) -> None:
-    """Two instances on one home would fight over its files."""
-    saved = saved_connection(settings.home)
-    if saved and saved.answers():
-        fail(f"Mens is already running in {settings.home}, at {saved.url}.")
 
 
 def start(stack: Stack, console: Console) -> None:
@@ -73,6 +70,8 @@ def start(stack: Stack, console: Console) -> None:
     Raises:
         StackFailed: see `cli/stack.py`.
     """
+    if stack.api_port and _in_use(stack.api_port):
+        raise StackFailed(f"port {stack.api_port} is in use, perhaps by another Mens; choose another with --port.")
     stack.start()
     ready: list[str] = []
     with console.status("starting valkey, api, worker, control, serving"):
@@ -84,13 +83,14 @@ def start(stack: Stack, console: Console) -> None:
 def print_usage(stack: Stack, base: str) -> None:
     """How to use what is running now."""
     url, home = stack.connection.url, stack.home
+    mens = "mens" if shutil.which("mens") else os.path.relpath(Path(sys.executable).with_name("mens"))
     console.print(
         f"""
 Mens is up at {url}   (logs: {home}/logs, key: {home}/connection.json)
 
-  mens train examples/support.jsonl --model {base} --alias support   tune a model
-  mens chat support "How do I start a training job?"                     ask it
-  mens jobs list · mens models · mens --help
+  {mens} train examples/support.jsonl --model {base} --alias support
+  {mens} chat support "How do I start a training job?"
+  {mens} jobs list · {mens} models · {mens} --help
 
 From any OpenAI client:
   export OPENAI_BASE_URL={url}/v1

@@ -32,7 +32,9 @@ MODEL_FILES = (
 """What is fetched from a hub and what a digest covers. Never pickle (`.bin`, `.pt`), never Python code."""
 
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
-CatalogName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,127}$")]
+CatalogName = Annotated[
+    str, StringConstraints(max_length=128, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)*$")
+]
 
 
 class LocalSource(BaseModel):
@@ -60,6 +62,7 @@ class BaseModelEntry(BaseModel):
     source: LocalSource | HubSource = Field(discriminator="kind")
     digests: dict[str, Sha256] = Field(description="SHA-256 of each model file, by file name.", min_length=1)
     license: str | None = None
+    learning_rate: float | None = Field(None, gt=0, description="Rate at which this base learns well; auto uses it.")
 
     @property
     def digest(self) -> str:

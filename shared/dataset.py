@@ -18,7 +18,7 @@ from typing import BinaryIO
 import msgspec
 
 from shared.errors import Code, DatasetInvalid
-from shared.row_checks import MAX_LINE_BYTES, ROLES, decode_line, parse_row
+from shared.row_checks import FAILURES, MAX_LINE_BYTES, ROLES, check_record, decode, explain, parse_row
 from shared.row_errors import RowCode, RowError
 from shared.row_filters import RowFilter, is_trainable
 from shared.training_row import Message, Record, TrainingRow, as_row
@@ -95,18 +95,33 @@ class Quarantine:
 def read_records(
     lines: Iterable[bytes], report: DatasetReport, quarantine: Quarantine | None = None
 ) -> Iterator[tuple[int, Record]]:
-    """Yield (line number, record) of the valid lines; the others are counted in ``report``."""
+    """Yield (line number, record) of the valid lines; the others are counted in ``report``.
+
+    A plain chat is decided in this loop: a call per row would cost a fifth of the speed.
+    """
     stream = line_stream(lines)
     for number, line in enumerate(stream, start=1):
         try:
-            record = decode_line(line)
-        except RowError as error:
+            record = decode(line)
+            messages = record.messages
+            if messages and record.tools is None and record.syntax_spans is None and len(line) <= MAX_LINE_BYTES:
+                for message in messages:
+                    content = message.content
+                    if not content or message.weight is not None or message.tool_calls is not None:
+                        break
+                else:
+                    if message.role == "assistant" and content and not content.isspace():
+                        yield number, record
+                        continue
+            check_record(record, line)
+        except FAILURES as failure:
+            error = explain(line, failure)
             report.add_error(number, error)
             if quarantine:
                 quarantine.add(number, error, line)
             _skip_rest(line, stream, lines)
-            continue
-        yield number, record
+        else:
+            yield number, record
 
 
 def read_rows(
@@ -119,18 +134,17 @@ def read_rows(
     Raises:
         DatasetInvalid: ``DATASET_LINE_INVALID``, only when no report is given.
     """
-    if report is not None:
-        for number, record in read_records(lines, report, quarantine):
-            yield as_row(record, number)
-        return
-    for number, line in enumerate(line_stream(lines), start=1):
-        try:
-            row = parse_row(line, number)
-        except RowError as error:
-            found = DatasetReport()
-            found.add_error(number, error)
-            raise line_errors(found) from error
-        yield row
+    found = _FirstErrorRaises() if report is None else report
+    for number, record in read_records(lines, found, quarantine):
+        yield as_row(record, number)
+
+
+class _FirstErrorRaises(DatasetReport):
+    __slots__ = ()
+
+    def add_error(self, line: int, error: RowError) -> None:
+        DatasetReport.add_error(self, line, error)
+        raise line_errors(self) from error
 
 
 def line_stream(source: Iterable[bytes]) -> Iterator[bytes]:
@@ -209,8 +223,8 @@ def line_errors(report: DatasetReport, param: str = "data.train_file") -> Datase
     first = report.errors[0]
     return DatasetInvalid(
         Code.DATASET_LINE_INVALID,
-        f"{report.error_count} of the file's lines are broken; the first is line {first.line}: {first.reason}.",
-        remedy="Mend the lines named in details.errors and upload the file again.",
+        f"The file has {report.error_count} broken line(s); the first is line {first.line}: {first.reason}.",
+        remedy="Mend them and upload the file again; `mens data check FILE` lists them all.",
         param=param,
         details={
             "error_count": report.error_count,

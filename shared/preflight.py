@@ -21,6 +21,7 @@ from shared.catalog import BaseModelEntry
 from shared.contract import FineTuneContract, TokenizerMode
 from shared.data_report import inspect_file, refusal
 from shared.data_shapes import DataReport
+from shared.errors import Code, ContractRejected
 from shared.estimate import Estimate, estimate
 from shared.flat import parse_contract
 from shared.gates import GateContext, check_gates
@@ -138,6 +139,7 @@ def preflight(
     contract, sources, data = _resolve_on_data(asked, model, train, validation, machine)
     rows = data.training.trainable_rows
     context = _context(machine, model, rows)
+    _refuse_too_long(contract, model)
     if machine.limits:
         check_servable(contract, model.config, machine.limits, base_digest=base.digest)
     plan = plan_finetune(
@@ -147,7 +149,7 @@ def preflight(
         _data_file(validation, data.validation.bytes, data.validation.trainable_rows)
         if validation and data.validation
         else None,
-        asked.name or contract.exec.adapter_tag or DEFAULT_NAME,
+        asked.name or contract.exec.adapter_tag or contract.artifact.alias or DEFAULT_NAME,
         context,
     )
     supervision = _supervise(contract, base_folder, train, machine)
@@ -163,7 +165,7 @@ def preflight(
         compute_bytes=2 if on_gpu else 4,
     )
     served = serving_notes(contract, machine.limits) if machine.limits else []
-    notes = [*plan.notes, *model.notes, *data.notes, *served, *needs.notes]
+    notes = [*plan.notes, *_truncation_notes(supervision, contract), *model.notes, *data.notes, *served, *needs.notes]
     return Preflight(
         plan=plan, model=model, data=data, supervision=supervision, estimate=needs, sources=sources, notes=notes
     )
@@ -212,6 +214,26 @@ def _supervise(contract: FineTuneContract, base_folder: Path, train: InputFile, 
     )
     report.refuse()
     return report
+
+
+def _refuse_too_long(contract: FineTuneContract, model: ModelReport) -> None:
+    asked, most = contract.exec.seq_len, model.config.max_positions
+    if most is not None and asked > most:
+        raise ContractRejected(
+            Code.SEQ_LEN_TOO_LARGE,
+            f"exec.seq_len is {asked}; the base model has {most} positions.",
+            remedy=f"Set exec.seq_len to {most} or less.",
+            param="exec.seq_len",
+        )
+
+
+def _truncation_notes(found: SupervisionReport, contract: FineTuneContract) -> list[str]:
+    if not found.truncated_rows:
+        return []
+    long_rows = (
+        f"{found.truncated_rows} of {found.rows} rows are longer than exec.seq_len ({contract.exec.seq_len} tokens)"
+    )
+    return [f"{long_rows}: their beginning is cut off. Raise exec.seq_len to keep it."]
 
 
 def _context(machine: Machine, model: ModelReport, rows: int) -> GateContext:

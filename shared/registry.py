@@ -296,7 +296,7 @@ def _file_row(session: Session, file_id: str, *, lock: bool = False) -> FileRow:
             Code.FILE_NOT_FOUND,
             f"There is no file {file_id!r}.",
             remedy="Upload it with POST /v1/files and use the id it returns.",
-            param="training_file",
+            param="file_id",
         )
     return row
 

@@ -15,8 +15,9 @@ MAX_LINE_BYTES = 1_000_000
 """Longest line, without its line end."""
 ROLES: tuple[str, ...] = get_args(Role)
 
-_decode = msgspec.json.Decoder(Record).decode
-_FAILURES = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+decode = msgspec.json.Decoder(Record).decode
+"""Types, ranges and roles are checked in C; the rest by :func:`check_record`."""
+FAILURES = (RowError, msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 _LOCATED = re.compile(r"^(?P<what>.*?)(?: - at `(?P<path>[^`]*)`)?$", re.DOTALL)
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 _TYPES = {
@@ -58,27 +59,45 @@ def decode_line(line: bytes) -> Record:
         RowError: what is wrong with it.
     """
     try:
-        record = _decode(line)
-    except _FAILURES as failure:
-        _explain(line, failure)
-    messages = record.messages
-    if messages and record.tools is None and record.syntax_spans is None and len(line) <= MAX_LINE_BYTES:
-        for message in messages:
-            content = message.content
-            if not content or message.weight is not None or message.tool_calls is not None:
-                break
-        else:
-            if message.role == "assistant" and content and not content.isspace():
-                return record
-    _check_length(line)
-    _check_record(record)
+        record = decode(line)
+        check_record(record, line)
+    except FAILURES as failure:
+        raise explain(line, failure) from None
     return record
+
+
+def check_record(record: Record, line: bytes) -> None:
+    """Check what the types do not say.
+
+    Raises:
+        RowError: what is wrong with it.
+    """
+    _check_length(line)
+    chat = record.messages or record.turns
+    if chat:
+        _check_turns(chat, "messages" if record.messages else "turns")
+    else:
+        _check_pair(record)
+    for index, tool in enumerate(record.tools or ()):
+        _check_tool(tool, f"tools[{index}]")
+    if record.syntax_spans:
+        _check_spans(record)
+
+
+def explain(line: bytes, failure: Exception) -> RowError:
+    """The error of a line that did not decode, or was refused."""
+    try:
+        _explain(line, failure)
+    except RowError as error:
+        return error
 
 
 # --- what did not decode
 
 
 def _explain(line: bytes, failure: Exception) -> NoReturn:
+    if isinstance(failure, RowError):
+        raise failure
     _check_length(line)
     if not line.strip():
         raise RowError(RowCode.ROW_BLANK, "the line is blank") from None
@@ -158,18 +177,6 @@ def _misvalued(field: str, what: str) -> RowError:
 # --- what decoded, but may not be learnt from
 
 
-def _check_record(record: Record) -> None:
-    chat = record.messages or record.turns
-    if chat:
-        _check_turns(chat, "messages" if record.messages else "turns")
-    else:
-        _check_pair(record)
-    for index, tool in enumerate(record.tools or ()):
-        _check_tool(tool, f"tools[{index}]")
-    if record.syntax_spans:
-        _check_spans(record)
-
-
 def _check_pair(record: Record) -> None:
     prompt, answer = record.pair()
     if prompt is None or answer is None:
@@ -236,7 +243,7 @@ def _is_arguments(value: object) -> bool:
     if isinstance(value, str):
         try:
             value = msgspec.json.decode(value)
-        except (*_FAILURES, UnicodeEncodeError):
+        except (*FAILURES, UnicodeEncodeError):
             return False
     return isinstance(value, dict | None)
 

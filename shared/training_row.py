@@ -5,8 +5,8 @@ A line is a JSON object with ``messages`` (or ``turns``), or with ``prompt`` (``
 Unknown keys are carried by nobody, refused by nobody, and never reach a tokenizer. A key that is there twice counts
 as its last value, as everywhere in Python.
 
-Two tiers: :func:`decode_line` costs a good row one call into msgspec and a short loop; only a row that fails, or that
-carries tools, weights or spans, is looked at with care (``shared/row_checks.py``).
+Two tiers: msgspec checks types, ranges and roles in C, and a plain chat needs a short loop more; only a row that fails,
+or carries tools, weights or spans, is looked at with care (``shared/row_checks.py``).
 """
 
 from __future__ import annotations

@@ -23,6 +23,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch.nn.utils import clip_grad_norm_
 from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedModel, PreTrainedTokenizerFast
+from transformers.utils.logging import disable_progress_bar
 
 from worker.schedule import learning_rate
 
@@ -59,6 +60,7 @@ def build_base(out: Path, corpus: Path, family: Family = "qwen3", steps: int = 2
 
     The same corpus, family, steps and seed give the same bytes again on the same machine and library versions.
     """
+    disable_progress_bar()  # of transformers: three tensors are no reason for a bar
     if out.exists():
         raise FileExistsError(f"{out} exists already; a base model is never overwritten")
     torch.set_num_threads(1)  # sums in another order are other bytes; and tiny matrices are slower on two threads

@@ -39,6 +39,8 @@ from worker.telemetry import Score, Telemetry
 
 MAX_NON_FINITE_STEPS = 3
 COMPARED_ROWS = 8
+COMPARED_TEXT = " Two  words\n\n\tand Ångström, e\u0301, 数据 🙂, don't 12345 x_y(): \n"
+"""Where tokenizers differ: case, white space, accents, scripts, digits."""
 BETAS = (0.9, 0.999)
 
 
@@ -138,7 +140,8 @@ def refuse_other_tokens(labeller: Tokenizer, tokenizer: PreTrainedTokenizerBase,
     Raises:
         JobFailed: ``TOKENIZER_MISMATCH``.
     """
-    for text in [labeller.template.text, *(labeller.decode(example.ids) for example in examples[:COMPARED_ROWS])]:
+    texts = [labeller.decode(example.ids) for example in examples[:COMPARED_ROWS]]
+    for text in [COMPARED_TEXT, labeller.template.text, *texts]:
         if labeller.encode(text).ids != tokenizer(text, add_special_tokens=False)["input_ids"]:
             raise JobFailed(
                 Code.TOKENIZER_MISMATCH,

@@ -7,7 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter, Header, Request
 
 from api.openai_types import CreateFineTuningJob, FineTuningCheckpoint, FineTuningEvent, FineTuningJob
-from api.openai_view import CHECKPOINT_PREFIX, checkpoint_view, event_seq, event_view, job_view, to_contract
+from api.openai_view import CHECKPOINT_PREFIX, checkpoint_view, event_seq, event_view, job_view, to_contract, to_name
 from api.pages import After, Limit, Page, page_of
 from api.services import Services, ServicesDep
 from api.submission import submit_finetune
@@ -25,11 +25,11 @@ def create_job(
     body: CreateFineTuningJob, services: ServicesDep, idempotency_key: IdempotencyKey = None
 ) -> FineTuningJob:
     """Create a fine-tuning job. ``auto`` values are resolved by the rules of docs/openai.md and echoed."""
-    rows = _count_rows(services, body.training_file)
-    contract, hyperparameters = to_contract(body, rows)
+    base = services.catalog().get(body.model)
+    contract, hyperparameters = to_contract(body, _count_rows(services, body.training_file), base.learning_rate)
     job = submit_finetune(
         services,
-        Asked(contract.model_dump(mode="json", exclude_unset=True), name=body.suffix),
+        Asked(contract.model_dump(mode="json", exclude_unset=True), name=to_name(body.suffix)),
         labels=body.metadata or {},
         idempotency_key=idempotency_key,
         hyperparameters=hyperparameters,

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict
 from api.openai_types import Model, ModelList
 from api.openai_view import ORGANIZATION
 from api.services import ServicesDep
+from shared.auto import auto_learning_rate
 from shared.catalog import BaseModelEntry
 from shared.contract import Name
 from shared.errors import Code, NotFound
@@ -75,7 +76,8 @@ def move_alias(name: Name, body: MoveAlias, services: ServicesDep) -> Alias:
 
 
 def _base_model(base: BaseModelEntry) -> Model:
-    return Model(id=base.name, created=0, owned_by=ORGANIZATION, mens={"kind": "base", "digest": base.digest})
+    mens = {"kind": "base", "digest": base.digest, "learning_rate": auto_learning_rate(base.learning_rate)}
+    return Model(id=base.name, created=0, owned_by=ORGANIZATION, mens=mens)
 
 
 def _adapter_model(adapter: Adapter) -> Model:

@@ -47,7 +47,7 @@ def test_an_idempotency_key_makes_one_job(app: FastAPI, client: TestClient, job_
     ("change", "status", "code", "param"),
     [
         ({"model": {"hf_repo": "nobody"}}, 404, "MODEL_NOT_FOUND", "model"),
-        ({"data": {"train_file": "file-x"}}, 404, "FILE_NOT_FOUND", "training_file"),
+        ({"data": {"train_file": "file-x"}}, 404, "FILE_NOT_FOUND", "file_id"),
         ({"adapter": {"method": "lora"}}, 422, "NF4_REQUIRES_QLORA", "adapter.method"),
         ({"quant": {"base": "none"}}, 422, "CONTRACT_UNSUPPORTED", "quant.base"),
         ({"exec": {"epochs": 0}}, 422, "REQUEST_INVALID", "contract.exec.epochs"),

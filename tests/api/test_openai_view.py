@@ -10,7 +10,7 @@ from fastapi.testclient import TestClient
 from hypothesis import given
 from hypothesis import strategies as st
 
-from api.auto import resolve_auto
+from api.openai_view import resolve_auto
 from api.openai_types import Hyperparameters
 from shared.errors import Code, JobFailed
 from shared.jobstate import Stage
@@ -65,7 +65,7 @@ def test_contract_overrides(client: TestClient, train_file: str) -> None:
         ({"metadata": {str(i): "x" for i in range(17)}}, "REQUEST_INVALID", "metadata"),
         ({"mens": {"exec": {"epoch": 3}}}, "CONTRACT_INVALID", "mens.exec.epoch"),
         ({"mens": {"adapter": {"rank": 0}}}, "CONTRACT_INVALID", "mens.adapter.rank"),
-        ({"training_file": "file-x"}, "FILE_NOT_FOUND", "training_file"),
+        ({"training_file": "file-x"}, "FILE_NOT_FOUND", "file_id"),
     ],
 )
 def test_refused(client: TestClient, train_file: str, body: dict[str, Any], code: str, param: str) -> None:

@@ -1,0 +1,30 @@
+"""What an ``auto`` hyper-parameter means: pure rules, documented in docs/openai.md, echoed resolved.
+
+- ``batch_size``: a 16th of the rows, rounded down to a power of two, between 1 and 8.
+- ``epochs``: as many as give about 200 optimizer steps, between 1 and 10.
+- ``learning_rate``: what the catalogue says of the base, else 2e-4.
+"""
+
+from __future__ import annotations
+
+import math
+
+DEFAULT_LEARNING_RATE = 2e-4
+TARGET_STEPS = 200
+MAX_BATCH_SIZE = 8
+MAX_EPOCHS = 10
+
+
+def auto_batch_size(rows: int) -> int:
+    """Rows per optimizer step, for a training file of so many rows."""
+    return min(MAX_BATCH_SIZE, 1 << int(math.log2(max(1, rows // 16))))
+
+
+def auto_epochs(rows: int, batch_size: int) -> int:
+    """Passes over the file."""
+    return max(1, min(MAX_EPOCHS, math.ceil(TARGET_STEPS * batch_size / max(1, rows))))
+
+
+def auto_learning_rate(of_base: float | None) -> float:
+    """Peak learning rate; ``of_base`` is the catalogue's, None when it says nothing."""
+    return of_base or DEFAULT_LEARNING_RATE
