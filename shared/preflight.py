@@ -190,7 +190,9 @@ def _resolve_on_data(
         parameters=model.parameters,
         vram_mb=None if machine.vram_bytes is None else machine.vram_bytes >> 20,
     )
-    data = _inspect(train, validation, RowFilter.of(resolve().contract.data), machine)
+    first = resolve().contract
+    _refuse_early(first, machine)
+    data = _inspect(train, validation, RowFilter.of(first.data), machine)
     resolution = resolve(rows=data.training.trainable_rows)
     return resolution.contract, resolution.sources, data
 

@@ -7,11 +7,7 @@ from typing import Any
 import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
-from hypothesis import given
-from hypothesis import strategies as st
 
-from api.openai_view import resolve_auto
-from api.openai_types import Hyperparameters
 from shared.errors import Code, JobFailed
 from shared.jobstate import Stage
 from shared.lease import LeaseLedger
@@ -20,22 +16,6 @@ from tests.api.conftest import BASE
 
 def create(client: TestClient, train_file: str, **body: Any) -> Any:
     return client.post("/v1/fine_tuning/jobs", json={"model": BASE, "training_file": train_file} | body)
-
-
-@given(st.integers(min_value=1, max_value=10**9))
-def test_auto_stays_within_openais_bounds(rows: int) -> None:
-    resolved = resolve_auto(Hyperparameters(), rows)
-    assert 1 <= resolved["batch_size"] <= 8
-    assert 1 <= resolved["n_epochs"] <= 10
-    assert resolved["learning_rate_multiplier"] == 1.0
-
-
-@pytest.mark.parametrize(
-    ("rows", "batch_size", "epochs"), [(1, 1, 10), (16, 1, 10), (64, 4, 10), (1000, 8, 2), (10**6, 8, 1)]
-)
-def test_auto_rules(rows: int, batch_size: int, epochs: int) -> None:
-    resolved = resolve_auto(Hyperparameters(), rows)
-    assert (resolved["batch_size"], resolved["n_epochs"]) == (batch_size, epochs)
 
 
 def test_auto_is_echoed_resolved(client: TestClient, train_file: str) -> None:
@@ -53,10 +33,16 @@ def test_contract_overrides(client: TestClient, train_file: str) -> None:
     assert native["name"] == "mine"
 
 
+@pytest.mark.parametrize(("suffix", "name"), [("My Model v2!", "my-model-v2"), ("émile", "mile"), ("!!!", "adapter")])
+def test_any_suffix_becomes_a_name(client: TestClient, train_file: str, suffix: str, name: str) -> None:
+    job_id = create(client, train_file, suffix=suffix).json()["id"]
+    assert client.get(f"/v1/jobs/{job_id}").json()["name"] == name
+
+
 @pytest.mark.parametrize(
     ("body", "code", "param"),
     [
-        ({"suffix": "Not A Name"}, "REQUEST_INVALID", "suffix"),
+        ({"suffix": ""}, "REQUEST_INVALID", "suffix"),
         ({"hyperparameters": {"n_epochs": 51}}, "REQUEST_INVALID", "hyperparameters.n_epochs"),
         ({"n_epochs": 3}, "REQUEST_INVALID", "n_epochs"),
         ({"method": {"type": "dpo"}}, "REQUEST_INVALID", "method.type"),

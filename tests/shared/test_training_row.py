@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from shared.dataset import parse_row
+from shared.row_errors import RowCode
 from shared.training_row import Message, SyntaxSpan
 
 PAIR = [Message("user", "Hi"), Message("assistant", "Hello")]
@@ -84,3 +87,8 @@ def test_last_value_of_a_repeated_key_counts() -> None:
 def test_surrogate_pairs_and_escaped_nul_are_characters() -> None:
     row = parse_row(b'{"prompt": "\\ud83d\\ude00", "response": "a\\u0000b"}', 1)
     assert [message.content for message in row.messages] == ["😀", "a\0b"]
+
+
+def test_every_row_code_is_documented_in_order() -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "data.md").read_text()
+    assert re.findall(r"^\| `(ROW_\w+)` \|", page, re.MULTILINE) == list(RowCode)

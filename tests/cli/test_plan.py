@@ -1,0 +1,61 @@
+"""``mens plan``: offline, for people and for machines."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from cli.main import app
+from tests.tiny_base import write_base
+
+runner = CliRunner()
+
+
+@pytest.fixture
+def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("MENS_HOME", str(tmp_path / "home"))
+    return write_base(tmp_path / "tiny")
+
+
+@pytest.fixture
+def rows(tmp_path: Path) -> Path:
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"prompt": "a", "response": "b"}\n' * 40)
+    return path
+
+
+def test_a_plan_for_people(base: Path, rows: Path) -> None:
+    result = runner.invoke(app, ["plan", str(rows), "--model", str(base), "--preset", "tiny", "--vram-gb", "16"])
+    assert result.exit_code == 0, result.output
+    for expected in ("40 to train on", "rank 4", "fits", "adapter.rank (preset)", "note:"):
+        assert expected in " ".join(result.output.split())
+
+
+def test_a_plan_for_machines(base: Path, rows: Path) -> None:
+    result = runner.invoke(app, ["plan", str(rows), "--model", str(base), "--json"])
+    assert json.loads(result.output)["plan"]["train"]["rows"] == 40
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (["--max-lora-rank", "8"], "NOT_SERVABLE_RANK"),
+        (["--preset", "4081"], "UNKNOWN_PRESET"),
+        (["--domain", "agents"], "CONTRACT_UNSUPPORTED"),
+    ],
+)
+def test_what_cannot_run(base: Path, rows: Path, arguments: list[str], code: str) -> None:
+    result = runner.invoke(app, ["plan", str(rows), "--model", str(base), *arguments])
+    assert (result.exit_code, code in result.output) == (1, True)
+
+
+def test_a_base_that_is_not_there(rows: Path, base: Path) -> None:
+    assert "MODEL_NOT_FOUND" in runner.invoke(app, ["plan", str(rows), "--model", "nobody"]).output
+
+
+def test_a_broken_line_is_named(base: Path, rows: Path) -> None:
+    rows.write_text('{"prompt": "a", "response": "b"}\noops\n')
+    assert "line 2" in runner.invoke(app, ["plan", str(rows), "--model", str(base)]).output
