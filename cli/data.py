@@ -57,6 +57,8 @@ def check(
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
 ) -> None:
     """Check a training file: every bad line with number and reason, duplicates, leakage. Exit code 1 when unusable."""
+    if quarantine and any(path and quarantine.resolve() == path.resolve() for path in (file, validation)):
+        fail(f"--quarantine {quarantine} would overwrite the data.")
     filters = RowFilter.combine(min_rating, ContextFilter(categories=category))
     total = sum(path.stat().st_size for path in (file, validation) if path)
     with _progress(total) as bar, _opened(quarantine) as target:

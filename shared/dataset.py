@@ -153,11 +153,18 @@ def line_stream(source: Iterable[bytes]) -> Iterator[bytes]:
     Of a file, a line over the limit comes in pieces of ``READ_BYTES``, so that memory stays bounded.
     """
     if isinstance(source, io.IOBase):
-        lines = iter(partial(_buffered(source).readline, READ_BYTES), b"")
-    else:
-        lines = iter(source)
+        file = _buffered(source)
+        return itertools.chain(_first_line(file), iter(partial(file.readline, READ_BYTES), b""))
+    lines = iter(source)
     first = [line.removeprefix(BYTE_ORDER_MARK) for line in itertools.islice(lines, 1)]
     return itertools.chain(first, lines)
+
+
+def _first_line(file: io.IOBase) -> list[bytes]:
+    start = file.readline(len(BYTE_ORDER_MARK)).removeprefix(BYTE_ORDER_MARK)
+    if not start.endswith(b"\n"):
+        start += file.readline(READ_BYTES - len(start))
+    return [start] if start else []
 
 
 def _buffered(file: io.IOBase) -> io.IOBase:
@@ -174,7 +181,7 @@ class _Borrowing(io.BufferedReader):
 
 def _skip_rest(line: bytes, stream: Iterator[bytes], source: Iterable[bytes]) -> None:
     """Of a line over the limit, read past the pieces that are still to come."""
-    if isinstance(source, io.IOBase) and len(line) >= READ_BYTES - len(BYTE_ORDER_MARK) and not line.endswith(b"\n"):
+    if isinstance(source, io.IOBase) and len(line) == READ_BYTES and not line.endswith(b"\n"):
         for piece in stream:
             if piece.endswith(b"\n"):
                 break

@@ -64,6 +64,13 @@ def test_lenient_skips_bad_lines_and_quarantine_keeps_them(tmp_path: Path) -> No
     }
 
 
+def test_quarantine_never_overwrites_the_data(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl", pair("1"), b"oops\n")
+    before = Path(path).read_bytes()
+    assert check(path, "--quarantine", path)[0] == 1
+    assert Path(path).read_bytes() == before
+
+
 def test_nothing_left_is_an_error(tmp_path: Path) -> None:
     code, output = check(write(tmp_path / "a.jsonl", pair("1", rating=1)), "--min-rating", "3")
     assert code == 1

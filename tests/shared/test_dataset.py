@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import tracemalloc
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,6 +25,7 @@ from shared.dataset import (
     read_rows,
 )
 from shared.errors import Code, DatasetInvalid
+from shared.row_errors import RowCode
 
 GOOD = b'{"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]}\n'
 HI_HELLO = [Message("user", "Hi"), Message("assistant", "Hello")]
@@ -234,3 +236,36 @@ def test_memory_does_not_grow_with_the_file() -> None:
         tracemalloc.stop()
     assert report.rows == 200_000
     assert peak < 1_000_000
+
+
+@pytest.mark.parametrize("end", [b"", b"\n", b"\r\n"])
+def test_byte_order_mark_and_any_line_end_are_taken(tmp_path: Path, end: bytes) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b"\xef\xbb\xbf" + GOOD.strip() + b"\r\n" + GOOD.strip() + end)
+    with path.open("rb") as file:
+        assert check_dataset(file).rows == 2
+        assert not file.closed
+    assert check_dataset([b"\xef\xbb\xbf" + GOOD]).rows == 1
+
+
+def test_byte_order_mark_inside_the_file_is_no_json() -> None:
+    report = DatasetReport()
+    list(read_rows([GOOD, b"\xef\xbb\xbf" + GOOD], report))
+    assert [(error.line, error.code) for error in report.errors] == [(2, RowCode.ROW_NOT_JSON)]
+
+
+@pytest.mark.parametrize("excess", [-4, -3, -2, -1, 0, 1, 2, 3, 4, MAX_LINE_BYTES, 5 * MAX_LINE_BYTES])
+@pytest.mark.parametrize("end", [b"\n", b"\r\n"])
+@pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"])
+def test_line_of_any_length_is_one_line(tmp_path: Path, excess: int, end: bytes, mark: bytes) -> None:
+    long = pair(unknown="").rstrip()
+    long = pair(unknown="x" * (MAX_LINE_BYTES + excess - len(long))).rstrip()
+    path, report = tmp_path / "a.jsonl", DatasetReport()
+    path.write_bytes(mark + long + end + b"{}" + end + long + end + GOOD)
+    with path.open("rb") as file:
+        rows = [row.line for row in read_rows(file, report)]
+    if excess <= 0:
+        assert rows == [1, 3, 4]
+    else:
+        assert rows == [4]
+        assert [(e.line, e.code) for e in report.errors if e.line != 2] == [(n, RowCode.ROW_TOO_LONG) for n in (1, 3)]

@@ -12,6 +12,8 @@ from worker.checkpoint import Progress
 from worker.report import SUMMARY_SCHEMA, write_reports
 from worker.rundir import SUMMARY_NAME, TRAINING_MANIFEST_NAME, read_json
 
+MEMORY = {"device": "cpu", "predicted_bytes": 100, "peak_bytes": 90}
+
 
 def test_summary(finished):
     summary = read_json(finished.run_dir / SUMMARY_NAME)
@@ -54,7 +56,7 @@ def written(finished, lab, tmp_path):
 
     def write(metrics, skipped=()):
         progress = Progress(3, 30, metrics)
-        write_reports(tmp_path, finished.run.plan, config, manifest, progress, list(skipped))
+        write_reports(tmp_path, finished.run.plan, config, manifest, progress, list(skipped), MEMORY)
         return read_json(tmp_path / SUMMARY_NAME), read_json(tmp_path / TRAINING_MANIFEST_NAME)
 
     return write
