@@ -9,7 +9,7 @@ from shared.contract import FineTuneContract, MergeContract
 from shared.digest import digest_json
 from shared.errors import Code, Conflict, ContractRejected
 from shared.flat import parse_contract
-from shared.hub import locate
+from shared.hub import locate_fetched
 from shared.job import Job, Kind, Submission
 from shared.planner import MergePlan, PlannedBase
 from shared.preflight import Asked, InputFile, Machine, Preflight, preflight
@@ -29,7 +29,7 @@ def check_contract(services: Services, asked: Asked) -> Preflight:
     train = _input_file(services, data.train_file)
     validation = _input_file(services, data.validation_file) if data.validation_file else None
     machine = Machine(limits=services.serving_tier.limits(), thorough=False)
-    return preflight(asked, base, locate(base, services.settings.catalog_path), train, validation, machine)
+    return preflight(asked, base, locate_fetched(base, services.settings.catalog_path), train, validation, machine)
 
 
 def submit_finetune(

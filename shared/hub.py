@@ -41,6 +41,32 @@ def fetch(source: LocalSource | HubSource, catalog_path: Path) -> Path:
     return folder
 
 
+def locate_fetched(entry: BaseModelEntry, catalog_path: Path) -> Path:
+    """Folder of a base model that some tier has fetched already: a control plane downloads no weights in a request.
+
+    Raises:
+        NotFound: ``MODEL_NOT_FOUND``: a local folder is not there.
+        Unavailable: ``BASE_NOT_FETCHED``: a hub model is not in the cache that the tiers share, not yet at least.
+    """
+    if not isinstance(entry.source, HubSource):
+        return fetch(entry.source, catalog_path)
+    try:
+        cached = snapshot_download(
+            entry.source.repo,
+            revision=entry.source.revision,
+            allow_patterns=list(MODEL_FILES),
+            local_files_only=True,
+        )
+    except LocalEntryNotFoundError as error:
+        raise Unavailable(
+            Code.BASE_NOT_FETCHED,
+            f"The base model {entry.name} has not been fetched from the hub yet.",
+            remedy="The serving tier fetches it when it starts; try again then. All tiers must share HF_HOME.",
+            param="model",
+        ) from error
+    return Path(cached)
+
+
 def _download(source: HubSource) -> Path:
     try:
         return Path(snapshot_download(source.repo, revision=source.revision, allow_patterns=list(MODEL_FILES)))

@@ -68,7 +68,7 @@ def serve(application: Any) -> Iterator[str]:
         time.sleep(0.01)
     port = server.servers[0].sockets[0].getsockname()[1]
     yield f"http://127.0.0.1:{port}"
-    server.should_exit = True
+    server.should_exit = server.force_exit = True
     thread.join(5)
 
 

@@ -99,3 +99,27 @@ def test_dropped_connection_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> N
     failing_with(httpx.ConnectError("All connection attempts failed"), monkeypatch)
     with pytest.raises(Unavailable):
         hub.fetch(SOURCE, Path("catalog.json"))
+
+
+def test_a_control_plane_takes_what_is_in_the_cache_and_downloads_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[dict[str, Any]] = []
+
+    def download(*_: Any, **kwargs: Any) -> str:
+        asked.append(kwargs)
+        return str(tmp_path)
+
+    monkeypatch.setattr(hub, "snapshot_download", download)
+    entry = base_entry().model_copy(update={"source": SOURCE})
+    assert hub.locate_fetched(entry, tmp_path / "catalog.json") == tmp_path
+    assert asked[0]["local_files_only"] is True
+
+
+def test_a_hub_model_that_nobody_has_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    entry = base_entry().model_copy(update={"source": SOURCE})
+    with pytest.raises(Unavailable) as caught:
+        hub.locate_fetched(entry, tmp_path / "catalog.json")
+    assert (caught.value.code, caught.value.retryable) == (Code.BASE_NOT_FETCHED, True)

@@ -191,4 +191,4 @@ class LedgerMachine(RuleBasedStateMachine):
 
 def test_random_walks_agree_with_the_model(sqlite_template: Path) -> None:
     LedgerMachine.template = sqlite_template
-    run_state_machine_as_test(LedgerMachine, settings=settings(max_examples=60, stateful_step_count=60, deadline=None))
+    run_state_machine_as_test(LedgerMachine, settings=settings(max_examples=40, stateful_step_count=50, deadline=None))

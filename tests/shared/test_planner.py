@@ -30,7 +30,6 @@ GOLDEN_DIGEST = "7ff4bc9527762652f1949ea33a890f21ef14bdd1bcfd2b7d90ff6010f4a9525
 UNSUPPORTED: dict[str, Any] = {
     "quant.base": "none",
     "adapter.targets": "lm_head_proxy",
-    "data.context_filter": {},
     "model.weight_shards": ["a.safetensors"],
     "model.config_json": "config.json",
     "model.tokenizer_json": "tokenizer.json",
