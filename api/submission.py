@@ -28,7 +28,8 @@ def check_contract(services: Services, asked: Asked) -> Preflight:
     data = contract.data
     train = _input_file(services, data.train_file)
     validation = _input_file(services, data.validation_file) if data.validation_file else None
-    machine = Machine(limits=services.serving_tier.limits(), thorough=False)
+    rate = services.ledger.training_rate(base.name)
+    machine = Machine(limits=services.serving_tier.limits(), tokens_per_second=rate, thorough=False)
     return preflight(asked, base, locate_fetched(base, services.settings.catalog_path), train, validation, machine)
 
 

@@ -16,9 +16,9 @@ from rich.table import Table
 
 from cli.connection import fail
 from shared.catalog import load_catalog
-from shared.contract import ContextFilter
+from shared.contract import ContextFilter, DataMode
 from shared.data_report import inspect_file
-from shared.data_shapes import DataReport, FileReport, LinePair, Mode
+from shared.data_shapes import DataReport, FileReport, LinePair
 from shared.errors import MensError
 from shared.row_filters import RowFilter
 from shared.settings import Settings
@@ -66,7 +66,7 @@ def check(
             file,
             validation=validation,
             filters=filters,
-            mode=Mode.LENIENT if lenient else Mode.STRICT,
+            mode=DataMode.LENIENT if lenient else DataMode.STRICT,
             near=near,
             quarantine=target,
             progress=lambda count: bar.advance(bar.task_ids[0], count),
@@ -216,7 +216,7 @@ def _show_pairs(title: str, pairs: list[LinePair], second: str) -> None:
 def _verdict(report: DataReport) -> str:
     if report.usable:
         return f"ok: {report.training.trainable_rows:,} rows can be trained on"
-    if report.mode is Mode.STRICT and report.training.error_count + (
+    if report.mode is DataMode.STRICT and report.training.error_count + (
         report.validation.error_count if report.validation else 0
     ):
         return "not usable: mend the lines above, or skip them with --lenient"

@@ -125,6 +125,13 @@ class ContextFilter(Section):
         return self
 
 
+class DataMode(StrEnum):
+    """What a bad line of a data file means: strict refuses the file, lenient skips the line and counts it."""
+
+    STRICT = "strict"
+    LENIENT = "lenient"
+
+
 class DataSection(Section):
     """What it is tuned on."""
 
@@ -134,6 +141,7 @@ class DataSection(Section):
     min_rating: int = Field(3, ge=0, le=5, description="Rows rated lower are left out; 0 keeps all; unrated rows stay.")
     context_filter: ContextFilter | None = None
     validation_split_ratio: float = Field(0.05, ge=0.0, le=0.5, description="Used when there is no validation file.")
+    mode: DataMode = DataMode.STRICT
 
 
 class AdapterSection(Section):

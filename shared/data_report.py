@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
-from shared.data_shapes import DataReport, FileReport, Lengths, LinePair, LineProblem, Mode, Repeats
+from shared.contract import DataMode
+from shared.data_shapes import DataReport, FileReport, Lengths, LinePair, LineProblem, Repeats
 from shared.dataset import (
     EVERYTHING,
     DatasetReport,
@@ -35,7 +36,7 @@ from shared.errors import DatasetInvalid
 from shared.row_filters import RowFilter
 from shared.training_row import Record
 
-__all__ = ["DataReport", "FileReport", "Mode", "RowFilter", "inspect_file", "refusal"]
+__all__ = ["DataReport", "FileReport", "RowFilter", "inspect_file", "refusal"]
 
 MAX_LABELS = 50
 """Different categories, lanes or task families that are told apart; the rest counts as ``(other)``."""
@@ -97,7 +98,7 @@ def inspect_file(
     *,
     validation: Path | None = None,
     filters: RowFilter = EVERYTHING,
-    mode: Mode = Mode.STRICT,
+    mode: DataMode = DataMode.STRICT,
     near: bool = True,
     quarantine: BinaryIO | None = None,
     progress: Progress | None = None,
@@ -136,7 +137,7 @@ def refusal(report: DataReport, filters: RowFilter = EVERYTHING) -> DatasetInval
         if file is None:
             continue
         found = _as_dataset_report(file)
-        if file.error_count and report.mode is Mode.STRICT:
+        if file.error_count and report.mode is DataMode.STRICT:
             return line_errors(found, param)
         if not file.trainable_rows:
             return nothing_to_train_on(found, filters, param)
@@ -225,6 +226,7 @@ def _repeats(exact: PairReport, near: PairReport) -> Repeats:
 def _notes(file: FileReport, filters: RowFilter) -> list[str]:
     repeats, left_out = file.duplicates, file.rows - file.trainable_rows
     facts = {
+        f"{file.error_count} bad lines are skipped.": file.error_count,
         f"{left_out} of {file.rows} rows are left out by the filter.": left_out,
         f"{repeats.exact_rows} rows repeat an earlier row exactly: they count twice.": repeats.exact_rows,
         f"{repeats.near_rows} rows are nearly the same as an earlier one.": repeats.near_rows,

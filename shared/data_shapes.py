@@ -2,18 +2,10 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
-
 from pydantic import BaseModel, ConfigDict
 
+from shared.contract import DataMode
 from shared.row_errors import RowCode
-
-
-class Mode(StrEnum):
-    """What a bad line means."""
-
-    STRICT = "strict"
-    LENIENT = "lenient"
 
 
 class View(BaseModel):
@@ -79,7 +71,7 @@ class FileReport(View):
 class DataReport(View):
     """A training file, and the validation file if there is one, with what they share."""
 
-    mode: Mode
+    mode: DataMode
     training: FileReport
     validation: FileReport | None = None
     leakage: Repeats | None = None
@@ -89,5 +81,5 @@ class DataReport(View):
     def usable(self) -> bool:
         """Whether a job may be started on these files."""
         files = [file for file in (self.training, self.validation) if file]
-        broken = self.mode is Mode.STRICT and any(file.error_count for file in files)
+        broken = self.mode is DataMode.STRICT and any(file.error_count for file in files)
         return not broken and all(file.trainable_rows for file in files)

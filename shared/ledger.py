@@ -100,6 +100,15 @@ class Ledger:
                     errors[memory["device"]].append((memory["peak_bytes"] - predicted) / predicted)
         return [memory_accuracy(device, found) for device, found in sorted(errors.items())]
 
+    def training_rate(self, base_model: str) -> float | None:
+        """Tokens per second of the last job that tuned a base here; None when none has."""
+        query = select(JobRow.result).where(
+            JobRow.kind == Kind.FINETUNE, JobRow.state == State.SUCCEEDED, JobRow.base_model == base_model
+        )
+        with self._db.read() as session:
+            result = session.scalar(query.order_by(JobRow.id.desc()).limit(1))
+        return (result or {}).get("tokens_per_second")
+
     def cancel(self, job_id: str) -> Job:
         """Cancel at once what is not running; ask a running job's worker to stop.
 

@@ -18,7 +18,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from shared.catalog import BaseModelEntry
-from shared.contract import FineTuneContract, TokenizerMode
+from shared.contract import DataMode, DataSection, FineTuneContract, TokenizerMode
 from shared.data_report import inspect_file, refusal
 from shared.data_shapes import DataReport
 from shared.errors import Code, ContractRejected
@@ -70,6 +70,7 @@ class Machine:
         device: ``cpu``, ``cuda`` or ``auto``.
         vram_bytes: memory of the training device.
         limits: of the serving tier.
+        tokens_per_second: measured training rate for this base.
         thorough: look at every row. A control plane that answers a request looks at a sample of a large file instead,
             says so, and leaves the rest to the worker.
     """
@@ -77,6 +78,7 @@ class Machine:
     device: str = "auto"
     vram_bytes: int | None = None
     limits: ServingLimits | None = None
+    tokens_per_second: float | None = None
     thorough: bool = True
 
 
@@ -161,6 +163,7 @@ def preflight(
         rows=rows,
         mean_tokens=mean_tokens,
         vram_bytes=machine.vram_bytes,
+        tokens_per_second=machine.tokens_per_second,
         checkpointing=on_gpu,
         compute_bytes=2 if on_gpu else 4,
     )
@@ -192,14 +195,21 @@ def _resolve_on_data(
     )
     first = resolve().contract
     _refuse_early(first, machine)
-    data = _inspect(train, validation, RowFilter.of(first.data), machine)
+    data = _inspect(train, validation, first.data, machine)
     resolution = resolve(rows=data.training.trainable_rows)
     return resolution.contract, resolution.sources, data
 
 
-def _inspect(train: InputFile, validation: InputFile | None, filters: RowFilter, machine: Machine) -> DataReport:
+def _inspect(train: InputFile, validation: InputFile | None, wanted: DataSection, machine: Machine) -> DataReport:
+    filters = RowFilter.of(wanted)
     near = machine.thorough or train.path.stat().st_size <= NEAR_DUPLICATE_BYTES
-    report = inspect_file(train.path, validation=validation.path if validation else None, filters=filters, near=near)
+    report = inspect_file(
+        train.path,
+        validation=validation.path if validation else None,
+        filters=filters,
+        mode=wanted.mode,
+        near=near,
+    )
     if error := refusal(report, filters):
         raise error
     return report
@@ -211,7 +221,8 @@ def _supervise(contract: FineTuneContract, base_folder: Path, train: InputFile, 
         base_folder,
         seq_len=contract.exec.seq_len,
         last_k=contract.exec.qlora_ce_last_k,
-        min_rating=contract.data.min_rating,
+        filters=RowFilter.of(contract.data),
+        lenient=contract.data.mode is DataMode.LENIENT,
         limit_rows=None if machine.thorough else SAMPLED_ROWS,
     )
     report.refuse()

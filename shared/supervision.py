@@ -15,10 +15,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from shared.answers import Chat, Method, find_answers
-from shared.dataset import DatasetReport, TrainingRow, is_trainable, line_errors, line_stream, parse_row, read_rows
+from shared.dataset import DatasetReport, TrainingRow, line_errors, line_stream, parse_row, read_rows
 from shared.errors import InvalidRequest
 from shared.labels import IGNORED, Example, LabelledChat, in_batches, label_chats
 from shared.row_errors import RowError
+from shared.row_filters import RowFilter
 from shared.supervision_report import Bucket, LineNote, LineNotes, Piece, RowSupervision, SupervisionReport
 from shared.tokenizer import Tokenizer
 
@@ -34,6 +35,8 @@ def supervise_file(
     seq_len: int,
     last_k: int = 0,
     min_rating: int = 0,
+    filters: RowFilter | None = None,
+    lenient: bool = False,
     limit_rows: int | None = None,
 ) -> SupervisionReport:
     """Report what a base would learn from a file; ``report.refuse()`` raises if that is not in order.
@@ -44,6 +47,8 @@ def supervise_file(
         seq_len: tokens kept of a row, counted from the end.
         last_k: only the last K supervised tokens of a row are learnt; 0: all.
         min_rating: rows rated lower are left out.
+        filters: instead of ``min_rating``, all that a contract can ask for.
+        lenient: skip bad lines.
         limit_rows: look at no more lines than these; they are drawn at random, the same ones every time, and the
             report says that it sampled.
 
@@ -55,8 +60,10 @@ def supervise_file(
     lines = _count_lines(path)
     sampled = limit_rows is not None and lines > limit_rows
     tally = _Tally(seq_len, last_k)
-    for batch in in_batches(_sample_rows(path, lines, limit_rows or 0) if sampled else _all_rows(path)):
-        rows = [row for row in batch if is_trainable(row, min_rating)]
+    wanted = filters or RowFilter(min_rating=min_rating)
+    everything = _sample_rows(path, lines, limit_rows or 0, lenient) if sampled else _all_rows(path, lenient)
+    for batch in in_batches(everything):
+        rows = [row for row in batch if wanted.admits(row)]
         tally.filtered_rows += len(batch) - len(rows)
         for labelled in label_chats(tokenizer, list(_chats(tokenizer, rows, tally))):
             tally.add(labelled, tokenizer)
@@ -92,26 +99,28 @@ def _count_lines(path: Path) -> int:
     return count + (last != b"\n")
 
 
-def _all_rows(path: Path) -> Iterator[TrainingRow]:
+def _all_rows(path: Path, lenient: bool) -> Iterator[TrainingRow]:
     with path.open("rb") as file:
-        yield from read_rows(file)
+        yield from read_rows(file, DatasetReport() if lenient else None)
 
 
-def _sample_rows(path: Path, lines: int, limit: int) -> Iterator[TrainingRow]:
+def _sample_rows(path: Path, lines: int, limit: int, lenient: bool) -> Iterator[TrainingRow]:
     chosen = set(random.Random(0).sample(range(1, lines + 1), limit))
     number, is_start = 0, True
     with path.open("rb") as file:
         for piece in line_stream(file):  # a line over the limit comes in several
             number += is_start
-            if is_start and number in chosen:
-                yield _parse(piece, number)
+            if is_start and number in chosen and (row := _parse(piece, number, lenient)):
+                yield row
             is_start = piece.endswith(b"\n")
 
 
-def _parse(line: bytes, number: int) -> TrainingRow:
+def _parse(line: bytes, number: int, lenient: bool) -> TrainingRow | None:
     try:
         return parse_row(line, number)
     except RowError as error:
+        if lenient:
+            return None
         found = DatasetReport()
         found.add_error(number, error)
         raise line_errors(found) from error

@@ -35,11 +35,16 @@ KEEP = 3
 
 @dataclass(slots=True)
 class Progress:
-    """How far a run is. The data order is a function of seed and step, so the step is the cursor."""
+    """How far a run is. The data order is a function of seed and step, so the step is the cursor.
+
+    Attributes:
+        tokens_per_second: mean rate of this attempt, once it has ended; not part of a checkpoint.
+    """
 
     step: int
     trained_tokens: int
     metrics: list[dict[str, float]]
+    tokens_per_second: float | None = None
 
 
 def save_checkpoint(

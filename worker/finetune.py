@@ -172,6 +172,7 @@ def finish(attempt: Attempt, plan: ExecutionPlan, adapters: list[NewAdapter], ru
         "last_train_loss": summary["last_train_loss"],
         "last_val_loss": summary["last_val_loss"],
         "memory": summary["memory"],
+        "tokens_per_second": summary["tokens_per_second"],
     }
     alias = plan.contract.artifact.alias if final.published else None
     attempt.report()

@@ -30,7 +30,10 @@ def write_reports(
 ) -> None:
     """Write ``training_manifest.json`` (what was run) and ``run_summary.json`` (what came out)."""
     write_json(run_dir / TRAINING_MANIFEST_NAME, _training_manifest(plan, config, progress, skipped_lines))
-    write_json(run_dir / SUMMARY_NAME, _summary(plan, manifest, progress) | {"memory": memory})
+    write_json(
+        run_dir / SUMMARY_NAME,
+        _summary(plan, manifest, progress) | {"memory": memory, "tokens_per_second": progress.tokens_per_second},
+    )
 
 
 def _training_manifest(

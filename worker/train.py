@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import math
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,8 @@ import torch
 from peft import PeftModel
 from transformers import PreTrainedTokenizerBase
 
-from shared.dataset import read_rows
+from shared.contract import DataMode
+from shared.dataset import DatasetReport, read_rows
 from shared.errors import Code, DatasetInvalid, JobFailed
 from shared.labels import Example, count_lines, encode_rows
 from shared.manifest import AdapterManifest
@@ -122,7 +124,8 @@ def encode_file(path: Path, tokenizer: Tokenizer, plan: ExecutionPlan) -> tuple[
     """
     exec_, filters = plan.contract.exec, RowFilter.of(plan.contract.data)
     with path.open("rb") as lines:
-        rows = (row for row in read_rows(lines) if filters.admits(row))
+        skipped = DatasetReport() if plan.contract.data.mode is DataMode.LENIENT else None
+        rows = (row for row in read_rows(lines, skipped) if filters.admits(row))
         examples, skipped_lines = encode_rows(tokenizer, rows, exec_.seq_len, exec_.qlora_ce_last_k)
     if not examples:
         raise DatasetInvalid(
@@ -154,6 +157,7 @@ def refuse_other_tokens(labeller: Tokenizer, tokenizer: PreTrainedTokenizerBase,
 def train_loop(trainer: Trainer, progress: Progress, telemetry: Telemetry, stop: StopSignals) -> None:
     """All optimizer steps that are still to do, with checkpoints and validation between them."""
     contract, non_finite, last_epoch = trainer.plan.contract, 0, 0
+    began, tokens_before = time.monotonic(), progress.trained_tokens
     for epoch, step, micro_batches in remaining_steps(trainer, progress.step):
         if epoch != last_epoch:
             telemetry.validation(progress.step, validate(trainer))
@@ -168,6 +172,7 @@ def train_loop(trainer: Trainer, progress: Progress, telemetry: Telemetry, stop:
             checkpoint(trainer, progress, telemetry)
         obey(stop, trainer, progress, telemetry)
     telemetry.validation(progress.step, validate(trainer))
+    progress.tokens_per_second = (progress.trained_tokens - tokens_before) / max(time.monotonic() - began, 1e-9)
     telemetry.save_metrics()
 
 

@@ -102,3 +102,33 @@ def test_the_tightest_limits_of_all_replicas_count() -> None:
 def test_replicas_that_do_not_tell_are_no_reason_to_refuse(replica: Limits) -> None:
     for url in serve(replica):
         assert ServingTier([url], "").limits() is None
+
+
+def test_time_is_estimated_from_the_last_job_of_the_base(
+    app: FastAPI, client: TestClient, job_body: dict[str, Any]
+) -> None:
+    def seconds() -> float | None:
+        answer = client.post("/v1/plans", json={"contract": job_body["contract"]}).json()
+        found: float | None = answer["preflight"]["estimate"]["seconds"]
+        return found
+
+    assert seconds() is None
+    ledger = LeaseLedger(app.state.services.database, 60)
+    lease = ledger.claim(client.post("/v1/jobs", json=job_body).json()["id"], "w")
+    assert lease
+    ledger.finish(lease, {"tokens_per_second": 1000.0})
+    found = seconds()
+    assert found
+    assert found > 0
+
+
+def test_a_lenient_contract_skips_bad_lines(client: TestClient, job_body: dict[str, Any]) -> None:
+    content = b'{"prompt": "a", "response": "b"}\n' * 9 + b"not json\n"
+    file = client.post("/v1/files", data={"purpose": "fine-tune"}, files={"file": ("f", content)}).json()
+    job_body["contract"]["data"] = {"train_file": file["id"]}
+    assert client.post("/v1/jobs", json=job_body).json()["error"]["code"] == "DATASET_LINE_INVALID"
+    job_body["contract"]["data"]["mode"] = "lenient"
+    job = client.post("/v1/jobs", json=job_body).json()
+    assert job["plan"]["train"]["rows"] == 9
+    notes = client.get(f"/v1/jobs/{job['id']}/preflight").json()["notes"]
+    assert "1 bad lines are skipped." in notes

@@ -29,7 +29,7 @@ from tests.shared.samples import contract
 
 GOLDEN_SCHEMA = Path(__file__).parent / "golden" / "contract.schema.json"
 CONTENT = {"train_file": "c" * 64, "base": "d" * 64}
-GOLDEN_DIGEST = "30e8d6aff7be720b3480001244286497e5023cf5cb9ae678c3fa4a05e798d27a"
+GOLDEN_DIGEST = "0515667d5104bddc1d585f7891edfee9f6c341c077d7c45e006e309e8c8b8645"
 
 DEFAULTS: dict[str, Any] = {
     "model": {"hf_repo": "tiny", "weight_shards": None, "config_json": None, "tokenizer_json": None},
@@ -38,7 +38,7 @@ DEFAULTS: dict[str, Any] = {
     },
     "data": {
         "train_file": "file-1", "validation_file": None, "tokenizer_mode": "hf", "min_rating": 3,
-        "context_filter": None, "validation_split_ratio": 0.05,
+        "context_filter": None, "validation_split_ratio": 0.05, "mode": "strict",
     },
     "adapter": {
         "method": "qlora", "rank": 16, "alpha": 32, "dropout": 0.0, "targets": "full_graph", "target_modules": None,

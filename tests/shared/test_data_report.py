@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from shared.data_report import Mode, RowFilter, inspect_file, refusal
+from shared.contract import DataMode
+from shared.data_report import RowFilter, inspect_file, refusal
 from shared.data_shapes import DataReport
 from shared.errors import Code
 
@@ -48,7 +49,7 @@ def test_rows_and_labels_are_counted(tmp_path: Path) -> None:
 
 def test_strict_report_is_refused_for_a_bad_line_and_a_lenient_one_is_not(tmp_path: Path) -> None:
     path = write(tmp_path / "a.jsonl", pair("1"), b"{}\n", pair("2"), b"[]")
-    strict, lenient = inspect_file(path), inspect_file(path, mode=Mode.LENIENT)
+    strict, lenient = inspect_file(path), inspect_file(path, mode=DataMode.LENIENT)
     assert [(error.line, error.code) for error in strict.training.errors] == [
         (2, "ROW_FIELD_MISSING"),
         (4, "ROW_NOT_OBJECT"),
@@ -62,7 +63,7 @@ def test_strict_report_is_refused_for_a_bad_line_and_a_lenient_one_is_not(tmp_pa
 
 def test_file_with_nothing_left_is_refused_in_both_modes(tmp_path: Path) -> None:
     good, empty = write(tmp_path / "a.jsonl", pair()), write(tmp_path / "b.jsonl", pair(rating=1))
-    for mode in Mode:
+    for mode in DataMode:
         report = inspect_file(good, validation=empty, filters=RowFilter(min_rating=3), mode=mode)
         error = refusal(report)
         assert error is not None

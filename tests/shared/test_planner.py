@@ -25,7 +25,7 @@ from shared.planner import (
 )
 from tests.shared.samples import base_entry, contract, data_file
 
-GOLDEN_DIGEST = "7ff4bc9527762652f1949ea33a890f21ef14bdd1bcfd2b7d90ff6010f4a9525c"
+GOLDEN_DIGEST = "d51dff2e2d50bc0fc51058671ea97a517f197f76aee51fb5e912a963810411f6"
 
 UNSUPPORTED: dict[str, Any] = {
     "quant.base": "none",
