@@ -48,8 +48,9 @@ def test_the_demo_shows_the_log_of_what_failed(home: Path, tmp_path: Path) -> No
     [
         (["models"], "mens-tiny"),
         (["chat", "mens-tiny", "What is Mens?", "--max-tokens", "12"], "I"),
-        (["jobs", "list"], "kind"),
-        (["train", "examples/support.jsonl", "--model", "mens-tiny", "--dry-run"], "plan_digest"),
+        (["jobs", "list"], "finetune\t"),
+        (["plan", "examples/support.jsonl", "--model", "mens-tiny"], "optimizer steps"),
+        (["data", "check", "examples/support.jsonl", "--model", "mens-tiny"], "168"),
         (["train", "examples/support.jsonl", "--model", "mens-tiny", "--epochs", "1", "--no-publish"], "succeeded"),
     ],
 )
@@ -59,6 +60,31 @@ def test_commands_against_a_running_installation(
     done = mens(*arguments, home=installation.stack.home)
     assert done.returncode == 0, done.stdout + done.stderr
     assert expected in done.stdout
+
+
+def test_the_commands_that_up_prints_teach_the_tiny_model(installation: Installation) -> None:
+    train = ["train", "examples/support.jsonl", "--model", "mens-tiny", "--alias", "pasted"]
+    done = mens(*train, home=installation.stack.home)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "learning rate 0.004" in done.stdout
+    answer = mens("chat", "pasted", "How do I start a training job?", home=installation.stack.home)
+    assert "POST /v1/jobs" in answer.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (["--rank", "64"], "NOT_SERVABLE_RANK"),
+        (["--seq-len", "100000"], "SEQ_LEN_TOO_LARGE"),
+        (["--preset", "nope"], "UNKNOWN_PRESET"),
+    ],
+)
+def test_what_cannot_be_served_is_never_trained(installation: Installation, arguments: list[str], code: str) -> None:
+    before = len(installation.call("GET", "/v1/jobs", params={"limit": 100})["data"])
+    train = ["train", "examples/support.jsonl", "--model", "mens-tiny", *arguments]
+    done = mens(*train, home=installation.stack.home)
+    assert (done.returncode, code in done.stderr) == (1, True), done.stderr
+    assert len(installation.call("GET", "/v1/jobs", params={"limit": 100})["data"]) == before
 
 
 def test_a_second_instance_on_one_home_is_refused(installation: Installation) -> None:

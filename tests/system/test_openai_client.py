@@ -47,7 +47,7 @@ def tuned(installation: Installation) -> FineTuningJob:
         metadata={"team": "support"},
         method={
             "type": "supervised",
-            "supervised": {"hyperparameters": {"n_epochs": 12, "batch_size": 8, "learning_rate_multiplier": 20}},
+            "supervised": {"hyperparameters": {"n_epochs": 12, "batch_size": 8, "learning_rate_multiplier": "auto"}},
         },
         extra_body={"mens": {"exec": {"seq_len": 128, "checkpoint_every": 84}, "artifact": {"alias": "openai"}}},
     )
@@ -65,6 +65,7 @@ def test_job(client: OpenAI, tuned: FineTuningJob) -> None:
     assert tuned.finished_at
     assert tuned.finished_at >= tuned.created_at
     assert tuned.id in [job.id for job in client.fine_tuning.jobs.list(limit=5)]
+    assert tuned.hyperparameters.learning_rate_multiplier == 1
 
 
 def test_jobs_are_filtered_by_metadata(client: OpenAI, tuned: FineTuningJob) -> None:
@@ -103,6 +104,15 @@ def test_result_file_is_a_metrics_table(client: OpenAI, tuned: FineTuningJob) ->
     assert float(rows[-1]["train_loss"]) < float(rows[0]["train_loss"])
     assert rows[-1]["valid_loss"]
     assert client.files.retrieve(result).purpose == "fine-tune-results"
+
+
+def test_files(client: OpenAI, installation: Installation) -> None:
+    file = client.files.create(file=("mine.jsonl", b'{"prompt": "a", "response": "b"}\n'), purpose="fine-tune")
+    assert client.files.retrieve(file.id).bytes == file.bytes == 33
+    assert file.id in [found.id for found in client.files.list(purpose="fine-tune", limit=2)]
+    assert client.files.delete(file.id).deleted
+    with pytest.raises(openai.NotFoundError):
+        client.files.retrieve(file.id)
 
 
 def test_models(client: OpenAI, tuned: FineTuningJob) -> None:
