@@ -48,10 +48,10 @@ def test_the_demo_shows_the_log_of_what_failed(home: Path, tmp_path: Path) -> No
     [
         (["models"], "mens-tiny"),
         (["chat", "mens-tiny", "What is Mens?", "--max-tokens", "12"], "I"),
-        (["jobs", "list"], "finetune\t"),
         (["plan", "examples/support.jsonl", "--model", "mens-tiny"], "optimizer steps"),
         (["data", "check", "examples/support.jsonl", "--model", "mens-tiny"], "168"),
         (["train", "examples/support.jsonl", "--model", "mens-tiny", "--epochs", "1", "--no-publish"], "succeeded"),
+        (["jobs", "list"], "finetune\t"),
     ],
 )
 def test_commands_against_a_running_installation(
