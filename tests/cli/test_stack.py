@@ -1,0 +1,65 @@
+"""The single-machine stack: one per home folder, private files, and configurations that say what they must."""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+
+import pytest
+
+from cli.connection import Connection, saved_connection
+from cli.programs import PROGRAMS, supervisor_config, valkey_config
+from cli.stack import Stack, StackFailed, write_private
+
+
+def test_one_stack_per_home(tmp_path: Path) -> None:
+    first = Stack(tmp_path, "base")
+    first._take_lock()
+    second = Stack(tmp_path, "base")
+    with pytest.raises(StackFailed, match="already running"):
+        second.start()
+    second.stop()
+    assert saved_connection(tmp_path) is None, "the second one has touched nothing"
+    first.stop()
+    third = Stack(tmp_path, "base")
+    third._take_lock()
+    third.stop()
+
+
+def test_secrets_are_their_owners_business(tmp_path: Path) -> None:
+    path = tmp_path / "secret"
+    path.write_text("old")
+    path.chmod(0o644)
+    write_private(path, "new")
+    Connection("http://127.0.0.1:1", "key").save(tmp_path)
+    for private in (path, tmp_path / "connection.json"):
+        assert stat.S_IMODE(private.stat().st_mode) == 0o600
+
+
+def test_every_program_is_restarted_and_killed_with_its_group(tmp_path: Path) -> None:
+    config = supervisor_config(tmp_path, tmp_path / "supervisor.sock")
+    for name in PROGRAMS:
+        assert f"[program:{name}]" in config
+    for line in ("autorestart=true", "stopasgroup=true", "killasgroup=true"):
+        assert config.count(line) == len(PROGRAMS)
+
+
+def test_the_broker_is_on_loopback_with_a_password_and_a_log(tmp_path: Path) -> None:
+    lines = valkey_config(tmp_path, "1234", "secret").splitlines()
+    assert {"bind 127.0.0.1", "port 1234", "requirepass secret", "appendonly yes"} <= set(lines)
+
+
+def test_a_program_is_ready_by_what_it_says_now_not_by_old_logs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stack = Stack(tmp_path, "base")
+    (tmp_path / "logs").mkdir()
+    log = tmp_path / "logs" / "worker.log"
+    log.write_text("jobs@host ready.\n")
+    stack._log_starts = {"worker": log.stat().st_size}
+    stack._ports = {}
+    monkeypatch.setattr(Stack, "pid", lambda *_: 1)
+    assert not stack._is_ready("worker")
+    with log.open("a") as file:
+        file.write("jobs@host ready.\n")
+    assert stack._is_ready("worker")
