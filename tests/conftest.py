@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 if TYPE_CHECKING:  # imported late, so that one tier's tests run where only that tier is installed
     from shared.db import Database
     from tests.postgres import PostgresServer
+
+
+# The same examples every time; HYPOTHESIS_PROFILE=explore looks for new ones.
+settings.register_profile("mens", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("explore", deadline=None, max_examples=2000, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "mens"))
 
 
 @pytest.fixture(scope="session")

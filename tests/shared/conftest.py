@@ -1,13 +1,11 @@
-"""Hypothesis runs the same examples every time (HYPOTHESIS_PROFILE=explore: new ones); ledgers with a clock of ours."""
+"""Ledgers with a clock of ours."""
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from hypothesis import HealthCheck, settings
 
 from shared.db import Database
 from shared.lease import LeaseLedger
@@ -15,10 +13,6 @@ from shared.ledger import Ledger
 from shared.registry import Registry
 
 LEASE_SECONDS = 60.0
-
-settings.register_profile("mens", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
-settings.register_profile("explore", deadline=None, max_examples=2000, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "mens"))
 
 
 @dataclass
