@@ -16,10 +16,13 @@ import httpx
 from fastapi import Request, Response
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import StreamingResponse
+from starlette.requests import ClientDisconnect
 
 from api.services import Services
 from shared.errors import Code, InvalidRequest, NotFound, TooLarge, Unavailable
 
+CLIENT_GONE = 499
+"""Status in the log for a caller that left; nobody receives it."""
 PASSED_HEADERS = ("content-type", "x-request-id", "retry-after")
 
 logger = logging.getLogger(__name__)
@@ -32,12 +35,15 @@ async def proxy(services: Services, request: Request, path: str) -> Response:
         InvalidRequest: ``REQUEST_INVALID``. TooLarge: ``BODY_TOO_LARGE``. NotFound: ``MODEL_NOT_FOUND``.
         Unavailable: ``SERVING_UNAVAILABLE``.
     """
-    body = await read_body(request, services.settings.max_body_bytes)
+    try:
+        body = await read_body(request, services.settings.max_body_bytes)
+    except ClientDisconnect:
+        return Response(status_code=CLIENT_GONE)
     model, served = body.get("model"), await run_in_threadpool(resolve_model, services, body.get("model"))
     content = json.dumps({**body, "model": served}).encode()
     upstream = await _unless_gone(request, _send(services, path, content, served))
     if upstream is None:
-        return Response(status_code=499)
+        return Response(status_code=CLIENT_GONE)
     if upstream.status_code == 404:
         await upstream.aclose()
         raise Unavailable(

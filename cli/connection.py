@@ -69,10 +69,15 @@ def call(method: str, path: str, **request: Any) -> Any:
         with connection.client() as client:
             response = client.request(method, path, **request)
     except httpx.HTTPError as error:
-        fail(f"{connection.url} does not answer ({str(error) or type(error).__name__}). Is `mens up` running?")
+        fail(no_answer(connection, error))
     if response.is_error:
         fail(describe_error(response))
     return response.json()
+
+
+def no_answer(connection: Connection, error: httpx.HTTPError) -> str:
+    """What to say when the API cannot be reached."""
+    return f"{connection.url} does not answer ({str(error) or type(error).__name__}). Is `mens up` running?"
 
 
 def describe_error(response: httpx.Response) -> str:

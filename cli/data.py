@@ -51,7 +51,7 @@ def check(
     min_rating: Annotated[int, typer.Option(min=0, max=5, help="Leave out rows rated lower; 0 keeps all.")] = 0,
     category: Annotated[list[str] | None, typer.Option(help="Keep rows whose category has this in it.")] = None,
     model: Annotated[str | None, typer.Option(help="Base model: a name in the catalogue, or its folder.")] = None,
-    seq_len: Annotated[int, typer.Option(min=8, help="Tokens kept of a row, with --model.")] = 2048,
+    seq_len: Annotated[int, typer.Option(min=8, help="Tokens kept of a row, with --model.")] = 256,
     sample: Annotated[int, typer.Option(min=1, help="Rows that are tokenised, with --model.")] = 2000,
     near: Annotated[bool, typer.Option(help="Look for near duplicates too; --no-near is faster.")] = True,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,

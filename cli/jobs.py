@@ -16,7 +16,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
 from cli.connection import Connection, call, connect, describe_error, fail
 from cli.tables import print_table
-from shared.auto import auto_batch_size, auto_epochs, auto_learning_rate
+from shared.auto import auto_exec
 
 app = typer.Typer(no_args_is_help=True, help="Jobs: list, show, watch, cancel, pause, resume, merge.")
 console = Console()
@@ -52,7 +52,8 @@ def train(
     """Tune a base model on a JSONL file. Look first with `mens data check FILE` and `mens plan FILE --model NAME`."""
     sections: dict[str, dict[str, Any]] = json.loads(contract.read_text()) if contract else {}
     if not (contract or preset or domain):
-        sections["exec"] = auto_exec(file, model)
+        base = call("GET", f"/v1/models/{quote(model, safe='')}")["mens"]
+        sections["exec"] = auto_exec(count_lines(file), base.get("learning_rate"))
     options: dict[str, dict[str, Any]] = {
         "data": {"train_file": upload(file), "validation_file": upload(validation) if validation else None},
         "exec": {"epochs": epochs, "learning_rate": learning_rate, "batch_size": batch_size, "seq_len": seq_len},
@@ -72,14 +73,10 @@ def train(
         watch_job(job["id"])
 
 
-def auto_exec(file: Path, model: str) -> dict[str, Any]:
-    """What the auto rules (docs/openai.md) make of a file and a base."""
-    with file.open("rb") as lines:
-        rows = sum(1 for _ in lines)
-    base = call("GET", f"/v1/models/{quote(model, safe='')}")["mens"]
-    batch_size = auto_batch_size(rows)
-    exec_ = {"batch_size": batch_size, "grad_accum": 1, "epochs": auto_epochs(rows, batch_size)}
-    return exec_ | {"learning_rate": auto_learning_rate(base.get("learning_rate"))}
+def count_lines(path: Path) -> int:
+    """Lines of a file; the auto rules need no more than their number."""
+    with path.open("rb") as lines:
+        return sum(1 for _ in lines)
 
 
 def summary(job: dict[str, Any]) -> str:
@@ -193,15 +190,19 @@ def follow(job_id: str, console: Console, connection: Connection | None = None) 
 
 def poll(job_id: str, connection: Connection) -> Iterator[dict[str, Any]]:
     """The job's versions until it is over. Unchanged ones cost a 304; an API that restarts is waited for."""
-    etag, last_answer = "", time.monotonic()
+    etag, last_answer, told = "", time.monotonic(), False
     with connection.client() as client:
         while True:
             try:
                 response = client.get(f"/v1/jobs/{job_id}", headers={"If-None-Match": etag})
                 last_answer = time.monotonic()
             except httpx.TransportError:
-                if time.monotonic() - last_answer > PATIENCE_SECONDS:
+                silence = time.monotonic() - last_answer
+                if silence > PATIENCE_SECONDS:
                     raise
+                if not told:
+                    typer.echo(f"{connection.url} does not answer; trying again", err=True)
+                    told = True
             else:
                 if response.is_client_error:
                     fail(describe_error(response))

@@ -10,7 +10,7 @@ from urllib.parse import quote
 import httpx
 import typer
 
-from cli.connection import call, connect, describe_error, fail
+from cli.connection import call, connect, describe_error, fail, no_answer
 from cli.tables import print_table
 
 
@@ -41,12 +41,16 @@ def chat(
     messages = [{"role": "system", "content": system}] if system else []
     body = {"model": model, "messages": [*messages, {"role": "user", "content": message}], "stream": True}
     body |= {"max_tokens": max_tokens, "temperature": temperature}
-    with connect().client() as client, client.stream("POST", "/v1/chat/completions", json=body) as response:
-        if response.is_error:
-            response.read()
-            fail(describe_error(response))
-        for text in _streamed_text(response):
-            typer.echo(text, nl=False)
+    connection = connect()
+    try:
+        with connection.client() as client, client.stream("POST", "/v1/chat/completions", json=body) as response:
+            if response.is_error:
+                response.read()
+                fail(describe_error(response))
+            for text in _streamed_text(response):
+                typer.echo(text, nl=False)
+    except httpx.HTTPError as error:
+        fail(no_answer(connection, error))
     typer.echo()
 
 

@@ -12,8 +12,11 @@ from rich.table import Table
 
 from cli.bases import entry_and_folder
 from cli.connection import fail
+from cli.jobs import count_lines
+from shared.auto import auto_exec
 from shared.digest import digest_file
 from shared.errors import MensError
+from shared.planner import ExecutionPlan, warmup_steps
 from shared.preflight import Asked, InputFile, Machine, Preflight, preflight
 from shared.servability import ServingLimits
 from shared.settings import Settings
@@ -32,7 +35,12 @@ def plan(
     contract: Annotated[
         Path | None, typer.Option(exists=True, dir_okay=False, help="JSON file with contract sections.")
     ] = None,
-    preset: Annotated[str | None, typer.Option(help="Values for what the contract leaves open, or `auto`.")] = None,
+    epochs: Annotated[int | None, typer.Option(help="Passes over the file. [default: auto]")] = None,
+    learning_rate: Annotated[float | None, typer.Option(help="Peak learning rate. [default: the base's]")] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Rows per optimizer step. [default: auto]")] = None,
+    seq_len: Annotated[int | None, typer.Option(help="Tokens per row. [default: 256]")] = None,
+    rank: Annotated[int | None, typer.Option(help="LoRA rank. [default: 16]")] = None,
+    preset: Annotated[str | None, typer.Option(help="A preset instead of the auto rules.")] = None,
     domain: Annotated[str | None, typer.Option(help="A domain profile.")] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda or auto.")] = "auto",
     vram_gb: Annotated[
@@ -43,12 +51,21 @@ def plan(
 ) -> None:
     """Check a job to the end and show its plan. Exit code 1 when it could not be run, with the code and the remedy."""
     sections: dict[str, Any] = json.loads(contract.read_text()) if contract else {}
-    sections["model"] = {"hf_repo": model}
-    sections["data"] = sections.get("data", {}) | {"train_file": file.name}
+    options: dict[str, dict[str, Any]] = {
+        "model": {"hf_repo": model},
+        "data": {"train_file": file.name},
+        "exec": {"epochs": epochs, "learning_rate": learning_rate, "batch_size": batch_size, "seq_len": seq_len},
+        "adapter": {"rank": rank},
+    }
     limits = ServingLimits(max_lora_rank=max_lora_rank) if max_lora_rank else None
     machine = Machine(device=device, vram_bytes=int(vram_gb * GIB) if vram_gb else None, limits=limits)
     try:
         base, folder = entry_and_folder(Settings(), model)
+        if not (contract or preset or domain):
+            sections["exec"] = auto_exec(count_lines(file), base.learning_rate)
+        for section, values in options.items():
+            given = {key: value for key, value in values.items() if value is not None}
+            sections[section] = sections.get(section, {}) | given
         checked = preflight(
             Asked(sections, preset, domain),
             base,
@@ -79,24 +96,29 @@ def facts(checked: Preflight) -> list[tuple[str, str]]:
     """What a person wants to know first."""
     plan, needs, learnt = checked.plan, checked.estimate, checked.supervision
     exec_, adapter = plan.contract.exec, plan.contract.adapter
-    fits = {True: "fits", False: "does NOT fit", None: ""}[needs.fits]
+    fits = "fits" if needs.fits else ""
     ladder = [path for path, source in checked.sources.items() if source not in ("explicit", "default")]
     rows = [
         ("base", f"{plan.base.name}: {checked.model.config.model_type}, {needs.parameters:,} parameters"),
-        ("rows", f"{plan.train.rows:,} to train on, {plan.validation_rows or (plan.validation or plan.train).rows:,} to validate"),
+        ("rows", f"{plan.train.rows - plan.validation_rows:,} to train on, {_held_out(plan)} to validate"),
         ("learnt", f"{learnt.supervised_tokens:,} of {learnt.tokens:,} tokens, found by {learnt.method}"),
         ("cut off", f"{learnt.truncated_rows:,} rows lose their beginning at {exec_.seq_len} tokens"),
         ("steps", f"{plan.optimizer_steps:,} optimizer steps of {exec_.batch_size} x {exec_.grad_accum} rows, {exec_.epochs} epochs"),
+        ("rate", f"{exec_.learning_rate:g}, after a warm-up over {warmup_steps(exec_.warmup_steps, plan.optimizer_steps)} steps"),
         ("adapter", f"rank {adapter.rank}, alpha {adapter.alpha}: {needs.trainable_parameters:,} parameters"),
         ("memory", f"{needs.vram_bytes / GIB:.2f} GiB {fits}".rstrip()),
         ("disk", f"{needs.disk_bytes / GIB:.2f} GiB"),
         ("digests", f"contract {plan.contract_digest[:16]}  plan {plan.digest[:16]}"),
     ]  # fmt: skip
-    if needs.nearest_fit:
-        rows.append(("would fit", needs.nearest_fit.advice))
     if ladder:
         rows.append(("decided", ", ".join(f"{path} ({checked.sources[path]})" for path in sorted(ladder))))
     return rows
+
+
+def _held_out(plan: ExecutionPlan) -> str:
+    if plan.validation:
+        return f"{plan.validation.rows:,} of their own file"
+    return f"{plan.validation_rows:,} held out" if plan.validation_rows else "none"
 
 
 def _input(path: Path) -> InputFile:

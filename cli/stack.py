@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 READY_SECONDS = 180.0
 STOP_SECONDS = 40.0
+LOCK_SECONDS = 15.0
+LOCK_POLL_SECONDS = 0.5
 LOG_TAIL_LINES = 30
 
 
@@ -69,9 +71,7 @@ class Stack:
         """Prepare the home folder and start supervisord; see :meth:`wait_until_ready`."""
         from api.migrate import migrate  # slow to import
 
-        self.home.mkdir(parents=True, exist_ok=True)
-        self.home.chmod(0o700)  # training data, keys and answers are their owner's business
-        lock = self._take_lock()
+        self.lock()
         for folder in ("logs", "valkey"):
             (self.home / folder).mkdir(exist_ok=True)
         self._log_starts = {name: _size(self._log(name)) for name in PROGRAMS}
@@ -88,7 +88,7 @@ class Stack:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             start_new_session=True,
-            pass_fds=[lock],
+            pass_fds=[] if self._lock is None else [self._lock],
         )
 
     def wait_until_ready(self, seconds: float = READY_SECONDS) -> Iterator[str]:
@@ -156,19 +156,27 @@ class Stack:
             os.close(self._lock)
             self._lock = None
 
-    def _take_lock(self) -> int:
-        """Lock the home folder for as long as this process or its supervisord lives: two stacks would fight over it."""
+    def lock(self) -> None:
+        """Lock the home folder for as long as this process or its supervisord lives: two stacks would fight over it.
+
+        One that was killed needs a few seconds to end; it is waited for, unless its API still answers.
+
+        Raises:
+            StackFailed: another stack runs there.
+        """
+        if self._lock is not None:
+            return
+        self.home.mkdir(parents=True, exist_ok=True)
+        self.home.chmod(0o700)  # training data, keys and answers are their owner's business
         lock = os.open(self.home / "lock", os.O_CREAT | os.O_RDWR, 0o600)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(lock)
+        deadline = time.monotonic() + LOCK_SECONDS
+        while not _try_lock(lock):
             saved = saved_connection(self.home)
-            raise StackFailed(
-                f"Mens is already running in {self.home}{f', at {saved.url}' if saved else ''}."
-            ) from None
+            if time.monotonic() > deadline or (saved and saved.answers()):
+                os.close(lock)
+                raise StackFailed(f"Mens is already running in {self.home}{f', at {saved.url}' if saved else ''}.")
+            time.sleep(LOCK_POLL_SECONDS)
         self._lock = lock
-        return lock
 
     def _is_ready(self, name: str) -> bool:
         port = self._ports.get(name)
@@ -269,6 +277,14 @@ def _is_known(registry: Registry, secret: str) -> bool:
     try:
         registry.authenticate(secret)
     except Unauthenticated:
+        return False
+    return True
+
+
+def _try_lock(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
         return False
     return True
 

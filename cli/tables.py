@@ -11,14 +11,17 @@ from rich.table import Table
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     """Print rows; a value is never cut off, and in a pipe each row is one line."""
-    console = Console()
-    if not console.is_terminal:
-        for row in rows:
+    console, found = Console(), list(rows)
+    if not console.is_terminal or _width(columns, found) > console.width:
+        for row in found:  # the terminal wraps these lines itself, so what is copied from them is whole
             typer.echo("\t".join(row))
         return
-    table = Table()
-    for column in columns:
-        table.add_column(column, overflow="fold")
-    for row in rows:
+    table = Table(*columns)
+    for row in found:
         table.add_row(*row)
     console.print(table)
+
+
+def _width(columns: Sequence[str], rows: list[Sequence[str]]) -> int:
+    """Width of the table that shows every value on one line, its borders included."""
+    return sum(max(map(len, column)) + 3 for column in zip(columns, *rows, strict=True)) + 1

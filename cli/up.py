@@ -44,10 +44,10 @@ def up(
         print_usage(stack, base)
         while not stop.wait(CHECK_SECONDS):
             stack.refuse_dead_programs()
+        console.print("stopping …")
     except StackFailed as error:
         fail(str(error))
     finally:
-        console.print("stopping …")
         stack.stop()
 
 
@@ -70,6 +70,8 @@ def start(stack: Stack, console: Console) -> None:
     Raises:
         StackFailed: see `cli/stack.py`.
     """
+    with console.status("waiting for an earlier installation in this folder to stop"):
+        stack.lock()
     if stack.api_port and _in_use(stack.api_port):
         raise StackFailed(f"port {stack.api_port} is in use, perhaps by another Mens; choose another with --port.")
     stack.start()

@@ -25,6 +25,17 @@ def auto_epochs(rows: int, batch_size: int) -> int:
     return max(1, min(MAX_EPOCHS, math.ceil(TARGET_STEPS * batch_size / max(1, rows))))
 
 
+def auto_exec(rows: int, rate_of_base: float | None) -> dict[str, float]:
+    """The contract's ``exec`` section by the auto rules; what somebody sets himself goes over it."""
+    batch_size = auto_batch_size(rows)
+    return {
+        "batch_size": batch_size,
+        "grad_accum": 1,
+        "epochs": auto_epochs(rows, batch_size),
+        "learning_rate": auto_learning_rate(rate_of_base),
+    }
+
+
 def auto_learning_rate(of_base: float | None) -> float:
     """Peak learning rate; ``of_base`` is the catalogue's, None when it says nothing."""
     return of_base or DEFAULT_LEARNING_RATE

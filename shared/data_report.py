@@ -117,7 +117,7 @@ def inspect_file(
     training = _read(path, filters, near, None, quarantine, progress)
     trained = _file_report(path, training)
     if validation is None:
-        return DataReport(mode=mode, training=trained, notes=_notes(trained, filters))
+        return DataReport(mode=mode, training=trained, notes=_notes(trained, mode))
     held_out = _read(validation, filters, near, training.near, None, progress)
     validated = _file_report(validation, held_out)
     leakage = _repeats(held_out.exact.shared_with(training.exact), held_out.near_leaks)
@@ -126,7 +126,7 @@ def inspect_file(
         training=trained,
         validation=validated,
         leakage=leakage,
-        notes=_notes(trained, filters) + _leakage_notes(validated, leakage),
+        notes=_notes(trained, mode) + _leakage_notes(validated, leakage),
     )
 
 
@@ -223,14 +223,13 @@ def _repeats(exact: PairReport, near: PairReport) -> Repeats:
     )
 
 
-def _notes(file: FileReport, filters: RowFilter) -> list[str]:
+def _notes(file: FileReport, mode: DataMode) -> list[str]:
     repeats, left_out = file.duplicates, file.rows - file.trainable_rows
     facts = {
-        f"{file.error_count} bad lines are skipped.": file.error_count,
+        f"{file.error_count} bad lines are skipped.": file.error_count and mode is DataMode.LENIENT,
         f"{left_out} of {file.rows} rows are left out by the filter.": left_out,
         f"{repeats.exact_rows} rows repeat an earlier row exactly: they count twice.": repeats.exact_rows,
         f"{repeats.near_rows} rows are nearly the same as an earlier one.": repeats.near_rows,
-        "No row is rated: min_rating leaves none out.": filters.min_rating and set(file.ratings) == {"unrated"},
         f"Near duplicates were looked for among the first {MAX_NEAR_ROWS} rows only.": file.rows > MAX_NEAR_ROWS,
     }
     return [note for note, holds in facts.items() if holds]

@@ -29,6 +29,9 @@ from shared.planner import optimizer_steps, validation_split
 RUNTIME_BYTES = 1 << 30
 """Allowance for the device context, library workspaces and the allocator's slack: stated, not measured by this module."""
 
+CPU_RUNTIME_BYTES = 440 << 20
+"""Resident set of Python with torch, transformers and peft, measured."""
+
 VRAM_FRACTION = 0.85
 """Share of the device that a plan may fill when ``exec.max_vram_fraction`` says nothing (specification §3.6)."""
 
@@ -124,6 +127,7 @@ def estimate(
     checkpointing: bool = False,
     head_chunk: int | None = None,
     compute_bytes: int = 2,
+    runtime_bytes: int = RUNTIME_BYTES,
 ) -> Estimate:
     """Estimate a job.
 
@@ -135,6 +139,8 @@ def estimate(
         checkpointing: recompute activations in the backward pass.
         head_chunk: tokens whose logits exist at a time, for a trainer that computes the loss in chunks.
         compute_bytes: bytes of one element in compute dtype: 2 on an accelerator, 4 on a CPU.
+        runtime_bytes: what the process takes beside the job: a stated allowance on a GPU, on a CPU the resident set of
+            Python with torch and transformers, as measured.
     """
     exec_ = contract.exec
     asked = Configuration(
@@ -144,7 +150,7 @@ def estimate(
         checkpointing=checkpointing,
         head_chunk=head_chunk,
     )
-    vram = vram_parts(contract, config, asked, compute_bytes)
+    vram = vram_parts(contract, config, asked, compute_bytes, runtime_bytes)
     budget = None if vram_bytes is None else math.floor(vram_bytes * (exec_.max_vram_fraction or VRAM_FRACTION))
     fits = None if budget is None else vram.total <= budget
     nearest = nearest_fit(contract, config, asked, budget, compute_bytes) if budget and fits is False else None
@@ -170,7 +176,13 @@ def estimate(
     )
 
 
-def vram_parts(contract: FineTuneContract, config: ModelConfig, asked: Configuration, compute_bytes: int) -> Vram:
+def vram_parts(
+    contract: FineTuneContract,
+    config: ModelConfig,
+    asked: Configuration,
+    compute_bytes: int,
+    runtime_bytes: int = RUNTIME_BYTES,
+) -> Vram:
     """Device memory of a configuration; the contract's own batch, accumulation and length are not looked at."""
     adapter, lora = contract.adapter, lora_tensors(config, contract.adapter.rank, contract.adapter.target_modules)
     parameters = parameter_count(lora)
@@ -186,7 +198,7 @@ def vram_parts(contract: FineTuneContract, config: ModelConfig, asked: Configura
         optimizer=8 * parameters,
         activations=tokens * activation_bytes(config, adapter.rank, compute_bytes, checkpointing=asked.checkpointing),
         logits=min(tokens, asked.head_chunk or tokens) * head_bytes(config, compute_bytes),
-        runtime=RUNTIME_BYTES,
+        runtime=runtime_bytes,
     )
 
 
@@ -259,11 +271,11 @@ def _held_out(contract: FineTuneContract, rows: int) -> int:
 
 
 def _notes(config: ModelConfig, seq_len: int, *, fits: bool | None, nearest: NearestFit | None) -> list[str]:
-    notes = [f"Runtime overhead is a stated allowance of {RUNTIME_BYTES >> 20} MiB; the rest follows from shapes."]
+    notes = []
     if config.max_positions and seq_len > config.max_positions:
         notes.append(f"exec.seq_len {seq_len} is longer than the {config.max_positions} positions of the base.")
     if config.linear:
         notes.append("Activations of linear-attention layers are fitted to the library's plain PyTorch path.")
     if fits is False and nearest is None:
-        notes.append("No batch size or length fits: the weights alone are too large for this device.")
+        notes.append("No batch size or length fits: weights, adapter and the runtime's own share are too large alone.")
     return notes

@@ -22,7 +22,7 @@ from shared.contract import DataMode, DataSection, FineTuneContract, TokenizerMo
 from shared.data_report import inspect_file, refusal
 from shared.data_shapes import DataReport
 from shared.errors import Code, ContractRejected
-from shared.estimate import Estimate, estimate
+from shared.estimate import CPU_RUNTIME_BYTES, RUNTIME_BYTES, Estimate, estimate
 from shared.flat import parse_contract
 from shared.gates import GateContext, check_gates
 from shared.model_preflight import ModelReport, preflight_model, training_preflight_record
@@ -166,7 +166,9 @@ def preflight(
         tokens_per_second=machine.tokens_per_second,
         checkpointing=on_gpu,
         compute_bytes=2 if on_gpu else 4,
+        runtime_bytes=RUNTIME_BYTES if on_gpu else CPU_RUNTIME_BYTES,
     )
+    _refuse_too_large(needs)
     served = serving_notes(contract, machine.limits) if machine.limits else []
     notes = [*plan.notes, *_truncation_notes(supervision, contract), *model.notes, *data.notes, *served, *needs.notes]
     return Preflight(
@@ -193,9 +195,12 @@ def _resolve_on_data(
         parameters=model.parameters,
         vram_mb=None if machine.vram_bytes is None else machine.vram_bytes >> 20,
     )
-    first = resolve().contract
-    _refuse_early(first, machine)
-    data = _inspect(train, validation, first.data, machine)
+    first = resolve()
+    try:
+        _refuse_early(first.contract, machine)
+    except ContractRejected as error:
+        raise _with_origin(error, first.sources) from None
+    data = _inspect(train, validation, first.contract.data, machine)
     resolution = resolve(rows=data.training.trainable_rows)
     return resolution.contract, resolution.sources, data
 
@@ -238,6 +243,28 @@ def _refuse_too_long(contract: FineTuneContract, model: ModelReport) -> None:
             remedy=f"Set exec.seq_len to {most} or less.",
             param="exec.seq_len",
         )
+
+
+def _refuse_too_large(needs: Estimate) -> None:
+    if needs.fits is not False:
+        return
+    nearest = needs.nearest_fit
+    raise ContractRejected(
+        Code.MEMORY_DOES_NOT_FIT,
+        f"The job takes {needs.vram_bytes >> 20} MiB; the device has {(needs.vram_budget or 0) >> 20} MiB for it.",
+        remedy=nearest.advice if nearest else needs.notes[-1],
+        param="exec.batch_size",
+        details={"vram": needs.vram.model_dump(), "nearest_fit": nearest.model_dump() if nearest else None},
+    )
+
+
+def _with_origin(error: ContractRejected, sources: Mapping[str, Source]) -> ContractRejected:
+    """Name the preset or profile that set a field which its caller never wrote."""
+    origin = sources.get(error.param or "", "explicit")
+    if origin in ("explicit", "default"):
+        return error
+    remedy = f"The {origin} sets {error.param}: choose another {origin}, or set the field yourself."
+    return ContractRejected(error.code, error.message, remedy=remedy, param=error.param, details=error.details)
 
 
 def _truncation_notes(found: SupervisionReport, contract: FineTuneContract) -> list[str]:

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from shared.contract import FineTuneContract
-from shared.estimate import estimate
+from shared.estimate import CPU_RUNTIME_BYTES, RUNTIME_BYTES, estimate
 from shared.model_config import parse_model_config
 from worker.model import compute_dtype
 
@@ -23,7 +23,15 @@ def memory_report(contract: FineTuneContract, base: Path, rows: int, device: tor
     config = parse_model_config(json.loads((base / "config.json").read_bytes()))
     on_gpu = device.type == "cuda"  # where the engine recomputes activations (`worker/model.py`)
     element_bytes = compute_dtype(device).itemsize
-    needs = estimate(contract, config, rows=rows, checkpointing=on_gpu, compute_bytes=element_bytes)
+    runtime_bytes = RUNTIME_BYTES if on_gpu else CPU_RUNTIME_BYTES
+    needs = estimate(
+        contract,
+        config,
+        rows=rows,
+        checkpointing=on_gpu,
+        compute_bytes=element_bytes,
+        runtime_bytes=runtime_bytes,
+    )
     return {"device": device.type, "predicted_bytes": needs.vram_bytes, "peak_bytes": peak_bytes(device)}
 
 

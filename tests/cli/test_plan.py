@@ -9,6 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from cli.main import app
+from shared.auto import auto_exec
 from tests.tiny_base import write_base
 
 runner = CliRunner()
@@ -30,7 +31,7 @@ def rows(tmp_path: Path) -> Path:
 def test_a_plan_for_people(base: Path, rows: Path) -> None:
     result = runner.invoke(app, ["plan", str(rows), "--model", str(base), "--preset", "tiny", "--vram-gb", "16"])
     assert result.exit_code == 0, result.output
-    for expected in ("40 to train on", "rank 4", "fits", "adapter.rank (preset)", "note:"):
+    for expected in ("30 to train on, 10 held out", "rank 4", "fits", "adapter.rank (preset)", "note:"):
         assert expected in " ".join(result.output.split())
 
 
@@ -43,6 +44,7 @@ def test_a_plan_for_machines(base: Path, rows: Path) -> None:
     ("arguments", "code"),
     [
         (["--max-lora-rank", "8"], "NOT_SERVABLE_RANK"),
+        (["--vram-gb", "0.5"], "MEMORY_DOES_NOT_FIT"),
         (["--preset", "4081"], "UNKNOWN_PRESET"),
         (["--domain", "agents"], "CONTRACT_UNSUPPORTED"),
     ],
@@ -59,3 +61,11 @@ def test_a_base_that_is_not_there(rows: Path, base: Path) -> None:
 def test_a_broken_line_is_named(base: Path, rows: Path) -> None:
     rows.write_text('{"prompt": "a", "response": "b"}\noops\n')
     assert "line 2" in runner.invoke(app, ["plan", str(rows), "--model", str(base)]).output
+
+
+def test_it_plans_what_train_trains(base: Path, rows: Path) -> None:
+    result = runner.invoke(app, ["plan", str(rows), "--model", str(base), "--rank", "8", "--json"])
+    contract = json.loads(result.output)["plan"]["contract"]
+    expected = auto_exec(40, None)
+    assert {key: contract["exec"][key] for key in expected} == expected
+    assert contract["adapter"]["rank"] == 8

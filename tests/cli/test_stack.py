@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import stat
+import threading
 from pathlib import Path
 
 import pytest
@@ -12,9 +13,10 @@ from cli.programs import PROGRAMS, supervisor_config, valkey_config
 from cli.stack import Stack, StackFailed, write_private
 
 
-def test_one_stack_per_home(tmp_path: Path) -> None:
+def test_one_stack_per_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cli.stack.LOCK_SECONDS", 0.2)
     first = Stack(tmp_path, "base")
-    first._take_lock()
+    first.lock()
     second = Stack(tmp_path, "base")
     with pytest.raises(StackFailed, match="already running"):
         second.start()
@@ -22,7 +24,7 @@ def test_one_stack_per_home(tmp_path: Path) -> None:
     assert saved_connection(tmp_path) is None, "the second one has touched nothing"
     first.stop()
     third = Stack(tmp_path, "base")
-    third._take_lock()
+    third.lock()
     third.stop()
 
 
@@ -63,3 +65,13 @@ def test_a_program_is_ready_by_what_it_says_now_not_by_old_logs(
     with log.open("a") as file:
         file.write("jobs@host ready.\n")
     assert stack._is_ready("worker")
+
+
+def test_an_earlier_stack_that_is_ending_is_waited_for(tmp_path: Path) -> None:
+    first, second = Stack(tmp_path, "base"), Stack(tmp_path, "base")
+    first.lock()
+    timer = threading.Timer(0.7, first.stop)
+    timer.start()
+    second.lock()
+    timer.join()
+    second.stop()

@@ -97,10 +97,21 @@ def test_another_base_than_the_served_one(base: Path, tmp_path: Path) -> None:
     check(base, tmp_path, ROWS, machine, sections={"artifact": {"publish": False}})
 
 
-def test_what_does_not_fit_gets_advice(base: Path, tmp_path: Path) -> None:
-    found = check(base, tmp_path, ROWS, Machine(vram_bytes=1 << 29))
-    assert found.estimate.fits is False
-    assert any("memory" in note.lower() or "fit" in note.lower() for note in found.notes)
+def test_what_does_not_fit_is_refused_with_the_nearest_that_does(base: Path, tmp_path: Path) -> None:
+    asked = {"exec": {"batch_size": 256, "seq_len": 512}}
+    with pytest.raises(MensError) as refused:
+        check(base, tmp_path, ROWS, Machine(vram_bytes=(1 << 30) + (600 << 20)), sections=asked)
+    assert refused.value.code == "MEMORY_DOES_NOT_FIT"
+    nearest = refused.value.details["nearest_fit"]["configuration"]
+    assert nearest["batch_size"] * nearest["grad_accum"] == 256 * 4
+    with pytest.raises(MensError, match="takes"):
+        check(base, tmp_path, ROWS, Machine(vram_bytes=1 << 20))
+
+
+def test_a_refused_field_names_the_profile_that_set_it(base: Path, tmp_path: Path) -> None:
+    with pytest.raises(MensError) as refused:
+        check(base, tmp_path, ROWS, domain="agents")
+    assert "The domain sets" in refused.value.remedy
 
 
 def test_a_large_file_is_sampled_by_a_control_plane(
