@@ -159,7 +159,7 @@ class Stack:
     def lock(self) -> None:
         """Lock the home folder for as long as this process or its supervisord lives: two stacks would fight over it.
 
-        One that was killed needs a few seconds to end; it is waited for, unless its API still answers.
+        What a killed one has left needs a few seconds to end and is waited for; one whose owner lives is not.
 
         Raises:
             StackFailed: another stack runs there.
@@ -171,11 +171,13 @@ class Stack:
         lock = os.open(self.home / "lock", os.O_CREAT | os.O_RDWR, 0o600)
         deadline = time.monotonic() + LOCK_SECONDS
         while not _try_lock(lock):
-            saved = saved_connection(self.home)
-            if time.monotonic() > deadline or (saved and saved.answers()):
+            if time.monotonic() > deadline or _owner_lives(lock):
+                saved = saved_connection(self.home)
                 os.close(lock)
                 raise StackFailed(f"Mens is already running in {self.home}{f', at {saved.url}' if saved else ''}.")
             time.sleep(LOCK_POLL_SECONDS)
+        os.ftruncate(lock, 0)
+        os.pwrite(lock, str(os.getpid()).encode(), 0)
         self._lock = lock
 
     def _is_ready(self, name: str) -> bool:
@@ -287,6 +289,12 @@ def _try_lock(descriptor: int) -> bool:
     except BlockingIOError:
         return False
     return True
+
+
+def _owner_lives(lock: int) -> bool:
+    """Whether the process that wrote its pid into the lock file still runs; its supervisord may outlive it a little."""
+    pid = os.pread(lock, 32, 0)
+    return pid.isdigit() and Path("/proc", pid.decode()).exists()
 
 
 def _size(path: Path) -> int:

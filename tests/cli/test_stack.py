@@ -13,8 +13,7 @@ from cli.programs import PROGRAMS, supervisor_config, valkey_config
 from cli.stack import Stack, StackFailed, write_private
 
 
-def test_one_stack_per_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cli.stack.LOCK_SECONDS", 0.2)
+def test_one_stack_per_home(tmp_path: Path) -> None:
     first = Stack(tmp_path, "base")
     first.lock()
     second = Stack(tmp_path, "base")
@@ -70,6 +69,7 @@ def test_a_program_is_ready_by_what_it_says_now_not_by_old_logs(
 def test_an_earlier_stack_that_is_ending_is_waited_for(tmp_path: Path) -> None:
     first, second = Stack(tmp_path, "base"), Stack(tmp_path, "base")
     first.lock()
+    (tmp_path / "lock").write_text("999999999")  # the pid of one that is gone
     timer = threading.Timer(0.7, first.stop)
     timer.start()
     second.lock()
