@@ -25,7 +25,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedModel, PreTrainedTokenizerFast
 from transformers.utils.logging import disable_progress_bar
 
-from worker.schedule import learning_rate
+from worker.training.schedule import learning_rate
 
 Family = Literal["qwen3", "llama"]
 Document = list[int]

@@ -26,18 +26,18 @@ from shared.manifest import AdapterManifest
 from shared.planner import ExecutionPlan, TrainingRun, optimizer_steps, validation_split, warmup_steps
 from shared.row_filters import RowFilter
 from shared.tokenizer import Tokenizer
-from worker.adapter import save_adapter
-from worker.batches import collate, epoch_steps, split_validation
-from worker.checkpoint import Progress, load_checkpoint, save_checkpoint
-from worker.loss import accumulate_gradients, evaluate
-from worker.memory import memory_report
-from worker.model import attach_lora, load_quantised, load_tokenizer, pick_device, trainable
-from worker.probes import write_probes
 from worker.process import EXIT_CANCELLED, EXIT_PAUSED, StopRequested, StopSignals, die_with_worker, run_engine
-from worker.report import write_reports
 from worker.rundir import ADAPTER_FOLDER
-from worker.schedule import learning_rate
-from worker.telemetry import Score, Telemetry
+from worker.training.adapter import save_adapter
+from worker.training.batches import collate, epoch_steps, split_validation
+from worker.training.checkpoint import Progress, load_checkpoint, save_checkpoint
+from worker.training.loss import accumulate_gradients, evaluate
+from worker.training.memory import memory_report
+from worker.training.model import attach_lora, load_quantised, load_tokenizer, pick_device, trainable
+from worker.training.probes import write_probes
+from worker.training.report import write_reports
+from worker.training.schedule import learning_rate
+from worker.training.telemetry import Score, Telemetry
 
 MAX_NON_FINITE_STEPS = 3
 COMPARED_ROWS = 8

@@ -28,11 +28,11 @@ from shared.ledger import Ledger
 from shared.planner import DataFile, TrainingInputs, TrainingRun, plan_finetune
 from shared.registry import Registry
 from shared.storage import Storage
-from worker.model import load_tokenizer
 from worker.pretrain import Family, build_base
 from worker.run import Worker
 from worker.settings import WorkerSettings
 from worker.train import train
+from worker.training.model import load_tokenizer
 
 CORPUS = Path(__file__).parents[2] / "examples" / "base_corpus.jsonl"
 BASE_STEPS = 30

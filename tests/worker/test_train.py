@@ -31,7 +31,7 @@ from worker.rundir import (
     list_checkpoints,
     read_json,
 )
-from worker.telemetry import METRIC_COLUMNS
+from worker.training.telemetry import METRIC_COLUMNS
 
 ADAPTER_FILES = (WEIGHTS_NAME, CONFIG_NAME, MANIFEST_NAME)
 ENGINE_SECONDS = 60

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker.schedule import learning_rate
+from worker.training.schedule import learning_rate
 
 
 def test_warm_up_of_the_specification():

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shared.labels import IGNORED, Example
-from worker.batches import collate, epoch_steps, split_validation
+from worker.training.batches import collate, epoch_steps, split_validation
 
 
 def example(line: int, length: int = 3, learnt: int = 1) -> Example:

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 
 from shared.labels import IGNORED, Example
-from worker.batches import Batch, collate
-from worker.telemetry import Score
+from worker.training.batches import Batch, collate
+from worker.training.telemetry import Score
 
 
 def token_losses(model: torch.nn.Module, batch: Batch, device: torch.device) -> tuple[torch.Tensor, float]:

@@ -11,9 +11,9 @@ from bitsandbytes.nn import Linear4bit
 
 from shared.contract import AdapterSection, QuantSection
 from shared.labels import IGNORED, Example
-from worker.batches import Batch, collate
-from worker.loss import accumulate_gradients, evaluate, token_losses
-from worker.model import attach_lora, load_quantised, trainable
+from worker.training.batches import Batch, collate
+from worker.training.loss import accumulate_gradients, evaluate, token_losses
+from worker.training.model import attach_lora, load_quantised, trainable
 
 CPU = torch.device("cpu")
 PAD = 0

@@ -8,8 +8,8 @@ import time
 
 import pytest
 
-import worker.telemetry
-from worker.telemetry import METRIC_COLUMNS, STEPS_BEFORE_ETA, Pace, Score, Telemetry
+import worker.training.telemetry
+from worker.training.telemetry import METRIC_COLUMNS, STEPS_BEFORE_ETA, Pace, Score, Telemetry
 
 
 def events(folder):
@@ -78,7 +78,7 @@ def test_checkpoint_event_carries_the_metrics_of_its_step(tmp_path):
 
 def test_pace_and_time_left(monkeypatch):
     clock = iter(range(0, 1000, 2))
-    monkeypatch.setattr(worker.telemetry.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(worker.training.telemetry.time, "monotonic", lambda: next(clock))
     pace = Pace(total_steps=20)
     seen = [pace.step(done, tokens=100) for done in range(1, 11)]
     assert all(one["steps_per_sec_ema"] == pytest.approx(0.5) and one["tokens_per_sec"] == 50 for one in seen)
@@ -89,7 +89,7 @@ def test_pace_and_time_left(monkeypatch):
 
 def test_pace_smooths(monkeypatch):
     clock = iter([0.0, 1.0, 2.0, 12.0])
-    monkeypatch.setattr(worker.telemetry.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(worker.training.telemetry.time, "monotonic", lambda: next(clock))
     pace = Pace(total_steps=3)
     rates = [pace.step(done, tokens=1)["steps_per_sec_ema"] for done in (1, 2, 3)]
     assert rates == pytest.approx([1.0, 1.0, 1 / (1 + 0.2 * 9)])

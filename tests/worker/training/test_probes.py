@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from shared.labels import IGNORED, Example
-from worker.probes import MAX_PROBES, MAX_TOKENS, write_probes
+from worker.training.probes import MAX_PROBES, MAX_TOKENS, write_probes
 
 
 def example(length: int, learnt: range) -> Example:

@@ -9,7 +9,7 @@ from peft.tuners.lora import LoraLayer
 
 from shared.contract import AdapterSection, QuantSection
 from shared.errors import Code, ContractRejected
-from worker.model import attach_lora, compute_dtype, load_quantised, load_tokenizer, pick_device, trainable
+from worker.training.model import attach_lora, compute_dtype, load_quantised, load_tokenizer, pick_device, trainable
 
 CPU = torch.device("cpu")
 IDS = torch.arange(300, 320).reshape(1, 20)

@@ -9,14 +9,14 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-import worker.checkpoint
+import worker.training.checkpoint
 from shared.contract import QuantSection
 from shared.errors import Code, JobFailed
 from shared.layout import read_folder_tensors
 from shared.manifest import CONFIG_NAME, MANIFEST_NAME, WEIGHTS_NAME, AdapterManifest, verify_adapter
-from worker.checkpoint import KEEP, SCHEMA, Progress, load_checkpoint, save_checkpoint
-from worker.model import attach_lora, load_quantised, trainable
 from worker.rundir import CHECKPOINTS_FOLDER, list_checkpoints
+from worker.training.checkpoint import KEEP, SCHEMA, Progress, load_checkpoint, save_checkpoint
+from worker.training.model import attach_lora, load_quantised, trainable
 
 CPU = torch.device("cpu")
 
@@ -126,7 +126,7 @@ def test_crash_while_writing_leaves_nothing_that_counts(save, tmp_path, monkeypa
         raise OSError("disk full")
 
     with monkeypatch.context() as patch, pytest.raises(OSError, match="disk full"):
-        patch.setattr(worker.checkpoint, "write_json", fail)
+        patch.setattr(worker.training.checkpoint, "write_json", fail)
         save(2)
     assert len(list((tmp_path / CHECKPOINTS_FOLDER).iterdir())) == 2
     assert [folder.name for folder in list_checkpoints(tmp_path)] == ["step-00000001"]

@@ -24,9 +24,9 @@ from transformers import PreTrainedTokenizerBase
 from shared.errors import Code, JobFailed
 from shared.manifest import WEIGHTS_NAME
 from shared.planner import ExecutionPlan
-from worker.adapter import save_adapter
-from worker.model import trainable
 from worker.rundir import CHECKPOINTS_FOLDER, list_checkpoints, write_json
+from worker.training.adapter import save_adapter
+from worker.training.model import trainable
 
 SCHEMA = "vox_mens_checkpoint_v1"
 STATE_NAME = "trainer_state"

@@ -11,7 +11,7 @@ import torch
 from shared.contract import FineTuneContract
 from shared.estimate import CPU_RUNTIME_BYTES, RUNTIME_BYTES, estimate
 from shared.model_config import parse_model_config
-from worker.model import compute_dtype
+from worker.training.model import compute_dtype
 
 
 def memory_report(contract: FineTuneContract, base: Path, rows: int, device: torch.device) -> dict[str, object]:
@@ -21,7 +21,7 @@ def memory_report(contract: FineTuneContract, base: Path, rows: int, device: tor
     of the whole process, Python and libraries included, so the two kinds are never to be compared.
     """
     config = parse_model_config(json.loads((base / "config.json").read_bytes()))
-    on_gpu = device.type == "cuda"  # where the engine recomputes activations (`worker/model.py`)
+    on_gpu = device.type == "cuda"  # where the engine recomputes activations (`worker/training/model.py`)
     element_bytes = compute_dtype(device).itemsize
     runtime_bytes = RUNTIME_BYTES if on_gpu else CPU_RUNTIME_BYTES
     needs = estimate(

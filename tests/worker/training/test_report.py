@@ -7,10 +7,10 @@ from importlib.metadata import version
 
 import pytest
 
-import worker.report
-from worker.checkpoint import Progress
-from worker.report import SUMMARY_SCHEMA, write_reports
+import worker.training.report
 from worker.rundir import SUMMARY_NAME, TRAINING_MANIFEST_NAME, read_json
+from worker.training.checkpoint import Progress
+from worker.training.report import SUMMARY_SCHEMA, write_reports
 
 MEMORY = {"device": "cpu", "predicted_bytes": 100, "peak_bytes": 90}
 
@@ -82,7 +82,9 @@ def test_skipped_rows_are_counted_and_their_lines_capped(written):
 
 def test_the_summary_comes_after_the_manifest(written, monkeypatch):
     order = []
-    real = worker.report.write_json
-    monkeypatch.setattr(worker.report, "write_json", lambda path, value: (order.append(path.name), real(path, value)))
+    real = worker.training.report.write_json
+    monkeypatch.setattr(
+        worker.training.report, "write_json", lambda path, value: (order.append(path.name), real(path, value))
+    )
     written([])
     assert order == [TRAINING_MANIFEST_NAME, SUMMARY_NAME]

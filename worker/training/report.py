@@ -11,8 +11,8 @@ from transformers import PreTrainedConfig
 
 from shared.manifest import AdapterManifest
 from shared.planner import ExecutionPlan
-from worker.checkpoint import Progress
 from worker.rundir import SUMMARY_NAME, TRAINING_MANIFEST_NAME, write_json
+from worker.training.checkpoint import Progress
 
 SUMMARY_SCHEMA = "vox_mens_run_summary_v1"
 TRAINING_MANIFEST_VERSION = 5

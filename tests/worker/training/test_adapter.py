@@ -21,8 +21,8 @@ from shared.manifest import (
     verify_adapter,
     verify_base,
 )
-from worker.adapter import base_key_map, logical_name, save_adapter
-from worker.model import attach_lora, load_quantised
+from worker.training.adapter import base_key_map, logical_name, save_adapter
+from worker.training.model import attach_lora, load_quantised
 
 CPU = torch.device("cpu")
 

@@ -1,0 +1,1 @@
+"""What the trainer tells its story with; `worker/train.py` reads top to bottom and calls these."""
