@@ -50,8 +50,14 @@ class Chat:
     prompt_differs: bool = False
 
 
-def find_answers(tokenizer: Tokenizer, row: TrainingRow) -> Chat:
+def find_answers(tokenizer: Tokenizer, row: TrainingRow, *, compare_prompt: bool = True) -> Chat:
     """Write a row with the base's template and find what is learnt.
+
+    Args:
+        tokenizer: the base's.
+        row: a valid row.
+        compare_prompt: False: where marks show the answers, do not write the chat a second time only to know
+            ``prompt_differs``, which is then False.
 
     Raises:
         InvalidRequest: ``TEMPLATE_UNSUPPORTED``, with the line number.
@@ -59,7 +65,7 @@ def find_answers(tokenizer: Tokenizer, row: TrainingRow) -> Chat:
     try:
         chat = _RowInTemplate.write(tokenizer, row)
         chat.refuse_dropped_tools()
-        return chat.by_marks() or chat.by_offsets()
+        return chat.by_marks(compare_prompt) or chat.by_offsets()
     except InvalidRequest as error:
         raise InvalidRequest(
             error.code,
@@ -76,6 +82,8 @@ def plain_messages(messages: Iterable[Message]) -> list[dict[str, Any]]:
 
 
 def _plain(message: Message) -> dict[str, Any]:
+    if message.tool_calls is None and message.name is None and message.tool_call_id is None:
+        return {"role": message.role, "content": message.content or ""}
     fields: dict[str, Any] = msgspec.to_builtins(message)
     given = {key: value for key, value in fields.items() if key != "weight" and value is not None and value != []}
     if calls := given.get("tool_calls"):
@@ -131,6 +139,8 @@ class _RowInTemplate:
     def refuse_dropped_tools(self) -> None:
         """Many templates know no tools and write nothing for a call or its result: an empty answer would be learnt."""
         for message in self.messages:
+            if message["role"] != "tool" and "tool_calls" not in message:
+                continue
             parts = [_function_name(call) for call in message.get("tool_calls", [])]
             parts += [message["content"].strip()] if message["role"] == "tool" else []
             if not all(part in self.whole.text or json.dumps(part)[1:-1] in self.whole.text for part in parts):
@@ -138,7 +148,7 @@ class _RowInTemplate:
 
     # -- marks
 
-    def by_marks(self) -> Chat | None:
+    def by_marks(self, compare_prompt: bool) -> Chat | None:
         """What the template marks; None when it marks nothing of this chat."""
         spans = self.whole.assistant_spans
         if not spans:
@@ -146,7 +156,9 @@ class _RowInTemplate:
         if self.wanted != self.answers:
             turns = self._turns_of_marks(spans)
             spans = [span for span, turn in zip(spans, turns, strict=True) if turn in self.wanted]
-        return Chat(self.line, self.whole.text, spans, "marks", prompt_differs=self._prompt_differs())
+        return Chat(
+            self.line, self.whole.text, spans, "marks", prompt_differs=compare_prompt and self._prompt_differs()
+        )
 
     def _prompt_differs(self) -> bool:
         """Whether the last answer does not follow its generation prompt."""
@@ -203,7 +215,10 @@ class _RowInTemplate:
     def _start(self, turn: int, text: str) -> tuple[int, bool]:
         """Where the answer begins, and whether the generation prompt says otherwise."""
         try:
-            history, prompt = self._text(turn), self._text(turn, prompt=True)
+            prompt = self._text(turn, prompt=True)
+            if self._follows(prompt, turn, text):
+                return len(prompt), False
+            history = self._text(turn)
         except InvalidRequest:
             if any(message["role"] not in ("system", "developer") for message in self.messages[:turn]):
                 raise
@@ -213,6 +228,19 @@ class _RowInTemplate:
         if text.startswith(history):
             return self._content_start(turn, text), True
         raise _unsupported("its prompt is not the beginning of the whole chat.")
+
+    def _follows(self, prompt: str, turn: int, text: str) -> bool:
+        """Whether the turn's content, and no header first, comes after its prompt: then nothing more need be written.
+
+        Were there a header, the content would come a second time, after it.
+        """
+        content = self.messages[turn]["content"]
+        return bool(
+            content
+            and text.startswith(prompt)
+            and text.startswith(content, len(prompt))
+            and text.find(content, len(prompt) + 1) < 0
+        )
 
     def _after(self, prompt: str, turn: int, text: str) -> tuple[int, bool]:
         """After a prompt that adds nothing to the history comes the answer, or first a header of its turn."""

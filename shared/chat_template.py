@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -60,12 +60,13 @@ class ChatTemplate:
 
     def __init__(self, text: str, special_tokens: Mapping[str, str]) -> None:
         self.text = text
-        self._special_tokens = dict(special_tokens)
+        self.special_tokens = dict(special_tokens)
         environment = _environment()
         try:
             self._template = environment.from_string(text)
         except (TemplateError, RecursionError) as error:
             raise _refusal(error) from error
+        self._template.globals = dict(self._template.globals)  # a ChainMap, copied at every rendering
         self.has_marks: bool = environment.has_marks
 
     @property
@@ -82,12 +83,11 @@ class ChatTemplate:
             InvalidRequest: ``TEMPLATE_UNSUPPORTED`` with the template's own words: it does not take this chat.
         """
         given = {"messages": messages, "tools": tools, "documents": None}
-        values = {**self._special_tokens, **given, "add_generation_prompt": add_generation_prompt}
+        values = {**self.special_tokens, **given, "add_generation_prompt": add_generation_prompt}
         track = _Track(deadline=time.monotonic() + MAX_SECONDS)
         token = _current.set(track)
         try:
-            for piece in self._template.generate(values):
-                track.add(piece)
+            track.write(self._template.generate(values))
         except Exception as error:  # a template's mistake is any exception at all
             raise _refusal(error) from error
         finally:
@@ -105,10 +105,14 @@ class _Track:
     length: int = 0
     marked: list[tuple[int, str]] = field(default_factory=list)
 
-    def add(self, piece: str) -> None:
-        self.pieces.append(piece)
-        self.length += len(piece)
-        self.check()
+    def write(self, pieces: Iterator[str]) -> None:
+        """Take what the template writes; a call per piece would cost a fifth of the time."""
+        keep, clock, deadline = self.pieces.append, time.monotonic, self.deadline
+        for piece in pieces:
+            keep(piece)
+            self.length += len(piece)
+            if self.length > MAX_TEXT or clock() > deadline:
+                self.check()
 
     def check(self) -> None:
         if self.length > MAX_TEXT:

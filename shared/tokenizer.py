@@ -7,9 +7,11 @@ exact for byte-level vocabularies: a token knows the white space that belongs to
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +70,18 @@ class Tokenizer:
         named = (backend.token_to_id(token) for token in (end_token, special_tokens.get("eos_token")) if token)
         end_ids = {id_ for id_ in named if id_ is not None} | _generation_ends(folder)
         return Tokenizer(backend, template, tool_template, frozenset(end_ids), end_token)
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 (64 hex digits) over all that decides the ids and labels of a chat."""
+        content = {
+            "backend": hashlib.sha256(self.backend.to_str().encode()).hexdigest(),
+            "template": self.template_digest,
+            "special_tokens": self.template.special_tokens,
+            "end_ids": sorted(self.end_ids),
+            "end_token": self.end_token,
+        }
+        return digest_json(content)
 
     @property
     def template_digest(self) -> str:

@@ -1,0 +1,132 @@
+"""One lane of ``bench/preparation.py`` in a process of its own: prints what it measured as one line of JSON.
+
+Imports and start are not counted; what is counted is said at each lane.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+CAPACITY = 8192
+"""Tokens of a bin, and of the longest row: no row of the chats is longer, so nobody truncates."""
+VOCAB_ROWS = 1 << 20
+COMPARED_ROWS = 50_000
+"""A longer file is there for its memory only."""
+Facts = dict[str, Any]
+
+
+def mens(path: Path, base: Path, out: Path) -> Facts:
+    """Counted: from the file's name to rows on disk and bins: the tokenizer's loading, the check of every line, all."""
+    from shared.contract import FineTuneContract
+    from shared.digest import digest_file
+    from shared.tokenizer import Tokenizer
+    from worker.training.packing import efficiency, pack
+    from worker.training.prepare import prepare
+
+    if os.environ.get("MENS_BENCH_WITHOUT_FASTOKENS"):
+        sys.modules["fastokens"] = None  # type: ignore[assignment]
+    contract = FineTuneContract.model_validate({"data": {"train_file": "chats"}, "exec": {"seq_len": CAPACITY}})
+    digest = digest_file(path)
+    with tempfile.TemporaryDirectory(dir=out) as cache:
+        before, start = peak_bytes(), time.perf_counter()
+        rows = prepare(path, digest, Tokenizer.load(base), contract, Path(cache), VOCAB_ROWS)
+        bins = pack(rows.lengths.tolist(), CAPACITY)
+        seconds, peak = time.perf_counter() - start, peak_bytes()
+        if len(rows) <= COMPARED_ROWS:
+            ids, weights = ([row.ids for row in rows], [row.weights for row in rows])
+            save(out / f"{rows.report.tokenizer}.npz", np.concatenate(ids), np.concatenate(weights) > 0, rows.lengths)
+        return {
+            "seconds": seconds,
+            "rows": len(rows),
+            "tokens": rows.report.tokens,
+            "packing": efficiency(rows.lengths.tolist(), bins, CAPACITY),
+            "library": rows.report.tokenizer,
+            "peak_bytes": peak,
+            "grown_bytes": peak - before,
+        }
+
+
+def trl(path: Path, base: Path, out: Path, processes: int, packing: bool) -> Facts:
+    """Counted: `SFTTrainer`'s own preparation of a data set that is already read; reading it is told beside."""
+    import torch
+    from datasets import disable_progress_bars, load_dataset
+    from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+    from trl import SFTConfig, SFTTrainer
+
+    class Timed(SFTTrainer):
+        def _prepare_dataset(self, *given: Any, **named: Any) -> Any:
+            start = time.perf_counter()
+            self.prepared = super()._prepare_dataset(*given, **named)
+            self.seconds = time.perf_counter() - start
+            return self.prepared
+
+    torch.set_num_threads(1)
+    disable_progress_bars()
+    tokenizer = AutoTokenizer.from_pretrained(base)
+    shape = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=len(tokenizer), **shape))
+    with tempfile.TemporaryDirectory(dir=out) as cache:
+        start = time.perf_counter()
+        chats = load_dataset("json", data_files=str(path), split="train", cache_dir=cache)
+        reading = time.perf_counter() - start
+        config = SFTConfig(
+            output_dir=cache,
+            use_cpu=True,
+            bf16=False,
+            report_to=[],
+            assistant_only_loss=True,
+            max_length=CAPACITY,
+            packing=packing,
+            packing_strategy="bfd",
+            dataset_num_proc=processes if processes > 1 else None,
+        )
+        trainer = Timed(model=model, args=config, train_dataset=chats, processing_class=tokenizer)
+        found = trainer.prepared.with_format("numpy")
+        if not packing:
+            ids, labels = list(found["input_ids"]), list(found["labels"])
+            lengths = np.array([len(one) for one in ids])
+            save(out / "trl.npz", np.concatenate(ids), np.concatenate(labels) != -100, lengths)
+        tokens = sum(len(one) for one in found["input_ids"])
+        filled = tokens / (len(found) * CAPACITY)
+        return {
+            "seconds": trainer.seconds,
+            "reading": reading,
+            "tokens": tokens,
+            "packing": filled if packing else None,
+        }
+
+
+def save(path: Path, ids: Any, learnt: Any, lengths: Any) -> None:
+    """What was made of every row. The first token is no target, whatever a trainer writes there."""
+    learnt = np.array(learnt)
+    learnt[np.cumsum(lengths) - lengths] = False
+    np.savez(path, ids=np.asarray(ids, np.uint32), learnt=learnt, lengths=np.asarray(lengths, np.int64))
+
+
+def peak_bytes() -> int:
+    """Of this program alone: Linux counts a parent's memory into ru_maxrss of what it starts."""
+    status = Path("/proc/self/status").read_text()
+    return int(status.split("VmHWM:")[1].split()[0]) * 1024
+
+
+def main(lane: str, path: Path, base: Path, out: Path) -> None:
+    lanes = {
+        "mens": lambda: mens(path, base, out),
+        "trl-1": lambda: trl(path, base, out, 1, packing=True),
+        "trl-2": lambda: trl(path, base, out, 2, packing=True),
+        "trl-rows": lambda: trl(path, base, out, 2, packing=False),
+    }
+    print(json.dumps(lanes[lane]()))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], *map(Path, sys.argv[2:5]))

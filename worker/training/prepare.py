@@ -1,0 +1,262 @@
+"""From a data file to rows that can be trained on: validated, filtered, written with the template, tokenised, labelled.
+
+The file is read as a stream and rows are written as they come, so memory does not grow with the file. What was prepared
+once is kept in a cache, by the content of all that decides it; a second job on the same data starts at once.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import itertools
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from shared.contract import DataMode, FineTuneContract
+from shared.dataset import DatasetReport, TrainingRow, read_rows
+from shared.digest import digest_json
+from shared.errors import Code, DatasetInvalid
+from shared.labels import count_lines
+from shared.row_filters import RowFilter
+from shared.tokenizer import Tokenizer
+from shared.trajectory import row_weight
+from worker.training.encoders import EncodersDiffer
+from worker.training.labelling import LabelledRows, Labeller
+from worker.training.prepared import (
+    FORMAT_VERSION,
+    MAX_SKIPPED_LINES,
+    PreparationReport,
+    PreparedRows,
+    Row,
+    RowWriter,
+    new_folder,
+    open_prepared,
+)
+
+__all__ = ["PreparationReport", "PreparedRows", "Row", "prepare"]
+
+BATCH_ROWS = 512
+BATCH_CHARACTERS = 1 << 20
+"""A batch ends at the row that reaches this; a row has at most a million bytes."""
+DEFAULT_DIFFICULTY = 5
+SKIPS = ("short_seq", "token_id_oob", "no_supervised_positions")
+"""Why a row is left out; the first reason that holds is counted."""
+FAST_BYTES = 4_000_000
+"""From this size of a file on, loading the faster tokenizer pays."""
+
+
+def prepare(
+    path: Path, sha256: str, tokenizer: Tokenizer, contract: FineTuneContract, cache: Path, vocab_size: int
+) -> PreparedRows:
+    """Prepare a data file, or find it in the cache.
+
+    Args:
+        path: a JSONL file.
+        sha256: of its content.
+        tokenizer: the base's.
+        contract: its data, exec and trajectory sections say how.
+        cache: folder of prepared files; may be shared by processes and removed at any time between jobs.
+        vocab_size: rows of the base's embedding: a row with an id beyond is skipped.
+
+    Raises:
+        DatasetInvalid: ``DATASET_LINE_INVALID`` (strict mode), ``NOTHING_SUPERVISED``: no row is left, or
+            ``SKIP_RATE_EXCEEDED``: more rows than ``exec.qlora_max_skip_rate`` allows had to be skipped.
+        InvalidRequest: ``TEMPLATE_UNSUPPORTED``, with the line number.
+    """
+    began = time.monotonic()
+    folder = cache / content_key(sha256, tokenizer, contract, vocab_size)
+    found, cached = open_prepared(folder), True
+    if found is None:
+        cached = False
+        with new_folder(folder) as unfinished:
+            _write(unfinished, path, tokenizer, contract, vocab_size)
+        found = open_prepared(folder)
+        if found is None:
+            raise OSError(f"{folder} was written and cannot be read back")
+    found.report = replace(found.report, cached=cached, seconds=time.monotonic() - began)
+    _refuse_losses(found.report, contract)
+    return found
+
+
+def content_key(sha256: str, tokenizer: Tokenizer, contract: FineTuneContract, vocab_size: int) -> str:
+    """Name of the cache's folder: SHA-256 over all that decides what is in it."""
+    dated = any("strftime_now" in one.text for one in (tokenizer.template, tokenizer.tool_template) if one)
+    return digest_json(
+        {
+            "version": FORMAT_VERSION,
+            "file": sha256,
+            "tokenizer": tokenizer.digest,
+            "day": dt.date.today().isoformat() if dated else None,  # noqa: DTZ011 (as the template itself)
+            "vocab_size": vocab_size,
+            "seq_len": contract.exec.seq_len,
+            "last_k": contract.exec.qlora_ce_last_k,
+            "mode": contract.data.mode,
+            "filter": asdict(RowFilter.of(contract.data)),
+            "trajectory": contract.trajectory.model_dump(mode="json"),
+        }
+    )
+
+
+def _write(folder: Path, path: Path, tokenizer: Tokenizer, contract: FineTuneContract, vocab_size: int) -> None:
+    fast = path.stat().st_size >= FAST_BYTES
+    try:
+        _write_with(Labeller(tokenizer, fast=fast), folder, path, contract, vocab_size)
+    except EncodersDiffer:
+        _write_with(Labeller(tokenizer, fast=False), folder, path, contract, vocab_size)
+
+
+def _write_with(labeller: Labeller, folder: Path, path: Path, contract: FineTuneContract, vocab_size: int) -> None:
+    tally = _Tally()
+    with path.open("rb") as file, RowWriter(folder) as writer:
+        for rows in _in_batches(_admitted(file, contract)):
+            _add(writer, tally, rows, labeller.label(rows), contract, vocab_size)
+        if not tally.rows:
+            raise _nothing_left(tally, contract)
+        writer.finish(tally.report(labeller))
+
+
+def _admitted(file: Iterable[bytes], contract: FineTuneContract) -> Iterator[TrainingRow]:
+    skipped = DatasetReport() if contract.data.mode is DataMode.LENIENT else None
+    return filter(RowFilter.of(contract.data).admits, read_rows(file, skipped))
+
+
+def _in_batches(rows: Iterable[TrainingRow]) -> Iterator[list[TrainingRow]]:
+    """Cut the stream by rows and by characters: rows are short, or a few of them are long."""
+    batch, characters = [], 0
+    for row in rows:
+        batch.append(row)
+        characters += _size(row)
+        if len(batch) >= BATCH_ROWS or characters >= BATCH_CHARACTERS:
+            yield batch
+            batch, characters = [], 0
+    if batch:
+        yield batch
+
+
+def _size(row: TrainingRow) -> int:
+    """Characters of a row, about."""
+    size = len(str(row.tools)) if row.tools else 0
+    for message in row.messages:
+        size += len(message.content or "")
+        if message.tool_calls:
+            size += len(str(message.tool_calls))
+    return size
+
+
+def _add(
+    writer: RowWriter,
+    tally: _Tally,
+    rows: list[TrainingRow],
+    labelled: LabelledRows,
+    contract: FineTuneContract,
+    vocab_size: int,
+) -> None:
+    """Cut a batch to size, leave out what cannot be learnt from, write the rest."""
+    cut = labelled.last_learnt(contract.exec.qlora_ce_last_k).last_tokens(contract.exec.seq_len)
+    reasons = _reasons(cut, vocab_size)
+    kept = reasons == 0
+    weights = [row_weight(row, contract.trajectory) for row in rows]
+    lines = np.fromiter((row.line for row in rows), np.int64, len(rows))
+    tally.add(labelled.lengths, cut, lines, reasons)
+    tally.add_weights([weight for weight, keep in zip(weights, kept, strict=True) if keep])
+    wanted = cut.select(kept)
+    writer.add(
+        wanted.lengths,
+        ids=wanted.ids,
+        weights=wanted.weights,
+        lines=lines[kept],
+        difficulties=np.fromiter((row.difficulty or DEFAULT_DIFFICULTY for row in rows), np.uint8, len(rows))[kept],
+        row_weights=np.fromiter((weight for weight, _ in weights), np.float32, len(rows))[kept],
+    )
+
+
+def _reasons(rows: LabelledRows, vocab_size: int) -> npt.NDArray[np.int64]:
+    """Of each row 0, or 1 + the place of its reason in ``SKIPS``."""
+    found = [rows.lengths < 2, rows.per_row(rows.ids >= vocab_size) > 0, rows.targets() == 0]
+    return np.select(found, [1, 2, 3], 0)
+
+
+@dataclass(slots=True)
+class _Tally:
+    """What has been counted so far; its size does not grow with the file."""
+
+    rows: int = 0
+    tokens: int = 0
+    supervised: int = 0
+    truncated_rows: int = 0
+    truncated_tokens: int = 0
+    weighted: int = 0
+    clamped: int = 0
+    skipped: Counter[str] = field(default_factory=Counter)
+    skipped_lines: list[int] = field(default_factory=list)
+
+    def add(
+        self,
+        whole: npt.NDArray[np.int64],
+        cut: LabelledRows,
+        lines: npt.NDArray[np.int64],
+        reasons: npt.NDArray[np.int64],
+    ) -> None:
+        kept = reasons == 0
+        lost = (whole - cut.lengths)[kept]
+        self.rows += int(kept.sum())
+        self.tokens += int(cut.lengths[kept].sum())
+        self.supervised += int(cut.targets()[kept].sum())
+        self.truncated_rows += int((lost > 0).sum())
+        self.truncated_tokens += int(lost.sum())
+        for number, reason in enumerate(SKIPS, start=1):
+            self.skipped[reason] += int((reasons == number).sum())
+        room = MAX_SKIPPED_LINES - len(self.skipped_lines)
+        self.skipped_lines += itertools.islice(lines[~kept].tolist(), room)
+
+    def add_weights(self, weights: list[tuple[float, bool]]) -> None:
+        self.weighted += sum(weight != 1.0 for weight, _ in weights)
+        self.clamped += sum(clamped for _, clamped in weights)
+
+    def report(self, labeller: Labeller) -> PreparationReport:
+        return PreparationReport(
+            rows=self.rows,
+            tokens=self.tokens,
+            supervised_tokens=self.supervised,
+            truncated_rows=self.truncated_rows,
+            truncated_tokens=self.truncated_tokens,
+            skipped={reason: self.skipped[reason] for reason in SKIPS},
+            skipped_lines=self.skipped_lines,
+            trajectory_weighted=self.weighted,
+            trajectory_clamped=self.clamped,
+            tokenizer=labeller.library,
+        )
+
+
+def _nothing_left(tally: _Tally, contract: FineTuneContract) -> DatasetInvalid:
+    lines = count_lines(tally.skipped_lines)
+    return DatasetInvalid(
+        Code.NOTHING_SUPERVISED,
+        f"No row has an assistant token to learn within {contract.exec.seq_len} tokens: lines {lines}.",
+        remedy="Raise exec.seq_len, or give the assistant's turns content.",
+        param="data.train_file",
+        details={"skipped": dict(tally.skipped), "lines": tally.skipped_lines},
+    )
+
+
+def _refuse_losses(report: PreparationReport, contract: FineTuneContract) -> None:
+    """Raises:
+    DatasetInvalid: ``SKIP_RATE_EXCEEDED``.
+    """
+    skipped, limit = sum(report.skipped.values()), contract.exec.qlora_max_skip_rate
+    attempted = report.rows + skipped
+    if limit is None or skipped <= limit * attempted:
+        return
+    raise DatasetInvalid(
+        Code.SKIP_RATE_EXCEEDED,
+        f"{skipped} of {attempted} rows cannot be learnt from, over exec.qlora_max_skip_rate ({limit:g}): "
+        f"lines {count_lines(report.skipped_lines)}.",
+        remedy="Mend those rows, or raise exec.qlora_max_skip_rate.",
+        param="exec.qlora_max_skip_rate",
+        details={"attempted": attempted, "skipped": report.skipped, "lines": report.skipped_lines},
+    )

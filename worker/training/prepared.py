@@ -1,0 +1,231 @@
+"""Prepared rows on disk: flat arrays in a folder that is named by all that decides their content.
+
+A folder appears complete or not at all (written beside, then renamed), and is believed only if every file has the size
+that ``prepared.json`` tells; else it is made again. All arrays are raw and little-endian, read through memory maps.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final, Literal, overload
+
+import numpy as np
+import numpy.typing as npt
+
+FORMAT_VERSION = 1
+INDEX_NAME = "prepared.json"
+MAX_SKIPPED_LINES = 100
+RENAME_ATTEMPTS = 8
+ABANDONED_SECONDS = 86_400.0
+"""A half-written folder this old belongs to a process that was killed."""
+FIELDS: Final = {
+    "ids": "<u4",
+    "weights": "<f4",
+    "starts": "<i8",
+    "lines": "<i8",
+    "difficulties": "|u1",
+    "row_weights": "<f4",
+}
+TokenizerName = Literal["tokenizers", "fastokens"]
+
+
+@dataclass(frozen=True, slots=True)
+class PreparationReport:
+    """What became of a file's rows.
+
+    Attributes:
+        rows: rows that are there to learn from.
+        tokens: of these rows, after truncation.
+        supervised_tokens: positions of these rows with a weight over 0.
+        truncated_rows: rows that lost their beginning.
+        truncated_tokens: tokens lost that way.
+        skipped: rows left out, by reason: ``no_supervised_positions``, ``short_seq``, ``token_id_oob``.
+        skipped_lines: line numbers of the first ``MAX_SKIPPED_LINES`` of them.
+        trajectory_weighted: rows whose own weight is not 1.
+        trajectory_clamped: rows whose own weight was cut to its bounds.
+        cached: whether it was all found in the cache.
+        seconds: what this call took.
+        tokenizer: the library that made the ids.
+    """
+
+    rows: int = 0
+    tokens: int = 0
+    supervised_tokens: int = 0
+    truncated_rows: int = 0
+    truncated_tokens: int = 0
+    skipped: dict[str, int] = field(default_factory=dict)
+    skipped_lines: list[int] = field(default_factory=list)
+    trajectory_weighted: int = 0
+    trajectory_clamped: int = 0
+    cached: bool = False
+    seconds: float = 0.0
+    tokenizer: TokenizerName = "tokenizers"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One encoded row.
+
+    Attributes:
+        line: 1-based line in its file.
+        ids: uint32, (tokens,).
+        weights: float32, (tokens,): the loss weight of each token as a target; 0 is not learnt. ``weights[0]`` is always
+            0, for nothing predicts the first token.
+        difficulty: 1 to 10; 5 when the row has none.
+        weight: of the whole row.
+    """
+
+    line: int
+    ids: npt.NDArray[np.uint32]
+    weights: npt.NDArray[np.float32]
+    difficulty: int
+    weight: float
+
+    @property
+    def targets(self) -> int:
+        """Positions that carry loss."""
+        return int(np.count_nonzero(self.weights))
+
+
+class PreparedRows(Sequence[Row]):
+    """The rows of a folder, memory-mapped and read-only.
+
+    Attributes:
+        lengths: int64, (rows,): tokens of each row.
+        difficulties: uint8, (rows,).
+    """
+
+    def __init__(self, folder: Path, report: PreparationReport) -> None:
+        self.report = report
+        self._arrays = {name: np.memmap(folder / f"{name}.bin", kind, mode="r") for name, kind in FIELDS.items()}
+        self._starts = np.array(self._arrays["starts"])
+        self.lengths: npt.NDArray[np.int64] = np.diff(self._starts)
+        self.difficulties: npt.NDArray[np.uint8] = np.array(self._arrays["difficulties"])
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    @overload
+    def __getitem__(self, index: int) -> Row: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Row]: ...
+    def __getitem__(self, index: int | slice) -> Row | list[Row]:
+        if isinstance(index, slice):
+            return [self._row(number) for number in range(*index.indices(len(self)))]
+        return self._row(range(len(self))[index])
+
+    def _row(self, index: int) -> Row:
+        arrays, start, end = self._arrays, self._starts[index], self._starts[index + 1]
+        return Row(
+            int(arrays["lines"][index]),
+            np.asarray(arrays["ids"][start:end]),
+            np.asarray(arrays["weights"][start:end]),
+            int(self.difficulties[index]),
+            float(arrays["row_weights"][index]),
+        )
+
+
+class RowWriter:
+    """Appends blocks of rows to a folder's files; memory does not grow with the rows."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._files = folder, contextlib.ExitStack()
+        self._open = {name: self._files.enter_context((folder / f"{name}.bin").open("wb")) for name in FIELDS}
+        self._tokens = 0
+        self._write("starts", np.zeros(1, np.int64))
+
+    def add(self, lengths: npt.NDArray[np.int64], **columns: npt.NDArray[Any]) -> None:
+        """Append rows.
+
+        Args:
+            lengths: tokens of each row.
+            columns: every field of ``FIELDS`` but ``starts``, rows (or their tokens) end to end.
+        """
+        ends = self._tokens + np.cumsum(lengths)
+        self._tokens = int(ends[-1]) if len(ends) else self._tokens
+        for name, values in {**columns, "starts": ends}.items():
+            self._write(name, values)
+
+    def _write(self, name: str, values: npt.NDArray[Any]) -> None:
+        self._open[name].write(np.ascontiguousarray(values, FIELDS[name]).data)
+
+    def __enter__(self) -> RowWriter:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._files.close()
+
+    def finish(self, report: PreparationReport) -> None:
+        """Close the files and say what they should be."""
+        self._files.close()
+        sizes = {name: (self._folder / f"{name}.bin").stat().st_size for name in FIELDS}
+        index = {"version": FORMAT_VERSION, "sizes": sizes, "report": asdict(report)}
+        (self._folder / INDEX_NAME).write_text(json.dumps(index))
+
+
+def open_prepared(folder: Path) -> PreparedRows | None:
+    """The rows of a complete folder; None when it is not there, or not as it says."""
+    try:
+        index = json.loads((folder / INDEX_NAME).read_bytes())
+        report = PreparationReport(**index["report"])
+        known = index["version"] == FORMAT_VERSION
+        sizes = {name: (folder / f"{name}.bin").stat().st_size for name in FIELDS}
+        if not known or sizes != index["sizes"] or sizes["starts"] != 8 * (report.rows + 1):
+            return None
+        return PreparedRows(folder, replace(report, cached=True))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+@contextlib.contextmanager
+def new_folder(target: Path) -> Iterator[Path]:
+    """A folder to write into, which becomes ``target`` at the end, and vanishes when something fails.
+
+    Of several processes that make the same folder at once, one is first; the others' work is thrown away.
+    """
+    target.parent.mkdir(parents=True, exist_ok=True)
+    _sweep(target.parent)
+    folder = _sibling(target)
+    folder.mkdir()
+    try:
+        yield folder
+        _take_place(folder, target)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _take_place(folder: Path, target: Path) -> None:
+    """Rename; a complete folder that is there already stays, a broken one goes."""
+    for _ in range(RENAME_ATTEMPTS):
+        try:
+            folder.rename(target)
+        except OSError:
+            if open_prepared(target):
+                return
+            broken = _sibling(target)
+            with contextlib.suppress(FileNotFoundError):  # another process was quicker
+                target.rename(broken)  # out of the way in one step: nobody may see it half removed
+            shutil.rmtree(broken, ignore_errors=True)
+        else:
+            return
+    folder.rename(target)
+
+
+def _sibling(target: Path) -> Path:
+    return target.with_name(f".{target.name}.{os.getpid()}.{uuid.uuid4().hex[:8]}")
+
+
+def _sweep(cache: Path) -> None:
+    """Remove what killed processes left behind."""
+    for folder in cache.glob(".*.*.*"):
+        with contextlib.suppress(OSError):
+            if time.time() - folder.stat().st_mtime > ABANDONED_SECONDS:
+                shutil.rmtree(folder, ignore_errors=True)
