@@ -111,7 +111,10 @@ def _chats() -> list[tuple[bytes, RowCode]]:
         chat(USER, ANSWER, {"role": "system", "content": "x"}),
     ]  # fmt: skip
     answers = [chat(USER, {"role": "assistant", "content": value}) for value in ("", " ", "\n\t", "\u3000", None)]
-    between = [chat(USER, {"role": "assistant", "content": ""}, USER, ANSWER), chat(USER, {"role": "assistant"})]
+    between = [
+        chat(USER, {"role": "assistant", "content": value}, USER, ANSWER) for value in ("", " ", "\u2003\n", None)
+    ]
+    between.append(chat(USER, {"role": "assistant"}))
     pairs = [pair(response=value) for value in ("", " ", "\r\n")] + [line({"instruction": "x", "output": ""})]
     weights = [chat(USER, ANSWER | {"weight": value}) for value in (2, -1, 0.5, "1", True)]
     unlearnt = [chat(USER, ANSWER | {"weight": 0}), chat(USER, ANSWER | {"weight": 0}, USER, ANSWER | {"weight": 0})]
