@@ -28,9 +28,12 @@ def check_contract(services: Services, asked: Asked) -> Preflight:
     data = contract.data
     train = _input_file(services, data.train_file)
     validation = _input_file(services, data.validation_file) if data.validation_file else None
+    replay = _input_file(services, data.replay_file) if data.replay_file else None
     rate = services.ledger.training_rate(base.name)
     machine = Machine(limits=services.serving_tier.limits(), tokens_per_second=rate, thorough=False)
-    return preflight(asked, base, locate_fetched(base, services.settings.catalog_path), train, validation, machine)
+    return preflight(
+        asked, base, locate_fetched(base, services.settings.catalog_path), train, validation, machine, replay
+    )
 
 
 def submit_finetune(
@@ -58,6 +61,7 @@ def submit_finetune(
     extra = {
         "training_file": data.train_file,
         "validation_file": data.validation_file,
+        "replay_file": data.replay_file,
         "hyperparameters": hyperparameters,
     }
     submission = Submission(

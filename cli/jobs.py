@@ -36,6 +36,10 @@ def train(
     ] = None,
     name: Annotated[str | None, typer.Option(help="Left part of the adapter's id; the alias when left out.")] = None,
     alias: Annotated[str | None, typer.Option(help="Alias to move to the adapter when it is published.")] = None,
+    replay: Annotated[
+        Path | None,
+        typer.Option(exists=True, dir_okay=False, help="JSONL file mixed into each epoch, against forgetting."),
+    ] = None,
     epochs: Annotated[int | None, typer.Option(help="Passes over the file. [default: auto]")] = None,
     learning_rate: Annotated[float | None, typer.Option(help="Peak learning rate. [default: the base's]")] = None,
     batch_size: Annotated[int | None, typer.Option(help="Rows per optimizer step. [default: auto]")] = None,
@@ -55,7 +59,11 @@ def train(
         base = call("GET", f"/v1/models/{quote(model, safe='')}")["mens"]
         sections["exec"] = auto_exec(count_lines(file), base.get("learning_rate"))
     options: dict[str, dict[str, Any]] = {
-        "data": {"train_file": upload(file), "validation_file": upload(validation) if validation else None},
+        "data": {
+            "train_file": upload(file),
+            "validation_file": upload(validation) if validation else None,
+            "replay_file": upload(replay) if replay else None,
+        },
         "exec": {"epochs": epochs, "learning_rate": learning_rate, "batch_size": batch_size, "seq_len": seq_len},
         "adapter": {"rank": rank},
         "artifact": {"alias": alias, "publish": publish},

@@ -32,6 +32,10 @@ def plan(
     validation: Annotated[
         Path | None, typer.Option(exists=True, dir_okay=False, help="JSONL file to validate on.")
     ] = None,
+    replay: Annotated[
+        Path | None,
+        typer.Option(exists=True, dir_okay=False, help="JSONL file mixed into each epoch, against forgetting."),
+    ] = None,
     contract: Annotated[
         Path | None, typer.Option(exists=True, dir_okay=False, help="JSON file with contract sections.")
     ] = None,
@@ -53,7 +57,7 @@ def plan(
     sections: dict[str, Any] = json.loads(contract.read_text()) if contract else {}
     options: dict[str, dict[str, Any]] = {
         "model": {"hf_repo": model},
-        "data": {"train_file": file.name},
+        "data": {"train_file": file.name, "replay_file": replay.name if replay else None},
         "exec": {"epochs": epochs, "learning_rate": learning_rate, "batch_size": batch_size, "seq_len": seq_len},
         "adapter": {"rank": rank},
     }
@@ -73,6 +77,7 @@ def plan(
             _input(file),
             _input(validation) if validation else None,
             machine,
+            _input(replay) if replay else None,
         )
     except MensError as error:
         fail(str(error))

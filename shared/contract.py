@@ -61,6 +61,13 @@ class DeploymentTarget(StrEnum):
     MOBILE_EDGE = "mobile_edge"
 
 
+class OptimizerKind(StrEnum):
+    """``paged_adamw_8bit`` keeps AdamW's moments in 8 bit, and on a GPU in memory that may be swapped to the host."""
+
+    ADAMW = "adamw"
+    PAGED_ADAMW_8BIT = "paged_adamw_8bit"
+
+
 class OptimizerExperiment(StrEnum):
     OFF = "off"
     MUON_CLIP_LIKE = "muon_clip_like"
@@ -142,6 +149,12 @@ class DataSection(Section):
     context_filter: ContextFilter | None = None
     validation_split_ratio: float = Field(0.05, ge=0.0, le=0.5, description="Used when there is no validation file.")
     mode: DataMode = DataMode.STRICT
+    replay_file: str | None = Field(
+        None, description="Id of an uploaded JSONL file whose rows are mixed into each epoch, against forgetting."
+    )
+    replay_ratio: float = Field(
+        0.1, ge=0.0, le=0.5, description="Replayed rows of an epoch for each of its other rows; with replay_file only."
+    )
 
 
 class AdapterSection(Section):
@@ -165,7 +178,7 @@ class QuantSection(Section):
 
 
 class CurriculumSchedule(Section):
-    """Highest difficulty admitted per epoch."""
+    """Highest difficulty admitted per epoch; an epoch without a value has the last one given before it."""
 
     epoch_1_max_difficulty: Annotated[int, Field(ge=1, le=10)] | None = None
     epoch_2_max_difficulty: Annotated[int, Field(ge=1, le=10)] | None = None
@@ -186,6 +199,9 @@ class ExecSection(Section):
     max_grad_norm: float = Field(1.0, gt=0.0, le=1e6)
     seed: int = Field(42, ge=0, le=2**31 - 1)
     checkpoint_every: int = Field(500, ge=1, le=10_000_000, description="Optimizer steps between checkpoints.")
+    early_stopping_patience: int | None = Field(
+        None, ge=1, description="Stop after so many validations in a row that were no better than the best one before."
+    )
     resume_from: str | None = None
     max_vram_fraction: float | None = Field(None, gt=0.0, le=1.0)
     adapter_tag: Name | None = None
@@ -197,7 +213,9 @@ class ExecSection(Section):
     qlora_ce_last_k: int = Field(
         0, ge=0, le=MAX_CE_LAST_K, description="Loss on the last K assistant tokens; 0 means all."
     )
-    curriculum_schedule: CurriculumSchedule | None = None
+    curriculum_schedule: CurriculumSchedule | None = Field(
+        None, description="Used when curriculum.enabled is true; without it the bound rises from 3 to 10."
+    )
 
 
 class ArtifactSection(Section):
@@ -231,13 +249,14 @@ class TrajectorySection(Section):
 
 
 class OptimizerSection(Section):
-    """Which optimizer; ``off`` is AdamW."""
+    """Which optimizer."""
 
+    kind: OptimizerKind = OptimizerKind.ADAMW
     experiment: OptimizerExperiment = OptimizerExperiment.OFF
 
 
 class CurriculumSection(Section):
-    """Whether rows are admitted by ``exec.curriculum_schedule``."""
+    """Easy rows first: each epoch admits rows up to a difficulty, in ascending order."""
 
     enabled: bool = False
 
@@ -285,7 +304,9 @@ def contract_digest(contract: FineTuneContract, content: dict[str, str]) -> str:
         content: content hashes by role, e.g. ``{"train_file": sha256, "base": base digest}``. They stand for the file
             ids, which differ from one installation to the next.
     """
-    fields: dict[str, Any] = contract.model_dump(mode="json", exclude={"data": {"train_file", "validation_file"}})
+    fields: dict[str, Any] = contract.model_dump(
+        mode="json", exclude={"data": {"train_file", "validation_file", "replay_file"}}
+    )
     fields["model"]["weight_shards"] = sorted(fields["model"]["weight_shards"] or [])
     return digest_json({"contract": fields, "content": content})
 

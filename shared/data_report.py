@@ -32,6 +32,7 @@ from shared.duplicates import (
     normalised,
     sketch,
 )
+from shared.epochs import DEFAULT_DIFFICULTY
 from shared.errors import DatasetInvalid
 from shared.row_filters import RowFilter
 from shared.training_row import Record
@@ -55,6 +56,7 @@ class _Pass:
     turns: Counter[str] = field(default_factory=Counter)
     ratings: Counter[int | None] = field(default_factory=Counter)
     difficulties: Counter[int | None] = field(default_factory=Counter)
+    trainable: Counter[int] = field(default_factory=Counter)
     categories: Counter[str] = field(default_factory=Counter)
     lanes: Counter[str] = field(default_factory=Counter)
     task_families: Counter[str] = field(default_factory=Counter)
@@ -130,9 +132,15 @@ def inspect_file(
     )
 
 
-def refusal(report: DataReport, filters: RowFilter = EVERYTHING) -> DatasetInvalid | None:
-    """The error of a report that is not usable, with the field that names the file; None when it is."""
-    files = {"data.train_file": report.training, "data.validation_file": report.validation}
+def refusal(
+    report: DataReport, filters: RowFilter = EVERYTHING, training: str = "data.train_file"
+) -> DatasetInvalid | None:
+    """The error of a report that is not usable, with the field that names the file; None when it is.
+
+    Args:
+        training: the field that names the report's first file.
+    """
+    files = {training: report.training, "data.validation_file": report.validation}
     for param, file in files.items():
         if file is None:
             continue
@@ -157,7 +165,9 @@ def _read(
     with path.open("rb") as file:
         for line, record in read_records(file, report, Quarantine(quarantine) if quarantine else None):
             report.rows += 1
-            report.trainable_rows += filters.admits(record)
+            if filters.admits(record):
+                report.trainable_rows += 1
+                found.trainable[record.difficulty or DEFAULT_DIFFICULTY] += 1
             found.count(record, line)
             found.compare(record, line, training)
             if progress and line % ROWS_PER_PROGRESS == 0:
@@ -191,6 +201,7 @@ def _file_report(path: Path, found: _Pass) -> FileReport:
         lengths=_lengths(found),
         ratings=_numbered(found.ratings, "unrated"),
         difficulties=_numbered(found.difficulties, "(none)"),
+        trainable_difficulties=dict(sorted(found.trainable.items())),
         categories=dict(found.categories.most_common()),
         lanes=dict(found.lanes.most_common()),
         task_families=dict(found.task_families.most_common()),

@@ -50,7 +50,11 @@ class Repeats(View):
 
 
 class FileReport(View):
-    """One file. ``rows`` are the valid ones; ``trainable_rows`` of them pass the filter."""
+    """One file. ``rows`` are the valid ones; ``trainable_rows`` of them pass the filter.
+
+    ``difficulties`` counts the valid rows as they are marked, ``trainable_difficulties`` the trainable ones as a
+    curriculum takes them.
+    """
 
     bytes: int
     rows: int
@@ -62,6 +66,7 @@ class FileReport(View):
     lengths: Lengths
     ratings: dict[str, int]
     difficulties: dict[str, int]
+    trainable_difficulties: dict[int, int] = {}
     categories: dict[str, int]
     lanes: dict[str, int]
     task_families: dict[str, int]

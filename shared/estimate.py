@@ -8,10 +8,11 @@ allowance. All sizes are bytes.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from shared.contract import FineTuneContract
+from shared.contract import FineTuneContract, OptimizerKind
 from shared.footprint import (
     activation_bytes,
     adapter_file_bytes,
@@ -19,12 +20,13 @@ from shared.footprint import (
     head_bytes,
     lora_tensors,
     merged_bytes,
+    moment_bytes,
     nf4_bytes,
     unquantised_bytes,
 )
 from shared.model_config import ModelConfig
 from shared.model_tensors import expected_tensors, linear_layers, parameter_count
-from shared.planner import optimizer_steps, validation_split
+from shared.planner import planned_steps, validation_split
 
 RUNTIME_BYTES = 1 << 30
 """Allowance for the device context, library workspaces and the allocator's slack: stated, not measured by this module."""
@@ -52,7 +54,7 @@ class Vram(Part):
     other_weights: int = Field(description="Embeddings, head, norms, biases, convolutions in compute dtype.")
     adapter: int = Field(description="LoRA parameters, fp32.")
     gradients: int
-    optimizer: int = Field(description="AdamW's two moments, fp32.")
+    optimizer: int = Field(description="AdamW's two moments: fp32, or 8 bit with their scales.")
     activations: int
     logits: int = Field(description="Logits and their loss.")
     runtime: int = Field(description="Stated allowance.")
@@ -122,6 +124,7 @@ def estimate(
     *,
     rows: int,
     mean_tokens: float | None = None,
+    epoch_rows: Sequence[int] | None = None,
     vram_bytes: int | None = None,
     tokens_per_second: float | None = None,
     checkpointing: bool = False,
@@ -134,6 +137,7 @@ def estimate(
     Args:
         rows: rows that pass the filters; a validation split is taken from them as the planner does.
         mean_tokens: mean tokens of a row before truncation, when known.
+        epoch_rows: rows of each epoch, where curriculum or replay make them differ; else each has the same.
         vram_bytes: memory of the device, when known.
         tokens_per_second: measured training rate, when known.
         checkpointing: recompute activations in the backward pass.
@@ -155,8 +159,8 @@ def estimate(
     fits = None if budget is None else vram.total <= budget
     nearest = nearest_fit(contract, config, asked, budget, compute_bytes) if budget and fits is False else None
     disk = disk_parts(contract, config)
-    training_rows = rows - _held_out(contract, rows)
-    tokens = None if mean_tokens is None else round(training_rows * exec_.epochs * min(mean_tokens, exec_.seq_len))
+    epochs = [rows - _held_out(contract, rows)] * exec_.epochs if epoch_rows is None else epoch_rows
+    tokens = None if mean_tokens is None else round(sum(epochs) * min(mean_tokens, exec_.seq_len))
     return Estimate(
         configuration=asked,
         vram=vram,
@@ -166,9 +170,9 @@ def estimate(
         disk_bytes=disk.total,
         parameters=parameter_count(expected_tensors(config)),
         trainable_parameters=vram.adapter // 4,
-        optimizer_steps=optimizer_steps(training_rows, contract),
+        optimizer_steps=planned_steps(epochs, contract),
         tokens=tokens,
-        max_tokens=training_rows * exec_.epochs * exec_.seq_len,
+        max_tokens=sum(epochs) * exec_.seq_len,
         seconds=tokens / tokens_per_second if tokens is not None and tokens_per_second else None,
         fits=fits,
         nearest_fit=nearest,
@@ -187,6 +191,7 @@ def vram_parts(
     adapter, lora = contract.adapter, lora_tensors(config, contract.adapter.rank, contract.adapter.target_modules)
     parameters = parameter_count(lora)
     tokens = asked.batch_size * asked.seq_len
+    eight_bit = contract.optimizer.kind is OptimizerKind.PAGED_ADAMW_8BIT
     return Vram(
         quantised_weights=sum(
             nf4_bytes(inputs * outputs, double_quant=contract.quant.double_quant)
@@ -195,7 +200,7 @@ def vram_parts(
         other_weights=unquantised_bytes(config, compute_bytes),
         adapter=4 * parameters,
         gradients=4 * parameters,
-        optimizer=8 * parameters,
+        optimizer=sum(moment_bytes(math.prod(shape), eight_bit=eight_bit) for shape in lora.values()),
         activations=tokens * activation_bytes(config, adapter.rank, compute_bytes, checkpointing=asked.checkpointing),
         logits=min(tokens, asked.head_chunk or tokens) * head_bytes(config, compute_bytes),
         runtime=runtime_bytes,
@@ -276,6 +281,7 @@ def _notes(config: ModelConfig, seq_len: int, *, fits: bool | None, nearest: Nea
         notes.append(f"exec.seq_len {seq_len} is longer than the {config.max_positions} positions of the base.")
     if config.linear:
         notes.append("Activations of linear-attention layers are fitted to the library's plain PyTorch path.")
+        notes.append("Rows are padded, not packed: a recurrent layer would carry one row's state into the next.")
     if fits is False and nearest is None:
         notes.append("No batch size or length fits: weights, adapter and the runtime's own share are too large alone.")
     return notes

@@ -58,6 +58,7 @@ _ALIASES = {
     "ce_last_k": "exec.qlora_ce_last_k",
     "device": "device.device",
     "curriculum": "curriculum.enabled",
+    "optimizer_kind": "optimizer.kind",
     "optimizer_experiment": "optimizer.experiment",
     "optimizer_experiment_mode": "optimizer.experiment",
     "trajectory_weighting_enabled": "trajectory.enabled",
@@ -67,7 +68,7 @@ _ALIASES = {
     "trajectory_quality_boost": "trajectory.quality_boost",
     "reward_hook": "reward.hook",
 }
-_TOO_SHORT = {"base", "enabled", "experiment", "hook"}
+_TOO_SHORT = {"base", "enabled", "experiment", "hook", "kind"}
 """Field names that say nothing without their section; their long forms are aliases."""
 
 

@@ -18,6 +18,7 @@ from shared.model_tensors import Shape, expected_tensors, linear_layers, lora_mo
 
 NF4_BLOCK, NF4_GROUP = 64, 256
 NF4_CODE_BYTES, GROUP_CODE_BYTES, OFFSET_BYTES = 16 * 4, 256 * 4, 4
+SMALLEST_8BIT_TENSOR, MOMENT_BLOCK = 4096, 256
 DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 RNG_STATE_BYTES = 5056
 """``torch.get_rng_state()``: the CPU generator."""
@@ -74,6 +75,16 @@ def checkpoint_bytes(lora: Mapping[str, Shape]) -> int:
 def optimizer_state_bytes(lora: Mapping[str, Shape]) -> int:
     """Exact tensor bytes of a checkpoint's ``trainer_state.safetensors`` written on a CPU, the header aside."""
     return 8 * parameter_count(lora) + 4 * len(lora) + RNG_STATE_BYTES
+
+
+def moment_bytes(elements: int, *, eight_bit: bool) -> int:
+    """Device memory of AdamW's two moments of one tensor: fp32, or a byte each and an fp32 scale a block of 256.
+
+    The 8-bit optimizer keeps small tensors in fp32 too.
+    """
+    if not eight_bit or elements < SMALLEST_8BIT_TENSOR:
+        return 8 * elements
+    return 2 * (elements + 4 * math.ceil(elements / MOMENT_BLOCK))
 
 
 def merged_bytes(config: ModelConfig) -> int:

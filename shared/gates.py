@@ -92,8 +92,9 @@ REFUSALS: dict[Code, Refusal] = {
     ),
     Code.GPU_REQUIRED: Refusal(
         "device.require_gpu",
-        "device.require_gpu is true, but the job would run on the CPU.",
-        "Set device.device to cuda where there is a GPU, or device.require_gpu to false.",
+        "The contract wants a GPU (device.require_gpu is true, or device.device is cuda without"
+        " device.allow_cpu_fallback), but the job would run on the CPU.",
+        "Run it where there is a GPU; or set device.require_gpu to false and device.allow_cpu_fallback to true.",
     ),
     Code.PROXY_STACK_CONFLICT: Refusal(
         "exec.qlora_allow_partial_proxy_stack",
@@ -122,8 +123,9 @@ REFUSALS: dict[Code, Refusal] = {
     ),
     Code.OPTIMIZER_EXPERIMENT_OFF: Refusal(
         "optimizer.experiment",
-        "optimizer.experiment is {c.optimizer.experiment}, but experiments are not switched on here.",
-        "Set optimizer.experiment to off, or MENS_EXPERIMENTAL_OPTIMIZER=1 on the installation.",
+        "optimizer.experiment is {c.optimizer.experiment}, a name that the original reserved and never gave an optimizer;"
+        " this release has none behind MENS_EXPERIMENTAL_OPTIMIZER either.",
+        "Set optimizer.experiment to off; optimizer.kind chooses among the optimizers that there are.",
     ),
     Code.LM_HEAD_ONLY_UNSUPPORTED: Refusal(
         "exec.qlora_lm_head_only",
@@ -153,7 +155,7 @@ class GateContext:
         model_type: of the base's config.json.
         n_layers: of the base.
         rows: rows that can be trained on.
-        experimental_optimizer: whether the installation has MENS_EXPERIMENTAL_OPTIMIZER.
+        experimental_optimizer: whether the installation has optimizers to try out; no release has yet.
         force_kernel: a backend's name that the contract must agree with.
     """
 
@@ -218,12 +220,21 @@ def check_gates(contract: FineTuneContract, context: GateContext) -> list[str]:
 
 
 def _notes(contract: FineTuneContract, context: GateContext) -> list[str]:
-    notes = []
+    notes = _ineffective(contract)
+    if contract.device.device is Device.CUDA and context.device == Device.CPU:
+        notes.append("device.device is cuda, but there is no GPU: the job falls back to the CPU.")
     if context.rows is not None and context.rows < MIN_CORPUS_PAIRS:
         notes.append(f"The training file has {context.rows} rows; {MIN_CORPUS_PAIRS} or more is advised.")
     if _mobile(contract):
         notes.append("The adapter keeps to the mobile limits, but no on-device runtime or export is part of Mens.")
     return notes
+
+
+def _ineffective(contract: FineTuneContract) -> list[str]:
+    """Fields that were set and change nothing, because the switch they depend on is off."""
+    if contract.exec.curriculum_schedule and not contract.curriculum.enabled:
+        return ["exec.curriculum_schedule has no effect: curriculum.enabled is false."]
+    return []
 
 
 def _mobile(c: FineTuneContract) -> bool:
@@ -251,7 +262,8 @@ def _other_kernel(c: FineTuneContract, x: GateContext) -> bool:
 
 
 def _no_gpu(c: FineTuneContract, x: GateContext) -> bool:
-    return c.device.require_gpu and Device.CPU in (target_device(c, x), x.device)
+    wanted = c.device.require_gpu or (c.device.device is Device.CUDA and not c.device.allow_cpu_fallback)
+    return wanted and Device.CPU in (target_device(c, x), x.device)
 
 
 def _shallow(c: FineTuneContract, x: GateContext) -> bool:

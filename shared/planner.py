@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -27,6 +28,7 @@ from shared.contract import (
     contract_digest,
 )
 from shared.digest import digest_json
+from shared.epochs import Histogram, rows_per_epoch
 from shared.errors import Code, ContractRejected
 from shared.gates import UNKNOWN, GateContext, check_gates
 
@@ -66,6 +68,7 @@ class ExecutionPlan(PlanPart):
     base: PlannedBase
     train: DataFile
     validation: DataFile | None = Field(description="Null: a split of the training file is used.")
+    replay: DataFile | None = Field(None, description="Rows of it are mixed into each epoch.")
     validation_rows: int = Field(description="Rows held out of the training file.")
     optimizer_steps: int = Field(description="Upper bound; rows with nothing supervised are skipped and counted.")
     adapter_name: Name
@@ -83,6 +86,7 @@ class TrainingInputs(PlanPart):
     base: str
     train: str
     validation: str | None
+    replay: str | None = None
 
 
 class TrainingRun(PlanPart):
@@ -123,6 +127,9 @@ def plan_finetune(
     validation: DataFile | None,
     adapter_name: str,
     context: GateContext | None = None,
+    *,
+    replay: DataFile | None = None,
+    difficulties: Histogram | None = None,
 ) -> ExecutionPlan:
     """Decide how a contract is run.
 
@@ -133,24 +140,30 @@ def plan_finetune(
         validation: the validation file, if there is one.
         adapter_name: left part of the adapter's id.
         context: what the gates should know of machine and base; without it they know the number of rows.
+        replay: the replay file, if there is one.
+        difficulties: of the training file's rows, for a curriculum.
 
     Raises:
-        ContractRejected: a gate's code, or ``CONTRACT_UNSUPPORTED``, with the field's path.
+        ContractRejected: a gate's code, ``CONTRACT_UNSUPPORTED``, or ``CORPUS_TOO_SMALL`` when a curriculum leaves an
+            epoch without rows; with the field's path.
     """
     notes = check_gates(contract, context or replace(UNKNOWN, rows=train.rows))
     reject_unsupported(contract)
     held_out = 0 if validation else validation_split(train.rows, contract.data.validation_split_ratio)
     content = {"train_file": train.sha256, "base": base.digest}
-    if validation:
-        content["validation_file"] = validation.sha256
+    content |= {"validation_file": validation.sha256} if validation else {}
+    content |= {"replay_file": replay.sha256} if replay else {}
+    replayed = replay.rows if replay else 0
+    epochs = rows_per_epoch(train.rows - held_out, contract, difficulties=difficulties, replay=replayed)
     return ExecutionPlan(
         contract=contract,
         contract_digest=contract_digest(contract, content),
         base=PlannedBase(name=base.name, digests=base.digests),
         train=train,
         validation=validation,
+        replay=replay,
         validation_rows=held_out,
-        optimizer_steps=optimizer_steps(train.rows - held_out, contract),
+        optimizer_steps=planned_steps(epochs, contract),
         adapter_name=adapter_name,
         notes=tuple(notes),
     )
@@ -167,9 +180,14 @@ def validation_split(rows: int, ratio: float) -> int:
 
 
 def optimizer_steps(rows: int, contract: FineTuneContract) -> int:
-    """Optimizer steps of a whole run: an epoch's last, incomplete window steps too."""
-    micro_batches = math.ceil(rows / contract.exec.batch_size)
-    return math.ceil(micro_batches / contract.exec.grad_accum) * contract.exec.epochs
+    """Optimizer steps of a run whose epochs all have so many rows."""
+    return planned_steps([rows] * contract.exec.epochs, contract)
+
+
+def planned_steps(epochs: Sequence[int], contract: FineTuneContract) -> int:
+    """Optimizer steps of a whole run, from the rows of each epoch: an epoch's last, incomplete window steps too."""
+    rows_per_step = contract.exec.batch_size * contract.exec.grad_accum
+    return sum(math.ceil(rows / rows_per_step) for rows in epochs)
 
 
 def warmup_steps(configured: int, total_steps: int) -> int:
@@ -181,27 +199,19 @@ def reject_unsupported(contract: FineTuneContract) -> None:
     """Raises:
     ContractRejected: the first field whose value this release's engine cannot honour.
     """
-    exec_, device = contract.exec, contract.device
-    own_device = "the engine takes the worker's GPU when it has one"
     allowed: list[tuple[str, Any, Any, str]] = [
         ("quant.base", contract.quant.base, BaseQuant.NF4, "the frozen base is held in NF4"),
         ("adapter.targets", contract.adapter.targets, AdapterTargets.FULL_GRAPH, "the full graph is always trained"),
         ("model.weight_shards", contract.model.weight_shards, None, "the catalogue names the shards"),
         ("model.config_json", contract.model.config_json, None, "the catalogue names the config"),
         ("model.tokenizer_json", contract.model.tokenizer_json, None, "the catalogue names the tokenizer"),
-        ("exec.resume_from", exec_.resume_from, None, "a job resumes from its own checkpoints by itself"),
-        ("exec.curriculum_schedule", exec_.curriculum_schedule, None, "curricula come with a later release"),
-        ("exec.max_vram_fraction", exec_.max_vram_fraction, None, "memory limits come with a later release"),
-        ("exec.qlora_max_skip_rate", exec_.qlora_max_skip_rate, None, "skip limits come with a later release"),
-        ("device.device", device.device, Device.AUTO, own_device),
-        ("device.require_gpu", device.require_gpu, False, own_device),
-        ("device.allow_cpu_fallback", device.allow_cpu_fallback, True, own_device),
-        ("trajectory.enabled", contract.trajectory.enabled, False, "row weights come with a later release"),
-        ("optimizer.experiment", contract.optimizer.experiment, OptimizerExperiment.OFF, "AdamW is the one optimizer"),
-        ("curriculum.enabled", contract.curriculum.enabled, False, "curricula come with a later release"),
-        ("chatml", contract.chatml, ChatmlSection(), "the base's own chat template is used"),
-        ("reward.hook", contract.reward.hook, None, "reward hooks come with a later release"),
+        ("exec.resume_from", contract.exec.resume_from, None, "a job resumes from its own checkpoints by itself"),
+        ("optimizer.experiment", contract.optimizer.experiment, OptimizerExperiment.OFF, "there is no experiment"),
+        ("chatml", contract.chatml, ChatmlSection(), "the server writes chats with the base's own template"),
+        ("reward.hook", contract.reward.hook, None, "nothing is scored in supervised training"),
     ]
+    if contract.device.device is Device.METAL:
+        allowed.append(("device.device", Device.METAL, Device.AUTO, "a worker trains on a CPU or an NVIDIA GPU"))
     for path, value, only, reason in allowed:
         if value != only:
             raise ContractRejected(

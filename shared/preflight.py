@@ -18,13 +18,14 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from shared.catalog import BaseModelEntry
-from shared.contract import DataMode, DataSection, FineTuneContract, TokenizerMode
+from shared.contract import DataMode, DataSection, Device, FineTuneContract, TokenizerMode
 from shared.data_report import inspect_file, refusal
 from shared.data_shapes import DataReport
+from shared.epochs import rows_per_epoch
 from shared.errors import Code, ContractRejected
 from shared.estimate import CPU_RUNTIME_BYTES, RUNTIME_BYTES, Estimate, estimate
 from shared.flat import parse_contract
-from shared.gates import GateContext, check_gates
+from shared.gates import GateContext, check_gates, target_device
 from shared.model_preflight import ModelReport, preflight_model, training_preflight_record
 from shared.planner import DataFile, ExecutionPlan, plan_finetune, reject_unsupported
 from shared.presets import Source, resolve_contract
@@ -55,7 +56,7 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class InputFile:
-    """A training or validation file on this machine."""
+    """A training, validation or replay file on this machine."""
 
     file_id: str
     sha256: str
@@ -124,6 +125,7 @@ def preflight(
     train: InputFile,
     validation: InputFile | None,
     machine: Machine,
+    replay: InputFile | None = None,
 ) -> Preflight:
     """Check a job to the end and plan it.
 
@@ -132,6 +134,7 @@ def preflight(
         base: the catalogue's entry of the base model. base_folder: its files.
         train: the training file. validation: the validation file, if there is one.
         machine: what is known of trainer and server.
+        replay: the replay file, if there is one.
 
     Raises:
         MensError: the code of the first thing that makes the job impossible.
@@ -139,7 +142,8 @@ def preflight(
     _refuse_early(parse_contract(asked.sections), machine)
     model = preflight_model(base_folder, tokenizer_mode=TokenizerMode.HF)
     contract, sources, data = _resolve_on_data(asked, model, train, validation, machine)
-    rows = data.training.trainable_rows
+    replayed = _inspect_replay(replay, contract.data)
+    rows, difficulties = data.training.trainable_rows, data.training.trainable_difficulties
     context = _context(machine, model, rows)
     _refuse_too_long(contract, model)
     if machine.limits:
@@ -153,15 +157,22 @@ def preflight(
         else None,
         asked.name or contract.exec.adapter_tag or contract.artifact.alias or DEFAULT_NAME,
         context,
+        replay=replayed,
+        difficulties=difficulties,
     )
     supervision = _supervise(contract, base_folder, train, machine)
     mean_tokens = supervision.tokens / supervision.rows if supervision.rows else None
-    on_gpu = machine.device != "cpu"  # where the engine recomputes activations, and computes in two bytes
+    on_gpu = (
+        target_device(contract, context) is not Device.CPU
+    )  # where the engine recomputes activations, and computes in two bytes
     needs = estimate(
         contract,
         model.config,
         rows=rows,
         mean_tokens=mean_tokens,
+        epoch_rows=rows_per_epoch(
+            rows - plan.validation_rows, contract, difficulties=difficulties, replay=replayed.rows if replayed else 0
+        ),
         vram_bytes=machine.vram_bytes,
         tokens_per_second=machine.tokens_per_second,
         checkpointing=on_gpu,
@@ -218,6 +229,16 @@ def _inspect(train: InputFile, validation: InputFile | None, wanted: DataSection
     if error := refusal(report, filters):
         raise error
     return report
+
+
+def _inspect_replay(replay: InputFile | None, wanted: DataSection) -> DataFile | None:
+    if replay is None:
+        return None
+    filters = RowFilter.of_replay(wanted)
+    report = inspect_file(replay.path, filters=filters, mode=wanted.mode, near=False)
+    if error := refusal(report, filters, "data.replay_file"):
+        raise error
+    return _data_file(replay, report.training.bytes, report.training.trainable_rows)
 
 
 def _supervise(contract: FineTuneContract, base_folder: Path, train: InputFile, machine: Machine) -> SupervisionReport:

@@ -46,6 +46,11 @@ class RowFilter:
         return cls.combine(data.min_rating, data.context_filter or ContextFilter())
 
     @classmethod
+    def of_replay(cls, data: DataSection) -> RowFilter:
+        """The filter of the replay file: ratings count there too; a context filter is about what is to be learnt now."""
+        return cls(min_rating=data.min_rating)
+
+    @classmethod
     def combine(cls, min_rating: int, context: ContextFilter) -> RowFilter:
         return cls(
             min_rating=max(min_rating, context.rating_min or 0),

@@ -20,7 +20,7 @@ from tests.api.test_gateway import serve
     ("change", "code", "status"),
     [
         ({"preset": "nope"}, "UNKNOWN_PRESET", 422),
-        ({"domain": "agents"}, "CONTRACT_UNSUPPORTED", 422),
+        ({"domain": "rust-expert"}, "CONTRACT_UNSUPPORTED", 422),
         ({"contract": {"exec": {"seq_len": 4096}}}, "SEQ_LEN_TOO_LARGE", 422),
         ({"contract": {"adapter": {"rank": 64}}}, "NOT_SERVABLE_RANK", 422),
     ],

@@ -46,7 +46,7 @@ def test_a_plan_for_machines(base: Path, rows: Path) -> None:
         (["--max-lora-rank", "8"], "NOT_SERVABLE_RANK"),
         (["--vram-gb", "0.5"], "MEMORY_DOES_NOT_FIT"),
         (["--preset", "4081"], "UNKNOWN_PRESET"),
-        (["--domain", "agents"], "CONTRACT_UNSUPPORTED"),
+        (["--domain", "rust-expert"], "CONTRACT_UNSUPPORTED"),
     ],
 )
 def test_what_cannot_run(base: Path, rows: Path, arguments: list[str], code: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,8 @@ from shared.errors import ArtifactInvalid, Code, ContractRejected
 from shared.flat import Kernel
 from shared.gates import GATES, REFUSALS, GateContext, check_gates, infer_kernel
 from shared.manifest import UNSERVABLE_FEATURES, parse_manifest
-from tests.shared.samples import contract
+from shared.planner import plan_finetune
+from tests.shared.samples import base_entry, contract, data_file
 
 ROOT = Path(__file__).resolve().parents[2]
 ROWS = {row.id: row for row in CAPABILITIES.rows}
@@ -27,6 +29,8 @@ GATED: dict[str, tuple[dict[str, Any], GateContext]] = {
     "training_backend": ({"adapter": {"method": "lora"}, "quant": {"base": "none"}}, GPT2),
     "graph_depth": ({"exec": {"qlora_proxy_max_layers": 23}}, CUDA),
     "training_objective": ({"exec": {"qlora_ce_last_k": 9, "seq_len": 8}}, CUDA),
+    "optimizer": ({"optimizer": {"experiment": "muon_clip_like"}}, CUDA),
+    "device": ({"device": {"require_gpu": True}}, replace(CUDA, device="cpu")),
     "base_quant": ({"adapter": {"method": "lora"}, "quant": {"base": "nf4"}}, GPT2),
     "tokenizer": ({"data": {"train_file": "f", "tokenizer_mode": "vox"}}, CUDA),
     "mobile_edge": ({"artifact": {"deployment_target": "mobile_edge"}, "exec": {"batch_size": 1}}, CUDA),
@@ -44,9 +48,15 @@ def other_manifest(folder: Path) -> None:
 
 
 SHOWN: dict[str, Callable[[Path], None]] = {"weight_loading": pickled_weights, "artifacts": other_manifest}
+PLANNED: dict[str, dict[str, Any]] = {
+    "data_order": {"curriculum": {"enabled": True}},
+    "chat_marks": {"chatml": {"im_start": "<s>"}},
+    "reward_hook": {"reward": {"hook": "cargo_build"}},
+}
+"""Sections that pass the gates and are not planned, for rows that all have difficulty 9."""
 ENGINE = {
     "merge_fidelity": "worker/merge.py",
-    "logits_parity": "worker/publish.py",
+    "logits_parity": "worker/certificates.py",
     "serving": "shared/manifest.py",
 }
 """Rows whose behaviour needs an engine or a server: the code is raised there, and that part's own tests show it."""
@@ -57,6 +67,15 @@ def test_row_is_refused_by_its_gate(name: str) -> None:
     sections, context = GATED[name]
     with pytest.raises(ContractRejected) as caught:
         check_gates(contract(**sections), context)
+    assert caught.value.code is ROWS[name].proof.code
+
+
+@pytest.mark.parametrize("name", list(PLANNED))
+def test_row_shows_in_a_plan_that_is_not_made(name: str) -> None:
+    made = contract(**PLANNED[name])
+    check_gates(made, CUDA)
+    with pytest.raises(ContractRejected) as caught:
+        plan_finetune(made, base_entry(), data_file(), None, "demo", CUDA, difficulties={9: 100})
     assert caught.value.code is ROWS[name].proof.code
 
 
@@ -74,7 +93,7 @@ def test_code_of_an_engine_row_is_raised_where_it_should_be(name: str) -> None:
 
 def test_every_row_is_held_against_something() -> None:
     assert {name for name, row in ROWS.items() if row.proof.kind == "gate"} == set(GATED)
-    assert set(ROWS) == {*GATED, *SHOWN, *ENGINE}
+    assert set(ROWS) == {*GATED, *SHOWN, *PLANNED, *ENGINE}
     assert len(ROWS) == len(CAPABILITIES.rows)
 
 

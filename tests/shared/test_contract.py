@@ -29,7 +29,7 @@ from tests.shared.samples import contract
 
 GOLDEN_SCHEMA = Path(__file__).parent / "golden" / "contract.schema.json"
 CONTENT = {"train_file": "c" * 64, "base": "d" * 64}
-GOLDEN_DIGEST = "0515667d5104bddc1d585f7891edfee9f6c341c077d7c45e006e309e8c8b8645"
+GOLDEN_DIGEST = "732a75cd114b77d5ea20c8a3e9425ba1b6aeefd2d1936fe2f0ed4f3d92c76b4d"
 
 DEFAULTS: dict[str, Any] = {
     "model": {"hf_repo": "tiny", "weight_shards": None, "config_json": None, "tokenizer_json": None},
@@ -38,7 +38,8 @@ DEFAULTS: dict[str, Any] = {
     },
     "data": {
         "train_file": "file-1", "validation_file": None, "tokenizer_mode": "hf", "min_rating": 3,
-        "context_filter": None, "validation_split_ratio": 0.05, "mode": "strict",
+        "context_filter": None, "validation_split_ratio": 0.05, "mode": "strict", "replay_file": None,
+        "replay_ratio": 0.1,
     },
     "adapter": {
         "method": "qlora", "rank": 16, "alpha": 32, "dropout": 0.0, "targets": "full_graph", "target_modules": None,
@@ -46,7 +47,8 @@ DEFAULTS: dict[str, Any] = {
     "quant": {"base": "nf4", "double_quant": True},
     "exec": {
         "epochs": 3, "seq_len": 256, "batch_size": 4, "grad_accum": 4, "learning_rate": 2e-4, "warmup_steps": 100,
-        "weight_decay": 0.01, "max_grad_norm": 1.0, "seed": 42, "checkpoint_every": 500, "resume_from": None,
+        "weight_decay": 0.01, "max_grad_norm": 1.0, "seed": 42, "checkpoint_every": 500,
+        "early_stopping_patience": None, "resume_from": None,
         "max_vram_fraction": None, "adapter_tag": None, "qlora_require_full_proxy_stack": False,
         "qlora_allow_partial_proxy_stack": False,
         "qlora_max_skip_rate": None, "qlora_lm_head_only": False, "qlora_proxy_max_layers": None,
@@ -61,7 +63,7 @@ DEFAULTS: dict[str, Any] = {
         "enabled": False, "tool_trace_boost": 1.1, "failure_category_boost": 1.15, "quality_floor": None,
         "quality_boost": 1.05,
     },
-    "optimizer": {"experiment": "off"},
+    "optimizer": {"kind": "adamw", "experiment": "off"},
     "curriculum": {"enabled": False},
     "chatml": {"im_start": None, "im_end": None, "role_system": None, "role_user": None, "role_assistant": None},
     "reward": {"hook": None},
@@ -75,6 +77,7 @@ BAD_VALUES: list[tuple[str, Any]] = [
     ("data.validation_split_ratio", -0.01), ("data.validation_split_ratio", 0.51),
     ("data.context_filter", {"difficulty_min": 0}), ("data.context_filter", {"difficulty_max": 11}),
     ("data.context_filter", {"rating_min": 0}), ("data.context_filter", {"rating_min": 6}),
+    ("data.replay_ratio", -0.01), ("data.replay_ratio", 0.51), ("optimizer.kind", "adam"), ("optimizer.kind", None),
     ("adapter.method", "dora"), ("adapter.rank", 0), ("adapter.rank", 513), ("adapter.rank", 1.5),
     ("adapter.alpha", 0), ("adapter.alpha", 4097), ("adapter.dropout", -0.1), ("adapter.dropout", 1.0),
     ("adapter.targets", "everything"), ("adapter.target_modules", []), ("adapter.target_modules", "q_proj"),
@@ -104,7 +107,7 @@ BAD_VALUES: list[tuple[str, Any]] = [
 
 GOOD_EDGES: list[tuple[str, Any]] = [
     ("data.min_rating", 0), ("data.min_rating", 5), ("data.validation_split_ratio", 0.0),
-    ("data.validation_split_ratio", 0.5), ("adapter.rank", 1), ("adapter.rank", 512), ("adapter.dropout", 0.99),
+    ("data.validation_split_ratio", 0.5), ("data.replay_ratio", 0.0), ("data.replay_ratio", 0.5), ("adapter.rank", 1), ("adapter.rank", 512), ("adapter.dropout", 0.99),
     ("exec.epochs", 1), ("exec.seq_len", 8), ("exec.learning_rate", 1.0), ("exec.warmup_steps", 0),
     ("trajectory.tool_trace_boost", 0.0), ("trajectory.quality_floor", 1), ("trajectory.quality_floor", 5),
     ("exec.seed", 2**31 - 1), ("exec.qlora_ce_last_k", 64), ("artifact.alias", "a" * 64), ("artifact.alias", "0.a-b_c"),
@@ -160,7 +163,7 @@ def one_field_changed(model: BaseModel, path: str = "") -> Iterator[tuple[str, B
 
 
 CHANGED = dict(one_field_changed(contract()))
-FILE_IDS = {"data.train_file", "data.validation_file"}
+FILE_IDS = {"data.train_file", "data.validation_file", "data.replay_file"}
 
 
 def digest(value: FineTuneContract) -> str:
@@ -291,7 +294,7 @@ def test_digest_does_not_change_with_file_ids(path: str) -> None:
     assert digest(CHANGED[path]) == digest(contract())
 
 
-@pytest.mark.parametrize("role", ["train_file", "base", "validation_file"])
+@pytest.mark.parametrize("role", ["train_file", "base", "validation_file", "replay_file"])
 def test_digest_changes_with_content(role: str) -> None:
     assert contract_digest(contract(), CONTENT | {role: "e" * 64}) != digest(contract())
 

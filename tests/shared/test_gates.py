@@ -61,6 +61,7 @@ REFUSED: list[tuple[dict[str, Any], GateContext, Code]] = [
     ({"device": {"require_gpu": True}}, CPU, Code.GPU_REQUIRED),
     ({"device": {"require_gpu": True, "device": "cuda"}}, CPU, Code.GPU_REQUIRED),
     ({"device": {"require_gpu": True, "device": "cpu"}}, CUDA, Code.GPU_REQUIRED),
+    ({"device": {"device": "cuda", "allow_cpu_fallback": False}}, CPU, Code.GPU_REQUIRED),
     (
         {"exec": {"qlora_require_full_proxy_stack": True, "qlora_allow_partial_proxy_stack": True}},
         CUDA,
@@ -104,6 +105,10 @@ PASSED: list[tuple[dict[str, Any], GateContext]] = [
     ({"optimizer": {"experiment": "muon_clip_like"}}, replace(CUDA, experimental_optimizer=True)),
     ({"device": {"require_gpu": True}}, CUDA),
     ({"device": {"require_gpu": True, "device": "cuda"}}, UNKNOWN),
+    ({"device": {"device": "cuda"}}, CPU),  # falls back, with a note
+    ({"device": {"device": "cuda", "allow_cpu_fallback": False}}, CUDA),
+    ({"device": {"device": "cuda", "allow_cpu_fallback": False}}, UNKNOWN),
+    ({"device": {"allow_cpu_fallback": False}}, CPU),  # auto: no GPU was asked for
     ({}, replace(CUDA, rows=1)),
 ]
 
@@ -207,6 +212,17 @@ def test_small_corpus_is_noted(rows: int | None, notes: int) -> None:
 
 def test_mobile_target_is_noted() -> None:
     assert "no on-device runtime" in check_gates(contract(**MOBILE), CPU)[0]
+
+
+def test_a_fallback_to_the_cpu_is_noted() -> None:
+    assert "falls back to the CPU" in check_gates(contract(device={"device": "cuda"}), CPU)[0]
+    assert check_gates(contract(device={"device": "cuda"}), CUDA) == []
+
+
+def test_a_schedule_that_is_switched_off_is_noted() -> None:
+    schedule = {"exec": {"curriculum_schedule": {"epoch_1_max_difficulty": 3}}}
+    assert "has no effect" in check_gates(contract(**schedule), CUDA)[0]
+    assert check_gates(contract(**schedule, curriculum={"enabled": True}), CUDA) == []
 
 
 def test_mobile_limits_are_those_of_the_gates() -> None:

@@ -23,9 +23,10 @@ from shared.planner import (
     validation_split,
     warmup_steps,
 )
+from shared.presets import domain_names, resolve_contract
 from tests.shared.samples import base_entry, contract, data_file
 
-GOLDEN_DIGEST = "d51dff2e2d50bc0fc51058671ea97a517f197f76aee51fb5e912a963810411f6"
+GOLDEN_DIGEST = "8d61846e822b2504c2237a7ad0371fb248541ac0806bdd46529b2063bd73aa32"
 
 UNSUPPORTED: dict[str, Any] = {
     "quant.base": "none",
@@ -34,16 +35,20 @@ UNSUPPORTED: dict[str, Any] = {
     "model.config_json": "config.json",
     "model.tokenizer_json": "tokenizer.json",
     "exec.resume_from": "checkpoint-1",
-    "exec.curriculum_schedule": {},
+    "device.device": "metal",
+    "optimizer.experiment": "muon_clip_like",
+    "reward.hook": "cargo_build",
+}
+HONOURED: dict[str, Any] = {
+    "exec.curriculum_schedule": {"epoch_1_max_difficulty": 5},
     "exec.max_vram_fraction": 0.5,
     "exec.qlora_max_skip_rate": 0.0,
     "device.device": "cpu",
     "device.require_gpu": True,
     "device.allow_cpu_fallback": False,
     "trajectory.enabled": True,
-    "optimizer.experiment": "muon_clip_like",
+    "optimizer.kind": "paged_adamw_8bit",
     "curriculum.enabled": True,
-    "reward.hook": "cargo_build",
 }
 
 
@@ -136,6 +141,48 @@ def test_default_contract_is_supported() -> None:
     reject_unsupported(contract())
 
 
+@pytest.mark.parametrize("path", list(HONOURED))
+def test_honoured_field_is_planned_as_it_was_asked(path: str) -> None:
+    asked = with_field(path, HONOURED[path])
+    made = plan(contract=asked)
+    assert made.contract == asked
+    assert made.contract_digest != plan().contract_digest
+
+
+PROFILES: dict[str, tuple[Code, str] | None] = {
+    "vox-lang": None,
+    "rust-expert": (Code.CONTRACT_UNSUPPORTED, "reward.hook"),
+    "agents": None,
+    "rocks": None,
+    "research": None,
+    "populi-meta": None,
+    "research-expert": (Code.CONTRACT_UNSUPPORTED, "reward.hook"),
+}
+
+
+def test_every_domain_profile_is_tried() -> None:
+    assert list(PROFILES) == domain_names()
+
+
+@pytest.mark.parametrize("name", list(PROFILES))
+def test_domain_profile_is_planned_or_refused(name: str) -> None:
+    made = resolve_contract({"data": {"train_file": "f"}}, domain=name).contract
+    expected = PROFILES[name]
+    if expected is None:
+        assert plan(contract=made, difficulties={3: 40, 5: 40, 9: 20}).contract == made
+        return
+    with pytest.raises(ContractRejected) as caught:
+        plan(contract=made)
+    assert (caught.value.code, caught.value.param) == expected
+
+
+@pytest.mark.parametrize("name", [name for name, refused in PROFILES.items() if not refused and name != "agents"])
+def test_profile_with_a_curriculum_needs_difficulties(name: str) -> None:
+    made = resolve_contract({"data": {"train_file": "f"}}, domain=name).contract
+    with pytest.raises(ContractRejected, match="a row that states none counts as 5"):
+        plan(contract=made, difficulties={5: 100})
+
+
 def test_chatml_marks_are_unsupported_as_a_whole() -> None:
     with pytest.raises(ContractRejected) as caught:
         reject_unsupported(with_field("chatml.im_start", "<s>"))
@@ -176,6 +223,27 @@ def test_validation_file_replaces_the_split() -> None:
     assert made.contract_digest != plan().contract_digest
 
 
+def test_a_replay_file_adds_its_share_to_every_epoch() -> None:
+    made = plan(contract=contract(data={"train_file": "f", "replay_ratio": 0.5}), replay=data_file(1000, "f" * 64))
+    assert made.replay == data_file(1000, "f" * 64)
+    assert made.optimizer_steps == simulated_steps(90 + 45, 3, 4, 4)
+    without = plan(contract=contract(data={"train_file": "f", "replay_ratio": 0.5}))
+    assert without.optimizer_steps == simulated_steps(90, 3, 4, 4)
+    assert made.contract_digest != without.contract_digest
+
+
+def test_a_curriculum_has_the_steps_of_what_it_admits() -> None:
+    asked = contract(curriculum={"enabled": True}, data={"train_file": "f", "validation_split_ratio": 0.0})
+    made = plan(contract=asked, difficulties={2: 20, 7: 30, 8: 50})
+    assert made.optimizer_steps == sum(simulated_steps(rows, 1, 4, 4) for rows in (20, 50, 100))
+
+
+def test_a_curriculum_without_rows_in_an_epoch_is_refused() -> None:
+    with pytest.raises(ContractRejected, match="Epoch 1 has no rows") as caught:
+        plan(contract=contract(curriculum={"enabled": True}), difficulties={5: 100})
+    assert (caught.value.code, caught.value.param) == (Code.CORPUS_TOO_SMALL, "exec.curriculum_schedule")
+
+
 def test_plan_comes_back_from_json_as_the_same_value() -> None:
     made = plan(validation=data_file(30, "f" * 64, "file-2"))
     copy = ExecutionPlan.model_validate_json(made.model_dump_json())
@@ -196,6 +264,7 @@ def test_planning_twice_gives_the_same_digest() -> None:
         {"train": data_file(101)},
         {"train": data_file(sha256="e" * 64)},
         {"validation": data_file(30)},
+        {"replay": data_file(30)},
         {"adapter_name": "other"},
     ],
 )

@@ -21,8 +21,8 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_base(tmp_path_factory.mktemp("bases") / "tiny")
 
 
-def row(prompt: str, answer: str = "yes") -> str:
-    return json.dumps({"prompt": prompt, "response": answer})
+def row(prompt: str, answer: str = "yes", **labels: Any) -> str:
+    return json.dumps({"prompt": prompt, "response": answer} | labels)
 
 
 def check(base: Path, folder: Path, rows: list[str], machine: Machine | None = None, **asked: Any) -> Preflight:
@@ -30,8 +30,17 @@ def check(base: Path, folder: Path, rows: list[str], machine: Machine | None = N
     path.write_text("\n".join(rows))
     entry = BaseModelEntry(name="tiny", source=LocalSource(path=str(base)), digests=digest_model_folder(base))
     sections = {"model": {"name": "tiny"}, "data": {"train_file": "f"}} | asked.pop("sections", {})
+    replay = _replay(folder, asked.pop("replay", None))
     file = InputFile("f", digest_file(path), path)
-    return preflight(Asked(sections, **asked), entry, base, file, None, machine or Machine())
+    return preflight(Asked(sections, **asked), entry, base, file, None, machine or Machine(), replay)
+
+
+def _replay(folder: Path, rows: list[str] | None) -> InputFile | None:
+    if rows is None:
+        return None
+    path = folder / "replay.jsonl"
+    path.write_text("\n".join(rows))
+    return InputFile("r", digest_file(path), path)
 
 
 ROWS = [row(f"question {index}") for index in range(30)]
@@ -110,8 +119,46 @@ def test_what_does_not_fit_is_refused_with_the_nearest_that_does(base: Path, tmp
 
 def test_a_refused_field_names_the_profile_that_set_it(base: Path, tmp_path: Path) -> None:
     with pytest.raises(MensError) as refused:
-        check(base, tmp_path, ROWS, domain="agents")
+        check(base, tmp_path, ROWS, domain="rust-expert")
+    assert (refused.value.code, refused.value.param) == ("CONTRACT_UNSUPPORTED", "reward.hook")
     assert "The domain sets" in refused.value.remedy
+
+
+def test_a_replay_file_is_in_plan_and_estimate(base: Path, tmp_path: Path) -> None:
+    asked = {"data": {"train_file": "f", "replay_file": "r", "replay_ratio": 0.5, "validation_split_ratio": 0.0}}
+    old = [row("old", rating=5), row("older"), row("bad", rating=1)]
+    found = check(base, tmp_path, ROWS, sections=asked, replay=old)
+    assert found.plan.replay is not None
+    assert found.plan.replay.rows == 2  # of three: one is rated too low
+    assert found.estimate.max_tokens == (30 + 2) * 3 * found.plan.contract.exec.seq_len
+    assert found.estimate.optimizer_steps == found.plan.optimizer_steps == 2 * 3
+
+
+# Fails while a context filter, which says what is to be learnt now, empties the file of what was learnt before.
+def test_a_context_filter_leaves_the_replay_file_alone(base: Path, tmp_path: Path) -> None:
+    asked = {"data": {"train_file": "f", "replay_file": "r", "context_filter": {"categories": ["new"]}}}
+    found = check(base, tmp_path, [row(f"{i}", category="new") for i in range(30)], sections=asked, replay=[row("old")])
+    assert found.plan.replay is not None
+    assert found.plan.replay.rows == 1
+
+
+@pytest.mark.parametrize(("rows", "code"), [(["broken"], "DATASET_LINE_INVALID"), ([], "DATASET_EMPTY")])
+def test_a_bad_replay_file_is_refused_by_its_field(base: Path, tmp_path: Path, rows: list[str], code: str) -> None:
+    with pytest.raises(MensError) as refused:
+        check(base, tmp_path, ROWS, replay=rows)
+    assert (refused.value.code, refused.value.param) == (code, "data.replay_file")
+
+
+def test_a_curriculum_counts_the_rows_that_pass_the_filter(base: Path, tmp_path: Path) -> None:
+    asked = {"curriculum": {"enabled": True}, "data": {"train_file": "f", "validation_split_ratio": 0.0}}
+    rows = [row(f"{index}", difficulty=3 if index < 16 else 9) for index in range(40)]
+    found = check(base, tmp_path, rows, sections=asked)
+    assert found.estimate.optimizer_steps == found.plan.optimizer_steps == 1 + 1 + 3
+    easy_but_bad = [
+        row(f"{index}", difficulty=3 if index < 16 else 9, rating=1 + (index >= 16) * 4) for index in range(40)
+    ]
+    with pytest.raises(MensError, match="Epoch 1 has no rows"):
+        check(base, tmp_path, easy_but_bad, sections=asked)
 
 
 def test_a_large_file_is_sampled_by_a_control_plane(

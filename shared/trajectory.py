@@ -1,0 +1,49 @@
+"""How much a whole row weighs in the loss, by its own metadata.
+
+Every boost that applies multiplies: the category says that the row is a tool trace or a trajectory, the category says
+that it shows a failure, the rating reaches the quality floor. The product stays within 0 to 8, so that no row drowns a
+step's others.
+"""
+
+from __future__ import annotations
+
+import math
+
+from shared.contract import TrajectorySection
+from shared.row_filters import Labelled
+
+MAX_WEIGHT = 8.0
+TRACE_MARKS = ("tool_trace", "trajectory")
+FAILURE_MARKS = ("fail", "error")
+
+
+def row_weight(row: Labelled, section: TrajectorySection) -> tuple[float, bool]:
+    """The factor on a row's part of the step's loss.
+
+    Args:
+        row: its category (compared without case) and its rating; a row without one of them gets none of its boosts.
+        section: the boosts; when it is not enabled every row weighs 1.
+
+    Returns:
+        The weight, finite and in [0, 8], and whether the product of the boosts had to be replaced to get there: by the
+        nearest bound, or by 1 when it was not finite.
+    """
+    if not section.enabled:
+        return 1.0, False
+    weight = math.prod(_boosts(row, section))
+    if not math.isfinite(weight):
+        return 1.0, True
+    kept = min(max(weight, 0.0), MAX_WEIGHT)
+    return kept, kept != weight
+
+
+def _boosts(row: Labelled, section: TrajectorySection) -> list[float]:
+    category = (row.category or "").lower()
+    boosts = []
+    if any(mark in category for mark in TRACE_MARKS):
+        boosts.append(section.tool_trace_boost)
+    if any(mark in category for mark in FAILURE_MARKS):
+        boosts.append(section.failure_category_boost)
+    if section.quality_floor is not None and row.rating is not None and row.rating >= section.quality_floor:
+        boosts.append(section.quality_boost)
+    return boosts

@@ -1,0 +1,73 @@
+"""Replayed rows: how many, each once an epoch, all in turn, and in among the others."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shared.contract import FineTuneContract
+from shared.epochs import rows_per_epoch
+from shared.row_filters import RowFilter
+from tests.shared.samples import contract
+from worker.training.curriculum import epoch_order, histogram
+from worker.training.replay import mixed_order, replay_contract, replay_draw
+
+
+def asked(ratio: float, epochs: int = 6, *, easy_first: bool = False) -> FineTuneContract:
+    return contract(
+        data={"train_file": "f", "replay_file": "r", "replay_ratio": ratio},
+        exec={"epochs": epochs},
+        curriculum={"enabled": easy_first},
+    )
+
+
+cases = st.tuples(st.integers(1, 60), st.integers(0, 30), st.floats(0.0, 0.5), st.booleans())
+
+
+@given(cases)
+def test_an_epoch_has_its_rows_and_the_planned_share_of_replay(case: tuple[int, int, float, bool]) -> None:
+    rows, replay, ratio, easy_first = case
+    made = asked(ratio, easy_first=easy_first)
+    difficulties = np.arange(rows, dtype=np.uint8) % 10 + 1
+    planned = rows_per_epoch(rows, made, difficulties=histogram(difficulties), replay=replay)
+    for epoch in range(made.exec.epochs):
+        order = mixed_order(difficulties, replay, made, epoch)
+        assert len(order) == planned[epoch] == len(set(order.tolist())), "each row once"
+        assert order[order < rows].tolist() == epoch_order(difficulties, made, epoch).tolist(), "in their own order"
+        assert all(rows <= index < rows + replay for index in order[order >= rows])
+
+
+@given(cases)
+def test_replay_goes_round_so_that_all_are_seen(case: tuple[int, int, float, bool]) -> None:
+    rows, replay, ratio, easy_first = case
+    made = asked(ratio, easy_first=easy_first)
+    difficulties = np.full(rows, 3, dtype=np.uint8)
+    if not replay:
+        return
+    seen = Counter(
+        index for epoch in range(made.exec.epochs) for index in replay_draw(difficulties, replay, made, epoch).tolist()
+    )
+    times = [seen[index] for index in range(replay)]
+    assert max(times) - min(times) <= 1
+
+
+def test_the_replay_file_has_the_filter_that_the_preflight_counted_with() -> None:
+    made = contract(
+        data={"train_file": "f", "min_rating": 4, "context_filter": {"categories": ["new"], "rating_min": 5}}
+    )
+    assert RowFilter.of(replay_contract(made).data) == RowFilter.of_replay(made.data) == RowFilter(min_rating=4)
+    assert made.data.context_filter is not None
+
+
+def test_replay_stands_among_the_others_and_not_at_an_end() -> None:
+    difficulties = np.full(1000, 3, dtype=np.uint8)
+    orders = [mixed_order(difficulties, 500, asked(0.5), epoch) for epoch in range(2)]
+    for order in orders:
+        places = np.flatnonzero(order >= 1000) / len(order)
+        assert 0.45 < places.mean() < 0.55
+        assert np.histogram(places, bins=10, range=(0, 1))[0].min() > 20
+    assert orders[0].tolist() == mixed_order(difficulties, 500, asked(0.5), 0).tolist()
+    assert orders[0].tolist() != orders[1].tolist()

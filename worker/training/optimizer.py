@@ -1,0 +1,91 @@
+"""The optimizers, and their state as tensors for a checkpoint.
+
+- ``adamw``: AdamW (arXiv 1711.05101), both moments in fp32.
+- ``paged_adamw_8bit``: bitsandbytes' AdamW with moments in blocks of 8 bit (arXiv 2110.02861), in managed memory that a
+  full GPU swaps to the host (arXiv 2305.14314 §3). A CPU has nothing to page from, so there it is plain 8-bit AdamW with
+  the same arithmetic. Tensors under 4096 elements keep fp32 moments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from bitsandbytes.optim import AdamW8bit, PagedAdamW8bit
+from bitsandbytes.optim.optimizer import Optimizer8bit
+
+from shared.contract import FineTuneContract, OptimizerKind
+
+BETAS = (0.9, 0.999)
+EPSILON = 1e-8
+CODE_BOOKS = ("qmap1", "qmap2")
+"""Constants that all parameters share: made anew, never stored."""
+
+
+def build_optimizer(
+    parameters: Sequence[torch.nn.Parameter], contract: FineTuneContract, device: torch.device
+) -> torch.optim.Optimizer:
+    """The optimizer that the contract names, over the LoRA parameters; the loop sets the rate before each step."""
+    fields = {
+        "lr": contract.exec.learning_rate,
+        "betas": BETAS,
+        "eps": EPSILON,
+        "weight_decay": contract.exec.weight_decay,
+    }
+    if contract.optimizer.kind is OptimizerKind.ADAMW:
+        return torch.optim.AdamW(parameters, **fields)  # type: ignore[arg-type]
+    kind = PagedAdamW8bit if device.type == "cuda" else AdamW8bit
+    optimizer: torch.optim.Optimizer = kind(parameters, **fields)
+    return optimizer
+
+
+def optimizer_tensors(
+    optimizer: torch.optim.Optimizer, parameters: Sequence[torch.nn.Parameter]
+) -> dict[str, torch.Tensor]:
+    """State by ``<index of the parameter>.<name>``, on the CPU; a parameter that was never stepped has none."""
+    return {
+        f"{index}.{name}": torch.as_tensor(value).cpu().contiguous()
+        for index, parameter in enumerate(parameters)
+        for name, value in optimizer.state[parameter].items()
+        if name not in CODE_BOOKS
+    }
+
+
+def restore_optimizer(
+    optimizer: torch.optim.Optimizer, parameters: Sequence[torch.nn.Parameter], tensors: dict[str, torch.Tensor]
+) -> None:
+    """Put back what :func:`optimizer_tensors` gave, onto the parameters' devices; the next step goes on from there."""
+    for index, parameter in enumerate(parameters):
+        prefix = f"{index}."
+        stored = {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
+        if not stored:
+            continue
+        if isinstance(optimizer, Optimizer8bit):
+            _restore_8bit(optimizer, parameter, stored)
+        else:
+            optimizer.state[parameter] = {
+                name: value if name == "step" else value.to(parameter.device) for name, value in stored.items()
+            }
+
+
+def _restore_8bit(optimizer: Any, parameter: torch.nn.Parameter, stored: dict[str, torch.Tensor]) -> None:
+    """Let the optimizer make its own buffers, which may be paged, and fill them."""
+    group_index, index = _place(optimizer, parameter)
+    optimizer.init_state(optimizer.param_groups[group_index], parameter, group_index, index)
+    state = optimizer.state[parameter]
+    for name, value in stored.items():
+        if name == "step":
+            state[name] = int(value)
+        else:
+            state[name].copy_(value)
+
+
+def _place(optimizer: torch.optim.Optimizer, parameter: torch.nn.Parameter) -> tuple[int, int]:
+    """Where the parameter is among the optimizer's groups: (group, index in it)."""
+    return next(
+        (group_index, index)
+        for group_index, group in enumerate(optimizer.param_groups)
+        for index, candidate in enumerate(group["params"])
+        if candidate is parameter
+    )
