@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 import uvicorn
 
 from api.main import create_app
@@ -13,6 +15,8 @@ SHUTDOWN_SECONDS = 10
 def main() -> None:
     """Entry point."""
     settings = ApiSettings()
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    logging.getLogger("api").setLevel(logging.INFO)  # ours alone: httpx tells every request at this level
     uvicorn.run(
         create_app(settings),
         host=settings.api_host,

@@ -1,5 +1,6 @@
 """The chat proxy: resolves a model name to what a replica serves, and passes bytes both ways without holding a stream.
 
+An alias may be split between adapters: who asks again gets the same one. Which adapter answered, ``X-Mens-Adapter`` says.
 A client that goes away cancels its request at the replica. A replica that cannot be reached is passed over for the next.
 """
 
@@ -8,7 +9,10 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import AsyncIterator
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import anyio
@@ -19,12 +23,17 @@ from fastapi.responses import StreamingResponse
 from starlette.requests import ClientDisconnect
 
 from api.services import Services
+from shared.aliases import Alias
 from shared.errors import Code, InvalidRequest, NotFound, TooLarge, Unavailable
+from shared.routing import sticky_point
 
 CLIENT_GONE = 499
 """Status in the log for a caller that left; nobody receives it."""
 PASSED_HEADERS = ("content-type", "x-request-id", "retry-after")
+SESSION_HEADER = "x-session-id"
+ADAPTER_HEADER = "x-mens-adapter"
 
+Copy = Callable[[], Awaitable[None]]
 logger = logging.getLogger(__name__)
 
 
@@ -39,20 +48,20 @@ async def proxy(services: Services, request: Request, path: str) -> Response:
         body = await read_body(request, services.settings.max_body_bytes)
     except ClientDisconnect:
         return Response(status_code=CLIENT_GONE)
-    model, served = body.get("model"), await run_in_threadpool(resolve_model, services, body.get("model"))
-    content = json.dumps({**body, "model": served}).encode()
-    upstream = await _unless_gone(request, _send(services, path, content, served))
+    session = request.headers.get(SESSION_HEADER, "")
+    chosen = await run_in_threadpool(choose_model, services, body, session)
+    upstream = await _unless_gone(request, _send(services, path, body, chosen.served))
     if upstream is None:
         return Response(status_code=CLIENT_GONE)
     if upstream.status_code == 404:
         await upstream.aclose()
         raise Unavailable(
             Code.SERVING_REFUSED,
-            f"The serving tier refuses to load {model!r} ({served}).",
+            f"The serving tier refuses to load {body['model']!r} ({chosen.served}).",
             remedy="Its files may be damaged; the serving replica's log has the reason's code.",
             retryable=False,
         )
-    return _streamed(upstream)
+    return _streamed(upstream, chosen, _shadow(services, path, body, chosen) if upstream.is_success else None)
 
 
 async def read_body(request: Request, limit: int) -> dict[str, Any]:
@@ -75,28 +84,56 @@ async def read_body(request: Request, limit: int) -> dict[str, Any]:
     return body
 
 
-def resolve_model(services: Services, model: object) -> str:
-    """What the serving tier calls a model: a base by its name, an adapter or alias by the adapter's immutable id.
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What answers a request. ``adapter`` is None for a base model; a shadow comes with the alias that names it."""
+
+    served: str
+    adapter: str | None = None
+    alias: Alias | None = None
+
+
+def choose_model(services: Services, body: dict[str, Any], session: str = "") -> Choice:
+    """What the serving tier is asked for: a base by its name, an adapter or alias by an adapter's immutable id.
 
     Raises:
         NotFound: ``MODEL_NOT_FOUND``. InvalidRequest: ``REQUEST_INVALID``: no name.
     """
+    model = body.get("model")
     if not isinstance(model, str) or not model:
         raise InvalidRequest(Code.REQUEST_INVALID, "`model` must be a name.", param="model")
     if any(base.name == model for base in services.catalog().bases):
-        return model
+        return Choice(model)
+    if not model.isprintable():  # no name of ours, and nothing to trouble a database with
+        raise _unknown_model(model)
+    if alias := services.aliases.find(model):
+        adapter_id = alias.choose(sticky_point(model, sticky_key(body, session)))
+        return Choice(adapter_id, adapter_id, alias)
     try:
         adapter = services.registry.adapter(model)
     except NotFound:
-        adapter = None
-    if adapter is None or not adapter.published:
-        raise NotFound(
-            Code.MODEL_NOT_FOUND,
-            f"There is no model {model!r}.",
-            remedy="List what there is with GET /v1/models.",
-            param="model",
-        )
-    return adapter.id
+        raise _unknown_model(model) from None
+    if not adapter.published:
+        raise _unknown_model(model)
+    return Choice(adapter.id, adapter.id)
+
+
+def sticky_key(body: dict[str, Any], session: str = "") -> str:
+    """What stays the same while one person or one conversation asks on: the caller's word for it, else how it began.
+
+    A conversation begins with everything up to its first user message: a system prompt alone is shared by many.
+    """
+    for name in ("safety_identifier", "user"):
+        if isinstance(body.get(name), str) and body[name]:
+            return json.dumps(["user", body[name]])
+    if session:
+        return json.dumps(["session", session])
+    messages = body.get("messages")
+    if not isinstance(messages, list):
+        return json.dumps(["prompt", body.get("prompt")])
+    roles = [message.get("role") if isinstance(message, dict) else None for message in messages]
+    beginning = messages[: roles.index("user") + 1] if "user" in roles else messages[:1]
+    return json.dumps(["messages", beginning], sort_keys=True)
 
 
 def replicas_for(urls: list[str], served: str) -> list[str]:
@@ -104,9 +141,9 @@ def replicas_for(urls: list[str], served: str) -> list[str]:
     return sorted(urls, key=lambda url: hashlib.sha256(f"{url} {served}".encode()).digest())
 
 
-async def _send(services: Services, path: str, content: bytes, served: str) -> httpx.Response:
+async def _send(services: Services, path: str, body: dict[str, Any], served: str) -> httpx.Response:
     """The first answer of a replica that can be reached, its body still unread."""
-    reason = "none is configured"
+    content, reason = json.dumps({**body, "model": served}).encode(), "none is configured"
     for url in replicas_for(services.settings.serving_urls, served):
         request = services.upstream.build_request(
             "POST", url.rstrip("/") + path, content=content, headers={"Content-Type": "application/json"}
@@ -146,16 +183,41 @@ async def _unless_gone(request: Request, answer: Any) -> httpx.Response | None:
     return result
 
 
-def _streamed(upstream: httpx.Response) -> StreamingResponse:
+def _shadow(services: Services, path: str, body: dict[str, Any], chosen: Choice) -> Copy | None:
+    """Sends the copy for the alias's shadow; None when this request is not of its share."""
+    shadow = chosen.alias.shadow if chosen.alias else None
+    if chosen.alias is None or shadow is None or random.random() >= shadow.share:
+        return None
+    ask = partial(_send, services, path, body, shadow.adapter)
+    return partial(services.shadows.offer, chosen.alias.name, shadow.adapter, ask)
+
+
+def _streamed(upstream: httpx.Response, chosen: Choice, copy: Copy | None) -> StreamingResponse:
     headers = {name: upstream.headers[name] for name in PASSED_HEADERS if name in upstream.headers}
-    return StreamingResponse(_body(upstream), upstream.status_code, headers)
+    if chosen.adapter:
+        headers[ADAPTER_HEADER] = chosen.adapter
+    return StreamingResponse(_body(upstream, copy), upstream.status_code, headers)
 
 
-async def _body(upstream: httpx.Response) -> AsyncIterator[bytes]:
-    """The replica's bytes as they come; leaving this generator early closes the connection, which stops the engine."""
+async def _body(upstream: httpx.Response, copy: Copy | None) -> AsyncIterator[bytes]:
+    """The replica's bytes as they come, then the shadow's copy: a caller who leaves early leaves none.
+
+    Leaving this generator early closes the connection, which stops the engine.
+    """
     try:
         async for chunk in upstream.aiter_raw():
             yield chunk
     finally:
         with anyio.CancelScope(shield=True):
             await upstream.aclose()
+    if copy is not None:
+        await copy()
+
+
+def _unknown_model(model: str) -> NotFound:
+    return NotFound(
+        Code.MODEL_NOT_FOUND,
+        f"There is no model {model!r}.",
+        remedy="List what there is with GET /v1/models.",
+        param="model",
+    )

@@ -10,6 +10,8 @@ from fastapi import Depends, Request
 
 from api.serving_limits import ServingTier
 from api.settings import ApiSettings
+from api.shadow import ShadowTraffic
+from shared.aliases import Aliases
 from shared.catalog import Catalog, load_catalog
 from shared.db import Database
 from shared.ledger import Ledger
@@ -20,16 +22,18 @@ from shared.storage import Storage
 
 @dataclass(frozen=True)
 class Services:
-    """The API's hands: ledger, registry, storage, doorbell, and the client of the serving tier."""
+    """The API's hands: ledger, registry, aliases, storage, doorbell, and the client of the serving tier."""
 
     settings: ApiSettings
     database: Database
     ledger: Ledger
     registry: Registry
+    aliases: Aliases
     storage: Storage
     doorbell: Doorbell
     serving_tier: ServingTier
     upstream: httpx.AsyncClient
+    shadows: ShadowTraffic
 
     def catalog(self) -> Catalog:
         """The catalogue as it is now; it is a small file, and bases may be added while the API runs."""
@@ -51,10 +55,12 @@ def make_services(settings: ApiSettings) -> Services:
         database=database,
         ledger=Ledger(database),
         registry=Registry(database),
+        aliases=Aliases(database),
         storage=Storage(settings.storage_dir),
         doorbell=Doorbell(make_celery(settings.broker_url)),
         serving_tier=ServingTier(settings.serving_urls, key),
         upstream=upstream,
+        shadows=ShadowTraffic(),
     )
 
 

@@ -7,7 +7,7 @@ import sys
 import httpx
 import typer
 
-from cli import bases, data, demo, jobs, keys, models, plan, up
+from cli import aliases, bases, data, demo, jobs, keys, models, plan, up
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -21,8 +21,9 @@ app.command("train")(jobs.train)
 app.command("plan")(plan.plan)
 app.command("chat")(models.chat)
 app.command("models")(models.models)
-app.command("alias")(models.alias)
 app.add_typer(jobs.app, name="jobs")
+app.add_typer(aliases.app, name="aliases")
+app.command("alias", hidden=True)(aliases.set_alias)  # the short form of `aliases set`
 app.add_typer(bases.app, name="base")
 app.add_typer(keys.app, name="keys")
 app.add_typer(data.app, name="data")

@@ -1,15 +1,15 @@
-"""``mens models``, ``mens alias`` and ``mens chat``: what can be asked, and asking it."""
+"""``mens models`` and ``mens chat``: what can be asked, and asking it."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import Annotated
-from urllib.parse import quote
+from typing import Annotated, Any
 
 import httpx
 import typer
 
+from cli.aliases import describe_targets
 from cli.connection import call, connect, describe_error, fail, no_answer
 from cli.tables import print_table
 
@@ -17,17 +17,8 @@ from cli.tables import print_table
 def models() -> None:
     """List everything that `model` may say: bases, adapters, aliases."""
     found = [(model["id"], model["mens"]) for model in call("GET", "/v1/models")["data"]]
-    rows = [(name, mens["kind"], mens.get("base_model", ""), mens.get("adapter_id", "")) for name, mens in found]
+    rows = [(name, mens["kind"], mens.get("base_model", ""), _points_to(mens)) for name, mens in found]
     print_table(("model", "kind", "base", "points to"), rows)
-
-
-def alias(
-    name: Annotated[str, typer.Argument(help="The alias.")],
-    adapter_id: Annotated[str, typer.Argument(help="Id of a published adapter.")],
-) -> None:
-    """Point an alias to an adapter: promotion and rollback are this one call."""
-    moved = call("PUT", f"/v1/aliases/{quote(name, safe='')}", json={"adapter_id": adapter_id})
-    typer.echo(f"{moved['name']} → {moved['adapter_id']}")
 
 
 def chat(
@@ -52,6 +43,10 @@ def chat(
     except httpx.HTTPError as error:
         fail(no_answer(connection, error))
     typer.echo()
+
+
+def _points_to(mens: dict[str, Any]) -> str:
+    return describe_targets(mens["targets"]) if "targets" in mens else str(mens.get("adapter_id", ""))
 
 
 def _streamed_text(response: httpx.Response) -> Iterator[str]:

@@ -13,12 +13,14 @@ from typing import Any, Literal
 from sqlalchemy import or_, select
 from sqlalchemy.orm import Session
 
+from shared.aliases import Mover, move_alias
 from shared.db import Database
 from shared.errors import Code, JobFailed, LeaseLost, MensError
 from shared.job import Job, NewEvent
 from shared.jobstate import Stage, State, Verb
 from shared.ledger import job_row, move, record
-from shared.registry import NewAdapter, add_file, move_alias, register_adapters
+from shared.registry import NewAdapter, add_file, register_adapters
+from shared.routing import Routing
 from shared.tables import JobRow
 
 MAX_FAILURES = 5
@@ -118,7 +120,7 @@ class LeaseLedger:
             register_adapters(session, row.id, adapters or [], now)
             final = next((adapter for adapter in adapters or [] if adapter.final), None)
             if alias and final and final.published:
-                move_alias(session, alias, final.id)
+                move_alias(session, alias, Routing.to(final.id), Mover.job(row.id), "The job succeeded.", now)
             stored = [add_file(session, f.filename, "fine-tune-results", f.bytes, f.sha256).id for f in files or []]
             row.result = {**result, "result_files": stored, "adapters": [adapter.id for adapter in adapters or []]}
             move(session, row, Verb.FINISH, now, NewEvent(message=_success(final, alias), data=result))

@@ -1,4 +1,4 @@
-"""The registry: uploaded files, adapters, aliases and API keys."""
+"""The registry: uploaded files, adapters and API keys. Aliases have a module of their own."""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ from datetime import UTC, datetime
 from typing import Any
 
 from sqlalchemy import func, select
-from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
 from shared.db import Database, whole_milliseconds
-from shared.errors import Code, Conflict, InvalidRequest, NotFound, Unauthenticated
+from shared.errors import Code, Conflict, NotFound, Unauthenticated
 from shared.job import Value, new_id
 from shared.jobstate import FINAL
 from shared.tables import AdapterRow, AliasRow, FileRow, JobRow, KeyRow
@@ -60,14 +59,6 @@ class NewAdapter(Value):
     manifest: dict[str, Any]
     metrics: dict[str, Any] = {}
     certificates: dict[str, Any] = {}
-
-
-class Alias(Value):
-    """A name that points to an adapter and can be moved."""
-
-    name: str
-    adapter_id: str
-    moved_at: datetime
 
 
 class Key(Value):
@@ -141,17 +132,17 @@ class Registry:
                 continue
         return [sha256 for sha256 in blobs if sha256]
 
-    # -- adapters and aliases -------------------------------------------------------------------------------------
+    # -- adapters -------------------------------------------------------------------------------------------------
 
     def adapter(self, name: str) -> Adapter:
-        """An adapter by its id or by an alias of it.
+        """An adapter by its id or by an alias: of several that share an alias, the one with the most weight.
 
         Raises:
             NotFound: ``ADAPTER_NOT_FOUND``.
         """
         with self._db.read() as session:
             alias = session.get(AliasRow, name)
-            row = session.get(AdapterRow, alias.adapter_id if alias else name)
+            row = session.get(AdapterRow, (alias.adapter_id if alias else None) or name)
             if row is None:
                 raise NotFound(
                     Code.ADAPTER_NOT_FOUND,
@@ -170,32 +161,6 @@ class Registry:
             query = query.where(AdapterRow.published)
         with self._db.read() as session:
             return [Adapter.model_validate(row) for row in session.scalars(query)]
-
-    def aliases(self) -> list[Alias]:
-        """All aliases by name."""
-        with self._db.read() as session:
-            return [Alias.model_validate(row) for row in session.scalars(select(AliasRow).order_by(AliasRow.name))]
-
-    def move_alias(self, name: str, adapter_id: str, forbidden: frozenset[str] = frozenset()) -> Alias:
-        """Point an alias, new or old, to an adapter.
-
-        Raises:
-            NotFound: ``ADAPTER_NOT_FOUND``. InvalidRequest: ``NAME_INVALID``: the name is a base model's.
-            Conflict: ``ADAPTER_NOT_SERVABLE``: the adapter was never proven on the serving tier.
-        """
-        if name in forbidden:
-            raise InvalidRequest(Code.NAME_INVALID, f"{name!r} is the name of a base model.", param="name")
-        with self._db.write() as session:
-            adapter = session.get(AdapterRow, adapter_id)
-            if adapter is None:
-                raise NotFound(Code.ADAPTER_NOT_FOUND, f"There is no adapter {adapter_id!r}.", param="adapter_id")
-            if not adapter.published:
-                raise Conflict(
-                    Code.ADAPTER_NOT_SERVABLE,
-                    f"{adapter_id} was trained but not published.",
-                    remedy="Train it with artifact.publish = true.",
-                )
-            return Alias.model_validate(move_alias(session, name, adapter_id))
 
     # -- keys -----------------------------------------------------------------------------------------------------
 
@@ -279,16 +244,6 @@ def register_adapters(session: Session, job_id: str, adapters: list[NewAdapter],
     session.flush()
 
 
-def move_alias(session: Session, name: str, adapter_id: str) -> AliasRow:
-    """Move an alias inside the caller's transaction."""
-    values = {"adapter_id": adapter_id, "moved_at": whole_milliseconds(datetime.now(UTC))}
-    insert = sqlite.insert if session.get_bind().dialect.name == "sqlite" else postgresql.insert
-    session.execute(
-        insert(AliasRow).values(name=name, **values).on_conflict_do_update(index_elements=["name"], set_=values)
-    )
-    return session.get_one(AliasRow, name, populate_existing=True)
-
-
 def _file_row(session: Session, file_id: str, *, lock: bool = False) -> FileRow:
     row = session.get(FileRow, file_id, with_for_update=lock)
     if row is None:
@@ -304,7 +259,7 @@ def _file_row(session: Session, file_id: str, *, lock: bool = False) -> FileRow:
 def _refuse_file_in_use(session: Session, file_id: str) -> None:
     open_jobs = session.scalars(select(JobRow).where(JobRow.state.not_in([str(state) for state in FINAL])))
     for job in open_jobs:
-        if file_id in (job.extra.get("training_file"), job.extra.get("validation_file")):
+        if file_id in [job.extra.get(role) for role in ("training_file", "validation_file", "replay_file")]:
             raise Conflict(
                 Code.FILE_IN_USE,
                 f"The job {job.id} still needs the file {file_id}.",

@@ -124,11 +124,31 @@ class AdapterRow(Base):
 
 
 class AliasRow(Base):
+    """An alias. One that was deleted keeps its row, without an adapter, so that its version goes on counting."""
+
     __tablename__ = "aliases"
 
     name: Mapped[str] = mapped_column(String(64), primary_key=True)
-    adapter_id: Mapped[str] = mapped_column(ForeignKey("adapters.id"))
+    adapter_id: Mapped[str | None] = mapped_column(ForeignKey("adapters.id"))
     moved_at: Mapped[datetime]
+    version: Mapped[int] = mapped_column(Integer, server_default="1")
+    routing: Mapped[dict[str, Any] | None]
+
+
+class AliasMoveRow(Base):
+    """One move of an alias: written with the move, never changed."""
+
+    __tablename__ = "alias_moves"
+
+    alias: Mapped[str] = mapped_column(String(64), primary_key=True)
+    version: Mapped[int] = mapped_column(Integer, primary_key=True)
+    moved_at: Mapped[datetime]
+    verb: Mapped[str] = mapped_column(String(16))
+    actor: Mapped[str] = mapped_column(String(64))
+    actor_id: Mapped[str] = mapped_column(String(40))
+    reason: Mapped[str] = mapped_column(String(500))
+    before: Mapped[dict[str, Any] | None]
+    after: Mapped[dict[str, Any] | None]
 
 
 class KeyRow(Base):

@@ -1,36 +1,29 @@
-"""What can be asked: base models, adapters, aliases. OpenAI's /v1/models, and /v1/adapters and /v1/aliases of ours."""
+"""What can be asked: base models, adapters, aliases. OpenAI's /v1/models, and /v1/adapters of ours."""
 
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from typing import Any
 
 from fastapi import APIRouter
-from pydantic import BaseModel, ConfigDict
 
 from api.openai_types import Model, ModelList
 from api.openai_view import ORGANIZATION
 from api.services import ServicesDep
+from shared.aliases import Alias
 from shared.auto import auto_learning_rate
 from shared.catalog import BaseModelEntry
-from shared.contract import Name
 from shared.errors import Code, NotFound
-from shared.registry import Adapter, Alias
+from shared.registry import Adapter
 
 router = APIRouter(prefix="/v1", tags=["models"])
-
-
-class MoveAlias(BaseModel):
-    """Where an alias shall point."""
-
-    model_config = ConfigDict(extra="forbid")
-    adapter_id: str
 
 
 @router.get("/models")
 def list_models(services: ServicesDep) -> ModelList:
     """Everything that ``model`` may say: bases, published adapters and their checkpoints, aliases."""
     adapters = {adapter.id: adapter for adapter in services.registry.adapters(published_only=True)}
-    aliases = services.registry.aliases()
+    aliases = services.aliases.all()
     models = [_base_model(base) for base in services.catalog().bases]
     models += [_alias_model(alias, adapters[alias.adapter_id]) for alias in aliases if alias.adapter_id in adapters]
     return ModelList(data=[*models, *map(_adapter_model, adapters.values())])
@@ -62,19 +55,6 @@ def retrieve_adapter(name: str, services: ServicesDep) -> Adapter:
     return services.registry.adapter(name)
 
 
-@router.get("/aliases")
-def list_aliases(services: ServicesDep) -> list[Alias]:
-    """All aliases."""
-    return services.registry.aliases()
-
-
-@router.put("/aliases/{name}")
-def move_alias(name: Name, body: MoveAlias, services: ServicesDep) -> Alias:
-    """Point an alias to a published adapter; requests that come after this call get that adapter."""
-    bases = frozenset(base.name for base in services.catalog().bases)
-    return services.registry.move_alias(name, body.adapter_id, bases)
-
-
 def _base_model(base: BaseModelEntry) -> Model:
     mens = {"kind": "base", "digest": base.digest, "learning_rate": auto_learning_rate(base.learning_rate)}
     return Model(id=base.name, created=0, owned_by=ORGANIZATION, mens=mens)
@@ -87,7 +67,9 @@ def _adapter_model(adapter: Adapter) -> Model:
 
 
 def _alias_model(alias: Alias, adapter: Adapter) -> Model:
-    mens = {"kind": "alias", "adapter_id": adapter.id, "base_model": adapter.base_model}
+    mens: dict[str, Any] = {"kind": "alias", "adapter_id": adapter.id, "base_model": adapter.base_model}
+    if len(alias.targets) > 1:
+        mens["targets"] = [target.model_dump() for target in alias.targets]
     return Model(id=alias.name, created=_seconds(alias.moved_at), owned_by=ORGANIZATION, mens=mens)
 
 

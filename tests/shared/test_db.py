@@ -139,7 +139,7 @@ def test_foreign_keys_are_kept(database: Database) -> None:
     from sqlalchemy.exc import IntegrityError
 
     with pytest.raises(IntegrityError), database.write() as session:
-        session.execute(text("INSERT INTO aliases VALUES ('prod', 'no-such-adapter', 1)"))
+        session.execute(text("INSERT INTO aliases (name, adapter_id, moved_at) VALUES ('prod', 'no-such-adapter', 1)"))
 
 
 def test_clock_is_aware_and_right(database: Database) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from shared import lease as lease_module
+from shared.aliases import Aliases
 from shared.db import Database
 from shared.errors import Code, JobFailed, LeaseLost, NotFound
 from shared.job import NewEvent
@@ -192,9 +193,9 @@ def test_finish_that_fails_in_the_middle_writes_nothing(
     assert WRITES["finish"](leases, lease)
 
 
-def test_finish_without_an_adapter_moves_no_alias(ledger: Ledger, leases: LeaseLedger, registry: Registry) -> None:
+def test_finish_without_an_adapter_moves_no_alias(ledger: Ledger, leases: LeaseLedger, database: Database) -> None:
     leases.finish(claimed(ledger, leases), {}, alias="prod")
-    assert registry.aliases() == []
+    assert Aliases(database).all() == []
 
 
 def test_the_same_adapter_of_a_second_job_is_no_fault(ledger: Ledger, leases: LeaseLedger, registry: Registry) -> None:

@@ -154,7 +154,8 @@ class LedgerMachine(RuleBasedStateMachine):
     @rule(lease=leases)
     def confirm_pause(self, lease: Lease) -> None:
         if self.write(lease, lambda: self.lessor.confirm_pause(lease)):
-            self.models[lease.job.id].to("paused")
+            model = self.models[lease.job.id]
+            model.to("cancelled" if model.requested == "cancel" else "paused")
 
     @rule(seconds=st.sampled_from([1, 5, LEASE_SECONDS, LEASE_SECONDS + 1, 60]))
     def wait(self, seconds: int) -> None:

@@ -1,4 +1,4 @@
-"""Files, adapters, aliases and keys, on both databases."""
+"""Files, adapters and keys, on both databases."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from shared.db import Database
-from shared.errors import Code, Conflict, InvalidRequest, MensError, NotFound, Unauthenticated
+from shared.errors import Code, Conflict, MensError, NotFound, Unauthenticated
 from shared.jobstate import FINAL, State
 from shared.lease import LeaseLedger
 from shared.ledger import Ledger
@@ -125,14 +125,13 @@ def test_file_deleted_by_two_at_once_is_deleted_once(registry: Registry) -> None
         assert sorted(map(str, at_once(2, one))) == sorted(["a" * 64, str(Code.FILE_NOT_FOUND)])
 
 
-# -- adapters and aliases ------------------------------------------------------------------------------------------
+# -- adapters ------------------------------------------------------------------------------------------------------
 
 
 def test_adapter_is_found_by_id_and_alias(registry: Registry, ledger: Ledger, leases: LeaseLedger) -> None:
-    finished(ledger, leases, new_adapter(metrics={"loss": 0.5}, certificates={"replica": {"ok": True}}))
-    alias = registry.move_alias("prod", "demo@1")
+    made = new_adapter(metrics={"loss": 0.5}, certificates={"replica": {"ok": True}})
+    leases.finish(claimed(ledger, leases), {}, adapters=[made], alias="prod")
     found = registry.adapter("demo@1")
-    assert (alias.name, alias.adapter_id) == ("prod", "demo@1")
     assert registry.adapter("prod") == found
     assert (
         found.model_dump(include=set(NewAdapter.model_fields))
@@ -142,8 +141,6 @@ def test_adapter_is_found_by_id_and_alias(registry: Registry, ledger: Ledger, le
 
 def test_unknown_adapter_is_not_found(registry: Registry) -> None:
     assert code(registry.adapter, "demo@none") == Code.ADAPTER_NOT_FOUND
-    assert code(registry.move_alias, "prod", "demo@none") == Code.ADAPTER_NOT_FOUND
-    assert registry.aliases() == []
 
 
 def test_adapters_are_listed_newest_first(registry: Registry, ledger: Ledger, leases: LeaseLedger) -> None:
@@ -158,37 +155,6 @@ def test_adapters_are_listed_newest_first(registry: Registry, ledger: Ledger, le
     assert ids(registry.adapters(ids=["demo@1", "demo@9"])) == ["demo@1"]
     assert ids(registry.adapters(ids=["demo@1"], published_only=True)) == []
     assert ids(registry.adapters(ids=[])) == []
-
-
-def test_alias_moves_and_rolls_back(registry: Registry, ledger: Ledger, leases: LeaseLedger) -> None:
-    finished(ledger, leases, new_adapter("demo@1"), new_adapter("demo@2"))
-    for target in ("demo@1", "demo@2", "demo@1"):
-        registry.move_alias("prod", target)
-        assert registry.adapter("prod").id == target
-    registry.move_alias("beta", "demo@2")
-    assert [(alias.name, alias.adapter_id) for alias in registry.aliases()] == [("beta", "demo@2"), ("prod", "demo@1")]
-
-
-def test_alias_never_points_to_what_was_not_proven(registry: Registry, ledger: Ledger, leases: LeaseLedger) -> None:
-    finished(ledger, leases, new_adapter(published=False))
-    assert code(registry.move_alias, "prod", "demo@1") == Code.ADAPTER_NOT_SERVABLE
-    assert registry.aliases() == []
-
-
-def test_alias_may_not_be_a_base_model(registry: Registry, ledger: Ledger, leases: LeaseLedger) -> None:
-    finished(ledger, leases, new_adapter())
-    with pytest.raises(InvalidRequest) as caught:
-        registry.move_alias("tiny", "demo@1", frozenset({"tiny"}))
-    assert caught.value.code is Code.NAME_INVALID
-    assert registry.aliases() == []
-
-
-# Fails on PostgreSQL while a new alias is read and then inserted, with nothing held in between.
-def test_new_alias_moved_by_many_at_once(registry: Registry, ledger: Ledger, leases: LeaseLedger) -> None:
-    finished(ledger, leases, *(new_adapter(f"demo@{number}") for number in range(4)))
-    for name in ("prod", "beta"):
-        at_once(4, lambda number: registry.move_alias(name, f"demo@{number}"))  # noqa: B023
-    assert [alias.name for alias in registry.aliases()] == ["beta", "prod"]
 
 
 # -- keys ----------------------------------------------------------------------------------------------------------

@@ -1,0 +1,293 @@
+"""Aliases: the names that people use, and the record of their moves.
+
+Adapters never change, so a move of an alias is all there is to promotion, canary and rollback. Every move is numbered and
+recorded with who and why, in the transaction that makes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any, Literal
+
+from pydantic import Field
+from sqlalchemy import select
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.orm import Session
+
+from shared.db import Database
+from shared.errors import Code, Conflict, InvalidRequest, NotFound
+from shared.job import Value
+from shared.routing import Routing
+from shared.tables import AdapterRow, AliasMoveRow, AliasRow
+
+Verb = Literal["set", "rollback", "delete"]
+
+
+class Alias(Routing):
+    """An alias as it is now. ``version`` grows by one with every move; ``adapter_id`` has the most weight."""
+
+    name: str
+    version: int
+    adapter_id: str
+    moved_at: datetime
+
+
+class Move(Value):
+    """One move of an alias, as it was recorded; no ``to`` means that the alias was deleted."""
+
+    alias: str
+    version: int = Field(description="The alias's version since this move.")
+    moved_at: datetime
+    verb: Verb
+    actor: str = Field(description="Who: the key's name, or the job's id.")
+    actor_id: str = Field(description="Id of the key or of the job.")
+    reason: str
+    before: Routing | None = Field(serialization_alias="from")
+    after: Routing | None = Field(serialization_alias="to")
+
+
+class Mover(Value):
+    """Who moves an alias."""
+
+    id: str
+    name: str
+
+    @classmethod
+    def job(cls, job_id: str) -> Mover:
+        """A job that succeeded."""
+        return cls(id=job_id, name=job_id)
+
+
+class Aliases:
+    """Verbs of aliases; each is one transaction."""
+
+    def __init__(self, database: Database) -> None:
+        self._db = database
+
+    def all(self) -> list[Alias]:
+        """All aliases by name."""
+        with self._db.read() as session:
+            rows = session.scalars(select(AliasRow).order_by(AliasRow.name))
+            return [_alias(row, routing) for row in rows if (routing := _routing(row))]
+
+    def find(self, name: str) -> Alias | None:
+        """An alias, or None."""
+        with self._db.read() as session:
+            row = session.get(AliasRow, name)
+            routing = _routing(row) if row else None
+            return _alias(row, routing) if row and routing else None
+
+    def get(self, name: str) -> Alias:
+        """Raises:
+        NotFound: ``ALIAS_NOT_FOUND``.
+        """
+        alias = self.find(name)
+        if alias is None:
+            raise _unknown(name)
+        return alias
+
+    def history(self, name: str, *, before: int | None = None, limit: int = 100) -> list[Move]:
+        """Moves of an alias, newest first, of one that was deleted too; ``before`` is the last version already seen.
+
+        Raises:
+            NotFound: ``ALIAS_NOT_FOUND``: there never was one.
+        """
+        query = select(AliasMoveRow).where(AliasMoveRow.alias == name)
+        if before is not None:
+            query = query.where(AliasMoveRow.version < before)
+        with self._db.read() as session:
+            if session.get(AliasRow, name) is None:
+                raise _unknown(name)
+            rows = session.scalars(query.order_by(AliasMoveRow.version.desc()).limit(limit))
+            return [Move.model_validate(row) for row in rows]
+
+    def set(
+        self,
+        name: str,
+        routing: Routing,
+        by: Mover,
+        reason: str = "",
+        *,
+        expected: int | None = None,
+        forbidden: frozenset[str] = frozenset(),
+    ) -> Alias:
+        """Point an alias, new or old, to adapters. What is as it was is no move, so a repeated call changes nothing.
+
+        Args:
+            expected: the version that the caller has seen; None moves whatever the version is.
+            forbidden: names that no alias may have: the base models'.
+
+        Raises:
+            InvalidRequest: ``NAME_INVALID``; ``REQUEST_INVALID``: an adapter is named twice; ``ALIAS_BASES_DIFFER``.
+            NotFound: ``ADAPTER_NOT_FOUND``. Conflict: ``ADAPTER_NOT_SERVABLE``: an adapter was never proven on the
+                serving tier; ``ALIAS_VERSION_CONFLICT``.
+        """
+        if name in forbidden:
+            raise InvalidRequest(Code.NAME_INVALID, f"{name!r} is the name of a base model.", param="name")
+        with self._db.write() as session:
+            _check(session, routing)
+            now = self._db.now(session)
+            row = _locked(session, name, now)
+            _expect(row, expected)
+            _move(session, row, routing, by, "set", reason, now)
+            return _alias(row, routing)
+
+    def rollback(
+        self, name: str, by: Mover, reason: str = "", *, to_version: int | None = None, expected: int | None = None
+    ) -> Alias:
+        """Move an alias to where it was before its last move, or to what it was at a version; a deleted one comes back.
+
+        Raises:
+            NotFound: ``ALIAS_NOT_FOUND``; ``ALIAS_VERSION_NOT_FOUND``. Conflict: ``ALIAS_VERSION_CONFLICT``.
+        """
+        with self._db.write() as session:
+            row = _known(session, name)
+            _expect(row, expected)
+            routing = _former(session, row, to_version)
+            _check(session, routing)
+            _move(session, row, routing, by, "rollback", reason, self._db.now(session))
+            return _alias(row, routing)
+
+    def delete(self, name: str, by: Mover, reason: str = "", *, expected: int | None = None) -> None:
+        """Delete an alias; its history stays.
+
+        Raises:
+            NotFound: ``ALIAS_NOT_FOUND``. Conflict: ``ALIAS_VERSION_CONFLICT``.
+        """
+        with self._db.write() as session:
+            row = _known(session, name)
+            if _routing(row) is None:
+                raise _unknown(name)
+            _expect(row, expected)
+            _move(session, row, None, by, "delete", reason, self._db.now(session))
+
+
+def move_alias(session: Session, name: str, routing: Routing, by: Mover, reason: str, now: datetime) -> None:
+    """Move an alias inside the caller's transaction, which has registered the adapters."""
+    _move(session, _locked(session, name, now), routing, by, "set", reason, now)
+
+
+def _locked(session: Session, name: str, now: datetime) -> AliasRow:
+    """The alias's row, made when it is new, and held until the transaction ends: two moves never meet."""
+    insert = sqlite.insert if session.get_bind().dialect.name == "sqlite" else postgresql.insert
+    new = {"name": name, "version": 0, "moved_at": now}
+    session.execute(insert(AliasRow).values(new).on_conflict_do_nothing())
+    return session.get_one(AliasRow, name, with_for_update=True, populate_existing=True)
+
+
+def _known(session: Session, name: str) -> AliasRow:
+    row = session.get(AliasRow, name, with_for_update=True)
+    if row is None:
+        raise _unknown(name)
+    return row
+
+
+def _move(
+    session: Session, row: AliasRow, after: Routing | None, by: Mover, verb: Verb, reason: str, now: datetime
+) -> None:
+    """The one place where an alias moves, and the one where that is recorded."""
+    before = _routing(row)
+    if after == before:
+        return
+    row.version += 1
+    row.moved_at = now
+    row.routing = _stored(after)
+    row.adapter_id = after.main if after else None
+    who = {"verb": verb, "actor": by.name, "actor_id": by.id, "reason": reason}
+    what = {"before": _stored(before), "after": row.routing}
+    session.add(AliasMoveRow(alias=row.name, version=row.version, moved_at=now, **who, **what))
+    session.flush()
+
+
+def _routing(row: AliasRow) -> Routing | None:
+    """What a row says. A worker of the release before moves ``adapter_id`` alone, so the rest counts while it fits."""
+    if row.adapter_id is None:
+        return None
+    stored = Routing.model_validate(row.routing) if row.routing else None
+    return stored if stored and stored.main == row.adapter_id else Routing.to(row.adapter_id)
+
+
+def _stored(routing: Routing | None) -> dict[str, Any] | None:
+    return routing.model_dump(mode="json") if routing else None
+
+
+def _alias(row: AliasRow, routing: Routing) -> Alias:
+    return Alias(
+        name=row.name,
+        version=row.version,
+        adapter_id=routing.main,
+        moved_at=row.moved_at,
+        targets=routing.targets,
+        shadow=routing.shadow,
+    )
+
+
+def _former(session: Session, row: AliasRow, to_version: int | None) -> Routing:
+    move = session.get(AliasMoveRow, (row.name, row.version if to_version is None else to_version))
+    state = None if move is None else move.before if to_version is None else move.after
+    if state is None:
+        which = "before its last move" if to_version is None else f"at version {to_version}"
+        raise NotFound(
+            Code.ALIAS_VERSION_NOT_FOUND,
+            f"The alias {row.name!r} pointed nowhere {which}.",
+            remedy=f"See where it was with GET /v1/aliases/{row.name}/history.",
+            param="to_version",
+        )
+    return Routing.model_validate(state)
+
+
+def _expect(row: AliasRow, version: int | None) -> None:
+    if version is not None and version != row.version:
+        raise Conflict(
+            Code.ALIAS_VERSION_CONFLICT,
+            f"The alias {row.name!r} is at version {row.version}, not {version}: somebody moved it meanwhile.",
+            remedy="Read it again and decide anew.",
+            details={"version": row.version},
+        )
+
+
+def _check(session: Session, routing: Routing) -> None:
+    ids = routing.adapters
+    if len(set(ids)) < len(ids):
+        raise InvalidRequest(Code.REQUEST_INVALID, "An adapter is named twice, or is its own shadow.", param="targets")
+    found = {row.id: row for row in session.scalars(select(AdapterRow).where(AdapterRow.id.in_(ids)))}
+    for adapter_id in ids:
+        _check_adapter(found.get(adapter_id), adapter_id)
+    _check_bases(sorted({row.base_model for row in found.values()}))
+
+
+def _check_adapter(row: AdapterRow | None, adapter_id: str) -> None:
+    if row is None:
+        raise NotFound(
+            Code.ADAPTER_NOT_FOUND,
+            f"There is no adapter {adapter_id!r}.",
+            remedy="List what there is with GET /v1/adapters; an alias points to adapters, not to other aliases.",
+            param="targets",
+        )
+    if not row.published:
+        raise Conflict(
+            Code.ADAPTER_NOT_SERVABLE,
+            f"{adapter_id} was trained but not published.",
+            remedy="Train it with artifact.publish = true.",
+            param="targets",
+        )
+
+
+def _check_bases(bases: Sequence[str]) -> None:
+    if len(bases) > 1:
+        raise InvalidRequest(
+            Code.ALIAS_BASES_DIFFER,
+            f"The adapters are on different bases: {', '.join(bases)}.",
+            remedy="Use adapters of one base; an alias for each base keeps them apart.",
+            param="targets",
+        )
+
+
+def _unknown(name: str) -> NotFound:
+    return NotFound(
+        Code.ALIAS_NOT_FOUND,
+        f"There is no alias {name!r}.",
+        remedy="List what there is with GET /v1/aliases.",
+        param="name",
+    )

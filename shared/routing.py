@@ -1,0 +1,71 @@
+"""What answers behind a name: one adapter, or several by weight, and perhaps a shadow. Pure: no database, no HTTP."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Annotated
+
+from pydantic import ConfigDict, Field, StringConstraints
+
+from shared.job import Value
+
+PLAIN_WEIGHT = 100
+AdapterId = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._@-]{0,159}$")]
+
+
+class Target(Value):
+    """An adapter that answers for an alias, and its weight among the others."""
+
+    model_config = ConfigDict(extra="forbid")
+    adapter: AdapterId = Field(description="Id of a published adapter.")
+    weight: int = Field(ge=1, le=1_000_000, strict=True, description="Its part of the requests is weight / sum.")
+
+
+class Shadow(Value):
+    """An adapter that is asked the same behind the caller's back, its answers thrown away."""
+
+    model_config = ConfigDict(extra="forbid")
+    adapter: AdapterId = Field(description="Id of a published adapter.")
+    share: float = Field(gt=0, le=1, description="Part of the requests that is copied.")
+
+
+class Routing(Value):
+    """What answers for an alias."""
+
+    targets: tuple[Target, ...] = Field(min_length=1, max_length=16)
+    shadow: Shadow | None = None
+
+    @classmethod
+    def to(cls, adapter_id: str) -> Routing:
+        """All to one adapter."""
+        return cls(targets=(Target(adapter=adapter_id, weight=PLAIN_WEIGHT),))
+
+    @property
+    def main(self) -> str:
+        """The adapter with the most weight; the first of those when there are several."""
+        return max(self.targets, key=lambda target: target.weight).adapter
+
+    @property
+    def adapters(self) -> list[str]:
+        """Ids of all adapters that are asked, the shadow last."""
+        return [target.adapter for target in self.targets] + ([self.shadow.adapter] if self.shadow else [])
+
+    def choose(self, point: float) -> str:
+        """The adapter for a point in [0, 1).
+
+        The targets lie side by side in the order of their ids, each as wide as its share. So a weight that moves between
+        neighbours (any two targets) moves exactly that share of points and leaves all others where they are.
+        """
+        ordered = sorted(self.targets, key=lambda target: target.adapter)
+        left = point * sum(target.weight for target in ordered)
+        for target in ordered[:-1]:
+            left -= target.weight
+            if left < 0:
+                return target.adapter
+        return ordered[-1].adapter
+
+
+def sticky_point(alias: str, key: str) -> float:
+    """Where a caller or conversation stands in [0, 1) for an alias: the same in every process, for ever."""
+    digest = hashlib.sha256(f"{alias}\0{key}".encode()).digest()
+    return (int.from_bytes(digest[:8], "big") >> 11) / (1 << 53)  # 53 bits: what a float below 1 holds exactly

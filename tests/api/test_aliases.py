@@ -1,0 +1,402 @@
+"""Aliases through the API: moves and their record, splits that hold on to their callers, shadows that nobody notices."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import FastAPI
+from fastapi.testclient import TestClient
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from api.gateway import sticky_key
+from api.main import create_app
+from api.shadow import ShadowTraffic
+from shared.job import Kind, Submission
+from shared.lease import LeaseLedger
+from shared.registry import NewAdapter
+from tests.api.conftest import BASE
+from tests.api.test_gateway import FakeReplica, serve
+from tests.shared.samples import at_once
+
+OLD, NEW, THIRD = (f"helper@{digit * 64}" for digit in "123")
+REFUSED = f"helper@{'c' * 64}"  # the replica answers 404
+SECRET, ELSEWHERE = f"helper@{'b' * 64}", f"other@{'d' * 64}"
+HALVES = [{"adapter": OLD, "weight": 50}, {"adapter": NEW, "weight": 50}]
+
+
+@pytest.fixture
+def adapters(app: FastAPI) -> str:
+    """Adapters that one job made, and an alias that it moved; returns the job's id."""
+    ledger = LeaseLedger(app.state.services.database, 60)
+    submission = Submission(kind=Kind.FINETUNE, base_model=BASE, name="helper", contract={}, plan={})
+    job, _ = app.state.services.ledger.submit(submission)
+    lease = ledger.claim(job.id, "w")
+    assert lease
+
+    def adapter(name: str) -> NewAdapter:
+        return NewAdapter(
+            id=name,
+            digest=name.partition("@")[2],
+            base_model=BASE if name != ELSEWHERE else "elsewhere",
+            step=1,
+            final=name == OLD,
+            published=name != SECRET,
+            manifest={},
+        )
+
+    made = [adapter(name) for name in (OLD, NEW, THIRD, REFUSED, SECRET, ELSEWHERE)]
+    ledger.finish(lease, {}, adapters=made, alias="helper")
+    return job.id
+
+
+@pytest.fixture
+def replica() -> Iterator[FakeReplica]:
+    replica = FakeReplica()
+    for url in serve(replica):
+        replica.url = url
+        yield replica
+
+
+@pytest.fixture
+def front_door(app: FastAPI, replica: FakeReplica, adapters: str) -> Iterator[httpx.Client]:
+    """A client of the API on a real socket, with a real key."""
+    services = app.state.services
+    services.settings.serving_urls[:] = [replica.url]
+    _, secret = services.registry.create_key("alice")
+    for url in serve(app):
+        with httpx.Client(base_url=url, headers={"Authorization": f"Bearer {secret}"}, timeout=10) as client:
+            yield client
+
+
+def put(client: httpx.Client, name: str = "prod", /, **body: Any) -> dict[str, Any]:
+    answer = client.put(f"/v1/aliases/{name}", json=body)
+    assert answer.status_code == 200, answer.text
+    return dict(answer.json())
+
+
+def code(answer: httpx.Response) -> tuple[int, str]:
+    error = answer.json()["error"]
+    assert error["message"]
+    return answer.status_code, error["code"]
+
+
+def ask(client: httpx.Client, alias: str = "prod", **body: Any) -> str:
+    """The adapter that answered, which header and replica agree about."""
+    answer = client.post("/v1/chat/completions", json={"model": alias, "messages": [], **body})
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["x-mens-adapter"] == answer.json()["served"]
+    return str(answer.json()["served"])
+
+
+def eventually(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 5
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+# -- moves ---------------------------------------------------------------------------------------------------------
+
+
+def test_plain_alias(client: TestClient, adapters: str) -> None:
+    alias = put(client, adapter=OLD, reason="first")
+    assert alias == {
+        "name": "prod",
+        "version": 1,
+        "adapter_id": OLD,
+        "targets": [{"adapter": OLD, "weight": 100}],
+        "shadow": None,
+        "moved_at": alias["moved_at"],
+    }
+    found = client.get("/v1/aliases/prod")
+    assert (found.json(), found.headers["etag"]) == (alias, '"1"')
+    assert [entry["name"] for entry in client.get("/v1/aliases").json()] == ["helper", "prod"]
+    assert put(client, "older", adapter_id=OLD)["adapter_id"] == OLD, "as the first release spelt it"
+
+
+def test_split_with_a_shadow(client: TestClient, adapters: str) -> None:
+    shadow = {"adapter": THIRD, "share": 0.1}
+    alias = put(client, targets=[{"adapter": OLD, "weight": 90}, {"adapter": NEW, "weight": 10}], shadow=shadow)
+    assert (alias["targets"][1], alias["shadow"], alias["adapter_id"]) == ({"adapter": NEW, "weight": 10}, shadow, OLD)
+    [entry] = [model for model in client.get("/v1/models").json()["data"] if model["id"] == "prod"]
+    assert (entry["mens"]["kind"], entry["mens"]["adapter_id"], entry["mens"]["base_model"]) == ("alias", OLD, BASE)
+    assert entry["mens"]["targets"] == alias["targets"]
+
+
+def test_history_says_who_and_why(client: TestClient, adapters: str, app: FastAPI) -> None:
+    put(client, "helper", adapter=NEW, reason="better answers")
+    client.post("/v1/aliases/helper/rollback", json={"reason": "it swears"})
+    client.delete("/v1/aliases/helper", params={"reason": "no longer used"})
+    [key] = app.state.services.registry.all_keys()
+    moves = client.get("/v1/aliases/helper/history").json()
+    assert [(move["version"], move["verb"], move["actor"], move["actor_id"], move["reason"]) for move in moves] == [
+        (4, "delete", "test", key.id, "no longer used"),
+        (3, "rollback", "test", key.id, "it swears"),
+        (2, "set", "test", key.id, "better answers"),
+        (1, "set", adapters, adapters, "The job succeeded."),
+    ]
+    where = [[place and place["targets"][0]["adapter"] for place in (move["from"], move["to"])] for move in moves]
+    assert where == [[OLD, None], [NEW, OLD], [OLD, NEW], [None, OLD]]
+    assert all(move["moved_at"] for move in moves)
+    page = client.get("/v1/aliases/helper/history", params={"before": 3, "limit": 1}).json()
+    assert [move["version"] for move in page] == [2]
+
+
+def test_rollback(client: TestClient, adapters: str) -> None:
+    put(client, adapter=OLD)
+    put(client, targets=HALVES)
+    put(client, adapter=NEW)
+    back = client.post("/v1/aliases/prod/rollback")
+    assert (back.json()["targets"], back.headers["etag"]) == (HALVES, '"4"')
+    assert client.post("/v1/aliases/prod/rollback", json={"to_version": 1}).json()["adapter_id"] == OLD
+    answer = client.post("/v1/aliases/prod/rollback", json={"to_version": 9})
+    assert code(answer) == (404, "ALIAS_VERSION_NOT_FOUND")
+
+
+def test_deleted_alias(client: TestClient, adapters: str) -> None:
+    assert client.delete("/v1/aliases/helper").json() == {"id": "helper", "object": "alias", "deleted": True}
+    assert code(client.get("/v1/aliases/helper")) == (404, "ALIAS_NOT_FOUND")
+    assert code(client.post("/v1/completions", json={"model": "helper"})) == (404, "MODEL_NOT_FOUND")
+    assert "helper" not in [model["id"] for model in client.get("/v1/models").json()["data"]]
+    assert client.post("/v1/aliases/helper/rollback").json()["adapter_id"] == OLD
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "expected"),
+    [
+        ({"adapter": "helper@none"}, 404, "ADAPTER_NOT_FOUND"),
+        ({"adapter": SECRET}, 409, "ADAPTER_NOT_SERVABLE"),
+        ({"adapter": OLD, "shadow": {"adapter": SECRET, "share": 0.5}}, 409, "ADAPTER_NOT_SERVABLE"),
+        ({"targets": [*HALVES, {"adapter": ELSEWHERE, "weight": 1}]}, 400, "ALIAS_BASES_DIFFER"),
+        ({"targets": [HALVES[0], HALVES[0]]}, 400, "REQUEST_INVALID"),
+        ({}, 422, "REQUEST_INVALID"),
+        ({"adapter": OLD, "targets": HALVES}, 422, "REQUEST_INVALID"),
+        ({"adapter": OLD, "wieght": 3}, 422, "REQUEST_INVALID"),
+        ({"adapter": "a\0b"}, 422, "REQUEST_INVALID"),
+        ({"targets": []}, 422, "REQUEST_INVALID"),
+        ({"targets": [{"adapter": OLD, "weight": 0}]}, 422, "REQUEST_INVALID"),
+        ({"targets": [{"adapter": OLD, "weight": "5"}]}, 422, "REQUEST_INVALID"),
+        ({"adapter": OLD, "shadow": {"adapter": NEW, "share": 1.5}}, 422, "REQUEST_INVALID"),
+        ({"adapter": OLD, "reason": "x" * 501}, 422, "REQUEST_INVALID"),
+        ({"adapter": OLD, "reason": "a\0b"}, 422, "REQUEST_INVALID"),
+    ],
+)
+def test_moves_that_are_refused(
+    client: TestClient, adapters: str, body: dict[str, Any], status: int, expected: str
+) -> None:
+    assert code(client.put("/v1/aliases/prod", json=body)) == (status, expected)
+    assert code(client.get("/v1/aliases/prod")) == (404, "ALIAS_NOT_FOUND")
+
+
+def test_names_that_are_refused(client: TestClient, adapters: str) -> None:
+    assert code(client.put(f"/v1/aliases/{BASE}", json={"adapter": OLD})) == (400, "NAME_INVALID")
+    for name in ("UPPER", "a b", "x" * 65, "a%00b"):
+        assert code(client.put(f"/v1/aliases/{name}", json={"adapter": OLD})) == (422, "REQUEST_INVALID")
+        assert code(client.get(f"/v1/aliases/{name}")) == (422, "REQUEST_INVALID")
+
+
+@pytest.mark.parametrize("model", ["\0", "a\0b", "\ud800", "prod\n"])
+def test_models_that_no_database_takes(client: TestClient, adapters: str, model: str) -> None:
+    answer = client.post("/v1/completions", content=json.dumps({"model": model}))
+    assert code(answer) == (404, "MODEL_NOT_FOUND")
+
+
+def test_move_from_an_old_version(client: TestClient, adapters: str) -> None:
+    put(client, adapter=OLD)
+    tag = client.get("/v1/aliases/prod").headers["etag"]
+    moved = client.put("/v1/aliases/prod", json={"adapter": NEW}, headers={"If-Match": tag})
+    assert (moved.status_code, moved.headers["etag"]) == (200, '"2"')
+    for method, path in (("PUT", ""), ("POST", "/rollback"), ("DELETE", "")):
+        body = {"json": {"adapter": THIRD}} if method == "PUT" else {}
+        answer = client.request(method, f"/v1/aliases/prod{path}", headers={"If-Match": tag}, **body)
+        assert code(answer) == (409, "ALIAS_VERSION_CONFLICT")
+        assert answer.json()["error"]["mens"]["details"] == {"version": 2}
+    assert client.get("/v1/aliases/prod").json()["adapter_id"] == NEW
+    for tag, status in (("*", 200), ('W/"3"', 200), ("4", 200), ("abc", 400), ("", 400)):
+        answer = client.post("/v1/aliases/prod/rollback", headers={"If-Match": tag})
+        assert answer.status_code == status, tag
+
+
+def test_two_puts_at_once(front_door: httpx.Client) -> None:
+    places = [OLD, NEW, THIRD]
+    at_once(3, lambda index: put(front_door, adapter=places[index]))
+    moves = front_door.get("/v1/aliases/prod/history").json()
+    assert [move["version"] for move in moves] == [3, 2, 1]
+    assert [move["from"] for move in moves] == [moves[1]["to"], moves[2]["to"], None]
+
+    def move(index: int) -> int:
+        target = {"adapter": places[index], "weight": 7}
+        headers = {"If-Match": '"3"'}
+        return front_door.put("/v1/aliases/prod", json={"targets": [target]}, headers=headers).status_code
+
+    assert sorted(at_once(3, move)) == [200, 409, 409]
+    assert len(front_door.get("/v1/aliases/prod/history").json()) == 4
+
+
+def test_without_a_key_nothing_moves(anonymous: TestClient, adapters: str) -> None:
+    assert code(anonymous.put("/v1/aliases/prod", json={"adapter": OLD})) == (401, "KEY_MISSING")
+    assert code(anonymous.post("/v1/aliases/helper/rollback")) == (401, "KEY_MISSING")
+    assert code(anonymous.delete("/v1/aliases/helper")) == (401, "KEY_MISSING")
+
+
+# -- routing -------------------------------------------------------------------------------------------------------
+
+
+def test_rollback_counts_for_the_next_request(
+    front_door: httpx.Client, record_property: Callable[[str, object], None]
+) -> None:
+    put(front_door, adapter=OLD)
+    put(front_door, adapter=NEW)
+    assert ask(front_door) == NEW
+    started = time.perf_counter()
+    assert front_door.post("/v1/aliases/prod/rollback", json={"reason": "bad"}).status_code == 200
+    assert ask(front_door) == OLD
+    seconds = time.perf_counter() - started
+    record_property("rollback_seconds", seconds)
+    print(f"from the call to the first answer by the old adapter: {seconds * 1000:.1f} ms")
+
+
+def test_other_names_say_who_answered_too(front_door: httpx.Client) -> None:
+    assert ask(front_door, NEW) == NEW
+    answer = front_door.post("/v1/chat/completions", json={"model": BASE, "messages": []})
+    assert "x-mens-adapter" not in answer.headers, "a base has no adapter"
+
+
+def test_callers_are_split_and_stay(front_door: httpx.Client) -> None:
+    put(front_door, targets=HALVES)
+    for field in ("user", "safety_identifier"):
+        found = [[ask(front_door, **{field: f"u{number}"}) for number in range(24)] for _ in range(2)]
+        assert found[0] == found[1]
+        assert set(found[0]) == {OLD, NEW}
+
+
+def test_a_session_stays(front_door: httpx.Client) -> None:
+    put(front_door, targets=HALVES)
+
+    def of(session: str, text: str) -> str:
+        body = {"model": "prod", "messages": [{"role": "user", "content": text}]}
+        answer = front_door.post("/v1/chat/completions", json=body, headers={"X-Session-Id": session})
+        return answer.headers["x-mens-adapter"]
+
+    found = [{of(f"session {number}", text) for text in ("a", "b", "c", "d")} for number in range(12)]
+    assert all(len(adapters) == 1 for adapters in found)
+    assert set().union(*found) == {OLD, NEW}
+
+
+def test_a_conversation_stays_whatever_the_system_prompt(front_door: httpx.Client) -> None:
+    put(front_door, targets=HALVES)
+    begun = set()
+    for number in range(16):
+        messages = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": f"question {number}"}]
+        first = ask(front_door, messages=messages)
+        messages += [{"role": "assistant", "content": "?"}, {"role": "user", "content": "and then?"}]
+        assert ask(front_door, messages=messages) == first
+        begun.add(first)
+    assert begun == {OLD, NEW}, "conversations that share a system prompt are split all the same"
+
+
+def test_another_process_decides_alike(app: FastAPI, front_door: httpx.Client) -> None:
+    put(front_door, targets=HALVES)
+    for url in serve(create_app(app.state.services.settings)):
+        with httpx.Client(base_url=url, headers=front_door.headers) as other:
+            for number in range(12):
+                assert ask(front_door, user=f"u{number}") == ask(other, user=f"u{number}")
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.floats() | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+)
+
+
+@settings(max_examples=40)
+@given(st.dictionaries(st.sampled_from(["user", "safety_identifier", "messages", "prompt"]), json_values))
+def test_any_body_has_a_key(body: dict[str, Any]) -> None:
+    assert sticky_key(body).encode("ascii") == sticky_key(dict(body)).encode()
+
+
+# -- shadows -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_shadow_gets_a_copy_when_the_caller_has_the_answer(
+    app: FastAPI, front_door: httpx.Client, replica: FakeReplica, stream: bool
+) -> None:
+    put(front_door, adapter=OLD, shadow={"adapter": THIRD, "share": 1})
+    body = {"model": "prod", "messages": [{"role": "user", "content": "?"}], "stream": stream, "x": [1]}
+    with front_door.stream("POST", "/v1/chat/completions", json=body) as answer:
+        assert answer.headers["x-mens-adapter"] == OLD
+        chunks = answer.iter_raw()
+        next(chunks)
+        assert len(replica.asked) == 1 or not stream, "not before the caller has everything"
+        assert len(list(chunks)) > 10 or not stream
+    eventually(lambda: app.state.services.shadows.counts["prod", THIRD, "answered"] == 1)
+    first, second = replica.asked
+    assert (first["model"], second["model"]) == (OLD, THIRD)
+    assert {**first, "model": ""} == {**second, "model": ""}
+
+
+def test_shadow_that_fails_is_nobodys_business(app: FastAPI, front_door: httpx.Client) -> None:
+    put(front_door, adapter=OLD, shadow={"adapter": REFUSED, "share": 1})
+    assert [ask(front_door) for _ in range(3)] == [OLD] * 3
+    eventually(lambda: app.state.services.shadows.counts["prod", REFUSED, "failed"] == 3)
+
+
+def test_shadow_gets_its_share_alone(app: FastAPI, front_door: httpx.Client, replica: FakeReplica) -> None:
+    put(front_door, adapter=OLD, shadow={"adapter": THIRD, "share": 0.5})
+    for _ in range(60):
+        assert ask(front_door) == OLD
+    put(front_door, adapter=OLD)
+    assert ask(front_door) == OLD
+    counts = app.state.services.shadows.counts
+    eventually(lambda: sum(counts.values()) == sum(asked["model"] == THIRD for asked in replica.asked))
+    assert 10 < sum(counts.values()) < 50
+
+
+def test_caller_that_leaves_leaves_no_copy(front_door: httpx.Client, replica: FakeReplica) -> None:
+    put(front_door, adapter=OLD, shadow={"adapter": THIRD, "share": 1})
+    with front_door.stream("POST", "/v1/completions", json={"model": "prod", "stream": True}) as answer:
+        next(answer.iter_raw())
+    assert replica.abandoned.wait(2)
+    time.sleep(0.2)
+    assert [asked["model"] for asked in replica.asked] == [OLD]
+
+
+def test_copies_without_room_are_dropped_and_the_rest_given_up_at_the_end(replica: FakeReplica) -> None:
+    replica.delay = 5
+
+    async def offer() -> ShadowTraffic:
+        traffic = ShadowTraffic(limit=2)
+        async with httpx.AsyncClient(timeout=10) as client:
+            request = client.build_request("POST", replica.url, json={"model": THIRD})
+            for _ in range(5):
+                await traffic.offer("prod", THIRD, lambda: client.send(request, stream=True))
+            await asyncio.to_thread(eventually, lambda: len(replica.asked) == 2)
+            started = time.monotonic()
+            await traffic.close()
+            assert time.monotonic() - started < 1
+        return traffic
+
+    assert asyncio.run(offer()).counts == {("prod", THIRD, "dropped"): 3}
+    assert replica.abandoned.wait(2)
+    assert len(replica.asked) == 2
+
+
+def test_shadow_whose_replicas_are_gone(app: FastAPI, front_door: httpx.Client) -> None:
+    async def nowhere() -> httpx.Response:
+        async with httpx.AsyncClient() as client:
+            return await client.get("http://127.0.0.1:9")
+
+    async def offer() -> None:
+        await app.state.services.shadows.offer("prod", THIRD, nowhere)
+        await asyncio.to_thread(eventually, lambda: bool(app.state.services.shadows.counts))
+
+    asyncio.run(offer())
+    assert app.state.services.shadows.counts == {("prod", THIRD, "failed"): 1}
