@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from shared.job import NewEvent
@@ -35,20 +36,14 @@ def to_progress(telemetry: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _event(kind: str, payload: dict[str, Any]) -> NewEvent | None:
-    match kind:
-        case "train_start":
-            return NewEvent(message=_start_message(payload), data=payload)
-        case "step" if _shown(payload["step"], payload["total_steps"]):
-            return _step_event(payload)
-        case "validation":
-            loss = "not finite" if payload["val_loss"] is None else f"{payload['val_loss']:.4f}"
-            message = f"Step {payload['step']}: validation loss={loss}"
-            return NewEvent(type="metrics", message=message, data=payload)
-        case "checkpoint":
-            return NewEvent(message=f"Checkpoint at step {payload['step']}.", data=payload)
-        case "train_complete":
-            return NewEvent(message=f"Training complete after {payload['global_step']} steps.", data=payload)
-    return None
+    if kind == "step":
+        return _step_event(payload) if _shown(payload["step"], payload["total_steps"]) else None
+    if kind == "validation":
+        loss = "not finite" if payload["val_loss"] is None else f"{payload['val_loss']:.4f}"
+        return NewEvent(type="metrics", message=f"Step {payload['step']}: validation loss={loss}", data=payload)
+    if kind in WARNINGS:
+        return NewEvent(level="warn", message=WARNINGS[kind](payload), data=payload)
+    return NewEvent(message=MESSAGES[kind](payload), data=payload) if kind in MESSAGES else None
 
 
 def _start_message(payload: dict[str, Any]) -> str:
@@ -57,6 +52,17 @@ def _start_message(payload: dict[str, Any]) -> str:
     if resumed:
         return f"Training resumed from the checkpoint of step {resumed}: {total} steps on {device}."
     return f"Training started: {payload['pairs_loaded']} rows, {total} steps on {device}."
+
+
+def _epoch_message(payload: dict[str, Any]) -> str:
+    losses = {"training loss": payload["avg_loss"], "validation loss": payload["val_loss"]}
+    told = ", ".join(f"{name}={loss:.4f}" for name, loss in losses.items() if loss is not None)
+    return f"Epoch {payload['epoch'] + 1} complete after {payload['global_step']} steps{': ' if told else ''}{told}."
+
+
+def _fallback_message(payload: dict[str, Any]) -> str:
+    causes = ", ".join(payload["causes"])
+    return f"{payload['component']} runs on the CPU, not on {payload['requested_device_kind']}: {causes}."
 
 
 def _step_event(payload: dict[str, Any]) -> NewEvent:
@@ -69,3 +75,15 @@ def _step_event(payload: dict[str, Any]) -> NewEvent:
 
 def _shown(step: int, total: int) -> bool:
     return step in (1, total) or step % max(1, total // MAX_METRIC_EVENTS) == 0
+
+
+MESSAGES: dict[str, Callable[[dict[str, Any]], str]] = {
+    "train_start": _start_message,
+    "checkpoint": "Checkpoint at step {step}.".format_map,
+    "epoch_complete": _epoch_message,
+    "train_complete": "Training complete after {global_step} steps.".format_map,
+}
+WARNINGS: dict[str, Callable[[dict[str, Any]], str]] = {
+    "gpu_fallback": _fallback_message,
+    "tracker_failed": "The tracker {tracker} was dropped ({error}); training goes on.".format_map,
+}

@@ -59,6 +59,37 @@ def test_other_events():
     ]
 
 
+def test_the_end_of_an_epoch():
+    payload = {"epoch": 0, "global_step": 6, "steps": 6, "avg_loss": 2.5, "val_loss": None}
+    told = to_events(
+        [
+            {"event": "epoch_complete", "payload": payload},
+            {"event": "epoch_complete", "payload": payload | {"epoch": 1, "val_loss": 1.25}},
+            {"event": "epoch_complete", "payload": payload | {"avg_loss": None}},
+        ]
+    )
+    assert [event.message for event in told] == [
+        "Epoch 1 complete after 6 steps: training loss=2.5000.",
+        "Epoch 2 complete after 6 steps: training loss=2.5000, validation loss=1.2500.",
+        "Epoch 1 complete after 6 steps.",
+    ]
+
+
+def test_warnings():
+    causes = {"component": "trainer", "requested_device_kind": "cuda", "causes": ["no_cuda_device", "old_driver"]}
+    told = to_events(
+        [
+            {"event": "gpu_fallback", "payload": causes},
+            {"event": "tracker_failed", "payload": {"tracker": "mlflow", "error": "ConnectionError"}},
+        ]
+    )
+    assert [event.level for event in told] == ["warn", "warn"]
+    assert [event.message for event in told] == [
+        "trainer runs on the CPU, not on cuda: no_cuda_device, old_driver.",
+        "The tracker mlflow was dropped (ConnectionError); training goes on.",
+    ]
+
+
 def test_a_long_run_keeps_about_as_many_events_as_a_job_should():
     total = 50 * MAX_METRIC_EVENTS
     steps = [event.data["step"] for event in to_events([step(number, total) for number in range(1, total + 1)])]

@@ -2,87 +2,261 @@
 
 from __future__ import annotations
 
+import json
+import os
+import re
+from collections.abc import Mapping
 from datetime import UTC, datetime
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, distribution, version
 from pathlib import Path
 from typing import Any
 
-from transformers import PreTrainedConfig
-
-from shared.manifest import AdapterManifest
-from shared.planner import ExecutionPlan
-from worker.rundir import SUMMARY_NAME, TRAINING_MANIFEST_NAME, write_json
-from worker.training.checkpoint import Progress
+from shared.contract import AdapterTargets, DeploymentTarget, FineTuneContract
+from shared.manifest import CONFIG_NAME, MANIFEST_NAME, WEIGHTS_NAME
+from shared.model_config import FULL, LINEAR
+from shared.model_tensors import linear_layers
+from worker.rundir import (
+    ADAPTER_FOLDER,
+    METRICS_NAME,
+    PLAN_NAME,
+    PREFLIGHT_NAME,
+    PROBES_NAME,
+    SUMMARY_NAME,
+    TELEMETRY_NAME,
+    TRAINING_MANIFEST_NAME,
+    write_json,
+)
+from worker.training.events import SKIP_REASONS, mean
+from worker.training.facts import RunFacts, artifacts
+from worker.training.model_card import CARD_NAME, CURVES_NAME, write_model_card
+from worker.training.prepared import PreparationReport
+from worker.training.tracker_clients import TENSORBOARD_FOLDER
 
 SUMMARY_SCHEMA = "vox_mens_run_summary_v1"
+SKIP_STATS_SCHEMA = "vox_mens_training_skip_stats_v1"
 TRAINING_MANIFEST_VERSION = 5
-PACKAGES = ("torch", "transformers", "peft", "bitsandbytes")
+SKIP_STATS_NAME = "training_skip_stats.json"
+PACKAGES = ("torch", "transformers", "peft", "bitsandbytes", "tokenizers", "safetensors", "numpy")
+GIT_SHA_VARIABLE = "MENS_GIT_SHA"
+MOBILE_NOTE = "Trained off the device; the conversion for it is the operator's."
+
+ARTIFACTS = {
+    "plan": PLAN_NAME,
+    "preflight": PREFLIGHT_NAME,
+    "adapter": f"{ADAPTER_FOLDER}/{WEIGHTS_NAME}",
+    "adapter_config": f"{ADAPTER_FOLDER}/{CONFIG_NAME}",
+    "adapter_manifest": f"{ADAPTER_FOLDER}/{MANIFEST_NAME}",
+    "probes": PROBES_NAME,
+    "telemetry": TELEMETRY_NAME,
+    "metrics": METRICS_NAME,
+    "tensorboard": TENSORBOARD_FOLDER,
+    "training_skip_stats": SKIP_STATS_NAME,
+    "training_manifest": TRAINING_MANIFEST_NAME,
+    "model_card": CARD_NAME,
+    "curves": CURVES_NAME,
+}
 
 
-def write_reports(
-    run_dir: Path,
-    plan: ExecutionPlan,
-    config: PreTrainedConfig,
-    manifest: AdapterManifest,
-    progress: Progress,
-    skipped_lines: list[int],
-    memory: dict[str, object],
-) -> None:
-    """Write ``training_manifest.json`` (what was run) and ``run_summary.json`` (what came out)."""
-    write_json(run_dir / TRAINING_MANIFEST_NAME, _training_manifest(plan, config, progress, skipped_lines))
-    write_json(
-        run_dir / SUMMARY_NAME,
-        _summary(plan, manifest, progress) | {"memory": memory, "tokens_per_second": progress.tokens_per_second},
-    )
+def write_reports(run_dir: Path, facts: RunFacts) -> None:
+    """Write skip statistics, ``training_manifest.json``, the model card, and last ``run_summary.json``."""
+    packages = {name: version(name) for name in PACKAGES}
+    write_json(run_dir / SKIP_STATS_NAME, skip_stats(facts))
+    write_json(run_dir / TRAINING_MANIFEST_NAME, training_manifest(facts, packages))
+    write_model_card(run_dir, facts, packages)
+    write_json(run_dir / SUMMARY_NAME, run_summary(facts) | {"artifacts": artifacts(run_dir, ARTIFACTS)})
 
 
-def _training_manifest(
-    plan: ExecutionPlan, config: PreTrainedConfig, progress: Progress, skipped_lines: list[int]
-) -> dict[str, Any]:
-    contract = plan.contract
+def skip_stats(facts: RunFacts) -> dict[str, Any]:
+    """Which rows were left out and why; line numbers, never text."""
+    return {
+        "schema": SKIP_STATS_SCHEMA,
+        "run_id": facts.run_id,
+        "train_file": facts.plan.train.file_id,
+        **_file_stats(facts.training, facts.skips),
+        "validation": _file_stats(facts.validation, facts.validation.skipped) if facts.validation else None,
+    }
+
+
+def training_manifest(facts: RunFacts, packages: Mapping[str, str]) -> dict[str, Any]:
+    """What was run, under the original schema's names where the thing is the same, and ours beside them."""
+    plan, contract = facts.plan, facts.plan.contract
     return {
         "manifest_schema_version": TRAINING_MANIFEST_VERSION,
-        "vocab_size": config.vocab_size,
-        "d_model": config.hidden_size,
-        "n_heads": config.num_attention_heads,
-        "n_layers": config.num_hidden_layers,
-        "base_model": plan.base.name,
-        "base_digests": plan.base.digests,
+        "run_id": facts.run_id,
+        "git_sha": git_sha(os.environ),
+        "packages": dict(packages),
+        "finished_at": datetime.now(UTC).isoformat(),
+        "device_profile": facts.device_name or facts.device,
+        "engine": dict(facts.engine),
+        **_model_fields(facts),
         **{f"provenance_{key}": value for key, value in contract.provenance.model_dump().items()},
-        "train_file": plan.train.file_id,
-        "train_file_sha256": plan.train.sha256,
-        "rank": contract.adapter.rank,
-        "alpha": contract.adapter.alpha,
-        "seq_len": contract.exec.seq_len,
-        "epochs": contract.exec.epochs,
-        "seed": contract.exec.seed,
-        "grad_accum": contract.exec.grad_accum,
-        "adapter_tag": contract.exec.adapter_tag,
+        **_data_fields(facts),
+        **_recipe_fields(contract),
+        **_trajectory_fields(contract),
+        "adapter_id": facts.manifest.adapter_id,
         "execution_kernel": plan.execution_kernel,
         "finetune_contract_digest": plan.contract_digest,
         "plan_digest": plan.digest,
-        "training_steps_executed": progress.step,
-        "skip_no_supervised_positions": len(skipped_lines),
-        "skipped_lines": skipped_lines[:100],
-        "ce_last_k": contract.exec.qlora_ce_last_k,
+        **_run_fields(facts),
+        "training_objective_note": objective_note(contract),
         "training_deployment_target": contract.artifact.deployment_target,
-        "packages": {name: version(name) for name in PACKAGES},
-        "finished_at": datetime.now(UTC).isoformat(),
+        "training_deployment_note": _deployment_note(contract),
+        "eval_baseline_delta_note": _delta_note(facts),
     }
 
 
-def _summary(plan: ExecutionPlan, manifest: AdapterManifest, progress: Progress) -> dict[str, Any]:
-    losses = [row["train_loss"] for row in progress.metrics if "train_loss" in row]
-    validations = [row["valid_loss"] for row in progress.metrics if "valid_loss" in row]
+def run_summary(facts: RunFacts) -> dict[str, Any]:
+    """What came out; only values that were measured, null for what was not."""
+    progress, summary = facts.progress, facts.summary
+    losses = [loss for _, loss in facts.series("train_loss")]
+    validations = [loss for _, loss in facts.series("valid_loss")]
     return {
         "schema": SUMMARY_SCHEMA,
-        "base_model": plan.base.name,
-        "adapter_id": manifest.adapter_id,
-        "adapter_digest": manifest.digest,
+        "run_id": facts.run_id,
+        "base_model": facts.plan.base.name,
+        "adapter_tag": facts.plan.contract.exec.adapter_tag,
+        "adapter_id": facts.manifest.adapter_id,
+        "adapter_digest": facts.manifest.digest,
+        "global_step": progress.step,
         "optimizer_step_count": progress.step,
+        "resume": {
+            "guarantee": progress.guarantee,
+            "resumed_from_steps": progress.resumed_from,
+            "memory_retries": progress.memory_retries,
+        },
+        "total_tokens": progress.trained_tokens,
         "trained_tokens": progress.trained_tokens,
-        "avg_train_loss": sum(losses) / len(losses) if losses else None,
+        "avg_train_loss": mean(losses),
         "last_train_loss": losses[-1] if losses else None,
+        "avg_val_loss_last_epoch": facts.last_epoch_validation_loss,
         "last_val_loss": validations[-1] if validations else None,
         "metrics": progress.metrics[-1] if progress.metrics else {},
+        "memory": dict(facts.memory),
+        "tokens_per_second": progress.tokens_per_second,
+        "training_summary": {
+            "wall_secs": summary.wall_secs,
+            "total_steps": summary.total_steps,
+            "total_tokens": summary.total_tokens,
+            "ms_per_step": summary.ms_per_step,
+        },
     }
+
+
+def objective_note(contract: FineTuneContract) -> str:
+    """What the loss was, in a sentence."""
+    last = contract.exec.qlora_ce_last_k
+    where = f"the last {last} assistant tokens of a row" if last else "all assistant tokens"
+    weighted = ", rows weighted by their metadata" if contract.trajectory.enabled else ""
+    return f"Cross-entropy on {where}{weighted}; prompts carry no loss."
+
+
+def git_sha(environment: Mapping[str, str]) -> str | None:
+    """Commit of the running code: as the operator says, else as pip noted it at installation, else None."""
+    if stated := environment.get(GIT_SHA_VARIABLE):
+        return stated
+    try:
+        noted = json.loads(distribution("mens").read_text("direct_url.json") or "{}")
+    except PackageNotFoundError:
+        return None
+    commit = noted.get("vcs_info", {}).get("commit_id")
+    return str(commit) if commit else None
+
+
+def _file_stats(report: PreparationReport, skips: Mapping[str, int]) -> dict[str, Any]:
+    left_out = sum(report.skipped.values())  # a curriculum postpones rows, it does not lose them
+    return {
+        "rows": report.rows,
+        "rows_seen": report.rows + left_out,
+        **{f"skip_{reason}": skips.get(reason, 0) for reason in SKIP_REASONS},
+        "skip_rate": left_out / max(report.rows + left_out, 1),
+        "skipped_lines": report.skipped_lines,
+        "truncated_rows": report.truncated_rows,
+        "truncated_tokens": report.truncated_tokens,
+        "trajectory_weighted_pairs": report.trajectory_weighted,
+        "trajectory_clamped_pairs": report.trajectory_clamped,
+    }
+
+
+def _model_fields(facts: RunFacts) -> dict[str, Any]:
+    config = facts.config
+    adapted = len(facts.manifest.layer_order)
+    layers = {found[1] for name in facts.manifest.layer_order if (found := re.match(r"l(\d+)\.", name))}
+    return {
+        "base_model": facts.plan.base.name,
+        "base_digests": facts.plan.base.digests,
+        "tokenizer_path": "tokenizer.json",
+        "vocab_size": config.vocab,
+        "d_model": config.hidden,
+        "n_heads": config.heads,
+        "n_layers": config.layers,
+        "candle_qlora_architecture": config.family.value,
+        "candle_qlora_linear_layers": config.layer_types.count(LINEAR),
+        "candle_qlora_full_layers": config.layer_types.count(FULL),
+        "candle_qlora_graph_id": _graph_id(facts.plan.contract),
+        "candle_qlora_middle_layers_active": len(layers),
+        "candle_qlora_proxy_stack_complete": adapted == len(linear_layers(config)),
+    }
+
+
+def _graph_id(contract: FineTuneContract) -> str:
+    return "full_graph_v1" if contract.adapter.targets is AdapterTargets.FULL_GRAPH else "lm_head_only"
+
+
+def _data_fields(facts: RunFacts) -> dict[str, Any]:
+    plan, data = facts.plan, facts.plan.contract.data
+    return {
+        "train_file": plan.train.file_id,
+        "train_file_sha256": plan.train.sha256,
+        "validation_file": plan.validation.file_id if plan.validation else None,
+        "validation_file_sha256": plan.validation.sha256 if plan.validation else None,
+        "pairs_loaded": facts.training_rows,
+        "validation_pairs": facts.validation_rows,
+        "tokenizer": facts.training.tokenizer,
+        "context_filter": data.context_filter.model_dump(exclude_none=True) if data.context_filter else None,
+        "min_rating": data.min_rating,
+    }
+
+
+def _recipe_fields(contract: FineTuneContract) -> dict[str, Any]:
+    exec_ = contract.exec
+    names = ("seq_len", "epochs", "batch_size", "grad_accum", "learning_rate", "warmup_steps", "weight_decay")
+    more = ("max_grad_norm", "seed", "adapter_tag", "max_vram_fraction")
+    return {
+        **contract.adapter.model_dump(mode="json", include={"rank", "alpha", "dropout", "target_modules"}),
+        **{name: getattr(exec_, name) for name in (*names, *more)},
+        "ce_last_k": exec_.qlora_ce_last_k,
+        "candle_qlora_ce_last_k": exec_.qlora_ce_last_k,
+        "optimizer_experiment": contract.optimizer.experiment,
+    }
+
+
+def _trajectory_fields(contract: FineTuneContract) -> dict[str, Any]:
+    trajectory = contract.trajectory.model_dump()
+    return {"trajectory_weighting_enabled": trajectory.pop("enabled")} | {
+        f"trajectory_{name}": value for name, value in trajectory.items()
+    }
+
+
+def _run_fields(facts: RunFacts) -> dict[str, Any]:
+    skips = facts.skips
+    return {
+        "training_steps_executed": facts.progress.step,
+        "candle_qlora_training_steps_executed": facts.progress.step,
+        **{f"skip_{reason}": skips.get(reason, 0) for reason in SKIP_REASONS},
+        "candle_qlora_skips_bad_vocab": skips.get("token_id_oob", 0),
+        "candle_qlora_skips_short_seq": skips.get("short_seq", 0),
+        "skipped_lines": facts.training.skipped_lines,
+    }
+
+
+def _deployment_note(contract: FineTuneContract) -> str | None:
+    return MOBILE_NOTE if contract.artifact.deployment_target is DeploymentTarget.MOBILE_EDGE else None
+
+
+def _delta_note(facts: RunFacts) -> str | None:
+    """How the validation loss moved, once it was measured twice."""
+    validations = facts.series("valid_loss")
+    if len(validations) < 2:
+        return None
+    (first, before), (last, after) = validations[0], validations[-1]
+    return f"Validation loss {before:.4f} at step {first}, {after:.4f} at step {last}: {after - before:+.4f}."

@@ -1,49 +1,88 @@
 """What a run tells the world while it goes on: `telemetry.jsonl` for machines, `metrics.csv` as OpenAI's result file.
 
-One line per event: ``{"ts_ms", "event", "payload"}``. No text of the training data is ever written.
+One line per event: ``{"ts_ms", "event", "payload"}``; `docs/runs.md` lists events and fields.
 """
 
 from __future__ import annotations
 
 import csv
 import json
-import math
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import Any
 
+from worker.process import StopRequested
 from worker.rundir import METRICS_NAME, TELEMETRY_NAME
+from worker.training.events import SKIP_REASONS, TRACKED, Score, StepReport, finite, mean, refuse_text, step_payload
+from worker.training.speed import Machine, Pace
+from worker.training.trackers import Status, Trackers
 
+__all__ = ["METRIC_COLUMNS", "TELEMETRY_SCHEMA_VERSION", "Score", "StepReport", "Telemetry", "TrainingSummary"]
+
+TELEMETRY_SCHEMA_VERSION = 1
 METRIC_COLUMNS = ("step", "train_loss", "train_accuracy", "valid_loss", "valid_mean_token_accuracy")
-RATE_SMOOTHING = 0.2
-STEPS_BEFORE_ETA = 8
+LOSS_SMOOTHING = 0.1
 
 
-class Score(NamedTuple):
-    """Means over ``targets`` supervised positions: loss in nats, share of positions the arg-max predicts."""
+@dataclass(frozen=True, slots=True)
+class TrainingSummary:
+    """What training took, in this process: a resumed run counts from its checkpoint.
 
-    loss: float
-    accuracy: float
-    targets: int
+    Attributes:
+        wall_secs: from the first step to now, validation and checkpoints included.
+        ms_per_step: of the steps alone; None without one.
+    """
+
+    wall_secs: float
+    total_steps: int
+    total_tokens: int
+    ms_per_step: float | None
+
+    def __str__(self) -> str:
+        pace = "" if self.ms_per_step is None else f", {self.ms_per_step:.1f} ms per step"
+        return f"{self.total_steps} steps, {self.total_tokens} tokens in {self.wall_secs:.1f} s{pace}"
 
 
 class Telemetry:
-    """The run's telemetry and metrics; a context manager that closes the file.
+    """The run's telemetry and metrics; a context manager that closes the file and ends the trackers.
 
     Args:
         run_dir: receives ``telemetry.jsonl`` (appended, every line flushed) and ``metrics.csv``.
         total_steps: optimizer steps of the whole run.
         rows: metrics rows of earlier attempts, from the checkpoint, so that a resume repeats none.
+        machine: for MFU and peak memory.
+        skips: rows left out so far, by reason (``SKIP_REASONS``); :meth:`skipped` adds to it.
+        trajectory_clamped: rows whose trajectory weight was cut to its bounds.
+        trackers: already started.
     """
 
-    def __init__(self, run_dir: Path, total_steps: int, rows: list[dict[str, float]]) -> None:
+    def __init__(
+        self,
+        run_dir: Path,
+        total_steps: int,
+        rows: list[dict[str, float]],
+        *,
+        machine: Machine | None = None,
+        skips: Mapping[str, int] | None = None,
+        trajectory_clamped: int = 0,
+        trackers: Trackers | None = None,
+    ) -> None:
         self._file = (run_dir / TELEMETRY_NAME).open("a", encoding="utf-8")
         self._metrics_path = run_dir / METRICS_NAME
-        self._pace = Pace(total_steps)
+        self._machine = machine or Machine()
+        self._trackers = trackers or Trackers([])
         self._total_steps = total_steps
+        self._clamped = trajectory_clamped
+        self._tokens = 0
+        self._ema: float | None = None
+        self.skips = dict.fromkeys(SKIP_REASONS, 0)
+        self.skipped(**(skips or {}))
         self.rows = rows
+        self._smooth_earlier()
+        self._pace = Pace(total_steps)
 
     def __enter__(self) -> Telemetry:
         return self
@@ -51,45 +90,116 @@ class Telemetry:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        stopped = kind is not None and issubclass(kind, StopRequested)
+        self._trackers.finish(Status.FINISHED if kind is None else Status.STOPPED if stopped else Status.FAILED)
+        self._tell_failures()
         self._file.close()
 
     def emit(self, event: str, payload: Mapping[str, Any]) -> None:
-        """Write one event."""
+        """Write one event.
+
+        Raises:
+            ValueError: it holds a string where none may be, or one that is no identifier, or a number that is not finite.
+        """
+        refuse_text(payload)
         line = {"ts_ms": time.time_ns() // 1_000_000, "event": event, "payload": payload}
         self._file.write(json.dumps(line, allow_nan=False) + "\n")
         self._file.flush()
 
-    def step(self, step: int, epoch: int, score: Score, *, norm: float, rate: float, tokens: int) -> None:
-        """A finished optimizer step over ``tokens`` real tokens; a value that is not finite is told as null."""
-        loss = score.loss if math.isfinite(score.loss) else None
+    def skipped(self, **counts: int) -> None:
+        """Set counts of left-out rows by reason, e.g. ``curriculum`` when an epoch admits fewer.
+
+        Raises:
+            KeyError: a reason that telemetry does not know.
+        """
+        for reason, count in counts.items():
+            if reason not in self.skips:
+                raise KeyError(reason)
+            self.skips[reason] = count
+
+    def step(self, report: StepReport) -> None:
+        """Tell of a finished optimizer step; a value that is not finite is told as null."""
+        seconds = self._pace.step()
+        self._tokens += report.tokens
+        loss = finite(report.score.loss)
         if loss is not None:
-            self._add(step, train_loss=loss, train_accuracy=score.accuracy)
+            self._add(report.step, train_loss=loss, train_accuracy=report.score.accuracy)
+            self._smooth(loss)
         payload = {
-            "epoch": epoch,
-            "step": step,
-            "total_steps": self._total_steps,
-            "loss": loss,
-            "token_accuracy": score.accuracy,
-            "learning_rate": rate,
-            "grad_norm": norm if math.isfinite(norm) else None,
-            "valid_tokens": score.targets,
-            "supervised_ratio_pct": 100 * score.targets / max(tokens, 1),
-            **self._pace.step(step, tokens),
+            **step_payload(report, self._total_steps),
+            "loss_ema": self._ema,
+            **self._step_speed(report, seconds),
+            **self.skip_fields(),
+            "trajectory_clamped_pairs": self._clamped,
         }
         self.emit("step", payload)
+        self._track(report.step, payload)
 
     def validation(self, step: int, score: Score | None) -> None:
         """A validation at a step, if there was one."""
         if score:
-            loss = score.loss if math.isfinite(score.loss) else None
+            loss = finite(score.loss)
             if loss is not None:
                 self._add(step, valid_loss=loss, valid_mean_token_accuracy=score.accuracy)
-            self.emit("validation", {"step": step, "val_loss": loss, "val_token_accuracy": score.accuracy})
+            payload = {
+                "step": step,
+                "val_loss": loss,
+                "val_token_accuracy": score.accuracy,
+                "val_tokens": score.targets,
+            }
+            self.emit("validation", payload)
+            self._track(step, payload)
+        self._pace.mark()
 
     def checkpoint(self, step: int, folder: Path) -> None:
         """A written checkpoint, with the metrics of its step."""
         metrics = self.rows[-1] if self.rows else {}
         self.emit("checkpoint", {"step": step, "folder": folder.name, "metrics": metrics})
+        self._pace.mark()
+
+    def epoch_complete(
+        self, epoch: int, *, steps: int, step: int, score: Score | None, val_steps: int, checkpoint: Path | None
+    ) -> None:
+        """The end of an epoch.
+
+        Args:
+            epoch: 0-based.
+            steps: optimizer steps of this epoch, those of earlier attempts included.
+            step: last step of this epoch, over the whole run.
+            score: of the validation at its end, if there was one.
+            val_steps: micro-batches of that validation.
+            checkpoint: the checkpoint written at its end, if one was.
+        """
+        losses = [row["train_loss"] for row in self.rows if step - steps < row["step"] <= step and "train_loss" in row]
+        payload = {
+            "epoch": epoch,
+            "avg_loss": mean(losses),
+            "val_loss": finite(score.loss) if score else None,
+            "steps": steps,
+            "val_steps": val_steps,
+            "global_step": step,
+            "checkpoint": checkpoint.name if checkpoint else None,
+        }
+        self.emit("epoch_complete", payload)
+        self._pace.mark()
+
+    def gpu_fallback(self, component: str, requested_device_kind: str, causes: Iterable[str]) -> None:
+        """Something was asked of a GPU and is done on the CPU; ``causes`` are words such as ``no_cuda_device``."""
+        causes = list(causes)
+        self.emit(
+            "gpu_fallback",
+            {"component": component, "requested_device_kind": requested_device_kind, "causes": causes},
+        )
+
+    def skip_fields(self) -> dict[str, int]:
+        """Counts of left-out rows under the names of events and reports."""
+        return {f"skip_{reason}": count for reason, count in self.skips.items()}
+
+    def summary(self) -> TrainingSummary:
+        """What training took until now."""
+        steps = self._pace.steps
+        pace = 1000 * self._pace.step_seconds / steps if steps else None
+        return TrainingSummary(self._pace.wall_seconds, steps, self._tokens, pace)
 
     def save_metrics(self) -> None:
         """Write the metrics CSV."""
@@ -103,32 +213,33 @@ class Telemetry:
             self.rows.append({"step": step})
         self.rows[-1].update(metrics)
 
+    def _smooth(self, loss: float) -> None:
+        self._ema = loss if self._ema is None else self._ema + LOSS_SMOOTHING * (loss - self._ema)
 
-class Pace:
-    """Measured speed of this process: steps per second, tokens per second, time left."""
+    def _smooth_earlier(self) -> None:
+        for row in self.rows:
+            if "train_loss" in row:
+                self._smooth(row["train_loss"])
 
-    def __init__(self, total_steps: int) -> None:
-        self._total = total_steps
-        self._last = time.monotonic()
-        self._seen = 0
-        self._seconds_per_step = 0.0
-
-    def step(self, done: int, tokens: int) -> dict[str, float | None]:
-        """Note a finished step; returns the pace fields of the step event.
-
-        Args:
-            done: optimizer steps done since the run began, earlier attempts included.
-            tokens: real tokens of this step.
-        """
-        now = time.monotonic()
-        seconds, self._last = now - self._last, now
-        self._seen += 1
-        weight = 1.0 if self._seen == 1 else RATE_SMOOTHING
-        self._seconds_per_step += weight * (seconds - self._seconds_per_step)
-        eta = (self._total - done) * self._seconds_per_step if self._seen >= STEPS_BEFORE_ETA else None
+    def _step_speed(self, report: StepReport, seconds: float) -> dict[str, Any]:
+        targets = report.score.targets
         return {
-            "steps_per_sec_ema": 1 / max(self._seconds_per_step, 1e-9),
-            "tokens_per_sec": tokens / max(seconds, 1e-9),
-            "eta_seconds_remaining": eta,
-            "progress_fraction": done / max(self._total, 1),
+            "eta_seconds_remaining": self._pace.eta_seconds(report.step),
+            "progress_fraction": report.step / max(self._total_steps, 1),
+            "steps_per_sec_ema": self._pace.steps_per_second,
+            "step_seconds": seconds,
+            "tokens_per_sec": report.tokens / seconds,
+            "tokens_per_sec_is_proxy": False,
+            "supervised_tokens_per_sec": targets / seconds,
+            "mfu": self._machine.mfu(tokens=report.tokens, attended_keys=report.keys, targets=targets, seconds=seconds),
+            "peak_memory_bytes": self._machine.peak_memory(),
         }
+
+    def _track(self, step: int, payload: Mapping[str, Any]) -> None:
+        scalars = {name: payload[field] for field, name in TRACKED.items() if payload.get(field) is not None}
+        self._trackers.log(step, scalars)
+        self._tell_failures()
+
+    def _tell_failures(self) -> None:
+        for failure in self._trackers.failures():
+            self.emit("tracker_failed", {"tracker": failure.tracker, "error": failure.error})

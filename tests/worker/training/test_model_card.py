@@ -1,0 +1,219 @@
+"""The model card: what the hub reads of it, what people read, and that nothing in it is markup by accident."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from xml.etree import ElementTree as ET
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+from markdown_it import MarkdownIt
+
+from shared.contract import ProvenanceSection
+from shared.manifest import AdapterManifest
+from shared.model_config import parse_model_config
+from worker.rundir import read_json
+from worker.training.checkpoint import Progress
+from worker.training.facts import RunFacts
+from worker.training.guarantee import Guarantee
+from worker.training.model_card import CARD_NAME, CURVES_NAME, draw_curves, front_matter, inline, model_card, table
+from worker.training.prepared import PreparationReport
+from worker.training.telemetry import TrainingSummary
+
+SECTIONS = ["Base model", "Data", "Recipe", "Curves", "Evaluation", "Reproduce", "Limits"]
+EVIL = "Evil | <script>alert(1)</script> [x](http://e) `code` **bold** _it_ # \n---\nlicense: mit"
+PACKAGES = {"torch": "2.13.0"}
+METRICS = [
+    {"step": 1, "train_loss": 4.0},
+    {"step": 2, "train_loss": 3.0, "valid_loss": 3.5, "valid_mean_token_accuracy": 0.25},
+    {"step": 3, "train_loss": 2.0, "valid_loss": 2.5, "valid_mean_token_accuracy": 0.5},
+    {"step": 4, "train_loss": 1.0, "valid_loss": 2.75, "valid_mean_token_accuracy": 0.375},
+]
+
+
+def html(card: str) -> str:
+    """The card without its front matter as a reader's program shows it."""
+    return MarkdownIt("commonmark").enable("table").render(card.split("---\n", 2)[2])
+
+
+@pytest.fixture
+def facts(finished, lab) -> RunFacts:
+    """A run with validation, truncation and skipped rows."""
+    raw = (finished.run_dir / "adapter" / "adapter_manifest.json").read_bytes()
+    return RunFacts(
+        run_id="01K9ZZZZZZZZZZZZZZZZZZZZZZ",
+        plan=finished.run.plan,
+        config=parse_model_config(json.loads((lab.base / "config.json").read_bytes())),
+        manifest=AdapterManifest.model_validate_json(raw),
+        progress=Progress(4, 1200, METRICS),
+        summary=TrainingSummary(1.5, 3, 30, 250.0),
+        training=PreparationReport(
+            rows=6, tokens=1000, supervised_tokens=250, truncated_rows=2, truncated_tokens=17, skipped={"short_seq": 3}
+        ),
+        training_rows=6,
+        validation=PreparationReport(rows=2),
+        validation_rows=2,
+        skips={"short_seq": 3, "curriculum": 0},
+        rate_at=lambda step: 0.1 / step,
+        last_epoch_steps=2,
+        memory={},
+        device="cuda",
+        device_name="NVIDIA H200",
+        engine={"layout": "packed"},
+    )
+
+
+def with_provenance(facts, **fields):
+    contract = facts.plan.contract.model_copy(update={"provenance": ProvenanceSection(**fields)})
+    return replace(facts, plan=facts.plan.model_copy(update={"contract": contract}))
+
+
+# -- a real run -------------------------------------------------------------------------------------------------------
+
+
+def test_a_real_run_leaves_its_card_and_its_picture(finished):
+    card = (finished.run_dir / CARD_NAME).read_text()
+    summary = read_json(finished.run_dir / "run_summary.json")
+    assert summary["adapter_id"] in card
+    assert finished.run.plan.digest in card
+    assert f"{summary['last_val_loss']:.4f}" in card
+    (picture,) = re.findall(r"!\[[^\]]+\]\(([^)]+)\)", card)
+    assert ET.fromstring((finished.run_dir / picture).read_text()).tag.endswith("svg")
+    assert str(finished.run_dir) not in card
+
+
+# -- sections ---------------------------------------------------------------------------------------------------------
+
+
+def test_sections_in_their_order(facts):
+    shown = html(model_card(facts, PACKAGES))
+    assert re.findall(r"<h2>(.*?)</h2>", shown) == SECTIONS
+    assert re.findall(r"<h1>(.*?)</h1>", shown) == ["tiny"]
+
+
+def test_data_and_recipe_are_the_measured_ones(facts):
+    shown = html(model_card(facts, PACKAGES))
+    for cells in (
+        "<td>of these learnt</td>\n<td>250 (25.0 %)</td>",
+        "<td>rows cut at the beginning</td>\n<td>2 (17 tokens)</td>",
+        "<td>rows left out</td>\n<td>3 short seq</td>",
+        f"<td>its SHA-256</td>\n<td>{facts.plan.train.sha256}</td>",
+        "<td>rows validated on</td>\n<td>2 (a file of its own)</td>",
+        "<td>exec.learning_rate</td>\n<td>0.01</td>",
+        "<td>adapter.rank</td>\n<td>4</td>",
+        "<td>engine.layout</td>\n<td>packed</td>",
+        "<td>torch</td>\n<td>2.13.0</td>",
+        "Trained on NVIDIA H200.",
+    ):
+        assert cells in shown
+
+
+def test_evaluation_shows_first_best_and_last(facts):
+    card = model_card(facts, PACKAGES)
+    assert "| first | 2 | 3.5000 | 25.0 % |\n| best | 3 | 2.5000 | 50.0 % |\n| last | 4 | 2.7500 | 37.5 % |" in card
+    nothing = model_card(replace(facts, progress=Progress(4, 1200, METRICS[:1])), PACKAGES)
+    assert "nothing was evaluated" in nothing
+
+
+def test_attribution_is_a_visible_notice(facts):
+    assert "Attribution" not in model_card(facts, PACKAGES)
+    owed = with_provenance(facts, upstream_model_id="org/base", license_class="cc-by-4.0", attribution_required=True)
+    shown = html(model_card(owed, PACKAGES))
+    quote = re.search(r"<blockquote>(.*?)</blockquote>", shown, re.DOTALL)[1]
+    assert "<strong>Attribution required.</strong>" in quote
+    assert "must name org/base under its licence (cc-by-4.0)." in quote
+
+
+def test_interruptions_are_told_with_what_they_mean(facts):
+    assert "The run was not interrupted." in model_card(facts, PACKAGES)
+    for guarantee, meaning in (("bit_exact", "its bytes are those of"), ("state_exact", "its state was whole")):
+        progress = Progress(4, 1200, METRICS, resumed_from=[2, 3], guarantee=Guarantee(guarantee))
+        card = model_card(replace(facts, progress=progress), PACKAGES)
+        assert f"at step 2, 3: {meaning}" in card
+
+
+def test_notes_of_the_plan_are_listed(facts):
+    noted = replace(facts, plan=facts.plan.model_copy(update={"notes": ("Rows are long.", "- Odd.")}))
+    shown = html(model_card(noted, PACKAGES))
+    assert "<li>Rows are long.</li>\n<li>- Odd.</li>" in shown
+
+
+# -- front matter -----------------------------------------------------------------------------------------------------
+
+
+def read_front_matter(facts):
+    _, matter, rest = front_matter(facts).split("---\n")
+    assert rest == ""
+    return yaml.safe_load(matter)
+
+
+def test_front_matter_as_the_hub_reads_it(facts):
+    assert read_front_matter(with_provenance(facts)) == {
+        "base_model": facts.plan.base.name,
+        "base_model_relation": "adapter",
+        "library_name": "peft",
+        "pipeline_tag": "text-generation",
+        "tags": ["lora", "qlora", "mens"],
+    }
+    known = read_front_matter(with_provenance(facts, upstream_model_id="Qwen/Qwen3-8B", license_class="Apache-2.0"))
+    assert (known["base_model"], known["license"]) == ("Qwen/Qwen3-8B", "apache-2.0")
+    other = read_front_matter(with_provenance(facts, license_class="Our own"))
+    assert (other["license"], other["license_name"]) == ("other", "Our own")
+
+
+def test_any_lineage_keeps_the_front_matter_whole(facts):
+    @given(st.text(max_size=50), st.text(max_size=50))
+    def whole(upstream, license_):
+        read = read_front_matter(with_provenance(facts, upstream_model_id=upstream, license_class=license_))
+        assert read["library_name"] == "peft"
+        assert set(read) <= {
+            "base_model",
+            "base_model_relation",
+            "library_name",
+            "pipeline_tag",
+            "tags",
+            "license",
+            "license_name",
+        }
+
+    whole()
+
+
+# -- escaping ---------------------------------------------------------------------------------------------------------
+
+
+def test_what_people_name_is_no_markup(facts):
+    evil = with_provenance(
+        facts, base_family=EVIL, upstream_model_id=EVIL, license_class=EVIL, attribution_required=True
+    )
+    shown = html(model_card(evil, PACKAGES))
+    for markup in ("<script", "<a ", "<em>", "<code>code", "<strong>bold"):
+        assert markup not in shown
+    assert re.findall(r"<h2>(.*?)</h2>", shown) == SECTIONS
+    assert read_front_matter(evil)["license"] == "other"
+
+
+@given(st.text())
+def test_inline_text_stays_one_cell(text):
+    shown = MarkdownIt("commonmark").enable("table").render(table([(text, "next")], ("a", "b")))
+    assert shown.count("<td>") == 2
+    assert "<td>next</td>" in shown
+    assert "\n" not in inline(text)
+
+
+# -- picture ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_picture_shows_losses_and_rates(facts):
+    text = "".join(ET.fromstring(draw_curves(facts)).itertext())
+    for name in ("training, smoothed", "validation", "Loss (nats per token)", "Learning rate"):
+        assert name in text
+
+
+def test_a_run_without_losses_has_a_picture_too(facts):
+    assert "nothing measured" in draw_curves(replace(facts, progress=Progress(4, 1200, [])))
+    assert CURVES_NAME in model_card(facts, PACKAGES)

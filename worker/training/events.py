@@ -1,0 +1,173 @@
+"""What an event of `telemetry.jsonl` holds: the fields of a step, and which fields may hold a string at all. Pure.
+
+No text of the training data can pass: strings are taken in a few named fields only, and only as identifiers.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+SKIP_REASONS = ("no_supervised_positions", "short_seq", "token_id_oob", "curriculum")
+
+TEXT_FIELDS = frozenset(
+    {
+        "base_model",
+        "causes",
+        "checkpoint",
+        "component",
+        "compute_device",
+        "contract_digest",
+        "device_name",
+        "error",
+        "execution_kernel",
+        "final_adapter",
+        "folder",
+        "guarantee",
+        "layout",
+        "output",
+        "plan_digest",
+        "requested_device_kind",
+        "run_id",
+        "tokenizer",
+        "tracker",
+        "train_file",
+        "validation_file",
+    }
+)
+"""The only fields that hold strings: ids, digests, folder names, words of a fixed list."""
+_IDENTIFIER = re.compile(r"[\w.@:/+=-]{0,200}", re.ASCII)
+
+TRACKED = {
+    "loss": "train/loss",
+    "loss_ema": "train/loss_ema",
+    "token_accuracy": "train/token_accuracy",
+    "learning_rate": "train/learning_rate",
+    "grad_norm": "train/grad_norm",
+    "epoch": "train/epoch",
+    "tokens_per_sec": "speed/tokens_per_sec",
+    "supervised_tokens_per_sec": "speed/supervised_tokens_per_sec",
+    "steps_per_sec_ema": "speed/steps_per_sec",
+    "mfu": "speed/mfu",
+    "peak_memory_bytes": "memory/peak_bytes",
+    "val_loss": "valid/loss",
+    "val_token_accuracy": "valid/token_accuracy",
+}
+"""Field of an event → name of the scalar that trackers get."""
+
+
+class Score(NamedTuple):
+    """Means over ``targets`` supervised positions: loss in nats, share of positions the arg-max predicts."""
+
+    loss: float
+    accuracy: float
+    targets: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepReport:
+    """A finished optimizer step.
+
+    Attributes:
+        epoch: 0-based.
+        step: 1-based, over the whole run.
+        norm: gradient norm before clipping.
+        rate: learning rate.
+        tokens: real tokens of the step's rows.
+        positions: positions computed, padding included.
+        weighted_rows: rows whose trajectory weight is not 1.
+        syntax_weight_sum: sum of the targets' weights.
+        token_budget: most tokens of a micro-batch; 0 when micro-batches are not packed by tokens.
+        attended_keys: sum over the step's queries of the keys each attends to, Σ l·(l+1)/2 for rows of l tokens under
+            full causal attention; None takes every row as long as their mean, which is a lower bound.
+    """
+
+    epoch: int
+    step: int
+    score: Score
+    norm: float
+    rate: float
+    tokens: int
+    positions: int
+    micro_batches: int
+    rows: int
+    weighted_rows: int = 0
+    syntax_weight_sum: float = 0.0
+    token_budget: int = 0
+    attended_keys: int | None = None
+
+    @property
+    def keys(self) -> float:
+        """Sum of attended keys, measured or bounded from below."""
+        if self.attended_keys is not None:
+            return self.attended_keys
+        return self.tokens * (self.tokens / max(self.rows, 1) + 1) / 2
+
+
+def refuse_text(payload: Mapping[str, Any]) -> None:
+    """Raises:
+    ValueError: a string in a field that may hold none, or one that is no identifier (white space is enough).
+    """
+    for field, value in payload.items():
+        if isinstance(value, Mapping):
+            refuse_text(value)
+            continue
+        for text in value if isinstance(value, list | tuple) else [value]:
+            if isinstance(text, str) and not (field in TEXT_FIELDS and _IDENTIFIER.fullmatch(text)):
+                raise ValueError(f"telemetry takes no such text in {field}")
+
+
+def identifier(text: str) -> str:
+    """A name such as a device's as telemetry takes it: every run of other characters becomes a dash."""
+    return re.sub(r"[^\w.@:/+=-]+", "-", text, flags=re.ASCII)[:200]
+
+
+def mean(values: list[float]) -> float | None:
+    """Arithmetic mean; None of nothing."""
+    return sum(values) / len(values) if values else None
+
+
+def finite(value: float) -> float | None:
+    """The value, or None for what JSON cannot say."""
+    return value if math.isfinite(value) else None
+
+
+def _place(report: StepReport, total_steps: int) -> dict[str, Any]:
+    return {
+        "epoch": report.epoch,
+        "step": report.step,
+        "optimizer_step": report.step,
+        "total_steps": total_steps,
+        "micro_batches": report.micro_batches,
+        "rows": report.rows,
+    }
+
+
+def _score(report: StepReport) -> dict[str, Any]:
+    return {
+        "loss": finite(report.score.loss),
+        "token_accuracy": report.score.accuracy,
+        "lr": report.rate,
+        "learning_rate": report.rate,
+        "grad_norm": finite(report.norm),
+    }
+
+
+def _tokens(report: StepReport) -> dict[str, Any]:
+    return {
+        "tokens": report.tokens,
+        "valid_tokens": report.score.targets,
+        "theoretical_tokens": report.positions,
+        "supervised_ratio_pct": 100 * report.score.targets / max(report.tokens, 1),
+        "token_budget": report.token_budget,
+        "trajectory_weighted_pairs": report.weighted_rows,
+        "syntax_weight_sum": report.syntax_weight_sum,
+    }
+
+
+def step_payload(report: StepReport, total_steps: int) -> dict[str, Any]:
+    """The fields of a step event that follow from the report alone."""
+    return {**_place(report, total_steps), **_score(report), **_tokens(report)}

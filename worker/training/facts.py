@@ -1,0 +1,71 @@
+"""All that is known of a finished run: what its reports and its model card are written from. Values only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ulid import ULID
+
+from shared.manifest import AdapterManifest
+from shared.model_config import ModelConfig
+from shared.planner import ExecutionPlan
+from worker.training.checkpoint import Progress
+from worker.training.events import mean
+from worker.training.prepared import PreparationReport
+from worker.training.telemetry import TrainingSummary
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunFacts:
+    """A finished run.
+
+    Attributes:
+        training, validation: what became of the files' rows; ``validation`` is None without a file of its own.
+        training_rows, validation_rows: rows trained on and validated on, after the split.
+        skips: rows left out, by reason, over the whole run (`Telemetry.skips`).
+        rate_at: learning rate of a 1-based step.
+        last_epoch_steps: optimizer steps of the last epoch.
+        device: ``cpu`` or ``cuda``; ``device_name`` is the accelerator's own name.
+        engine: what this engine decided by itself, as plain values, e.g. layout, token budget, checkpointing.
+    """
+
+    run_id: str
+    plan: ExecutionPlan
+    config: ModelConfig
+    manifest: AdapterManifest
+    progress: Progress
+    summary: TrainingSummary
+    training: PreparationReport
+    training_rows: int
+    validation: PreparationReport | None
+    validation_rows: int
+    skips: Mapping[str, int]
+    rate_at: Callable[[int], float]
+    last_epoch_steps: int
+    memory: Mapping[str, object]
+    device: str
+    device_name: str | None = None
+    resumed_from_step: int = 0
+    engine: Mapping[str, object] = field(default_factory=dict)
+
+    def series(self, column: str) -> list[tuple[int, float]]:
+        """(step, value) of a metrics column, in the order of the steps."""
+        return [(int(row["step"]), row[column]) for row in self.progress.metrics if column in row]
+
+    @property
+    def last_epoch_validation_loss(self) -> float | None:
+        """Mean of the last epoch's validations."""
+        first = self.progress.step - self.last_epoch_steps
+        return mean([loss for step, loss in self.series("valid_loss") if step > first])
+
+
+def new_run_id() -> str:
+    """A ULID: sorts by time, and two runs never share one. It goes with the checkpoints, so a resume keeps it."""
+    return str(ULID())
+
+
+def artifacts(run_dir: Path, names: Mapping[str, str]) -> dict[str, str]:
+    """Name → path relative to the run folder, of those that are there."""
+    return {name: path for name, path in names.items() if (run_dir / path).exists()}

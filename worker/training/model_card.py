@@ -1,0 +1,245 @@
+"""``MODEL_CARD.md``: what an adapter is, from what and how it was made, and how well it did; with its curves as a picture.
+
+Front matter as the Hugging Face hub reads it. Every figure is one that was measured; no text of the training data is in it;
+all that people name is escaped.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from shared.digest import digest_json
+from shared.model_tensors import expected_tensors, parameter_count
+from worker.training.curves import Panel, Series, smooth, svg
+from worker.training.facts import RunFacts
+from worker.training.guarantee import Guarantee
+from worker.training.tracker_clients import Value
+from worker.training.trackers import flatten
+
+CARD_NAME = "MODEL_CARD.md"
+CURVES_NAME = "loss.svg"
+BLUE, ORANGE, GREY, GREEN = "#0072B2", "#D55E00", "#BBBBBB", "#009E73"
+CURVE_SMOOTHING = 0.1
+HUB_LICENSES = frozenset(
+    {
+        "agpl-3.0",
+        "apache-2.0",
+        "bigscience-openrail-m",
+        "bsd-2-clause",
+        "bsd-3-clause",
+        "cc-by-4.0",
+        "cc-by-nc-4.0",
+        "cc-by-sa-4.0",
+        "cc0-1.0",
+        "gemma",
+        "gpl-3.0",
+        "lgpl-3.0",
+        "llama2",
+        "llama3",
+        "llama3.1",
+        "llama3.2",
+        "llama3.3",
+        "mit",
+        "mpl-2.0",
+        "openrail",
+        "unlicense",
+    }
+)
+"""Identifiers that the hub knows; any other licence is given as ``other`` with its name."""
+
+ACCURACY = "valid_mean_token_accuracy"
+
+
+def write_model_card(run_dir: Path, facts: RunFacts, packages: Mapping[str, str]) -> None:
+    """Write the card and its picture into the run folder."""
+    (run_dir / CURVES_NAME).write_text(draw_curves(facts), encoding="utf-8")
+    (run_dir / CARD_NAME).write_text(model_card(facts, packages), encoding="utf-8")
+
+
+def model_card(facts: RunFacts, packages: Mapping[str, str]) -> str:
+    """The card's text."""
+    sections = [
+        front_matter(facts),
+        _title(facts),
+        _base_model(facts),
+        _data(facts),
+        _recipe(facts),
+        _curves(),
+        _evaluation(facts),
+        _reproduce(facts, packages),
+        _limits(facts),
+    ]
+    return "\n".join(sections)
+
+
+def draw_curves(facts: RunFacts) -> str:
+    """Loss and learning rate over the steps, as SVG."""
+    losses = facts.series("train_loss")
+    loss = [
+        Series("training", losses, GREY, width=1),
+        Series("training, smoothed", smooth(losses, CURVE_SMOOTHING), BLUE),
+        Series("validation", facts.series("valid_loss"), ORANGE, dots=True),
+    ]
+    rates = [(step, facts.rate_at(step)) for step, _ in losses]
+    panels = [Panel("Loss (nats per token)", loss), Panel("Learning rate", [Series("learning rate", rates, GREEN)])]
+    return svg(f"Training of {facts.manifest.name}", panels)
+
+
+def front_matter(facts: RunFacts) -> str:
+    """YAML for the hub. Strings are written as JSON, which YAML reads as they are."""
+    provenance = facts.plan.contract.provenance
+    fields: list[tuple[str, object]] = [
+        ("base_model", one_line(provenance.upstream_model_id or facts.plan.base.name)),
+        ("base_model_relation", "adapter"),
+        ("library_name", "peft"),
+        ("pipeline_tag", "text-generation"),
+        ("tags", ["lora", facts.manifest.adapter_method.value, "mens"]),
+    ]
+    if license_ := provenance.license_class:
+        known = license_.strip().lower()
+        fields += (
+            [("license", known)]
+            if known in HUB_LICENSES
+            else [("license", "other"), ("license_name", one_line(license_))]
+        )
+    lines = "".join(f"{key}: {json.dumps(value, ensure_ascii=False)}\n" for key, value in fields)
+    return f"---\n{lines}---\n"
+
+
+def inline(value: object) -> str:
+    """Any value as one line of plain Markdown text: nothing in it is markup, HTML or a table's border."""
+    text = one_line(str(value)).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return re.sub(r"([\\`*_\[\]|~#]|^[-+])", r"\\\1", text)
+
+
+def one_line(text: str) -> str:
+    """Printable characters only, runs of white space as one space."""
+    return "".join(character for character in " ".join(text.split()) if character.isprintable())
+
+
+def table(rows: Sequence[Sequence[object]], head: Sequence[str] = ("", "")) -> str:
+    """A Markdown table; every cell is escaped."""
+    lines = ["| " + " | ".join(map(inline, row)) + " |" for row in (head, *rows)]
+    return "\n".join([lines[0], "|" + "---|" * len(head), *lines[1:]]) + "\n"
+
+
+def share(part: float, whole: float) -> str:
+    """``12.5 %``; ``none`` of nothing."""
+    return f"{100 * part / whole:.1f} %" if whole else "none"
+
+
+def _title(facts: RunFacts) -> str:
+    return (
+        f"\n# {inline(facts.manifest.name)}\n\n"
+        f"A LoRA adapter of rank {facts.manifest.rank} for {inline(facts.plan.base.name)}, trained by Mens with its base "
+        f"frozen in {facts.manifest.quant.base_quant.value}.\n\n"
+        f"Adapter id: `{facts.manifest.adapter_id}`\n"
+    )
+
+
+def _base_model(facts: RunFacts) -> str:
+    provenance, config = facts.plan.contract.provenance, facts.config
+    rows: list[tuple[str, object]] = [
+        ("name", facts.plan.base.name),
+        ("family", provenance.base_family or config.family.value),
+        ("upstream model", provenance.upstream_model_id or "not stated"),
+        ("licence", provenance.license_class or "not stated"),
+        ("parameters", f"{parameter_count(expected_tensors(config)):,}"),
+        ("layers, width, vocabulary", f"{config.layers}, {config.hidden}, {config.vocab:,}"),
+        ("SHA-256 of its files' digests", digest_json(facts.plan.base.digests)),
+    ]
+    text = "\n## Base model\n\n" + table(rows)
+    if provenance.attribution_required:
+        source = inline(provenance.upstream_model_id or facts.plan.base.name)
+        under = f" under its licence ({inline(provenance.license_class)})" if provenance.license_class else ""
+        text += f"\n> **Attribution required.** Whoever publishes this adapter must name {source}{under}.\n"
+    return text
+
+
+def _data(facts: RunFacts) -> str:
+    report, plan = facts.training, facts.plan
+    skipped = ", ".join(f"{count} {reason.replace('_', ' ')}" for reason, count in facts.skips.items() if count)
+    filters = flatten(plan.contract.data.model_dump(mode="json", include={"min_rating", "context_filter", "mode"}))
+    rows: list[tuple[str, object]] = [
+        ("training file", plan.train.file_id),
+        ("its SHA-256", plan.train.sha256),
+        ("rows trained on", facts.training_rows),
+        ("rows validated on", f"{facts.validation_rows} ({_validation_source(facts)})"),
+        ("tokens of the file", f"{report.tokens:,}"),
+        ("of these learnt", f"{report.supervised_tokens:,} ({share(report.supervised_tokens, report.tokens)})"),
+        ("rows cut at the beginning", f"{report.truncated_rows} ({report.truncated_tokens:,} tokens)"),
+        ("rows left out", skipped or "none"),
+        ("filters", ", ".join(f"{key}: {value}" for key, value in filters.items())),
+    ]
+    if plan.validation:
+        rows.insert(2, ("validation file", f"{plan.validation.file_id}, SHA-256 {plan.validation.sha256}"))
+    return "\n## Data\n\n" + table(rows)
+
+
+def _validation_source(facts: RunFacts) -> str:
+    if facts.plan.validation:
+        return "a file of its own"
+    return "held out of the training file" if facts.validation_rows else "no validation"
+
+
+def _recipe(facts: RunFacts) -> str:
+    contract = facts.plan.contract
+    shown = {"adapter", "quant", "exec", "trajectory", "optimizer", "curriculum"}
+    values: dict[str, Value] = flatten(contract.model_dump(mode="json", include=shown))
+    rows: list[tuple[str, object]] = [*values.items()]
+    rows += [(f"engine.{key}", value) for key, value in flatten(facts.engine).items()]
+    rows += [("optimizer steps", facts.progress.step), ("tokens", f"{facts.progress.trained_tokens:,}")]
+    notes = "".join(f"\n- {inline(note)}" for note in facts.plan.notes)
+    return "\n## Recipe\n\n" + table(rows) + (f"\nNotes of the plan:\n{notes}\n" if notes else "")
+
+
+def _curves() -> str:
+    return f"\n## Curves\n\n![Training loss, validation loss and learning rate over the steps]({CURVES_NAME})\n"
+
+
+def _evaluation(facts: RunFacts) -> str:
+    losses, accuracies = facts.series("valid_loss"), dict(facts.series(ACCURACY))
+    if not losses:
+        return "\n## Evaluation\n\nThere was no validation data; nothing was evaluated.\n"
+    best = min(losses, key=lambda point: point[1])
+    rows = [
+        (label, step, f"{loss:.4f}", share(accuracies.get(step, 0.0), 1.0))
+        for label, (step, loss) in (("first", losses[0]), ("best", best), ("last", losses[-1]))
+    ]
+    head = ("validation", "step", "loss (nats per token)", "token accuracy")
+    return f"\n## Evaluation\n\n{table(rows, head)}\nThe adapter is the one of the last step.\n"
+
+
+def _reproduce(facts: RunFacts, packages: Mapping[str, str]) -> str:
+    rows = [("plan", facts.plan.digest), ("contract", facts.plan.contract_digest), ("run", facts.run_id)]
+    versions = [(name, version) for name, version in packages.items()]
+    return (
+        f"\n## Reproduce\n\n{table(rows)}\n```\npython -m worker.train plan.json out/\n```\n\n"
+        f"Trained on {inline(facts.device_name or facts.device)}.\n\n{table(versions, ('package', 'version'))}\n"
+        f"{_guarantee(facts)}\n"
+    )
+
+
+def _guarantee(facts: RunFacts) -> str:
+    """What may be said of this run's interruptions and of a second run."""
+    equal = "On a CPU equal plans, packages and thread counts give equal bytes; an accelerator may round differently."
+    if not facts.progress.resumed_from:
+        return f"The run was not interrupted. {equal}"
+    steps = ", ".join(map(str, facts.progress.resumed_from))
+    exact = facts.progress.guarantee is Guarantee.BIT_EXACT
+    as_if = "its bytes are those of a run that was not" if exact else "its state was whole, its rounding may differ"
+    return f"The run was interrupted and taken up from its checkpoints at step {steps}: {as_if}. {equal}"
+
+
+def _limits(facts: RunFacts) -> str:
+    points = [
+        f"Rows were cut to {facts.plan.contract.exec.seq_len} tokens; longer contexts were not trained.",
+        "The adapter belongs to the base model named above, byte for byte; on any other it means nothing.",
+        "Token accuracy counts the next token given the right text before it.",
+        "Answers written freely, safety and bias were not evaluated.",
+        "The adapter inherits the base model's limits, and what is wrong in the training data.",
+    ]
+    return "\n## Limits\n\n" + "\n".join(f"- {point}" for point in points) + "\n"
