@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -116,6 +117,10 @@ def parse_manifest(raw: bytes, expected_digest: str) -> AdapterManifest:
     return manifest
 
 
+CONV1D = re.compile(r"(?:^|\.)h\.\d+\.(?:attn|mlp)\.c_(?:attn|proj|fc)\.weight$")
+"""GPT-2's linear layers, stored (in, out) where every other family's are (out, in)."""
+
+
 def peft_keys(base_key: str) -> tuple[str, str]:
     """PEFT's names of A and B for a base tensor ``….weight``."""
     stem = f"base_model.model.{base_key.removesuffix('.weight')}"
@@ -172,8 +177,9 @@ def _verify_tensors(
             continue
         if base_key not in base_tensors:
             raise _misshapen(base_key, "is not a tensor of the base model")
-        if base_tensors[base_key].shape != (b.shape[0], a.shape[1]):
-            raise _misshapen(base_key, f"is {base_tensors[base_key].shape} in the base, not {b.shape[0], a.shape[1]}")
+        expected_shape = (a.shape[1], b.shape[0]) if CONV1D.search(base_key) else (b.shape[0], a.shape[1])
+        if base_tensors[base_key].shape != expected_shape:
+            raise _misshapen(base_key, f"is {base_tensors[base_key].shape} in the base, not {expected_shape}")
 
 
 def _read_config(path: Path) -> dict[str, object]:

@@ -27,6 +27,7 @@ class Settings(BaseSettings):
     broker_url: str = Field("redis://127.0.0.1:6379/0", description="Redis ≥ 6.2 or Valkey.")
     storage_dir: Path = Field(Path(), description="Blob folder: files, adapters, merged models.")
     runs_dir: Path = Field(Path(), description="Run folders of job attempts, with their checkpoints.")
+    prepared_dir: Path = Field(Path(), description="Encoded data files: a cache, which may be removed between jobs.")
     catalog_path: Path = Field(Path(), description="The catalogue of base models.")
     serving_urls: Annotated[list[str], NoDecode] = Field(
         default_factory=list, description="Base URLs of the serving replicas, comma-separated."
@@ -41,6 +42,7 @@ class Settings(BaseSettings):
             "database_url": f"sqlite:///{home / 'mens.db'}",
             "storage_dir": home / "storage",
             "runs_dir": home / "runs",
+            "prepared_dir": home / "prepared",
             "catalog_path": home / "catalog.json",
         }
         given = {key: value for key, value in values.items() if value not in ("", None)}

@@ -71,10 +71,16 @@ def run_engine(work: Callable[[], object], run_dir: Path) -> int:
     except MensError as error:
         return _fail(run_dir, error)
     except Exception as error:
-        if "out of memory" not in str(error).lower():
+        if not is_out_of_memory(error):
             raise
         return _fail(run_dir, out_of_memory(str(error)))
     return 0
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether an allocator complains, on either kind of device."""
+    text = str(error).lower()
+    return "out of memory" in text or "can't allocate memory" in text
 
 
 def out_of_memory(reason: str) -> JobFailed:

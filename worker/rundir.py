@@ -1,10 +1,12 @@
 """The run folder: what the engine writes there and the worker reads, by name. No torch, no queue.
 
 plan.json  training-preflight.json                           before it runs
-telemetry.jsonl  engine.log  error.json                      while it runs
+telemetry.jsonl  tensorboard/  engine.log  error.json         while it runs
 checkpoints/step-…/                                          to go on from
+prepared/                                                    encoded data, when no cache is named
 adapter/ (or model/)  probes.json  metrics.csv               what was made
-training_manifest.json  run_summary.json                     the summary is written last and marks a complete run
+training_skip_stats.json  training_manifest.json  MODEL_CARD.md  loss.svg     what was done
+run_summary.json                                             written last: it marks a complete run
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ ERROR_NAME = "error.json"
 CHECKPOINTS_FOLDER = "checkpoints"
 ADAPTER_FOLDER = "adapter"
 MODEL_FOLDER = "model"
+PREPARED_FOLDER = "prepared"
 PROBES_NAME = "probes.json"
 METRICS_NAME = "metrics.csv"
 TRAINING_MANIFEST_NAME = "training_manifest.json"

@@ -275,3 +275,16 @@ def test_the_tiny_base_is_learnt_as_transformers_masks_it(tmp_path: Path) -> Non
             example = encode_row(ours, one, LONG)
             assert example.ids == encoded["input_ids"]
             assert [int(label != IGNORED) for label in example.labels] == encoded["assistant_masks"]
+
+
+def test_comparing_the_prompt_can_be_left_out(tokenizer, with_template):
+    """Where marks show the answers it changes nothing but `prompt_differs`; without marks it is compared anyhow."""
+    thinking = with_template(
+        tokenizer.template.text.replace("<|im_start|>assistant\\n", "<|im_start|>assistant\\n<think>")
+    )
+    whole = find_answers(thinking, row(*TWO_TURNS))
+    assert whole.method == "marks"
+    assert whole.prompt_differs
+    assert find_answers(thinking, row(*TWO_TURNS), compare_prompt=False) == replace(whole, prompt_differs=False)
+    plain = with_template(PLAIN_TEMPLATE)
+    assert find_answers(plain, row(*TWO_TURNS), compare_prompt=False) == find_answers(plain, row(*TWO_TURNS))

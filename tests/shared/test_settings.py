@@ -26,6 +26,7 @@ def test_defaults_lie_in_the_home_folder(tmp_path: Path) -> None:
         "broker_url": "redis://127.0.0.1:6379/0",
         "storage_dir": home / "storage",
         "runs_dir": home / "runs",
+        "prepared_dir": home / "prepared",
         "catalog_path": home / "catalog.json",
         "serving_urls": [],
     }

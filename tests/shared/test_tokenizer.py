@@ -134,3 +134,22 @@ def test_offsets_cover_the_text(base: Path, text: str) -> None:
         assert end > start
         covered = end
     assert covered == len(text)
+
+
+def test_the_digest_is_over_all_that_decides_ids_and_labels(tmp_path: Path) -> None:
+    def digest(name: str, **files: str) -> str:
+        folder = make_base(tmp_path / name, FAMILIES["chatml_marked"])
+        for file, content in files.items():
+            (folder / file.replace("__", ".")).write_text(content)
+        return Tokenizer.load(folder).digest
+
+    plain = digest("one")
+    assert plain == digest("two")
+    template = FAMILIES["chatml_marked"].template
+    others = [
+        digest("template", chat_template__jinja=template + " "),
+        digest("end", generation_config__json='{"eos_token_id": 7}'),
+        digest("named", tokenizer_config__json='{"eos_token": "<|im_end|>", "bos_token": "<|im_start|>"}'),
+        digest("added", tokenizer_config__json='{"eos_token": "<|im_end|>", "pad_token": "<new>"}'),
+    ]
+    assert len({plain, *others}) == 5

@@ -290,7 +290,7 @@ ENGINE_FIXTURES = {"lab", "llama_lab", "tiny_base", "tokenizer", "finished"}
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests that build or train a model are not part of the unit tier."""
     for item in items:
-        if item.path.parent == Path(__file__).parent and (
+        if Path(__file__).parent in item.path.parents and (
             ENGINE_FIXTURES & set(getattr(item, "fixturenames", ())) or item.path.name == "test_pretrain.py"
         ):
             item.add_marker(pytest.mark.engine)

@@ -6,22 +6,23 @@ import json
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from shared.dataset import Message, TrainingRow
 from shared.errors import Code, JobFailed
-from shared.labels import encode_row
 from shared.tokenizer import Tokenizer
-from worker.train import refuse_other_tokens
+from worker.training.data import refuse_other_tokens
+from worker.training.prepared import Row
 
 pytestmark = pytest.mark.engine
 
-ROW = TrainingRow(1, [Message("user", "What is a bug?"), Message("assistant", "A mistake — 数据 🙂.")])
+TEXT = "What is a bug? A mistake — 数据 🙂."
 
 
 def test_the_base_s_own_tokenizers_agree(tiny_base: Path, tokenizer):
     labeller = Tokenizer.load(tiny_base)
-    refuse_other_tokens(labeller, tokenizer, [encode_row(labeller, ROW, 1000)])
+    ids = np.array(labeller.encode(TEXT).ids, dtype=np.uint32)
+    refuse_other_tokens(labeller, tokenizer, [Row(1, ids, np.ones(len(ids), dtype=np.float32), 5, 1.0)])
 
 
 def test_a_tokenizer_json_that_says_otherwise_stops_the_job(tiny_base: Path, tokenizer, tmp_path: Path):

@@ -18,6 +18,7 @@ import worker.train
 from shared.digest import digest_file
 from shared.errors import Code, DatasetInvalid, JobFailed
 from shared.manifest import CONFIG_NAME, MANIFEST_NAME, WEIGHTS_NAME
+from tests.worker.conftest import ROWS
 from worker.process import EXIT_CANCELLED, EXIT_FAILED, EXIT_PAUSED, StopRequested
 from worker.rundir import (
     ADAPTER_FOLDER,
@@ -159,7 +160,7 @@ def test_a_loss_that_stays_not_finite_ends_the_run(lab, tmp_path, monkeypatch):
     assert failed.value.code == Code.LOSS_NOT_FINITE
     assert "step 4" in failed.value.message
     assert not failed.value.retryable
-    assert len(losses(tmp_path / "run")) == 3
+    assert len(losses(tmp_path / "run")) == 4
     assert not (tmp_path / "run" / SUMMARY_NAME).exists()
 
 
@@ -185,22 +186,42 @@ def test_a_validation_that_is_not_finite_does_not_crash_the_run(lab, tmp_path, m
     assert to_events(telemetry(run_dir))
 
 
-def test_nothing_to_learn_within_seq_len(lab, tmp_path, monkeypatch):
-    monkeypatch.setattr(worker.train, "encode_rows", lambda *_: ([], [1, 2]))
+FORGOTTEN = {
+    "messages": [
+        {"role": "user", "content": "What is a bug?"},
+        {"role": "assistant", "content": "A mistake."},
+        {"role": "user", "content": "And what is a test, and a name, and a file, and a loop?"},
+        {"role": "assistant", "content": "It runs code and compares the result.", "weight": 0},
+    ]
+}
+"""Only its first answer is learnt, and within 24 tokens from the end that is cut off."""
+
+
+def test_nothing_to_learn_within_seq_len(lab, tmp_path):
     with pytest.raises(DatasetInvalid) as refused:
-        lab.train(lab.plan_run(tmp_path), tmp_path / "run")
+        lab.train(lab.plan_run(tmp_path, [FORGOTTEN, FORGOTTEN], exec={"seq_len": 24}), tmp_path / "run")
     assert refused.value.code == Code.NOTHING_SUPERVISED
     assert "lines 1, 2" in refused.value.message
 
 
-def test_rows_with_nothing_to_learn_are_counted_and_named(lab, tmp_path, monkeypatch):
-    real = worker.train.encode_rows
-    monkeypatch.setattr(worker.train, "encode_rows", lambda *args: (real(*args)[0][:4], [3, 5]))
-    run_dir = lab.train(lab.plan_run(tmp_path, exec={"epochs": 1}), tmp_path / "run")
+def test_rows_with_nothing_to_learn_are_counted_and_named(lab, tmp_path):
+    rows = [*ROWS[:2], FORGOTTEN, ROWS[3], FORGOTTEN, ROWS[4]]
+    run_dir = lab.train(lab.plan_run(tmp_path, rows, exec={"epochs": 1, "seq_len": 24}), tmp_path / "run")
     start = telemetry(run_dir, "train_start")[0]
     assert (start["skip_no_supervised_positions"], start["planned_optimizer_steps_total"]) == (2, 2)
     assert len(losses(run_dir)) == 2
     assert read_json(run_dir / TRAINING_MANIFEST_NAME)["skipped_lines"] == [3, 5]
+
+
+def test_early_stopping_ends_a_run_that_gets_no_better(lab, tmp_path):
+    """At this rate the held-out row is soon further away; the run ends by itself, whole."""
+    exec_ = {"epochs": 30, "batch_size": 6, "learning_rate": 0.05, "early_stopping_patience": 2}
+    run_dir = lab.train(lab.plan_run(tmp_path, validation=HELD_OUT, exec=exec_), tmp_path / "run")
+    steps = losses(run_dir)
+    assert 3 <= len(steps) < 30
+    assert read_json(run_dir / SUMMARY_NAME)["optimizer_step_count"] == len(steps)
+    seen = [row["val_loss"] for row in telemetry(run_dir, "validation")]
+    assert seen.index(min(seen)) == len(seen) - 3
 
 
 # -- stop and resume --------------------------------------------------------------------------------------------------
@@ -294,6 +315,11 @@ def test_a_run_leaves_every_file(finished):
     assert names == {
         "adapter",
         "checkpoints",
+        "prepared",
+        "tensorboard",
+        "MODEL_CARD.md",
+        "loss.svg",
+        "training_skip_stats.json",
         METRICS_NAME,
         PROBES_NAME,
         SUMMARY_NAME,

@@ -20,6 +20,7 @@ from shared.contract import ProvenanceSection
 from shared.digest import digest_file
 from shared.manifest import CONFIG_NAME, MANIFEST_NAME, WEIGHTS_NAME, AdapterManifest, ManifestQuant
 from shared.planner import ExecutionPlan
+from worker.training.names import namespaces, renamed
 
 LOGICAL_NAMES = {
     "q_proj": "q",
@@ -34,18 +35,27 @@ LOGICAL_NAMES = {
     "in_proj_b": "lin_b",
     "in_proj_a": "lin_a",
     "out_proj": "lin_o",
+    "attn.c_attn": "qkv",
+    "attn.c_proj": "o",
+    "mlp.c_fc": "up",
+    "mlp.c_proj": "down",
 }
-"""Module name → the original schema's short name; other modules keep their own."""
+"""Module name, with its parent's where that decides → the original schema's short name; others keep their own."""
 
-_LAYER = re.compile(r"\.(?:layers|h)\.(\d+)\.")
+_LAYER = re.compile(r"(?:^|\.)(?:layers|h)\.(\d+)\.")
 
 
 def save_adapter(
-    model: PeftModel, tokenizer: PreTrainedTokenizerBase, plan: ExecutionPlan, step: int, folder: Path
+    model: PeftModel, tokenizer: PreTrainedTokenizerBase, plan: ExecutionPlan, step: int, folder: Path, base: Path
 ) -> AdapterManifest:
-    """Write the adapter's three files into a folder and return the manifest."""
+    """Write the adapter's three files into a folder and return the manifest.
+
+    Args:
+        base: the base model's folder: layers are called what its files call them.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    weights = {key: value.detach().float().cpu() for key, value in get_peft_model_state_dict(model).items()}
+    trained = {key: value.detach().float().cpu() for key, value in get_peft_model_state_dict(model).items()}
+    weights = renamed(trained, *namespaces(base))
     save_file(dict(sorted(_contiguous(weights).items())), folder / WEIGHTS_NAME, metadata={"format": "pt"})
     config = _peft_config(model, plan.base.name)
     (folder / CONFIG_NAME).write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
@@ -62,9 +72,9 @@ def base_key_map(peft_keys: Any) -> dict[str, str]:
 
 def logical_name(module: str) -> str:
     """``model.layers.3.self_attn.q_proj`` → ``l3.q``."""
-    name = module.rsplit(".", 1)[-1]
+    name, with_parent = module.rsplit(".", 1)[-1], ".".join(module.rsplit(".", 2)[-2:])
     layer = _LAYER.search(module)
-    return f"l{layer[1]}.{LOGICAL_NAMES.get(name, name)}" if layer else module
+    return f"l{layer[1]}.{LOGICAL_NAMES.get(with_parent) or LOGICAL_NAMES.get(name, name)}" if layer else module
 
 
 def template_digest(tokenizer: PreTrainedTokenizerBase) -> str:

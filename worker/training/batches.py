@@ -1,4 +1,9 @@
-"""The order of examples and the tensors of a step: a pure function of seed, epoch and step, so a resume needs no cursor."""
+"""Which rows a step trains on, and the tensors it does so with: pure functions of seed, epoch and step.
+
+A step is rows: ``batch_size * grad_accum`` of them, as in every other trainer. How a step is laid out is tokens: its rows
+are packed, best fit decreasing, into micro-batches of at most ``token_budget`` tokens, each one sequence without padding.
+Models that cannot keep documents apart in a sequence get rows of similar length together, padded on the right.
+"""
 
 from __future__ import annotations
 
@@ -6,57 +11,142 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
-from shared.labels import IGNORED, Example
+from worker.training.packing import pack
+from worker.training.prepared import Row
+
+Numbers = npt.NDArray[np.int64]
+"""Row numbers."""
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
-    """Tensors of one micro-batch, each of shape (rows, longest row), on the CPU."""
+class MicroBatch:
+    """Tensors of one forward and backward pass, on the CPU.
+
+    Attributes:
+        ids: (rows, length), int64; packed: one row that holds all documents.
+        positions: (rows, length), int64; begin at 0 in every document.
+        boundaries: cumulative document lengths, int32, (documents + 1,); None when rows are padded instead.
+        mask: 1 for tokens, 0 for padding, (rows, length); None when packed.
+        predictors: positions in the flattened batch whose hidden rows predict a target, (targets,).
+        targets: the token ids they must predict, (targets,).
+        weights: what each target counts in the loss: its token's weight times its row's, fp32, (targets,).
+        mass: sum of the tokens' weights, the rows' own left out: what the loss is divided by.
+        tokens: real tokens.
+    """
 
     ids: torch.Tensor
-    labels: torch.Tensor
-    attention_mask: torch.Tensor
+    positions: torch.Tensor
+    boundaries: torch.Tensor | None
+    mask: torch.Tensor | None
+    predictors: torch.Tensor
+    targets: torch.Tensor
+    weights: torch.Tensor
+    mass: float
+    tokens: int
 
     @property
-    def targets(self) -> int:
-        """Positions that carry loss."""
-        return int((self.labels[:, 1:] != IGNORED).sum())
-
-    @property
-    def tokens(self) -> int:
-        """Real tokens, padding left out."""
-        return int(self.attention_mask.sum())
+    def size(self) -> int:
+        """Positions computed, padding included."""
+        return self.ids.numel()
 
 
-def split_validation(examples: list[Example], held_out: int, seed: int) -> tuple[list[Example], list[Example]]:
-    """Shuffle with the seed and hold out the tail; (training, validation)."""
-    shuffled = list(examples)
+def split_validation(rows: int, held_out: int, seed: int) -> tuple[Numbers, Numbers]:
+    """Shuffle row numbers with the seed and hold out the tail; (training, validation)."""
+    shuffled = list(range(rows))
     random.Random(f"split-{seed}").shuffle(shuffled)
-    cut = len(shuffled) - held_out
-    return shuffled[:cut], shuffled[cut:]
+    cut = rows - held_out
+    return np.array(shuffled[:cut], dtype=np.int64), np.array(shuffled[cut:], dtype=np.int64)
 
 
-def epoch_steps(
-    examples: Sequence[Example], epoch: int, seed: int, rows: int, grad_accum: int
-) -> list[list[list[Example]]]:
-    """One epoch's optimizer steps: each a list of micro-batches, each a list of examples."""
-    order = list(examples)
-    random.Random(f"epoch-{seed}-{epoch}").shuffle(order)
-    micro_batches = [order[start : start + rows] for start in range(0, len(order), rows)]
-    return [micro_batches[start : start + grad_accum] for start in range(0, len(micro_batches), grad_accum)]
+def lay_out(lengths: Sequence[int], token_budget: int, *, packed: bool) -> list[list[int]]:
+    """Cut a step's rows into micro-batches; positions in ``lengths``.
+
+    A row longer than the budget is a micro-batch of its own.
+    """
+    capacity = max(token_budget, *lengths)
+    return pack(lengths, capacity) if packed else _similar_lengths(lengths, capacity)
 
 
-def collate(examples: Sequence[Example], pad_token: int) -> Batch:
-    """Pad on the right to the longest example."""
-    length = max(len(example.ids) for example in examples)
-    ids = torch.full((len(examples), length), pad_token, dtype=torch.long)
-    labels = torch.full((len(examples), length), IGNORED, dtype=torch.long)
-    mask = torch.zeros((len(examples), length), dtype=torch.long)
-    for row, example in enumerate(examples):
-        size = len(example.ids)
-        ids[row, :size] = torch.tensor(example.ids)
-        labels[row, :size] = torch.tensor(example.labels)
-        mask[row, :size] = 1
-    return Batch(ids, labels, mask)
+def _similar_lengths(lengths: Sequence[int], capacity: int) -> list[list[int]]:
+    """Longest first; a micro-batch ends where rows times its longest row would not fit."""
+    groups: list[list[int]] = []
+    for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
+        if groups and (len(groups[-1]) + 1) * lengths[groups[-1][0]] <= capacity:
+            groups[-1].append(index)
+        else:
+            groups.append([index])
+    return groups
+
+
+def collate(rows: Sequence[Row], pad_token: int, *, packed: bool) -> MicroBatch:
+    """The tensors of some rows."""
+    return pack_rows(rows) if packed else pad_rows(rows, pad_token)
+
+
+def pack_rows(rows: Sequence[Row]) -> MicroBatch:
+    """Rows end to end in one sequence."""
+    lengths = np.array([len(row.ids) for row in rows])
+    starts = np.concatenate([[0], np.cumsum(lengths)])
+    positions = np.arange(starts[-1]) - np.repeat(starts[:-1], lengths)
+    return _micro_batch(
+        rows,
+        ids=np.concatenate([row.ids for row in rows])[None].astype(np.int64),
+        positions=positions[None],
+        offsets=starts[:-1],
+        boundaries=torch.from_numpy(starts.astype(np.int32)),
+        mask=None,
+    )
+
+
+def pad_rows(rows: Sequence[Row], pad_token: int) -> MicroBatch:
+    """Rows one below the other, padded on the right to the longest."""
+    length = max(len(row.ids) for row in rows)
+    ids = np.full((len(rows), length), pad_token, dtype=np.int64)
+    mask = np.zeros((len(rows), length), dtype=np.int64)
+    for index, row in enumerate(rows):
+        ids[index, : len(row.ids)] = row.ids
+        mask[index, : len(row.ids)] = 1
+    return _micro_batch(
+        rows,
+        ids=ids,
+        positions=np.broadcast_to(np.arange(length), ids.shape).copy(),
+        offsets=np.arange(len(rows)) * length,
+        boundaries=None,
+        mask=torch.from_numpy(mask),
+    )
+
+
+def _micro_batch(
+    rows: Sequence[Row],
+    *,
+    ids: Numbers,
+    positions: Numbers,
+    offsets: Numbers,
+    boundaries: torch.Tensor | None,
+    mask: torch.Tensor | None,
+) -> MicroBatch:
+    learnt = [np.flatnonzero(row.weights) for row in rows]
+    token_weights = [row.weights[at] for row, at in zip(rows, learnt, strict=True)]
+    return MicroBatch(
+        ids=torch.from_numpy(ids),
+        positions=torch.from_numpy(positions),
+        boundaries=boundaries,
+        mask=mask,
+        predictors=torch.from_numpy(
+            np.concatenate([at + offset - 1 for at, offset in zip(learnt, offsets, strict=True)])
+        ),
+        targets=torch.from_numpy(
+            np.concatenate([row.ids[at] for row, at in zip(rows, learnt, strict=True)]).astype(np.int64)
+        ),
+        weights=torch.from_numpy(
+            np.concatenate([weights * row.weight for row, weights in zip(rows, token_weights, strict=True)]).astype(
+                np.float32
+            )
+        ),
+        mass=float(sum(weights.sum(dtype=np.float64) for weights in token_weights)),
+        tokens=sum(len(row.ids) for row in rows),
+    )

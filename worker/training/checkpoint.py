@@ -1,7 +1,7 @@
 """Checkpoints: everything a run needs to go on as if it had never stopped, without pickle.
 
     checkpoints/step-00000120/  adapter_model.safetensors  adapter_config.json  adapter_manifest.json   (servable)
-                                trainer_state.safetensors  (AdamW moments, RNG states)
+                                trainer_state.safetensors  (optimizer state, states of all random generators)
                                 trainer_state.json         (step, plan digest, metrics; written last inside)
 
 A checkpoint is written beside its place and renamed, so one that can be seen is complete. The last few are kept.
@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from peft import PeftModel, set_peft_model_state_dict
 from safetensors.torch import load_file, save_file
@@ -26,11 +28,25 @@ from shared.manifest import WEIGHTS_NAME
 from shared.planner import ExecutionPlan
 from worker.rundir import CHECKPOINTS_FOLDER, list_checkpoints, write_json
 from worker.training.adapter import save_adapter
+from worker.training.guarantee import Guarantee, compare, weaker
 from worker.training.model import trainable
+from worker.training.names import namespaces, renamed
+from worker.training.optimizer import optimizer_tensors, restore_optimizer
 
-SCHEMA = "vox_mens_checkpoint_v1"
+SCHEMA = "vox_mens_checkpoint_v2"
 STATE_NAME = "trainer_state"
+OPTIMIZER_PREFIX = "optimizer."
 KEEP = 3
+PROGRESS_FIELDS = (
+    "step",
+    "trained_tokens",
+    "metrics",
+    "run_id",
+    "token_budget",
+    "non_finite",
+    "memory_retries",
+    "resumed_from",
+)
 
 
 @dataclass(slots=True)
@@ -38,12 +54,26 @@ class Progress:
     """How far a run is. The data order is a function of seed and step, so the step is the cursor.
 
     Attributes:
+        trained_tokens: real tokens so far, padding left out.
+        metrics: rows of `metrics.csv`.
+        run_id: the same in all attempts at a run.
+        token_budget: tokens of a micro-batch; smaller than planned once a step ran out of memory.
+        non_finite: steps in a row, up to this one, that changed nothing because loss or gradient was not finite.
+        memory_retries: steps that ran out of memory and were done again in smaller micro-batches.
+        resumed_from: steps at which earlier attempts were taken up.
+        guarantee: how this run compares with one that was never interrupted.
         tokens_per_second: mean rate of this attempt, once it has ended; not part of a checkpoint.
     """
 
     step: int
     trained_tokens: int
     metrics: list[dict[str, float]]
+    run_id: str = ""
+    token_budget: int = 0
+    non_finite: int = 0
+    memory_retries: int = 0
+    resumed_from: list[int] = field(default_factory=list)
+    guarantee: Guarantee = Guarantee.BIT_EXACT
     tokens_per_second: float | None = None
 
 
@@ -54,14 +84,21 @@ def save_checkpoint(
     tokenizer: PreTrainedTokenizerBase,
     optimizer: torch.optim.Optimizer,
     progress: Progress,
+    made_on: dict[str, str | int],
+    base: Path,
 ) -> Path:
-    """Write a checkpoint of a step that is done; older ones past ``KEEP`` are removed."""
-    target = run_dir / CHECKPOINTS_FOLDER / f"step-{progress.step:08d}"
+    """Write a checkpoint of a step that is done; older ones past ``KEEP`` are removed.
+
+    Args:
+        made_on: what the bits of a step depend on, from :func:`worker.training.guarantee.environment`.
+        base: the base model's folder.
+    """
+    target = _folder(run_dir, progress.step)
     temporary = target.with_name(f".{target.name}.{os.getpid()}")
     shutil.rmtree(temporary, ignore_errors=True)
-    save_adapter(model, tokenizer, plan, progress.step, temporary)
+    save_adapter(model, tokenizer, plan, progress.step, temporary, base)
     save_file(_tensors(model, optimizer), temporary / f"{STATE_NAME}.safetensors")
-    write_json(temporary / f"{STATE_NAME}.json", _state(plan, progress))
+    write_json(temporary / f"{STATE_NAME}.json", _state(plan, progress, made_on))
     shutil.rmtree(target, ignore_errors=True)
     temporary.rename(target)
     for old in list_checkpoints(run_dir)[:-KEEP]:
@@ -69,8 +106,29 @@ def save_checkpoint(
     return target
 
 
-def load_checkpoint(folder: Path, plan: ExecutionPlan, model: PeftModel, optimizer: torch.optim.Optimizer) -> Progress:
+def checkpoint_at(run_dir: Path, step: int) -> Path | None:
+    """The checkpoint of a step, if there is one."""
+    folder = _folder(run_dir, step)
+    return folder if folder.is_dir() else None
+
+
+def _folder(run_dir: Path, step: int) -> Path:
+    return run_dir / CHECKPOINTS_FOLDER / f"step-{step:08d}"
+
+
+def load_checkpoint(
+    folder: Path,
+    plan: ExecutionPlan,
+    model: PeftModel,
+    optimizer: torch.optim.Optimizer,
+    here: dict[str, str | int],
+    base: Path,
+) -> Progress:
     """Put a run's state back into model, optimizer and random generators.
+
+    Args:
+        here: this process's environment; where it is not the checkpoint's, the run is no longer bit-exact.
+        base: the base model's folder.
 
     Raises:
         JobFailed: ``CHECKPOINT_MISMATCH``: it was written for another plan.
@@ -82,43 +140,54 @@ def load_checkpoint(folder: Path, plan: ExecutionPlan, model: PeftModel, optimiz
             f"The checkpoint {folder.name} was written for another plan.",
             remedy="Remove the run folder's checkpoints to start from the beginning.",
         )
-    set_peft_model_state_dict(model, load_file(folder / WEIGHTS_NAME))
+    trained, stored = namespaces(base)
+    set_peft_model_state_dict(model, renamed(load_file(folder / WEIGHTS_NAME), stored, trained))
     tensors = load_file(folder / f"{STATE_NAME}.safetensors")
-    _restore_optimizer(model, optimizer, tensors)
-    torch.set_rng_state(tensors["rng.cpu"])
-    if "rng.cuda" in tensors:
-        torch.cuda.set_rng_state(tensors["rng.cuda"])
-    return Progress(state["step"], state["trained_tokens"], state["metrics"])
+    state_of_optimizer = {
+        key.removeprefix(OPTIMIZER_PREFIX): value for key, value in tensors.items() if key.startswith(OPTIMIZER_PREFIX)
+    }
+    restore_optimizer(optimizer, trainable(model), state_of_optimizer)
+    _restore_generators(tensors)
+    progress = Progress(**{name: state[name] for name in PROGRESS_FIELDS})
+    progress.resumed_from = [*progress.resumed_from, progress.step]
+    progress.guarantee = weaker(Guarantee(state["guarantee"]), compare(state["environment"], here)[0])
+    return progress
 
 
-def _state(plan: ExecutionPlan, progress: Progress) -> dict[str, Any]:
+def _state(plan: ExecutionPlan, progress: Progress, made_on: dict[str, str | int]) -> dict[str, Any]:
     return {
         "schema": SCHEMA,
         "plan_digest": plan.digest,
         "contract_digest": plan.contract_digest,
-        "step": progress.step,
-        "trained_tokens": progress.trained_tokens,
-        "metrics": progress.metrics,
-        "torch": torch.__version__,
+        "environment": made_on,
+        "guarantee": progress.guarantee,
+        **{name: getattr(progress, name) for name in PROGRESS_FIELDS},
     }
 
 
 def _tensors(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
-    tensors = {"rng.cpu": torch.get_rng_state()}
+    state = optimizer_tensors(optimizer, trainable(model))
+    return _generators() | {f"{OPTIMIZER_PREFIX}{name}": value for name, value in state.items()}
+
+
+def _generators() -> dict[str, torch.Tensor]:
+    """States of every random generator: torch's draw dropout masks; Python's and NumPy's are for libraries that use them."""
+    _, python, _ = random.getstate()
+    numpy: Any = np.random.get_state(legacy=False)  # noqa: NPY002  # the global one
+    tensors = {
+        "rng.cpu": torch.get_rng_state(),
+        "rng.python": torch.tensor(python, dtype=torch.int64),
+        "rng.numpy": torch.tensor([*numpy["state"]["key"].tolist(), numpy["state"]["pos"]], dtype=torch.int64),
+    }
     if torch.cuda.is_available():
         tensors["rng.cuda"] = torch.cuda.get_rng_state()
-    for index, parameter in enumerate(trainable(model)):
-        for name, value in optimizer.state[parameter].items():
-            tensors[f"optimizer.{index}.{name}"] = torch.as_tensor(value).cpu().contiguous()
     return tensors
 
 
-def _restore_optimizer(
-    model: torch.nn.Module, optimizer: torch.optim.Optimizer, tensors: dict[str, torch.Tensor]
-) -> None:
-    for index, parameter in enumerate(trainable(model)):
-        prefix = f"optimizer.{index}."
-        state = {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
-        optimizer.state[parameter] = {
-            name: value if name == "step" else value.to(parameter.device) for name, value in state.items()
-        }
+def _restore_generators(tensors: dict[str, torch.Tensor]) -> None:
+    torch.set_rng_state(tensors["rng.cpu"])
+    random.setstate((3, tuple(tensors["rng.python"].tolist()), None))
+    *numpy, position = tensors["rng.numpy"].tolist()
+    np.random.set_state(("MT19937", np.array(numpy, dtype=np.uint32), position, 0, 0.0))  # noqa: NPY002
+    if "rng.cuda" in tensors and torch.cuda.is_available():
+        torch.cuda.set_rng_state(tensors["rng.cuda"])

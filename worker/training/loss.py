@@ -2,54 +2,73 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
+from peft import PeftModel
 
-from shared.labels import IGNORED, Example
-from worker.training.batches import Batch, collate
+from worker.training.batches import MicroBatch
+from worker.training.head import head_loss
 from worker.training.telemetry import Score
 
 
-def token_losses(model: torch.nn.Module, batch: Batch, device: torch.device) -> tuple[torch.Tensor, float]:
-    """Summed cross-entropy in nats (a scalar to differentiate), and how many targets the arg-max predicts."""
-    labels = batch.labels[:, 1:].to(device)
-    output = model(input_ids=batch.ids.to(device), attention_mask=batch.attention_mask.to(device), use_cache=False)
-    logits = output.logits[:, :-1]
-    loss = torch.nn.functional.cross_entropy(
-        logits.flatten(0, 1).float(), labels.flatten(), ignore_index=IGNORED, reduction="sum"
-    )
-    hits = ((logits.argmax(-1) == labels) & (labels != IGNORED)).sum().item()
-    return loss, float(hits)
+def weighted_loss(model: PeftModel, batch: MicroBatch, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """Weighted sum of cross-entropies in nats (a scalar to differentiate), and how many targets the arg-max predicts.
+
+    Only the hidden rows that predict a target go through the head.
+    """
+    base = model.get_base_model()
+    hidden = base.get_decoder()(
+        input_ids=batch.ids.to(device, non_blocking=True),
+        attention_mask=None if batch.mask is None else batch.mask.to(device),
+        position_ids=batch.positions.to(device, non_blocking=True),
+        use_cache=False,
+        **_documents(batch, device),
+    ).last_hidden_state
+    rows = hidden.flatten(0, 1).index_select(0, batch.predictors.to(device))
+    return head_loss(base.get_output_embeddings(), rows, batch.targets.to(device), batch.weights.to(device))
 
 
-def accumulate_gradients(model: torch.nn.Module, batches: Sequence[Batch], device: torch.device) -> Score:
+def accumulate_gradients(
+    model: PeftModel, batches: Sequence[MicroBatch], device: torch.device, mass: float | None = None
+) -> Score:
     """Backward over the micro-batches of one step: the gradient of the mean loss per supervised token of all of them.
 
     Each micro-batch weighs what its tokens weigh, so accumulation over unequal lengths equals one large batch exactly.
+
+    Args:
+        mass: what the loss is divided by when other processes hold micro-batches of the same step; else these batches' own.
     """
     model.train()
-    targets = sum(batch.targets for batch in batches)
-    loss_sum = correct = 0.0
+    divisor = mass or sum(batch.mass for batch in batches)
+    losses, corrects = [], []
     for batch in batches:
-        loss, hits = token_losses(model, batch, device)
-        (loss / targets).backward()
-        loss_sum, correct = loss_sum + loss.item(), correct + hits
-    return Score(loss_sum / targets, correct / targets, targets)
+        loss, correct = weighted_loss(model, batch, device)
+        (loss / divisor).backward()
+        losses.append(loss.detach())
+        corrects.append(correct)
+    targets = sum(len(batch.targets) for batch in batches)
+    return Score(torch.stack(losses).sum().item() / divisor, torch.stack(corrects).sum().item() / targets, targets)
 
 
 @torch.no_grad()
-def evaluate(
-    model: torch.nn.Module, examples: Sequence[Example], rows: int, pad_token: int, device: torch.device
-) -> Score | None:
-    """Score of the model on examples, ``rows`` at a time; None when there are none."""
-    if not examples:
-        return None
+def evaluate(model: PeftModel, batches: Iterable[MicroBatch], device: torch.device) -> Score | None:
+    """Score of the model on micro-batches; None when there are none."""
     model.eval()
-    loss_sum = correct = 0.0
-    targets = 0
-    for start in range(0, len(examples), rows):
-        batch = collate(examples[start : start + rows], pad_token)
-        loss, hits = token_losses(model, batch, device)
-        loss_sum, correct, targets = loss_sum + loss.item(), correct + hits, targets + batch.targets
-    return Score(loss_sum / targets, correct / targets, targets)
+    losses, corrects, mass, targets = [], [], 0.0, 0
+    for batch in batches:
+        loss, correct = weighted_loss(model, batch, device)
+        losses.append(loss)
+        corrects.append(correct)
+        mass, targets = mass + batch.mass, targets + len(batch.targets)
+    if not targets:
+        return None
+    return Score(torch.stack(losses).sum().item() / mass, torch.stack(corrects).sum().item() / targets, targets)
+
+
+def _documents(batch: MicroBatch, device: torch.device) -> dict[str, object]:
+    """What `worker/training/attention.py` needs to keep documents apart."""
+    if batch.boundaries is None:
+        return {}
+    longest = int(batch.boundaries.diff().max())
+    return {"cu_seq_lens_q": batch.boundaries.to(device), "max_length_q": longest}

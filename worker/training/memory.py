@@ -1,38 +1,50 @@
-"""Predicted against measured: how much memory a run took, and how much the estimate had said."""
+"""Memory: what a run took against what the estimate had said, and what is done when a step runs out of it."""
 
 from __future__ import annotations
 
+import gc
 import json
 import resource
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 
 from shared.contract import FineTuneContract
 from shared.estimate import CPU_RUNTIME_BYTES, RUNTIME_BYTES, estimate
 from shared.model_config import parse_model_config
+from worker.process import is_out_of_memory
+from worker.training.batches import MicroBatch
+from worker.training.budget import Budget
+from worker.training.checkpoint import Progress
 from worker.training.model import compute_dtype
 
+T = TypeVar("T")
 
-def memory_report(contract: FineTuneContract, base: Path, rows: int, device: torch.device) -> dict[str, object]:
+
+def memory_report(
+    contract: FineTuneContract, base: Path, rows: int, device: torch.device, budget: Budget
+) -> dict[str, object]:
     """Peak memory of this process against the estimate, in bytes, with the kind of device.
 
     On a GPU the peak is what torch's allocator held at most, beside the device context; on a CPU it is the resident set
     of the whole process, Python and libraries included, so the two kinds are never to be compared.
     """
     config = parse_model_config(json.loads((base / "config.json").read_bytes()))
-    on_gpu = device.type == "cuda"  # where the engine recomputes activations (`worker/training/model.py`)
+    on_gpu = device.type == "cuda"
     element_bytes = compute_dtype(device).itemsize
     runtime_bytes = RUNTIME_BYTES if on_gpu else CPU_RUNTIME_BYTES
     needs = estimate(
         contract,
         config,
         rows=rows,
-        checkpointing=on_gpu,
+        checkpointing=budget.checkpointing,
         compute_bytes=element_bytes,
         runtime_bytes=runtime_bytes,
     )
-    return {"device": device.type, "predicted_bytes": needs.vram_bytes, "peak_bytes": peak_bytes(device)}
+    predicted = budget.predicted_bytes or needs.vram_bytes
+    return {"device": device.type, "predicted_bytes": predicted, "peak_bytes": peak_bytes(device)}
 
 
 def peak_bytes(device: torch.device) -> int:
@@ -40,3 +52,35 @@ def peak_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.max_memory_reserved(device)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # Linux counts KiB
+
+
+def retry_on_out_of_memory(
+    lay_out: Callable[[int], list[MicroBatch]], work: Callable[[list[MicroBatch]], T], progress: Progress
+) -> tuple[T, list[MicroBatch]]:
+    """Do a step's forward and backward pass; once more in half the micro-batch when memory runs out.
+
+    The step has the same rows either way, so the same gradient up to rounding. The smaller micro-batch stays for the
+    rest of the run, and is part of its checkpoints. The random generators start where they did.
+
+    Args:
+        lay_out: cuts the step's rows into micro-batches of at most so many tokens.
+        work: the pass over micro-batches; begins without gradients.
+
+    Raises:
+        RuntimeError: the allocator's own complaint, when the smaller micro-batch does not fit either.
+    """
+    batches = lay_out(progress.token_budget)
+    on_cpu, on_gpu = torch.get_rng_state(), torch.cuda.get_rng_state_all()
+    try:
+        return work(batches), batches
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
+    gc.collect()  # here, not above: the exception's frames hold what the failed pass had made
+    torch.cuda.empty_cache()
+    torch.set_rng_state(on_cpu)
+    torch.cuda.set_rng_state_all(on_gpu)
+    progress.token_budget = max(1, max(batch.size for batch in batches) // 2)
+    progress.memory_retries += 1
+    batches = lay_out(progress.token_budget)
+    return work(batches), batches

@@ -2,20 +2,45 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import torch
 from bitsandbytes.nn import Linear4bit
 from peft import LoraConfig, PeftModel, get_peft_model
-from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig, PreTrainedTokenizerBase
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    BitsAndBytesConfig,
+    PreTrainedConfig,
+    PreTrainedTokenizerBase,
+)
 
-from shared.contract import AdapterSection, QuantSection
+from shared.contract import AdapterSection, Device, DeviceSection, FineTuneContract, QuantSection
 from shared.errors import Code, ContractRejected
+from shared.model_config import ModelConfig, parse_model_config
+from worker.training.attention import DOCUMENTS, can_pack
+from worker.training.budget import Budget
+from worker.training.fused_lora import FusionReport, fuse_lora
 
 
-def pick_device() -> torch.device:
-    """The accelerator when there is one, else the CPU."""
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+def pick_device(asked: DeviceSection, local_rank: int = 0) -> torch.device:
+    """The device the contract allows: a GPU when there is one, unless the CPU was asked for.
+
+    Raises:
+        ContractRejected: ``GPU_REQUIRED``: this machine has none, and a CPU will not do.
+    """
+    if asked.device is not Device.CPU and torch.cuda.is_available():
+        return torch.device("cuda", local_rank)
+    needs_gpu = asked.require_gpu or (asked.device is Device.CUDA and not asked.allow_cpu_fallback)
+    if needs_gpu:
+        raise ContractRejected(
+            Code.GPU_REQUIRED,
+            "The contract wants a GPU, and this worker has none that torch can use.",
+            remedy="Run the job on a worker with a GPU, or set device.allow_cpu_fallback to true and device.require_gpu to false.",
+            param="device.require_gpu" if asked.require_gpu else "device.device",
+        )
+    return torch.device("cpu")
 
 
 def compute_dtype(device: torch.device) -> torch.dtype:
@@ -52,7 +77,30 @@ def load_quantised(folder: Path, quant: QuantSection, device: torch.device) -> t
         use_safetensors=True,
     )
     _keep_differentiable(model)
+    if can_pack(model, model.config):
+        model.set_attn_implementation(DOCUMENTS)  # type: ignore[operator]
     return model.requires_grad_(False)
+
+
+def read_config(base: Path) -> ModelConfig:
+    """The numbers of the base's config.json."""
+    return parse_model_config(json.loads((base / "config.json").read_bytes()))
+
+
+def packs(model: torch.nn.Module) -> bool:
+    """Whether rows of this model share sequences."""
+    config: PreTrainedConfig = model.config
+    return bool(config._attn_implementation == DOCUMENTS)  # noqa: SLF001  # where transformers keeps it
+
+
+def build_model(
+    base: Path, contract: FineTuneContract, device: torch.device, budget: Budget
+) -> tuple[PeftModel, FusionReport]:
+    """The model that is trained, computing the way the budget says."""
+    model = attach_lora(load_quantised(base, contract.quant, device), contract.adapter, contract.exec.seed)
+    if budget.checkpointing:
+        model.get_base_model().gradient_checkpointing_enable({"use_reentrant": False})
+    return model, fuse_lora(model, cache_dequantised=budget.cache_dequantised)
 
 
 def _keep_differentiable(model: torch.nn.Module) -> None:
@@ -91,8 +139,6 @@ def attach_lora(model: torch.nn.Module, adapter: AdapterSection, seed: int) -> P
             param="adapter.target_modules",
         ) from error
     assert isinstance(tuned, PeftModel)
-    if torch.cuda.is_available():
-        model.gradient_checkpointing_enable({"use_reentrant": False})  # type: ignore[operator]
     return tuned
 
 

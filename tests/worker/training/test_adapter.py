@@ -101,7 +101,10 @@ def test_logical_names_of_layers():
         "model.layers.11.mlp.down_proj": "l11.down",
         "model.language_model.layers.0.linear_attn.in_proj_qkv": "l0.lin_qkv",
         "model.language_model.layers.0.linear_attn.out_proj": "l0.lin_o",
-        "transformer.h.2.attn.c_attn": "l2.c_attn",
+        "transformer.h.2.attn.c_attn": "l2.qkv",
+        "transformer.h.2.attn.c_proj": "l2.o",
+        "transformer.h.2.mlp.c_proj": "l2.down",
+        "h.2.mlp.c_fc": "l2.up",
         "lm_head": "lm_head",
     }
     assert {module: logical_name(module) for module in names} == names
@@ -121,18 +124,19 @@ def test_layers_are_in_the_order_of_their_numbers():
     assert list(base_key_map(keys)) == ["l1.up", "l2.up", "l10.up"]
 
 
-def test_digest_depends_on_nothing_but_weights_and_plan(tuned, tokenizer, tmp_path):
+def test_digest_depends_on_nothing_but_weights_and_plan(tuned, tokenizer, tmp_path, lab):
     plan, model = tuned
-    one = save_adapter(model, tokenizer, plan, 5, tmp_path / "one")
-    other = save_adapter(model, tokenizer, plan, 5, tmp_path / "a" / "longer" / "path")
+    one = save_adapter(model, tokenizer, plan, 5, tmp_path / "one", lab.base)
+    other = save_adapter(model, tokenizer, plan, 5, tmp_path / "a" / "longer" / "path", lab.base)
     assert one.adapter_id == other.adapter_id == f"tiny@{one.digest}"
     assert one.digest == digest_file(tmp_path / "one" / MANIFEST_NAME)
-    assert save_adapter(model, tokenizer, plan, 6, tmp_path / "later").digest != one.digest
+    assert save_adapter(model, tokenizer, plan, 6, tmp_path / "later", lab.base).digest != one.digest
 
 
-def test_a_plan_that_went_through_json_gives_the_same_digest(tuned, tokenizer, tmp_path):
+def test_a_plan_that_went_through_json_gives_the_same_digest(tuned, tokenizer, tmp_path, lab):
     plan, model = tuned
     again = type(plan).model_validate_json(plan.model_dump_json())
     assert again == plan
-    digests = [save_adapter(model, tokenizer, one, 5, tmp_path / str(i)).digest for i, one in enumerate((plan, again))]
+    folders = [(one, tmp_path / str(number)) for number, one in enumerate((plan, again))]
+    digests = [save_adapter(model, tokenizer, one, 5, folder, lab.base).digest for one, folder in folders]
     assert digests[0] == digests[1]

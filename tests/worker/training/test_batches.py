@@ -1,82 +1,109 @@
-"""The order of examples and the tensors of a step."""
+"""From rows to tensors: nothing lost, nothing twice, every target predicted by the position before it."""
 
 from __future__ import annotations
 
-import math
-
+import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shared.labels import IGNORED, Example
-from worker.training.batches import collate, epoch_steps, split_validation
+from worker.training.batches import MicroBatch, collate, lay_out, split_validation
+from worker.training.prepared import Row
+
+PAD = 0
 
 
-def example(line: int, length: int = 3, learnt: int = 1) -> Example:
-    ids = list(range(10 * line, 10 * line + length))
-    return Example(line, ids, [IGNORED] * (length - learnt) + ids[length - learnt :], 0)
+def row(seed: int, length: int, learnt: int, weight: float = 1.0) -> Row:
+    draw = np.random.default_rng(seed)
+    ids = draw.integers(1, 1000, length).astype(np.uint32)
+    weights = np.zeros(length, dtype=np.float32)
+    weights[length - learnt :] = draw.uniform(0.5, 2.0, learnt)
+    return Row(seed, ids, weights, 5, weight)
 
 
-def examples(count: int) -> list[Example]:
-    return [example(line) for line in range(1, count + 1)]
+rows_strategy = st.lists(
+    st.tuples(st.integers(2, 30), st.floats(0, 1)).map(lambda pair: (pair[0], 1 + int(pair[1] * (pair[0] - 2)))),
+    min_size=1,
+    max_size=12,
+).map(lambda sizes: [row(seed, length, learnt, 1 + seed / 4) for seed, (length, learnt) in enumerate(sizes)])
 
 
-def lines(step: list[list[Example]]) -> list[int]:
-    return [one.line for rows in step for one in rows]
+def predictions(batch: MicroBatch) -> list[tuple[int, int, float]]:
+    """(token before, target, weight) of every target."""
+    before = batch.ids.flatten()[batch.predictors]
+    return sorted(zip(before.tolist(), batch.targets.tolist(), batch.weights.tolist(), strict=True))
 
 
-def test_collate_pads_on_the_right_and_never_learns_padding():
-    batch = collate([example(1, 2), example(2, 4, 2)], pad_token=99)
-    assert batch.ids.tolist() == [[10, 11, 99, 99], [20, 21, 22, 23]]
-    assert batch.labels.tolist() == [[IGNORED, 11, IGNORED, IGNORED], [IGNORED, IGNORED, 22, 23]]
-    assert batch.attention_mask.tolist() == [[1, 1, 0, 0], [1, 1, 1, 1]]
-    assert (batch.targets, batch.tokens) == (3, 6)
+def expected_predictions(rows: list[Row]) -> list[tuple[int, int, float]]:
+    return sorted(
+        (int(one.ids[at - 1]), int(one.ids[at]), float(np.float32(one.weights[at] * one.weight)))
+        for one in rows
+        for at in np.flatnonzero(one.weights)
+    )
 
 
-def test_a_learnt_first_token_is_no_target():
-    assert collate([example(1, 3, 3)], pad_token=0).targets == 2
+@settings(max_examples=60, deadline=None)
+@given(rows=rows_strategy, packed=st.booleans())
+def test_targets_are_predicted_by_the_token_before_them(rows, packed):
+    batch = collate(rows, PAD, packed=packed)
+    found, expected = predictions(batch), expected_predictions(rows)
+    assert [one[:2] for one in found] == [one[:2] for one in expected]
+    assert [one[2] for one in found] == pytest.approx([one[2] for one in expected])
+    assert batch.mass == pytest.approx(sum(float(one.weights.sum()) for one in rows), rel=1e-5)
+    assert batch.tokens == sum(len(one.ids) for one in rows)
 
 
-def test_pad_token_inside_a_row_is_a_token():
-    row = Example(1, [0, 5, 0], [IGNORED, 5, 0], 0)
-    batch = collate([row, example(2, 4)], pad_token=0)
-    assert batch.attention_mask[0].tolist() == [1, 1, 1, 0]
-    assert batch.labels[0].tolist() == [IGNORED, 5, 0, IGNORED]
+@settings(max_examples=60, deadline=None)
+@given(rows=rows_strategy)
+def test_a_packed_sequence_is_the_documents_end_to_end(rows):
+    batch = collate(rows, PAD, packed=True)
+    lengths = [len(one.ids) for one in rows]
+    assert batch.ids.shape == (1, sum(lengths)) == (1, batch.size)
+    assert batch.boundaries.tolist() == [0, *np.cumsum(lengths)]
+    assert batch.positions[0].tolist() == [position for length in lengths for position in range(length)]
+    assert batch.ids[0].tolist() == [int(id_) for one in rows for id_ in one.ids]
+    assert batch.mask is None
 
 
-@given(st.integers(1, 40), st.integers(0, 3), st.integers(0, 9), st.integers(1, 5), st.integers(1, 4))
-def test_an_epoch_holds_every_example_once(count, epoch, seed, rows, grad_accum):
-    steps = epoch_steps(examples(count), epoch, seed, rows, grad_accum)
-    assert sorted(line for step in steps for line in lines(step)) == list(range(1, count + 1))
-    assert all(1 <= len(step) <= grad_accum and all(1 <= len(batch) <= rows for batch in step) for step in steps)
-    assert len(steps) == math.ceil(math.ceil(count / rows) / grad_accum)
-    assert steps == epoch_steps(examples(count), epoch, seed, rows, grad_accum)
+@settings(max_examples=60, deadline=None)
+@given(rows=rows_strategy)
+def test_padded_rows_keep_their_own_line(rows):
+    batch = collate(rows, PAD, packed=False)
+    longest = max(len(one.ids) for one in rows)
+    assert batch.ids.shape == batch.mask.shape == batch.positions.shape == (len(rows), longest)
+    for line, one in enumerate(rows):
+        length = len(one.ids)
+        assert batch.ids[line, :length].tolist() == one.ids.tolist()
+        assert batch.mask[line].tolist() == [1] * length + [0] * (longest - length)
+    assert batch.boundaries is None
 
 
-def test_order_depends_on_seed_and_epoch_alone():
-    first, again = (epoch_steps(examples(20), 0, 1, 2, 2) for _ in range(2))
-    assert first == again
-    assert first != epoch_steps(examples(20), 1, 1, 2, 2)
-    assert first != epoch_steps(examples(20), 0, 2, 2, 2)
+@settings(max_examples=100, deadline=None)
+@given(
+    lengths=st.lists(st.integers(1, 50), min_size=1, max_size=40),
+    budget=st.integers(1, 200),
+    packed=st.booleans(),
+)
+def test_a_layout_holds_every_row_once_within_the_budget(lengths, budget, packed):
+    groups = lay_out(lengths, budget, packed=packed)
+    assert sorted(index for group in groups for index in group) == list(range(len(lengths)))
+    capacity = max(budget, *lengths)
+    for group in groups:
+        sizes = [lengths[index] for index in group]
+        assert (sum(sizes) if packed else len(sizes) * max(sizes)) <= capacity
+    assert groups == lay_out(lengths, budget, packed=packed)
 
 
-def test_order_of_today_is_the_order_of_every_release():
-    """A resumed run relies on it, also after an upgrade."""
-    assert [lines(step) for step in epoch_steps(examples(6), 1, 42, 2, 2)] == GOLDEN_ORDER
-    training, held_out = split_validation(examples(6), 2, 42)
-    assert ([one.line for one in training], [one.line for one in held_out]) == GOLDEN_SPLIT
+def test_rows_of_similar_length_are_padded_together():
+    assert lay_out([3, 50, 4, 48, 2], 100, packed=False) == [[1, 3], [2, 0, 4]]
 
 
-GOLDEN_ORDER = [[6, 3, 4, 2], [1, 5]]
-GOLDEN_SPLIT = ([1, 5, 2, 4], [3, 6])
-
-
-@pytest.mark.parametrize("held_out", [0, 1, 5])
-def test_split_is_seeded_disjoint_and_complete(held_out):
-    rows = examples(10)
-    training, validation = split_validation(rows, held_out, 3)
+@pytest.mark.parametrize(("rows", "held_out"), [(10, 3), (1, 0), (40, 10)])
+def test_held_out_rows_are_the_tail_of_a_seeded_shuffle(rows, held_out):
+    training, validation = split_validation(rows, held_out, seed=7)
     assert len(validation) == held_out
-    assert sorted(one.line for one in training + validation) == list(range(1, 11))
-    assert (training, validation) == split_validation(rows, held_out, 3)
-    assert training != split_validation(rows, held_out, 4)[0]
-    assert rows == examples(10)
+    assert sorted([*training, *validation]) == list(range(rows))
+    again = split_validation(rows, held_out, seed=7)
+    assert training.tolist() == again[0].tolist()
+    if rows > 1:
+        assert training.tolist() != split_validation(rows, held_out, seed=8)[0].tolist()

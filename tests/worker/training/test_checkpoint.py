@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import random
 import shutil
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -16,16 +18,18 @@ from shared.layout import read_folder_tensors
 from shared.manifest import CONFIG_NAME, MANIFEST_NAME, WEIGHTS_NAME, AdapterManifest, verify_adapter
 from worker.rundir import CHECKPOINTS_FOLDER, list_checkpoints
 from worker.training.checkpoint import KEEP, SCHEMA, Progress, load_checkpoint, save_checkpoint
+from worker.training.guarantee import Guarantee, environment
 from worker.training.model import attach_lora, load_quantised, trainable
 
 CPU = torch.device("cpu")
+HERE = environment(CPU)
 
 
 class Bench:
     """A model and an optimizer that has made a step."""
 
     def __init__(self, lab, folder):
-        self.plan = lab.plan_run(folder).plan
+        self.plan, self.base = lab.plan_run(folder).plan, lab.base
         quantised = load_quantised(lab.base, QuantSection(), CPU)
         self.model = attach_lora(quantised, self.plan.contract.adapter, seed=0)
         self.optimizer = torch.optim.AdamW(trainable(self.model))
@@ -48,10 +52,10 @@ def bench(lab, tmp_path_factory) -> Bench:
 
 
 @pytest.fixture
-def save(bench, tokenizer, tmp_path):
+def save(lab, bench, tokenizer, tmp_path):
     def write(step: int):
         progress = Progress(step, 100 * step, [{"step": step, "train_loss": 1.5}])
-        return save_checkpoint(tmp_path, bench.plan, bench.model, tokenizer, bench.optimizer, progress)
+        return save_checkpoint(tmp_path, bench.plan, bench.model, tokenizer, bench.optimizer, progress, HERE, lab.base)
 
     return write
 
@@ -86,13 +90,18 @@ def test_checkpoint_is_a_sound_adapter(save, tiny_base):
 
 def test_weights_moments_and_random_state_come_back(save, bench, lab, tmp_path):
     torch.manual_seed(77)
+    random.seed(77)
+    np.random.seed(77)  # noqa: NPY002
     folder = save(2)
-    expected_draw = torch.rand(4)
+    expected_draw, other_draws = torch.rand(4), (random.random(), np.random.rand())  # noqa: NPY002
     other = Bench(lab, tmp_path / "other")
     torch.manual_seed(5)
-    progress = load_checkpoint(folder, bench.plan, other.model, other.optimizer)
-    assert progress == Progress(2, 200, [{"step": 2, "train_loss": 1.5}])
+    random.seed(5)
+    np.random.seed(5)  # noqa: NPY002
+    progress = load_checkpoint(folder, bench.plan, other.model, other.optimizer, HERE, lab.base)
+    assert progress == Progress(2, 200, [{"step": 2, "train_loss": 1.5}], resumed_from=[2])
     assert torch.equal(torch.rand(4), expected_draw)
+    assert (random.random(), np.random.rand()) == other_draws  # noqa: NPY002
     assert all(torch.equal(a, b) for a, b in zip(other.weights(), bench.weights(), strict=True))
     for one, two in zip(trainable(bench.model), trainable(other.model), strict=True):
         mine, theirs = bench.optimizer.state[one], other.optimizer.state[two]
@@ -100,9 +109,16 @@ def test_weights_moments_and_random_state_come_back(save, bench, lab, tmp_path):
         assert all(torch.equal(mine[key], theirs[key]) for key in mine)
 
 
+def test_a_run_that_goes_on_elsewhere_is_no_longer_bit_exact(save, bench):
+    folder = save(4)
+    here = load_checkpoint(folder, bench.plan, bench.model, bench.optimizer, HERE, bench.base)
+    elsewhere = load_checkpoint(folder, bench.plan, bench.model, bench.optimizer, HERE | {"threads": 64}, bench.base)
+    assert (here.guarantee, elsewhere.guarantee) == (Guarantee.BIT_EXACT, Guarantee.STATE_EXACT)
+
+
 def test_all_moments_are_stored(save, bench):
     tensors = load_file(save(1) / "trainer_state.safetensors")
-    assert len(tensors) == 1 + 3 * len(trainable(bench.model)) + ("rng.cuda" in tensors)
+    assert len(tensors) == 3 + 3 * len(trainable(bench.model)) + ("rng.cuda" in tensors)
 
 
 def test_the_last_few_are_kept(save, tmp_path):
@@ -146,7 +162,7 @@ def test_other_plan_or_schema_is_refused_before_anything_changes(save, bench, tm
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
     before = bench.weights()
     with pytest.raises(JobFailed) as failed:
-        load_checkpoint(folder, bench.plan, bench.model, bench.optimizer)
+        load_checkpoint(folder, bench.plan, bench.model, bench.optimizer, HERE, bench.base)
     assert failed.value.code == Code.CHECKPOINT_MISMATCH
     assert all(torch.equal(a, b) for a, b in zip(before, bench.weights(), strict=True))
 

@@ -7,7 +7,7 @@ import torch
 from bitsandbytes.nn import Linear4bit
 from peft.tuners.lora import LoraLayer
 
-from shared.contract import AdapterSection, QuantSection
+from shared.contract import AdapterSection, DeviceSection, QuantSection
 from shared.errors import Code, ContractRejected
 from worker.training.model import attach_lora, compute_dtype, load_quantised, load_tokenizer, pick_device, trainable
 
@@ -128,4 +128,27 @@ def test_weights_that_are_pickle_are_not_loaded(tiny_base, tmp_path):
 def test_dtype_follows_the_device():
     assert compute_dtype(torch.device("cuda")) == torch.bfloat16
     assert compute_dtype(CPU) == torch.float32
-    assert pick_device().type == ("cuda" if torch.cuda.is_available() else "cpu")
+
+
+@pytest.mark.parametrize(
+    ("asked", "gpu", "expected"),
+    [
+        ({}, False, "cpu"),
+        ({}, True, "cuda"),
+        ({"device": "cpu"}, True, "cpu"),
+        ({"device": "cuda"}, False, "cpu"),
+        ({"device": "cuda"}, True, "cuda"),
+        ({"require_gpu": True}, True, "cuda"),
+    ],
+)
+def test_the_device_is_the_one_the_contract_allows(monkeypatch, asked, gpu, expected):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
+    assert pick_device(DeviceSection(**asked)).type == expected
+
+
+@pytest.mark.parametrize("asked", [{"require_gpu": True}, {"device": "cuda", "allow_cpu_fallback": False}])
+def test_a_gpu_that_is_wanted_and_missing_is_refused(monkeypatch, asked):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ContractRejected) as refused:
+        pick_device(DeviceSection(**asked))
+    assert refused.value.code == Code.GPU_REQUIRED

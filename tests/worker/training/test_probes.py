@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import json
 
-from shared.labels import IGNORED, Example
+import numpy as np
+import pytest
+import torch
+
+from shared.contract import AdapterSection, QuantSection
+from worker.training.model import attach_lora, load_quantised
+from worker.training.prepared import Row
 from worker.training.probes import MAX_PROBES, MAX_TOKENS, write_probes
 
 
-def example(length: int, learnt: range) -> Example:
-    ids = list(range(1000, 1000 + length))
-    return Example(1, ids, [id_ if index in learnt else IGNORED for index, id_ in enumerate(ids)], 0)
+def example(length: int, learnt: range) -> Row:
+    weights = np.array([float(index in learnt) for index in range(length)], dtype=np.float32)
+    return Row(1, np.arange(1000, 1000 + length, dtype=np.uint32), weights, 5, 1.0)
 
 
 def written(folder, examples):
@@ -47,3 +53,16 @@ def test_a_run_writes_probes_of_its_validation_rows(finished, tokenizer):
     probes = json.loads((finished.run_dir / "probes.json").read_text())["probes"]
     answers = [tokenizer.decode([probe["token_ids"][at] for at in probe["positions"]]) for probe in probes]
     assert answers == ["A mistake in a program.<|im_end|>", "It runs code and compares the result.<|im_end|>"]
+
+
+def test_the_model_s_own_scores_are_written_beside_the_positions(lab, tmp_path):
+    cpu = torch.device("cpu")
+    model = attach_lora(load_quantised(lab.base, QuantSection(), cpu), AdapterSection(rank=4, alpha=8), seed=0)
+    write_probes(tmp_path, [example(9, range(4, 9))], model, cpu)
+    (probe,) = json.loads((tmp_path / "probes.json").read_text())["probes"]
+    ids = torch.tensor([probe["token_ids"]])
+    with torch.no_grad():
+        expected = model(input_ids=ids).logits[0].log_softmax(-1)
+    assert probe["trained"] == pytest.approx(
+        [expected[at - 1, probe["token_ids"][at]].item() for at in probe["positions"]], abs=1e-5
+    )

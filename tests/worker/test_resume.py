@@ -1,0 +1,198 @@
+"""The resume certificate: a run that was killed, paused or ran out of memory at any step is the uninterrupted run, bit for bit.
+
+On a CPU, in fp32. A kill between two steps leaves the checkpoint of the step before it, so a run of 30 steps with a
+checkpoint at each is resumed from every one of them; what a real ``kill -9`` leaves is tried at some.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+import worker.training.checkpoint
+import worker.training.loss
+from shared.digest import digest_file
+from shared.manifest import CONFIG_NAME, MANIFEST_NAME, WEIGHTS_NAME
+from worker.process import EXIT_FAILED, StopRequested, run_engine
+from worker.rundir import (
+    ADAPTER_FOLDER,
+    METRICS_NAME,
+    PLAN_NAME,
+    SUMMARY_NAME,
+    TELEMETRY_NAME,
+    list_checkpoints,
+    read_json,
+)
+from worker.training.batches import MicroBatch
+
+pytestmark = pytest.mark.engine
+STEPS = 30
+RUN = {
+    "exec": {"epochs": 10, "batch_size": 1, "grad_accum": 2, "warmup_steps": 3, "seq_len": 64},
+    "adapter": {"rank": 4, "alpha": 8, "dropout": 0.1},
+}
+HELD_OUT = [{"prompt": "What is a fix?", "response": "A change."}]
+SECONDS = 90
+
+
+def plan(lab, folder: Path, checkpoint_every: int = 1):
+    sections = RUN | {"exec": RUN["exec"] | {"checkpoint_every": checkpoint_every}}
+    return lab.plan_run(folder, validation=HELD_OUT, **sections)
+
+
+def result(run_dir: Path) -> dict[str, str]:
+    """Digests of all that a run is for."""
+    files = [run_dir / ADAPTER_FOLDER / name for name in (WEIGHTS_NAME, CONFIG_NAME, MANIFEST_NAME)]
+    return {path.name: digest_file(path) for path in [*files, run_dir / METRICS_NAME]}
+
+
+def resume_story(run_dir: Path) -> tuple[str, list[int]]:
+    told = read_json(run_dir / SUMMARY_NAME)["resume"]
+    return told["guarantee"], told["resumed_from_steps"]
+
+
+@pytest.fixture(scope="module")
+def whole(lab, tmp_path_factory):
+    """The uninterrupted run, every checkpoint kept."""
+    folder = tmp_path_factory.mktemp("whole")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(worker.training.checkpoint, "KEEP", STEPS)
+        run_dir = lab.train(plan(lab, folder), folder / "run")
+    assert len(list_checkpoints(run_dir)) == STEPS - 1
+    assert resume_story(run_dir) == ("bit_exact", [])
+    return run_dir
+
+
+@pytest.mark.parametrize("step", range(1, STEPS))
+def test_killed_after_any_step(lab, whole, tmp_path, step):
+    torch.rand(step)  # the process that goes on has drawn other numbers before
+    resumed = lab.train(plan(lab, tmp_path), tmp_path / "run", resume=list_checkpoints(whole)[step - 1])
+    assert result(resumed) == result(whole)
+    assert resume_story(resumed) == ("bit_exact", [step])
+
+
+class PauseAfter:
+    """Asks for a pause once it has been looked at that many times."""
+
+    cancel_requested = False
+
+    def __init__(self, steps: int) -> None:
+        self._left = steps
+
+    @property
+    def pause_requested(self) -> bool:
+        self._left -= 1
+        return self._left <= 0
+
+
+@pytest.mark.parametrize("step", [1, 7, 29, 30])
+def test_paused_at_a_step_between_checkpoints(lab, tmp_path, step):
+    run = plan(lab, tmp_path, checkpoint_every=100)
+    uninterrupted = lab.train(run, tmp_path / "whole")
+    with pytest.raises(StopRequested):
+        lab.train(run, tmp_path / "first", stop=PauseAfter(step))
+    resumed = lab.train(run, tmp_path / "second", resume=list_checkpoints(tmp_path / "first")[-1])
+    assert result(resumed) == result(uninterrupted)
+
+
+def test_stopped_again_and_again(lab, whole, tmp_path):
+    run, checkpoint, stops = plan(lab, tmp_path), None, []
+    for attempt in range(4):
+        with pytest.raises(StopRequested):
+            lab.train(run, tmp_path / str(attempt), resume=checkpoint, stop=PauseAfter(6))
+        checkpoint = list_checkpoints(tmp_path / str(attempt))[-1]
+        stops.append(6 * (attempt + 1))
+    resumed = lab.train(run, tmp_path / "last", resume=checkpoint)
+    assert result(resumed) == result(whole)
+    assert resume_story(resumed) == ("bit_exact", stops)
+
+
+@pytest.mark.parametrize("step", [5, 17, 28])
+def test_kill_minus_nine_of_the_process(lab, whole, tmp_path, step):
+    """A process of its own, ended while it works on a later step; it goes on from whatever was whole on the disk."""
+    run, first = plan(lab, tmp_path), tmp_path / "first"
+    first.mkdir()
+    (first / PLAN_NAME).write_text(run.model_dump_json())
+    command = [sys.executable, "-m", "worker.train", str(first / PLAN_NAME), str(first)]
+    process = subprocess.Popen(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, stderr=subprocess.DEVNULL)
+    try:
+        wait_for_step(first, step)
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    assert not (first / SUMMARY_NAME).exists()
+    resumed = lab.train(run, tmp_path / "second", resume=list_checkpoints(first)[-1])
+    assert result(resumed) == result(whole)
+
+
+def wait_for_step(run_dir: Path, step: int) -> None:
+    until = time.monotonic() + SECONDS
+    while time.monotonic() < until:
+        path = run_dir / TELEMETRY_NAME
+        lines = path.read_text().splitlines() if path.exists() else []
+        if any(json.loads(line)["payload"].get("step") == step for line in lines if '"event": "step"' in line):
+            return
+        time.sleep(0.02)
+    raise AssertionError(f"step {step} was not reached")
+
+
+# -- out of memory ----------------------------------------------------------------------------------------------------
+
+
+class SmallDevice:
+    """Stands where the loss is computed; from some call on it has no room for a micro-batch over a share of the first one."""
+
+    def __init__(self, monkeypatch, *, from_call: int, share: float) -> None:
+        self.calls, self.from_call, self.share, self.tokens = 0, from_call, share, 0.0
+        self.real = worker.training.loss.weighted_loss
+        monkeypatch.setattr(worker.training.loss, "weighted_loss", self)
+
+    def __call__(self, model, batch: MicroBatch, device):
+        self.calls += 1
+        self.tokens = self.tokens or self.share * batch.size
+        if self.calls >= self.from_call and batch.size > self.tokens:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+        return self.real(model, batch, device)
+
+
+def test_a_step_that_runs_out_of_memory_is_done_again_in_smaller_pieces(lab, tmp_path, monkeypatch):
+    """The same rows, so the same gradient up to rounding; and the smaller pieces stay."""
+    run = lab.plan_run(tmp_path, exec={"epochs": 3, "batch_size": 6, "seq_len": 64})
+    plenty = lab.train(run, tmp_path / "plenty")
+    SmallDevice(monkeypatch, from_call=2, share=0.5)
+    scarce = lab.train(run, tmp_path / "scarce")
+    assert losses(scarce) == pytest.approx(losses(plenty), rel=1e-4)
+    assert read_json(scarce / SUMMARY_NAME)["resume"]["memory_retries"] == 1
+
+
+def test_a_run_that_ran_out_of_memory_resumes_as_itself(lab, tmp_path, monkeypatch):
+    exec_ = {"epochs": 6, "batch_size": 6, "seq_len": 32, "checkpoint_every": 1}
+    run = lab.plan_run(tmp_path, exec=exec_, adapter={"dropout": 0.1})
+    with monkeypatch.context() as patch:
+        SmallDevice(patch, from_call=3, share=0.5)
+        whole = lab.train(run, tmp_path / "whole")
+    resumed = lab.train(run, tmp_path / "second", resume=list_checkpoints(whole)[-1])
+    assert result(resumed) == result(whole)
+    assert read_json(resumed / SUMMARY_NAME)["resume"]["memory_retries"] == 1
+
+
+def test_when_the_smaller_pieces_do_not_fit_either_the_job_ends_with_advice(lab, tmp_path, monkeypatch):
+    run = lab.plan_run(tmp_path, exec={"epochs": 3, "batch_size": 6, "seq_len": 64})
+    SmallDevice(monkeypatch, from_call=2, share=0.1)
+    assert run_engine(lambda: lab.train(run, tmp_path / "run"), tmp_path) == EXIT_FAILED
+    error = read_json(tmp_path / "error.json")
+    assert error["code"] == "OUT_OF_MEMORY"
+    assert "exec.seq_len" in error["remedy"]
+
+
+def losses(run_dir: Path) -> list[float]:
+    lines = [json.loads(line) for line in (run_dir / TELEMETRY_NAME).read_text().splitlines()]
+    return [line["payload"]["loss"] for line in lines if line["event"] == "step"]

@@ -1,0 +1,144 @@
+"""Documents that share a sequence do not know of each other."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    GPT2Config,
+    LlamaConfig,
+    MistralConfig,
+    PreTrainedConfig,
+    Qwen2Config,
+    Qwen3_5TextConfig,
+    Qwen3Config,
+)
+
+from worker.training.attention import DOCUMENTS, attend_within_documents, can_pack
+
+SIZES = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 100,
+    "max_position_embeddings": 64,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+GPT2 = {"n_embd": 64, "n_layer": 2, "n_head": 4, "vocab_size": 100, "n_positions": 64}
+GPT2_OFF = {"attn_pdrop": 0.0, "embd_pdrop": 0.0, "resid_pdrop": 0.0}
+FAMILIES = {
+    "qwen2": Qwen2Config(**SIZES),
+    "qwen3": Qwen3Config(**SIZES, head_dim=32),
+    "llama": LlamaConfig(**SIZES),
+    "mistral": MistralConfig(**SIZES, sliding_window=5),
+    "gpt2": GPT2Config(**GPT2, **GPT2_OFF),
+}
+LENGTHS = [7, 1, 12, 5]
+
+
+def build(config: PreTrainedConfig, attention: str) -> torch.nn.Module:
+    torch.manual_seed(0)
+    return AutoModelForCausalLM.from_config(config, attn_implementation=attention, dtype=torch.float32).eval()
+
+
+def documents(seed: int = 0) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randint(3, 100, (length,), generator=generator) for length in LENGTHS]
+
+
+def hidden_together(model: torch.nn.Module, parts: list[torch.Tensor], **inputs: torch.Tensor) -> list[torch.Tensor]:
+    lengths = [len(part) for part in parts]
+    boundaries = torch.tensor([0, *torch.tensor(lengths).cumsum(0)], dtype=torch.int32)
+    inputs = inputs or {"input_ids": torch.cat(parts)[None]}
+    output = model.get_decoder()(
+        **inputs,
+        position_ids=torch.cat([torch.arange(length) for length in lengths])[None],
+        use_cache=False,
+        cu_seq_lens_q=boundaries,
+        max_length_q=max(lengths),
+    )
+    return list(output.last_hidden_state[0].split(lengths))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_together_is_as_alone(family):
+    """Against transformers' own SDPA, one document at a time."""
+    config, parts = FAMILIES[family], documents()
+    packed, stock = build(config, DOCUMENTS), build(config, "sdpa")
+    with torch.no_grad():
+        alone = [stock.get_decoder()(input_ids=part[None], use_cache=False).last_hidden_state[0] for part in parts]
+        together = hidden_together(packed, parts)
+    for one, other in zip(together, alone, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_changed_neighbour_changes_nothing(family):
+    model, parts = build(FAMILIES[family], DOCUMENTS), documents()
+    changed = [parts[0], parts[1], documents(seed=9)[2], parts[3]]
+    with torch.no_grad():
+        before, after = hidden_together(model, parts), hidden_together(model, changed)
+    for place in (0, 1, 3):
+        assert torch.equal(before[place], after[place])
+    assert not torch.equal(before[2], after[2])
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_no_gradient_reaches_a_neighbour(family):
+    model, parts = build(FAMILIES[family], DOCUMENTS), documents()
+    embedded = model.get_input_embeddings()(torch.cat(parts)[None]).detach().requires_grad_()
+    hidden_together(model, parts, inputs_embeds=embedded)[2].square().sum().backward()
+    reached = [bool(part.abs().sum() > 0) for part in embedded.grad[0].split(LENGTHS)]
+    assert reached == [False, False, True, False]
+
+
+def test_a_window_reaches_no_further_than_transformers_lets_it():
+    """Position i sees i - window + 1 to i, so two layers reach back 2 * (window - 1) positions."""
+    window = 3
+    model = build(MistralConfig(**SIZES, sliding_window=window), DOCUMENTS)
+    embedded = torch.randn(1, 12, 64, generator=torch.Generator().manual_seed(1)).requires_grad_()
+    part = torch.zeros(12)
+    hidden_together(model, [part], inputs_embeds=embedded)[0][-1].square().sum().backward()
+    reached = embedded.grad[0].abs().sum(-1) > 0
+    assert reached.tolist() == [False] * 7 + [True] * 5
+
+
+def test_without_boundaries_it_is_plain_causal_attention():
+    query = torch.randn(1, 4, 6, 8)
+    module = torch.nn.Module()
+    output, weights = attend_within_documents(module, query, query, query, None)
+    expected = torch.nn.functional.scaled_dot_product_attention(query, query, query, is_causal=True)
+    assert torch.equal(output, expected.transpose(1, 2))
+    assert weights is None
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_families_that_attend_can_pack(family):
+    assert can_pack(build(FAMILIES[family], "sdpa"), FAMILIES[family])
+
+
+def test_a_recurrent_layer_forbids_packing():
+    config = Qwen3_5TextConfig(
+        **SIZES | {"num_hidden_layers": 4}, head_dim=32, linear_num_value_heads=4, linear_num_key_heads=2
+    )
+    assert "linear_attention" in config.layer_types
+    assert not can_pack(build(config, "sdpa"), config)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+@pytest.mark.parametrize("window", [None, 4])
+def test_the_variable_length_kernel_agrees_with_one_call_a_document(window):
+    generator = torch.Generator("cuda").manual_seed(0)
+    query = torch.randn(1, 8, 25, 64, generator=generator, device="cuda", dtype=torch.bfloat16)
+    key = torch.randn(1, 2, 25, 64, generator=generator, device="cuda", dtype=torch.bfloat16)
+    boundaries = torch.tensor([0, 7, 8, 20, 25], dtype=torch.int32, device="cuda")
+    settings = {"sliding_window": window, "cu_seq_lens_q": boundaries, "max_length_q": 12}
+    fused, _ = attend_within_documents(torch.nn.Module(), query, key, key, None, **settings)
+    exact, _ = attend_within_documents(torch.nn.Module(), query.float(), key.float(), key.float(), None, **settings)
+    torch.testing.assert_close(fused.float(), exact, rtol=2e-2, atol=2e-2)

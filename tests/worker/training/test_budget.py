@@ -1,0 +1,92 @@
+"""How a run uses memory: as much as there is, fastest first, and never more than allowed."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shared.model_config import parse_model_config
+from tests.worker.conftest import contract_for
+from worker.training.budget import MAX_TOKENS, cache_bytes, cpu_budget, device_budget, free_memory, predict, token_sizes
+
+GIB = 1 << 30
+CONFIG = parse_model_config(
+    {
+        "model_type": "qwen3",
+        "hidden_size": 4096,
+        "num_hidden_layers": 36,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "intermediate_size": 12288,
+        "vocab_size": 151936,
+        "tie_word_embeddings": False,
+    }
+)
+"""Qwen3-8B."""
+
+
+def contract(**exec_: int):
+    return contract_for("base", exec={"batch_size": 4, "grad_accum": 4, "seq_len": 2048, **exec_})
+
+
+def test_sizes_go_from_a_whole_step_down_to_one_row():
+    assert token_sizes(contract()) == [32768, 16384, 8192, 4096, 2048]
+    assert token_sizes(contract(batch_size=64, grad_accum=64))[0] == MAX_TOKENS
+    assert token_sizes(contract(batch_size=1, grad_accum=1)) == [2048]
+    assert token_sizes(contract(batch_size=1, grad_accum=1, seq_len=100_000)) == [100_000]
+
+
+def test_an_h200_recomputes_nothing_and_keeps_the_cache():
+    budget = device_budget(contract(), CONFIG, 120 * GIB)
+    assert not budget.checkpointing
+    assert budget.cache_dequantised
+    assert budget.tokens >= 8192
+
+
+def test_a_small_gpu_recomputes_before_its_micro_batches_get_tiny():
+    budget = device_budget(contract(), CONFIG, 20 * GIB)
+    assert budget.checkpointing
+    assert not budget.cache_dequantised
+    assert budget.tokens >= 2048
+
+
+def test_where_nothing_fits_the_smallest_is_tried():
+    budget = device_budget(contract(), CONFIG, 1 * GIB)
+    assert (budget.tokens, budget.checkpointing, budget.cache_dequantised) == (2048, True, False)
+
+
+@settings(max_examples=60, deadline=None)
+@given(gib=st.integers(14, 200), batch=st.sampled_from([1, 2, 8, 32]), seq_len=st.sampled_from([256, 1024, 4096]))
+def test_the_prediction_keeps_to_the_limit(gib, batch, seq_len):
+    asked = contract(batch_size=batch, seq_len=seq_len)
+    budget = device_budget(asked, CONFIG, gib * GIB)
+    smallest = predict(asked, CONFIG, token_sizes(asked)[-1], checkpointing=True)
+    assert budget.predicted_bytes is not None
+    assert budget.predicted_bytes <= max(gib * GIB, smallest)
+    assert budget.tokens >= seq_len
+
+
+@settings(max_examples=40, deadline=None)
+@given(gib=st.integers(14, 199), more=st.integers(1, 40))
+def test_more_memory_never_means_smaller_micro_batches_in_the_same_mode(gib, more):
+    one, other = (device_budget(contract(), CONFIG, size * GIB) for size in (gib, gib + more))
+    assert one.checkpointing >= other.checkpointing
+    if one.checkpointing == other.checkpointing:
+        assert other.tokens >= one.tokens
+
+
+def test_a_cpus_micro_batch_is_the_contracts_on_every_machine():
+    sizes = {cpu_budget(contract(), CONFIG, free * GIB).tokens for free in (1, 8, 512)}
+    assert sizes == {4 * 2048}
+
+
+@pytest.mark.parametrize(("free", "cached"), [(4, False), (1000, True)])
+def test_a_cpu_caches_what_takes_little_of_its_memory(free, cached):
+    assert cpu_budget(contract(), CONFIG, free * GIB).cache_dequantised is cached
+    assert cache_bytes(CONFIG, 4) == 2 * cache_bytes(CONFIG, 2)
+
+
+def test_this_machine_has_memory():
+    assert free_memory() > 1 << 20

@@ -1,0 +1,132 @@
+"""Attention within documents: many rows lie end to end in one sequence, and none sees another.
+
+Registered with transformers' attention interface, so the model code stays upstream's. The boundaries arrive as
+``cu_seq_lens_q`` (the name transformers uses for them): cumulative lengths, int32, shape (documents + 1,). On CUDA one
+variable-length kernel does it (`torch.nn.attention.varlen`); elsewhere each document is one SDPA call.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface, PreTrainedConfig
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+DOCUMENTS = "mens_documents"
+"""Name of this attention among transformers' attention implementations."""
+PACKABLE_LAYERS = frozenset({"full_attention", "sliding_attention"})
+VARLEN_DTYPES = (torch.bfloat16, torch.float16)
+
+
+def can_pack(model: torch.nn.Module, config: PreTrainedConfig) -> bool:
+    """Whether rows of this model may share a sequence: every layer attends, and does so through the interface.
+
+    A recurrent layer (Qwen3.5's linear attention) would carry its state from one document into the next.
+    """
+    layers = set(getattr(config, "layer_types", None) or ["full_attention"])
+    return bool(getattr(model, "_supports_attention_backend", False)) and layers <= PACKABLE_LAYERS
+
+
+def attend_within_documents(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    cu_seq_lens_q: torch.Tensor | None = None,
+    max_length_q: int | None = None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    """Causal attention in each document.
+
+    Args:
+        query, key, value: (1, heads, tokens, head_dim); key and value may have fewer heads.
+        cu_seq_lens_q: where documents begin and end; without it the call is ordinary SDPA.
+        max_length_q: tokens of the longest document.
+        sliding_window: tokens a position sees at most, itself included.
+
+    Returns:
+        the output, (1, tokens, heads, head_dim), and no weights.
+    """
+    if cu_seq_lens_q is None or max_length_q is None:
+        if attention_mask is None and sliding_window and sliding_window < query.shape[2] == key.shape[2]:
+            attention_mask = _window_mask(query.shape[2], sliding_window, query.device)[None, None]
+        output, _ = sdpa_attention_forward(module, query, key, value, attention_mask, dropout, scaling, **kwargs)
+        return output, None
+    window = sliding_window if sliding_window and sliding_window < max_length_q else None
+    if query.is_cuda and dropout == 0.0 and query.dtype in VARLEN_DTYPES:
+        return _varlen(query, key, value, cu_seq_lens_q, max_length_q, scaling, window), None
+    return _each_document(query, key, value, cu_seq_lens_q, dropout, scaling, window), None
+
+
+def _varlen(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    boundaries: torch.Tensor,
+    longest: int,
+    scaling: float | None,
+    window: int | None,
+) -> torch.Tensor:
+    """One kernel for all documents; torch counts a window as the positions to the left, without the own one."""
+    from torch.nn.attention.varlen import varlen_attn
+
+    q, k, v = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
+    output = varlen_attn(
+        q,
+        k,
+        v,
+        boundaries,
+        boundaries,
+        longest,
+        longest,
+        scale=scaling,
+        window_size=(-1 if window is None else window - 1, 0),
+        enable_gqa=q.shape[1] != k.shape[1],
+    )
+    assert isinstance(output, torch.Tensor)
+    return output[None]
+
+
+def _each_document(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    boundaries: torch.Tensor,
+    dropout: float,
+    scaling: float | None,
+    window: int | None,
+) -> torch.Tensor:
+    """SDPA a document. The tensors are split, not sliced: the gradient of a split is one concatenation."""
+    lengths = boundaries.diff().tolist()
+    outputs = []
+    for q, k, v in zip(*(tensor.split(lengths, dim=2) for tensor in (query, key, value)), strict=True):
+        mask = _window_mask(q.shape[2], window, q.device) if window and window < q.shape[2] else None
+        outputs.append(
+            scaled_dot_product_attention(
+                q,
+                k,
+                v,
+                attn_mask=mask,
+                dropout_p=dropout,
+                is_causal=mask is None,
+                scale=scaling,
+                enable_gqa=q.shape[1] != k.shape[1],
+            )
+        )
+    return torch.cat(outputs, dim=2).transpose(1, 2)
+
+
+def _window_mask(length: int, window: int, device: torch.device) -> torch.Tensor:
+    """True where position i may see position j: j ≤ i and i - j < window."""
+    positions = torch.arange(length, device=device)
+    distance = positions[:, None] - positions[None, :]
+    return (distance >= 0) & (distance < window)
+
+
+AttentionInterface.register(DOCUMENTS, attend_within_documents)

@@ -1,0 +1,110 @@
+"""How a run uses the memory there is: tokens a micro-batch, recomputed activations, a cache of dequantised weights.
+
+On an accelerator the plan's own memory arithmetic (`shared/estimate.py`) decides, fastest choice first: nothing is
+recomputed and micro-batches are large; then the cache is kept if there still is room; only if need be activations are
+recomputed. On a CPU larger micro-batches are not faster, so they are what the contract's batch would be, padded: the same
+on every machine, and with it the adapter's bytes.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+
+from shared.contract import FineTuneContract
+from shared.estimate import RUNTIME_BYTES, VRAM_FRACTION, Configuration, vram_parts
+from shared.model_config import ModelConfig
+from shared.model_tensors import linear_layers
+from worker.training.head import chunk_rows
+
+MAX_TOKENS = 65_536
+"""Larger micro-batches keep an accelerator no busier."""
+ENOUGH_TOKENS = 8_192
+"""Micro-batches of this size are worth more than activations that need no recomputing."""
+CPU_CACHE_FRACTION = 0.25
+"""Share of the free memory that dequantised weights may take on a CPU."""
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """How a run uses memory.
+
+    Attributes:
+        tokens: most tokens of a micro-batch; a longer row is one of its own.
+        checkpointing: activations are recomputed in the backward pass.
+        cache_dequantised: the frozen weights are also kept as they are after dequantising: the same numbers, no work.
+        predicted_bytes: what the run is expected to take on the device; None on a CPU.
+    """
+
+    tokens: int
+    checkpointing: bool
+    cache_dequantised: bool
+    predicted_bytes: int | None = None
+
+    def as_dict(self) -> dict[str, object]:
+        return asdict(self)
+
+
+def choose_budget(contract: FineTuneContract, config: ModelConfig, device: torch.device) -> Budget:
+    """Decide for the device at hand."""
+    if device.type != "cuda":
+        return cpu_budget(contract, config, free_memory())
+    total = torch.cuda.get_device_properties(device).total_memory
+    return device_budget(contract, config, math.floor(total * (contract.exec.max_vram_fraction or VRAM_FRACTION)))
+
+
+def cpu_budget(contract: FineTuneContract, config: ModelConfig, free_bytes: int) -> Budget:
+    """What the contract's batch would be, padded; the cache where it takes a small part of the memory."""
+    cached = cache_bytes(config, element_bytes=4) <= CPU_CACHE_FRACTION * free_bytes
+    return Budget(contract.exec.batch_size * contract.exec.seq_len, checkpointing=False, cache_dequantised=cached)
+
+
+def device_budget(contract: FineTuneContract, config: ModelConfig, limit_bytes: int) -> Budget:
+    """The fastest way that needs at most ``limit_bytes``; the smallest when none does (the attempt will tell)."""
+    sizes = token_sizes(contract)
+    whole = min(ENOUGH_TOKENS, sizes[0])
+    tries = [(tokens, recompute) for recompute in (False, True) for tokens in sizes if recompute or tokens >= whole]
+    for tokens, recompute in tries:
+        needed = predict(contract, config, tokens, checkpointing=recompute)
+        if needed <= limit_bytes:
+            cache = cache_bytes(config, element_bytes=2)
+            cached = needed + cache <= limit_bytes
+            return Budget(tokens, recompute, cached, needed + cache * cached)
+    smallest = predict(contract, config, sizes[-1], checkpointing=True)
+    return Budget(sizes[-1], checkpointing=True, cache_dequantised=False, predicted_bytes=smallest)
+
+
+def token_sizes(contract: FineTuneContract) -> list[int]:
+    """Sizes of a micro-batch worth trying, largest first: from a whole step's rows down to one row."""
+    exec_ = contract.exec
+    sizes = [max(exec_.seq_len, min(MAX_TOKENS, exec_.batch_size * exec_.grad_accum * exec_.seq_len))]
+    while sizes[-1] // 2 >= exec_.seq_len:
+        sizes.append(sizes[-1] // 2)
+    return sizes
+
+
+def predict(contract: FineTuneContract, config: ModelConfig, tokens: int, *, checkpointing: bool) -> int:
+    """Device memory in bytes of micro-batches of so many tokens, by the plan's own arithmetic."""
+    exec_ = contract.exec
+    asked = Configuration(
+        batch_size=1,
+        grad_accum=exec_.grad_accum,
+        seq_len=tokens,
+        checkpointing=checkpointing,
+        head_chunk=chunk_rows(config.vocab),
+    )
+    return vram_parts(contract, config, asked, compute_bytes=2, runtime_bytes=RUNTIME_BYTES).total
+
+
+def cache_bytes(config: ModelConfig, element_bytes: int) -> int:
+    """Size of all quantised weights when they are kept dequantised."""
+    return element_bytes * sum(inputs * outputs for inputs, outputs in linear_layers(config).values())
+
+
+def free_memory() -> int:
+    """Bytes that this machine could still give."""
+    facts = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
+    return int(facts["MemAvailable"].split()[0]) * 1024

@@ -1,0 +1,88 @@
+"""What a run trains and validates on, from the plan's files."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from transformers import PreTrainedTokenizerBase
+
+from shared.contract import FineTuneContract
+from shared.errors import Code, JobFailed
+from shared.planner import DataFile, TrainingRun, validation_split
+from shared.tokenizer import Tokenizer
+from worker.training.batches import Numbers, split_validation
+from worker.training.curriculum import Difficulties
+from worker.training.prepare import PreparedRows, Row, prepare
+from worker.training.replay import replay_contract
+
+COMPARED_ROWS = 8
+COMPARED_TEXT = " Two  words\n\n\tand Ångström, e\u0301, 数据 🙂, don't 12345 x_y(): \n"
+"""Where tokenizers differ: case, white space, accents, scripts, digits."""
+
+
+@dataclass(frozen=True)
+class Data:
+    """Encoded rows.
+
+    Attributes:
+        rows: the training file's.
+        training: numbers of those that are trained on.
+        validation: what the model is validated on: a file of its own, or rows held out of the training file.
+        replay: rows that are mixed into each epoch; empty when there are none.
+    """
+
+    rows: PreparedRows
+    training: Numbers
+    validation: Sequence[Row]
+    replay: Sequence[Row]
+
+    @property
+    def difficulties(self) -> Difficulties:
+        """Of the rows that are trained on."""
+        return self.rows.difficulties[self.training]
+
+    def row(self, number: int) -> Row:
+        """A row by the number that the order of steps has for it: training rows first, then replayed ones."""
+        if number < len(self.training):
+            return self.rows[int(self.training[number])]
+        return self.replay[number - len(self.training)]
+
+
+def read_data(run: TrainingRun, tokenizer: PreTrainedTokenizerBase, vocab: int, cache: Path) -> Data:
+    """Encode the plan's files, or find them encoded in the cache.
+
+    Raises:
+        DatasetInvalid: ``NOTHING_SUPERVISED``, ``SKIP_RATE_EXCEEDED``. JobFailed: ``TOKENIZER_MISMATCH``.
+    """
+    plan, inputs, contract = run.plan, run.inputs, run.plan.contract
+    labeller = Tokenizer.load(Path(inputs.base))
+
+    def encode(path: str | None, file: DataFile | None, rules: FineTuneContract = contract) -> PreparedRows | None:
+        return prepare(Path(path), file.sha256, labeller, rules, cache, vocab) if path and file else None
+
+    rows, validation = encode(inputs.train, plan.train), encode(inputs.validation, plan.validation)
+    replay = encode(inputs.replay, plan.replay, replay_contract(contract))
+    assert rows is not None
+    refuse_other_tokens(labeller, tokenizer, rows)
+    held_out = 0 if validation else validation_split(len(rows), contract.data.validation_split_ratio)
+    training, kept_apart = split_validation(len(rows), held_out, contract.exec.seed)
+    return Data(rows, training, validation or [rows[int(number)] for number in kept_apart], replay or [])
+
+
+def refuse_other_tokens(labeller: Tokenizer, tokenizer: PreTrainedTokenizerBase, rows: Sequence[Row]) -> None:
+    """The serving tier reads the base with transformers; what it will say of a text must be what is trained on.
+
+    Raises:
+        JobFailed: ``TOKENIZER_MISMATCH``.
+    """
+    texts = [labeller.decode(rows[index].ids.tolist()) for index in range(min(COMPARED_ROWS, len(rows)))]
+    for text in [COMPARED_TEXT, labeller.template.text, *texts]:
+        if labeller.encode(text).ids != tokenizer(text, add_special_tokens=False)["input_ids"]:
+            raise JobFailed(
+                Code.TOKENIZER_MISMATCH,
+                "transformers makes other tokens of a text than the base's tokenizer.json says.",
+                remedy="Save the tokenizer with transformers' save_pretrained and register the base again.",
+                param="model.hf_repo",
+            )

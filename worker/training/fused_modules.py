@@ -1,0 +1,186 @@
+"""What a fused module holds and when its function stands in for the module's own forward."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from bitsandbytes.functional import dequantize_4bit
+from bitsandbytes.nn import Linear4bit
+from torch import Tensor, nn
+
+from worker.training.fused_functions import SharedInput, SwiGlu
+
+SWIGLU = ("gate_proj", "up_proj", "down_proj")
+PROBE_TOKENS = 4
+
+
+def compute_dtype_of(base: nn.Module) -> torch.dtype:
+    """Dtype of the activations that a frozen linear layer takes."""
+    weight: Any = base.weight
+    dtype: torch.dtype = weight.quant_state.dtype if isinstance(base, Linear4bit) else weight.dtype
+    return dtype
+
+
+class Projection:
+    """A frozen linear layer, quantised or not, and its LoRA if it has one."""
+
+    def __init__(self, module: nn.Module, base: nn.Linear, adapter: str | None) -> None:
+        self.module, self.base, self.adapter = module, base, adapter
+        self.dtype = compute_dtype_of(base)
+        self._cached: Tensor | None = None
+        self._cached_from: Tensor | None = None
+        if isinstance(base, Linear4bit):
+            # bitsandbytes' inference layout for CPUs is for its own kernel only; dequantised as NF4 it would be noise.
+            base.support_avx512bf16_for_cpu = False
+
+    @property
+    def bias(self) -> Tensor | None:
+        """(out,) or None."""
+        return self.base.bias
+
+    def weight(self) -> Tensor:
+        """(out, in) in the compute dtype."""
+        weight = self.base.weight
+        if not isinstance(self.base, Linear4bit):
+            return weight
+        if self._cached is not None and self._cached_from is weight:  # peft's merge puts another weight here
+            return self._cached
+        return dequantize_4bit(weight.data, weight.quant_state)  # type: ignore[no-any-return, attr-defined]
+
+    def keep_dequantised(self) -> None:
+        """Dequantise now, once; nothing to do for a weight that is not quantised."""
+        if isinstance(self.base, Linear4bit):
+            self._cached, self._cached_from = self.weight(), self.base.weight
+
+    @property
+    def cached_bytes(self) -> int:
+        return 0 if self._cached is None else self._cached.nbytes
+
+    @property
+    def scale(self) -> float:
+        return 0.0 if self.adapter is None else float(self.module.scaling[self.adapter])  # type: ignore[index]
+
+    @property
+    def lora(self) -> tuple[Tensor | None, Tensor | None]:
+        """A (r, in) and B (out, r)."""
+        if self.adapter is None:
+            return None, None
+        layer: Any = self.module
+        return layer.lora_A[self.adapter].weight, layer.lora_B[self.adapter].weight
+
+    def is_as_fused(self) -> bool:
+        """Whether peft would now compute what was fused: this one adapter, switched on, not merged."""
+        layer: Any = self.module
+        return self.adapter is None or (
+            not layer.disable_adapters
+            and not layer.merged
+            and list(layer.lora_A) == [self.adapter]
+            and list(layer.active_adapters) == [self.adapter]
+        )
+
+
+def _can_fuse(projections: Iterable[Projection], x: Tensor) -> bool:
+    """Autocast would cast between the parts of a function; tensors of inference mode do not tell when they change."""
+    return (
+        all(one.is_as_fused() and one.dtype == x.dtype for one in projections)
+        and not x.is_inference()
+        and not torch.is_autocast_enabled(x.device.type)
+    )
+
+
+def _flat_lora(projections: Iterable[Projection]) -> list[Tensor | None]:
+    return [tensor for one in projections for tensor in one.lora]
+
+
+class InputGroup:
+    """Projections that are called one after the other on the same tensor; a group of one is a projection alone.
+
+    When the first of them is called it computes all, and the others hand out what waits for them, but only for the
+    very same tensor; any other call computes its projection alone. Nothing waits longer than its parent's forward.
+    """
+
+    def __init__(self, projections: Sequence[Projection]) -> None:
+        self.projections = projections
+        self._waiting: dict[int, Tensor] = {}
+        self._waiting_for: tuple[Any, int, bool] | None = None
+        for place, one in enumerate(projections):
+            one.module.forward = _Member(self, place, one.module.forward).forward
+
+    def output(self, place: int, x: Tensor) -> Tensor:
+        """Output of one projection, computed now or waiting."""
+        if place and self._is_waiting_for(x) and place in self._waiting:
+            return self._waiting.pop(place)
+        if place or len(self.projections) == 1:
+            return self._compute(x, self.projections[place : place + 1])[0]
+        first, *others = self._compute(x, self.projections)
+        self._waiting = dict(enumerate(others, start=1))
+        self._waiting_for = weakref.ref(x), x._version, torch.is_grad_enabled()  # noqa: SLF001
+        return first
+
+    def forget(self, *_: object) -> None:
+        """Drop what still waits; a forward hook of the parent, for calls that failed half-way."""
+        self._waiting, self._waiting_for = {}, None
+
+    def _is_waiting_for(self, x: Tensor) -> bool:
+        if self._waiting_for is None:
+            return False
+        awaited, version, with_gradient = self._waiting_for
+        return awaited() is x and version == x._version and with_gradient == torch.is_grad_enabled()  # noqa: SLF001
+
+    @staticmethod
+    def _compute(x: Tensor, projections: Sequence[Projection]) -> tuple[Tensor, ...]:
+        scales = [one.scale for one in projections]
+        return SharedInput.apply(x, projections, scales, *_flat_lora(projections))  # type: ignore[no-any-return, no-untyped-call]
+
+
+class _Member:
+    """What replaces the forward of one module of a group."""
+
+    def __init__(self, group: InputGroup, place: int, original: Callable[..., Tensor]) -> None:
+        self.group, self.place, self.original = group, place, original
+
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        if len(args) != 1 or kwargs or not _can_fuse(self.group.projections, args[0]):
+            return self.original(*args, **kwargs)
+        return self.group.output(self.place, args[0])
+
+
+class FusedMlp:
+    """A SwiGLU MLP as one function."""
+
+    def __init__(self, mlp: nn.Module, projections: Sequence[Projection]) -> None:
+        self.mlp, self.projections = mlp, projections
+        self.original: Callable[..., Tensor] = mlp.forward
+
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        """What replaces the forward of the MLP."""
+        if len(args) != 1 or kwargs or not self._is_as_fused(args[0]):
+            return self.original(*args, **kwargs)
+        return self.compute(args[0])
+
+    def install(self) -> None:
+        self.mlp.forward = self.forward
+
+    def compute(self, x: Tensor) -> Tensor:
+        scales = [one.scale for one in self.projections]
+        return SwiGlu.apply(x, self.projections, scales, *_flat_lora(self.projections))  # type: ignore[no-any-return, no-untyped-call]
+
+    def _is_as_fused(self, x: Tensor) -> bool:
+        """Unloading the adapter puts other modules in the places of the three."""
+        return _can_fuse(self.projections, x) and all(
+            getattr(self.mlp, name) is one.module for name, one in zip(SWIGLU, self.projections, strict=True)
+        )
+
+    @torch.no_grad()
+    def agrees_with_original(self) -> bool:
+        """Whether the MLP's own forward is the plain formula; families differ in ways that names do not tell."""
+        first = self.projections[0]
+        width = first.base.in_features
+        x = torch.linspace(-1, 1, PROBE_TOKENS * width, dtype=first.dtype, device=first.base.weight.device)
+        x = x.view(1, PROBE_TOKENS, width)
+        expected = self.original(x)
+        error = ((self.compute(x) - expected).norm() / expected.norm()).item()
+        return bool(error < torch.finfo(x.dtype).eps ** 0.5)

@@ -1,0 +1,74 @@
+"""The language-model head and its loss over supervised positions only, without ever holding all logits.
+
+The head is frozen, so its backward pass needs the gradient of the hidden rows alone, and that is known as soon as a
+chunk's logits are: it is computed in the forward pass and the logits are dropped.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.autograd.function import once_differentiable
+from torch.nn.functional import cross_entropy, linear
+
+CHUNK_ELEMENTS = 1 << 25
+"""Logits that exist at a time (fp32: 128 MiB)."""
+
+
+def chunk_rows(vocab: int) -> int:
+    """Hidden rows whose logits exist at a time."""
+    return max(1, CHUNK_ELEMENTS // vocab)
+
+
+class _FrozenHeadLoss(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        context: Any,
+        hidden: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        targets: torch.Tensor,
+        weights: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        loss, correct = torch.zeros((), device=hidden.device), torch.zeros((), device=hidden.device)
+        gradient = torch.empty_like(hidden) if context.needs_input_grad[0] else None
+        for start in range(0, len(hidden), chunk_rows(len(weight))):
+            rows = slice(start, start + chunk_rows(len(weight)))
+            logits = linear(hidden[rows], weight, bias).float()
+            chosen = targets[rows, None]
+            correct += (logits.argmax(-1, keepdim=True) == chosen).sum()
+            log_total = logits.logsumexp(-1, keepdim=True)
+            loss += ((log_total - logits.gather(-1, chosen))[:, 0] * weights[rows]).sum()
+            if gradient is not None:
+                probabilities = logits.sub_(log_total).exp_()
+                probabilities.scatter_add_(-1, chosen, torch.full_like(log_total, -1.0))
+                gradient[rows] = probabilities.mul_(weights[rows, None]).to(weight.dtype) @ weight
+        context.save_for_backward(gradient)
+        context.mark_non_differentiable(correct)
+        return loss, correct
+
+    @staticmethod
+    @once_differentiable
+    def backward(context: Any, *outputs: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        (gradient,) = context.saved_tensors
+        return gradient * outputs[0].to(gradient.dtype), None, None, None, None
+
+
+def head_loss(
+    head: torch.nn.Module, hidden: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Weighted sum of cross-entropies in nats, and how many targets the arg-max predicts.
+
+    Args:
+        head: the output embedding; a frozen linear layer, or any module that turns hidden rows into logits.
+        hidden: (targets, width), the rows that predict.
+        targets: (targets,) token ids.
+        weights: (targets,) fp32.
+    """
+    if type(head) is torch.nn.Linear and not head.weight.requires_grad:
+        loss, correct = _FrozenHeadLoss.apply(hidden, head.weight, head.bias, targets, weights)  # type: ignore[no-untyped-call]
+        return loss, correct
+    logits = head(hidden).float()
+    losses = cross_entropy(logits, targets, reduction="none")
+    return (losses * weights).sum(), (logits.argmax(-1) == targets).sum()

@@ -1,0 +1,39 @@
+"""Two names for one layer: where the text-only class has it, and where the base's files have it.
+
+transformers loads a composite Qwen3.5 (``model.language_model.layers…`` in its files) as a text-only model
+(``model.layers…``), and a bare GPT-2 (``h…``) under ``transformer.h…``. An adapter names its layers as the base's files
+do: the server reads those, and finds nothing to change, without a word, under any other name.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TypeVar
+
+from shared.layout import read_folder_tensors
+from shared.model_config import Family, parse_model_config
+from shared.model_tensors import detect_namespace
+
+T = TypeVar("T")
+PEFT_PREFIX = "base_model.model"
+COMPOSITE = "model.language_model"
+"""Namespace of the language part of a vision-language model."""
+
+
+def namespaces(base: Path) -> tuple[str, str]:
+    """What stands before the blocks: (in the class that is trained, in the base's files)."""
+    config = parse_model_config(json.loads((base / "config.json").read_bytes()))
+    trained = "transformer" if config.family is Family.GPT2 else "model"
+    return trained, detect_namespace(config, read_folder_tensors(base))
+
+
+def renamed(weights: Mapping[str, T], source: str, target: str) -> dict[str, T]:
+    """PEFT's weights with their layers moved from one namespace to another; what is outside of it (a head) stays."""
+    old, new = (".".join(filter(None, (PEFT_PREFIX, namespace))) + "." for namespace in (source, target))
+    outside = f"{PEFT_PREFIX}.lm_head."
+    return {
+        key if key.startswith(outside) or not key.startswith(old) else new + key.removeprefix(old): value
+        for key, value in weights.items()
+    }

@@ -1,0 +1,181 @@
+"""What the training loop works with: model, optimizer, data and their order, and what can be told of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from peft import PeftModel
+from transformers import PreTrainedTokenizerBase
+
+from shared.manifest import AdapterManifest
+from shared.model_config import ModelConfig
+from shared.planner import ExecutionPlan, TrainingRun, warmup_steps
+from worker.training.batches import MicroBatch, collate, lay_out
+from worker.training.budget import Budget, choose_budget
+from worker.training.checkpoint import Progress
+from worker.training.data import Data, read_data
+from worker.training.events import identifier
+from worker.training.facts import RunFacts
+from worker.training.fused_lora import FusionReport
+from worker.training.guarantee import environment
+from worker.training.memory import memory_report, peak_bytes
+from worker.training.model import build_model, load_tokenizer, packs, pick_device, read_config, trainable
+from worker.training.optimizer import build_optimizer
+from worker.training.order import Order
+from worker.training.prepared import PreparedRows, Row
+from worker.training.schedule import learning_rate
+from worker.training.speed import Machine, dense_bf16_peak, workload
+from worker.training.telemetry import TELEMETRY_SCHEMA_VERSION, Telemetry
+
+
+@dataclass(frozen=True)
+class Trainer:
+    """A run that is set up.
+
+    Attributes:
+        environment: what a step's bits depend on beside the plan.
+        base: the base model's folder.
+    """
+
+    plan: ExecutionPlan
+    run_dir: Path
+    base: Path
+    config: ModelConfig
+    tokenizer: PreTrainedTokenizerBase
+    model: PeftModel
+    fused: FusionReport
+    optimizer: torch.optim.Optimizer
+    data: Data
+    order: Order
+    device: torch.device
+    budget: Budget
+    environment: dict[str, str | int]
+
+    @property
+    def warmup(self) -> int:
+        """Warm-up steps."""
+        return warmup_steps(self.plan.contract.exec.warmup_steps, self.order.total_steps)
+
+    def rate_at(self, step: int) -> float:
+        """Learning rate of a 1-based step."""
+        return learning_rate(step - 1, self.order.total_steps, self.plan.contract.exec.learning_rate, self.warmup)
+
+    def micro_batches(self, rows: Sequence[Row], token_budget: int) -> list[MicroBatch]:
+        """The tensors of some rows, in micro-batches of at most so many tokens."""
+        packed, pad = packs(self.model), int(self.tokenizer.pad_token_id)
+        groups = lay_out([len(row.ids) for row in rows], token_budget, packed=packed)
+        return [collate([rows[index] for index in group], pad, packed=packed) for group in groups]
+
+    def validation_batches(self, token_budget: int) -> Iterator[MicroBatch]:
+        """The tensors of the validation rows, a step's worth of rows at a time."""
+        size = self.plan.contract.exec.batch_size * self.plan.contract.exec.grad_accum
+        for start in range(0, len(self.data.validation), size):
+            stop = min(start + size, len(self.data.validation))
+            yield from self.micro_batches([self.data.validation[number] for number in range(start, stop)], token_budget)
+
+    def machine(self) -> Machine:
+        """What telemetry has to know of the device."""
+        name = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else ""
+        work = workload(self.config, self.plan.contract.adapter, checkpointing=self.budget.checkpointing)
+        return Machine(work=work, peak_flops=dense_bf16_peak(name), peak_memory=lambda: peak_bytes(self.device))
+
+    def engine(self) -> dict[str, object]:
+        """What the engine decided by itself."""
+        return {
+            "layout": "packed" if packs(self.model) else "padded",
+            **self.budget.as_dict(),
+            "fused": asdict(self.fused),
+            "tokenizer": self.data.rows.report.tokenizer,
+            "prepared_from_cache": self.data.rows.report.cached,
+            "environment": {name: identifier(str(value)) for name, value in self.environment.items()},
+        }
+
+
+def set_up(run: TrainingRun, run_dir: Path, cache: Path) -> Trainer:
+    """Read the data, load the base in NF4, attach the adapter.
+
+    Raises:
+        MensError: data, base or device are not what the plan needs, with the code of what is wrong.
+    """
+    contract, base = run.plan.contract, Path(run.inputs.base)
+    device, config, tokenizer = pick_device(contract.device), read_config(base), load_tokenizer(base)
+    data = read_data(run, tokenizer, config.vocab, cache)
+    order = Order(contract, data.difficulties, len(data.replay))
+    budget = choose_budget(contract, config, device)
+    model, fused = build_model(base, contract, device, budget)
+    return Trainer(
+        plan=run.plan,
+        run_dir=run_dir,
+        base=base,
+        config=config,
+        tokenizer=tokenizer,
+        model=model,
+        fused=fused,
+        optimizer=build_optimizer(trainable(model), contract, device),
+        data=data,
+        order=order,
+        device=device,
+        budget=budget,
+        environment=environment(device),
+    )
+
+
+def describe(trainer: Trainer, progress: Progress) -> dict[str, object]:
+    """Payload of the ``train_start`` event."""
+    plan, exec_, report = trainer.plan, trainer.plan.contract.exec, trainer.data.rows.report
+    return {
+        "telemetry_schema": TELEMETRY_SCHEMA_VERSION,
+        "run_id": progress.run_id,
+        "execution_kernel": plan.execution_kernel,
+        "contract_digest": plan.contract_digest,
+        "plan_digest": plan.digest,
+        "base_model": plan.base.name,
+        "train_file": plan.train.file_id,
+        "seed": exec_.seed,
+        "epochs": exec_.epochs,
+        "grad_accum": exec_.grad_accum,
+        "pairs_loaded": len(trainer.data.training),
+        "validation_pairs": len(trainer.data.validation),
+        "replayed_pairs": len(trainer.data.replay),
+        **{f"skip_{reason}": count for reason, count in report.skipped.items()},
+        "trajectory_weighted_pairs": report.trajectory_weighted,
+        "trajectory_clamped_pairs": report.trajectory_clamped,
+        "planned_optimizer_steps_total": trainer.order.total_steps,
+        "warmup_steps": trainer.warmup,
+        "n_heads": trainer.config.heads,
+        "n_kv_heads": trainer.config.kv_heads,
+        "compute_device": trainer.device.type,
+        "resumed_from_step": progress.step,
+        "guarantee": progress.guarantee,
+        "layout": "packed" if packs(trainer.model) else "padded",
+        "budget": trainer.budget.as_dict(),
+    }
+
+
+def gather_facts(trainer: Trainer, manifest: AdapterManifest, progress: Progress, telemetry: Telemetry) -> RunFacts:
+    """All that the reports of a finished run are written from."""
+    validation = trainer.data.validation
+    rows = len(trainer.data.training)
+    return RunFacts(
+        run_id=progress.run_id,
+        plan=trainer.plan,
+        config=trainer.config,
+        manifest=manifest,
+        progress=progress,
+        summary=telemetry.summary(),
+        training=trainer.data.rows.report,
+        training_rows=rows,
+        validation=validation.report if isinstance(validation, PreparedRows) else None,
+        validation_rows=len(validation),
+        skips=telemetry.skips,
+        rate_at=trainer.rate_at,
+        last_epoch_steps=trainer.order.steps_of(trainer.order.epoch_of(progress.step)),
+        memory=memory_report(trainer.plan.contract, trainer.base, rows, trainer.device, trainer.budget),
+        device=trainer.device.type,
+        device_name=torch.cuda.get_device_name(trainer.device) if trainer.device.type == "cuda" else None,
+        resumed_from_step=progress.resumed_from[-1] if progress.resumed_from else 0,
+        engine=trainer.engine(),
+    )
