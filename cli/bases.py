@@ -21,9 +21,11 @@ from shared.catalog import (
     Catalog,
     HubSource,
     LocalSource,
+    TwinOf,
     digest_model_folder,
     load_catalog,
     save_catalog,
+    verify_model_folder,
 )
 from shared.errors import MensError
 from shared.settings import Settings
@@ -90,6 +92,23 @@ def add_command(
     typer.echo(f"{entry.name} is in the catalogue; digest {entry.digest}")
 
 
+@app.command("dequantize")
+def dequantize_command(
+    name: Annotated[str, typer.Argument(help="Base of the catalogue.")],
+    as_name: Annotated[str | None, typer.Option("--as", help="Name of the twin; NAME-nf4 when left out.")] = None,
+    double_quant: Annotated[bool, typer.Option(help="As the contracts' quant.double_quant.")] = True,
+) -> None:
+    """Make a base's twin: the weights that training sees. Served with it, an adapter shows no base shift."""
+    try:
+        entry = dequantize(Settings(), name, as_name or f"{name}-nf4", double_quant=double_quant)
+    except ValidationError:
+        fail(f"{as_name!r} is no name for a base.")
+    except MensError as error:
+        fail(str(error))
+    typer.echo(f"{entry.name} is in the catalogue; digest {entry.digest}")
+    typer.echo(f"Serve it with MENS_SERVING_BASE={entry.name}; adapters tuned on {name} are served on it.")
+
+
 @app.command("list")
 def list_command() -> None:
     """Show the catalogue."""
@@ -112,13 +131,47 @@ def build(
     folder = settings.home / "bases" / name
     if not folder.exists():
         folder.parent.mkdir(parents=True, exist_ok=True)
-        command = [sys.executable, "-m", "worker.pretrain", str(folder), "--corpus", str(CORPUS)]
-        command += ["--family", str(family), "--seed", str(seed), *(["--steps", str(steps)] if steps else [])]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(PROJECT)}
-        if subprocess.run(command, env=environment, check=False).returncode:
-            fail(f"the base model could not be built; run again by hand: {' '.join(command)}")
+        options = ["--family", str(family), "--seed", str(seed), *(["--steps", str(steps)] if steps else [])]
+        _run_engine("worker.pretrain", str(folder), "--corpus", str(CORPUS), *options, threads=1)
     relative = os.path.relpath(folder, settings.catalog_path.parent)
     return add(settings, name, LocalSource(path=relative), "Apache-2.0", TINY_LEARNING_RATE)
+
+
+def dequantize(settings: Settings, name: str, twin: str, *, double_quant: bool = True) -> BaseModelEntry:
+    """Make the dequantised twin of a base and put it into the catalogue.
+
+    Raises:
+        MensError: the base is not there, or not as the catalogue names it. ValidationError: ``twin`` is no name.
+    """
+    from shared.hub import locate
+
+    catalog = load_catalog(settings.catalog_path)
+    original = catalog.get(name)
+    if original.twin_of:
+        fail(f"{name} is the twin of {original.twin_of.name} already.")
+    folder = settings.home / "bases" / twin
+    source = LocalSource(path=os.path.relpath(folder, settings.catalog_path.parent))
+    origin = TwinOf(name=name, digests=original.digests, double_quant=double_quant)
+    # Before any work: a name that no base can have must not become a folder.
+    draft = original.model_copy(update={"source": source, "twin_of": origin})
+    draft = BaseModelEntry.model_validate({**draft.model_dump(), "name": twin})
+    if folder.exists() or any(base.name == twin for base in catalog.bases):
+        fail(f"{twin} is already there; give the twin another name with --as.")
+    base = locate(original, settings.catalog_path)
+    verify_model_folder(original, base)
+    _run_engine("worker.dequantize", str(base), str(folder), *([] if double_quant else ["--no-double-quant"]))
+    entry = draft.model_copy(update={"digests": digest_model_folder(folder)})
+    save_catalog(settings.catalog_path, load_catalog(settings.catalog_path).having(entry))
+    return entry
+
+
+def _run_engine(module: str, *arguments: str, threads: int | None = None) -> None:
+    """Run an engine module in a process of its own: the command line never imports torch."""
+    command = [sys.executable, "-m", module, *arguments]
+    environment = {**os.environ, "PYTHONPATH": str(PROJECT)}
+    environment |= {"OMP_NUM_THREADS": str(threads)} if threads else {}
+    if subprocess.run(command, env=environment, check=False).returncode:
+        fail(f"the base model could not be made; run again by hand: {' '.join(command)}")
 
 
 def entry_and_folder(settings: Settings, model: str) -> tuple[BaseModelEntry, Path]:

@@ -95,7 +95,10 @@ class AdapterStore:
         return manifest
 
     def _admit(self, manifest: AdapterManifest) -> None:
-        verify_base(manifest, self.base.digests)
+        twin_of = self.base.twin_of
+        # A twin's weights are those that training on its original saw, so the original's adapters belong on it.
+        if twin_of is None or manifest.base_digests != twin_of.digests:
+            verify_base(manifest, self.base.digests)
         if manifest.rank > self._max_rank:
             raise ArtifactInvalid(
                 Code.ADAPTER_RANK_TOO_LARGE,

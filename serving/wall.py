@@ -6,9 +6,10 @@ path on the machine. So the wall lets through an exact list and nothing else, an
 learns what this replica can serve before it lets anybody train it:
 
     GET /mens/adapters/<adapter id>   200 {"id", "ok", …}   or   4xx {"error": {"code", "message", "remedy", …}}
-    GET /mens/limits                  200 {"base", "base_digest", "max_lora_rank", "max_model_len"}
+    GET /mens/limits                  200 {"base", "base_digest", "max_lora_rank", "max_model_len", "served_digest", …}
 
-Left out on purpose: ``/v1/responses`` keeps state in the replica and can call tools; nothing of ours uses it.
+``/tokenize`` is let through for the publisher too, which compares the replica's token ids with the trainer's; the front
+door does not offer it. Left out on purpose: ``/v1/responses`` keeps state in the replica and can call tools; nothing of ours uses it.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from typing import Any
 from serving.adapters import AdapterStore
 from serving.runtime import process_settings, process_store
 from serving.settings import ServingSettings
+from shared.catalog import BaseModelEntry
 from shared.errors import (
     ArtifactInvalid,
     Code,
@@ -99,8 +101,10 @@ class Wall:
             adapter_id = self._admit(scope)
             if adapter_id is not None:
                 answer: dict[str, Any] | None = await asyncio.to_thread(self._check, adapter_id)
+            elif _route(scope) == LIMITS_ROUTE:
+                answer = await asyncio.to_thread(self._limits, scope)
             else:
-                answer = serving_limits(process_settings()) if _route(scope) == LIMITS_ROUTE else None
+                answer = None
         except MensError as error:
             await _refuse(send, error)
             return
@@ -129,6 +133,10 @@ class Wall:
         if scheme.lower() != b"bearer" or not hmac.compare_digest(token, self._key):
             raise Unauthenticated(Code.KEY_INVALID, "The key is not known.", remedy="Use this replica's serving key.")
 
+    def _limits(self, scope: Scope) -> dict[str, Any]:
+        settings = process_settings()
+        return serving_limits(settings, self._open_store().base, engine_dtype(scope) or configured_dtype(settings))
+
     def _check(self, adapter_id: str) -> dict[str, Any]:
         try:
             adapter = self._open_store().fetch(adapter_id)
@@ -146,14 +154,40 @@ class Wall:
         }
 
 
-def serving_limits(settings: ServingSettings) -> dict[str, Any]:
-    """What this replica can serve, for the control plane's check at submission."""
+def serving_limits(settings: ServingSettings, base: BaseModelEntry, dtype: str | None) -> dict[str, Any]:
+    """What this replica serves and can serve: for the control plane's check at submission, and for the publisher.
+
+    Args:
+        settings: the replica's.
+        base: the served base's entry in the catalogue.
+        dtype: in which the engine computes, e.g. ``float32``; None when nothing is known.
+
+    Returns:
+        ``base_digest`` is that of the base whose adapters belong here, ``served_digest`` that of the weights; they
+        differ on a dequantised twin, whose original's name is ``twin_of``.
+    """
     return {
         "base": settings.serving_base,
-        "base_digest": settings.serving_base_digest,
+        "base_digest": base.tuned_digest if base.twin_of else settings.serving_base_digest,
+        "served_digest": settings.serving_base_digest or base.digest,
+        "twin_of": base.twin_of.name if base.twin_of else None,
+        "dtype": dtype,
         "max_lora_rank": settings.serving_max_lora_rank,
         "max_model_len": settings.serving_max_model_len,
     }
+
+
+def engine_dtype(scope: Scope) -> str | None:
+    """Dtype of the engine behind this wall, as vLLM itself says it; None when there is none, as in a test."""
+    config = getattr(getattr(scope.get("app"), "state", None), "vllm_config", None)
+    dtype = getattr(getattr(config, "model_config", None), "dtype", None)
+    return None if dtype is None else str(dtype).removeprefix("torch.")
+
+
+def configured_dtype(settings: ServingSettings) -> str | None:
+    """Dtype that the settings ask for; None when the engine is left to choose."""
+    dtype = settings.serving_dtype or ("float32" if settings.serving_device == "cpu" else "auto")
+    return None if dtype == "auto" else dtype
 
 
 def _route(scope: Scope) -> tuple[str, str]:

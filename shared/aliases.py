@@ -268,8 +268,8 @@ def _check_adapter(row: AdapterRow | None, adapter_id: str) -> None:
     if not row.published:
         raise Conflict(
             Code.ADAPTER_NOT_SERVABLE,
-            f"{adapter_id} was trained but not published.",
-            remedy="Train it with artifact.publish = true.",
+            f"{adapter_id} {'is quarantined: a certificate failed' if row.certificates else 'was not published'}.",
+            remedy="Read its certificates." if row.certificates else "Train it with artifact.publish = true.",
             param="targets",
         )
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -93,13 +94,33 @@ def _plain(message: Message) -> dict[str, Any]:
 
 def _with_object_arguments(call: Any) -> Any:
     function = call.get("function") if isinstance(call, dict) else None
-    if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
+    arguments = function.get("arguments") if isinstance(function, dict) else None
+    if isinstance(arguments, str):
+        with suppress(ValueError):
+            arguments = json.loads(arguments or "{}")
+    if not isinstance(function, dict) or not isinstance(arguments, dict):
         return call
-    try:
-        arguments = json.loads(function["arguments"] or "{}")
-    except ValueError:
-        return call
-    return {**call, "function": {**function, "arguments": arguments}} if isinstance(arguments, dict) else call
+    function = _ordered(function | {"arguments": arguments}, "arguments", "name")
+    return _ordered(call | {"function": function}, "id", "function", "type")
+
+
+def served_tools(tools: list[Any] | None) -> list[Any] | None:
+    """Tool definitions as the serving tier gives them to a template: its keys, its order, null for what is not said."""
+    return [_served_tool(tool) for tool in tools] if tools else None
+
+
+def _served_tool(tool: Any) -> Any:
+    function = tool.get("function") if isinstance(tool, dict) else None
+    if not isinstance(function, dict) or "name" not in function:
+        return tool  # no client could send it
+    strict = {"strict": function["strict"]} if function.get("strict") is not None else {}
+    described = {key: function.get(key) for key in ("name", "description", "parameters")}
+    return {"type": "function", "function": described | strict}
+
+
+def _ordered(given: dict[str, Any], *first: str) -> dict[str, Any]:
+    """The same keys, some of them first: a template may write a dict as it is, and order is part of what it writes."""
+    return {key: given[key] for key in first if key in given} | given
 
 
 def _function_name(call: Any) -> str:
@@ -128,7 +149,7 @@ class _RowInTemplate:
 
     @classmethod
     def write(cls, tokenizer: Tokenizer, row: TrainingRow) -> _RowInTemplate:
-        messages, tools = plain_messages(row.messages), row.tools or None
+        messages, tools = plain_messages(row.messages), served_tools(row.tools)
         wanted = [i for i, message in enumerate(row.messages) if message.role == "assistant" and message.weight != 0]
         return cls(tokenizer, row.line, messages, tools, wanted, tokenizer.render(messages, tools))
 

@@ -54,6 +54,15 @@ class HubSource(BaseModel):
     revision: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{40}$")]
 
 
+class TwinOf(BaseModel):
+    """The base that a dequantised twin was made of: the twin holds the weights that training on that base sees."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    name: CatalogName
+    digests: dict[str, Sha256] = Field(description="SHA-256 of each file of that base.", min_length=1)
+    double_quant: bool = Field(description="Whether the blocks' scales were quantised too.")
+
+
 class BaseModelEntry(BaseModel):
     """One base model that may be tuned and served."""
 
@@ -63,11 +72,17 @@ class BaseModelEntry(BaseModel):
     digests: dict[str, Sha256] = Field(description="SHA-256 of each model file, by file name.", min_length=1)
     license: str | None = None
     learning_rate: float | None = Field(None, gt=0, description="Rate at which this base learns well; auto uses it.")
+    twin_of: TwinOf | None = Field(None, description="Null unless `mens base dequantize` made it.")
 
     @property
     def digest(self) -> str:
         """One digest for the whole base: SHA-256 over the canonical JSON of its files' digests."""
         return digest_json(self.digests)
+
+    @property
+    def tuned_digest(self) -> str:
+        """Digest of the base whose adapters this one serves: its own, but for a twin that of its original."""
+        return digest_json(self.twin_of.digests) if self.twin_of else self.digest
 
 
 class Catalog(BaseModel):

@@ -126,6 +126,15 @@ class LeaseLedger:
             move(session, row, Verb.FINISH, now, NewEvent(message=_success(final, alias), data=result))
             return Job.model_validate(row)
 
+    def quarantine(self, lease: Lease, adapter: NewAdapter) -> None:
+        """Register an adapter whose certificates did not hold: it can be looked at, but neither asked nor aliased.
+
+        Raises:
+            LeaseLost: another attempt owns the job; nothing was written.
+        """
+        with self._db.write() as session:
+            register_adapters(session, self._held(session, lease).id, [adapter], self._db.now(session))
+
     def fail(self, lease: Lease, error: MensError) -> Job:
         """End the attempt badly: queue the job again when the error is retryable and attempts are left, else fail it.
 

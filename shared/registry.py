@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import secrets
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Literal
 
+from pydantic import computed_field
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
@@ -45,6 +46,13 @@ class Adapter(Value):
     metrics: dict[str, Any]
     certificates: dict[str, Any]
     created_at: datetime
+
+    @computed_field(description="published; stored: never certified; quarantined: certified, and a certificate failed.")  # type: ignore[prop-decorator]
+    @property
+    def state(self) -> Literal["published", "stored", "quarantined"]:
+        if self.published:
+            return "published"
+        return "quarantined" if self.certificates else "stored"
 
 
 class NewAdapter(Value):
@@ -234,13 +242,16 @@ def add_file(
 
 
 def register_adapters(session: Session, job_id: str, adapters: list[NewAdapter], now: datetime) -> None:
-    """Add a job's adapters inside the caller's transaction; one that is already there stays as it is."""
+    """Add a job's adapters inside the caller's transaction.
+
+    One that is already there stays as it is, unless it is published or quarantined now and was not published before.
+    """
     for adapter in adapters:
         row = session.get(AdapterRow, adapter.id, with_for_update=True)
         if row is None:
             session.add(AdapterRow(job_id=job_id, created_at=now, **adapter.model_dump()))
-        elif adapter.published and not row.published:
-            row.published, row.certificates = True, adapter.certificates
+        elif not row.published and (adapter.published or adapter.certificates):
+            row.published, row.certificates = adapter.published, adapter.certificates
     session.flush()
 
 

@@ -1,23 +1,32 @@
-"""Publishing: prove on every serving replica that an adapter loads and acts, before its job may succeed.
+"""Publishing: prove on every serving replica what an adapter does, before its job may succeed.
 
-The proof is a forward pass: the replica returns the log-probability of every probe token, once for the base and once for
-the adapter. An adapter that moves them by no more than the replica's own noise changes nothing, whatever HTTP said.
+The proof is forward passes and token ids: the replica returns the log-probability of every probe token, for the base and
+for the adapter, and the token ids of the probe chats. `worker/certificates.py` judges the numbers.
 """
 
 from __future__ import annotations
 
 import functools
-import math
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
 import httpx
 
 from shared.errors import ArtifactInvalid, Code, JobFailed, MensError, Unavailable
+from worker.certificates import (
+    Limits,
+    Measurements,
+    Scores,
+    ServedBase,
+    certificate,
+    refuse_failed,
+    template_report,
+)
+from worker.probe_chats import EncodedChats, ProbeChat
 
-NOISE_FACTOR = 3.0
 RETRY_SECONDS = 1.0
 REQUEST_SECONDS = 60.0
 
@@ -29,6 +38,12 @@ class Replica:
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         self.url = url
         self._client = httpx.Client(base_url=url, headers=headers, timeout=REQUEST_SECONDS, trust_env=False)
+
+    def __enter__(self) -> Replica:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._client.close()
 
     def check(self, adapter_id: str) -> None:
         """Ask the replica to fetch and verify the adapter.
@@ -47,13 +62,30 @@ class Replica:
         code = error["code"] if error["code"] in Code.__members__ else Code.SERVING_REFUSED
         raise ArtifactInvalid(Code(code), error["message"], remedy=error.get("remedy") or "", param=error.get("param"))
 
-    def log_probabilities(self, model: str, token_ids: list[int]) -> list[float | None]:
-        """Log-probability (nats) of each token given those before it; None for the first.
+    def served_base(self) -> ServedBase:
+        """What the replica serves.
 
         Raises:
             JobFailed: ``SERVING_REFUSED``. Unavailable: no answer.
         """
-        body = {"model": model, "prompt": token_ids, "max_tokens": 1, "temperature": 0, "prompt_logprobs": 0}
+        response = self._send("GET", "/mens/limits")
+        try:
+            facts = response.json()
+            # An engine that was left to choose its dtype and does not tell it: every such engine takes 16 bits.
+            dtype = facts["dtype"] or "bfloat16"
+            return ServedBase(facts["base"], facts["served_digest"], facts["twin_of"], dtype)
+        except (ValueError, KeyError, TypeError):
+            what = f"does not say what it serves (status {response.status_code})"
+            raise _refused(self.url, what, "Run the same release of Mens on every tier.") from None
+
+    def scores(self, model: str, probe: dict[str, Any]) -> list[float]:
+        """Log-probability (nats) of a probe's tokens at its positions, each given all tokens before it.
+
+        Raises:
+            JobFailed: ``SERVING_REFUSED``. Unavailable: no answer.
+        """
+        ids = probe["token_ids"]
+        body = {"model": model, "prompt": ids, "max_tokens": 1, "temperature": 0, "prompt_logprobs": 0}
         response = self._send("POST", "/v1/completions", json=body)
         if response.status_code != 200:
             raise _refused(
@@ -62,9 +94,20 @@ class Replica:
                 "Read the serving replica's log; its limits (rank, length) may be too small for this adapter.",
             )
         entries = response.json()["choices"][0]["prompt_logprobs"]
-        return [
-            entry[str(token)]["logprob"] if entry else None for entry, token in zip(entries, token_ids, strict=True)
-        ]
+        return [entries[at][str(ids[at])]["logprob"] for at in probe["positions"]]
+
+    def token_ids(self, model: str, chat: ProbeChat) -> list[int] | None:
+        """What the replica's template and tokenizer make of a chat; None when they refuse it.
+
+        Raises:
+            Unavailable: no answer.
+        """
+        body: dict[str, Any] = {"model": model, "messages": chat.messages, "add_generation_prompt": chat.prompt}
+        response = self._send("POST", "/tokenize", json=body | ({"tools": chat.tools} if chat.tools else {}))
+        if response.status_code != 200:
+            return None
+        ids: list[int] = response.json()["tokens"]
+        return ids
 
     def _send(self, method: str, path: str, **request: Any) -> httpx.Response:
         try:
@@ -76,14 +119,37 @@ class Replica:
         return response
 
 
+@dataclass(frozen=True)
+class Proof:
+    """What an adapter is measured with.
+
+    Attributes:
+        adapter_id: the adapter, already in storage.
+        probes: `worker/training/probes.py` says what is in each.
+        encode_chats: gives the trainer's token ids of the probe chats; called for every replica.
+        reference: gives the trainer's own scores on the weights that a replica serves; None: engine error is not asked
+            for. It may take long, and must remember what it found.
+        limits: what must hold.
+    """
+
+    adapter_id: str
+    probes: list[dict[str, Any]]
+    encode_chats: Callable[[], EncodedChats]
+    reference: Callable[[ServedBase], Scores] | None
+    limits: Limits
+
+    @property
+    def trained(self) -> Scores | None:
+        """Scores of the NF4 model at the end of training; None when a probe has none."""
+        scores = [probe.get("trained") for probe in self.probes]
+        return None if None in scores else scores  # type: ignore[return-value]
+
+
 def certify(
     urls: list[str],
     key: str,
-    base: str,
-    adapter_id: str,
-    probes: list[dict[str, list[int]]],
+    proof: Proof,
     *,
-    effect_floor: float,
     timeout_seconds: float,
     heed: Callable[[], None],
 ) -> dict[str, Any]:
@@ -92,15 +158,13 @@ def certify(
     Args:
         urls: every replica.
         key: the serving key.
-        base: the base model's served name.
-        adapter_id: the adapter, already in storage.
-        probes: token ids and the positions that are compared.
-        effect_floor: least effect in nats, RMS over positions.
+        proof: what is measured, and how.
         timeout_seconds: how long a replica may be away in total.
         heed: called while waiting; raises when the job was asked to stop.
 
     Raises:
-        JobFailed: ``ADAPTER_NO_EFFECT`` or ``SERVING_REFUSED``. ArtifactInvalid: refused, with the reason's code.
+        JobFailed: a certificate failed (see `worker/certificates.py`), or ``SERVING_REFUSED``.
+        ArtifactInvalid: refused, with the reason's code.
         Unavailable: ``SERVING_UNAVAILABLE`` for longer than the timeout.
     """
     if not urls:
@@ -112,41 +176,26 @@ def certify(
     deadline = time.monotonic() + timeout_seconds
     certificates = {}
     for url in urls:
-        certify_replica = functools.partial(_certify_one, url, key, base, adapter_id, probes)
-        certificates[url] = _patiently(certify_replica, deadline, heed)
-    _refuse_without_effect(adapter_id, certificates, effect_floor)
+        with Replica(url, key) as replica:
+            certify_replica = functools.partial(_certify_one, replica, proof)
+            certificates[url] = _patiently(certify_replica, deadline, heed)
+    refuse_failed(proof.adapter_id, certificates)
     return certificates
 
 
-def _certify_one(url: str, key: str, base: str, adapter_id: str, probes: list[dict[str, list[int]]]) -> dict[str, Any]:
-    replica = Replica(url, key)
-    replica.check(adapter_id)
-    noise, effect = [], []
-    for probe in probes:
-        first, second, tuned = (
-            replica.log_probabilities(model, probe["token_ids"]) for model in (base, base, adapter_id)
-        )
-        noise += _differences(first, second, probe["positions"])
-        effect += _differences(first, tuned, probe["positions"])
-    return {
-        "probes": len(probes),
-        "positions": len(effect),
-        "effect_rms_nats": _rms(effect),
-        "effect_max_nats": max(map(abs, effect), default=0.0),
-        "noise_rms_nats": _rms(noise),
-    }
-
-
-def _refuse_without_effect(adapter_id: str, certificates: dict[str, Any], floor: float) -> None:
-    for url, certificate in certificates.items():
-        effect, noise = certificate["effect_rms_nats"], certificate["noise_rms_nats"]
-        if not effect > max(floor, NOISE_FACTOR * noise):
-            raise JobFailed(
-                Code.ADAPTER_NO_EFFECT,
-                f"{adapter_id} changes nothing on {url}: it moves the probes by {effect:.2e} nats (noise {noise:.2e}).",
-                remedy="Train longer or with a higher learning rate; if the loss did fall, the served base is another one.",
-                details={"certificates": certificates},
-            )
+def _certify_one(replica: Replica, proof: Proof) -> dict[str, Any]:
+    replica.check(proof.adapter_id)
+    served = replica.served_base()
+    base, base_again, tuned = (
+        [replica.scores(model, probe) for probe in proof.probes]
+        for model in (served.name, served.name, proof.adapter_id)
+    )
+    encoded = proof.encode_chats()
+    ids = [replica.token_ids(proof.adapter_id, chat) for chat, _ in encoded.chats]
+    measured = Measurements(
+        base, base_again, tuned, proof.trained, proof.reference(served) if proof.reference else None
+    )
+    return certificate(served, measured, template_report(encoded, ids), proof.limits)
 
 
 def _patiently(call: Callable[[], dict[str, Any]], deadline: float, heed: Callable[[], None]) -> dict[str, Any]:
@@ -158,14 +207,6 @@ def _patiently(call: Callable[[], dict[str, Any]], deadline: float, heed: Callab
             if time.monotonic() > deadline:
                 raise
             time.sleep(RETRY_SECONDS)
-
-
-def _differences(one: list[float | None], other: list[float | None], positions: list[int]) -> list[float]:
-    return [(other[i] or 0.0) - (one[i] or 0.0) for i in positions]
-
-
-def _rms(values: list[float]) -> float:
-    return math.sqrt(sum(value * value for value in values) / len(values)) if values else 0.0
 
 
 def _error_of(url: str, response: httpx.Response) -> dict[str, Any]:

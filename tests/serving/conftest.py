@@ -13,6 +13,7 @@ import sys
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,10 @@ START_SECONDS = 180
 MODULES = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 CORPUS = ["the red fox runs near the forest", "a ship sails by the stars", "user assistant system hello"]
 CHAT_TEMPLATE = (
-    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}"
+    "{% for tool in tools or [] %}{{ '<|im_start|>tool\\n' + tool | tojson + '<|im_end|>\\n' }}{% endfor %}"
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] }}"
+    "{% for call in message['tool_calls'] or [] %}{{ call.function | tojson }}{% endfor %}"
+    "{{ '<|im_end|>\\n' }}"
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
 
@@ -190,13 +194,20 @@ class Server:
 
 @pytest.fixture(scope="session")
 def vllm_server(lab: Lab) -> Iterator[Server]:
+    """A replica of the lab's base."""
+    with start_server(lab) as server:
+        yield server
+
+
+@contextmanager
+def start_server(lab: Lab, **settings: object) -> Iterator[Server]:
     """`python -m serving` on a free port, in a session of its own, so that nothing outlives the tests."""
-    log = lab.home / "vllm.log"
     port = _free_port()
+    log = lab.home / f"vllm-{port}.log"
     with log.open("wb") as output:
         process = subprocess.Popen(
             [sys.executable, "-m", "serving"],
-            env={**os.environ, **lab.environment(serving_port=port)},
+            env={**os.environ, **lab.environment(serving_port=port, **settings)},
             cwd=lab.home,  # not the checkout: the installed package must be enough
             stdout=output,
             stderr=subprocess.STDOUT,

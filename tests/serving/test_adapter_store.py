@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from shared.catalog import TwinOf
 from shared.errors import ArtifactInvalid, Code, InvalidRequest, MensError, NotFound
 from shared.manifest import CONFIG_NAME, MANIFEST_NAME, WEIGHTS_NAME
 
@@ -130,6 +131,19 @@ def test_other_base(lab, store):
     digests = lab.entry.digests | {"model.safetensors": ZEROS}
     manifest = lab.publish("stranger", seed=23, base_digests=digests)
     assert refused(store, manifest.adapter_id) == Code.ADAPTER_BASE_MISMATCH
+
+
+def test_a_twin_takes_the_adapters_of_its_original_and_its_own_and_no_others(lab, cache):
+    original = TwinOf(name="original", digests=lab.entry.digests | {"model.safetensors": "1" * 64}, double_quant=True)
+    store = lab.store(cache)
+    store.base = lab.entry.model_copy(update={"twin_of": original})
+    for name, digests in (("of-original", original.digests), ("of-twin", lab.entry.digests)):
+        adapter_id = lab.publish(name, seed=24, base_digests=digests).adapter_id
+        assert store.fetch(adapter_id).adapter_id == adapter_id
+    digests = lab.entry.digests | {"model.safetensors": ZEROS}
+    assert (
+        refused(store, lab.publish("stranger", seed=23, base_digests=digests).adapter_id) == Code.ADAPTER_BASE_MISMATCH
+    )
 
 
 def test_rank_over_the_limit(lab, store, cache):

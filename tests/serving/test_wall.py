@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+from types import SimpleNamespace
 
 import pytest
 
 from serving.runtime import process_settings
-from serving.wall import KEYED_ROUTES, OPEN_ROUTES, Wall
+from serving.wall import KEYED_ROUTES, OPEN_ROUTES, Wall, configured_dtype, engine_dtype, serving_limits
+from shared.catalog import TwinOf
 
 KEY = "wall-key"
 ZEROS = "0" * 64
@@ -263,3 +265,42 @@ def test_the_limits_are_told_to_whom_has_the_key(wall, inside, monkeypatch):
         process_settings.cache_clear()
     assert (answer["base"], answer["max_lora_rank"], answer["max_model_len"]) == ("tiny", 32, None)
     assert not inside.scopes
+
+
+def limits_of(lab, **settings):
+    return serving_limits(lab.settings(**settings), lab.entry, None)
+
+
+def test_limits_of_a_base_are_its_own(lab):
+    found = limits_of(lab, serving_base_digest=lab.entry.digest)
+    assert found["base_digest"] == found["served_digest"] == lab.entry.digest
+    assert found["twin_of"] is None
+    assert limits_of(lab)["served_digest"] == lab.entry.digest
+
+
+def test_limits_of_a_twin_name_the_base_that_is_tuned(lab):
+    original = TwinOf(name="original", digests={"config.json": ZEROS}, double_quant=True)
+    twin = lab.entry.model_copy(update={"twin_of": original})
+    found = serving_limits(lab.settings(serving_base_digest=twin.digest), twin, "float32")
+    assert (found["twin_of"], found["dtype"]) == ("original", "float32")
+    assert found["base_digest"] == twin.tuned_digest != found["served_digest"] == twin.digest
+
+
+@pytest.mark.parametrize(
+    ("settings", "dtype"),
+    [
+        ({}, "float32"),
+        ({"serving_dtype": "bfloat16"}, "bfloat16"),
+        ({"serving_dtype": "auto"}, None),
+        ({"serving_device": "cuda"}, None),
+        ({"serving_device": "cuda", "serving_dtype": "float32"}, "float32"),
+    ],
+)
+def test_dtype_that_the_settings_ask_for(lab, settings, dtype):
+    assert configured_dtype(lab.settings(**settings)) == dtype
+
+
+def test_dtype_that_the_engine_tells():
+    config = SimpleNamespace(model_config=SimpleNamespace(dtype="torch.bfloat16"))
+    assert engine_dtype({"app": SimpleNamespace(state=SimpleNamespace(vllm_config=config))}) == "bfloat16"
+    assert engine_dtype({"app": SimpleNamespace(state=SimpleNamespace())}) is engine_dtype({}) is None

@@ -14,6 +14,7 @@ from shared.catalog import (
     BaseModelEntry,
     Catalog,
     HubSource,
+    TwinOf,
     digest_model_folder,
     load_catalog,
     save_catalog,
@@ -107,6 +108,16 @@ def test_digest_covers_every_name_and_every_file() -> None:
     assert entry.digest == digest_json(entry.digests)
     assert base_entry(**{"config.json": "a" * 64}).digest != base_entry(**{"other.json": "a" * 64}).digest
     assert base_entry(**{"config.json": "a" * 64}).digest != base_entry(**{"config.json": "b" * 64}).digest
+
+
+def test_a_twin_has_a_digest_of_its_own_and_its_original_s_adapters(tmp_path: Path) -> None:
+    original = base_entry()
+    twin = base_entry(**{"config.json": "a" * 64}).model_copy(
+        update={"name": "twin", "twin_of": TwinOf(name=original.name, digests=original.digests, double_quant=True)}
+    )
+    assert twin.tuned_digest == original.digest == original.tuned_digest != twin.digest
+    save_catalog(tmp_path / "catalog.json", Catalog(bases=[original, twin]))
+    assert load_catalog(tmp_path / "catalog.json").get("twin") == twin
 
 
 def test_folder_digests_cover_model_files_and_nothing_else(folder: Path) -> None:

@@ -29,6 +29,9 @@ WRITES: dict[str, Callable[[LeaseLedger, Lease], object]] = {
     "finish": lambda leases, lease: leases.finish(
         lease, {"x": 1}, adapters=[new_adapter()], alias="a", files=[METRICS]
     ),
+    "quarantine": lambda leases, lease: leases.quarantine(
+        lease, new_adapter(published=False, certificates={"replica": {"passed": False}})
+    ),
     "fail": lambda leases, lease: leases.fail(lease, CRASH),
     "fail, retryable": lambda leases, lease: leases.fail(lease, RETRYABLE),
     "stop": lambda leases, lease: leases.stop(lease),
@@ -212,6 +215,23 @@ def test_adapter_that_a_second_job_published_is_published(
     leases.finish(claimed(ledger, leases), {}, adapters=[new_adapter(published=False)])
     leases.finish(claimed(ledger, leases), {}, adapters=[new_adapter(certificates={"replica": 1})], alias="prod")
     assert registry.adapter("prod").published
+
+
+def test_a_quarantined_adapter_is_there_to_look_at_and_a_later_job_may_publish_it(
+    ledger: Ledger, leases: LeaseLedger, registry: Registry
+) -> None:
+    lease, failed = claimed(ledger, leases), {"http://replica": {"passed": False}}
+    leases.quarantine(lease, new_adapter(published=False, certificates=failed))
+    leases.fail(lease, CRASH)
+    found = registry.adapter("demo@1")
+    assert (found.state, found.published, found.certificates) == ("quarantined", False, failed)
+    assert registry.adapters(published_only=True) == []
+
+    leases.finish(claimed(ledger, leases), {}, adapters=[new_adapter(certificates={"replica": 1})], alias="prod")
+    assert (registry.adapter("prod").state, registry.adapter("prod").certificates) == ("published", {"replica": 1})
+
+    leases.quarantine(claimed(ledger, leases), new_adapter(published=False, certificates=failed))
+    assert registry.adapter("prod").state == "published", "what another job published stays published"
 
 
 def test_failure_for_good(ledger: Ledger, leases: LeaseLedger, clock: Clock) -> None:

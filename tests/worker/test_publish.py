@@ -14,10 +14,15 @@ import pytest
 
 import worker.publish
 from shared.errors import ArtifactInvalid, Code, JobFailed, Unavailable
-from worker.publish import certify
+from worker.certificates import Limits, ServedBase
+from worker.probe_chats import CHATS, EncodedChats
+from worker.publish import Proof, certify
 
 BASE, ADAPTER, KEY = "tiny-qwen3", "tiny@" + "a" * 64, "serving-key"
 PROBES = [{"token_ids": [5, 6, 7, 8], "positions": [2, 3]}, {"token_ids": [9, 10], "positions": [1]}]
+LIMITS = {"base": BASE, "served_digest": "d" * 64, "twin_of": None, "dtype": "float32", "max_lora_rank": 16}
+SERVED = ServedBase(BASE, "d" * 64, None, "float32")
+TOKENS = [1, 2, 3]
 
 
 @dataclass
@@ -27,6 +32,8 @@ class Replica:
     effect: float = 0.5
     noise: float = 0.0
     check: tuple[int, dict[str, Any]] = (200, {})
+    limits: tuple[int, dict[str, Any]] = (200, LIMITS)
+    tokens: tuple[int, dict[str, Any]] = (200, {"tokens": TOKENS})
     completion_status: int = 200
     away: int = 0
     url: str = ""
@@ -39,7 +46,9 @@ class Replica:
             self.away -= 1
             return 503, {}
         if method == "GET":
-            return self.check
+            return self.limits if path == "/mens/limits" else self.check
+        if path == "/tokenize":
+            return self.tokens
         if self.completion_status != 200:
             return self.completion_status, {"error": {"message": "too long"}}
         self.calls += 1
@@ -92,22 +101,25 @@ def quick(monkeypatch):
     monkeypatch.setattr(worker.publish, "RETRY_SECONDS", 0.01)
 
 
-def prove(*replicas: Replica, probes=PROBES, floor: float = 1e-3, timeout: float = 5.0, heed=lambda: None):
+def encode():
+    return EncodedChats([(chat, TOKENS) for chat in CHATS])
+
+
+def prove(*replicas: Replica, probes=PROBES, floor: float = 1e-3, timeout: float = 5.0, heed=lambda: None, **more: Any):
+    fields = {"encode_chats": encode, "reference": None, "limits": Limits(floor), **more}
     urls = [replica.url for replica in replicas]
-    return certify(urls, KEY, BASE, ADAPTER, probes, effect_floor=floor, timeout_seconds=timeout, heed=heed)
+    return certify(urls, KEY, Proof(ADAPTER, probes, **fields), timeout_seconds=timeout, heed=heed)
 
 
 def test_certificate_of_an_adapter_that_acts(serve):
     replica = serve(effect=0.5)
-    assert prove(replica) == {
-        replica.url: {
-            "probes": 2,
-            "positions": 3,
-            "effect_rms_nats": pytest.approx(0.5),
-            "effect_max_nats": pytest.approx(0.5),
-            "noise_rms_nats": 0.0,
-        }
-    }
+    found = prove(replica)[replica.url]
+    assert (found["passed"], found["probes"], found["positions"], found["noise_rms_nats"]) == (True, 2, 3, 0.0)
+    assert found["effect_rms_nats"] == found["effect_max_nats"] == pytest.approx(0.5)
+    assert found["base"] == {"name": BASE, "digest": "d" * 64, "twin_of": None, "dtype": "float32"}
+    assert found["template"]["equal"] and found["template"]["chats"] == [chat.name for chat in CHATS]
+    assert found["parity"]["engine_error_rms_nats"] is None
+    assert found["parity"]["base_shift_rms_nats"] is None
 
 
 def test_what_the_replica_is_asked(serve):
@@ -118,10 +130,70 @@ def test_what_the_replica_is_asked(serve):
     assert path.count("/") == 3
     assert {one["_key"] for _, _, one in replica.seen} == {f"Bearer {KEY}"}
     assert body == {"_key": f"Bearer {KEY}"}
-    asked = [(one["model"], one["prompt"]) for _, path, one in replica.seen[1:]]
-    expected = [(model, probe["token_ids"]) for probe in PROBES for model in (BASE, BASE, ADAPTER)]
-    assert asked == expected
-    assert all(one["prompt_logprobs"] == 0 and one["temperature"] == 0 for _, _, one in replica.seen[1:])
+    completions = [one for _, path, one in replica.seen if path == "/v1/completions"]
+    asked = [(one["model"], one["prompt"]) for one in completions]
+    assert asked == [(model, probe["token_ids"]) for model in (BASE, BASE, ADAPTER) for probe in PROBES]
+    assert all(one["prompt_logprobs"] == 0 and one["temperature"] == 0 for one in completions)
+    chats = [one for _, path, one in replica.seen if path == "/tokenize"]
+    assert [one["messages"] for one in chats] == [chat.messages for chat in CHATS]
+    assert [one["add_generation_prompt"] for one in chats] == [chat.prompt for chat in CHATS]
+    assert {one["model"] for one in chats} == {ADAPTER}
+    assert [chat.name for chat, one in zip(CHATS, chats, strict=True) if "tools" in one] == ["tools"]
+
+
+def test_the_base_is_asked_by_the_name_it_is_served_under(serve):
+    replica = serve(limits=(200, {**LIMITS, "base": "tiny-twin", "twin_of": BASE}))
+    found = prove(replica)[replica.url]
+    assert found["base"]["twin_of"] == BASE
+    assert {one["model"] for _, path, one in replica.seen if path == "/v1/completions"} == {"tiny-twin", ADAPTER}
+
+
+def test_scores_of_the_trainer_and_of_the_reference_are_compared(serve):
+    """The stand-in says -2.5 of every token of the adapter."""
+    probes = [{**probe, "trained": [-2.4 for _ in probe["positions"]]} for probe in PROBES]
+    asked = []
+
+    def reference(served):
+        asked.append(served)
+        return [[-2.5 for _ in probe["positions"]] for probe in PROBES]
+
+    one, other = serve(effect=0.5), serve(effect=0.5)
+    found = prove(one, other, probes=probes, reference=reference)[other.url]["parity"]
+    assert asked == [SERVED, SERVED]
+    assert (found["engine_error_rms_nats"], found["engine_error_limit_nats"]) == (pytest.approx(0), 1e-4)
+    assert (found["base_shift_rms_nats"], found["base_shift_limit_nats"]) == (pytest.approx(0.1), None)
+
+
+def test_an_engine_that_computes_otherwise_is_refused(serve):
+    def reference(_):
+        return [[-2.6 for _ in probe["positions"]] for probe in PROBES]
+
+    with pytest.raises(JobFailed) as failed:
+        prove(serve(effect=0.5), reference=reference)
+    assert failed.value.code == Code.ADAPTER_PARITY_FAILED
+    assert "1.00e-01 nats" in failed.value.message
+
+
+@pytest.mark.parametrize("tokens", [(200, {"tokens": [1, 2, 4]}), (200, {"tokens": [1, 2]}), (400, {})])
+def test_other_tokens_are_refused(serve, tokens):
+    replica = serve(tokens=tokens)
+    with pytest.raises(JobFailed) as failed:
+        prove(replica)
+    assert failed.value.code == Code.ADAPTER_TEMPLATE_MISMATCH
+    assert failed.value.details["certificates"][replica.url]["template"]["difference"]["chat"] == "plain"
+
+
+@pytest.mark.parametrize("limits", [(200, {"base": BASE, "max_lora_rank": 16}), (404, {}), (200, [])])
+def test_a_replica_of_another_release_is_told_as_such(serve, limits):
+    with pytest.raises(JobFailed) as failed:
+        prove(serve(limits=limits))
+    assert failed.value.code == Code.SERVING_REFUSED
+    assert "same release" in failed.value.remedy
+
+
+def test_a_replica_that_does_not_tell_its_dtype_is_held_to_that_of_accelerators(serve):
+    replica = serve(limits=(200, {**LIMITS, "dtype": None}))
+    assert prove(replica)[replica.url]["base"]["dtype"] == "bfloat16"
 
 
 def test_every_replica_is_proven(serve):

@@ -20,7 +20,7 @@ from typing import Any, Final, Literal, overload
 import numpy as np
 import numpy.typing as npt
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 INDEX_NAME = "prepared.json"
 MAX_SKIPPED_LINES = 100
 RENAME_ATTEMPTS = 8

@@ -12,6 +12,7 @@ from shared.contract import AdapterSection, QuantSection
 from worker.training.model import attach_lora, load_quantised
 from worker.training.prepared import Row
 from worker.training.probes import MAX_PROBES, MAX_TOKENS, write_probes
+from worker.training.scoring import score_probes
 
 
 def example(length: int, learnt: range) -> Row:
@@ -66,3 +67,13 @@ def test_the_model_s_own_scores_are_written_beside_the_positions(lab, tmp_path):
     assert probe["trained"] == pytest.approx(
         [expected[at - 1, probe["token_ids"][at]].item() for at in probe["positions"]], abs=1e-5
     )
+
+
+def test_a_run_records_what_the_model_says_of_its_probes(finished, lab):
+    from peft import PeftModel
+
+    cpu = torch.device("cpu")
+    model = PeftModel.from_pretrained(load_quantised(lab.base, QuantSection(), cpu), finished.run_dir / "adapter")
+    probes = json.loads((finished.run_dir / "probes.json").read_text())["probes"]
+    for probe, scores in zip(probes, score_probes(model, probes, cpu), strict=True):
+        assert probe["trained"] == pytest.approx(scores, abs=1e-5)

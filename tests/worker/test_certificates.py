@@ -1,0 +1,171 @@
+"""Certificates: pure numbers in, a verdict out."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shared.errors import Code, JobFailed
+from worker.certificates import (
+    ENGINE_ERROR_LIMITS,
+    LOW_PRECISION_LIMIT,
+    Limits,
+    Measurements,
+    ServedBase,
+    certificate,
+    differences,
+    first_difference,
+    largest,
+    refuse_failed,
+    rms,
+    template_report,
+)
+from worker.probe_chats import CHATS, EncodedChats
+
+BASE = ServedBase("tiny", "d" * 64, None, "float32")
+EQUAL = template_report(EncodedChats([(CHATS[0], [1, 2])]), [[1, 2]])
+ids = st.lists(st.integers(0, 9), max_size=8)
+numbers = st.integers(-50_000, 0).map(lambda thousandths: thousandths / 1000)
+
+
+def measure(**changes):
+    """One probe of two positions: no noise, an effect of 1, no engine error, a shift of 0.1."""
+    values = {
+        "base": [[-2.0, -2.0]],
+        "base_again": [[-2.0, -2.0]],
+        "served": [[-1.0, -1.0]],
+        "trained": [[-1.1, -0.9]],
+        "reference": [[-1.0, -1.0]],
+    }
+    return Measurements(**{**values, **changes})
+
+
+def judge(on=BASE, template=EQUAL, floor=1e-3, base_shift=None, **changes):
+    return certificate(on, measure(**changes), template, Limits(floor, base_shift))
+
+
+def test_a_sound_certificate_is_json_with_every_number():
+    found = judge()
+    assert json.loads(json.dumps(found)) == found
+    assert (found["passed"], found["failed"], found["probes"], found["positions"]) == (True, [], 1, 2)
+    assert (found["effect_rms_nats"], found["effect_max_nats"], found["noise_rms_nats"]) == (1.0, 1.0, 0.0)
+    assert found["parity"] == {
+        "engine_error_rms_nats": 0.0,
+        "engine_error_max_nats": 0.0,
+        "engine_error_limit_nats": 1e-4,
+        "base_shift_rms_nats": pytest.approx(0.1),
+        "base_shift_max_nats": pytest.approx(0.1),
+        "base_shift_limit_nats": None,
+    }
+
+
+@pytest.mark.parametrize(
+    ("changes", "failed"),
+    [
+        ({"served": [[-2.0, -2.0]], "reference": [[-2.0, -2.0]]}, ["effect"]),
+        ({"served": [[math.nan, -1.0]], "reference": None}, ["effect"]),
+        ({"base_again": [[-2.5, -2.5]]}, ["effect"]),
+        ({"floor": 2.0}, ["effect"]),
+        ({"reference": [[-1.0, -1.001]]}, ["engine_error"]),
+        ({"reference": [[-1.0, math.nan]]}, ["engine_error"]),
+        ({"reference": [[-1.0, -1.00001]]}, []),
+        ({"reference": None}, []),
+        ({"trained": None}, []),
+        ({"base_shift": 0.01}, ["base_shift"]),
+        ({"base_shift": 0.2}, []),
+        ({"base_shift": 0.2, "trained": None}, ["base_shift"]),
+        ({"template": template_report(EncodedChats([(CHATS[0], [1, 2])]), [[1, 3]])}, ["template"]),
+        ({"template": template_report(EncodedChats([(CHATS[0], [1, 2])]), [None])}, ["template"]),
+        ({"template": template_report(EncodedChats([], ["plain"]), [])}, ["template"]),
+    ],
+)
+def test_verdicts(changes, failed):
+    found = judge(**changes)
+    assert (found["failed"], found["passed"]) == (failed, not failed)
+
+
+def test_nothing_measured_proves_nothing():
+    empty = Measurements([], [], [], [], [])
+    assert certificate(BASE, empty, EQUAL, Limits(1e-3))["failed"] == ["effect"]
+
+
+def test_other_dtypes_have_a_limit_of_their_own():
+    for dtype in ("bfloat16", "float16"):
+        on = ServedBase("tiny", "d" * 64, None, dtype)
+        assert judge(on, reference=[[-1.0, -1.04]])["passed"]
+        assert judge(on, reference=[[-1.0, -1.2]])["failed"] == ["engine_error"]
+    assert max(ENGINE_ERROR_LIMITS.values()) < LOW_PRECISION_LIMIT
+
+
+@pytest.mark.parametrize(
+    ("changes", "code", "said"),
+    [
+        ({"served": [[-2.0, -2.0]], "reference": None}, Code.ADAPTER_NO_EFFECT, ["0.00e+00 nats", "noise"]),
+        ({"reference": [[-1.0, -1.1]]}, Code.ADAPTER_PARITY_FAILED, ["7.07e-02 nats", "float32", "1e-04"]),
+        ({"base_shift": 0.01}, Code.ADAPTER_PARITY_FAILED, ["1.00e-01 nats", "1.00e-02"]),
+        ({"base_shift": 0.01, "trained": None}, Code.ADAPTER_PARITY_FAILED, ["unknown distance"]),
+        (
+            {"template": template_report(EncodedChats([(CHATS[0], [1, 2])]), [[1, 3]])},
+            Code.ADAPTER_TEMPLATE_MISMATCH,
+            ["'plain'", "token 3", "position 1", "has 2"],
+        ),
+        (
+            {"template": template_report(EncodedChats([(CHATS[0], [1, 2])]), [None])},
+            Code.ADAPTER_TEMPLATE_MISMATCH,
+            ["refuses", "'plain'"],
+        ),
+        (
+            {"template": template_report(EncodedChats([], ["plain"]), [])},
+            Code.ADAPTER_TEMPLATE_MISMATCH,
+            ["no probe chat"],
+        ),
+    ],
+)
+def test_a_refusal_says_its_numbers_and_carries_every_certificate(changes, code, said):
+    certificates = {"http://one": judge(), "http://two": judge(**changes)}
+    with pytest.raises(JobFailed) as failed:
+        refuse_failed("a@b", certificates)
+    assert failed.value.code == code
+    assert "http://two" in failed.value.message
+    assert all(words in failed.value.message for words in said), failed.value.message
+    assert failed.value.details == {"certificates": certificates}
+    assert failed.value.remedy
+    assert not failed.value.retryable
+
+
+def test_sound_certificates_are_not_refused():
+    refuse_failed("a@b", {"http://one": judge(), "http://two": judge()})
+
+
+@given(ids, ids)
+def test_difference_is_found_exactly_where_it_is(ours, theirs):
+    found = first_difference(ours, theirs)
+    if found is None:
+        assert ours == theirs
+        return
+    at = found["position"]
+    assert ours[:at] == theirs[:at]
+    assert found["trainer_id"] == (ours[at] if at < len(ours) else None)
+    assert found["server_id"] == (theirs[at] if at < len(theirs) else None)
+    assert found["trainer_id"] != found["server_id"]
+
+
+@given(st.lists(st.lists(st.tuples(numbers, numbers), max_size=4), max_size=4))
+def test_rms_is_between_nothing_and_the_largest(pairs):
+    one, other = ([[pair[side] for pair in probe] for probe in pairs] for side in (0, 1))
+    found = differences(one, other)
+    assert len(found) == sum(map(len, pairs))
+    assert 0 <= rms(found) <= largest(found) * (1 + 1e-9)
+    assert rms(found) * math.sqrt(max(len(found), 1)) >= largest(found) * (1 - 1e-9)
+    assert rms(differences(one, one)) == 0
+
+
+@given(numbers, st.floats(1e-6, 10))
+def test_the_verdict_is_the_limit_s(start, error):
+    probe = {"base": [[start + 1]], "base_again": [[start + 1]], "served": [[start]], "trained": None}
+    found = judge(reference=[[start - error]], **probe)
+    assert ("engine_error" in found["failed"]) == (found["parity"]["engine_error_rms_nats"] > 1e-4)

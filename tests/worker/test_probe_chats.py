@@ -1,0 +1,91 @@
+"""Probe chats: the trainer's own code and transformers' agree on every one, and templates may refuse some."""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer as Backend
+from tokenizers import decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from shared.answers import served_tools
+from shared.tokenizer import Tokenizer
+from worker.certificates import template_report
+from worker.probe_chats import CHATS, encode_chats
+
+TOOLED = (
+    "{% for tool in tools or [] %}[{{ tool | tojson }}]{% endfor %}"
+    "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}"
+    "{% for call in m.tool_calls or [] %}({{ call.function.name }} {{ call.function.arguments | tojson }}){% endfor %}<|end|>"
+    "{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+STRICT = (
+    "{% if tools %}{{ raise_exception('no tools') }}{% endif %}"
+    "{% for m in messages %}{% if m.role not in ['user', 'assistant'] %}{{ raise_exception('no ' + m.role) }}{% endif %}"
+    "<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}"
+)
+
+
+def write_tokenizer(folder: Path, template: str) -> Path:
+    alphabet = {letter: at for at, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    backend = Backend(models.BPE(vocab=alphabet, merges=[]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    ends = {"eos_token": "<|end|>", "pad_token": "<|end|>"}
+    PreTrainedTokenizerFast(tokenizer_object=backend, chat_template=template, **ends).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def tooled(tmp_path):
+    return write_tokenizer(tmp_path, TOOLED)
+
+
+def test_every_kind_of_chat_is_there(tooled):
+    encoded = encode_chats(Tokenizer.load(tooled))
+    assert encoded.skipped == []
+    assert {chat.name for chat, _ in encoded.chats} >= {"system", "multi-turn", "learnt", "tools", "unicode"}
+    assert all(ids for _, ids in encoded.chats)
+
+
+def test_ids_equal_those_of_transformers(tooled):
+    theirs = PreTrainedTokenizerFast.from_pretrained(tooled)
+    for chat, ids in encode_chats(Tokenizer.load(tooled)).chats:
+        messages = json.loads(json.dumps(chat.messages))
+        for message in messages:
+            for call in message.get("tool_calls", []):
+                call["function"]["arguments"] = json.loads(call["function"]["arguments"])
+        text = theirs.apply_chat_template(
+            messages, tools=served_tools(chat.tools), add_generation_prompt=chat.prompt, tokenize=False
+        )
+        assert theirs(text, add_special_tokens=False)["input_ids"] == ids, chat.name
+
+
+def test_what_the_template_refuses_is_skipped_and_named(tmp_path):
+    encoded = encode_chats(Tokenizer.load(write_tokenizer(tmp_path, STRICT)))
+    assert encoded.skipped == ["system", "tools"]
+    assert [chat.name for chat, _ in encoded.chats] == ["plain", "multi-turn", "learnt", "unicode"]
+
+
+@pytest.mark.parametrize("at", range(0, len(STRICT), 7))
+def test_a_changed_byte_that_is_written_is_seen(tmp_path, at):
+    """Any byte of the template: either it changes no id of any probe chat, or the report is red and names a chat."""
+    ours = encode_chats(Tokenizer.load(write_tokenizer(tmp_path / "ours", STRICT)))
+    changed = STRICT[:at] + ("~" if STRICT[at] != "~" else "-") + STRICT[at + 1 :]
+    theirs = {}
+    with suppress(Exception):  # a template that is broken altogether: every chat is refused
+        found = encode_chats(Tokenizer.load(write_tokenizer(tmp_path / "theirs", changed))).chats
+        theirs = {chat.name: ids for chat, ids in found}
+    report = template_report(ours, [theirs.get(chat.name) for chat, _ in ours.chats])
+    same = all(theirs.get(chat.name) == ids for chat, ids in ours.chats)
+    assert report["equal"] == same
+    assert same or report["difference"]["chat"] in report["chats"]
+
+
+def test_the_chats_are_json_as_clients_send_it():
+    assert all(isinstance(json.dumps([chat.messages, chat.tools]), str) for chat in CHATS)
+    (call,) = next(chat for chat in CHATS if chat.name == "tools").messages[1]["tool_calls"]
+    assert isinstance(call["function"]["arguments"], str)

@@ -1,0 +1,122 @@
+"""A base's dequantised twin: ``python -m worker.dequantize BASE_DIR OUT_DIR [--no-double-quant]``.
+
+Every weight that training holds in NF4 is replaced by the values that training computes with; everything else, byte for
+byte, is the base's. Served with it, an adapter meets the model it was trained on. Each tensor keeps its dtype, so a
+shard keeps its layout: it is copied, and the new values are written over the old ones, one tensor at a time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from bitsandbytes.functional import dequantize_4bit, quantize_4bit
+from safetensors import safe_open
+
+from shared.catalog import model_files
+from shared.errors import ArtifactInvalid, Code, ContractRejected, MensError
+from shared.layout import read_folder_tensors, read_tensors
+from shared.model_config import Family, parse_model_config
+from shared.model_tensors import linear_layers
+from worker.process import EXIT_FAILED
+from worker.training.names import namespaces
+
+BLOCK_SIZE = 64
+"""Weights that share one scale: bitsandbytes' default, which training uses."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Command line; returns the exit code, and says on stderr what is wrong."""
+    parser = argparse.ArgumentParser(prog="python -m worker.dequantize", description=__doc__)
+    parser.add_argument("base", type=Path, metavar="BASE_DIR", help="folder of the base model")
+    parser.add_argument("out", type=Path, metavar="OUT_DIR", help="folder to create")
+    parser.add_argument("--no-double-quant", dest="double_quant", action="store_false", help="as quant.double_quant")
+    arguments = parser.parse_args(argv)
+    try:
+        write_twin(arguments.base, arguments.out, arguments.double_quant)
+    except MensError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return EXIT_FAILED
+    return 0
+
+
+def write_twin(base: Path, out: Path, double_quant: bool = True) -> None:
+    """Write the twin's folder, which must not exist yet; it appears complete or not at all.
+
+    Raises:
+        ContractRejected: ``CONTRACT_UNSUPPORTED``: a family whose weights are not quantised as they are stored.
+        ArtifactInvalid: ``SAFETENSORS_INVALID``, or ``BLOCK_INVENTORY_INCOMPLETE``: a weight is missing.
+    """
+    if out.exists():
+        raise FileExistsError(f"{out} exists already; a base model is never overwritten")
+    quantised = quantised_tensors(base)
+    partial = out.with_name(f".{out.name}.{os.getpid()}.partial")
+    partial.mkdir(parents=True)
+    try:
+        for path in model_files(base):
+            shutil.copyfile(path, partial / path.name)
+            (partial / path.name).chmod(0o644)
+            if path.suffix == ".safetensors":
+                rewrite_shard(path, partial / path.name, quantised, double_quant)
+        partial.rename(out)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def quantised_tensors(base: Path) -> set[str]:
+    """Names, as the base stores them, of the weights that training holds in NF4: all linear layers but the head."""
+    config = parse_model_config(json.loads((base / "config.json").read_bytes()))
+    if config.family is Family.GPT2:
+        raise ContractRejected(
+            Code.CONTRACT_UNSUPPORTED,
+            "A GPT-2 model has no twin: its layers are stored transposed, and the serving engine takes no adapter for it.",
+            remedy="Use a base of another family.",
+            param="model",
+        )
+    tensors, (trained, stored) = read_folder_tensors(base), namespaces(base)
+    names = {f"{stored}{name.removeprefix(trained)}.weight" for name in linear_layers(config)}
+    if missing := sorted(names - tensors.keys()):
+        raise ArtifactInvalid(
+            Code.BLOCK_INVENTORY_INCOMPLETE,
+            f"The base has no tensor {missing[0]}, which its config implies ({len(missing)} are missing).",
+            remedy="Fetch the model again.",
+            param=missing[0],
+        )
+    return names
+
+
+def rewrite_shard(source: Path, target: Path, quantised: set[str], double_quant: bool) -> None:
+    """Write the dequantised values over those weights of a copied shard that are to be quantised."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    offsets = data_offsets(source)
+    with safe_open(source, framework="pt") as shard, target.open("r+b") as file:
+        for name in sorted(quantised & offsets.keys()):
+            weight = through_nf4(shard.get_tensor(name).to(device), double_quant).cpu()
+            file.seek(offsets[name])
+            file.write(weight.contiguous().view(torch.uint8).numpy().data)
+
+
+def data_offsets(path: Path) -> dict[str, int]:
+    """Where in a safetensors file each tensor's data begins, in bytes."""
+    read_tensors(path)  # refuses a damaged header
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(length))
+    return {name: 8 + length + entry["data_offsets"][0] for name, entry in header.items() if name != "__metadata__"}
+
+
+def through_nf4(weight: torch.Tensor, double_quant: bool) -> torch.Tensor:
+    """The weight as training computes with it: quantised to NF4 and back (arXiv 2305.14314 §3), in its own dtype."""
+    packed, state = quantize_4bit(weight, blocksize=BLOCK_SIZE, compress_statistics=double_quant, quant_type="nf4")
+    back: torch.Tensor = dequantize_4bit(packed, state)
+    return back.view(weight.shape).to(weight.dtype)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

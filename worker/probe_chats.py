@@ -1,0 +1,101 @@
+"""Probe chats: what the template certificate is made of. The trainer's token ids of each must be the replica's.
+
+The chats are written as OpenAI's clients send them. The trainer's side of the comparison is the very code that encoded
+the training rows (`shared/tokenizer.py`); it runs at the moment of the comparison, because some templates write the date.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from shared.answers import plain_messages, served_tools
+from shared.errors import InvalidRequest
+from shared.tokenizer import Tokenizer
+from shared.training_row import Message
+
+TOOLS: list[dict[str, Any]] = [
+    {
+        "type": "function",
+        "function": {
+            "name": "look_up",
+            "description": "Look a word up.",
+            "parameters": {
+                "type": "object",
+                "properties": {"word": {"type": "string"}, "limit": {"type": "integer"}},
+                "required": ["word"],
+            },
+        },
+    },
+    {"function": {"parameters": {"type": "object", "properties": {}}, "name": "list_words"}, "type": "function"},
+]
+CALL = {"id": "call00001", "type": "function", "function": {"name": "look_up", "arguments": '{"word": "naïve"}'}}
+UNICODE = " Two  words\n\n\tand Ångström, e\u0301, 数据 🙂👩\u200d🔬, don't 12345 x_y(): <b>&amp;</b> \n"
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeChat:
+    """One chat that both sides turn into token ids.
+
+    Attributes:
+        prompt: whether the text ends where the assistant is to begin, as when it is asked; else the chat is whole, as
+            when it is learnt.
+    """
+
+    name: str
+    messages: list[dict[str, Any]]
+    tools: list[dict[str, Any]] | None = None
+    prompt: bool = True
+
+
+def _turn(role: str, content: str, **more: Any) -> dict[str, Any]:
+    return {"role": role, "content": content, **more}
+
+
+CHATS = (
+    ProbeChat("plain", [_turn("user", "What is a bug?")]),
+    ProbeChat("system", [_turn("system", "Be brief."), _turn("user", "What is a bug?")]),
+    ProbeChat(
+        "multi-turn",
+        [_turn("user", "What is a bug?"), _turn("assistant", "A mistake."), _turn("user", "And what is a test?")],
+    ),
+    ProbeChat("learnt", [_turn("user", "What is a bug?"), _turn("assistant", "A mistake.")], prompt=False),
+    ProbeChat(
+        "tools",
+        [
+            _turn("user", "What does naïve mean?"),
+            _turn("assistant", "", tool_calls=[CALL]),
+            _turn("tool", '{"meaning": "without guile"}', tool_call_id=CALL["id"]),
+        ],
+        tools=TOOLS,
+    ),
+    ProbeChat("unicode", [_turn("user", UNICODE)]),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedChats:
+    """The probe chats with the trainer's token ids; ``skipped``: names of those that the template does not take."""
+
+    chats: list[tuple[ProbeChat, list[int]]] = field(default_factory=list)
+    skipped: list[str] = field(default_factory=list)
+
+
+def encode_chats(tokenizer: Tokenizer, chats: Sequence[ProbeChat] = CHATS) -> EncodedChats:
+    """The trainer's token ids of the probe chats."""
+    encoded = EncodedChats()
+    for chat in chats:
+        try:
+            encoded.chats.append((chat, _encode(tokenizer, chat)))
+        except InvalidRequest:  # the template's own refusal, e.g. of a system turn or of tools
+            encoded.skipped.append(chat.name)
+    return encoded
+
+
+def _encode(tokenizer: Tokenizer, chat: ProbeChat) -> list[int]:
+    messages = plain_messages(msgspec.convert(chat.messages, list[Message]))
+    text = tokenizer.render(messages, served_tools(chat.tools), add_generation_prompt=chat.prompt).text
+    return tokenizer.encode(text).ids

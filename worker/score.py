@@ -1,0 +1,90 @@
+"""The scoring process: ``python -m worker.score plan.json run_dir/`` scores probes the trainer's way, for the publisher.
+
+transformers and peft compute on the very weights that are served, and what a replica says differently is the serving
+engine's error. A process of its own, because the publisher's never imports torch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from peft import PeftConfig, PeftModel, get_peft_model, set_peft_model_state_dict
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+from shared.errors import ArtifactInvalid, Code, JobFailed
+from shared.manifest import WEIGHTS_NAME
+from worker.process import StopSignals, die_with_worker, run_engine
+from worker.rundir import read_json, write_json
+from worker.score_run import SCORES_NAME, ScoreRun
+from worker.training.model import pick_device
+from worker.training.names import namespaces, renamed
+from worker.training.scoring import score_probes
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Command line of the scoring; returns the exit code (`worker/process.py`)."""
+    parser = argparse.ArgumentParser(prog="python -m worker.score", description=__doc__)
+    parser.add_argument("plan", type=Path, help="plan.json of a score run")
+    parser.add_argument("run_dir", type=Path, help=f"folder that receives {SCORES_NAME}")
+    arguments = parser.parse_args(argv)
+    die_with_worker()
+    StopSignals()  # a few forward passes: they end by themselves, or by a kill after the grace time
+    run = ScoreRun.model_validate_json(arguments.plan.read_bytes())
+    return run_engine(lambda: score(run, arguments.run_dir), arguments.run_dir)
+
+
+def score(run: ScoreRun, run_dir: Path) -> None:
+    """Score every probe and write the numbers.
+
+    Raises:
+        JobFailed: ``OUT_OF_MEMORY``: the base does not fit in full precision where it fitted in NF4.
+    """
+    probes = (read_json(Path(run.probes)) or {"probes": []})["probes"]
+    device = pick_device(run.device)
+    try:
+        model = load(Path(run.base), Path(run.adapter), getattr(torch, run.dtype), device)
+        write_json(run_dir / SCORES_NAME, {"scores": score_probes(model, probes, device)})
+    except torch.OutOfMemoryError as error:
+        raise JobFailed(
+            Code.OUT_OF_MEMORY,
+            f"The base does not fit into this worker's memory in {run.dtype}, so the engine error cannot be measured.",
+            remedy="Set MENS_PARITY=shift on the worker, or publish from a worker with more memory.",
+        ) from error
+
+
+def load(base: Path, adapter: Path, dtype: torch.dtype, device: torch.device) -> PeftModel:
+    """The full-precision base with the adapter on it.
+
+    Raises:
+        ArtifactInvalid: ``ADAPTER_SHAPE_MISMATCH``: a layer of the adapter finds no layer of the base.
+    """
+    model = AutoModelForCausalLM.from_pretrained(
+        base,
+        dtype=dtype,
+        device_map={"": device},
+        trust_remote_code=False,
+        local_files_only=True,
+        use_safetensors=True,
+    )
+    tuned = get_peft_model(model, PeftConfig.from_pretrained(adapter))
+    assert isinstance(tuned, PeftModel)
+    trained, stored = namespaces(base)
+    # peft's own loading would pass over names it does not know, and the base alone would be scored.
+    found = set_peft_model_state_dict(tuned, renamed(load_file(adapter / WEIGHTS_NAME), stored, trained))
+    if strangers := [*found.unexpected_keys, *(key for key in found.missing_keys if ".lora_" in key)]:
+        raise ArtifactInvalid(
+            Code.ADAPTER_SHAPE_MISMATCH,
+            f"The base has no layer for the adapter's {strangers[0]}, or the adapter none for the base's.",
+            remedy="Train the adapter again on this base.",
+            param=strangers[0],
+        )
+    return tuned
+
+
+if __name__ == "__main__":
+    sys.exit(main())
