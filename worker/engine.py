@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
@@ -12,10 +13,12 @@ from enum import Enum
 from pathlib import Path
 from typing import IO, Any
 
+from shared.contract import Device, FineTuneContract
 from shared.errors import Code, JobFailed, MensError
 from worker.process import CANCEL_SIGNAL, EXIT_CANCELLED, EXIT_FAILED, EXIT_PAUSED, PARENT_VARIABLE, PAUSE_SIGNAL
 from worker.rundir import ERROR_NAME, LOG_NAME, PLAN_NAME, TELEMETRY_NAME, read_json
 
+LAUNCHER = "worker.launch"
 LOG_TAIL_LINES = 15
 
 
@@ -28,19 +31,37 @@ class Ending(Enum):
 
 
 class Engine:
-    """One run of ``python -m <module> plan.json run_dir``."""
+    """One run of ``python -m <module> plan.json run_dir``.
 
-    def __init__(self, module: str, run_dir: Path, *, resume: Path | None = None, threads: int = 0) -> None:
+    Args:
+        resume: checkpoint to go on from.
+        cache: folder of encoded data files.
+        threads: CPU threads of the whole engine; 0 leaves it to torch.
+        processes: more than one are started through `worker/launch.py`, whose signals and exit codes are the same.
+    """
+
+    def __init__(
+        self,
+        module: str,
+        run_dir: Path,
+        *,
+        resume: Path | None = None,
+        cache: Path | None = None,
+        threads: int = 0,
+        processes: int = 1,
+    ) -> None:
         self.run_dir = run_dir
         self._log = (run_dir / LOG_NAME).open("ab")
-        command = [sys.executable, "-m", module, str(run_dir / PLAN_NAME), str(run_dir)]
+        what = [module] if processes == 1 else [LAUNCHER, str(processes), module]
+        command = [sys.executable, "-m", *what, str(run_dir / PLAN_NAME), str(run_dir)]
         command += ["--resume", str(resume)] if resume else []
+        command += ["--cache", str(cache)] if cache else []
         self._process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
             stdout=self._log,
             stderr=self._log,
-            env=_environment(threads),
+            env=_environment(threads, processes),
             process_group=0,
         )
         self._telemetry: IO[bytes] | None = None
@@ -138,8 +159,30 @@ class Engine:
         return text.splitlines()[-LOG_TAIL_LINES:]
 
 
-def _environment(threads: int) -> dict[str, str]:
+def count_processes(asked: int, contract: FineTuneContract) -> int:
+    """Processes of a fine-tune run: as many as were asked for, and never more than a step has rows.
+
+    Args:
+        asked: 0 is one for every GPU that the engine will see.
+    """
+    gpus = 0 if contract.device.device is Device.CPU else visible_gpus()
+    return min(asked or max(1, gpus), contract.exec.batch_size * contract.exec.grad_accum)
+
+
+def visible_gpus(devices: Path = Path("/dev")) -> int:
+    """GPUs that CUDA would show, without asking it: a worker's task never loads torch."""
+    here = len([path for path in devices.glob("nvidia[0-9]*") if path.name.removeprefix("nvidia").isdigit()])
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if named is None:
+        return here
+    names = itertools.takewhile(lambda name: name not in ("", "-1"), (name.strip() for name in named.split(",")))
+    return min(here, len(list(names)))
+
+
+def _environment(threads: int, processes: int) -> dict[str, str]:
     environment = {**os.environ, PARENT_VARIABLE: str(os.getpid()), "TOKENIZERS_PARALLELISM": "false"}
+    if processes > 1:  # each would take all of them
+        threads = max(1, (threads or len(os.sched_getaffinity(0))) // processes)
     if threads:
         environment["OMP_NUM_THREADS"] = str(threads)
     return environment

@@ -8,7 +8,7 @@ from typing import Any
 
 from shared.catalog import BaseModelEntry, LocalSource
 from shared.digest import digest_file
-from shared.errors import ArtifactInvalid, Code
+from shared.errors import ArtifactInvalid, Code, JobFailed
 from shared.job import NewEvent
 from shared.jobstate import Stage
 from shared.lease import ResultFile
@@ -18,8 +18,10 @@ from shared.preflight import Asked, InputFile, Machine, preflight
 from shared.registry import NewAdapter
 from shared.storage import Storage
 from worker.attempt import Attempt
-from worker.engine import Engine
-from worker.publish import certify
+from worker.certificates import Limits
+from worker.engine import Engine, count_processes
+from worker.parity import TrainerSide
+from worker.publish import Proof, certify
 from worker.rundir import (
     ADAPTER_FOLDER,
     CHECKPOINTS_FOLDER,
@@ -62,16 +64,26 @@ def train(attempt: Attempt, plan: ExecutionPlan) -> None:
     attempt.heed()
     attempt.enter(Stage.TRAINING, "Starting the engine.")
     resume = newest_checkpoint(attempt.earlier_runs())
-    attempt.follow(Engine(ENGINE, attempt.run_dir, resume=resume, threads=attempt.settings.trainer_threads))
+    settings = attempt.settings
+    engine = Engine(
+        ENGINE,
+        attempt.run_dir,
+        resume=resume,
+        cache=settings.prepared_dir,
+        threads=settings.trainer_threads,
+        processes=count_processes(settings.trainer_processes, plan.contract),
+    )
+    attempt.follow(engine)
 
 
 def locate_inputs(attempt: Attempt, plan: ExecutionPlan) -> TrainingInputs:
     """Paths of the plan's inputs on this machine, their contents checked."""
-    validation = plan.validation
+    validation, replay = plan.validation, plan.replay
     return TrainingInputs(
         base=str(attempt.locate_base(plan.base)),
         train=str(open_verified(attempt.storage, plan.train.sha256)),
         validation=str(open_verified(attempt.storage, validation.sha256)) if validation else None,
+        replay=str(open_verified(attempt.storage, replay.sha256)) if replay else None,
     )
 
 
@@ -83,7 +95,7 @@ def check_inputs(attempt: Attempt, run: TrainingRun) -> None:
     """
     plan, inputs = run.plan, run.inputs
     entry = BaseModelEntry(name=plan.base.name, source=LocalSource(path=inputs.base), digests=plan.base.digests)
-    validation = plan.validation
+    validation, replay = plan.validation, plan.replay
     checked = preflight(
         Asked(plan.contract.model_dump(mode="json"), name=plan.adapter_name),
         entry,
@@ -91,6 +103,7 @@ def check_inputs(attempt: Attempt, run: TrainingRun) -> None:
         InputFile(plan.train.file_id, plan.train.sha256, Path(inputs.train)),
         InputFile(validation.file_id, validation.sha256, Path(inputs.validation or "")) if validation else None,
         Machine(),
+        InputFile(replay.file_id, replay.sha256, Path(inputs.replay or "")) if replay else None,
     )
     record = checked.record()
     write_json(attempt.run_dir / PREFLIGHT_NAME, record)
@@ -140,21 +153,35 @@ def store_adapter(storage: Storage, folder: Path, *, final: bool) -> NewAdapter:
 
 
 def publish(attempt: Attempt, plan: ExecutionPlan, adapter: NewAdapter, run_dir: Path) -> NewAdapter:
-    """Prove the adapter on every serving replica, unless the contract asks for training only."""
+    """Certify the adapter on every serving replica, unless the contract asks for training only.
+
+    Raises:
+        MensError: see `worker/publish.py`; an adapter whose certificates did not hold is quarantined.
+    """
     if not plan.contract.artifact.publish:
         return adapter
-    attempt.enter(Stage.PUBLISHING, "Loading the adapter on the serving tier and probing its effect.")
-    probes = read_json(run_dir / PROBES_NAME) or {"probes": []}
-    certificates = certify(
-        attempt.settings.serving_urls,
-        attempt.settings.serving_key.get_secret_value(),
-        plan.base.name,
-        adapter.id,
-        probes["probes"],
-        effect_floor=attempt.settings.effect_floor,
-        timeout_seconds=attempt.settings.publish_timeout_seconds,
-        heed=attempt.heed,
+    attempt.enter(Stage.PUBLISHING, "Loading the adapter on the serving tier and measuring its certificates.")
+    settings = attempt.settings
+    trainer = TrainerSide(attempt, plan.base, plan.contract.device, run_dir)
+    proof = Proof(
+        adapter_id=adapter.id,
+        probes=(read_json(run_dir / PROBES_NAME) or {"probes": []})["probes"],
+        encode_chats=trainer.encode_chats,
+        reference=trainer.scores if settings.parity == "full" else None,
+        limits=Limits(settings.effect_floor, settings.base_shift_limit),
     )
+    try:
+        certificates = certify(
+            settings.serving_urls,
+            settings.serving_key.get_secret_value(),
+            proof,
+            timeout_seconds=settings.publish_timeout_seconds,
+            heed=attempt.heed,
+        )
+    except JobFailed as error:
+        if failed := error.details.get("certificates"):
+            attempt.ledger.quarantine(attempt.lease, adapter.model_copy(update={"certificates": failed}))
+        raise
     return adapter.model_copy(update={"published": True, "certificates": certificates})
 
 

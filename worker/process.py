@@ -11,7 +11,7 @@ from types import FrameType
 
 from shared.errors import Code, JobFailed, MensError
 from shared.lifeline import die_with_parent
-from worker.rundir import ERROR_NAME, write_json
+from worker.rundir import ENDING_NAME, ERROR_NAME, FIRST_PROCESS_NAME, write_json
 
 EXIT_FAILED = 3
 """The engine failed with a coded error, written to ``error.json``."""
@@ -19,6 +19,8 @@ EXIT_PAUSED = 10
 """The engine wrote a checkpoint and stopped because it was asked to."""
 EXIT_CANCELLED = 11
 """The engine stopped because it was asked to; nothing more was written."""
+EXIT_PEER_LOST = 12
+"""This process of several ended because another one had; only the launcher sees it (`worker/launch.py`)."""
 
 PAUSE_SIGNAL = signal.SIGUSR1
 CANCEL_SIGNAL = signal.SIGTERM
@@ -32,6 +34,10 @@ class StopRequested(Exception):
     def __init__(self, exit_code: int) -> None:
         super().__init__(exit_code)
         self.exit_code = exit_code
+
+
+class PeerLost(Exception):
+    """Raised where processes wait for each other: another one has ended, and it has said why."""
 
 
 class StopSignals:
@@ -62,12 +68,38 @@ def die_with_worker() -> None:
         die_with_parent(int(parent))
 
 
+def under_torchrun() -> bool:
+    """Whether torchrun has started this process, beside others of the same run."""
+    return "TORCHELASTIC_RUN_ID" in os.environ
+
+
+def announce(run_dir: Path) -> None:
+    """Tell the launcher that the first of several processes can take signals now."""
+    if under_torchrun() and os.environ["RANK"] == "0":
+        write_json(run_dir / FIRST_PROCESS_NAME, {"pid": os.getpid()})
+
+
 def run_engine(work: Callable[[], object], run_dir: Path) -> int:
-    """Run an engine's work and turn however it ends into an exit code and, on failure, an ``error.json``."""
+    """Run an engine's work and turn however it ends into an exit code and, on failure, an ``error.json``.
+
+    torchrun makes 1 of every exit code and ends the other processes at the first that is not 0. So under torchrun the
+    code goes into ``ending.json``, and a process that was asked to stop ends with 0.
+    """
+    code = _run(work, run_dir)
+    if not under_torchrun():
+        return code
+    if code not in (0, EXIT_PEER_LOST):
+        write_json(run_dir / ENDING_NAME, {"exit_code": code})
+    return 0 if code in (EXIT_PAUSED, EXIT_CANCELLED) else code
+
+
+def _run(work: Callable[[], object], run_dir: Path) -> int:
     try:
         work()
     except StopRequested as stop:
         return stop.exit_code
+    except PeerLost:
+        return EXIT_PEER_LOST
     except MensError as error:
         return _fail(run_dir, error)
     except Exception as error:

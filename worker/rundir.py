@@ -2,6 +2,7 @@
 
 plan.json  training-preflight.json                           before it runs
 telemetry.jsonl  tensorboard/  engine.log  error.json         while it runs
+first_process.pid  ending.json                               of several processes: whom to signal, how they ended
 checkpoints/step-…/                                          to go on from
 prepared/                                                    encoded data, when no cache is named
 adapter/ (or model/)  probes.json  metrics.csv               what was made
@@ -12,6 +13,7 @@ run_summary.json                                             written last: it ma
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,8 @@ PLAN_NAME = "plan.json"
 TELEMETRY_NAME = "telemetry.jsonl"
 LOG_NAME = "engine.log"
 ERROR_NAME = "error.json"
+FIRST_PROCESS_NAME = "first_process.pid"
+ENDING_NAME = "ending.json"
 CHECKPOINTS_FOLDER = "checkpoints"
 ADAPTER_FOLDER = "adapter"
 MODEL_FOLDER = "model"
@@ -32,7 +36,7 @@ SUMMARY_NAME = "run_summary.json"
 
 def write_json(path: Path, value: object) -> None:
     """Write JSON in one step: the file is there whole or not at all."""
-    temporary = path.with_name(path.name + ".tmp")
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     temporary.write_text(json.dumps(value, indent=2, sort_keys=True) + "\n")
     temporary.replace(path)
 

@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
-from pydantic import Field
+from typing import Annotated, Literal
+
+from pydantic import BeforeValidator, Field
+from pydantic_settings import NoDecode
 
 from shared.settings import Settings
+from worker.training.trackers import DEFAULT_TRACKERS, TrackerName, parse_trackers
+
+
+def _tracker_names(value: object) -> object:
+    return parse_trackers(value) if isinstance(value, str) else value
 
 
 class WorkerSettings(Settings):
@@ -16,4 +24,16 @@ class WorkerSettings(Settings):
     stop_grace_seconds: float = Field(60.0, gt=0, description="Time for the engine to stop before it is killed.")
     publish_timeout_seconds: float = Field(180.0, gt=0, description="How long a serving replica may be away.")
     trainer_threads: int = Field(0, ge=0, description="CPU threads of the engine; 0 leaves it to torch.")
+    trainer_processes: int = Field(1, ge=0, description="Processes that share a fine-tune job; 0: one per GPU.")
     effect_floor: float = Field(1e-3, gt=0, description="Nats (RMS) by which an adapter must move the probes.")
+    parity: Literal["full", "shift"] = Field(
+        "full", description="full: publishing also scores the probes on the served base itself; shift: it does not."
+    )
+    base_shift_limit: float | None = Field(
+        None, gt=0, description="Nats (RMS) that the served base may be from the NF4 base; null: only reported."
+    )
+    # Read by the engine too, which gets the worker's environment; here so that a wrong name stops the worker at once.
+    trackers: Annotated[list[TrackerName], NoDecode, BeforeValidator(_tracker_names)] = Field(
+        list(DEFAULT_TRACKERS), description="Where runs can be followed: tensorboard, mlflow, wandb, or none."
+    )
+    git_sha: str | None = Field(None, description="Commit of this installation's code, for training manifests.")

@@ -1,7 +1,8 @@
 """The trainer: ``python -m worker.train plan.json run_dir/ [--resume CHECKPOINT] [--cache DIR]``.
 
 Reads a plan, needs neither queue nor database, and writes everything it makes into the run folder. The story, top to
-bottom: set up, resume, loop, save.
+bottom: set up, resume, loop, save. ``torchrun --standalone --nproc-per-node N -m worker.train …`` does the same in several
+processes that share each step, every one on its own GPU; the first one writes.
 """
 
 from __future__ import annotations
@@ -15,12 +16,21 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from shared.errors import Code, JobFailed
 from shared.manifest import AdapterManifest
 from shared.planner import TrainingRun
-from worker.process import EXIT_CANCELLED, EXIT_PAUSED, StopRequested, StopSignals, die_with_worker, run_engine
+from worker.process import (
+    EXIT_CANCELLED,
+    EXIT_PAUSED,
+    StopRequested,
+    StopSignals,
+    announce,
+    die_with_worker,
+    run_engine,
+)
 from worker.rundir import ADAPTER_FOLDER, PREPARED_FOLDER
 from worker.training.adapter import save_adapter
 from worker.training.batches import MicroBatch
@@ -35,8 +45,9 @@ from worker.training.prepared import Row
 from worker.training.probes import write_probes
 from worker.training.report import write_reports
 from worker.training.telemetry import Score, StepReport, Telemetry
-from worker.training.trackers import trackers_of
-from worker.training.trainer import Trainer, describe, gather_facts, set_up
+from worker.training.trackers import Trackers, trackers_of
+from worker.training.trainer import Trainer, agree_on_memory, agree_to_start, describe, gather_facts, set_up
+from worker.training.world import World
 
 MAX_NON_FINITE_STEPS = 3
 
@@ -52,6 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     die_with_worker()
     stop, run_dir = StopSignals(), arguments.run_dir
     run_dir.mkdir(parents=True, exist_ok=True)
+    announce(run_dir)
     run = TrainingRun.model_validate_json(arguments.plan.read_bytes())
     return run_engine(lambda: train(run, run_dir, arguments.resume, stop, arguments.cache), run_dir)
 
@@ -64,10 +76,13 @@ def train(run: TrainingRun, run_dir: Path, resume: Path | None, stop: StopSignal
     """
     trainer = set_up(run, run_dir, cache or run_dir / PREPARED_FOLDER)
     progress = take_up(trainer, resume)
+    agree_to_start(trainer, progress)
     with open_telemetry(trainer, progress) as telemetry:
         telemetry.emit("train_start", describe(trainer, progress))
         train_loop(trainer, progress, telemetry, stop)
-        finish(trainer, progress, telemetry)
+        if trainer.world.leads:
+            finish(trainer, progress, telemetry)
+    trainer.world.leave()
 
 
 def take_up(trainer: Trainer, resume: Path | None) -> Progress:
@@ -79,8 +94,9 @@ def take_up(trainer: Trainer, resume: Path | None) -> Progress:
 
 
 def open_telemetry(trainer: Trainer, progress: Progress) -> Telemetry:
-    """Telemetry and the trackers that the operator wants."""
-    trackers = trackers_of(os.environ)
+    """Telemetry and the trackers that the operator wants; the first of several processes tells for all."""
+    leads = trainer.world.leads
+    trackers = trackers_of(os.environ) if leads else Trackers([])
     trackers.start(trainer.plan, trainer.run_dir, progress.run_id)
     report = trainer.data.rows.report
     return Telemetry(
@@ -91,6 +107,7 @@ def open_telemetry(trainer: Trainer, progress: Progress) -> Telemetry:
         skips=report.skipped,
         trajectory_clamped=report.trajectory_clamped,
         trackers=trackers,
+        quiet=not leads,
     )
 
 
@@ -119,7 +136,14 @@ def train_loop(trainer: Trainer, progress: Progress, telemetry: Telemetry, stop:
 def optimizer_step(trainer: Trainer, progress: Progress, step: Step) -> StepReport:
     """One step of the optimizer. One whose loss or gradient is not finite changes nothing and is counted."""
     rows, rate = [trainer.data.row(number) for number in step.rows], trainer.rate_at(step.number)
-    score, batches = retry_on_out_of_memory(partial(trainer.micro_batches, rows), partial(gradients, trainer), progress)
+    mass = sum(float(row.weights.sum(dtype=np.float64)) for row in rows)
+    trainer.world.seed_step(trainer.plan.contract.exec.seed, step.number)
+    score, batches = retry_on_out_of_memory(
+        partial(trainer.micro_batches, rows), partial(gradients, trainer, mass=mass), progress
+    )
+    score = trainer.world.total(score)
+    trainer.world.sum_gradients(trainable(trainer.model))
+    agree_on_memory(trainer, progress)
     norm = torch.nn.utils.clip_grad_norm_(trainable(trainer.model), trainer.plan.contract.exec.max_grad_norm).item()
     finite = math.isfinite(norm) and math.isfinite(score.loss)
     for group in trainer.optimizer.param_groups:
@@ -129,26 +153,44 @@ def optimizer_step(trainer: Trainer, progress: Progress, step: Step) -> StepRepo
     trainer.optimizer.zero_grad(set_to_none=True)
     progress.step, progress.trained_tokens = step.number, progress.trained_tokens + sum(len(row.ids) for row in rows)
     progress.non_finite = 0 if finite else progress.non_finite + 1
-    return report_step(step, rows, batches, score=score, norm=norm, rate=rate, token_budget=progress.token_budget)
+    return report_step(
+        trainer.world,
+        step,
+        rows,
+        batches,
+        score=score,
+        mass=mass,
+        norm=norm,
+        rate=rate,
+        token_budget=progress.token_budget,
+    )
 
 
-def gradients(trainer: Trainer, batches: Sequence[MicroBatch]) -> Score:
-    """Leave the gradients of a step's micro-batches, and nothing of an earlier try, in the parameters."""
+def gradients(trainer: Trainer, batches: Sequence[MicroBatch], mass: float) -> Score:
+    """Leave the gradients of a step's micro-batches, and nothing of an earlier try, in the parameters.
+
+    Args:
+        batches: this process's.
+        mass: of all the step's rows: what the loss is divided by.
+    """
     trainer.optimizer.zero_grad(set_to_none=True)
-    return accumulate_gradients(trainer.model, batches, trainer.device)
+    return accumulate_gradients(trainer.model, batches, trainer.device, mass=mass)
 
 
 def report_step(
+    world: World,
     step: Step,
     rows: Sequence[Row],
     batches: Sequence[MicroBatch],
     *,
     score: Score,
+    mass: float,
     norm: float,
     rate: float,
     token_budget: int,
 ) -> StepReport:
-    """What telemetry says of a step."""
+    """What telemetry says of a step, of which other processes may have micro-batches too."""
+    positions, micro_batches = world.sum([sum(batch.size for batch in batches), len(batches)])
     return StepReport(
         epoch=step.epoch,
         step=step.number,
@@ -156,12 +198,12 @@ def report_step(
         norm=norm,
         rate=rate,
         rows=len(rows),
-        tokens=sum(batch.tokens for batch in batches),
-        positions=sum(batch.size for batch in batches),
-        micro_batches=len(batches),
+        tokens=sum(len(row.ids) for row in rows),
+        positions=int(positions),
+        micro_batches=int(micro_batches),
         token_budget=token_budget,
         weighted_rows=sum(row.weight != 1.0 for row in rows),
-        syntax_weight_sum=sum(batch.mass for batch in batches),
+        syntax_weight_sum=mass,
         attended_keys=sum(len(row.ids) * (len(row.ids) + 1) // 2 for row in rows),
     )
 
@@ -170,7 +212,7 @@ def validate(trainer: Trainer, progress: Progress, telemetry: Telemetry) -> None
     """Score the validation rows, unless this step has been validated."""
     if not score_at(progress.metrics, progress.step):
         batches = trainer.validation_batches(progress.token_budget)
-        telemetry.validation(progress.step, evaluate(trainer.model, batches, trainer.device))
+        telemetry.validation(progress.step, evaluate(trainer.model, batches, trainer.device, trainer.world.sum))
 
 
 def end_epoch(trainer: Trainer, progress: Progress, telemetry: Telemetry, epoch: int) -> None:
@@ -200,16 +242,19 @@ def refuse_divergence(progress: Progress) -> None:
 
 def checkpoint(trainer: Trainer, progress: Progress, telemetry: Telemetry) -> None:
     """Write a checkpoint, tell."""
-    parts = (trainer.plan, trainer.model, trainer.tokenizer, trainer.optimizer)
-    folder = save_checkpoint(trainer.run_dir, *parts, progress, trainer.environment, trainer.base)
-    telemetry.checkpoint(progress.step, folder)
+    if trainer.world.leads:
+        parts = (trainer.plan, trainer.model, trainer.tokenizer, trainer.optimizer)
+        folder = save_checkpoint(trainer.run_dir, *parts, progress, trainer.environment, trainer.base)
+        telemetry.checkpoint(progress.step, folder)
+    trainer.world.wait()  # nobody runs ahead of what is on the disk
 
 
 def obey(stop: StopSignals, trainer: Trainer, progress: Progress, telemetry: Telemetry) -> None:
-    """Stop here if the process was asked to: a cancel at once, a pause after a checkpoint."""
-    if stop.cancel_requested:
+    """Stop here if any process was asked to, all after the same step: a cancel at once, a pause after a checkpoint."""
+    cancel, pause = trainer.world.largest([stop.cancel_requested, stop.pause_requested])
+    if cancel:
         raise StopRequested(EXIT_CANCELLED)
-    if stop.pause_requested:
+    if pause:
         checkpoint(trainer, progress, telemetry)
         raise StopRequested(EXIT_PAUSED)
 
@@ -218,7 +263,7 @@ def finish(trainer: Trainer, progress: Progress, telemetry: Telemetry) -> Adapte
     """Write the adapter, the probes for the serving tier, and last the reports that mark the run as complete."""
     folder = trainer.run_dir / ADAPTER_FOLDER
     manifest = save_adapter(trainer.model, trainer.tokenizer, trainer.plan, progress.step, folder, trainer.base)
-    write_probes(trainer.run_dir, trainer.data.validation or trainer.data.rows)
+    write_probes(trainer.run_dir, trainer.data.validation or trainer.data.rows, trainer.model, trainer.device)
     write_reports(trainer.run_dir, gather_facts(trainer, manifest, progress, telemetry))
     done = {"run_id": progress.run_id, "global_step": progress.step, "optimizer_step": progress.step}
     telemetry.emit("train_complete", {**done, **telemetry.skip_fields(), "final_adapter": manifest.adapter_id})

@@ -8,11 +8,13 @@ import shutil
 import pytest
 
 import worker.finetune
+from shared.aliases import Aliases
 from shared.digest import digest_file
-from shared.errors import Code
+from shared.errors import Code, JobFailed
 from shared.jobstate import State
 from shared.manifest import MANIFEST_NAME, WEIGHTS_NAME, parse_manifest, verify_adapter
 from shared.planner import ExecutionPlan
+from worker.certificates import Limits
 from worker.process import StopRequested
 from worker.rundir import list_checkpoints, read_json
 
@@ -217,8 +219,8 @@ def finished_attempt(shop, finished, tmp_path):
 def test_published_adapter_gets_its_certificates_and_its_alias(shop, finished_attempt, monkeypatch, no_engine):
     asked = []
 
-    def certify(urls, key, base, adapter_id, probes, **_):
-        asked.append((urls, base, adapter_id, len(probes)))
+    def certify(urls, key, proof, **_):
+        asked.append((urls, proof.adapter_id, len(proof.probes), proof.limits))
         return {"replica": {"effect_rms_nats": 1.0}}
 
     monkeypatch.setattr(worker.finetune, "certify", certify)
@@ -229,15 +231,30 @@ def test_published_adapter_gets_its_certificates_and_its_alias(shop, finished_at
     adapters = adapters_of(shop, job.id)
     assert all(adapter.published for adapter in adapters)
     assert adapters[-1].certificates == {"replica": {"effect_rms_nats": 1.0}}
-    assert asked == [([], "tiny-qwen3", adapters[-1].id, 2)]
-    assert [(alias.name, alias.adapter_id) for alias in shop.registry.aliases()] == [("support", adapters[-1].id)]
+    assert asked == [([], adapters[-1].id, 2, Limits(shop.settings.effect_floor))]
+    assert [(alias.name, alias.adapter_id) for alias in Aliases(shop.database).all()] == [("support", adapters[-1].id)]
+
+
+def test_failed_certificates_quarantine_the_adapter(shop, finished_attempt, monkeypatch, no_engine):
+    failed = {"http://replica": {"passed": False, "failed": ["effect"], "effect_rms_nats": 0.0}}
+
+    def certify(*_, **__):
+        raise JobFailed(Code.ADAPTER_NO_EFFECT, "It changes nothing.", details={"certificates": failed})
+
+    monkeypatch.setattr(worker.finetune, "certify", certify)
+    job = finished_attempt(publish=True, alias="support")
+    assert failed_with(shop, job) == Code.ADAPTER_NO_EFFECT
+    (adapter,) = adapters_of(shop, job.id)
+    assert (adapter.state, adapter.final, adapter.certificates) == ("quarantined", True, failed)
+    assert shop.ledger.get(job.id).error["details"]["certificates"] == failed
+    assert Aliases(shop.database).all() == []
 
 
 def test_adapter_that_is_not_published_moves_no_alias(shop, finished_attempt, no_engine):
     job = finished_attempt(publish=False, alias="support")
     shop.worker.run_job(job.id)
     assert shop.ledger.get(job.id).state is State.SUCCEEDED
-    assert shop.registry.aliases() == []
+    assert Aliases(shop.database).all() == []
 
 
 def test_publishing_that_fails_registers_nothing(shop, finished_attempt, no_engine):

@@ -146,8 +146,8 @@ def poison(monkeypatch, from_step: int, to_step: int = 10_000) -> None:
     """Make the loss NaN in some optimizer steps."""
     real, calls = worker.train.accumulate_gradients, iter(range(1, 100_000))
 
-    def accumulate(model, batches, device):
-        score = real(model, batches, device)
+    def accumulate(model, batches, device, mass):
+        score = real(model, batches, device, mass)
         return score._replace(loss=float("nan")) if from_step <= next(calls) <= to_step else score
 
     monkeypatch.setattr(worker.train, "accumulate_gradients", accumulate)

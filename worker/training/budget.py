@@ -48,10 +48,10 @@ class Budget:
         return asdict(self)
 
 
-def choose_budget(contract: FineTuneContract, config: ModelConfig, device: torch.device) -> Budget:
-    """Decide for the device at hand."""
+def choose_budget(contract: FineTuneContract, config: ModelConfig, device: torch.device, processes: int = 1) -> Budget:
+    """Decide for the device at hand; a CPU's memory is shared by ``processes``."""
     if device.type != "cuda":
-        return cpu_budget(contract, config, free_memory())
+        return cpu_budget(contract, config, free_memory() // processes)
     total = torch.cuda.get_device_properties(device).total_memory
     return device_budget(contract, config, math.floor(total * (contract.exec.max_vram_fraction or VRAM_FRACTION)))
 

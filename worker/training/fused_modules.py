@@ -48,7 +48,9 @@ class Projection:
             return weight
         if self._cached is not None and self._cached_from is weight:  # peft's merge puts another weight here
             return self._cached
-        return dequantize_4bit(weight.data, weight.quant_state)  # type: ignore[no-any-return, attr-defined]
+        # A weight that is gathered from its shards is a plain tensor; the layer has the state as well.
+        state = getattr(weight, "quant_state", None) or self.base.quant_state
+        return dequantize_4bit(weight.data, state)  # type: ignore[no-any-return]
 
     def keep_dequantised(self) -> None:
         """Dequantise now, once; nothing to do for a weight that is not quantised."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from peft import PeftModel
@@ -38,7 +38,12 @@ def accumulate_gradients(
 
     Args:
         mass: what the loss is divided by when other processes hold micro-batches of the same step; else these batches' own.
+
+    Returns:
+        the score of these micro-batches, the loss divided by ``mass``; zeros when there are none.
     """
+    if not batches:
+        return Score(0.0, 0.0, 0)
     model.train()
     divisor = mass or sum(batch.mass for batch in batches)
     losses, corrects = [], []
@@ -52,8 +57,17 @@ def accumulate_gradients(
 
 
 @torch.no_grad()
-def evaluate(model: PeftModel, batches: Iterable[MicroBatch], device: torch.device) -> Score | None:
-    """Score of the model on micro-batches; None when there are none."""
+def evaluate(
+    model: PeftModel,
+    batches: Iterable[MicroBatch],
+    device: torch.device,
+    add_up: Callable[[Sequence[float]], Sequence[float]] = tuple,
+) -> Score | None:
+    """Score of the model on micro-batches; None when there are none.
+
+    Args:
+        add_up: adds each number up over the processes that share the micro-batches.
+    """
     model.eval()
     losses, corrects, mass, targets = [], [], 0.0, 0
     for batch in batches:
@@ -61,9 +75,14 @@ def evaluate(model: PeftModel, batches: Iterable[MicroBatch], device: torch.devi
         losses.append(loss)
         corrects.append(correct)
         mass, targets = mass + batch.mass, targets + len(batch.targets)
-    if not targets:
+    total_loss, total_correct, total_mass, total_targets = add_up([_sum(losses), _sum(corrects), mass, targets])
+    if not total_targets:
         return None
-    return Score(torch.stack(losses).sum().item() / mass, torch.stack(corrects).sum().item() / targets, targets)
+    return Score(total_loss / total_mass, total_correct / total_targets, int(total_targets))
+
+
+def _sum(scalars: Sequence[torch.Tensor]) -> float:
+    return torch.stack(list(scalars)).sum().item() if scalars else 0.0
 
 
 def _documents(batch: MicroBatch, device: torch.device) -> dict[str, object]:

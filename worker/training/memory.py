@@ -70,7 +70,8 @@ def retry_on_out_of_memory(
         RuntimeError: the allocator's own complaint, when the smaller micro-batch does not fit either.
     """
     batches = lay_out(progress.token_budget)
-    on_cpu, on_gpu = torch.get_rng_state(), torch.cuda.get_rng_state_all()
+    on_cpu = torch.get_rng_state()
+    on_gpu = torch.cuda.get_rng_state() if torch.cuda.is_available() else None  # of this process's device alone
     try:
         return work(batches), batches
     except RuntimeError as error:
@@ -79,7 +80,8 @@ def retry_on_out_of_memory(
     gc.collect()  # here, not above: the exception's frames hold what the failed pass had made
     torch.cuda.empty_cache()
     torch.set_rng_state(on_cpu)
-    torch.cuda.set_rng_state_all(on_gpu)
+    if on_gpu is not None:
+        torch.cuda.set_rng_state(on_gpu)
     progress.token_budget = max(1, max(batch.size for batch in batches) // 2)
     progress.memory_retries += 1
     batches = lay_out(progress.token_budget)

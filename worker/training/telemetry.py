@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -57,6 +58,7 @@ class Telemetry:
         skips: rows left out so far, by reason (``SKIP_REASONS``); :meth:`skipped` adds to it.
         trajectory_clamped: rows whose trajectory weight was cut to its bounds.
         trackers: already started.
+        quiet: keeps the metrics and writes nothing: another process of the run does.
     """
 
     def __init__(
@@ -69,9 +71,10 @@ class Telemetry:
         skips: Mapping[str, int] | None = None,
         trajectory_clamped: int = 0,
         trackers: Trackers | None = None,
+        quiet: bool = False,
     ) -> None:
-        self._file = (run_dir / TELEMETRY_NAME).open("a", encoding="utf-8")
-        self._metrics_path = run_dir / METRICS_NAME
+        self._file = (Path(os.devnull) if quiet else run_dir / TELEMETRY_NAME).open("a", encoding="utf-8")
+        self._metrics_path = Path(os.devnull) if quiet else run_dir / METRICS_NAME
         self._machine = machine or Machine()
         self._trackers = trackers or Trackers([])
         self._total_steps = total_steps

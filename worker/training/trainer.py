@@ -29,6 +29,7 @@ from worker.training.prepared import PreparedRows, Row
 from worker.training.schedule import learning_rate
 from worker.training.speed import Machine, dense_bf16_peak, workload
 from worker.training.telemetry import TELEMETRY_SCHEMA_VERSION, Telemetry
+from worker.training.world import World, digest_of, local_rank
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,7 @@ class Trainer:
     Attributes:
         environment: what a step's bits depend on beside the plan.
         base: the base model's folder.
+        world: this process among those that share the run's steps.
     """
 
     plan: ExecutionPlan
@@ -53,6 +55,7 @@ class Trainer:
     device: torch.device
     budget: Budget
     environment: dict[str, str | int]
+    world: World
 
     @property
     def warmup(self) -> int:
@@ -64,14 +67,17 @@ class Trainer:
         return learning_rate(step - 1, self.order.total_steps, self.plan.contract.exec.learning_rate, self.warmup)
 
     def micro_batches(self, rows: Sequence[Row], token_budget: int) -> list[MicroBatch]:
-        """The tensors of some rows, in micro-batches of at most so many tokens."""
+        """The tensors of this process's share of some rows, in micro-batches of at most so many tokens; may be none."""
+        share = [rows[index] for index in self.world.share([len(row.ids) for row in rows])]
+        if not share:
+            return []
         packed, pad = packs(self.model), int(self.tokenizer.pad_token_id)
-        groups = lay_out([len(row.ids) for row in rows], token_budget, packed=packed)
-        return [collate([rows[index] for index in group], pad, packed=packed) for group in groups]
+        groups = lay_out([len(row.ids) for row in share], token_budget, packed=packed)
+        return [collate([share[index] for index in group], pad, packed=packed) for group in groups]
 
     def validation_batches(self, token_budget: int) -> Iterator[MicroBatch]:
-        """The tensors of the validation rows, a step's worth of rows at a time."""
-        size = self.plan.contract.exec.batch_size * self.plan.contract.exec.grad_accum
+        """The tensors of this process's share of the validation rows, a step's worth of them at a time."""
+        size = self.plan.contract.exec.batch_size * self.plan.contract.exec.grad_accum * self.world.size
         for start in range(0, len(self.data.validation), size):
             stop = min(start + size, len(self.data.validation))
             yield from self.micro_batches([self.data.validation[number] for number in range(start, stop)], token_budget)
@@ -80,7 +86,9 @@ class Trainer:
         """What telemetry has to know of the device."""
         name = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else ""
         work = workload(self.config, self.plan.contract.adapter, checkpointing=self.budget.checkpointing)
-        return Machine(work=work, peak_flops=dense_bf16_peak(name), peak_memory=lambda: peak_bytes(self.device))
+        peak = dense_bf16_peak(name)
+        of_all = peak and peak * self.world.size
+        return Machine(work=work, peak_flops=of_all, peak_memory=lambda: peak_bytes(self.device))
 
     def engine(self) -> dict[str, object]:
         """What the engine decided by itself."""
@@ -101,10 +109,11 @@ def set_up(run: TrainingRun, run_dir: Path, cache: Path) -> Trainer:
         MensError: data, base or device are not what the plan needs, with the code of what is wrong.
     """
     contract, base = run.plan.contract, Path(run.inputs.base)
-    device, config, tokenizer = pick_device(contract.device), read_config(base), load_tokenizer(base)
-    data = read_data(run, tokenizer, config.vocab, cache)
+    device, config, tokenizer = pick_device(contract.device, local_rank()), read_config(base), load_tokenizer(base)
+    world = World.join(device)
+    data = world.in_turn(lambda: read_data(run, tokenizer, config.vocab, cache))
     order = Order(contract, data.difficulties, len(data.replay))
-    budget = choose_budget(contract, config, device)
+    budget = choose_budget(contract, config, device, world.size)
     model, fused = build_model(base, contract, device, budget)
     return Trainer(
         plan=run.plan,
@@ -119,8 +128,34 @@ def set_up(run: TrainingRun, run_dir: Path, cache: Path) -> Trainer:
         order=order,
         device=device,
         budget=budget,
-        environment=environment(device),
+        environment=environment(device, world.size),
+        world=world,
     )
+
+
+def agree_to_start(trainer: Trainer, progress: Progress) -> None:
+    """See that all processes of the run begin with the same.
+
+    Raises:
+        JobFailed: ``PROCESSES_DIFFER``.
+    """
+    if trainer.world.size == 1:
+        return
+    facts = {
+        "plan": trainer.plan.digest,
+        "step": str(progress.step),
+        "training rows": str(len(trainer.data.training)),
+        "validation rows": str(len(trainer.data.validation)),
+        "weights": digest_of(trainable(trainer.model)),
+    }
+    trainer.world.refuse_difference(facts)
+    agree_on_memory(trainer, progress)
+
+
+def agree_on_memory(trainer: Trainer, progress: Progress) -> None:
+    """Where one process ran out of memory all take smaller pieces from now on, and so will a run that goes on from here."""
+    smallest, retries = trainer.world.largest([-progress.token_budget, progress.memory_retries])
+    progress.token_budget, progress.memory_retries = -int(smallest), int(retries)
 
 
 def describe(trainer: Trainer, progress: Progress) -> dict[str, object]:
@@ -148,6 +183,7 @@ def describe(trainer: Trainer, progress: Progress) -> dict[str, object]:
         "n_heads": trainer.config.heads,
         "n_kv_heads": trainer.config.kv_heads,
         "compute_device": trainer.device.type,
+        "processes": trainer.world.size,
         "resumed_from_step": progress.step,
         "guarantee": progress.guarantee,
         "layout": "packed" if packs(trainer.model) else "padded",

@@ -1,0 +1,194 @@
+"""The launcher of several processes, with small stand-ins for the engine: to the worker they are one engine."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from shared.contract import FineTuneContract
+from shared.errors import Code, JobFailed
+from tests.worker.conftest import contract_for
+from worker.engine import Ending, Engine, count_processes, visible_gpus
+from worker.rundir import ENDING_NAME, ERROR_NAME, LOG_NAME, TELEMETRY_NAME, read_json, write_json
+
+pytestmark = pytest.mark.engine  # torchrun loads torch
+PATIENCE = 60
+
+HEAD = """
+from shared.errors import Code, JobFailed
+from worker.process import *
+from worker.process import announce
+rank = int(os.environ['RANK'])
+die_with_worker()
+time.sleep(0.5 * (1 - rank))  # signals come before the first process can take them
+stop = StopSignals()
+announce(run_dir)
+def forever():
+    while not (stop.cancel_requested or stop.pause_requested):
+        time.sleep(0.05)
+    raise StopRequested(EXIT_CANCELLED if stop.cancel_requested else EXIT_PAUSED)
+def told_to():
+    while not (run_dir / 'stop').exists():
+        time.sleep(0.05)
+    raise StopRequested(int((run_dir / 'stop').read_text()))
+tell('ready', rank=rank, pid=os.getpid(), threads=os.environ['OMP_NUM_THREADS'], argv=sys.argv[3:])
+"""
+TAIL = "\nsys.exit(run_engine(work, run_dir))\n"
+AGREES = """
+def work():
+    if rank:
+        told_to()
+    try:
+        forever()
+    except StopRequested as asked:
+        write = run_dir / 'stop.tmp'
+        write.write_text(str(asked.exit_code))
+        write.rename(run_dir / 'stop')
+        raise
+"""
+
+
+@pytest.fixture
+def start(fake_engine, tmp_path):
+    engines = []
+    (tmp_path / "run").mkdir()
+
+    def begin(work: str, **more) -> Engine:
+        module = fake_engine(HEAD + work + TAIL)
+        engines.append(Engine(module, tmp_path / "run", processes=2, **more))
+        return engines[-1]
+
+    yield begin
+    for engine in engines:
+        engine.close()
+
+
+def until(condition, what: str):
+    deadline = time.monotonic() + PATIENCE
+    while not (value := condition()):
+        assert time.monotonic() < deadline, f"waited in vain until {what}"
+        time.sleep(0.02)
+    return value
+
+
+def ready(engine: Engine) -> list[dict]:
+    """What both processes say of themselves, once they are there."""
+
+    def both():
+        path = engine.run_dir / TELEMETRY_NAME
+        lines = path.read_text().splitlines() if path.exists() else []
+        return (
+            sorted((json.loads(line)["payload"] for line in lines), key=lambda one: one["rank"])
+            if len(lines) == 2
+            else []
+        )
+
+    return until(both, "both processes are there")
+
+
+def ended(engine: Engine) -> Ending:
+    assert engine.wait(PATIENCE) is not None, (engine.run_dir / LOG_NAME).read_text()
+    return engine.ending()
+
+
+def failure(engine: Engine) -> JobFailed:
+    with pytest.raises(JobFailed) as failed:
+        ended(engine)
+    return failed.value
+
+
+def gone(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True
+
+
+def test_both_end_well(start, tmp_path):
+    engine = start("work = lambda: None", threads=4, cache=tmp_path / "cache")
+    assert ended(engine) is Ending.COMPLETE
+    assert [(one["threads"], one["argv"]) for one in ready(engine)] == [("2", ["--cache", str(tmp_path / "cache")])] * 2
+    assert read_json(engine.run_dir / ENDING_NAME) is None
+
+
+@pytest.mark.parametrize(("checkpoint", "ending"), [(True, Ending.PAUSED), (False, Ending.CANCELLED)])
+def test_a_signal_reaches_the_first_process_whenever_it_is_sent(start, checkpoint, ending):
+    engine = start(AGREES)
+    children = Path(f"/proc/{engine.pid}/task/{engine.pid}/children")
+    until(children.read_text, "torchrun has started them")
+    engine.ask_to_stop(checkpoint=checkpoint, grace_seconds=PATIENCE)
+    assert ended(engine) is ending
+
+
+def test_the_code_of_the_process_that_failed_is_kept(start, tmp_path):
+    """The other one does not end by itself; what a former run has left in the folder is not believed."""
+    write_json(tmp_path / "run" / ENDING_NAME, {"exit_code": 10})
+    write_json(tmp_path / "run" / ERROR_NAME, {"code": "OUT_OF_MEMORY", "message": "Old."})
+    fails = "raise JobFailed(Code.LOSS_NOT_FINITE, 'It was NaN.', remedy='Lower it.')"
+    engine = start(f"def work():\n    if rank:\n        {fails}\n    while True: time.sleep(1)")
+    assert failure(engine).as_dict()["message"] == "It was NaN."
+
+
+def test_a_crash_is_told_in_the_words_of_the_process_that_crashed(start):
+    engine = start("def work():\n    if rank: raise ValueError('odd shape')\n    time.sleep(1)\n    raise PeerLost")
+    failed = failure(engine)
+    assert (failed.code, failed.details["exit_code"]) == (Code.TRAINER_CRASHED, 1)
+    assert failed.details["log_tail"][-1] == "ValueError: odd shape"
+
+
+def test_a_killed_process_may_be_tried_again(start):
+    engine = start(
+        "def work():\n    if rank: os.kill(os.getpid(), signal.SIGKILL)\n    time.sleep(0.5)\n    raise PeerLost"
+    )
+    failed = failure(engine)
+    assert (failed.code, failed.retryable) == (Code.TRAINER_KILLED, True)
+    assert "SIGKILL" in failed.message
+
+
+def test_none_outlives_the_engine(start):
+    engine = start("work = forever")
+    pids = [one["pid"] for one in ready(engine)]
+    assert engine.pid not in pids
+    engine.kill()
+    until(lambda: all(gone(pid) for pid in pids), "both are gone")
+
+
+# -- how many ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def devices(tmp_path):
+    for name in ("nvidia0", "nvidia1", "nvidia2", "nvidia10", "nvidiactl", "nvidia-uvm", "nvidia0x", "sda"):
+        (tmp_path / name).touch()
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("named", "gpus"),
+    [(None, 4), ("", 0), ("-1", 0), ("0", 1), ("0,2", 2), ("GPU-8932f937, 1", 2), ("0,-1,2", 1), ("0,1,2,3,4", 4)],
+)
+def test_gpus_are_counted_without_cuda(monkeypatch, devices, named, gpus):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if named is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", named)
+    assert visible_gpus(devices) == gpus
+
+
+def contract(device: str = "best", **exec_: int) -> FineTuneContract:
+    return contract_for("tiny", exec=exec_, device={"device": device})
+
+
+@pytest.mark.parametrize(
+    ("asked", "gpus", "count"), [(1, 4, 1), (0, 4, 4), (0, 0, 1), (3, 0, 3), (2, 4, 2), (16, 0, 8)]
+)
+def test_processes_of_a_run(monkeypatch, asked, gpus, count):
+    monkeypatch.setattr("worker.engine.visible_gpus", lambda: gpus)
+    assert count_processes(asked, contract(batch_size=2, grad_accum=4)) == count
+
+
+def test_a_job_on_the_cpu_counts_no_gpus(monkeypatch):
+    monkeypatch.setattr("worker.engine.visible_gpus", lambda: 4)
+    assert count_processes(0, contract("cpu", batch_size=8)) == 1

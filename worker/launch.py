@@ -1,0 +1,95 @@
+"""The engine in several processes: ``python -m worker.launch PROCESSES MODULE plan.json run_dir/ [options]``.
+
+torchrun starts, watches and ends them, in this very process. What it leaves out is done here, so that the worker sees one
+engine whether it has one process or eight: signals are passed on to the first process, the exit code is the engine's own,
+and none of them outlives the worker.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+
+from worker.process import CANCEL_SIGNAL, EXIT_PEER_LOST, PARENT_VARIABLE, PAUSE_SIGNAL, die_with_worker
+from worker.rundir import ENDING_NAME, ERROR_NAME, FIRST_PROCESS_NAME, read_json
+
+LOOK_AGAIN_SECONDS = 0.2
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the module in so many processes; returns the engine's exit code (`worker/process.py`)."""
+    processes, module, plan, run_dir, *options = argv
+    die_with_worker()
+    os.environ[PARENT_VARIABLE] = str(os.getpid())  # torchrun's processes are children of this one
+    folder = Path(run_dir)
+    for name in (ENDING_NAME, ERROR_NAME, FIRST_PROCESS_NAME):
+        (folder / name).unlink(missing_ok=True)
+    SignalRelay(folder / FIRST_PROCESS_NAME)
+    failure = torchrun(processes, ["-m", module, plan, run_dir, *options])
+    ending = read_json(folder / ENDING_NAME)
+    if ending:
+        return int(ending["exit_code"])
+    if failure < 0:
+        die_by(signal.Signals(-failure))
+    return failure
+
+
+def torchrun(processes: str, command: Sequence[str]) -> int:
+    """Run a command under torchrun; returns 0, 1, or the negative number of the signal that ended a process.
+
+    torchrun ends the others with SIGTERM once one has failed, and with SIGKILL half a minute later.
+    """
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.run import main as run
+
+    logging.disable(logging.ERROR)  # its own words would hide the process's at the end of the log
+    try:
+        run(["--standalone", f"--nproc-per-node={processes}", "--signals-to-handle=SIGHUP,SIGQUIT", *command])
+    except ChildFailedError as failed:
+        failures = list(failed.failures.values())
+        first = min(failure.timestamp for failure in failures)  # in whole seconds
+        codes = [failure.exitcode for failure in failures if failure.timestamp <= first + 1]
+        return min([1, *(code for code in codes if code not in (EXIT_PEER_LOST, -signal.SIGTERM))])
+    return 0
+
+
+class SignalRelay:
+    """Passes the worker's signals on to the first process, as soon as that one can take them."""
+
+    def __init__(self, pid_file: Path) -> None:
+        self._pid_file = pid_file
+        self._wanted: int | None = None
+        for number in (PAUSE_SIGNAL, CANCEL_SIGNAL, signal.SIGINT):
+            signal.signal(number, self._note)
+        signal.signal(signal.SIGALRM, self._pass_on)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if self._wanted != CANCEL_SIGNAL:  # a cancel outranks a pause
+            self._wanted = number
+        self._pass_on(number, frame)
+
+    def _pass_on(self, _number: int, _frame: FrameType | None) -> None:
+        first = read_json(self._pid_file)
+        if first is None:
+            signal.setitimer(signal.ITIMER_REAL, LOOK_AGAIN_SECONDS)
+        elif self._wanted is not None:
+            try:
+                os.kill(first["pid"], self._wanted)
+            except ProcessLookupError:
+                pass  # it has ended, and so will this process
+
+
+def die_by(number: signal.Signals) -> None:
+    """End this process by a signal, so that its parent sees what ended the engine."""
+    if number is not signal.SIGKILL:
+        signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

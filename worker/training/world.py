@@ -1,0 +1,216 @@
+"""Several processes that train one model, each on its share of a step's rows, as started by torchrun.
+
+What is trained is a few LoRA matrices, so there is no wrapper around the model: every process divides its loss by the whole
+step's mass and leaves its gradients, they are added up once a step, and all make the same step of the optimizer. The
+numbers are those of one process up to rounding in fp32. Alone, every method is free and does nothing.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import hashlib
+import heapq
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+
+from shared.errors import Code, JobFailed
+from worker.process import PeerLost
+from worker.training.telemetry import Score
+
+T = TypeVar("T")
+
+PATIENCE = dt.timedelta(hours=1)
+"""How long a process waits for another. One that ends is noticed at once; the first may encode a large file alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """This process among those of its run.
+
+    Attributes:
+        rank: counted from 0; the first process writes what a run leaves.
+        size: processes of the run.
+    """
+
+    rank: int = 0
+    size: int = 1
+
+    @classmethod
+    def join(cls, device: torch.device) -> World:
+        """Meet the other processes that torchrun has started; alone when it has not.
+
+        Scores and counts go between CPUs, gradients between the devices they are on.
+
+        Raises:
+            JobFailed: ``SETTINGS_INVALID``: there are more processes than GPUs.
+        """
+        world = cls(int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1")))
+        if world.size == 1:
+            return cls()
+        on_gpu = device.type == "cuda"
+        if on_gpu:
+            _claim(device)
+        dist.init_process_group("cpu:gloo,cuda:nccl" if on_gpu else "gloo", timeout=PATIENCE)
+        return world
+
+    def leave(self) -> None:
+        """Part from the others, at the end of a run that did not fail."""
+        if self.size > 1:
+            dist.destroy_process_group()
+
+    @property
+    def leads(self) -> bool:
+        """Whether this is the process that writes."""
+        return self.rank == 0
+
+    def share(self, lengths: Sequence[int]) -> list[int]:
+        """Which rows are this process's, by their place in ``lengths`` (tokens), in rising order; may be none."""
+        return share_rows(lengths, self.size)[self.rank]
+
+    def in_turn(self, work: Callable[[], T]) -> T:
+        """The first process works while the others wait, and then find done what it has left in a cache."""
+        if not self.leads:
+            self.wait()
+        result = work()
+        if self.leads:
+            self.wait()
+        return result
+
+    def wait(self) -> None:
+        """Until all processes have come here."""
+        self.sum([0.0])
+
+    def sum(self, values: Sequence[float]) -> list[float]:
+        """Each number added up over all processes, in fp64."""
+        return self._reduce(values, dist.ReduceOp.SUM)
+
+    def largest(self, values: Sequence[float]) -> list[float]:
+        """The largest of all processes, of each number."""
+        return self._reduce(values, dist.ReduceOp.MAX)
+
+    def total(self, score: Score) -> Score:
+        """The score of all shares of a step, whose losses all have the whole step's divisor."""
+        if self.size == 1:
+            return score
+        loss, correct, targets = self.sum([score.loss, score.accuracy * score.targets, score.targets])
+        return Score(loss, round(correct) / targets, int(targets))
+
+    def sum_gradients(self, parameters: Sequence[torch.nn.Parameter]) -> None:
+        """Add up the gradients of all processes; a parameter without any anywhere stays without.
+
+        One flat copy: small beside the activations, which are gone by now.
+        """
+        if self.size == 1:
+            return
+        gradients = [torch.zeros_like(one) if one.grad is None else one.grad for one in parameters]
+        there = gradients[0].new_tensor([one.grad is not None for one in parameters])
+        flat = torch.cat([*(one.flatten() for one in gradients), there])
+        _all_reduce(flat, dist.ReduceOp.SUM)
+        *summed, there = flat.split([*(one.numel() for one in gradients), len(gradients)])
+        for parameter, gradient, processes in zip(parameters, summed, there.tolist(), strict=True):
+            parameter.grad = gradient.view_as(parameter) if processes else None
+
+    def refuse_difference(self, facts: Mapping[str, str]) -> None:
+        """Check that all processes work on the same thing.
+
+        Args:
+            facts: what must be equal, by name; the same names everywhere.
+
+        Raises:
+            JobFailed: ``PROCESSES_DIFFER``, everywhere, with the names of what differs.
+        """
+        if self.size == 1:
+            return
+        digests = [int.from_bytes(hashlib.sha256(fact.encode()).digest()[:8], signed=True) for fact in facts.values()]
+        mine = torch.tensor(digests)
+        of_all = [torch.empty_like(mine) for _ in range(self.size)]
+        _gather(of_all, mine)
+        differs = [name for index, name in enumerate(facts) if len({int(one[index]) for one in of_all}) > 1]
+        if differs:
+            raise JobFailed(
+                Code.PROCESSES_DIFFER,
+                f"The {self.size} processes of this run do not have the same {' and '.join(differs)}.",
+                remedy="Run the job again; if it happens again, set MENS_TRAINER_PROCESSES to 1 and report it.",
+                details={"differs": differs},
+            )
+
+    def seed_step(self, seed: int, step: int) -> None:
+        """Start the random generators, which draw dropout masks, anew for this process's part of a step.
+
+        So no two processes draw the same masks, and a resumed run draws what it would have, from the first one's checkpoint.
+        """
+        if self.size > 1:
+            digest = hashlib.sha256(f"step-{seed}-{step}-{self.rank}".encode()).digest()
+            torch.manual_seed(int.from_bytes(digest[:8]))
+
+    def _reduce(self, values: Sequence[float], operation: dist.ReduceOp.RedOpType) -> list[float]:
+        if self.size == 1:
+            return list(values)
+        tensor = torch.tensor(values, dtype=torch.float64)
+        _all_reduce(tensor, operation)
+        return tensor.tolist()
+
+
+def local_rank() -> int:
+    """Which of this machine's devices is this process's."""
+    return int(os.environ.get("LOCAL_RANK", "0"))
+
+
+def share_rows(lengths: Sequence[int], processes: int) -> list[list[int]]:
+    """Deal rows out: the longest first, each to the process with the fewest tokens so far.
+
+    No process gets more than a fair share and the tokens of one row.
+
+    Returns:
+        of each process its rows, as places in ``lengths``, in rising order; the same everywhere for the same lengths.
+    """
+    shares: list[list[int]] = [[] for _ in range(processes)]
+    loads = [(0, rank) for rank in range(processes)]
+    for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
+        tokens, rank = loads[0]
+        shares[rank].append(index)
+        heapq.heapreplace(loads, (tokens + lengths[index], rank))
+    return [sorted(share) for share in shares]
+
+
+def digest_of(tensors: Iterable[torch.Tensor]) -> str:
+    """SHA-256 over the tensors' values in fp32."""
+    digest = hashlib.sha256()
+    for tensor in tensors:
+        digest.update(tensor.detach().float().cpu().contiguous().numpy().data)
+    return digest.hexdigest()
+
+
+def _claim(device: torch.device) -> None:
+    if (device.index or 0) >= torch.cuda.device_count():
+        raise JobFailed(
+            Code.SETTINGS_INVALID,
+            f"Process {device.index} of the trainer has no GPU of its own; this machine shows {torch.cuda.device_count()}.",
+            remedy="Set MENS_TRAINER_PROCESSES to 0, which starts one process per GPU.",
+        )
+    torch.cuda.set_device(device)
+
+
+def _all_reduce(tensor: torch.Tensor, operation: dist.ReduceOp.RedOpType) -> None:
+    _with_peers(lambda: dist.all_reduce(tensor, operation))
+
+
+def _gather(into: list[torch.Tensor], tensor: torch.Tensor) -> None:
+    _with_peers(lambda: dist.all_gather(into, tensor))
+
+
+def _with_peers(talk: Callable[[], object]) -> None:
+    """Raises:
+    PeerLost: another process has ended. RuntimeError: none has, and yet there was no answer in time.
+    """
+    try:
+        talk()
+    except RuntimeError as error:
+        if "timed out" in str(error).lower():
+            raise
+        raise PeerLost from error
