@@ -25,6 +25,10 @@ class WorkerSettings(Settings):
     publish_timeout_seconds: float = Field(180.0, gt=0, description="How long a serving replica may be away.")
     trainer_threads: int = Field(0, ge=0, description="CPU threads of the engine; 0 leaves it to torch.")
     trainer_processes: int = Field(1, ge=0, description="Processes that share a fine-tune job; 0: one per GPU.")
+    # Read by the engine too.
+    shard_base: Literal["auto", "always"] = Field(
+        "auto", description="always: several processes hold the frozen base in parts even where it would fit whole."
+    )
     effect_floor: float = Field(1e-3, gt=0, description="Nats (RMS) by which an adapter must move the probes.")
     parity: Literal["full", "shift"] = Field(
         "full", description="full: publishing also scores the probes on the served base itself; shift: it does not."

@@ -8,19 +8,13 @@ processes that share each step, every one on its own GPU; the first one writes.
 from __future__ import annotations
 
 import argparse
-import math
 import os
 import sys
 import time
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 
-import numpy as np
-import torch
-
 from shared.errors import Code, JobFailed
-from shared.manifest import AdapterManifest
 from shared.planner import TrainingRun
 from worker.process import (
     EXIT_CANCELLED,
@@ -33,21 +27,16 @@ from worker.process import (
 )
 from worker.rundir import ADAPTER_FOLDER, PREPARED_FOLDER
 from worker.training.adapter import save_adapter
-from worker.training.batches import MicroBatch
 from worker.training.checkpoint import Progress, checkpoint_at, load_checkpoint, save_checkpoint
 from worker.training.early_stopping import is_exhausted, score_at
 from worker.training.facts import new_run_id
-from worker.training.loss import accumulate_gradients, evaluate
-from worker.training.memory import retry_on_out_of_memory
-from worker.training.model import trainable
-from worker.training.order import Step
-from worker.training.prepared import Row
-from worker.training.probes import write_probes
+from worker.training.loss import evaluate
+from worker.training.probes import make_probes, write_probes
 from worker.training.report import write_reports
-from worker.training.telemetry import Score, StepReport, Telemetry
+from worker.training.step import optimizer_step
+from worker.training.telemetry import Telemetry
 from worker.training.trackers import Trackers, trackers_of
-from worker.training.trainer import Trainer, agree_on_memory, agree_to_start, describe, gather_facts, set_up
-from worker.training.world import World
+from worker.training.trainer import Trainer, agree_to_start, describe, gather_facts, set_up
 
 MAX_NON_FINITE_STEPS = 3
 
@@ -80,8 +69,7 @@ def train(run: TrainingRun, run_dir: Path, resume: Path | None, stop: StopSignal
     with open_telemetry(trainer, progress) as telemetry:
         telemetry.emit("train_start", describe(trainer, progress))
         train_loop(trainer, progress, telemetry, stop)
-        if trainer.world.leads:
-            finish(trainer, progress, telemetry)
+        finish(trainer, progress, telemetry)
     trainer.world.leave()
 
 
@@ -131,81 +119,6 @@ def train_loop(trainer: Trainer, progress: Progress, telemetry: Telemetry, stop:
     end_epoch(trainer, progress, telemetry, epoch)
     progress.tokens_per_second = (progress.trained_tokens - tokens_before) / max(time.monotonic() - began, 1e-9)
     telemetry.save_metrics()
-
-
-def optimizer_step(trainer: Trainer, progress: Progress, step: Step) -> StepReport:
-    """One step of the optimizer. One whose loss or gradient is not finite changes nothing and is counted."""
-    rows, rate = [trainer.data.row(number) for number in step.rows], trainer.rate_at(step.number)
-    mass = sum(float(row.weights.sum(dtype=np.float64)) for row in rows)
-    trainer.world.seed_step(trainer.plan.contract.exec.seed, step.number)
-    score, batches = retry_on_out_of_memory(
-        partial(trainer.micro_batches, rows), partial(gradients, trainer, mass=mass), progress
-    )
-    score = trainer.world.total(score)
-    trainer.world.sum_gradients(trainable(trainer.model))
-    agree_on_memory(trainer, progress)
-    norm = torch.nn.utils.clip_grad_norm_(trainable(trainer.model), trainer.plan.contract.exec.max_grad_norm).item()
-    finite = math.isfinite(norm) and math.isfinite(score.loss)
-    for group in trainer.optimizer.param_groups:
-        group["lr"] = rate
-    if finite:
-        trainer.optimizer.step()
-    trainer.optimizer.zero_grad(set_to_none=True)
-    progress.step, progress.trained_tokens = step.number, progress.trained_tokens + sum(len(row.ids) for row in rows)
-    progress.non_finite = 0 if finite else progress.non_finite + 1
-    return report_step(
-        trainer.world,
-        step,
-        rows,
-        batches,
-        score=score,
-        mass=mass,
-        norm=norm,
-        rate=rate,
-        token_budget=progress.token_budget,
-    )
-
-
-def gradients(trainer: Trainer, batches: Sequence[MicroBatch], mass: float) -> Score:
-    """Leave the gradients of a step's micro-batches, and nothing of an earlier try, in the parameters.
-
-    Args:
-        batches: this process's.
-        mass: of all the step's rows: what the loss is divided by.
-    """
-    trainer.optimizer.zero_grad(set_to_none=True)
-    return accumulate_gradients(trainer.model, batches, trainer.device, mass=mass)
-
-
-def report_step(
-    world: World,
-    step: Step,
-    rows: Sequence[Row],
-    batches: Sequence[MicroBatch],
-    *,
-    score: Score,
-    mass: float,
-    norm: float,
-    rate: float,
-    token_budget: int,
-) -> StepReport:
-    """What telemetry says of a step, of which other processes may have micro-batches too."""
-    positions, micro_batches = world.sum([sum(batch.size for batch in batches), len(batches)])
-    return StepReport(
-        epoch=step.epoch,
-        step=step.number,
-        score=score,
-        norm=norm,
-        rate=rate,
-        rows=len(rows),
-        tokens=sum(len(row.ids) for row in rows),
-        positions=int(positions),
-        micro_batches=int(micro_batches),
-        token_budget=token_budget,
-        weighted_rows=sum(row.weight != 1.0 for row in rows),
-        syntax_weight_sum=mass,
-        attended_keys=sum(len(row.ids) * (len(row.ids) + 1) // 2 for row in rows),
-    )
 
 
 def validate(trainer: Trainer, progress: Progress, telemetry: Telemetry) -> None:
@@ -259,15 +172,17 @@ def obey(stop: StopSignals, trainer: Trainer, progress: Progress, telemetry: Tel
         raise StopRequested(EXIT_PAUSED)
 
 
-def finish(trainer: Trainer, progress: Progress, telemetry: Telemetry) -> AdapterManifest:
+def finish(trainer: Trainer, progress: Progress, telemetry: Telemetry) -> None:
     """Write the adapter, the probes for the serving tier, and last the reports that mark the run as complete."""
+    probes = make_probes(trainer.data.validation or trainer.data.rows, trainer.model, trainer.device)
+    if not trainer.world.leads:  # the others have answered for their part of the base, where it is in parts
+        return
     folder = trainer.run_dir / ADAPTER_FOLDER
     manifest = save_adapter(trainer.model, trainer.tokenizer, trainer.plan, progress.step, folder, trainer.base)
-    write_probes(trainer.run_dir, trainer.data.validation or trainer.data.rows, trainer.model, trainer.device)
+    write_probes(trainer.run_dir, probes)
     write_reports(trainer.run_dir, gather_facts(trainer, manifest, progress, telemetry))
     done = {"run_id": progress.run_id, "global_step": progress.step, "optimizer_step": progress.step}
     telemetry.emit("train_complete", {**done, **telemetry.skip_fields(), "final_adapter": manifest.adapter_id})
-    return manifest
 
 
 if __name__ == "__main__":

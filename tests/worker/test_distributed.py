@@ -86,14 +86,15 @@ def one(lab, tmp_path_factory) -> Path:
     return lab.train(plan(lab, folder), folder / "run")
 
 
-@pytest.fixture(scope="module")
-def two(lab, tmp_path_factory) -> Path:
+@pytest.fixture(scope="module", params=["auto", "always"], ids=["whole base", "base in parts"])
+def two(lab, tmp_path_factory, request) -> Path:
     """The run in two, by torchrun itself, as one would start it by hand."""
     folder = tmp_path_factory.mktemp("two")
     (folder / PLAN_NAME).write_text(plan(lab, folder).model_dump_json())
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     command = [*torchrun, "-m", "worker.train", str(folder / PLAN_NAME), str(folder / "run")]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "MENS_SHARD_BASE": request.param}
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
     try:
         _, said = process.communicate(timeout=SECONDS)
     finally:
@@ -103,8 +104,15 @@ def two(lab, tmp_path_factory) -> Path:
     return folder / "run"
 
 
-def test_steps_are_those_of_one_process(one, two):
+@pytest.fixture
+def in_parts(request) -> bool:
+    """Whether the two processes hold the base in parts."""
+    return "parts" in request.node.callspec.id
+
+
+def test_steps_are_those_of_one_process(one, two, in_parts):
     assert told(two, "train_start")[0]["processes"] == 2
+    assert told(two, "train_start")[0]["budget"]["shard_base"] is in_parts
     alone, shared = told(one, "step"), told(two, "step")
     assert [step["step"] for step in shared] == list(range(1, 9))
     for name in ("loss", "grad_norm", "learning_rate", "token_accuracy"):

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 import worker.train
+import worker.training.step
 from shared.digest import digest_file
 from shared.errors import Code, DatasetInvalid, JobFailed
 from shared.manifest import CONFIG_NAME, MANIFEST_NAME, WEIGHTS_NAME
@@ -144,13 +145,13 @@ def test_held_out_rows_are_not_trained_on(lab, tmp_path):
 
 def poison(monkeypatch, from_step: int, to_step: int = 10_000) -> None:
     """Make the loss NaN in some optimizer steps."""
-    real, calls = worker.train.accumulate_gradients, iter(range(1, 100_000))
+    real, calls = worker.training.step.accumulate_gradients, iter(range(1, 100_000))
 
     def accumulate(model, batches, device, mass):
         score = real(model, batches, device, mass)
         return score._replace(loss=float("nan")) if from_step <= next(calls) <= to_step else score
 
-    monkeypatch.setattr(worker.train, "accumulate_gradients", accumulate)
+    monkeypatch.setattr(worker.training.step, "accumulate_gradients", accumulate)
 
 
 def test_a_loss_that_stays_not_finite_ends_the_run(lab, tmp_path, monkeypatch):

@@ -9,7 +9,7 @@ on every machine, and with it the adapter's bytes.
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
@@ -36,24 +36,43 @@ class Budget:
         tokens: most tokens of a micro-batch; a longer row is one of its own.
         checkpointing: activations are recomputed in the backward pass.
         cache_dequantised: the frozen weights are also kept as they are after dequantising: the same numbers, no work.
+        shard_base: each of several processes holds a part of the frozen weights, and gathers a block's when it needs them.
         predicted_bytes: what the run is expected to take on the device; None on a CPU.
     """
 
     tokens: int
     checkpointing: bool
     cache_dequantised: bool
+    shard_base: bool = False
     predicted_bytes: int | None = None
 
     def as_dict(self) -> dict[str, object]:
         return asdict(self)
 
 
-def choose_budget(contract: FineTuneContract, config: ModelConfig, device: torch.device, processes: int = 1) -> Budget:
-    """Decide for the device at hand; a CPU's memory is shared by ``processes``."""
+def choose_budget(
+    contract: FineTuneContract,
+    config: ModelConfig,
+    device: torch.device,
+    processes: int = 1,
+    *,
+    shard_base: bool = False,
+) -> Budget:
+    """Decide for the device at hand.
+
+    Args:
+        processes: that train together: a CPU's memory is shared by them, and a base that fits no GPU may be.
+        shard_base: the operator wants the base in parts even where it fits whole.
+    """
     if device.type != "cuda":
-        return cpu_budget(contract, config, free_memory() // processes)
-    total = torch.cuda.get_device_properties(device).total_memory
-    return device_budget(contract, config, math.floor(total * (contract.exec.max_vram_fraction or VRAM_FRACTION)))
+        budget = cpu_budget(contract, config, free_memory() // processes)
+    else:
+        total = torch.cuda.get_device_properties(device).total_memory
+        limit = math.floor(total * (contract.exec.max_vram_fraction or VRAM_FRACTION))
+        budget = device_budget(contract, config, limit, processes)
+    if shard_base and processes > 1:
+        return replace(budget, shard_base=True, cache_dequantised=False)
+    return budget
 
 
 def cpu_budget(contract: FineTuneContract, config: ModelConfig, free_bytes: int) -> Budget:
@@ -62,19 +81,23 @@ def cpu_budget(contract: FineTuneContract, config: ModelConfig, free_bytes: int)
     return Budget(contract.exec.batch_size * contract.exec.seq_len, checkpointing=False, cache_dequantised=cached)
 
 
-def device_budget(contract: FineTuneContract, config: ModelConfig, limit_bytes: int) -> Budget:
-    """The fastest way that needs at most ``limit_bytes``; the smallest when none does (the attempt will tell)."""
+def device_budget(contract: FineTuneContract, config: ModelConfig, limit_bytes: int, processes: int = 1) -> Budget:
+    """The fastest way that needs at most ``limit_bytes``; the smallest when none does (the attempt will tell).
+
+    A base is held in parts only when nothing fits otherwise.
+    """
     sizes = token_sizes(contract)
     whole = min(ENOUGH_TOKENS, sizes[0])
-    tries = [(tokens, recompute) for recompute in (False, True) for tokens in sizes if recompute or tokens >= whole]
-    for tokens, recompute in tries:
-        needed = predict(contract, config, tokens, checkpointing=recompute)
-        if needed <= limit_bytes:
-            cache = cache_bytes(config, element_bytes=2)
-            cached = needed + cache <= limit_bytes
-            return Budget(tokens, recompute, cached, needed + cache * cached)
-    smallest = predict(contract, config, sizes[-1], checkpointing=True)
-    return Budget(sizes[-1], checkpointing=True, cache_dequantised=False, predicted_bytes=smallest)
+    ways = [(tokens, recompute) for recompute in (False, True) for tokens in sizes if recompute or tokens >= whole]
+    for holders in sorted({1, processes}):
+        for tokens, recompute in ways:
+            needed = predict(contract, config, tokens, checkpointing=recompute, holders=holders)
+            if needed <= limit_bytes:
+                cache = cache_bytes(config, element_bytes=2)
+                cached = holders == 1 and needed + cache <= limit_bytes
+                return Budget(tokens, recompute, cached, holders > 1, needed + cache * cached)
+    smallest = predict(contract, config, sizes[-1], checkpointing=True, holders=processes)
+    return Budget(sizes[-1], True, False, processes > 1, smallest)  # as above
 
 
 def token_sizes(contract: FineTuneContract) -> list[int]:
@@ -86,8 +109,14 @@ def token_sizes(contract: FineTuneContract) -> list[int]:
     return sizes
 
 
-def predict(contract: FineTuneContract, config: ModelConfig, tokens: int, *, checkpointing: bool) -> int:
-    """Device memory in bytes of micro-batches of so many tokens, by the plan's own arithmetic."""
+def predict(
+    contract: FineTuneContract, config: ModelConfig, tokens: int, *, checkpointing: bool, holders: int = 1
+) -> int:
+    """Device memory in bytes of micro-batches of so many tokens, by the plan's own arithmetic.
+
+    Args:
+        holders: processes that each hold a part of the frozen blocks; one block is whole at a time.
+    """
     exec_ = contract.exec
     asked = Configuration(
         batch_size=1,
@@ -96,7 +125,9 @@ def predict(contract: FineTuneContract, config: ModelConfig, tokens: int, *, che
         checkpointing=checkpointing,
         head_chunk=chunk_rows(config.vocab),
     )
-    return vram_parts(contract, config, asked, compute_bytes=2, runtime_bytes=RUNTIME_BYTES).total
+    parts = vram_parts(contract, config, asked, compute_bytes=2, runtime_bytes=RUNTIME_BYTES)
+    held = parts.quantised_weights // holders + (parts.quantised_weights // config.layers if holders > 1 else 0)
+    return parts.total - parts.quantised_weights + held
 
 
 def cache_bytes(config: ModelConfig, element_bytes: int) -> int:

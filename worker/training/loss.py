@@ -53,7 +53,9 @@ def accumulate_gradients(
         losses.append(loss.detach())
         corrects.append(correct)
     targets = sum(len(batch.targets) for batch in batches)
-    return Score(torch.stack(losses).sum().item() / divisor, torch.stack(corrects).sum().item() / targets, targets)
+    return Score(
+        torch.stack(losses).sum().item() / divisor, torch.stack(corrects).sum().item() / max(targets, 1), targets
+    )
 
 
 @torch.no_grad()

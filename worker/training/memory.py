@@ -55,7 +55,11 @@ def peak_bytes(device: torch.device) -> int:
 
 
 def retry_on_out_of_memory(
-    lay_out: Callable[[int], list[MicroBatch]], work: Callable[[list[MicroBatch]], T], progress: Progress
+    lay_out: Callable[[int], list[MicroBatch]],
+    work: Callable[[list[MicroBatch]], T],
+    progress: Progress,
+    *,
+    retry: bool = True,
 ) -> tuple[T, list[MicroBatch]]:
     """Do a step's forward and backward pass; once more in half the micro-batch when memory runs out.
 
@@ -65,6 +69,7 @@ def retry_on_out_of_memory(
     Args:
         lay_out: cuts the step's rows into micro-batches of at most so many tokens.
         work: the pass over micro-batches; begins without gradients.
+        retry: false where other processes are in the middle of the same pass and could not begin it again.
 
     Raises:
         RuntimeError: the allocator's own complaint, when the smaller micro-batch does not fit either.
@@ -75,7 +80,7 @@ def retry_on_out_of_memory(
     try:
         return work(batches), batches
     except RuntimeError as error:
-        if not is_out_of_memory(error):
+        if not (retry and is_out_of_memory(error)):
             raise
     gc.collect()  # here, not above: the exception's frames hold what the failed pass had made
     torch.cuda.empty_cache()

@@ -22,6 +22,7 @@ from shared.model_config import ModelConfig, parse_model_config
 from worker.training.attention import DOCUMENTS, can_pack
 from worker.training.budget import Budget
 from worker.training.fused_lora import FusionReport, fuse_lora
+from worker.training.sharding import shard_base
 
 
 def pick_device(asked: DeviceSection, local_rank: int = 0) -> torch.device:
@@ -58,9 +59,15 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
-def load_quantised(folder: Path, quant: QuantSection, device: torch.device) -> torch.nn.Module:
-    """The frozen base with its linear layers in NF4 (QLoRA, arXiv 2305.14314 §3)."""
-    dtype = compute_dtype(device)
+def load_quantised(
+    folder: Path, quant: QuantSection, device: torch.device, dtype: torch.dtype | None = None
+) -> torch.nn.Module:
+    """The frozen base with its linear layers in NF4 (QLoRA, arXiv 2305.14314 §3).
+
+    Args:
+        dtype: of activations and dequantised weights; what suits the device when None.
+    """
+    dtype = dtype or compute_dtype(device)
     config = BitsAndBytesConfig(
         load_in_4bit=True,
         bnb_4bit_quant_type="nf4",
@@ -97,10 +104,15 @@ def build_model(
     base: Path, contract: FineTuneContract, device: torch.device, budget: Budget
 ) -> tuple[PeftModel, FusionReport]:
     """The model that is trained, computing the way the budget says."""
-    model = attach_lora(load_quantised(base, contract.quant, device), contract.adapter, contract.exec.seed)
+    first = torch.device("cpu") if budget.shard_base else device
+    loaded = load_quantised(base, contract.quant, first, compute_dtype(device))
+    model = attach_lora(loaded, contract.adapter, contract.exec.seed)
     if budget.checkpointing:
         model.get_base_model().gradient_checkpointing_enable({"use_reentrant": False})
-    return model, fuse_lora(model, cache_dequantised=budget.cache_dequantised)
+    fused = fuse_lora(model, cache_dequantised=budget.cache_dequantised)
+    if budget.shard_base:
+        shard_base(model, device)
+    return model, fused
 
 
 def _keep_differentiable(model: torch.nn.Module) -> None:

@@ -18,15 +18,14 @@ MAX_PROBES = 4
 MAX_TOKENS = 256
 
 
-def write_probes(
-    run_dir: Path, rows: Sequence[Row], model: PeftModel | None = None, device: torch.device | None = None
-) -> None:
-    """Write ``probes.json``: token ids, the positions (≥ 1) whose log-probabilities are compared, and the model's own.
+def make_probes(
+    rows: Sequence[Row], model: PeftModel | None = None, device: torch.device | None = None
+) -> list[dict[str, Any]]:
+    """Token ids, the positions (≥ 1) whose log-probabilities are compared, and the model's own.
 
     Positions are those the adapter was trained to change: the assistant's tokens.
 
     Args:
-        run_dir: where to write.
         rows: the first of them become probes.
         model: the model at the end of training, on ``device``; its log-probabilities (nats, one a position) go into
             ``trained``. None: they are left out, and the base shift cannot be told.
@@ -36,6 +35,11 @@ def write_probes(
     if model is not None and device is not None:
         for probe, scores in zip(probes, score_probes(model, probes, device), strict=True):
             probe["trained"] = scores
+    return probes
+
+
+def write_probes(run_dir: Path, probes: Sequence[dict[str, Any]]) -> None:
+    """Write ``probes.json``."""
     write_json(run_dir / PROBES_NAME, {"probes": probes})
 
 

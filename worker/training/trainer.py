@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -27,6 +28,7 @@ from worker.training.optimizer import build_optimizer
 from worker.training.order import Order
 from worker.training.prepared import PreparedRows, Row
 from worker.training.schedule import learning_rate
+from worker.training.sharding import in_step, sharding_is_forced
 from worker.training.speed import Machine, dense_bf16_peak, workload
 from worker.training.telemetry import TELEMETRY_SCHEMA_VERSION, Telemetry
 from worker.training.world import World, digest_of, local_rank
@@ -69,11 +71,10 @@ class Trainer:
     def micro_batches(self, rows: Sequence[Row], token_budget: int) -> list[MicroBatch]:
         """The tensors of this process's share of some rows, in micro-batches of at most so many tokens; may be none."""
         share = [rows[index] for index in self.world.share([len(row.ids) for row in rows])]
-        if not share:
-            return []
         packed, pad = packs(self.model), int(self.tokenizer.pad_token_id)
-        groups = lay_out([len(row.ids) for row in share], token_budget, packed=packed)
-        return [collate([share[index] for index in group], pad, packed=packed) for group in groups]
+        groups = lay_out([len(row.ids) for row in share], token_budget, packed=packed) if share else []
+        batches = [collate([share[index] for index in group], pad, packed=packed) for group in groups]
+        return list(in_step(batches, self.world)) if self.budget.shard_base else batches
 
     def validation_batches(self, token_budget: int) -> Iterator[MicroBatch]:
         """The tensors of this process's share of the validation rows, a step's worth of them at a time."""
@@ -113,7 +114,8 @@ def set_up(run: TrainingRun, run_dir: Path, cache: Path) -> Trainer:
     world = World.join(device)
     data = world.in_turn(lambda: read_data(run, tokenizer, config.vocab, cache))
     order = Order(contract, data.difficulties, len(data.replay))
-    budget = choose_budget(contract, config, device, world.size)
+    forced = sharding_is_forced(os.environ)
+    budget = choose_budget(contract, config, device, world.size, shard_base=forced)
     model, fused = build_model(base, contract, device, budget)
     return Trainer(
         plan=run.plan,

@@ -57,6 +57,17 @@ def test_where_nothing_fits_the_smallest_is_tried():
     assert (budget.tokens, budget.checkpointing, budget.cache_dequantised) == (2048, True, False)
 
 
+def test_a_base_is_held_in_parts_only_where_it_fits_no_other_way():
+    scarce = 8 * GIB
+    alone, together = (device_budget(contract(), CONFIG, scarce, processes) for processes in (1, 8))
+    assert not alone.shard_base
+    assert together.shard_base
+    assert not together.cache_dequantised
+    assert together.predicted_bytes is not None
+    assert together.predicted_bytes <= scarce
+    assert not device_budget(contract(), CONFIG, 120 * GIB, 8).shard_base
+
+
 @settings(max_examples=60, deadline=None)
 @given(gib=st.integers(14, 200), batch=st.sampled_from([1, 2, 8, 32]), seq_len=st.sampled_from([256, 1024, 4096]))
 def test_the_prediction_keeps_to_the_limit(gib, batch, seq_len):

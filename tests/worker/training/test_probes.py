@@ -11,7 +11,7 @@ import torch
 from shared.contract import AdapterSection, QuantSection
 from worker.training.model import attach_lora, load_quantised
 from worker.training.prepared import Row
-from worker.training.probes import MAX_PROBES, MAX_TOKENS, write_probes
+from worker.training.probes import MAX_PROBES, MAX_TOKENS, make_probes, write_probes
 from worker.training.scoring import score_probes
 
 
@@ -21,7 +21,7 @@ def example(length: int, learnt: range) -> Row:
 
 
 def written(folder, examples):
-    write_probes(folder, examples)
+    write_probes(folder, make_probes(examples))
     return json.loads((folder / "probes.json").read_text())["probes"]
 
 
@@ -59,7 +59,7 @@ def test_a_run_writes_probes_of_its_validation_rows(finished, tokenizer):
 def test_the_model_s_own_scores_are_written_beside_the_positions(lab, tmp_path):
     cpu = torch.device("cpu")
     model = attach_lora(load_quantised(lab.base, QuantSection(), cpu), AdapterSection(rank=4, alpha=8), seed=0)
-    write_probes(tmp_path, [example(9, range(4, 9))], model, cpu)
+    write_probes(tmp_path, make_probes([example(9, range(4, 9))], model, cpu))
     (probe,) = json.loads((tmp_path / "probes.json").read_text())["probes"]
     ids = torch.tensor([probe["token_ids"]])
     with torch.no_grad():

@@ -1,0 +1,78 @@
+"""A frozen base in parts, for models that one accelerator cannot hold beside its activations (FSDP, arXiv 2304.11277).
+
+Every process keeps a part of each block's frozen weights, NF4 as it is, and the block's whole weights exist only while it
+works. The adapter is not sharded: its parameters, gradients, optimizer and checkpoints are those of one process, and
+gradients are added up as without sharding (`worker/training/world.py`). Embedding and head stay whole.
+
+Gathering is a collective, so all processes go through the blocks equally often: whoever has fewer micro-batches goes along
+with empty ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import zip_longest
+
+import torch
+from bitsandbytes.nn import Linear4bit
+from peft import PeftModel
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
+from worker.training.batches import MicroBatch
+from worker.training.world import World
+
+VARIABLE = "MENS_SHARD_BASE"
+
+
+def sharding_is_forced(environment: Mapping[str, str]) -> bool:
+    """Whether the operator wants the base in parts even where it would fit whole."""
+    return environment.get(VARIABLE) == "always"
+
+
+def shard_base(model: PeftModel, device: torch.device) -> None:
+    """Shard every block's frozen weights over the processes; all else goes to the device whole.
+
+    Call it with a model on the CPU, so that no device ever holds the whole base.
+    """
+    mesh = init_device_mesh(device.type, (torch.distributed.get_world_size(),))
+    adapter = {parameter for parameter in model.parameters() if parameter.requires_grad}
+    for block in _blocks(model):
+        for layer in block.modules():
+            if isinstance(layer, Linear4bit):
+                layer.quant_state.to(device)
+        # Said aloud: a block that is sharded by itself counts as a root, and a root would stay whole after its forward pass.
+        fully_shard(block, mesh=mesh, reshard_after_forward=True, ignored_params=adapter)
+    if device.type != "cpu":
+        model.to(device)
+
+
+def in_step(batches: Iterable[MicroBatch], world: World) -> Iterator[MicroBatch]:
+    """A process's micro-batches, with empty ones in place of those that only others have."""
+    own = list(batches)
+    (most,) = world.largest([len(own)])
+    for batch, _ in zip_longest(own, range(int(most))):
+        yield batch or empty_batch()
+
+
+def empty_batch() -> MicroBatch:
+    """One token that nothing is learnt from."""
+    return MicroBatch(
+        ids=torch.zeros((1, 1), dtype=torch.int64),
+        positions=torch.zeros((1, 1), dtype=torch.int64),
+        boundaries=None,
+        mask=None,
+        predictors=torch.zeros(0, dtype=torch.int64),
+        targets=torch.zeros(0, dtype=torch.int64),
+        weights=torch.zeros(0),
+        mass=0.0,
+        tokens=0,
+    )
+
+
+def _blocks(model: PeftModel) -> torch.nn.ModuleList:
+    """The decoder's blocks, `layers` in most families and `h` in GPT-2."""
+    decoder = model.get_base_model().get_decoder()
+    blocks = getattr(decoder, "layers", None) or decoder.h
+    assert isinstance(blocks, torch.nn.ModuleList)
+    return blocks
