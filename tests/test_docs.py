@@ -32,6 +32,13 @@ def test_every_module_is_in_the_readme(tier: str) -> None:
     assert not [name for name in modules if name not in README]
 
 
+def test_every_defect_of_the_original_has_a_test_that_exists() -> None:
+    table = (ROOT / "docs" / "original-defects.md").read_text()
+    named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", table)
+    assert len(named) > 25
+    assert not [f"{path}::{name}" for path, name in named if f"def {name}(" not in (ROOT / path).read_text()]
+
+
 def test_every_make_target_of_the_readme_exists() -> None:
     targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     assert set(re.findall(r"`make ([a-z]+)`", README)) <= targets

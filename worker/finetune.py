@@ -200,6 +200,7 @@ def finish(attempt: Attempt, plan: ExecutionPlan, adapters: list[NewAdapter], ru
         "last_val_loss": summary["last_val_loss"],
         "memory": summary["memory"],
         "tokens_per_second": summary["tokens_per_second"],
+        "resume": summary["resume"],
     }
     alias = plan.contract.artifact.alias if final.published else None
     attempt.report()
