@@ -1,14 +1,12 @@
 """The chat proxy: resolves a model name to what a replica serves, and passes bytes both ways without holding a stream.
 
 An alias may be split between adapters: who asks again gets the same one. Which adapter answered, ``X-Mens-Adapter`` says.
-A client that goes away cancels its request at the replica. A replica that cannot be reached is passed over for the next.
+A client that goes away cancels its request at the replica. `api/upstream.py` asks the replicas.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
-import logging
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
@@ -21,8 +19,10 @@ from fastapi import Request, Response
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import StreamingResponse
 from starlette.requests import ClientDisconnect
+from starlette.types import Receive, Scope, Send
 
 from api.services import Services
+from api.upstream import ask
 from shared.aliases import Alias
 from shared.errors import Code, InvalidRequest, NotFound, TooLarge, Unavailable
 from shared.routing import sticky_point
@@ -34,7 +34,6 @@ SESSION_HEADER = "x-session-id"
 ADAPTER_HEADER = "x-mens-adapter"
 
 Copy = Callable[[], Awaitable[None]]
-logger = logging.getLogger(__name__)
 
 
 async def proxy(services: Services, request: Request, path: str) -> Response:
@@ -50,7 +49,7 @@ async def proxy(services: Services, request: Request, path: str) -> Response:
         return Response(status_code=CLIENT_GONE)
     session = request.headers.get(SESSION_HEADER, "")
     chosen = await run_in_threadpool(choose_model, services, body, session)
-    upstream = await _unless_gone(request, _send(services, path, body, chosen.served))
+    upstream = await _unless_gone(request, ask(services, path, body, chosen.served))
     if upstream is None:
         return Response(status_code=CLIENT_GONE)
     if upstream.status_code == 404:
@@ -136,30 +135,6 @@ def sticky_key(body: dict[str, Any], session: str = "") -> str:
     return json.dumps(["messages", beginning], sort_keys=True)
 
 
-def replicas_for(urls: list[str], served: str) -> list[str]:
-    """Replicas by rendezvous hashing: the same model goes to the same replica first, so its adapter stays warm."""
-    return sorted(urls, key=lambda url: hashlib.sha256(f"{url} {served}".encode()).digest())
-
-
-async def _send(services: Services, path: str, body: dict[str, Any], served: str) -> httpx.Response:
-    """The first answer of a replica that can be reached, its body still unread."""
-    content, reason = json.dumps({**body, "model": served}).encode(), "none is configured"
-    for url in replicas_for(services.settings.serving_urls, served):
-        request = services.upstream.build_request(
-            "POST", url.rstrip("/") + path, content=content, headers={"Content-Type": "application/json"}
-        )
-        try:
-            return await services.upstream.send(request, stream=True)
-        except httpx.TransportError as error:
-            reason = f"{url}: {error or type(error).__name__}"
-            logger.warning("replica passed over: %s", reason)
-    raise Unavailable(
-        Code.SERVING_UNAVAILABLE,
-        f"No serving replica answers ({reason}).",
-        remedy="Try again shortly; if it stays so, look at the serving tier.",
-    )
-
-
 async def _unless_gone(request: Request, answer: Any) -> httpx.Response | None:
     """Await the replica's answer, or give it up when the client disconnects first."""
     result: httpx.Response | None = None
@@ -178,7 +153,7 @@ async def _unless_gone(request: Request, answer: Any) -> httpx.Response | None:
         async with anyio.create_task_group() as group:
             group.start_soon(wait_for_disconnect)
             group.start_soon(wait_for_answer)
-    except ExceptionGroup as errors:  # the group wraps what _send raises
+    except ExceptionGroup as errors:  # the group wraps what was raised inside
         raise errors.exceptions[0] from None
     return result
 
@@ -188,30 +163,39 @@ def _shadow(services: Services, path: str, body: dict[str, Any], chosen: Choice)
     shadow = chosen.alias.shadow if chosen.alias else None
     if chosen.alias is None or shadow is None or random.random() >= shadow.share:
         return None
-    ask = partial(_send, services, path, body, shadow.adapter)
-    return partial(services.shadows.offer, chosen.alias.name, shadow.adapter, ask)
+    copy = partial(ask, services, path, body, shadow.adapter)
+    return partial(services.shadows.offer, chosen.alias.name, shadow.adapter, copy)
 
 
-def _streamed(upstream: httpx.Response, chosen: Choice, copy: Copy | None) -> StreamingResponse:
+def _streamed(upstream: httpx.Response, chosen: Choice, copy: Copy | None) -> Response:
     headers = {name: upstream.headers[name] for name in PASSED_HEADERS if name in upstream.headers}
     if chosen.adapter:
         headers[ADAPTER_HEADER] = chosen.adapter
-    return StreamingResponse(_body(upstream, copy), upstream.status_code, headers)
+    return PassedOn(upstream, headers, copy)
 
 
-async def _body(upstream: httpx.Response, copy: Copy | None) -> AsyncIterator[bytes]:
+class PassedOn(StreamingResponse):
     """The replica's bytes as they come, then the shadow's copy: a caller who leaves early leaves none.
 
-    Leaving this generator early closes the connection, which stops the engine.
+    The replica's answer is closed however this ends, even before it begins; closing it early stops the engine.
     """
-    try:
-        async for chunk in upstream.aiter_raw():
+
+    def __init__(self, upstream: httpx.Response, headers: dict[str, str], copy: Copy | None) -> None:
+        super().__init__(self._body(copy), upstream.status_code, headers)
+        self._upstream = upstream
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            with anyio.CancelScope(shield=True):
+                await self._upstream.aclose()
+
+    async def _body(self, copy: Copy | None) -> AsyncIterator[bytes]:
+        async for chunk in self._upstream.aiter_raw():
             yield chunk
-    finally:
-        with anyio.CancelScope(shield=True):
-            await upstream.aclose()
-    if copy is not None:
-        await copy()
+        if copy is not None:
+            await copy()
 
 
 def _unknown_model(model: str) -> NotFound:

@@ -12,12 +12,20 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api import problems
 from api.authentication import require_key
-from api.routes import aliases, chat, files, fine_tuning, health, jobs, models
+from api.routes import aliases, chat, files, fine_tuning, health, jobs, models, replicas
 from api.services import make_services
 from api.settings import ApiSettings
 
 VERSION = "0.1.0"
-KEYED_ROUTERS = (files.router, fine_tuning.router, jobs.router, models.router, aliases.router, chat.router)
+KEYED_ROUTERS = (
+    files.router,
+    fine_tuning.router,
+    jobs.router,
+    models.router,
+    aliases.router,
+    chat.router,
+    replicas.router,
+)
 
 
 def create_app(settings: ApiSettings | None = None) -> FastAPI:
@@ -60,7 +68,9 @@ class RequestId:
 
 @asynccontextmanager
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
+    app.state.services.watch.start()
     yield
+    await app.state.services.watch.close()
     await app.state.services.shadows.close()
     await app.state.services.upstream.aclose()
     app.state.services.database.close()

@@ -129,11 +129,11 @@ def _input_file(services: Services, file_id: str) -> InputFile:
 
 def _refuse_unpublishable(services: Services, contract: FineTuneContract, base_names: set[str]) -> None:
     artifact = contract.artifact
-    if artifact.publish and not services.settings.serving_urls:
+    if artifact.publish and not (services.settings.serving_urls or services.settings.serving_dns):
         raise ContractRejected(
             Code.CONTRACT_UNSUPPORTED,
             "artifact.publish is true, but no serving replica is configured.",
-            remedy="Set MENS_SERVING_URLS, or set artifact.publish to false to train and store only.",
+            remedy="Set MENS_SERVING_URLS or MENS_SERVING_DNS, or set artifact.publish to false to train and store only.",
             param="artifact.publish",
         )
     if artifact.alias in base_names:

@@ -32,6 +32,9 @@ class Settings(BaseSettings):
     serving_urls: Annotated[list[str], NoDecode] = Field(
         default_factory=list, description="Base URLs of the serving replicas, comma-separated."
     )
+    serving_dns: str = Field(
+        "", pattern=r"^(\S+:[0-9]{1,5})?$", description="host:port of a headless service; its addresses are replicas."
+    )
     serving_key: SecretStr = Field(SecretStr(""), description="Key that the serving replicas ask of their callers.")
 
     @model_validator(mode="before")

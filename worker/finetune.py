@@ -16,6 +16,7 @@ from shared.manifest import CONFIG_NAME, MANIFEST_NAME, WEIGHTS_NAME, AdapterMan
 from shared.planner import ExecutionPlan, TrainingInputs, TrainingRun
 from shared.preflight import Asked, InputFile, Machine, preflight
 from shared.registry import NewAdapter
+from shared.replicas import discover
 from shared.storage import Storage
 from worker.attempt import Attempt
 from worker.certificates import Limits
@@ -172,7 +173,7 @@ def publish(attempt: Attempt, plan: ExecutionPlan, adapter: NewAdapter, run_dir:
     )
     try:
         certificates = certify(
-            settings.serving_urls,
+            discover(settings.serving_urls, settings.serving_dns),
             settings.serving_key.get_secret_value(),
             proof,
             timeout_seconds=settings.publish_timeout_seconds,

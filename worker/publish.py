@@ -171,7 +171,7 @@ def certify(
         raise JobFailed(
             Code.SERVING_UNAVAILABLE,
             "No serving replica is configured, so nothing can be published.",
-            remedy="Set MENS_SERVING_URLS, or ask for artifact.publish = false.",
+            remedy="Set MENS_SERVING_URLS or MENS_SERVING_DNS, or ask for artifact.publish = false.",
         )
     deadline = time.monotonic() + timeout_seconds
     certificates = {}

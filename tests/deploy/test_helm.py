@@ -58,7 +58,8 @@ FULL: Values = {
     "migration": {"backoffLimit": 0},
 }
 NO_SERVING: Values = {**MINIMAL, "serving": {"replicas": 0, "urls": ["http://a:8001", "http://b:8001"]}}
-CASES = {"minimal": MINIMAL, "full": FULL, "no-serving": NO_SERVING}
+SEVERAL: Values = {**MINIMAL, "serving": {"base": "qwen3-0.6b", "replicas": 3, "urls": ["http://a:8001"]}}
+CASES = {"minimal": MINIMAL, "full": FULL, "no-serving": NO_SERVING, "several": SEVERAL}
 
 
 class Chart:
@@ -156,7 +157,7 @@ def test_what_a_release_consists_of(chart: Chart) -> None:
         ("catalog", {}, "catalog: bases is required"),
         ("catalog.bases", [], "catalog.bases: Array must have at least 1 items"),
         ("serving.base", "", "serving.base: String length"),
-        ("serving.replicas", 2, "serving.replicas: Must be less than or equal to 1"),
+        ("serving.replicas", -1, "serving.replicas: Must be greater than or equal to 0"),
         ("serving.replicas", 0, "serving.urls: Array must have at least 1 items"),
         ("serving.urls", ["a,b"], "serving.urls.0: Does not match pattern"),
         ("serving.device", "tpu", "serving.device"),
@@ -303,20 +304,28 @@ def test_one_control_worker_that_is_never_doubled(documents: list[Document]) -> 
     assert (beat["spec"]["replicas"], beat["spec"]["strategy"]) == (1, {"type": "Recreate"})
 
 
-def test_the_front_door_knows_the_serving_urls(chart: Chart) -> None:
-    urls = {}
+def test_every_tier_that_asks_replicas_knows_them(chart: Chart) -> None:
+    places = {}
     for case, values in CASES.items():
         known = {
-            environment(pod)["MENS_SERVING_URLS"]
+            (environment(pod)["MENS_SERVING_URLS"], environment(pod).get("MENS_SERVING_DNS"))
             for name, pod in pods(chart.render(values))
             if name in {"api", "worker", "beat"}
         }
-        (urls[case],) = known
-    assert urls == {
-        "minimal": "http://mens-serving:8001",
-        "full": "http://tuner-serving:8001,http://other:8001",
-        "no-serving": "http://a:8001,http://b:8001",
+        (places[case],) = known
+    assert places == {
+        "minimal": ("http://mens-serving:8001", None),
+        "full": ("http://tuner-serving:8001,http://other:8001", None),
+        "no-serving": ("http://a:8001,http://b:8001", None),
+        "several": ("http://a:8001", "mens-serving:8001"),
     }
+
+
+def test_the_serving_tiers_name_has_every_pods_address(chart: Chart) -> None:
+    for case in ("minimal", "several"):
+        (service,) = [s for s in of(chart.render(CASES[case]), "Service") if s["metadata"]["name"] == "mens-serving"]
+        assert service["spec"]["clusterIP"] == "None"
+        assert [port["port"] for port in service["spec"]["ports"]] == [8001], "a headless Service maps no ports"
 
 
 def test_the_chart_and_the_compose_file_agree(chart: Chart, root: Path) -> None:

@@ -29,6 +29,7 @@ def test_defaults_lie_in_the_home_folder(tmp_path: Path) -> None:
         "prepared_dir": home / "prepared",
         "catalog_path": home / "catalog.json",
         "serving_urls": [],
+        "serving_dns": "",
     }
 
 

@@ -17,12 +17,18 @@
 {{- default (ternary (include "mens.fullname" .) "default" .Values.serviceAccount.create) .Values.serviceAccount.name -}}
 {{- end -}}
 
-{{- define "mens.servingUrls" -}}
+{{- /* Where the replicas are, as settings: one by its Service's URL, several by the Service's addresses. */ -}}
+{{- define "mens.servingPlaces" -}}
+{{- $place := printf "%s-serving:8001" (include "mens.fullname" .) -}}
 {{- $urls := .Values.serving.urls -}}
-{{- if .Values.serving.replicas -}}
-{{- $urls = prepend $urls (printf "http://%s-serving:8001" (include "mens.fullname" .)) -}}
+{{- if eq (int .Values.serving.replicas) 1 -}}
+{{- $urls = prepend $urls (printf "http://%s" $place) -}}
 {{- end -}}
-{{- join "," $urls -}}
+{{- $settings := dict "MENS_SERVING_URLS" (join "," $urls) -}}
+{{- if gt (int .Values.serving.replicas) 1 -}}
+{{- $_ := set $settings "MENS_SERVING_DNS" $place -}}
+{{- end -}}
+{{- toJson $settings -}}
 {{- end -}}
 
 {{- /* The helpers below take a tier: dict "root" $ "component" NAME "image" REPOSITORY "values" VALUES

@@ -1,0 +1,29 @@
+"""The serving replicas as this front door sees them: /v1/replicas."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+from pydantic import BaseModel, Field
+
+from api.replicas import State
+from api.services import ServicesDep
+
+router = APIRouter(prefix="/v1", tags=["replicas"])
+
+
+class ReplicaView(BaseModel):
+    """One serving replica."""
+
+    url: str
+    state: State
+    in_flight: int = Field(description="Requests of this API process that it is working on.")
+    last_error: str | None = Field(description="What was last wrong with it, however long ago.")
+
+
+@router.get("/replicas")
+async def list_replicas(services: ServicesDep) -> list[ReplicaView]:
+    """Every serving replica that this API process knows. Another process may see them otherwise."""
+    return [
+        ReplicaView(url=replica.url, state=replica.state, in_flight=replica.in_flight, last_error=replica.last_error)
+        for replica in services.replicas.all
+    ]

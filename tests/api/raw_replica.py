@@ -1,0 +1,111 @@
+"""A replica made of a bare socket, so that a test can have it break off wherever it likes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+
+class RawReplica:
+    """Listens on a port of its own that it keeps when it is stopped and started again.
+
+    Attributes:
+        mode: what becomes of a completion: ``answer``, ``stream``, ``503``, ``500``, ``drop`` (before anything),
+            ``headers`` (then drop), ``one`` (one event, then drop), ``hang``.
+        health: status of the health route.
+        asked: bodies of completions, in order.
+    """
+
+    def __init__(self, name: str, host: str = "127.0.0.1", port: int = 0) -> None:
+        self.name, self.host, self.port = name, host, port
+        self.mode, self.health = "answer", 200
+        self.asked: list[dict[str, Any]] = []
+        self.start()
+
+    @property
+    def url(self) -> str:
+        return f"http://{self.host}:{self.port}"
+
+    @property
+    def models(self) -> list[str]:
+        return [body["model"] for body in self.asked]
+
+    def start(self) -> None:
+        ready: Future[int] = Future()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._run(ready)), daemon=True)
+        self._thread.start()
+        self.port = ready.result(5)
+
+    def stop(self) -> None:
+        """Refuse connections from now on; those that are open are reset."""
+        if self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._end.set)
+            self._thread.join(5)
+
+    async def _run(self, ready: Future[int]) -> None:
+        self._loop, self._end = asyncio.get_running_loop(), asyncio.Event()
+        self._writers: set[asyncio.StreamWriter] = set()
+        server = await asyncio.start_server(self._connection, self.host, self.port)
+        ready.set_result(server.sockets[0].getsockname()[1])
+        await self._end.wait()
+        server.close()
+        for writer in self._writers:
+            writer.transport.abort()
+
+    async def _connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._writers.add(writer)
+        try:
+            while await self._answer(reader, writer):
+                pass
+        except (OSError, asyncio.IncompleteReadError):
+            pass
+        finally:
+            writer.close()
+            self._writers.discard(writer)
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+        """One request; whether the connection stays."""
+        head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
+        if head.startswith("get"):
+            writer.write(f"HTTP/1.1 {self.health} x\r\ncontent-length: 0\r\n\r\n".encode())
+            return True
+        length = int(head.partition("content-length: ")[2].partition("\r\n")[0])
+        body = json.loads(await reader.readexactly(length))
+        self.asked.append(body)
+        return await self._complete(body, reader, writer)
+
+    async def _complete(self, body: dict[str, Any], reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+        mode = self.mode
+        if mode == "drop":
+            return False
+        if mode == "hang":
+            await reader.read(1)  # until the caller goes
+            return False
+        if mode in ("answer", "503", "500"):
+            status = 200 if mode == "answer" else int(mode)
+            content = json.dumps({"by": self.name, "served": body["model"]}).encode()
+            writer.write(f"HTTP/1.1 {status} x\r\ncontent-length: {len(content)}\r\n\r\n".encode() + content)
+            return True
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n")
+        for _ in range({"headers": 0, "one": 1}.get(mode, 20)):
+            event = f"data: {self.name}\n\n".encode()
+            writer.write(f"{len(event):x}\r\n".encode() + event + b"\r\n")
+            await writer.drain()
+            await asyncio.sleep(0.01)
+        if mode == "stream":
+            writer.write(b"0\r\n\r\n")
+        await writer.drain()
+        return mode == "stream"
+
+
+def eventually(holds: Callable[[], bool], seconds: float = 5.0) -> None:
+    """Wait until something holds."""
+    deadline = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
