@@ -99,15 +99,16 @@ def train_variant(variant: str, plan: str, run_dir: str) -> int:
     ``bf16`` the same weights not quantised, ``quiet`` telemetry kept in memory until the end.
     """
     engine: Any = importlib.import_module("worker.train")
+    trainer: Any = importlib.import_module("worker.training.trainer")
     model: Any = importlib.import_module("worker.training.model")
 
-    choose, load = engine.choose_budget, model.load_quantised
+    choose, load = trainer.choose_budget, model.load_quantised
     if variant in {"nf4", "cache"}:
         cached = variant == "cache"
-        engine.choose_budget = lambda *given: replace(choose(*given), cache_dequantised=cached)
+        trainer.choose_budget = lambda *given, **named: replace(choose(*given, **named), cache_dequantised=cached)
     if variant == "bf16":
-        engine.choose_budget = lambda *given: replace(choose(*given), cache_dequantised=False)
-        model.load_quantised = lambda *given: dequantised(load(*given))
+        trainer.choose_budget = lambda *given, **named: replace(choose(*given, **named), cache_dequantised=False)
+        model.load_quantised = lambda *given, **named: dequantised(load(*given, **named))
     if variant == "quiet":
         hold_telemetry(engine.Telemetry)
     return engine.main([plan, run_dir])

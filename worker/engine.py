@@ -15,7 +15,15 @@ from typing import IO, Any
 
 from shared.contract import Device, FineTuneContract
 from shared.errors import Code, JobFailed, MensError
-from worker.process import CANCEL_SIGNAL, EXIT_CANCELLED, EXIT_FAILED, EXIT_PAUSED, PARENT_VARIABLE, PAUSE_SIGNAL
+from worker.process import (
+    CANCEL_SIGNAL,
+    EXIT_CANCELLED,
+    EXIT_FAILED,
+    EXIT_PAUSED,
+    PARENT_VARIABLE,
+    PAUSE_SIGNAL,
+    PEER_LOST_NOTE,
+)
 from worker.rundir import ERROR_NAME, LOG_NAME, PLAN_NAME, TELEMETRY_NAME, read_json
 
 LAUNCHER = "worker.launch"
@@ -149,7 +157,7 @@ class Engine:
             )
         return JobFailed(
             Code.TRAINER_CRASHED,
-            f"The engine crashed with exit code {code}: {tail[-1] if tail else 'no output'}.",
+            f"The engine crashed with exit code {code}: {last_words(tail)}.",
             remedy=f"Read {self.run_dir / LOG_NAME} on the worker.",
             details=details,
         )
@@ -169,6 +177,12 @@ def count_processes(asked: int, contract: FineTuneContract) -> int:
     return min(asked or max(1, gpus), contract.exec.batch_size * contract.exec.grad_accum)
 
 
+def last_words(tail: list[str]) -> str:
+    """What a crashed engine said last; of several processes, one that did not merely lose another."""
+    own = [line for line in tail if not line.startswith(PEER_LOST_NOTE)]
+    return (own or tail or ["no output"])[-1]
+
+
 def visible_gpus(devices: Path = Path("/dev")) -> int:
     """GPUs that CUDA would show, without asking it: a worker's task never loads torch."""
     here = len([path for path in devices.glob("nvidia[0-9]*") if path.name.removeprefix("nvidia").isdigit()])
@@ -181,6 +195,9 @@ def visible_gpus(devices: Path = Path("/dev")) -> int:
 
 def _environment(threads: int, processes: int) -> dict[str, str]:
     environment = {**os.environ, PARENT_VARIABLE: str(os.getpid()), "TOKENIZERS_PARALLELISM": "false"}
+    environment["HF_HUB_OFFLINE"] = "1"  # all it needs is here; bitsandbytes would fetch compiled code
+    if not environment.keys() & {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"}:
+        environment["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"  # micro-batches differ in size
     if processes > 1:  # each would take all of them
         threads = max(1, (threads or len(os.sched_getaffinity(0))) // processes)
     if threads:

@@ -36,6 +36,10 @@ class StopRequested(Exception):
         self.exit_code = exit_code
 
 
+PEER_LOST_NOTE = "this process could not reach the others"
+"""How a process ends its log that only ends because another one did."""
+
+
 class PeerLost(Exception):
     """Raised where processes wait for each other: another one has ended, and it has said why."""
 
@@ -98,7 +102,8 @@ def _run(work: Callable[[], object], run_dir: Path) -> int:
         work()
     except StopRequested as stop:
         return stop.exit_code
-    except PeerLost:
+    except PeerLost as lost:
+        print(f"{PEER_LOST_NOTE}: {lost}", file=sys.stderr)
         return EXIT_PEER_LOST
     except MensError as error:
         return _fail(run_dir, error)
@@ -112,7 +117,7 @@ def _run(work: Callable[[], object], run_dir: Path) -> int:
 def is_out_of_memory(error: Exception) -> bool:
     """Whether an allocator complains, on either kind of device."""
     text = str(error).lower()
-    return "out of memory" in text or "can't allocate memory" in text
+    return any(words in text for words in ("out of memory", "can't allocate memory", "cublas_status_alloc_failed"))
 
 
 def out_of_memory(reason: str) -> JobFailed:

@@ -14,6 +14,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from shared.contract import Device
 from shared.errors import Code, JobFailed
 from shared.planner import TrainingRun
 from worker.process import (
@@ -68,6 +69,8 @@ def train(run: TrainingRun, run_dir: Path, resume: Path | None, stop: StopSignal
     agree_to_start(trainer, progress)
     with open_telemetry(trainer, progress) as telemetry:
         telemetry.emit("train_start", describe(trainer, progress))
+        if run.plan.contract.device.device is Device.CUDA and trainer.device.type == "cpu":
+            telemetry.gpu_fallback("trainer", "cuda", ["no_cuda_device"])
         train_loop(trainer, progress, telemetry, stop)
         finish(trainer, progress, telemetry)
     trainer.world.leave()
@@ -78,7 +81,9 @@ def take_up(trainer: Trainer, resume: Path | None) -> Progress:
     if resume is None:
         return Progress(0, 0, [], token_budget=trainer.budget.tokens, run_id=new_run_id())
     parts = (trainer.plan, trainer.model, trainer.optimizer)
-    return load_checkpoint(resume, *parts, trainer.environment, trainer.base)
+    progress = load_checkpoint(resume, *parts, trainer.environment, trainer.base)
+    progress.token_budget = min(progress.token_budget, trainer.budget.tokens)  # this device may be a smaller one
+    return progress
 
 
 def open_telemetry(trainer: Trainer, progress: Progress) -> Telemetry:
@@ -103,21 +108,27 @@ def train_loop(trainer: Trainer, progress: Progress, telemetry: Telemetry, stop:
     """All optimizer steps that are still to do, with checkpoints and validation between them."""
     exec_, total = trainer.plan.contract.exec, trainer.order.total_steps
     epoch, began, tokens_before = trainer.order.epoch_of(progress.step), time.monotonic(), progress.trained_tokens
+    telemetry.skipped(curriculum=trainer.order.left_out(epoch))
     for step in trainer.order.after(progress.step):
         if step.epoch != epoch:
             end_epoch(trainer, progress, telemetry, epoch)
+            if is_exhausted(progress.metrics, exec_.early_stopping_patience):
+                break
             epoch = step.epoch
-        if is_exhausted(progress.metrics, exec_.early_stopping_patience):
+            telemetry.skipped(curriculum=trainer.order.left_out(epoch))
+        elif is_exhausted(progress.metrics, exec_.early_stopping_patience):
+            end_epoch(trainer, progress, telemetry, epoch)  # cut short
             break
-        telemetry.skipped(curriculum=trainer.order.left_out(epoch))
         telemetry.step(optimizer_step(trainer, progress, step))
         refuse_divergence(progress)
         if step.number % exec_.checkpoint_every == 0 and step.number < total:
             validate(trainer, progress, telemetry)
             checkpoint(trainer, progress, telemetry)
         obey(stop, trainer, progress, telemetry)
-    end_epoch(trainer, progress, telemetry, epoch)
-    progress.tokens_per_second = (progress.trained_tokens - tokens_before) / max(time.monotonic() - began, 1e-9)
+    else:
+        end_epoch(trainer, progress, telemetry, epoch)
+    if progress.trained_tokens > tokens_before:
+        progress.tokens_per_second = (progress.trained_tokens - tokens_before) / (time.monotonic() - began)
     telemetry.save_metrics()
 
 

@@ -155,12 +155,12 @@ class SmallDevice:
         self.real = worker.training.loss.weighted_loss
         monkeypatch.setattr(worker.training.loss, "weighted_loss", self)
 
-    def __call__(self, model, batch: MicroBatch, device):
+    def __call__(self, model, batch: MicroBatch, device, divisor: float = 1.0):
         self.calls += 1
         self.tokens = self.tokens or self.share * batch.size
         if self.calls >= self.from_call and batch.size > self.tokens:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
-        return self.real(model, batch, device)
+        return self.real(model, batch, device, divisor)
 
 
 def test_a_step_that_runs_out_of_memory_is_done_again_in_smaller_pieces(lab, tmp_path, monkeypatch):

@@ -59,9 +59,17 @@ def attend_within_documents(
         output, _ = sdpa_attention_forward(module, query, key, value, attention_mask, dropout, scaling, **kwargs)
         return output, None
     window = sliding_window if sliding_window and sliding_window < max_length_q else None
-    if query.is_cuda and dropout == 0.0 and query.dtype in VARLEN_DTYPES:
+    if dropout == 0.0 and has_varlen_kernel(query):
         return _varlen(query, key, value, cu_seq_lens_q, max_length_q, scaling, window), None
     return _each_document(query, key, value, cu_seq_lens_q, dropout, scaling, window), None
+
+
+def has_varlen_kernel(query: torch.Tensor) -> bool:
+    """The kernel is FlashAttention: Ampere or newer, 16 bits, head sizes of whole eights up to 256."""
+    if not query.is_cuda or query.dtype not in VARLEN_DTYPES:
+        return False
+    size = query.shape[-1]
+    return torch.cuda.get_device_capability(query.device) >= (8, 0) and size % 8 == 0 and size <= 256
 
 
 def _varlen(

@@ -9,6 +9,7 @@ on every machine, and with it the adapter's bytes.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -57,19 +58,21 @@ def choose_budget(
     processes: int = 1,
     *,
     shard_base: bool = False,
+    smallest: Callable[[int], int] = int,
 ) -> Budget:
     """Decide for the device at hand.
 
     Args:
         processes: that train together: a CPU's memory is shared by them, and a base that fits no GPU may be.
         shard_base: the operator wants the base in parts even where it fits whole.
+        smallest: the least of a number over all processes: they must decide alike.
     """
     if device.type != "cuda":
         budget = cpu_budget(contract, config, free_memory() // processes)
     else:
-        total = torch.cuda.get_device_properties(device).total_memory
-        limit = math.floor(total * (contract.exec.max_vram_fraction or VRAM_FRACTION))
-        budget = device_budget(contract, config, limit, processes)
+        free, total = torch.cuda.mem_get_info(device)  # a serving replica may share the device
+        limit = min(math.floor(total * (contract.exec.max_vram_fraction or VRAM_FRACTION)), free)
+        budget = device_budget(contract, config, smallest(limit), processes)
     if shard_base and processes > 1:
         return replace(budget, shard_base=True, cache_dequantised=False)
     return budget
@@ -136,6 +139,10 @@ def cache_bytes(config: ModelConfig, element_bytes: int) -> int:
 
 
 def free_memory() -> int:
-    """Bytes that this machine could still give."""
+    """Bytes that this machine, or the container, could still give."""
     facts = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
-    return int(facts["MemAvailable"].split()[0]) * 1024
+    free = int(facts["MemAvailable"].split()[0]) * 1024
+    limit, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
+    if limit.is_file() and (text := limit.read_text().strip()) != "max":
+        free = min(free, max(0, int(text) - int(used.read_text())))
+    return free

@@ -59,7 +59,7 @@ class Progress:
         run_id: the same in all attempts at a run.
         token_budget: tokens of a micro-batch; smaller than planned once a step ran out of memory.
         non_finite: steps in a row, up to this one, that changed nothing because loss or gradient was not finite.
-        memory_retries: steps that ran out of memory and were done again in smaller micro-batches.
+        memory_retries: times that a step ran out of memory and was done again in smaller micro-batches.
         resumed_from: steps at which earlier attempts were taken up.
         guarantee: how this run compares with one that was never interrupted.
         tokens_per_second: mean rate of this attempt, once it has ended; not part of a checkpoint.
@@ -99,11 +99,20 @@ def save_checkpoint(
     save_adapter(model, tokenizer, plan, progress.step, temporary, base)
     save_file(_tensors(model, optimizer), temporary / f"{STATE_NAME}.safetensors")
     write_json(temporary / f"{STATE_NAME}.json", _state(plan, progress, made_on))
+    _sync(temporary)
     shutil.rmtree(target, ignore_errors=True)
     temporary.rename(target)
     for old in list_checkpoints(run_dir)[:-KEEP]:
         shutil.rmtree(old)
     return target
+
+
+def _sync(folder: Path) -> None:
+    """To the disk: a rename may otherwise get there before what was renamed."""
+    for path in (*folder.iterdir(), folder):
+        handle = os.open(path, os.O_RDONLY)
+        os.fsync(handle)
+        os.close(handle)
 
 
 def checkpoint_at(run_dir: Path, step: int) -> Path | None:
@@ -141,7 +150,13 @@ def load_checkpoint(
             remedy="Remove the run folder's checkpoints to start from the beginning.",
         )
     trained, stored = namespaces(base)
-    set_peft_model_state_dict(model, renamed(load_file(folder / WEIGHTS_NAME), stored, trained))
+    found = set_peft_model_state_dict(model, renamed(load_file(folder / WEIGHTS_NAME), stored, trained))
+    if found.unexpected_keys or any(".lora_" in key for key in found.missing_keys):
+        raise JobFailed(
+            Code.CHECKPOINT_MISMATCH,
+            f"The checkpoint {folder.name} names other layers than this model has.",
+            remedy="Remove the run folder's checkpoints to start from the beginning.",
+        )
     tensors = load_file(folder / f"{STATE_NAME}.safetensors")
     state_of_optimizer = {
         key.removeprefix(OPTIMIZER_PREFIX): value for key, value in tensors.items() if key.startswith(OPTIMIZER_PREFIX)
@@ -179,7 +194,7 @@ def _generators() -> dict[str, torch.Tensor]:
         "rng.python": torch.tensor(python, dtype=torch.int64),
         "rng.numpy": torch.tensor([*numpy["state"]["key"].tolist(), numpy["state"]["pos"]], dtype=torch.int64),
     }
-    if torch.cuda.is_available():
+    if torch.cuda.is_initialized():  # asking would open a context, even for a run on the CPU
         tensors["rng.cuda"] = torch.cuda.get_rng_state()
     return tensors
 
@@ -189,5 +204,5 @@ def _restore_generators(tensors: dict[str, torch.Tensor]) -> None:
     random.setstate((3, tuple(tensors["rng.python"].tolist()), None))
     *numpy, position = tensors["rng.numpy"].tolist()
     np.random.set_state(("MT19937", np.array(numpy, dtype=np.uint32), position, 0, 0.0))  # noqa: NPY002
-    if "rng.cuda" in tensors and torch.cuda.is_available():
+    if "rng.cuda" in tensors and torch.cuda.is_initialized():
         torch.cuda.set_rng_state(tensors["rng.cuda"])

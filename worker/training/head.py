@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import cross_entropy, linear
+from torch.utils.checkpoint import checkpoint
 
 CHUNK_ELEMENTS = 1 << 25
 """Logits that exist at a time (fp32: 128 MiB)."""
@@ -69,6 +70,17 @@ def head_loss(
     if type(head) is torch.nn.Linear and not head.weight.requires_grad:
         loss, correct = _FrozenHeadLoss.apply(hidden, head.weight, head.bias, targets, weights)  # type: ignore[no-untyped-call]
         return loss, correct
+    rows = chunk_rows(head.weight.shape[0])  # type: ignore[index, arg-type]
+    chunks = zip(hidden.split(rows), targets.split(rows), weights.split(rows), strict=True)
+    parts = [checkpoint(_learnt_head_loss, head, *chunk, use_reentrant=False) for chunk in chunks]
+    losses, corrects = zip(*parts, strict=True)
+    return torch.stack(losses).sum(), torch.stack(corrects).sum()
+
+
+def _learnt_head_loss(
+    head: torch.nn.Module, hidden: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """As :func:`head_loss`, of a head that is learnt: its logits are computed again in the backward pass."""
     logits = head(hidden).float()
     losses = cross_entropy(logits, targets, reduction="none")
     return (losses * weights).sum(), (logits.argmax(-1) == targets).sum()

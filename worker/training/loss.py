@@ -12,10 +12,15 @@ from worker.training.head import head_loss
 from worker.training.telemetry import Score
 
 
-def weighted_loss(model: PeftModel, batch: MicroBatch, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+def weighted_loss(
+    model: PeftModel, batch: MicroBatch, device: torch.device, divisor: float = 1.0
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Weighted sum of cross-entropies in nats (a scalar to differentiate), and how many targets the arg-max predicts.
 
     Only the hidden rows that predict a target go through the head.
+
+    Args:
+        divisor: of the loss; it goes into the weights, which are fp32: a gradient in bf16 would round it.
     """
     base = model.get_base_model()
     hidden = base.get_decoder()(
@@ -26,7 +31,7 @@ def weighted_loss(model: PeftModel, batch: MicroBatch, device: torch.device) -> 
         **_documents(batch, device),
     ).last_hidden_state
     rows = hidden.flatten(0, 1).index_select(0, batch.predictors.to(device))
-    return head_loss(base.get_output_embeddings(), rows, batch.targets.to(device), batch.weights.to(device))
+    return head_loss(base.get_output_embeddings(), rows, batch.targets.to(device), batch.weights.to(device) / divisor)
 
 
 def accumulate_gradients(
@@ -48,14 +53,12 @@ def accumulate_gradients(
     divisor = mass or sum(batch.mass for batch in batches)
     losses, corrects = [], []
     for batch in batches:
-        loss, correct = weighted_loss(model, batch, device)
-        (loss / divisor).backward()
+        loss, correct = weighted_loss(model, batch, device, divisor)
+        loss.backward()
         losses.append(loss.detach())
         corrects.append(correct)
     targets = sum(len(batch.targets) for batch in batches)
-    return Score(
-        torch.stack(losses).sum().item() / divisor, torch.stack(corrects).sum().item() / max(targets, 1), targets
-    )
+    return Score(torch.stack(losses).sum().item(), torch.stack(corrects).sum().item() / max(targets, 1), targets)
 
 
 @torch.no_grad()

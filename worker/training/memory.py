@@ -61,7 +61,7 @@ def retry_on_out_of_memory(
     *,
     retry: bool = True,
 ) -> tuple[T, list[MicroBatch]]:
-    """Do a step's forward and backward pass; once more in half the micro-batch when memory runs out.
+    """Do a step's forward and backward pass; when memory runs out again, in half the micro-batch, down to single rows.
 
     The step has the same rows either way, so the same gradient up to rounding. The smaller micro-batch stays for the
     rest of the run, and is part of its checkpoints. The random generators start where they did.
@@ -72,22 +72,25 @@ def retry_on_out_of_memory(
         retry: false where other processes are in the middle of the same pass and could not begin it again.
 
     Raises:
-        RuntimeError: the allocator's own complaint, when the smaller micro-batch does not fit either.
+        RuntimeError: the allocator's own complaint, when not even the longest row fits alone.
     """
     batches = lay_out(progress.token_budget)
     on_cpu = torch.get_rng_state()
-    on_gpu = torch.cuda.get_rng_state() if torch.cuda.is_available() else None  # of this process's device alone
-    try:
-        return work(batches), batches
-    except RuntimeError as error:
-        if not (retry and is_out_of_memory(error)):
-            raise
-    gc.collect()  # here, not above: the exception's frames hold what the failed pass had made
-    torch.cuda.empty_cache()
-    torch.set_rng_state(on_cpu)
-    if on_gpu is not None:
-        torch.cuda.set_rng_state(on_gpu)
-    progress.token_budget = max(1, max(batch.size for batch in batches) // 2)
-    progress.memory_retries += 1
-    batches = lay_out(progress.token_budget)
-    return work(batches), batches
+    on_gpu = torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None  # of this process's device alone
+    while True:
+        try:
+            return work(batches), batches
+        except RuntimeError as error:
+            if not (retry and is_out_of_memory(error)):
+                raise
+            largest = max(batch.size for batch in batches)
+            smaller = lay_out(max(1, largest // 2))
+            if max(batch.size for batch in smaller) >= largest:  # the longest row alone
+                raise
+        gc.collect()  # here, not above: the exception's frames hold what the failed pass had made
+        torch.cuda.empty_cache()
+        torch.set_rng_state(on_cpu)
+        if on_gpu is not None:
+            torch.cuda.set_rng_state(on_gpu)
+        batches, progress.token_budget = smaller, max(1, largest // 2)
+        progress.memory_retries += 1

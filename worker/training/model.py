@@ -108,6 +108,7 @@ def build_model(
     loaded = load_quantised(base, contract.quant, first, compute_dtype(device))
     model = attach_lora(loaded, contract.adapter, contract.exec.seed)
     if budget.checkpointing:
+        # Not reentrant, so the frozen embeddings' output needs no gradient for the blocks to be differentiated.
         model.get_base_model().gradient_checkpointing_enable({"use_reentrant": False})
     fused = fuse_lora(model, cache_dequantised=budget.cache_dequantised)
     if budget.shard_base:

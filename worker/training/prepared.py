@@ -99,12 +99,13 @@ class PreparedRows(Sequence[Row]):
     """The rows of a folder, memory-mapped and read-only.
 
     Attributes:
+        key: digest of all that decided their content.
         lengths: int64, (rows,): tokens of each row.
         difficulties: uint8, (rows,).
     """
 
     def __init__(self, folder: Path, report: PreparationReport) -> None:
-        self.report = report
+        self.report, self.key = report, folder.name
         self._arrays = {name: np.memmap(folder / f"{name}.bin", kind, mode="r") for name, kind in FIELDS.items()}
         self._starts = np.array(self._arrays["starts"])
         self.lengths: npt.NDArray[np.int64] = np.diff(self._starts)

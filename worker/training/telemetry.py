@@ -170,7 +170,7 @@ class Telemetry:
             steps: optimizer steps of this epoch, those of earlier attempts included.
             step: last step of this epoch, over the whole run.
             score: of the validation at its end, if there was one.
-            val_steps: micro-batches of that validation.
+            val_steps: rows of that validation.
             checkpoint: the checkpoint written at its end, if one was.
         """
         losses = [row["train_loss"] for row in self.rows if step - steps < row["step"] <= step and "train_loss" in row]

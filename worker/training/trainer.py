@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
@@ -71,7 +71,7 @@ class Trainer:
     def micro_batches(self, rows: Sequence[Row], token_budget: int) -> list[MicroBatch]:
         """The tensors of this process's share of some rows, in micro-batches of at most so many tokens; may be none."""
         share = [rows[index] for index in self.world.share([len(row.ids) for row in rows])]
-        packed, pad = packs(self.model), int(self.tokenizer.pad_token_id)
+        packed, pad = packs(self.model), int(self.tokenizer.pad_token_id or 0)  # masked: any id will do
         groups = lay_out([len(row.ids) for row in share], token_budget, packed=packed) if share else []
         batches = [collate([share[index] for index in group], pad, packed=packed) for group in groups]
         return list(in_step(batches, self.world)) if self.budget.shard_base else batches
@@ -81,7 +81,8 @@ class Trainer:
         size = self.plan.contract.exec.batch_size * self.plan.contract.exec.grad_accum * self.world.size
         for start in range(0, len(self.data.validation), size):
             stop = min(start + size, len(self.data.validation))
-            yield from self.micro_batches([self.data.validation[number] for number in range(start, stop)], token_budget)
+            rows = [replace(self.data.validation[number], weight=1.0) for number in range(start, stop)]  # plain nats
+            yield from self.micro_batches(rows, token_budget)
 
     def machine(self) -> Machine:
         """What telemetry has to know of the device."""
@@ -115,7 +116,7 @@ def set_up(run: TrainingRun, run_dir: Path, cache: Path) -> Trainer:
     data = world.in_turn(lambda: read_data(run, tokenizer, config.vocab, cache))
     order = Order(contract, data.difficulties, len(data.replay))
     forced = sharding_is_forced(os.environ)
-    budget = choose_budget(contract, config, device, world.size, shard_base=forced)
+    budget = choose_budget(contract, config, device, world.size, shard_base=forced, smallest=world.smallest)
     model, fused = build_model(base, contract, device, budget)
     return Trainer(
         plan=run.plan,
@@ -130,7 +131,7 @@ def set_up(run: TrainingRun, run_dir: Path, cache: Path) -> Trainer:
         order=order,
         device=device,
         budget=budget,
-        environment=environment(device, world.size),
+        environment=environment(device, world.size) | {"rows": data.rows.key},
         world=world,
     )
 

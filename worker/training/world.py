@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 
 from shared.errors import Code, JobFailed
-from worker.process import PeerLost
+from worker.process import PeerLost, is_out_of_memory, under_torchrun
 from worker.training.telemetry import Score
 
 T = TypeVar("T")
@@ -49,13 +49,17 @@ class World:
         Raises:
             JobFailed: ``SETTINGS_INVALID``: there are more processes than GPUs.
         """
-        world = cls(int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1")))
+        if not under_torchrun():  # a cluster may set RANK and WORLD_SIZE for reasons of its own
+            return cls()
+        world = cls(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
         if world.size == 1:
             return cls()
         on_gpu = device.type == "cuda"
         if on_gpu:
             _claim(device)
-        dist.init_process_group("cpu:gloo,cuda:nccl" if on_gpu else "gloo", timeout=PATIENCE)
+        dist.init_process_group(  # with a device NCCL connects now, before memory is full
+            "cpu:gloo,cuda:nccl" if on_gpu else "gloo", timeout=PATIENCE, device_id=device if on_gpu else None
+        )
         return world
 
     def leave(self) -> None:
@@ -88,6 +92,10 @@ class World:
     def sum(self, values: Sequence[float]) -> list[float]:
         """Each number added up over all processes, in fp64."""
         return self._reduce(values, dist.ReduceOp.SUM)
+
+    def smallest(self, value: int) -> int:
+        """The smallest of all processes."""
+        return -int(self.largest([-value])[0])
 
     def largest(self, values: Sequence[float]) -> list[float]:
         """The largest of all processes, of each number."""
@@ -158,7 +166,7 @@ class World:
 
 def local_rank() -> int:
     """Which of this machine's devices is this process's."""
-    return int(os.environ.get("LOCAL_RANK", "0"))
+    return int(os.environ["LOCAL_RANK"]) if under_torchrun() else 0
 
 
 def share_rows(lengths: Sequence[int], processes: int) -> list[list[int]]:
@@ -211,6 +219,6 @@ def _with_peers(talk: Callable[[], object]) -> None:
     try:
         talk()
     except RuntimeError as error:
-        if "timed out" in str(error).lower():
+        if "timed out" in str(error).lower() or is_out_of_memory(error):
             raise
-        raise PeerLost from error
+        raise PeerLost(str(error)) from error

@@ -64,7 +64,7 @@ def test_each_process_finds_its_own_part_of_the_same_deal(lengths, size):
 
 
 def test_alone_everything_is_free(monkeypatch):
-    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "TORCHELASTIC_RUN_ID"):
         monkeypatch.delenv(name, raising=False)
     world, state = World.join(torch.device("cpu")), torch.get_rng_state()
     score, parameter = Score(1.5, 0.3, 7), torch.nn.Parameter(torch.ones(2))
@@ -146,7 +146,13 @@ def told(tmp_path_factory) -> list[dict]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
-    where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2", "PYTHONPATH": str(Path.cwd())}
+    where = {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": port,
+        "WORLD_SIZE": "2",
+        "TORCHELASTIC_RUN_ID": "test",
+        "PYTHONPATH": str(Path.cwd()),
+    }
     command = [sys.executable, "-c", TOGETHER, str(folder)]
     running = [
         subprocess.Popen(command, env=os.environ | where | {"RANK": rank}, stdout=subprocess.PIPE) for rank in "01"
