@@ -106,7 +106,10 @@ def dequantize_command(
     except MensError as error:
         fail(str(error))
     typer.echo(f"{entry.name} is in the catalogue; digest {entry.digest}")
-    typer.echo(f"Serve it with MENS_SERVING_BASE={entry.name}; adapters tuned on {name} are served on it.")
+    typer.echo(
+        f"Serve it with `mens up --base {entry.name}`, or MENS_SERVING_BASE={entry.name} python -m serving;"
+        f" adapters tuned on {name} are served on it."
+    )
 
 
 @app.command("list")

@@ -48,7 +48,7 @@ def check(
     quarantine: Annotated[
         Path | None, typer.Option(dir_okay=False, help="Write the bad lines here, with number, code and reason.")
     ] = None,
-    min_rating: Annotated[int, typer.Option(min=0, max=5, help="Leave out rows rated lower; 0 keeps all.")] = 0,
+    min_rating: Annotated[int, typer.Option(min=0, max=5, help="Leave out rows rated lower; 0 keeps all.")] = 3,
     category: Annotated[list[str] | None, typer.Option(help="Keep rows whose category has this in it.")] = None,
     model: Annotated[str | None, typer.Option(help="Base model: a name in the catalogue, or its folder.")] = None,
     seq_len: Annotated[int, typer.Option(min=8, help="Tokens kept of a row, with --model.")] = 256,

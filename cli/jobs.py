@@ -40,11 +40,11 @@ def train(
         Path | None,
         typer.Option(exists=True, dir_okay=False, help="JSONL file mixed into each epoch, against forgetting."),
     ] = None,
-    epochs: Annotated[int | None, typer.Option(help="Passes over the file. [default: auto]")] = None,
-    learning_rate: Annotated[float | None, typer.Option(help="Peak learning rate. [default: the base's]")] = None,
-    batch_size: Annotated[int | None, typer.Option(help="Rows per optimizer step. [default: auto]")] = None,
-    seq_len: Annotated[int | None, typer.Option(help="Tokens per row. [default: 256]")] = None,
-    rank: Annotated[int | None, typer.Option(help="LoRA rank. [default: 16]")] = None,
+    epochs: Annotated[int | None, typer.Option(help="Passes over the file. Default: auto.")] = None,
+    learning_rate: Annotated[float | None, typer.Option(help="Peak learning rate. Default: the base's.")] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Rows per optimizer step. Default: auto.")] = None,
+    seq_len: Annotated[int | None, typer.Option(help="Tokens per row. Default: 256.")] = None,
+    rank: Annotated[int | None, typer.Option(help="LoRA rank. Default: 16.")] = None,
     publish: Annotated[bool, typer.Option(help="Prove it on the serving tier; --no-publish trains only.")] = True,
     preset: Annotated[str | None, typer.Option(help="A preset instead of the auto rules.")] = None,
     domain: Annotated[str | None, typer.Option(help="A domain profile.")] = None,
@@ -54,10 +54,10 @@ def train(
     watch: Annotated[bool, typer.Option(help="Follow the job to its end.")] = True,
 ) -> None:
     """Tune a base model on a JSONL file. Look first with `mens data check FILE` and `mens plan FILE --model NAME`."""
-    sections: dict[str, dict[str, Any]] = json.loads(contract.read_text()) if contract else {}
-    if not (contract or preset or domain):
+    sections: dict[str, dict[str, Any]] = read_sections(contract) if contract else {}
+    if not (preset or domain):
         base = call("GET", f"/v1/models/{quote(model, safe='')}")["mens"]
-        sections["exec"] = auto_exec(count_lines(file), base.get("learning_rate"))
+        sections["exec"] = auto_exec(count_lines(file), base.get("learning_rate")) | sections.get("exec", {})
     options: dict[str, dict[str, Any]] = {
         "data": {
             "train_file": upload(file),
@@ -79,6 +79,17 @@ def train(
         console.print(f"note: {note}", highlight=False, soft_wrap=True)
     if watch:
         watch_job(job["id"])
+
+
+def read_sections(path: Path) -> dict[str, Any]:
+    """The sections of a contract file; ends the program when it holds something else."""
+    try:
+        sections = json.loads(path.read_text())
+    except ValueError as error:
+        fail(f"{path} is not JSON: {error}")
+    if not isinstance(sections, dict) or not all(isinstance(section, dict) for section in sections.values()):
+        fail(f'{path} must hold an object of sections, e.g. {{"exec": {{"epochs": 3}}}}.')
+    return sections
 
 
 def count_lines(path: Path) -> int:

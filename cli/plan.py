@@ -12,7 +12,7 @@ from rich.table import Table
 
 from cli.bases import entry_and_folder
 from cli.connection import fail
-from cli.jobs import count_lines
+from cli.jobs import count_lines, read_sections
 from shared.auto import auto_exec
 from shared.digest import digest_file
 from shared.errors import MensError
@@ -39,11 +39,11 @@ def plan(
     contract: Annotated[
         Path | None, typer.Option(exists=True, dir_okay=False, help="JSON file with contract sections.")
     ] = None,
-    epochs: Annotated[int | None, typer.Option(help="Passes over the file. [default: auto]")] = None,
-    learning_rate: Annotated[float | None, typer.Option(help="Peak learning rate. [default: the base's]")] = None,
-    batch_size: Annotated[int | None, typer.Option(help="Rows per optimizer step. [default: auto]")] = None,
-    seq_len: Annotated[int | None, typer.Option(help="Tokens per row. [default: 256]")] = None,
-    rank: Annotated[int | None, typer.Option(help="LoRA rank. [default: 16]")] = None,
+    epochs: Annotated[int | None, typer.Option(help="Passes over the file. Default: auto.")] = None,
+    learning_rate: Annotated[float | None, typer.Option(help="Peak learning rate. Default: the base's.")] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Rows per optimizer step. Default: auto.")] = None,
+    seq_len: Annotated[int | None, typer.Option(help="Tokens per row. Default: 256.")] = None,
+    rank: Annotated[int | None, typer.Option(help="LoRA rank. Default: 16.")] = None,
     preset: Annotated[str | None, typer.Option(help="A preset instead of the auto rules.")] = None,
     domain: Annotated[str | None, typer.Option(help="A domain profile.")] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda or auto.")] = "auto",
@@ -54,7 +54,7 @@ def plan(
     as_json: Annotated[bool, typer.Option("--json", help="Print plan and preflight as JSON.")] = False,
 ) -> None:
     """Check a job to the end and show its plan. Exit code 1 when it could not be run, with the code and the remedy."""
-    sections: dict[str, Any] = json.loads(contract.read_text()) if contract else {}
+    sections: dict[str, Any] = read_sections(contract) if contract else {}
     options: dict[str, dict[str, Any]] = {
         "model": {"hf_repo": model},
         "data": {"train_file": file.name, "replay_file": replay.name if replay else None},
@@ -65,8 +65,8 @@ def plan(
     machine = Machine(device=device, vram_bytes=int(vram_gb * GIB) if vram_gb else None, limits=limits)
     try:
         base, folder = entry_and_folder(Settings(), model)
-        if not (contract or preset or domain):
-            sections["exec"] = auto_exec(count_lines(file), base.learning_rate)
+        if not (preset or domain):
+            sections["exec"] = auto_exec(count_lines(file), base.learning_rate) | sections.get("exec", {})
         for section, values in options.items():
             given = {key: value for key, value in values.items() if value is not None}
             sections[section] = sections.get(section, {}) | given

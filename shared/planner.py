@@ -150,6 +150,13 @@ def plan_finetune(
     notes = check_gates(contract, context or replace(UNKNOWN, rows=train.rows))
     reject_unsupported(contract)
     held_out = 0 if validation else validation_split(train.rows, contract.data.validation_split_ratio)
+    if contract.exec.early_stopping_patience and not (validation or held_out):
+        raise ContractRejected(
+            Code.CONTRACT_UNSUPPORTED,
+            f"exec.early_stopping_patience is {contract.exec.early_stopping_patience}, but no row is left to validate on.",
+            remedy="Give a validation file, raise data.validation_split_ratio, or leave the field out.",
+            param="exec.early_stopping_patience",
+        )
     content = {"train_file": train.sha256, "base": base.digest}
     content |= {"validation_file": validation.sha256} if validation else {}
     content |= {"replay_file": replay.sha256} if replay else {}

@@ -74,6 +74,7 @@ class Engine:
         )
         self._telemetry: IO[bytes] | None = None
         self._kill_at: float | None = None
+        self._asked: signal.Signals | None = None
 
     @property
     def pid(self) -> int:
@@ -91,7 +92,8 @@ class Engine:
         """Signal the engine, once; after the grace time it is killed by :meth:`enforce_stop`."""
         if self._kill_at is None:
             self._kill_at = time.monotonic() + grace_seconds
-            self._process.send_signal(PAUSE_SIGNAL if checkpoint else CANCEL_SIGNAL)
+            self._asked = PAUSE_SIGNAL if checkpoint else CANCEL_SIGNAL
+            self._process.send_signal(self._asked)
 
     def enforce_stop(self) -> None:
         """Kill the engine when it was asked to stop and its grace time is over."""
@@ -137,6 +139,8 @@ class Engine:
         """
         code = self._process.wait()
         endings = {0: Ending.COMPLETE, EXIT_PAUSED: Ending.PAUSED, EXIT_CANCELLED: Ending.CANCELLED}
+        if self._asked and code == -self._asked:  # it was still starting and heard nothing yet
+            return Ending.PAUSED if self._asked == PAUSE_SIGNAL else Ending.CANCELLED
         if code in endings:
             return endings[code]
         raise self._failure(code)

@@ -46,6 +46,11 @@ def _event(kind: str, payload: dict[str, Any]) -> NewEvent | None:
     return NewEvent(message=MESSAGES[kind](payload), data=payload) if kind in MESSAGES else None
 
 
+def _complete_message(payload: dict[str, Any]) -> str:
+    early = ": the validation loss got no better" if payload.get("stopped_early") else ""
+    return f"Training complete after {payload['global_step']} steps{early}."
+
+
 def _start_message(payload: dict[str, Any]) -> str:
     resumed = payload["resumed_from_step"]
     total, device = payload["planned_optimizer_steps_total"], payload["compute_device"]
@@ -81,7 +86,7 @@ MESSAGES: dict[str, Callable[[dict[str, Any]], str]] = {
     "train_start": _start_message,
     "checkpoint": "Checkpoint at step {step}.".format_map,
     "epoch_complete": _epoch_message,
-    "train_complete": "Training complete after {global_step} steps.".format_map,
+    "train_complete": _complete_message,
 }
 WARNINGS: dict[str, Callable[[dict[str, Any]], str]] = {
     "gpu_fallback": _fallback_message,

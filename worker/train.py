@@ -192,7 +192,13 @@ def finish(trainer: Trainer, progress: Progress, telemetry: Telemetry) -> None:
     manifest = save_adapter(trainer.model, trainer.tokenizer, trainer.plan, progress.step, folder, trainer.base)
     write_probes(trainer.run_dir, probes)
     write_reports(trainer.run_dir, gather_facts(trainer, manifest, progress, telemetry))
-    done = {"run_id": progress.run_id, "global_step": progress.step, "optimizer_step": progress.step}
+    early = progress.step < trainer.order.total_steps
+    done = {
+        "run_id": progress.run_id,
+        "global_step": progress.step,
+        "optimizer_step": progress.step,
+        "stopped_early": early,
+    }
     telemetry.emit("train_complete", {**done, **telemetry.skip_fields(), "final_adapter": manifest.adapter_id})
 
 

@@ -69,3 +69,27 @@ def test_it_plans_what_train_trains(base: Path, rows: Path) -> None:
     expected = auto_exec(40, None)
     assert {key: contract["exec"][key] for key in expected} == expected
     assert contract["adapter"]["rank"] == 8
+
+
+def test_what_a_contract_leaves_open_still_follows_the_auto_rules(base: Path, rows: Path, tmp_path: Path) -> None:
+    contract = tmp_path / "contract.json"
+    contract.write_text('{"trajectory": {"enabled": true}, "exec": {"seed": 7, "epochs": 2}}')
+    result = runner.invoke(app, ["plan", str(rows), "--model", str(base), "--contract", str(contract), "--json"])
+    planned = json.loads(result.output)["plan"]["contract"]
+    expected = auto_exec(40, None) | {"seed": 7, "epochs": 2}
+    assert {name: planned["exec"][name] for name in expected} == expected
+    assert planned["trajectory"]["enabled"] is True
+
+
+@pytest.mark.parametrize("text", ["[1]", "{exec: 1}", '{"exec": 5}'])
+def test_a_contract_file_that_holds_something_else_is_named(base: Path, rows: Path, tmp_path: Path, text: str) -> None:
+    contract = tmp_path / "contract.json"
+    contract.write_text(text)
+    result = runner.invoke(app, ["plan", str(rows), "--model", str(base), "--contract", str(contract)])
+    assert result.exit_code == 1
+    assert "contract.json" in " ".join(result.output.split())
+    assert not isinstance(result.exception, AttributeError | ValueError)
+
+
+def test_help_shows_the_defaults() -> None:
+    assert "Default: auto." in " ".join(runner.invoke(app, ["plan", "--help"]).output.replace("│", " ").split())

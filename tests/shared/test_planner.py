@@ -276,3 +276,11 @@ def test_contract_digest_is_by_content_not_by_file_id() -> None:
     assert plan(train=data_file(file_id="file-9")).contract_digest == plan().contract_digest
     assert plan(train=data_file(sha256="e" * 64)).contract_digest != plan().contract_digest
     assert plan(base=base_entry(config="e" * 64)).contract_digest != plan().contract_digest
+
+
+def test_early_stopping_without_a_row_to_validate_on_is_refused():
+    asked = contract(exec={"early_stopping_patience": 2}, data={"train_file": "f", "validation_split_ratio": 0.0})
+    with pytest.raises(ContractRejected) as refused:
+        plan(contract=asked)
+    assert (refused.value.code, refused.value.param) == (Code.CONTRACT_UNSUPPORTED, "exec.early_stopping_patience")
+    assert plan(contract=asked, validation=data_file(5, "d" * 64)).contract.exec.early_stopping_patience == 2

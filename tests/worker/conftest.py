@@ -288,9 +288,11 @@ ENGINE_FIXTURES = {"lab", "llama_lab", "tiny_base", "tokenizer", "finished"}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests that build or train a model are not part of the unit tier."""
+    """Tests that build or train a model, or compute with torch, are not part of the unit tier."""
     for item in items:
         if Path(__file__).parent in item.path.parents and (
-            ENGINE_FIXTURES & set(getattr(item, "fixturenames", ())) or item.path.name == "test_pretrain.py"
+            ENGINE_FIXTURES & set(getattr(item, "fixturenames", ()))
+            or item.path.name == "test_pretrain.py"
+            or hasattr(getattr(item, "module", None), "torch")
         ):
             item.add_marker(pytest.mark.engine)

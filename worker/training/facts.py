@@ -27,6 +27,7 @@ class RunFacts:
         skips: rows left out, by reason, over the whole run (`Telemetry.skips`).
         rate_at: learning rate of a 1-based step.
         last_epoch_steps: optimizer steps of the last epoch.
+        planned_steps: optimizer steps of the whole run; more than were made when it stopped early.
         device: ``cpu`` or ``cuda``; ``device_name`` is the accelerator's own name.
         engine: what this engine decided by itself, as plain values, e.g. layout, token budget, checkpointing.
     """
@@ -44,11 +45,17 @@ class RunFacts:
     skips: Mapping[str, int]
     rate_at: Callable[[int], float]
     last_epoch_steps: int
+    planned_steps: int
     memory: Mapping[str, object]
     device: str
     device_name: str | None = None
     resumed_from_step: int = 0
     engine: Mapping[str, object] = field(default_factory=dict)
+
+    @property
+    def stopped_early(self) -> bool:
+        """Whether the validation loss got no better for as long as the contract has patience."""
+        return self.progress.step < self.planned_steps
 
     def series(self, column: str) -> list[tuple[int, float]]:
         """(step, value) of a metrics column, in the order of the steps."""

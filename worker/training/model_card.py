@@ -176,6 +176,11 @@ def _data(facts: RunFacts) -> str:
     ]
     if plan.validation:
         rows.insert(2, ("validation file", f"{plan.validation.file_id}, SHA-256 {plan.validation.sha256}"))
+    if plan.replay:
+        share_of_replay = (
+            f"{plan.replay.file_id}, SHA-256 {plan.replay.sha256}; {plan.contract.data.replay_ratio:g} a row"
+        )
+        rows.append(("replayed in each epoch", share_of_replay))
     return "\n## Data\n\n" + table(rows)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import subprocess
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, distribution, version
@@ -119,6 +120,8 @@ def run_summary(facts: RunFacts) -> dict[str, Any]:
         "adapter_digest": facts.manifest.digest,
         "global_step": progress.step,
         "optimizer_step_count": progress.step,
+        "planned_steps": facts.planned_steps,
+        "stopped_early": facts.stopped_early,
         "resume": {
             "guarantee": progress.guarantee,
             "resumed_from_steps": progress.resumed_from,
@@ -151,8 +154,8 @@ def objective_note(contract: FineTuneContract) -> str:
 
 
 def git_sha(environment: Mapping[str, str]) -> str | None:
-    """Commit of the running code: as the operator says, else as pip noted it at installation, else None."""
-    if stated := environment.get(GIT_SHA_VARIABLE):
+    """Commit of the running code: as the operator says, else the checkout's, else as pip noted it, else None."""
+    if stated := environment.get(GIT_SHA_VARIABLE) or _checked_out(Path(__file__).parents[2]):
         return stated
     try:
         noted = json.loads(distribution("mens").read_text("direct_url.json") or "{}")
@@ -160,6 +163,19 @@ def git_sha(environment: Mapping[str, str]) -> str | None:
         return None
     commit = noted.get("vcs_info", {}).get("commit_id")
     return str(commit) if commit else None
+
+
+def _checked_out(root: Path) -> str | None:
+    """Commit of a git checkout; None when the code is not in one, or git is not there."""
+    if not (root / ".git").exists():
+        return None
+    try:
+        found = subprocess.run(
+            ["git", "-C", root, "rev-parse", "HEAD"], capture_output=True, text=True, timeout=5, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return found.stdout.strip()
 
 
 def _file_stats(report: PreparationReport, skips: Mapping[str, int]) -> dict[str, Any]:
@@ -209,6 +225,8 @@ def _data_fields(facts: RunFacts) -> dict[str, Any]:
         "train_file_sha256": plan.train.sha256,
         "validation_file": plan.validation.file_id if plan.validation else None,
         "validation_file_sha256": plan.validation.sha256 if plan.validation else None,
+        "replay_file": plan.replay.file_id if plan.replay else None,
+        "replay_file_sha256": plan.replay.sha256 if plan.replay else None,
         "pairs_loaded": facts.training_rows,
         "validation_pairs": facts.validation_rows,
         "tokenizer": facts.training.tokenizer,
@@ -227,6 +245,7 @@ def _recipe_fields(contract: FineTuneContract) -> dict[str, Any]:
         "ce_last_k": exec_.qlora_ce_last_k,
         "candle_qlora_ce_last_k": exec_.qlora_ce_last_k,
         "optimizer_experiment": contract.optimizer.experiment,
+        "contract": contract.model_dump(mode="json"),
     }
 
 
@@ -241,6 +260,8 @@ def _run_fields(facts: RunFacts) -> dict[str, Any]:
     skips = facts.skips
     return {
         "training_steps_executed": facts.progress.step,
+        "stopped_early": facts.stopped_early,
+        "resume_guarantee": facts.progress.guarantee,
         "candle_qlora_training_steps_executed": facts.progress.step,
         **{f"skip_{reason}": skips.get(reason, 0) for reason in SKIP_REASONS},
         "candle_qlora_skips_bad_vocab": skips.get("token_id_oob", 0),

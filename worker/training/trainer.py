@@ -212,6 +212,7 @@ def gather_facts(trainer: Trainer, manifest: AdapterManifest, progress: Progress
         skips=telemetry.skips,
         rate_at=trainer.rate_at,
         last_epoch_steps=trainer.order.steps_of(trainer.order.epoch_of(progress.step)),
+        planned_steps=trainer.order.total_steps,
         memory=memory_report(trainer.plan.contract, trainer.base, rows, trainer.device, trainer.budget),
         device=trainer.device.type,
         device_name=torch.cuda.get_device_name(trainer.device) if trainer.device.type == "cuda" else None,

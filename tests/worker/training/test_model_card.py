@@ -60,6 +60,7 @@ def facts(finished, lab) -> RunFacts:
         skips={"short_seq": 3, "curriculum": 0},
         rate_at=lambda step: 0.1 / step,
         last_epoch_steps=2,
+        planned_steps=4,
         memory={},
         device="cuda",
         device_name="NVIDIA H200",

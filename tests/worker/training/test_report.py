@@ -172,6 +172,7 @@ def facts(finished, lab) -> RunFacts:
         skips={},
         rate_at=lambda step: 0.1 / step,
         last_epoch_steps=2,
+        planned_steps=3,
         memory=MEMORY,
         device="cpu",
     )
@@ -262,9 +263,18 @@ def test_notes_follow_from_the_contract(facts, written):
     assert manifest["trajectory_weighting_enabled"] is True
 
 
-def test_the_commit_is_the_operators_word_or_pips_or_none():
+def test_the_commit_is_the_operators_word_or_the_checkouts_or_none(monkeypatch):
     assert git_sha({"MENS_GIT_SHA": "abc123"}) == "abc123"
+    monkeypatch.setattr(worker.training.report, "_checked_out", lambda _root: "def456")
+    assert git_sha({}) == "def456"
+    monkeypatch.setattr(worker.training.report, "_checked_out", lambda _root: None)
     assert git_sha({}) is None  # an editable installation has no commit
+
+
+def test_a_folder_that_is_no_checkout_has_no_commit(tmp_path):
+    assert worker.training.report._checked_out(tmp_path) is None
+    (tmp_path / ".git").mkdir()
+    assert worker.training.report._checked_out(tmp_path) is None
 
 
 def test_the_summary_comes_last(written, tmp_path, monkeypatch):
