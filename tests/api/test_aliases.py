@@ -25,6 +25,8 @@ from tests.api.conftest import BASE
 from tests.api.test_gateway import FakeReplica, serve
 from tests.shared.samples import at_once
 
+pytestmark = pytest.mark.network
+
 OLD, NEW, THIRD = (f"helper@{digit * 64}" for digit in "123")
 REFUSED = f"helper@{'c' * 64}"  # the replica answers 404
 SECRET, ELSEWHERE = f"helper@{'b' * 64}", f"other@{'d' * 64}"

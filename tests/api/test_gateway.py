@@ -21,6 +21,8 @@ from shared.lease import LeaseLedger
 from shared.registry import NewAdapter
 from tests.api.conftest import BASE
 
+pytestmark = pytest.mark.network
+
 ADAPTER = f"helper@{'a' * 64}"
 UNPUBLISHED = f"helper@{'b' * 64}"
 

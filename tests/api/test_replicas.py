@@ -37,6 +37,8 @@ URLS = [f"http://10.0.0.{number}:8001" for number in range(1, 9)]
 MODELS = st.lists(st.text(min_size=1, max_size=20), min_size=1, max_size=50, unique=True)
 SOME_URLS = st.lists(st.sampled_from(URLS), min_size=2, unique=True)
 
+pytestmark = pytest.mark.network
+
 
 def up(urls: list[str]) -> Replicas:
     replicas = Replicas(urls)

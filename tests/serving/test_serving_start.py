@@ -11,6 +11,8 @@ import pytest
 
 from shared.catalog import BaseModelEntry, Catalog, LocalSource, save_catalog
 
+pytestmark = pytest.mark.network
+
 
 def start(tmp_path, **variables):
     """Exit status and stderr of a start that must fail before vLLM is reached."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -16,9 +17,6 @@ import pytest
 # Before torch is imported: a second thread makes tiny matrices slower, much slower beside another process.
 os.environ["OMP_NUM_THREADS"] = "1"
 
-import torch
-from transformers import PreTrainedTokenizerBase
-
 from shared.catalog import BaseModelEntry, Catalog, LocalSource, digest_model_folder, save_catalog
 from shared.contract import FineTuneContract
 from shared.db import Database
@@ -28,11 +26,8 @@ from shared.ledger import Ledger
 from shared.planner import DataFile, TrainingInputs, TrainingRun, plan_finetune
 from shared.registry import Registry
 from shared.storage import Storage
-from worker.pretrain import Family, build_base
 from worker.run import Worker
 from worker.settings import WorkerSettings
-from worker.train import train
-from worker.training.model import load_tokenizer
 
 CORPUS = Path(__file__).parents[2] / "examples" / "base_corpus.jsonl"
 BASE_STEPS = 30
@@ -116,14 +111,20 @@ class Lab:
 
     def train(self, run: TrainingRun, run_dir: Path, resume: Path | None = None, stop: NeverStop | None = None) -> Path:
         """Train in this process; returns the run folder."""
+        import torch
+
+        from worker.train import train
+
         run_dir.mkdir(parents=True, exist_ok=True)
         torch.set_num_threads(1)
         train(run, run_dir, resume, stop or NeverStop())  # type: ignore[arg-type]
         return run_dir
 
 
-def make_base(folder: Path, family: Family, steps: int) -> Lab:
+def make_base(folder: Path, family: Any, steps: int) -> Lab:
     """Pretrain a base model and describe it for a catalogue."""
+    from worker.pretrain import build_base
+
     build_base(folder, CORPUS, family=family, steps=steps)
     source = LocalSource(path=str(folder))
     return Lab(BaseModelEntry(name=folder.name, source=source, digests=digest_model_folder(folder)), folder)
@@ -148,7 +149,9 @@ def tiny_base(lab: Lab) -> Path:
 
 
 @pytest.fixture(scope="session")
-def tokenizer(tiny_base: Path) -> PreTrainedTokenizerBase:
+def tokenizer(tiny_base: Path) -> Any:
+    from worker.training.model import load_tokenizer
+
     return load_tokenizer(tiny_base)
 
 
@@ -284,7 +287,15 @@ def fake_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[st
     return write
 
 
+ENGINE_IMPORT = re.compile(r"^import torch$", re.MULTILINE)
 ENGINE_FIXTURES = {"lab", "llama_lab", "tiny_base", "tokenizer", "finished"}
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """A run that leaves the engine out does not load torch to find out which tests that are."""
+    if "engine" not in config.option.markexpr or "not" not in config.option.markexpr or collection_path.suffix != ".py":
+        return None
+    return True if ENGINE_IMPORT.search(collection_path.read_text()) else None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
