@@ -48,7 +48,7 @@ def tuned(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Tuned:
 
     from worker.training.model import load_quantised
     from worker.training.prepared import Row
-    from worker.training.probes import write_probes
+    from worker.training.probes import make_probes, write_probes
 
     manifest, run_dir = lab.publish("certified", seed=31), tmp_path_factory.mktemp("run")
     shutil.copytree(lab.folder(manifest), run_dir / "adapter")
@@ -58,7 +58,7 @@ def tuned(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Tuned:
     for text in TEXTS:
         ids = np.array(tokenizer.encode(text).ids, dtype=np.uint32)
         rows.append(Row(1, ids, (np.arange(len(ids)) > 2).astype(np.float32), 5, 1.0))
-    write_probes(run_dir, rows, model, cpu)
+    write_probes(run_dir, make_probes(rows, model, cpu))
     return Tuned(manifest.adapter_id, run_dir, json.loads((run_dir / "probes.json").read_text())["probes"])
 
 

@@ -112,7 +112,9 @@ def test_an_adapter_without_effect_is_refused(installation: Installation) -> Non
     job_id = installation.train(name="idle", epochs=1, learning_rate=1e-12)
     job = installation.wait(job_id, lambda job: job["state"] in ("succeeded", "failed"))
     assert (job["state"], job["error"]["code"]) == ("failed", "ADAPTER_NO_EFFECT")
-    assert not installation.adapters_of(job)
+    (adapter,) = installation.adapters_of(job)
+    assert (adapter["state"], adapter["published"]) == ("quarantined", False)
+    assert adapter["id"] not in [model["id"] for model in installation.call("GET", "/v1/models")["data"]]
 
 
 def test_training_only(installation: Installation) -> None:

@@ -287,7 +287,12 @@ def fake_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[st
     return write
 
 
-ENGINE_IMPORT = re.compile(r"^import torch$", re.MULTILINE)
+ENGINE_IMPORT = re.compile(
+    r"^(import torch$|import worker\.train|from worker\.(train|pretrain|merge|score|dequantize) "
+    r"|from worker\.training\.(adapter|batches|budget|checkpoint|guarantee|head|loss|memory|model|optimizer|trainer) )",
+    re.MULTILINE,
+)
+"""Test modules that load torch."""
 ENGINE_FIXTURES = {"lab", "llama_lab", "tiny_base", "tokenizer", "finished"}
 
 
@@ -302,8 +307,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests that build or train a model, or compute with torch, are not part of the unit tier."""
     for item in items:
         if Path(__file__).parent in item.path.parents and (
-            ENGINE_FIXTURES & set(getattr(item, "fixturenames", ()))
-            or item.path.name == "test_pretrain.py"
-            or hasattr(getattr(item, "module", None), "torch")
+            ENGINE_FIXTURES & set(getattr(item, "fixturenames", ())) or ENGINE_IMPORT.search(item.path.read_text())
         ):
             item.add_marker(pytest.mark.engine)
