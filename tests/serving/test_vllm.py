@@ -214,10 +214,11 @@ def test_keyed_routes_answer_with_the_key(client, lab):
 
 
 def test_stream_passes_the_wall_piece_by_piece(client, lab):
-    body = {"model": lab.entry.name, "prompt": "hello", "max_tokens": 5, "stream": True, "ignore_eos": True}
+    """vLLM may put two tokens into one piece when the machine is busy, but never twenty."""
+    body = {"model": lab.entry.name, "prompt": "hello", "max_tokens": 20, "stream": True, "ignore_eos": True}
     with client.stream("POST", "/v1/completions", json=body) as response:
         lines = [line for line in response.iter_lines() if line.startswith("data: ")]
-    assert len(lines) == 6
+    assert len(lines) > 5
     assert lines[-1] == "data: [DONE]"
 
 
