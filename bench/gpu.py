@@ -15,6 +15,7 @@ import json
 import statistics
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -75,8 +76,11 @@ class Bench:
         self.base = folder / "base"
         self.script("base", options.size, str(self.base), options.device)
         self.run = self.plan()
-        self.recipe = recipe_of(self.run, folder, device=options.device, checkpointing=options.device == "cuda")
+        self.recipe = recipe_of(self.run, folder, device=options.device)
         self.recipe_path = write_recipe(self.recipe, folder / "recipe.json")
+        recomputing = replace(self.recipe, checkpointing=True)
+        self.recomputing_path = write_recipe(recomputing, folder / "recipe-recomputing.json")
+        self.recomputing: set[str] = set()
         self.roofline = Roofline(SHAPES[options.size], self.recipe, json.loads(self.script("probe", options.device)))
 
     def plan(self) -> TrainingRun:
@@ -115,8 +119,20 @@ class Bench:
             return run_mens(self.run, self.recipe, folder, threads=1)
         if lane.startswith("mens-"):
             return run_mens(self.run, self.recipe, folder, 1, [str(ROOT / "bench" / "gpu_lanes.py"), lane])
+        return self.train_peer(lane, folder)
+
+    def train_peer(self, lane: str, folder: Path) -> Outcome:
+        """A peer as fast as it goes: activations are recomputed only once it has run out of memory without."""
         script = "gpu_lanes.py" if lane == "unsloth" else "train_lanes.py"
-        return run_peer(self.peers, lane, self.recipe_path, folder, 1, script)
+        if lane not in self.recomputing:
+            try:
+                return run_peer(self.peers, lane, self.recipe_path, folder, 1, script)
+            except LaneFailed as failure:
+                if "out of memory" not in failure.reason.lower():
+                    raise
+                self.recomputing.add(lane)
+                print(f"  {lane} recomputes activations from here on", flush=True)
+        return run_peer(self.peers, lane, self.recomputing_path, folder.with_name(f"{folder.name}-again"), 1, script)
 
 
 def report(bench: Bench, outcomes: dict[str, list[Outcome]]) -> int:

@@ -6,11 +6,13 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 
 from shared.errors import Code, JobFailed, MensError
 from shared.lifeline import die_with_parent
+from shared.storage import disk_errors
 from worker.rundir import ENDING_NAME, ERROR_NAME, FIRST_PROCESS_NAME, write_json
 
 EXIT_FAILED = 3
@@ -99,7 +101,8 @@ def run_engine(work: Callable[[], object], run_dir: Path) -> int:
 
 def _run(work: Callable[[], object], run_dir: Path) -> int:
     try:
-        work()
+        with disk_errors():
+            work()
     except StopRequested as stop:
         return stop.exit_code
     except PeerLost as lost:
@@ -125,11 +128,13 @@ def out_of_memory(reason: str) -> JobFailed:
     return JobFailed(
         Code.OUT_OF_MEMORY,
         f"The device ran out of memory: {reason.splitlines()[0]}",
-        remedy="Halve exec.batch_size and double exec.grad_accum, or lower exec.seq_len or adapter.rank.",
+        remedy="Lower exec.seq_len or adapter.rank, or take a device with more memory; a step's micro-batches have been"
+        " halved as far as its rows allow.",
     )
 
 
 def _fail(run_dir: Path, error: MensError) -> int:
-    write_json(run_dir / ERROR_NAME, error.as_dict())
+    with suppress(OSError):  # a full disk may have no room for this either; the log has it
+        write_json(run_dir / ERROR_NAME, error.as_dict())
     print(f"error: {error}", file=sys.stderr)
     return EXIT_FAILED

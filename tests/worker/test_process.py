@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+from pathlib import Path
 
 import pytest
 
@@ -45,6 +46,18 @@ def test_out_of_memory_has_a_code(tmp_path, message):
     error = json.loads((tmp_path / "error.json").read_text())
     assert error["code"] == Code.OUT_OF_MEMORY
     assert "more" not in error["message"]
+
+
+def test_a_full_disk_has_a_code_and_may_be_tried_again(tmp_path):
+    assert run_engine(lambda: Path("/dev/full").write_text("x"), tmp_path) == EXIT_FAILED
+    error = json.loads((tmp_path / "error.json").read_text())
+    assert (error["code"], error["retryable"]) == (Code.STORAGE_FULL, True)
+
+
+def test_an_error_that_cannot_be_written_is_in_the_log(tmp_path, capsys):
+    (tmp_path / "error.json.tmp").symlink_to("/dev/full")
+    assert run_engine(lambda: Path("/dev/full").write_text("x"), tmp_path) == EXIT_FAILED
+    assert "STORAGE_FULL" in capsys.readouterr().err
 
 
 def test_a_bug_is_not_dressed_up(tmp_path):

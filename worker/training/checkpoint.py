@@ -96,10 +96,14 @@ def save_checkpoint(
     target = _folder(run_dir, progress.step)
     temporary = target.with_name(f".{target.name}.{os.getpid()}")
     shutil.rmtree(temporary, ignore_errors=True)
-    save_adapter(model, tokenizer, plan, progress.step, temporary, base)
-    save_file(_tensors(model, optimizer), temporary / f"{STATE_NAME}.safetensors")
-    write_json(temporary / f"{STATE_NAME}.json", _state(plan, progress, made_on))
-    _sync(temporary)
+    try:
+        save_adapter(model, tokenizer, plan, progress.step, temporary, base)
+        save_file(_tensors(model, optimizer), temporary / f"{STATE_NAME}.safetensors")
+        write_json(temporary / f"{STATE_NAME}.json", _state(plan, progress, made_on))
+        _sync(temporary)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)  # on a full disk its room is what the error needs to be told
+        raise
     shutil.rmtree(target, ignore_errors=True)
     temporary.rename(target)
     for old in list_checkpoints(run_dir)[:-KEEP]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import json
 import resource
 from collections.abc import Callable
 from pathlib import Path
@@ -13,12 +12,11 @@ import torch
 
 from shared.contract import FineTuneContract
 from shared.estimate import CPU_RUNTIME_BYTES, RUNTIME_BYTES, estimate
-from shared.model_config import parse_model_config
 from worker.process import is_out_of_memory
 from worker.training.batches import MicroBatch
 from worker.training.budget import Budget
 from worker.training.checkpoint import Progress
-from worker.training.model import compute_dtype
+from worker.training.model import compute_dtype, read_config
 
 T = TypeVar("T")
 
@@ -31,7 +29,7 @@ def memory_report(
     On a GPU the peak is what torch's allocator held at most, beside the device context; on a CPU it is the resident set
     of the whole process, Python and libraries included, so the two kinds are never to be compared.
     """
-    config = parse_model_config(json.loads((base / "config.json").read_bytes()))
+    config = read_config(base)
     on_gpu = device.type == "cuda"
     element_bytes = compute_dtype(device).itemsize
     runtime_bytes = RUNTIME_BYTES if on_gpu else CPU_RUNTIME_BYTES

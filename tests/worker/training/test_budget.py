@@ -8,23 +8,11 @@ from hypothesis import strategies as st
 
 from shared.model_config import parse_model_config
 from tests.worker.conftest import contract_for
+from tests.worker.training.test_speed import QWEN3_8B
 from worker.training.budget import MAX_TOKENS, cache_bytes, cpu_budget, device_budget, free_memory, predict, token_sizes
 
 GIB = 1 << 30
-CONFIG = parse_model_config(
-    {
-        "model_type": "qwen3",
-        "hidden_size": 4096,
-        "num_hidden_layers": 36,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "head_dim": 128,
-        "intermediate_size": 12288,
-        "vocab_size": 151936,
-        "tie_word_embeddings": False,
-    }
-)
-"""Qwen3-8B."""
+CONFIG = parse_model_config(QWEN3_8B)
 
 
 def contract(**exec_: int):
