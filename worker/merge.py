@@ -14,8 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from peft import PeftConfig, get_peft_model, set_peft_model_state_dict
-from safetensors.torch import load_file
+from peft import PeftConfig, get_peft_model
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
 from shared.catalog import MODEL_FILES
@@ -24,7 +23,6 @@ from shared.errors import ArtifactInvalid, Code, InvalidRequest
 from shared.layout import read_folder_tensors
 from shared.manifest import (
     MANIFEST_NAME,
-    WEIGHTS_NAME,
     AdapterManifest,
     parse_manifest,
     verify_adapter,
@@ -34,7 +32,8 @@ from shared.model_manifest import MODEL_MANIFEST_NAME, ModelManifest
 from shared.planner import MergeRun
 from worker.process import StopSignals, die_with_worker, run_engine
 from worker.rundir import MODEL_FOLDER, SUMMARY_NAME, write_json
-from worker.training.names import COMPOSITE, namespaces, renamed
+from worker.training.adapter import load_adapter
+from worker.training.names import COMPOSITE, namespaces
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -110,22 +109,15 @@ def check_base(run: MergeRun, adapter: AdapterManifest, base: Path) -> None:
 
 def merge_weights(base: Path, adapter: Path, dtype: str | None, target: Path) -> None:
     """W' = W + (B·A)·alpha/rank in fp32, by peft; stored in ``dtype``, else in the base's own."""
-    trained, stored_as = namespaces(base)
-    whole = stored_as == COMPOSITE  # then the vision tower stays, and layers are called what the files call them
+    whole = (
+        namespaces(base)[1] == COMPOSITE
+    )  # then the vision tower stays, and layers are called what the files call them
     kind = AutoModelForImageTextToText if whole else AutoModelForCausalLM
     model = kind.from_pretrained(
         base, dtype=torch.float32, trust_remote_code=False, local_files_only=True, use_safetensors=True
     )
-    weights = load_file(adapter / WEIGHTS_NAME)
     tuned = get_peft_model(model, PeftConfig.from_pretrained(adapter))
-    load = set_peft_model_state_dict(tuned, weights if whole else renamed(weights, stored_as, trained))
-    if load.unexpected_keys:
-        raise ArtifactInvalid(
-            Code.ADAPTER_SHAPE_MISMATCH,
-            f"The base has no layer for the adapter's {load.unexpected_keys[0]}.",
-            remedy="Train the adapter again on this base.",
-            param=load.unexpected_keys[0],
-        )
+    load_adapter(tuned, adapter, base, as_stored=whole)
     merged = tuned.merge_and_unload(safe_merge=True)
     merged.to(getattr(torch, dtype) if dtype else stored_dtype(base)).save_pretrained(target)
 

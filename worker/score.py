@@ -12,17 +12,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from peft import PeftConfig, PeftModel, get_peft_model, set_peft_model_state_dict
-from safetensors.torch import load_file
+from peft import PeftConfig, PeftModel, get_peft_model
 from transformers import AutoModelForCausalLM
 
-from shared.errors import ArtifactInvalid, Code, JobFailed
-from shared.manifest import WEIGHTS_NAME
+from shared.errors import Code, JobFailed
 from worker.process import StopSignals, die_with_worker, run_engine
 from worker.rundir import read_json, write_json
 from worker.score_run import SCORES_NAME, ScoreRun
+from worker.training.adapter import load_adapter
 from worker.training.model import pick_device
-from worker.training.names import namespaces, renamed
 from worker.training.scoring import score_probes
 
 
@@ -73,16 +71,7 @@ def load(base: Path, adapter: Path, dtype: torch.dtype, device: torch.device) ->
     )
     tuned = get_peft_model(model, PeftConfig.from_pretrained(adapter))
     assert isinstance(tuned, PeftModel)
-    trained, stored = namespaces(base)
-    # peft's own loading would pass over names it does not know, and the base alone would be scored.
-    found = set_peft_model_state_dict(tuned, renamed(load_file(adapter / WEIGHTS_NAME), stored, trained))
-    if strangers := [*found.unexpected_keys, *(key for key in found.missing_keys if ".lora_" in key)]:
-        raise ArtifactInvalid(
-            Code.ADAPTER_SHAPE_MISMATCH,
-            f"The base has no layer for the adapter's {strangers[0]}, or the adapter none for the base's.",
-            remedy="Train the adapter again on this base.",
-            param=strangers[0],
-        )
+    load_adapter(tuned, adapter, base)
     return tuned
 
 

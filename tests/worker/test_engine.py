@@ -191,6 +191,15 @@ def test_asked_to_stop(start, checkpoint, ending):
     assert ended(engine).ending() is ending
 
 
+@pytest.mark.parametrize(("checkpoint", "ending"), [(True, Ending.PAUSED), (False, Ending.CANCELLED)])
+def test_asked_before_it_listens(start, checkpoint, ending):
+    """Its imports take seconds, and until they are done a signal ends it: no crash, and nothing to try again."""
+    engine = start("tell('starting')\ntime.sleep(60)")
+    until(engine.new_telemetry)
+    engine.ask_to_stop(checkpoint=checkpoint, grace_seconds=60)
+    assert ended(engine).ending() is ending
+
+
 def test_engine_that_does_not_stop_is_killed_after_its_grace(start):
     engine = start(STUBBORN + SLEEP)
     until(engine.new_telemetry, "it is ready")

@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from peft import PeftModel, get_peft_model_state_dict
-from safetensors.torch import save_file
+from peft import PeftModel, get_peft_model_state_dict, set_peft_model_state_dict
+from safetensors.torch import load_file, save_file
 from transformers import PreTrainedTokenizerBase
 
 from shared.contract import ProvenanceSection
 from shared.digest import digest_file
+from shared.errors import ArtifactInvalid, Code
 from shared.manifest import CONFIG_NAME, MANIFEST_NAME, WEIGHTS_NAME, AdapterManifest, ManifestQuant
 from shared.planner import ExecutionPlan
 from worker.training.names import namespaces, renamed
@@ -62,6 +63,33 @@ def save_adapter(
     manifest = _manifest(model, tokenizer, plan, step, base_key_map(weights), folder)
     (folder / MANIFEST_NAME).write_bytes(manifest.to_bytes())
     return manifest
+
+
+def load_adapter(model: PeftModel, folder: Path, base: Path, *, as_stored: bool = False) -> None:
+    """Put an adapter folder's weights into a model whose LoRA layers were made for them.
+
+    Args:
+        base: the base model's folder.
+        as_stored: the model calls its layers what the base's files call them.
+
+    Raises:
+        ArtifactInvalid: ``ADAPTER_SHAPE_MISMATCH``: a layer of one has no counterpart in the other.
+    """
+    if strangers := load_weights(model, folder, base, as_stored=as_stored):
+        raise ArtifactInvalid(
+            Code.ADAPTER_SHAPE_MISMATCH,
+            f"The base has no layer for the adapter's {strangers[0]}, or the adapter none for the base's.",
+            remedy="Train the adapter again on this base.",
+            param=strangers[0],
+        )
+
+
+def load_weights(model: PeftModel, folder: Path, base: Path, *, as_stored: bool = False) -> list[str]:
+    """As :func:`load_adapter`; returns what found no counterpart, which peft would pass over in silence."""
+    trained, stored = namespaces(base)
+    weights = load_file(folder / WEIGHTS_NAME)
+    found = set_peft_model_state_dict(model, weights if as_stored else renamed(weights, stored, trained))
+    return [*found.unexpected_keys, *(key for key in found.missing_keys if ".lora_" in key)]
 
 
 def base_key_map(peft_keys: Any) -> dict[str, str]:

@@ -19,18 +19,16 @@ from typing import Any
 
 import numpy as np
 import torch
-from peft import PeftModel, set_peft_model_state_dict
+from peft import PeftModel
 from safetensors.torch import load_file, save_file
 from transformers import PreTrainedTokenizerBase
 
 from shared.errors import Code, JobFailed
-from shared.manifest import WEIGHTS_NAME
 from shared.planner import ExecutionPlan
 from worker.rundir import CHECKPOINTS_FOLDER, list_checkpoints, write_json
-from worker.training.adapter import save_adapter
+from worker.training.adapter import load_weights, save_adapter
 from worker.training.guarantee import Guarantee, compare, weaker
 from worker.training.model import trainable
-from worker.training.names import namespaces, renamed
 from worker.training.optimizer import optimizer_tensors, restore_optimizer
 
 SCHEMA = "vox_mens_checkpoint_v2"
@@ -153,9 +151,7 @@ def load_checkpoint(
             f"The checkpoint {folder.name} was written for another plan.",
             remedy="Remove the run folder's checkpoints to start from the beginning.",
         )
-    trained, stored = namespaces(base)
-    found = set_peft_model_state_dict(model, renamed(load_file(folder / WEIGHTS_NAME), stored, trained))
-    if found.unexpected_keys or any(".lora_" in key for key in found.missing_keys):
+    if load_weights(model, folder, base):
         raise JobFailed(
             Code.CHECKPOINT_MISMATCH,
             f"The checkpoint {folder.name} names other layers than this model has.",
