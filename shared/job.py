@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict
 from ulid import ULID
 
 from shared.jobstate import Stage, State
+from shared.tenancy import SHARED
 
 
 class Kind(StrEnum):
@@ -41,6 +42,7 @@ class Job(Value):
     progress: dict[str, Any]
     result: dict[str, Any]
     error: dict[str, Any] | None
+    tenant: str
     version: int
     created_at: datetime
     started_at: datetime | None
@@ -79,7 +81,7 @@ class Submission(Value):
     preflight: dict[str, Any] = {}
     extra: dict[str, Any] = {}
     labels: dict[str, Any] = {}
-    owner: str = "default"
+    tenant: str = SHARED
     idempotency_key: str | None = None
     request_digest: str = ""
 

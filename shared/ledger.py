@@ -179,7 +179,7 @@ class Ledger:
         if submission.idempotency_key is None:
             return None
         query = select(JobRow).where(
-            JobRow.owner == submission.owner, JobRow.idempotency_key == submission.idempotency_key
+            JobRow.tenant == submission.tenant, JobRow.idempotency_key == submission.idempotency_key
         )
         with self._db.read() as session:
             row = session.scalar(query)

@@ -20,6 +20,8 @@ from sqlalchemy import (
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from sqlalchemy.types import TypeDecorator
 
+from shared.tenancy import SHARED
+
 NAMING = {
     "ix": "ix_%(table_name)s_%(column_0_N_name)s",
     "uq": "uq_%(table_name)s_%(column_0_N_name)s",
@@ -57,7 +59,7 @@ class JobRow(Base):
     kind: Mapped[str] = mapped_column(String(16))
     state: Mapped[str] = mapped_column(String(16))
     stage: Mapped[str | None] = mapped_column(String(16))
-    owner: Mapped[str] = mapped_column(String(40))
+    tenant: Mapped[str] = mapped_column("owner", String(64), server_default=SHARED)  # older workers know it as that
     idempotency_key: Mapped[str | None] = mapped_column(String(255))
     request_digest: Mapped[str] = mapped_column(String(64))
     base_model: Mapped[str] = mapped_column(String(128))
@@ -105,13 +107,20 @@ class FileRow(Base):
     sha256: Mapped[str] = mapped_column(String(64), index=True)
     created_at: Mapped[datetime]
     expires_at: Mapped[datetime | None]
+    tenant: Mapped[str] = mapped_column(String(64), server_default=SHARED)
 
 
 class AdapterRow(Base):
+    """An adapter of a tenant. Two tenants that train the same have a row each, and one stored folder.
+
+    One that is deleted keeps its row: nobody is routed to it from ``deleting_at`` on, its files are gone at ``deleted_at``.
+    """
+
     __tablename__ = "adapters"
 
+    tenant: Mapped[str] = mapped_column(String(64), primary_key=True, server_default=SHARED)
     id: Mapped[str] = mapped_column(String(160), primary_key=True)
-    digest: Mapped[str] = mapped_column(String(64))
+    digest: Mapped[str] = mapped_column(String(64), index=True)
     base_model: Mapped[str] = mapped_column(String(128))
     job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id"), index=True)
     step: Mapped[int] = mapped_column(Integer)
@@ -121,6 +130,8 @@ class AdapterRow(Base):
     metrics: Mapped[dict[str, Any]] = mapped_column(default=dict)
     certificates: Mapped[dict[str, Any]] = mapped_column(default=dict)
     created_at: Mapped[datetime]
+    deleting_at: Mapped[datetime | None]
+    deleted_at: Mapped[datetime | None]
 
 
 class AliasRow(Base):
@@ -128,8 +139,9 @@ class AliasRow(Base):
 
     __tablename__ = "aliases"
 
+    tenant: Mapped[str] = mapped_column(String(64), primary_key=True, server_default=SHARED)
     name: Mapped[str] = mapped_column(String(64), primary_key=True)
-    adapter_id: Mapped[str | None] = mapped_column(ForeignKey("adapters.id"))
+    adapter_id: Mapped[str | None] = mapped_column(String(160))
     moved_at: Mapped[datetime]
     version: Mapped[int] = mapped_column(Integer, server_default="1")
     routing: Mapped[dict[str, Any] | None]
@@ -140,6 +152,7 @@ class AliasMoveRow(Base):
 
     __tablename__ = "alias_moves"
 
+    tenant: Mapped[str] = mapped_column(String(64), primary_key=True, server_default=SHARED)
     alias: Mapped[str] = mapped_column(String(64), primary_key=True)
     version: Mapped[int] = mapped_column(Integer, primary_key=True)
     moved_at: Mapped[datetime]
@@ -159,3 +172,31 @@ class KeyRow(Base):
     secret_sha256: Mapped[str] = mapped_column(String(64), unique=True)
     created_at: Mapped[datetime]
     revoked_at: Mapped[datetime | None]
+    tenant: Mapped[str] = mapped_column(String(64), server_default=SHARED)
+    role: Mapped[str] = mapped_column(String(16), server_default="admin")
+    requests_per_minute: Mapped[int | None]
+    concurrent_requests: Mapped[int | None]
+
+
+class UsageRow(Base):
+    """What a key used of a model on a day (UTC)."""
+
+    __tablename__ = "usage"
+
+    day: Mapped[str] = mapped_column(String(10), primary_key=True)
+    key_id: Mapped[str] = mapped_column(String(40), primary_key=True)
+    model: Mapped[str] = mapped_column(String(160), primary_key=True)
+    tenant: Mapped[str] = mapped_column(String(64), index=True)
+    requests: Mapped[int] = mapped_column(BigInteger)
+    prompt_tokens: Mapped[int] = mapped_column(BigInteger)
+    cached_tokens: Mapped[int] = mapped_column(BigInteger)
+    completion_tokens: Mapped[int] = mapped_column(BigInteger)
+
+
+class ChangeRow(Base):
+    """Counts the changes of what the request path keeps in memory (`api/directory.py`): keys, aliases, adapters."""
+
+    __tablename__ = "changes"
+
+    what: Mapped[str] = mapped_column(String(16), primary_key=True)
+    count: Mapped[int] = mapped_column(BigInteger)
