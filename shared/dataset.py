@@ -231,7 +231,7 @@ def line_errors(report: DatasetReport, param: str = "data.train_file") -> Datase
     first = report.errors[0]
     return DatasetInvalid(
         Code.DATASET_LINE_INVALID,
-        f"The file has {report.error_count} broken line(s); the first is line {first.line}: {first.reason}.",
+        f"The {_kind(param)} file has {report.error_count} broken line(s); the first is line {first.line}: {first.reason}.",
         remedy="Mend them and upload the file again; `mens data check FILE` lists them all.",
         param=param,
         details={
@@ -246,8 +246,14 @@ def nothing_to_train_on(report: DatasetReport, wanted: RowFilter, param: str = "
     """The refusal of a file of which no row is left."""
     return DatasetInvalid(
         Code.DATASET_EMPTY,
-        f"None of the file's {report.rows} rows can be trained on.",
+        f"None of the {report.rows} rows of the {_kind(param)} file can be trained on.",
         remedy=f"Add rows, or lower data.min_rating (now {wanted.min_rating}) and widen data.context_filter.",
         param=param,
         details={"rows": report.rows, "error_count": report.error_count},
     )
+
+
+def _kind(param: str) -> str:
+    """``training`` of ``data.train_file``, ``replay`` of ``data.replay_file``: a job has up to three files."""
+    kind = param.removeprefix("data.").removesuffix("_file")
+    return "training" if kind == "train" else kind

@@ -57,6 +57,7 @@ def test_strict_report_is_refused_for_a_bad_line_and_a_lenient_one_is_not(tmp_pa
     error = refusal(strict)
     assert error is not None
     assert (error.code, error.param) == (Code.DATASET_LINE_INVALID, "data.train_file")
+    assert "The training file has 2 broken line(s)" in error.message
     assert refusal(lenient) is None
     assert (strict.usable, lenient.usable) == (False, True)
 
@@ -68,6 +69,7 @@ def test_file_with_nothing_left_is_refused_in_both_modes(tmp_path: Path) -> None
         error = refusal(report)
         assert error is not None
         assert (error.code, error.param) == (Code.DATASET_EMPTY, "data.validation_file")
+        assert "rows of the validation file" in error.message
 
 
 def test_bad_lines_go_to_quarantine_as_they_were(tmp_path: Path) -> None:
