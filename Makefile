@@ -42,8 +42,9 @@ demo: $(STAMP) ## run the whole loop: JSONL in, tuned model out, answers side by
 up: $(STAMP) ## start everything on this machine and keep it running until Ctrl-C
 	@$(BIN)/mens up
 
+# Two processes: most of a system test is waiting. A file stays in one process, with the servers that it shares.
 test: $(STAMP) ## run every test: real Valkey, PostgreSQL, bitsandbytes and vLLM
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 check: $(STAMP) ## format, lint, types, import contracts, unit tests
 	$(BIN)/ruff format --check .

@@ -21,6 +21,12 @@ settings.register_profile("explore", deadline=None, max_examples=2000, suppress_
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "mens"))
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Spread over several processes, the long files come first, so that none is left for one process at the end."""
+    if hasattr(config, "workerinput"):
+        items.sort(key=lambda item: 0 if item.get_closest_marker("system") else 1)
+
+
 @pytest.fixture(scope="session")
 def postgres_server() -> Iterator[PostgresServer]:
     """Started when the first test asks for it."""
