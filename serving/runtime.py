@@ -12,7 +12,7 @@ from pathlib import Path
 from serving.adapters import AdapterStore
 from serving.settings import ServingSettings, load_settings
 from shared.catalog import BaseModelEntry, load_catalog
-from shared.errors import ArtifactInvalid, Code
+from shared.errors import ArtifactInvalid, Code, InvalidRequest
 from shared.hub import locate
 from shared.storage import Storage
 
@@ -37,7 +37,18 @@ def find_base(settings: ServingSettings) -> tuple[BaseModelEntry, Path]:
 
 
 def open_store(settings: ServingSettings) -> AdapterStore:
-    """The adapters that fit the settings' base model. Raises what :func:`find_base` raises."""
+    """The adapters that fit the settings' base model.
+
+    Raises:
+        InvalidRequest: ``SETTINGS_INVALID``: the largest rank is open still; else what :func:`find_base` raises.
+    """
+    if settings.serving_max_lora_rank is None:
+        raise InvalidRequest(
+            Code.SETTINGS_INVALID,
+            "MENS_SERVING_MAX_LORA_RANK: the engine's largest rank is not known.",
+            remedy="Start the engine with `python -m serving`, which chooses it and hands it down.",
+            param="MENS_SERVING_MAX_LORA_RANK",
+        )
     entry, folder = find_base(settings)
     return AdapterStore(
         Storage(settings.storage_dir),

@@ -13,6 +13,14 @@ from shared.settings import Settings
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """The only values that vLLM takes as its largest rank."""
 
+Quantization = Literal["fp8_per_tensor", "fp8_per_channel", "fp8_per_block", "mxfp8", "mxfp4"]
+"""Formats that vLLM rounds full-precision weights to while it loads them; mxfp4 has 4 bits."""
+
+PARSER_NAME = r"^[a-z0-9][a-z0-9_.-]*$"
+OFF = "off"
+"""What a parser is called that shall not be."""
+
+GPU_ONLY = ("serving_tensor_parallel", "serving_pipeline_parallel", "serving_quantization")
 LOOPBACK_HOSTS = frozenset({"127.0.0.1", "::1", "localhost"})
 
 
@@ -27,17 +35,43 @@ class ServingSettings(Settings):
     )
     serving_device: Literal["cpu", "cuda"] = Field("cpu", description="cpu or cuda.")
     serving_dtype: Literal["auto", "float32", "bfloat16"] | None = Field(
-        None, description="Weights in memory; null: float32 on a CPU, the model's own on a GPU."
+        None, description="Weights in memory; null: float32 on a CPU (Qwen3.5: bfloat16), the model's own on a GPU."
+    )
+    serving_quantization: Quantization | None = Field(
+        None, description="Weights are rounded to this at the start, on a GPU; null: not at all."
     )
     serving_cpu_threads: int = Field(1, ge=1, description="Threads on a CPU; more slow a tiny model down.")
     serving_max_loras: int = Field(4, ge=1, description="Different adapters in one batch.")
-    serving_max_cpu_loras: int = Field(64, ge=1, description="Adapters kept in memory.")
-    serving_max_lora_rank: int = Field(16, ge=1, le=LORA_RANKS[-1], description="Rounded up to what vLLM takes.")
+    serving_max_cpu_loras: int | None = Field(
+        None, ge=1, description="Adapters kept in memory; null: as many as the memory for adapters holds."
+    )
+    serving_max_lora_rank: int | None = Field(
+        None,
+        ge=1,
+        le=LORA_RANKS[-1],
+        description="Rounded up to what vLLM takes; null: what this base's adapters need.",
+    )
+    serving_lora_memory_bytes: int | None = Field(
+        None, ge=1 << 20, description="Memory for adapters; null: a quarter of what the machine or container has."
+    )
     serving_max_model_len: int | None = Field(None, ge=1, description="Context length; null: the model's own.")
     serving_kv_cache_bytes: int | None = Field(
         None, ge=1 << 20, description="KV cache; null: 64 MiB on a CPU, what vLLM finds free on a GPU."
     )
-    serving_tensor_parallel: int = Field(1, ge=1, description="GPUs that share one model.")
+    serving_gpu_memory_utilization: float = Field(
+        0.9, gt=0, le=1, description="Share of a GPU's memory that vLLM takes; a given KV cache goes before it."
+    )
+    serving_prefix_caching: bool = Field(True, description="Whether the KV cache of a common beginning is used again.")
+    serving_tensor_parallel: int = Field(1, ge=1, description="GPUs that share every layer.")
+    serving_pipeline_parallel: int = Field(1, ge=1, description="Groups of GPUs that share the layers out.")
+    serving_tool_parser: str | None = Field(
+        None,
+        pattern=PARSER_NAME,
+        description="How vLLM reads tool calls; null: by the base's template; off: not at all.",
+    )
+    serving_reasoning_parser: str | None = Field(
+        None, pattern=PARSER_NAME, description="How vLLM reads thoughts; null: by the base's template; off: not at all."
+    )
 
     @property
     def serving_cache_dir(self) -> Path:
@@ -53,18 +87,26 @@ class ServingSettings(Settings):
 
     @field_validator("serving_max_lora_rank")
     @classmethod
-    def _round_rank_up(cls, value: int) -> int:
-        return next(rank for rank in LORA_RANKS if rank >= value)
+    def _round_rank_up(cls, value: int | None) -> int | None:
+        return value if value is None else round_rank(value)
 
     @model_validator(mode="after")
     def _values_agree(self) -> ServingSettings:
-        if self.serving_max_cpu_loras < self.serving_max_loras:
+        kept = self.serving_max_cpu_loras
+        if kept is not None and kept < self.serving_max_loras:
             raise ValueError("serving_max_cpu_loras is smaller than serving_max_loras")
-        if self.serving_device == "cpu" and self.serving_tensor_parallel > 1:
-            raise ValueError("serving_tensor_parallel needs serving_device=cuda")
+        if self.serving_device == "cpu":
+            for name in GPU_ONLY:
+                if getattr(self, name) != type(self).model_fields[name].default:
+                    raise ValueError(f"{name} needs serving_device=cuda")
         if self.serving_host not in LOOPBACK_HOSTS and not self.serving_key.get_secret_value():
             raise ValueError("serving_host is not loopback, so serving_key must be set")
         return self
+
+
+def round_rank(rank: int) -> int:
+    """The least rank that vLLM takes and that adapters of the given rank fit; at most 512."""
+    return next(taken for taken in LORA_RANKS if taken >= rank)
 
 
 def load_settings() -> ServingSettings:

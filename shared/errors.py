@@ -6,6 +6,8 @@
     │   ├── DatasetInvalid       a training file with errors, each with its line number
     │   └── TooLarge             over a stated size limit
     ├── Unauthenticated      no key, or a key that is not known
+    ├── Forbidden            the key is known, but it may not do this
+    ├── TooMany              the key has reached one of its limits; try again
     ├── NotFound             the named thing does not exist
     ├── Conflict             the thing exists, but its state forbids this
     │   └── LeaseLost            another attempt owns the job now; stop writing
@@ -32,6 +34,11 @@ class Code(StrEnum):
     IDEMPOTENCY_CONFLICT = "IDEMPOTENCY_CONFLICT"
     KEY_MISSING = "KEY_MISSING"
     KEY_INVALID = "KEY_INVALID"
+    KEY_NOT_FOUND = "KEY_NOT_FOUND"
+    ROLE_INSUFFICIENT = "ROLE_INSUFFICIENT"
+    TENANT_FORBIDDEN = "TENANT_FORBIDDEN"
+    RATE_LIMITED = "RATE_LIMITED"
+    CONCURRENCY_LIMITED = "CONCURRENCY_LIMITED"
     NAME_INVALID = "NAME_INVALID"
     ROUTE_NOT_FOUND = "ROUTE_NOT_FOUND"
     METHOD_NOT_ALLOWED = "METHOD_NOT_ALLOWED"
@@ -47,6 +54,8 @@ class Code(StrEnum):
     TOKENIZER_MISMATCH = "TOKENIZER_MISMATCH"
     # models, contracts
     MODEL_NOT_FOUND = "MODEL_NOT_FOUND"
+    MODEL_IN_USE = "MODEL_IN_USE"
+    MODEL_NOT_DELETABLE = "MODEL_NOT_DELETABLE"
     CONTRACT_INVALID = "CONTRACT_INVALID"
     CONTRACT_UNSUPPORTED = "CONTRACT_UNSUPPORTED"
     CATALOG_INVALID = "CATALOG_INVALID"
@@ -115,6 +124,7 @@ class Code(StrEnum):
     PROCESSES_DIFFER = "PROCESSES_DIFFER"
     # adapters
     ADAPTER_NOT_FOUND = "ADAPTER_NOT_FOUND"
+    ADAPTER_STILL_STORED = "ADAPTER_STILL_STORED"
     ADAPTER_NO_EFFECT = "ADAPTER_NO_EFFECT"
     ADAPTER_TEMPLATE_MISMATCH = "ADAPTER_TEMPLATE_MISMATCH"
     ADAPTER_PARITY_FAILED = "ADAPTER_PARITY_FAILED"
@@ -139,6 +149,12 @@ class Code(StrEnum):
     STORAGE_OBJECT_MISSING = "STORAGE_OBJECT_MISSING"
     SERVING_UNAVAILABLE = "SERVING_UNAVAILABLE"
     SERVING_REFUSED = "SERVING_REFUSED"
+    SERVING_FAILED = "SERVING_FAILED"
+    REQUEST_REJECTED = "REQUEST_REJECTED"
+    TASK_UNSUPPORTED = "TASK_UNSUPPORTED"
+    RESPONSE_NOT_STORED = "RESPONSE_NOT_STORED"
+    TOOL_UNSUPPORTED = "TOOL_UNSUPPORTED"
+    ADAPTERS_DO_NOT_FIT = "ADAPTERS_DO_NOT_FIT"
     DATABASE_UNAVAILABLE = "DATABASE_UNAVAILABLE"
 
 
@@ -215,6 +231,16 @@ class TooLarge(InvalidRequest):
 
 class Unauthenticated(MensError):
     """No key, or a key that is not known."""
+
+
+class Forbidden(MensError):
+    """The key is known, but it may not do this."""
+
+
+class TooMany(MensError):
+    """The key has reached one of its limits; ``details["retry_after_seconds"]`` says when to come again."""
+
+    default_retryable = True
 
 
 class NotFound(MensError):

@@ -15,6 +15,7 @@ import hashlib
 import os
 import shutil
 import tempfile
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -27,6 +28,7 @@ from shared.errors import ArtifactInvalid, Code, NotFound, Unavailable
 Kind = Literal["adapters", "models"]
 
 MAX_MANIFEST_BYTES = 16 << 20
+REMOVED = "removed-"
 
 
 class BlobWriter:
@@ -111,6 +113,11 @@ class Storage:
             raise NotFound(Code.STORAGE_OBJECT_MISSING, f"{digest!r} is not a SHA-256 digest.")
         return self.root / kind / digest
 
+    def digests(self, kind: Kind) -> list[str]:
+        """Digests of all artifacts of a kind, those without their manifest among them, in order."""
+        shelf = self.root / kind
+        return sorted(path.name for path in shelf.iterdir() if _is_digest(path.name)) if shelf.is_dir() else []
+
     def put_folder(self, kind: Kind, digest: str, source: Path, names: list[str], manifest: str) -> Path:
         """Store an artifact: the named files first, the manifest last. Idempotent.
 
@@ -137,6 +144,25 @@ class Storage:
         """
         with _existing(self.folder(kind, digest) / manifest).open("rb") as file:
             return file.read(MAX_MANIFEST_BYTES)  # a larger one is cut, so its digest cannot fit
+
+    def holds(self, kind: Kind, digest: str, manifest: str) -> bool:
+        """Whether the artifact is there."""
+        return (self.folder(kind, digest) / manifest).is_file()
+
+    def withdraw(self, kind: Kind, digest: str, manifest: str) -> None:
+        """Let the artifact exist no more: nobody finds it from now on. Its other files stay. Idempotent."""
+        path = self.folder(kind, digest) / manifest
+        path.unlink(missing_ok=True)
+        if path.parent.is_dir():
+            _sync_folder(path.parent)
+
+    def delete_folder(self, kind: Kind, digest: str) -> None:
+        """Remove an artifact's folder, in one step as far as anybody sees; an absent one is no error."""
+        self.incoming.mkdir(parents=True, exist_ok=True)
+        with suppress(FileNotFoundError):
+            self.folder(kind, digest).rename(self.incoming / f"{REMOVED}{uuid.uuid4().hex}")
+        for folder in self.incoming.glob(f"{REMOVED}*"):  # this one, and what a killed process left
+            shutil.rmtree(folder, ignore_errors=True)
 
     def fetch_folder(self, kind: Kind, digest: str, names: list[str], target: Path) -> None:
         """Copy an artifact's named files into an existing folder of the caller's own.
@@ -185,7 +211,11 @@ def _publish(temporary: Path, target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     temporary.chmod(0o640)
     temporary.replace(target)
-    descriptor = os.open(target.parent, os.O_RDONLY)
+    _sync_folder(target.parent)
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

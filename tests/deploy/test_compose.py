@@ -102,3 +102,13 @@ def test_data_outlives_the_containers(services: dict[str, dict[str, Any]]) -> No
 
 def test_serving_holds_no_key_of_the_control_plane(services: dict[str, dict[str, Any]]) -> None:
     assert not {"MENS_DATABASE_URL", "MENS_BROKER_URL"} & set(services["serving"]["environment"])
+
+
+def test_what_is_left_open_is_chosen_by_the_replica(services: dict[str, dict[str, Any]]) -> None:
+    """An empty variable is an open setting; every one of them is a setting."""
+    from serving.settings import ServingSettings
+
+    given = {name: value for name, value in services["serving"]["environment"].items() if "_SERVING_" in name}
+    assert given["MENS_SERVING_MAX_LORA_RANK"] == given["MENS_SERVING_MAX_CPU_LORAS"] == ""
+    assert {name.removeprefix("MENS_").lower() for name in given} <= ServingSettings.model_fields.keys()
+    assert ServingSettings(**{name.removeprefix("MENS_").lower(): value for name, value in given.items()})

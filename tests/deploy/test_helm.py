@@ -162,6 +162,11 @@ def test_what_a_release_consists_of(chart: Chart) -> None:
         ("serving.urls", ["a,b"], "serving.urls.0: Does not match pattern"),
         ("serving.device", "tpu", "serving.device"),
         ("serving.maxLoras", 0, "serving.maxLoras: Must be greater than or equal to 1"),
+        ("serving.maxLoraRank", 513, "serving.maxLoraRank: Must be less than or equal to 512"),
+        ("serving.gpuMemoryUtilization", 90, "serving.gpuMemoryUtilization: Must be less than or equal to 1"),
+        ("serving.quantization", "bitsandbytes", "serving.quantization"),
+        ("serving.toolParser", "--help", "serving.toolParser: Does not match pattern"),
+        ("serving.tensorParallel", 2, "pipelineParallel is 2, but resources.limits has 1 nvidia.com/gpu"),
         ("api.replicas", 0, "api.replicas: Must be greater than or equal to 1"),
         ("api.maxFileBytes", "1GB", "api.maxFileBytes: Invalid type"),
         ("api.resources.limits", {"memory": None}, "memory is required"),
@@ -339,3 +344,40 @@ def test_the_chart_and_the_compose_file_agree(chart: Chart, root: Path) -> None:
         dockerfile = (root / service["build"]["dockerfile"]).read_text().splitlines()
         default = json.loads(dockerfile[-1].removeprefix("CMD "))
         assert container["command"] == service.get("command", default), name
+
+
+def serving_settings(chart: Chart, **values: Any) -> dict[str, Any]:
+    documents = chart.render({**MINIMAL, "serving": {"base": "qwen3-0.6b", **values}})
+    (pod,) = [pod for name, pod in pods(documents) if name == "serving"]
+    found = environment(pod)
+    return {name.removeprefix("MENS_SERVING_"): value for name, value in found.items() if "_SERVING_" in name}
+
+
+def test_what_is_left_open_is_chosen_by_the_replica(chart: Chart) -> None:
+    found = serving_settings(chart)
+    assert found["MAX_LORA_RANK"] == found["MAX_CPU_LORAS"] == found["LORA_MEMORY_BYTES"] == ""
+    assert found["QUANTIZATION"] == found["TOOL_PARSER"] == found["REASONING_PARSER"] == ""
+    assert (found["DEVICE"], found["GPU_MEMORY_UTILIZATION"], found["MAX_LORAS"]) == ("cuda", "0.9", "4")
+
+
+def test_what_is_set_reaches_the_replica(chart: Chart) -> None:
+    found = serving_settings(
+        chart,
+        maxLoraRank=64,
+        maxCpuLoras=32,
+        loraMemoryBytes=68719476736,
+        tensorParallel=2,
+        pipelineParallel=2,
+        quantization="mxfp4",
+        toolParser="hermes",
+        resources={"limits": {"memory": "256Gi", "nvidia.com/gpu": 4}},
+    )
+    assert (found["MAX_LORA_RANK"], found["MAX_CPU_LORAS"], found["LORA_MEMORY_BYTES"]) == ("64", "32", "68719476736")
+    assert (found["TENSOR_PARALLEL"], found["PIPELINE_PARALLEL"]) == ("2", "2")
+    assert (found["QUANTIZATION"], found["TOOL_PARSER"]) == ("mxfp4", "hermes")
+
+
+def test_every_serving_setting_of_the_chart_is_one(chart: Chart) -> None:
+    from serving.settings import ServingSettings
+
+    assert {f"serving_{name.lower()}" for name in serving_settings(chart)} <= ServingSettings.model_fields.keys()

@@ -1,117 +1,73 @@
-"""The command line and environment of vLLM, frozen: a change here is a change of what production runs."""
+"""The command line and environment of vLLM, frozen: a change here is a change of what production runs.
+
+``MENS_UPDATE_GOLDEN=1`` writes the files anew.
+"""
 
 from __future__ import annotations
 
+import os
+import shlex
 from pathlib import Path
 
 import pytest
 
 from serving.engine_args import engine_argv, engine_env
-from serving.settings import LORA_RANKS, ServingSettings
+from serving.settings import ServingSettings, load_settings
 from shared.errors import InvalidRequest
+from tests.serving.launches import CASES, launch
 
-BASE = Path("/models/tiny")
+GOLDEN = Path(__file__).parent / "golden"
 
 
 @pytest.fixture(autouse=True)
 def no_environment(monkeypatch):
-    import os
-
     for name in [name for name in os.environ if name.upper().startswith("MENS_")]:
-        monkeypatch.delenv(name)
+        if name != "MENS_UPDATE_GOLDEN":
+            monkeypatch.delenv(name)
 
 
-def test_cpu_command_line():
-    settings = ServingSettings(serving_base="mens-tiny", serving_key="secret")
-    assert engine_argv(settings, BASE) == [
-        "-m", "vllm.entrypoints.openai.api_server",
-        "--host", "127.0.0.1",
-        "--port", "8001",
-        "--model", "/models/tiny",
-        "--served-model-name", "mens-tiny",
-        "--middleware", "serving.wall.Wall",
-        "--max-loras", "4",
-        "--max-cpu-loras", "64",
-        "--max-lora-rank", "16",
-        "--dtype", "float32",
-        "--kv-cache-memory-bytes", "67108864",
-        "--distributed-executor-backend", "uni",
-        "--disable-access-log-for-endpoints", "/health,/metrics",
-        "--enable-lora",
-        "--disable-fastapi-docs",
-    ]  # fmt: skip
+def written(argv: list[str], environment: dict[str, str]) -> str:
+    """An option and its value a line; then the environment."""
+    starts = [index for index, part in enumerate(argv) if part.startswith("-")]
+    lines = [shlex.join(argv[start:end]) for start, end in zip(starts, [*starts[1:], None], strict=True)]
+    return "\n".join([*lines, "", *(f"{name}={value}" for name, value in sorted(environment.items()))]) + "\n"
 
 
-def test_cuda_command_line():
-    settings = ServingSettings(
-        serving_base="qwen3-8b",
-        serving_key="secret",
-        serving_device="cuda",
-        serving_host="0.0.0.0",
-        serving_port=9000,
-        serving_max_loras=8,
-        serving_max_cpu_loras=32,
-        serving_max_lora_rank=33,
-        serving_max_model_len=4096,
-        serving_tensor_parallel=2,
-    )
-    assert engine_argv(settings, BASE) == [
-        "-m", "vllm.entrypoints.openai.api_server",
-        "--host", "0.0.0.0",
-        "--port", "9000",
-        "--model", "/models/tiny",
-        "--served-model-name", "qwen3-8b",
-        "--middleware", "serving.wall.Wall",
-        "--max-loras", "8",
-        "--max-cpu-loras", "32",
-        "--max-lora-rank", "64",
-        "--max-model-len", "4096",
-        "--dtype", "auto",
-        "--tensor-parallel-size", "2",
-        "--disable-access-log-for-endpoints", "/health,/metrics",
-        "--enable-lora",
-        "--disable-fastapi-docs",
-    ]  # fmt: skip
+@pytest.mark.parametrize("name", CASES)
+def test_golden(name, tmp_path):
+    prepared = launch(CASES[name], tmp_path)
+    found = written(engine_argv(prepared), engine_env(prepared))
+    path = GOLDEN / f"{name}.txt"
+    if os.environ.get("MENS_UPDATE_GOLDEN"):
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(found)
+    assert found == path.read_text()
 
 
-COMMON_ENV = {
-    "VLLM_API_KEY": "secret",
-    "MENS_SERVING_BASE_DIGEST": "d1",
-    "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True",
-    "VLLM_SKIP_MODEL_NAME_VALIDATION": "0",
-    "VLLM_PLUGINS": "mens_lora_resolver",
-    "VLLM_NO_USAGE_STATS": "1",
-    "VLLM_DO_NOT_TRACK": "1",
-    "HF_HUB_OFFLINE": "1",
-}
+def test_every_golden_file_is_of_a_case():
+    assert {path.stem for path in GOLDEN.iterdir()} == CASES.keys()
 
 
-def test_environment_of_each_device():
-    cpu = ServingSettings(serving_base="b", serving_key="secret", serving_cpu_threads=2)
-    cuda = ServingSettings(serving_base="b", serving_key="secret", serving_device="cuda")
-    assert engine_env(cuda, "d1") == COMMON_ENV
-    assert engine_env(cpu, "d1") == COMMON_ENV | {
-        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-        "OMP_NUM_THREADS": "2",
-    }
+def test_the_key_is_in_no_command_line(tmp_path):
+    prepared = launch(CASES["cuda"], tmp_path)
+    assert prepared.settings.serving_key.get_secret_value() == engine_env(prepared)["VLLM_API_KEY"] == "secret"
+    assert "secret" not in " ".join(engine_argv(prepared))
+    assert "secret" not in str(prepared)
 
 
-def test_a_given_dtype_and_cache_win_over_the_defaults():
-    settings = ServingSettings(serving_base="b", serving_dtype="bfloat16", serving_kv_cache_bytes=1 << 30)
-    argv = engine_argv(settings, BASE)
-    assert argv[argv.index("--dtype") + 1] == "bfloat16"
-    assert argv[argv.index("--kv-cache-memory-bytes") + 1] == str(1 << 30)
+def test_what_was_chosen_is_what_the_engine_s_process_reads(monkeypatch, tmp_path):
+    """The wall tells these limits, and the store refuses adapters by them."""
+    for name, value in engine_env(launch(CASES["cpu"], tmp_path)).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("MENS_SERVING_BASE", "mens-tiny")
+    settings = load_settings()
+    assert (settings.serving_max_lora_rank, settings.serving_max_cpu_loras) == (32, 1024)
+    assert (settings.serving_dtype, settings.serving_base_digest) == ("float32", "d" * 64)
 
 
-@pytest.mark.parametrize(("asked", "given"), [(1, 1), (2, 8), (8, 8), (17, 32), (257, 320), (512, 512)])
+@pytest.mark.parametrize(("asked", "given"), [(1, 1), (2, 8), (8, 8), (17, 32), (257, 320), (512, 512), (None, None)])
 def test_rank_is_rounded_up_to_what_vllm_takes(asked, given):
     assert ServingSettings(serving_base="b", serving_max_lora_rank=asked).serving_max_lora_rank == given
-
-
-def test_ranks_are_vllms_own():
-    config = pytest.importorskip("vllm.config.lora")
-    assert config.MaxLoRARanks.__args__ == LORA_RANKS
 
 
 BAD = [
@@ -120,17 +76,29 @@ BAD = [
     ({"MENS_SERVING_BASE": "b", "MENS_SERVING_MAX_LORA_RANK": "513"}, "MENS_SERVING_MAX_LORA_RANK:"),
     ({"MENS_SERVING_BASE": "b", "MENS_SERVING_PORT": "tcp://1.2.3.4"}, "MENS_SERVING_PORT:"),
     ({"MENS_SERVING_BASE": "b", "MENS_SERVING_HOST": "0.0.0.0"}, "serving_key must be set"),
-    ({"MENS_SERVING_BASE": "b", "MENS_SERVING_TENSOR_PARALLEL": "2"}, "needs serving_device=cuda"),
+    ({"MENS_SERVING_BASE": "b", "MENS_SERVING_TENSOR_PARALLEL": "2"}, "serving_tensor_parallel needs serving_device"),
+    ({"MENS_SERVING_BASE": "b", "MENS_SERVING_PIPELINE_PARALLEL": "2"}, "serving_pipeline_parallel needs serving_dev"),
+    ({"MENS_SERVING_BASE": "b", "MENS_SERVING_QUANTIZATION": "mxfp4"}, "serving_quantization needs serving_device"),
+    ({"MENS_SERVING_BASE": "b", "MENS_SERVING_QUANTIZATION": "bitsandbytes"}, "MENS_SERVING_QUANTIZATION:"),
     ({"MENS_SERVING_BASE": "b", "MENS_SERVING_MAX_CPU_LORAS": "2"}, "smaller than serving_max_loras"),
+    ({"MENS_SERVING_BASE": "b", "MENS_SERVING_TOOL_PARSER": "--help"}, "MENS_SERVING_TOOL_PARSER:"),
+    ({"MENS_SERVING_BASE": "b", "MENS_SERVING_GPU_MEMORY_UTILIZATION": "90"}, "MENS_SERVING_GPU_MEMORY_UTILIZATION:"),
 ]
 
 
 @pytest.mark.parametrize(("variables", "message"), BAD)
 def test_wrong_settings_are_named(monkeypatch, variables, message):
-    from serving.settings import load_settings
-
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(InvalidRequest, match=message) as caught:
         load_settings()
     assert caught.value.code == "SETTINGS_INVALID"
+
+
+def test_an_empty_variable_is_an_open_one(monkeypatch):
+    """Compose files hand down `${NAME:-}`."""
+    monkeypatch.setenv("MENS_SERVING_BASE", "b")
+    for name in ("MAX_LORA_RANK", "MAX_CPU_LORAS", "LORA_MEMORY_BYTES", "QUANTIZATION", "TOOL_PARSER"):
+        monkeypatch.setenv(f"MENS_SERVING_{name}", "")
+    settings = load_settings()
+    assert settings.serving_max_lora_rank is settings.serving_lora_memory_bytes is settings.serving_tool_parser is None

@@ -77,7 +77,8 @@ def test_catalogue_that_changed_since_the_start(tmp_path, lab):
     from shared.errors import ArtifactInvalid
 
     register(tmp_path, lab, lab.base)
-    settings = ServingSettings(home=tmp_path, serving_base="b", serving_base_digest=lab.entry.digest)
+    digest = lab.entry.digest
+    settings = ServingSettings(home=tmp_path, serving_base="b", serving_base_digest=digest, serving_max_lora_rank=16)
     assert open_store(settings).base.digests == lab.entry.digests
     changed = BaseModelEntry(name="b", source=LocalSource(path=str(lab.base)), digests={"config.json": "0" * 64})
     save_catalog(tmp_path / "catalog.json", Catalog(bases=[changed]))

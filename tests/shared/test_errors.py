@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from shared import errors
-from shared.errors import Code, JobFailed, MensError, NotFound, Unavailable
+from shared.errors import Code, JobFailed, MensError, NotFound, TooMany, Unavailable
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "errors.md"
 BRANCH = re.compile(r"^(?P<indent>(?:│   |    )*)(?:├── |└── )(?P<name>\w+) {2,}(?P<meaning>\S.*)$")
@@ -88,8 +88,8 @@ def test_as_dict_of_the_shortest_error() -> None:
 
 
 @pytest.mark.parametrize("kind", tree())
-def test_only_unavailable_is_retryable_by_default(kind: type[MensError]) -> None:
-    assert kind(Code.INTERNAL_ERROR, "x").retryable is issubclass(kind, Unavailable)
+def test_only_what_passes_by_itself_is_retryable_by_default(kind: type[MensError]) -> None:
+    assert kind(Code.INTERNAL_ERROR, "x").retryable is issubclass(kind, (Unavailable, TooMany))
 
 
 def test_text_says_code_message_and_remedy() -> None:

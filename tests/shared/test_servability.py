@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from shared.errors import Code, ContractRejected
+from shared.flat import parse_contract
 from shared.model_config import parse_model_config
 from shared.servability import ServingLimits, check_servable, serving_notes
 from tests.shared.samples import contract
@@ -62,6 +63,17 @@ def test_head_is_servable_only_when_untied_and_known_to_the_engine(name: str, re
     else:
         limited = contract(adapter={"target_modules": ["lm_head"]})
         check_servable(limited, parse_model_config(RAW[name]), LIMITS)
+
+
+@pytest.mark.parametrize(
+    "asked", [{"modules_to_save": ["lm_head"]}, {"use_dora": True}, {"bias": "all"}, {"rank_pattern": {"q_proj": 4}}]
+)
+def test_whole_modules_cannot_be_asked_for(asked: dict[str, Any]) -> None:
+    """What the engine refuses in an adapter is no field of a contract, so nobody trains it."""
+    with pytest.raises(ContractRejected) as caught:
+        parse_contract({"data": {"train_file": "f"}, "adapter": asked})
+    (field,) = asked
+    assert field in str(caught.value.as_dict())
 
 
 def test_hybrid_targets_are_servable() -> None:

@@ -295,3 +295,11 @@ def test_oversized_manifest_is_cut_so_that_its_digest_cannot_fit(
     monkeypatch.setattr("shared.storage.MAX_MANIFEST_BYTES", 10)
     found = storage.manifest_bytes("adapters", digest(source), MANIFEST)
     assert hashlib.sha256(found).hexdigest() != digest(source)
+
+
+def test_every_artifact_of_a_kind_is_listed(storage: Storage, source: Path) -> None:
+    assert storage.digests("adapters") == []
+    put(storage, source)
+    (storage.root / "adapters" / "lost+found").mkdir()
+    assert storage.digests("adapters") == [digest(source)]
+    assert storage.digests("models") == []

@@ -1,0 +1,125 @@
+"""Everything that decides how vLLM is started, with nothing left open: settings, base, sizes, parsers.
+
+    settings ─► catalogue entry and folder, verified ─► config ─► dtype ─► adapter sizes ─► parsers ─► Launch
+                                                                           (memory, storage)  (chat template)
+
+`engine_args.py` writes a launch down as vLLM's command line.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from serving.lora_sizes import LoraSizes, choose_sizes
+from serving.memory import allowed_memory
+from serving.parsers import Parsers, choose_parsers
+from serving.runtime import find_base
+from serving.settings import ServingSettings
+from shared.catalog import BaseModelEntry, verify_model_folder
+from shared.errors import Code, InvalidRequest, MensError
+from shared.manifest import MANIFEST_NAME, parse_manifest
+from shared.model_config import Family, ModelConfig, parse_model_config
+from shared.model_shards import broken_model, json_object
+from shared.servability import LORA_FAMILIES
+from shared.storage import Storage
+from shared.tokenizer import Tokenizer
+
+CONFIG_NAME = "config.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """How one replica is started.
+
+    Attributes:
+        folder: the base's files, verified. base_digest: what they were verified against.
+        config: of the base. dtype: what vLLM is told to compute in.
+    """
+
+    settings: ServingSettings
+    folder: Path
+    base_digest: str
+    config: ModelConfig
+    dtype: str
+    sizes: LoraSizes
+    parsers: Parsers
+
+    def __str__(self) -> str:
+        return f"Serving {self.settings.serving_base} in {self.dtype}: {self.sizes}; {self.parsers}."
+
+
+def prepare(settings: ServingSettings) -> Launch:
+    """Verify the base and complete the settings.
+
+    Raises:
+        MensError: the replica may not start: what `find_base`, `verify_model_folder`, `parse_model_config` and
+            `choose_sizes` raise; ``NOT_SERVABLE_FAMILY``; ``SETTINGS_INVALID``.
+    """
+    entry, folder = find_base(settings)
+    verify_model_folder(entry, folder)
+    config = _read_config(folder)
+    dtype = choose_dtype(settings, config)
+    stored = stored_rank(Storage(settings.storage_dir), entry)
+    sizes = choose_sizes(settings, config, dtype=dtype, stored_rank=stored, memory=allowed_memory())
+    parsers = choose_parsers(settings, _read_tokenizer(folder))
+    return Launch(settings, folder, entry.digest, config, dtype, sizes, parsers)
+
+
+def choose_dtype(settings: ServingSettings, config: ModelConfig) -> str:
+    """In which dtype vLLM computes; ``auto`` leaves it the base's own.
+
+    Raises:
+        InvalidRequest: ``SETTINGS_INVALID``: an engine that would end at its first request.
+    """
+    if settings.serving_device == "cuda":
+        return settings.serving_dtype or "auto"
+    linear_attention = config.family is Family.QWEN3_5
+    dtype = settings.serving_dtype or ("bfloat16" if linear_attention else "float32")
+    if linear_attention and dtype == "float32":
+        raise InvalidRequest(
+            Code.SETTINGS_INVALID,
+            "MENS_SERVING_DTYPE: on a CPU vLLM computes the linear attention of a Qwen3.5 model in bfloat16 alone.",
+            remedy="Set it to bfloat16, or leave it out.",
+            param="MENS_SERVING_DTYPE",
+        )
+    return dtype
+
+
+def stored_rank(storage: Storage, entry: BaseModelEntry) -> int:
+    """Largest rank among the stored adapters that belong on a base; 0 when there is none.
+
+    An adapter that cannot be read counts for nothing: it is refused when somebody asks for it.
+    """
+    own = [entry.digests, *([entry.twin_of.digests] if entry.twin_of else [])]
+    ranks = [0]
+    for digest in storage.digests("adapters"):
+        try:
+            manifest = parse_manifest(storage.manifest_bytes("adapters", digest, MANIFEST_NAME), digest)
+        except (MensError, OSError):
+            continue
+        ranks.append(manifest.rank if manifest.base_digests in own else 0)
+    return max(ranks)
+
+
+def _read_config(folder: Path) -> ModelConfig:
+    path = folder / CONFIG_NAME
+    if not path.is_file():
+        raise broken_model(Code.CONFIG_NOT_FOUND, f"The base's folder has no {CONFIG_NAME}", CONFIG_NAME)
+    config = parse_model_config(json_object(path.read_bytes(), CONFIG_NAME, Code.MODEL_CONFIG_INVALID))
+    if config.family not in LORA_FAMILIES:
+        raise InvalidRequest(
+            Code.NOT_SERVABLE_FAMILY,
+            f"The base is a {config.family} model, for which the serving engine takes no adapters.",
+            remedy=f"Serve a base of one of these families: {', '.join(sorted(LORA_FAMILIES))}.",
+            param=CONFIG_NAME,
+        )
+    return config
+
+
+def _read_tokenizer(folder: Path) -> Tokenizer | None:
+    """None for a base without a usable chat template: it completes text, and there is no form of calls to read."""
+    try:
+        return Tokenizer.load(folder)
+    except InvalidRequest:
+        return None

@@ -1,0 +1,181 @@
+"""A launch is complete and sound before vLLM is reached, or there is none."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+import pytest
+
+from serving.launch import choose_dtype, prepare, stored_rank
+from serving.settings import ServingSettings
+from shared.catalog import BaseModelEntry, Catalog, LocalSource, TwinOf, digest_model_folder, save_catalog
+from shared.errors import MensError
+from shared.manifest import CONFIG_NAME, MANIFEST_NAME, WEIGHTS_NAME, AdapterManifest
+from shared.model_config import parse_model_config
+from shared.storage import Storage
+from tests.serving.launches import QWEN35_4B, TINY
+from tests.tiny_base import write_base
+
+ZEROS = "0" * 64
+
+
+@pytest.fixture
+def home(tmp_path) -> Path:
+    write_base(tmp_path / "base")
+    register(tmp_path)
+    return tmp_path
+
+
+def register(home: Path, **changes: object) -> BaseModelEntry:
+    """Put the base into the catalogue as it is now."""
+    folder = home / "base"
+    fields = {"name": "b", "source": LocalSource(path=str(folder)), "digests": digest_model_folder(folder), **changes}
+    entry = BaseModelEntry(**fields)
+    save_catalog(home / "catalog.json", Catalog(bases=[entry]))
+    return entry
+
+
+def settings(home: Path, **more: object) -> ServingSettings:
+    return ServingSettings(home=home, serving_base="b", **more)
+
+
+def store(home: Path, rank: int, digests: dict[str, str], name: str = "a") -> str:
+    """Store an adapter's manifest; its files are not looked at here."""
+    manifest = AdapterManifest.model_validate(
+        {
+            "adapter_method": "qlora",
+            "quant": {"base_quant": "nf4"},
+            "base_key_map": {"l0": "model.layers.0.mlp.up_proj.weight"},
+            "layer_order": ["l0"],
+            "vocab": 1,
+            "d_model": 1,
+            "rank": rank,
+            "alpha": 1,
+            "base_model": "b",
+            "name": name,
+            "base_digests": digests,
+            "contract_digest": ZEROS,
+            "template_digest": ZEROS,
+            "step": 1,
+            "files": {WEIGHTS_NAME: ZEROS, CONFIG_NAME: ZEROS},
+        }
+    )
+    made = home / "made"
+    made.mkdir(exist_ok=True)
+    (made / MANIFEST_NAME).write_bytes(manifest.to_bytes())
+    Storage(home / "storage").put_folder("adapters", manifest.digest, made, [], MANIFEST_NAME)
+    return manifest.digest
+
+
+def refusal(home: Path, **more: object) -> MensError:
+    with pytest.raises(MensError) as caught:
+        prepare(settings(home, **more))
+    return caught.value
+
+
+def test_a_launch_leaves_nothing_open(home):
+    launch = prepare(settings(home))
+    assert (launch.folder, launch.dtype) == (home / "base", "float32")
+    assert launch.base_digest == register(home).digest
+    assert (launch.sizes.max_rank, launch.sizes.max_loras) == (32, 4)
+    assert launch.sizes.max_cpu_loras > 4
+    assert str(launch) == f"Serving b in float32: {launch.sizes}; tool calls: hermes, thoughts: not read."
+
+
+def test_a_stored_adapter_of_a_larger_rank_is_served_after_a_restart(home):
+    store(home, 40, register(home).digests)
+    assert prepare(settings(home)).sizes.max_rank == 64
+    assert prepare(settings(home, serving_max_lora_rank=8)).sizes.max_rank == 8
+
+
+def test_stored_adapters_of_other_bases_and_broken_ones_count_for_nothing(home):
+    entry, storage = register(home), Storage(home / "storage")
+    assert stored_rank(storage, entry) == 0
+    store(home, 100, {"config.json": ZEROS})
+    broken = store(home, 200, entry.digests)
+    (storage.folder("adapters", broken) / MANIFEST_NAME).write_text("{}")
+    store(home, 24, entry.digests, name="sound")
+    (home / "storage" / "adapters" / hashlib.sha256(b"half").hexdigest()).mkdir()
+    (home / "storage" / "adapters" / "lost+found").mkdir()
+    assert stored_rank(storage, entry) == 24
+
+
+def test_a_twin_serves_the_adapters_of_its_original(home):
+    original = {"config.json": ZEROS}
+    twin = register(home, twin_of=TwinOf(name="original", digests=original, double_quant=True))
+    store(home, 50, original)
+    assert stored_rank(Storage(home / "storage"), twin) == 50
+
+
+def test_a_base_that_was_changed_is_not_served(home):
+    with (home / "base" / "config.json").open("a") as file:
+        file.write(" ")
+    assert refusal(home).code == "BASE_DIGEST_MISMATCH"
+
+
+def change_config(home: Path, **changes: object) -> None:
+    path = home / "base" / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    register(home)
+
+
+def test_a_base_that_is_stored_in_4_bits_is_not_served(home):
+    """Its tensors are not those that an adapter is checked against, and nothing was trained on it."""
+    change_config(home, quantization_config={"quant_method": "bitsandbytes", "load_in_4bit": True})
+    assert refusal(home).code == "MODEL_CONFIG_INVALID"
+
+
+def test_a_base_of_an_unknown_family_is_not_served(home):
+    change_config(home, model_type="gemma4")
+    assert refusal(home).code == "MODEL_FAMILY_UNSUPPORTED"
+
+
+def test_a_base_on_which_the_engine_takes_no_adapters_is_not_served(home):
+    gpt2 = {"model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 2, "vocab_size": 260}
+    change_config(home, **gpt2)
+    error = refusal(home)
+    assert (error.code, error.param) == ("NOT_SERVABLE_FAMILY", "config.json")
+
+
+def test_adapters_without_room_are_told_at_the_start(home):
+    error = refusal(home, serving_lora_memory_bytes=1 << 20, serving_max_loras=500)
+    assert error.code == "ADAPTERS_DO_NOT_FIT"
+
+
+def test_a_base_without_a_template_completes_text(home):
+    (home / "base" / "chat_template.jinja").unlink()
+    register(home)
+    assert prepare(settings(home)).parsers.tool is None
+
+
+@pytest.mark.parametrize(
+    ("config", "device", "asked", "dtype"),
+    [
+        (TINY, "cpu", None, "float32"),
+        (TINY, "cpu", "bfloat16", "bfloat16"),
+        (TINY, "cuda", None, "auto"),
+        (QWEN35_4B, "cpu", None, "bfloat16"),
+        (QWEN35_4B, "cuda", "float32", "float32"),
+    ],
+)
+def test_dtype(config, device, asked, dtype):
+    asked_for = ServingSettings(serving_base="b", serving_device=device, serving_dtype=asked)
+    assert choose_dtype(asked_for, parse_model_config(config)) == dtype
+
+
+def test_an_engine_that_would_end_at_its_first_request_is_not_started():
+    asked = ServingSettings(serving_base="b", serving_dtype="float32")
+    with pytest.raises(MensError, match="bfloat16 alone") as caught:
+        choose_dtype(asked, parse_model_config(QWEN35_4B))
+    assert caught.value.code == "SETTINGS_INVALID"
+
+
+def test_a_store_without_a_largest_rank_is_none(home):
+    from serving.runtime import open_store
+
+    with pytest.raises(MensError, match="MENS_SERVING_MAX_LORA_RANK") as caught:
+        open_store(settings(home))
+    assert caught.value.code == "SETTINGS_INVALID"
+    assert open_store(settings(home, serving_max_lora_rank=20)).base.name == "b"
