@@ -41,6 +41,8 @@ def engine_argv(launch: Launch) -> list[str]:
             {
                 "enable-lora": True,
                 "disable-fastapi-docs": True,
+                # How much of a prompt came from the prefix cache: the front door counts it (docs/usage.md).
+                "enable-prompt-tokens-details": True,
                 "enable-prefix-caching" if settings.serving_prefix_caching else "no-enable-prefix-caching": True,
                 # Without it `tool_choice: "auto"`, which clients send when they say nothing, is refused.
                 "enable-auto-tool-choice": parsers.tool is not None,
