@@ -1,0 +1,96 @@
+"""Adapters that cannot be taken for one another: each answers in four letters of its own, whatever it is asked.
+
+Which of the four comes next depends on everything before it, so the exact text also tells whose keys and values the engine
+read; one token is enough to tell whose weights it used.
+
+How: the last layer's MLP gets neurons whose gate and up projections are the same w·x, and a twin of each with -w·x. As
+silu(g)·g is never negative, a pair gives about (w·x)² whatever x is, and the down projection adds that much of one letter's
+embedding. It outweighs all the rest, so one of the four letters wins, the one whose w fits x best.
+"""
+
+from __future__ import annotations
+
+import string
+from dataclasses import dataclass
+from typing import Any
+
+from tests.serving.conftest import MODULES, Lab, describe
+
+LETTERS_EACH = 4
+MOST = len(string.ascii_letters) // LETTERS_EACH
+RANK = 8
+GAIN, LOUDNESS = 10.0, 5.0
+"""How far the own neurons stand out of the base's, and the letters out of the other tokens."""
+
+
+@dataclass(frozen=True)
+class Marker:
+    """A marker adapter, stored but known to no ledger.
+
+    Attributes:
+        adapter_id: its id.
+        letters: nobody else's.
+        answers: prompt → what transformers and peft answer to it, greedily; one letter a token.
+    """
+
+    adapter_id: str
+    letters: frozenset[str]
+    answers: dict[str, str]
+
+
+def make_markers(lab: Lab, count: int, prompts: list[str], tokens: int) -> list[Marker]:
+    """Build, ask and store so many adapters; ``tokens`` is the length of the answers."""
+    assert count <= MOST
+    return [_make(lab, number, prompts, tokens) for number in range(count)]
+
+
+def _make(lab: Lab, number: int, prompts: list[str], tokens: int) -> Marker:
+    import torch
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    torch.manual_seed(number)
+    letters = string.ascii_letters[number * LETTERS_EACH :][:LETTERS_EACH]
+    tokenizer = AutoTokenizer.from_pretrained(lab.base)
+    model = AutoModelForCausalLM.from_pretrained(lab.base, dtype=torch.float32)
+    tuned = get_peft_model(model, LoraConfig(r=RANK, lora_alpha=2 * RANK, target_modules=MODULES))
+    with torch.no_grad():
+        for name, parameter in tuned.named_parameters():
+            if "lora_B" in name:
+                parameter.normal_(0.0, 0.1)
+        embeddings = model.get_input_embeddings().weight[tokenizer.convert_tokens_to_ids(list(letters))]
+        _mark(model.model.layers[-1].mlp, embeddings)
+    name, folder = f"marker-{number}", lab.home / "made" / f"marker-{number}"
+    tuned.save_pretrained(folder)
+    manifest = lab.store_adapter(folder, describe(lab, folder, name, RANK))
+    answers = {prompt: _answer(tuned, tokenizer, prompt, tokens) for prompt in prompts}
+    return Marker(manifest.adapter_id, frozenset(letters), answers)
+
+
+def _mark(mlp: Any, embeddings: Any) -> None:
+    """Set the LoRA matrices of an MLP; ``embeddings`` are those of the letters."""
+    import torch
+
+    directions = torch.randn(RANK, mlp.gate_proj.in_features)
+    for projection in (mlp.gate_proj, mlp.up_proj):
+        a, b = _matrices(projection)
+        a.copy_(directions)
+        b.zero_()
+        for at in range(RANK):
+            b[at, at], b[RANK + at, at] = GAIN, -GAIN
+    a, b = _matrices(mlp.down_proj)
+    a.zero_()
+    b.zero_()
+    for at in range(RANK):
+        a[at % LETTERS_EACH, at] = a[at % LETTERS_EACH, RANK + at] = 1
+    b[:, :LETTERS_EACH] = (LOUDNESS * embeddings / (embeddings**2).sum(1, keepdim=True)).T
+
+
+def _matrices(layer: Any) -> tuple[Any, Any]:
+    return layer.lora_A["default"].weight, layer.lora_B["default"].weight
+
+
+def _answer(model: Any, tokenizer: Any, prompt: str, tokens: int) -> str:
+    encoded = tokenizer(prompt, return_tensors="pt")
+    output = model.generate(**encoded, do_sample=False, max_new_tokens=tokens, eos_token_id=None)
+    return str(tokenizer.decode(output[0, encoded["input_ids"].shape[1] :]))

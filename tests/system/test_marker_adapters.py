@@ -1,0 +1,277 @@
+"""Never the wrong adapter: two real replicas, more adapters than they have room for, and everything moves at once.
+
+Under load one replica is killed and started again, the other is paused and then killed, aliases are moved, split and rolled
+back, and jobs publish new adapters. No answer may be another adapter's, none may be lost, and what is cut must be seen to be.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from random import Random
+from threading import Event
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.serving.conftest import build_base
+from tests.system.marker_adapters import Marker, make_markers
+from tests.system.marker_load import Load, MovingAlias, Outcome, Prompt, Question, ask, settled
+from tests.system.replica_tier import Program, Publisher, Tier, loaded, make_lab
+
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
+
+ADAPTERS, NEWCOMERS = 8, 4
+ROOM = {"serving_max_loras": 2, "serving_max_cpu_loras": 3}
+ASKERS, USERS = 8, 6
+LENGTHS = (1, 6, 90)
+"""Tokens: the short ones have adapters change places all the time, the long ones are there to be cut."""
+LONG = "the red fox runs near the forest, a ship sails by the stars; " * 8
+"""More than a block of the prefix cache: a block that another adapter filled would be taken if it could be."""
+PROMPTS = [Prompt.plain("the red fox"), Prompt.plain(LONG), Prompt.chat("hello")]
+FIRST_BYTE_SECONDS, PAUSE_SECONDS, STALL_SECONDS, MOVE_SECONDS = 2.5, 4.0, 0.7, 0.4
+BREATH_SECONDS = 2.0
+"""Between two questions while a replica starts: it needs the processors as well."""
+NOTICED_SECONDS = 5.0
+"""How long after a kill a stream may break off."""
+KNOWN_SECONDS = 3.0
+"""How long after a job's end its alias may still mean what it did: other processes look a few times a second."""
+
+
+@dataclass
+class World:
+    """The tier and what is true about it.
+
+    Attributes:
+        base_answers: prompt → answer of the base, of ``LENGTHS[1]`` tokens.
+        published: adapters that the front door knows by now.
+        moved: aliases that people move.
+        latest: an alias that jobs move.
+        kills: when a replica was killed.
+    """
+
+    tier: Tier
+    publisher: Publisher
+    base: str
+    markers: dict[str, Marker]
+    published: list[str]
+    newcomers: list[str]
+    latest: MovingAlias
+    moved: list[MovingAlias] = field(default_factory=lambda: [MovingAlias("support"), MovingAlias("sales")])
+    base_answers: dict[str, str] = field(default_factory=dict)
+    kills: list[float] = field(default_factory=list)
+
+    @property
+    def aliases(self) -> dict[str, MovingAlias]:
+        return {alias.name: alias for alias in (*self.moved, self.latest)}
+
+    def question(self, random: Random) -> Question:
+        """What is asked next: mostly what is moved, the rest by ids, the base now and then."""
+        streamed, user = random.random() < 0.6, f"user-{random.randrange(USERS)}"
+        prompt, tokens = random.choice(PROMPTS), random.choice(LENGTHS)
+        if random.random() < 0.05:
+            return Question(self.base, prompt, LENGTHS[1], streamed, user)
+        model = random.choice(list(self.aliases) if random.random() < 0.6 else self.published)
+        return Question(model, prompt, tokens, streamed, user)
+
+    def lost(self, outcome: Outcome) -> bool:
+        """There is no whole answer, and it is no stream that a kill broke off in sight of the client."""
+        if outcome.whole and not outcome.error:
+            return False
+        at_a_kill = any(0 <= outcome.ended - kill < NOTICED_SECONDS for kill in self.kills)
+        return not (outcome.error and outcome.question.streamed and outcome.pieces and at_a_kill)
+
+    def wrong(self, outcome: Outcome) -> bool:
+        """The header names an adapter that was not meant, or something of the answer is not that adapter's."""
+        if not outcome.pieces:
+            return False
+        right, served = self._right(outcome), outcome.adapter or self.base
+        is_right = outcome.text == right if outcome.whole else right.startswith(outcome.text)
+        return outcome.adapter not in self._meant(outcome) or outcome.models != {served} or not is_right
+
+    def _meant(self, outcome: Outcome) -> frozenset[str | None]:
+        model = outcome.question.model
+        if alias := self.aliases.get(model):
+            meanings = alias.meant(outcome.sent, outcome.headed)
+            return frozenset(adapter for meaning in meanings for adapter in meaning.adapters)
+        return frozenset({None if model == self.base else model})
+
+    def _right(self, outcome: Outcome) -> str:
+        text, tokens = outcome.question.prompt.text, outcome.question.tokens
+        return self.markers[outcome.adapter].answers[text][:tokens] if outcome.adapter else self.base_answers[text]
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    base = tmp_path_factory.mktemp("markers") / "base"
+    build_base(base)
+    lab = make_lab(base)
+    replicas = [Program(lab, "serving", **ROOM) for _ in range(2)]
+    publisher = Publisher(lab)
+    urls = ",".join(replica.url for replica in replicas)
+    door = Program(lab, "api", serving_urls=urls, health_seconds=0.5, first_byte_seconds=FIRST_BYTE_SECONDS)
+    try:
+        made = make_markers(lab, ADAPTERS + NEWCOMERS, [prompt.text for prompt in PROMPTS], max(LENGTHS))
+        markers = {marker.adapter_id: marker for marker in made}
+        latest, first = MovingAlias("latest"), list(markers)[:ADAPTERS]
+        latest.move(lambda: publisher.publish(first, latest.name))
+        tier = Tier(door, replicas, publisher.create_key())
+        for program in (*replicas, door):
+            program.wait()
+        yield World(tier, publisher, lab.entry.name, markers, first, list(markers)[ADAPTERS:], latest)
+    finally:
+        for program in (door, *replicas):
+            program.stop()
+        publisher.close()
+
+
+def test_never_the_wrong_adapter(world: World) -> None:
+    check_the_markers(world)
+    with world.tier.client() as client:
+        for prompt in PROMPTS:
+            answer = ask(client, Question(world.base, prompt, LENGTHS[1], False, "somebody"))
+            world.base_answers[prompt.text] = answer.text
+    with moving(world), Load(world.tier.client, world.question, ASKERS) as load:
+        warmed = make_trouble(world, load)
+    with world.tier.client() as client:  # one replica is left: the one that was started again
+        all_again = [ask(client, Question(adapter, PROMPTS[0], 1, True, "somebody")) for adapter in world.markers]
+    outcomes = load.outcomes + all_again
+    report = summary(world, outcomes)
+    print(json.dumps(report))
+    assert not [outcome for outcome in outcomes if world.wrong(outcome)], "no answer is wrong"
+    assert not [outcome for outcome in outcomes if world.lost(outcome)], "none is lost, and none is cut in silence"
+    assert not unsteady(world, outcomes), "who asks again gets the same side of a split"
+    assert report["cut"], "streams were cut, so there was something to lose"
+    assert len(warmed & world.markers.keys()) >= ADAPTERS - 1, "it was asked for the busiest before it counted"
+    assert all(alias.moves > 20 for alias in world.moved)
+
+
+def check_the_markers(world: World) -> None:
+    """Each answers in letters that are its own, so that one token tells who answered."""
+    letters = [letter for marker in world.markers.values() for letter in marker.letters]
+    assert len(set(letters)) == len(letters)
+    for marker in world.markers.values():
+        assert all(set(answer) <= marker.letters for answer in marker.answers.values()), marker
+    answers = {answer for marker in world.markers.values() for answer in marker.answers.values()}
+    assert len(answers) > 2 * len(world.markers), "and in which of them depends on the prompt"
+
+
+def make_trouble(world: World, load: Load) -> set[str]:
+    """Kill, start again, pause the other, kill it; new adapters come. What the new replica had loaded when it was up."""
+    victim, other = world.tier.replicas
+    time.sleep(2)
+    pause_amid_streams(load, victim)
+    kill(world, victim)
+    world.tier.wait_for(victim, "down", 10)
+    victim.start()
+    load.pause = BREATH_SECONDS
+    publish_one_more(world)
+    publish_one_more(world)
+    victim.wait()
+    world.tier.wait_for(victim, "up", 90)
+    warmed = loaded(victim)
+    load.pause = 0
+    other.pause()
+    publish_one_more(world)
+    time.sleep(PAUSE_SECONDS)
+    other.resume()
+    publish_one_more(world)
+    time.sleep(1)
+    kill(world, other)
+    time.sleep(3)
+    return warmed
+
+
+def pause_amid_streams(load: Load, replica: Program) -> None:
+    """Leave the replica paused, with a stream that has begun there and does not go on."""
+    for _ in range(50):
+        replica.pause()
+        before = load.begun()
+        time.sleep(STALL_SECONDS)
+        if before.items() & load.begun().items():
+            return
+        replica.resume()
+        time.sleep(STALL_SECONDS / 2)
+    pytest.fail("no stream was ever under way there")
+
+
+def kill(world: World, replica: Program) -> None:
+    world.kills.append(time.monotonic())
+    replica.kill()
+
+
+def publish_one_more(world: World) -> None:
+    """A job finishes beside the front door; its adapter can be asked for as soon as the front door knows it."""
+    adapter_id = world.newcomers.pop(0)
+    world.latest.move(lambda: world.publisher.publish([adapter_id], world.latest.name), slack=KNOWN_SECONDS)
+    deadline = time.monotonic() + KNOWN_SECONDS
+    with world.tier.client() as client:
+        while client.get(f"/v1/models/{adapter_id}").status_code != 200:
+            assert time.monotonic() < deadline, "the front door does not hear of it"
+    world.published.append(adapter_id)
+
+
+@contextmanager
+def moving(world: World) -> Iterator[None]:
+    """Aliases that somebody moves all the time."""
+    over, random = Event(), Random(0)
+
+    def keep_moving() -> None:
+        while not over.wait(MOVE_SECONDS):
+            for alias in world.moved:
+                move(client, world, alias, random, random.choice(["PUT", "PUT", "rollback"]))
+
+    with world.tier.client() as client, ThreadPoolExecutor(1) as thread:
+        for alias in world.moved * 2:  # twice, as there is no way back from the first move
+            move(client, world, alias, random, "PUT")
+        mover = thread.submit(keep_moving)
+        try:
+            yield
+        finally:
+            over.set()
+        mover.result()
+
+
+def move(client: httpx.Client, world: World, alias: MovingAlias, random: Random, verb: str) -> None:
+    """Point an alias to one to three adapters, sometimes with a shadow, or roll it back."""
+    chosen = random.sample(world.published, random.randint(2, 4))
+    targets = [{"adapter": adapter, "weight": random.randint(1, 9)} for adapter in chosen[1:]]
+    shadow = {"adapter": chosen[0], "share": 0.2} if random.random() < 0.3 else None
+    url = f"/v1/aliases/{alias.name}"
+
+    def send() -> list[str]:
+        if verb == "PUT":
+            answer = client.put(url, json={"targets": targets, "shadow": shadow})
+        else:
+            answer = client.post(f"{url}/rollback")
+        assert answer.status_code == 200, answer.text
+        return [target["adapter"] for target in answer.json()["targets"]]
+
+    alias.move(send)
+
+
+def unsteady(world: World, outcomes: list[Outcome]) -> list[Any]:
+    """Users who got more than one adapter of an alias that was not moved meanwhile."""
+    found: dict[Any, set[str | None]] = {}
+    for alias in world.moved:
+        for meaning, outcome in settled(outcomes, alias):
+            found.setdefault((alias.name, meaning.began, outcome.question.user), set()).add(outcome.adapter)
+    return [who for who, adapters in found.items() if len(adapters) > 1]
+
+
+def summary(world: World, outcomes: list[Outcome]) -> dict[str, Any]:
+    errors = Counter(outcome.error[:100] for outcome in outcomes if outcome.error)
+    return {
+        "answers": len(outcomes),
+        "by_adapter": sorted(Counter(outcome.adapter for outcome in outcomes if outcome.adapter).values()),
+        "cut": sum(1 for outcome in outcomes if outcome.error and not world.lost(outcome)),
+        "moves": {alias.name: alias.moves for alias in world.aliases.values()},
+        "errors": dict(errors),
+        "slowest_seconds": round(max(outcome.ended - outcome.sent for outcome in outcomes), 2),
+    }
