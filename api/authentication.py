@@ -1,20 +1,39 @@
-"""Who is calling: every route but health wants ``Authorization: Bearer <key>``."""
+"""Who is calling, and what they may do: every route but health wants ``Authorization: Bearer <key>``.
+
+``CallerDep`` says for whom a request acts; ``requires(Role.TRAINER)`` among a route's dependencies says who may use it.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Annotated
 
-from fastapi import Depends
+from fastapi import Depends, Header, params
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
 from api.services import ServicesDep
-from shared.errors import Code, Unauthenticated
-from shared.registry import Key
+from shared.errors import Code, Forbidden, Unauthenticated
+from shared.keys import Key
+from shared.tenancy import SHARED, Role, TenantName
 
 _bearer = HTTPBearer(auto_error=False, description="A key made with `mens keys create NAME`.")
 
 
-def require_key(
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who calls, the tenant that they act for, and what they may do in it."""
+
+    key: Key
+    tenant: str
+    role: Role
+
+    @property
+    def is_operator(self) -> bool:
+        """Whether the key runs the installation: an admin of ``shared``, whatever tenant it acts for at the moment."""
+        return self.key.tenant == SHARED and self.key.role is Role.ADMIN
+
+
+async def require_key(
     services: ServicesDep, credentials: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]
 ) -> Key:
     """The caller's key.
@@ -28,7 +47,59 @@ def require_key(
             "The request carries no API key.",
             remedy="Send `Authorization: Bearer KEY`; make one with `mens keys create NAME`.",
         )
-    return services.registry.authenticate(credentials.credentials)
+    return await services.directory.authenticate(credentials.credentials)
 
 
 KeyDep = Annotated[Key, Depends(require_key)]
+TenantHeader = Annotated[
+    TenantName | None,
+    Header(alias="X-Mens-Tenant", description="The tenant to act for; an admin of `shared` may name any."),
+]
+
+
+async def require_caller(key: KeyDep, tenant: TenantHeader = None) -> Caller:
+    """Who calls, for the key's tenant or the one that is named.
+
+    Raises:
+        Unauthenticated: see :func:`require_key`. Forbidden: ``TENANT_FORBIDDEN``: the key may not act for that tenant.
+    """
+    caller = Caller(key, tenant or key.tenant, key.role)
+    if caller.tenant != key.tenant and not caller.is_operator:
+        raise Forbidden(
+            Code.TENANT_FORBIDDEN,
+            f"The key {key.name!r} belongs to the tenant {key.tenant!r} and may not act for {tenant!r}.",
+            remedy="Leave X-Mens-Tenant out, or use a key of that tenant.",
+            param="X-Mens-Tenant",
+        )
+    return caller
+
+
+CallerDep = Annotated[Caller, Depends(require_caller)]
+
+
+def requires(role: Role) -> params.Depends:
+    """For a route's ``dependencies``: lets through callers with a role, or one that includes it; 403 to the others."""
+
+    async def check_role(caller: CallerDep) -> None:
+        if not caller.role.includes(role):
+            raise Forbidden(
+                Code.ROLE_INSUFFICIENT,
+                f"This takes a key with the role {str(role)!r}; {caller.key.name!r} is a {caller.role}.",
+                remedy=f"Ask an admin of the tenant {caller.tenant!r} for a key with that role.",
+            )
+
+    return params.Depends(check_role)
+
+
+async def require_operator(caller: CallerDep) -> None:
+    """Let through who runs the installation.
+
+    Raises:
+        Forbidden: ``ROLE_INSUFFICIENT``.
+    """
+    if not caller.is_operator:
+        raise Forbidden(
+            Code.ROLE_INSUFFICIENT,
+            f"This takes an admin of the tenant {SHARED!r}, who runs the installation.",
+            remedy="Ask whoever runs it.",
+        )

@@ -8,24 +8,45 @@ from collections.abc import Sequence
 
 from shared.db import Database
 from shared.errors import MensError
-from shared.registry import Registry
+from shared.keys import Key, Keys
 from shared.settings import Settings
+from shared.tenancy import LARGEST_LIMIT, SHARED, KeyLimits, Role
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point; the secret goes to stdout, everything else to stderr."""
-    parser = argparse.ArgumentParser(prog="python -m api.keys", description=__doc__)
-    parser.add_argument("verb", choices=["create"])
-    parser.add_argument("name", help="whose key it is, e.g. alice or ci")
-    arguments = parser.parse_args(argv)
+    arguments = _parser().parse_args(argv)
     try:
-        key, secret = Registry(Database(Settings().database_url)).create_key(arguments.name)
+        key, secret = _create(arguments)
     except MensError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    print(f"{key.id} for {key.name}; the secret is shown this once:", file=sys.stderr)
+    print(f"{key.id} for {key.name}, {key.role} of {key.tenant}; the secret is shown this once:", file=sys.stderr)
     print(secret)
     return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m api.keys", description=__doc__)
+    parser.add_argument("verb", choices=["create"])
+    parser.add_argument("name", help="whose key it is, e.g. alice or ci")
+    parser.add_argument("--tenant", default=SHARED, help="the tenant that it belongs to (default: %(default)s)")
+    parser.add_argument("--role", type=Role, choices=list(Role), default=Role.ADMIN, help="default: %(default)s")
+    parser.add_argument("--rpm", type=_limit, help="requests to models a minute; unlimited when left out")
+    parser.add_argument("--concurrent", type=_limit, help="requests to models at once; unlimited when left out")
+    return parser
+
+
+def _limit(text: str) -> int:
+    if not text.isdecimal() or not 1 <= int(text) <= LARGEST_LIMIT:
+        raise argparse.ArgumentTypeError(f"{text!r} is not 1 to {LARGEST_LIMIT}")
+    return int(text)
+
+
+def _create(arguments: argparse.Namespace) -> tuple[Key, str]:
+    limits = KeyLimits(requests_per_minute=arguments.rpm, concurrent_requests=arguments.concurrent)
+    keys = Keys(Database(Settings().database_url))
+    return keys.create(arguments.name, arguments.tenant, arguments.role, limits)
 
 
 if __name__ == "__main__":

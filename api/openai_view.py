@@ -26,7 +26,6 @@ from shared.job import Event, Job
 from shared.jobstate import Stage, State
 from shared.registry import Adapter, File
 
-ORGANIZATION = "mens"
 EVENT_PREFIX = "ftevent-"
 CHECKPOINT_PREFIX = "ftckpt-"
 STATUS: dict[State, Status] = {
@@ -90,7 +89,7 @@ def job_view(job: Job) -> FineTuningJob:
         finished_at=_seconds(job.finished_at) if job.finished_at else None,
         hyperparameters=hyperparameters,
         model=job.base_model,
-        organization_id=ORGANIZATION,
+        organization_id=job.tenant,
         result_files=result.get("result_files", []),
         seed=contract["exec"]["seed"],
         status="validating_files" if job.stage is Stage.PREFLIGHT else STATUS[job.state],

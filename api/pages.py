@@ -10,7 +10,7 @@ from pydantic import BaseModel
 Item = TypeVar("Item")
 
 Limit = Annotated[int, Query(ge=1, le=100, description="Items per page.")]
-After = Annotated[str | None, Query(description="Id of the last item of the page before.")]
+After = Annotated[str | None, Query(pattern=r"^[^\x00]*$", description="Id of the last item of the page before.")]
 
 
 class Page(BaseModel, Generic[Item]):

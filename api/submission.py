@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from api.scope import Scope
 from api.services import Services
 from shared.contract import FineTuneContract, MergeContract
 from shared.digest import digest_json
@@ -15,7 +16,7 @@ from shared.planner import MergePlan, PlannedBase
 from shared.preflight import Asked, InputFile, Machine, Preflight, preflight
 
 
-def check_contract(services: Services, asked: Asked) -> Preflight:
+def check_contract(services: Services, scope: Scope, asked: Asked) -> Preflight:
     """Everything that can be known about a job before it trains, and its plan; nothing is written.
 
     Raises:
@@ -26,10 +27,10 @@ def check_contract(services: Services, asked: Asked) -> Preflight:
     base = catalog.get(contract.model.hf_repo)
     _refuse_unpublishable(services, contract, {entry.name for entry in catalog.bases})
     data = contract.data
-    train = _input_file(services, data.train_file)
-    validation = _input_file(services, data.validation_file) if data.validation_file else None
-    replay = _input_file(services, data.replay_file) if data.replay_file else None
-    rate = services.ledger.training_rate(base.name)
+    train = _input_file(services, scope, data.train_file)
+    validation = _input_file(services, scope, data.validation_file) if data.validation_file else None
+    replay = _input_file(services, scope, data.replay_file) if data.replay_file else None
+    rate = scope.ledger.training_rate(base.name)
     machine = Machine(limits=services.serving_tier.limits(), tokens_per_second=rate, thorough=False)
     return preflight(
         asked, base, locate_fetched(base, services.settings.catalog_path), train, validation, machine, replay
@@ -38,6 +39,7 @@ def check_contract(services: Services, asked: Asked) -> Preflight:
 
 def submit_finetune(
     services: Services,
+    scope: Scope,
     asked: Asked,
     *,
     labels: dict[str, str],
@@ -48,6 +50,7 @@ def submit_finetune(
 
     Args:
         services: the API's hands.
+        scope: the tenant's, whose job it is.
         asked: what to train.
         labels: the caller's metadata.
         idempotency_key: the same key and request give the same job.
@@ -56,7 +59,7 @@ def submit_finetune(
     Raises:
         MensError: see :func:`check_contract`; ``IDEMPOTENCY_CONFLICT``.
     """
-    checked = check_contract(services, asked)
+    checked = check_contract(services, scope, asked)
     plan, data = checked.plan, checked.plan.contract.data
     extra = {
         "training_file": data.train_file,
@@ -76,18 +79,23 @@ def submit_finetune(
         idempotency_key=idempotency_key,
         request_digest=digest_json({"plan": plan.digest, "labels": labels}),
     )
-    return _submit(services, submission)
+    return _submit(services, scope, submission)
 
 
 def submit_merge(
-    services: Services, contract: MergeContract, *, labels: dict[str, str], idempotency_key: str | None
+    services: Services,
+    scope: Scope,
+    contract: MergeContract,
+    *,
+    labels: dict[str, str],
+    idempotency_key: str | None,
 ) -> Job:
     """Plan a merge, write the job, ring the doorbell.
 
     Raises:
         NotFound: ``ADAPTER_NOT_FOUND`` or ``MODEL_NOT_FOUND``. Conflict: ``BASE_DIGEST_MISMATCH``.
     """
-    adapter = services.registry.adapter(contract.adapter)
+    adapter = scope.registry.adapter(contract.adapter)
     base = services.catalog().get(adapter.base_model)
     if base.digests != adapter.manifest["base_digests"]:
         raise Conflict(
@@ -112,18 +120,18 @@ def submit_merge(
         idempotency_key=idempotency_key,
         request_digest=digest_json({"plan": plan.model_dump(mode="json"), "labels": labels}),
     )
-    return _submit(services, submission)
+    return _submit(services, scope, submission)
 
 
-def _submit(services: Services, submission: Submission) -> Job:
-    job, created = services.ledger.submit(submission)
+def _submit(services: Services, scope: Scope, submission: Submission) -> Job:
+    job, created = scope.ledger.submit(submission)
     if created:
         services.doorbell.ring(job.id)
     return job
 
 
-def _input_file(services: Services, file_id: str) -> InputFile:
-    file = services.registry.file(file_id)
+def _input_file(services: Services, scope: Scope, file_id: str) -> InputFile:
+    file = scope.registry.file(file_id)
     return InputFile(file.id, file.sha256, services.storage.open_blob(file.sha256))
 
 

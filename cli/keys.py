@@ -10,44 +10,71 @@ from cli.connection import fail
 from cli.tables import print_table
 from shared.errors import MensError
 from shared.settings import Settings
+from shared.tenancy import LARGEST_LIMIT, SHARED, KeyLimits, Role
 
 if TYPE_CHECKING:
-    from shared.registry import Registry
+    from shared.keys import Keys
 
 app = typer.Typer(no_args_is_help=True, help="API keys: create, list, revoke (on the machine that has the database).")
 
 
-def _registry() -> Registry:
+def _keys() -> Keys:
     from shared.db import Database  # slow to import
-    from shared.registry import Registry
+    from shared.keys import Keys
 
-    return Registry(Database(Settings().database_url))
+    return Keys(Database(Settings().database_url))
 
 
 @app.command("create")
-def create(name: Annotated[str, typer.Argument(help="Whose key it is, e.g. alice or ci.")]) -> None:
+def create(
+    name: Annotated[str, typer.Argument(help="Whose key it is, e.g. alice or ci.")],
+    tenant: Annotated[
+        str, typer.Option(help="The tenant that it belongs to; it comes to be with its first key.")
+    ] = SHARED,
+    role: Annotated[
+        Role, typer.Option(help="What it may do; an admin of `shared` may act in every tenant.")
+    ] = Role.ADMIN,
+    rpm: Annotated[
+        int | None, typer.Option(min=1, max=LARGEST_LIMIT, help="Requests to models a minute; unlimited when left out.")
+    ] = None,
+    concurrent: Annotated[
+        int | None, typer.Option(min=1, max=LARGEST_LIMIT, help="Requests to models at once; unlimited when left out.")
+    ] = None,
+) -> None:
     """Make a key. Its secret is printed once and stored only as a hash."""
+    limits = KeyLimits(requests_per_minute=rpm, concurrent_requests=concurrent)
     try:
-        key, secret = _registry().create_key(name)
+        key, secret = _keys().create(name, tenant, role, limits)
     except MensError as error:
         fail(str(error))
-    typer.echo(f"{key.id} for {key.name}; the secret is shown this once:", err=True)
+    typer.echo(f"{key.id} for {key.name}, {key.role} of {key.tenant}; the secret is shown this once:", err=True)
     typer.echo(secret)
 
 
 @app.command("list")
-def list_keys() -> None:
+def list_keys(tenant: Annotated[str | None, typer.Option(help="Only this tenant's.")] = None) -> None:
     """Show all keys, without their secrets."""
-    keys = _registry().all_keys()
-    rows = [(key.id, key.name, f"{key.created_at:%Y-%m-%d %H:%M}", "yes" if key.revoked_at else "") for key in keys]
-    print_table(("id", "name", "created", "revoked"), rows)
+    rows = [
+        (
+            key.id,
+            key.name,
+            key.tenant,
+            str(key.role),
+            str(key.requests_per_minute or ""),
+            str(key.concurrent_requests or ""),
+            f"{key.created_at:%Y-%m-%d %H:%M}",
+            "yes" if key.revoked_at else "",
+        )
+        for key in _keys().all(tenant)
+    ]
+    print_table(("id", "name", "tenant", "role", "rpm", "concurrent", "created", "revoked"), rows)
 
 
 @app.command("revoke")
 def revoke(key_id: Annotated[str, typer.Argument(help="Id from `mens keys list`.")]) -> None:
     """Revoke a key; requests that carry it are refused from now on."""
     try:
-        key = _registry().revoke_key(key_id)
+        key = _keys().revoke(key_id)
     except MensError as error:
         fail(str(error))
     typer.echo(f"{key.id} ({key.name}) is revoked")

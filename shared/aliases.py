@@ -6,7 +6,6 @@ recorded with who and why, in the transaction that makes it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, Literal
 
@@ -15,11 +14,15 @@ from sqlalchemy import select
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
+from shared.alias_targets import check_targets
+from shared.changes import bump
 from shared.db import Database
 from shared.errors import Code, Conflict, InvalidRequest, NotFound
 from shared.job import Value
+from shared.lookup import alias_rows
 from shared.routing import Routing
-from shared.tables import AdapterRow, AliasMoveRow, AliasRow
+from shared.tables import AliasMoveRow, AliasRow
+from shared.tenancy import SHARED, TenantName, check_owner, visible_to
 
 Verb = Literal["set", "rollback", "delete"]
 
@@ -28,6 +31,7 @@ class Alias(Routing):
     """An alias as it is now. ``version`` grows by one with every move; ``adapter_id`` has the most weight."""
 
     name: str
+    tenant: str
     version: int
     adapter_id: str
     moved_at: datetime
@@ -60,23 +64,26 @@ class Mover(Value):
 
 
 class Aliases:
-    """Verbs of aliases; each is one transaction."""
+    """Aliases as a tenant sees them: its own, and of ``shared`` those that have no namesake. Each verb is one transaction."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, tenant: TenantName = SHARED) -> None:
         self._db = database
+        self._tenant = tenant
+        self._tenants = visible_to(tenant)
+
+    def of(self, tenant: TenantName) -> Aliases:
+        """The aliases as another tenant sees them."""
+        return Aliases(self._db, tenant)
 
     def all(self) -> list[Alias]:
         """All aliases by name."""
         with self._db.read() as session:
-            rows = session.scalars(select(AliasRow).order_by(AliasRow.name))
-            return [_alias(row, routing) for row in rows if (routing := _routing(row))]
+            return [_alias(row) for row in alias_rows(session, self._tenants)]
 
     def find(self, name: str) -> Alias | None:
         """An alias, or None."""
         with self._db.read() as session:
-            row = session.get(AliasRow, name)
-            routing = _routing(row) if row else None
-            return _alias(row, routing) if row and routing else None
+            return next((_alias(row) for row in alias_rows(session, self._tenants, name)), None)
 
     def get(self, name: str) -> Alias:
         """Raises:
@@ -97,8 +104,7 @@ class Aliases:
         if before is not None:
             query = query.where(AliasMoveRow.version < before)
         with self._db.read() as session:
-            if session.get(AliasRow, name) is None:
-                raise _unknown(name)
+            query = query.where(AliasMoveRow.tenant == self._ever(session, name).tenant)
             rows = session.scalars(query.order_by(AliasMoveRow.version.desc()).limit(limit))
             return [Move.model_validate(row) for row in rows]
 
@@ -112,7 +118,7 @@ class Aliases:
         expected: int | None = None,
         forbidden: frozenset[str] = frozenset(),
     ) -> Alias:
-        """Point an alias, new or old, to adapters. What is as it was is no move, so a repeated call changes nothing.
+        """Point an alias of the tenant, new or old, to adapters. What is as it was is no move: a repeated call changes nothing.
 
         Args:
             expected: the version that the caller has seen; None moves whatever the version is.
@@ -126,12 +132,12 @@ class Aliases:
         if name in forbidden:
             raise InvalidRequest(Code.NAME_INVALID, f"{name!r} is the name of a base model.", param="name")
         with self._db.write() as session:
-            _check(session, routing)
             now = self._db.now(session)
-            row = _locked(session, name, now)
+            row = hold_alias(session, self._tenant, name, now)
+            check_targets(session, self._tenants, routing)
             _expect(row, expected)
             _move(session, row, routing, by, "set", reason, now)
-            return _alias(row, routing)
+            return _alias(row)
 
     def rollback(
         self, name: str, by: Mover, reason: str = "", *, to_version: int | None = None, expected: int | None = None
@@ -139,48 +145,59 @@ class Aliases:
         """Move an alias to where it was before its last move, or to what it was at a version; a deleted one comes back.
 
         Raises:
-            NotFound: ``ALIAS_NOT_FOUND``; ``ALIAS_VERSION_NOT_FOUND``. Conflict: ``ALIAS_VERSION_CONFLICT``.
+            NotFound: ``ALIAS_NOT_FOUND``; ``ALIAS_VERSION_NOT_FOUND``; ``ADAPTER_NOT_FOUND``: it was deleted meanwhile.
+            Forbidden: ``TENANT_FORBIDDEN``. Conflict: ``ALIAS_VERSION_CONFLICT``.
         """
         with self._db.write() as session:
-            row = _known(session, name)
+            row = self._own(session, name)
             _expect(row, expected)
             routing = _former(session, row, to_version)
-            _check(session, routing)
+            check_targets(session, self._tenants, routing)
             _move(session, row, routing, by, "rollback", reason, self._db.now(session))
-            return _alias(row, routing)
+            return _alias(row)
 
     def delete(self, name: str, by: Mover, reason: str = "", *, expected: int | None = None) -> None:
         """Delete an alias; its history stays.
 
         Raises:
-            NotFound: ``ALIAS_NOT_FOUND``. Conflict: ``ALIAS_VERSION_CONFLICT``.
+            NotFound: ``ALIAS_NOT_FOUND``. Forbidden: ``TENANT_FORBIDDEN``. Conflict: ``ALIAS_VERSION_CONFLICT``.
         """
         with self._db.write() as session:
-            row = _known(session, name)
+            row = self._own(session, name)
             if _routing(row) is None:
                 raise _unknown(name)
             _expect(row, expected)
             _move(session, row, None, by, "delete", reason, self._db.now(session))
 
+    def _ever(self, session: Session, name: str, *, lock: bool = False) -> AliasRow:
+        """The alias's row, of one that was deleted too: the tenant's own if it ever had one."""
+        rows = (session.get(AliasRow, (tenant, name), with_for_update=lock) for tenant in self._tenants)
+        row = next(filter(None, rows), None)
+        if row is None:
+            raise _unknown(name)
+        return row
 
-def move_alias(session: Session, name: str, routing: Routing, by: Mover, reason: str, now: datetime) -> None:
-    """Move an alias inside the caller's transaction, which has registered the adapters."""
-    _move(session, _locked(session, name, now), routing, by, "set", reason, now)
+    def _own(self, session: Session, name: str) -> AliasRow:
+        """The alias's row, held until the transaction ends, if it is the tenant's to move."""
+        row = self._ever(session, name, lock=True)
+        check_owner(f"The alias {name!r}", row.tenant, self._tenant)
+        return row
 
 
-def _locked(session: Session, name: str, now: datetime) -> AliasRow:
-    """The alias's row, made when it is new, and held until the transaction ends: two moves never meet."""
+def move_alias(session: Session, row: AliasRow, routing: Routing, by: Mover, reason: str, now: datetime) -> None:
+    """Move an alias that the caller's transaction holds; it has registered the adapters."""
+    _move(session, row, routing, by, "set", reason, now)
+
+
+def hold_alias(session: Session, tenant: TenantName, name: str, now: datetime) -> AliasRow:
+    """The alias's row, made when it is new, and held until the transaction ends: two moves never meet.
+
+    A transaction that also locks adapters holds its alias first, so that no two wait for each other.
+    """
     insert = sqlite.insert if session.get_bind().dialect.name == "sqlite" else postgresql.insert
-    new = {"name": name, "version": 0, "moved_at": now}
+    new = {"tenant": tenant, "name": name, "version": 0, "moved_at": now}
     session.execute(insert(AliasRow).values(new).on_conflict_do_nothing())
-    return session.get_one(AliasRow, name, with_for_update=True, populate_existing=True)
-
-
-def _known(session: Session, name: str) -> AliasRow:
-    row = session.get(AliasRow, name, with_for_update=True)
-    if row is None:
-        raise _unknown(name)
-    return row
+    return session.get_one(AliasRow, (tenant, name), with_for_update=True, populate_existing=True)
 
 
 def _move(
@@ -196,8 +213,9 @@ def _move(
     row.adapter_id = after.main if after else None
     who = {"verb": verb, "actor": by.name, "actor_id": by.id, "reason": reason}
     what = {"before": _stored(before), "after": row.routing}
-    session.add(AliasMoveRow(alias=row.name, version=row.version, moved_at=now, **who, **what))
+    session.add(AliasMoveRow(tenant=row.tenant, alias=row.name, version=row.version, moved_at=now, **who, **what))
     session.flush()
+    bump(session, "aliases")
 
 
 def _routing(row: AliasRow) -> Routing | None:
@@ -212,9 +230,13 @@ def _stored(routing: Routing | None) -> dict[str, Any] | None:
     return routing.model_dump(mode="json") if routing else None
 
 
-def _alias(row: AliasRow, routing: Routing) -> Alias:
+def _alias(row: AliasRow) -> Alias:
+    """The alias of a row that points somewhere."""
+    routing = _routing(row)
+    assert routing is not None
     return Alias(
         name=row.name,
+        tenant=row.tenant,
         version=row.version,
         adapter_id=routing.main,
         moved_at=row.moved_at,
@@ -224,7 +246,7 @@ def _alias(row: AliasRow, routing: Routing) -> Alias:
 
 
 def _former(session: Session, row: AliasRow, to_version: int | None) -> Routing:
-    move = session.get(AliasMoveRow, (row.name, row.version if to_version is None else to_version))
+    move = session.get(AliasMoveRow, (row.tenant, row.name, row.version if to_version is None else to_version))
     state = None if move is None else move.before if to_version is None else move.after
     if state is None:
         which = "before its last move" if to_version is None else f"at version {to_version}"
@@ -244,43 +266,6 @@ def _expect(row: AliasRow, version: int | None) -> None:
             f"The alias {row.name!r} is at version {row.version}, not {version}: somebody moved it meanwhile.",
             remedy="Read it again and decide anew.",
             details={"version": row.version},
-        )
-
-
-def _check(session: Session, routing: Routing) -> None:
-    ids = routing.adapters
-    if len(set(ids)) < len(ids):
-        raise InvalidRequest(Code.REQUEST_INVALID, "An adapter is named twice, or is its own shadow.", param="targets")
-    found = {row.id: row for row in session.scalars(select(AdapterRow).where(AdapterRow.id.in_(ids)))}
-    for adapter_id in ids:
-        _check_adapter(found.get(adapter_id), adapter_id)
-    _check_bases(sorted({row.base_model for row in found.values()}))
-
-
-def _check_adapter(row: AdapterRow | None, adapter_id: str) -> None:
-    if row is None:
-        raise NotFound(
-            Code.ADAPTER_NOT_FOUND,
-            f"There is no adapter {adapter_id!r}.",
-            remedy="List what there is with GET /v1/adapters; an alias points to adapters, not to other aliases.",
-            param="targets",
-        )
-    if not row.published:
-        raise Conflict(
-            Code.ADAPTER_NOT_SERVABLE,
-            f"{adapter_id} {'is quarantined: a certificate failed' if row.certificates else 'was not published'}.",
-            remedy="Read its certificates." if row.certificates else "Train it with artifact.publish = true.",
-            param="targets",
-        )
-
-
-def _check_bases(bases: Sequence[str]) -> None:
-    if len(bases) > 1:
-        raise InvalidRequest(
-            Code.ALIAS_BASES_DIFFER,
-            f"The adapters are on different bases: {', '.join(bases)}.",
-            remedy="Use adapters of one base; an alias for each base keeps them apart.",
-            param="targets",
         )
 
 

@@ -7,7 +7,7 @@ instead of failing halfway; on PostgreSQL verbs lock the row they change.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any
@@ -22,9 +22,14 @@ SQLITE_BUSY_SECONDS = 30
 
 
 class Database:
-    """Sessions of one database."""
+    """Sessions of one database.
+
+    Attributes:
+        after_write: called when a transaction that writes has ended, unless it was rolled back; in the thread that wrote.
+    """
 
     def __init__(self, url: str) -> None:
+        self.after_write: list[Callable[[], None]] = []
         self.url = make_url(url)
         self.is_sqlite = self.url.get_backend_name() == "sqlite"
         self.engine = _sqlite_engine(url) if self.is_sqlite else _server_engine(url)
@@ -47,8 +52,14 @@ class Database:
             Unavailable: ``DATABASE_UNAVAILABLE``.
         """
         engine = self.engine.execution_options(mens_write=True)
-        with _database_errors(), Session(engine, expire_on_commit=False) as session, session.begin():
-            yield session
+        is_whole = False
+        try:
+            with _database_errors(), Session(engine, expire_on_commit=False) as session, session.begin():
+                yield session
+                is_whole = True
+        finally:
+            for listener in self.after_write if is_whole else ():  # a commit whose answer was lost may have happened
+                listener()
 
     def now(self, session: Session) -> datetime:
         """The database's clock, so that leases do not depend on the clocks of the machines around it."""

@@ -10,7 +10,6 @@ from pydantic import BaseModel, ConfigDict
 from ulid import ULID
 
 from shared.jobstate import Stage, State
-from shared.tenancy import SHARED
 
 
 class Kind(StrEnum):
@@ -73,6 +72,7 @@ class NewEvent(Value):
 class Submission(Value):
     """What a job is made from."""
 
+    model_config = ConfigDict(extra="forbid")
     kind: Kind
     base_model: str
     name: str
@@ -81,7 +81,6 @@ class Submission(Value):
     preflight: dict[str, Any] = {}
     extra: dict[str, Any] = {}
     labels: dict[str, Any] = {}
-    tenant: str = SHARED
     idempotency_key: str | None = None
     request_digest: str = ""
 

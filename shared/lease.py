@@ -13,8 +13,9 @@ from typing import Any, Literal
 from sqlalchemy import or_, select
 from sqlalchemy.orm import Session
 
-from shared.aliases import Mover, move_alias
+from shared.aliases import Mover, hold_alias, move_alias
 from shared.db import Database
+from shared.deletion import keep_for_job
 from shared.errors import Code, JobFailed, LeaseLost, MensError
 from shared.job import Job, NewEvent
 from shared.jobstate import Stage, State, Verb
@@ -100,6 +101,15 @@ class LeaseLedger:
             row.version += 1
             record(session, row, self._db.now(session), *events)
 
+    def keep_adapters(self, lease: Lease, digests: list[str]) -> None:
+        """Keep what has the same content from being removed until the job is over: it is about to store these adapters.
+
+        Raises:
+            LeaseLost: another attempt owns the job.
+        """
+        with self._db.write() as session:
+            keep_for_job(session, self._held(session, lease), digests)
+
     def finish(
         self,
         lease: Lease,
@@ -109,7 +119,7 @@ class LeaseLedger:
         alias: str | None = None,
         files: list[ResultFile] | None = None,
     ) -> Job:
-        """Succeed: the job, its adapters, its result files and its alias, in one transaction.
+        """Succeed: the job, and its tenant's new adapters, result files and alias, in one transaction.
 
         Raises:
             LeaseLost: another attempt owns the job; nothing was written.
@@ -117,11 +127,12 @@ class LeaseLedger:
         with self._db.write() as session:
             row = self._held(session, lease)
             now = self._db.now(session)
-            register_adapters(session, row.id, adapters or [], now)
             final = next((adapter for adapter in adapters or [] if adapter.final), None)
-            if alias and final and final.published:
-                move_alias(session, alias, Routing.to(final.id), Mover.job(row.id), "The job succeeded.", now)
-            stored = [add_file(session, f.filename, "fine-tune-results", f.bytes, f.sha256).id for f in files or []]
+            held = hold_alias(session, row.tenant, alias, now) if alias and final and final.published else None
+            register_adapters(session, row.tenant, row.id, adapters or [], now)
+            if held and final:
+                move_alias(session, held, Routing.to(final.id), Mover.job(row.id), "The job succeeded.", now)
+            stored = [_add_result(session, row, file) for file in files or []]
             row.result = {**result, "result_files": stored, "adapters": [adapter.id for adapter in adapters or []]}
             move(session, row, Verb.FINISH, now, NewEvent(message=_success(final, alias), data=result))
             return Job.model_validate(row)
@@ -133,7 +144,8 @@ class LeaseLedger:
             LeaseLost: another attempt owns the job; nothing was written.
         """
         with self._db.write() as session:
-            register_adapters(session, self._held(session, lease).id, [adapter], self._db.now(session))
+            row = self._held(session, lease)
+            register_adapters(session, row.tenant, row.id, [adapter], self._db.now(session))
 
     def fail(self, lease: Lease, error: MensError) -> Job:
         """End the attempt badly: queue the job again when the error is retryable and attempts are left, else fail it.
@@ -201,6 +213,10 @@ class LeaseLedger:
                 remedy="Nothing: the worker stops by itself and the current attempt goes on.",
             )
         return row
+
+
+def _add_result(session: Session, row: JobRow, file: ResultFile) -> str:
+    return add_file(session, row.tenant, file.filename, "fine-tune-results", file.bytes, file.sha256).id
 
 
 def _success(adapter: NewAdapter | None, alias: str | None) -> str:

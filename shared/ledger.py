@@ -11,40 +11,52 @@ from collections import defaultdict
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, func, select
+from sqlalchemy import ColumnElement, Select, func, select
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from shared.db import Database
+from shared.deletion import keep_for_merge
 from shared.errors import Code, Conflict, NotFound
 from shared.job import Event, Job, Kind, MemoryAccuracy, NewEvent, Submission, new_id
 from shared.jobstate import FINAL, State, Verb, next_state
+from shared.lookup import storable
 from shared.tables import EventRow, JobRow
+from shared.tenancy import SHARED, TenantName, check_owner, visible_to
 
 JOB_ID_PREFIX = "ftjob"
 MAX_MESSAGE_CHARS = 2000
 
 
 class Ledger:
-    """Verbs of the ledger; each is one transaction."""
+    """The ledger as a tenant sees it: its own jobs, and those of ``shared``. Each verb is one transaction."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, tenant: TenantName = SHARED) -> None:
         self._db = database
+        self._tenant = tenant
+        self._tenants = visible_to(tenant)
+
+    def of(self, tenant: TenantName) -> Ledger:
+        """The ledger as another tenant sees it."""
+        return Ledger(self._db, tenant)
 
     def submit(self, submission: Submission) -> tuple[Job, bool]:
-        """Queue a job. With an idempotency key the same request gives the same job.
+        """Queue a job of the tenant. With an idempotency key the same request gives the same job; keys are the tenant's own.
 
         Returns:
             the job, and whether this call made it.
 
         Raises:
             Conflict: ``IDEMPOTENCY_CONFLICT``: the key was used with another request.
+            NotFound: ``ADAPTER_NOT_FOUND``: the adapter to merge was deleted meanwhile.
         """
         if replayed := self._replayed(submission):
             return replayed, False
         try:
             with self._db.write() as session:
-                row = _new_row(submission, self._db.now(session))
+                if submission.kind is Kind.MERGE and (digest := submission.plan.get("adapter_digest")):
+                    keep_for_merge(session, self._tenant, digest)
+                row = _new_row(submission, self._tenant, self._db.now(session))
                 session.add(row)
                 session.flush()
                 record(session, row, row.created_at, NewEvent(message="Job created and queued."))
@@ -59,7 +71,7 @@ class Ledger:
         NotFound: ``JOB_NOT_FOUND``.
         """
         with self._db.read() as session:
-            return Job.model_validate(job_row(session, job_id))
+            return Job.model_validate(self._row(session, job_id))
 
     def list_jobs(
         self,
@@ -70,13 +82,13 @@ class Ledger:
         labels: dict[str, str] | None = None,
     ) -> list[Job]:
         """A page of jobs, newest first. One more than ``limit`` means there is more."""
-        query = select(JobRow).order_by(JobRow.id.desc())
+        query = select(JobRow).where(JobRow.tenant.in_(self._tenants)).order_by(JobRow.id.desc())
         if after:
             query = query.where(JobRow.id < after)
         if kind:
             query = query.where(JobRow.kind == kind)
         for key, value in (labels or {}).items():
-            query = query.where(self._has_label(key, value))
+            query = query.where(self._has_label(storable(key), storable(value)))
         with self._db.read() as session:
             return [Job.model_validate(row) for row in session.scalars(query.limit(limit + 1))]
 
@@ -87,14 +99,13 @@ class Ledger:
             NotFound: ``JOB_NOT_FOUND``.
         """
         with self._db.read() as session:
-            return job_row(session, job_id).preflight
+            return self._row(session, job_id).preflight
 
     def memory_accuracy(self) -> list[MemoryAccuracy]:
         """The error of the memory estimates so far, by kind of device."""
-        finished = select(JobRow.result).where(JobRow.kind == Kind.FINETUNE, JobRow.state == State.SUCCEEDED)
         errors: dict[str, list[float]] = defaultdict(list)
         with self._db.read() as session:
-            for result in session.scalars(finished):
+            for result in session.scalars(self._results()):
                 if memory := result.get("memory"):
                     predicted = memory["predicted_bytes"]
                     errors[memory["device"]].append((memory["peak_bytes"] - predicted) / predicted)
@@ -102,9 +113,7 @@ class Ledger:
 
     def training_rate(self, base_model: str) -> float | None:
         """Tokens per second of the last job that tuned a base here; None when none has."""
-        query = select(JobRow.result).where(
-            JobRow.kind == Kind.FINETUNE, JobRow.state == State.SUCCEEDED, JobRow.base_model == base_model
-        )
+        query = self._results().where(JobRow.base_model == base_model)
         with self._db.read() as session:
             result = session.scalar(query.order_by(JobRow.id.desc()).limit(1))
         return (result or {}).get("tokens_per_second")
@@ -113,7 +122,8 @@ class Ledger:
         """Cancel at once what is not running; ask a running job's worker to stop.
 
         Raises:
-            NotFound: ``JOB_NOT_FOUND``. Conflict: ``JOB_STATE_CONFLICT``: it is over, or already being cancelled.
+            NotFound: ``JOB_NOT_FOUND``. Forbidden: ``TENANT_FORBIDDEN``. Conflict: ``JOB_STATE_CONFLICT``: it is over, or
+                already being cancelled.
         """
         return self._request(job_id, Verb.CANCEL, "cancel")
 
@@ -121,7 +131,7 @@ class Ledger:
         """Pause at once what is queued; ask a running job's worker to write a checkpoint and stop.
 
         Raises:
-            NotFound: ``JOB_NOT_FOUND``. Conflict: ``JOB_STATE_CONFLICT``.
+            NotFound: ``JOB_NOT_FOUND``. Forbidden: ``TENANT_FORBIDDEN``. Conflict: ``JOB_STATE_CONFLICT``.
         """
         return self._request(job_id, Verb.PAUSE, "pause")
 
@@ -129,32 +139,52 @@ class Ledger:
         """Queue a paused job again; it goes on from its last checkpoint.
 
         Raises:
-            NotFound: ``JOB_NOT_FOUND``. Conflict: ``JOB_STATE_CONFLICT``.
+            NotFound: ``JOB_NOT_FOUND``. Forbidden: ``TENANT_FORBIDDEN``. Conflict: ``JOB_STATE_CONFLICT``.
         """
         with self._db.write() as session:
-            row = job_row(session, job_id, lock=True)
+            row = self._own_row(session, job_id)
             now = self._db.now(session)
             move(session, row, Verb.RESUME, now, NewEvent(message="Job resumed and queued."))
             return Job.model_validate(row)
 
     def events(self, job_id: str, *, after: int = 0, limit: int = 100) -> list[Event]:
         """Events of a job with ``seq`` above ``after``, oldest first."""
-        query = select(EventRow).where(EventRow.job_id == job_id, EventRow.seq > after)
+        query = self._events(job_id).where(EventRow.seq > after)
         with self._db.read() as session:
             return [Event.model_validate(row) for row in session.scalars(query.order_by(EventRow.seq).limit(limit))]
 
     def recent_events(self, job_id: str, *, before: int | None = None, limit: int = 20) -> list[Event]:
         """Events of a job with ``seq`` under ``before``, newest first. One more than ``limit`` means there is more."""
-        query = select(EventRow).where(EventRow.job_id == job_id)
+        query = self._events(job_id)
         if before is not None:
             query = query.where(EventRow.seq < before)
         with self._db.read() as session:
             rows = session.scalars(query.order_by(EventRow.seq.desc()).limit(limit + 1))
             return [Event.model_validate(row) for row in rows]
 
+    def _row(self, session: Session, job_id: str, *, lock: bool = False) -> JobRow:
+        row = job_row(session, job_id, lock=lock)
+        if row.tenant not in self._tenants:
+            raise _unknown(job_id)
+        return row
+
+    def _own_row(self, session: Session, job_id: str) -> JobRow:
+        row = self._row(session, job_id, lock=True)
+        check_owner(f"The job {job_id}", row.tenant, self._tenant)
+        return row
+
+    def _events(self, job_id: str) -> Select[EventRow]:
+        seen = select(JobRow.id).where(JobRow.id == job_id, JobRow.tenant.in_(self._tenants))
+        return select(EventRow).where(EventRow.job_id.in_(seen))
+
+    def _results(self) -> Select[dict[str, Any]]:
+        return select(JobRow.result).where(
+            JobRow.tenant.in_(self._tenants), JobRow.kind == Kind.FINETUNE, JobRow.state == State.SUCCEEDED
+        )
+
     def _request(self, job_id: str, verb: Verb, request: str) -> Job:
         with self._db.write() as session:
-            row = job_row(session, job_id, lock=True)
+            row = self._own_row(session, job_id)
             state = next_state(row.id, State(row.state), verb)
             if state is State.RUNNING and row.requested in ("cancel", request):
                 raise Conflict(
@@ -179,7 +209,7 @@ class Ledger:
         if submission.idempotency_key is None:
             return None
         query = select(JobRow).where(
-            JobRow.tenant == submission.tenant, JobRow.idempotency_key == submission.idempotency_key
+            JobRow.tenant == self._tenant, JobRow.idempotency_key == submission.idempotency_key
         )
         with self._db.read() as session:
             row = session.scalar(query)
@@ -213,7 +243,7 @@ def job_row(session: Session, job_id: str, *, lock: bool = False) -> JobRow:
     """
     row = session.get(JobRow, job_id, with_for_update=lock)
     if row is None:
-        raise NotFound(Code.JOB_NOT_FOUND, f"There is no job {job_id!r}.", remedy="List them: GET /v1/jobs.")
+        raise _unknown(job_id)
     return row
 
 
@@ -237,14 +267,19 @@ def record(session: Session, row: JobRow, now: datetime, *events: NewEvent) -> N
     """Append events to a job whose row this transaction holds, so that ``seq`` is also the order of commit."""
     for event in events:
         fields: dict[str, Any] = event.model_dump()
-        fields["message"] = _visible(fields["message"])[:MAX_MESSAGE_CHARS]
+        fields["message"] = storable(fields["message"])[:MAX_MESSAGE_CHARS]
         session.add(EventRow(job_id=row.id, created_at=now, **fields))
     session.flush()
 
 
-def _new_row(submission: Submission, now: datetime) -> JobRow:
+def _unknown(job_id: str) -> NotFound:
+    return NotFound(Code.JOB_NOT_FOUND, f"There is no job {job_id!r}.", remedy="List them: GET /v1/jobs.")
+
+
+def _new_row(submission: Submission, tenant: TenantName, now: datetime) -> JobRow:
     return JobRow(
         id=new_id(JOB_ID_PREFIX),
+        tenant=tenant,
         state=str(State.QUEUED),
         created_at=now,
         progress={},
@@ -257,9 +292,4 @@ def _new_row(submission: Submission, now: datetime) -> JobRow:
 
 
 def _without_nul(labels: dict[str, Any]) -> dict[str, Any]:
-    return {_visible(key): _visible(value) if isinstance(value, str) else value for key, value in labels.items()}
-
-
-def _visible(text: str) -> str:
-    """Text without NUL, which PostgreSQL neither stores nor finds its way around."""
-    return text.replace("\0", "\N{REPLACEMENT CHARACTER}")
+    return {storable(key): storable(value) if isinstance(value, str) else value for key, value in labels.items()}

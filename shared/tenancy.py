@@ -1,6 +1,7 @@
-"""Tenants and roles: who may see what, and who may change it. Pure: no database, no HTTP.
+"""Tenants, roles and limits: who may see what, who may change it, how much they may ask. Pure: no database, no HTTP.
 
 A tenant is a team on one installation. ``shared`` is the installation's own: what belongs to it, everybody sees.
+docs/tenants.md has the rules.
 """
 
 from __future__ import annotations
@@ -8,9 +9,12 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Annotated
 
-from pydantic import StringConstraints
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+
+from shared.errors import Code, Forbidden
 
 SHARED = "shared"
+LARGEST_LIMIT = 1_000_000
 TENANT_PATTERN = r"^[a-z0-9][a-z0-9-]{0,62}$"
 
 TenantName = Annotated[str, StringConstraints(pattern=TENANT_PATTERN)]
@@ -32,6 +36,38 @@ class Role(StrEnum):
         return order.index(self) >= order.index(other)
 
 
+class KeyLimits(BaseModel):
+    """How much a key may ask; None is as much as it likes."""
+
+    model_config = ConfigDict(frozen=True)
+    requests_per_minute: int | None = Field(None, ge=1, le=LARGEST_LIMIT, description="Requests to models a minute.")
+    concurrent_requests: int | None = Field(
+        None, ge=1, le=LARGEST_LIMIT, description="Requests to models that are under way at once."
+    )
+
+
+UNLIMITED = KeyLimits()
+
+
 def visible_to(tenant: str) -> tuple[str, ...]:
     """Tenants whose things a tenant sees, its own first: where two have the same name, the first one counts."""
     return (tenant,) if tenant == SHARED else (tenant, SHARED)
+
+
+def check_owner(thing: str, owner: str, tenant: str) -> None:
+    """Let a tenant change only what is its own.
+
+    Args:
+        thing: what would be changed, for the message, e.g. ``The file file-1``.
+        owner: the tenant that it belongs to, one that ``tenant`` sees.
+        tenant: who would change it.
+
+    Raises:
+        Forbidden: ``TENANT_FORBIDDEN``.
+    """
+    if owner != tenant:
+        raise Forbidden(
+            Code.TENANT_FORBIDDEN,
+            f"{thing} belongs to the tenant {owner!r}; {tenant!r} may look at it and use it, but not change it.",
+            remedy=f"Use a key of the tenant {owner!r}.",
+        )

@@ -1,7 +1,7 @@
 """Alembic's environment: one transaction, one migrator at a time, and no endless wait for a lock."""
 
 from alembic import context
-from sqlalchemy import text
+from sqlalchemy import Connection, text
 
 from shared.db import Database
 from shared.tables import Base
@@ -12,12 +12,28 @@ LOCK_TIMEOUT = "15s"
 database = Database(context.config.attributes["database_url"])
 engine = database.engine.execution_options(mens_write=True)
 
+
+def stop_minding_references(connection: Connection) -> None:
+    """Let SQLite replace a table that others refer to: it changes tables by copies, and would miss the first meanwhile."""
+    connection.connection.cursor().execute("PRAGMA foreign_keys=OFF")  # inside a transaction it would do nothing
+
+
+def check_references(connection: Connection) -> None:
+    """Refuse a migration that leaves rows referring to nothing."""
+    if broken := connection.execute(text("PRAGMA foreign_key_check")).all():
+        raise RuntimeError(f"The migration would leave rows that refer to nothing: {broken[:5]}")
+
+
 with engine.connect() as connection:
+    if database.is_sqlite:
+        stop_minding_references(connection)
     context.configure(connection=connection, target_metadata=Base.metadata, render_as_batch=database.is_sqlite)
     with context.begin_transaction():
         if not database.is_sqlite:
             connection.execute(text(f"SET LOCAL lock_timeout = '{LOCK_TIMEOUT}'"))
             connection.execute(text(f"SELECT pg_advisory_xact_lock({ADVISORY_LOCK})"))
         context.run_migrations()
+        if database.is_sqlite:
+            check_references(connection)
     connection.commit()
 database.close()

@@ -7,17 +7,19 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Header, Query, Response
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
-from api.authentication import KeyDep
+from api.authentication import Caller, CallerDep, requires
 from api.openai_types import Deleted
+from api.scope import ScopeDep
 from api.services import ServicesDep
 from shared.aliases import Alias, Move, Mover
 from shared.contract import Name
 from shared.errors import Code, InvalidRequest
-from shared.registry import Key
 from shared.routing import AdapterId, Routing, Shadow, Target
+from shared.tenancy import Role
 
 router = APIRouter(prefix="/v1/aliases", tags=["aliases"])
 
+TRAINER = [requires(Role.TRAINER)]
 LARGEST_VERSION = 2**31 - 1
 Reason = Annotated[str, StringConstraints(max_length=500, pattern=r"^[^\x00]*$")]
 
@@ -79,67 +81,73 @@ ExpectedVersion = Annotated[int | None, Depends(expected_version)]
 
 
 @router.get("")
-def list_aliases(services: ServicesDep) -> list[Alias]:
+def list_aliases(scope: ScopeDep) -> list[Alias]:
     """All aliases."""
-    return services.aliases.all()
+    return scope.aliases.all()
 
 
 @router.get("/{name}")
-def retrieve_alias(name: Name, services: ServicesDep, response: Response) -> Alias:
+def retrieve_alias(name: Name, scope: ScopeDep, response: Response) -> Alias:
     """One alias; its ETag is for If-Match of the moves."""
-    return _tagged(response, services.aliases.get(name))
+    return _tagged(response, scope.aliases.get(name))
 
 
-@router.put("/{name}")
+@router.put("/{name}", dependencies=TRAINER)
 def put_alias(
-    name: Name, body: PutAlias, services: ServicesDep, key: KeyDep, response: Response, expected: ExpectedVersion
+    name: Name,
+    body: PutAlias,
+    services: ServicesDep,
+    scope: ScopeDep,
+    caller: CallerDep,
+    response: Response,
+    expected: ExpectedVersion,
 ) -> Alias:
     """Point an alias to published adapters of one base; requests that come after this call get them."""
     bases = frozenset(base.name for base in services.catalog().bases)
-    by = _mover(key)
-    alias = services.aliases.set(name, body.routing(), by, body.reason, expected=expected, forbidden=bases)
+    by = _mover(caller)
+    alias = scope.aliases.set(name, body.routing(), by, body.reason, expected=expected, forbidden=bases)
     return _tagged(response, alias)
 
 
-@router.post("/{name}/rollback")
+@router.post("/{name}/rollback", dependencies=TRAINER)
 def roll_back(
     name: Name,
-    services: ServicesDep,
-    key: KeyDep,
+    scope: ScopeDep,
+    caller: CallerDep,
     response: Response,
     expected: ExpectedVersion,
     body: RollBack | None = None,
 ) -> Alias:
     """Move an alias back: to where it was before its last move, or to what it was at a version. A deleted one returns."""
     back = body or RollBack()
-    alias = services.aliases.rollback(name, _mover(key), back.reason, to_version=back.to_version, expected=expected)
+    alias = scope.aliases.rollback(name, _mover(caller), back.reason, to_version=back.to_version, expected=expected)
     return _tagged(response, alias)
 
 
 @router.get("/{name}/history")
 def alias_history(
     name: Name,
-    services: ServicesDep,
+    scope: ScopeDep,
     before: Annotated[
         int | None, Query(ge=1, le=LARGEST_VERSION, description="Version of the last move of the page before.")
     ] = None,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
 ) -> list[Move]:
     """Every move of an alias, newest first: when, who, why, from where, to where."""
-    return services.aliases.history(name, before=before, limit=limit)
+    return scope.aliases.history(name, before=before, limit=limit)
 
 
-@router.delete("/{name}")
+@router.delete("/{name}", dependencies=TRAINER)
 def delete_alias(
-    name: Name, services: ServicesDep, key: KeyDep, expected: ExpectedVersion, reason: Annotated[Reason, Query()] = ""
+    name: Name, scope: ScopeDep, caller: CallerDep, expected: ExpectedVersion, reason: Annotated[Reason, Query()] = ""
 ) -> Deleted:
     """Delete an alias. Its adapters and its history stay, and a rollback brings it back."""
-    services.aliases.delete(name, _mover(key), reason, expected=expected)
+    scope.aliases.delete(name, _mover(caller), reason, expected=expected)
     return Deleted(id=name, object="alias")
 
 
-def _mover(key: Key) -> Mover:
-    return Mover(id=key.id, name=key.name)
+def _mover(caller: Caller) -> Mover:
+    return Mover(id=caller.key.id, name=caller.key.name)
 
 
 def _tagged(response: Response, alias: Alias) -> Alias:

@@ -9,15 +9,20 @@ from fastapi import APIRouter, Query, Request
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import FileResponse
 
+from api.authentication import requires
+from api.ids import Id
 from api.openai_types import Deleted, FileObject
 from api.openai_view import file_view
 from api.pages import After, Page, page_of
+from api.scope import ScopeDep
 from api.services import ServicesDep
 from api.uploads import Upload, receive_upload
 from shared.errors import Code, InvalidRequest
+from shared.tenancy import Role
 
 router = APIRouter(prefix="/v1/files", tags=["files (OpenAI)"])
 
+TRAINER = [requires(Role.TRAINER)]
 PURPOSES = ("fine-tune",)
 FIELDS = ("purpose", "expires_after[anchor]", "expires_after[seconds]")
 UPLOAD_SCHEMA = {
@@ -39,49 +44,49 @@ UPLOAD_SCHEMA = {
 }
 
 
-@router.post("", openapi_extra=UPLOAD_SCHEMA)
-async def create_file(request: Request, services: ServicesDep) -> FileObject:
+@router.post("", openapi_extra=UPLOAD_SCHEMA, dependencies=TRAINER)
+async def create_file(request: Request, services: ServicesDep, scope: ScopeDep) -> FileObject:
     """Upload a JSONL file. It is streamed to storage while it is hashed; its rows are checked when a job names it."""
     limit = services.settings.max_file_bytes
     upload = await receive_upload(request.stream(), dict(request.headers), services.storage, limit, FIELDS)
     purpose, expires_at = _purpose(upload), _expiry(upload)
     file = await run_in_threadpool(
-        services.registry.add_file, upload.filename, purpose, upload.size, upload.sha256, expires_at
+        scope.registry.add_file, upload.filename, purpose, upload.size, upload.sha256, expires_at
     )
     return file_view(file)
 
 
 @router.get("")
 def list_files(
-    services: ServicesDep,
+    scope: ScopeDep,
     after: After = None,
     limit: Annotated[int, Query(ge=1, le=10_000)] = 1000,
     order: Literal["asc", "desc"] = "desc",
-    purpose: str | None = None,
+    purpose: Annotated[str | None, Query(pattern=r"^[^\x00]*$")] = None,
 ) -> Page[FileObject]:
     """Files, newest first unless asked otherwise."""
-    files = services.registry.files(after=after, limit=limit, purpose=purpose, newest_first=order == "desc")
+    files = scope.registry.files(after=after, limit=limit, purpose=purpose, newest_first=order == "desc")
     return page_of([file_view(file) for file in files], limit)
 
 
 @router.get("/{file_id}")
-def retrieve_file(file_id: str, services: ServicesDep) -> FileObject:
+def retrieve_file(file_id: Id, scope: ScopeDep) -> FileObject:
     """One file's record."""
-    return file_view(services.registry.file(file_id))
+    return file_view(scope.registry.file(file_id))
 
 
 @router.get("/{file_id}/content", response_class=FileResponse)
-def file_content(file_id: str, services: ServicesDep) -> FileResponse:
+def file_content(file_id: Id, services: ServicesDep, scope: ScopeDep) -> FileResponse:
     """A file's bytes."""
-    file = services.registry.file(file_id)
+    file = scope.registry.file(file_id)
     path = services.storage.open_blob(file.sha256)
     return FileResponse(path, media_type="application/octet-stream", filename=file.filename)
 
 
-@router.delete("/{file_id}")
-def delete_file(file_id: str, services: ServicesDep) -> Deleted:
+@router.delete("/{file_id}", dependencies=TRAINER)
+def delete_file(file_id: Id, services: ServicesDep, scope: ScopeDep) -> Deleted:
     """Delete a file; one that an unfinished job needs is kept."""
-    if orphan := services.registry.delete_file(file_id):
+    if orphan := scope.registry.delete_file(file_id):
         services.storage.delete_blob(orphan)
     return Deleted(id=file_id, object="file")
 

@@ -11,10 +11,13 @@ from fastapi.concurrency import run_in_threadpool
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 from pydantic import BaseModel, ConfigDict, Field
 
+from api.authentication import requires
+from api.ids import Id
 from api.openai_types import Metadata
 from api.openai_view import event_seq
 from api.pages import After, Limit, Page, page_of
-from api.services import Services, ServicesDep
+from api.scope import Scope, ScopeDep
+from api.services import ServicesDep
 from api.submission import check_contract, submit_finetune, submit_merge
 from shared.capabilities import CAPABILITIES, CapabilityMatrix
 from shared.contract import FineTuneContract, MergeContract, Name
@@ -23,9 +26,11 @@ from shared.jobstate import FINAL
 from shared.planner import ExecutionPlan
 from shared.preflight import Asked
 from shared.registry import Adapter
+from shared.tenancy import Role
 
 router = APIRouter(prefix="/v1", tags=["jobs"])
 
+TRAINER = [requires(Role.TRAINER)]
 IdempotencyKey = Annotated[str | None, Header(alias="Idempotency-Key", min_length=1, max_length=255)]
 EVENTS_PER_POLL = 500
 
@@ -80,22 +85,23 @@ class JobAnswer(Job):
     events: list[Event] | None = None
 
 
-@router.post("/jobs", status_code=status.HTTP_201_CREATED)
+@router.post("/jobs", status_code=status.HTTP_201_CREATED, dependencies=TRAINER)
 def create_job(
     body: Annotated[CreateFinetune | CreateMerge, Field(discriminator="kind")],
     services: ServicesDep,
+    scope: ScopeDep,
     idempotency_key: IdempotencyKey = None,
 ) -> Job:
     """Create a job from its contract. With an Idempotency-Key a repeated request gives the same job."""
     if isinstance(body, CreateMerge):
-        return submit_merge(services, body.contract, labels=body.metadata, idempotency_key=idempotency_key)
-    return submit_finetune(services, body.asked(), labels=body.metadata, idempotency_key=idempotency_key)
+        return submit_merge(services, scope, body.contract, labels=body.metadata, idempotency_key=idempotency_key)
+    return submit_finetune(services, scope, body.asked(), labels=body.metadata, idempotency_key=idempotency_key)
 
 
-@router.post("/plans")
-def plan(body: PlanRequest, services: ServicesDep) -> PlanAnswer:
+@router.post("/plans", dependencies=TRAINER)
+def plan(body: PlanRequest, services: ServicesDep, scope: ScopeDep) -> PlanAnswer:
     """Dry run: everything a submission checks, and the plan it would store; nothing is written."""
-    checked = check_contract(services, _asked(body.contract, body.preset, body.domain, body.name))
+    checked = check_contract(services, scope, _asked(body.contract, body.preset, body.domain, body.name))
     return PlanAnswer(
         plan=checked.plan, plan_digest=checked.plan.digest, sources=checked.sources, preflight=checked.record()
     )
@@ -114,29 +120,29 @@ def capabilities() -> CapabilityMatrix:
 
 
 @router.get("/estimates/accuracy")
-def estimate_accuracy(services: ServicesDep) -> list[MemoryAccuracy]:
+def estimate_accuracy(scope: ScopeDep) -> list[MemoryAccuracy]:
     """How far off the memory estimates were so far, by device: predicted against measured peak of finished jobs."""
-    return services.ledger.memory_accuracy()
+    return scope.ledger.memory_accuracy()
 
 
 @router.get("/jobs/{job_id}/preflight")
-def job_preflight(job_id: str, services: ServicesDep) -> dict[str, Any]:
+def job_preflight(job_id: Id, scope: ScopeDep) -> dict[str, Any]:
     """Everything that was found before the job trained: model, data, supervision, estimate, who decided each field."""
-    return services.ledger.preflight(job_id)
+    return scope.ledger.preflight(job_id)
 
 
 @router.get("/jobs")
 def list_jobs(
-    services: ServicesDep, after: After = None, limit: Limit = 20, kind: Annotated[Kind | None, Query()] = None
+    scope: ScopeDep, after: After = None, limit: Limit = 20, kind: Annotated[Kind | None, Query()] = None
 ) -> Page[Job]:
     """Jobs of every kind, newest first."""
-    return page_of(services.ledger.list_jobs(after=after, limit=limit, kind=kind), limit)
+    return page_of(scope.ledger.list_jobs(after=after, limit=limit, kind=kind), limit)
 
 
 @router.get("/jobs/{job_id}", response_model=JobAnswer, responses={304: {"description": "Not changed."}})
 def retrieve_job(
-    job_id: str,
-    services: ServicesDep,
+    job_id: Id,
+    scope: ScopeDep,
     response: Response,
     if_none_match: Annotated[str | None, Header()] = None,
     after: Annotated[
@@ -144,51 +150,52 @@ def retrieve_job(
     ] = None,
 ) -> Any:
     """One job. Poll it with If-None-Match: an unchanged job is a 304 without a body."""
-    job = services.ledger.get(job_id)
+    job = scope.ledger.get(job_id)
     etag = f'W/"{job.version}"'
     if if_none_match == etag:
         return Response(status_code=status.HTTP_304_NOT_MODIFIED, headers={"ETag": etag})
     response.headers["ETag"] = etag
     cursor = event_seq(after)
-    events = None if cursor is None else services.ledger.events(job_id, after=cursor, limit=EVENTS_PER_POLL)
+    events = None if cursor is None else scope.ledger.events(job_id, after=cursor, limit=EVENTS_PER_POLL)
     return JobAnswer(**job.model_dump(), events=events)
 
 
-@router.post("/jobs/{job_id}/cancel")
-def cancel_job(job_id: str, services: ServicesDep) -> Job:
+@router.post("/jobs/{job_id}/cancel", dependencies=TRAINER)
+def cancel_job(job_id: Id, scope: ScopeDep) -> Job:
     """Cancel a job; one that is running stops after the step at hand."""
-    return services.ledger.cancel(job_id)
+    return scope.ledger.cancel(job_id)
 
 
-@router.post("/jobs/{job_id}/pause")
-def pause_job(job_id: str, services: ServicesDep) -> Job:
+@router.post("/jobs/{job_id}/pause", dependencies=TRAINER)
+def pause_job(job_id: Id, scope: ScopeDep) -> Job:
     """Pause a job; one that is running first writes a checkpoint."""
-    return services.ledger.pause(job_id)
+    return scope.ledger.pause(job_id)
 
 
-@router.post("/jobs/{job_id}/resume")
-def resume_job(job_id: str, services: ServicesDep) -> Job:
+@router.post("/jobs/{job_id}/resume", dependencies=TRAINER)
+def resume_job(job_id: Id, services: ServicesDep, scope: ScopeDep) -> Job:
     """Resume a paused job from its checkpoint."""
-    job = services.ledger.resume(job_id)
+    job = scope.ledger.resume(job_id)
     services.doorbell.ring(job.id)
     return job
 
 
 @router.get("/jobs/{job_id}/checkpoints")
-def list_checkpoints(job_id: str, services: ServicesDep) -> list[Adapter]:
+def list_checkpoints(job_id: Id, scope: ScopeDep) -> list[Adapter]:
     """The job's stored checkpoints and its result, newest first."""
-    return services.registry.adapters(ids=services.ledger.get(job_id).result.get("adapters", []))
+    return scope.registry.adapters(ids=scope.ledger.get(job_id).result.get("adapters", []))
 
 
-def existing_job(job_id: str, services: ServicesDep) -> Job:
+def existing_job(job_id: Id, scope: ScopeDep) -> Job:
     """The job, looked up before the stream begins, so that an unknown one is a 404."""
-    return services.ledger.get(job_id)
+    return scope.ledger.get(job_id)
 
 
 @router.get("/jobs/{job_id}/events", response_class=EventSourceResponse)
 async def stream_events(
     job: Annotated[Job, Depends(existing_job)],
     services: ServicesDep,
+    scope: ScopeDep,
     request: Request,
     last_event_id: Annotated[str | None, Header()] = None,
     after: Annotated[str | None, Query(description="Start after this event.")] = None,
@@ -199,7 +206,7 @@ async def stream_events(
     """
     cursor = event_seq(last_event_id or after) or 0
     while not await request.is_disconnected():
-        current, events = await run_in_threadpool(_look, services, job.id, cursor)
+        current, events = await run_in_threadpool(_look, scope, job.id, cursor)
         for event in events:
             cursor = event.seq
             yield ServerSentEvent(data=event, event=event.type, id=str(event.seq))
@@ -213,7 +220,7 @@ def _asked(contract: FineTuneContract, preset: str | None, domain: str | None, n
     return Asked(contract.model_dump(mode="json", exclude_unset=True), preset, domain, name)
 
 
-def _look(services: Services, job_id: str, cursor: int) -> tuple[Job, list[Event]]:
+def _look(scope: Scope, job_id: str, cursor: int) -> tuple[Job, list[Event]]:
     """The job first, then its events: a job seen as final has all its events already."""
-    job = services.ledger.get(job_id)
-    return job, services.ledger.events(job_id, after=cursor, limit=EVENTS_PER_POLL)
+    job = scope.ledger.get(job_id)
+    return job, scope.ledger.events(job_id, after=cursor, limit=EVENTS_PER_POLL)

@@ -7,8 +7,10 @@ from typing import Any
 
 from fastapi import APIRouter
 
+from api.authentication import CallerDep
+from api.ids import Id
 from api.openai_types import Model, ModelList
-from api.openai_view import ORGANIZATION
+from api.scope import ScopeDep, scope_of
 from api.services import ServicesDep
 from shared.aliases import Alias
 from shared.auto import auto_learning_rate
@@ -18,59 +20,68 @@ from shared.registry import Adapter
 
 router = APIRouter(prefix="/v1", tags=["models"])
 
+CATALOG_OWNER = "mens"
+
 
 @router.get("/models")
-def list_models(services: ServicesDep) -> ModelList:
-    """Everything that ``model`` may say: bases, published adapters and their checkpoints, aliases."""
-    adapters = {adapter.id: adapter for adapter in services.registry.adapters(published_only=True)}
-    aliases = services.aliases.all()
+def list_models(services: ServicesDep, caller: CallerDep) -> ModelList:
+    """Everything that ``model`` may say: bases, and the tenant's and the shared adapters, checkpoints and aliases."""
+    scope = scope_of(services, caller)
+    adapters = {adapter.id: adapter for adapter in scope.registry.adapters(published_only=True)}
+    aliases = scope.aliases.all()
     models = [_base_model(base) for base in services.catalog().bases]
     models += [_alias_model(alias, adapters[alias.adapter_id]) for alias in aliases if alias.adapter_id in adapters]
     return ModelList(data=[*models, *map(_adapter_model, adapters.values())])
 
 
 @router.get("/models/{model:path}")
-def retrieve_model(model: str, services: ServicesDep) -> Model:
+def retrieve_model(model: Id, services: ServicesDep, caller: CallerDep) -> Model:
     """One model by the name that ``model`` would say."""
-    found = next((entry for entry in list_models(services).data if entry.id == model), None)
-    if found is None:
-        raise NotFound(
-            Code.MODEL_NOT_FOUND,
-            f"There is no model {model!r}.",
-            remedy="List what there is with GET /v1/models.",
-            param="model",
-        )
-    return found
+    scope = scope_of(services, caller)
+    for base in services.catalog().bases:
+        if base.name == model:
+            return _base_model(base)
+    for adapter in scope.registry.adapters(ids=[model], published_only=True):
+        return _adapter_model(adapter)
+    if alias := scope.aliases.find(model):
+        for adapter in scope.registry.adapters(ids=[alias.adapter_id], published_only=True):
+            return _alias_model(alias, adapter)
+    raise NotFound(
+        Code.MODEL_NOT_FOUND,
+        f"There is no model {model!r}.",
+        remedy="List what there is with GET /v1/models.",
+        param="model",
+    )
 
 
 @router.get("/adapters")
-def list_adapters(services: ServicesDep) -> list[Adapter]:
+def list_adapters(scope: ScopeDep) -> list[Adapter]:
     """Stored adapters with manifests and certificates, newest first; unpublished ones too."""
-    return services.registry.adapters()
+    return scope.registry.adapters()
 
 
 @router.get("/adapters/{name}")
-def retrieve_adapter(name: str, services: ServicesDep) -> Adapter:
-    """One adapter by its id or an alias."""
-    return services.registry.adapter(name)
+def retrieve_adapter(name: Id, scope: ScopeDep) -> Adapter:
+    """One adapter by its id or an alias; of one that was deleted, its record."""
+    return scope.registry.adapter(name, deleted=True)
 
 
 def _base_model(base: BaseModelEntry) -> Model:
     mens = {"kind": "base", "digest": base.digest, "learning_rate": auto_learning_rate(base.learning_rate)}
-    return Model(id=base.name, created=0, owned_by=ORGANIZATION, mens=mens)
+    return Model(id=base.name, created=0, owned_by=CATALOG_OWNER, mens=mens)
 
 
 def _adapter_model(adapter: Adapter) -> Model:
     kind = "adapter" if adapter.final else "checkpoint"
     mens = {"kind": kind, "base_model": adapter.base_model, "job_id": adapter.job_id, "step": adapter.step}
-    return Model(id=adapter.id, created=_seconds(adapter.created_at), owned_by=ORGANIZATION, mens=mens)
+    return Model(id=adapter.id, created=_seconds(adapter.created_at), owned_by=adapter.tenant, mens=mens)
 
 
 def _alias_model(alias: Alias, adapter: Adapter) -> Model:
     mens: dict[str, Any] = {"kind": "alias", "adapter_id": adapter.id, "base_model": adapter.base_model}
     if len(alias.targets) > 1:
         mens["targets"] = [target.model_dump() for target in alias.targets]
-    return Model(id=alias.name, created=_seconds(alias.moved_at), owned_by=ORGANIZATION, mens=mens)
+    return Model(id=alias.name, created=_seconds(alias.moved_at), owned_by=alias.tenant, mens=mens)
 
 
 def _seconds(moment: datetime) -> int:

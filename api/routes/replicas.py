@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Depends
 from pydantic import BaseModel, Field
 
+from api.authentication import require_operator
 from api.replicas import State
 from api.services import ServicesDep
 
-router = APIRouter(prefix="/v1", tags=["replicas"])
+router = APIRouter(prefix="/v1", tags=["replicas"], dependencies=[Depends(require_operator)])
 
 
 class ReplicaView(BaseModel):
@@ -22,7 +23,7 @@ class ReplicaView(BaseModel):
 
 @router.get("/replicas")
 async def list_replicas(services: ServicesDep) -> list[ReplicaView]:
-    """Every serving replica that this API process knows. Another process may see them otherwise."""
+    """Every serving replica that this API process knows, for who runs the installation. Another process may see them otherwise."""
     return [
         ReplicaView(url=replica.url, state=replica.state, in_flight=replica.in_flight, last_error=replica.last_error)
         for replica in services.replicas.all

@@ -71,7 +71,7 @@ def front_door(app: FastAPI, replica: FakeReplica, adapters: str) -> Iterator[ht
     """A client of the API on a real socket, with a real key."""
     services = app.state.services
     services.settings.serving_urls[:] = [replica.url]
-    _, secret = services.registry.create_key("alice")
+    _, secret = services.keys.create("alice")
     for url in serve(app):
         with httpx.Client(base_url=url, headers={"Authorization": f"Bearer {secret}"}, timeout=10) as client:
             yield client
@@ -111,6 +111,7 @@ def test_plain_alias(client: TestClient, adapters: str) -> None:
     alias = put(client, adapter=OLD, reason="first")
     assert alias == {
         "name": "prod",
+        "tenant": "shared",
         "version": 1,
         "adapter_id": OLD,
         "targets": [{"adapter": OLD, "weight": 100}],
@@ -136,7 +137,7 @@ def test_history_says_who_and_why(client: TestClient, adapters: str, app: FastAP
     put(client, "helper", adapter=NEW, reason="better answers")
     client.post("/v1/aliases/helper/rollback", json={"reason": "it swears"})
     client.delete("/v1/aliases/helper", params={"reason": "no longer used"})
-    [key] = app.state.services.registry.all_keys()
+    [key] = app.state.services.keys.all()
     moves = client.get("/v1/aliases/helper/history").json()
     assert [(move["version"], move["verb"], move["actor"], move["actor_id"], move["reason"]) for move in moves] == [
         (4, "delete", "test", key.id, "no longer used"),
@@ -204,7 +205,7 @@ def test_names_that_are_refused(client: TestClient, adapters: str) -> None:
         assert code(client.get(f"/v1/aliases/{name}")) == (422, "REQUEST_INVALID")
 
 
-@pytest.mark.parametrize("model", ["\0", "a\0b", "\ud800", "prod\n"])
+@pytest.mark.parametrize("model", ["\0", "a\0b", "prod\n"])
 def test_models_that_no_database_takes(client: TestClient, adapters: str, model: str) -> None:
     answer = client.post("/v1/completions", content=json.dumps({"model": model}))
     assert code(answer) == (404, "MODEL_NOT_FOUND")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
 from api.keys import main
@@ -16,6 +17,37 @@ def test_a_key_that_is_made_opens_the_api(
     assert main(["create", "admin"]) == 0
     secret = capsys.readouterr().out.strip()
     assert anonymous.get("/v1/models", headers={"Authorization": f"Bearer {secret}"}).status_code == 200
+
+
+def test_a_key_of_a_tenant_with_limits(app: FastAPI, settings: ApiSettings, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MENS_HOME", str(settings.home))
+    flags = ["--tenant", "acme", "--role", "trainer", "--rpm", "60", "--concurrent", "4"]
+    assert main(["create", "bot", *flags]) == 0
+    [key] = app.state.services.keys.all()
+    assert (key.tenant, key.role, key.requests_per_minute, key.concurrent_requests) == ("acme", "trainer", 60, 4)
+
+
+@pytest.mark.parametrize(
+    "flags", [["--role", "root"], ["--rpm", "0"], ["--rpm", "1.5"], ["--concurrent", "-1"], ["--rpm", "9" * 9]]
+)
+def test_nonsense_makes_no_key(app: FastAPI, flags: list[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["create", "bot", *flags])
+    assert app.state.services.keys.all() == []
+
+
+@pytest.mark.parametrize("flags", [["bot", "--tenant", "Acme"], [""], ["x" * 65]])
+def test_names_that_are_none(
+    app: FastAPI,
+    settings: ApiSettings,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    flags: list[str],
+) -> None:
+    monkeypatch.setenv("MENS_HOME", str(settings.home))
+    assert main(["create", *flags]) == 1
+    assert "NAME_INVALID" in capsys.readouterr().err
+    assert app.state.services.keys.all() == []
 
 
 def test_without_a_database_the_reason_is_told(

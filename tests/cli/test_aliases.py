@@ -28,7 +28,7 @@ def mens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Command]:
     leases = LeaseLedger(services.database, 60)
     made = [new_adapter(f"demo@{number}", final=number == 3) for number in (1, 2, 3)]
     leases.finish(claimed(services.ledger, leases), {}, adapters=made)
-    _, secret = services.registry.create_key("alice")
+    _, secret = services.keys.create("alice")
 
     def run(*arguments: str, code: int = 0) -> str:
         result = CliRunner().invoke(app, list(arguments))

@@ -4,15 +4,27 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import pytest
 
 from shared.db import Database
+from shared.keys import Keys
 from shared.lease import LeaseLedger
 from shared.ledger import Ledger
 from shared.registry import Registry
+from tests.postgres import PostgresServer
 
 LEASE_SECONDS = 60.0
+
+
+@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.postgres)])
+def empty_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """URL of a database without tables."""
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path / 'new' / 'mens.db'}"
+    server: PostgresServer = request.getfixturevalue("postgres_server")
+    return server.empty_url()
 
 
 @dataclass
@@ -41,6 +53,11 @@ def ledger(database: Database) -> Ledger:
 @pytest.fixture
 def leases(database: Database) -> LeaseLedger:
     return LeaseLedger(database, LEASE_SECONDS)
+
+
+@pytest.fixture
+def keys(database: Database) -> Keys:
+    return Keys(database)
 
 
 @pytest.fixture

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import json
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,7 +18,9 @@ from shared.lease import LeaseLedger
 from shared.ledger import Ledger
 from shared.registry import Registry
 from shared.routing import Routing, Shadow, Target
+from shared.tenancy import SHARED
 from tests.shared.conftest import Clock
+from tests.shared.old_rows import write_rows
 from tests.shared.samples import at_once, claimed, new_adapter, snapshot
 
 ALICE = Mover(id="key-1", name="alice")
@@ -53,7 +55,7 @@ def told(move: Move) -> tuple[Any, ...]:
 def test_alias_is_set_and_found(aliases: Aliases, clock: Clock) -> None:
     made = aliases.set("prod", TO[1], ALICE, "the first")
     plain = (Target(adapter="demo@1", weight=100),)
-    assert made == Alias(name="prod", version=1, adapter_id="demo@1", moved_at=clock.now, targets=plain)
+    assert made == Alias(name="prod", tenant=SHARED, version=1, adapter_id="demo@1", moved_at=clock.now, targets=plain)
     assert aliases.get("prod") == aliases.find("prod") == made
     aliases.set("beta", SPLIT, ALICE)
     assert [(alias.name, alias.adapter_id) for alias in aliases.all()] == [("beta", "demo@1"), ("prod", "demo@1")]
@@ -271,19 +273,11 @@ def test_of_many_that_saw_the_same_version_one_moves(aliases: Aliases) -> None:
 # -- releases ------------------------------------------------------------------------------------------------------
 
 
-def test_aliases_of_the_release_before_are_taken_over(
-    tmp_path: Path, request: pytest.FixtureRequest, database_url: str
-) -> None:
-    url = f"sqlite:///{tmp_path / 'old.db'}"
-    if not database_url.startswith("sqlite"):
-        url = request.getfixturevalue("postgres_server").empty_url()
-    migrate(url, "0001")
-    database = Database(url)
-    ledger, leases = Ledger(database), LeaseLedger(database, 60)
-    leases.finish(claimed(ledger, leases), {}, adapters=[new_adapter("demo@1"), new_adapter("demo@2", final=False)])
-    with database.write() as session:
-        session.execute(text("INSERT INTO aliases (name, adapter_id, moved_at) VALUES ('prod', 'demo@1', 1000)"))
-    migrate(url)
+def test_aliases_from_before_moves_were_recorded_are_taken_over(empty_url: str) -> None:
+    migrate(empty_url, "0001")
+    database = Database(empty_url)
+    write_rows(database)
+    migrate(empty_url)
     aliases = Aliases(database)
     assert (aliases.get("prod").targets, aliases.get("prod").version) == (Routing.to("demo@1").targets, 1)
     assert [told(move) for move in aliases.history("prod")] == [
@@ -296,13 +290,17 @@ def test_aliases_of_the_release_before_are_taken_over(
 
 def test_worker_of_the_release_before_moves_an_alias(aliases: Aliases, database: Database, registry: Registry) -> None:
     aliases.set("prod", SPLIT, ALICE)
-    move = (
-        "INSERT INTO aliases (name, adapter_id, moved_at) VALUES (:name, 'demo@0', 5000) "
-        "ON CONFLICT (name) DO UPDATE SET adapter_id = excluded.adapter_id, moved_at = excluded.moved_at"
+    new = "INSERT INTO aliases (name, version, moved_at) VALUES (:name, 0, 5000) ON CONFLICT DO NOTHING"
+    routing = json.dumps(TO[0].model_dump(mode="json"))
+    move = "UPDATE aliases SET version = version + 1, adapter_id = 'demo@0', routing = :routing WHERE name = :name"
+    record = (
+        "INSERT INTO alias_moves (alias, version, moved_at, verb, actor, actor_id, reason) "
+        "SELECT name, version, 5000, 'set', 'old', 'ftjob-0', 'x' FROM aliases WHERE name = :name"
     )
     with database.write() as session:
         for name in ("prod", "new"):
-            session.execute(text(move), {"name": name})
+            for statement in (new, move, record):
+                session.execute(text(statement), {"name": name, "routing": routing})
     for name in ("prod", "new"):
         assert aliases.get(name).targets == TO[0].targets
         assert registry.adapter(name).id == "demo@0"

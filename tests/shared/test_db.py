@@ -16,22 +16,15 @@ from sqlalchemy import create_engine, inspect, text
 from api.migrate import migrate
 from shared.db import Database
 from shared.errors import Code, Unavailable
+from shared.keys import Keys
 from shared.ledger import Ledger
-from shared.registry import Registry
 from shared.tables import Base, UtcTime
 from tests.postgres import PostgresServer, free_port
 from tests.shared.samples import at_once, snapshot, submission
 
+KEY = "INSERT INTO api_keys (id, name, secret_sha256, created_at) VALUES ('1', 'n', 's', 1)"
+EVENT = "INSERT INTO events (job_id, created_at, level, type, message, data) VALUES ('none', 1, 'info', 'x', 'm', '{}')"
 EARLIEST, LATEST = datetime(1971, 1, 1), datetime(2200, 1, 1)  # noqa: DTZ001 (Hypothesis adds the zone)
-
-
-@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.postgres)])
-def empty_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """URL of a database without tables."""
-    if request.param == "sqlite":
-        return f"sqlite:///{tmp_path / 'new' / 'mens.db'}"
-    server: PostgresServer = request.getfixturevalue("postgres_server")
-    return server.empty_url()
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
@@ -74,8 +67,8 @@ def test_dead_database_is_unavailable_in_every_door(dead_url: str) -> None:
         database.ping,
         lambda: Ledger(database).get("ftjob-1"),
         lambda: Ledger(database).submit(submission()),
-        lambda: Registry(database).authenticate("mens-x"),
-        lambda: Registry(database).create_key("x"),
+        lambda: Keys(database).authenticate("mens-x"),
+        lambda: Keys(database).create("x"),
     ]
     for call in calls:
         with pytest.raises(Unavailable) as caught:
@@ -107,7 +100,7 @@ def test_living_database_answers(database: Database) -> None:
 def test_block_that_raises_writes_nothing(database: Database) -> None:
     before = snapshot(database)
     with pytest.raises(RuntimeError), database.write() as session:
-        session.execute(text("INSERT INTO api_keys VALUES ('1', 'n', 's', 1, NULL)"))
+        session.execute(text(KEY))
         raise RuntimeError
     assert snapshot(database) == before
 
@@ -115,14 +108,14 @@ def test_block_that_raises_writes_nothing(database: Database) -> None:
 def test_read_block_writes_nothing(database: Database) -> None:
     before = snapshot(database)
     with database.read() as session:
-        session.execute(text("INSERT INTO api_keys VALUES ('1', 'n', 's', 1, NULL)"))
+        session.execute(text(KEY))
     assert snapshot(database) == before
 
 
 def test_writers_queue_up_and_lose_nothing(database: Database) -> None:
     """Read, then write: a writer that began with a read lock would fail halfway, or write over another's number."""
-    registry = Registry(database)
-    key, _ = registry.create_key("0")
+    keys = Keys(database)
+    key, _ = keys.create("0")
 
     def count_up(_: int) -> None:
         for _ in range(5):
@@ -132,14 +125,14 @@ def test_writers_queue_up_and_lose_nothing(database: Database) -> None:
                 session.execute(text("UPDATE api_keys SET name = :name"), {"name": str(int(value) + 1)})
 
     at_once(4, count_up)
-    assert [(found.id, found.name) for found in registry.all_keys()] == [(key.id, "20")]
+    assert [(found.id, found.name) for found in keys.all()] == [(key.id, "20")]
 
 
 def test_foreign_keys_are_kept(database: Database) -> None:
     from sqlalchemy.exc import IntegrityError
 
     with pytest.raises(IntegrityError), database.write() as session:
-        session.execute(text("INSERT INTO aliases (name, adapter_id, moved_at) VALUES ('prod', 'no-such-adapter', 1)"))
+        session.execute(text(EVENT))
 
 
 def test_clock_is_aware_and_right(database: Database) -> None:

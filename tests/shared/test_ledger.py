@@ -78,8 +78,8 @@ def test_same_key_with_another_request_is_refused(ledger: Ledger, database: Data
     assert snapshot(database) == before
 
 
-def test_keys_of_two_owners_are_apart_and_no_key_never_repeats(ledger: Ledger) -> None:
-    made = [ledger.submit(submission(**KEYED, owner=owner)) for owner in ("one", "two")]
+def test_keys_of_two_tenants_are_apart_and_no_key_never_repeats(ledger: Ledger) -> None:
+    made = [ledger.of(tenant).submit(submission(**KEYED)) for tenant in ("one", "two")]
     made += [ledger.submit(submission()) for _ in range(2)]
     assert len({job.id for job, created in made if created}) == 4
 

@@ -10,6 +10,7 @@ from alembic import op
 revision = "0003"
 down_revision = "0002"
 
+JOBS = sa.table("jobs", sa.column("owner"))
 TENANT = {"type_": sa.String(length=64), "server_default": "shared", "nullable": False}
 
 
@@ -68,15 +69,18 @@ def _widen_owner(type_: sa.String, before: str, after: str) -> None:
     with op.batch_alter_table("jobs") as batch_op:
         default = "shared" if after == "shared" else None
         batch_op.alter_column("owner", type_=type_, existing_nullable=False, server_default=default)
-    op.execute(sa.text(f"UPDATE jobs SET owner = '{after}' WHERE owner = '{before}'"))
+    op.execute(JOBS.update().where(JOBS.c.owner == before).values(owner=after))
 
 
 def downgrade() -> None:
     op.drop_table("changes")
     op.drop_index("ix_usage_tenant", "usage")
     op.drop_table("usage")
+    op.execute(sa.text("DELETE FROM api_keys WHERE tenant <> 'shared' OR role <> 'admin'"))  # any key could do anything
+    op.execute(sa.text("UPDATE adapters SET published = false WHERE deleting_at IS NOT NULL"))
     for table in ("alias_moves", "aliases", "adapters"):
-        op.execute(sa.text(f"DELETE FROM {table} WHERE tenant <> 'shared'"))
+        tenants = sa.table(table, sa.column("tenant"))
+        op.execute(tenants.delete().where(tenants.c.tenant != "shared"))
     with op.batch_alter_table("api_keys") as batch_op:
         for column in ("concurrent_requests", "requests_per_minute", "role", "tenant"):
             batch_op.drop_column(column)

@@ -1,0 +1,38 @@
+"""The change counter: tells a process that keeps keys, aliases or adapters in memory that another one has changed them."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from sqlalchemy import func, select
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.orm import Session
+
+from shared.db import Database
+from shared.tables import ChangeRow
+
+What = Literal["keys", "adapters", "aliases"]
+
+
+class Changes:
+    """The counter as its readers see it."""
+
+    def __init__(self, database: Database) -> None:
+        self._db = database
+
+    def count(self) -> int:
+        """Changes of keys, aliases and adapters so far; as long as it stays, nothing of them has changed."""
+        with self._db.read() as session:
+            return int(session.scalar(select(func.coalesce(func.sum(ChangeRow.count), 0))) or 0)
+
+
+def bump(session: Session, what: What) -> None:
+    """Count a change in the transaction that makes it, so that who sees the new count also sees what changed.
+
+    Transactions queue up here until the one before has ended, so this comes after other rows are locked, and a transaction
+    that changes several kinds counts adapters before aliases.
+    """
+    insert = sqlite.insert if session.get_bind().dialect.name == "sqlite" else postgresql.insert
+    first = insert(ChangeRow).values(what=what, count=1)
+    again = first.on_conflict_do_update(index_elements=[ChangeRow.what], set_={"count": ChangeRow.count + 1})
+    session.execute(again)

@@ -1,0 +1,131 @@
+"""API keys: who they belong to, what they may do, and how much of it. Secrets are stored as hashes."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import secrets
+from datetime import UTC, datetime
+from typing import Annotated
+
+from pydantic import StringConstraints
+from sqlalchemy import select
+
+from shared.changes import bump
+from shared.db import Database, whole_milliseconds
+from shared.errors import Code, InvalidRequest, NotFound, Unauthenticated
+from shared.job import Value, new_id
+from shared.tables import KeyRow
+from shared.tenancy import SHARED, TENANT_PATTERN, UNLIMITED, KeyLimits, Role, TenantName
+
+KEY_PREFIX = "mens-"
+KEY_NAME_PATTERN = r"^[^\x00-\x1f\x7f]{1,64}$"
+
+KeyName = Annotated[str, StringConstraints(pattern=KEY_NAME_PATTERN)]
+
+
+class Key(Value):
+    """An API key, without its secret."""
+
+    id: str
+    name: str
+    tenant: TenantName
+    role: Role
+    requests_per_minute: int | None
+    concurrent_requests: int | None
+    created_at: datetime
+    revoked_at: datetime | None
+
+
+class Keys:
+    """Verbs of keys; each is one transaction."""
+
+    def __init__(self, database: Database) -> None:
+        self._db = database
+
+    def create(
+        self, name: KeyName, tenant: TenantName = SHARED, role: Role = Role.ADMIN, limits: KeyLimits = UNLIMITED
+    ) -> tuple[Key, str]:
+        """Make an API key.
+
+        Returns:
+            the key's record, and the secret, which is stored only as a hash and can never be shown again.
+
+        Raises:
+            InvalidRequest: ``NAME_INVALID``.
+        """
+        _check_name("name", name, KEY_NAME_PATTERN, "1 to 64 characters in one line")
+        _check_name("tenant", tenant, TENANT_PATTERN, "1 to 63 of a-z, 0-9 and -, and not - first")
+        secret = KEY_PREFIX + secrets.token_urlsafe(32)
+        with self._db.write() as session:
+            row = KeyRow(
+                id=new_id("key"),
+                name=name,
+                tenant=tenant,
+                role=str(role),
+                secret_sha256=_hash(secret),
+                created_at=whole_milliseconds(datetime.now(UTC)),
+                **limits.model_dump(),
+            )
+            session.add(row)
+            session.flush()
+            bump(session, "keys")
+            return Key.model_validate(row), secret
+
+    def all(self, tenant: TenantName | None = None) -> list[Key]:
+        """A tenant's keys, or everybody's, oldest first; revoked ones too."""
+        query = select(KeyRow).order_by(KeyRow.id)
+        if tenant is not None:
+            query = query.where(KeyRow.tenant == tenant)
+        with self._db.read() as session:
+            return [Key.model_validate(row) for row in session.scalars(query)]
+
+    def revoke(self, key_id: str, tenant: TenantName | None = None) -> Key:
+        """Refuse a key from now on. One that was revoked before keeps that time.
+
+        Args:
+            tenant: whose key it must be; None for anybody's.
+
+        Raises:
+            NotFound: ``KEY_NOT_FOUND``.
+        """
+        with self._db.write() as session:
+            row = session.get(KeyRow, key_id, with_for_update=True)
+            if row is None or tenant not in (None, row.tenant):
+                raise NotFound(
+                    Code.KEY_NOT_FOUND,
+                    f"There is no key {key_id!r}.",
+                    remedy="List them: GET /v1/keys or `mens keys list`.",
+                    param="key_id",
+                )
+            if row.revoked_at is None:
+                row.revoked_at = whole_milliseconds(datetime.now(UTC))
+                session.flush()
+                bump(session, "keys")
+            return Key.model_validate(row)
+
+    def authenticate(self, secret: str) -> Key:
+        """The key of a secret.
+
+        Raises:
+            Unauthenticated: ``KEY_INVALID``: unknown or revoked.
+        """
+        with self._db.read() as session:
+            row = session.scalar(select(KeyRow).where(KeyRow.secret_sha256 == _hash(secret)))
+            if row is None or row.revoked_at is not None:
+                raise Unauthenticated(
+                    Code.KEY_INVALID,
+                    "The API key is not known, or it was revoked.",
+                    remedy="Make one with `mens keys create NAME`.",
+                )
+            return Key.model_validate(row)
+
+
+def _check_name(param: str, given: str, pattern: str, rule: str) -> None:
+    if not re.fullmatch(pattern, given):
+        raise InvalidRequest(Code.NAME_INVALID, f"The {param} is {given!r}; it must be {rule}.", param=param)
+
+
+def _hash(secret: str) -> str:
+    """Keys are 256 random bits, so a plain hash is enough: there is no dictionary to guess from."""
+    return hashlib.sha256(secret.encode()).hexdigest()

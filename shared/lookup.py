@@ -1,0 +1,50 @@
+"""Rows by the names that a tenant's callers use: where two tenants have the same name, the first one seen counts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from shared.tables import AdapterRow, AliasRow
+
+
+def storable(text: str) -> str:
+    """Text without NUL, which PostgreSQL neither stores nor finds its way around."""
+    return text.replace("\0", "\N{REPLACEMENT CHARACTER}")
+
+
+def adapters_by_id(rows: Iterable[AdapterRow], tenants: Sequence[str]) -> dict[str, AdapterRow]:
+    """Adapters by id, in the order given. Of those with the same id, one that can be asked, and of the first tenant."""
+    found: dict[str, AdapterRow] = {}
+    for row in rows:
+        known = found.setdefault(row.id, row)
+        if _rank(row, tenants) < _rank(known, tenants):
+            found[row.id] = row
+    return found
+
+
+def adapter_row(
+    session: Session, tenants: Sequence[str], adapter_id: str, *, deleted: bool = False
+) -> AdapterRow | None:
+    """An adapter, or None; with ``deleted``, also one that is being deleted or was, when there is no other."""
+    query = select(AdapterRow).where(AdapterRow.tenant.in_(tenants), AdapterRow.id == storable(adapter_id))
+    if not deleted:
+        query = query.where(AdapterRow.deleting_at.is_(None))
+    return next(iter(adapters_by_id(session.scalars(query), tenants).values()), None)
+
+
+def alias_rows(session: Session, tenants: Sequence[str], name: str | None = None) -> list[AliasRow]:
+    """Aliases that point somewhere, all or those of a name, by name: one of each name, the first tenant's."""
+    query = select(AliasRow).where(AliasRow.tenant.in_(tenants), AliasRow.adapter_id.is_not(None))
+    if name is not None:
+        query = query.where(AliasRow.name == storable(name))
+    found: dict[str, AliasRow] = {}
+    for row in sorted(session.scalars(query), key=lambda row: tenants.index(row.tenant)):
+        found.setdefault(row.name, row)
+    return sorted(found.values(), key=lambda row: row.name)
+
+
+def _rank(row: AdapterRow, tenants: Sequence[str]) -> tuple[bool, bool, int]:
+    return row.deleting_at is not None, not row.published, tenants.index(row.tenant)

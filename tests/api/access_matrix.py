@@ -1,0 +1,200 @@
+"""What each route asks of a caller: the role that it takes, and whose things it looks at or changes.
+
+docs/tenants.md says the same in words. A route that is missing here fails `test_access.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import Any
+
+from shared.tenancy import Role
+from tests.api.conftest import BASE
+from tests.api.installation import NOBODY, Installation
+
+UPLOAD = {"data": {"purpose": "fine-tune"}, "files": {"file": ("rows.jsonl", b'{"prompt": "a", "response": "b"}\n')}}
+
+
+class Rule(Enum):
+    """Whom a route lets through, besides the role."""
+
+    OPEN = auto()
+    """Everybody, with or without a key."""
+    KEYED = auto()
+    """Every caller of any tenant: it concerns nobody else's things."""
+    SEE = auto()
+    """Who sees the thing: its tenant, and everybody when it is shared."""
+    CHANGE = auto()
+    """The thing's tenant. Who only sees it is told so."""
+    OWN = auto()
+    """The thing's tenant; to others it is not there, even when it is shared's."""
+    OPERATE = auto()
+    """The operator."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of thing: what makes one, and what is said when there is none."""
+
+    make: Callable[[Installation, str], str]
+    unknown: str
+    sample: str
+
+    def thing(self, installation: Installation, owner: str) -> str:
+        """The id of a new thing, or of none."""
+        return self.sample if owner == NOBODY else self.make(installation, owner)
+
+
+FILE = Kind(Installation.file, "FILE_NOT_FOUND", "file-00000000000000000000000000")
+QUEUED = Kind(Installation.queued_job, "JOB_NOT_FOUND", "ftjob-00000000000000000000000000")
+PAUSED = Kind(Installation.paused_job, "JOB_NOT_FOUND", "ftjob-00000000000000000000000000")
+FINISHED = Kind(Installation.finished_job, "JOB_NOT_FOUND", "ftjob-00000000000000000000000000")
+ADAPTER = Kind(Installation.adapter, "ADAPTER_NOT_FOUND", "helper@" + "0" * 64)
+MODEL = Kind(Installation.adapter, "MODEL_NOT_FOUND", "helper@" + "0" * 64)
+ALIAS = Kind(Installation.alias, "ALIAS_NOT_FOUND", "nobody-alias-0")
+ALIASED = Kind(Installation.alias, "MODEL_NOT_FOUND", "nobody-alias-0")
+ALIASED_ADAPTER = Kind(Installation.alias, "ADAPTER_NOT_FOUND", "nobody-alias-0")
+KEY = Kind(Installation.key, "KEY_NOT_FOUND", "key-00000000000000000000000000")
+
+
+def nothing(_: str) -> dict[str, Any]:
+    """A request without a body."""
+    return {}
+
+
+@dataclass(frozen=True)
+class Ask:
+    """One request of a route. The thing stands where the path has a parameter, or in the body."""
+
+    rule: Rule
+    role: Role = Role.VIEWER
+    kind: Kind | None = None
+    body: Callable[[str], dict[str, Any]] = nothing
+    path: dict[str, str] = field(default_factory=dict)
+    passes: int = 200
+
+    def url(self, template: str, thing: str) -> str:
+        """The route's path with everything filled in."""
+        parts = {part.partition("}")[0] for part in template.split("{")[1:]}
+        for part in parts:
+            template = template.replace(f"{{{part}}}", self.path.get(part, thing))
+        return template
+
+
+def fine_tune(file_id: str) -> dict[str, Any]:
+    return {"json": {"kind": "finetune", "contract": contract(file_id)}}
+
+
+def contract(file_id: str) -> dict[str, Any]:
+    return {"model": {"hf_repo": BASE}, "data": {"train_file": file_id}}
+
+
+def merge(adapter: str) -> dict[str, Any]:
+    return {"json": {"kind": "merge", "contract": {"adapter": adapter}}}
+
+
+def openai_job(file_id: str) -> dict[str, Any]:
+    return {"json": {"model": BASE, "training_file": file_id}}
+
+
+def chat(model: str) -> dict[str, Any]:
+    return {"json": {"model": model, "messages": [{"role": "user", "content": "Hello?"}], "stream": False}}
+
+
+def prompt(model: str) -> dict[str, Any]:
+    return {"json": {"model": model, "prompt": "Hello?", "input": "Hello?", "tokens": [1], "stream": False}}
+
+
+def generate(model: str) -> dict[str, Any]:
+    return {"json": {"model": model, "prompt": "Hello?", "stream": False}}
+
+
+def point_to(adapter: str) -> dict[str, Any]:
+    return {"json": {"adapter": adapter}}
+
+
+def new_key(_: str) -> dict[str, Any]:
+    return {"json": {"name": "new", "role": "viewer"}}
+
+
+def upload(_: str) -> dict[str, Any]:
+    return UPLOAD
+
+
+TRAINER, ADMIN = Role.TRAINER, Role.ADMIN
+NO_REPLICA = 503
+"""Whoever may ask a model gets as far as the replica, which is not there."""
+OPEN, KEYED, OPERATE = Ask(Rule.OPEN), Ask(Rule.KEYED), Ask(Rule.OPERATE)
+ASK_BY_CHAT = tuple(Ask(Rule.SEE, kind=kind, body=chat, passes=NO_REPLICA) for kind in (MODEL, ALIASED))
+ASK_BY_PROMPT = tuple(Ask(Rule.SEE, kind=kind, body=prompt, passes=NO_REPLICA) for kind in (MODEL, ALIASED))
+ASK_TO_GENERATE = tuple(Ask(Rule.SEE, kind=kind, body=generate, passes=NO_REPLICA) for kind in (MODEL, ALIASED))
+TOKENS = tuple(Ask(Rule.SEE, TRAINER, kind, prompt, passes=NO_REPLICA) for kind in (MODEL, ALIASED))
+
+MATRIX: dict[str, tuple[Ask, ...]] = {
+    "GET /health": (OPEN,),
+    "GET /ready": (OPEN,),
+    "GET /v1/openapi.json": (KEYED,),
+    "GET /v1/contract/schema": (KEYED,),
+    "GET /v1/capabilities": (KEYED,),
+    "GET /v1/replicas": (OPERATE,),
+    # files
+    "GET /v1/files": (KEYED,),
+    "POST /v1/files": (Ask(Rule.KEYED, TRAINER, body=upload),),
+    "GET /v1/files/{file_id}": (Ask(Rule.SEE, kind=FILE),),
+    "GET /v1/files/{file_id}/content": (Ask(Rule.SEE, kind=FILE),),
+    "DELETE /v1/files/{file_id}": (Ask(Rule.CHANGE, TRAINER, FILE),),
+    # jobs
+    "GET /v1/jobs": (KEYED,),
+    "POST /v1/jobs": (
+        Ask(Rule.SEE, TRAINER, FILE, fine_tune, passes=201),
+        Ask(Rule.SEE, TRAINER, ADAPTER, merge, passes=201),
+        Ask(Rule.SEE, TRAINER, ALIASED_ADAPTER, merge, passes=201),
+    ),
+    "POST /v1/plans": (Ask(Rule.SEE, TRAINER, FILE, lambda file_id: {"json": {"contract": contract(file_id)}}),),
+    "GET /v1/jobs/{job_id}": (Ask(Rule.SEE, kind=FINISHED),),
+    "GET /v1/jobs/{job_id}/preflight": (Ask(Rule.SEE, kind=FINISHED),),
+    "GET /v1/jobs/{job_id}/events": (Ask(Rule.SEE, kind=FINISHED),),
+    "GET /v1/jobs/{job_id}/checkpoints": (Ask(Rule.SEE, kind=FINISHED),),
+    "POST /v1/jobs/{job_id}/cancel": (Ask(Rule.CHANGE, TRAINER, QUEUED),),
+    "POST /v1/jobs/{job_id}/pause": (Ask(Rule.CHANGE, TRAINER, QUEUED),),
+    "POST /v1/jobs/{job_id}/resume": (Ask(Rule.CHANGE, TRAINER, PAUSED),),
+    "GET /v1/estimates/accuracy": (KEYED,),
+    "GET /v1/fine_tuning/jobs": (KEYED,),
+    "POST /v1/fine_tuning/jobs": (Ask(Rule.SEE, TRAINER, FILE, openai_job),),
+    "GET /v1/fine_tuning/jobs/{job_id}": (Ask(Rule.SEE, kind=FINISHED),),
+    "GET /v1/fine_tuning/jobs/{job_id}/events": (Ask(Rule.SEE, kind=FINISHED),),
+    "GET /v1/fine_tuning/jobs/{job_id}/checkpoints": (Ask(Rule.SEE, kind=FINISHED),),
+    "POST /v1/fine_tuning/jobs/{job_id}/cancel": (Ask(Rule.CHANGE, TRAINER, QUEUED),),
+    "POST /v1/fine_tuning/jobs/{job_id}/pause": (Ask(Rule.CHANGE, TRAINER, QUEUED),),
+    "POST /v1/fine_tuning/jobs/{job_id}/resume": (Ask(Rule.CHANGE, TRAINER, PAUSED),),
+    # models and aliases
+    "GET /v1/models": (KEYED,),
+    "GET /v1/models/{model:path}": (Ask(Rule.SEE, kind=MODEL), Ask(Rule.SEE, kind=ALIASED)),
+    "DELETE /v1/models/{model:path}": (Ask(Rule.CHANGE, ADMIN, MODEL),),
+    "GET /v1/adapters": (KEYED,),
+    "GET /v1/adapters/{name}": (Ask(Rule.SEE, kind=ADAPTER), Ask(Rule.SEE, kind=ALIASED_ADAPTER)),
+    "GET /v1/aliases": (KEYED,),
+    "GET /v1/aliases/{name}": (Ask(Rule.SEE, kind=ALIAS),),
+    "GET /v1/aliases/{name}/history": (Ask(Rule.SEE, kind=ALIAS),),
+    "PUT /v1/aliases/{name}": (Ask(Rule.SEE, TRAINER, ADAPTER, point_to, {"name": "put"}),),
+    "POST /v1/aliases/{name}/rollback": (Ask(Rule.CHANGE, TRAINER, ALIAS),),
+    "DELETE /v1/aliases/{name}": (Ask(Rule.CHANGE, TRAINER, ALIAS),),
+    # keys and usage
+    "GET /v1/keys": (Ask(Rule.KEYED, ADMIN),),
+    "POST /v1/keys": (Ask(Rule.KEYED, ADMIN, body=new_key, passes=201),),
+    "DELETE /v1/keys/{key_id}": (Ask(Rule.OWN, ADMIN, KEY),),
+    "GET /v1/usage": (KEYED,),  # of which keys: tests/api/test_usage.py
+    # asking models
+    "POST /v1/chat/completions": ASK_BY_CHAT,
+    "POST /v1/completions": ASK_BY_PROMPT,
+    "POST /v1/responses": ASK_BY_PROMPT,
+    "POST /v1/embeddings": ASK_BY_PROMPT,
+    "POST /v1/tokenize": TOKENS,
+    "POST /v1/detokenize": TOKENS,
+    "POST /api/chat": ASK_BY_CHAT,
+    "POST /api/generate": ASK_TO_GENERATE,
+    "GET /api/tags": (KEYED,),
+    "GET /api/version": (KEYED,),
+}

@@ -1,0 +1,150 @@
+"""An installation with tenants: things of each, and askers of every kind."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import count
+
+from fastapi import FastAPI
+
+from shared.aliases import Mover
+from shared.contract import FineTuneContract
+from shared.job import Job, Kind, Submission
+from shared.lease import LeaseLedger
+from shared.registry import NewAdapter
+from shared.routing import Routing
+from shared.tenancy import SHARED, Role
+from tests.api.conftest import BASE, ROWS
+
+ACME, OTHER = "acme", "other"
+TENANTS = (ACME, OTHER, SHARED)
+NOBODY = "nobody"
+"""Owner of what is not there."""
+REFUSAL = {"no key": (401, "KEY_MISSING"), "a wrong key": (401, "KEY_INVALID"), "a revoked key": (401, "KEY_INVALID")}
+
+
+@dataclass(frozen=True)
+class Asker:
+    """Who sends a request, for which tenant and in which role; ``refused`` is what they get wherever a key is wanted."""
+
+    name: str
+    headers: dict[str, str]
+    tenant: str = NOBODY
+    role: Role = Role.VIEWER
+    is_operator: bool = False
+    refused: tuple[int, str] | None = None
+
+
+class Installation:
+    """Makes things and askers, by the verbs that the API and the workers use."""
+
+    def __init__(self, app: FastAPI) -> None:
+        self._services = app.state.services
+        self._leases = LeaseLedger(self._services.database, 60)
+        self._numbers = count(1)
+
+    # -- things: each call makes another one, and returns its id -------------------------------------------------------
+
+    def file(self, tenant: str) -> str:
+        """An uploaded file, the only one with its content."""
+        with self._services.storage.writer() as writer:
+            writer.write(ROWS + b'{"prompt": "c", "response": "%d"}\n' % next(self._numbers))
+            sha256 = writer.commit()
+        return str(self._services.registry.of(tenant).add_file("rows.jsonl", "fine-tune", len(ROWS), sha256).id)
+
+    def queued_job(self, tenant: str) -> str:
+        """A job that waits for a worker."""
+        return self._submit(tenant).id
+
+    def paused_job(self, tenant: str) -> str:
+        """A job that was paused before a worker had it."""
+        return str(self._services.ledger.of(tenant).pause(self._submit(tenant).id).id)
+
+    def finished_job(self, tenant: str) -> str:
+        """A job with events, a preflight and two adapters, one of them a checkpoint."""
+        return self._finish(tenant)[0]
+
+    def adapter(self, tenant: str) -> str:
+        """A published adapter."""
+        return self._finish(tenant)[1]
+
+    def alias(self, tenant: str) -> str:
+        """An alias that has moved once, so that it can go back."""
+        name, aliases = f"{tenant}-alias-{next(self._numbers)}", self._services.aliases.of(tenant)
+        for _ in range(2):
+            aliases.set(name, Routing.to(self.adapter(tenant)), Mover(id="key-0", name="test"))
+        return name
+
+    def key(self, tenant: str) -> str:
+        """An API key."""
+        return str(self._services.keys.create("a key", tenant, Role.VIEWER)[0].id)
+
+    # -- askers --------------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def askers(self) -> list[Asker]:
+        """Everybody: without a key, of each tenant in each role, the operator, and who would like to be."""
+        return [*self._keyless(), *self._members(), *self._for_other_tenants()]
+
+    def bearer(self, tenant: str, role: Role) -> dict[str, str]:
+        """The header with a new key."""
+        secret = self._services.keys.create(f"{role} of {tenant}", tenant, role)[1]
+        return {"Authorization": f"Bearer {secret}"}
+
+    def _keyless(self) -> Iterator[Asker]:
+        revoked, secret = self._services.keys.create("revoked")
+        self._services.keys.revoke(revoked.id)
+        headers = [{}, {"Authorization": "Bearer mens-wrong"}, {"Authorization": f"Bearer {secret}"}]
+        for (name, refused), header in zip(REFUSAL.items(), headers, strict=True):
+            yield Asker(name, header, refused=refused)
+
+    def _members(self) -> Iterator[Asker]:
+        for tenant in TENANTS:
+            for role in Role:
+                is_operator = (tenant, role) == (SHARED, Role.ADMIN)
+                yield Asker(f"{role} of {tenant}", self.bearer(tenant, role), tenant, role, is_operator)
+
+    def _for_other_tenants(self) -> Iterator[Asker]:
+        operator = self.bearer(SHARED, Role.ADMIN)
+        for tenant in (ACME, OTHER):
+            headers = operator | {"X-Mens-Tenant": tenant}
+            yield Asker(f"the operator for {tenant}", headers, tenant, Role.ADMIN, is_operator=True)
+        for own, role, wanted in ((ACME, Role.ADMIN, OTHER), (ACME, Role.ADMIN, SHARED), (SHARED, Role.TRAINER, ACME)):
+            headers = self.bearer(own, role) | {"X-Mens-Tenant": wanted}
+            yield Asker(f"{role} of {own} for {wanted}", headers, refused=(403, "TENANT_FORBIDDEN"))
+        yield Asker("admin of acme for acme", self.bearer(ACME, Role.ADMIN) | {"X-Mens-Tenant": ACME}, ACME, Role.ADMIN)
+
+    def _submit(self, tenant: str) -> Job:
+        contract = FineTuneContract.model_validate({"model": {"hf_repo": BASE}, "data": {"train_file": "file-1"}})
+        submission = Submission(
+            kind=Kind.FINETUNE,
+            base_model=BASE,
+            name="helper",
+            contract=contract.model_dump(mode="json"),
+            plan={"contract_digest": "0" * 64},
+            preflight={"found": "nothing"},
+        )
+        job: Job = self._services.ledger.of(tenant).submit(submission)[0]
+        return job
+
+    def _finish(self, tenant: str) -> tuple[str, str]:
+        lease = self._leases.claim(self._submit(tenant).id, "worker")
+        assert lease
+        checkpoint, final = self._new_adapter(final=False), self._new_adapter(final=True)
+        self._leases.finish(lease, {"adapter_id": final.id}, adapters=[checkpoint, final])
+        return lease.job.id, final.id
+
+    def _new_adapter(self, *, final: bool) -> NewAdapter:
+        digest = hashlib.sha256(str(next(self._numbers)).encode()).hexdigest()
+        return NewAdapter(
+            id=f"helper@{digest}",
+            digest=digest,
+            base_model=BASE,
+            step=1 + final,
+            final=final,
+            published=True,
+            manifest={"name": "helper", "base_digests": self._services.catalog().get(BASE).digests},
+        )

@@ -1,0 +1,120 @@
+"""API keys on both databases: secrets open once shown, tenants are apart, a revoked key stays revoked."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+from sqlalchemy import text
+
+from shared.changes import Changes
+from shared.db import Database
+from shared.errors import Code, MensError, NotFound, Unauthenticated
+from shared.keys import Keys
+from shared.tenancy import SHARED, KeyLimits, Role
+from tests.shared.samples import snapshot
+
+
+def code(call: Any, *arguments: Any) -> str:
+    with pytest.raises(MensError) as caught:
+        call(*arguments)
+    return caught.value.code
+
+
+def test_key_is_found_as_it_was_made(keys: Keys) -> None:
+    limits = KeyLimits(requests_per_minute=60, concurrent_requests=4)
+    key, secret = keys.create("bot", "acme", Role.TRAINER, limits)
+    assert (key.tenant, key.role, key.requests_per_minute, key.concurrent_requests) == ("acme", Role.TRAINER, 60, 4)
+    assert keys.authenticate(secret) == key
+    assert keys.all() == [key]
+
+
+def test_plain_key_is_an_admin_of_shared_without_limits(keys: Keys) -> None:
+    key, _ = keys.create("laptop")
+    assert (key.tenant, key.role, key.requests_per_minute, key.concurrent_requests) == (SHARED, Role.ADMIN, None, None)
+
+
+def test_key_of_the_release_before_is_an_admin_of_shared(keys: Keys, database: Database) -> None:
+    with database.write() as session:
+        columns = "id, name, secret_sha256, created_at"
+        session.execute(text(f"INSERT INTO api_keys ({columns}) VALUES ('key-0', 'old', '{'0' * 64}', 1)"))
+    [key] = keys.all()
+    assert (key.tenant, key.role, key.requests_per_minute) == (SHARED, Role.ADMIN, None)
+
+
+@pytest.mark.parametrize("field", ["requests_per_minute", "concurrent_requests"])
+def test_limits_are_positive(field: str) -> None:
+    for wrong in (0, -1):
+        with pytest.raises(ValidationError):
+            KeyLimits(**{field: wrong})
+
+
+def test_tenants_keys_are_apart(keys: Keys, database: Database) -> None:
+    mine, theirs = keys.create("one", "acme")[0], keys.create("two", "other")[0]
+    assert keys.all("acme") == [mine]
+    assert keys.all() == [mine, theirs]
+    before = snapshot(database)
+    with pytest.raises(NotFound) as foreign:
+        keys.revoke(theirs.id, "acme")
+    with pytest.raises(NotFound) as unknown:
+        keys.revoke("key-none", "acme")
+    assert str(foreign.value).replace(theirs.id, "key-none") == str(unknown.value)
+    assert snapshot(database) == before
+    assert keys.revoke(mine.id, "acme").revoked_at
+    assert keys.revoke(theirs.id).revoked_at, "whoever has the database may revoke any"
+
+
+def test_every_change_is_counted_once(keys: Keys, database: Database) -> None:
+    changes = Changes(database)
+    key, secret = keys.create("one")
+    assert changes.count() == 1
+    keys.revoke(key.id)
+    assert changes.count() == 2
+    keys.revoke(key.id)
+    assert code(keys.authenticate, secret) == Code.KEY_INVALID
+    assert changes.count() == 2
+
+
+def test_key_opens_and_its_secret_is_stored_nowhere(keys: Keys, database: Database) -> None:
+    key, secret = keys.create("laptop")
+    assert secret.startswith("mens-")
+    assert len(secret) >= 40
+    assert keys.authenticate(secret).id == key.id
+    stored = repr(snapshot(database))
+    assert secret not in stored
+    assert secret.removeprefix("mens-") not in stored
+    assert hashlib.sha256(secret.encode()).hexdigest() in stored
+    assert secret not in key.model_dump_json()
+
+
+@pytest.mark.parametrize("wrong", ["", "mens-", "mens-nonsense", "Ü\0", "' OR 1=1 --"])
+def test_wrong_secret_is_refused(keys: Keys, wrong: str) -> None:
+    keys.create("laptop")
+    with pytest.raises(Unauthenticated) as caught:
+        keys.authenticate(wrong)
+    assert caught.value.code is Code.KEY_INVALID
+
+
+def test_hash_does_not_open(keys: Keys) -> None:
+    _, secret = keys.create("laptop")
+    assert code(keys.authenticate, hashlib.sha256(secret.encode()).hexdigest()) == Code.KEY_INVALID
+
+
+def test_revoked_key_is_refused_and_the_others_are_not(keys: Keys) -> None:
+    (first, first_secret), (second, second_secret) = keys.create("one"), keys.create("two")
+    revoked = keys.revoke(first.id)
+    assert revoked.revoked_at is not None
+    assert code(keys.authenticate, first_secret) == Code.KEY_INVALID
+    assert keys.authenticate(second_secret).id == second.id
+    assert {key.id: key.revoked_at is None for key in keys.all()} == {first.id: False, second.id: True}
+
+
+def test_revoking_again_keeps_the_first_time(keys: Keys) -> None:
+    key, _ = keys.create("laptop")
+    keys.revoke(key.id)
+    [first] = keys.all()
+    keys.revoke(key.id)
+    assert keys.all() == [first]
+    assert code(keys.revoke, "key-none") == Code.KEY_NOT_FOUND
