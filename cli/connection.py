@@ -1,6 +1,7 @@
 """Which installation the command line talks to, and the HTTP client for it.
 
-``MENS_API_URL`` and ``MENS_API_KEY`` win; else the connection file that ``mens up`` writes into the home folder.
+``MENS_API_URL`` and ``MENS_API_KEY`` win; else the connection file that ``mens up`` writes into the home folder. An operator's
+``MENS_TENANT`` names the tenant to act for (docs/tenants.md).
 """
 
 from __future__ import annotations
@@ -43,7 +44,10 @@ class Connection:
 
     def client(self, timeout: float = TIMEOUT_SECONDS) -> httpx.Client:
         """An HTTP client that carries the key."""
-        return httpx.Client(base_url=self.url, headers={"Authorization": f"Bearer {self.key}"}, timeout=timeout)
+        headers = {"Authorization": f"Bearer {self.key}"}
+        if tenant := os.environ.get("MENS_TENANT"):
+            headers["X-Mens-Tenant"] = tenant
+        return httpx.Client(base_url=self.url, headers=headers, timeout=timeout)
 
 
 def saved_connection(home: Path) -> Connection | None:
