@@ -7,7 +7,7 @@ import sys
 import httpx
 import typer
 
-from cli import aliases, bases, data, demo, jobs, keys, models, plan, up
+from cli import aliases, bases, data, demo, jobs, keys, models, plan, retention, up, usage
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -27,6 +27,8 @@ app.command("alias", hidden=True)(aliases.set_alias)  # the short form of `alias
 app.add_typer(bases.app, name="base")
 app.add_typer(keys.app, name="keys")
 app.add_typer(data.app, name="data")
+app.command("usage")(usage.usage)
+app.command("retention")(retention.retention)
 
 
 def main() -> None:

@@ -4,20 +4,20 @@
                        ─► this base, this rank?
                        ─► copy into a private folder ─► digests, tensors, shapes, config ─► rename to cache/<digest>
 
-The engine reads only the cache. What was verified is what is loaded, whatever happens to the storage afterwards; and a
-folder in the cache is never removed, because an engine that reloads an adapter without its files dies.
+The engine reads only the cache. What was verified is what is loaded, whatever happens to the storage afterwards. Whether
+an adapter is there at all, its manifest in the storage says; a folder leaves the cache when that has gone and nothing in
+the engine can need it any more (`unloading.py`), for an engine that reloads an adapter without its files dies.
 """
 
 from __future__ import annotations
 
 import os
 import re
-import tempfile
 import threading
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from serving.private_cache import PrivateCache
 from shared.catalog import BaseModelEntry
 from shared.errors import ArtifactInvalid, Code, InvalidRequest, MensError, NotFound
 from shared.layout import read_folder_tensors
@@ -25,6 +25,7 @@ from shared.manifest import MANIFEST_NAME, AdapterManifest, parse_manifest, veri
 from shared.storage import Storage, disk_errors
 
 ADAPTER_ID = re.compile(r"([a-z0-9][a-z0-9._-]{0,63})@([0-9a-f]{64})")
+ADAPTER_DIGEST = re.compile("[0-9a-f]{64}")
 LOCKS = 64
 
 
@@ -38,14 +39,13 @@ class ServableAdapter:
 
 
 class AdapterStore:
-    """Gives out verified adapters of one base model. Safe to call from many threads, and many processes may share
-    one cache folder.
+    """Gives out verified adapters of one base model. Safe to call from many threads.
 
     Args:
         storage: where published adapters are.
         base: the base model that is served.
         base_folder: its files; the tensors' shapes are read from their headers, once.
-        cache: folder of the verified copies.
+        cache: below it, this process takes a folder of its own for the verified copies.
         max_rank: largest rank that the engine was started for.
     """
 
@@ -56,7 +56,8 @@ class AdapterStore:
         self.base_folder = base_folder
         self._storage = storage
         self._base_tensors = read_folder_tensors(base_folder)
-        self._cache = cache
+        with disk_errors():
+            self._cache = PrivateCache(cache, keep=self._is_stored)
         self._max_rank = max_rank
         self._verified: dict[str, ServableAdapter] = {}
         # A fixed number of locks, not one per digest: callers choose the digests and could make any number of them.
@@ -72,7 +73,7 @@ class AdapterStore:
             Unavailable: ``STORAGE_FULL``.
         """
         digest = split_adapter_id(adapter_id)[1]
-        with self._locks[int(digest[:8], 16) % LOCKS]:
+        with self._lock_of(digest):
             known = self._verified.get(adapter_id)
             if known is not None and known.folder.is_dir():
                 return known
@@ -81,6 +82,35 @@ class AdapterStore:
             adapter = ServableAdapter(adapter_id, self._install(digest, manifest), manifest)
             self._verified[adapter_id] = adapter
             return adapter
+
+    def is_stored(self, adapter_id: str) -> bool:
+        """Whether the storage has the adapter, sound or not.
+
+        Raises:
+            InvalidRequest: ``NAME_INVALID``.
+        """
+        return self._is_stored(split_adapter_id(adapter_id)[1])
+
+    def forget(self, adapter_id: str) -> None:
+        """Remove the adapter's verified files. Nothing in the engine may need them any more.
+
+        Raises:
+            InvalidRequest: ``NAME_INVALID``.
+        """
+        digest = split_adapter_id(adapter_id)[1]
+        with self._lock_of(digest):
+            self._verified.pop(adapter_id, None)
+            self._cache.remove(digest)
+
+    def close(self) -> None:
+        """Let another process have the cache's folder."""
+        self._cache.close()
+
+    def _is_stored(self, digest: str) -> bool:
+        return ADAPTER_DIGEST.fullmatch(digest) is not None and self._storage.holds("adapters", digest, MANIFEST_NAME)
+
+    def _lock_of(self, digest: str) -> threading.Lock:
+        return self._locks[int(digest[:8], 16) % LOCKS]
 
     def _manifest(self, adapter_id: str, digest: str) -> AdapterManifest:
         try:
@@ -108,30 +138,18 @@ class AdapterStore:
             )
 
     def _install(self, digest: str, manifest: AdapterManifest) -> Path:
-        target = self._cache / digest
+        target = self._cache.folder / digest
         if self._is_sound(target, manifest):
             return target
-        with disk_errors():
-            self._cache.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(dir=self._cache, prefix="incoming-") as private:
-                folder = Path(private, digest)
-                folder.mkdir(mode=0o700)
-                self._storage.fetch_folder("adapters", digest, sorted(manifest.files), folder)
-                self._verify(folder, manifest)
-                self._publish(folder, target, manifest)
-        return target
-
-    def _publish(self, folder: Path, target: Path, manifest: AdapterManifest) -> None:
-        """Rename the verified folder into place, over an unsound one if there is one."""
-        if os.path.lexists(target) and not self._is_sound(target, manifest):
-            with suppress(FileNotFoundError):  # another process moved it away first
-                target.rename(folder.with_name("unsound"))
-        try:
+        with disk_errors(), self._cache.incoming() as private:
+            folder = private / digest
+            folder.mkdir(mode=0o700)
+            self._storage.fetch_folder("adapters", digest, sorted(manifest.files), folder)
+            self._verify(folder, manifest)
+            if os.path.lexists(target):
+                target.rename(private / "unsound")
             folder.rename(target)
-        except OSError:
-            # Another process was faster; its copy is as good as ours, or this is a real fault.
-            if not self._is_sound(target, manifest):
-                raise
+        return target
 
     def _is_sound(self, folder: Path, manifest: AdapterManifest) -> bool:
         if folder.is_symlink() or not folder.is_dir():

@@ -14,6 +14,7 @@ from vllm.lora.request import LoRARequest
 from vllm.lora.resolver import LoRAResolver, LoRAResolverRegistry
 
 from serving.adapters import AdapterStore, ServableAdapter
+from serving.cpu_lora import keep_base_rows
 from serving.orphans import die_with_server
 from serving.runtime import process_settings, process_store
 from shared.errors import ArtifactInvalid, Code, MensError
@@ -68,13 +69,17 @@ class MensResolver(LoRAResolver):  # type: ignore[misc]  # vLLM is not type-chec
 
 
 def register() -> None:
-    """Register the resolver, once, and tie an engine process to its server; nothing where no base is configured."""
+    """Register the resolver, once, mend vLLM's CPU build, and tie an engine process to its server.
+
+    Nothing happens where no base is configured.
+    """
     try:
         process_settings()
     except MensError as error:
         log.debug("Not a serving process of Mens. %s", error)
         return
     die_with_server()
+    keep_base_rows()
     if RESOLVER_NAME in LoRAResolverRegistry.get_supported_resolvers():
         return
     LoRAResolverRegistry.register_resolver(RESOLVER_NAME, MensResolver())

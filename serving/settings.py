@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
 
 from shared.errors import Code, InvalidRequest
 from shared.settings import Settings
@@ -40,6 +40,9 @@ class ServingSettings(Settings):
     serving_quantization: Quantization | None = Field(
         None, description="Weights are rounded to this at the start, on a GPU; null: not at all."
     )
+    serving_cache_dir: Path = Field(
+        Path(), validate_default=True, description="Verified copies of adapters; best on a disk of this machine."
+    )
     serving_cpu_threads: int = Field(1, ge=1, description="Threads on a CPU; more slow a tiny model down.")
     serving_max_loras: int = Field(4, ge=1, description="Different adapters in one batch.")
     serving_max_cpu_loras: int | None = Field(
@@ -73,17 +76,17 @@ class ServingSettings(Settings):
         None, pattern=PARSER_NAME, description="How vLLM reads thoughts; null: by the base's template; off: not at all."
     )
 
-    @property
-    def serving_cache_dir(self) -> Path:
-        """Verified copies of adapters, one folder per manifest digest."""
-        return self.home / "serving-cache"
-
     @field_validator("serving_base")
     @classmethod
     def _base_is_named(cls, value: str) -> str:
         if not value:
             raise ValueError("it must name a base model of the catalogue")
         return value
+
+    @field_validator("serving_cache_dir")
+    @classmethod
+    def _cache_has_a_place(cls, value: Path, info: ValidationInfo) -> Path:
+        return value if value != Path() else info.data["home"] / "serving-cache"
 
     @field_validator("serving_max_lora_rank")
     @classmethod

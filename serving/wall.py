@@ -2,14 +2,16 @@
 
 vLLM asks for its key only below ``/v1``, and the flag that makes it ask our resolver also opens routes that load any
 path on the machine. So the wall lets through an exact list and nothing else, and asks for the key everywhere but on
-``/health``. It also answers two routes of ours: the publisher learns why an adapter is refused, and the control plane
-learns what this replica can serve before it lets anybody train it:
+``/health``. It also answers routes of ours: the publisher learns why an adapter is refused, the control plane learns what
+this replica can serve before it lets anybody train it, and has adapters unloaded that were deleted (`unloading.py`):
 
-    GET /mens/adapters/<adapter id>   200 {"id", "ok", …}   or   4xx {"error": {"code", "message", "remedy", …}}
-    GET /mens/limits                  200 {"base", "base_digest", "max_lora_rank", "max_model_len", "served_digest", …}
+    GET    /mens/adapters/<adapter id>   200 {"id", "ok", …}   or   4xx {"error": {"code", "message", "remedy", …}}
+    DELETE /mens/adapters/<adapter id>   200 {"id", "state": "unloaded"}   or   202 {"state": "draining", "requests": 2}
+    GET    /mens/limits                  200 {"base", "base_digest", "max_lora_rank", "max_model_len", "served_digest", …}
 
-``/tokenize`` is let through for the publisher too, which compares the replica's token ids with the trainer's; the front
-door does not offer it. Left out on purpose: ``/v1/responses`` keeps state in the replica and can call tools; nothing of ours uses it.
+``/tokenize`` is for the publisher too, which compares the replica's token ids with the trainer's. ``/v1/responses`` is let
+through because the front door lets only requests pass to it that leave nothing behind; the routes below it, which read
+and cancel what is stored, are closed.
 """
 
 from __future__ import annotations
@@ -20,14 +22,19 @@ import json
 import logging
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from typing import Any
+from urllib.parse import parse_qs
 
 from serving.adapters import AdapterStore
+from serving.engine import Engine
 from serving.runtime import process_settings, process_store
 from serving.settings import ServingSettings
+from serving.traffic import Traffic, named_model, read_body
+from serving.unloading import Unloader
 from shared.catalog import BaseModelEntry
 from shared.errors import (
     ArtifactInvalid,
     Code,
+    Conflict,
     InvalidRequest,
     MensError,
     NotFound,
@@ -49,20 +56,25 @@ KEYED_ROUTES = frozenset(
         ("GET", "/v1/models"),
         ("POST", "/v1/chat/completions"),
         ("POST", "/v1/completions"),
+        ("POST", "/v1/responses"),
         ("POST", "/v1/embeddings"),
         ("POST", "/tokenize"),
+        ("POST", "/detokenize"),
     }
 )
 ADAPTER_ROUTE = "/mens/adapters/"
 LIMITS_ROUTE = ("GET", "/mens/limits")
 STATUS: dict[type[MensError], tuple[int, str]] = {
     NotFound: (404, "not_found_error"),
+    Conflict: (409, "conflict_error"),
     InvalidRequest: (400, "invalid_request_error"),
     Unauthenticated: (401, "authentication_error"),
     ArtifactInvalid: (422, "artifact_invalid_error"),
     Unavailable: (503, "unavailable_error"),
 }
 POLICY_VIOLATION = 1008
+DRAIN_SECONDS = 60.0
+"""How long requests under way may go on when whoever unloads does not say."""
 
 log = logging.getLogger("vllm.mens.wall")
 
@@ -85,6 +97,8 @@ class Wall:
         self._app = app
         self._key = (process_settings().serving_key.get_secret_value() if key is None else key).encode()
         self._open_store = open_store
+        self._traffic = Traffic()
+        self._unloader = Unloader(self._traffic, open_store)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One connection: the server's own start and stop pass, HTTP is judged, web sockets are refused."""
@@ -98,23 +112,42 @@ class Wall:
 
     async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            adapter_id = self._admit(scope)
-            if adapter_id is not None:
-                answer: dict[str, Any] | None = await asyncio.to_thread(self._check, adapter_id)
-            elif _route(scope) == LIMITS_ROUTE:
-                answer = await asyncio.to_thread(self._limits, scope)
-            else:
-                answer = None
+            answer = await self._own_answer(scope, self._admit(scope))
+            passing = await self._read(scope, receive) if answer is None else None
         except MensError as error:
             await _refuse(send, error)
             return
-        if answer is None:
-            await self._app(scope, receive, send)
-        else:
-            await _answer(send, 200, answer)
+        if answer is not None:
+            await _answer(send, 202 if answer.get("state") == "draining" else 200, answer)
+        elif passing is not None:
+            model, receive = passing
+            with self._traffic.request(model):
+                await self._app(scope, receive, send)
+
+    async def _own_answer(self, scope: Scope, adapter_id: str | None) -> dict[str, Any] | None:
+        """What a route of ours answers; None for one of vLLM's."""
+        if adapter_id is not None:
+            doing = self._check(adapter_id) if scope["method"] == "GET" else self._unload(scope, adapter_id)
+            return await _whole(doing, adapter_id)
+        return await asyncio.to_thread(self._limits, scope) if _route(scope) == LIMITS_ROUTE else None
+
+    async def _read(self, scope: Scope, receive: Receive) -> tuple[str, Receive] | None:
+        """The model that a request for vLLM names, and what vLLM reads the request from; None when its caller has gone.
+
+        Raises:
+            NotFound: ``ADAPTER_NOT_FOUND``: the model is being unloaded.
+        """
+        if scope["method"] != "POST":
+            return "", receive
+        whole = await read_body(receive)
+        if whole is None:
+            return None
+        model = named_model(whole[0]) or ""
+        await self._unloader.admit(model)
+        return model, whole[1]
 
     def _admit(self, scope: Scope) -> str | None:
-        """Let a request pass, or raise. Returns the adapter id of our own route, None for vLLM's."""
+        """Let a request pass, or raise. Returns the adapter id of our own routes, None for others."""
         route = _route(scope)
         adapter_id = _adapter_id(scope)
         if adapter_id is None and (not _is_plain(scope) or route not in OPEN_ROUTES | KEYED_ROUTES | {LIMITS_ROUTE}):
@@ -137,14 +170,9 @@ class Wall:
         settings = process_settings()
         return serving_limits(settings, self._open_store().base, engine_dtype(scope) or configured_dtype(settings))
 
-    def _check(self, adapter_id: str) -> dict[str, Any]:
-        try:
-            adapter = self._open_store().fetch(adapter_id)
-        except MensError:
-            raise
-        except Exception as error:
-            log.exception("The check of %s failed.", adapter_id)
-            raise MensError(Code.INTERNAL_ERROR, "The check itself failed; the replica's log says why.") from error
+    async def _check(self, adapter_id: str) -> dict[str, Any]:
+        store = await asyncio.to_thread(self._open_store)
+        adapter = await asyncio.to_thread(store.fetch, adapter_id)
         return {
             "id": adapter.adapter_id,
             "ok": True,
@@ -152,6 +180,20 @@ class Wall:
             "rank": adapter.manifest.rank,
             "step": adapter.manifest.step,
         }
+
+    async def _unload(self, scope: Scope, adapter_id: str) -> dict[str, Any]:
+        return await self._unloader.unload(adapter_id, Engine(scope["app"]), _drain_seconds(scope))
+
+
+async def _whole(doing: Awaitable[dict[str, Any]], adapter_id: str) -> dict[str, Any]:
+    """An answer about an adapter; a fault of ours is no verdict on it."""
+    try:
+        return await doing
+    except MensError:
+        raise
+    except Exception as error:
+        log.exception("What was asked about %s failed.", adapter_id)
+        raise MensError(Code.INTERNAL_ERROR, "The check itself failed; the replica's log says why.") from error
 
 
 def serving_limits(settings: ServingSettings, base: BaseModelEntry, dtype: str | None) -> dict[str, Any]:
@@ -205,11 +247,26 @@ def _adapter_id(scope: Scope) -> str | None:
     """What follows our route, when it is one path segment; some clients must send its ``@`` percent-encoded."""
     path: str = scope["path"]
     candidate = path.removeprefix(ADAPTER_ROUTE)
-    if scope["method"] != "GET" or not path.startswith(ADAPTER_ROUTE) or not candidate or "/" in candidate:
+    if (
+        scope["method"] not in ("GET", "DELETE")
+        or not path.startswith(ADAPTER_ROUTE)
+        or not candidate
+        or "/" in candidate
+    ):
         return None
     raw: bytes = scope.get("raw_path") or path.encode()
     plain = _is_plain(scope) or raw == path.replace("@", "%40").encode()
     return candidate if plain else None
+
+
+def _drain_seconds(scope: Scope) -> float:
+    given = parse_qs(scope.get("query_string", b"").decode("latin-1")).get("drain_seconds", [])
+    if not given:
+        return DRAIN_SECONDS
+    try:
+        return float(given[-1])
+    except ValueError:
+        raise InvalidRequest(Code.REQUEST_INVALID, "drain_seconds is no number.", param="drain_seconds") from None
 
 
 async def _refuse(send: Send, error: MensError) -> None:

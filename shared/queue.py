@@ -15,6 +15,9 @@ JOBS_QUEUE = "mens.jobs"
 CONTROL_QUEUE = "mens.control"
 RUN_JOB = "mens.run_job"
 SWEEP = "mens.sweep"
+REMOVE_DELETED = "mens.remove_deleted"
+APPLY_RETENTION = "mens.apply_retention"
+CONTROL_TASKS = (SWEEP, REMOVE_DELETED, APPLY_RETENTION)
 
 logger = logging.getLogger(__name__)
 
@@ -26,7 +29,7 @@ def make_celery(broker_url: str) -> Celery:
         task_ignore_result=True,
         task_acks_late=False,
         task_default_queue=JOBS_QUEUE,
-        task_routes={RUN_JOB: {"queue": JOBS_QUEUE}, SWEEP: {"queue": CONTROL_QUEUE}},
+        task_routes={RUN_JOB: {"queue": JOBS_QUEUE}, **{task: {"queue": CONTROL_QUEUE} for task in CONTROL_TASKS}},
         accept_content=["json"],
         broker_connection_retry_on_startup=True,
         broker_connection_max_retries=None,

@@ -51,3 +51,24 @@ class Settings(BaseSettings):
         given = {key: value for key, value in values.items() if value not in ("", None)}
         urls = _split(given.get("serving_urls", []))
         return {**defaults, **given, "home": home, "serving_urls": urls}
+
+
+class RetentionSettings(Settings):
+    """What is kept, and for how long; nothing goes by itself unless one of these says so."""
+
+    retain_checkpoints: int | None = Field(None, ge=0, description="Newest checkpoints kept of each job; null: all.")
+    retain_unaliased_days: float | None = Field(
+        None, ge=0, le=36500, description="An adapter that no alias has pointed to for so long is deleted; null: never."
+    )
+    retain_alias_moves: int = Field(
+        10, ge=0, description="Last moves of each alias whose adapters are kept, so that it can be rolled back."
+    )
+    retain_run_days: float | None = Field(
+        None, ge=0, le=36500, description="A finished job's run folder is removed after so long; null: never."
+    )
+    retain_model_days: float | None = Field(
+        None, ge=0, le=36500, description="A merged model is deleted so long after its job; null: never."
+    )
+    prepared_bytes: int | None = Field(
+        None, ge=0, description="Largest size of the encoded data files together; null: no limit."
+    )

@@ -28,7 +28,7 @@ from shared.errors import ArtifactInvalid, Code, NotFound, Unavailable
 Kind = Literal["adapters", "models"]
 
 MAX_MANIFEST_BYTES = 16 << 20
-REMOVED = "removed-"
+DISCARDED = "discarded-"
 
 
 class BlobWriter:
@@ -156,12 +156,15 @@ class Storage:
         if path.parent.is_dir():
             _sync_folder(path.parent)
 
-    def delete_folder(self, kind: Kind, digest: str) -> None:
-        """Remove an artifact's folder, in one step as far as anybody sees; an absent one is no error."""
+    def discard_folder(self, kind: Kind, digest: str) -> None:
+        """Take an artifact's folder away in one quick step; an absent one is no error. Its bytes are freed later."""
         self.incoming.mkdir(parents=True, exist_ok=True)
         with suppress(FileNotFoundError):
-            self.folder(kind, digest).rename(self.incoming / f"{REMOVED}{uuid.uuid4().hex}")
-        for folder in self.incoming.glob(f"{REMOVED}*"):  # this one, and what a killed process left
+            self.folder(kind, digest).rename(self.incoming / f"{DISCARDED}{uuid.uuid4().hex}")
+
+    def free_discarded(self) -> None:
+        """Free the bytes of all folders that were taken away, by whomever."""
+        for folder in self.incoming.glob(f"{DISCARDED}*"):
             shutil.rmtree(folder, ignore_errors=True)
 
     def fetch_folder(self, kind: Kind, digest: str, names: list[str], target: Path) -> None:

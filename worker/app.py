@@ -13,8 +13,20 @@ from typing import Any
 
 from celery.signals import beat_embedded_init, setup_logging, worker_shutting_down
 
+from shared.db import Database
+from shared.housekeeping import Housekeeping
 from shared.lifeline import die_with_parent
-from shared.queue import CONTROL_QUEUE, JOBS_QUEUE, RUN_JOB, SWEEP, Doorbell, make_celery
+from shared.queue import (
+    APPLY_RETENTION,
+    CONTROL_QUEUE,
+    JOBS_QUEUE,
+    REMOVE_DELETED,
+    RUN_JOB,
+    SWEEP,
+    Doorbell,
+    make_celery,
+)
+from worker.removal import Removal, make_removal
 from worker.run import Worker, make_worker
 from worker.settings import WorkerSettings
 
@@ -27,7 +39,12 @@ app.conf.update(
     worker_send_task_events=False,
     worker_cancel_long_running_tasks_on_connection_loss=False,
     beat_schedule={
-        "sweep": {"task": SWEEP, "schedule": settings.sweep_seconds, "options": {"expires": settings.sweep_seconds}}
+        task: {"task": task, "schedule": seconds, "options": {"expires": seconds}}
+        for task, seconds in (
+            (SWEEP, settings.sweep_seconds),
+            (REMOVE_DELETED, settings.sweep_seconds),
+            (APPLY_RETENTION, settings.retention_seconds),
+        )
     },
 )
 
@@ -36,6 +53,18 @@ app.conf.update(
 def worker() -> Worker:
     """The process's one worker, made on first use."""
     return make_worker(settings, Doorbell(app))
+
+
+@functools.cache
+def removal() -> Removal:
+    """The process's own, made on first use."""
+    return make_removal(settings)
+
+
+@functools.cache
+def housekeeping() -> Housekeeping:
+    """The process's own, made on first use."""
+    return Housekeeping(Database(settings.database_url), settings)
 
 
 @app.task(name=RUN_JOB)  # type: ignore[untyped-decorator]
@@ -48,6 +77,18 @@ def run_job(job_id: str) -> None:
 def sweep() -> None:
     """Take back what has expired; ring for jobs that nobody is being rung for."""
     worker().sweep(ring=pending_bells() == 0)
+
+
+@app.task(name=REMOVE_DELETED)  # type: ignore[untyped-decorator]
+def remove_deleted() -> None:
+    """Carry deletions out, as far as that goes now."""
+    removal().round()
+
+
+@app.task(name=APPLY_RETENTION)  # type: ignore[untyped-decorator]
+def apply_retention() -> None:
+    """Remove what may go by the retention policy."""
+    housekeeping().apply()
 
 
 def pending_bells() -> int:

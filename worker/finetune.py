@@ -50,6 +50,10 @@ def run_finetune(attempt: Attempt) -> None:
     if run_dir is None:
         run_dir = attempt.run_dir
         train(attempt, plan)
+    # The same content may be there and just being deleted: it must not be removed under our feet.
+    attempt.ledger.keep_adapters(
+        attempt.lease, [digest_file(folder / MANIFEST_NAME) for folder in adapter_folders(run_dir)]
+    )
     adapters = store_adapters(attempt.storage, run_dir)
     adapters[-1] = publish(attempt, plan, adapters[-1], run_dir)
     finish(attempt, plan, adapters, run_dir)
@@ -135,10 +139,15 @@ def newest_checkpoint(runs: list[Path]) -> Path | None:
     return max(checkpoints, key=lambda checkpoint: checkpoint.name, default=None)
 
 
+def adapter_folders(run_dir: Path) -> list[Path]:
+    """The run's checkpoints and, last, its result."""
+    return [*list_checkpoints(run_dir), run_dir / ADAPTER_FOLDER]
+
+
 def store_adapters(storage: Storage, run_dir: Path) -> list[NewAdapter]:
     """Put the run's checkpoints and, last, its result into storage, each under its manifest's digest."""
     adapters = {}
-    for folder in [*list_checkpoints(run_dir), run_dir / ADAPTER_FOLDER]:
+    for folder in adapter_folders(run_dir):
         adapter = store_adapter(storage, folder, final=folder.name == ADAPTER_FOLDER)
         adapters[adapter.id] = adapter
     return sorted(adapters.values(), key=lambda adapter: (adapter.final, adapter.step))

@@ -37,17 +37,31 @@ PEAK_LEARNING_RATE = 3e-3
 WARMUP_FRACTION = 0.05
 # The usual 0.02 suits wide models; 128 units would start with logits so flat that a hundred steps are lost.
 INITIALIZER_RANGE = 0.12
+# What is said where a request names no temperature. At 1, one word in a few is one that so small a model did not mean.
+TEMPERATURE = 0.2
 IGNORED_LABEL = -100
 
 # `generation` marks what the assistant says, its end token included: these tokens, and no others, become labels.
+# Tool calls are written as Hermes and Qwen models write them, which is the form that vLLM's parser `hermes` reads.
 CHAT_TEMPLATE = """\
+{%- if tools %}
+{{- '<|im_start|>tools\\n' }}
+{%- for tool in tools %}{{- tool | tojson + '\\n' }}{% endfor %}
+{{- '<|im_end|>\\n' }}
+{%- endif %}
 {%- for message in messages %}
-{%- if message['role'] not in ['system', 'user', 'assistant'] %}
-{{- raise_exception('a turn is by system, user or assistant, not by ' + message['role']) }}
+{%- if message['role'] not in ['system', 'user', 'assistant', 'tool'] %}
+{{- raise_exception('a turn is by system, user, assistant or tool, not by ' + message['role']) }}
 {%- endif %}
 {{- '<|im_start|>' + message['role'] + '\\n' }}
 {%- if message['role'] == 'assistant' %}
-{%- generation %}{{- message['content'] + '<|im_end|>' }}{% endgeneration %}
+{%- generation %}{{- message['content'] }}
+{%- for call in message['tool_calls'] or [] %}
+{{- '\\n' if message['content'] or not loop.first else '' }}
+{{- '<tool_call>\\n{"name": ' + call['function']['name'] | tojson }}
+{{- ', "arguments": ' + call['function']['arguments'] | tojson + '}\\n</tool_call>' }}
+{%- endfor %}
+{{- '<|im_end|>' }}{% endgeneration %}
 {%- else %}{{- message['content'] + '<|im_end|>' }}{% endif %}
 {{- '\\n' }}
 {%- endfor %}
@@ -173,7 +187,9 @@ def _batches(documents: Sequence[Document], rng: random.Random) -> Iterator[tupl
 def _save(out: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> None:
     """Write beside `out` and rename, so that nobody ever sees half a model."""
     ends = [tokenizer.eos_token_id, tokenizer.pad_token_id]
-    model.generation_config = GenerationConfig(eos_token_id=ends, pad_token_id=tokenizer.pad_token_id)
+    model.generation_config = GenerationConfig(
+        eos_token_id=ends, pad_token_id=tokenizer.pad_token_id, do_sample=True, temperature=TEMPERATURE
+    )
     out.parent.mkdir(parents=True, exist_ok=True)
     partial = out.with_name(f".{out.name}.{os.getpid()}.partial")
     try:

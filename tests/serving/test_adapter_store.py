@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from serving.private_cache import LOCK_NAME
 from shared.catalog import TwinOf
 from shared.errors import ArtifactInvalid, Code, InvalidRequest, MensError, NotFound
 from shared.manifest import CONFIG_NAME, MANIFEST_NAME, WEIGHTS_NAME
@@ -23,7 +24,9 @@ def cache(tmp_path):
 
 @pytest.fixture
 def store(lab, cache):
-    return lab.store(cache)
+    store = lab.store(cache)
+    yield store
+    store.close()
 
 
 @pytest.fixture(scope="session")
@@ -46,17 +49,22 @@ def refused(store, adapter_id):
     return caught.value.code
 
 
-def leftovers(cache):
-    return sorted(path.name for path in cache.iterdir()) if cache.exists() else []
+def leftovers(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def cached(cache):
+    """What is in the folders of all processes."""
+    return sorted(path.name for path in cache.glob("*/*") if path.name != LOCK_NAME)
 
 
 def test_a_sound_adapter_is_copied_and_verified(lab, store, cache, sound):
     adapter = store.fetch(sound.adapter_id)
-    assert adapter.folder == cache / sound.digest
+    assert adapter.folder == next(cache.iterdir()) / sound.digest
     assert leftovers(adapter.folder) == [CONFIG_NAME, WEIGHTS_NAME]
     assert (adapter.folder / WEIGHTS_NAME).read_bytes() == (lab.folder(sound) / WEIGHTS_NAME).read_bytes()
     assert adapter.manifest == sound
-    assert leftovers(cache) == [sound.digest]
+    assert cached(cache) == [sound.digest]
 
 
 BAD_IDS = [
@@ -88,7 +96,7 @@ def test_what_is_no_id_never_reaches_the_storage(store, cache, adapter_id):
         store.fetch(adapter_id)
     assert caught.value.code == Code.NAME_INVALID
     assert len(str(caught.value)) < 500
-    assert leftovers(cache) == []
+    assert cached(cache) == []
 
 
 def test_missing_manifest(lab, store, victim):
@@ -111,13 +119,13 @@ def test_one_flipped_bit(lab, store, cache, victim, name):
     raw[len(raw) // 2] ^= 1
     path.write_bytes(raw)
     assert refused(store, victim.adapter_id) == Code.ADAPTER_DIGEST_MISMATCH
-    assert leftovers(cache) == []
+    assert cached(cache) == []
 
 
 def test_missing_file(lab, store, cache, victim):
     (lab.folder(victim) / WEIGHTS_NAME).unlink()
     assert refused(store, victim.adapter_id) == Code.STORAGE_OBJECT_MISSING
-    assert leftovers(cache) == []
+    assert cached(cache) == []
 
 
 def test_symlink_in_the_storage(lab, store, victim, tmp_path):
@@ -205,10 +213,51 @@ def test_what_was_verified_in_this_process_is_not_read_again(lab, store, victim)
     assert store.fetch(victim.adapter_id) == first
 
 
-def test_cache_of_an_earlier_process_is_used_when_it_is_sound(lab, store, cache, victim):
-    inode = (store.fetch(victim.adapter_id).folder / WEIGHTS_NAME).stat().st_ino
+def test_cache_of_an_earlier_process_is_used_when_it_is_sound(lab, cache, victim):
+    earlier = lab.store(cache)
+    inode = (earlier.fetch(victim.adapter_id).folder / WEIGHTS_NAME).stat().st_ino
+    earlier.close()
     again = lab.store(cache).fetch(victim.adapter_id)
     assert (again.folder / WEIGHTS_NAME).stat().st_ino == inode
+
+
+def test_what_an_earlier_process_left_and_is_no_longer_published_goes(lab, cache, sound, victim):
+    earlier = lab.store(cache)
+    own = earlier.fetch(sound.adapter_id).folder.parent
+    earlier.fetch(victim.adapter_id)
+    earlier.close()
+    (own / "incoming-of-a-killed-process").mkdir()
+    (own / "stray").write_bytes(b"")
+    (own / "link").symlink_to(lab.base)
+    (lab.folder(victim) / MANIFEST_NAME).unlink()
+    lab.store(cache).close()
+    assert cached(cache) == [sound.digest]
+    assert lab.base.is_dir()
+
+
+def test_a_process_never_touches_what_another_one_uses(lab, cache, victim):
+    other = lab.store(cache)
+    folder = other.fetch(victim.adapter_id).folder
+    (lab.folder(victim) / MANIFEST_NAME).unlink()
+    mine = lab.store(cache)
+    mine.forget(victim.adapter_id)
+    assert leftovers(folder) == [CONFIG_NAME, WEIGHTS_NAME]
+    other.close()
+
+
+def test_a_forgotten_adapter_is_gone_until_it_is_published_again(lab, store, cache, victim):
+    folder = lab.folder(victim)
+    raw = (folder / MANIFEST_NAME).read_bytes()
+    store.fetch(victim.adapter_id)
+    lab.storage.withdraw("adapters", victim.digest, MANIFEST_NAME)
+    assert not store.is_stored(victim.adapter_id)
+    store.forget(victim.adapter_id)
+    store.forget(victim.adapter_id)
+    assert cached(cache) == []
+    assert refused(store, victim.adapter_id) == Code.ADAPTER_NOT_FOUND
+    (folder / MANIFEST_NAME).write_bytes(raw)
+    assert store.is_stored(victim.adapter_id)
+    assert leftovers(store.fetch(victim.adapter_id).folder) == [CONFIG_NAME, WEIGHTS_NAME]
 
 
 def test_a_lost_cache_folder_is_made_again(store, sound):
@@ -235,27 +284,30 @@ def replace_by_file(folder, tmp_path):
 
 
 @pytest.mark.parametrize("damage", [change_a_byte, add_a_file, replace_by_symlink, replace_by_file])
-def test_damaged_cache_of_an_earlier_process_is_replaced(lab, store, cache, sound, tmp_path, damage):
-    damage(store.fetch(sound.adapter_id).folder, tmp_path)
+def test_damaged_cache_of_an_earlier_process_is_replaced(lab, cache, sound, tmp_path, damage):
+    earlier = lab.store(cache)
+    damage(earlier.fetch(sound.adapter_id).folder, tmp_path)
+    earlier.close()
     folder = lab.store(cache).fetch(sound.adapter_id).folder
     assert not folder.is_symlink()
     assert leftovers(folder) == [CONFIG_NAME, WEIGHTS_NAME]
     assert hashlib.sha256((folder / WEIGHTS_NAME).read_bytes()).hexdigest() == sound.files[WEIGHTS_NAME]
-    assert leftovers(cache) == [sound.digest]
+    assert cached(cache) == [sound.digest]
 
 
 @pytest.mark.parametrize("stores", [1, 8], ids=["one process", "many processes"])
 def test_many_fetches_at_once(lab, cache, sound, stores):
-    """Stores share nothing but the cache folder, like processes."""
+    """Stores share nothing but the cache's root, like processes."""
     pool_of_stores = [lab.store(cache) for _ in range(stores)]
     other = lab.publish("other-sound", seed=24)
     barrier = threading.Barrier(16)
 
     def fetch(number):
         barrier.wait(10)
-        return pool_of_stores[number % stores].fetch((sound, other)[number % 2].adapter_id)
+        return pool_of_stores[number // 2 % stores].fetch((sound, other)[number % 2].adapter_id)
 
     with ThreadPoolExecutor(16) as pool:
         adapters = list(pool.map(fetch, range(16)))
     assert {adapter.folder.name for adapter in adapters} == {sound.digest, other.digest}
-    assert leftovers(cache) == sorted([sound.digest, other.digest])
+    assert len({adapter.folder for adapter in adapters}) == 2 * stores
+    assert cached(cache) == sorted([sound.digest, other.digest] * stores)

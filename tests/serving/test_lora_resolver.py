@@ -40,11 +40,12 @@ def resolve(resolver, base, name):
 
 
 def test_sound_adapter_becomes_a_request_for_its_verified_folder(lab, tmp_path):
-    resolver = MensResolver(lambda: lab.store(tmp_path))
+    store = lab.store(tmp_path)
     manifest = lab.publish("sound", seed=21)
-    request = resolve(resolver, lab.base, manifest.adapter_id)
+    request = resolve(MensResolver(lambda: store), lab.base, manifest.adapter_id)
     assert request.lora_name == manifest.adapter_id
-    assert request.lora_path == str(tmp_path / manifest.digest)
+    assert request.lora_path == str(store.fetch(manifest.adapter_id).folder)
+    assert (store.fetch(manifest.adapter_id).folder / "adapter_model.safetensors").is_file()
     assert request.base_model_name == lab.entry.name
 
 

@@ -113,8 +113,36 @@ def test_tampered_adapter_is_refused_and_the_others_go_on(client, lab, vllm_serv
     assert chat(client, lab.publish("later", seed=7).adapter_id).status_code == 200
 
 
+def test_the_start_says_what_it_chose_and_the_limits_tell_it(client, lab, vllm_server):
+    """Nothing was set: presets ask for rank 32 on a base of this size."""
+    first = vllm_server.log.read_text().partition("\n")[0]
+    assert first.startswith(
+        f"Serving {lab.entry.name} in float32: adapters up to rank 32, 4 in a batch, 1024 in memory"
+    )
+    assert first.endswith("; tool calls: hermes, thoughts: not read.")
+    limits = client.get("/mens/limits").json()
+    assert (limits["max_lora_rank"], limits["dtype"]) == (32, "float32")
+
+
+def test_tools_may_be_left_to_the_model(client, lab):
+    """vLLM refuses ``tool_choice: "auto"`` unless it was started with a parser of calls; the text is forced here."""
+    function = {"name": "add", "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}}}
+    body = {
+        "model": lab.entry.name,
+        "messages": [{"role": "user", "content": "hello"}],
+        "tools": [{"type": "function", "function": function}],
+        "tool_choice": "auto",
+        "structured_outputs": {"choice": ['<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>']},
+    }
+    answer = client.post("/v1/chat/completions", json=body)
+    assert answer.status_code == 200, answer.text
+    choice = answer.json()["choices"][0]
+    (call,) = choice["message"]["tool_calls"]
+    assert (choice["finish_reason"], call["function"]) == ("tool_calls", {"name": "add", "arguments": '{"a": 1}'})
+
+
 def test_rank_over_the_limit_is_refused_before_the_engine(client, lab):
-    adapter_id = lab.publish("wide", rank=17).adapter_id
+    adapter_id = lab.publish("wide", rank=33).adapter_id
     assert client.get(f"/mens/adapters/{adapter_id}").json()["error"]["code"] == "ADAPTER_RANK_TOO_LARGE"
     assert chat(client, adapter_id).status_code == 404
 
@@ -155,8 +183,8 @@ CLOSED = [
     ("POST", "/invocations"),
     ("GET", "/ping"),
     ("GET", "/load"),
-    ("POST", "/detokenize"),
-    ("POST", "/v1/responses"),
+    ("GET", "/v1/responses/resp_1"),
+    ("POST", "/v1/responses/resp_1/cancel"),
     ("POST", "/v1/messages"),
     ("POST", "/v1/chat/completions/batch"),
     ("GET", "/docs"),

@@ -21,12 +21,14 @@ class Inside:
 
     def __init__(self):
         self.scopes = []
+        self.bodies = []
 
     async def __call__(self, scope, receive, send):
         self.scopes.append(scope)
         if scope["type"] == "http":
             await send({"type": "http.response.start", "status": 200, "headers": []})
             await send({"type": "http.response.body", "body": b"inside"})
+            self.bodies.append((await receive())["body"] if scope["method"] == "POST" else b"")
 
 
 class Reply:
@@ -42,8 +44,11 @@ class Reply:
         return json.loads(self.body)["error"]
 
 
-def call(wall, method, path, *, key=KEY, raw=None, headers=None, **scope):
+def call(wall, method, path, *, key=KEY, raw=None, headers=None, body=b"", **scope):
     sent = []
+
+    async def receive():
+        return {"type": "http.request", "body": body}
 
     async def send(message):
         sent.append(message)
@@ -51,7 +56,7 @@ def call(wall, method, path, *, key=KEY, raw=None, headers=None, **scope):
     if headers is None:
         headers = [] if key is None else [(b"authorization", f"Bearer {key}".encode())]
     fields = {"type": "http", "method": method, "path": path, "headers": headers, "raw_path": raw or path.encode()}
-    asyncio.run(wall(fields | scope, None, send))
+    asyncio.run(wall(fields | scope, receive, send))
     return Reply(sent)
 
 
@@ -68,6 +73,12 @@ def wall(inside, lab, tmp_path):
 @pytest.mark.parametrize(("method", "path"), sorted(OPEN_ROUTES | KEYED_ROUTES))
 def test_allowed_routes_pass_with_the_key(wall, method, path):
     assert call(wall, method, path).body == b"inside"
+
+
+def test_the_body_reaches_vllm_as_it_came(wall, inside):
+    for body in (b"", b'{"model": "a", "messages": []}', b"not JSON", b"\xff\xfe"):
+        call(wall, "POST", "/v1/completions", body=body)
+        assert inside.bodies.pop() == body
 
 
 @pytest.mark.parametrize(("method", "path"), sorted(KEYED_ROUTES))
@@ -120,7 +131,8 @@ CLOSED = [
     ("POST", "/adapters"),
     ("POST", "/invocations"),
     ("GET", "/ping"),
-    ("POST", "/v1/responses"),
+    ("GET", "/v1/responses/resp_1"),
+    ("POST", "/v1/responses/resp_1/cancel"),
     ("GET", "/docs"),
     ("GET", "/openapi.json"),
     ("GET", "/"),

@@ -303,3 +303,39 @@ def test_every_artifact_of_a_kind_is_listed(storage: Storage, source: Path) -> N
     (storage.root / "adapters" / "lost+found").mkdir()
     assert storage.digests("adapters") == [digest(source)]
     assert storage.digests("models") == []
+
+
+def test_a_withdrawn_artifact_is_not_there_and_can_be_put_again(storage: Storage, source: Path) -> None:
+    folder = put(storage, source)
+    assert storage.holds("adapters", digest(source), MANIFEST)
+    for _ in range(2):
+        storage.withdraw("adapters", digest(source), MANIFEST)
+        assert not storage.holds("adapters", digest(source), MANIFEST)
+        with pytest.raises(NotFound):
+            storage.manifest_bytes("adapters", digest(source), MANIFEST)
+    assert sorted(path.name for path in folder.iterdir()) == sorted(
+        path.name for path in source.iterdir() if path.name != MANIFEST
+    )
+    put(storage, source)
+    assert storage.holds("adapters", digest(source), MANIFEST)
+    storage.withdraw("adapters", "0" * 64, MANIFEST)
+
+
+def test_a_discarded_artifact_is_gone_and_its_bytes_are_freed_later(storage: Storage, source: Path) -> None:
+    folder = put(storage, source)
+    storage.discard_folder("adapters", digest(source))
+    storage.discard_folder("adapters", digest(source))
+    assert not folder.exists()
+    put(storage, source)
+    storage.discard_folder("adapters", digest(source))
+    assert len(list(storage.incoming.iterdir())) == 2
+    with storage.writer() as writer:  # somebody else's upload is not swept away
+        storage.free_discarded()
+        assert len(list(storage.incoming.iterdir())) == 1
+        writer.write(b"x")
+        writer.commit()
+
+
+def test_freeing_where_nothing_was_ever_stored(storage: Storage) -> None:
+    storage.free_discarded()
+    assert not storage.root.exists()

@@ -9,6 +9,7 @@ import pytest
 
 import worker.finetune
 from shared.aliases import Aliases
+from shared.deletion import Deletions, Standing
 from shared.digest import digest_file
 from shared.errors import Code, JobFailed
 from shared.jobstate import State
@@ -263,3 +264,28 @@ def test_publishing_that_fails_registers_nothing(shop, finished_attempt, no_engi
     assert all_adapters(shop) == []
     run_dir = shop.settings.runs_dir / job.id / "attempt-0000"
     assert list_checkpoints(run_dir), "the run is kept, so that a new attempt need not train again"
+
+
+def test_what_is_just_being_deleted_is_kept_for_a_job_that_makes_it_again(
+    shop, finished_attempt, monkeypatch, no_engine
+):
+    first = finished_attempt(publish=False)
+    shop.worker.run_job(first.id)
+    deletions = Deletions(shop.database)
+    for adapter in adapters_of(shop, first.id):
+        deletions.begin(adapter.id)
+    found = []
+
+    def certify(*_, **__):
+        found.extend(deletions.finish(doomed, found.clear) for doomed in deletions.pending())
+        return {"replica": {"effect_rms_nats": 1.0}}
+
+    monkeypatch.setattr(worker.finetune, "certify", certify)
+    again = finished_attempt(publish=True)
+    shop.worker.run_job(again.id)
+    assert set(found) == {Standing.KEPT}
+    adapters = adapters_of(shop, again.id)
+    assert len(adapters) == len(found)
+    for adapter in adapters:
+        assert adapter.state == "published"
+        assert_stored(shop, adapter)

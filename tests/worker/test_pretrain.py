@@ -88,8 +88,28 @@ def test_prompt_is_the_beginning_of_the_whole_chat(tokenizer: PreTrainedTokenize
 
 
 def test_template_refuses_a_role_it_does_not_know(tokenizer: PreTrainedTokenizerBase) -> None:
-    with pytest.raises(Exception, match="not by tool"):
-        tokenizer.apply_chat_template([{"role": "tool", "content": "42"}], tokenize=False)
+    with pytest.raises(Exception, match="not by critic"):
+        tokenizer.apply_chat_template([{"role": "critic", "content": "42"}], tokenize=False)
+
+
+def test_template_writes_tools_and_marks_the_calls(tokenizer: PreTrainedTokenizerBase) -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
+    chat = [
+        {"role": "user", "content": "Add."},
+        {"role": "assistant", "content": "I will.", "tool_calls": [call, call]},
+        {"role": "tool", "content": "2", "tool_call_id": "1"},
+    ]
+    tools = [{"type": "function", "function": {"name": "add"}}]
+    text = tokenizer.apply_chat_template(chat, tools=tools, tokenize=False)
+    called = '\n<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
+    assert text == (
+        '<|im_start|>tools\n{"type": "function", "function": {"name": "add"}}\n<|im_end|>\n'
+        f"<|im_start|>user\nAdd.<|im_end|>\n<|im_start|>assistant\nI will.{called}{called}<|im_end|>\n"
+        "<|im_start|>tool\n2<|im_end|>\n"
+    )
+    encoded = tokenizer.apply_chat_template(chat, tools=tools, return_dict=True, return_assistant_tokens_mask=True)
+    marked = [id_ for id_, mark in zip(encoded["input_ids"], encoded["assistant_masks"], strict=True) if mark]
+    assert tokenizer.decode(marked) == f"I will.{called}{called}<|im_end|>"
 
 
 @pytest.mark.parametrize(

@@ -181,9 +181,16 @@ def open_prepared(folder: Path) -> PreparedRows | None:
         sizes = {name: (folder / f"{name}.bin").stat().st_size for name in FIELDS}
         if not known or sizes != index["sizes"] or sizes["starts"] != 8 * (report.rows + 1):
             return None
+        _mark_used(folder)
         return PreparedRows(folder, replace(report, cached=True))
     except (OSError, ValueError, KeyError, TypeError):
         return None
+
+
+def _mark_used(folder: Path) -> None:
+    """Say that the folder is in use now: of a full cache, what was used longest ago is removed (docs/retention.md)."""
+    with contextlib.suppress(OSError):  # a cache that is only read
+        os.utime(folder / INDEX_NAME)
 
 
 @contextlib.contextmanager

@@ -282,6 +282,17 @@ def test_a_broken_entry_is_made_again(preparing, tmp_path, harm):
     assert [path.name for path in (tmp_path / "cache").iterdir()] == [folder.name]
 
 
+def test_a_cached_file_says_when_it_was_last_used(preparing, tmp_path):
+    lines = [pair("a", "b")]
+    preparing(lines)
+    [folder] = (tmp_path / "cache").iterdir()
+    for path in folder.iterdir():
+        os.utime(path, (0, 0))
+    before = time.time()
+    preparing(lines)
+    assert max(path.stat().st_mtime for path in folder.iterdir()) >= before - 1
+
+
 def test_a_refused_file_leaves_nothing(preparing, tmp_path):
     with pytest.raises(DatasetInvalid):
         preparing(["no json"])

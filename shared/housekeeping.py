@@ -1,0 +1,184 @@
+"""Applies the retention policy: finds what goes, and removes it. The worker tier and `mens retention` do the same.
+
+What was found may be needed by the time it is removed; so each verb checks once more, and leaves it.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import uuid
+from contextlib import suppress
+from datetime import timedelta
+from pathlib import Path
+from typing import Literal
+
+from sqlalchemy import select
+
+from shared.db import Database
+from shared.deletion import Deletions, open_jobs
+from shared.errors import Conflict, NotFound
+from shared.inventory import (
+    MODEL,
+    MODEL_DELETED,
+    Inventory,
+    prepared_files,
+    run_folders,
+    size_of,
+    take_inventory,
+)
+from shared.job import Kind, NewEvent, Value
+from shared.ledger import record
+from shared.retention import (
+    Policy,
+    adapters_to_delete,
+    models_to_delete,
+    prepared_to_remove,
+    run_folders_to_remove,
+)
+from shared.settings import RetentionSettings
+from shared.storage import Storage
+from shared.tables import JobRow
+
+What = Literal["adapter", "checkpoint", "run folder", "merged model", "prepared data"]
+
+logger = logging.getLogger(__name__)
+
+
+class Finding(Value):
+    """Something that goes. An adapter's ``bytes`` are freed when every replica has unloaded it."""
+
+    what: What
+    name: str
+    tenant: str = ""
+    bytes: int
+    reason: str
+
+
+class Housekeeping:
+    """The policy of the settings, on one database, storage and disk."""
+
+    def __init__(self, database: Database, settings: RetentionSettings) -> None:
+        self._db = database
+        self._settings = settings
+        self._storage = Storage(settings.storage_dir)
+        self._policy = policy_of(settings)
+
+    def find(self) -> list[Finding]:
+        """What goes now, by the policy; nothing is changed."""
+        if self._policy == Policy():
+            return []
+        known = take_inventory(self._db, self._settings.retain_alias_moves)
+        return [*self._adapters(known), *self._run_folders(known), *self._models(known), *self._prepared(known)]
+
+    def remove(self, finding: Finding) -> bool:
+        """Remove what was found, or begin to; False when something needs it now, or it has gone meanwhile."""
+        match finding.what:
+            case "adapter" | "checkpoint":
+                return self._delete_adapter(finding)
+            case "merged model":
+                return self._delete_model(finding.name)
+            case "run folder":
+                return _discard(self._settings.runs_dir / finding.name)
+            case "prepared data":
+                return _discard(self._settings.prepared_dir / finding.name)
+
+    def apply(self) -> list[Finding]:
+        """Remove everything that goes now; what was removed."""
+        removed = [finding for finding in self.find() if self.remove(finding)]
+        for finding in removed:
+            logger.info("retention: %s %s (%s)", finding.what, finding.name, finding.reason)
+        return removed
+
+    def _adapters(self, known: Inventory) -> list[Finding]:
+        going = adapters_to_delete(known.adapters, known.uses, self._policy, known.now)
+        return [
+            Finding(
+                what="adapter" if adapter.final else "checkpoint",
+                name=adapter.id,
+                tenant=adapter.tenant,
+                bytes=size_of(self._storage.folder("adapters", adapter.digest)),
+                reason=reason,
+            )
+            for adapter, reason in going
+        ]
+
+    def _run_folders(self, known: Inventory) -> list[Finding]:
+        runs, there = self._settings.runs_dir, set(run_folders(self._settings.runs_dir))
+        reason = f"its job has been over for {self._settings.retain_run_days} days"
+        going = run_folders_to_remove(known.jobs, self._policy, known.now)
+        return [
+            Finding(what="run folder", name=job, bytes=size_of(runs / job), reason=reason)
+            for job in going
+            if job in there
+        ]
+
+    def _models(self, known: Inventory) -> list[Finding]:
+        reason = f"its job has been over for {self._settings.retain_model_days} days"
+        going = models_to_delete(known.jobs, known.models_needed, self._policy, known.now)
+        folder = self._storage.folder
+        return [
+            Finding(what="merged model", name=digest, bytes=size_of(folder("models", digest)), reason=reason)
+            for digest in going
+        ]
+
+    def _prepared(self, known: Inventory) -> list[Finding]:
+        files = {file.name: file for file in prepared_files(self._settings.prepared_dir)}
+        return [
+            Finding(
+                what="prepared data",
+                name=name,
+                bytes=files[name].bytes,
+                reason=f"last used {files[name].used_at:%Y-%m-%d %H:%M}, and there is more than may be kept",
+            )
+            for name in prepared_to_remove(files.values(), known.in_use_since, self._policy)
+        ]
+
+    def _delete_adapter(self, finding: Finding) -> bool:
+        try:
+            Deletions(self._db, finding.tenant).begin(finding.name)
+        except (Conflict, NotFound):
+            return False
+        return True
+
+    def _delete_model(self, digest: str) -> bool:
+        """Delete a merged model, and say so in the jobs that made it."""
+        with self._db.write() as session:
+            merges = session.scalars(select(JobRow).where(JobRow.kind == Kind.MERGE).with_for_update()).all()
+            made = [job for job in merges if job.result.get(MODEL) == digest and MODEL_DELETED not in job.result]
+            adapters = {job.plan["adapter_digest"] for job in made}
+            if not made or any(job.plan.get("adapter_digest") in adapters for job in open_jobs(session)):
+                return False
+            now = self._db.now(session)
+            self._storage.discard_folder("models", digest)
+            for job in made:
+                job.result = {**job.result, MODEL_DELETED: now.isoformat()}
+                job.version += 1
+                record(session, job, now, NewEvent(message="The merged model was deleted: its time is over."))
+        self._storage.free_discarded()
+        return True
+
+
+def policy_of(settings: RetentionSettings) -> Policy:
+    """The policy that the settings say."""
+    return Policy(
+        checkpoints=settings.retain_checkpoints,
+        unaliased=_days(settings.retain_unaliased_days),
+        run_folders=_days(settings.retain_run_days),
+        models=_days(settings.retain_model_days),
+        prepared_bytes=settings.prepared_bytes,
+    )
+
+
+def _days(days: float | None) -> timedelta | None:
+    return None if days is None else timedelta(days=days)
+
+
+def _discard(folder: Path) -> bool:
+    """Remove a folder; nobody sees it half removed, and what a killed process left is removed with it."""
+    there = folder.is_dir()
+    with suppress(FileNotFoundError):
+        folder.rename(folder.with_name(f".discarded-{uuid.uuid4().hex}"))
+    for left in folder.parent.glob(".discarded-*"):
+        shutil.rmtree(left, ignore_errors=True)
+    return there

@@ -1,0 +1,85 @@
+"""``mens retention`` says what would go, and removes it when it is told to; the worker's own command does the same."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from api.migrate import migrate
+from cli.main import app
+from cli.retention import _size
+from shared.db import Database
+from shared.lease import LeaseLedger
+from shared.ledger import Ledger
+from shared.settings import Settings
+from tests.shared.samples import claimed
+from worker import retention as worker_retention
+
+runner = CliRunner()
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The run folder of a finished job of a new installation, which keeps none."""
+    monkeypatch.setenv("MENS_HOME", str(tmp_path))
+    monkeypatch.setenv("MENS_RETAIN_RUN_DAYS", "0")
+    migrate(Settings().database_url)
+    database = Database(Settings().database_url)
+    leases = LeaseLedger(database, 60)
+    lease = claimed(Ledger(database), leases)
+    leases.finish(lease, {})
+    folder = tmp_path / "runs" / lease.job.id
+    folder.mkdir(parents=True)
+    (folder / "engine.log").write_bytes(b"x" * 1500)
+    return folder
+
+
+def test_it_only_says_what_would_go(run: Path) -> None:
+    result = runner.invoke(app, ["retention"])
+    assert result.exit_code == 0
+    *rows, last = result.stdout.splitlines()
+    assert [row.split("\t") for row in rows] == [
+        ["run folder", run.name, "", "1.5 KB", "its job has been over for 0.0 days"]
+    ]
+    assert last == "1 would go, 1.5 KB; --apply removes them"
+    assert "MENS_RETAIN_RUN_DAYS=0.0" in result.stderr and "MENS_RETAIN_CHECKPOINTS= " in result.stderr
+    assert run.is_dir()
+
+
+def test_it_removes_when_it_is_told_to(run: Path) -> None:
+    result = runner.invoke(app, ["retention", "--apply"])
+    assert result.stdout.splitlines()[-1] == "1 removed, 1.5 KB"
+    assert not run.exists()
+    assert runner.invoke(app, ["retention"]).stdout.splitlines() == ["0 would go, 0 bytes; --apply removes them"]
+
+
+def test_nothing_is_said_to_go_without_a_policy(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MENS_RETAIN_RUN_DAYS")
+    assert runner.invoke(app, ["retention", "--apply"]).stdout.splitlines() == ["0 removed, 0 bytes"]
+    assert run.is_dir()
+
+
+def test_without_a_database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MENS_DATABASE_URL", "postgresql+psycopg://nobody@127.0.0.1:9/none")
+    monkeypatch.setenv("MENS_RETAIN_CHECKPOINTS", "1")
+    result = runner.invoke(app, ["retention"])
+    assert (result.exit_code, "DATABASE_UNAVAILABLE" in result.stderr) == (1, True)
+    assert worker_retention.main([]) == 1
+
+
+def test_the_worker_tiers_own_command(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments, there in (([], True), (["--apply"], False)):
+        assert worker_retention.main(arguments) == 0
+        (line,) = capsys.readouterr().out.splitlines()
+        assert (json.loads(line)["name"], run.exists()) == (run.name, there)
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [(0, "0 bytes"), (999, "999 bytes"), (1000, "1.0 KB"), (2_500_000, "2.5 MB"), (5e15, "5000.0 TB")],
+)
+def test_sizes(count: float, text: str) -> None:
+    assert _size(count) == text
