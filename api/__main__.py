@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import logging
+import sys
 
 import uvicorn
 
@@ -10,6 +12,8 @@ from api.main import create_app
 from api.settings import ApiSettings
 
 SHUTDOWN_SECONDS = 10
+SWITCH_SECONDS = 0.0005
+"""How long a thread at work on the database or a data file may keep the event loop, and every stream, waiting."""
 
 
 def main() -> None:
@@ -17,12 +21,17 @@ def main() -> None:
     settings = ApiSettings()
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s %(message)s")
     logging.getLogger("api").setLevel(logging.INFO)  # ours alone: httpx tells every request at this level
+    app = create_app(settings)
+    sys.setswitchinterval(SWITCH_SECONDS)
+    gc.collect()
+    gc.freeze()  # what stays for ever need not be looked through again while callers wait
     uvicorn.run(
-        create_app(settings),
+        app,
         host=settings.api_host,
         port=settings.api_port,
         timeout_graceful_shutdown=SHUTDOWN_SECONDS,
         server_header=False,
+        access_log=False,  # the application logs by itself, afterwards
     )
 
 

@@ -8,59 +8,78 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import anyio
-import httpx
+import msgspec
 from fastapi import Request, Response
-from fastapi.concurrency import run_in_threadpool
-from fastapi.responses import StreamingResponse
 from starlette.requests import ClientDisconnect
-from starlette.types import Receive, Scope, Send
 
+from api.answer import Answer, PassedOn, unless_gone
+from api.limits import Admission
+from api.prefix_salt import salted
+from api.rejections import rejection
 from api.services import Services
 from api.upstream import ask
-from shared.aliases import Alias
-from shared.errors import Code, InvalidRequest, NotFound, TooLarge, Unavailable
-from shared.routing import sticky_point
+from shared.errors import Code, InvalidRequest, NotFound, TooLarge
+from shared.routing import Routing, sticky_point
+
+if TYPE_CHECKING:
+    from api.authentication import Caller
 
 CLIENT_GONE = 499
 """Status in the log for a caller that left; nobody receives it."""
-PASSED_HEADERS = ("content-type", "x-request-id", "retry-after")
 SESSION_HEADER = "x-session-id"
-ADAPTER_HEADER = "x-mens-adapter"
 
-Copy = Callable[[], Awaitable[None]]
+Prepare = Callable[[dict[str, Any]], dict[str, Any]]
 
 
-async def proxy(services: Services, request: Request, path: str) -> Response:
-    """Answer a chat or completion request from a serving replica.
+async def proxy(
+    services: Services, caller: Caller, request: Request, path: str, *, prepare: Prepare | None = None
+) -> Response:
+    """Answer a request to a model from a serving replica, in the replica's own shape.
+
+    Args:
+        path: of the replica.
+        prepare: what becomes of the request's body first.
 
     Raises:
-        InvalidRequest: ``REQUEST_INVALID``. TooLarge: ``BODY_TOO_LARGE``. NotFound: ``MODEL_NOT_FOUND``.
-        Unavailable: ``SERVING_UNAVAILABLE``.
+        InvalidRequest: ``REQUEST_INVALID``. TooLarge: ``BODY_TOO_LARGE``. And what ``prepare`` and :func:`open_answer` raise.
     """
     try:
         body = await read_body(request, services.settings.max_body_bytes)
     except ClientDisconnect:
         return Response(status_code=CLIENT_GONE)
-    session = request.headers.get(SESSION_HEADER, "")
-    chosen = await run_in_threadpool(choose_model, services, body, session)
-    upstream = await _unless_gone(request, ask(services, path, body, chosen.served))
-    if upstream is None:
-        return Response(status_code=CLIENT_GONE)
-    if upstream.status_code == 404:
-        await upstream.aclose()
-        raise Unavailable(
-            Code.SERVING_REFUSED,
-            f"The serving tier refuses to load {body['model']!r} ({chosen.served}).",
-            remedy="Its files may be damaged; the serving replica's log has the reason's code.",
-            retryable=False,
-        )
-    return _streamed(upstream, chosen, _shadow(services, path, body, chosen) if upstream.is_success else None)
+    answer = await open_answer(services, caller, request, path, prepare(body) if prepare else body)
+    return Response(status_code=CLIENT_GONE) if answer is None else PassedOn(answer)
+
+
+async def open_answer(
+    services: Services, caller: Caller, request: Request, path: str, body: dict[str, Any]
+) -> Answer | None:
+    """A serving replica's answer, begun, its key's limits held and its tokens counted; None: the client has gone.
+
+    Whoever gets it closes it: :class:`PassedOn` does, and can be given what the answer is turned into.
+
+    Args:
+        request: its body is read already; its going away is watched, and its headers may choose the adapter.
+        path: of the replica.
+        body: what the replica is asked, but for the model, which may be an alias.
+
+    Raises:
+        TooMany: ``RATE_LIMITED``, ``CONCURRENCY_LIMITED``. InvalidRequest: ``REQUEST_INVALID``.
+        NotFound: ``MODEL_NOT_FOUND``. Unavailable: ``SERVING_UNAVAILABLE``. And what :func:`rejection` gives.
+    """
+    admission = await services.limiter.admit(caller.key)
+    answer = None
+    try:
+        answer = await _begin(services, caller, request, path, body, admission)
+    finally:
+        if answer is None:
+            await admission.leave()
+    return answer
 
 
 async def read_body(request: Request, limit: int) -> dict[str, Any]:
@@ -75,8 +94,8 @@ async def read_body(request: Request, limit: int) -> dict[str, Any]:
         if len(raw) > limit:
             raise TooLarge(Code.BODY_TOO_LARGE, f"The request body is larger than {limit} bytes.")
     try:
-        body = json.loads(raw)
-    except ValueError as error:
+        body = msgspec.json.decode(raw)
+    except (ValueError, RecursionError) as error:
         raise InvalidRequest(Code.REQUEST_INVALID, f"The request body is not JSON: {error}.") from None
     if not isinstance(body, dict):
         raise InvalidRequest(Code.REQUEST_INVALID, "The request body is not a JSON object.")
@@ -85,15 +104,18 @@ async def read_body(request: Request, limit: int) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What answers a request. ``adapter`` is None for a base model; a shadow comes with the alias that names it."""
+    """What answers a request. A base model has neither ``adapter`` nor ``routing``."""
 
     served: str
     adapter: str | None = None
-    alias: Alias | None = None
+    routing: Routing | None = None
 
 
-def choose_model(services: Services, body: dict[str, Any], session: str = "") -> Choice:
+async def choose_model(services: Services, tenant: str, body: dict[str, Any], session: str = "") -> Choice:
     """What the serving tier is asked for: a base by its name, an adapter or alias by an adapter's immutable id.
+
+    Args:
+        tenant: whose names count, before those of ``shared``.
 
     Raises:
         NotFound: ``MODEL_NOT_FOUND``. InvalidRequest: ``REQUEST_INVALID``: no name.
@@ -105,16 +127,12 @@ def choose_model(services: Services, body: dict[str, Any], session: str = "") ->
         return Choice(model)
     if not model.isprintable():  # no name of ours, and nothing to trouble a database with
         raise _unknown_model(model)
-    if alias := services.aliases.find(model):
-        adapter_id = alias.choose(sticky_point(model, sticky_key(body, session)))
-        return Choice(adapter_id, adapter_id, alias)
-    try:
-        adapter = services.registry.adapter(model)
-    except NotFound:
-        raise _unknown_model(model) from None
-    if not adapter.published:
+    routing = await services.directory.find(tenant, model)
+    if routing is None:
         raise _unknown_model(model)
-    return Choice(adapter.id, adapter.id)
+    several = len(routing.targets) > 1
+    adapter_id = routing.choose(sticky_point(model, sticky_key(body, session))) if several else routing.main
+    return Choice(adapter_id, adapter_id, routing)
 
 
 def sticky_key(body: dict[str, Any], session: str = "") -> str:
@@ -135,67 +153,29 @@ def sticky_key(body: dict[str, Any], session: str = "") -> str:
     return json.dumps(["messages", beginning], sort_keys=True)
 
 
-async def _unless_gone(request: Request, answer: Any) -> httpx.Response | None:
-    """Await the replica's answer, or give it up when the client disconnects first."""
-    result: httpx.Response | None = None
-
-    async def wait_for_answer() -> None:
-        nonlocal result
-        result = await answer
-        group.cancel_scope.cancel()
-
-    async def wait_for_disconnect() -> None:
-        while (await request.receive())["type"] != "http.disconnect":
-            pass
-        group.cancel_scope.cancel()
-
-    try:
-        async with anyio.create_task_group() as group:
-            group.start_soon(wait_for_disconnect)
-            group.start_soon(wait_for_answer)
-    except ExceptionGroup as errors:  # the group wraps what was raised inside
-        raise errors.exceptions[0] from None
-    return result
+async def _begin(
+    services: Services, caller: Caller, request: Request, path: str, body: dict[str, Any], admission: Admission
+) -> Answer | None:
+    chosen = await choose_model(services, caller.tenant, body, request.headers.get(SESSION_HEADER, ""))
+    asked = salted(body, services.settings.serving_key.get_secret_value(), caller.tenant)
+    asked, tap = services.meter.of(caller.key, chosen.served, path, asked)
+    begun = await unless_gone(request.receive, ask(services, path, asked, chosen.served))
+    if begun is None:
+        return None
+    if not begun.ok:
+        raise await rejection(begun, body["model"], chosen.served)
+    return Answer(begun, tap, admission, adapter=chosen.adapter, then=_shadow(services, path, asked, chosen))
 
 
-def _shadow(services: Services, path: str, body: dict[str, Any], chosen: Choice) -> Copy | None:
+def _shadow(
+    services: Services, path: str, body: dict[str, Any], chosen: Choice
+) -> Callable[[], Awaitable[None]] | None:
     """Sends the copy for the alias's shadow; None when this request is not of its share."""
-    shadow = chosen.alias.shadow if chosen.alias else None
-    if chosen.alias is None or shadow is None or random.random() >= shadow.share:
+    shadow = chosen.routing.shadow if chosen.routing else None
+    if shadow is None or random.random() >= shadow.share:
         return None
     copy = partial(ask, services, path, body, shadow.adapter)
-    return partial(services.shadows.offer, chosen.alias.name, shadow.adapter, copy)
-
-
-def _streamed(upstream: httpx.Response, chosen: Choice, copy: Copy | None) -> Response:
-    headers = {name: upstream.headers[name] for name in PASSED_HEADERS if name in upstream.headers}
-    if chosen.adapter:
-        headers[ADAPTER_HEADER] = chosen.adapter
-    return PassedOn(upstream, headers, copy)
-
-
-class PassedOn(StreamingResponse):
-    """The replica's bytes as they come, then the shadow's copy: a caller who leaves early leaves none.
-
-    The replica's answer is closed however this ends, even before it begins; closing it early stops the engine.
-    """
-
-    def __init__(self, upstream: httpx.Response, headers: dict[str, str], copy: Copy | None) -> None:
-        super().__init__(self._body(copy), upstream.status_code, headers)
-        self._upstream = upstream
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            await super().__call__(scope, receive, send)
-        finally:
-            with anyio.CancelScope(shield=True):
-                await self._upstream.aclose()
-
-    async def _body(self, copy: Copy | None) -> AsyncIterator[bytes]:
-        async for chunk in self._upstream.aiter_raw():
-            yield chunk
-        if copy is not None:
-            await copy()
+    return partial(services.shadows.offer, body["model"], shadow.adapter, copy)
 
 
 def _unknown_model(model: str) -> NotFound:

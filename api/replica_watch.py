@@ -11,8 +11,9 @@ import time
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
-import httpx
+import msgspec
 
+from api.replica_client import BrokenOff, NotReached, ReplicaClient
 from api.replicas import Replica, Replicas
 from shared.errors import MensError
 from shared.replicas import discover
@@ -38,7 +39,7 @@ class Watch:
     def __init__(
         self,
         replicas: Replicas,
-        client: httpx.AsyncClient,
+        client: ReplicaClient,
         urls: Sequence[str],
         dns: str = "",
         *,
@@ -131,10 +132,12 @@ class Watch:
     async def _health(self, url: str) -> str | None:
         """What is wrong with a replica; None: nothing."""
         try:
-            answer = await self._client.get(f"{url}/health", timeout=HEALTH_TIMEOUT_SECONDS)
-        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            async with asyncio.timeout(HEALTH_TIMEOUT_SECONDS):
+                answer = await self._client.get(f"{url}/health")
+        except (NotReached, BrokenOff, TimeoutError) as error:
             return f"health check: {error or type(error).__name__}"
-        return None if answer.is_success else f"health check: status {answer.status_code}"
+        answer.close()
+        return None if answer.ok else f"health check: status {answer.status}"
 
     async def _warm(self, replica: Replica) -> None:
         """Have the busiest models loaded; what cannot be loaded in time, its first caller waits for."""
@@ -151,14 +154,15 @@ class Watch:
             logger.warning("replica %s did not load all of %s in time", replica.url, models)
 
     async def _ask_for_one_token(self, url: str, model: str) -> None:
-        body = {"model": model, "prompt": ".", "max_tokens": 1}
+        body = msgspec.json.encode({"model": model, "prompt": ".", "max_tokens": 1})
         try:
-            answer = await self._client.post(f"{url}/v1/completions", json=body, timeout=self._warm_seconds)
-        except httpx.HTTPError as error:
-            logger.warning("replica %s was not warmed with %s: %s", url, model, error or type(error).__name__)
+            answer = await self._client.post(f"{url}/v1/completions", body)
+        except (NotReached, BrokenOff) as error:
+            logger.warning("replica %s was not warmed with %s: %s", url, model, error)
             return
-        if not answer.is_success:
-            logger.warning("replica %s was not warmed with %s: status %d", url, model, answer.status_code)
+        answer.close()
+        if not answer.ok:
+            logger.warning("replica %s was not warmed with %s: status %d", url, model, answer.status)
 
 
 async def _guarded(work: Callable[[], Coroutine[Any, Any, None]], what: str) -> None:

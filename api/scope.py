@@ -11,9 +11,12 @@ from typing import Annotated
 from fastapi import Depends
 
 from api.authentication import Caller, CallerDep
+from api.directory import Directory
 from api.services import Services, ServicesDep
 from shared.aliases import Aliases
 from shared.deletion import Deletions
+from shared.job import Job
+from shared.jobstate import State
 from shared.ledger import Ledger
 from shared.registry import Registry
 
@@ -26,6 +29,18 @@ class Scope:
     registry: Registry
     aliases: Aliases
     deletions: Deletions
+    directory: Directory
+
+    def job(self, job_id: str) -> Job:
+        """A job as its caller shall see it: whoever is told that it succeeded finds its alias moved.
+
+        Raises:
+            NotFound: ``JOB_NOT_FOUND``.
+        """
+        job = self.ledger.get(job_id)
+        if job.state is State.SUCCEEDED:
+            self.directory.expect_change()  # the worker, another process, has moved it
+        return job
 
 
 def scope_of(services: Services, caller: Caller) -> Scope:
@@ -36,6 +51,7 @@ def scope_of(services: Services, caller: Caller) -> Scope:
         registry=services.registry.of(tenant),
         aliases=services.aliases.of(tenant),
         deletions=Deletions(services.database, tenant),
+        directory=services.directory,
     )
 
 

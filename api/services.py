@@ -5,23 +5,26 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-import httpx
 from fastapi import Depends, Request
 
+from api.directory import Directory
+from api.limits import Limiter, make_limiter
+from api.metering import Meter
+from api.replica_client import ReplicaClient
 from api.replica_watch import Watch
 from api.replicas import Replicas
 from api.serving_limits import ServingTier
 from api.settings import ApiSettings
 from api.shadow import ShadowTraffic
 from shared.aliases import Aliases
-from shared.catalog import Catalog, load_catalog
+from shared.catalog import Catalog
 from shared.db import Database
+from shared.keys import Keys
 from shared.ledger import Ledger
 from shared.queue import Doorbell, make_celery
 from shared.registry import Registry
 from shared.storage import Storage
-
-KEEPALIVE_SECONDS = 4.0
+from shared.usage import Usage
 
 
 @dataclass(frozen=True)
@@ -32,40 +35,45 @@ class Services:
     database: Database
     ledger: Ledger
     registry: Registry
+    keys: Keys
     aliases: Aliases
     storage: Storage
     doorbell: Doorbell
     serving_tier: ServingTier
-    upstream: httpx.AsyncClient
+    directory: Directory
+    limiter: Limiter
+    usage: Usage
+    meter: Meter
+    upstream: ReplicaClient
     shadows: ShadowTraffic
     replicas: Replicas
     watch: Watch
 
     def catalog(self) -> Catalog:
-        """The catalogue as it is now; it is a small file, and bases may be added while the API runs."""
-        return load_catalog(self.settings.catalog_path)
+        """The catalogue as it is now; bases may be added while the API runs."""
+        return self.directory.catalog()
 
 
 def make_services(settings: ApiSettings) -> Services:
     """Connect everything; nothing is asked of the database or the broker yet."""
     database, replicas = Database(settings.database_url), Replicas(settings.serving_urls)
+    usage = Usage(database)
     key = settings.serving_key.get_secret_value()
-    upstream = httpx.AsyncClient(
-        headers={"Authorization": f"Bearer {key}"} if key else {},
-        trust_env=False,  # replicas are reached directly, whatever proxy the machine uses for the world
-        timeout=httpx.Timeout(settings.upstream_timeout_seconds, connect=5.0),
-        # Shorter than the five seconds of a replica: a connection that both use and close at once fails a request.
-        limits=httpx.Limits(max_connections=None, max_keepalive_connections=100, keepalive_expiry=KEEPALIVE_SECONDS),
-    )
+    upstream = ReplicaClient(key, settings.upstream_timeout_seconds)
     return Services(
         settings=settings,
         database=database,
         ledger=Ledger(database),
         registry=Registry(database),
+        keys=Keys(database),
         aliases=Aliases(database),
         storage=Storage(settings.storage_dir),
         doorbell=Doorbell(make_celery(settings.broker_url)),
         serving_tier=ServingTier(replicas.urls, key),
+        directory=Directory(database, settings.catalog_path),
+        limiter=make_limiter(settings.broker_url),
+        usage=usage,
+        meter=Meter(usage),
         upstream=upstream,
         shadows=ShadowTraffic(),
         replicas=replicas,
@@ -80,8 +88,8 @@ def make_services(settings: ApiSettings) -> Services:
     )
 
 
-def get_services(request: Request) -> Services:
-    """The application's services."""
+async def get_services(request: Request) -> Services:
+    """The application's services. A coroutine, because what is none goes through the thread pool."""
     services: Services = request.app.state.services
     return services
 

@@ -12,12 +12,12 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
 
-import httpx
+from api.replica_client import Begun
 
 MAX_COPIES = 4
 """Copies under way at once in one API process."""
 
-Ask = Callable[[], Awaitable[httpx.Response]]
+Ask = Callable[[], Awaitable[Begun]]
 logger = logging.getLogger(__name__)
 
 
@@ -67,8 +67,8 @@ async def _read(ask: Ask) -> int:
     """The status of the whole answer; its bytes are let go as they come."""
     answer = await ask()
     try:
-        async for _ in answer.aiter_raw():
+        async for _ in answer:
             pass
     finally:
-        await answer.aclose()
-    return answer.status_code
+        answer.close()
+    return answer.status

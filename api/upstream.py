@@ -7,24 +7,21 @@ third: it may be what breaks them.
 
 from __future__ import annotations
 
-import json
+import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable
 from functools import partial
 from typing import Any
 
-import anyio
-import httpx
+import msgspec
 
+from api.replica_client import Begun, BrokenOff, NotReached
 from api.replicas import Replica, State
 from api.services import Services
 from shared.errors import Code, Unavailable
 
 PASSED_OVER = frozenset({502, 503})
 MAX_BROKEN = 2
-NOT_REACHED = (httpx.ConnectError, httpx.ConnectTimeout, httpx.UnsupportedProtocol, httpx.InvalidURL)
-JSON = {"Content-Type": "application/json"}
 
 logger = logging.getLogger(__name__)
 
@@ -33,39 +30,7 @@ class TooLate(Exception):
     """A stream did not begin in time, and somebody else can be asked."""
 
 
-class Begun(httpx.AsyncByteStream):
-    """A replica's body whose first bytes are here already. The replica is released when it is closed.
-
-    Args:
-        first: the first bytes; empty when the body is.
-        rest: gives the others.
-        source: what ``rest`` reads from.
-        release: called once.
-    """
-
-    def __init__(
-        self, first: bytes, rest: AsyncIterator[bytes], source: httpx.AsyncByteStream, release: Callable[[], None]
-    ) -> None:
-        self._first = first
-        self._rest = rest
-        self._source = source
-        self._release: Callable[[], None] | None = release
-
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        if self._first:
-            yield self._first
-        async for chunk in self._rest:
-            yield chunk
-
-    async def aclose(self) -> None:
-        """Give the connection back, or close it when there is more to come."""
-        release, self._release = self._release, None
-        if release:
-            release()
-            await self._source.aclose()
-
-
-async def ask(services: Services, path: str, body: dict[str, Any], served: str) -> httpx.Response:
+async def ask(services: Services, path: str, body: dict[str, Any], served: str) -> Begun:
     """The first answer that has begun. Whoever gets it must close it.
 
     Args:
@@ -77,7 +42,7 @@ async def ask(services: Services, path: str, body: dict[str, Any], served: str) 
     """
     services.watch.start()  # where nobody ran the application's lifespan
     services.replicas.busiest.count(served, time.monotonic())
-    request = Request(services, path, json.dumps({**body, "model": served}).encode(), body.get("stream") is True)
+    request = Request(services, path, msgspec.json.encode({**body, "model": served}), body.get("stream") is True)
     while request.broken < MAX_BROKEN and (replica := services.replicas.take(served, request.tried)):
         if answer := await request.try_at(replica):
             return answer
@@ -107,32 +72,32 @@ class Request:
         self.broken = 0
         self.reason = ""
 
-    async def try_at(self, replica: Replica) -> httpx.Response | None:
+    async def try_at(self, replica: Replica) -> Begun | None:
         """The replica's answer, begun; None when it has to be asked elsewhere. Takes over the replica's release."""
         self.tried.append(replica)
-        answer: httpx.Response | None = None
+        answer: Begun | None = None
         try:
             answer = await self._begin(replica)
-        except (TooLate, httpx.TransportError, httpx.InvalidURL) as error:
+        except (TooLate, NotReached, BrokenOff) as error:
             self._blame(replica, error)
         finally:
             if answer is None:  # also when the caller has gone
                 self._services.replicas.release(replica)
-        if answer is not None and answer.status_code in PASSED_OVER:
-            await answer.aclose()
-            self._pass_over(replica, f"status {answer.status_code}")
+        if answer is not None and answer.status in PASSED_OVER:
+            answer.close()
+            self._pass_over(replica, f"status {answer.status}")
             replica.broke(self.reason)
             return None
         if answer is not None and replica.state is State.DOWN:
             replica.suspect.set()  # it is back, so let it be warmed
         return answer
 
-    async def _begin(self, replica: Replica) -> httpx.Response:
+    async def _begin(self, replica: Replica) -> Begun:
         """The answer with its first bytes. Only a stream is asked to begin in time, and only once: all may be slow."""
         started, limit = time.monotonic(), self._services.settings.first_byte_seconds
         patience = limit if self._streams and not self._was_late and self._others_are_up() else None
         try:
-            with anyio.fail_after(patience):
+            async with asyncio.timeout(patience):
                 answer = await self._send(replica)
         except TimeoutError:
             self._was_late = True
@@ -143,28 +108,21 @@ class Request:
             replica.began(now - started, limit, now)
         return answer
 
-    async def _send(self, replica: Replica) -> httpx.Response:
-        client = self._services.upstream
-        request = client.build_request("POST", replica.url + self._path, content=self._content, headers=JSON)
-        answer = await client.send(request, stream=True)
-        source = answer.stream
-        assert isinstance(source, httpx.AsyncByteStream)
-        rest = aiter(source)
+    async def _send(self, replica: Replica) -> Begun:
+        answer = await self._services.upstream.post(replica.url + self._path, self._content)
         try:
-            first = await anext(rest, b"")
+            first = await answer.read_some()
         except BaseException:
-            with anyio.CancelScope(shield=True):
-                await answer.aclose()
+            answer.close()
             raise
-        answer.stream = Begun(first, rest, source, partial(self._services.replicas.release, replica))
-        return answer
+        return Begun(answer, first, partial(self._services.replicas.release, replica))
 
     def _others_are_up(self) -> bool:
         return any(other.state is State.UP for other in self._services.replicas.candidates(self.tried))
 
     def _blame(self, replica: Replica, error: Exception) -> None:
         self._pass_over(replica, str(error) or type(error).__name__)
-        if isinstance(error, NOT_REACHED):
+        if isinstance(error, NotReached):
             replica.refused(self.reason)
         elif not isinstance(error, TooLate):
             self.broken += 1

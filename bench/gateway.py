@@ -3,7 +3,8 @@
     python -m bench.gateway [--rounds 5] [--vllm]
 
 A replica (a paced fake, or with ``--vllm`` the real one), the API as ``python -m api``, and one raw-socket client that adds
-as little of its own as it can. Requests go in turns, direct and through the door, so both see the same machine.
+as little of its own as it can. Requests go in turns, direct, through the door and through a proxy that does nothing
+(`bench/gateway_bare.py`), so all see the same machine; the last is the floor of what any front door in Python adds here.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from bench.gateway_lanes import FakeInstallation
+from bench.gateway_lanes import FakeInstallation, bare_proxy
 
 MAX_ADDED_MS_P50, MAX_ADDED_MS_P99, MIN_KEPT = 1.0, 3.0, 0.97
 STREAMS = 8
@@ -124,13 +125,19 @@ def report(firsts: dict[str, list[float]], speeds: dict[str, list[float]]) -> bo
     """Print the table and the JSON line of the goal."""
     print(f"{'lane':<8}{'first token ms p50':>20}{'p99':>8}{'tokens/s':>12}   load {os.getloadavg()[0]:.1f}")
     for name, values in firsts.items():
-        print(
-            f"{name:<8}{percentile(values, 50):>20.2f}{percentile(values, 99):>8.2f}{statistics.median(speeds[name]):>12.0f}"
-        )
-    added = {at: percentile(firsts["door"], at) - percentile(firsts["direct"], at) for at in (50, 99)}
+        p50, p99 = (percentile(values, at) for at in (50, 99))
+        print(f"{name:<8}{p50:>20.2f}{p99:>8.2f}{statistics.median(speeds[name]):>12.0f}")
+    added, floor = (
+        {at: percentile(firsts[name], at) - percentile(firsts["direct"], at) for at in (50, 99)}
+        for name in ("door", "bare")
+    )
     kept = statistics.median(door / direct for door, direct in zip(speeds["door"], speeds["direct"], strict=True))
     passed = added[50] <= MAX_ADDED_MS_P50 and added[99] <= MAX_ADDED_MS_P99 and kept >= MIN_KEPT
-    facts = {"ttft_added_ms_p50": round(added[50], 2), "ttft_added_ms_p99": round(added[99], 2)}
+    facts = {
+        f"{what}_added_ms_p{at}": round(value, 2)
+        for what, by in (("ttft", added), ("bare", floor))
+        for at, value in by.items()
+    }
     print(json.dumps({"goal": "C7", "ratio": round(kept, 3), **facts, "target": MIN_KEPT, "pass": passed}))
     return passed
 
@@ -144,10 +151,13 @@ def percentile(values: list[float], at: int) -> float:
 def fake_lanes(pace: float) -> Iterator[dict[str, Lane]]:
     """The fake replica, and the API in front of it, asked for an alias."""
     with tempfile.TemporaryDirectory() as folder, FakeInstallation(Path(folder), pace) as made:
-        yield {
-            "direct": Lane(made.replica_url, "", made.adapter),
-            "door": Lane(made.door_url, made.key, made.alias),
-        }
+        direct = Lane(made.replica_url, "", made.adapter)
+        with bare_proxy(made.replica_url) as url:
+            yield {
+                "direct": direct,
+                "door": Lane(made.door_url, made.key, made.alias),
+                "bare": replace(direct, url=url),
+            }
 
 
 @contextmanager
@@ -160,10 +170,10 @@ def vllm_lanes() -> Iterator[dict[str, Lane]]:
     with tempfile.TemporaryDirectory() as folder:
         build(Settings(home=Path(folder)), "mens-tiny")
         with running_stack(Stack(Path(folder), "mens-tiny")) as stack:
-            yield {
-                "direct": Lane(stack.settings["MENS_SERVING_URLS"], stack.settings["MENS_SERVING_KEY"], "mens-tiny"),
-                "door": Lane(stack.connection.url, stack.connection.key, "mens-tiny"),
-            }
+            direct = Lane(stack.settings["MENS_SERVING_URLS"], stack.settings["MENS_SERVING_KEY"], "mens-tiny")
+            door = Lane(stack.connection.url, stack.connection.key, "mens-tiny")
+            with bare_proxy(direct.url) as url:
+                yield {"direct": direct, "door": door, "bare": replace(direct, url=url)}
 
 
 def main() -> int:

@@ -10,6 +10,8 @@ import subprocess
 import sys
 import time
 import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -82,9 +84,7 @@ class FakeInstallation:
         replica, door = map(str, self._ports)
         settings = {"MENS_HOME": str(self._home), "MENS_API_PORT": door, "MENS_SERVING_URLS": self.replica_url}
         for command in (["bench.gateway_lanes", replica, str(self._pace)], ["api"]):
-            arguments = [sys.executable, "-m", *command]
-            quiet: Any = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-            self._processes.append(subprocess.Popen(arguments, env={**os.environ, **settings}, cwd=ROOT, **quiet))
+            self._processes.append(_start(*command, **settings))
         _wait(f"{self.replica_url}/health")
         _wait(f"{self.door_url}/ready")
         return self
@@ -101,9 +101,10 @@ class FakeInstallation:
         from shared.catalog import BaseModelEntry, Catalog, LocalSource, save_catalog
         from shared.db import Database
         from shared.job import Kind, Submission
+        from shared.keys import Keys
         from shared.lease import LeaseLedger
         from shared.ledger import Ledger
-        from shared.registry import NewAdapter, Registry
+        from shared.registry import NewAdapter
         from shared.settings import Settings
 
         settings = Settings(home=self._home)
@@ -120,9 +121,27 @@ class FakeInstallation:
             id=ADAPTER, digest=digest, base_model=BASE, step=1, final=True, published=True, manifest={}
         )
         leases.finish(lease, {}, adapters=[adapter], alias=ALIAS)
-        secret = Registry(database).create_key("bench")[1]
+        secret = Keys(database).create("bench")[1]
         database.close()
         return secret
+
+
+@contextmanager
+def bare_proxy(replica_url: str) -> Iterator[str]:
+    """URL of a proxy in front of a replica that does nothing else."""
+    port = _free_port()
+    process = _start("bench.gateway_bare", str(port), replica_url)
+    try:
+        _wait(f"http://127.0.0.1:{port}/health")
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        process.terminate()
+        process.wait(20)
+
+
+def _start(*module: str, **settings: str) -> subprocess.Popen[bytes]:
+    quiet: Any = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    return subprocess.Popen([sys.executable, "-m", *module], env={**os.environ, **settings}, cwd=ROOT, **quiet)
 
 
 def _free_port() -> int:

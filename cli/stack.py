@@ -30,7 +30,7 @@ from shared.errors import Unauthenticated
 from shared.settings import Settings
 
 if TYPE_CHECKING:
-    from shared.registry import Registry
+    from shared.keys import Keys
 
 READY_SECONDS = 180.0
 STOP_SECONDS = 40.0
@@ -238,12 +238,12 @@ class Stack:
 
     def _api_key(self) -> str:
         from shared.db import Database
-        from shared.registry import Registry
+        from shared.keys import Keys
 
         database = Database(Settings(home=self.home).database_url)
-        registry, path = Registry(database), self.home / "api-key"
-        if not path.exists() or not _is_known(registry, path.read_text()):
-            write_private(path, registry.create_key("mens-up")[1])
+        keys, path = Keys(database), self.home / "api-key"
+        if not path.exists() or not _is_known(keys, path.read_text()):
+            write_private(path, keys.create("mens-up")[1])
         database.close()
         return path.read_text()
 
@@ -275,9 +275,9 @@ def kill_group(group: int) -> None:
         pass
 
 
-def _is_known(registry: Registry, secret: str) -> bool:
+def _is_known(keys: Keys, secret: str) -> bool:
     try:
-        registry.authenticate(secret)
+        keys.authenticate(secret)
     except Unauthenticated:
         return False
     return True

@@ -107,7 +107,7 @@ def list_checkpoints(job_id: Id, scope: ScopeDep, after: After = None, limit: Li
 
 def _finetune_job(scope: Scope, job_id: str) -> Job:
     """The job, if it is of the one kind that OpenAI knows."""
-    job = scope.ledger.get(job_id)
+    job = scope.job(job_id)
     if job.kind is not Kind.FINETUNE:
         raise NotFound(
             Code.JOB_NOT_FOUND, f"{job_id} is a {job.kind} job.", remedy=f"Look at it with GET /v1/jobs/{job_id}."

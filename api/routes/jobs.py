@@ -150,7 +150,7 @@ def retrieve_job(
     ] = None,
 ) -> Any:
     """One job. Poll it with If-None-Match: an unchanged job is a 304 without a body."""
-    job = scope.ledger.get(job_id)
+    job = scope.job(job_id)
     etag = f'W/"{job.version}"'
     if if_none_match == etag:
         return Response(status_code=status.HTTP_304_NOT_MODIFIED, headers={"ETag": etag})
@@ -222,5 +222,5 @@ def _asked(contract: FineTuneContract, preset: str | None, domain: str | None, n
 
 def _look(scope: Scope, job_id: str, cursor: int) -> tuple[Job, list[Event]]:
     """The job first, then its events: a job seen as final has all its events already."""
-    job = scope.ledger.get(job_id)
+    job = scope.job(job_id)
     return job, scope.ledger.events(job_id, after=cursor, limit=EVENTS_PER_POLL)

@@ -79,7 +79,7 @@ def _whose(caller: Caller, key_id: str | None) -> str | None:
     if key_id not in (None, caller.key.id):
         raise Forbidden(
             Code.ROLE_INSUFFICIENT,
-            f"The usage of other keys takes a key with the role {Role.ADMIN!r}; {caller.key.name!r} is a {caller.role}.",
+            f"The usage of other keys takes a key with the role {str(Role.ADMIN)!r}; {caller.key.name!r} is a {caller.role}.",
             remedy="Leave `key_id` out for your own key's.",
             param="key_id",
         )

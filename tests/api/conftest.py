@@ -37,10 +37,10 @@ def base_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_base(tmp_path_factory.mktemp("bases") / BASE)
 
 
-@pytest.fixture
-def settings(tmp_path: Path, base_folder: Path) -> ApiSettings:
+def settings_for(home: Path, base_folder: Path) -> ApiSettings:
+    """Settings of an installation in a folder, with one base in its catalogue; its replica and broker are not there."""
     settings = ApiSettings(
-        home=tmp_path,
+        home=home,
         max_file_bytes=100_000,
         max_body_bytes=10_000,
         serving_urls=["http://127.0.0.1:9"],
@@ -52,6 +52,11 @@ def settings(tmp_path: Path, base_folder: Path) -> ApiSettings:
     )
     save_catalog(settings.catalog_path, Catalog(bases=[entry]))
     return settings
+
+
+@pytest.fixture
+def settings(tmp_path: Path, base_folder: Path) -> ApiSettings:
+    return settings_for(tmp_path, base_folder)
 
 
 @pytest.fixture(scope="session")
@@ -80,7 +85,7 @@ def anonymous(app: FastAPI) -> Iterator[TestClient]:
 @pytest.fixture
 def client(app: FastAPI, anonymous: TestClient) -> TestClient:
     """A client with a key."""
-    _, secret = app.state.services.registry.create_key("test")
+    _, secret = app.state.services.keys.create("test")
     anonymous.headers["Authorization"] = f"Bearer {secret}"
     return anonymous
 

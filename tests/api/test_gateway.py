@@ -19,7 +19,9 @@ from fastapi.testclient import TestClient
 from shared.job import Kind, Submission
 from shared.lease import LeaseLedger
 from shared.registry import NewAdapter
+from shared.tenancy import KeyLimits, Role
 from tests.api.conftest import BASE
+from tests.api.raw_replica import eventually
 
 pytestmark = pytest.mark.network
 
@@ -90,9 +92,9 @@ def front_door(app: FastAPI, replica: FakeReplica) -> Iterator[httpx.Client]:
     """A client of the API on a real socket: a disconnect is a real one."""
     services = app.state.services
     services.settings.serving_urls[:] = [replica.url]  # read when the first request comes
-    _, secret = services.registry.create_key("test")
+    _, secret = services.keys.create("test")
     register_adapters(app)
-    for url in serve(app):
+    for url in serve(app, lifespan="on"):
         with httpx.Client(base_url=url, headers={"Authorization": f"Bearer {secret}"}, timeout=10) as client:
             yield client
 
@@ -124,7 +126,10 @@ def test_names_become_what_the_replica_serves(
 ) -> None:
     answer = front_door.post("/v1/chat/completions", json={"model": model, "messages": [], "x": [1]})
     assert answer.json() == {"served": served}
-    assert replica.asked == [{"path": "/v1/chat/completions", "model": served, "messages": [], "x": [1]}]
+    assert answer.headers.get("x-mens-adapter") == (None if served == BASE else served)
+    (asked,) = replica.asked
+    assert asked.pop("cache_salt")
+    assert asked == {"path": "/v1/chat/completions", "model": served, "messages": [], "x": [1]}
 
 
 @pytest.mark.parametrize("model", ["nobody", UNPUBLISHED, "../etc/passwd", "", None, 3, [BASE]])
@@ -136,7 +141,15 @@ def test_other_names_never_reach_the_replica(front_door: httpx.Client, replica: 
 
 
 @pytest.mark.parametrize(
-    ("content", "code"), [(b"{", "REQUEST_INVALID"), (b"[]", "REQUEST_INVALID"), (b"x" * 10_001, "BODY_TOO_LARGE")]
+    ("content", "code"),
+    [
+        (b"{", "REQUEST_INVALID"),
+        (b"[]", "REQUEST_INVALID"),
+        (b"[" * 9_000, "REQUEST_INVALID"),
+        (b'{"model": "\\ud800"}', "REQUEST_INVALID"),
+        (b'{"model": "\xff"}', "REQUEST_INVALID"),
+        (b"x" * 10_001, "BODY_TOO_LARGE"),
+    ],
 )
 def test_bodies_that_are_refused(front_door: httpx.Client, content: bytes, code: str) -> None:
     assert front_door.post("/v1/completions", content=content).json()["error"]["code"] == code
@@ -194,3 +207,65 @@ def test_closed_paths_stay_closed(front_door: httpx.Client, replica: FakeReplica
     ):
         assert front_door.post(path, json={"model": BASE}).status_code in (404, 405)
     assert not replica.asked
+
+
+# -- tenants, moves and limits ---------------------------------------------------------------------------------------
+
+
+def ask_as(app: FastAPI, front_door: httpx.Client, tenant: str, **body: Any) -> httpx.Response:
+    """A completion, asked for with a new key of a tenant."""
+    _, secret = app.state.services.keys.create("k", tenant)
+    headers = {"Authorization": f"Bearer {secret}"}
+    return front_door.post("/v1/completions", json={"model": BASE} | body, headers=headers)
+
+
+def test_tenants_share_no_prefix_cache(app: FastAPI, front_door: httpx.Client, replica: FakeReplica) -> None:
+    for tenant, own in (("acme", None), ("acme", None), ("other", None), ("acme", "mine"), ("other", "mine")):
+        assert ask_as(app, front_door, tenant, **({"cache_salt": own} if own else {})).status_code == 200
+    salts = [str(asked["cache_salt"]) for asked in replica.asked]
+    assert salts[0] == salts[1]
+    assert len(set(salts)) == 4
+    assert "mine" not in " ".join(salts)
+
+
+def test_a_move_that_has_returned_is_followed(app: FastAPI, front_door: httpx.Client, replica: FakeReplica) -> None:
+    another = f"helper@{'c' * 64}"
+    assert front_door.post("/v1/completions", json={"model": "helper"}).headers["x-mens-adapter"] == ADAPTER
+    for number in range(10):
+        adapter = (another, ADAPTER)[number % 2]
+        assert front_door.put("/v1/aliases/helper", json={"adapter": adapter}).status_code == 200
+        front_door.post("/v1/completions", json={"model": "helper"})
+        assert replica.asked[-1]["model"] == adapter
+    assert front_door.delete("/v1/aliases/helper").status_code == 200
+    assert front_door.post("/v1/completions", json={"model": "helper"}).status_code == 404
+
+
+@pytest.mark.parametrize("way", ["read", "left", "refused", "unknown"])
+def test_a_slot_is_held_as_long_as_the_answer_takes(
+    app: FastAPI, front_door: httpx.Client, replica: FakeReplica, way: str
+) -> None:
+    limits = KeyLimits(concurrent_requests=1)
+    _, secret = app.state.services.keys.create("one", "acme", Role.VIEWER, limits)
+    front_door.headers["Authorization"] = f"Bearer {secret}"
+    body = {"model": {"refused": f"helper@{'c' * 64}", "unknown": "nobody"}.get(way, BASE), "stream": True}
+    with front_door.stream("POST", "/v1/completions", json=body) as answer:
+        assert answer.is_success is (way in ("read", "left"))
+        if answer.is_success:
+            second = front_door.post("/v1/completions", json={"model": BASE})
+            assert (second.status_code, second.json()["error"]["code"]) == (429, "CONCURRENCY_LIMITED")
+        if way == "left":
+            next(answer.iter_raw())
+        else:
+            answer.read()
+    if way == "left":
+        assert replica.abandoned.wait(2)
+    assert front_door.post("/v1/completions", json={"model": BASE}).status_code == 200
+
+
+def test_what_was_answered_is_counted(app: FastAPI, front_door: httpx.Client) -> None:
+    for model in ("helper", "helper", BASE, "nobody", f"helper@{'c' * 64}"):
+        front_door.post("/v1/completions", json={"model": model, "stream": model == BASE})
+    app.state.services.meter._interval = 0.0
+    eventually(lambda: len(front_door.get("/v1/usage").json()["data"]) == 2, seconds=10)
+    counted = {line["model"]: line["requests"] for line in front_door.get("/v1/usage").json()["data"]}
+    assert counted == {ADAPTER: 2, BASE: 1}

@@ -151,3 +151,18 @@ def test_times_are_stored_as_milliseconds_in_order(moment: datetime) -> None:
     assert abs(back - moment) <= timedelta(milliseconds=0.501)
     assert kind.process_bind_param(back, dialect) == stored
     assert kind.process_bind_param(None, dialect) is kind.process_result_value(None, dialect) is None
+
+
+def test_who_listens_hears_of_every_write_that_was_made(database: Database) -> None:
+    keys: list[int] = []
+    database.after_write.append(lambda: keys.append(len(Keys(database).all())))
+    Keys(database).create("one")
+    assert keys == [1], "it is there already"
+    with pytest.raises(ZeroDivisionError), database.write() as session:
+        session.execute(text("DELETE FROM api_keys"))
+        raise ZeroDivisionError
+    with database.read():
+        pass
+    assert keys == [1]
+    Keys(database).create("two")
+    assert keys == [1, 2]

@@ -1,0 +1,103 @@
+"""A replica's own refusals in the one error shape: vLLM's message, parameter and status, with a code that stays.
+
+What is no fault of the caller's request does not look like one: a key that the replica does not take is ours, and an
+adapter that it does not find is damaged, for it is asked for published ones only.
+"""
+
+from __future__ import annotations
+
+import json
+from http import HTTPStatus
+from typing import Any
+
+from api.replica_client import Begun, BrokenOff
+from shared.errors import Code, MensError, Unavailable
+
+KEY_STATUSES = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
+
+
+class Rejection(MensError):
+    """What a replica answered instead of an answer; ``status`` is the replica's."""
+
+    def __init__(self, code: Code, message: str, *, status: int, **more: Any) -> None:
+        super().__init__(code, message, **more)
+        self.status = status
+
+
+async def rejection(begun: Begun, asked: str, served: str) -> MensError:
+    """The error for a replica's answer that is one. The answer is read and closed.
+
+    Args:
+        begun: the replica's answer.
+        asked: the model's name as the caller wrote it.
+        served: what the replica was asked for.
+
+    Returns:
+        ``REQUEST_REJECTED``, ``SERVING_FAILED``, ``TASK_UNSUPPORTED``, ``SERVING_REFUSED`` or ``SERVING_UNAVAILABLE``.
+    """
+    try:
+        said = _said(b"".join([chunk async for chunk in begun]))
+    except BrokenOff:
+        said = {}
+    finally:
+        begun.close()
+    if begun.status in KEY_STATUSES:
+        return _key_refused()
+    if begun.status == HTTPStatus.NOT_FOUND:
+        return _task_unsupported(asked) if _has_no_route(said) else _adapter_refused(asked, served)
+    return _passed_on(begun.status, said)
+
+
+def _said(content: bytes) -> dict[str, Any]:
+    """The body's error object; empty when there is none."""
+    try:
+        body = json.loads(content)
+    except ValueError:
+        return {}
+    error = body.get("error", body) if isinstance(body, dict) else None
+    return error if isinstance(error, dict) else {}
+
+
+def _has_no_route(said: dict[str, Any]) -> bool:
+    """vLLM has the routes of what its model can do, and no others; the wall answers so for them too."""
+    return said.get("detail") == "Not Found" or said.get("code") == Code.ROUTE_NOT_FOUND
+
+
+def _passed_on(status: int, said: dict[str, Any]) -> Rejection:
+    failed = status >= HTTPStatus.INTERNAL_SERVER_ERROR
+    param = said.get("param")
+    return Rejection(
+        Code.SERVING_FAILED if failed else Code.REQUEST_REJECTED,
+        str(said.get("message") or f"The serving replica answered with status {status}."),
+        status=status,
+        param=param.removeprefix("body.") if isinstance(param, str) else None,
+        retryable=failed and status != HTTPStatus.NOT_IMPLEMENTED,
+    )
+
+
+def _task_unsupported(asked: str) -> Rejection:
+    return Rejection(
+        Code.TASK_UNSUPPORTED,
+        f"{asked!r} cannot do this: its base generates text, and the serving tier has no such route for it.",
+        remedy="Name a model that can, or ask for a chat completion.",
+        param="model",
+        status=HTTPStatus.BAD_REQUEST,
+    )
+
+
+def _adapter_refused(asked: str, served: str) -> Unavailable:
+    return Unavailable(
+        Code.SERVING_REFUSED,
+        f"The serving tier refuses to load {asked!r} ({served}).",
+        remedy="Its files may be damaged; the serving replica's log has the reason's code.",
+        retryable=False,
+    )
+
+
+def _key_refused() -> Unavailable:
+    return Unavailable(
+        Code.SERVING_UNAVAILABLE,
+        "The serving tier does not take the front door's key.",
+        remedy="Give both tiers the same MENS_SERVING_KEY.",
+        retryable=False,
+    )

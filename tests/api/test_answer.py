@@ -1,0 +1,186 @@
+"""An answer on its way: passed on piece by piece, accounted for once, closed however it ends."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import Any, cast
+
+import pytest
+from starlette.types import Message
+
+from api.answer import Answer, PassedOn, unless_gone
+from api.limits import Admission
+from api.replica_client import Begun, BrokenOff
+from api.taps import Tap
+from shared.usage import Amount
+
+PIECES = [b"one", b"two", b"three"]
+
+
+class Trace(list[str]):
+    """What happened, in order."""
+
+
+class Upper(Tap):
+    """Holds the second piece back until the end."""
+
+    def __init__(self, trace: Trace) -> None:
+        super().__init__(lambda _: trace.append("counted"))
+        self._held = b""
+
+    def __call__(self, chunk: bytes) -> bytes:
+        if chunk == PIECES[1]:
+            self._held = chunk
+            return b""
+        return chunk.upper()
+
+    def end(self) -> bytes:
+        return self._held
+
+    def amount(self) -> Amount:
+        return Amount(requests=1)
+
+
+class Source:
+    """A replica's answer."""
+
+    status = 200
+    headers = {"content-type": "text/event-stream", "server": "uvicorn", "x-request-id": "r"}
+
+    def __init__(self, trace: Trace, ends: Callable[[], Any] = lambda: None) -> None:
+        self._trace, self._ends = trace, ends
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        for piece in PIECES:
+            yield piece
+        if (waits := self._ends()) is not None:
+            await waits
+
+    def close(self) -> None:
+        self._trace.append("closed")
+
+
+def answer(trace: Trace, ends: Callable[[], Any] = lambda: None) -> Answer:
+    async def left() -> None:
+        trace.append("left")
+
+    async def copied() -> None:
+        trace.append("copied")
+
+    admission = Admission({"x-ratelimit-limit-requests": "5"}, left)
+    return Answer(cast("Begun", Source(trace, ends)), Upper(trace), admission, adapter="a@1", then=copied)
+
+
+async def stay() -> Message:
+    await asyncio.Event().wait()
+    raise AssertionError
+
+
+def sent(response: PassedOn, trace: Trace, receive: Callable[[], Any] = stay) -> list[Message]:
+    messages: list[Message] = []
+
+    async def send(message: Message) -> None:
+        messages.append(message)
+        trace.append((message.get("body") or message["type"].encode()).decode())
+
+    asyncio.run(response({"type": "http"}, receive, send))
+    return messages
+
+
+def test_the_pieces_and_then_the_accounts() -> None:
+    trace = Trace()
+    start, *_, last = sent(PassedOn(answer(trace)), trace)
+    assert trace == [
+        "http.response.start", "ONE", "THREE", "two", "left", "copied", "http.response.body", "closed", "counted",
+    ]  # fmt: skip
+    assert dict(start["headers"]) == {
+        b"content-type": b"text/event-stream",
+        b"x-request-id": b"r",
+        b"x-ratelimit-limit-requests": b"5",
+        b"x-mens-adapter": b"a@1",
+    }
+    assert not last.get("more_body")
+
+
+def test_another_shape() -> None:
+    trace = Trace()
+    made = answer(trace)
+
+    async def lines() -> AsyncIterator[bytes]:
+        async for piece in made:
+            yield piece + b"!"
+
+    start, *_ = sent(PassedOn(made, lines(), {"content-type": "application/x-ndjson"}), trace)
+    assert trace[1:4] == ["ONE!", "THREE!", "two!"]
+    assert trace[-2:] == ["closed", "counted"]
+    assert dict(start["headers"])[b"content-type"] == b"application/x-ndjson"
+
+
+def test_an_answer_that_breaks_off_is_never_ended_for_the_caller() -> None:
+    trace = Trace()
+
+    def breaks() -> None:
+        raise BrokenOff("gone")
+
+    with pytest.raises(BrokenOff):
+        sent(PassedOn(answer(trace, breaks)), trace)
+    assert trace == ["http.response.start", "ONE", "THREE", "closed", "counted", "left"], "no end, no copy"
+
+
+def test_a_caller_who_goes_ends_it() -> None:
+    trace, may_go = Trace(), asyncio.Event()
+
+    async def goes() -> Message:
+        await may_go.wait()
+        return {"type": "http.disconnect"}
+
+    def hangs() -> Any:
+        may_go.set()
+        return asyncio.Event().wait()
+
+    sent(PassedOn(answer(trace, hangs)), trace, goes)
+    assert trace == ["http.response.start", "ONE", "THREE", "closed", "counted", "left"]
+
+
+def test_an_answer_that_nobody_reads_is_closed_once() -> None:
+    trace = Trace()
+    unread = answer(trace)
+    asyncio.run(unread.aclose())
+    assert trace == ["closed", "counted", "left"]
+
+
+def test_work_is_done_while_the_caller_stays() -> None:
+    async def work() -> int:
+        await asyncio.sleep(0)
+        return 7
+
+    async def fails() -> int:
+        await asyncio.sleep(0)
+        raise BrokenOff("its own")
+
+    assert asyncio.run(unless_gone(stay, work())) == 7
+    with pytest.raises(BrokenOff, match="its own"):
+        asyncio.run(unless_gone(stay, fails()))
+
+
+def test_work_is_given_up_when_the_caller_goes_and_may_tidy_up_first() -> None:
+    trace = Trace()
+    messages = iter(["http.request", "http.disconnect"])
+
+    async def goes() -> Message:
+        return {"type": next(messages)}
+
+    async def work() -> int:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            trace.append("tidied")
+        return 7
+
+    async def test() -> None:
+        assert await unless_gone(goes, work()) is None
+        await asyncio.sleep(0)  # nothing is left that would cancel this
+
+    asyncio.run(test())
+    assert trace == ["tidied"]
