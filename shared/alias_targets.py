@@ -34,7 +34,9 @@ def _kept(session: Session, tenants: Sequence[str], ids: Iterable[str]) -> dict[
     query = select(AdapterRow).where(
         AdapterRow.tenant.in_(tenants), AdapterRow.id.in_(list(ids)), AdapterRow.deleting_at.is_(None)
     )
-    return adapters_by_id(session.scalars(query.order_by(AdapterRow.id).with_for_update(read=True)), tenants)
+    return adapters_by_id(
+        session.scalars(query.order_by(AdapterRow.id, AdapterRow.tenant).with_for_update(read=True)), tenants
+    )
 
 
 def _check_adapter(row: AdapterRow | None, adapter_id: str) -> None:

@@ -119,8 +119,10 @@ class Deletions:
             return standing
 
     def _row(self, session: Session, adapter_id: str) -> AdapterRow:
-        keys = ((tenant, adapter_id) for tenant in visible_to(self._tenant))
+        seen = visible_to(self._tenant)
+        keys = ((tenant, adapter_id) for tenant in sorted(seen))  # in the order of `_lock`
         found = [row for key in keys if (row := session.get(AdapterRow, key, with_for_update=True))]
+        found.sort(key=lambda row: seen.index(row.tenant))
         row = next((row for row in found if row.tenant == self._tenant or row.deleting_at is None), None)
         if row is None:
             raise NotFound(

@@ -16,7 +16,7 @@ from shared.db import Database, whole_milliseconds
 from shared.errors import Code, InvalidRequest, NotFound, Unauthenticated
 from shared.job import Value, new_id
 from shared.tables import KeyRow
-from shared.tenancy import SHARED, TENANT_PATTERN, UNLIMITED, KeyLimits, Role, TenantName
+from shared.tenancy import BEFORE_TENANTS, SHARED, TENANT_PATTERN, UNLIMITED, KeyLimits, Role, TenantName
 
 KEY_PREFIX = "mens-"
 KEY_NAME_PATTERN = r"^[^\x00-\x1f\x7f]{1,64}$"
@@ -56,6 +56,9 @@ class Keys:
         """
         _check_name("name", name, KEY_NAME_PATTERN, "1 to 64 characters in one line")
         _check_name("tenant", tenant, TENANT_PATTERN, "1 to 63 of a-z, 0-9 and -, and not - first")
+        _check_name(
+            "tenant", tenant, f"(?!{BEFORE_TENANTS}$).*", f"another name than {BEFORE_TENANTS!r}, which is reserved"
+        )
         secret = KEY_PREFIX + secrets.token_urlsafe(32)
         with self._db.write() as session:
             row = KeyRow(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any, Literal
 
@@ -115,11 +116,15 @@ class Registry:
         with self._db.read() as session:
             return [File.model_validate(row) for row in session.scalars(query)]
 
-    def delete_file(self, file_id: str) -> str | None:
+    def delete_file(self, file_id: str, remove: Callable[[str], object] = lambda _: None) -> str | None:
         """Forget a file.
 
+        Args:
+            remove: called with the SHA-256 of its blob when no other file has the same content; whoever adds one meanwhile
+                waits. It must be quick.
+
         Returns:
-            SHA-256 of its blob when no other file has the same content, so that the caller may delete it.
+            that SHA-256; None when the blob stays.
 
         Raises:
             NotFound: ``FILE_NOT_FOUND``. Forbidden: ``TENANT_FORBIDDEN``. Conflict: ``FILE_IN_USE`` by a job that is not
@@ -129,16 +134,22 @@ class Registry:
             row = self._file_row(session, file_id, lock=True)
             check_owner(f"The file {file_id}", row.tenant, self._tenant)
             self._refuse_file_in_use(session, file_id)
+            _hold_content(session, row.sha256)
             session.delete(row)
             session.flush()
-            others = session.scalar(select(func.count()).select_from(FileRow).where(FileRow.sha256 == row.sha256))
-            return None if others else row.sha256
+            if session.scalar(select(func.count()).select_from(FileRow).where(FileRow.sha256 == row.sha256)):
+                return None
+            remove(row.sha256)
+            return row.sha256
 
-    def delete_expired_files(self) -> list[str]:
+    def delete_expired_files(self, remove: Callable[[str], object] = lambda _: None) -> list[str]:
         """Forget every tenant's files whose time is over and that no unfinished job needs.
 
+        Args:
+            remove: see :meth:`delete_file`.
+
         Returns:
-            SHA-256 of the blobs to delete.
+            SHA-256 of the blobs that no file needs any more.
         """
         query = select(FileRow.id, FileRow.tenant).where(FileRow.expires_at < datetime.now(UTC))
         with self._db.read() as session:
@@ -146,7 +157,7 @@ class Registry:
         blobs = []
         for file_id, tenant in expired:
             try:
-                blobs.append(self.of(tenant).delete_file(file_id))
+                blobs.append(self.of(tenant).delete_file(file_id, remove))
             except (Conflict, NotFound):  # still needed, or gone meanwhile
                 continue
         return [sha256 for sha256 in blobs if sha256]
@@ -218,7 +229,8 @@ def add_file(
     sha256: str,
     expires_at: datetime | None = None,
 ) -> FileRow:
-    """Add a file inside the caller's transaction."""
+    """Add a file inside the caller's transaction. Its blob may have been removed just before, so look at it afterwards."""
+    _hold_content(session, sha256)
     row = FileRow(
         id=new_id("file"),
         tenant=tenant,
@@ -242,7 +254,7 @@ def register_adapters(
     One that is already there stays as it is, unless it is published or quarantined now and was not published before. One
     that was deleted is there again.
     """
-    for adapter in adapters:
+    for adapter in sorted(adapters, key=lambda adapter: adapter.id):  # rows are locked in the order of their ids
         row = session.get(AdapterRow, (tenant, adapter.id), with_for_update=True)
         if row is not None and row.deleting_at is not None:
             session.delete(row)
@@ -255,3 +267,9 @@ def register_adapters(
     session.flush()
     if adapters:
         bump(session, "adapters")
+
+
+def _hold_content(session: Session, sha256: str) -> None:
+    """Adding and removing files of one content wait for each other until the transaction ends; on SQLite all writers do."""
+    if session.get_bind().dialect.name == "postgresql":
+        session.execute(select(func.pg_advisory_xact_lock(func.hashtextextended(sha256, 0))))

@@ -20,7 +20,7 @@ from sqlalchemy import (
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from sqlalchemy.types import TypeDecorator
 
-from shared.tenancy import SHARED
+from shared.tenancy import BEFORE_TENANTS, SHARED
 
 NAMING = {
     "ix": "ix_%(table_name)s_%(column_0_N_name)s",
@@ -43,6 +43,19 @@ class UtcTime(TypeDecorator[datetime]):
         return None if value is None else datetime.fromtimestamp(value / 1000, UTC)
 
 
+class OwnerTenant(TypeDecorator[str]):
+    """The tenant of a job, in the column that was its owner: an API of the release before writes and reads ``default``."""
+
+    impl = String(64)
+    cache_ok = True
+
+    def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:
+        return BEFORE_TENANTS if value == SHARED else value
+
+    def process_result_value(self, value: str | None, dialect: Dialect) -> str | None:
+        return SHARED if value == BEFORE_TENANTS else value
+
+
 class Base(DeclarativeBase):
     metadata = MetaData(naming_convention=NAMING)
     type_annotation_map = {dict[str, Any]: JSON, list[str]: JSON, datetime: UtcTime}
@@ -59,7 +72,7 @@ class JobRow(Base):
     kind: Mapped[str] = mapped_column(String(16))
     state: Mapped[str] = mapped_column(String(16))
     stage: Mapped[str | None] = mapped_column(String(16))
-    tenant: Mapped[str] = mapped_column("owner", String(64), server_default=SHARED)  # older workers know it as that
+    tenant: Mapped[str] = mapped_column("owner", OwnerTenant)
     idempotency_key: Mapped[str | None] = mapped_column(String(255))
     request_digest: Mapped[str] = mapped_column(String(64))
     base_model: Mapped[str] = mapped_column(String(128))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
 
 from shared.errors import Code, Forbidden
 
@@ -17,7 +17,17 @@ SHARED = "shared"
 LARGEST_LIMIT = 1_000_000
 TENANT_PATTERN = r"^[a-z0-9][a-z0-9-]{0,62}$"
 
-TenantName = Annotated[str, StringConstraints(pattern=TENANT_PATTERN)]
+BEFORE_TENANTS = "default"
+"""What jobs had for an owner before there were tenants; no tenant may have the name."""
+
+
+def _not_reserved(name: str) -> str:
+    if name == BEFORE_TENANTS:
+        raise ValueError(f"{BEFORE_TENANTS!r} is reserved")
+    return name
+
+
+TenantName = Annotated[str, StringConstraints(pattern=TENANT_PATTERN), AfterValidator(_not_reserved)]
 
 
 class Role(StrEnum):

@@ -60,8 +60,7 @@ class Worker:
 
     def sweep(self, *, ring: bool = True) -> list[str]:
         """Delete expired files, take back expired leases, and ring for every job that is ready; the jobs rung for."""
-        for sha256 in self.registry.delete_expired_files():
-            self.storage.delete_blob(sha256)
+        self.registry.delete_expired_files(self.storage.delete_blob)
         ready = self.ledger.sweep()
         return [job_id for job_id in ready if ring and self.doorbell.ring(job_id)]
 

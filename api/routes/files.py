@@ -14,10 +14,11 @@ from api.ids import Id
 from api.openai_types import Deleted, FileObject
 from api.openai_view import file_view
 from api.pages import After, Page, page_of
-from api.scope import ScopeDep
-from api.services import ServicesDep
+from api.scope import Scope, ScopeDep
+from api.services import Services, ServicesDep
 from api.uploads import Upload, receive_upload
-from shared.errors import Code, InvalidRequest
+from shared.errors import Code, InvalidRequest, Unavailable
+from shared.registry import File
 from shared.tenancy import Role
 
 router = APIRouter(prefix="/v1/files", tags=["files (OpenAI)"])
@@ -53,6 +54,7 @@ async def create_file(request: Request, services: ServicesDep, scope: ScopeDep) 
     file = await run_in_threadpool(
         scope.registry.add_file, upload.filename, purpose, upload.size, upload.sha256, expires_at
     )
+    await run_in_threadpool(_refuse_lost, scope, services, file)
     return file_view(file)
 
 
@@ -86,9 +88,21 @@ def file_content(file_id: Id, services: ServicesDep, scope: ScopeDep) -> FileRes
 @router.delete("/{file_id}", dependencies=TRAINER)
 def delete_file(file_id: Id, services: ServicesDep, scope: ScopeDep) -> Deleted:
     """Delete a file; one that an unfinished job needs is kept."""
-    if orphan := scope.registry.delete_file(file_id):
-        services.storage.delete_blob(orphan)
+    scope.registry.delete_file(file_id, services.storage.delete_blob)
     return Deleted(id=file_id, object="file")
+
+
+def _refuse_lost(scope: Scope, services: Services, file: File) -> None:
+    """The same content's last file may have been deleted, blob and all, between the upload and its record."""
+    if services.storage.blob_path(file.sha256).is_file():
+        return
+    scope.registry.delete_file(file.id)
+    raise Unavailable(
+        Code.STORAGE_OBJECT_MISSING,
+        "A file with the same content was deleted while this one was stored.",
+        remedy="Upload it again.",
+        param="file",
+    )
 
 
 def _purpose(upload: Upload) -> str:

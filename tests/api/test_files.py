@@ -5,12 +5,14 @@ from __future__ import annotations
 import hashlib
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
 from api.settings import ApiSettings
+from shared.registry import Registry
 from tests.api.conftest import ROWS
 
 BOUNDARY = "b0undary"
@@ -113,3 +115,20 @@ def test_a_file_expires(app: FastAPI, client: TestClient, settings: ApiSettings)
     ids = [file["id"] for file in client.get("/v1/files").json()["data"]]
     assert kept.id in ids
     assert expired.id not in ids
+
+
+def test_upload_whose_blob_was_deleted_meanwhile_is_asked_for_again(
+    client: TestClient, app: FastAPI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    services = app.state.services
+    add_file = Registry.add_file
+
+    def add_after_a_deletion(self: Registry, *arguments: Any) -> Any:
+        services.storage.delete_blob(hashlib.sha256(ROWS).hexdigest())
+        return add_file(self, *arguments)
+
+    monkeypatch.setattr(Registry, "add_file", add_after_a_deletion)
+    error = post(client, PURPOSE, FILE)["error"]
+    assert isinstance(error, dict)
+    assert (error["code"], error["mens"]["retryable"]) == ("STORAGE_OBJECT_MISSING", True)
+    assert client.get("/v1/files").json()["data"] == []

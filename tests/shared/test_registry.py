@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -123,6 +124,22 @@ def test_file_deleted_by_two_at_once_is_deleted_once(registry: Registry) -> None
                 return error.code
 
         assert sorted(map(str, at_once(2, one))) == sorted(["a" * 64, str(Code.FILE_NOT_FOUND)])
+
+
+def test_blob_is_removed_before_the_same_content_can_be_added(registry: Registry) -> None:
+    # Fails while the blob is removed after the transaction: the new file's blob is then gone.
+    [file] = add(registry)
+    order: list[str] = []
+
+    def remove(_: str) -> None:
+        adding.start()
+        adding.join(0.2)
+        order.append("removed")
+
+    adding = Thread(target=lambda: (add(registry), order.append("added")))
+    registry.delete_file(file.id, remove)
+    adding.join(10)
+    assert order == ["removed", "added"]
 
 
 # -- adapters ------------------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from alembic import command
 from alembic.config import Config
+from sqlalchemy import text
 
 from api.migrate import MIGRATIONS, migrate
 from shared.aliases import Aliases, Mover
@@ -22,8 +23,8 @@ from shared.ledger import Ledger
 from shared.registry import NewAdapter, Registry
 from shared.routing import Routing
 from shared.tables import AdapterRow
-from shared.tenancy import SHARED, Role, visible_to
-from tests.shared.old_rows import write_rows
+from shared.tenancy import BEFORE_TENANTS, SHARED, Role, visible_to
+from tests.shared.old_rows import JOB, write_rows
 from tests.shared.samples import claimed, new_adapter, snapshot, submission
 
 TENANTS = ("acme", "other", SHARED)
@@ -336,6 +337,19 @@ def test_installation_of_one_team_is_the_tenant_shareds(empty_url: str) -> None:
     database.close()
 
 
+def test_job_of_an_api_of_the_release_before_is_shareds(empty_url: str) -> None:
+    migrate(empty_url)
+    database = Database(empty_url)
+    with database.write() as session:
+        session.execute(text(JOB.replace(":", "\\:")))
+    ledger = Ledger(database)
+    assert [job.tenant for job in ledger.list_jobs()] == [SHARED]
+    assert ledger.of("acme").get("ftjob-1").tenant == SHARED
+    assert ledger.submit(submission(idempotency_key="key-1", request_digest="1"))[1] is False
+    assert code(Keys(database).create, "one", BEFORE_TENANTS) == Code.NAME_INVALID
+    database.close()
+
+
 def test_the_way_back_keeps_what_is_shared(empty_url: str) -> None:
     migrate(empty_url, "0002")
     database = Database(empty_url)
@@ -344,17 +358,22 @@ def test_the_way_back_keeps_what_is_shared(empty_url: str) -> None:
     migrate(empty_url)
     Keys(database).create("one", "acme")
     Keys(database).create("two", SHARED, Role.VIEWER)
+    tenant = "acme-" + "x" * 50
+    add(Registry(database), tenant)
+    job = Ledger(database).of(tenant).submit(submission())[0]
     config = Config()
     config.set_main_option("script_location", str(MIGRATIONS))
     config.attributes["database_url"] = empty_url
     command.downgrade(config, "0002")
-    assert snapshot_of_old(database) == before
+    after = snapshot_of_old(database)
+    assert after["jobs"].pop(0)[:3] == (job.id, "finetune", "cancelled"), (
+        "else the release before would run it as shared's"
+    )
+    assert after == before
     database.close()
 
 
 def snapshot_of_old(database: Database) -> dict[str, list[tuple[Any, ...]]]:
-    from sqlalchemy import text
-
     tables = ("jobs", "files", "adapters", "aliases", "alias_moves", "api_keys")
     with database.read() as session:
         return {

@@ -10,7 +10,6 @@ from alembic import op
 revision = "0003"
 down_revision = "0002"
 
-JOBS = sa.table("jobs", sa.column("owner"))
 TENANT = {"type_": sa.String(length=64), "server_default": "shared", "nullable": False}
 
 
@@ -33,7 +32,8 @@ def upgrade() -> None:
         batch_op.create_index("ix_adapters_digest", ["digest"])
     with op.batch_alter_table("files") as batch_op:
         batch_op.add_column(sa.Column("tenant", **TENANT))
-    _widen_owner(sa.String(length=64), "default", "shared")
+    with op.batch_alter_table("jobs") as batch_op:  # a job's owner, never set before, is its tenant now (`OwnerTenant`)
+        batch_op.alter_column("owner", type_=sa.String(length=64), existing_nullable=False)
     with op.batch_alter_table("api_keys") as batch_op:
         batch_op.add_column(sa.Column("tenant", **TENANT))
         batch_op.add_column(sa.Column("role", sa.String(length=16), server_default="admin", nullable=False))
@@ -64,27 +64,24 @@ def _make_new_tables() -> None:
     )
 
 
-def _widen_owner(type_: sa.String, before: str, after: str) -> None:
-    """A job's owner was never set; it is the tenant now. The column keeps its name: older workers read it."""
-    with op.batch_alter_table("jobs") as batch_op:
-        default = "shared" if after == "shared" else None
-        batch_op.alter_column("owner", type_=type_, existing_nullable=False, server_default=default)
-    op.execute(JOBS.update().where(JOBS.c.owner == before).values(owner=after))
-
-
 def downgrade() -> None:
     op.drop_table("changes")
     op.drop_index("ix_usage_tenant", "usage")
     op.drop_table("usage")
     op.execute(sa.text("DELETE FROM api_keys WHERE tenant <> 'shared' OR role <> 'admin'"))  # any key could do anything
     op.execute(sa.text("UPDATE adapters SET published = false WHERE deleting_at IS NOT NULL"))
-    for table in ("alias_moves", "aliases", "adapters"):
+    # Nothing of another tenant may become everybody's; jobs stay, as the adapters' foreign key wants, but do nothing more.
+    op.execute(
+        sa.text(
+            "UPDATE jobs SET state = 'cancelled', lease_owner = NULL WHERE owner <> 'default' AND finished_at IS NULL"
+        )
+    )
+    for table in ("alias_moves", "aliases", "adapters", "files"):
         tenants = sa.table(table, sa.column("tenant"))
         op.execute(tenants.delete().where(tenants.c.tenant != "shared"))
     with op.batch_alter_table("api_keys") as batch_op:
         for column in ("concurrent_requests", "requests_per_minute", "role", "tenant"):
             batch_op.drop_column(column)
-    _widen_owner(sa.String(length=40), "shared", "default")
     with op.batch_alter_table("files") as batch_op:
         batch_op.drop_column("tenant")
     with op.batch_alter_table("adapters") as batch_op:
