@@ -119,7 +119,7 @@ def test_models(client: OpenAI, tuned: FineTuningJob) -> None:
     assert tuned.fine_tuned_model
     names = [model.id for model in client.models.list()]
     assert {BASE, "openai", tuned.fine_tuned_model} <= set(names)
-    assert client.models.retrieve(tuned.fine_tuned_model).owned_by == "mens"
+    assert client.models.retrieve(tuned.fine_tuned_model).owned_by == "shared"
     with pytest.raises(openai.NotFoundError):
         client.models.retrieve("nothing/here")
 
