@@ -20,7 +20,7 @@ app.command("demo")(demo.demo)
 app.command("train")(jobs.train)
 app.command("plan")(plan.plan)
 app.command("chat")(models.chat)
-app.command("models")(models.models)
+app.add_typer(models.app, name="models")
 app.add_typer(jobs.app, name="jobs")
 app.add_typer(aliases.app, name="aliases")
 app.command("alias", hidden=True)(aliases.set_alias)  # the short form of `aliases set`

@@ -1,10 +1,11 @@
-"""``mens models`` and ``mens chat``: what can be asked, and asking it."""
+"""``mens models``, ``mens models delete`` and ``mens chat``: what can be asked, and asking it."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator
 from typing import Annotated, Any
+from urllib.parse import quote
 
 import httpx
 import typer
@@ -13,12 +14,29 @@ from cli.aliases import describe_targets
 from cli.connection import call, connect, describe_error, fail, no_answer
 from cli.tables import print_table
 
+app = typer.Typer(help="List everything that `model` may say: bases, adapters, aliases; delete an adapter.")
 
-def models() -> None:
+
+@app.callback(invoke_without_command=True)
+def models(context: typer.Context) -> None:
     """List everything that `model` may say: bases, adapters, aliases."""
+    if context.invoked_subcommand is not None:
+        return
     found = [(model["id"], model["mens"]) for model in call("GET", "/v1/models")["data"]]
     rows = [(name, mens["kind"], mens.get("base_model", ""), _points_to(mens)) for name, mens in found]
     print_table(("model", "kind", "base", "points to"), rows)
+
+
+@app.command()
+def delete(
+    adapter: Annotated[str, typer.Argument(help="Id of the adapter, name@digest.")],
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+) -> None:
+    """Delete an adapter: nobody is routed to it from now on; its files go when every replica has let go of it."""
+    if not yes:
+        typer.confirm(f"Delete {adapter}? This cannot be undone", abort=True)
+    call("DELETE", f"/v1/models/{quote(adapter, safe='')}")
+    typer.echo(f"{adapter} is deleted; its files follow (docs/retention.md).")
 
 
 def chat(

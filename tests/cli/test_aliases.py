@@ -74,3 +74,10 @@ def test_a_move_from_an_old_version(mens: Command) -> None:
 @pytest.mark.parametrize("target", ["demo@1", "=5", "demo@1=", "demo@1=x", "demo@1=-5"])
 def test_targets_that_are_no_targets(mens: Command, target: str) -> None:
     assert "ADAPTER=WEIGHT" in mens("aliases", "split", "prod", target, "demo@2=5", code=1)
+
+
+def test_a_model_is_deleted_once_no_alias_needs_it(mens: Command) -> None:
+    mens("alias", "prod", "demo@1")
+    assert "MODEL_IN_USE" in mens("models", "delete", "demo@1", "--yes", code=1)
+    assert "is deleted" in mens("models", "delete", "demo@2", "--yes")
+    assert [line.split("\t")[0] for line in mens("models").splitlines()] == ["prod", "demo@1", "demo@3"]
