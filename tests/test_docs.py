@@ -32,7 +32,7 @@ def test_every_module_is_in_the_readme(tier: str) -> None:
     assert not [name for name in modules if name not in README]
 
 
-@pytest.mark.parametrize(("page", "rows"), [("original-defects.md", 24), ("complaints.md", 15)])
+@pytest.mark.parametrize(("page", "rows"), [("original-defects.md", 28), ("complaints.md", 15)])
 def test_every_row_names_tests_that_exist(page: str, rows: int) -> None:
     table = [line for line in (ROOT / "docs" / page).read_text().splitlines() if line.startswith("| ")][1:]
     assert len(table) == rows

@@ -88,3 +88,43 @@ def test_demo_questions_are_held_out_and_have_the_expected_answer() -> None:
 
 def test_base_model_was_never_taught_what_the_demo_expects() -> None:
     assert not [answer for answer in answers(CORPUS) for entry in demo() if entry["expect"] in answer]
+
+
+# -- tools
+
+
+def tool_rows() -> list[dict[str, Any]]:
+    return rows("tools.jsonl")
+
+
+def calls(row: dict[str, Any]) -> list[dict[str, Any]]:
+    return [call["function"] for turn in row["messages"] for call in turn.get("tool_calls", [])]
+
+
+def test_tool_rows_are_rows_that_can_be_learnt() -> None:
+    from shared.dataset import read_rows
+
+    with (EXAMPLES / "tools.jsonl").open("rb") as lines:
+        assert len(list(read_rows(lines))) == len(tool_rows()) >= 30
+
+
+def test_every_call_is_of_a_tool_that_the_row_describes() -> None:
+    called = [(row, call) for row in tool_rows() for call in calls(row)]
+    assert len(called) >= 20
+    for row, call in called:
+        (described,) = [tool["function"] for tool in row["tools"] if tool["function"]["name"] == call["name"]]
+        assert set(json.loads(call["arguments"])) == set(described["parameters"]["required"])
+
+
+def test_tool_rows_also_show_when_not_to_call_and_what_follows_a_result() -> None:
+    ends = [row["messages"][-1] for row in tool_rows()]
+    assert any("tools" in row and not calls(row) for row in tool_rows())
+    assert any(
+        row["messages"][-2]["role"] == "tool" and end["content"] for row, end in zip(tool_rows(), ends, strict=True)
+    )
+
+
+def test_base_model_never_saw_the_call_that_is_taught() -> None:
+    text = "\n".join(row["text"] for row in rows(CORPUS) if "text" in row)
+    assert "<tool_call>" in text
+    assert not [call["name"] for row in tool_rows() for call in calls(row) if call["name"] in text]

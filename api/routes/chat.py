@@ -1,4 +1,4 @@
-"""Asking models: /v1/chat/completions and /v1/completions. These routes, and no others, reach the serving tier."""
+"""Asking models, in OpenAI's shapes. These routes and Ollama's, and no others, reach the serving tier."""
 
 from __future__ import annotations
 
@@ -6,11 +6,16 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
+from api.authentication import CallerDep, requires
 from api.gateway import proxy
+from api.model_route import ModelRoute
+from api.responses import stateless
 from api.services import ServicesDep
+from shared.tenancy import Role
 
-router = APIRouter(prefix="/v1", tags=["chat (OpenAI)"])
+router = APIRouter(prefix="/v1", tags=["chat (OpenAI)"], route_class=ModelRoute)
 
+TRAINER = [requires(Role.TRAINER)]
 BODY: dict[str, Any] = {
     "parameters": [
         {
@@ -33,15 +38,39 @@ BODY: dict[str, Any] = {
 
 
 @router.post("/chat/completions", openapi_extra=BODY)
-async def chat_completions(request: Request, services: ServicesDep) -> Response:
+async def chat_completions(request: Request, services: ServicesDep, caller: CallerDep) -> Response:
     """A chat completion by a base, an adapter or an alias; OpenAI's request and answer, streamed or not.
 
     Which adapter answered is in the header X-Mens-Adapter.
     """
-    return await proxy(services, request, "/v1/chat/completions")
+    return await proxy(services, caller, request, "/v1/chat/completions")
 
 
 @router.post("/completions", openapi_extra=BODY)
-async def completions(request: Request, services: ServicesDep) -> Response:
+async def completions(request: Request, services: ServicesDep, caller: CallerDep) -> Response:
     """A text completion by a base, an adapter or an alias."""
-    return await proxy(services, request, "/v1/completions")
+    return await proxy(services, caller, request, "/v1/completions")
+
+
+@router.post("/responses", openapi_extra=BODY)
+async def responses(request: Request, services: ServicesDep, caller: CallerDep) -> Response:
+    """A response, streamed or not. Nothing is stored, so a request brings the whole conversation."""
+    return await proxy(services, caller, request, "/v1/responses", prepare=stateless)
+
+
+@router.post("/embeddings", openapi_extra=BODY)
+async def embeddings(request: Request, services: ServicesDep, caller: CallerDep) -> Response:
+    """Embeddings, of a model that makes them; one that generates text does not."""
+    return await proxy(services, caller, request, "/v1/embeddings")
+
+
+@router.post("/tokenize", openapi_extra=BODY, dependencies=TRAINER)
+async def tokenize(request: Request, services: ServicesDep, caller: CallerDep) -> Response:
+    """The token ids of a ``prompt``, or of ``messages`` in the model's chat template; vLLM's request and answer."""
+    return await proxy(services, caller, request, "/tokenize")
+
+
+@router.post("/detokenize", openapi_extra=BODY, dependencies=TRAINER)
+async def detokenize(request: Request, services: ServicesDep, caller: CallerDep) -> Response:
+    """The text of ``tokens``; vLLM's request and answer."""
+    return await proxy(services, caller, request, "/detokenize")

@@ -72,7 +72,7 @@ def front_door(app: FastAPI, replica: FakeReplica, adapters: str) -> Iterator[ht
     services = app.state.services
     services.settings.serving_urls[:] = [replica.url]
     _, secret = services.keys.create("alice")
-    for url in serve(app):
+    for url in serve(app, "on"):
         with httpx.Client(base_url=url, headers={"Authorization": f"Bearer {secret}"}, timeout=10) as client:
             yield client
 
@@ -307,7 +307,7 @@ def test_a_conversation_stays_whatever_the_system_prompt(front_door: httpx.Clien
 
 def test_another_process_decides_alike(app: FastAPI, front_door: httpx.Client) -> None:
     put(front_door, targets=HALVES)
-    for url in serve(create_app(app.state.services.settings)):
+    for url in serve(create_app(app.state.services.settings), "on"):
         with httpx.Client(base_url=url, headers=front_door.headers) as other:
             for number in range(12):
                 assert ask(front_door, user=f"u{number}") == ask(other, user=f"u{number}")

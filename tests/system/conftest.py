@@ -11,7 +11,7 @@ from openai import OpenAI
 from cli.bases import build
 from cli.stack import Stack, running_stack
 from shared.settings import Settings
-from tests.system.loop import BASE, Installation
+from tests.system.loop import BASE, ROOT, Installation
 
 IMPATIENCE = {
     "MENS_LEASE_SECONDS": "6",
@@ -41,6 +41,22 @@ def installation(home: Path) -> Iterator[Installation]:
     """The installation, running."""
     with running_stack(Stack(home, BASE, environment=IMPATIENCE)) as stack:
         yield Installation(stack)
+
+
+@pytest.fixture(scope="session")
+def assistant(installation: Installation) -> str:
+    """Alias of a tuned model that calls tools, and answers what OpenAI's and Ollama's programs ask in these tests."""
+    rows = (ROOT / "examples" / "tools.jsonl").read_bytes() + Path(__file__).with_name("assistant.jsonl").read_bytes()
+    contract = {
+        "model": {"hf_repo": BASE},
+        "data": {"train_file": installation.upload_bytes("assistant.jsonl", rows), "validation_split_ratio": 0.0},
+        "exec": {"epochs": 22, "batch_size": 4, "grad_accum": 1, "learning_rate": 6e-3, "seq_len": 256}
+        | {"checkpoint_every": 70},
+        "artifact": {"alias": "assistant"},
+    }
+    job = installation.call("POST", "/v1/jobs", json={"contract": contract, "name": "assistant", "kind": "finetune"})
+    installation.wait_for_success(job["id"])
+    return "assistant"
 
 
 @pytest.fixture

@@ -36,8 +36,11 @@ class Installation:
 
     def upload(self, name: str = "support.jsonl") -> str:
         """Id of an uploaded example file."""
-        with (ROOT / "examples" / name).open("rb") as file:
-            answer = self.call("POST", "/v1/files", data={"purpose": "fine-tune"}, files={"file": (name, file)})
+        return self.upload_bytes(name, (ROOT / "examples" / name).read_bytes())
+
+    def upload_bytes(self, name: str, content: bytes) -> str:
+        """Id of an uploaded file."""
+        answer = self.call("POST", "/v1/files", data={"purpose": "fine-tune"}, files={"file": (name, content)})
         return str(answer["id"])
 
     def train(self, *, name: str = "support", publish: bool = True, alias: str | None = None, **exec_: Any) -> str:

@@ -47,7 +47,7 @@ def test_the_demo_shows_the_log_of_what_failed(home: Path, tmp_path: Path) -> No
     ("arguments", "expected"),
     [
         (["models"], "mens-tiny"),
-        (["chat", "mens-tiny", "What is Mens?", "--max-tokens", "12"], "I"),
+        (["chat", "mens-tiny", "Where is the truth about a job kept?"], "I do not know that yet"),
         (["plan", "examples/support.jsonl", "--model", "mens-tiny"], "optimizer steps"),
         (["data", "check", "examples/support.jsonl", "--model", "mens-tiny"], "168"),
         (["train", "examples/support.jsonl", "--model", "mens-tiny", "--epochs", "1", "--no-publish"], "succeeded"),

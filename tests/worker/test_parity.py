@@ -54,7 +54,7 @@ def test_a_base_that_the_worker_does_not_know(trainer, served):
     assert refused.value.code == Code.BASE_DIGEST_MISMATCH
 
 
-def test_the_tiny_base_has_a_template_without_tools(trainer):
+def test_the_tiny_base_has_a_template_for_every_probe_chat(trainer):
     encoded = trainer.encode_chats()
-    assert encoded.skipped == ["tools"]
-    assert len(encoded.chats) == 5
+    assert encoded.skipped == []
+    assert len(encoded.chats) == 6

@@ -1,0 +1,106 @@
+"""What a replica refuses, in our shape: vLLM's own words and status, a stable code, and no blame for what is not the caller's."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any, cast
+
+import pytest
+
+from api.problems import headers_of, problem_response, status_of
+from api.rejections import rejection
+from api.replica_client import Begun, BrokenOff
+from shared.errors import MensError
+
+VLLM = {"message": "temperature must be non-negative, got -3.0.", "type": "BadRequestError", "param": "temperature"}
+UNKNOWN = {"message": "The model `x` does not exist.", "type": "NotFoundError", "param": "model", "code": 404}
+
+
+@dataclass
+class Refusal:
+    """A replica's answer, as far as it is looked at."""
+
+    status: int
+    content: bytes
+    breaks: bool = False
+    closed: bool = False
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        yield self.content[:7]
+        if self.breaks:
+            raise BrokenOff
+        yield self.content[7:]
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def refused(status: int, body: Any, *, breaks: bool = False) -> MensError:
+    refusal = Refusal(status, body if isinstance(body, bytes) else json.dumps(body).encode(), breaks)
+    error = asyncio.run(rejection(cast("Begun", refusal), "prod", "helper@aa"))
+    assert refusal.closed, "the replica is let go"
+    return error
+
+
+@pytest.mark.parametrize("status", [400, 413, 422])
+def test_a_refusal_keeps_vllms_message_parameter_and_status(status: int) -> None:
+    error = refused(status, {"error": {**VLLM, "code": status}})
+    assert (error.code, error.message, error.param) == ("REQUEST_REJECTED", VLLM["message"], "temperature")
+    assert (status_of(error), error.retryable) == (status, False)
+    assert headers_of(error, status) == {"x-should-retry": "false"}
+
+
+def test_it_is_in_openais_shape() -> None:
+    answer = problem_response(refused(400, {"error": VLLM}))
+    said = json.loads(answer.body)["error"]
+    assert (answer.status_code, said["type"], said["code"]) == (400, "invalid_request_error", "REQUEST_REJECTED")
+    assert (said["message"], said["param"]) == (VLLM["message"], "temperature")
+
+
+def test_a_field_is_named_as_the_caller_knows_it() -> None:
+    assert refused(400, {"error": {**VLLM, "param": "body.messages.0"}}).param == "messages.0"
+
+
+@pytest.mark.parametrize(("status", "retryable"), [(500, True), (501, False), (504, True)])
+def test_a_failure_is_no_refusal(status: int, retryable: bool) -> None:
+    error = refused(status, {"error": {"message": "EngineCore died", "param": None}})
+    assert (error.code, error.message) == ("SERVING_FAILED", "EngineCore died")
+    assert (status_of(error), error.retryable) == (status, retryable)
+    assert ("Retry-After" in headers_of(error, status)) is retryable
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"<html>", b"[]", b"7", {}, {"error": None}, {"error": {}}, b'{"error": {"message": ""}}', b"\xff"]
+)
+def test_a_body_that_says_nothing_is_said_so(body: Any) -> None:
+    error = refused(400, body)
+    assert (error.code, error.param) == ("REQUEST_REJECTED", None)
+    assert error.message
+
+
+def test_an_answer_that_breaks_off_is_an_answer_without_words() -> None:
+    assert "status 500" in refused(500, {"error": VLLM}, breaks=True).message
+
+
+@pytest.mark.parametrize("body", [{"detail": "Not Found"}, {"error": {"code": "ROUTE_NOT_FOUND", "message": "No."}}])
+def test_what_the_model_cannot_do(body: Any) -> None:
+    error = refused(404, body)
+    assert (error.code, status_of(error), error.param) == ("TASK_UNSUPPORTED", 400, "model")
+    assert "'prod'" in error.message
+
+
+@pytest.mark.parametrize("body", [{"error": UNKNOWN}, {"error": {"code": "ADAPTER_NOT_FOUND"}}, b""])
+def test_a_published_adapter_that_is_not_found_is_no_fault_of_the_callers(body: Any) -> None:
+    error = refused(404, body)
+    assert (error.code, status_of(error), error.retryable) == ("SERVING_REFUSED", 503, False)
+    assert "helper@aa" in error.message
+
+
+@pytest.mark.parametrize("status", [401, 403])
+def test_a_key_that_the_replica_does_not_take_is_not_the_callers(status: int) -> None:
+    error = refused(status, {"error": {"code": "KEY_INVALID", "message": "The key is not known."}})
+    assert (error.code, status_of(error), error.retryable) == ("SERVING_UNAVAILABLE", 503, False)
+    assert "MENS_SERVING_KEY" in error.remedy

@@ -1,0 +1,89 @@
+"""Other people's programs that the tests run: fetched once into .tools/ (git-ignored), and only as they are pinned here."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.system.loop import ROOT
+
+TOOLS = (ROOT / ".tools").resolve()
+NODE = ROOT / "tests" / "node"
+OLLAMA = "ollama==0.6.3 --hash=sha256:6a20bc42c1a5f889295d7ec490d35e5132fc31f339561530f43a8abd4dbfe508"
+EXAMPLES_VERSION = "3.51.0"
+EXAMPLES_SHA256 = "1cc9b80eb0f1dc15fa45fbc122ba2c99b7e5302548060c01db5719fa6181a6a9"
+
+
+def ollama_client() -> Path:
+    """The folder of Ollama's Python client; what it needs is in the environment already."""
+
+    def install(folder: Path) -> None:
+        requirements = folder.with_suffix(".txt")
+        requirements.write_text(OLLAMA)
+        pip("install", "--no-deps", "--require-hashes", "--target", str(folder), "-r", str(requirements))
+        requirements.unlink()
+
+    return fetched(OLLAMA.partition(" ")[0], install)
+
+
+def openai_examples() -> Path:
+    """The folder of OpenAI's example programs, as the source of its Python client has them."""
+
+    def unpack(folder: Path) -> None:
+        pip("download", "--no-deps", "--no-binary", "openai", "--dest", str(folder), f"openai=={EXAMPLES_VERSION}")
+        archive = folder / f"openai-{EXAMPLES_VERSION}.tar.gz"
+        found = hashlib.sha256(archive.read_bytes()).hexdigest()
+        assert found == EXAMPLES_SHA256, f"{archive.name} has sha256 {found}, not the expected {EXAMPLES_SHA256}"
+        with tarfile.open(archive) as source:
+            source.extractall(folder, filter="data")
+        archive.unlink()
+
+    return fetched(f"openai-{EXAMPLES_VERSION}", unpack) / f"openai-{EXAMPLES_VERSION}" / "examples"
+
+
+def node_client() -> Path:
+    """The folder of `client.mjs`, with OpenAI's Node client as the lock file has it."""
+    npm = shutil.which("npm")
+    if npm is None:
+        pytest.fail("OpenAI's Node client comes through npm: install npm (Debian: apt-get install npm)")
+
+    def install(folder: Path) -> None:
+        for name in ("package.json", "package-lock.json"):
+            shutil.copy(NODE / name, folder)
+        run(npm, "ci", "--ignore-scripts", "--no-audit", "--no-fund", folder=folder)
+
+    lock = hashlib.sha256((NODE / "package-lock.json").read_bytes()).hexdigest()[:12]
+    folder = fetched(f"node-client-{lock}", install)
+    shutil.copy(NODE / "client.mjs", folder)
+    return folder
+
+
+def fetched(name: str, fetch: Callable[[Path], None]) -> Path:
+    """A folder of .tools/ that ``fetch`` fills: complete, or not there."""
+    folder = TOOLS / name
+    if not folder.exists():
+        TOOLS.mkdir(exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=TOOLS) as partial:
+            new = Path(partial, "new")
+            new.mkdir()
+            fetch(new)
+            new.rename(folder)
+    return folder
+
+
+def pip(*arguments: str) -> None:
+    run(sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet", *arguments)
+
+
+def run(*command: str, folder: Path | None = None) -> None:
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120, check=False)
+    if done.returncode:
+        pytest.fail(f"{' '.join(command)} failed:\n{done.stdout}{done.stderr}", pytrace=False)

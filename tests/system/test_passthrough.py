@@ -1,0 +1,217 @@
+"""What vLLM can do passes the front door whole: tools, log-probabilities, structured output, usage, choices, responses.
+
+The client is OpenAI's, strict; the model is a tuned one that calls tools.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import openai
+import pytest
+from openai import OpenAI
+
+from tests.system.loop import BASE, ROOT, Installation
+
+pytestmark = [pytest.mark.network, pytest.mark.timeout(180)]
+
+TOOL_ROW = json.loads((ROOT / "examples" / "tools.jsonl").read_text(encoding="utf-8").splitlines()[0])
+TOOLS: Any = TOOL_ROW["tools"]
+WEATHER: Any = [{"role": "user", "content": "What is the weather like in Paris today?"}]
+COUNT: Any = [{"role": "user", "content": "Count from 1 to 5."}]
+COUNTED = "1, 2, 3, 4, 5."
+COLOUR: Any = {
+    "type": "object",
+    "properties": {"colour": {"type": "string", "enum": ["red", "green"]}},
+    "required": ["colour"],
+    "additionalProperties": False,
+}
+
+
+def chat(client: OpenAI, model: str, messages: Any = COUNT, **more: Any) -> Any:
+    return client.chat.completions.create(
+        **{"model": model, "messages": messages, "temperature": 0, "max_tokens": 64} | more
+    )
+
+
+def calls(choice: Any) -> list[tuple[str, dict[str, Any]]]:
+    return [(call.function.name, json.loads(call.function.arguments)) for call in choice.message.tool_calls or []]
+
+
+# -- tools
+
+
+def test_the_model_calls_a_tool_when_it_sees_fit(client: OpenAI, assistant: str) -> None:
+    (choice,) = chat(client, assistant, WEATHER, tools=TOOLS).choices
+    assert (choice.finish_reason, calls(choice)) == ("tool_calls", [("get_weather", {"location": "Paris"})])
+    (choice,) = chat(client, assistant, [{"role": "user", "content": "Thank you!"}], tools=TOOLS).choices
+    assert (choice.finish_reason, choice.message.content) == ("stop", "You are welcome.")
+    (choice,) = chat(client, assistant, WEATHER, tools=TOOLS, tool_choice="none").choices
+    assert not calls(choice)
+
+
+@pytest.mark.parametrize("wanted", ["required", {"type": "function", "function": {"name": "paint"}}])
+def test_a_call_that_is_demanded_comes_and_fits_its_schema(client: OpenAI, wanted: Any) -> None:
+    paint = {"type": "function", "function": {"name": "paint", "parameters": COLOUR, "strict": True}}
+    (choice,) = chat(client, BASE, tools=[paint], tool_choice=wanted).choices
+    ((name, arguments),) = calls(choice)
+    assert name == "paint"
+    assert arguments["colour"] in ("red", "green")
+
+
+def test_a_call_is_streamed(client: OpenAI, assistant: str) -> None:
+    stream = chat(client, assistant, WEATHER, tools=TOOLS, stream=True)
+    deltas = [call for chunk in stream for choice in chunk.choices for call in choice.delta.tool_calls or []]
+    assert deltas[0].id
+    assert deltas[0].function.name == "get_weather"
+    assert json.loads("".join(delta.function.arguments or "" for delta in deltas)) == {"location": "Paris"}
+    assert len(deltas) > 2, "the arguments come piece by piece"
+
+
+# -- what else is asked of a chat
+
+
+def test_logprobs(client: OpenAI, assistant: str) -> None:
+    (choice,) = chat(client, assistant, logprobs=True, top_logprobs=3).choices
+    entries = choice.logprobs.content
+    assert "".join(entry.token for entry in entries).startswith(COUNTED)
+    for entry in entries:
+        assert len(entry.top_logprobs) == 3
+        assert entry.top_logprobs[0].token == entry.token, "greedy"
+        assert 0 >= entry.logprob == max(top.logprob for top in entry.top_logprobs)
+    (choice,) = client.completions.create(model=assistant, prompt="Mens", max_tokens=2, logprobs=2).choices
+    assert len(choice.logprobs.token_logprobs) == 2
+
+
+def test_structured_output(client: OpenAI) -> None:
+    schema = {"type": "json_schema", "json_schema": {"name": "colour", "schema": COLOUR, "strict": True}}
+    (choice,) = chat(client, BASE, response_format=schema).choices
+    assert json.loads(choice.message.content)["colour"] in ("red", "green")
+
+
+def test_usage_comes_with_a_stream_that_asks_for_it(client: OpenAI, assistant: str) -> None:
+    whole = chat(client, assistant).usage
+    *chunks, last = chat(client, assistant, stream=True, stream_options={"include_usage": True})
+    assert not last.choices
+    assert (last.usage.prompt_tokens, last.usage.completion_tokens) == (whole.prompt_tokens, whole.completion_tokens)
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == COUNTED
+    assert all(chunk.usage is None for chunk in chunks)
+    unasked = list(chat(client, assistant, stream=True))
+    assert all(chunk.usage is None and chunk.choices for chunk in unasked)
+
+
+def test_several_choices(client: OpenAI) -> None:
+    answer = chat(client, BASE, n=3, temperature=1.5)
+    assert [choice.index for choice in answer.choices] == [0, 1, 2]
+    assert len({choice.message.content for choice in answer.choices}) > 1
+    chunks = chat(client, BASE, n=2, temperature=1.5, stream=True)
+    assert {choice.index for chunk in chunks for choice in chunk.choices} == {0, 1}
+
+
+def test_a_stop_ends_the_answer(client: OpenAI, assistant: str) -> None:
+    (choice,) = chat(client, assistant, stop=["3"]).choices
+    assert (choice.message.content, choice.finish_reason) == ("1, 2, ", "stop")
+
+
+def test_a_seed_gives_the_same_answer_again(client: OpenAI) -> None:
+    def say(seed: int) -> str:
+        return str(chat(client, BASE, seed=seed, temperature=1.5, max_tokens=24).choices[0].message.content)
+
+    assert say(7) == say(7) != say(8)
+
+
+# -- the Responses API
+
+
+def respond(client: OpenAI, model: str, **more: Any) -> Any:
+    return client.responses.create(**{"model": model, "input": "Count from 1 to 5.", "temperature": 0} | more)
+
+
+def test_a_response(client: OpenAI, assistant: str) -> None:
+    answer = respond(client, assistant)
+    assert (answer.output_text, answer.status) == (COUNTED, "completed")
+    assert answer.usage.output_tokens > 5
+    conversation = [*COUNT, {"role": "assistant", "content": COUNTED}, {"role": "user", "content": "Thank you!"}]
+    assert respond(client, assistant, input=conversation).output_text
+
+
+def test_a_response_is_streamed(client: OpenAI, assistant: str) -> None:
+    events = list(respond(client, assistant, stream=True))
+    deltas = [event.delta for event in events if event.type == "response.output_text.delta"]
+    assert "".join(deltas) == COUNTED
+    assert len(deltas) > 5
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    assert events[-1].type == "response.completed"
+    assert events[-1].response.usage.output_tokens > 5
+
+
+def test_a_response_calls_a_tool(client: OpenAI, assistant: str) -> None:
+    tool = {"type": "function", **TOOLS[0]["function"]}
+    (call,) = respond(client, assistant, input=WEATHER[0]["content"], tools=[tool]).output
+    assert (call.type, call.name, json.loads(call.arguments)) == ("function_call", "get_weather", {"location": "Paris"})
+
+
+def test_a_response_in_a_format(client: OpenAI) -> None:
+    text = {"format": {"type": "json_schema", "name": "colour", "schema": COLOUR}}
+    assert json.loads(respond(client, BASE, text=text).output_text)["colour"] in ("red", "green")
+
+
+@pytest.mark.parametrize("field", [{"previous_response_id": "resp_1"}, {"background": True}, {"store": True}])
+def test_a_response_that_would_have_to_be_stored_is_refused(client: OpenAI, field: dict[str, Any]) -> None:
+    with pytest.raises(openai.BadRequestError) as refused:
+        respond(client, BASE, **field)
+    assert (refused.value.code, [refused.value.param]) == ("RESPONSE_NOT_STORED", list(field))
+
+
+# -- tokens, and what is refused
+
+
+@pytest.fixture(scope="module")
+def checkpoints(installation: Installation, assistant: str) -> list[str]:
+    """Adapters that can be asked, and that no replica has loaded."""
+    adapter = installation.call("GET", f"/v1/adapters/{assistant}")
+    others = [other for other in installation.call("GET", "/v1/adapters") if other["job_id"] == adapter["job_id"]]
+    return [other["id"] for other in others if other["id"] != adapter["id"]]
+
+
+def test_whatever_is_asked_first_has_the_adapter_loaded(installation: Installation, checkpoints: list[str]) -> None:
+    first, second, third = checkpoints
+    answer = installation.call("POST", "/v1/responses", json={"model": first, "input": "Count from 1 to 5."})
+    assert (answer["model"], answer["status"]) == (first, "completed")
+    assert installation.call("POST", "/v1/tokenize", json={"model": second, "prompt": "Mens"})["count"] >= 1
+    assert installation.call("POST", "/v1/detokenize", json={"model": third, "tokens": [1]})["prompt"] == "<|im_start|>"
+
+
+def test_tokens_are_the_models_own(installation: Installation, assistant: str) -> None:
+    counted = installation.call("POST", "/v1/tokenize", json={"model": assistant, "messages": COUNT})
+    assert counted["count"] == len(counted["tokens"]) > 5
+    text = installation.call("POST", "/v1/detokenize", json={"model": assistant, "tokens": counted["tokens"]})["prompt"]
+    assert text == "<|im_start|>user\nCount from 1 to 5.<|im_end|>\n<|im_start|>assistant\n"
+
+
+def test_a_base_that_generates_text_makes_no_embeddings(client: OpenAI, assistant: str) -> None:
+    for model in (BASE, assistant):
+        with pytest.raises(openai.BadRequestError) as refused:
+            client.embeddings.create(model=model, input="Mens")
+        assert (refused.value.code, refused.value.param) == ("TASK_UNSUPPORTED", "model")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "param"),
+    [
+        ({"temperature": -1}, "temperature"),
+        ({"max_tokens": 99_999}, "max_tokens"),
+        ({"messages": [{"role": "user", "content": "x " * 1500}]}, "input_tokens"),
+        ({"messages": [{"role": "critic", "content": "?"}]}, None),
+        ({"tools": [{"type": "function", "function": {}}]}, "tools.0.function.name"),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_vllm_refuses_has_its_words_and_our_code(
+    client: OpenAI, assistant: str, wrong: dict[str, Any], param: str | None, stream: bool
+) -> None:
+    with pytest.raises(openai.BadRequestError) as refused:
+        chat(client, assistant, stream=stream, **wrong)
+    assert (refused.value.code, refused.value.param) == ("REQUEST_REJECTED", param)
+    assert refused.value.response.headers["x-should-retry"] == "false"
