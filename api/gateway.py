@@ -145,9 +145,9 @@ def sticky_key(body: dict[str, Any], session: str = "") -> str:
             return json.dumps(["user", body[name]])
     if session:
         return json.dumps(["session", session])
-    messages = body.get("messages")
+    messages = body.get("messages", body.get("input"))  # the Responses API's chats are its input
     if not isinstance(messages, list):
-        return json.dumps(["prompt", body.get("prompt")])
+        return json.dumps(["prompt", body.get("prompt", messages)])
     roles = [message.get("role") if isinstance(message, dict) else None for message in messages]
     beginning = messages[: roles.index("user") + 1] if "user" in roles else messages[:1]
     return json.dumps(["messages", beginning], sort_keys=True)

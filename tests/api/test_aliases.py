@@ -320,9 +320,18 @@ json_values = st.recursive(
 
 
 @settings(max_examples=40)
-@given(st.dictionaries(st.sampled_from(["user", "safety_identifier", "messages", "prompt"]), json_values))
+@given(st.dictionaries(st.sampled_from(["user", "safety_identifier", "messages", "prompt", "input"]), json_values))
 def test_any_body_has_a_key(body: dict[str, Any]) -> None:
     assert sticky_key(body).encode("ascii") == sticky_key(dict(body)).encode()
+
+
+@pytest.mark.parametrize("beginning", ["text", "chat"])
+def test_responses_of_different_beginnings_have_different_keys(beginning: str) -> None:
+    def key(question: str) -> str:
+        chat = [{"role": "user", "content": question}]
+        return sticky_key({"input": question if beginning == "text" else chat})
+
+    assert key("one") == key("one") != key("two")
 
 
 # -- shadows -------------------------------------------------------------------------------------------------------
