@@ -12,6 +12,7 @@ from starlette.responses import JSONResponse
 
 from api import model_route
 from api.authentication import CallerDep, KeyDep, require_caller, requires
+from api.main import create_app
 from api.model_route import ModelRoute
 from api.services import ServicesDep
 from shared.keys import Keys
@@ -44,6 +45,14 @@ async def with_a_header(request: Request, caller: CallerDep, word: Annotated[str
 @router.get("/with-a-default")
 async def with_a_default(request: Request, caller: CallerDep, word: str = "") -> Response:
     return told(caller)
+
+
+@pytest.fixture
+def app(app: FastAPI) -> FastAPI:
+    """With routes of its own, because some are added."""
+    own = create_app(app.state.services.settings)
+    own.state.services = app.state.services
+    return own
 
 
 @pytest.fixture

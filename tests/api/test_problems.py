@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
+from api.main import create_app
 from api.problems import STATUS, problem_response
 from api.rejections import Rejection
+from api.settings import ApiSettings
 from shared.errors import Code, MensError
 
 
@@ -31,12 +32,14 @@ def test_unknown_routes_and_methods(client: TestClient) -> None:
     assert client.put("/v1/jobs").json()["error"]["code"] == "METHOD_NOT_ALLOWED"
 
 
-def test_a_bug_is_a_coded_500_that_tells_nothing(app: FastAPI, client: TestClient) -> None:
+def test_a_bug_is_a_coded_500_that_tells_nothing(settings: ApiSettings) -> None:
+    app = create_app(settings)
+
     def broken() -> None:
         raise RuntimeError("secret detail")
 
     app.get("/broken")(broken)
-    answer = client.get("/broken")
+    answer = TestClient(app, raise_server_exceptions=False).get("/broken")
     assert (answer.status_code, answer.json()["error"]["code"]) == (500, "INTERNAL_ERROR")
     assert "secret" not in answer.text
 
