@@ -10,6 +10,7 @@ import uvicorn
 
 from api.main import create_app
 from api.settings import ApiSettings
+from shared.settings import read_settings
 
 SHUTDOWN_SECONDS = 10
 SWITCH_SECONDS = 0.0005
@@ -18,7 +19,7 @@ SWITCH_SECONDS = 0.0005
 
 def main() -> None:
     """Entry point."""
-    settings = ApiSettings()
+    settings = read_settings(ApiSettings)
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s %(message)s")
     logging.getLogger("api").setLevel(logging.INFO)  # ours alone: httpx tells every request at this level
     app = create_app(settings)

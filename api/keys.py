@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from shared.db import Database
 from shared.errors import MensError
 from shared.keys import Key, Keys
-from shared.settings import Settings
+from shared.settings import Settings, read_settings
 from shared.tenancy import LARGEST_LIMIT, SHARED, KeyLimits, Role
 
 
@@ -45,7 +45,7 @@ def _limit(text: str) -> int:
 
 def _create(arguments: argparse.Namespace) -> tuple[Key, str]:
     limits = KeyLimits(requests_per_minute=arguments.rpm, concurrent_requests=arguments.concurrent)
-    keys = Keys(Database(Settings().database_url))
+    keys = Keys(Database(read_settings(Settings).database_url))
     return keys.create(arguments.name, arguments.tenant, arguments.role, limits)
 
 

@@ -14,6 +14,7 @@ from api.request_log import RequestLog
 from api.routes import aliases, chat, deletion, files, fine_tuning, health, jobs, keys, models, ollama, replicas, usage
 from api.services import Services, make_services
 from api.settings import ApiSettings
+from shared.settings import read_settings
 
 VERSION = "0.1.0"
 KEYED_ROUTERS = (
@@ -38,7 +39,7 @@ def create_app(settings: ApiSettings | None = None) -> FastAPI:
         settings: from the environment when None.
     """
     app = FastAPI(title="Mens", version=VERSION, lifespan=_lifespan, docs_url=None, redoc_url=None, openapi_url=None)
-    app.state.services = make_services(settings or ApiSettings())
+    app.state.services = make_services(settings or read_settings(ApiSettings))
     problems.install(app)
     app.include_router(health.router)
     for router in KEYED_ROUTERS:

@@ -8,7 +8,7 @@ from alembic import command
 from alembic.config import Config
 from sqlalchemy import make_url
 
-from shared.settings import Settings
+from shared.settings import Settings, read_settings
 
 MIGRATIONS = Path(__file__).parent / "migrations"
 
@@ -25,5 +25,5 @@ def migrate(database_url: str, revision: str = "head") -> None:
 
 
 if __name__ == "__main__":
-    migrate(Settings().database_url)
+    migrate(read_settings(Settings).database_url)
     print("The database has the current schema.")

@@ -118,7 +118,8 @@ def _answer_http_exception(request: Request, error: Exception) -> JSONResponse:
         code, message = Code.ROUTE_NOT_FOUND, f"There is no route {request.method} {request.url.path}."
     else:
         code, message = Code.REQUEST_INVALID, str(error.detail)
-    return problem_response(InvalidRequest(code, message), error.status_code)
+    remedy = "See GET /v1/openapi.json for what there is."
+    return problem_response(InvalidRequest(code, message, remedy=remedy), error.status_code)
 
 
 def _answer_bug(request: Request, error: Exception) -> JSONResponse:

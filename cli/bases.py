@@ -28,7 +28,7 @@ from shared.catalog import (
     verify_model_folder,
 )
 from shared.errors import MensError
-from shared.settings import Settings
+from shared.settings import Settings, read_settings
 
 app = typer.Typer(no_args_is_help=True, help="Base models: make a tiny one, add your own, list them.")
 
@@ -55,7 +55,7 @@ def build_command(
     """Make a tiny chat model from the bundled text, in seconds, and add it to the catalogue."""
     if not re.fullmatch(NAME, name):
         fail(f"{name!r} is no name for a base: lower-case letters, digits, `.`, `_` and `-`, at most 64.")
-    settings = Settings()
+    settings = read_settings(Settings)
     folder = settings.home / "bases" / name
     if replace:
         shutil.rmtree(folder, ignore_errors=True)
@@ -83,7 +83,7 @@ def add_command(
         fail("a hub model is pinned: give --revision with the commit's 40 hex digits.")
     try:
         source = HubSource(repo=hub, revision=revision or "") if hub else LocalSource(path=str(path))
-        entry = add(Settings(), name, source, license, learning_rate)
+        entry = add(read_settings(Settings), name, source, license, learning_rate)
     except ValidationError as error:
         faults = "; ".join(f"{fault['loc'][-1]}: {fault['msg']}" for fault in error.errors())
         fail(f"this cannot be a base model: {faults}. A revision is a commit's 40 hex digits, not a branch.")
@@ -100,7 +100,7 @@ def dequantize_command(
 ) -> None:
     """Make a base's twin: the weights that training sees. Served with it, an adapter shows no base shift."""
     try:
-        entry = dequantize(Settings(), name, as_name or f"{name}-nf4", double_quant=double_quant)
+        entry = dequantize(read_settings(Settings), name, as_name or f"{name}-nf4", double_quant=double_quant)
     except ValidationError:
         fail(f"{as_name!r} is no name for a base.")
     except MensError as error:
@@ -117,7 +117,7 @@ def list_command() -> None:
     """Show the catalogue."""
     rows = [
         (base.name, _where(base), base.digest[:16], base.license or "")
-        for base in load_catalog(Settings().catalog_path).bases
+        for base in load_catalog(read_settings(Settings).catalog_path).bases
     ]
     print_table(("name", "source", "digest", "licence"), rows)
 

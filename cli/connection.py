@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 import httpx
 import typer
 
-from shared.settings import Settings
+from shared.settings import Settings, read_settings
 
 CONNECTION_NAME = "connection.json"
 TIMEOUT_SECONDS = 60.0
@@ -58,7 +58,7 @@ def saved_connection(home: Path) -> Connection | None:
 
 def connect() -> Connection:
     """The connection of this command; ends the command with advice when there is none."""
-    saved = saved_connection(Settings().home)
+    saved = saved_connection(read_settings(Settings).home)
     url = os.environ.get("MENS_API_URL") or (saved.url if saved else None)
     key = os.environ.get("MENS_API_KEY") or (saved.key if saved else None)
     if not url or not key:

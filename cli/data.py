@@ -21,7 +21,7 @@ from shared.data_report import inspect_file
 from shared.data_shapes import DataReport, FileReport, LinePair
 from shared.errors import MensError
 from shared.row_filters import RowFilter
-from shared.settings import Settings
+from shared.settings import Settings, read_settings
 
 if TYPE_CHECKING:
     from shared.supervision_report import SupervisionReport
@@ -92,7 +92,7 @@ def supervise(file: Path, model: str, seq_len: int, min_rating: int, sample: int
     from shared.supervision import supervise_file
 
     try:
-        settings = Settings()
+        settings = read_settings(Settings)
         folder = Path(model)
         if not (folder / "tokenizer.json").is_file():
             folder = locate(load_catalog(settings.catalog_path).get(model), settings.catalog_path)

@@ -20,7 +20,7 @@ from cli.connection import Connection, fail, saved_connection
 from cli.jobs import follow
 from cli.stack import Stack, StackFailed
 from cli.up import DEFAULT_BASE, ensure_base, start
-from shared.settings import Settings
+from shared.settings import Settings, read_settings
 
 if TYPE_CHECKING:
     from openai import OpenAI
@@ -35,7 +35,7 @@ console = Console()
 def demo() -> None:
     """Run the whole loop: upload, tune, publish, and compare the answers of base and tuned model."""
     signal.signal(signal.SIGTERM, _interrupt)
-    settings = Settings()
+    settings = read_settings(Settings)
     began = time.monotonic()
     running = saved_connection(settings.home)
     if running and running.answers():

@@ -9,7 +9,7 @@ import typer
 from cli.connection import fail
 from cli.tables import print_table
 from shared.errors import MensError
-from shared.settings import Settings
+from shared.settings import Settings, read_settings
 from shared.tenancy import LARGEST_LIMIT, SHARED, KeyLimits, Role
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ def _keys() -> Keys:
     from shared.db import Database  # slow to import
     from shared.keys import Keys
 
-    return Keys(Database(Settings().database_url))
+    return Keys(Database(read_settings(Settings).database_url))
 
 
 @app.command("create")

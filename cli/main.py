@@ -8,6 +8,7 @@ import httpx
 import typer
 
 from cli import aliases, bases, data, demo, jobs, keys, models, plan, retention, up, usage
+from shared.errors import MensError
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -35,6 +36,9 @@ def main() -> None:
     """Entry point: whatever goes wrong outside our own errors is one line, too, and exit code 1."""
     try:
         app()
+    except MensError as error:  # mostly settings: a command tells of its own
+        typer.secho(f"error: {error}", fg=typer.colors.RED, err=True)
+        sys.exit(1)
     except (httpx.HTTPError, OSError, ValueError) as error:
         text = str(error).splitlines()
         typer.secho(f"error: {type(error).__name__}: {text[0] if text else ''}", fg=typer.colors.RED, err=True)

@@ -19,7 +19,7 @@ from shared.errors import MensError
 from shared.planner import ExecutionPlan, warmup_steps
 from shared.preflight import Asked, InputFile, Machine, Preflight, preflight
 from shared.servability import ServingLimits
-from shared.settings import Settings
+from shared.settings import Settings, read_settings
 
 console = Console()
 
@@ -64,7 +64,7 @@ def plan(
     limits = ServingLimits(max_lora_rank=max_lora_rank) if max_lora_rank else None
     machine = Machine(device=device, vram_bytes=int(vram_gb * GIB) if vram_gb else None, limits=limits)
     try:
-        base, folder = entry_and_folder(Settings(), model)
+        base, folder = entry_and_folder(read_settings(Settings), model)
         if not (preset or domain):
             sections["exec"] = auto_exec(count_lines(file), base.learning_rate) | sections.get("exec", {})
         for section, values in options.items():

@@ -9,7 +9,7 @@ import typer
 from cli.connection import fail
 from cli.tables import print_table
 from shared.errors import MensError
-from shared.settings import RetentionSettings
+from shared.settings import RetentionSettings, read_settings
 
 if TYPE_CHECKING:
     from shared.housekeeping import Finding
@@ -28,7 +28,7 @@ def retention(
     from shared.db import Database  # slow to import
     from shared.housekeeping import Housekeeping
 
-    settings = RetentionSettings()
+    settings = read_settings(RetentionSettings)
     _print_policy(settings)
     housekeeping = Housekeeping(Database(settings.database_url), settings)
     try:

@@ -14,8 +14,10 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import xmlrpc.client
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -33,6 +35,8 @@ if TYPE_CHECKING:
     from shared.keys import Keys
 
 READY_SECONDS = 180.0
+MOST_STARTS = 3
+"""Of one program, while the others become ready; one more, and it never will."""
 STOP_SECONDS = 40.0
 LOCK_SECONDS = 15.0
 LOCK_POLL_SECONDS = 0.5
@@ -91,22 +95,31 @@ class Stack:
             pass_fds=[] if self._lock is None else [self._lock],
         )
 
-    def wait_until_ready(self, seconds: float = READY_SECONDS) -> Iterator[str]:
-        """Wait for every program, yielding its name as it becomes ready.
+    def wait_until_ready(self, seconds: float = READY_SECONDS, stop: threading.Event | None = None) -> Iterator[str]:
+        """Wait for every program, yielding its name as it becomes ready; not longer than until ``stop`` is set.
 
         Raises:
             StackFailed: a program keeps dying or is not ready in time, with the end of its log.
         """
         waiting = dict.fromkeys(PROGRAMS)
+        starts: dict[str, set[int]] = defaultdict(set)
         deadline = time.monotonic() + seconds
-        while waiting:
+        while waiting and not (stop and stop.is_set()):
             for name in [name for name in waiting if self._is_ready(name)]:
                 del waiting[name]
                 yield name
             if waiting and time.monotonic() > deadline:
                 raise self.failure(next(iter(waiting)), f"is not ready after {seconds:.0f} s")
             self.refuse_dead_programs()
+            self._refuse_restarts(starts)
             time.sleep(0.1)
+
+    def _refuse_restarts(self, starts: dict[str, set[int]]) -> None:
+        """A program that ran long enough to count as started, and ended, is started again for ever."""
+        for program in self.processes():
+            starts[program["name"]].add(int(program["pid"]))
+            if len(starts[program["name"]] - {0}) > MOST_STARTS:
+                raise self.failure(program["name"], "keeps dying")
 
     def refuse_dead_programs(self) -> None:
         """Raises:

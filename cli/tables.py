@@ -13,6 +13,8 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     """Print rows; a value is never cut off, and in a pipe each row is one line."""
     console, found = Console(), list(rows)
     if not console.is_terminal or _width(columns, found) > console.width:
+        if console.is_terminal:
+            typer.echo("\t".join(columns))
         for row in found:  # the terminal wraps these lines itself, so what is copied from them is whole
             typer.echo("\t".join(row))
         return

@@ -18,7 +18,7 @@ from cli.bases import build
 from cli.connection import fail
 from cli.stack import Stack, StackFailed
 from shared.catalog import load_catalog
-from shared.settings import Settings
+from shared.settings import RetentionSettings, Settings, read_settings
 
 DEFAULT_BASE = "mens-tiny"
 CHECK_SECONDS = 2.0
@@ -33,14 +33,18 @@ def up(
     port: Annotated[int, typer.Option(help="Port of the API on loopback.")] = 8000,
 ) -> None:
     """Start Valkey, API, worker, sweeper and vLLM on this machine, and keep them running until Ctrl-C."""
-    settings = Settings()
-    ensure_base(settings, base)
+    settings = read_settings(Settings)
+    read_settings(RetentionSettings)
     stack = Stack(settings.home, base, api_port=port)
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda _number, _frame: stop.set())
     try:
-        start(stack, console)
+        claim(stack, console)  # before the base is built, which takes a while
+        ensure_base(settings, base)
+        start(stack, console, stop)
+        if stop.is_set():
+            return
         print_usage(stack, base)
         while not stop.wait(CHECK_SECONDS):
             stack.refuse_dead_programs()
@@ -64,20 +68,20 @@ def ensure_base(settings: Settings, base: str) -> None:
     build(settings, base)
 
 
-def start(stack: Stack, console: Console) -> None:
+def start(stack: Stack, console: Console, stop: threading.Event | None = None) -> None:
     """Start a stack and tell which programs are ready.
+
+    Args:
+        stop: once it is set, this comes back at once.
 
     Raises:
         StackFailed: see `cli/stack.py`.
     """
-    with console.status("waiting for an earlier installation in this folder to stop"):
-        stack.lock()
-    if stack.api_port and _in_use(stack.api_port):
-        raise StackFailed(f"port {stack.api_port} is in use, perhaps by another Mens; choose another with --port.")
+    claim(stack, console)
     stack.start()
     ready: list[str] = []
     with console.status("starting valkey, api, worker, control, serving"):
-        for name in stack.wait_until_ready():
+        for name in stack.wait_until_ready(stop=stop):
             ready.append(name)
             console.print(f"  {name} is ready")
 
@@ -103,6 +107,18 @@ Ctrl-C stops everything.
         highlight=False,
         soft_wrap=True,
     )
+
+
+def claim(stack: Stack, console: Console) -> None:
+    """Have the home folder and the API's port for this stack; what it has already, it has.
+
+    Raises:
+        StackFailed: another installation has one of them.
+    """
+    with console.status("waiting for an earlier installation in this folder to stop"):
+        stack.lock()
+    if stack.api_port and _in_use(stack.api_port):
+        raise StackFailed(f"port {stack.api_port} is in use, perhaps by another Mens; choose another with --port.")
 
 
 def _in_use(port: int) -> bool:

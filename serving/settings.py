@@ -5,10 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from shared.errors import Code, InvalidRequest
-from shared.settings import Settings
+from shared.settings import Settings, read_settings
 
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """The only values that vLLM takes as its largest rank."""
@@ -113,21 +112,5 @@ def round_rank(rank: int) -> int:
 
 
 def load_settings() -> ServingSettings:
-    """Read the environment.
-
-    Raises:
-        InvalidRequest: ``SETTINGS_INVALID`` naming the first variable that is wrong.
-    """
-    try:
-        return ServingSettings()
-    except ValidationError as error:
-        # Never the input itself: it may be the key.
-        fault = error.errors(include_input=False, include_url=False)[0]
-        variable = "_".join(["MENS", *(str(part).upper() for part in fault["loc"])])
-        reason = fault["msg"].removeprefix("Value error, ")
-        raise InvalidRequest(
-            Code.SETTINGS_INVALID,
-            f"{variable if fault['loc'] else 'The settings'}: {reason}.",
-            remedy="Set the environment variable and start again.",
-            param=variable if fault["loc"] else None,
-        ) from None
+    """Read the environment. Raises what :func:`read_settings` raises."""
+    return read_settings(ServingSettings)

@@ -43,8 +43,9 @@ def _check_adapter(row: AdapterRow | None, adapter_id: str) -> None:
     if row is None:
         raise NotFound(
             Code.ADAPTER_NOT_FOUND,
-            f"There is no adapter {adapter_id!r}.",
-            remedy="List what there is with GET /v1/adapters; an alias points to adapters, not to other aliases.",
+            f"There is no adapter {adapter_id!r}, or no more: a deleted one is gone for rollbacks, too.",
+            remedy="List what there is with GET /v1/adapters; an alias points to adapters, not to other aliases. To roll back"
+            " further, name the version (to_version) of a move whose adapters are still there.",
             param="targets",
         )
     if not row.published:

@@ -7,10 +7,12 @@ entry points (`python -m api`, `worker/app.py`, `python -m serving`, `mens`) rea
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeVar
 
-from pydantic import Field, SecretStr, model_validator
+from pydantic import Field, SecretStr, ValidationError, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+
+from shared.errors import Code, InvalidRequest
 
 
 def _split(value: object) -> object:
@@ -53,6 +55,9 @@ class Settings(BaseSettings):
         return {**defaults, **given, "home": home, "serving_urls": urls}
 
 
+AnySettings = TypeVar("AnySettings", bound=Settings)
+
+
 class RetentionSettings(Settings):
     """What is kept, and for how long; nothing goes by itself unless one of these says so."""
 
@@ -72,3 +77,24 @@ class RetentionSettings(Settings):
     prepared_bytes: int | None = Field(
         None, ge=0, description="Largest size of the encoded data files together; null: no limit."
     )
+
+
+def read_settings(kind: type[AnySettings]) -> AnySettings:
+    """Settings of a tier from the environment.
+
+    Raises:
+        InvalidRequest: ``SETTINGS_INVALID`` naming the first variable that is wrong.
+    """
+    try:
+        return kind()
+    except ValidationError as error:
+        # Never the input itself: it may be the key.
+        fault = error.errors(include_input=False, include_url=False)[0]
+        variable = "_".join(["MENS", *(str(part).upper() for part in fault["loc"])])
+        reason = fault["msg"].removeprefix("Value error, ")
+        raise InvalidRequest(
+            Code.SETTINGS_INVALID,
+            f"{variable if fault['loc'] else 'The settings'}: {reason}.",
+            remedy="Set the environment variable and start again.",
+            param=variable if fault["loc"] else None,
+        ) from None

@@ -26,11 +26,12 @@ from shared.queue import (
     Doorbell,
     make_celery,
 )
+from shared.settings import read_settings
 from worker.removal import Removal, make_removal
 from worker.run import Worker, make_worker
 from worker.settings import WorkerSettings
 
-settings = WorkerSettings()
+settings = read_settings(WorkerSettings)
 app = make_celery(settings.broker_url)
 app.conf.update(
     worker_pool="threads",

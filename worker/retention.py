@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from shared.db import Database
 from shared.errors import MensError
 from shared.housekeeping import Housekeeping
+from shared.settings import read_settings
 from worker.settings import WorkerSettings
 
 
@@ -17,7 +18,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m worker.retention")
     parser.add_argument("--apply", action="store_true", help="remove it; without this, only say what would go")
     apply = parser.parse_args(argv).apply
-    settings = WorkerSettings()
+    settings = read_settings(WorkerSettings)
     housekeeping = Housekeeping(Database(settings.database_url), settings)
     try:
         found = housekeeping.apply() if apply else housekeeping.find()

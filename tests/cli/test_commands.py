@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -103,3 +104,12 @@ def test_keys() -> None:
     assert "alice" in runner.invoke(app, ["keys", "list"]).output
     assert "revoked" in runner.invoke(app, ["keys", "revoke", key_id]).output
     assert runner.invoke(app, ["keys", "revoke", "key-none"]).exit_code == 1
+
+
+@pytest.mark.parametrize("command", [["retention"], ["up"]])
+def test_a_setting_that_is_wrong_is_named(home: Path, command: list[str]) -> None:
+    environment = {"PATH": os.environ["PATH"], "MENS_HOME": str(home), "MENS_RETAIN_RUN_DAYS": "soon"}
+    program = [sys.executable, "-m", "cli.main", *command]
+    done = subprocess.run(program, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    assert "SETTINGS_INVALID: MENS_RETAIN_RUN_DAYS" in done.stderr

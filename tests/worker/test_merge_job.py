@@ -14,6 +14,7 @@ from shared.jobstate import State
 from shared.manifest import CONFIG_NAME, MANIFEST_NAME, WEIGHTS_NAME
 from shared.model_manifest import MODEL_MANIFEST_NAME, ModelManifest
 from shared.planner import MergePlan, PlannedBase
+from tests.shared.samples import claimed, new_adapter
 
 
 @pytest.fixture
@@ -26,6 +27,8 @@ def job(shop, lab, adapter):
     """A queued merge of a stored adapter."""
     digest = digest_file(adapter / MANIFEST_NAME)
     shop.storage.put_folder("adapters", digest, adapter, [WEIGHTS_NAME, CONFIG_NAME], MANIFEST_NAME)
+    stored = new_adapter(f"tiny@{digest}", digest=digest, base_model=lab.entry.name)
+    shop.leases.finish(claimed(shop.ledger, shop.leases), {}, adapters=[stored])
     plan = MergePlan(
         contract=MergeContract(adapter=f"tiny@{digest}"),
         adapter_id=f"tiny@{digest}",

@@ -190,7 +190,12 @@ def test_spans_are_those_of_the_last_turn(tokenizer):
 
 
 def test_spans_of_content_that_is_not_found_count_nothing(tokenizer):
-    upper = replace(tokenizer, template=ChatTemplate(tokenizer.template.text.replace("'] + '<", "'] | upper + '<"), {}))
+    upper = replace(
+        tokenizer,
+        template=ChatTemplate(
+            tokenizer.template.text.replace("message['content'] }}", "message['content'] | upper }}"), {}
+        ),
+    )
     row = chat(("user", "q"), ("assistant", "abc"), spans=[SyntaxSpan(0, 3, 4.0)])
     assert "ABC" in find_answers(upper, row).text
     assert {weight for _, weight in weights_of(upper, row)} == {1.0}
