@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from fastapi import Depends, Header, params
+from fastapi.concurrency import run_in_threadpool
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
 from api.services import ServicesDep
-from shared.errors import Code, Forbidden, Unauthenticated
+from shared.errors import Code, Forbidden, NotFound, Unauthenticated
 from shared.keys import Key
 from shared.tenancy import SHARED, Role, TenantName
 
@@ -57,11 +58,12 @@ TenantHeader = Annotated[
 ]
 
 
-async def require_caller(key: KeyDep, tenant: TenantHeader = None) -> Caller:
+async def require_caller(services: ServicesDep, key: KeyDep, tenant: TenantHeader = None) -> Caller:
     """Who calls, for the key's tenant or the one that is named.
 
     Raises:
         Unauthenticated: see :func:`require_key`. Forbidden: ``TENANT_FORBIDDEN``: the key may not act for that tenant.
+        NotFound: ``TENANT_NOT_FOUND``: nobody ever had a key of it; a typing error would make a tenant that nobody finds.
     """
     caller = Caller(key, tenant or key.tenant, key.role)
     if caller.tenant != key.tenant and not caller.is_operator:
@@ -69,6 +71,13 @@ async def require_caller(key: KeyDep, tenant: TenantHeader = None) -> Caller:
             Code.TENANT_FORBIDDEN,
             f"The key {key.name!r} belongs to the tenant {key.tenant!r} and may not act for {tenant!r}.",
             remedy="Leave X-Mens-Tenant out, or use a key of that tenant.",
+            param="X-Mens-Tenant",
+        )
+    if caller.tenant not in (key.tenant, SHARED) and not await run_in_threadpool(services.keys.has_any, caller.tenant):
+        raise NotFound(
+            Code.TENANT_NOT_FOUND,
+            f"There is no tenant {caller.tenant!r}.",
+            remedy=f"A tenant comes to be with its first key: `mens keys create NAME --tenant {caller.tenant}`.",
             param="X-Mens-Tenant",
         )
     return caller

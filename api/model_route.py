@@ -45,7 +45,7 @@ def _direct(dependant: Dependant, usual: Handler) -> Handler:
         if scheme.lower() != BEARER or not secret or TENANT_HEADER in request.headers:
             return await usual(request)
         services: Services = request.app.state.services
-        caller = await require_caller(await services.directory.authenticate(secret))
+        caller = await require_caller(services, await services.directory.authenticate(secret))
         had: dict[object, object] = {get_services: services, require_caller: caller, require_key: caller.key}
         given = {name: had[call] for name, call in wanted.items()}
         response: Response = await endpoint(**given, **{request_name: request})

@@ -83,6 +83,11 @@ class Keys:
         with self._db.read() as session:
             return [Key.model_validate(row) for row in session.scalars(query)]
 
+    def has_any(self, tenant: TenantName) -> bool:
+        """Whether a tenant ever had a key."""
+        with self._db.read() as session:
+            return session.scalar(select(KeyRow.id).where(KeyRow.tenant == tenant).limit(1)) is not None
+
     def revoke(self, key_id: str, tenant: TenantName | None = None) -> Key:
         """Refuse a key from now on. One that was revoked before keeps that time.
 

@@ -52,8 +52,13 @@ def test_a_tenant_that_cannot_be(client: TestClient, name: str) -> None:
     assert (answer.status_code, answer.json()["error"]["param"]) == (422, "X-Mens-Tenant")
 
 
-def test_an_operator_may_act_for_a_tenant_that_has_nothing_yet(client: TestClient) -> None:
-    answer = client.get("/v1/files", headers={"X-Mens-Tenant": "new"})
+def test_an_operator_may_act_for_a_tenant_from_its_first_key_on(app: FastAPI, client: TestClient) -> None:
+    headers = {"X-Mens-Tenant": "new"}
+    answer = client.get("/v1/files", headers=headers)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (404, "TENANT_NOT_FOUND"), "it may be a typing error"
+    key, _ = app.state.services.keys.create("first", "new")
+    app.state.services.keys.revoke(key.id)
+    answer = client.get("/v1/files", headers=headers)
     assert (answer.status_code, answer.json()["data"]) == (200, [])
 
 
