@@ -19,6 +19,8 @@ from sqlalchemy.orm import Session
 from shared.errors import Code, Unavailable
 
 SQLITE_BUSY_SECONDS = 30
+SQLITE_SYNCHRONOUS = "FULL"
+"""What is committed survives a power cut; the tests do not wait for that."""
 DEAD_SERVER = {
     "connect_timeout": 10,
     "tcp_user_timeout": 10_000,
@@ -119,7 +121,7 @@ def _sqlite_engine(url: str) -> Engine:
 def _prepare_sqlite(connection: sqlite3.Connection, _record: Any) -> None:
     connection.isolation_level = None  # the driver must not begin transactions on its own; _begin_sqlite does
     connection.execute("PRAGMA journal_mode=WAL")
-    connection.execute("PRAGMA synchronous=FULL")
+    connection.execute(f"PRAGMA synchronous={SQLITE_SYNCHRONOUS}")
     connection.execute("PRAGMA foreign_keys=ON")
 
 
