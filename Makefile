@@ -51,7 +51,7 @@ check: $(STAMP) ## format, lint, types, import contracts, unit tests
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports >/dev/null || $(BIN)/lint-imports --no-logo
-	$(BIN)/python -m pytest -q -n 2 -m "not (vllm or postgres or system or deploy or engine or network)" --durations=0 --durations-min=2
+	$(BIN)/python -m pytest -q -n 2 -m "not (vllm or postgres or system or deploy or engine or network or matrix)" --durations=0 --durations-min=2
 
 format: $(STAMP) ## format the code and mend what the linter can
 	$(BIN)/ruff format .

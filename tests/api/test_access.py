@@ -22,6 +22,8 @@ from tests.api.access_matrix import ADAPTER, ALIAS, FILE, FINISHED, KEY, MATRIX,
 from tests.api.conftest import SilentBell, settings_for
 from tests.api.installation import ACME, NOBODY, TENANTS, Asker, Installation
 
+pytestmark = pytest.mark.matrix
+
 REST_OF_OLLAMA = "/api/{path:path}"
 """Answers everything that is no other route with 404."""
 

@@ -18,6 +18,8 @@ from tests.shared.samples import claimed, new_adapter
 
 Command = Callable[..., str]
 
+pytestmark = pytest.mark.network
+
 
 @pytest.fixture
 def mens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Command]:

@@ -20,6 +20,8 @@ from tests.api.test_gateway import serve
 Command = Callable[..., str]
 PERIOD = ("--from", "2026-11-01", "--to", "2026-11-02")
 
+pytestmark = pytest.mark.network
+
 
 @pytest.fixture
 def mens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Command]:
