@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Coroutine
-from typing import Any, TypeVar
+from collections.abc import AsyncIterable, Awaitable, Callable
 
-import anyio
 from fastapi import Response
 from starlette.types import Receive, Scope, Send
 
 from api.limits import Admission
+from api.presence import Presence
 from api.replica_client import Begun
 from api.taps import Tap
 
 PASSED_HEADERS = ("content-type", "x-request-id", "retry-after")
 ADAPTER_HEADER = "x-mens-adapter"
-
-Result = TypeVar("Result")
 
 
 class Answer:
@@ -29,11 +25,13 @@ class Answer:
         status: HTTP status.
         headers: for the caller, names in lower case; ``x-mens-adapter`` among them.
         adapter: id of the adapter that answers; None for a base.
+        presence: of the caller.
 
     Args:
         begun: what is read.
         tap: what the bytes run through.
         admission: left when all is read, or when this is closed.
+        presence: forgotten when this is closed.
         then: awaited when all is read.
     """
 
@@ -42,6 +40,7 @@ class Answer:
         begun: Begun,
         tap: Tap,
         admission: Admission,
+        presence: Presence,
         *,
         adapter: str | None = None,
         then: Callable[[], Awaitable[None]] | None = None,
@@ -52,25 +51,32 @@ class Answer:
         self.adapter = adapter
         if adapter:
             self.headers[ADAPTER_HEADER] = adapter
+        self.presence = presence
+        self._ended = False
         self._begun, self._tap, self._admission, self._then = begun, tap, admission, then
 
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        """The body's bytes as they come.
+    def __aiter__(self) -> Answer:
+        """The body's bytes as they come."""
+        return self
 
-        Raises:
-            BrokenOff: the replica broke off, or was silent for too long.
+    async def __anext__(self) -> bytes:
+        """Raises:
+        BrokenOff: the replica broke off, or was silent for too long.
         """
-        async for chunk in self._begun:
-            if passed := self._tap(chunk):
-                yield passed
-        if rest := self._tap.end():
-            yield rest
+        while not self._ended:
+            chunk = await self._begun.read_some()
+            self._ended = not chunk
+            if passed := self._tap(chunk) if chunk else self._tap.end():
+                return passed
         await self._admission.leave()  # before the caller knows the end, and asks again
-        if self._then is not None:
-            await self._then()
+        then, self._then = self._then, None
+        if then is not None:
+            await then()
+        raise StopAsyncIteration
 
     async def aclose(self) -> None:
         """Let the replica go, and account for what was used."""
+        self.presence.forget()
         self._begun.close()
         self._tap.close()
         await self._admission.leave()
@@ -92,13 +98,14 @@ class PassedOn(Response):
     ) -> None:
         self.status_code = answer.status
         self.background = None
-        self.init_headers({**answer.headers, **(headers or {})})
+        everything = {**answer.headers, **(headers or {})}
+        self.raw_headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in everything.items()]
         self._answer = answer
         self._content = answer if content is None else content
 
-    async def __call__(self, _scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, _scope: Scope, _receive: Receive, send: Send) -> None:
         try:
-            await unless_gone(receive, self._pass_on(send))
+            await self._answer.presence.unless_gone(self._pass_on(send))
         finally:
             await self._answer.aclose()
 
@@ -107,24 +114,3 @@ class PassedOn(Response):
         async for chunk in self._content:
             await send({"type": "http.response.body", "body": chunk, "more_body": True})
         await send({"type": "http.response.body", "body": b""})
-
-
-async def unless_gone(receive: Receive, work: Coroutine[Any, Any, Result]) -> Result | None:
-    """The result of ``work``; None when the caller has gone before: then it is cancelled.
-
-    Args:
-        receive: the request's, its body read.
-    """
-    with anyio.CancelScope() as scope:
-        watch = asyncio.ensure_future(_disconnect(receive))
-        watch.add_done_callback(lambda _: scope.cancel())
-        try:
-            return await work
-        finally:
-            watch.cancel()
-    return None
-
-
-async def _disconnect(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
+import os
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -58,7 +59,7 @@ class Directory:
     def __init__(self, database: Database, catalog_path: Path) -> None:
         self._keys, self._registry, self._aliases = Keys(database), Registry(database), Aliases(database)
         self._changes = Changes(database)
-        self._catalog_path = catalog_path
+        self._catalog_path = str(catalog_path)
         self._catalog: tuple[object, Catalog] = (None, Catalog())
         self._known = Known()
         self._count: int | None = None
@@ -104,7 +105,7 @@ class Directory:
         stamp, catalog = self._catalog
         now = _stamp(self._catalog_path)
         if now != stamp:
-            catalog = load_catalog(self._catalog_path)
+            catalog = load_catalog(Path(self._catalog_path))
             self._catalog = (now, catalog)
         return catalog
 
@@ -190,10 +191,10 @@ class Directory:
         self._is_silent = True
 
 
-def _stamp(path: Path) -> object:
+def _stamp(path: str) -> object:
     """Another one when the file is replaced or written to; None: there is none."""
     try:
-        found = path.stat()
+        found = os.stat(path)  # noqa: PTH116, at every request
     except OSError:
         return None
     return found.st_ino, found.st_mtime_ns, found.st_size

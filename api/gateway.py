@@ -8,18 +8,20 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 from fastapi import Request, Response
 from starlette.requests import ClientDisconnect
 
-from api.answer import Answer, PassedOn, unless_gone
+from api.answer import Answer, PassedOn
 from api.limits import Admission
 from api.prefix_salt import salted
+from api.presence import Presence
 from api.rejections import rejection
 from api.services import Services
 from api.upstream import ask
@@ -73,11 +75,12 @@ async def open_answer(
         NotFound: ``MODEL_NOT_FOUND``. Unavailable: ``SERVING_UNAVAILABLE``. And what :func:`rejection` gives.
     """
     admission = await services.limiter.admit(caller.key)
-    answer = None
+    presence, answer = Presence(request.receive), None
     try:
-        answer = await _begin(services, caller, request, path, body, admission)
+        answer = await _begin(services, caller, request, path, body, admission, presence)
     finally:
         if answer is None:
+            presence.forget()
             await admission.leave()
     return answer
 
@@ -86,11 +89,16 @@ async def read_body(request: Request, limit: int) -> dict[str, Any]:
     """The request's JSON object.
 
     Raises:
-        TooLarge: ``BODY_TOO_LARGE``. InvalidRequest: ``REQUEST_INVALID``: not a JSON object.
+        TooLarge: ``BODY_TOO_LARGE``. InvalidRequest: ``REQUEST_INVALID``: not a JSON object. ClientDisconnect.
     """
     raw = bytearray()
-    async for chunk in request.stream():
-        raw += chunk
+    more = True
+    while more:
+        message = await request.receive()
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnect
+        raw += message.get("body", b"")
+        more = message.get("more_body", False)
         if len(raw) > limit:
             raise TooLarge(Code.BODY_TOO_LARGE, f"The request body is larger than {limit} bytes.")
     try:
@@ -111,11 +119,14 @@ class Choice:
     routing: Routing | None = None
 
 
-async def choose_model(services: Services, tenant: str, body: dict[str, Any], session: str = "") -> Choice:
+async def choose_model(
+    services: Services, tenant: str, body: dict[str, Any], headers: Mapping[str, str] = MappingProxyType({})
+) -> Choice:
     """What the serving tier is asked for: a base by its name, an adapter or alias by an adapter's immutable id.
 
     Args:
         tenant: whose names count, before those of ``shared``.
+        headers: the request's, which may name a session.
 
     Raises:
         NotFound: ``MODEL_NOT_FOUND``. InvalidRequest: ``REQUEST_INVALID``: no name.
@@ -130,8 +141,9 @@ async def choose_model(services: Services, tenant: str, body: dict[str, Any], se
     routing = await services.directory.find(tenant, model)
     if routing is None:
         raise _unknown_model(model)
-    several = len(routing.targets) > 1
-    adapter_id = routing.choose(sticky_point(model, sticky_key(body, session))) if several else routing.main
+    if len(routing.targets) == 1:
+        return Choice(routing.main, routing.main, routing)
+    adapter_id = routing.choose(sticky_point(model, sticky_key(body, headers.get(SESSION_HEADER, ""))))
     return Choice(adapter_id, adapter_id, routing)
 
 
@@ -154,17 +166,23 @@ def sticky_key(body: dict[str, Any], session: str = "") -> str:
 
 
 async def _begin(
-    services: Services, caller: Caller, request: Request, path: str, body: dict[str, Any], admission: Admission
+    services: Services,
+    caller: Caller,
+    request: Request,
+    path: str,
+    body: dict[str, Any],
+    admission: Admission,
+    presence: Presence,
 ) -> Answer | None:
-    chosen = await choose_model(services, caller.tenant, body, request.headers.get(SESSION_HEADER, ""))
+    chosen = await choose_model(services, caller.tenant, body, request.headers)
     asked = salted(body, services.settings.serving_key.get_secret_value(), caller.tenant)
     asked, tap = services.meter.of(caller.key, chosen.served, path, asked)
-    begun = await unless_gone(request.receive, ask(services, path, asked, chosen.served))
+    begun = await presence.unless_gone(ask(services, path, asked, chosen.served))
     if begun is None:
         return None
     if not begun.ok:
         raise await rejection(begun, body["model"], chosen.served)
-    return Answer(begun, tap, admission, adapter=chosen.adapter, then=_shadow(services, path, asked, chosen))
+    return Answer(begun, tap, admission, presence, adapter=chosen.adapter, then=_shadow(services, path, asked, chosen))
 
 
 def _shadow(

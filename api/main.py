@@ -10,6 +10,7 @@ from fastapi import Depends, FastAPI
 
 from api import problems
 from api.authentication import require_caller
+from api.model_route import ModelLane
 from api.request_log import RequestLog
 from api.routes import aliases, chat, deletion, files, fine_tuning, health, jobs, keys, models, ollama, replicas, usage
 from api.services import Services, make_services
@@ -45,7 +46,8 @@ def create_app(settings: ApiSettings | None = None) -> FastAPI:
     for router in KEYED_ROUTERS:
         app.include_router(router, dependencies=[Depends(require_caller)])
     app.get("/v1/openapi.json", tags=["schema"], dependencies=[Depends(require_caller)])(lambda: _openapi(app))
-    app.add_middleware(RequestLog)
+    app.add_middleware(ModelLane)
+    app.add_middleware(RequestLog)  # around it
     return app
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hmac
 import json
+from functools import lru_cache
 from typing import Any
 
 from shared.errors import Code, InvalidRequest
@@ -24,5 +25,10 @@ def salted(body: dict[str, Any], secret: str, tenant: str) -> dict[str, Any]:
     own = body.get(FIELD)
     if own is not None and not (isinstance(own, str) and own):
         raise InvalidRequest(Code.REQUEST_INVALID, f"`{FIELD}` must be a text that is not empty.", param=FIELD)
+    return {**body, FIELD: _salt(secret, tenant, own)}
+
+
+@lru_cache(maxsize=1024)
+def _salt(secret: str, tenant: str, own: str | None) -> str:
     parts = json.dumps([tenant, own]).encode()  # a list, so that no tenant's name and salt read as another's
-    return {**body, FIELD: hmac.digest(secret.encode(), parts, "sha256").hex()}
+    return hmac.digest(secret.encode(), parts, "sha256").hex()

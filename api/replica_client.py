@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import io
-from collections.abc import AsyncIterator, Callable, Mapping
+import ssl
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from urllib.parse import urlsplit
 
-import aiohttp
+from api.http_connection import BadAnswer, HttpConnection
 
 CONNECT_SECONDS = 5.0
 KEEPALIVE_SECONDS = 4.0
 """Shorter than a replica's five: a connection that both use and close at once fails a request."""
-LARGE_BYTES = 1 << 20
-
-_UNREACHED = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError, aiohttp.InvalidURL)
-_BROKEN = (aiohttp.ClientError, TimeoutError, OSError)
+_BROKEN = (BadAnswer, OSError)
 
 
 class NotReached(Exception):
@@ -30,13 +30,18 @@ class ReplicaAnswer:
 
     Attributes:
         status: HTTP status.
-        headers: by name, whatever the case.
+        headers: names in lower case.
+
+    Args:
+        connection: its head has come.
+        let_go: takes the connection back.
     """
 
-    def __init__(self, response: aiohttp.ClientResponse) -> None:
-        self.status = response.status
-        self.headers: Mapping[str, str] = response.headers
-        self._response = response
+    def __init__(self, connection: HttpConnection, let_go: Callable[[HttpConnection], None]) -> None:
+        self.status = connection.status
+        self.headers: Mapping[str, str] = connection.headers
+        self._connection: HttpConnection | None = connection
+        self._let_go = let_go
 
     @property
     def ok(self) -> bool:
@@ -44,19 +49,26 @@ class ReplicaAnswer:
         return 200 <= self.status < 300
 
     async def read_some(self) -> bytes:
-        """What has come of the body, at least a byte; nothing at its end.
+        """What has come of the body, at least a byte; nothing at its end, or once it is closed.
 
         Raises:
             BrokenOff: before the end.
         """
+        if self._connection is None:
+            return b""
         try:
-            return await self._response.content.readany()
+            chunk = await self._connection.read_some()
         except _BROKEN as error:
             raise BrokenOff(_why(error)) from error
+        if not chunk:
+            self.close()
+        return chunk
 
     def close(self) -> None:
-        """Keep the connection when the body was read to its end, else close it."""
-        self._response.close()
+        """Keep the connection when the whole answer has come, else close it."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            self._let_go(connection)
 
 
 class Begun:
@@ -64,7 +76,7 @@ class Begun:
 
     Attributes:
         status: HTTP status.
-        headers: by name, whatever the case.
+        headers: names in lower case.
 
     Args:
         answer: gives the bytes after the first ones.
@@ -83,16 +95,26 @@ class Begun:
         """Whether the status is one of success."""
         return self._answer.ok
 
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        """The body's bytes as they come.
+    async def read_some(self) -> bytes:
+        """What has come of the body, at least a byte; nothing at its end.
 
         Raises:
             BrokenOff: before the end.
         """
-        chunk = self._first
-        while chunk:
-            yield chunk
-            chunk = await self._answer.read_some()
+        first, self._first = self._first, b""
+        return first or await self._answer.read_some()
+
+    def __aiter__(self) -> Begun:
+        """The body's bytes as they come."""
+        return self
+
+    async def __anext__(self) -> bytes:
+        """Raises:
+        BrokenOff: before the end.
+        """
+        if chunk := await self.read_some():
+            return chunk
+        raise StopAsyncIteration
 
     def close(self) -> None:
         """Give the connection back, or close it when there is more to come."""
@@ -100,6 +122,19 @@ class Begun:
         if release:
             release()
             self._answer.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where a request goes.
+
+    Attributes:
+        origin: scheme, host and port: what a connection is good for.
+        head: a request's first lines, but for the method and for what is sent.
+    """
+
+    origin: tuple[bool, str, int]
+    head: str
 
 
 class ReplicaClient:
@@ -111,9 +146,9 @@ class ReplicaClient:
     """
 
     def __init__(self, key: str, silence_seconds: float) -> None:
-        self._headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
-        self._timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS, sock_read=silence_seconds)
-        self._session: aiohttp.ClientSession | None = None
+        self._headers = "Content-Type: application/json\r\n" + (f"Authorization: Bearer {key}\r\n" if key else "")
+        self._silence_seconds = silence_seconds
+        self._idle: dict[tuple[bool, str, int], list[HttpConnection]] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def post(self, url: str, content: bytes) -> ReplicaAnswer:
@@ -128,36 +163,80 @@ class ReplicaClient:
         """Raises:
         NotReached: no connection. BrokenOff: a connection, but no answer.
         """
-        return await self._ask("GET", url, None)
+        return await self._ask("GET", url, b"")
 
     async def aclose(self) -> None:
-        """Close every connection."""
-        if self._session is not None:
-            await self._session.close()
+        """Close the connections that rest; those in use close with their answers."""
+        for connections in self._idle.values():
+            for connection in connections:
+                connection.close()
+        self._idle.clear()
 
-    async def _ask(self, method: str, url: str, content: bytes | None) -> ReplicaAnswer:
-        data = io.BytesIO(content) if content and len(content) > LARGE_BYTES else content  # sent in pieces
+    async def _ask(self, method: str, url: str, content: bytes) -> ReplicaAnswer:
         try:
-            return ReplicaAnswer(await self._connected().request(method, url, data=data, allow_redirects=False))
-        except _UNREACHED as error:
+            target = _target(url)
+            connection = self._take(target.origin) or await self._connect(target.origin)
+        except (OSError, ValueError) as error:
             raise NotReached(_why(error)) from error
-        except _BROKEN as error:
-            raise BrokenOff(_why(error)) from error
+        head = f"{method} {target.head}{self._headers}Content-Length: {len(content)}\r\n\r\n"
+        try:
+            connection.send(head.encode() + content)
+            await connection.head()
+        except BaseException as error:
+            connection.close()
+            if isinstance(error, _BROKEN):
+                raise BrokenOff(_why(error)) from error
+            raise
+        return ReplicaAnswer(connection, partial(self._let_go, target.origin))
 
-    def _connected(self) -> aiohttp.ClientSession:
-        """The session of the running loop: connections belong to the loop that made them."""
+    def _take(self, origin: tuple[bool, str, int]) -> HttpConnection | None:
+        """One that rests; the one that was used last, so that those that are too many grow old."""
         loop = asyncio.get_running_loop()
-        if self._session is None or self._loop is not loop:
-            self._loop = loop
-            self._session = aiohttp.ClientSession(
-                headers=self._headers,
-                timeout=self._timeout,
-                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_SECONDS),
-                cookie_jar=aiohttp.DummyCookieJar(),
-                skip_auto_headers=("Accept-Encoding", "User-Agent"),
-                auto_decompress=False,
+        if self._loop is not loop:  # connections belong to the loop that made them
+            self._loop, self._idle = loop, {}
+        idle = self._idle.get(origin)
+        while idle:
+            connection = idle.pop()
+            if connection.is_reusable() and connection.idle_seconds() < KEEPALIVE_SECONDS:
+                return connection
+            connection.close()
+        return None
+
+    async def _connect(self, origin: tuple[bool, str, int]) -> HttpConnection:
+        secure, host, port = origin
+        context = _tls() if secure else None
+        async with asyncio.timeout(CONNECT_SECONDS):
+            _, connection = await asyncio.get_running_loop().create_connection(
+                lambda: HttpConnection(self._silence_seconds), host, port, ssl=context
             )
-        return self._session
+        return connection
+
+    def _let_go(self, origin: tuple[bool, str, int], connection: HttpConnection) -> None:
+        if connection.is_reusable():
+            connection.rest()
+            self._idle.setdefault(origin, []).append(connection)
+        else:
+            connection.close()
+
+
+@lru_cache(maxsize=1024)
+def _target(url: str) -> Target:
+    """Raises:
+    ValueError: nothing that can be asked.
+    """
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname or not url.isprintable() or " " in url:
+        raise ValueError(f"{url!r} is no address")
+    secure = parts.scheme == "https"
+    path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+    host = parts.netloc.rpartition("@")[2]
+    origin = (secure, parts.hostname, parts.port or (443 if secure else 80))
+    return Target(origin, f"{path} HTTP/1.1\r\nHost: {host}\r\nAccept: */*\r\n")
+
+
+@lru_cache(maxsize=1)
+def _tls() -> ssl.SSLContext:
+    return ssl.create_default_context()
 
 
 def _why(error: BaseException) -> str:

@@ -189,7 +189,7 @@ class Replicas:
         pool = self.candidates(tried)
         if not pool:
             return None
-        replica = within_bound(in_order(pool, model))
+        replica = within_bound(in_order(pool, model)) if len(pool) > 1 else pool[0]
         replica.in_flight += 1
         return replica
 
@@ -199,7 +199,9 @@ class Replicas:
 
     def candidates(self, tried: Collection[Replica] = ()) -> list[Replica]:
         """Replicas that may be asked now: those that are up, and without any the next best."""
-        left = [replica for replica in self.all if replica not in tried]
+        left = [replica for replica in self.all if replica not in tried] if tried else self.all
+        if all(replica.state is State.UP for replica in left):
+            return left
         return next(filter(None, ([r for r in left if r.state in states] for states in TURNS)), [])
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+import os
 import time
-import uuid
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+ID_HEADER = b"x-request-id"
 
 logger = logging.getLogger(__name__)
 
@@ -23,16 +25,16 @@ class RequestLog:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
-        given = dict(scope["headers"]).get(b"x-request-id", b"")[:128]
-        request_id = given or f"req_{uuid.uuid4().hex}".encode()
+        given = next((value for name, value in scope["headers"] if name == ID_HEADER), b"")[:128]
+        request_id = given or b"req_" + os.urandom(16).hex().encode()
         started, status = time.perf_counter(), 0
 
         async def send_with_id(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                headers = [pair for pair in message.get("headers", []) if pair[0] != b"x-request-id"]
-                message["headers"] = [*headers, (b"x-request-id", request_id)]
+                headers = [pair for pair in message.get("headers", []) if pair[0] != ID_HEADER]
+                message["headers"] = [*headers, (ID_HEADER, request_id)]
             await send(message)
 
         try:

@@ -9,8 +9,9 @@ from typing import Any, cast
 import pytest
 from starlette.types import Message
 
-from api.answer import Answer, PassedOn, unless_gone
+from api.answer import Answer, PassedOn
 from api.limits import Admission
+from api.presence import Presence
 from api.replica_client import Begun, BrokenOff
 from api.taps import Tap
 from shared.usage import Amount
@@ -50,26 +51,17 @@ class Source:
 
     def __init__(self, trace: Trace, ends: Callable[[], Any] = lambda: None) -> None:
         self._trace, self._ends = trace, ends
+        self._pieces = iter(PIECES)
 
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        for piece in PIECES:
-            yield piece
+    async def read_some(self) -> bytes:
+        if piece := next(self._pieces, None):
+            return piece
         if (waits := self._ends()) is not None:
             await waits
+        return b""
 
     def close(self) -> None:
         self._trace.append("closed")
-
-
-def answer(trace: Trace, ends: Callable[[], Any] = lambda: None) -> Answer:
-    async def left() -> None:
-        trace.append("left")
-
-    async def copied() -> None:
-        trace.append("copied")
-
-    admission = Admission({"x-ratelimit-limit-requests": "5"}, left)
-    return Answer(cast("Begun", Source(trace, ends)), Upper(trace), admission, adapter="a@1", then=copied)
 
 
 async def stay() -> Message:
@@ -77,14 +69,26 @@ async def stay() -> Message:
     raise AssertionError
 
 
-def sent(response: PassedOn, trace: Trace, receive: Callable[[], Any] = stay) -> list[Message]:
+def answer(trace: Trace, ends: Callable[[], Any] = lambda: None, receive: Callable[[], Any] = stay) -> Answer:
+    async def left() -> None:
+        trace.append("left")
+
+    async def copied() -> None:
+        trace.append("copied")
+
+    admission = Admission({"x-ratelimit-limit-requests": "5"}, left)
+    source = cast("Begun", Source(trace, ends))
+    return Answer(source, Upper(trace), admission, Presence(receive), adapter="a@1", then=copied)
+
+
+def sent(response: PassedOn, trace: Trace) -> list[Message]:
     messages: list[Message] = []
 
     async def send(message: Message) -> None:
         messages.append(message)
         trace.append((message.get("body") or message["type"].encode()).decode())
 
-    asyncio.run(response({"type": "http"}, receive, send))
+    asyncio.run(response({"type": "http"}, stay, send))
     return messages
 
 
@@ -139,7 +143,7 @@ def test_a_caller_who_goes_ends_it() -> None:
         may_go.set()
         return asyncio.Event().wait()
 
-    sent(PassedOn(answer(trace, hangs)), trace, goes)
+    sent(PassedOn(answer(trace, hangs, goes)), trace)
     assert trace == ["http.response.start", "ONE", "THREE", "closed", "counted", "left"]
 
 
@@ -148,39 +152,3 @@ def test_an_answer_that_nobody_reads_is_closed_once() -> None:
     unread = answer(trace)
     asyncio.run(unread.aclose())
     assert trace == ["closed", "counted", "left"]
-
-
-def test_work_is_done_while_the_caller_stays() -> None:
-    async def work() -> int:
-        await asyncio.sleep(0)
-        return 7
-
-    async def fails() -> int:
-        await asyncio.sleep(0)
-        raise BrokenOff("its own")
-
-    assert asyncio.run(unless_gone(stay, work())) == 7
-    with pytest.raises(BrokenOff, match="its own"):
-        asyncio.run(unless_gone(stay, fails()))
-
-
-def test_work_is_given_up_when_the_caller_goes_and_may_tidy_up_first() -> None:
-    trace = Trace()
-    messages = iter(["http.request", "http.disconnect"])
-
-    async def goes() -> Message:
-        return {"type": next(messages)}
-
-    async def work() -> int:
-        try:
-            await asyncio.Event().wait()
-        finally:
-            trace.append("tidied")
-        return 7
-
-    async def test() -> None:
-        assert await unless_gone(goes, work()) is None
-        await asyncio.sleep(0)  # nothing is left that would cancel this
-
-    asyncio.run(test())
-    assert trace == ["tidied"]

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import Awaitable, Callable
 from datetime import UTC, date, datetime
 from typing import Any
 
 import pytest
 
+from api import metering
 from api.metering import Meter
 from api.taps import CompletionEvents, ResponseEvents, WholeBody
 from shared.db import Database
@@ -224,3 +226,21 @@ def test_a_shutdown_without_a_database_says_what_is_lost(caplog: pytest.LogCaptu
 
     run(stop)
     assert "precious@1" in caplog.text
+
+
+def test_a_shutdown_that_the_database_keeps_waiting_says_what_may_be_lost(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage, answers = Remembered(), threading.Event()
+    monkeypatch.setattr(metering, "CLOSE_SECONDS", 0.05)
+    monkeypatch.setattr(usage, "add", lambda counted: answers.wait(10))
+
+    async def stop() -> None:
+        meter = Meter(usage, interval=60)  # type: ignore[arg-type]
+        answer(meter, "precious@1")
+        await meter.close()
+        answers.set()
+
+    run(stop)
+    assert "precious@1" in caplog.text
+    assert "may be lost" in caplog.text

@@ -123,8 +123,12 @@ def test_what_asks_for_more_is_solved_by_fastapi(
 
 
 def test_routes_of_completions_are_direct_and_those_with_a_role_are_not(app: FastAPI) -> None:
-    ordinary = {
-        route.path: model_route._is_ordinary(route.dependant) for route in app.routes if type(route) is ModelRoute
-    }
-    assert {path for path, is_direct in ordinary.items() if is_direct} >= {"/v1/chat/completions", "/v1/completions"}
-    assert {path for path, is_direct in ordinary.items() if not is_direct} >= {"/v1/tokenize", "/v1/detokenize"}
+    direct = set(model_route.direct_routes(app))
+    assert {("POST", "/v1/chat/completions"), ("POST", "/v1/completions"), ("POST", "/v1/embeddings")} <= direct
+    assert not {path for _, path in direct} & {"/v1/tokenize", "/v1/detokenize"}
+
+
+@pytest.mark.parametrize("method", ["GET", "PUT", "OPTIONS"])
+def test_another_method_is_told_so(app: FastAPI, anonymous: TestClient, method: str) -> None:
+    answer = anonymous.request(method, "/v1/completions", headers={"Authorization": secret(app)})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (405, "METHOD_NOT_ALLOWED")

@@ -1,0 +1,187 @@
+"""One kept-alive HTTP/1.1 connection to a replica: a request goes out, its answer is read as it comes.
+
+llhttp parses, as in uvicorn. There is nothing here that a replica does not need: no proxies, cookies, redirects, compression.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import cast
+
+import httptools
+
+MOST_BUFFERED_BYTES = 1 << 18
+"""Of an answer that nobody reads; then the replica has to wait."""
+MOST_HEAD_BYTES = 1 << 16
+NO_BODY = frozenset({204, 304})
+
+
+class BadAnswer(Exception):
+    """What came is no HTTP, or not what was asked for."""
+
+
+class HttpConnection(asyncio.Protocol):
+    """Carries one exchange after the other, in one event loop.
+
+        connection.send(request)
+        await connection.head()          # then status and headers are there
+        while chunk := await connection.read_some(): ...
+        connection.is_reusable()         # for the next exchange
+
+    What it raises beside `BadAnswer` is an `OSError`: the connection broke (`ConnectionError`), or nothing came for too long
+    (`TimeoutError`).
+
+    Attributes:
+        status: of the answer.
+        headers: of the answer, names in lower case; of a repeated one the last.
+
+    Args:
+        silence_seconds: the longest that nothing may come while something is waited for.
+    """
+
+    def __init__(self, silence_seconds: float) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._silence_seconds = silence_seconds
+        self._parser = httptools.HttpResponseParser(self)
+        self._transport: asyncio.Transport
+        self._waiter: asyncio.Future[None] | None = None
+        self._failure: Exception | None = None
+        self._idle_since = 0.0
+        self._spoilt = False
+        self._begin()
+        self._complete = True  # nothing is under way
+
+    def _begin(self) -> None:
+        self.status = 0
+        self.headers: dict[str, str] = {}
+        self._chunks: list[bytes] = []
+        self._buffered = self._head_bytes = 0
+        self._has_head = self._complete = self._is_paused = self._ends_with_close = False
+
+    def send(self, request: bytes) -> None:
+        """Begin an exchange.
+
+        Args:
+            request: head and body.
+        """
+        self._begin()
+        self._transport.write(request)
+
+    async def head(self) -> None:
+        """Wait for the answer's head.
+
+        Raises:
+            BadAnswer, OSError: there will be none.
+        """
+        while not self._has_head:
+            await self._more()
+
+    async def read_some(self) -> bytes:
+        """What has come of the body, at least a byte; nothing at its end.
+
+        Raises:
+            BadAnswer, OSError: before the end.
+        """
+        while not self._chunks and not self._complete:
+            await self._more()
+        chunks, self._chunks, self._buffered = self._chunks, [], 0
+        if self._is_paused:
+            self._is_paused = False
+            self._transport.resume_reading()
+        return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+    def is_reusable(self) -> bool:
+        """Whether the exchange has ended, and the replica awaits another."""
+        return self._complete and not self._spoilt and not self._transport.is_closing()
+
+    def rest(self) -> None:
+        """Nothing is asked for a while."""
+        self._idle_since = time.monotonic()
+
+    def idle_seconds(self) -> float:
+        """Since it was laid to rest."""
+        return time.monotonic() - self._idle_since
+
+    def close(self) -> None:
+        """Close at once, whatever is under way: a replica that is not listened to stops its work."""
+        self._transport.abort()
+
+    async def _more(self) -> None:
+        """Wait until something has come."""
+        if self._failure is not None:
+            raise self._failure
+        self._waiter = self._loop.create_future()
+        timer = self._loop.call_later(self._silence_seconds, self._was_silent)
+        try:
+            await self._waiter
+        finally:
+            timer.cancel()
+            self._waiter = None
+
+    def _was_silent(self) -> None:
+        self._fail(TimeoutError(f"nothing came for {self._silence_seconds:g} s"))
+
+    def _fail(self, failure: Exception) -> None:
+        self._failure = self._failure or failure
+        self._spoilt = True
+        self._transport.abort()
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_exception(self._failure)
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    # What asyncio calls.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's only looks like one
+        self._transport.set_write_buffer_limits(0)  # or uvloop keeps a request until the loop's next turn
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            self._parser.feed_data(data)
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
+            return self._fail(BadAnswer(f"the answer is no HTTP: {error}"))
+        if self._buffered > MOST_BUFFERED_BYTES and not self._is_paused:
+            self._is_paused = True
+            self._transport.pause_reading()
+        if self._chunks or self._complete or self._has_head:
+            self._wake()
+        return None
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if self._has_head and self._ends_with_close and error is None:
+            self._complete = True
+            self._wake()
+        self._fail(error if isinstance(error, OSError) else ConnectionError("the replica closed the connection"))
+
+    # What httptools calls.
+
+    def on_message_begin(self) -> None:
+        if self._complete:  # an answer that nobody has asked for
+            self._spoilt = True
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._head_bytes += len(name) + len(value)
+        if self._head_bytes > MOST_HEAD_BYTES:
+            raise BadAnswer("the answer's head is too large")
+        self.headers[name.decode("latin-1").lower()] = value.decode("latin-1")
+
+    def on_headers_complete(self) -> None:
+        self.status = self._parser.get_status_code()
+        self._has_head = self.status >= 200
+        has_length = "content-length" in self.headers or "chunked" in self.headers.get("transfer-encoding", "")
+        self._ends_with_close = not has_length and self.status not in NO_BODY
+
+    def on_body(self, body: bytes) -> None:
+        self._chunks.append(body)
+        self._buffered += len(body)
+
+    def on_message_complete(self) -> None:
+        if not self._has_head:  # one that says that the answer will come
+            return self._begin()
+        self._complete = True
+        self._spoilt = self._spoilt or not self._parser.should_keep_alive()
+        return None

@@ -1,0 +1,214 @@
+"""A replica's answer is read alike however it comes, and what is no answer is told apart from one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from api.http_connection import MOST_BUFFERED_BYTES, MOST_HEAD_BYTES, BadAnswer, HttpConnection
+
+STREAM = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+WHOLE = b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\n"
+
+
+class Wire(asyncio.Transport):
+    """What asyncio gives a protocol; it notes what becomes of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sent = b""
+        self.aborted = self.paused = False
+
+    def write(self, data: Any) -> None:
+        self.sent += data
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        pass
+
+    def abort(self) -> None:
+        self.aborted = True
+
+    def is_closing(self) -> bool:
+        return self.aborted
+
+    def pause_reading(self) -> None:
+        self.paused = True
+
+    def resume_reading(self) -> None:
+        self.paused = False
+
+
+def connected(silence_seconds: float = 5) -> tuple[HttpConnection, Wire]:
+    """A connection that has asked."""
+    connection, wire = HttpConnection(silence_seconds), Wire()
+    connection.connection_made(wire)
+    connection.send(b"POST / HTTP/1.1\r\n\r\n")
+    return connection, wire
+
+
+async def read(connection: HttpConnection) -> bytes:
+    await connection.head()
+    body = b""
+    while chunk := await connection.read_some():
+        body += chunk
+    return body
+
+
+def run(work: Coroutine[Any, Any, Any]) -> Any:
+    return asyncio.run(work)
+
+
+def chunked(pieces: list[bytes]) -> bytes:
+    return b"".join(b"%x\r\n%s\r\n" % (len(piece), piece) for piece in pieces) + b"0\r\n\r\n"
+
+
+@given(st.lists(st.binary(min_size=1, max_size=40), max_size=6), st.lists(st.integers(0, 400), max_size=8))
+def test_an_answer_is_the_same_wherever_it_is_cut(pieces: list[bytes], cuts: list[int]) -> None:
+    raw = b"HTTP/1.1 100 Continue\r\n\r\n" + STREAM + chunked(pieces)
+    ends = sorted({0, len(raw), *(cut for cut in cuts if cut < len(raw))})
+
+    async def test() -> None:
+        connection, _ = connected()
+        reading = asyncio.create_task(read(connection))
+        for start, end in pairwise(ends):
+            await asyncio.sleep(0)
+            connection.data_received(raw[start:end])
+        assert await reading == b"".join(pieces)
+        assert (connection.status, connection.headers["content-type"]) == (200, "text/event-stream")
+        assert connection.is_reusable()
+
+    run(test())
+
+
+@pytest.mark.parametrize(
+    ("raw", "status", "body"),
+    [
+        (WHOLE + b"12345", 200, b"12345"),
+        (b"HTTP/1.1 503 No\r\nContent-Length: 0\r\n\r\n", 503, b""),
+        (b"HTTP/1.1 204 Nothing\r\n\r\n", 204, b""),
+    ],
+)
+def test_what_ends_by_itself_leaves_the_connection_for_another(raw: bytes, status: int, body: bytes) -> None:
+    async def test() -> None:
+        connection, wire = connected()
+        for _ in range(2):
+            connection.send(b"")
+            connection.data_received(raw)
+            assert (await read(connection), connection.status) == (body, status)
+            assert connection.is_reusable()
+        assert not wire.aborted
+
+    run(test())
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        WHOLE + b"12345" + WHOLE + b"extra",
+        WHOLE.replace(b"content-length", b"connection: close\r\ncontent-length") + b"12345",
+        WHOLE.replace(b"1.1", b"1.0") + b"12345",
+    ],
+)
+def test_what_cannot_be_used_again(raw: bytes) -> None:
+    async def test() -> None:
+        connection, _ = connected()
+        connection.data_received(raw)
+        assert (await read(connection))[:5] == b"12345"
+        assert not connection.is_reusable()
+
+    run(test())
+
+
+def test_an_answer_without_a_length_ends_with_the_connection() -> None:
+    async def test() -> None:
+        connection, _ = connected()
+        connection.data_received(b"HTTP/1.1 200 OK\r\n\r\nall of it")
+        connection.connection_lost(None)
+        assert await read(connection) == b"all of it"
+        assert not connection.is_reusable()
+
+    run(test())
+
+
+@pytest.mark.parametrize("raw", [b"", STREAM, STREAM + b"3\r\none\r\n", WHOLE + b"123"])
+@pytest.mark.parametrize("error", [None, ConnectionResetError("reset")])
+def test_one_that_is_lost_before_the_end_is_an_error(raw: bytes, error: Exception | None) -> None:
+    async def test() -> None:
+        connection, _ = connected()
+        reading = asyncio.create_task(read(connection))
+        if raw:
+            connection.data_received(raw)
+        await asyncio.sleep(0)
+        connection.connection_lost(error)
+        with pytest.raises(ConnectionError, match="reset" if error else "closed"):
+            await reading
+        assert not connection.is_reusable()
+
+    run(test())
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"SSH-2.0-OpenSSH\r\n",
+        b"HTTP/1.1 200 OK\r\nbroken\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nx: " + b"y" * (MOST_HEAD_BYTES + 1) + b"\r\n\r\n",
+        b"HTTP/1.1 101 Other\r\nupgrade: websocket\r\nconnection: upgrade\r\n\r\n",
+        STREAM + b"zz\r\n",
+    ],
+)
+def test_what_is_no_answer(raw: bytes) -> None:
+    async def test() -> None:
+        connection, wire = connected()
+        connection.data_received(raw)
+        with pytest.raises(BadAnswer):
+            await read(connection)
+        assert wire.aborted
+
+    run(test())
+
+
+@pytest.mark.parametrize("raw", [b"", STREAM, STREAM + b"3\r\none\r\n"])
+def test_silence_is_given_up(raw: bytes) -> None:
+    async def test() -> None:
+        connection, wire = connected(silence_seconds=0.02)
+        if raw:
+            connection.data_received(raw)
+        with pytest.raises(TimeoutError, match=r"nothing came for 0\.02 s"):
+            await read(connection)
+        assert wire.aborted
+
+    run(test())
+
+
+def test_a_stream_that_goes_on_is_never_too_long() -> None:
+    async def test() -> None:
+        connection, _ = connected(silence_seconds=0.05)
+        connection.data_received(STREAM)
+        await connection.head()
+        for _ in range(10):
+            asyncio.get_running_loop().call_later(0.01, connection.data_received, b"3\r\none\r\n")
+            assert await connection.read_some() == b"one"
+
+    run(test())
+
+
+def test_nobody_is_buffered_without_end() -> None:
+    async def test() -> None:
+        connection, wire = connected()
+        big = b"x" * MOST_BUFFERED_BYTES
+        connection.data_received(STREAM + b"%x\r\n%s\r\n" % (len(big), big))
+        assert not wire.paused
+        connection.data_received(b"1\r\ny\r\n")
+        assert wire.paused
+        await connection.head()
+        assert await connection.read_some() == big + b"y"
+        assert not wire.paused
+
+    run(test())
