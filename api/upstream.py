@@ -19,6 +19,7 @@ from api.replica_client import Begun, BrokenOff, NotReached
 from api.replicas import Replica, State
 from api.services import Services
 from shared.errors import Code, Unavailable
+from shared.replicas import replica_name
 
 PASSED_OVER = frozenset({502, 503})
 MAX_BROKEN = 2
@@ -28,6 +29,13 @@ logger = logging.getLogger(__name__)
 
 class TooLate(Exception):
     """A stream did not begin in time, and somebody else can be asked."""
+
+
+TOLD: dict[type[Exception], str] = {
+    TooLate: "began no answer in time",
+    NotReached: "takes no connection",
+    BrokenOff: "broke the connection off",
+}
 
 
 async def ask(services: Services, path: str, body: dict[str, Any], served: str) -> Begun:
@@ -85,8 +93,7 @@ class Request:
                 self._services.replicas.release(replica)
         if answer is not None and answer.status in PASSED_OVER:
             answer.close()
-            self._pass_over(replica, f"status {answer.status}")
-            replica.broke(self.reason)
+            replica.broke(self._pass_over(replica, f"answered {answer.status}"))
             return None
         if answer is not None and replica.state is State.DOWN:
             replica.suspect.set()  # it is back, so let it be warmed
@@ -95,18 +102,23 @@ class Request:
     async def _begin(self, replica: Replica) -> Begun:
         """The answer with its first bytes. Only a stream is asked to begin in time, and only once: all may be slow."""
         started, limit = time.monotonic(), self._services.settings.first_byte_seconds
-        patience = limit if self._streams and not self._was_late and self._others_are_up() else None
-        try:
-            async with asyncio.timeout(patience):
-                answer = await self._send(replica)
-        except TimeoutError:
-            self._was_late = True
-            replica.began(limit, limit, time.monotonic())
-            raise TooLate(f"no first byte within {limit:g} s") from None
+        if self._streams and not self._was_late and self._others_are_up():
+            answer = await self._send_in_time(replica, limit)
+        else:
+            answer = await self._send(replica)
         if self._streams:
             now = time.monotonic()
             replica.began(now - started, limit, now)
         return answer
+
+    async def _send_in_time(self, replica: Replica, limit: float) -> Begun:
+        try:
+            async with asyncio.timeout(limit):
+                return await self._send(replica)
+        except TimeoutError:
+            self._was_late = True
+            replica.began(limit, limit, time.monotonic())
+            raise TooLate(f"no first byte within {limit:g} s") from None
 
     async def _send(self, replica: Replica) -> Begun:
         answer = await self._services.upstream.post(replica.url + self._path, self._content)
@@ -118,20 +130,24 @@ class Request:
         return Begun(answer, first, partial(self._services.replicas.release, replica))
 
     def _others_are_up(self) -> bool:
+        if len(self._services.replicas.all) == 1:
+            return False
         return any(other.state is State.UP for other in self._services.replicas.candidates(self.tried))
 
     def _blame(self, replica: Replica, error: Exception) -> None:
-        self._pass_over(replica, str(error) or type(error).__name__)
+        what = self._pass_over(replica, TOLD[type(error)], str(error) or type(error).__name__)
         if isinstance(error, NotReached):
-            replica.refused(self.reason)
+            replica.refused(what)
         elif not isinstance(error, TooLate):
             self.broken += 1
-            replica.broke(self.reason)
+            replica.broke(what)
 
-    def _pass_over(self, replica: Replica, reason: str) -> None:
-        self.reason = f"{replica.url}: {reason}"
-        logger.warning("replica passed over: %s", self.reason)
+    def _pass_over(self, replica: Replica, told: str, reason: str = "") -> str:
+        """What was wrong, for who runs the installation; callers are not told where a replica is."""
+        self.reason = f"{replica_name(replica.url)} {told}"
+        logger.warning("replica passed over: %s: %s", replica.url, reason or told)
+        return f"{replica.url}: {reason or told}"
 
 
 def _why_none(replicas: list[Replica]) -> str:
-    return "; ".join(f"{replica.url} is {replica.state}" for replica in replicas) or "none is known"
+    return "; ".join(f"{replica_name(replica.url)} is {replica.state}" for replica in replicas) or "none is known"

@@ -5,6 +5,7 @@ The front door and the publisher look here, so that what is routed to is also wh
 
 from __future__ import annotations
 
+import hashlib
 import socket
 from collections.abc import Sequence
 
@@ -27,6 +28,11 @@ def discover(urls: Sequence[str], dns: str = "") -> list[str]:
     if dns:
         found += [f"http://{address}:{dns.rpartition(':')[2]}" for address in _addresses(dns)]
     return list(dict.fromkeys(found))
+
+
+def replica_name(url: str) -> str:
+    """What a replica is called wherever its address is not told: always the same, and nothing to connect to."""
+    return f"replica-{hashlib.sha256(url.encode()).hexdigest()[:8]}"
 
 
 def _addresses(dns: str) -> list[str]:

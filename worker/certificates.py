@@ -166,11 +166,12 @@ def refuse_failed(adapter_id: str, certificates: dict[str, dict[str, Any]]) -> N
     JobFailed: ``ADAPTER_TEMPLATE_MISMATCH``, ``ADAPTER_NO_EFFECT`` or ``ADAPTER_PARITY_FAILED``, with the numbers, and
         all certificates in the details.
     """
-    for url, report in certificates.items():
+    for name, report in certificates.items():
         if report["passed"]:
             continue
         code, words, remedy = _EXPLAIN[report["failed"][0]](report)
-        raise JobFailed(code, f"{adapter_id} on {url}: {words}.", remedy=remedy, details={"certificates": certificates})
+        message = f"{adapter_id} on the serving {name}: {words}."
+        raise JobFailed(code, message, remedy=remedy, details={"certificates": certificates})
 
 
 def _explain_template(report: dict[str, Any]) -> tuple[Code, str, str]:

@@ -16,6 +16,7 @@ from urllib.parse import quote
 import httpx
 
 from shared.errors import ArtifactInvalid, Code, JobFailed, MensError, Unavailable
+from shared.replicas import replica_name
 from worker.certificates import (
     Limits,
     Measurements,
@@ -178,7 +179,7 @@ def certify(
     for url in urls:
         with Replica(url, key) as replica:
             certify_replica = functools.partial(_certify_one, replica, proof)
-            certificates[url] = _patiently(certify_replica, deadline, heed)
+            certificates[replica_name(url)] = _patiently(certify_replica, deadline, heed)
     refuse_failed(proof.adapter_id, certificates)
     return certificates
 
@@ -219,12 +220,12 @@ def _error_of(url: str, response: httpx.Response) -> dict[str, Any]:
 
 
 def _refused(url: str, what: str, remedy: str) -> JobFailed:
-    return JobFailed(Code.SERVING_REFUSED, f"The replica {url} {what}.", remedy=remedy)
+    return JobFailed(Code.SERVING_REFUSED, f"The serving {replica_name(url)} {what}.", remedy=remedy)
 
 
 def _unavailable(url: str, reason: str) -> MensError:
     return Unavailable(
         Code.SERVING_UNAVAILABLE,
-        f"The serving replica {url} does not answer ({reason}).",
+        f"The serving {replica_name(url)} does not answer ({reason}).",
         remedy="Start it, or take it out of MENS_SERVING_URLS.",
     )

@@ -8,6 +8,7 @@ from pydantic import BaseModel, Field
 from api.authentication import require_operator
 from api.replicas import State
 from api.services import ServicesDep
+from shared.replicas import replica_name
 
 router = APIRouter(prefix="/v1", tags=["replicas"], dependencies=[Depends(require_operator)])
 
@@ -15,6 +16,9 @@ router = APIRouter(prefix="/v1", tags=["replicas"], dependencies=[Depends(requir
 class ReplicaView(BaseModel):
     """One serving replica."""
 
+    name: str = Field(
+        description="What it is called where its address is not told: in errors, and to who is no operator."
+    )
     url: str
     state: State
     in_flight: int = Field(description="Requests of this API process that it is working on.")
@@ -25,6 +29,12 @@ class ReplicaView(BaseModel):
 async def list_replicas(services: ServicesDep) -> list[ReplicaView]:
     """Every serving replica that this API process knows, for who runs the installation. Another process may see them otherwise."""
     return [
-        ReplicaView(url=replica.url, state=replica.state, in_flight=replica.in_flight, last_error=replica.last_error)
+        ReplicaView(
+            name=replica_name(replica.url),
+            url=replica.url,
+            state=replica.state,
+            in_flight=replica.in_flight,
+            last_error=replica.last_error,
+        )
         for replica in services.replicas.all
     ]

@@ -14,6 +14,7 @@ import pytest
 
 import worker.publish
 from shared.errors import ArtifactInvalid, Code, JobFailed, Unavailable
+from shared.replicas import replica_name
 from worker.certificates import Limits, ServedBase
 from worker.probe_chats import CHATS, EncodedChats
 from worker.publish import Proof, certify
@@ -113,7 +114,7 @@ def prove(*replicas: Replica, probes=PROBES, floor: float = 1e-3, timeout: float
 
 def test_certificate_of_an_adapter_that_acts(serve):
     replica = serve(effect=0.5)
-    found = prove(replica)[replica.url]
+    found = prove(replica)[replica_name(replica.url)]
     assert (found["passed"], found["probes"], found["positions"], found["noise_rms_nats"]) == (True, 2, 3, 0.0)
     assert found["effect_rms_nats"] == found["effect_max_nats"] == pytest.approx(0.5)
     assert found["base"] == {"name": BASE, "digest": "d" * 64, "twin_of": None, "dtype": "float32"}
@@ -143,7 +144,7 @@ def test_what_the_replica_is_asked(serve):
 
 def test_the_base_is_asked_by_the_name_it_is_served_under(serve):
     replica = serve(limits=(200, {**LIMITS, "base": "tiny-twin", "twin_of": BASE}))
-    found = prove(replica)[replica.url]
+    found = prove(replica)[replica_name(replica.url)]
     assert found["base"]["twin_of"] == BASE
     assert {one["model"] for _, path, one in replica.seen if path == "/v1/completions"} == {"tiny-twin", ADAPTER}
 
@@ -158,7 +159,7 @@ def test_scores_of_the_trainer_and_of_the_reference_are_compared(serve):
         return [[-2.5 for _ in probe["positions"]] for probe in PROBES]
 
     one, other = serve(effect=0.5), serve(effect=0.5)
-    found = prove(one, other, probes=probes, reference=reference)[other.url]["parity"]
+    found = prove(one, other, probes=probes, reference=reference)[replica_name(other.url)]["parity"]
     assert asked == [SERVED, SERVED]
     assert (found["engine_error_rms_nats"], found["engine_error_limit_nats"]) == (pytest.approx(0), 1e-4)
     assert (found["base_shift_rms_nats"], found["base_shift_limit_nats"]) == (pytest.approx(0.1), None)
@@ -180,7 +181,7 @@ def test_other_tokens_are_refused(serve, tokens):
     with pytest.raises(JobFailed) as failed:
         prove(replica)
     assert failed.value.code == Code.ADAPTER_TEMPLATE_MISMATCH
-    assert failed.value.details["certificates"][replica.url]["template"]["difference"]["chat"] == "plain"
+    assert failed.value.details["certificates"][replica_name(replica.url)]["template"]["difference"]["chat"] == "plain"
 
 
 @pytest.mark.parametrize("limits", [(200, {"base": BASE, "max_lora_rank": 16}), (404, {}), (200, [])])
@@ -193,7 +194,7 @@ def test_a_replica_of_another_release_is_told_as_such(serve, limits):
 
 def test_a_replica_that_does_not_tell_its_dtype_is_held_to_that_of_accelerators(serve):
     replica = serve(limits=(200, {**LIMITS, "dtype": None}))
-    assert prove(replica)[replica.url]["base"]["dtype"] == "bfloat16"
+    assert prove(replica)[replica_name(replica.url)]["base"]["dtype"] == "bfloat16"
 
 
 def test_every_replica_is_proven(serve):
@@ -201,8 +202,8 @@ def test_every_replica_is_proven(serve):
     with pytest.raises(JobFailed) as failed:
         prove(one, other)
     assert failed.value.code == Code.ADAPTER_NO_EFFECT
-    assert other.url in failed.value.message
-    assert set(failed.value.details["certificates"]) == {one.url, other.url}
+    assert replica_name(other.url) in failed.value.message
+    assert set(failed.value.details["certificates"]) == {replica_name(one.url), replica_name(other.url)}
     assert not failed.value.retryable
 
 
@@ -266,7 +267,7 @@ def test_refused_probe(serve):
 def test_replica_that_comes_back_is_waited_for(serve):
     replica = serve(away=3)
     beats = []
-    assert prove(replica, heed=lambda: beats.append(1))[replica.url]["positions"] == 3
+    assert prove(replica, heed=lambda: beats.append(1))[replica_name(replica.url)]["positions"] == 3
     assert len(beats) == 4
 
 
