@@ -10,7 +10,7 @@ from shared.db import Database
 from shared.errors import MensError
 from shared.keys import Key, Keys
 from shared.settings import Settings, read_settings
-from shared.tenancy import LARGEST_LIMIT, SHARED, KeyLimits, Role
+from shared.tenancy import LARGEST_LIMIT, SHARED, KeyLimits, Role, describe_rights
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -21,7 +21,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except MensError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    print(f"{key.id} for {key.name}, {key.role} of {key.tenant}; the secret is shown this once:", file=sys.stderr)
+    rights = describe_rights(key.role, key.tenant)
+    print(f"{key.id} for {key.name}, {rights}; the secret is shown this once:", file=sys.stderr)
     print(secret)
     return 0
 
@@ -31,7 +32,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("verb", choices=["create"])
     parser.add_argument("name", help="whose key it is, e.g. alice or ci")
     parser.add_argument("--tenant", default=SHARED, help="the tenant that it belongs to (default: %(default)s)")
-    parser.add_argument("--role", type=Role, choices=list(Role), default=Role.ADMIN, help="default: %(default)s")
+    what_it_may = "what it may do; an admin of `shared` may do everything in every tenant (default: %(default)s)"
+    parser.add_argument("--role", type=Role, choices=list(Role), default=Role.ADMIN, help=what_it_may)
     parser.add_argument("--rpm", type=_limit, help="requests to models a minute; unlimited when left out")
     parser.add_argument("--concurrent", type=_limit, help="requests to models at once; unlimited when left out")
     return parser

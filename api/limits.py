@@ -185,16 +185,24 @@ def _too_many(key: Key, verdict: Verdict, standing: dict[str, Any]) -> TooMany:
     if verdict.refusal is Refusal.RATE:
         return TooMany(
             Code.RATE_LIMITED,
-            f"The key {key.name!r} may ask models {key.requests_per_minute} times a minute, and has.",
+            f"The key {key.name!r} may ask models {_times(key.requests_per_minute)} a minute, and has.",
             remedy=f"Try again in {standing['retry_after_seconds']} s.",
             details=standing,
         )
     return TooMany(
         Code.CONCURRENCY_LIMITED,
-        f"The key {key.name!r} may have {key.concurrent_requests} requests to models under way at once, and has.",
+        f"The key {key.name!r} may have {_requests(key.concurrent_requests)} to models under way at once, and has.",
         remedy="Try again when one of them has ended.",
         details=standing,
     )
+
+
+def _times(number: int | None) -> str:
+    return "once" if number == 1 else f"{number} times"
+
+
+def _requests(number: int | None) -> str:
+    return "1 request" if number == 1 else f"{number} requests"
 
 
 def _duration(seconds: float) -> str:

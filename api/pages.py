@@ -21,6 +21,13 @@ class Page(BaseModel, Generic[Item]):
     has_more: bool
 
 
+class WholeList(BaseModel, Generic[Item]):
+    """A list that is short enough to be given at once."""
+
+    object: Literal["list"] = "list"
+    data: list[Item]
+
+
 def page_of(items: list[Item], limit: int) -> Page[Item]:
     """A page from a query that fetched one item more than it shows."""
     return Page(data=items[:limit], has_more=len(items) > limit)

@@ -10,12 +10,16 @@ from cli.connection import fail
 from cli.tables import print_table
 from shared.errors import MensError
 from shared.settings import Settings, read_settings
-from shared.tenancy import LARGEST_LIMIT, SHARED, KeyLimits, Role
+from shared.tenancy import LARGEST_LIMIT, SHARED, KeyLimits, Role, describe_rights
 
 if TYPE_CHECKING:
-    from shared.keys import Keys
+    from shared.keys import Key, Keys
 
-app = typer.Typer(no_args_is_help=True, help="API keys: create, list, revoke (on the machine that has the database).")
+NO_LIMIT = "none"
+
+app = typer.Typer(
+    no_args_is_help=True, help="API keys: create, list, limit, revoke (on the machine that has the database)."
+)
 
 
 def _keys() -> Keys:
@@ -41,13 +45,17 @@ def create(
         int | None, typer.Option(min=1, max=LARGEST_LIMIT, help="Requests to models at once; unlimited when left out.")
     ] = None,
 ) -> None:
-    """Make a key. Its secret is printed once and stored only as a hash."""
+    """Make a key. Its secret is printed once and stored only as a hash.
+
+    Without --tenant and --role it is an operator's: an admin of `shared`, who may do everything in every tenant.
+    """
     limits = KeyLimits(requests_per_minute=rpm, concurrent_requests=concurrent)
     try:
         key, secret = _keys().create(name, tenant, role, limits)
     except MensError as error:
         fail(str(error))
-    typer.echo(f"{key.id} for {key.name}, {key.role} of {key.tenant}; the secret is shown this once:", err=True)
+    rights = describe_rights(key.role, key.tenant)
+    typer.echo(f"{key.id} for {key.name}, {rights}; the secret is shown this once:", err=True)
     typer.echo(secret)
 
 
@@ -70,6 +78,31 @@ def list_keys(tenant: Annotated[str | None, typer.Option(help="Only this tenant'
     print_table(("id", "name", "tenant", "role", "rpm", "concurrent", "created", "revoked"), rows)
 
 
+@app.command("limit")
+def limit(
+    key_id: Annotated[str, typer.Argument(help="Id from `mens keys list`.")],
+    rpm: Annotated[
+        str | None, typer.Option(metavar="N|none", help="Requests to models a minute; left out: unchanged.")
+    ] = None,
+    concurrent: Annotated[
+        str | None, typer.Option(metavar="N|none", help="Requests to models at once; left out: unchanged.")
+    ] = None,
+) -> None:
+    """Change how much a key may ask, from its next request on.
+
+    What is left out stays as it is, and `none` lifts a limit: `mens keys limit ID --rpm 120 --concurrent none`.
+    """
+    given = {"requests_per_minute": ("--rpm", rpm), "concurrent_requests": ("--concurrent", concurrent)}
+    limits = {field: _limit(option, text) for field, (option, text) in given.items() if text is not None}
+    if not limits:
+        raise typer.BadParameter("Say what shall change: --rpm N, --concurrent N, or both; `none` is no limit.")
+    try:
+        key = _keys().limit(key_id, KeyLimits(**limits))
+    except MensError as error:
+        fail(str(error))
+    typer.echo(f"{key.id} ({key.name}): {_describe_limits(key)}")
+
+
 @app.command("revoke")
 def revoke(key_id: Annotated[str, typer.Argument(help="Id from `mens keys list`.")]) -> None:
     """Revoke a key; requests that carry it are refused from now on."""
@@ -78,3 +111,16 @@ def revoke(key_id: Annotated[str, typer.Argument(help="Id from `mens keys list`.
     except MensError as error:
         fail(str(error))
     typer.echo(f"{key.id} ({key.name}) is revoked")
+
+
+def _limit(option: str, text: str) -> int | None:
+    if text == NO_LIMIT:
+        return None
+    if not (text.isascii() and text.isdecimal() and 1 <= int(text) <= LARGEST_LIMIT):
+        raise typer.BadParameter(f"{text!r} is not 1 to {LARGEST_LIMIT}, or {NO_LIMIT}.", param_hint=option)
+    return int(text)
+
+
+def _describe_limits(key: Key) -> str:
+    rpm, concurrent = key.requests_per_minute or "any number of", key.concurrent_requests or "any number"
+    return f"{rpm} requests to models a minute, {concurrent} at once"

@@ -30,6 +30,7 @@ from cli.connection import CONNECTION_NAME, Connection, saved_connection
 from cli.programs import PROGRAMS, PROJECT, supervisor_config, valkey_config
 from shared.errors import Unauthenticated
 from shared.settings import Settings
+from shared.tenancy import SHARED
 
 if TYPE_CHECKING:
     from shared.keys import Keys
@@ -256,7 +257,7 @@ class Stack:
         database = Database(Settings(home=self.home).database_url)
         keys, path = Keys(database), self.home / "api-key"
         if not path.exists() or not _is_known(keys, path.read_text()):
-            write_private(path, keys.create("mens-up")[1])
+            write_private(path, keys.create(_unused_name(keys))[1])
         database.close()
         return path.read_text()
 
@@ -294,6 +295,12 @@ def _is_known(keys: Keys, secret: str) -> bool:
     except Unauthenticated:
         return False
     return True
+
+
+def _unused_name(keys: Keys) -> str:
+    """``mens-up``, or with a number: where the secret's file was lost, its key may still be in use somewhere."""
+    taken = {key.name for key in keys.all(SHARED) if key.revoked_at is None}
+    return next(name for name in ("mens-up", *(f"mens-up-{n}" for n in range(2, len(taken) + 3))) if name not in taken)
 
 
 def _try_lock(descriptor: int) -> bool:

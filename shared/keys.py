@@ -10,10 +10,11 @@ from typing import Annotated
 
 from pydantic import StringConstraints
 from sqlalchemy import select
+from sqlalchemy.orm import Session
 
 from shared.changes import bump
 from shared.db import Database, whole_milliseconds
-from shared.errors import Code, InvalidRequest, NotFound, Unauthenticated
+from shared.errors import Code, Conflict, InvalidRequest, NotFound, Unauthenticated
 from shared.job import Value, new_id
 from shared.tables import KeyRow
 from shared.tenancy import BEFORE_TENANTS, SHARED, TENANT_PATTERN, UNLIMITED, KeyLimits, Role, TenantName
@@ -52,7 +53,7 @@ class Keys:
             the key's record, and the secret, which is stored only as a hash and can never be shown again.
 
         Raises:
-            InvalidRequest: ``NAME_INVALID``.
+            InvalidRequest: ``NAME_INVALID``. Conflict: ``KEY_NAME_TAKEN``: the tenant has a key of that name, not revoked.
         """
         _check_name("name", name, KEY_NAME_PATTERN, "1 to 64 characters in one line")
         _check_name("tenant", tenant, TENANT_PATTERN, "1 to 63 of a-z, 0-9 and -, and not - first")
@@ -61,6 +62,8 @@ class Keys:
         )
         secret = KEY_PREFIX + secrets.token_urlsafe(32)
         with self._db.write() as session:
+            bump(session, "keys")  # first, so that one waits here for another that makes a key, and then sees its name
+            _check_free(session, name, tenant)
             row = KeyRow(
                 id=new_id("key"),
                 name=name,
@@ -72,7 +75,6 @@ class Keys:
             )
             session.add(row)
             session.flush()
-            bump(session, "keys")
             return Key.model_validate(row), secret
 
     def all(self, tenant: TenantName | None = None) -> list[Key]:
@@ -88,6 +90,32 @@ class Keys:
         with self._db.read() as session:
             return session.scalar(select(KeyRow.id).where(KeyRow.tenant == tenant).limit(1)) is not None
 
+    def limit(self, key_id: str, limits: KeyLimits, tenant: TenantName | None = None) -> Key:
+        """Change how much a key may ask, from its next request on.
+
+        Args:
+            limits: only the fields that were set change (``model_fields_set``); None is no limit any more.
+            tenant: whose key it must be; None for anybody's.
+
+        Raises:
+            NotFound: ``KEY_NOT_FOUND``. Conflict: ``KEY_REVOKED``.
+        """
+        with self._db.write() as session:
+            row = _locked(session, key_id, tenant)
+            if row.revoked_at is not None:
+                raise Conflict(
+                    Code.KEY_REVOKED,
+                    f"The key {key_id!r} ({row.name}) is revoked, for good.",
+                    remedy="Make another: POST /v1/keys or `mens keys create NAME`.",
+                    param="key_id",
+                )
+            for field, limit in limits.model_dump(exclude_unset=True).items():
+                setattr(row, field, limit)
+            if session.is_modified(row):
+                session.flush()
+                bump(session, "keys")
+            return Key.model_validate(row)
+
     def revoke(self, key_id: str, tenant: TenantName | None = None) -> Key:
         """Refuse a key from now on. One that was revoked before keeps that time.
 
@@ -98,14 +126,7 @@ class Keys:
             NotFound: ``KEY_NOT_FOUND``.
         """
         with self._db.write() as session:
-            row = session.get(KeyRow, key_id, with_for_update=True)
-            if row is None or tenant not in (None, row.tenant):
-                raise NotFound(
-                    Code.KEY_NOT_FOUND,
-                    f"There is no key {key_id!r}.",
-                    remedy="List them: GET /v1/keys or `mens keys list`.",
-                    param="key_id",
-                )
+            row = _locked(session, key_id, tenant)
             if row.revoked_at is None:
                 row.revoked_at = whole_milliseconds(datetime.now(UTC))
                 session.flush()
@@ -132,6 +153,35 @@ class Keys:
 def _check_name(param: str, given: str, pattern: str, rule: str) -> None:
     if not re.fullmatch(pattern, given):
         raise InvalidRequest(Code.NAME_INVALID, f"The {param} is {given!r}; it must be {rule}.", param=param)
+
+
+def _check_free(session: Session, name: str, tenant: str) -> None:
+    found = select(KeyRow.id).where(KeyRow.tenant == tenant, KeyRow.name == name, KeyRow.revoked_at.is_(None))
+    if key_id := session.scalar(found.limit(1)):
+        raise Conflict(
+            Code.KEY_NAME_TAKEN,
+            f"The tenant {tenant!r} has a key {name!r} already, {key_id}.",
+            remedy=f"Choose another name, or revoke that key first: `mens keys revoke {key_id}`.",
+            param="name",
+            details={"key_id": key_id},
+        )
+
+
+def _locked(session: Session, key_id: str, tenant: str | None) -> KeyRow:
+    """A key's row, which nobody else changes until the transaction has ended.
+
+    Raises:
+        NotFound: ``KEY_NOT_FOUND``: there is none, or it is not the tenant's.
+    """
+    row = session.get(KeyRow, key_id, with_for_update=True)
+    if row is None or tenant not in (None, row.tenant):
+        raise NotFound(
+            Code.KEY_NOT_FOUND,
+            f"There is no key {key_id!r}.",
+            remedy="List them: GET /v1/keys or `mens keys list`.",
+            param="key_id",
+        )
+    return row
 
 
 def _hash(secret: str) -> str:

@@ -46,6 +46,20 @@ class Role(StrEnum):
         return order.index(self) >= order.index(other)
 
 
+RIGHTS = {
+    Role.VIEWER: "may look at everything there and ask its models",
+    Role.TRAINER: "may look at everything there, ask its models, upload files, run jobs and move aliases",
+    Role.ADMIN: "may do everything there, also delete models and manage its keys",
+}
+
+
+def describe_rights(role: Role, tenant: str) -> str:
+    """What a role may do in a tenant, for people: ``viewer of acme: may look at everything there and ask its models``."""
+    if (role, tenant) == (Role.ADMIN, SHARED):
+        return f"{role} of {tenant}, the operator: may do everything in every tenant"
+    return f"{role} of {tenant}: {RIGHTS[role]}"
+
+
 class KeyLimits(BaseModel):
     """How much a key may ask; None is as much as it likes."""
 

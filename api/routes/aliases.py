@@ -9,6 +9,7 @@ from pydantic import AliasChoices, BaseModel, ConfigDict, Field, StringConstrain
 
 from api.authentication import Caller, CallerDep, requires
 from api.openai_types import Deleted
+from api.pages import WholeList
 from api.scope import ScopeDep
 from api.services import ServicesDep
 from shared.aliases import Alias, Move, Mover
@@ -81,9 +82,9 @@ ExpectedVersion = Annotated[int | None, Depends(expected_version)]
 
 
 @router.get("")
-def list_aliases(scope: ScopeDep) -> list[Alias]:
+def list_aliases(scope: ScopeDep) -> WholeList[Alias]:
     """All aliases."""
-    return scope.aliases.all()
+    return WholeList(data=scope.aliases.all())
 
 
 @router.get("/{name}")

@@ -7,6 +7,7 @@ from pydantic import ConfigDict, Field
 
 from api.authentication import Caller, CallerDep, requires
 from api.ids import Id
+from api.pages import WholeList
 from api.services import ServicesDep
 from shared.errors import Code, Forbidden
 from shared.keys import Key, KeyName
@@ -26,6 +27,12 @@ class CreateKey(KeyLimits):
     )
 
 
+class ChangeLimits(KeyLimits):
+    """Limits that a key shall have from now on. A field that is left out stays as it is; null is no limit."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
 class CreatedKey(Key):
     """A new key. ``secret`` is shown this once."""
 
@@ -42,9 +49,15 @@ def create_key(body: CreateKey, services: ServicesDep, caller: CallerDep) -> Cre
 
 
 @router.get("")
-def list_keys(services: ServicesDep, caller: CallerDep) -> list[Key]:
+def list_keys(services: ServicesDep, caller: CallerDep) -> WholeList[Key]:
     """The tenant's keys, oldest first, without their secrets; revoked ones too."""
-    return services.keys.all(caller.tenant)
+    return WholeList(data=services.keys.all(caller.tenant))
+
+
+@router.patch("/{key_id}")
+def limit_key(key_id: Id, body: ChangeLimits, services: ServicesDep, caller: CallerDep) -> Key:
+    """Change a key's limits. Its next requests have them, in every API process within a quarter of a second."""
+    return services.keys.limit(key_id, body, caller.tenant)
 
 
 @router.delete("/{key_id}")

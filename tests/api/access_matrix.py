@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Any
 
+from shared.job import new_id
 from shared.tenancy import Role
 from tests.api.conftest import BASE
 from tests.api.installation import NOBODY, Installation
@@ -116,7 +117,11 @@ def point_to(adapter: str) -> dict[str, Any]:
 
 
 def new_key(_: str) -> dict[str, Any]:
-    return {"json": {"name": "new", "role": "viewer"}}
+    return {"json": {"name": new_id("new"), "role": "viewer"}}
+
+
+def new_limits(_: str) -> dict[str, Any]:
+    return {"json": {"requests_per_minute": 60}}
 
 
 def upload(_: str) -> dict[str, Any]:
@@ -184,6 +189,7 @@ MATRIX: dict[str, tuple[Ask, ...]] = {
     # keys and usage
     "GET /v1/keys": (Ask(Rule.KEYED, ADMIN),),
     "POST /v1/keys": (Ask(Rule.KEYED, ADMIN, body=new_key, passes=201),),
+    "PATCH /v1/keys/{key_id}": (Ask(Rule.OWN, ADMIN, KEY, new_limits),),
     "DELETE /v1/keys/{key_id}": (Ask(Rule.OWN, ADMIN, KEY),),
     "GET /v1/usage": (KEYED,),  # of which keys: tests/api/test_usage.py
     # asking models

@@ -80,7 +80,7 @@ class Installation:
 
     def key(self, tenant: str) -> str:
         """An API key."""
-        return str(self._services.keys.create("a key", tenant, Role.VIEWER)[0].id)
+        return str(self._services.keys.create(f"key {next(self._numbers)}", tenant, Role.VIEWER)[0].id)
 
     # -- askers --------------------------------------------------------------------------------------------------------
 
@@ -91,7 +91,7 @@ class Installation:
 
     def bearer(self, tenant: str, role: Role) -> dict[str, str]:
         """The header with a new key."""
-        secret = self._services.keys.create(f"{role} of {tenant}", tenant, role)[1]
+        secret = self._services.keys.create(f"{role} {next(self._numbers)} of {tenant}", tenant, role)[1]
         return {"Authorization": f"Bearer {secret}"}
 
     def _keyless(self) -> Iterator[Asker]:

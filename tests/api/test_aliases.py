@@ -120,7 +120,8 @@ def test_plain_alias(client: TestClient, adapters: str) -> None:
     }
     found = client.get("/v1/aliases/prod")
     assert (found.json(), found.headers["etag"]) == (alias, '"1"')
-    assert [entry["name"] for entry in client.get("/v1/aliases").json()] == ["helper", "prod"]
+    listed = client.get("/v1/aliases").json()
+    assert (listed["object"], [entry["name"] for entry in listed["data"]]) == ("list", ["helper", "prod"])
     assert put(client, "older", adapter_id=OLD)["adapter_id"] == OLD, "as the first release spelt it"
 
 

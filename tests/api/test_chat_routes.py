@@ -9,6 +9,7 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
+from shared.job import new_id
 from shared.tenancy import Role
 from tests.api.scripted_replica import ScriptedReplica
 from tests.api.test_gateway import ADAPTER, register_adapters, serve
@@ -45,7 +46,7 @@ def front_door(app: FastAPI, replica: ScriptedReplica) -> Iterator[httpx.Client]
 
 
 def ask(app: FastAPI, front_door: httpx.Client, route: str, role: Role = Role.TRAINER, **body: Any) -> httpx.Response:
-    _, secret = app.state.services.keys.create("test", role=role)
+    _, secret = app.state.services.keys.create(new_id("test"), role=role)
     return front_door.post(route, json={"model": "helper", **body}, headers={"Authorization": f"Bearer {secret}"})
 
 

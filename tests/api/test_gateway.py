@@ -16,7 +16,7 @@ import uvicorn
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
-from shared.job import Kind, Submission
+from shared.job import Kind, Submission, new_id
 from shared.lease import LeaseLedger
 from shared.registry import NewAdapter
 from shared.tenancy import KeyLimits, Role
@@ -214,7 +214,7 @@ def test_closed_paths_stay_closed(front_door: httpx.Client, replica: FakeReplica
 
 def ask_as(app: FastAPI, front_door: httpx.Client, tenant: str, **body: Any) -> httpx.Response:
     """A completion, asked for with a new key of a tenant."""
-    _, secret = app.state.services.keys.create("k", tenant)
+    _, secret = app.state.services.keys.create(new_id("k"), tenant)
     headers = {"Authorization": f"Bearer {secret}"}
     return front_door.post("/v1/completions", json={"model": BASE} | body, headers=headers)
 

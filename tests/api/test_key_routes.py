@@ -1,14 +1,18 @@
-"""/v1/keys: made with a tenant, a role and limits, shown once, refused at once when revoked."""
+"""/v1/keys: made with a tenant, a role and limits, shown once, limited anew and refused at once."""
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
+from api.main import create_app
+from api.settings import ApiSettings
 from shared.tenancy import Role
+from tests.api.conftest import BASE
 
 BOT = {"name": "bot", "role": "trainer", "requests_per_minute": 60, "concurrent_requests": 4}
 
@@ -34,7 +38,7 @@ def test_secret_is_shown_once_and_opens(client: TestClient, acme: dict[str, str]
     secret = key.pop("secret")
     assert (made.status_code, key) == (201, key | BOT | {"tenant": "acme", "revoked_at": None})
     listed = client.get("/v1/keys", headers=acme)
-    assert listed.json()[-1] == key
+    assert (listed.json()["object"], listed.json()["data"][-1]) == ("list", key)
     assert secret not in listed.text
     assert client.get("/v1/files", headers=bearer(secret)).status_code == 200
     assert error_of(client.get("/v1/keys", headers=bearer(secret)))[1] == "ROLE_INSUFFICIENT"
@@ -48,7 +52,7 @@ def test_revoked_at_once_and_for_good(client: TestClient, acme: dict[str, str]) 
     assert error_of(client.get("/v1/models", headers=bearer(key["secret"])))[:2] == (401, "KEY_INVALID")
     again = client.delete(f"/v1/keys/{key['id']}", headers=acme)
     assert (again.status_code, again.json()) == (200, revoked.json())
-    assert client.get("/v1/keys", headers=acme).json()[-1] == revoked.json()
+    assert client.get("/v1/keys", headers=acme).json()["data"][-1] == revoked.json()
 
 
 def test_admin_makes_keys_of_the_own_tenant_only(client: TestClient, acme: dict[str, str]) -> None:
@@ -56,15 +60,15 @@ def test_admin_makes_keys_of_the_own_tenant_only(client: TestClient, acme: dict[
         answer = client.post("/v1/keys", json=BOT | {"tenant": tenant}, headers=acme)
         assert error_of(answer) == (403, "TENANT_FORBIDDEN", "tenant")
     assert client.post("/v1/keys", json=BOT | {"tenant": "acme"}, headers=acme).json()["tenant"] == "acme"
-    assert [key["name"] for key in client.get("/v1/keys").json()] == ["test"]
+    assert [key["name"] for key in client.get("/v1/keys").json()["data"]] == ["test"]
 
 
 def test_operator_makes_keys_of_every_tenant(client: TestClient) -> None:
     assert client.post("/v1/keys", json=BOT).json()["tenant"] == "shared"
     named = client.post("/v1/keys", json=BOT | {"tenant": "new"}).json()
-    acting = client.post("/v1/keys", json=BOT, headers={"X-Mens-Tenant": "new"}).json()
+    acting = client.post("/v1/keys", json=BOT | {"name": "other"}, headers={"X-Mens-Tenant": "new"}).json()
     assert (named["tenant"], acting["tenant"]) == ("new", "new")
-    listed = client.get("/v1/keys", headers={"X-Mens-Tenant": "new"}).json()
+    listed = client.get("/v1/keys", headers={"X-Mens-Tenant": "new"}).json()["data"]
     assert [key["id"] for key in listed] == [named["id"], acting["id"]]
     assert error_of(client.delete(f"/v1/keys/{named['id']}"))[:2] == (404, "KEY_NOT_FOUND")
     assert client.delete(f"/v1/keys/{named['id']}", headers={"X-Mens-Tenant": "new"}).status_code == 200
@@ -86,7 +90,83 @@ def test_operator_makes_keys_of_every_tenant(client: TestClient) -> None:
 )
 def test_nonsense_makes_no_key(client: TestClient, change: dict[str, Any], param: str) -> None:
     assert error_of(client.post("/v1/keys", json=BOT | change)) == (422, "REQUEST_INVALID", param)
-    assert len(client.get("/v1/keys").json()) == 1
+    assert len(client.get("/v1/keys").json()["data"]) == 1
+
+
+def test_a_name_is_taken_until_its_key_is_revoked(client: TestClient, acme: dict[str, str]) -> None:
+    key = client.post("/v1/keys", json=BOT, headers=acme).json()
+    taken = client.post("/v1/keys", json=BOT | {"role": "viewer"}, headers=acme)
+    assert error_of(taken) == (409, "KEY_NAME_TAKEN", "name")
+    assert key["id"] in taken.json()["error"]["mens"]["remedy"]
+    assert client.post("/v1/keys", json=BOT).status_code == 201, "another tenant's"
+    client.delete(f"/v1/keys/{key['id']}", headers=acme)
+    assert client.post("/v1/keys", json=BOT, headers=acme).status_code == 201
+
+
+# -- other limits ----------------------------------------------------------------------------------------------------
+
+LET_THROUGH = "SERVING_UNAVAILABLE"
+
+
+def ask(client: TestClient, secret: str) -> str:
+    """Ask a model; the code of what is said. One that is let through finds no replica."""
+    question = {"model": BASE, "messages": [{"role": "user", "content": "?"}]}
+    return str(client.post("/v1/chat/completions", json=question, headers=bearer(secret)).json()["error"]["code"])
+
+
+def test_limits_hold_from_the_next_request_on(client: TestClient, acme: dict[str, str]) -> None:
+    key = client.post("/v1/keys", json=BOT | {"requests_per_minute": 1}, headers=acme).json()
+    secret = key.pop("secret")
+    assert [ask(client, secret) for _ in range(2)] == [LET_THROUGH, "RATE_LIMITED"]
+    for change, limits, said in (
+        ({"requests_per_minute": 2}, (2, 4), [LET_THROUGH, "RATE_LIMITED"]),
+        ({"concurrent_requests": None}, (2, None), ["RATE_LIMITED"]),
+        ({}, (2, None), ["RATE_LIMITED"]),
+        ({"requests_per_minute": None, "concurrent_requests": 3}, (None, 3), [LET_THROUGH] * 3),
+        ({"requests_per_minute": 1}, (1, 3), ["RATE_LIMITED"]),
+    ):
+        changed = client.patch(f"/v1/keys/{key['id']}", json=change, headers=acme)
+        key |= dict(zip(("requests_per_minute", "concurrent_requests"), limits, strict=True))
+        assert (changed.status_code, changed.json()) == (200, key)
+        assert [ask(client, secret) for _ in said] == said
+    assert client.get("/v1/keys", headers=acme).json()["data"][-1] == key
+
+
+def test_every_api_process_hears_of_other_limits(
+    client: TestClient, acme: dict[str, str], settings: ApiSettings
+) -> None:
+    key = client.post("/v1/keys", json=BOT | {"requests_per_minute": 1}, headers=acme).json()
+    with TestClient(create_app(settings)) as elsewhere:
+        assert [ask(elsewhere, key["secret"]) for _ in range(2)] == [LET_THROUGH, "RATE_LIMITED"]
+        client.patch(f"/v1/keys/{key['id']}", json={"requests_per_minute": None}, headers=acme)
+        deadline = time.monotonic() + 5
+        while ask(elsewhere, key["secret"]) != LET_THROUGH:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+
+
+@pytest.mark.parametrize(
+    ("change", "param"),
+    [
+        ({"requests_per_minute": 0}, "requests_per_minute"),
+        ({"requests_per_minute": "many"}, "requests_per_minute"),
+        ({"concurrent_requests": 1_000_001}, "concurrent_requests"),
+        ({"concurrent_requests": 5, "name": "other"}, "name"),
+        ({"requests_per_minute": 5, "role": "admin"}, "role"),
+    ],
+)
+def test_limits_that_are_none_change_nothing(client: TestClient, change: dict[str, Any], param: str) -> None:
+    key = client.post("/v1/keys", json=BOT).json()
+    assert error_of(client.patch(f"/v1/keys/{key['id']}", json=change)) == (422, "REQUEST_INVALID", param)
+    del key["secret"]
+    assert client.get("/v1/keys").json()["data"][-1] == key
+
+
+def test_a_revoked_key_gets_no_other_limits(client: TestClient) -> None:
+    key = client.post("/v1/keys", json=BOT).json()
+    client.delete(f"/v1/keys/{key['id']}")
+    answer = client.patch(f"/v1/keys/{key['id']}", json={"requests_per_minute": 90})
+    assert error_of(answer) == (409, "KEY_REVOKED", "key_id")
 
 
 def test_ids_that_no_database_takes(client: TestClient) -> None:

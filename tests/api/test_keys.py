@@ -15,7 +15,9 @@ def test_a_key_that_is_made_opens_the_api(
 ) -> None:
     monkeypatch.setenv("MENS_HOME", str(settings.home))
     assert main(["create", "admin"]) == 0
-    secret = capsys.readouterr().out.strip()
+    told = capsys.readouterr()
+    secret = told.out.strip()
+    assert "for admin, admin of shared, the operator: may do everything in every tenant" in told.err
     assert anonymous.get("/v1/models", headers={"Authorization": f"Bearer {secret}"}).status_code == 200
 
 
@@ -48,6 +50,15 @@ def test_names_that_are_none(
     assert main(["create", *flags]) == 1
     assert "NAME_INVALID" in capsys.readouterr().err
     assert app.state.services.keys.all() == []
+
+
+def test_a_name_that_is_taken(
+    app: FastAPI, settings: ApiSettings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("MENS_HOME", str(settings.home))
+    assert [main(["create", "admin"]), main(["create", "admin"])] == [0, 1]
+    assert "KEY_NAME_TAKEN" in capsys.readouterr().err
+    assert len(app.state.services.keys.all()) == 1
 
 
 def test_without_a_database_the_reason_is_told(

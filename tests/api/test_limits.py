@@ -24,6 +24,8 @@ from tests.valkey import Valkey, running_valkey
 
 pytestmark = pytest.mark.network
 
+SLOTS = "mens:limits:{key-a}:slots"
+
 
 @pytest.fixture
 def valkey(tmp_path: Path) -> Iterator[Valkey]:
@@ -326,6 +328,76 @@ def test_valkey_that_takes_connections_but_does_not_answer(valkey: Valkey) -> No
         valkey.process.send_signal(signal.SIGCONT)
 
 
+def test_a_slot_that_valkey_did_not_take_back_is_free_soon_after_it_answers_again(valkey: Valkey) -> None:
+    """Without a further request of that process: another one finds the slot free."""
+
+    async def ask() -> None:
+        one, other = limiter(valkey.url), limiter(valkey.url)
+        failing, away = await one.admit(key(slots=2)), await one.admit(key(slots=2))
+        valkey.process.send_signal(signal.SIGSTOP)
+        await failing.leave()
+        await away.leave()  # Valkey is not even asked
+        valkey.process.send_signal(signal.SIGCONT)
+        assert await soon_free(valkey)
+        async with await other.admit(key(slots=1)):
+            pass
+        await one.close()
+        await other.close()
+
+    try:
+        run(ask)
+    finally:
+        valkey.process.send_signal(signal.SIGCONT)
+
+
+def test_a_refused_request_leaves_no_slot_that_valkey_took_late(valkey: Valkey) -> None:
+    async def ask() -> None:
+        one = limiter(valkey.url, away_seconds=0)
+        valkey.process.send_signal(signal.SIGSTOP)
+        await (await one.admit(key(1, slots=1))).leave()  # counted here
+        valkey.process.send_signal(signal.SIGCONT)
+        assert await soon_free(valkey)
+        valkey.client().flushall()  # and not there any more, so that it will admit what this process refuses
+        await (await one.admit(key(9, slots=9, name="key-b"))).leave()  # a connection, on which the next is sent
+        valkey.process.send_signal(signal.SIGSTOP)
+        assert (await refused(one, key(1, slots=1))).code is Code.RATE_LIMITED
+        valkey.process.send_signal(signal.SIGCONT)
+        assert await soon_free(valkey)
+        await one.close()
+
+    try:
+        run(ask)
+    finally:
+        valkey.process.send_signal(signal.SIGCONT)
+
+
+def test_what_is_owed_is_given_back_as_the_process_ends(valkey: Valkey) -> None:
+    async def ask() -> None:
+        one = limiter(valkey.url)
+        failing, away = await one.admit(key(slots=2)), await one.admit(key(slots=2))
+        valkey.process.send_signal(signal.SIGSTOP)
+        await failing.leave()
+        await away.leave()
+        valkey.process.send_signal(signal.SIGCONT)
+        assert valkey.client().zcard(SLOTS) == 1
+        await one.close()
+        assert valkey.client().zcard(SLOTS) == 0
+
+    try:
+        run(ask)
+    finally:
+        valkey.process.send_signal(signal.SIGCONT)
+
+
+async def soon_free(valkey: Valkey) -> bool:
+    """Whether the key's slots are free long before they would be by themselves."""
+    for _ in range(60):
+        if not valkey.client().zcard(SLOTS):
+            return True
+        await asyncio.sleep(0.1)
+    return False
+
+
 def test_a_broker_of_another_kind_is_no_reason_not_to_start(caplog: pytest.LogCaptureFixture) -> None:
     async def ask() -> None:
         one = make_limiter("sentinel://127.0.0.1:26379")
@@ -338,6 +410,25 @@ def test_a_broker_of_another_kind_is_no_reason_not_to_start(caplog: pytest.LogCa
 
 
 # -- what the caller is told ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("limits", "told"),
+    [
+        ({"rate": 1}, "may ask models once a minute, and has."),
+        ({"rate": 2}, "may ask models 2 times a minute, and has."),
+        ({"slots": 1}, "may have 1 request to models under way at once, and has."),
+        ({"slots": 2}, "may have 2 requests to models under way at once, and has."),
+    ],
+)
+def test_a_refusal_says_the_limit(limits: dict[str, int], told: str) -> None:
+    async def ask() -> None:
+        one = Limiter(SharedStore(None), pauses=())
+        for _ in range(max(limits.values())):
+            await one.admit(key(**limits))
+        assert (await refused(one, key(**limits))).message == f"The key 'key-a' {told}"
+
+    run(ask)
 
 
 def test_headers_of_an_answer_and_of_a_refusal() -> None:

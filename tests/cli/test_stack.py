@@ -8,9 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from api.migrate import migrate
 from cli.connection import Connection, saved_connection
 from cli.programs import PROGRAMS, supervisor_config, valkey_config
 from cli.stack import Stack, StackFailed, write_private
+from shared.db import Database
+from shared.keys import Keys
+from shared.settings import Settings
 
 
 def test_one_stack_per_home(tmp_path: Path) -> None:
@@ -25,6 +29,17 @@ def test_one_stack_per_home(tmp_path: Path) -> None:
     third = Stack(tmp_path, "base")
     third.lock()
     third.stop()
+
+
+def test_a_lost_key_file_costs_no_start_and_no_key(tmp_path: Path) -> None:
+    migrate(Settings(home=tmp_path).database_url)
+    stack = Stack(tmp_path, "base")
+    secrets = [stack._api_key(), stack._api_key()]
+    for _ in range(2):
+        (tmp_path / "api-key").unlink()
+        secrets.append(stack._api_key())
+    keys = Keys(Database(Settings(home=tmp_path).database_url))
+    assert [keys.authenticate(secret).name for secret in secrets] == ["mens-up", "mens-up", "mens-up-2", "mens-up-3"]
 
 
 def test_secrets_are_their_owners_business(tmp_path: Path) -> None:

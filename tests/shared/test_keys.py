@@ -11,10 +11,10 @@ from sqlalchemy import text
 
 from shared.changes import Changes
 from shared.db import Database
-from shared.errors import Code, MensError, NotFound, Unauthenticated
+from shared.errors import Code, Conflict, MensError, NotFound, Unauthenticated
 from shared.keys import Keys
 from shared.tenancy import SHARED, KeyLimits, Role
-from tests.shared.samples import snapshot
+from tests.shared.samples import at_once, snapshot
 
 
 def code(call: Any, *arguments: Any) -> str:
@@ -51,6 +51,58 @@ def test_limits_are_positive(field: str) -> None:
             KeyLimits(**{field: wrong})
 
 
+def test_limits_change_one_by_one(keys: Keys) -> None:
+    key, secret = keys.create("bot", limits=KeyLimits(requests_per_minute=60))
+    other, _ = keys.create("other", limits=KeyLimits(requests_per_minute=60))
+    for limits, expected in (
+        (KeyLimits(concurrent_requests=4), (60, 4)),
+        (KeyLimits(requests_per_minute=None), (None, 4)),
+        (KeyLimits(), (None, 4)),
+        (KeyLimits(requests_per_minute=5, concurrent_requests=None), (5, None)),
+    ):
+        changed = keys.limit(key.id, limits)
+        assert (changed.requests_per_minute, changed.concurrent_requests) == expected
+        assert keys.authenticate(secret) == changed
+    assert keys.all()[1] == other
+
+
+def test_limits_of_a_revoked_key_stay(keys: Keys, database: Database) -> None:
+    key, _ = keys.create("bot")
+    keys.revoke(key.id)
+    before = snapshot(database)
+    assert code(keys.limit, key.id, KeyLimits(requests_per_minute=1)) == Code.KEY_REVOKED
+    assert snapshot(database) == before
+
+
+def test_a_live_keys_name_is_taken_in_its_tenant(keys: Keys, database: Database) -> None:
+    first, _ = keys.create("bot", "acme")
+    before = snapshot(database)
+    with pytest.raises(Conflict) as taken:
+        keys.create("bot", "acme", Role.VIEWER)
+    assert (taken.value.code, taken.value.param) == (Code.KEY_NAME_TAKEN, "name")
+    assert taken.value.details == {"key_id": first.id}
+    assert f"mens keys revoke {first.id}" in taken.value.remedy
+    assert snapshot(database) == before
+    keys.create("bot", "other")
+    keys.create("Bot", "acme")
+    keys.revoke(first.id)
+    second, _ = keys.create("bot", "acme")
+    assert code(keys.create, "bot", "acme") == Code.KEY_NAME_TAKEN
+    assert second.id != first.id
+
+
+def test_of_many_who_want_a_name_at_once_one_gets_it(keys: Keys) -> None:
+    def create(_: int) -> str:
+        try:
+            return keys.create("bot")[0].id
+        except Conflict as error:
+            return str(error.code)
+
+    made = at_once(6, create)
+    assert sorted(made)[:5] == ["KEY_NAME_TAKEN"] * 5
+    assert [key.id for key in keys.all()] == sorted(made)[5:]
+
+
 def test_tenants_keys_are_apart(keys: Keys, database: Database) -> None:
     mine, theirs = keys.create("one", "acme")[0], keys.create("two", "other")[0]
     assert keys.all("acme") == [mine]
@@ -61,6 +113,7 @@ def test_tenants_keys_are_apart(keys: Keys, database: Database) -> None:
     with pytest.raises(NotFound) as unknown:
         keys.revoke("key-none", "acme")
     assert str(foreign.value).replace(theirs.id, "key-none") == str(unknown.value)
+    assert code(keys.limit, theirs.id, KeyLimits(requests_per_minute=1), "acme") == Code.KEY_NOT_FOUND
     assert snapshot(database) == before
     assert keys.revoke(mine.id, "acme").revoked_at
     assert keys.revoke(theirs.id).revoked_at, "whoever has the database may revoke any"
@@ -70,11 +123,16 @@ def test_every_change_is_counted_once(keys: Keys, database: Database) -> None:
     changes = Changes(database)
     key, secret = keys.create("one")
     assert changes.count() == 1
+    assert code(keys.create, "one") == Code.KEY_NAME_TAKEN
+    assert changes.count() == 1
+    for _ in range(2):
+        keys.limit(key.id, KeyLimits(requests_per_minute=60))
+        assert changes.count() == 2
     keys.revoke(key.id)
-    assert changes.count() == 2
+    assert changes.count() == 3
     keys.revoke(key.id)
     assert code(keys.authenticate, secret) == Code.KEY_INVALID
-    assert changes.count() == 2
+    assert changes.count() == 3
 
 
 def test_key_opens_and_its_secret_is_stored_nowhere(keys: Keys, database: Database) -> None:
