@@ -7,10 +7,14 @@ from urllib.parse import quote
 
 import typer
 
-from cli.connection import call, fail
+from cli.connection import call, fail, find, find_all, note
 from cli.tables import print_table
 
-app = typer.Typer(no_args_is_help=True, help="Aliases: look, move, split between adapters, roll back, history.")
+app = typer.Typer(
+    no_args_is_help=True,
+    help="Aliases: look, move, split between adapters, roll back, history.\n\n"
+    "A tenant's alias hides the alias of `shared` with the same name from that tenant, until it is deleted.",
+)
 
 Name = Annotated[str, typer.Argument(help="The alias.")]
 Reason = Annotated[str, typer.Option(help="Why; it is kept in the history.")]
@@ -24,18 +28,15 @@ ShadowShare = Annotated[float, typer.Option(help="Part of the requests that is c
 @app.command("list")
 def list_aliases() -> None:
     """Show all aliases."""
-    rows = [
-        (alias["name"], str(alias["version"]), describe_targets(alias["targets"]), _describe_shadow(alias["shadow"]))
-        for alias in call("GET", "/v1/aliases")
-    ]
-    print_table(("alias", "version", "points to", "shadow"), rows)
+    print_table(("alias", "version", "points to", "shadow", "tenant"), map(_row, find_all("/v1/aliases")))
 
 
 @app.command("show")
 def show(name: Name) -> None:
     """Show one alias and its last move."""
     alias, moves = call("GET", _path(name)), call("GET", f"{_path(name)}/history", params={"limit": 1})
-    _print(alias)
+    typer.echo(describe_alias(alias))
+    typer.echo(f"tenant {alias['tenant']}")
     for move in moves:
         typer.echo(
             f"{move['verb']} by {move['actor']} at {move['moved_at'][:19]}: {move['reason'] or 'no reason given'}"
@@ -51,7 +52,7 @@ def set_alias(
     reason: Reason = "",
     if_version: IfVersion = None,
 ) -> None:
-    """Point an alias to one adapter."""
+    """Point an alias to one adapter. A tenant's hides an alias of `shared` with the same name, and says so."""
     _put(name, {"adapter": adapter_id}, shadow, shadow_share, reason, if_version)
 
 
@@ -79,7 +80,7 @@ def rollback(
 ) -> None:
     """Move an alias back. A deleted one returns."""
     body = {"to_version": to_version, "reason": reason}
-    _print(call("POST", f"{_path(name)}/rollback", json=body, headers=_if_match(if_version)))
+    _move("POST", name, "/rollback", body, if_version)
 
 
 @app.command("history")
@@ -115,21 +116,50 @@ def describe_targets(targets: list[dict[str, Any]]) -> str:
     return ", ".join(f"{target['adapter']} {100 * target['weight'] / total:.3g} %" for target in targets)
 
 
+def describe_alias(alias: dict[str, Any]) -> str:
+    """Where an alias points, in one line."""
+    shadow = f" (shadow: {_describe_shadow(alias['shadow'])})" if alias["shadow"] else ""
+    return f"{alias['name']} → {describe_targets(alias['targets'])}{shadow}, version {alias['version']}"
+
+
+def describe_part(alias: dict[str, Any], adapter_id: str) -> str:
+    """What an adapter has of an alias: ``prod 90 %``, ``prod (shadow 10 %)``, plain ``prod`` for all; empty for nothing."""
+    weights = {target["adapter"]: target["weight"] for target in alias["targets"]}
+    shadow = alias["shadow"] or {}
+    if adapter_id == shadow.get("adapter"):
+        return f"{alias['name']} (shadow {100 * shadow['share']:.3g} %)"
+    if adapter_id not in weights:
+        return ""
+    whole = "" if len(weights) == 1 else f" {100 * weights[adapter_id] / sum(weights.values()):.3g} %"
+    return f"{alias['name']}{whole}"
+
+
 def _describe_shadow(shadow: dict[str, Any] | None) -> str:
     return f"{shadow['adapter']} {100 * shadow['share']:.3g} %" if shadow else ""
 
 
-def _print(alias: dict[str, Any]) -> None:
-    shadow = f" (shadow: {_describe_shadow(alias['shadow'])})" if alias["shadow"] else ""
-    typer.echo(f"{alias['name']} → {describe_targets(alias['targets'])}{shadow}, version {alias['version']}")
+def _row(alias: dict[str, Any]) -> tuple[str, ...]:
+    where = describe_targets(alias["targets"]), _describe_shadow(alias["shadow"])
+    return alias["name"], str(alias["version"]), *where, alias["tenant"]
 
 
 def _put(
     name: str, where: dict[str, Any], shadow: str | None, share: float, reason: str, if_version: int | None
 ) -> None:
     shadowed = {"shadow": {"adapter": shadow, "share": share}} if shadow else {}
-    body = {**where, **shadowed, "reason": reason}
-    _print(call("PUT", _path(name), json=body, headers=_if_match(if_version)))
+    _move("PUT", name, "", {**where, **shadowed, "reason": reason}, if_version)
+
+
+def _move(method: str, name: str, verb: str, body: dict[str, Any], if_version: int | None) -> None:
+    """Move an alias, and say so when that hides another one: who asks for the name gets other answers from now on."""
+    seen = find(_path(name))
+    moved = call(method, _path(name) + verb, json=body, headers=_if_match(if_version))
+    typer.echo(describe_alias(moved))
+    if seen and seen["tenant"] != moved["tenant"]:
+        note(
+            f"note: the alias {name} of {seen['tenant']} ({describe_targets(seen['targets'])}) is hidden from "
+            f"{moved['tenant']} now; `mens aliases delete {name}` shows it again"
+        )
 
 
 def _target(text: str) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 import httpx
 import typer
 
+from cli.remedies import in_cli_words
 from shared.settings import Settings, read_settings
 
 CONNECTION_NAME = "connection.json"
@@ -68,15 +69,20 @@ def connect() -> Connection:
 
 def call(method: str, path: str, **request: Any) -> Any:
     """One API call; ends the command with the API's own error, its code and its remedy."""
-    connection = connect()
-    try:
-        with connection.client() as client:
-            response = client.request(method, path, **request)
-    except httpx.HTTPError as error:
-        fail(no_answer(connection, error))
-    if response.is_error:
-        fail(describe_error(response))
-    return response.json()
+    return _content(_answer(method, path, **request))
+
+
+def find(path: str) -> Any | None:
+    """What is at a path, or None when nothing is there; other errors end the command."""
+    response = _answer("GET", path)
+    return None if response.status_code == httpx.codes.NOT_FOUND else _content(response)
+
+
+def find_all(path: str, **query: Any) -> list[dict[str, Any]]:
+    """The things of a list, whether the API answers with a bare one or with a list object."""
+    answer = call("GET", path, params=query)
+    things: list[dict[str, Any]] = answer["data"] if isinstance(answer, dict) else answer
+    return things
 
 
 def no_answer(connection: Connection, error: httpx.HTTPError) -> str:
@@ -85,19 +91,41 @@ def no_answer(connection: Connection, error: httpx.HTTPError) -> str:
 
 
 def describe_error(response: httpx.Response) -> str:
-    """The API's error as lines for a person: code, sentence, then each bad line of a file."""
+    """The API's error as lines for a person: code, what happened and what to do, then each bad line of a file."""
     try:
         error = response.json()["error"]
     except (ValueError, KeyError):
         return f"{response.status_code}: {response.text[:300]}"
-    lines = [f"{error['code']}: {error['message']}"]
-    for fault in error.get("mens", {}).get("details", {}).get("errors", []):
+    ours = error.get("mens", {})
+    remedy = ours.get("remedy", "")
+    lines = [f"{error['code']}: {error['message'].removesuffix(remedy)}{in_cli_words(remedy)}"]
+    for fault in ours.get("details", {}).get("errors", []):
         where = f"line {fault['line']}" if "line" in fault else fault.get("param", "")
         lines.append(f"  {where}: {fault['reason']}")
     return "\n".join(lines)
+
+
+def note(message: str) -> None:
+    """Tell something on stderr, where it is in the way of no program."""
+    typer.echo(message, err=True)
 
 
 def fail(message: str) -> NoReturn:
     """End the command with an error on stderr and exit code 1."""
     typer.secho(f"error: {message}", fg=typer.colors.RED, err=True)
     raise typer.Exit(1)
+
+
+def _answer(method: str, path: str, **request: Any) -> httpx.Response:
+    connection = connect()
+    try:
+        with connection.client() as client:
+            return client.request(method, path, **request)
+    except httpx.HTTPError as error:
+        fail(no_answer(connection, error))
+
+
+def _content(response: httpx.Response) -> Any:
+    if response.is_error:
+        fail(describe_error(response))
+    return response.json()

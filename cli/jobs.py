@@ -119,7 +119,7 @@ def upload(path: Path) -> str:
 @app.command("list")
 def list_jobs(limit: Annotated[int, typer.Option(help="How many.")] = 20) -> None:
     """Show the newest jobs."""
-    columns = ("id", "kind", "state", "base", "step", "loss", "result")
+    columns = ("id", "kind", "state", "base", "step", "loss", "result", "tenant")
     print_table(columns, [_row(job) for job in call("GET", "/v1/jobs", params={"limit": limit})["data"]])
 
 
@@ -128,7 +128,7 @@ def _row(job: dict[str, Any]) -> tuple[str, ...]:
     loss = progress.get("loss")
     outcome = result.get("adapter_id") or result.get("model_digest") or (job["error"] or {}).get("code", "")
     step, shown_loss = str(progress.get("step", "")), "" if loss is None else f"{loss:.3f}"
-    return job["id"], job["kind"], job["state"], job["base_model"], step, shown_loss, outcome
+    return job["id"], job["kind"], job["state"], job["base_model"], step, shown_loss, outcome, job["tenant"]
 
 
 @app.command("show")
@@ -144,7 +144,7 @@ def show(
     state = job["state"] + (f" ({job['stage']})" if job["stage"] else "")
     asked = f", asked to {job['requested']}" if job["requested"] else ""
     lines = [f"{job['id']}  {job['kind']}  {state}{asked}  attempt {job['attempt']}"]
-    lines += [f"base     {job['base_model']}"]
+    lines += [f"base     {job['base_model']}", f"tenant   {job['tenant']}"]
     lines += [f"plan     {summary(job)}"] if job["kind"] == "finetune" else []
     lines += [f"progress {_facts(job['progress'])}"] if job["progress"] else []
     lines += [f"outcome  {_outcome(job)}"] if job["state"] in FINAL else []

@@ -7,7 +7,7 @@ import sys
 import httpx
 import typer
 
-from cli import aliases, bases, data, demo, jobs, keys, models, plan, retention, up, usage
+from cli import aliases, bases, data, demo, jobs, keys, models, plan, replicas, retention, up, usage
 from shared.errors import MensError
 
 app = typer.Typer(
@@ -29,6 +29,7 @@ app.add_typer(bases.app, name="base")
 app.add_typer(keys.app, name="keys")
 app.add_typer(data.app, name="data")
 app.command("usage")(usage.usage)
+app.command("replicas")(replicas.replicas)
 app.command("retention")(retention.retention)
 
 

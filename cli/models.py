@@ -1,4 +1,4 @@
-"""``mens models``, ``mens models delete`` and ``mens chat``: what can be asked, and asking it."""
+"""``mens models`` with its verbs, and ``mens chat``: what can be asked, and asking it."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ import httpx
 import typer
 
 from cli.aliases import describe_targets
-from cli.connection import call, connect, describe_error, fail, no_answer
+from cli.connection import call, connect, describe_error, fail, find_all, no_answer
+from cli.model_facts import describe, look_up
 from cli.tables import print_table
 
-app = typer.Typer(help="List everything that `model` may say: bases, adapters, aliases; delete an adapter.")
+app = typer.Typer(help="List everything that `model` may say: bases, adapters, aliases; show one; delete an adapter.")
 
 
 @app.callback(invoke_without_command=True)
@@ -22,9 +23,20 @@ def models(context: typer.Context) -> None:
     """List everything that `model` may say: bases, adapters, aliases."""
     if context.invoked_subcommand is not None:
         return
-    found = [(model["id"], model["mens"]) for model in call("GET", "/v1/models")["data"]]
-    rows = [(name, mens["kind"], mens.get("base_model", ""), _points_to(mens)) for name, mens in found]
-    print_table(("model", "kind", "base", "points to"), rows)
+    print_table(("model", "kind", "base", "points to", "tenant"), map(_row, find_all("/v1/models")))
+
+
+@app.command()
+def show(
+    name: Annotated[str, typer.Argument(help="Base model, adapter id or alias; a quarantined adapter's id, too.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Everything the API knows, as JSON.")] = False,
+) -> None:
+    """Show one model: what it is, whose, and what of it was measured on each replica (docs/certificates.md)."""
+    found = look_up(name)
+    if as_json:
+        typer.echo(json.dumps(found, indent=2))
+        return
+    typer.echo(describe(name, found))
 
 
 @app.command()
@@ -63,8 +75,11 @@ def chat(
     typer.echo()
 
 
-def _points_to(mens: dict[str, Any]) -> str:
-    return describe_targets(mens["targets"]) if "targets" in mens else str(mens.get("adapter_id", ""))
+def _row(model: dict[str, Any]) -> tuple[str, ...]:
+    mens = model["mens"]
+    points_to = describe_targets(mens["targets"]) if "targets" in mens else str(mens.get("adapter_id", ""))
+    tenant = "" if mens["kind"] == "base" else model["owned_by"]  # the catalogue is nobody's
+    return model["id"], mens["kind"], mens.get("base_model", ""), points_to, tenant
 
 
 def _streamed_text(response: httpx.Response) -> Iterator[str]:

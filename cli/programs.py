@@ -11,10 +11,11 @@ PROGRAMS = {
     "valkey": "{valkey} {home}/valkey.conf",
     "api": "{python} -m api",
     "worker": CELERY + " --queues mens.jobs --hostname jobs@%%h",
-    "control": CELERY + " --queues mens.control --hostname control@%%h --beat --schedule {home}/beat-schedule",
+    "control": CELERY
+    + " --queues mens.control --hostname control@%%h --concurrency 3 --beat --schedule {home}/beat-schedule",
     "serving": "{python} -m serving",
 }
-"""Command line by name; ``control`` is the sweeper and its clock."""
+"""Command line by name; ``control`` is the sweeper and its clock, with a thread for each of its duties."""
 
 
 def supervisor_config(home: Path, socket: Path) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import signal
 import socket
@@ -16,6 +17,7 @@ from rich.console import Console
 
 from cli.bases import build
 from cli.connection import fail
+from cli.programs import PROJECT
 from cli.stack import Stack, StackFailed
 from shared.catalog import load_catalog
 from shared.settings import RetentionSettings, Settings, read_settings
@@ -60,9 +62,10 @@ def ensure_base(settings: Settings, base: str) -> None:
     if any(entry.name == base for entry in load_catalog(settings.catalog_path).bases):
         return
     if base != DEFAULT_BASE:
+        mens = command(settings.home)
         fail(
             f"the base model {base!r} is not in {settings.catalog_path}; "
-            f"make it with `mens base build {base}` or add one with `mens base add {base} …` (MENS_HOME says where)."
+            f"make it with `{mens} base build {base}` or add one with `{mens} base add {base} …`."
         )
     console.print(f"building the tiny base model {base} (once, about 15 s)")
     build(settings, base)
@@ -88,15 +91,16 @@ def start(stack: Stack, console: Console, stop: threading.Event | None = None) -
 
 def print_usage(stack: Stack, base: str) -> None:
     """How to use what is running now."""
-    url, home = stack.connection.url, stack.home
-    mens = "mens" if shutil.which("mens") else os.path.relpath(Path(sys.executable).with_name("mens"))
+    url, home, mens = stack.connection.url, stack.home, command(stack.home)
+    examples = shlex.quote(os.path.relpath(PROJECT / "examples" / "support.jsonl"))
     console.print(
         f"""
 Mens is up at {url}   (logs: {home}/logs, key: {home}/connection.json)
 
-  {mens} train examples/support.jsonl --model {base} --alias support
+  {mens} train {examples} --model {base} --alias support
   {mens} chat support "How do I start a training job?"
-  {mens} jobs list · {mens} models · {mens} --help
+  {mens} models
+  {mens} --help
 
 From any OpenAI client:
   export OPENAI_BASE_URL={url}/v1
@@ -105,8 +109,17 @@ From any OpenAI client:
 Ctrl-C stops everything.
 """,
         highlight=False,
+        markup=False,
         soft_wrap=True,
     )
+
+
+def command(home: Path) -> str:
+    """What to type for ``mens`` here, so that it finds the installation in a folder."""
+    program = "mens" if shutil.which("mens") else os.path.relpath(Path(sys.executable).with_name("mens"))
+    default = Path(Settings.model_fields["home"].default).resolve()
+    where = "" if home.resolve() == default else f"MENS_HOME={shlex.quote(str(home))} "
+    return where + shlex.quote(program)
 
 
 def claim(stack: Stack, console: Console) -> None:

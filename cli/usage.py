@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Annotated, Any
 
 import typer
 
-from cli.connection import call
+from cli.connection import call, find_all, note
 from cli.tables import print_table
 
 PAGE = 1000
 COLUMNS = {"day": ("day",), "key": ("key_name", "key_id"), "model": ("model",)}
 """What tells the lines of each group apart; the names of keys do not."""
 FIGURES = ("requests", "prompt_tokens", "cached_tokens", "completion_tokens")
+NOTHING = dict.fromkeys(FIGURES, 0)
 
 
 def usage(
@@ -26,18 +27,55 @@ def usage(
         str, typer.Option(help="What is told apart: some of day, key, model, comma-separated.")
     ] = "day,key,model",
     key: Annotated[str | None, typer.Option(help="Only the key with this id.")] = None,
-    model: Annotated[str | None, typer.Option(help="Only of this adapter's id or base's name.")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Only of this base or adapter, or of those that this alias points to now.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Requests and tokens by day, key and model; the tenant's with an admin's key, else the key's own."""
-    query = {"from": first, "to": last, "group_by": by, "key_id": key, "model": model}
-    lines = list(_lines({name: value for name, value in query.items() if value is not None}))
+    given = {"from": first, "to": last, "group_by": by, "key_id": key}
+    query = {name: value for name, value in given.items() if value is not None}
+    models = _aliased(model) if model else []
+    queries = [{**query, "model": name} for name in models] or [query]
+    lines = _added(line for each in queries for line in _lines(each))
+    if not lines:
+        note(_describe_nothing(query, models))
     if as_json:
         typer.echo(json.dumps(lines, indent=2))
         return
     groups = [part.strip() for part in by.split(",")]
     columns = [name for group in COLUMNS if group in groups for name in COLUMNS[group]] + list(FIGURES)
     print_table([name.replace("_", " ") for name in columns], [[str(line[name]) for name in columns] for line in lines])
+
+
+def _aliased(model: str) -> list[str]:
+    """What usage is kept by: for an alias the adapters that answer for it, else the name itself."""
+    for alias in find_all("/v1/aliases"):
+        if alias["name"] == model:
+            adapters = [target["adapter"] for target in alias["targets"]]
+            note(
+                f"note: usage is kept by adapter: this is that of {', '.join(adapters)} under any name, "
+                f"not of what {model} pointed to before"
+            )
+            return adapters
+    return [model]
+
+
+def _added(lines: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Lines of several models in the API's order; those that the groups do not tell apart are one."""
+    found: dict[tuple[str, ...], dict[str, Any]] = {}
+    for line in lines:
+        known = found.setdefault(tuple(line[name] or "" for name in ("day", "key_id", "model")), {**line, **NOTHING})
+        known |= {name: known[name] + line[name] for name in FIGURES}
+    return [found[group] for group in sorted(found)]
+
+
+def _describe_nothing(query: dict[str, str], models: list[str]) -> str:
+    of = f" of {', '.join(models)}" if models else ""
+    by = f" by {query['key_id']}" if "key_id" in query else ""
+    since = f" from {query['from']}" if "from" in query else ""
+    until = f" to {query['to']}" if "to" in query else ""
+    return f"No usage{of}{by}{since}{until}{'' if since or until else ' in the last 30 days'}."
 
 
 def _lines(query: dict[str, str]) -> Iterator[dict[str, Any]]:

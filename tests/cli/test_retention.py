@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
-from api.migrate import migrate
 from cli.main import app
 from cli.retention import _size
 from shared.db import Database
@@ -22,11 +22,11 @@ runner = CliRunner()
 
 
 @pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sqlite_template: Path) -> Path:
     """The run folder of a finished job of a new installation, which keeps none."""
     monkeypatch.setenv("MENS_HOME", str(tmp_path))
     monkeypatch.setenv("MENS_RETAIN_RUN_DAYS", "0")
-    migrate(Settings().database_url)
+    shutil.copy(sqlite_template, tmp_path / "mens.db")
     database = Database(Settings().database_url)
     leases = LeaseLedger(database, 60)
     lease = claimed(Ledger(database), leases)
