@@ -2,7 +2,7 @@
 
 Both count alike. Requests are counted by whole seconds: a key's state is sixty numbers at most, whatever its limit, and
 ``Retry-After``, which has whole seconds, is exact. A slot in Valkey is held until it is given back, or until its holder
-has not renewed it for a minute: a process that dies holds none for longer.
+has not renewed it for a minute: a process that dies holds none for longer, and `api/slot_debts.py` sees to the rest.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import ConnectionError, RedisError  # noqa: A004 — the client's, not the built-in
+
+from api.slot_debts import SlotDebts
 
 WINDOW_SECONDS = 60
 HOLD_SECONDS = 60
@@ -150,14 +152,14 @@ class ValkeyStore:
             retry=Retry(NoBackoff(), 1, supported_errors=(ConnectionError,)),
         )
         self._window = window
-        self._hold = hold
+        self.hold = hold
         self._take = self._client.register_script(TAKE)
         self._renew = self._client.register_script(RENEW)
 
     async def take(self, ask: Ask) -> Verdict:
         limits = (ask.requests_per_minute or 0, ask.concurrent_requests or 0)
         keys = [_window_name(ask.key_id), _slots_name(ask.key_id)]
-        found = await self._take(keys=keys, args=[ask.slot, *limits, self._window, self._hold])
+        found = await self._take(keys=keys, args=[ask.slot, *limits, self._window, self.hold])
         refusal, used, reset, wait = found
         return Verdict(Refusal(refusal) if refusal else None, used, reset / 1000, wait / 1000)
 
@@ -165,7 +167,7 @@ class ValkeyStore:
         await self._client.zrem(_slots_name(key_id), slot)
 
     async def renew(self, key_id: str, slots: Sequence[str]) -> None:
-        await self._renew(keys=[_slots_name(key_id)], args=[self._hold, *slots])
+        await self._renew(keys=[_slots_name(key_id)], args=[self.hold, *slots])
 
     async def close(self) -> None:
         """Close the connections."""
@@ -233,6 +235,7 @@ class SharedStore:
         self._away_seconds = away_seconds
         self._away_until = 0.0 if valkey else math.inf
         self._silent_until = 0.0
+        self._debts = SlotDebts(valkey.give_back, hold=valkey.hold) if valkey else None
 
     async def take(self, ask: Ask) -> Verdict:
         valkey = self._reachable()
@@ -244,6 +247,8 @@ class SharedStore:
             verdict = await valkey.take(ask)
         except (RedisError, OSError) as error:
             self._went_away(error)
+            if self._debts:
+                self._debts.owe(ask.key_id, ask.slot)  # Valkey may have taken it, or do so yet
             return await self._process.take(ask)
         self._away_until = 0.0
         return verdict
@@ -253,8 +258,11 @@ class SharedStore:
         if valkey := self._reachable():
             try:
                 await valkey.give_back(key_id, slot)
+                return
             except (RedisError, OSError) as error:
                 self._went_away(error)
+        if self._debts:
+            self._debts.owe(key_id, slot)
 
     async def renew(self, key_id: str, slots: Sequence[str]) -> None:
         if valkey := self._reachable():
@@ -265,7 +273,8 @@ class SharedStore:
 
     async def close(self) -> None:
         """Close the connections."""
-        if self._valkey:
+        if self._valkey and self._debts:
+            await self._debts.close()
             await self._valkey.close()
 
     def _reachable(self) -> ValkeyStore | None:

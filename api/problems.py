@@ -43,6 +43,8 @@ OPENAI_TYPES = {
     429: "rate_limit_error",
 }
 RETRY_AFTER_SECONDS = 2
+SEE_OPENAPI = "See GET /v1/openapi.json for what is expected."
+SEE_CONTRACT = "See GET /v1/openapi.json for what is expected; the contract's schema is at GET /v1/contract/schema."
 
 logger = logging.getLogger(__name__)
 
@@ -76,17 +78,28 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(Exception, _answer_bug)
 
 
-def validation_problem(error: RequestValidationError) -> InvalidRequest:
-    """The first fault of a body or query, with its field path."""
+def validation_problem(error: RequestValidationError, remedy: str = "") -> InvalidRequest:
+    """The first fault of a body or query, with its field path.
+
+    Args:
+        error: what FastAPI found.
+        remedy: where the caller reads what is expected; empty: where our own routes say it.
+    """
     faults = describe_faults(error.errors(), error.body)
     path, reason = next(iter(faults.items()))
     return InvalidRequest(
         Code.REQUEST_INVALID,
         f"{path or 'The request body'}: {reason}.",
-        remedy="See GET /v1/openapi.json for what is expected; a contract's schema is at GET /v1/contract/schema.",
+        remedy=remedy or (SEE_CONTRACT if _is_in_contract(path, error.body) else SEE_OPENAPI),
         param=path or None,
         details={"errors": [{"param": path, "reason": reason} for path, reason in faults.items()]},
     )
+
+
+def _is_in_contract(path: str, body: object) -> bool:
+    """Whether a field is one of the fine-tune contract: the whole one, or what of it is in OpenAI's request."""
+    merges = isinstance(body, dict) and body.get("kind") == "merge"
+    return path.partition(".")[0] in ("contract", "mens") and not merges
 
 
 def _body(error: MensError, status: int) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """A replica's own refusals in the one error shape: vLLM's message, parameter and status, with a code that stays.
 
 What is no fault of the caller's request does not look like one: a key that the replica does not take is ours, and an
-adapter that it does not find is damaged, for it is asked for published ones only.
+adapter that it does not find is damaged, for it is asked for published ones only. What vLLM's validation says in Python's
+notation is told as fields and reasons (`api/engine_faults.py`).
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import json
 from http import HTTPStatus
 from typing import Any
 
+from api.engine_faults import in_words
 from api.replica_client import Begun, BrokenOff
 from shared.errors import Code, MensError, Unavailable
 
@@ -66,11 +68,16 @@ def _has_no_route(said: dict[str, Any]) -> bool:
 def _passed_on(status: int, said: dict[str, Any]) -> Rejection:
     failed = status >= HTTPStatus.INTERNAL_SERVER_ERROR
     param = said.get("param")
+    told = in_words(
+        str(said.get("message") or f"The serving replica answered with status {status}."),
+        param.removeprefix("body.") if isinstance(param, str) else None,
+    )
     return Rejection(
         Code.SERVING_FAILED if failed else Code.REQUEST_REJECTED,
-        str(said.get("message") or f"The serving replica answered with status {status}."),
+        told.message,
         status=status,
-        param=param.removeprefix("body.") if isinstance(param, str) else None,
+        param=told.param,
+        details=told.details,
         retryable=failed and status != HTTPStatus.NOT_IMPLEMENTED,
     )
 

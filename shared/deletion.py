@@ -72,6 +72,7 @@ class Deletions:
                 return
             _refuse_in_use(session, row)
             row.deleting_at = self._db.now(session)
+            row.published = False  # nobody is answered by it any more
             session.flush()
             bump(session, "adapters")
 
@@ -116,6 +117,7 @@ class Deletions:
                 do()
             if standing is Standing.OVER or (ends and standing is Standing.ALONE):
                 own.deleted_at = self._db.now(session)
+                own.published = False  # also when a release before began it, which left this true
             return standing
 
     def _row(self, session: Session, adapter_id: str) -> AdapterRow:

@@ -1,7 +1,8 @@
 """The Celery application: ``celery -A worker.app worker``. The entry point of the tier, so it reads the environment.
 
 A task runs in a thread and does nothing heavy itself: the engine is a child process. So the worker goes on answering the
-broker while a job trains, and one thread, one job and one GPU belong together.
+broker while a job trains, and one thread, one job and one GPU belong together. The control worker is started with a thread
+for each of its duties (``--concurrency 3``): a removal waits for replicas, retention for disks, and dead jobs for neither.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ from __future__ import annotations
 import functools
 import logging
 import os
+import threading
+from collections.abc import Callable
 from typing import Any
 
 from celery.signals import beat_embedded_init, setup_logging, worker_shutting_down
@@ -68,6 +71,21 @@ def housekeeping() -> Housekeeping:
     return Housekeeping(Database(settings.database_url), settings)
 
 
+def one_at_a_time(duty: Callable[[], None]) -> Callable[[], None]:
+    """A duty that is left to whoever is at it already: it never has two threads, so each of the others finds its own."""
+    at_it = threading.Lock()
+
+    @functools.wraps(duty)
+    def run() -> None:
+        if at_it.acquire(blocking=False):
+            try:
+                duty()
+            finally:
+                at_it.release()
+
+    return run
+
+
 @app.task(name=RUN_JOB)  # type: ignore[untyped-decorator]
 def run_job(job_id: str) -> None:
     """Answer a doorbell."""
@@ -75,18 +93,21 @@ def run_job(job_id: str) -> None:
 
 
 @app.task(name=SWEEP)  # type: ignore[untyped-decorator]
+@one_at_a_time
 def sweep() -> None:
     """Take back what has expired; ring for jobs that nobody is being rung for."""
     worker().sweep(ring=pending_bells() == 0)
 
 
 @app.task(name=REMOVE_DELETED)  # type: ignore[untyped-decorator]
+@one_at_a_time
 def remove_deleted() -> None:
     """Carry deletions out, as far as that goes now."""
     removal().round()
 
 
 @app.task(name=APPLY_RETENTION)  # type: ignore[untyped-decorator]
+@one_at_a_time
 def apply_retention() -> None:
     """Remove what may go by the retention policy."""
     housekeeping().apply()

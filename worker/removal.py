@@ -27,7 +27,7 @@ TIMEOUT = httpx.Timeout(10.0, connect=3.0)
 MOST_REPLICAS_AT_ONCE = 16
 MOST_IN_A_ROUND = 200
 ROUND_SECONDS = 20.0
-"""How long one replica is asked: the control worker has other duties."""
+"""How long one replica is asked: what has been answered is acted upon meanwhile, and new deletions are seen."""
 
 logger = logging.getLogger(__name__)
 

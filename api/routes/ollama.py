@@ -26,6 +26,7 @@ from api.services import Services, ServicesDep
 from shared.errors import Code, MensError, NotFound
 
 NDJSON = "application/x-ndjson"
+SEE_FIELDS = "docs/ollama.md says which fields and options count, and which may only be sent empty."
 
 Question = TypeVar("Question", ChatQuestion, GenerateQuestion)
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
@@ -42,7 +43,7 @@ class OllamaRoute(APIRoute):
             try:
                 return await handle(request)
             except RequestValidationError as error:
-                return _problem(validation_problem(error))
+                return _problem(validation_problem(error, SEE_FIELDS))
             except MensError as error:
                 return _problem(error)
             except ClientDisconnect:

@@ -48,6 +48,7 @@ def test_its_record_stays(admin, installation) -> None:
     admin.delete(f"/v1/models/{adapter}")
     record = admin.get(f"/v1/adapters/{adapter}").json()
     assert (before["state"], record["state"], record["deleted_at"]) == ("published", "deleting", None)
+    assert (before["published"], record["published"]) == (True, False)
     assert (record["manifest"], record["job_id"]) == (before["manifest"], before["job_id"])
     assert admin.get(f"/v1/jobs/{record['job_id']}").json()["result"]["adapters"][-1] == adapter
 

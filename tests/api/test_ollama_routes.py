@@ -131,7 +131,10 @@ def test_errors_are_in_ollamas_shape(ollama: httpx.Client, replica: ScriptedRepl
         return str(said["error"])
 
     assert "nobody" in refused(404, "MODEL_NOT_FOUND", messages=HELLO, model="nobody")
-    assert "options.mirostat" in refused(400, "REQUEST_INVALID", messages=HELLO, options={"mirostat": 1})
+    strange = refused(400, "REQUEST_INVALID", messages=HELLO, options={"mirostat": 1})
+    assert "options.mirostat" in strange
+    assert "docs/ollama.md" in strange
+    assert "/v1/" not in strange
     assert "not supported" in refused(400, "REQUEST_INVALID", "generate", prompt="x", images=["aGk="])
     assert "/api/pull" in refused(404, "ROUTE_NOT_FOUND", "pull")
     assert not replica.asked

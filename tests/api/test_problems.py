@@ -32,6 +32,28 @@ def test_unknown_routes_and_methods(client: TestClient) -> None:
     assert client.put("/v1/jobs").json()["error"]["code"] == "METHOD_NOT_ALLOWED"
 
 
+@pytest.mark.parametrize(
+    ("path", "body", "names_contract"),
+    [
+        ("/v1/jobs", {"kind": "finetune", "contract": {"exec": {"epochs": "x"}}}, True),
+        ("/v1/jobs", {"kind": "merge", "contract": {}}, False),
+        ("/v1/jobs", {"kind": "else"}, False),
+        ("/v1/plans", {}, True),
+        ("/v1/fine_tuning/jobs", {"model": "tiny", "training_file": "file-1", "mens": 7}, True),
+        ("/v1/fine_tuning/jobs", {"model": "tiny"}, False),
+        ("/v1/keys", {"role": "king"}, False),
+    ],
+)
+def test_a_remedy_names_the_contract_where_one_is_expected(
+    client: TestClient, path: str, body: dict[str, object], names_contract: bool
+) -> None:
+    answer = client.post(path, json=body)
+    said = answer.json()["error"]
+    assert (answer.status_code, said["code"]) == (422, "REQUEST_INVALID")
+    assert "/v1/openapi.json" in said["mens"]["remedy"]
+    assert ("/v1/contract/schema" in said["mens"]["remedy"]) is names_contract
+
+
 def test_a_bug_is_a_coded_500_that_tells_nothing(settings: ApiSettings) -> None:
     app = create_app(settings)
 

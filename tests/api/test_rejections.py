@@ -64,6 +64,13 @@ def test_a_field_is_named_as_the_caller_knows_it() -> None:
     assert refused(400, {"error": {**VLLM, "param": "body.messages.0"}}).param == "messages.0"
 
 
+def test_faults_are_told_in_words_and_vllms_text_is_kept() -> None:
+    text = "1 validation error:\n  {'type': 'missing', 'loc': 'body.messages', 'msg': 'Field required'}"
+    error = refused(400, {"error": {"message": text, "param": "body.messages"}})
+    assert (error.message, error.param) == ("messages: Field required.", "messages")
+    assert error.details == {"errors": [{"param": "messages", "reason": "Field required"}], "serving_message": text}
+
+
 @pytest.mark.parametrize(("status", "retryable"), [(500, True), (501, False), (504, True)])
 def test_a_failure_is_no_refusal(status: int, retryable: bool) -> None:
     error = refused(status, {"error": {"message": "EngineCore died", "param": None}})

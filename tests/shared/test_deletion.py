@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+from sqlalchemy import update
 
 from shared.aliases import Aliases, Mover
 from shared.changes import Changes
@@ -18,6 +19,7 @@ from shared.lease import LeaseLedger
 from shared.ledger import Ledger
 from shared.registry import NewAdapter, Registry
 from shared.routing import Routing, Shadow, Target
+from shared.tables import AdapterRow
 from shared.tenancy import SHARED
 from tests.shared.conftest import Clock
 from tests.shared.samples import at_once, claimed, new_adapter, submission
@@ -86,6 +88,7 @@ def test_it_is_gone_for_callers_at_once_and_its_record_stays(
     assert TWO not in [found.id for found in registry.adapters()]
     record = registry.adapter(TWO, deleted=True)
     assert (record.state, record.deleting_at, record.deleted_at) == ("deleting", clock.now, None)
+    assert not record.published
     clock.advance(7)
     assert deletions.pending() == [Doomed(tenant=SHARED, id=TWO, digest="2" * 64, seconds=7)]
 
@@ -101,6 +104,18 @@ def test_again_is_the_same(deletions: Deletions, registry: Registry, database: D
     record = registry.adapter(TWO, deleted=True)
     assert (record.deleting_at, record.state) == (first.deleting_at, "deleted")
     assert Changes(database).count() == changes
+
+
+def test_one_that_the_release_before_began_to_delete_is_published_no_more_in_the_end(
+    deletions: Deletions, registry: Registry, database: Database
+) -> None:
+    deletions.begin(TWO)
+    with database.write() as session:
+        session.execute(update(AdapterRow).where(AdapterRow.id == TWO).values(published=True))
+    assert registry.adapter(TWO, deleted=True).published
+    deletions.finish(pending(deletions), Disk().remove)
+    record = registry.adapter(TWO, deleted=True)
+    assert (record.state, record.published) == ("deleted", False)
 
 
 @pytest.mark.parametrize("name", ["none", f"demo@{'9' * 64}", ""])
