@@ -8,6 +8,8 @@ STAMP := $(VENV)/.installed
 # One thread per process: small CPU models are many times slower when threads compete.
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM := false
+# Some images forbid bytecode: then every run, and every process of it, compiles the code and the tests again, for seconds.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo up test check format lock clean
@@ -46,12 +48,13 @@ up: $(STAMP) ## start everything on this machine and keep it running until Ctrl-
 test: $(STAMP) ## run every test: real Valkey, PostgreSQL, bitsandbytes and vLLM
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
+# Each process begins with one half of the files, so that a file's slow imports and fixtures are made in one of them.
 check: $(STAMP) ## format, lint, types, import contracts, unit tests
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports >/dev/null || $(BIN)/lint-imports --no-logo
-	$(BIN)/python -m pytest -q -n 2 -m "not (vllm or postgres or system or deploy or engine or network or matrix)" --durations=0 --durations-min=2
+	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not (vllm or postgres or system or deploy or engine or network or matrix)" --durations=0 --durations-min=2
 
 format: $(STAMP) ## format the code and mend what the linter can
 	$(BIN)/ruff format .

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import re
 from collections.abc import Iterator
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -22,6 +25,36 @@ settings.register_profile("explore", deadline=None, max_examples=2000, suppress_
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "mens"))
 
 
+# What is imported and collected stays for good: looking through it for garbage would take a second, and later 0.1 s a time.
+gc.disable()
+
+LEFT_OUT = re.compile(r"not \((\w+(?: or \w+)*)\)")
+"""The form of `-m` that names what is not to run."""
+MARKS = re.compile(r"^pytestmark = .*", re.MULTILINE)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Of what is left out as a whole nothing is imported: vLLM, torch and OpenAI's client cost each process seconds."""
+    left_out = LEFT_OUT.fullmatch(config.option.markexpr)
+    if not left_out:
+        return None
+    return True if _marks_of_all(collection_path) & set(left_out[1].split(" or ")) else None
+
+
+def _marks_of_all(path: Path) -> set[str]:
+    """Marks of every test of a file or folder, as far as they can be seen without an import."""
+    if path == Path(__file__).with_name("system"):
+        return {"system"}  # by its conftest.py
+    line = MARKS.search(path.read_text()) if path.suffix == ".py" else None
+    return set(re.findall(r"pytest\.mark\.(\w+)", line[0])) if line else set()
+
+
+def pytest_collection_finish() -> None:
+    gc.collect()
+    gc.freeze()
+    gc.enable()
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Spread over several processes, the long files come first, so that none is left for one process at the end."""
     if hasattr(config, "workerinput"):
@@ -34,6 +67,43 @@ def no_wait_for_the_disk() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         if find_spec("sqlalchemy"):  # else one tier's tests run where only that tier is installed
             patch.setattr("shared.db.SQLITE_SYNCHRONOUS", "OFF")
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def statements_compiled_once() -> Iterator[None]:
+    """Nearly each test has a database of its own: a fourth of the time would go into compiling the same statements again.
+
+    SQLAlchemy looks them up by dialect, so all SQLite engines get the first one's.
+    """
+    if not find_spec("sqlalchemy"):
+        yield
+        return
+    import sqlalchemy
+
+    dialects: dict[str, sqlalchemy.Dialect] = {}
+    compiled: dict[Any, Any] = {}
+
+    def create_engine(url: str, **options: Any) -> sqlalchemy.Engine:
+        engine = sqlalchemy.create_engine(url, **options)
+        if engine.name == "sqlite":
+            engine.dialect = dialects.setdefault(engine.driver, engine.dialect)
+            engine.update_execution_options(compiled_cache=compiled)
+        return engine
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("shared.db.create_engine", create_engine)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def certificates_read_once() -> Iterator[None]:
+    """Each of httpx' clients would read the authorities' certificates again, 20 ms; here no client leaves the machine."""
+    with pytest.MonkeyPatch.context() as patch:
+        if find_spec("httpx"):
+            from httpx import create_ssl_context
+
+            patch.setattr("httpx._transports.default.create_ssl_context", cache(create_ssl_context))
         yield
 
 

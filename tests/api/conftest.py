@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator
 from copy import copy
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,6 @@ from fastapi.testclient import TestClient
 from starlette.datastructures import State
 
 from api.main import create_app
-from api.migrate import migrate
 from api.services import make_services
 from api.settings import ApiSettings
 from shared.catalog import BaseModelEntry, Catalog, LocalSource, digest_model_folder, save_catalog
@@ -50,11 +50,14 @@ def settings_for(home: Path, base_folder: Path) -> ApiSettings:
         event_poll_seconds=0.02,
         broker_url="redis://127.0.0.1:9/0",
     )
-    entry = BaseModelEntry(
-        name=BASE, source=LocalSource(path=str(base_folder)), digests=digest_model_folder(base_folder)
-    )
-    save_catalog(settings.catalog_path, Catalog(bases=[entry]))
+    save_catalog(settings.catalog_path, Catalog(bases=[_entry(base_folder)]))
     return settings
+
+
+@cache
+def _entry(base_folder: Path) -> BaseModelEntry:
+    source = LocalSource(path=str(base_folder))
+    return BaseModelEntry(name=BASE, source=source, digests=digest_model_folder(base_folder))
 
 
 @pytest.fixture
@@ -62,24 +65,21 @@ def settings(tmp_path: Path, base_folder: Path) -> ApiSettings:
     return settings_for(tmp_path, base_folder)
 
 
-@pytest.fixture(scope="session")
-def empty_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A migrated SQLite file, to be copied."""
-    path = tmp_path_factory.mktemp("database") / "mens.db"
-    migrate(f"sqlite:///{path}")
-    return path
+@cache
+def application() -> FastAPI:
+    """An application for its routes alone: making them takes a third of a second, too much for each of 500 tests."""
+    return create_app(ApiSettings(home="/nonexistent"))
 
 
 @pytest.fixture(scope="session")
 def routes() -> FastAPI:
-    """An application for its routes alone: making them takes a tenth of a second, too much for each of 500 tests."""
-    return create_app(ApiSettings(home="/nonexistent"))
+    return application()
 
 
 @pytest.fixture
-def app(settings: ApiSettings, empty_database: Path, routes: FastAPI) -> FastAPI:
+def app(settings: ApiSettings, sqlite_template: Path, routes: FastAPI) -> FastAPI:
     """An application of its own, but for the routes: a test that adds one uses ``create_app``."""
-    shutil.copy(empty_database, settings.home / "mens.db")
+    shutil.copy(sqlite_template, settings.home / "mens.db")
     app = copy(routes)
     app.state = State({"services": make_services(settings)})
     object.__setattr__(app.state.services, "doorbell", SilentBell())

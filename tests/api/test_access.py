@@ -29,10 +29,10 @@ REST_OF_OLLAMA = "/api/{path:path}"
 
 
 @pytest.fixture(scope="module")
-def app(tmp_path_factory: pytest.TempPathFactory, base_folder: Path, empty_database: Path) -> FastAPI:
+def app(tmp_path_factory: pytest.TempPathFactory, base_folder: Path, sqlite_template: Path) -> FastAPI:
     """One installation for the whole matrix: every ask makes its own things."""
     settings = settings_for(tmp_path_factory.mktemp("installation"), base_folder)
-    shutil.copy(empty_database, settings.home / "mens.db")
+    shutil.copy(sqlite_template, settings.home / "mens.db")
     app = create_app(settings)
     object.__setattr__(app.state.services, "doorbell", SilentBell())
     return app

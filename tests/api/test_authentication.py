@@ -8,16 +8,14 @@ import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
-from api.main import create_app
-from api.settings import ApiSettings
 from shared.tenancy import Role
+from tests.api.conftest import application
 
 OPEN = {"/health", "/ready"}
 
 
 def routes() -> list[tuple[str, str]]:
-    app = create_app(ApiSettings(home="/nonexistent"))
-    paths: dict[str, dict[str, object]] = app.openapi()["paths"]
+    paths: dict[str, dict[str, object]] = application().openapi()["paths"]
     return sorted((method.upper(), path) for path, methods in paths.items() for method in methods)
 
 

@@ -6,6 +6,7 @@ import atexit
 import hashlib
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -78,9 +79,16 @@ class Lab:
         label = repr((name, seed, rank, sorted(changes.items())))
         if label not in self.made:
             folder = self.home / "made" / hashlib.sha256(label.encode()).hexdigest()[:16]
-            save_adapter(self.base, folder, seed=seed, rank=rank)
+            shutil.copytree(self._saved(seed, rank), folder)
             self.made[label] = self.store_adapter(folder, describe(self, folder, name, rank, **changes))
         return self.made[label]
+
+    def _saved(self, seed: int, rank: int) -> Path:
+        """What peft writes for these two, made once: many adapters differ in their manifest only."""
+        folder = self.home / "saved" / f"seed-{seed}-rank-{rank}"
+        if not folder.exists():
+            save_adapter(self.base, folder, seed=seed, rank=rank)
+        return folder
 
     def store_adapter(self, folder: Path, manifest: AdapterManifest) -> AdapterManifest:
         """Put a folder into the storage under the manifest."""

@@ -6,16 +6,24 @@ import asyncio
 import logging
 import subprocess
 import sys
+from importlib.util import find_spec
 
 import pytest
 
-pytest.importorskip("vllm.lora.resolver")
-
-from serving.resolver import RESOLVER_NAME, MensResolver, register
 from serving.runtime import process_settings, process_store
 from shared.errors import Code, Unavailable
 
 ZEROS = "0" * 64
+
+pytestmark = pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed")
+
+
+@pytest.fixture
+def plugin():
+    """`serving.resolver`, imported by the tests only: it imports vLLM, which takes seconds."""
+    from serving import resolver
+
+    return resolver
 
 
 @pytest.fixture(autouse=True)
@@ -39,18 +47,18 @@ def resolve(resolver, base, name):
     return asyncio.run(resolver.resolve_lora(str(base), name))
 
 
-def test_sound_adapter_becomes_a_request_for_its_verified_folder(lab, tmp_path):
+def test_sound_adapter_becomes_a_request_for_its_verified_folder(plugin, lab, tmp_path):
     store = lab.store(tmp_path)
     manifest = lab.publish("sound", seed=21)
-    request = resolve(MensResolver(lambda: store), lab.base, manifest.adapter_id)
+    request = resolve(plugin.MensResolver(lambda: store), lab.base, manifest.adapter_id)
     assert request.lora_name == manifest.adapter_id
     assert request.lora_path == str(store.fetch(manifest.adapter_id).folder)
     assert (store.fetch(manifest.adapter_id).folder / "adapter_model.safetensors").is_file()
     assert request.base_model_name == lab.entry.name
 
 
-def test_refusals_are_none_and_logged_with_their_code(lab, tmp_path, caplog, monkeypatch):
-    resolver = MensResolver(lambda: lab.store(tmp_path))
+def test_refusals_are_none_and_logged_with_their_code(plugin, lab, tmp_path, caplog, monkeypatch):
+    resolver = plugin.MensResolver(lambda: lab.store(tmp_path))
     cases = [
         (lab.base, f"a@{ZEROS}", "ADAPTER_NOT_FOUND"),
         (lab.base, "../x", "NAME_INVALID"),
@@ -69,37 +77,37 @@ def test_refusals_are_none_and_logged_with_their_code(lab, tmp_path, caplog, mon
         assert caplog.text.count("\n") == 1
 
 
-def test_a_passing_fault_is_not_a_missing_adapter(lab):
+def test_a_passing_fault_is_not_a_missing_adapter(plugin, lab):
     def full():
         raise Unavailable(Code.STORAGE_FULL, "The storage has no space left.")
 
     with pytest.raises(Unavailable):
-        resolve(MensResolver(full), lab.base, f"a@{ZEROS}")
+        resolve(plugin.MensResolver(full), lab.base, f"a@{ZEROS}")
 
 
-def test_registration_is_idempotent(lab, monkeypatch, fresh):
+def test_registration_is_idempotent(plugin, lab, monkeypatch, fresh):
     for name, value in lab.environment().items():
         monkeypatch.setenv(name, value)
-    register()
-    first = fresh.get_resolver(RESOLVER_NAME)
-    register()
-    assert fresh.get_resolver(RESOLVER_NAME) is first
-    assert fresh.get_supported_resolvers() == {RESOLVER_NAME}
+    plugin.register()
+    first = fresh.get_resolver(plugin.RESOLVER_NAME)
+    plugin.register()
+    assert fresh.get_resolver(plugin.RESOLVER_NAME) is first
+    assert fresh.get_supported_resolvers() == {plugin.RESOLVER_NAME}
 
 
-def test_registration_reads_no_storage(monkeypatch, fresh, tmp_path):
+def test_registration_reads_no_storage(plugin, monkeypatch, fresh, tmp_path):
     monkeypatch.setenv("MENS_SERVING_BASE", "not-in-the-catalogue")
     monkeypatch.setenv("MENS_HOME", str(tmp_path))
-    register()
+    plugin.register()
     assert list(tmp_path.iterdir()) == []
-    assert resolve(fresh.get_resolver(RESOLVER_NAME), tmp_path, f"a@{ZEROS}") is None
+    assert resolve(fresh.get_resolver(plugin.RESOLVER_NAME), tmp_path, f"a@{ZEROS}") is None
 
 
 @pytest.mark.parametrize("variables", [{}, {"MENS_HOME": "/x"}, {"MENS_SERVING_BASE": "b", "MENS_SERVING_PORT": "x"}])
-def test_nothing_is_registered_where_nothing_is_configured(monkeypatch, fresh, variables):
+def test_nothing_is_registered_where_nothing_is_configured(plugin, monkeypatch, fresh, variables):
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    register()
+    plugin.register()
     assert fresh.get_supported_resolvers() == set()
 
 

@@ -9,6 +9,7 @@ import re
 import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -300,13 +301,18 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     """A run that leaves the engine out does not load torch to find out which tests that are."""
     if "engine" not in config.option.markexpr or "not" not in config.option.markexpr or collection_path.suffix != ".py":
         return None
-    return True if ENGINE_IMPORT.search(collection_path.read_text()) else None
+    return True if _loads_torch(collection_path) else None
+
+
+@cache
+def _loads_torch(path: Path) -> bool:
+    return bool(ENGINE_IMPORT.search(path.read_text()))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests that build or train a model, or compute with torch, are not part of the unit tier."""
     for item in items:
         if Path(__file__).parent in item.path.parents and (
-            ENGINE_FIXTURES & set(getattr(item, "fixturenames", ())) or ENGINE_IMPORT.search(item.path.read_text())
+            ENGINE_FIXTURES & set(getattr(item, "fixturenames", ())) or _loads_torch(item.path)
         ):
             item.add_marker(pytest.mark.engine)

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
 
 from shared.answers import served_tools
 from shared.tokenizer import Tokenizer
@@ -30,6 +29,8 @@ STRICT = (
 
 
 def write_tokenizer(folder: Path, template: str) -> Path:
+    from transformers import PreTrainedTokenizerFast
+
     alphabet = {letter: at for at, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
     backend = Backend(models.BPE(vocab=alphabet, merges=[]))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -52,6 +53,8 @@ def test_every_kind_of_chat_is_there(tooled):
 
 
 def test_ids_equal_those_of_transformers(tooled):
+    from transformers import PreTrainedTokenizerFast
+
     theirs = PreTrainedTokenizerFast.from_pretrained(tooled)
     for chat, ids in encode_chats(Tokenizer.load(tooled)).chats:
         messages = json.loads(json.dumps(chat.messages))
