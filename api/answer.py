@@ -78,8 +78,10 @@ class Answer:
         """Let the replica go, and account for what was used."""
         self.presence.forget()
         self._begun.close()
-        self._tap.close()
-        await self._admission.leave()
+        try:
+            self._tap.close()
+        finally:
+            await self._admission.leave()
 
 
 class PassedOn(Response):

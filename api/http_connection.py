@@ -46,6 +46,8 @@ class HttpConnection(asyncio.Protocol):
         self._parser = httptools.HttpResponseParser(self)
         self._transport: asyncio.Transport
         self._waiter: asyncio.Future[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._patience_ends = 0.0
         self._failure: Exception | None = None
         self._idle_since = 0.0
         self._spoilt = False
@@ -93,14 +95,11 @@ class HttpConnection(asyncio.Protocol):
 
     def is_reusable(self) -> bool:
         """Whether the exchange has ended, and the replica awaits another."""
-        return self._complete and not self._spoilt and not self._transport.is_closing()
-
-    def rest(self) -> None:
-        """Nothing is asked for a while."""
-        self._idle_since = time.monotonic()
+        is_clear = not self._is_paused and not self._transport.get_write_buffer_size()  # in both directions
+        return self._complete and is_clear and not self._spoilt and not self._transport.is_closing()
 
     def idle_seconds(self) -> float:
-        """Since it was laid to rest."""
+        """Since the last exchange has ended."""
         return time.monotonic() - self._idle_since
 
     def close(self) -> None:
@@ -112,15 +111,26 @@ class HttpConnection(asyncio.Protocol):
         if self._failure is not None:
             raise self._failure
         self._waiter = self._loop.create_future()
-        timer = self._loop.call_later(self._silence_seconds, self._was_silent)
+        self._patience_ends = self._loop.time() + self._silence_seconds
+        if self._timer is None:
+            self._look_later()
         try:
             await self._waiter
         finally:
-            timer.cancel()
             self._waiter = None
 
-    def _was_silent(self) -> None:
-        self._fail(TimeoutError(f"nothing came for {self._silence_seconds:g} s"))
+    def _look_later(self) -> None:
+        """One timer for many waits: most end long before it is due, and each of a stream's pieces is waited for."""
+        self._timer = self._loop.call_at(self._patience_ends, self._look)
+
+    def _look(self) -> None:
+        self._timer = None
+        if self._waiter is None:
+            return
+        if self._loop.time() < self._patience_ends:
+            self._look_later()
+        else:
+            self._fail(TimeoutError(f"nothing came for {self._silence_seconds:g} s"))
 
     def _fail(self, failure: Exception) -> None:
         self._failure = self._failure or failure
@@ -144,6 +154,10 @@ class HttpConnection(asyncio.Protocol):
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             return self._fail(BadAnswer(f"the answer is no HTTP: {error}"))
+        if not self._has_head:
+            self._head_bytes += len(data)  # of a line without end the parser tells nothing
+            if self._head_bytes > MOST_HEAD_BYTES:
+                return self._fail(BadAnswer("the answer's head is too large"))
         if self._buffered > MOST_BUFFERED_BYTES and not self._is_paused:
             self._is_paused = True
             self._transport.pause_reading()
@@ -152,6 +166,8 @@ class HttpConnection(asyncio.Protocol):
         return None
 
     def connection_lost(self, error: Exception | None) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
         if self._has_head and self._ends_with_close and error is None:
             self._complete = True
             self._wake()
@@ -160,19 +176,19 @@ class HttpConnection(asyncio.Protocol):
     # What httptools calls.
 
     def on_message_begin(self) -> None:
-        if self._complete:  # an answer that nobody has asked for
-            self._spoilt = True
+        if self._complete:
+            raise BadAnswer("an answer that nobody has asked for")  # nothing of it is read; the one before stays whole
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self._head_bytes += len(name) + len(value)
-        if self._head_bytes > MOST_HEAD_BYTES:
+        if len(value) > MOST_HEAD_BYTES:
             raise BadAnswer("the answer's head is too large")
-        self.headers[name.decode("latin-1").lower()] = value.decode("latin-1")
+        if not self._has_head:  # what comes after the chunks is of no use
+            self.headers[name.decode("latin-1").lower()] = value.decode("latin-1")
 
     def on_headers_complete(self) -> None:
         self.status = self._parser.get_status_code()
         self._has_head = self.status >= 200
-        has_length = "content-length" in self.headers or "chunked" in self.headers.get("transfer-encoding", "")
+        has_length = "content-length" in self.headers or "chunked" in self.headers.get("transfer-encoding", "").lower()
         self._ends_with_close = not has_length and self.status not in NO_BODY
 
     def on_body(self, body: bytes) -> None:
@@ -182,6 +198,6 @@ class HttpConnection(asyncio.Protocol):
     def on_message_complete(self) -> None:
         if not self._has_head:  # one that says that the answer will come
             return self._begin()
-        self._complete = True
+        self._complete, self._idle_since = True, time.monotonic()
         self._spoilt = self._spoilt or not self._parser.should_keep_alive()
         return None

@@ -251,6 +251,8 @@ class SharedStore:
                 self._debts.owe(ask.key_id, ask.slot)  # Valkey may have taken it, or do so yet
             return await self._process.take(ask)
         self._away_until = 0.0
+        if self._debts and not verdict.refusal:
+            self._debts.settle(ask.slot)
         return verdict
 
     async def give_back(self, key_id: str, slot: str) -> None:

@@ -25,10 +25,16 @@ def salted(body: dict[str, Any], secret: str, tenant: str) -> dict[str, Any]:
     own = body.get(FIELD)
     if own is not None and not (isinstance(own, str) and own):
         raise InvalidRequest(Code.REQUEST_INVALID, f"`{FIELD}` must be a text that is not empty.", param=FIELD)
-    return {**body, FIELD: _salt(secret, tenant, own)}
+    salt = _salt(secret, tenant, own) if own else _own_salt(secret, tenant)
+    return {**body, FIELD: salt}
 
 
 @lru_cache(maxsize=1024)
+def _own_salt(secret: str, tenant: str) -> str:
+    """Of a tenant by itself. Nothing that a caller makes up is kept."""
+    return _salt(secret, tenant, None)
+
+
 def _salt(secret: str, tenant: str, own: str | None) -> str:
     parts = json.dumps([tenant, own]).encode()  # a list, so that no tenant's name and salt read as another's
     return hmac.digest(secret.encode(), parts, "sha256").hex()

@@ -197,7 +197,7 @@ class ReplicaClient:
         idle = self._idle.get(origin)
         while idle:
             connection = idle.pop()
-            if connection.is_reusable() and connection.idle_seconds() < KEEPALIVE_SECONDS:
+            if _is_fresh(connection):
                 return connection
             connection.close()
         return None
@@ -213,10 +213,22 @@ class ReplicaClient:
 
     def _let_go(self, origin: tuple[bool, str, int], connection: HttpConnection) -> None:
         if connection.is_reusable():
-            connection.rest()
             self._idle.setdefault(origin, []).append(connection)
         else:
             connection.close()
+        self._drop_old()
+
+    def _drop_old(self) -> None:
+        """Forget connections that nobody will take any more; the oldest of an origin is its first."""
+        for origin, idle in list(self._idle.items()):
+            while idle and not _is_fresh(idle[0]):
+                idle.pop(0).close()
+            if not idle:
+                del self._idle[origin]
+
+
+def _is_fresh(connection: HttpConnection) -> bool:
+    return connection.is_reusable() and connection.idle_seconds() < KEEPALIVE_SECONDS
 
 
 @lru_cache(maxsize=1024)

@@ -40,6 +40,10 @@ class SlotDebts:
         if self._paying is None or self._paying.done():
             self._paying = asyncio.create_task(self._pay())
 
+    def settle(self, slot: str) -> None:
+        """A slot is not owed any more: it was taken again, and will be given back by who has it."""
+        self._owed.pop(slot, None)
+
     async def close(self) -> None:
         """Try once more, and no longer."""
         if self._paying:

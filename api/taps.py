@@ -206,5 +206,5 @@ def _decoded(decoder: msgspec.json.Decoder[Kind], data: bytes) -> Kind | None:
     """None when it is not what vLLM writes: then nothing is known of tokens."""
     try:
         return decoder.decode(data) if data else None
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None

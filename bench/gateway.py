@@ -113,11 +113,11 @@ async def measure(lanes: dict[str, Lane], rounds: int, requests: int, tokens: in
     """All rounds; prints the table and the goal."""
     firsts: dict[str, list[float]] = {name: [] for name in lanes}
     speeds: dict[str, list[float]] = {name: [] for name in lanes}
-    for _ in range(rounds):
+    for index in range(rounds):
         for name, values in (await first_tokens(lanes, requests)).items():
             firsts[name] += values
-        for name, lane in lanes.items():
-            speeds[name].append(await throughput(lane, tokens))
+        for name in list(lanes) if index % 2 else list(lanes)[::-1]:
+            speeds[name].append(await throughput(lanes[name], tokens))
     return report(firsts, speeds)
 
 

@@ -152,3 +152,16 @@ def test_an_answer_that_nobody_reads_is_closed_once() -> None:
     unread = answer(trace)
     asyncio.run(unread.aclose())
     assert trace == ["closed", "counted", "left"]
+
+
+def test_a_count_that_fails_gives_the_slot_back_all_the_same() -> None:
+    trace = Trace()
+    unread = answer(trace)
+
+    def fails() -> None:
+        raise ValueError("a bug")
+
+    unread._tap.close = fails  # type: ignore[method-assign]
+    with pytest.raises(ValueError, match="a bug"):
+        asyncio.run(unread.aclose())
+    assert trace == ["closed", "left"]

@@ -24,12 +24,16 @@ class Wire(asyncio.Transport):
         super().__init__()
         self.sent = b""
         self.aborted = self.paused = False
+        self.unsent = 0
 
     def write(self, data: Any) -> None:
         self.sent += data
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
         pass
+
+    def get_write_buffer_size(self) -> int:
+        return self.unsent
 
     def abort(self) -> None:
         self.aborted = True
@@ -111,6 +115,8 @@ def test_what_ends_by_itself_leaves_the_connection_for_another(raw: bytes, statu
     "raw",
     [
         WHOLE + b"12345" + WHOLE + b"extra",
+        WHOLE + b"12345HTTP/1.1 100 Continue\r\n\r\n",
+        WHOLE + b"12345 nonsense",
         WHOLE.replace(b"content-length", b"connection: close\r\ncontent-length") + b"12345",
         WHOLE.replace(b"1.1", b"1.0") + b"12345",
     ],
@@ -119,7 +125,7 @@ def test_what_cannot_be_used_again(raw: bytes) -> None:
     async def test() -> None:
         connection, _ = connected()
         connection.data_received(raw)
-        assert (await read(connection))[:5] == b"12345"
+        assert (await read(connection), connection.status) == (b"12345", 200)
         assert not connection.is_reusable()
 
     run(test())
@@ -136,7 +142,10 @@ def test_an_answer_without_a_length_ends_with_the_connection() -> None:
     run(test())
 
 
-@pytest.mark.parametrize("raw", [b"", STREAM, STREAM + b"3\r\none\r\n", WHOLE + b"123"])
+@pytest.mark.parametrize(
+    "raw",
+    [b"", STREAM, STREAM + b"3\r\none\r\n", WHOLE + b"123", STREAM.replace(b": chunked", b": Chunked") + b"5\r\nhel"],
+)
 @pytest.mark.parametrize("error", [None, ConnectionResetError("reset")])
 def test_one_that_is_lost_before_the_end_is_an_error(raw: bytes, error: Exception | None) -> None:
     async def test() -> None:
@@ -159,6 +168,7 @@ def test_one_that_is_lost_before_the_end_is_an_error(raw: bytes, error: Exceptio
         b"SSH-2.0-OpenSSH\r\n",
         b"HTTP/1.1 200 OK\r\nbroken\r\n\r\n",
         b"HTTP/1.1 200 OK\r\nx: " + b"y" * (MOST_HEAD_BYTES + 1) + b"\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nx: " + b"y" * (MOST_HEAD_BYTES + 1),
         b"HTTP/1.1 101 Other\r\nupgrade: websocket\r\nconnection: upgrade\r\n\r\n",
         STREAM + b"zz\r\n",
     ],
@@ -187,6 +197,35 @@ def test_silence_is_given_up(raw: bytes) -> None:
     run(test())
 
 
+def test_silence_is_counted_from_what_came_last() -> None:
+    async def test() -> None:
+        connection, _ = connected(silence_seconds=0.1)
+        loop = asyncio.get_running_loop()
+        started = loop.time()
+        loop.call_later(0.07, connection.data_received, STREAM)
+        await connection.head()
+        with pytest.raises(TimeoutError):
+            await connection.read_some()
+        assert loop.time() - started >= 0.17
+
+    run(test())
+
+
+def test_between_two_exchanges_silence_is_golden() -> None:
+    async def test() -> None:
+        connection, wire = connected(silence_seconds=0.02)
+        asyncio.get_running_loop().call_soon(connection.data_received, WHOLE + b"12345")
+        assert await read(connection) == b"12345"
+        await asyncio.sleep(0.05)
+        assert connection.is_reusable()
+        connection.send(b"")
+        asyncio.get_running_loop().call_later(0.01, connection.data_received, WHOLE + b"67890")
+        assert await read(connection) == b"67890"
+        assert not wire.aborted
+
+    run(test())
+
+
 def test_a_stream_that_goes_on_is_never_too_long() -> None:
     async def test() -> None:
         connection, _ = connected(silence_seconds=0.05)
@@ -210,5 +249,34 @@ def test_nobody_is_buffered_without_end() -> None:
         await connection.head()
         assert await connection.read_some() == big + b"y"
         assert not wire.paused
+
+    run(test())
+
+
+def test_nothing_is_asked_where_something_is_still_on_its_way() -> None:
+    """A reader who has left does not unpause, and a replica may answer before it has all of a request."""
+
+    async def test() -> None:
+        connection, wire = connected()
+        size = MOST_BUFFERED_BYTES + 1
+        wire.unsent = 1
+        connection.data_received(STREAM + chunked([b"x" * size]))
+        assert wire.paused
+        assert not connection.is_reusable()
+        assert len(await read(connection)) == size
+        assert not connection.is_reusable()
+        wire.unsent = 0
+        assert connection.is_reusable()
+
+    run(test())
+
+
+def test_what_comes_after_the_chunks_changes_no_header() -> None:
+    async def test() -> None:
+        connection, _ = connected()
+        connection.data_received(STREAM + b"0\r\ncontent-type: other\r\n\r\n")
+        assert await read(connection) == b""
+        assert connection.headers["content-type"] == "text/event-stream"
+        assert connection.is_reusable()
 
     run(test())

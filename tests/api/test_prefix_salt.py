@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from api import prefix_salt
 from api.prefix_salt import FIELD, salted
 from shared.errors import InvalidRequest
 
@@ -48,3 +49,10 @@ def test_a_salt_that_is_no_text(own: object) -> None:
     with pytest.raises(InvalidRequest) as caught:
         salted({FIELD: own}, SECRET, "acme")
     assert caught.value.param == FIELD
+
+
+def test_nothing_that_callers_make_up_is_kept() -> None:
+    kept = prefix_salt._own_salt.cache_info().currsize
+    for number in range(100):
+        salt("acme", f"own {number}")
+    assert prefix_salt._own_salt.cache_info().currsize <= kept + 1

@@ -118,6 +118,22 @@ def test_two_requests_at_once_have_a_connection_each() -> None:
     asyncio.run(client_and_server(test))
 
 
+def test_those_that_were_many_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test(client: ReplicaClient, server: Server, url: str) -> None:
+        for answer in [await client.post(url, b"{}") for _ in range(5)]:
+            await whole(answer)
+        monkeypatch.setattr(replica_client, "KEEPALIVE_SECONDS", 0.02)
+        await asyncio.sleep(0.03)
+        await whole(await client.post(url, b"{}"))
+        async with asyncio.timeout(5):
+            for _ in range(5):
+                await server.closed.acquire()
+        assert await whole(await client.post(url, b"{}")) == b"hello"
+        assert server.connections == 6
+
+    asyncio.run(client_and_server(test))
+
+
 def test_an_answer_that_is_left_unread_is_no_longer_listened_to() -> None:
     async def test(client: ReplicaClient, server: Server, url: str) -> None:
         answer = await client.post(url, b"{}")

@@ -61,6 +61,21 @@ def test_a_slot_that_is_free_by_itself_is_owed_no_more() -> None:
     asyncio.run(owe())
 
 
+def test_a_slot_that_was_taken_again_is_left_to_who_has_it() -> None:
+    async def owe() -> None:
+        broker = Broker()
+        debts = SlotDebts(broker.give_back, hold=60, retry=0.01)
+        for slot in ("a", "b"):
+            debts.owe("key", slot)
+        debts.settle("a")
+        debts.settle("never owed")
+        broker.away = False
+        await asyncio.sleep(0.05)
+        assert broker.has == ["b"]
+
+    asyncio.run(owe())
+
+
 def test_no_more_than_so_many_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(api.slot_debts, "MOST", 2)
 

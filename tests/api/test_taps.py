@@ -180,7 +180,16 @@ def test_a_body_in_one_piece_passes_as_it_comes(text: str, cuts: list[int], kind
 
 
 @pytest.mark.parametrize(
-    "body", [b"", b"not json", b"[]", b'{"usage":null}', b'{"usage":{"prompt_tokens":"x"}}', b"\xff"]
+    "body",
+    [
+        b"",
+        b'{"a":' + b"[" * 100_000,
+        b"not json",
+        b"[]",
+        b'{"usage":null}',
+        b'{"usage":{"prompt_tokens":"x"}}',
+        b"\xff",
+    ],
 )
 def test_a_body_that_tells_nothing_is_a_request_without_tokens(body: bytes) -> None:
     counted = Counted()
