@@ -12,7 +12,6 @@ from api.presence import Presence
 from api.replica_client import Begun
 from api.taps import Tap
 
-PASSED_HEADERS = ("content-type", "x-request-id", "retry-after")
 ADAPTER_HEADER = "x-mens-adapter"
 
 
@@ -46,8 +45,7 @@ class Answer:
         then: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         self.status = begun.status
-        self.headers = {name: begun.headers[name] for name in PASSED_HEADERS if name in begun.headers}
-        self.headers |= admission.headers
+        self.headers = {**begun.headers, **admission.headers}
         self.adapter = adapter
         if adapter:
             self.headers[ADAPTER_HEADER] = adapter

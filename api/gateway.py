@@ -134,12 +134,14 @@ async def choose_model(
     model = body.get("model")
     if not isinstance(model, str) or not model:
         raise InvalidRequest(Code.REQUEST_INVALID, "`model` must be a name.", param="model")
-    if any(base.name == model for base in services.catalog().bases):
+    if services.directory.is_base(model):
         return Choice(model)
     if not model.isprintable():  # no name of ours, and nothing to trouble a database with
         raise _unknown_model(model)
     routing = await services.directory.find(tenant, model)
     if routing is None:
+        if any(base.name == model for base in services.catalog().bases):  # a new one
+            return Choice(model)
         raise _unknown_model(model)
     if len(routing.targets) == 1:
         return Choice(routing.main, routing.main, routing)

@@ -14,6 +14,8 @@ from api.http_connection import BadAnswer, HttpConnection
 CONNECT_SECONDS = 5.0
 KEEPALIVE_SECONDS = 4.0
 """Shorter than a replica's five: a connection that both use and close at once fails a request."""
+PASSED_HEADERS = ("content-type", "x-request-id", "retry-after")
+"""What a caller gets to see of an answer's head."""
 _BROKEN = (BadAnswer, OSError)
 
 
@@ -30,7 +32,7 @@ class ReplicaAnswer:
 
     Attributes:
         status: HTTP status.
-        headers: names in lower case.
+        headers: those for the caller, names in lower case.
 
     Args:
         connection: its head has come.
@@ -39,7 +41,8 @@ class ReplicaAnswer:
 
     def __init__(self, connection: HttpConnection, let_go: Callable[[HttpConnection], None]) -> None:
         self.status = connection.status
-        self.headers: Mapping[str, str] = connection.headers
+        headers = connection.headers
+        self.headers: Mapping[str, str] = {name: headers[name] for name in PASSED_HEADERS if name in headers}
         self._connection: HttpConnection | None = connection
         self._let_go = let_go
 
@@ -76,7 +79,7 @@ class Begun:
 
     Attributes:
         status: HTTP status.
-        headers: names in lower case.
+        headers: those for the caller, names in lower case.
 
     Args:
         answer: gives the bytes after the first ones.

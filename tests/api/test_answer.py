@@ -47,7 +47,7 @@ class Source:
     """A replica's answer."""
 
     status = 200
-    headers = {"content-type": "text/event-stream", "server": "uvicorn", "x-request-id": "r"}
+    headers = {"content-type": "text/event-stream", "x-request-id": "r"}
 
     def __init__(self, trace: Trace, ends: Callable[[], Any] = lambda: None) -> None:
         self._trace, self._ends = trace, ends

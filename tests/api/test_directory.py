@@ -378,3 +378,15 @@ def test_the_catalogue_is_read_again_when_it_is_another(database: Database, tmp_
         directory.catalog()
     path.unlink()
     assert directory.catalog().bases == []
+
+
+def test_names_of_bases_are_of_a_moment_ago_at_most(
+    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "catalog.json"
+    directory = Directory(database, path)
+    save_catalog(path, Catalog(bases=[base_entry("one")]))
+    assert directory.is_base("one")
+    save_catalog(path, Catalog(bases=[base_entry("two")]))
+    monkeypatch.setattr(directory_module, "POLL_SECONDS", 0.0)
+    assert (directory.is_base("one"), directory.is_base("two")) == (False, True)

@@ -16,6 +16,7 @@ import uvicorn
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
+from shared.catalog import Catalog, save_catalog
 from shared.job import Kind, Submission, new_id
 from shared.lease import LeaseLedger
 from shared.registry import NewAdapter
@@ -130,6 +131,15 @@ def test_names_become_what_the_replica_serves(
     (asked,) = replica.asked
     assert asked.pop("cache_salt")
     assert asked == {"path": "/v1/chat/completions", "model": served, "messages": [], "x": [1]}
+
+
+def test_a_base_that_is_new_is_served_at_once(app: FastAPI, front_door: httpx.Client, replica: FakeReplica) -> None:
+    assert front_door.post("/v1/completions", json={"model": BASE, "prompt": "x"}).json() == {"served": BASE}
+    path, bases = app.state.services.settings.catalog_path, app.state.services.catalog().bases
+    save_catalog(path, Catalog(bases=[*bases, bases[0].model_copy(update={"name": "new-base"})]))
+    assert front_door.post("/v1/completions", json={"model": "new-base", "prompt": "x"}).json() == {
+        "served": "new-base"
+    }
 
 
 @pytest.mark.parametrize("model", ["nobody", UNPUBLISHED, "../etc/passwd", "", None, 3, [BASE]])
