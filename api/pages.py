@@ -14,7 +14,7 @@ After = Annotated[str | None, Query(pattern=r"^[^\x00]*$", description="Id of th
 
 
 class Page(BaseModel, Generic[Item]):
-    """One page; the next is asked for with ``after`` = the last item's id."""
+    """One page; the next is asked for with the last item: ``after`` its id, or as the route says."""
 
     object: Literal["list"] = "list"
     data: list[Item]

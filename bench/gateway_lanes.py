@@ -5,15 +5,15 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
-import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from bench.loopback import free_port, wait
 
 ROOT = Path(__file__).resolve().parents[1]
 BASE, ADAPTER, ALIAS = "fake-base", f"helper@{'a' * 64}", "helper"
@@ -74,7 +74,7 @@ class FakeInstallation:
 
     def __init__(self, home: Path, pace: float) -> None:
         self.adapter, self.alias = ADAPTER, ALIAS
-        self._ports = [_free_port(), _free_port()]
+        self._ports = [free_port(), free_port()]
         self.replica_url, self.door_url = (f"http://127.0.0.1:{port}" for port in self._ports)
         self._home, self._pace = home, pace
         self._processes: list[subprocess.Popen[bytes]] = []
@@ -85,8 +85,8 @@ class FakeInstallation:
         settings = {"MENS_HOME": str(self._home), "MENS_API_PORT": door, "MENS_SERVING_URLS": self.replica_url}
         for command in (["bench.gateway_lanes", replica, str(self._pace)], ["api"]):
             self._processes.append(_start(*command, **settings))
-        _wait(f"{self.replica_url}/health")
-        _wait(f"{self.door_url}/ready")
+        wait(f"{self.replica_url}/health", START_SECONDS)
+        wait(f"{self.door_url}/ready", START_SECONDS)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -129,10 +129,10 @@ class FakeInstallation:
 @contextmanager
 def bare_proxy(replica_url: str) -> Iterator[str]:
     """URL of a proxy in front of a replica that does nothing else."""
-    port = _free_port()
+    port = free_port()
     process = _start("bench.gateway_bare", str(port), replica_url)
     try:
-        _wait(f"http://127.0.0.1:{port}/health")
+        wait(f"http://127.0.0.1:{port}/health", START_SECONDS)
         yield f"http://127.0.0.1:{port}"
     finally:
         process.terminate()
@@ -142,25 +142,6 @@ def bare_proxy(replica_url: str) -> Iterator[str]:
 def _start(*module: str, **settings: str) -> subprocess.Popen[bytes]:
     quiet: Any = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     return subprocess.Popen([sys.executable, "-m", *module], env={**os.environ, **settings}, cwd=ROOT, **quiet)
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
-
-
-def _wait(url: str) -> None:
-    deadline = time.monotonic() + START_SECONDS
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    while True:
-        try:
-            with opener.open(url, timeout=2):
-                return
-        except OSError:
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(0.1)
 
 
 def main() -> None:

@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 import time
-import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save_file
 
+from bench.loopback import wait
 from cli.stack import Stack, _free_port, kill_group, running_stack
 from serving.engine_args import engine_argv, engine_env
 from serving.launch import prepare
@@ -174,21 +174,8 @@ def plain_vllm(stack: Stack, room: dict[str, int]) -> Iterator[str]:
         )
     url = f"http://127.0.0.1:{settings.serving_port}"
     try:
-        _wait(f"{url}/health", process)
+        wait(f"{url}/health", START_SECONDS, process)
         yield url
     finally:
         kill_group(process.pid)
         process.wait()
-
-
-def _wait(url: str, process: subprocess.Popen[bytes]) -> None:
-    deadline = time.monotonic() + START_SECONDS
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    while True:
-        try:
-            with opener.open(url, timeout=2):
-                return
-        except OSError:
-            if process.poll() is not None or time.monotonic() > deadline:
-                raise
-            time.sleep(0.2)

@@ -34,7 +34,7 @@ def list_aliases() -> None:
 @app.command("show")
 def show(name: Name) -> None:
     """Show one alias and its last move."""
-    alias, moves = call("GET", _path(name)), call("GET", f"{_path(name)}/history", params={"limit": 1})
+    alias, moves = call("GET", _path(name)), find_all(f"{_path(name)}/history", limit=1)
     typer.echo(describe_alias(alias))
     typer.echo(f"tenant {alias['tenant']}")
     for move in moves:
@@ -96,7 +96,7 @@ def history(name: Name, limit: Annotated[int, typer.Option(help="At most this ma
             _describe_shadow(move["to"] and move["to"]["shadow"]),
             move["reason"],
         )
-        for move in call("GET", f"{_path(name)}/history", params={"limit": limit})
+        for move in find_all(f"{_path(name)}/history", limit=limit)
     ]
     print_table(("version", "when (UTC)", "verb", "who", "points to", "shadow", "why"), rows)
 

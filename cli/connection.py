@@ -79,9 +79,8 @@ def find(path: str) -> Any | None:
 
 
 def find_all(path: str, **query: Any) -> list[dict[str, Any]]:
-    """The things of a list, whether the API answers with a bare one or with a list object."""
-    answer = call("GET", path, params=query)
-    things: list[dict[str, Any]] = answer["data"] if isinstance(answer, dict) else answer
+    """The things of a list: of one without pages all, of others the first page."""
+    things: list[dict[str, Any]] = call("GET", path, params=query)["data"]
     return things
 
 

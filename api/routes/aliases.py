@@ -9,7 +9,7 @@ from pydantic import AliasChoices, BaseModel, ConfigDict, Field, StringConstrain
 
 from api.authentication import Caller, CallerDep, requires
 from api.openai_types import Deleted
-from api.pages import WholeList
+from api.pages import Page, WholeList, page_of
 from api.scope import ScopeDep
 from api.services import ServicesDep
 from shared.aliases import Alias, Move, Mover
@@ -133,9 +133,9 @@ def alias_history(
         int | None, Query(ge=1, le=LARGEST_VERSION, description="Version of the last move of the page before.")
     ] = None,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
-) -> list[Move]:
+) -> Page[Move]:
     """Every move of an alias, newest first: when, who, why, from where, to where."""
-    return scope.aliases.history(name, before=before, limit=limit)
+    return page_of(scope.aliases.history(name, before=before, limit=limit + 1), limit)
 
 
 @router.delete("/{name}", dependencies=TRAINER)

@@ -15,7 +15,7 @@ from api.authentication import requires
 from api.ids import Id
 from api.openai_types import Metadata
 from api.openai_view import event_seq
-from api.pages import After, Limit, Page, page_of
+from api.pages import After, Limit, Page, WholeList, page_of
 from api.scope import Scope, ScopeDep
 from api.services import ServicesDep
 from api.submission import check_contract, submit_finetune, submit_merge
@@ -120,9 +120,9 @@ def capabilities() -> CapabilityMatrix:
 
 
 @router.get("/estimates/accuracy")
-def estimate_accuracy(scope: ScopeDep) -> list[MemoryAccuracy]:
+def estimate_accuracy(scope: ScopeDep) -> WholeList[MemoryAccuracy]:
     """How far off the memory estimates were so far, by device: predicted against measured peak of finished jobs."""
-    return scope.ledger.memory_accuracy()
+    return WholeList(data=scope.ledger.memory_accuracy())
 
 
 @router.get("/jobs/{job_id}/preflight")
@@ -181,9 +181,9 @@ def resume_job(job_id: Id, services: ServicesDep, scope: ScopeDep) -> Job:
 
 
 @router.get("/jobs/{job_id}/checkpoints")
-def list_checkpoints(job_id: Id, scope: ScopeDep) -> list[Adapter]:
+def list_checkpoints(job_id: Id, scope: ScopeDep) -> WholeList[Adapter]:
     """The job's stored checkpoints and its result, newest first."""
-    return scope.registry.adapters(ids=scope.ledger.get(job_id).result.get("adapters", []))
+    return WholeList(data=scope.registry.adapters(ids=scope.ledger.get(job_id).result.get("adapters", [])))
 
 
 def existing_job(job_id: Id, scope: ScopeDep) -> Job:

@@ -10,6 +10,7 @@ from fastapi import APIRouter
 from api.authentication import CallerDep
 from api.ids import Id
 from api.openai_types import Model, ModelList
+from api.pages import WholeList
 from api.scope import ScopeDep, scope_of
 from api.services import ServicesDep
 from shared.aliases import Alias
@@ -55,9 +56,9 @@ def retrieve_model(model: Id, services: ServicesDep, caller: CallerDep) -> Model
 
 
 @router.get("/adapters")
-def list_adapters(scope: ScopeDep) -> list[Adapter]:
+def list_adapters(scope: ScopeDep) -> WholeList[Adapter]:
     """Stored adapters with manifests and certificates, newest first; unpublished ones too."""
-    return scope.registry.adapters()
+    return WholeList(data=scope.registry.adapters())
 
 
 @router.get("/adapters/{name}")

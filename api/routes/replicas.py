@@ -6,7 +6,8 @@ from fastapi import APIRouter, Depends
 from pydantic import BaseModel, Field
 
 from api.authentication import require_operator
-from api.replicas import State
+from api.pages import WholeList
+from api.replicas import Replica, State
 from api.services import ServicesDep
 from shared.replicas import replica_name
 
@@ -26,15 +27,16 @@ class ReplicaView(BaseModel):
 
 
 @router.get("/replicas")
-async def list_replicas(services: ServicesDep) -> list[ReplicaView]:
+async def list_replicas(services: ServicesDep) -> WholeList[ReplicaView]:
     """Every serving replica that this API process knows, for who runs the installation. Another process may see them otherwise."""
-    return [
-        ReplicaView(
-            name=replica_name(replica.url),
-            url=replica.url,
-            state=replica.state,
-            in_flight=replica.in_flight,
-            last_error=replica.last_error,
-        )
-        for replica in services.replicas.all
-    ]
+    return WholeList(data=[_view(replica) for replica in services.replicas.all])
+
+
+def _view(replica: Replica) -> ReplicaView:
+    return ReplicaView(
+        name=replica_name(replica.url),
+        url=replica.url,
+        state=replica.state,
+        in_flight=replica.in_flight,
+        last_error=replica.last_error,
+    )

@@ -139,7 +139,7 @@ def test_history_says_who_and_why(client: TestClient, adapters: str, app: FastAP
     client.post("/v1/aliases/helper/rollback", json={"reason": "it swears"})
     client.delete("/v1/aliases/helper", params={"reason": "no longer used"})
     [key] = app.state.services.keys.all()
-    moves = client.get("/v1/aliases/helper/history").json()
+    moves = client.get("/v1/aliases/helper/history").json()["data"]
     assert [(move["version"], move["verb"], move["actor"], move["actor_id"], move["reason"]) for move in moves] == [
         (4, "delete", "test", key.id, "no longer used"),
         (3, "rollback", "test", key.id, "it swears"),
@@ -149,7 +149,7 @@ def test_history_says_who_and_why(client: TestClient, adapters: str, app: FastAP
     where = [[place and place["targets"][0]["adapter"] for place in (move["from"], move["to"])] for move in moves]
     assert where == [[OLD, None], [NEW, OLD], [OLD, NEW], [None, OLD]]
     assert all(move["moved_at"] for move in moves)
-    page = client.get("/v1/aliases/helper/history", params={"before": 3, "limit": 1}).json()
+    page = client.get("/v1/aliases/helper/history", params={"before": 3, "limit": 1}).json()["data"]
     assert [move["version"] for move in page] == [2]
 
 
@@ -231,7 +231,7 @@ def test_move_from_an_old_version(client: TestClient, adapters: str) -> None:
 def test_two_puts_at_once(front_door: httpx.Client) -> None:
     places = [OLD, NEW, THIRD]
     at_once(3, lambda index: put(front_door, adapter=places[index]))
-    moves = front_door.get("/v1/aliases/prod/history").json()
+    moves = front_door.get("/v1/aliases/prod/history").json()["data"]
     assert [move["version"] for move in moves] == [3, 2, 1]
     assert [move["from"] for move in moves] == [moves[1]["to"], moves[2]["to"], None]
 
@@ -241,7 +241,7 @@ def test_two_puts_at_once(front_door: httpx.Client) -> None:
         return front_door.put("/v1/aliases/prod", json={"targets": [target]}, headers=headers).status_code
 
     assert sorted(at_once(3, move)) == [200, 409, 409]
-    assert len(front_door.get("/v1/aliases/prod/history").json()) == 4
+    assert len(front_door.get("/v1/aliases/prod/history").json()["data"]) == 4
 
 
 def test_without_a_key_nothing_moves(anonymous: TestClient, adapters: str) -> None:

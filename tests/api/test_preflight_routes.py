@@ -57,13 +57,13 @@ def test_capabilities(client: TestClient) -> None:
 
 
 def test_accuracy_of_the_estimates(app: FastAPI, client: TestClient, job_body: dict[str, Any]) -> None:
-    assert client.get("/v1/estimates/accuracy").json() == []
+    assert client.get("/v1/estimates/accuracy").json()["data"] == []
     ledger = LeaseLedger(app.state.services.database, 60)
     for peak in (90, 110, 150):
         lease = ledger.claim(client.post("/v1/jobs", json=job_body).json()["id"], "w")
         assert lease
         ledger.finish(lease, {"memory": {"device": "cuda", "predicted_bytes": 100, "peak_bytes": peak}})
-    (found,) = client.get("/v1/estimates/accuracy").json()
+    (found,) = client.get("/v1/estimates/accuracy").json()["data"]
     assert (found["device"], found["jobs"]) == ("cuda", 3)
     assert found["median_error"] == pytest.approx(0.1)
     assert found["worst_error"] == found["p95_absolute_error"] == pytest.approx(0.5)

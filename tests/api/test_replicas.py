@@ -206,11 +206,11 @@ class entered:
 
 
 def states(client: httpx.Client) -> dict[str, str]:
-    return {replica["url"]: replica["state"] for replica in client.get("/v1/replicas").json()}
+    return {replica["url"]: replica["state"] for replica in client.get("/v1/replicas").json()["data"]}
 
 
 def idle(client: httpx.Client) -> bool:
-    return all(replica["in_flight"] == 0 for replica in client.get("/v1/replicas").json())
+    return all(replica["in_flight"] == 0 for replica in client.get("/v1/replicas").json()["data"])
 
 
 def ask(client: httpx.Client, model: str = ADAPTER, **body: Any) -> str:
@@ -267,7 +267,7 @@ def test_failed_health_checks_take_a_replica_out(door: httpx.Client, tier: dict[
     first.health = health
     eventually(lambda: states(door)[first.url] == "down")
     assert ask(door) == second.name
-    (seen,) = [replica for replica in door.get("/v1/replicas").json() if replica["url"] == first.url]
+    (seen,) = [replica for replica in door.get("/v1/replicas").json()["data"] if replica["url"] == first.url]
     assert seen["last_error"] == f"health check: status {health}"
     first.health = 200
     eventually(lambda: states(door)[first.url] == "up")

@@ -92,4 +92,4 @@ class Installation:
 
     def adapters_of(self, job: dict[str, Any]) -> list[dict[str, Any]]:
         """Results that were registered for a job; a job has exactly one."""
-        return [a for a in self.call("GET", "/v1/adapters") if a["job_id"] == job["id"] and a["final"]]
+        return [a for a in self.call("GET", "/v1/adapters")["data"] if a["job_id"] == job["id"] and a["final"]]

@@ -86,7 +86,7 @@ class Tier:
 
 
 def _states(client: httpx.Client) -> dict[str, str]:
-    return {replica["url"]: replica["state"] for replica in client.get("/v1/replicas").json()}
+    return {replica["url"]: replica["state"] for replica in client.get("/v1/replicas").json()["data"]}
 
 
 def loaded(replica: Program) -> set[str]:

@@ -77,6 +77,6 @@ def test_a_rollback_counts_at_once(
     print(f"rollback: {(time.perf_counter() - started) * 1000:.1f} ms")
     assert back["adapter_id"] == final
     assert ANSWER in installation.ask("steered")
-    moves = installation.call("GET", "/v1/aliases/steered/history")
+    moves = installation.call("GET", "/v1/aliases/steered/history")["data"]
     assert (moves[0]["verb"], moves[0]["reason"]) == ("rollback", "the checkpoint is half-baked")
     assert (moves[-1]["actor"], moves[-1]["to"]["targets"][0]["adapter"]) == (tuned["id"], final)

@@ -171,7 +171,9 @@ def test_a_response_that_would_have_to_be_stored_is_refused(client: OpenAI, fiel
 def checkpoints(installation: Installation, assistant: str) -> list[str]:
     """Adapters that can be asked, and that no replica has loaded."""
     adapter = installation.call("GET", f"/v1/adapters/{assistant}")
-    others = [other for other in installation.call("GET", "/v1/adapters") if other["job_id"] == adapter["job_id"]]
+    others = [
+        other for other in installation.call("GET", "/v1/adapters")["data"] if other["job_id"] == adapter["job_id"]
+    ]
     return [other["id"] for other in others if other["id"] != adapter["id"]]
 
 
