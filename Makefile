@@ -25,7 +25,7 @@ install: $(STAMP) ## make .venv with every extra and the development tools, from
 $(STAMP): locks/cpu.lock pyproject.toml
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install -qq uv==$(UV_VERSION) || echo "uv is not to be had; installing with pip"
-	@links="$$($(BIN)/python -m pip config get global.find-links 2>/dev/null)"; \
+	@links="$${PIP_FIND_LINKS:-$$($(BIN)/python -m pip config get global.find-links 2>/dev/null)}"; \
 	echo "installing the locked environment into $(VENV): about 3 GB, one to two minutes"; \
 	if test -x $(BIN)/uv; then \
 		export VIRTUAL_ENV=$(CURDIR)/$(VENV); \

@@ -170,6 +170,8 @@ def _target(text: str) -> dict[str, Any]:
 
 
 def _path(name: str) -> str:
+    if not name:
+        fail("an alias has a name; see `mens aliases list`")
     return f"/v1/aliases/{quote(name, safe='')}"
 
 

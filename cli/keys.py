@@ -33,7 +33,8 @@ def _keys() -> Keys:
 def create(
     name: Annotated[str, typer.Argument(help="Whose key it is, e.g. alice or ci.")],
     tenant: Annotated[
-        str, typer.Option(help="The tenant that it belongs to; it comes to be with its first key.")
+        str,
+        typer.Option(envvar="MENS_TENANT", help="The tenant that it belongs to; it comes to be with its first key."),
     ] = SHARED,
     role: Annotated[
         Role, typer.Option(help="What it may do; an admin of `shared` may act in every tenant.")
@@ -60,7 +61,9 @@ def create(
 
 
 @app.command("list")
-def list_keys(tenant: Annotated[str | None, typer.Option(help="Only this tenant's.")] = None) -> None:
+def list_keys(
+    tenant: Annotated[str | None, typer.Option(envvar="MENS_TENANT", help="Only this tenant's.")] = None,
+) -> None:
     """Show all keys, without their secrets."""
     rows = [
         (

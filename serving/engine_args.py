@@ -70,6 +70,8 @@ def engine_env(launch: Launch) -> dict[str, str]:
         "VLLM_SKIP_MODEL_NAME_VALIDATION": "0",
         # Only ours: vLLM's own file-system resolver would load any path that a request names.
         "VLLM_PLUGINS": "mens_lora_resolver",
+        # OpenAI's own limit of `n`; vLLM's, 16384, lets one small request keep a replica busy for minutes.
+        "VLLM_MAX_N_SEQUENCES": "128",
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_DO_NOT_TRACK": "1",
         # The base is on the disk and verified; nothing may be fetched behind its back.

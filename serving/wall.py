@@ -28,6 +28,7 @@ from serving.adapters import AdapterStore
 from serving.engine import Engine
 from serving.runtime import process_settings, process_store
 from serving.settings import ServingSettings
+from serving.stopping import Stopping
 from serving.traffic import Traffic, named_model, read_body
 from serving.unloading import Unloader
 from shared.catalog import BaseModelEntry
@@ -99,6 +100,7 @@ class Wall:
         self._open_store = open_store
         self._traffic = Traffic()
         self._unloader = Unloader(self._traffic, open_store)
+        self._stopping = Stopping()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One connection: the server's own start and stop pass, HTTP is judged, web sockets are refused."""
@@ -121,8 +123,13 @@ class Wall:
             await _answer(send, 202 if answer.get("state") == "draining" else 200, answer)
         elif passing is not None:
             model, receive = passing
-            with self._traffic.request(model):
-                await self._app(scope, receive, send)
+            try:
+                with self._traffic.request(model):
+                    await self._stopping.pass_unless(
+                        server_of(scope), send, lambda noted: self._app(scope, receive, noted)
+                    )
+            except Unavailable as error:
+                await _refuse(send, error)
 
     async def _own_answer(self, scope: Scope, adapter_id: str | None) -> dict[str, Any] | None:
         """What a route of ours answers; None for one of vLLM's."""
@@ -217,6 +224,11 @@ def serving_limits(settings: ServingSettings, base: BaseModelEntry, dtype: str |
         "max_lora_rank": settings.serving_max_lora_rank,
         "max_model_len": settings.serving_max_model_len,
     }
+
+
+def server_of(scope: Scope) -> Any:
+    """The uvicorn server in which vLLM runs; None when there is none, as in a test."""
+    return getattr(getattr(scope.get("app"), "state", None), "server", None)
 
 
 def engine_dtype(scope: Scope) -> str | None:

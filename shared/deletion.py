@@ -173,11 +173,12 @@ def _with_digest(digests: Sequence[str]) -> Select[AdapterRow]:
 
 
 def _refuse_in_use(session: Session, row: AdapterRow) -> None:
-    aliases = [alias.name for alias in _aliases_that_see(session, row) if row.id in named_by(alias)]
+    found = [alias for alias in _aliases_that_see(session, row) if row.id in named_by(alias)]
+    aliases = [alias.name for alias in found]
     jobs = [job.id for job in open_jobs(session) if _sees(job.tenant, row) and _needs(job, row.digest)]
     if not aliases and not jobs:
         return
-    users = [*(f"the alias {name!r}" for name in aliases), *(f"the job {job}" for job in jobs)]
+    users = [*(_describe_alias(alias, row) for alias in found), *(f"the job {job}" for job in jobs)]
     raise Conflict(
         Code.MODEL_IN_USE,
         f"{row.id} is needed by {', '.join(users[:5])}{f' and {len(users) - 5} more' if len(users) > 5 else ''}.",
@@ -185,6 +186,10 @@ def _refuse_in_use(session: Session, row: AdapterRow) -> None:
         param="model",
         details={"aliases": aliases, "jobs": jobs},
     )
+
+
+def _describe_alias(alias: AliasRow, row: AdapterRow) -> str:
+    return f"the alias {alias.name!r}" + (f" of the tenant {alias.tenant!r}" if alias.tenant != row.tenant else "")
 
 
 def named_by(alias: AliasRow) -> set[str]:

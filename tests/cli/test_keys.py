@@ -48,6 +48,16 @@ def test_key_of_a_tenant(keys: Keys) -> None:
     assert runner.invoke(app, ["keys", "list", "--tenant", "acme"]).output.splitlines() == lines[:1]
 
 
+def test_the_tenant_that_commands_act_for_is_the_keys_too(keys: Keys, monkeypatch: pytest.MonkeyPatch) -> None:
+    keys.create("operator")
+    monkeypatch.setenv("MENS_TENANT", "acme")
+    key = keys.authenticate(runner.invoke(app, ["keys", "create", "ada"]).stdout.strip())
+    assert (key.tenant, key.role) == ("acme", Role.ADMIN)
+    assert [line.split("\t")[1] for line in runner.invoke(app, ["keys", "list"]).output.splitlines()] == ["ada"]
+    flags = ["--tenant", "other"]
+    assert keys.authenticate(runner.invoke(app, ["keys", "create", "bob", *flags]).stdout.strip()).tenant == "other"
+
+
 @pytest.mark.parametrize(
     "flags", [["--tenant", "Acme"], ["--tenant", ""], ["--role", "root"], ["--rpm", "0"], ["--concurrent", "-1"]]
 )

@@ -193,6 +193,7 @@ class Server:
     url: str
     log: Path
     start_seconds: float
+    pid: int
 
     def client(self, key: str | None = KEY) -> httpx.Client:
         """A client that sends the key, unless it is None."""
@@ -223,7 +224,7 @@ def start_server(lab: Lab, **settings: object) -> Iterator[Server]:
         )
     stop = _stopper(process)
     try:
-        yield Server(f"http://127.0.0.1:{port}", log, _wait_ready(process, port, log))
+        yield Server(f"http://127.0.0.1:{port}", log, _wait_ready(process, port, log), process.pid)
     finally:
         stop()
 

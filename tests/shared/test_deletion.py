@@ -141,6 +141,9 @@ def test_an_alias_forbids_it_until_it_moves(deletions: Deletions, database: Data
     aliases.set("prod", Routing.to(ONE), BY)
     assert refused(deletions.begin, TWO).details["aliases"] == ["beta"]
     aliases.delete("beta", BY)
+    aliases.of("acme").set("theirs", Routing.to(TWO), BY)
+    assert "the alias 'theirs' of the tenant 'acme'" in refused(deletions.begin, TWO).message
+    aliases.of("acme").delete("theirs", BY)
     deletions.begin(TWO)
 
 
