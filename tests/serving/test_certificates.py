@@ -16,6 +16,7 @@ from cli.bases import dequantize
 from shared.contract import DeviceSection, QuantSection
 from shared.errors import ArtifactInvalid, Code, JobFailed
 from shared.planner import PlannedBase
+from shared.replicas import replica_name
 from shared.settings import Settings
 from shared.tokenizer import Tokenizer
 from tests.serving.conftest import KEY, Lab, Server, start_server
@@ -81,7 +82,7 @@ def twin_server(lab: Lab) -> Any:
 
 
 def prove(server: Server, proof: Proof) -> dict[str, Any]:
-    return certify([server.url], KEY, proof, timeout_seconds=60, heed=lambda: None)[server.url]
+    return certify([server.url], KEY, proof, timeout_seconds=60, heed=lambda: None)[replica_name(server.url)]
 
 
 @pytest.fixture
@@ -114,7 +115,7 @@ def test_a_shift_over_its_limit_fails_on_the_base_and_passes_on_the_twin(vllm_se
     with pytest.raises(JobFailed) as failed:
         prove(vllm_server, strict)
     assert failed.value.code == Code.ADAPTER_PARITY_FAILED
-    assert failed.value.details["certificates"][vllm_server.url]["failed"] == ["base_shift"]
+    assert failed.value.details["certificates"][replica_name(vllm_server.url)]["failed"] == ["base_shift"]
 
 
 def test_an_engine_that_computes_other_weights_is_found(vllm_server, twin_server, proof, trainer):
@@ -124,7 +125,7 @@ def test_an_engine_that_computes_other_weights_is_found(vllm_server, twin_server
     with pytest.raises(JobFailed) as failed:
         prove(vllm_server, replace(proof, reference=lambda _: trainer.scores(wrong)))
     assert failed.value.code == Code.ADAPTER_PARITY_FAILED
-    assert failed.value.details["certificates"][vllm_server.url]["failed"] == ["engine_error"]
+    assert failed.value.details["certificates"][replica_name(vllm_server.url)]["failed"] == ["engine_error"]
 
 
 def test_every_probe_chat_has_the_trainer_s_ids(vllm_server, proof):
@@ -142,7 +143,7 @@ def test_one_changed_byte_of_the_template_is_red(vllm_server, lab, proof, tmp_pa
     with pytest.raises(JobFailed) as failed:
         prove(vllm_server, replace(proof, encode_chats=lambda: encode_chats(Tokenizer.load(base))))
     assert failed.value.code == Code.ADAPTER_TEMPLATE_MISMATCH
-    found = failed.value.details["certificates"][vllm_server.url]
+    found = failed.value.details["certificates"][replica_name(vllm_server.url)]
     assert (found["failed"], found["template"]["difference"]["chat"]) == (["template"], "plain")
     assert f"position {found['template']['difference']['position']}" in failed.value.message
 
