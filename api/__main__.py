@@ -4,17 +4,35 @@ from __future__ import annotations
 
 import gc
 import logging
+import math
 import sys
+from types import FrameType
 
 import uvicorn
 
 from api.main import create_app
+from api.services import Services
 from api.settings import ApiSettings
 from shared.settings import read_settings
 
-SHUTDOWN_SECONDS = 10
 SWITCH_SECONDS = 0.0005
 """How long a thread at work on the database or a data file may keep the event loop, and every stream, waiting."""
+
+
+class Server(uvicorn.Server):
+    """uvicorn's: told to stop, it takes no more connections and lets requests under way end, up to a time.
+
+    It tells the application at once, so that what would never end by itself, like the events of a running job, does.
+    """
+
+    def __init__(self, config: uvicorn.Config, services: Services) -> None:
+        super().__init__(config)
+        self._services = services
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """A signal has come."""
+        self._services.stopping.set()
+        super().handle_exit(sig, frame)
 
 
 def main() -> None:
@@ -26,14 +44,15 @@ def main() -> None:
     sys.setswitchinterval(SWITCH_SECONDS)
     gc.collect()
     gc.freeze()  # what stays for ever need not be looked through again while callers wait
-    uvicorn.run(
+    config = uvicorn.Config(
         app,
         host=settings.api_host,
         port=settings.api_port,
-        timeout_graceful_shutdown=SHUTDOWN_SECONDS,
+        timeout_graceful_shutdown=math.ceil(settings.drain_seconds),
         server_header=False,
         access_log=False,  # the application logs by itself, afterwards
     )
+    Server(config, app.state.services).run()
 
 
 if __name__ == "__main__":

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import threading
+from dataclasses import dataclass, field
 from typing import Annotated
 
 from fastapi import Depends, Request
@@ -29,7 +30,11 @@ from shared.usage import Usage
 
 @dataclass(frozen=True)
 class Services:
-    """The API's hands: ledger, registry, aliases, storage, doorbell, and the serving tier's client and replicas."""
+    """The API's hands: ledger, registry, aliases, storage, doorbell, and the serving tier's client and replicas.
+
+    Attributes:
+        stopping: set when this process is told to stop.
+    """
 
     settings: ApiSettings
     database: Database
@@ -48,6 +53,7 @@ class Services:
     shadows: ShadowTraffic
     replicas: Replicas
     watch: Watch
+    stopping: threading.Event = field(default_factory=threading.Event)
 
     def catalog(self) -> Catalog:
         """The catalogue as it is now; bases may be added while the API runs."""

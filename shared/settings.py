@@ -38,6 +38,11 @@ class Settings(BaseSettings):
         "", pattern=r"^(\S+:[0-9]{1,5})?$", description="host:port of a headless service; its addresses are replicas."
     )
     serving_key: SecretStr = Field(SecretStr(""), description="Key that the serving replicas ask of their callers.")
+    drain_seconds: float = Field(
+        60.0,
+        ge=0,
+        description="Time for requests under way to end by themselves: a deleted adapter's, or those of a server that stops.",
+    )
 
     @model_validator(mode="before")
     @classmethod

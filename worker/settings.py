@@ -26,7 +26,6 @@ class WorkerSettings(RetentionSettings):
     )
     stop_grace_seconds: float = Field(60.0, gt=0, description="Time for the engine to stop before it is killed.")
     publish_timeout_seconds: float = Field(180.0, gt=0, description="How long a serving replica may be away.")
-    drain_seconds: float = Field(60.0, ge=0, description="Time for a deleted adapter's requests to end by themselves.")
     unload_patience_seconds: float = Field(
         3600.0, ge=0, description="A replica that is away for longer is not waited for before an adapter's files go."
     )

@@ -1,20 +1,16 @@
-"""The single-machine stack: one per home folder, private files, and configurations that say what they must."""
+"""The single-machine stack: one per home folder, and configurations that say what they must."""
 
 from __future__ import annotations
 
-import stat
 import threading
+from configparser import ConfigParser
 from pathlib import Path
 
 import pytest
 
-from api.migrate import migrate
-from cli.connection import Connection, saved_connection
+from cli.connection import saved_connection
 from cli.programs import PROGRAMS, supervisor_config, valkey_config
-from cli.stack import Stack, StackFailed, write_private
-from shared.db import Database
-from shared.keys import Keys
-from shared.settings import Settings
+from cli.stack import Stack, StackFailed
 
 
 def test_one_stack_per_home(tmp_path: Path) -> None:
@@ -31,33 +27,22 @@ def test_one_stack_per_home(tmp_path: Path) -> None:
     third.stop()
 
 
-def test_a_lost_key_file_costs_no_start_and_no_key(tmp_path: Path) -> None:
-    migrate(Settings(home=tmp_path).database_url)
-    stack = Stack(tmp_path, "base")
-    secrets = [stack._api_key(), stack._api_key()]
-    for _ in range(2):
-        (tmp_path / "api-key").unlink()
-        secrets.append(stack._api_key())
-    keys = Keys(Database(Settings(home=tmp_path).database_url))
-    assert [keys.authenticate(secret).name for secret in secrets] == ["mens-up", "mens-up", "mens-up-2", "mens-up-3"]
-
-
-def test_secrets_are_their_owners_business(tmp_path: Path) -> None:
-    path = tmp_path / "secret"
-    path.write_text("old")
-    path.chmod(0o644)
-    write_private(path, "new")
-    Connection("http://127.0.0.1:1", "key").save(tmp_path)
-    for private in (path, tmp_path / "connection.json"):
-        assert stat.S_IMODE(private.stat().st_mode) == 0o600
-
-
 def test_every_program_is_restarted_and_killed_with_its_group(tmp_path: Path) -> None:
     config = supervisor_config(tmp_path, tmp_path / "supervisor.sock")
     for name in PROGRAMS:
         assert f"[program:{name}]" in config
-    for line in ("autorestart=true", "stopasgroup=true", "killasgroup=true"):
+    for line in ("autorestart=true", "killasgroup=true"):
         assert config.count(line) == len(PROGRAMS)
+
+
+def test_only_those_that_drain_leave_their_children_alone_at_first(tmp_path: Path) -> None:
+    config = ConfigParser(interpolation=None)
+    config.read_string(supervisor_config(tmp_path, tmp_path / "supervisor.sock"))
+    programs = {name: config[f"program:{name}"] for name in PROGRAMS}
+    assert {name for name in PROGRAMS if not programs[name].getboolean("stopasgroup")} == {"api", "serving"}
+    for name in ("api", "serving"):
+        drain = float(programs[name]["environment"].partition("=")[2].strip('"'))
+        assert programs[name].getfloat("stopwaitsecs") > drain
 
 
 def test_the_broker_is_on_loopback_with_a_password_and_a_log(tmp_path: Path) -> None:
@@ -79,17 +64,6 @@ def test_a_program_is_ready_by_what_it_says_now_not_by_old_logs(
     with log.open("a") as file:
         file.write("jobs@host ready.\n")
     assert stack._is_ready("worker")
-
-
-def test_an_earlier_stack_that_is_ending_is_waited_for(tmp_path: Path) -> None:
-    first, second = Stack(tmp_path, "base"), Stack(tmp_path, "base")
-    first.lock()
-    (tmp_path / "lock").write_text("999999999")  # the pid of one that is gone
-    timer = threading.Timer(0.7, first.stop)
-    timer.start()
-    second.lock()
-    timer.join()
-    second.stop()
 
 
 def test_a_program_that_is_started_again_and_again_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

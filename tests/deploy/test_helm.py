@@ -173,6 +173,7 @@ def test_what_a_release_consists_of(chart: Chart) -> None:
         ("worker.terminationGracePeriodSeconds", 5, "worker.terminationGracePeriodSeconds: Must be greater"),
         ("worker.gpus", 1, "Additional property gpus is not allowed"),
         ("beat.replicas", 2, "Additional property replicas is not allowed"),
+        ("drainSeconds", -1, "drainSeconds: Must be greater than or equal to 0"),
         ("storage.size", "lots", "storage.size: Does not match pattern"),
         ("image.tag", "a b", "image.tag: Does not match pattern"),
         ("ingress.enabled", True, "ingress.host: Does not match pattern"),
@@ -297,6 +298,13 @@ def test_a_changed_catalogue_or_secret_rolls_the_pods(chart: Chart) -> None:
 def test_the_catalogue_arrives_as_it_was_given(documents: list[Document]) -> None:
     (config,) = of(documents, "ConfigMap")
     assert json.loads(config["data"]["catalog.json"]) == MINIMAL["catalog"]
+
+
+def test_a_pod_lives_longer_than_its_streams_may(chart: Chart) -> None:
+    found = dict(pods(chart.render({**MINIMAL, "drainSeconds": 600})))
+    for name, more in (("api", 20), ("serving", 30)):
+        assert environment(found[name])["MENS_DRAIN_SECONDS"] == "600"
+        assert found[name]["terminationGracePeriodSeconds"] == 600 + more
 
 
 def test_large_numbers_are_not_written_as_floats(chart: Chart) -> None:

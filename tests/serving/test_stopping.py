@@ -78,9 +78,67 @@ def test_who_leaves_is_cancelled_as_ever():
     asyncio.run(test())
 
 
+def test_what_is_under_way_may_end_and_what_comes_is_refused(signals):
+    async def test():
+        stopping, server, over = Stopping(), SimpleNamespace(should_exit=False), asyncio.Event()
+
+        async def work(_send):
+            await over.wait()
+
+        under_way = asyncio.create_task(stopping.pass_unless(server, None, work))
+        await asyncio.sleep(0.01)
+        stopping.begin(60)
+        with pytest.raises(Unavailable) as refused:
+            await stopping.pass_unless(server, None, work)
+        assert refused.value.code == Code.SERVING_UNAVAILABLE
+        await asyncio.sleep(0.05)
+        assert not signals, "something is under way"
+        over.set()
+        await under_way
+        await asyncio.sleep(0.05)
+        assert signals == [signal.SIGINT]
+
+    asyncio.run(test())
+
+
+def test_what_takes_too_long_is_not_waited_for(signals):
+    async def test():
+        stopping, server = Stopping(), SimpleNamespace(should_exit=False)
+        under_way = asyncio.create_task(stopping.pass_unless(server, None, lambda _send: asyncio.Event().wait()))
+        await asyncio.sleep(0.01)
+        stopping.begin(0.01)
+        stopping.begin(60)
+        await asyncio.sleep(0.1)
+        assert signals == [signal.SIGINT]
+        assert not under_way.done(), "vLLM ends its engine first"
+        under_way.cancel()
+
+    asyncio.run(test())
+
+
+def test_sigterm_is_taken_over(signals):
+    async def test():
+        stopping = Stopping()
+        stopping.take_over(60)
+        signal.raise_signal(signal.SIGTERM)
+        await asyncio.sleep(0.1)
+        assert signals == [signal.SIGINT], "nothing was under way"
+
+    asyncio.run(test())
+
+
+@pytest.fixture
+def signals():
+    """The interrupts that have come."""
+    came = []
+    before = signal.signal(signal.SIGINT, lambda number, _frame: came.append(number))
+    yield came
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.mark.vllm
 def test_a_stopped_vllm_cuts_its_streams_and_ends(lab):
-    with start_server(lab) as server, server.client() as client:
+    with start_server(lab, drain_seconds=1) as server, server.client() as client:
         begun, ended = threading.Event(), threading.Event()
 
         def read():

@@ -30,6 +30,7 @@ def test_defaults_lie_in_the_home_folder(tmp_path: Path) -> None:
         "catalog_path": home / "catalog.json",
         "serving_urls": [],
         "serving_dns": "",
+        "drain_seconds": 60.0,
     }
 
 

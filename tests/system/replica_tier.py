@@ -55,6 +55,14 @@ class Program:
         os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait(10)
 
+    def terminate(self) -> None:
+        """Tell it, and none of its children, to stop: what a supervisor does first."""
+        self._process.terminate()
+
+    def wait_for_end(self, seconds: float) -> None:
+        """Until it has ended."""
+        self._process.wait(seconds)
+
     def pause(self) -> None:
         """It keeps its connections, takes new ones, and answers none."""
         os.killpg(self._process.pid, signal.SIGSTOP)

@@ -1,7 +1,8 @@
 """Never the wrong adapter: two real replicas, more adapters than they have room for, and everything moves at once.
 
-Under load one replica is killed and started again, the other is paused and then killed, aliases are moved, split and rolled
-back, and jobs publish new adapters. No answer may be another adapter's, none may be lost, and what is cut must be seen to be.
+Under load one replica is killed and started again, the other is paused and then told to stop, aliases are moved, split and
+rolled back, and jobs publish new adapters. No answer may be another adapter's, none may be lost, only a kill may cut one, and
+what is cut must be seen to be.
 """
 
 from __future__ import annotations
@@ -40,6 +41,8 @@ BREATH_SECONDS = 2.0
 """Between two questions while a replica starts: it needs the processors as well."""
 NOTICED_SECONDS = 5.0
 """How long after a kill a stream may break off."""
+DRAINED_SECONDS = 30.0
+"""How long after it was told to stop a replica may go on with what is under way."""
 KNOWN_SECONDS = 3.0
 """How long after a job's end its alias may still mean what it did: other processes look a few times a second."""
 
@@ -163,7 +166,7 @@ def check_the_markers(world: World) -> None:
 
 
 def make_trouble(world: World, load: Load) -> set[str]:
-    """Kill, start again, pause the other, kill it; new adapters come. What the new replica had loaded when it was up."""
+    """Kill, start again, pause the other, stop it; new adapters come. What the new replica had loaded when it was up."""
     victim, other = world.tier.replicas
     time.sleep(2)
     pause_amid_streams(load, victim)
@@ -183,7 +186,10 @@ def make_trouble(world: World, load: Load) -> set[str]:
     other.resume()
     publish_one_more(world)
     time.sleep(1)
-    kill(world, other)
+    pause_amid_streams(load, other)
+    other.terminate()
+    other.resume()
+    other.wait_for_end(DRAINED_SECONDS)
     time.sleep(3)
     return warmed
 

@@ -143,6 +143,8 @@ env:
     value: /var/lib/mens/runs
   - name: MENS_CATALOG_PATH
     value: /etc/mens/catalog.json
+  - name: MENS_DRAIN_SECONDS
+    value: {{ .root.Values.drainSeconds | quote }}
   {{- range $name, $value := .env }}
   - name: {{ $name }}
     value: {{ $value | quote }}

@@ -1,0 +1,111 @@
+"""An API process that is told to stop: what is under way may end, what would never end does, and nothing new comes in."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from api.migrate import migrate
+from api.settings import ApiSettings
+from shared.db import Database
+from shared.job import Kind, Submission
+from shared.keys import Keys
+from shared.ledger import Ledger
+from tests.api.conftest import BASE, settings_for
+from tests.api.raw_replica import eventually
+from tests.api.scripted_replica import ScriptedReplica
+from tests.api.test_gateway import serve
+from tests.postgres import free_port
+
+pytestmark = pytest.mark.network
+
+QUESTION = {"model": BASE, "messages": [{"role": "user", "content": "hello"}], "stream": True}
+PIECES = [b'data: {"piece": 1}\n\n', b'data: {"piece": 2}\n\n', b"data: [DONE]\n\n"]
+
+
+@pytest.fixture
+def replica() -> ScriptedReplica:
+    return ScriptedReplica(pieces=PIECES)
+
+
+@pytest.fixture
+def installation(tmp_path: Path, base_folder: Path, replica: ScriptedReplica) -> Iterator[ApiSettings]:
+    """Settings of an installation with a catalogue and a replica."""
+    settings = settings_for(tmp_path, base_folder)
+    migrate(settings.database_url)
+    servers = serve(replica)
+    yield settings.model_copy(update={"serving_urls": [next(servers)]})
+    next(servers, None)
+
+
+@pytest.fixture
+def client(installation: ApiSettings) -> Iterator[httpx.Client]:
+    database = Database(installation.database_url)
+    secret = Keys(database).create("test")[1]
+    database.close()
+    with httpx.Client(headers={"Authorization": f"Bearer {secret}"}, timeout=30, trust_env=False) as made:
+        yield made
+
+
+@pytest.fixture
+def api(installation: ApiSettings, client: httpx.Client) -> Iterator[subprocess.Popen[bytes]]:
+    """The process; the client knows its address."""
+    port = free_port()
+    client.base_url = f"http://127.0.0.1:{port}"
+    given = {"home": str(installation.home), "serving_urls": installation.serving_urls[0], "api_port": str(port)}
+    given |= {"broker_url": installation.broker_url, "drain_seconds": "20"}
+    environment = {f"MENS_{name.upper()}": value for name, value in given.items()}
+    process = subprocess.Popen([sys.executable, "-m", "api"], env={**os.environ, **environment})
+    try:
+        eventually(lambda: answers(client), 30)
+        yield process
+    finally:
+        process.kill()
+        process.wait(10)
+
+
+def answers(client: httpx.Client) -> bool:
+    try:
+        return client.get("/health").status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+def test_a_stream_that_has_begun_ends_whole(
+    api: subprocess.Popen[bytes], client: httpx.Client, replica: ScriptedReplica
+) -> None:
+    replica.go_on.clear()
+    with client.stream("POST", "/v1/chat/completions", json=QUESTION) as answer:
+        pieces = answer.iter_raw()
+        seen = next(pieces)
+        api.send_signal(signal.SIGTERM)
+        eventually(lambda: not answers(client), 5)
+        assert api.poll() is None, "it waits"
+        replica.go_on.set()
+        assert seen + b"".join(pieces) == b"".join(PIECES)
+    assert api.wait(10) == -signal.SIGTERM, "nothing is under way any more"
+
+
+def test_the_events_of_a_job_are_not_waited_for(
+    api: subprocess.Popen[bytes], client: httpx.Client, installation: ApiSettings
+) -> None:
+    database = Database(installation.database_url)
+    asked = Submission(kind=Kind.FINETUNE, base_model=BASE, name="helper", contract={}, plan={})
+    job, _ = Ledger(database).submit(asked)
+    database.close()
+    begun = time.monotonic()
+    with client.stream("GET", f"/v1/jobs/{job.id}/events") as answer:
+        pieces = answer.iter_text()
+        assert "id:" in next(pieces)
+        api.send_signal(signal.SIGTERM)
+        assert "event: job" not in "".join(pieces), "it is not over"
+    api.wait(10)
+    assert time.monotonic() - begun < 10, "less than the time that requests have"
