@@ -11,6 +11,7 @@ import asyncio
 import hashlib
 import logging
 import math
+import time
 from collections import Counter, deque
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -61,6 +62,7 @@ class Replica:
         ejections: how often it was slow of late; each doubles the back-off.
         back_at: when a slow one may take part again, on the monotonic clock (s).
         last_error: what was last wrong with it, however long ago.
+        last_error_at: when that was (unix seconds).
         was_there: it was serving before this front door began, so it is not warmed at its first sign of life.
         suspect: set to have its health looked at now.
     """
@@ -73,6 +75,7 @@ class Replica:
     ejections: int = 0
     back_at: float = 0.0
     last_error: str | None = None
+    last_error_at: int | None = None
     was_there: bool = False
     suspect: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -95,18 +98,19 @@ class Replica:
     def failed_check(self, error: str) -> None:
         """A health check failed."""
         self.failed_checks += 1
-        self.last_error = error
+        self._erred(error)
         if self.failed_checks >= FAILED_CHECKS or self.state is State.NEW:
             self.state = State.DOWN
 
     def refused(self, error: str) -> None:
         """It took no connection: it is down."""
-        self.last_error, self.state = error, State.DOWN
+        self._erred(error)
+        self.state = State.DOWN
         self.suspect.set()
 
     def broke(self, error: str) -> None:
         """It took a request and gave no answer; its health is looked at now."""
-        self.last_error = error
+        self._erred(error)
         self.suspect.set()
 
     def began(self, seconds: float, limit: float, now: float) -> None:
@@ -115,9 +119,12 @@ class Replica:
             self.late = 0
             return
         self.late += 1
-        self.last_error = f"no first byte within {limit:g} s"
+        self._erred(f"no first byte within {limit:g} s")
         if self.late >= LATE_STREAMS and self.state is State.UP:
             self._eject(now)
+
+    def _erred(self, error: str) -> None:
+        self.last_error, self.last_error_at = error, int(time.time())
 
     def _eject(self, now: float) -> None:
         if now - self.back_at > FORGET_SECONDS:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Annotated, Any
 
 import typer
@@ -12,7 +13,7 @@ from cli.tables import print_table
 
 
 def replicas(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
-    """Show the serving replicas: state, requests under way, what was last wrong with each. For an admin of `shared`.
+    """Show the serving replicas: state, requests under way, what was last wrong with each, and when. For an admin of `shared`.
 
     It is what one API process sees (docs/serving.md says what the states mean).
     """
@@ -27,4 +28,15 @@ def replicas(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")
 
 def _row(replica: dict[str, Any]) -> tuple[str, ...]:
     error = " ".join((replica["last_error"] or "").split())  # one line, whatever the replica said
+    if error:
+        error += f", {ago(time.time() - replica['last_error_at'])}"
     return replica["name"], replica["url"], replica["state"], str(replica["in_flight"]), error
+
+
+def ago(seconds: float) -> str:
+    """How long ago something was, in the largest unit that fits; clocks may differ, so never less than 0 s."""
+    whole = max(int(seconds), 0)
+    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
+        if whole >= length:
+            return f"{whole // length} {unit} ago"
+    return f"{whole} s ago"

@@ -5,9 +5,7 @@ Each program runs in its own process group, is restarted when it dies, and logs 
 
 from __future__ import annotations
 
-import fcntl
 import os
-import secrets
 import shutil
 import signal
 import socket
@@ -22,25 +20,20 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import httpx
 
 from cli.connection import CONNECTION_NAME, Connection, saved_connection
+from cli.home import api_key, lock_home, secret, write_private
 from cli.programs import PROGRAMS, PROJECT, supervisor_config, valkey_config
-from shared.errors import Unauthenticated
+from cli.restarts import Restarts
 from shared.settings import Settings
-from shared.tenancy import SHARED
-
-if TYPE_CHECKING:
-    from shared.keys import Keys
 
 READY_SECONDS = 180.0
 MOST_STARTS = 3
 """Of one program, while the others become ready; one more, and it never will."""
 STOP_SECONDS = 40.0
-LOCK_SECONDS = 15.0
-LOCK_POLL_SECONDS = 0.5
 LOG_TAIL_LINES = 30
 
 
@@ -71,6 +64,7 @@ class Stack:
     _socket_dir: Path | None = field(init=False, default=None)
     _lock: int | None = field(init=False, default=None)
     _log_starts: dict[str, int] = field(init=False, default_factory=dict)
+    _restarts: Restarts = field(init=False)
 
     def start(self) -> None:
         """Prepare the home folder and start supervisord; see :meth:`wait_until_ready`."""
@@ -80,10 +74,11 @@ class Stack:
         for folder in ("logs", "valkey"):
             (self.home / folder).mkdir(exist_ok=True)
         self._log_starts = {name: _size(self._log(name)) for name in PROGRAMS}
+        self._restarts = Restarts(self._log("supervisord"))
         self._socket_dir = Path(tempfile.mkdtemp(prefix="mens-"))  # a socket's path may have 107 bytes at most
         environment = self.settings = self._environment()
         migrate(Settings(home=self.home).database_url)
-        self.connection = Connection(f"http://127.0.0.1:{environment['MENS_API_PORT']}", self._api_key())
+        self.connection = Connection(f"http://127.0.0.1:{environment['MENS_API_PORT']}", api_key(self.home))
         self.connection.save(self.home)
         config = self.home / "supervisord.conf"
         write_private(config, supervisor_config(self.home, self._socket))
@@ -132,10 +127,18 @@ class Stack:
             if program["statename"] == "FATAL":
                 raise self.failure(program["name"], "keeps dying")
 
+    def restarts(self) -> list[str]:
+        """What to tell of programs that ended and were started again, since the last call or else the start."""
+        return [
+            f"{program} ended ({how}) and was started again; log: {self._log(program)}"
+            for program, how in self._restarts.news()
+        ]
+
     def processes(self) -> list[dict[str, Any]]:
         """Supervisord's view of the programs: name, pid, statename, and more."""
         try:
-            programs: Any = self._rpc().supervisor.getAllProcessInfo()
+            with self._rpc() as rpc:
+                programs: Any = rpc.supervisor.getAllProcessInfo()
             return list(programs)
         except (OSError, xmlrpc.client.Error):
             return []
@@ -171,28 +174,19 @@ class Stack:
             self._lock = None
 
     def lock(self) -> None:
-        """Lock the home folder for as long as this process or its supervisord lives: two stacks would fight over it.
-
-        What a killed one has left needs a few seconds to end and is waited for; one whose owner lives is not.
+        """Lock the home folder for as long as this process or its supervisord lives; what this stack has locked, it has.
 
         Raises:
             StackFailed: another stack runs there.
         """
         if self._lock is not None:
             return
-        self.home.mkdir(parents=True, exist_ok=True)
-        self.home.chmod(0o700)  # training data, keys and answers are their owner's business
-        lock = os.open(self.home / "lock", os.O_CREAT | os.O_RDWR, 0o600)
-        deadline = time.monotonic() + LOCK_SECONDS
-        while not _try_lock(lock):
-            if time.monotonic() > deadline or _owner_lives(lock):
-                saved = saved_connection(self.home)
-                os.close(lock)
-                raise StackFailed(f"Mens is already running in {self.home}{f', at {saved.url}' if saved else ''}.")
-            time.sleep(LOCK_POLL_SECONDS)
-        os.ftruncate(lock, 0)
-        os.pwrite(lock, str(os.getpid()).encode(), 0)
-        self._lock = lock
+        try:
+            self._lock = lock_home(self.home)
+        except BlockingIOError:
+            saved = saved_connection(self.home)
+            at = f", at {saved.url}" if saved else ""
+            raise StackFailed(f"Mens is already running in {self.home}{at}.") from None
 
     def _is_ready(self, name: str) -> bool:
         port = self._ports.get(name)
@@ -217,7 +211,7 @@ class Stack:
     def _environment(self) -> dict[str, str]:
         self._ports = {name: str(_free_port()) for name in ("valkey", "serving")}
         self._ports["api"] = str(self.api_port or _free_port())
-        broker_password = self._secret("broker-password")
+        broker_password = secret(self.home, "broker-password")
         write_private(self.home / "valkey.conf", valkey_config(self.home, self._ports["valkey"], broker_password))
         environment = {
             "MENS_HOME": str(self.home),
@@ -225,7 +219,7 @@ class Stack:
             "MENS_API_PORT": self._ports["api"],
             "MENS_SERVING_PORT": self._ports["serving"],
             "MENS_SERVING_URLS": f"http://127.0.0.1:{self._ports['serving']}",
-            "MENS_SERVING_KEY": self._secret("serving-key"),
+            "MENS_SERVING_KEY": secret(self.home, "serving-key"),
             "MENS_SERVING_BASE": self.base,
             "PYTHONPATH": str(PROJECT),
             "PYTHONUNBUFFERED": "1",
@@ -244,23 +238,6 @@ class Stack:
         transport = SupervisorTransport(serverurl=f"unix://{self._socket}")
         return xmlrpc.client.ServerProxy("http://localhost", transport=transport)
 
-    def _secret(self, name: str) -> str:
-        path = self.home / name
-        if not path.exists():
-            write_private(path, secrets.token_urlsafe(32))
-        return path.read_text()
-
-    def _api_key(self) -> str:
-        from shared.db import Database
-        from shared.keys import Keys
-
-        database = Database(Settings(home=self.home).database_url)
-        keys, path = Keys(database), self.home / "api-key"
-        if not path.exists() or not _is_known(keys, path.read_text()):
-            write_private(path, keys.create(_unused_name(keys))[1])
-        database.close()
-        return path.read_text()
-
 
 @contextmanager
 def running_stack(stack: Stack) -> Iterator[Stack]:
@@ -274,47 +251,12 @@ def running_stack(stack: Stack) -> Iterator[Stack]:
         stack.stop()
 
 
-def write_private(path: Path, text: str) -> None:
-    """Write a file that only its owner may read."""
-    path.touch(mode=0o600)
-    path.chmod(0o600)
-    path.write_text(text)
-
-
 def kill_group(group: int) -> None:
     """Kill a process group that may be gone already."""
     try:
         os.killpg(group, signal.SIGKILL)
     except ProcessLookupError:
         pass
-
-
-def _is_known(keys: Keys, secret: str) -> bool:
-    try:
-        keys.authenticate(secret)
-    except Unauthenticated:
-        return False
-    return True
-
-
-def _unused_name(keys: Keys) -> str:
-    """``mens-up``, or with a number: where the secret's file was lost, its key may still be in use somewhere."""
-    taken = {key.name for key in keys.all(SHARED) if key.revoked_at is None}
-    return next(name for name in ("mens-up", *(f"mens-up-{n}" for n in range(2, len(taken) + 3))) if name not in taken)
-
-
-def _try_lock(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
-def _owner_lives(lock: int) -> bool:
-    """Whether the process that wrote its pid into the lock file still runs; its supervisord may outlive it a little."""
-    pid = os.pread(lock, 32, 0)
-    return pid.isdigit() and Path("/proc", pid.decode()).exists()
 
 
 def _size(path: Path) -> int:

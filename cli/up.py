@@ -48,8 +48,7 @@ def up(
         if stop.is_set():
             return
         print_usage(stack, base)
-        while not stop.wait(CHECK_SECONDS):
-            stack.refuse_dead_programs()
+        watch(stack, console, stop)
         console.print("stopping …")
     except StackFailed as error:
         fail(str(error))
@@ -87,6 +86,18 @@ def start(stack: Stack, console: Console, stop: threading.Event | None = None) -
         for name in stack.wait_until_ready(stop=stop):
             ready.append(name)
             console.print(f"  {name} is ready")
+
+
+def watch(stack: Stack, console: Console, stop: threading.Event) -> None:
+    """Tell which programs end and are started again, until ``stop`` is set.
+
+    Raises:
+        StackFailed: supervisord has ended, or gave a program up.
+    """
+    while not stop.wait(CHECK_SECONDS):
+        for line in stack.restarts():
+            console.print(line, highlight=False, markup=False, soft_wrap=True)
+        stack.refuse_dead_programs()
 
 
 def print_usage(stack: Stack, base: str) -> None:

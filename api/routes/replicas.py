@@ -24,6 +24,7 @@ class ReplicaView(BaseModel):
     state: State
     in_flight: int = Field(description="Requests of this API process that it is working on.")
     last_error: str | None = Field(description="What was last wrong with it, however long ago.")
+    last_error_at: int | None = Field(description="When that was, in unix seconds; null: nothing ever was.")
 
 
 @router.get("/replicas")
@@ -39,4 +40,5 @@ def _view(replica: Replica) -> ReplicaView:
         state=replica.state,
         in_flight=replica.in_flight,
         last_error=replica.last_error,
+        last_error_at=replica.last_error_at,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -264,13 +265,14 @@ def test_a_new_one_that_cannot_be_warmed_takes_part_all_the_same(
 @pytest.mark.parametrize("health", [500, 503])
 def test_failed_health_checks_take_a_replica_out(door: httpx.Client, tier: dict[str, RawReplica], health: int) -> None:
     first, second, _ = tier.values()
-    first.health = health
+    first.health, before = health, int(time.time())
     eventually(lambda: states(door)[first.url] == "down")
     assert ask(door) == second.name
-    (seen,) = [replica for replica in door.get("/v1/replicas").json()["data"] if replica["url"] == first.url]
-    assert seen["last_error"] == f"health check: status {health}"
     first.health = 200
     eventually(lambda: states(door)[first.url] == "up")
+    (seen,) = [replica for replica in door.get("/v1/replicas").json()["data"] if replica["url"] == first.url]
+    assert seen["last_error"] == f"health check: status {health}", "it stays, with its time"
+    assert before <= seen["last_error_at"] <= time.time()
 
 
 @pytest.mark.parametrize(("mode", "streams"), [("503", False), ("drop", False), ("drop", True), ("headers", True)])

@@ -1,15 +1,19 @@
-"""What ``mens up`` says: commands that work when they are copied."""
+"""What ``mens up`` says: commands that work when they are copied, and which programs ended meanwhile."""
 
 from __future__ import annotations
 
 import shlex
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from cli.connection import Connection
-from cli.stack import Stack
-from cli.up import command, print_usage
+from cli.programs import PROGRAMS, supervisor_config
+from cli.stack import Stack, StackFailed
+from cli.up import command, print_usage, watch
 
 
 def said(home: Path, capsys: pytest.CaptureFixture[str]) -> list[list[str]]:
@@ -40,3 +44,43 @@ def test_a_program_that_is_not_on_the_path_is_named_from_here(tmp_path: Path, mo
     monkeypatch.setenv("PATH", str(tmp_path))
     program = shlex.split(command(tmp_path))[-1]
     assert Path(program).is_file()
+
+
+WORKER = """
+mkdir ran || { echo no more; exit 3; }
+sleep 2.5  # longer than startsecs, so that it counts as started
+kill -9 $$
+"""
+
+
+@pytest.fixture
+def supervised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sqlite_template: Path) -> Iterator[Stack]:
+    """A stack under a real supervisord, whose worker is killed once and then ends at once; the other programs sleep."""
+
+    def impatient(home: Path, socket: Path) -> str:
+        return supervisor_config(home, socket).replace("startretries=5", "startretries=0")
+
+    (tmp_path / "mens.db").write_bytes(sqlite_template.read_bytes())
+    (tmp_path / "worker.sh").write_text(f"cd {tmp_path}\n{WORKER}")
+    for name in PROGRAMS:
+        monkeypatch.setitem(PROGRAMS, name, "sh {home}/worker.sh" if name == "worker" else "sleep 600")
+    monkeypatch.setattr("cli.stack.supervisor_config", impatient)
+    monkeypatch.setattr("cli.up.CHECK_SECONDS", 0.1)
+    stack = Stack(tmp_path, "tiny")
+    try:
+        stack.start()
+        yield stack
+    finally:
+        stack.stop()
+
+
+def test_programs_that_end_are_told_and_one_that_keeps_ending_ends_it(
+    supervised: Stack, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(StackFailed) as given_up:
+        watch(supervised, Console(), threading.Event())
+    log = supervised.home / "logs" / "worker.log"
+    told = f"worker ended (terminated by SIGKILL) and was started again; log: {log}"
+    assert capsys.readouterr().out.splitlines() == [told]
+    assert str(given_up.value).startswith(f"worker keeps dying. The end of {log}:\n")
+    assert str(given_up.value).endswith("no more")

@@ -1,0 +1,44 @@
+"""The home folder: one owner at a time, private files, and a key that is never lost for good."""
+
+from __future__ import annotations
+
+import os
+import stat
+import threading
+from pathlib import Path
+
+from api.migrate import migrate
+from cli.connection import Connection
+from cli.home import api_key, lock_home, write_private
+from shared.db import Database
+from shared.keys import Keys
+from shared.settings import Settings
+
+
+def test_a_lost_key_file_costs_no_start_and_no_key(tmp_path: Path) -> None:
+    migrate(Settings(home=tmp_path).database_url)
+    secrets = [api_key(tmp_path), api_key(tmp_path)]
+    for _ in range(2):
+        (tmp_path / "api-key").unlink()
+        secrets.append(api_key(tmp_path))
+    keys = Keys(Database(Settings(home=tmp_path).database_url))
+    assert [keys.authenticate(secret).name for secret in secrets] == ["mens-up", "mens-up", "mens-up-2", "mens-up-3"]
+
+
+def test_secrets_are_their_owners_business(tmp_path: Path) -> None:
+    path = tmp_path / "secret"
+    path.write_text("old")
+    path.chmod(0o644)
+    write_private(path, "new")
+    Connection("http://127.0.0.1:1", "key").save(tmp_path)
+    for private in (path, tmp_path / "connection.json"):
+        assert stat.S_IMODE(private.stat().st_mode) == 0o600
+
+
+def test_an_earlier_stack_that_is_ending_is_waited_for(tmp_path: Path) -> None:
+    first = lock_home(tmp_path)
+    (tmp_path / "lock").write_text("999999999")  # the pid of one that is gone
+    timer = threading.Timer(0.7, os.close, [first])
+    timer.start()
+    os.close(lock_home(tmp_path))
+    timer.join()
