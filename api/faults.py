@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+OUTSIDE = ("path", "query", "header")
+"""Where a field may be that is no part of the body."""
+
 
 def describe_faults(errors: Iterable[Mapping[str, Any]], sent: object) -> dict[str, str]:
     """Reason by field path, in pydantic's order.
@@ -14,8 +17,11 @@ def describe_faults(errors: Iterable[Mapping[str, Any]], sent: object) -> dict[s
     """
     faults: dict[str, list[str]] = {}
     for error in errors:
-        location = [part for part in error["loc"] if part not in ("body", "query", "header", "path")]
-        path = _path(location, sent, keep_last=error["type"] == "missing")
+        location = [part for part in error["loc"] if part != "body"]
+        if location and location[0] in OUTSIDE:  # the body has neither the field nor branches to it
+            path = ".".join(map(str, location[1:]))
+        else:
+            path = _path(location, sent, keep_last=error["type"] == "missing")
         faults.setdefault(path, []).append(error["msg"].removeprefix("Value error, "))
     return {path: "; or ".join(dict.fromkeys(reasons)) for path, reasons in faults.items()}
 

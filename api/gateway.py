@@ -183,7 +183,7 @@ async def _begin(
     if begun is None:
         return None
     if not begun.ok:
-        raise await rejection(begun, body["model"], chosen.served)
+        raise await rejection(begun, body, chosen.served)
     return Answer(begun, tap, admission, presence, adapter=chosen.adapter, then=_shadow(services, path, asked, chosen))
 
 

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, Field, model_validator
 
 from api.openai_types import Closed
+from shared.training_row import Role
 
 RUNNER_OPTIONS = frozenset(
     {
@@ -100,7 +101,7 @@ class ToolCall(BaseModel):
 class Message(Closed):
     """One turn. A tool's result says by ``tool_name`` which call it answers, else it answers the next one."""
 
-    role: str
+    role: Role
     content: str | None = None
     thinking: str | None = None
     tool_calls: list[ToolCall] | None = None

@@ -20,7 +20,7 @@ from api.openai_types import (
     Status,
 )
 from shared.auto import auto_batch_size, auto_epochs, auto_learning_rate
-from shared.contract import FineTuneContract
+from shared.contract import BAD_NAME, FineTuneContract
 from shared.errors import Code, ContractRejected, InvalidRequest
 from shared.job import Event, Job
 from shared.jobstate import Stage, State
@@ -36,6 +36,9 @@ STATUS: dict[State, Status] = {
     State.FAILED: "failed",
     State.CANCELLED: "cancelled",
 }
+
+FIELDS = {"data.train_file": "training_file", "data.validation_file": "validation_file", "model.hf_repo": "model"}
+"""Fields of the contract that OpenAI's request has under names of its own."""
 
 
 def to_contract(
@@ -77,6 +80,11 @@ def resolve_auto(asked: Hyperparameters, rows: int) -> dict[str, float]:
     return {"batch_size": batch_size, "learning_rate_multiplier": multiplier, "n_epochs": epochs}
 
 
+def to_field(param: str | None) -> str | None:
+    """What an error is about, as OpenAI's request calls it."""
+    return FIELDS.get(param, param) if param else None
+
+
 def job_view(job: Job) -> FineTuningJob:
     """A fine-tune job in OpenAI's shape."""
     contract, result, error = job.contract, job.result, job.error
@@ -84,7 +92,7 @@ def job_view(job: Job) -> FineTuningJob:
     return FineTuningJob(
         id=job.id,
         created_at=_seconds(job.created_at),
-        error=JobError(code=error["code"], message=_sentence(error), param=error["param"]) if error else None,
+        error=JobError(code=error["code"], message=_sentence(error), param=to_field(error["param"])) if error else None,
         fine_tuned_model=result.get("adapter_id") if contract["artifact"]["publish"] else None,
         finished_at=_seconds(job.finished_at) if job.finished_at else None,
         hyperparameters=hyperparameters,
@@ -166,7 +174,7 @@ def _validated(sections: dict[str, Any]) -> FineTuneContract:
     except ValidationError as error:
         path, reason = next(iter(describe_faults(error.errors(), sections).items()))
         raise ContractRejected(
-            Code.CONTRACT_INVALID,
+            Code.NAME_INVALID if error.errors()[0]["type"] == BAD_NAME else Code.CONTRACT_INVALID,
             f"mens.{path}: {reason}.",
             remedy="The contract's schema is at GET /v1/contract/schema.",
             param=f"mens.{path}",

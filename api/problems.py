@@ -18,6 +18,7 @@ from api.faults import describe_faults
 from api.limits import limit_headers
 from api.rejections import Rejection
 from shared import errors
+from shared.contract import BAD_NAME
 from shared.errors import Code, InvalidRequest, MensError
 
 STATUS: dict[type[MensError], HTTPStatus] = {
@@ -88,7 +89,7 @@ def validation_problem(error: RequestValidationError, remedy: str = "") -> Inval
     faults = describe_faults(error.errors(), error.body)
     path, reason = next(iter(faults.items()))
     return InvalidRequest(
-        Code.REQUEST_INVALID,
+        Code.NAME_INVALID if error.errors()[0]["type"] == BAD_NAME else Code.REQUEST_INVALID,
         f"{path or 'The request body'}: {reason}.",
         remedy=remedy or (SEE_CONTRACT if _is_in_contract(path, error.body) else SEE_OPENAPI),
         param=path or None,

@@ -16,6 +16,10 @@ from api.replica_client import Begun, BrokenOff
 from shared.errors import Code, MensError, Unavailable
 
 KEY_STATUSES = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
+PROMPT = ("input_text", "input_tokens")
+"""vLLM's words for the prompt that it made of the request, when it is too long: by its characters, by its tokens."""
+PROMPT_FIELDS = ("messages", "prompt", "input")
+"""Where the caller wrote it."""
 
 
 class Rejection(MensError):
@@ -26,12 +30,12 @@ class Rejection(MensError):
         self.status = status
 
 
-async def rejection(begun: Begun, asked: str, served: str) -> MensError:
+async def rejection(begun: Begun, asked: dict[str, Any], served: str) -> MensError:
     """The error for a replica's answer that is one. The answer is read and closed.
 
     Args:
         begun: the replica's answer.
-        asked: the model's name as the caller wrote it.
+        asked: the request as the caller wrote it.
         served: what the replica was asked for.
 
     Returns:
@@ -46,8 +50,8 @@ async def rejection(begun: Begun, asked: str, served: str) -> MensError:
     if begun.status in KEY_STATUSES:
         return _key_refused()
     if begun.status == HTTPStatus.NOT_FOUND:
-        return _task_unsupported(asked) if _has_no_route(said) else _adapter_refused(asked, served)
-    return _passed_on(begun.status, said)
+        return _task_unsupported(asked["model"]) if _has_no_route(said) else _adapter_refused(asked["model"], served)
+    return _passed_on(begun.status, said, asked)
 
 
 def _said(content: bytes) -> dict[str, Any]:
@@ -65,7 +69,7 @@ def _has_no_route(said: dict[str, Any]) -> bool:
     return said.get("detail") == "Not Found" or said.get("code") == Code.ROUTE_NOT_FOUND
 
 
-def _passed_on(status: int, said: dict[str, Any]) -> Rejection:
+def _passed_on(status: int, said: dict[str, Any], asked: dict[str, Any]) -> Rejection:
     failed = status >= HTTPStatus.INTERNAL_SERVER_ERROR
     param = said.get("param")
     told = in_words(
@@ -76,10 +80,14 @@ def _passed_on(status: int, said: dict[str, Any]) -> Rejection:
         Code.SERVING_FAILED if failed else Code.REQUEST_REJECTED,
         told.message,
         status=status,
-        param=told.param,
+        param=_written(asked) if told.param in PROMPT else told.param,
         details=told.details,
         retryable=failed and status != HTTPStatus.NOT_IMPLEMENTED,
     )
+
+
+def _written(asked: dict[str, Any]) -> str | None:
+    return next((field for field in PROMPT_FIELDS if field in asked), None)
 
 
 def _task_unsupported(asked: str) -> Rejection:

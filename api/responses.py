@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from api.openai_questions import asks
 from shared.errors import Code, InvalidRequest
 
 NEED_A_STORED_RESPONSE = ("previous_response_id", "conversation", "background")
@@ -19,6 +20,7 @@ def stateless(body: dict[str, Any]) -> dict[str, Any]:
 
     Raises:
         InvalidRequest: ``RESPONSE_NOT_STORED``, ``TOOL_UNSUPPORTED``: a tool that the server itself would have to run.
+            ``REQUEST_INVALID``: nothing is asked.
     """
     for name in NEED_A_STORED_RESPONSE:
         if body.get(name):
@@ -26,7 +28,7 @@ def stateless(body: dict[str, Any]) -> dict[str, Any]:
     if body.get("store") is True:
         raise _not_stored("store", "Leave `store` out, or set it to false.")
     _refuse_tools_of_the_server(body.get("tools"))
-    return {**body, "store": False}
+    return {**asks(body, "input"), "store": False}
 
 
 def _refuse_tools_of_the_server(tools: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from api.scope import Scope
@@ -27,9 +28,10 @@ def check_contract(services: Services, scope: Scope, asked: Asked) -> Preflight:
     base = catalog.get(contract.model.hf_repo)
     _refuse_unpublishable(services, contract, {entry.name for entry in catalog.bases})
     data = contract.data
-    train = _input_file(services, scope, data.train_file)
-    validation = _input_file(services, scope, data.validation_file) if data.validation_file else None
-    replay = _input_file(services, scope, data.replay_file) if data.replay_file else None
+    open_file = partial(_open_file, services, scope)
+    train = open_file("data.train_file", data.train_file)
+    validation = open_file("data.validation_file", data.validation_file) if data.validation_file else None
+    replay = open_file("data.replay_file", data.replay_file) if data.replay_file else None
     rate = scope.ledger.training_rate(base.name)
     machine = Machine(limits=services.serving_tier.limits(), tokens_per_second=rate, thorough=False)
     return preflight(
@@ -130,8 +132,8 @@ def _submit(services: Services, scope: Scope, submission: Submission) -> Job:
     return job
 
 
-def _input_file(services: Services, scope: Scope, file_id: str) -> InputFile:
-    file = scope.registry.file(file_id)
+def _open_file(services: Services, scope: Scope, field: str, file_id: str) -> InputFile:
+    file = scope.registry.file(file_id, field)
     return InputFile(file.id, file.sha256, services.storage.open_blob(file.sha256))
 
 

@@ -8,7 +8,10 @@ from urllib.parse import quote
 import typer
 
 from cli.connection import call, fail, find, find_all, note
+from cli.names import whole_adapter_id
 from cli.tables import print_table
+from shared.contract import describe_bad_name
+from shared.errors import Code
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -46,14 +49,16 @@ def show(name: Name) -> None:
 @app.command("set")
 def set_alias(
     name: Name,
-    adapter_id: Annotated[str, typer.Argument(help="Id of a published adapter.")],
+    adapter_id: Annotated[
+        str, typer.Argument(help="Id of a published adapter, or its beginning: NAME@ and some digits.")
+    ],
     shadow: ShadowAdapter = None,
     shadow_share: ShadowShare = 0.1,
     reason: Reason = "",
     if_version: IfVersion = None,
 ) -> None:
     """Point an alias to one adapter. A tenant's hides an alias of `shared` with the same name, and says so."""
-    _put(name, {"adapter": adapter_id}, shadow, shadow_share, reason, if_version)
+    _put(name, {"adapter": whole_adapter_id(adapter_id)}, shadow, shadow_share, reason, if_version)
 
 
 @app.command("split")
@@ -134,6 +139,19 @@ def describe_part(alias: dict[str, Any], adapter_id: str) -> str:
     return f"{alias['name']}{whole}"
 
 
+def describe_hiding(name: str, tenant: str) -> str | None:
+    """Which alias will be hidden when a tenant's own of that name is moved; None when none is."""
+    hidden = _describe_hidden(find(_path(name)), tenant)
+    return hidden and f"{hidden} once the job succeeds; `mens aliases delete {name}` shows it again"
+
+
+def _describe_hidden(seen: dict[str, Any] | None, tenant: str) -> str | None:
+    """The alias that was seen by a name before it became the tenant's own, and from whom it is hidden."""
+    if seen is None or seen["tenant"] == tenant:
+        return None
+    return f"the alias {seen['name']} of {seen['tenant']} ({describe_targets(seen['targets'])}) is hidden from {tenant}"
+
+
 def _describe_shadow(shadow: dict[str, Any] | None) -> str:
     return f"{shadow['adapter']} {100 * shadow['share']:.3g} %" if shadow else ""
 
@@ -146,7 +164,7 @@ def _row(alias: dict[str, Any]) -> tuple[str, ...]:
 def _put(
     name: str, where: dict[str, Any], shadow: str | None, share: float, reason: str, if_version: int | None
 ) -> None:
-    shadowed = {"shadow": {"adapter": shadow, "share": share}} if shadow else {}
+    shadowed = {"shadow": {"adapter": whole_adapter_id(shadow), "share": share}} if shadow else {}
     _move("PUT", name, "", {**where, **shadowed, "reason": reason}, if_version)
 
 
@@ -155,23 +173,20 @@ def _move(method: str, name: str, verb: str, body: dict[str, Any], if_version: i
     seen = find(_path(name))
     moved = call(method, _path(name) + verb, json=body, headers=_if_match(if_version))
     typer.echo(describe_alias(moved))
-    if seen and seen["tenant"] != moved["tenant"]:
-        note(
-            f"note: the alias {name} of {seen['tenant']} ({describe_targets(seen['targets'])}) is hidden from "
-            f"{moved['tenant']} now; `mens aliases delete {name}` shows it again"
-        )
+    if hidden := _describe_hidden(seen, moved["tenant"]):
+        note(f"note: {hidden} now; `mens aliases delete {name}` shows it again")
 
 
 def _target(text: str) -> dict[str, Any]:
     adapter, _, weight = text.rpartition("=")
     if not adapter or not weight.isdecimal():
         fail(f"{text!r} is not ADAPTER=WEIGHT, e.g. support@1…=90.")
-    return {"adapter": adapter, "weight": int(weight)}
+    return {"adapter": whole_adapter_id(adapter), "weight": int(weight)}
 
 
 def _path(name: str) -> str:
-    if not name:
-        fail("an alias has a name; see `mens aliases list`")
+    if fault := describe_bad_name(name):  # a slash would not even reach the route
+        fail(f"{Code.NAME_INVALID}: name: {fault}.")
     return f"/v1/aliases/{quote(name, safe='')}"
 
 

@@ -1,7 +1,7 @@
 """Which installation the command line talks to, and the HTTP client for it.
 
-``MENS_API_URL`` and ``MENS_API_KEY`` win; else the connection file that ``mens up`` writes into the home folder. An operator's
-``MENS_TENANT`` names the tenant to act for (docs/tenants.md).
+``MENS_API_URL`` and ``MENS_API_KEY`` win; else the connection file that ``mens up`` writes into the home folder, whose key
+goes to its own address alone. An operator's ``MENS_TENANT`` names the tenant to act for (docs/tenants.md).
 """
 
 from __future__ import annotations
@@ -43,11 +43,15 @@ class Connection:
         except httpx.HTTPError:
             return False
 
-    def client(self, timeout: float = TIMEOUT_SECONDS) -> httpx.Client:
-        """An HTTP client that carries the key."""
+    def client(self, timeout: float = TIMEOUT_SECONDS, tenant: str | None = None) -> httpx.Client:
+        """An HTTP client that carries the key.
+
+        Args:
+            tenant: the one to act for: None for that of ``MENS_TENANT``, empty for the key's own.
+        """
         headers = {"Authorization": f"Bearer {self.key}"}
-        if tenant := os.environ.get("MENS_TENANT"):
-            headers["X-Mens-Tenant"] = tenant
+        if acted_for := os.environ.get("MENS_TENANT") if tenant is None else tenant:
+            headers["X-Mens-Tenant"] = acted_for
         return httpx.Client(base_url=self.url, headers=headers, timeout=timeout)
 
 
@@ -61,15 +65,23 @@ def connect() -> Connection:
     """The connection of this command; ends the command with advice when there is none."""
     saved = saved_connection(read_settings(Settings).home)
     url = os.environ.get("MENS_API_URL") or (saved.url if saved else None)
-    key = os.environ.get("MENS_API_KEY") or (saved.key if saved else None)
-    if not url or not key:
+    if not url:
         fail("no installation to talk to. Start one with `mens up`, or set MENS_API_URL and MENS_API_KEY.")
+    key = os.environ.get("MENS_API_KEY") or (saved.key if saved and saved.url == url else None)  # theirs alone
+    if not key:
+        fail(
+            f"there is no key for {url}. Set MENS_API_KEY: an admin makes one with `mens keys create NAME`, "
+            "and the first one is made where the installation runs, with MENS_API_URL unset."
+        )
     return Connection(url, key)
 
 
-def call(method: str, path: str, **request: Any) -> Any:
-    """One API call; ends the command with the API's own error, its code and its remedy."""
-    return _content(_answer(method, path, **request))
+def call(method: str, path: str, tenant: str | None = None, **request: Any) -> Any:
+    """One API call; ends the command with the API's own error, its code and its remedy.
+
+    ``tenant`` is as in :meth:`Connection.client`; the rest goes into the request.
+    """
+    return _content(_answer(method, path, tenant, **request))
 
 
 def find(path: str) -> Any | None:
@@ -115,10 +127,10 @@ def fail(message: str) -> NoReturn:
     raise typer.Exit(1)
 
 
-def _answer(method: str, path: str, **request: Any) -> httpx.Response:
+def _answer(method: str, path: str, tenant: str | None = None, **request: Any) -> httpx.Response:
     connection = connect()
     try:
-        with connection.client() as client:
+        with connection.client(tenant=tenant) as client:
             return client.request(method, path, **request)
     except httpx.HTTPError as error:
         fail(no_answer(connection, error))

@@ -219,5 +219,5 @@ def _verdict(report: DataReport) -> str:
     if report.mode is DataMode.STRICT and report.training.error_count + (
         report.validation.error_count if report.validation else 0
     ):
-        return "not usable: mend the lines above, or skip them with --lenient"
+        return "not usable: mend the lines above, or skip them with --lenient, here as in mens plan and mens train"
     return "not usable: no row is left to train or validate on"

@@ -14,9 +14,12 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
+from cli.aliases import describe_hiding
 from cli.connection import Connection, call, connect, describe_error, fail
+from cli.names import whole_adapter_id, whole_job_id
 from cli.tables import print_table
 from shared.auto import auto_exec
+from shared.contract import DataMode
 
 app = typer.Typer(no_args_is_help=True, help="Jobs: list, show, watch, cancel, pause, resume, merge.")
 console = Console()
@@ -25,7 +28,7 @@ POLL_SECONDS = 0.5
 SECONDS_PER_LINE = 5.0
 PATIENCE_SECONDS = 60.0
 FINAL = ("succeeded", "failed", "cancelled")
-JobId = Annotated[str, typer.Argument(help="Id of the job, e.g. ftjob-01…")]
+JobId = Annotated[str, typer.Argument(help="Id of the job, e.g. ftjob-01…, or its beginning.")]
 
 
 def train(
@@ -40,6 +43,7 @@ def train(
         Path | None,
         typer.Option(exists=True, dir_okay=False, help="JSONL file mixed into each epoch, against forgetting."),
     ] = None,
+    lenient: Annotated[bool, typer.Option("--lenient", help="Skip bad lines instead of failing.")] = False,
     epochs: Annotated[int | None, typer.Option(help="Passes over the file. Default: auto.")] = None,
     learning_rate: Annotated[float | None, typer.Option(help="Peak learning rate. Default: the base's.")] = None,
     batch_size: Annotated[int | None, typer.Option(help="Rows per optimizer step. Default: auto.")] = None,
@@ -63,6 +67,7 @@ def train(
             "train_file": upload(file),
             "validation_file": upload(validation) if validation else None,
             "replay_file": upload(replay) if replay else None,
+            "mode": DataMode.LENIENT if lenient else None,
         },
         "exec": {"epochs": epochs, "learning_rate": learning_rate, "batch_size": batch_size, "seq_len": seq_len},
         "adapter": {"rank": rank},
@@ -75,10 +80,17 @@ def train(
     body = {"kind": "finetune", "contract": sections, "name": name, "preset": preset, "domain": domain}
     job = call("POST", "/v1/jobs", json=body)
     console.print(f"created {job['id']}: {summary(job)}", soft_wrap=True)
-    for note in call("GET", f"/v1/jobs/{job['id']}/preflight")["notes"]:
+    for note in [*call("GET", f"{_path(job['id'])}/preflight")["notes"], *_hiding(job)]:
         console.print(f"note: {note}", highlight=False, soft_wrap=True)
     if watch:
         watch_job(job["id"])
+
+
+def _hiding(job: dict[str, Any]) -> list[str]:
+    """What there is to tell of the alias that the job will move, if any."""
+    artifact = job["contract"]["artifact"]
+    hiding = artifact["alias"] and artifact["publish"] and describe_hiding(artifact["alias"], job["tenant"])
+    return [hiding] if hiding else []
 
 
 def read_sections(path: Path) -> dict[str, Any]:
@@ -137,7 +149,7 @@ def show(
     as_json: Annotated[bool, typer.Option("--json", help="Everything the API knows, as JSON.")] = False,
 ) -> None:
     """Show a job: state, progress, outcome and its last events."""
-    job = call("GET", f"/v1/jobs/{job_id}", params={"after": "0"})
+    job = call("GET", _path(job_id), params={"after": "0"})
     if as_json:
         console.print_json(data=job)
         return
@@ -156,7 +168,7 @@ def show(
 @app.command("watch")
 def watch_job(job_id: JobId) -> None:
     """Follow a job to its end; the exit code is 1 unless it succeeds."""
-    job = follow(job_id, console)
+    job = follow(whole_job_id(job_id), console)
     typer.echo(_outcome(job))
     if job["state"] != "succeeded":
         raise typer.Exit(1)
@@ -165,29 +177,34 @@ def watch_job(job_id: JobId) -> None:
 @app.command("cancel")
 def cancel(job_id: JobId) -> None:
     """Cancel a job."""
-    _tell(call("POST", f"/v1/jobs/{job_id}/cancel"))
+    _tell(call("POST", f"{_path(job_id)}/cancel"))
 
 
 @app.command("pause")
 def pause(job_id: JobId) -> None:
     """Pause a job; a running one writes a checkpoint first."""
-    _tell(call("POST", f"/v1/jobs/{job_id}/pause"))
+    _tell(call("POST", f"{_path(job_id)}/pause"))
 
 
 @app.command("resume")
 def resume(job_id: JobId) -> None:
     """Resume a paused job from its checkpoint."""
-    _tell(call("POST", f"/v1/jobs/{job_id}/resume"))
+    _tell(call("POST", f"{_path(job_id)}/resume"))
 
 
 @app.command("merge")
 def merge(
-    adapter: Annotated[str, typer.Argument(help="Adapter id, or an alias.")],
+    adapter: Annotated[str, typer.Argument(help="Adapter id or its beginning, or an alias.")],
     dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16; the base's own by default.")] = None,
 ) -> None:
     """Fold an adapter into its base: a complete model folder in storage."""
-    job = call("POST", "/v1/jobs", json={"kind": "merge", "contract": {"adapter": adapter, "dtype": dtype}})
+    contract = {"adapter": whole_adapter_id(adapter), "dtype": dtype}
+    job = call("POST", "/v1/jobs", json={"kind": "merge", "contract": contract})
     watch_job(job["id"])
+
+
+def _path(job_id: str) -> str:
+    return f"/v1/jobs/{quote(whole_job_id(job_id), safe='')}"
 
 
 def _tell(job: dict[str, Any]) -> None:
@@ -196,24 +213,27 @@ def _tell(job: dict[str, Any]) -> None:
 
 
 def follow(job_id: str, console: Console, connection: Connection | None = None) -> dict[str, Any]:
-    """Show a job's progress until it is over; returns the finished job."""
+    """Show a job's progress, and why it was queued again if it was, until it is over; returns the finished job."""
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[facts]}"))
     with Progress(*columns, console=console, transient=False, disable=not console.is_terminal) as bar:
         task = bar.add_task("waiting", total=None, facts="")
         job: dict[str, Any] = {}
         lines = _Lines()
         for job in poll(job_id, connection or connect()):
+            _warn(console, job["events"])
             _show(bar, task, job, lines)
     return job
 
 
 def poll(job_id: str, connection: Connection) -> Iterator[dict[str, Any]]:
-    """The job's versions until it is over. Unchanged ones cost a 304; an API that restarts is waited for."""
-    etag, last_answer, told = "", time.monotonic(), False
+    """The job's versions until it is over, each with its new events. Unchanged ones cost a 304; an API that restarts is
+    waited for.
+    """
+    etag, seen, last_answer, told = "", 0, time.monotonic(), False
     with connection.client() as client:
         while True:
             try:
-                response = client.get(f"/v1/jobs/{job_id}", headers={"If-None-Match": etag})
+                response = client.get(f"/v1/jobs/{job_id}", params={"after": seen}, headers={"If-None-Match": etag})
                 last_answer = time.monotonic()
             except httpx.TransportError:
                 silence = time.monotonic() - last_answer
@@ -228,10 +248,18 @@ def poll(job_id: str, connection: Connection) -> Iterator[dict[str, Any]]:
                 if response.status_code == 200:
                     etag = response.headers["etag"]
                     job: dict[str, Any] = response.json()
+                    seen = max((event["seq"] for event in job["events"]), default=seen)
                     yield job
                     if job["state"] in (*FINAL, "paused"):
                         return
             time.sleep(POLL_SECONDS)
+
+
+def _warn(console: Console, events: list[dict[str, Any]]) -> None:
+    """Warnings, a line each: an attempt that failed or was given back, and so the job is queued again."""
+    for event in events:
+        if (event["level"], event["type"]) == ("warn", "message"):
+            console.print(" ".join(event["message"].split()), markup=False, highlight=False, soft_wrap=True)
 
 
 class _Lines:

@@ -1,41 +1,55 @@
-"""``mens keys``: API keys. Works on the database itself, because the first key must come from somewhere."""
+"""``mens keys``: API keys, over the API, or on the machine that has the database, where the first one is made."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+import re
+from typing import Annotated
 
 import typer
 
-from cli.connection import fail
+from cli.key_stores import Facts, find_id, key_store
 from cli.tables import print_table
-from shared.errors import MensError
-from shared.settings import Settings, read_settings
-from shared.tenancy import LARGEST_LIMIT, SHARED, KeyLimits, Role, describe_rights
-
-if TYPE_CHECKING:
-    from shared.keys import Key, Keys
+from shared.tenancy import LARGEST_LIMIT, TENANT_PATTERN, Role, describe_rights
 
 NO_LIMIT = "none"
 
 app = typer.Typer(
-    no_args_is_help=True, help="API keys: create, list, limit, revoke (on the machine that has the database)."
+    no_args_is_help=True,
+    help="API keys: create, list, limit, revoke.\n\n"
+    "With MENS_API_URL set, they are those of that API, and MENS_API_KEY has to be an admin's. Without it, they are those in "
+    "the database of the installation on this machine (MENS_HOME), and nobody is asked for a key: so the first one is made.",
 )
 
 
-def _keys() -> Keys:
-    from shared.db import Database  # slow to import
-    from shared.keys import Keys
+def _check_tenant(name: str | None) -> str | None:
+    if name is not None and not re.fullmatch(TENANT_PATTERN, name):
+        raise typer.BadParameter(f"{name!r} is not 1 to 63 of a-z, 0-9 and -, and not - first.")
+    return name
 
-    return Keys(Database(read_settings(Settings).database_url))
+
+Tenant = Annotated[
+    str | None,
+    typer.Option(
+        envvar="MENS_TENANT",
+        callback=_check_tenant,
+        help="Only this tenant's; left out: over the API those of MENS_API_KEY's tenant, else everybody's.",
+    ),
+]
+KeyName = Annotated[str, typer.Argument(metavar="KEY", help="Its id, or its name as long as it is not revoked.")]
 
 
 @app.command("create")
 def create(
     name: Annotated[str, typer.Argument(help="Whose key it is, e.g. alice or ci.")],
     tenant: Annotated[
-        str,
-        typer.Option(envvar="MENS_TENANT", help="The tenant that it belongs to; it comes to be with its first key."),
-    ] = SHARED,
+        str | None,
+        typer.Option(
+            envvar="MENS_TENANT",
+            callback=_check_tenant,
+            help="The tenant that it belongs to; it comes to be with its first key. "
+            "Left out: over the API that of MENS_API_KEY, else `shared`.",
+        ),
+    ] = None,
     role: Annotated[
         Role, typer.Option(help="What it may do; an admin of `shared` may act in every tenant.")
     ] = Role.ADMIN,
@@ -48,72 +62,64 @@ def create(
 ) -> None:
     """Make a key. Its secret is printed once and stored only as a hash.
 
-    Without --tenant and --role it is an operator's: an admin of `shared`, who may do everything in every tenant.
+    An admin of `shared` is an operator, who may do everything in every tenant.
     """
-    limits = KeyLimits(requests_per_minute=rpm, concurrent_requests=concurrent)
-    try:
-        key, secret = _keys().create(name, tenant, role, limits)
-    except MensError as error:
-        fail(str(error))
-    rights = describe_rights(key.role, key.tenant)
-    typer.echo(f"{key.id} for {key.name}, {rights}; the secret is shown this once:", err=True)
-    typer.echo(secret)
+    limits = {"requests_per_minute": rpm, "concurrent_requests": concurrent}
+    key = key_store(tenant).create(name, role, limits)
+    rights = describe_rights(Role(key["role"]), key["tenant"])
+    typer.echo(f"{key['id']} for {key['name']}, {rights}; the secret is shown this once:", err=True)
+    typer.echo(key["secret"])
 
 
 @app.command("list")
-def list_keys(
-    tenant: Annotated[str | None, typer.Option(envvar="MENS_TENANT", help="Only this tenant's.")] = None,
-) -> None:
-    """Show all keys, without their secrets."""
+def list_keys(tenant: Tenant = None) -> None:
+    """Show keys, without their secrets."""
     rows = [
         (
-            key.id,
-            key.name,
-            key.tenant,
-            str(key.role),
-            str(key.requests_per_minute or ""),
-            str(key.concurrent_requests or ""),
-            f"{key.created_at:%Y-%m-%d %H:%M}",
-            "yes" if key.revoked_at else "",
+            key["id"],
+            key["name"],
+            key["tenant"],
+            key["role"],
+            str(key["requests_per_minute"] or ""),
+            str(key["concurrent_requests"] or ""),
+            key["created_at"][:16].replace("T", " "),
+            "yes" if key["revoked_at"] else "",
         )
-        for key in _keys().all(tenant)
+        for key in key_store(tenant).all()
     ]
     print_table(("id", "name", "tenant", "role", "rpm", "concurrent", "created", "revoked"), rows)
 
 
 @app.command("limit")
 def limit(
-    key_id: Annotated[str, typer.Argument(help="Id from `mens keys list`.")],
+    name: KeyName,
     rpm: Annotated[
         str | None, typer.Option(metavar="N|none", help="Requests to models a minute; left out: unchanged.")
     ] = None,
     concurrent: Annotated[
         str | None, typer.Option(metavar="N|none", help="Requests to models at once; left out: unchanged.")
     ] = None,
+    tenant: Tenant = None,
 ) -> None:
     """Change how much a key may ask, from its next request on.
 
-    What is left out stays as it is, and `none` lifts a limit: `mens keys limit ID --rpm 120 --concurrent none`.
+    What is left out stays as it is, and `none` lifts a limit: `mens keys limit bot --rpm 120 --concurrent none`.
     """
     given = {"requests_per_minute": ("--rpm", rpm), "concurrent_requests": ("--concurrent", concurrent)}
     limits = {field: _limit(option, text) for field, (option, text) in given.items() if text is not None}
     if not limits:
         raise typer.BadParameter("Say what shall change: --rpm N, --concurrent N, or both; `none` is no limit.")
-    try:
-        key = _keys().limit(key_id, KeyLimits(**limits))
-    except MensError as error:
-        fail(str(error))
-    typer.echo(f"{key.id} ({key.name}): {_describe_limits(key)}")
+    keys = key_store(tenant)
+    key = keys.limit(find_id(keys, name), limits)
+    typer.echo(f"{_describe(key)}: {_describe_limits(key)}")
 
 
 @app.command("revoke")
-def revoke(key_id: Annotated[str, typer.Argument(help="Id from `mens keys list`.")]) -> None:
+def revoke(name: KeyName, tenant: Tenant = None) -> None:
     """Revoke a key; requests that carry it are refused from now on."""
-    try:
-        key = _keys().revoke(key_id)
-    except MensError as error:
-        fail(str(error))
-    typer.echo(f"{key.id} ({key.name}) is revoked")
+    keys = key_store(tenant)
+    key = keys.revoke(find_id(keys, name))
+    typer.echo(f"{_describe(key)} is revoked")
 
 
 def _limit(option: str, text: str) -> int | None:
@@ -124,6 +130,10 @@ def _limit(option: str, text: str) -> int | None:
     return int(text)
 
 
-def _describe_limits(key: Key) -> str:
-    rpm, concurrent = key.requests_per_minute or "any number of", key.concurrent_requests or "any number"
+def _describe(key: Facts) -> str:
+    return f"{key['id']} ({key['name']} of {key['tenant']})"
+
+
+def _describe_limits(key: Facts) -> str:
+    rpm, concurrent = key["requests_per_minute"] or "any number of", key["concurrent_requests"] or "any number"
     return f"{rpm} requests to models a minute, {concurrent} at once"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from importlib.metadata import version
+from typing import Annotated
 
 import httpx
 import typer
@@ -31,6 +33,21 @@ app.add_typer(data.app, name="data")
 app.command("usage")(usage.usage)
 app.command("replicas")(replicas.replicas)
 app.command("retention")(retention.retention)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"mens {version('mens')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    _version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    """What stands before a command."""
 
 
 def main() -> None:

@@ -13,6 +13,7 @@ import typer
 from cli.aliases import describe_targets
 from cli.connection import call, connect, describe_error, fail, find_all, no_answer
 from cli.model_facts import describe, look_up
+from cli.names import whole_adapter_id
 from cli.tables import print_table
 
 app = typer.Typer(help="List everything that `model` may say: bases, adapters, aliases; show one; delete an adapter.")
@@ -28,10 +29,13 @@ def models(context: typer.Context) -> None:
 
 @app.command()
 def show(
-    name: Annotated[str, typer.Argument(help="Base model, adapter id or alias; a quarantined adapter's id, too.")],
+    name: Annotated[
+        str, typer.Argument(help="Base model, alias, or adapter id or its beginning; a quarantined one's, too.")
+    ],
     as_json: Annotated[bool, typer.Option("--json", help="Everything the API knows, as JSON.")] = False,
 ) -> None:
     """Show one model: what it is, whose, and what of it was measured on each replica (docs/certificates.md)."""
+    name = whole_adapter_id(name)
     found = look_up(name)
     if as_json:
         typer.echo(json.dumps(found, indent=2))
@@ -41,10 +45,13 @@ def show(
 
 @app.command()
 def delete(
-    adapter: Annotated[str, typer.Argument(help="Id of the adapter, name@digest.")],
+    adapter: Annotated[
+        str, typer.Argument(help="Id of the adapter, NAME@DIGEST; 8 digits are enough if no other has them.")
+    ],
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
 ) -> None:
     """Delete an adapter: nobody is routed to it from now on; its files go when every replica has let go of it."""
+    adapter = whole_adapter_id(adapter, least_digits=8)
     if not yes:
         typer.confirm(f"Delete {adapter}? This cannot be undone", abort=True)
     call("DELETE", f"/v1/models/{quote(adapter, safe='')}")

@@ -14,6 +14,7 @@ from cli.bases import entry_and_folder
 from cli.connection import fail
 from cli.jobs import count_lines, read_sections
 from shared.auto import auto_exec
+from shared.contract import DataMode
 from shared.digest import digest_file
 from shared.errors import MensError
 from shared.planner import ExecutionPlan, warmup_steps
@@ -39,6 +40,7 @@ def plan(
     contract: Annotated[
         Path | None, typer.Option(exists=True, dir_okay=False, help="JSON file with contract sections.")
     ] = None,
+    lenient: Annotated[bool, typer.Option("--lenient", help="Skip bad lines instead of failing.")] = False,
     epochs: Annotated[int | None, typer.Option(help="Passes over the file. Default: auto.")] = None,
     learning_rate: Annotated[float | None, typer.Option(help="Peak learning rate. Default: the base's.")] = None,
     batch_size: Annotated[int | None, typer.Option(help="Rows per optimizer step. Default: auto.")] = None,
@@ -57,7 +59,11 @@ def plan(
     sections: dict[str, Any] = read_sections(contract) if contract else {}
     options: dict[str, dict[str, Any]] = {
         "model": {"hf_repo": model},
-        "data": {"train_file": file.name, "replay_file": replay.name if replay else None},
+        "data": {
+            "train_file": file.name,
+            "replay_file": replay.name if replay else None,
+            "mode": DataMode.LENIENT if lenient else None,
+        },
         "exec": {"epochs": epochs, "learning_rate": learning_rate, "batch_size": batch_size, "seq_len": seq_len},
         "adapter": {"rank": rank},
     }

@@ -184,9 +184,17 @@ class Aliases:
         return row
 
 
-def move_alias(session: Session, row: AliasRow, routing: Routing, by: Mover, reason: str, now: datetime) -> None:
-    """Move an alias that the caller's transaction holds; it has registered the adapters."""
+def move_alias(
+    session: Session, row: AliasRow, routing: Routing, by: Mover, reason: str, now: datetime
+) -> TenantName | None:
+    """Move an alias that the caller's transaction holds; it has registered the adapters.
+
+    Returns:
+        the tenant whose alias of that name is hidden from the row's tenant by this move; None when none is.
+    """
+    seen = alias_rows(session, visible_to(row.tenant), row.name)
     _move(session, row, routing, by, "set", reason, now)
+    return next((other.tenant for other in seen if other.tenant != row.tenant), None)
 
 
 def hold_alias(session: Session, tenant: TenantName, name: str, now: datetime) -> AliasRow:

@@ -7,6 +7,7 @@ are checked here; which well-formed contracts may run is decided in `shared/gate
 
 from __future__ import annotations
 
+import re
 from enum import StrEnum
 from typing import Annotated, Any, Self
 
@@ -19,6 +20,7 @@ from pydantic import (
     StringConstraints,
     model_validator,
 )
+from pydantic_core import PydanticCustomError
 
 from shared.digest import digest_json
 
@@ -26,7 +28,28 @@ DEFAULT_MODEL_ID = "Qwen/Qwen3.5-4B"
 """The base model of a contract that names none."""
 MAX_CE_LAST_K = 64
 
-Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$")]
+BAD_NAME = "bad_name"
+"""Pydantic's type of the fault that :func:`describe_bad_name` puts into words."""
+_NAME_PATTERN = r"^[a-z0-9][a-z0-9._-]{0,63}$"
+
+
+def describe_bad_name(text: str) -> str | None:
+    """What a name has to be, in words; None when the text is one."""
+    if re.fullmatch(_NAME_PATTERN, text):
+        return None
+    return (
+        f"{text[:80]!r} is no name: lower-case letters, digits, '.', '_' and '-', at most 64 of them, a letter or digit "
+        "first; e.g. support-v2"
+    )
+
+
+def _in_words(value: object) -> object:
+    if isinstance(value, str) and (fault := describe_bad_name(value)):
+        raise PydanticCustomError(BAD_NAME, "{fault}", {"fault": fault})
+    return value
+
+
+Name = Annotated[str, StringConstraints(pattern=_NAME_PATTERN), BeforeValidator(_in_words)]
 """A name people choose (alias, suffix, base model): safe in a URL, a file name and a log line."""
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from shared.contract import FineTuneContract, Section
+from shared.contract import BAD_NAME, FineTuneContract, Section
 from shared.errors import Code, ContractRejected
 
 SCHEMA_REMEDY = "The contract's schema is at GET /v1/contract/schema."
@@ -112,7 +112,8 @@ def parse_contract(sections: Mapping[str, Any]) -> FineTuneContract:
     """A contract from JSON.
 
     Raises:
-        ContractRejected: ``CONTRACT_INVALID`` with the first fault's path; ``details["errors"]`` has them all.
+        ContractRejected: ``CONTRACT_INVALID``, or ``NAME_INVALID`` when that is the first fault, with its path;
+            ``details["errors"]`` has them all.
     """
     try:
         return FineTuneContract.model_validate(sections)
@@ -120,7 +121,7 @@ def parse_contract(sections: Mapping[str, Any]) -> FineTuneContract:
         faults = [{"param": ".".join(map(str, fault["loc"])), "reason": fault["msg"]} for fault in error.errors()]
         first = faults[0]
         raise ContractRejected(
-            Code.CONTRACT_INVALID,
+            Code.NAME_INVALID if error.errors()[0]["type"] == BAD_NAME else Code.CONTRACT_INVALID,
             f"{first['param']}: {first['reason'].removeprefix('Value error, ')}.",
             remedy=SCHEMA_REMEDY,
             param=first["param"],

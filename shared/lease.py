@@ -22,7 +22,7 @@ from shared.jobstate import Stage, State, Verb
 from shared.ledger import job_row, move, record
 from shared.registry import NewAdapter, add_file, register_adapters
 from shared.routing import Routing
-from shared.tables import JobRow
+from shared.tables import AliasRow, JobRow
 
 MAX_FAILURES = 5
 BACKOFF_SECONDS = (1, 5, 15, 60)
@@ -130,11 +130,13 @@ class LeaseLedger:
             final = next((adapter for adapter in adapters or [] if adapter.final), None)
             held = hold_alias(session, row.tenant, alias, now) if alias and final and final.published else None
             register_adapters(session, row.tenant, row.id, adapters or [], now)
+            message = f"Job succeeded; new adapter {final.id}." if final else "Job succeeded."
             if held and final:
-                move_alias(session, held, Routing.to(final.id), Mover.job(row.id), "The job succeeded.", now)
+                hidden = move_alias(session, held, Routing.to(final.id), Mover.job(row.id), "The job succeeded.", now)
+                message += _moved(held, hidden)
             stored = [_add_result(session, row, file) for file in files or []]
             row.result = {**result, "result_files": stored, "adapters": [adapter.id for adapter in adapters or []]}
-            move(session, row, Verb.FINISH, now, NewEvent(message=_success(final, alias), data=result))
+            move(session, row, Verb.FINISH, now, NewEvent(message=message, data=result))
             return Job.model_validate(row)
 
     def quarantine(self, lease: Lease, adapter: NewAdapter) -> None:
@@ -219,11 +221,9 @@ def _add_result(session: Session, row: JobRow, file: ResultFile) -> str:
     return add_file(session, row.tenant, file.filename, "fine-tune-results", file.bytes, file.sha256).id
 
 
-def _success(adapter: NewAdapter | None, alias: str | None) -> str:
-    if adapter is None:
-        return "Job succeeded."
-    moved = f" The alias {alias} points to it." if alias and adapter.published else ""
-    return f"Job succeeded; new adapter {adapter.id}.{moved}"
+def _moved(alias: AliasRow, hidden: str | None) -> str:
+    hides = f" and hides {hidden}'s alias {alias.name} from {alias.tenant}, until it is deleted" if hidden else ""
+    return f" The alias {alias.name} points to it{hides}."
 
 
 def _fail(session: Session, row: JobRow, error: MensError, now: datetime) -> None:

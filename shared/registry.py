@@ -98,12 +98,17 @@ class Registry:
             row = add_file(session, self._tenant, filename, purpose, size, sha256, expires_at)
             return File.model_validate(row)
 
-    def file(self, file_id: str) -> File:
-        """Raises:
-        NotFound: ``FILE_NOT_FOUND``.
+    def file(self, file_id: str, field: str = "file_id") -> File:
+        """A file, by its id.
+
+        Args:
+            field: where the caller wrote the id.
+
+        Raises:
+            NotFound: ``FILE_NOT_FOUND``.
         """
         with self._db.read() as session:
-            return File.model_validate(self._file_row(session, file_id))
+            return File.model_validate(self._file_row(session, file_id, field))
 
     def files(self, *, after: str | None, limit: int, purpose: str | None, newest_first: bool) -> list[File]:
         """A page of files; ``after`` is the last id of the page before. One more than ``limit`` means there is more."""
@@ -197,14 +202,14 @@ class Registry:
             rows = adapters_by_id(session.scalars(query), self._tenants)
             return [Adapter.model_validate(row) for row in rows.values()]
 
-    def _file_row(self, session: Session, file_id: str, *, lock: bool = False) -> FileRow:
+    def _file_row(self, session: Session, file_id: str, field: str = "file_id", *, lock: bool = False) -> FileRow:
         row = session.get(FileRow, storable(file_id), with_for_update=lock)
         if row is None or row.tenant not in self._tenants:
             raise NotFound(
                 Code.FILE_NOT_FOUND,
                 f"There is no file {file_id!r}.",
                 remedy="Upload it with POST /v1/files and use the id it returns.",
-                param="file_id",
+                param=field,
             )
         return row
 

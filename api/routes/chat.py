@@ -9,6 +9,7 @@ from fastapi import APIRouter, Request, Response
 from api.authentication import CallerDep, requires
 from api.gateway import proxy
 from api.model_route import ModelRoute
+from api.openai_questions import asks_chat, asks_completion
 from api.responses import stateless
 from api.services import ServicesDep
 from shared.tenancy import Role
@@ -43,13 +44,13 @@ async def chat_completions(request: Request, services: ServicesDep, caller: Call
 
     Which adapter answered is in the header X-Mens-Adapter.
     """
-    return await proxy(services, caller, request, "/v1/chat/completions")
+    return await proxy(services, caller, request, "/v1/chat/completions", prepare=asks_chat)
 
 
 @router.post("/completions", openapi_extra=BODY)
 async def completions(request: Request, services: ServicesDep, caller: CallerDep) -> Response:
     """A text completion by a base, an adapter or an alias."""
-    return await proxy(services, caller, request, "/v1/completions")
+    return await proxy(services, caller, request, "/v1/completions", prepare=asks_completion)
 
 
 @router.post("/responses", openapi_extra=BODY)

@@ -9,12 +9,21 @@ from fastapi import APIRouter, Header, Request
 from api.authentication import requires
 from api.ids import Id
 from api.openai_types import CreateFineTuningJob, FineTuningCheckpoint, FineTuningEvent, FineTuningJob
-from api.openai_view import CHECKPOINT_PREFIX, checkpoint_view, event_seq, event_view, job_view, to_contract, to_name
+from api.openai_view import (
+    CHECKPOINT_PREFIX,
+    checkpoint_view,
+    event_seq,
+    event_view,
+    job_view,
+    to_contract,
+    to_field,
+    to_name,
+)
 from api.pages import After, Limit, Page, page_of
 from api.scope import Scope, ScopeDep
 from api.services import ServicesDep
 from api.submission import submit_finetune
-from shared.errors import Code, NotFound
+from shared.errors import Code, MensError, NotFound
 from shared.job import Job, Kind
 from shared.preflight import Asked
 from shared.storage import Storage
@@ -34,14 +43,18 @@ def create_job(
     base = services.catalog().get(body.model)
     rows = _count_rows(scope, services.storage, body.training_file)
     contract, hyperparameters = to_contract(body, rows, base.learning_rate)
-    job = submit_finetune(
-        services,
-        scope,
-        Asked(contract.model_dump(mode="json", exclude_unset=True), name=to_name(body.suffix)),
-        labels=body.metadata or {},
-        idempotency_key=idempotency_key,
-        hyperparameters=hyperparameters,
-    )
+    try:
+        job = submit_finetune(
+            services,
+            scope,
+            Asked(contract.model_dump(mode="json", exclude_unset=True), name=to_name(body.suffix)),
+            labels=body.metadata or {},
+            idempotency_key=idempotency_key,
+            hyperparameters=hyperparameters,
+        )
+    except MensError as error:
+        error.param = to_field(error.param)
+        raise
     return job_view(job)
 
 
@@ -117,6 +130,6 @@ def _finetune_job(scope: Scope, job_id: str) -> Job:
 
 def _count_rows(scope: Scope, storage: Storage, file_id: str) -> int:
     """Lines of the training file; the ``auto`` rules need no more than their number."""
-    file = scope.registry.file(file_id)
+    file = scope.registry.file(file_id, "training_file")
     with storage.open_blob(file.sha256).open("rb") as lines:
         return sum(1 for _ in lines)

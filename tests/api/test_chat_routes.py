@@ -85,6 +85,21 @@ def test_no_response_is_stored(app: FastAPI, front_door: httpx.Client, replica: 
     assert len(replica.asked) == 1
 
 
+def test_what_asks_nothing_is_asked_of_no_replica(
+    app: FastAPI, front_door: httpx.Client, replica: ScriptedReplica
+) -> None:
+    for route, body, param in (
+        ("/v1/chat/completions", {"messages": [{"role": "user"}]}, "messages[0].content"),
+        ("/v1/completions", {"prompt": []}, "prompt"),
+        ("/v1/responses", {"input": []}, "input"),
+    ):
+        answer = ask(app, front_door, route, **body)
+        error = answer.json()["error"]
+        assert (answer.status_code, error["code"], error["param"]) == (400, "REQUEST_INVALID", param)
+        assert error["mens"]["remedy"]
+    assert not replica.asked
+
+
 REFUSALS: list[tuple[int, Any, tuple[int, str, str | None]]] = [
     (400, {"error": {"message": "too hot", "param": "temperature"}}, (400, "REQUEST_REJECTED", "temperature")),
     (422, {"error": {"message": "too hot", "param": None}}, (422, "REQUEST_REJECTED", None)),
@@ -101,7 +116,7 @@ def test_what_a_replica_refuses_is_told_in_our_shape(
     for status, said, expected in REFUSALS:
         for stream in (False, True):
             replica.answers(said, status)
-            answer = ask(app, front_door, "/v1/chat/completions", messages=[], stream=stream)
+            answer = ask(app, front_door, "/v1/chat/completions", stream=stream)
             error = answer.json()["error"]
             assert (answer.status_code, error["code"], error["param"]) == expected
             assert answer.headers["content-type"] == "application/json"

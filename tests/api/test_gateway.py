@@ -125,12 +125,13 @@ def register_adapters(app: FastAPI) -> None:
 def test_names_become_what_the_replica_serves(
     front_door: httpx.Client, replica: FakeReplica, model: str, served: str
 ) -> None:
-    answer = front_door.post("/v1/chat/completions", json={"model": model, "messages": [], "x": [1]})
+    messages = [{"role": "user", "content": "?"}]
+    answer = front_door.post("/v1/chat/completions", json={"model": model, "messages": messages, "x": [1]})
     assert answer.json() == {"served": served}
     assert answer.headers.get("x-mens-adapter") == (None if served == BASE else served)
     (asked,) = replica.asked
     assert asked.pop("cache_salt")
-    assert asked == {"path": "/v1/chat/completions", "model": served, "messages": [], "x": [1]}
+    assert asked == {"path": "/v1/chat/completions", "model": served, "messages": messages, "x": [1]}
 
 
 def test_a_base_that_is_new_is_served_at_once(app: FastAPI, front_door: httpx.Client, replica: FakeReplica) -> None:

@@ -47,12 +47,13 @@ def test_an_idempotency_key_makes_one_job(app: FastAPI, client: TestClient, job_
     ("change", "status", "code", "param"),
     [
         ({"model": {"hf_repo": "nobody"}}, 404, "MODEL_NOT_FOUND", "model"),
-        ({"data": {"train_file": "file-x"}}, 404, "FILE_NOT_FOUND", "file_id"),
+        ({"data": {"train_file": "file-x"}}, 404, "FILE_NOT_FOUND", "data.train_file"),
         ({"adapter": {"method": "lora"}}, 422, "NF4_REQUIRES_QLORA", "adapter.method"),
         ({"quant": {"base": "none"}}, 422, "CONTRACT_UNSUPPORTED", "quant.base"),
         ({"exec": {"epochs": 0}}, 422, "REQUEST_INVALID", "contract.exec.epochs"),
         ({"exec": {"epoch": 3}}, 422, "REQUEST_INVALID", "contract.exec.epoch"),
         ({"surprise": {}}, 422, "REQUEST_INVALID", "contract.surprise"),
+        ({"artifact": {"alias": "Prod v2"}}, 422, "NAME_INVALID", "contract.artifact.alias"),
     ],
 )
 def test_contracts_that_are_refused(

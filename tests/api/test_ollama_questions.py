@@ -67,6 +67,12 @@ def test_a_field_that_is_not_supported_may_be_sent_empty(field: str) -> None:
     assert generate(**{field: []}) == generate(**{field: None}) == generate()
 
 
+def test_a_role_that_chats_do_not_have_is_refused() -> None:
+    with pytest.raises(ValidationError, match=r"(?s)role.*'assistant'"):
+        chat(messages=[{"role": "usr", "content": "Hello"}])
+    assert chat(messages=[{"role": "user"}])["messages"] == [{"role": "user", "content": ""}], "as Ollama takes it"
+
+
 def test_unknown_fields_are_refused() -> None:
     with pytest.raises(ValidationError, match="mesages"):
         chat(mesages=[])

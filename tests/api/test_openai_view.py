@@ -51,12 +51,23 @@ def test_any_suffix_becomes_a_name(client: TestClient, train_file: str, suffix: 
         ({"metadata": {str(i): "x" for i in range(17)}}, "REQUEST_INVALID", "metadata"),
         ({"mens": {"exec": {"epoch": 3}}}, "CONTRACT_INVALID", "mens.exec.epoch"),
         ({"mens": {"adapter": {"rank": 0}}}, "CONTRACT_INVALID", "mens.adapter.rank"),
-        ({"training_file": "file-x"}, "FILE_NOT_FOUND", "file_id"),
+        ({"mens": {"artifact": {"alias": "Prod v2"}}}, "NAME_INVALID", "mens.artifact.alias"),
+        ({"training_file": "file-x"}, "FILE_NOT_FOUND", "training_file"),
+        ({"validation_file": "file-x"}, "FILE_NOT_FOUND", "validation_file"),
+        ({"mens": {"data": {"replay_file": "file-x"}}}, "FILE_NOT_FOUND", "data.replay_file"),
     ],
 )
 def test_refused(client: TestClient, train_file: str, body: dict[str, Any], code: str, param: str) -> None:
     error = create(client, train_file, **body).json()["error"]
     assert (error["code"], error["param"]) == (code, param)
+
+
+def test_a_broken_file_is_named_as_openai_names_it(client: TestClient, train_file: str) -> None:
+    upload = {"file": ("rows.jsonl", b'{"prompt": "x"}\n')}
+    broken = client.post("/v1/files", files=upload, data={"purpose": "fine-tune"}).json()["id"]
+    for field in ("training_file", "validation_file"):
+        error = create(client, train_file, **{field: broken}).json()["error"]
+        assert (error["code"], error["param"]) == ("DATASET_LINE_INVALID", field)
 
 
 def test_states_are_translated(app: FastAPI, client: TestClient, train_file: str) -> None:
@@ -78,10 +89,11 @@ def test_states_are_translated(app: FastAPI, client: TestClient, train_file: str
     client.post(f"{path}/resume")
     lease = ledger.claim(job_id, "w")
     assert lease
-    ledger.fail(lease, JobFailed(Code.OUT_OF_MEMORY, "full", remedy="less"))
+    ledger.fail(lease, JobFailed(Code.OUT_OF_MEMORY, "full", remedy="less", param="data.train_file"))
     failed = client.get(path).json()
     assert (failed["status"], failed["error"]["code"]) == ("failed", "OUT_OF_MEMORY")
     assert "less" in failed["error"]["message"]
+    assert failed["error"]["param"] == "training_file"
 
 
 def test_an_event_cursor_that_is_none(client: TestClient, train_file: str) -> None:

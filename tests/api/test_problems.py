@@ -54,6 +54,12 @@ def test_a_remedy_names_the_contract_where_one_is_expected(
     assert ("/v1/contract/schema" in said["mens"]["remedy"]) is names_contract
 
 
+def test_a_fault_outside_the_body_is_named_too(client: TestClient) -> None:
+    answer = client.post("/v1/jobs", json={"kind": "finetune", "contract": {}}, headers={"Idempotency-Key": "x" * 256})
+    faults = answer.json()["error"]["mens"]["details"]["errors"]
+    assert "Idempotency-Key" in [fault["param"] for fault in faults]
+
+
 def test_a_bug_is_a_coded_500_that_tells_nothing(settings: ApiSettings) -> None:
     app = create_app(settings)
 

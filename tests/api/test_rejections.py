@@ -6,12 +6,13 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
 from api.problems import headers_of, problem_response, status_of
-from api.rejections import rejection
+from api.rejections import PROMPT, rejection
 from api.replica_client import Begun, BrokenOff
 from shared.errors import MensError
 
@@ -38,9 +39,9 @@ class Refusal:
         self.closed = True
 
 
-def refused(status: int, body: Any, *, breaks: bool = False) -> MensError:
+def refused(status: int, body: Any, *, breaks: bool = False, **asked: Any) -> MensError:
     refusal = Refusal(status, body if isinstance(body, bytes) else json.dumps(body).encode(), breaks)
-    error = asyncio.run(rejection(cast("Begun", refusal), "prod", "helper@aa"))
+    error = asyncio.run(rejection(cast("Begun", refusal), {"model": "prod", **asked}, "helper@aa"))
     assert refusal.closed, "the replica is let go"
     return error
 
@@ -62,6 +63,25 @@ def test_it_is_in_openais_shape() -> None:
 
 def test_a_field_is_named_as_the_caller_knows_it() -> None:
     assert refused(400, {"error": {**VLLM, "param": "body.messages.0"}}).param == "messages.0"
+
+
+@pytest.mark.parametrize("vllms", ["input_text", "input_tokens"])
+@pytest.mark.parametrize("asked", [{"messages": [], "input": ""}, {"prompt": "x"}, {"input": ["x"]}])
+def test_a_prompt_that_is_too_long_is_named_as_the_caller_wrote_it(vllms: str, asked: dict[str, Any]) -> None:
+    text = f"Please reduce the length of the input prompt. (parameter={vllms}, value=99)"
+    error = refused(400, {"error": {"message": text, "param": vllms}}, **asked)
+    assert (error.message, error.param) == ("Please reduce the length of the input prompt.", next(iter(asked)))
+
+
+@pytest.mark.engine
+def test_the_installed_engine_names_a_long_prompt_so() -> None:
+    params = pytest.importorskip("vllm.renderers.params").TokenizeParams(max_total_tokens=1)
+    refusal = pytest.importorskip("vllm.exceptions").VLLMValidationError
+    with pytest.raises(refusal) as of_text:
+        params.apply_pre_tokenization(SimpleNamespace(max_chars_per_token=1), {"prompt": "xx"})
+    with pytest.raises(refusal) as of_tokens:
+        params.apply_post_tokenization(None, {"prompt_token_ids": [1, 2]})
+    assert (of_text.value.parameter, of_tokens.value.parameter) == PROMPT
 
 
 def test_faults_are_told_in_words_and_vllms_text_is_kept() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from cli.connection import connect
+from shared.contract import describe_bad_name
 from shared.tenancy import Role
 from tests.cli.conftest import Command, Installation
 from tests.shared.samples import new_adapter
@@ -67,6 +69,20 @@ def test_a_move_from_an_old_version(mens: Command) -> None:
     mens("aliases", "set", "prod", "demo@2", "--if-version", "1")
     refused = mens("aliases", "set", "prod", "demo@3", "--if-version", "1", code=1)
     assert refused.startswith("error: ALIAS_VERSION_CONFLICT")
+
+
+@pytest.mark.parametrize("name", ["a/b", "Prod", "", "..", "a?b"])
+def test_names_that_are_none(mens: Command, name: str) -> None:
+    refused = f"error: NAME_INVALID: name: {describe_bad_name(name)}."
+    for verb in (["set", name, "demo@1"], ["split", name, "demo@1=1"], ["show", name], ["rollback", name]):
+        assert mens("aliases", *verb, code=1) == refused
+
+
+def test_the_api_says_the_same_of_a_name(mens: Command) -> None:
+    with connect().client() as client:
+        answer = client.put("/v1/aliases/Prod", json={"adapter": "demo@1"})
+    refused = mens("aliases", "set", "Prod", "demo@1", code=1)
+    assert answer.json()["error"]["message"].startswith(refused.removeprefix("error: NAME_INVALID: "))
 
 
 @pytest.mark.parametrize("target", ["demo@1", "=5", "demo@1=", "demo@1=x", "demo@1=-5"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -48,6 +49,10 @@ def test_every_command_has_help(command: str) -> None:
 def test_help_lists_every_command() -> None:
     output = runner.invoke(app, ["--help"]).output
     assert all(command in output for command in COMMANDS)
+
+
+def test_version() -> None:
+    assert re.fullmatch(r"mens \d+\.\d+\.\d+\n", runner.invoke(app, ["--version"]).stdout)
 
 
 def test_the_command_line_starts_without_torch() -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
+from pathlib import Path
 
-from cli.connection import Connection
+import pytest
+import typer
+
+from cli.connection import Connection, connect
 
 
 def test_operator_names_a_tenant_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -18,3 +21,29 @@ def test_nobody_else_does(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MENS_TENANT", raising=False)
     with Connection("http://127.0.0.1:9", "secret").client() as client:
         assert "X-Mens-Tenant" not in client.headers
+
+
+def test_a_command_says_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MENS_TENANT", "acme")
+    connection = Connection("http://127.0.0.1:9", "secret")
+    with connection.client(tenant="other") as other, connection.client(tenant="") as own:
+        assert other.headers["X-Mens-Tenant"] == "other"
+        assert "X-Mens-Tenant" not in own.headers
+
+
+def test_the_installation_s_key_goes_to_its_own_address_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    here = Connection("http://127.0.0.1:9", "secret")
+    here.save(tmp_path)
+    monkeypatch.setenv("MENS_HOME", str(tmp_path))
+    monkeypatch.delenv("MENS_API_KEY", raising=False)
+    for url in ("", here.url):
+        monkeypatch.setenv("MENS_API_URL", url)
+        assert connect() == here
+    monkeypatch.setenv("MENS_API_URL", "https://elsewhere.example")
+    with pytest.raises(typer.Exit):
+        connect()
+    assert "no key for https://elsewhere.example. Set MENS_API_KEY" in capsys.readouterr().err
+    monkeypatch.setenv("MENS_API_KEY", "theirs")
+    assert connect() == Connection("https://elsewhere.example", "theirs")

@@ -34,6 +34,10 @@ def check(*arguments: str) -> tuple[int, str]:
     return result.exit_code, result.output
 
 
+def help_of(command: str) -> str:
+    return runner.invoke(app, [command, "--help"]).output
+
+
 def test_good_file_passes(tmp_path: Path) -> None:
     code, output = check(write(tmp_path / "a.jsonl", pair("1"), pair("2", rating=5)))
     assert code == 0
@@ -47,7 +51,11 @@ def test_bad_lines_are_shown_with_number_code_and_reason(tmp_path: Path) -> None
     assert "ROW_RATING_RANGE" in output
     assert "rating must be a whole number from 1 to 5" in output
     assert "ROW_FIELD_MISSING" in output
-    assert "--lenient" in output
+    assert (
+        "not usable: mend the lines above, or skip them with --lenient, here as in mens plan and mens train" in output
+    )
+    assert "--lenient" in help_of("plan")
+    assert "--lenient" in help_of("train")
 
 
 def test_lenient_skips_bad_lines_and_quarantine_keeps_them(tmp_path: Path) -> None:

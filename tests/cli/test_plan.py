@@ -35,6 +35,14 @@ def test_a_plan_for_people(base: Path, rows: Path) -> None:
         assert expected in " ".join(result.output.split())
 
 
+def test_bad_lines_are_skipped_where_that_is_asked_for(base: Path, rows: Path) -> None:
+    rows.write_text(rows.read_text() + "oops\n")
+    plan = ["plan", str(rows), "--model", str(base), "--json"]
+    assert "DATASET_LINE_INVALID" in runner.invoke(app, plan).output
+    found = json.loads(runner.invoke(app, [*plan, "--lenient"]).output)["plan"]
+    assert (found["train"]["rows"], found["contract"]["data"]["mode"]) == (40, "lenient")
+
+
 def test_a_plan_for_machines(base: Path, rows: Path) -> None:
     result = runner.invoke(app, ["plan", str(rows), "--model", str(base), "--json"])
     assert json.loads(result.output)["plan"]["train"]["rows"] == 40

@@ -53,6 +53,8 @@ def test_no_remedy_names_a_route_that_has_a_command() -> None:
         ("See where it was with GET /v1/aliases/a.b/history.", "See where it was with `mens aliases history a.b`."),
         ("Delete the alias with DELETE /v1/aliases/a.b, or not.", "Delete the alias with `mens aliases delete a.b`, or not."),
         ("Send `Authorization: Bearer KEY`; make one.", "Set MENS_API_KEY; make one."),
+        ("Make one with `mens keys create NAME`.", "Set MENS_API_KEY to one that an admin made with `mens keys create NAME`."),
+        ("Leave `tenant` out.", "Leave MENS_TENANT unset and --tenant out."),
         ("Ask an admin.", "Ask an admin."),
     ],
 )  # fmt: skip

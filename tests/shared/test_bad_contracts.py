@@ -185,7 +185,8 @@ def test_the_corpus_is_large_and_what_it_starts_from_is_good() -> None:
 @pytest.mark.parametrize(("path", "value"), MISSHAPEN)
 def test_misshapen_contract_is_refused_at_its_field(path: tuple[str, ...], value: Any) -> None:
     error = refusal(with_value(path, value))
-    assert error.code is Code.CONTRACT_INVALID
+    is_bad_name = path in (("artifact", "alias"), ("exec", "adapter_tag")) and isinstance(value, str)
+    assert error.code is (Code.NAME_INVALID if is_bad_name else Code.CONTRACT_INVALID)
     assert error.param == ".".join(path)
 
 

@@ -24,6 +24,7 @@ from shared.contract import (
     MergeContract,
     Section,
     contract_digest,
+    describe_bad_name,
 )
 from tests.shared.samples import contract
 
@@ -203,6 +204,15 @@ def test_bad_value_is_refused_at_its_field(path: str, value: Any) -> None:
         FineTuneContract.model_validate(with_value(path, value))
     section, field = path.split(".")
     assert {error["loc"][:2] for error in caught.value.errors()} == {(section, field)}
+
+
+def test_a_bad_name_is_refused_in_words() -> None:
+    with pytest.raises(ValidationError) as caught:
+        FineTuneContract.model_validate(with_value("artifact.alias", "Prod {v2}"))
+    [fault] = caught.value.errors()
+    assert fault["msg"] == describe_bad_name("Prod {v2}")
+    assert fault["msg"].startswith("'Prod {v2}' is no name: lower-case letters, digits")
+    assert describe_bad_name("support-v2") is None, "the example is one"
 
 
 @pytest.mark.parametrize(("path", "value"), GOOD_EDGES)

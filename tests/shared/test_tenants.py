@@ -245,6 +245,23 @@ def alias_to(database: Database, tenant: str, name: str, adapter_id: str) -> Non
 
 
 @pytest.mark.usefixtures("published")
+def test_a_job_whose_alias_hides_the_shared_one_says_so(
+    database: Database, ledger: Ledger, leases: LeaseLedger
+) -> None:
+    alias_to(database, SHARED, "prod", "shared@1")
+
+    def told(tenant: str, number: int) -> str:
+        job_id = finish(ledger, leases, tenant, new_adapter(f"{tenant}@{number}"), alias="prod")
+        return ledger.of(tenant).events(job_id)[-1].message.partition(". ")[2]
+
+    hidden = "The alias prod points to it and hides shared's alias prod from acme, until it is deleted."
+    assert told("acme", 3) == hidden
+    assert told("acme", 4) == told(SHARED, 5) == "The alias prod points to it.", "acme's hid it already"
+    Aliases(database, "acme").delete("prod", BY)
+    assert told("acme", 6) == hidden
+
+
+@pytest.mark.usefixtures("published")
 def test_own_alias_comes_before_the_shared_one(database: Database, registry: Registry) -> None:
     alias_to(database, SHARED, "prod", "shared@1")
     alias_to(database, SHARED, "beta", "shared@1")
