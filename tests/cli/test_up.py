@@ -74,6 +74,7 @@ def supervised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sqlite_template:
         stack.stop()
 
 
+@pytest.mark.network
 def test_programs_that_end_are_told_and_one_that_keeps_ending_ends_it(
     supervised: Stack, capsys: pytest.CaptureFixture[str]
 ) -> None:
