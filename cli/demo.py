@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from cli.connection import Connection, fail, saved_connection
-from cli.jobs import follow
+from cli.job_progress import follow
 from cli.stack import Stack, StackFailed
 from cli.up import DEFAULT_BASE, ensure_base, start
 from shared.settings import Settings, read_settings

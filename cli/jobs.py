@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import quote
 
-import httpx
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
 from cli.aliases import describe_hiding
-from cli.connection import Connection, call, connect, describe_error, fail
+from cli.connection import call, fail
+from cli.job_progress import FINAL, describe_progress, follow
 from cli.names import whole_adapter_id, whole_job_id
 from cli.tables import print_table
 from shared.auto import auto_exec
@@ -24,10 +21,7 @@ from shared.contract import DataMode
 app = typer.Typer(no_args_is_help=True, help="Jobs: list, show, watch, cancel, pause, resume, merge.")
 console = Console()
 
-POLL_SECONDS = 0.5
-SECONDS_PER_LINE = 5.0
-PATIENCE_SECONDS = 60.0
-FINAL = ("succeeded", "failed", "cancelled")
+LAST_EVENTS = 10
 JobId = Annotated[str, typer.Argument(help="Id of the job, e.g. ftjob-01…, or its beginning.")]
 
 
@@ -149,7 +143,7 @@ def show(
     as_json: Annotated[bool, typer.Option("--json", help="Everything the API knows, as JSON.")] = False,
 ) -> None:
     """Show a job: state, progress, outcome and its last events."""
-    job = call("GET", _path(job_id), params={"after": "0"})
+    job = call("GET", _path(job_id), params={"after": "0"} if as_json else {"last": LAST_EVENTS})
     if as_json:
         console.print_json(data=job)
         return
@@ -158,9 +152,9 @@ def show(
     lines = [f"{job['id']}  {job['kind']}  {state}{asked}  attempt {job['attempt']}"]
     lines += [f"base     {job['base_model']}", f"tenant   {job['tenant']}"]
     lines += [f"plan     {summary(job)}"] if job["kind"] == "finetune" else []
-    lines += [f"progress {_facts(job['progress'])}"] if job["progress"] else []
+    lines += [f"progress {describe_progress(job['progress'])}"] if job["progress"] else []
     lines += [f"outcome  {_outcome(job)}"] if job["state"] in FINAL else []
-    lines += [f"  {event['created_at'][11:19]}  {event['message']}" for event in job["events"][-10:]]
+    lines += [f"  {event['created_at'][11:19]}  {event['message']}" for event in job["events"]]
     for line in lines:
         typer.echo(line)
 
@@ -210,88 +204,6 @@ def _path(job_id: str) -> str:
 def _tell(job: dict[str, Any]) -> None:
     asked = job["requested"]
     typer.echo(f"{job['id']}: {asked} requested, its worker is stopping" if asked else f"{job['id']} is {job['state']}")
-
-
-def follow(job_id: str, console: Console, connection: Connection | None = None) -> dict[str, Any]:
-    """Show a job's progress, and why it was queued again if it was, until it is over; returns the finished job."""
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[facts]}"))
-    with Progress(*columns, console=console, transient=False, disable=not console.is_terminal) as bar:
-        task = bar.add_task("waiting", total=None, facts="")
-        job: dict[str, Any] = {}
-        lines = _Lines()
-        for job in poll(job_id, connection or connect()):
-            _warn(console, job["events"])
-            _show(bar, task, job, lines)
-    return job
-
-
-def poll(job_id: str, connection: Connection) -> Iterator[dict[str, Any]]:
-    """The job's versions until it is over, each with its new events. Unchanged ones cost a 304; an API that restarts is
-    waited for.
-    """
-    etag, seen, last_answer, told = "", 0, time.monotonic(), False
-    with connection.client() as client:
-        while True:
-            try:
-                response = client.get(f"/v1/jobs/{job_id}", params={"after": seen}, headers={"If-None-Match": etag})
-                last_answer = time.monotonic()
-            except httpx.TransportError:
-                silence = time.monotonic() - last_answer
-                if silence > PATIENCE_SECONDS:
-                    raise
-                if not told:
-                    typer.echo(f"{connection.url} does not answer; trying again", err=True)
-                    told = True
-            else:
-                if response.is_client_error:
-                    fail(describe_error(response))
-                if response.status_code == 200:
-                    etag = response.headers["etag"]
-                    job: dict[str, Any] = response.json()
-                    seen = max((event["seq"] for event in job["events"]), default=seen)
-                    yield job
-                    if job["state"] in (*FINAL, "paused"):
-                        return
-            time.sleep(POLL_SECONDS)
-
-
-def _warn(console: Console, events: list[dict[str, Any]]) -> None:
-    """Warnings, a line each: an attempt that failed or was given back, and so the job is queued again."""
-    for event in events:
-        if (event["level"], event["type"]) == ("warn", "message"):
-            console.print(" ".join(event["message"].split()), markup=False, highlight=False, soft_wrap=True)
-
-
-class _Lines:
-    """Progress for what is no terminal: a line when the stage changes, and every few seconds."""
-
-    def __init__(self) -> None:
-        self._stage, self._next = "", 0.0
-
-    def show(self, stage: str, facts: str) -> None:
-        if stage != self._stage or time.monotonic() > self._next:
-            typer.echo(f"{stage}  {facts}".rstrip())
-            self._stage, self._next = stage, time.monotonic() + SECONDS_PER_LINE
-
-
-def _show(bar: Progress, task: TaskID, job: dict[str, Any], lines: _Lines) -> None:
-    progress = job["progress"]
-    stage, facts = job["stage"] or job["state"], _facts(progress)
-    if bar.disable:
-        lines.show(stage, facts)
-    else:
-        done, total = progress.get("step", 0), progress.get("total_steps")
-        bar.update(task, description=stage, completed=done, total=total, facts=facts)
-
-
-def _facts(progress: dict[str, Any]) -> str:
-    if not progress:
-        return ""
-    loss, eta = progress.get("loss"), progress.get("eta_seconds")
-    parts = [f"step {progress['step']}/{progress['total_steps']}"]
-    parts += [f"loss {loss:.3f}"] if loss is not None else []
-    parts += [f"ETA {eta // 60:.0f}:{eta % 60:02.0f}"] if eta else []
-    return "  ".join(parts)
 
 
 def _outcome(job: dict[str, Any]) -> str:

@@ -148,6 +148,9 @@ def retrieve_job(
     after: Annotated[
         str | None, Query(description="Also return events after this one (an id or seq; 0 for all).")
     ] = None,
+    last: Annotated[
+        int | None, Query(ge=1, le=EVENTS_PER_POLL, description="Also return events, the newest so many.")
+    ] = None,
 ) -> Any:
     """One job. Poll it with If-None-Match: an unchanged job is a 304 without a body."""
     job = scope.job(job_id)
@@ -155,9 +158,7 @@ def retrieve_job(
     if if_none_match == etag:
         return Response(status_code=status.HTTP_304_NOT_MODIFIED, headers={"ETag": etag})
     response.headers["ETag"] = etag
-    cursor = event_seq(after)
-    events = None if cursor is None else scope.ledger.events(job_id, after=cursor, limit=EVENTS_PER_POLL)
-    return JobAnswer(**job.model_dump(), events=events)
+    return JobAnswer(**job.model_dump(), events=_asked_events(scope, job_id, event_seq(after), last))
 
 
 @router.post("/jobs/{job_id}/cancel", dependencies=TRAINER)
@@ -218,6 +219,14 @@ async def stream_events(
 
 def _asked(contract: FineTuneContract, preset: str | None, domain: str | None, name: str | None) -> Asked:
     return Asked(contract.model_dump(mode="json", exclude_unset=True), preset, domain, name)
+
+
+def _asked_events(scope: Scope, job_id: str, after: int | None, last: int | None) -> list[Event] | None:
+    """Oldest first; None when none were asked for."""
+    if last is not None:
+        newest = scope.ledger.recent_events(job_id, limit=last)[:last]
+        return [event for event in reversed(newest) if event.seq > (after or 0)]
+    return None if after is None else scope.ledger.events(job_id, after=after, limit=EVENTS_PER_POLL)
 
 
 def _look(scope: Scope, job_id: str, cursor: int) -> tuple[Job, list[Event]]:

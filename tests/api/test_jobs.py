@@ -116,6 +116,25 @@ def test_events_after_a_cursor(client: TestClient, job_body: dict[str, Any]) -> 
     assert client.get(f"/v1/jobs/{job['id']}").json()["events"] is None
 
 
+def test_the_last_events(app: FastAPI, client: TestClient, job_body: dict[str, Any]) -> None:
+    job = client.post("/v1/jobs", json=job_body).json()
+    ledger = lease_ledger(app)
+    lease = ledger.claim(job["id"], "w")
+    assert lease
+    ledger.report(lease, events=[NewEvent(message=word) for word in ("one", "two", "three")])
+
+    def messages(**params: str | int) -> list[str]:
+        events = client.get(f"/v1/jobs/{job['id']}", params=params).json()["events"]
+        return [event["message"] for event in events]
+
+    everything = messages(after="0")
+    assert messages(last=2) == ["two", "three"]
+    assert messages(last=500) == everything
+    first = client.get(f"/v1/jobs/{job['id']}", params={"after": "0"}).json()["events"][-2]["seq"]
+    assert messages(last=2, after=first) == ["three"]
+    assert client.get(f"/v1/jobs/{job['id']}", params={"last": 0}).status_code == 422
+
+
 def stream(client: TestClient, job_id: str, **headers: str) -> list[tuple[str, str | None, dict[str, Any]]]:
     """(event, id, data) of a whole event stream."""
     found = []

@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from cli import jobs
-from cli.connection import connect
 from shared.catalog import BaseModelEntry, Catalog, LocalSource, digest_model_folder, save_catalog
 from shared.errors import Code, JobFailed
+from shared.job import NewEvent
 from shared.lease import LeaseLedger
 from shared.tenancy import Role
 from tests.cli.conftest import Installation
@@ -69,15 +68,14 @@ def test_who_watches_is_told_why_a_job_is_queued_again(installation: Installatio
     assert installation.mens("jobs", "watch", job.id, code=1).splitlines()[0] == AGAIN
 
 
-def test_each_event_is_seen_once(installation: Installation, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jobs, "POLL_SECONDS", 0.0)
-    ledger = installation.services.ledger
+def test_the_last_events_are_shown(installation: Installation, rows: str) -> None:
+    installation.mens("train", rows, "--model", "tiny", "--no-watch")
+    (job,) = installation.services.ledger.list_jobs(after=None, limit=1)
     leases = LeaseLedger(installation.services.database, 60)
-    lease = claimed(ledger, leases)
-    versions = jobs.poll(lease.job.id, connect())
-    seen = [event["message"] for event in next(versions)["events"]]
-    leases.fail(lease, KILLED)
-    seen += [event["message"] for event in next(versions)["events"]]
-    ledger.cancel(lease.job.id)
-    seen += [event["message"] for version in versions for event in version["events"]]
-    assert seen == [event.message for event in ledger.events(lease.job.id)]
+    lease = leases.claim(job.id, "test")
+    assert lease
+    for number in range(30):
+        leases.report(lease, events=[NewEvent(message=f"Event {number}.")])
+    told = [line.split("  ")[-1] for line in installation.mens("jobs", "show", lease.job.id).splitlines()]
+    assert told[-10:] == [f"Event {number}." for number in range(20, 30)]
+    assert "Event 19." not in told
