@@ -21,7 +21,7 @@ UNITS = ("bytes", "KB", "MB", "GB", "TB")
 def retention(
     apply: Annotated[bool, typer.Option("--apply", help="Remove it; without this, only say what would go.")] = False,
 ) -> None:
-    """List what goes by the retention policy: old checkpoints and adapters, run folders, merged models, prepared data.
+    """List what goes by the retention policy: old checkpoints and adapters, run folders, merged models, leftovers, prepared data.
 
     The policy is in MENS_RETAIN_… and MENS_PREPARED_BYTES; the worker tier applies the same every hour.
     """

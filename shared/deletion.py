@@ -209,9 +209,10 @@ def _sees(tenant: str, row: AdapterRow) -> bool:
     return row.tenant in visible_to(tenant)
 
 
-def open_jobs(session: Session) -> list[JobRow]:
-    """Every tenant's jobs that are not over."""
-    return list(session.scalars(select(JobRow).where(JobRow.state.not_in([str(state) for state in FINAL]))))
+def open_jobs(session: Session, *, lock: bool = False) -> list[JobRow]:
+    """Every tenant's jobs that are not over; ``lock`` holds their rows until the transaction ends."""
+    query = select(JobRow).where(JobRow.state.not_in([str(state) for state in FINAL])).order_by(JobRow.id)
+    return list(session.scalars(query.with_for_update() if lock else query))
 
 
 def _needs(job: JobRow, digest: str) -> bool:

@@ -22,6 +22,7 @@ from shared.inventory import (
     MODEL,
     MODEL_DELETED,
     Inventory,
+    models_that_are_bases,
     prepared_files,
     run_folders,
     size_of,
@@ -29,6 +30,7 @@ from shared.inventory import (
 )
 from shared.job import Kind, NewEvent, Value
 from shared.ledger import record
+from shared.leftovers import find_leftovers, remove_leftover
 from shared.retention import (
     Policy,
     adapters_to_delete,
@@ -37,10 +39,14 @@ from shared.retention import (
     run_folders_to_remove,
 )
 from shared.settings import RetentionSettings
+from shared.storage import Kind as Shelf
 from shared.storage import Storage
 from shared.tables import JobRow
 
-What = Literal["adapter", "checkpoint", "run folder", "merged model", "prepared data"]
+What = Literal[
+    "adapter", "checkpoint", "run folder", "merged model", "leftover adapter", "leftover model", "prepared data"
+]
+LEFTOVER: dict[Shelf, What] = {"adapters": "leftover adapter", "models": "leftover model"}
 
 logger = logging.getLogger(__name__)
 
@@ -69,15 +75,21 @@ class Housekeeping:
         if self._policy == Policy():
             return []
         known = take_inventory(self._db, self._settings.retain_alias_moves)
-        return [*self._adapters(known), *self._run_folders(known), *self._models(known), *self._prepared(known)]
+        in_database = [*self._adapters(known), *self._run_folders(known), *self._models(known)]
+        return [*in_database, *self._leftovers(), *self._prepared(known)]
 
     def remove(self, finding: Finding) -> bool:
         """Remove what was found, or begin to; False when something needs it now, or it has gone meanwhile."""
+        if finding.name in self._bases():
+            return False
         match finding.what:
             case "adapter" | "checkpoint":
                 return self._delete_adapter(finding)
             case "merged model":
                 return self._delete_model(finding.name)
+            case "leftover adapter" | "leftover model":
+                shelf: Shelf = "adapters" if finding.what == LEFTOVER["adapters"] else "models"
+                return remove_leftover(self._db, self._storage, shelf, finding.name)
             case "run folder":
                 return _discard(self._settings.runs_dir / finding.name)
             case "prepared data":
@@ -115,11 +127,23 @@ class Housekeeping:
 
     def _models(self, known: Inventory) -> list[Finding]:
         reason = f"its job has been over for {self._settings.retain_model_days} days"
-        going = models_to_delete(known.jobs, known.models_needed, self._policy, known.now)
+        needed = known.models_needed | self._bases()
+        going = models_to_delete(known.jobs, needed, self._policy, known.now)
         folder = self._storage.folder
         return [
             Finding(what="merged model", name=digest, bytes=size_of(folder("models", digest)), reason=reason)
             for digest in going
+        ]
+
+    def _leftovers(self) -> list[Finding]:
+        reason = f"no job has it, and it was stored more than {self._settings.retain_leftover_days} days ago"
+        bases = self._bases()
+        return [
+            Finding(
+                what=LEFTOVER[shelf], name=digest, bytes=size_of(self._storage.folder(shelf, digest)), reason=reason
+            )
+            for shelf, digest in find_leftovers(self._db, self._storage, self._policy)
+            if digest not in bases
         ]
 
     def _prepared(self, known: Inventory) -> list[Finding]:
@@ -133,6 +157,9 @@ class Housekeeping:
             )
             for name in prepared_to_remove(files.values(), known.in_use_since, self._policy)
         ]
+
+    def _bases(self) -> frozenset[str]:
+        return models_that_are_bases(self._settings.catalog_path, self._storage)
 
     def _delete_adapter(self, finding: Finding) -> bool:
         try:
@@ -166,6 +193,7 @@ def policy_of(settings: RetentionSettings) -> Policy:
         unaliased=_days(settings.retain_unaliased_days),
         run_folders=_days(settings.retain_run_days),
         models=_days(settings.retain_model_days),
+        leftovers=_days(settings.retain_leftover_days),
         prepared_bytes=settings.prepared_bytes,
     )
 

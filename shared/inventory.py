@@ -12,12 +12,14 @@ from pathlib import Path
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from shared.catalog import LocalSource, load_catalog
 from shared.db import Database
 from shared.deletion import STORING, named_by, open_jobs
 from shared.job import Kind
 from shared.jobstate import FINAL, State
 from shared.retention import PastJob, PreparedFile, StoredAdapter, Uses
 from shared.routing import Routing
+from shared.storage import Storage
 from shared.tables import AdapterRow, AliasMoveRow, AliasRow, JobRow
 
 MODEL, MODEL_DELETED = "model_digest", "model_deleted_at"
@@ -72,7 +74,7 @@ def take_inventory(database: Database, alias_moves: int) -> Inventory:
 
 def prepared_files(folder: Path) -> list[PreparedFile]:
     """The encoded data files of a cache; who reads one sets the time of one of its files."""
-    return [PreparedFile(path.name, size_of(path), _used_at(path)) for path in _folders(folder) if path.name[0] != "."]
+    return [PreparedFile(path.name, size_of(path), used_at(path)) for path in _folders(folder) if path.name[0] != "."]
 
 
 def run_folders(folder: Path) -> list[str]:
@@ -80,9 +82,25 @@ def run_folders(folder: Path) -> list[str]:
     return [path.name for path in _folders(folder)]
 
 
+def models_that_are_bases(catalog_path: Path, storage: Storage) -> frozenset[str]:
+    """Digests of the stored models that the catalogue has as bases: they are trained on and served from where they are.
+
+    Raises:
+        InvalidRequest: ``CATALOG_INVALID``.
+    """
+    sources = (base.source for base in load_catalog(catalog_path).bases)
+    folders = {(catalog_path.parent / source.path).resolve() for source in sources if isinstance(source, LocalSource)}
+    return frozenset(d for d in storage.digests("models") if storage.folder("models", d).resolve() in folders)
+
+
 def size_of(folder: Path) -> int:
     """Bytes of all files in a folder; 0 when it is not there."""
     return sum(found.st_size for found in _stats(folder))
+
+
+def used_at(folder: Path) -> datetime:
+    """When a file of a folder was last written, or its time set."""
+    return datetime.fromtimestamp(max((found.st_mtime for found in _stats(folder)), default=0.0), UTC)
 
 
 def _adapters(session: Session) -> list[StoredAdapter]:
@@ -137,7 +155,3 @@ def _stats(folder: Path) -> Iterator[os.stat_result]:
         for name in names:
             with suppress(FileNotFoundError):
                 yield Path(path, name).lstat()
-
-
-def _used_at(folder: Path) -> datetime:
-    return datetime.fromtimestamp(max((found.st_mtime for found in _stats(folder)), default=0.0), UTC)

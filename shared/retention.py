@@ -21,6 +21,7 @@ class Policy:
         unaliased: an adapter to which no alias has pointed for so long goes.
         run_folders: a finished job's run folder goes after so long.
         models: a merged model goes so long after its job.
+        leftovers: stored folders that no job has to show for go after so long.
         prepared_bytes: prepared data is kept up to so many bytes; what was used longest ago goes first.
     """
 
@@ -28,6 +29,7 @@ class Policy:
     unaliased: timedelta | None = None
     run_folders: timedelta | None = None
     models: timedelta | None = None
+    leftovers: timedelta | None = None
     prepared_bytes: int | None = None
 
 
@@ -64,6 +66,14 @@ class PastJob:
     id: str
     finished_at: datetime
     model: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StoredFolder:
+    """An artifact's folder in the storage, whole or not."""
+
+    digest: str
+    written_at: datetime
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +117,24 @@ def models_to_delete(jobs: Iterable[PastJob], needed: Collection[str], policy: P
         if job.model is not None and job.model not in needed:
             made[job.model] = max(job.finished_at, made.get(job.model, job.finished_at))
     return [digest for digest, finished_at in made.items() if _is_over(finished_at, policy.models, now)]
+
+
+def leftovers_to_remove(
+    stored: Iterable[StoredFolder], known: Collection[str], policy: Policy, now: datetime
+) -> list[str]:
+    """Digests of the stored folders that go.
+
+    Args:
+        stored: all of a shelf.
+        known: digests that a job has to show for, or is about to.
+        policy: how long the others are kept.
+        now: the time.
+    """
+    return [
+        folder.digest
+        for folder in stored
+        if folder.digest not in known and _is_over(folder.written_at, policy.leftovers, now)
+    ]
 
 
 def prepared_to_remove(files: Iterable[PreparedFile], in_use_since: datetime | None, policy: Policy) -> list[str]:

@@ -79,6 +79,9 @@ class RetentionSettings(Settings):
     retain_model_days: float | None = Field(
         None, ge=0, le=36500, description="A merged model is deleted so long after its job; null: never."
     )
+    retain_leftover_days: float | None = Field(
+        None, ge=0, le=36500, description="What a failed job had stored is removed after so long; null: never."
+    )
     prepared_bytes: int | None = Field(
         None, ge=0, description="Largest size of the encoded data files together; null: no limit."
     )

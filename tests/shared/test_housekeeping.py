@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from shared.aliases import Aliases, Mover
+from shared.catalog import BaseModelEntry, Catalog, LocalSource, save_catalog
 from shared.db import Database
 from shared.deletion import Deletions
 from shared.housekeeping import Finding, Housekeeping
@@ -72,7 +73,8 @@ class Home:
         made = self.folder / "made"
         for name in ("weights", manifest):
             self.write(made / name, 100)
-        self.storage.put_folder(kind, digest, made, ["weights"], manifest)
+        for path in self.storage.put_folder(kind, digest, made, ["weights"], manifest).iterdir():
+            self.date(path)
 
     def prepare(self, name: str, size: int) -> None:
         """Encoded data that was used now."""
@@ -81,6 +83,10 @@ class Home:
     def write(self, path: Path, size: int) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(b"x" * size)
+        self.date(path)
+
+    def date(self, path: Path) -> None:
+        """A file was written now."""
         moment = self.clock.now.timestamp()
         os.utime(path, (moment, moment))
 
@@ -236,6 +242,67 @@ def test_a_model_that_was_merged_again_after_it_was_deleted(home: Home) -> None:
     assert keep.find() == []
     home.clock.advance(8 * DAY)
     assert named(keep.apply()) == [("merged model", "1" * 64)]
+
+
+def test_a_merged_model_that_is_a_base_stays(home: Home) -> None:
+    home.train("a")
+    home.merge("a", "1" * 64)
+    home.store("models", "2" * 64, MODEL_MANIFEST_NAME)
+    keep = home.keep(retain_model_days=7, retain_leftover_days=7)
+    home.clock.advance(8 * DAY)
+    found = keep.find()
+    assert named(found) == [("merged model", "1" * 64), ("leftover model", "2" * 64)]
+    sources = [LocalSource(path=f"storage/models/{digit * 64}") for digit in "12"]
+    bases = [
+        BaseModelEntry(name=f"base-{n}", source=source, digests={"config.json": "0" * 64})
+        for n, source in enumerate(sources)
+    ]
+    save_catalog(home.folder / "catalog.json", Catalog(bases=bases))
+    assert keep.find() == []
+    assert not any(keep.remove(finding) for finding in found), "it has become one meanwhile"
+
+
+def test_what_a_failed_job_stored_goes_after_its_time(home: Home) -> None:
+    keep = home.keep(retain_leftover_days=2)
+    home.train("a")
+    running = claimed(home.ledger, home.leases)
+    home.leases.keep_adapters(running, ["b" * 64])
+    home.store("adapters", "b" * 64, MANIFEST_NAME)
+    home.store("adapters", "c" * 64, MANIFEST_NAME)
+    home.clock.advance(1 * DAY)
+    home.store("adapters", "d" * 64, MANIFEST_NAME)
+    assert keep.apply() == []
+    home.clock.advance(1.5 * DAY)
+    assert [(found.what, found.name[:1], found.bytes) for found in keep.apply()] == [("leftover adapter", "c", 200)]
+    assert home.storage.digests("adapters") == ["a" * 64, "b" * 64, "d" * 64]
+    home.ledger.cancel(running.job.id)
+    home.leases.stop(running)
+    assert [found.name[:1] for found in keep.apply()] == ["b"]
+
+
+def test_what_a_job_is_about_to_store_by_the_time_it_is_removed_stays(home: Home) -> None:
+    keep = home.keep(retain_leftover_days=2)
+    home.train("a")
+    home.store("adapters", "c" * 64, MANIFEST_NAME)
+    home.store("models", "1" * 64, MODEL_MANIFEST_NAME)
+    home.clock.advance(3 * DAY)
+    found = keep.find()
+    home.leases.keep_adapters(claimed(home.ledger, home.leases), ["c" * 64])
+    home.merging("a")
+    assert [finding.what for finding in found] == ["leftover adapter", "leftover model"]
+    assert not any(keep.remove(finding) for finding in found)
+    assert keep.find() == [], "nor is any of it found again"
+
+
+def test_the_folder_of_a_deleted_adapter_that_was_stored_again_goes(home: Home) -> None:
+    home.train("a")
+    Deletions(home.database).begin(f"demo@{'a' * 64}")
+    (doomed,) = Deletions(home.database).pending()
+    Deletions(home.database).finish(doomed, lambda: home.storage.discard_folder("adapters", "a" * 64))
+    home.store("adapters", "a" * 64, MANIFEST_NAME)
+    home.clock.advance(3 * DAY)
+    assert [finding.name for finding in home.keep(retain_leftover_days=2).apply()] == ["a" * 64]
+    assert home.storage.digests("adapters") == []
 
 
 def test_prepared_data_is_bounded_and_a_running_jobs_stays(home: Home) -> None:

@@ -13,8 +13,10 @@ from shared.retention import (
     Policy,
     PreparedFile,
     StoredAdapter,
+    StoredFolder,
     Uses,
     adapters_to_delete,
+    leftovers_to_remove,
     models_to_delete,
     prepared_to_remove,
     run_folders_to_remove,
@@ -45,6 +47,11 @@ policies = st.builds(Policy, checkpoints=st.none() | st.integers(0, 3), unaliase
 digests = st.none() | st.sampled_from(["m1", "m2", "m3"])
 jobs = st.lists(st.builds(PastJob, id=st.uuids().map(str), finished_at=ages, model=digests), max_size=12)
 files = st.lists(st.builds(PreparedFile, name=st.uuids().map(str), bytes=st.integers(0, 100), used_at=ages), max_size=8)
+folders = st.lists(
+    st.builds(StoredFolder, digest=st.sampled_from("abcde"), written_at=ages),
+    max_size=5,
+    unique_by=lambda folder: folder.digest,
+)
 
 
 # -- what never goes -----------------------------------------------------------------------------------------------
@@ -102,6 +109,14 @@ def test_a_merged_model_goes_when_the_last_job_that_made_it_is_old(found, limit,
         newest = max(job.finished_at for job in found if job.model == digest)
         old = limit is not None and NOW - newest > limit
         assert (digest in going) is (old and digest not in needed)
+
+
+@given(folders, limits, st.frozensets(st.sampled_from("abc")))
+def test_a_stored_folder_goes_when_it_is_old_and_nobody_has_it(found, limit, known):
+    going = leftovers_to_remove(found, known, Policy(leftovers=limit), NOW)
+    for folder in found:
+        old = limit is not None and NOW - folder.written_at > limit
+        assert (folder.digest in going) is (old and folder.digest not in known)
 
 
 @given(files, st.none() | st.integers(0, 400), st.none() | ages)
