@@ -3,14 +3,27 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from typing import Annotated
 
-from pydantic import ConfigDict, Field, StringConstraints
+from pydantic import BeforeValidator, ConfigDict, Field, StringConstraints
+from pydantic_core import PydanticCustomError
 
 from shared.job import Value
 
 PLAIN_WEIGHT = 100
-AdapterId = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._@-]{0,159}$")]
+_ADAPTER_ID = r"^[A-Za-z0-9][A-Za-z0-9._@-]{0,159}$"
+
+
+def _in_words(value: object) -> object:
+    if isinstance(value, str) and not re.fullmatch(_ADAPTER_ID, value):
+        raise PydanticCustomError(
+            "bad_adapter_id", "{id} is no id of an adapter; GET /v1/adapters lists them", {"id": repr(value[:80])}
+        )
+    return value
+
+
+AdapterId = Annotated[str, StringConstraints(pattern=_ADAPTER_ID), BeforeValidator(_in_words)]
 
 
 class Target(Value):

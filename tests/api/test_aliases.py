@@ -209,6 +209,13 @@ def test_names_that_are_refused(client: TestClient, adapters: str) -> None:
             assert "[a-z" not in refused.text
 
 
+def test_ids_that_no_adapter_has(client: TestClient, adapters: str) -> None:
+    for adapter in ("", "a b", "x" * 161, "\0"):
+        error = client.put("/v1/aliases/prod", json={"adapter": adapter}).json()["error"]
+        assert (error["code"], error["param"]) == ("REQUEST_INVALID", "adapter")
+        assert "is no id of an adapter" in error["message"]
+
+
 @pytest.mark.parametrize("model", ["\0", "a\0b", "prod\n"])
 def test_models_that_no_database_takes(client: TestClient, adapters: str, model: str) -> None:
     answer = client.post("/v1/completions", content=json.dumps({"model": model}))
