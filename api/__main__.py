@@ -6,6 +6,7 @@ import gc
 import logging
 import math
 import sys
+from contextlib import suppress
 from types import FrameType
 
 import uvicorn
@@ -31,7 +32,7 @@ class Server(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """A signal has come."""
-        self._services.stopping.set()
+        self._services.stopping.has_begun = True
         super().handle_exit(sig, frame)
 
 
@@ -52,7 +53,8 @@ def main() -> None:
         server_header=False,
         access_log=False,  # the application logs by itself, afterwards
     )
-    Server(config, app.state.services).run()
+    with suppress(KeyboardInterrupt):  # uvicorn has stopped in its own way, and then raises the signal again
+        Server(config, app.state.services).run()
 
 
 if __name__ == "__main__":

@@ -9,10 +9,14 @@ from starlette.types import Receive, Scope, Send
 
 from api.limits import Admission
 from api.presence import Presence
-from api.replica_client import Begun
+from api.problems import problem_event
+from api.rejections import broken_off
+from api.replica_client import Begun, BrokenOff
 from api.taps import Tap
 
 ADAPTER_HEADER = "x-mens-adapter"
+EVENT_END = b"\n\n"
+"""The replica may have broken off in the middle of an event."""
 
 
 class Answer:
@@ -85,7 +89,8 @@ class Answer:
 class PassedOn(Response):
     """A replica's bytes as they come, or what they are turned into. The answer is closed however this ends.
 
-    A caller who goes away ends it; an answer that breaks off is broken off to the caller, whose connection is cut.
+    A caller who goes away ends it. Of an answer that breaks off the caller is told: a stream has the error as its last event,
+    and no end mark; of anything else the connection is cut.
 
     Args:
         answer: what is read and closed.
@@ -100,12 +105,17 @@ class PassedOn(Response):
         self.background = None
         everything = {**answer.headers, **(headers or {})}
         self.raw_headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in everything.items()]
+        self._is_stream = everything.get("content-type", "").startswith("text/event-stream")
         self._answer = answer
         self._content = answer if content is None else content
 
     async def __call__(self, _scope: Scope, _receive: Receive, send: Send) -> None:
         try:
             await self._answer.presence.unless_gone(self._pass_on(send))
+        except BrokenOff:
+            if self._is_stream:
+                await send({"type": "http.response.body", "body": EVENT_END + problem_event(broken_off())})
+            # Else it is left without an end, and the server closes the connection.
         finally:
             await self._answer.aclose()
 

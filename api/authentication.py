@@ -77,7 +77,7 @@ async def require_caller(services: ServicesDep, key: KeyDep, tenant: TenantHeade
         raise NotFound(
             Code.TENANT_NOT_FOUND,
             f"There is no tenant {caller.tenant!r}.",
-            remedy=f"A tenant comes to be with its first key: `mens keys create NAME --tenant {caller.tenant}`.",
+            remedy=f"Check X-Mens-Tenant; a tenant comes to be with its first key: `mens keys create NAME --tenant {caller.tenant}`.",
             param="X-Mens-Tenant",
         )
     return caller

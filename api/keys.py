@@ -39,9 +39,11 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _limit(text: str) -> int:
+def _limit(text: str) -> int | None:
+    if text.lower() == "none":
+        return None
     if not text.isdecimal() or not 1 <= int(text) <= LARGEST_LIMIT:
-        raise argparse.ArgumentTypeError(f"{text!r} is not 1 to {LARGEST_LIMIT}")
+        raise argparse.ArgumentTypeError(f"{text!r} is not 1 to {LARGEST_LIMIT}, or none")
     return int(text)
 
 

@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from api.openai_types import Model
+from api.rejections import broken_off
 from shared.errors import Code, Unavailable
 
 DONE = b"[DONE]"
@@ -143,11 +144,6 @@ async def chunks(stream: AsyncIterable[bytes]) -> AsyncIterator[JsonObject]:
                 yield _sound(json.loads(data))
     if not ended:
         raise broken_off()
-
-
-def broken_off() -> Unavailable:
-    """The error of a stream that ended too early."""
-    return _failed("The serving replica broke off in the middle of the answer.")
 
 
 def tag(model: Model) -> JsonObject:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from http import HTTPStatus
 from typing import Any
@@ -18,7 +19,7 @@ from api.faults import describe_faults
 from api.limits import limit_headers
 from api.rejections import Rejection
 from shared import errors
-from shared.contract import BAD_NAME
+from shared.contract import BAD_NAME, describe_bad_name
 from shared.errors import Code, InvalidRequest, MensError
 
 STATUS: dict[type[MensError], HTTPStatus] = {
@@ -56,6 +57,11 @@ def problem_response(error: MensError, status: int | None = None) -> JSONRespons
     return JSONResponse({"error": _body(error, status)}, status, headers=headers_of(error, status))
 
 
+def problem_event(error: MensError) -> bytes:
+    """The error as a server-sent event: how a stream that has begun tells it. OpenAI's clients raise it."""
+    return b"data: " + json.dumps({"error": _body(error, status_of(error))}).encode() + b"\n\n"
+
+
 def status_of(error: MensError) -> int:
     """The HTTP status of an error."""
     return error.status if isinstance(error, Rejection) else STATUS[type(error)]
@@ -86,6 +92,8 @@ def validation_problem(error: RequestValidationError, remedy: str = "") -> Inval
         error: what FastAPI found.
         remedy: where the caller reads what is expected; empty: where our own routes say it.
     """
+    if isinstance(error.body, bytes):  # FastAPI has not read it, for it is not said to be JSON
+        return _not_json()
     faults = describe_faults(error.errors(), error.body)
     path, reason = next(iter(faults.items()))
     return InvalidRequest(
@@ -94,6 +102,14 @@ def validation_problem(error: RequestValidationError, remedy: str = "") -> Inval
         remedy=remedy or (SEE_CONTRACT if _is_in_contract(path, error.body) else SEE_OPENAPI),
         param=path or None,
         details={"errors": [{"param": path, "reason": reason} for path, reason in faults.items()]},
+    )
+
+
+def _not_json() -> InvalidRequest:
+    return InvalidRequest(
+        Code.REQUEST_INVALID,
+        "The request body is not declared to be JSON.",
+        remedy="Send the header `Content-Type: application/json`.",
     )
 
 
@@ -126,6 +142,9 @@ def _answer_validation_error(_request: Request, error: Exception) -> JSONRespons
 
 def _answer_http_exception(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException)
+    if error.status_code == HTTPStatus.NOT_FOUND and (fault := _fault_of_slashed_alias(request)):
+        named = InvalidRequest(Code.NAME_INVALID, f"name: {fault}.", remedy=SEE_OPENAPI, param="name")
+        return problem_response(named, HTTPStatus.UNPROCESSABLE_ENTITY)
     if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
         code, message = Code.METHOD_NOT_ALLOWED, f"{request.method} is not allowed on {request.url.path}."
     elif error.status_code == HTTPStatus.NOT_FOUND:
@@ -134,6 +153,12 @@ def _answer_http_exception(request: Request, error: Exception) -> JSONResponse:
         code, message = Code.REQUEST_INVALID, str(error.detail)
     remedy = "See GET /v1/openapi.json for what there is."
     return problem_response(InvalidRequest(code, message, remedy=remedy), error.status_code)
+
+
+def _fault_of_slashed_alias(request: Request) -> str | None:
+    """What is wrong with an alias's name when it has a slash, quoted as it has to be: no route takes one, so none refused it."""
+    _, _, name = request.url.path.partition("/v1/aliases/")
+    return describe_bad_name(name) if name and b"%2f" in request.scope.get("raw_path", b"").lower() else None
 
 
 def _answer_bug(request: Request, error: Exception) -> JSONResponse:

@@ -2,7 +2,7 @@
 
 What is no fault of the caller's request does not look like one: a key that the replica does not take is ours, and an
 adapter that it does not find is damaged, for it is asked for published ones only. What vLLM's validation says in Python's
-notation is told as fields and reasons (`api/engine_faults.py`).
+notation is told as fields and reasons (`api/engine_faults.py`, `api/engine_fields.py`).
 """
 
 from __future__ import annotations
@@ -16,10 +16,6 @@ from api.replica_client import Begun, BrokenOff
 from shared.errors import Code, MensError, Unavailable
 
 KEY_STATUSES = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
-PROMPT = ("input_text", "input_tokens")
-"""vLLM's words for the prompt that it made of the request, when it is too long: by its characters, by its tokens."""
-PROMPT_FIELDS = ("messages", "prompt", "input")
-"""Where the caller wrote it."""
 
 
 class Rejection(MensError):
@@ -39,7 +35,8 @@ async def rejection(begun: Begun, asked: dict[str, Any], served: str) -> MensErr
         served: what the replica was asked for.
 
     Returns:
-        ``REQUEST_REJECTED``, ``SERVING_FAILED``, ``TASK_UNSUPPORTED``, ``SERVING_REFUSED`` or ``SERVING_UNAVAILABLE``.
+        ``REQUEST_REJECTED``, ``CONTEXT_LENGTH_EXCEEDED``, ``SERVING_FAILED``, ``TASK_UNSUPPORTED``, ``SERVING_REFUSED`` or
+        ``SERVING_UNAVAILABLE``.
     """
     try:
         said = _said(b"".join([chunk async for chunk in begun]))
@@ -52,6 +49,13 @@ async def rejection(begun: Begun, asked: dict[str, Any], served: str) -> MensErr
     if begun.status == HTTPStatus.NOT_FOUND:
         return _task_unsupported(asked["model"]) if _has_no_route(said) else _adapter_refused(asked["model"], served)
     return _passed_on(begun.status, said, asked)
+
+
+def broken_off() -> Unavailable:
+    """What a caller is told whose answer had begun when the replica broke off."""
+    return Unavailable(
+        Code.SERVING_FAILED, "The serving replica broke off in the middle of the answer.", remedy="Ask again."
+    )
 
 
 def _said(content: bytes) -> dict[str, Any]:
@@ -75,19 +79,17 @@ def _passed_on(status: int, said: dict[str, Any], asked: dict[str, Any]) -> Reje
     told = in_words(
         str(said.get("message") or f"The serving replica answered with status {status}."),
         param.removeprefix("body.") if isinstance(param, str) else None,
+        asked,
     )
     return Rejection(
-        Code.SERVING_FAILED if failed else Code.REQUEST_REJECTED,
+        Code.SERVING_FAILED if failed else told.code,
         told.message,
+        remedy=told.remedy,
         status=status,
-        param=_written(asked) if told.param in PROMPT else told.param,
+        param=told.param,
         details=told.details,
         retryable=failed and status != HTTPStatus.NOT_IMPLEMENTED,
     )
-
-
-def _written(asked: dict[str, Any]) -> str | None:
-    return next((field for field in PROMPT_FIELDS if field in asked), None)
 
 
 def _task_unsupported(asked: str) -> Rejection:

@@ -85,13 +85,21 @@ class Begun:
         answer: gives the bytes after the first ones.
         first: the first bytes; empty when there are none.
         release: called once.
+        broke: called when the replica breaks off.
     """
 
-    def __init__(self, answer: ReplicaAnswer, first: bytes, release: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        answer: ReplicaAnswer,
+        first: bytes,
+        release: Callable[[], None],
+        broke: Callable[[BrokenOff], None] = lambda _error: None,
+    ) -> None:
         self.status, self.headers = answer.status, answer.headers
         self._answer = answer
         self._first = first
         self._release: Callable[[], None] | None = release
+        self._broke = broke
 
     @property
     def ok(self) -> bool:
@@ -105,7 +113,11 @@ class Begun:
             BrokenOff: before the end.
         """
         first, self._first = self._first, b""
-        return first or await self._answer.read_some()
+        try:
+            return first or await self._answer.read_some()
+        except BrokenOff as error:
+            self._broke(error)
+            raise
 
     def __aiter__(self) -> Begun:
         """The body's bytes as they come."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from api.openai_questions import asks
+from api.openai_questions import asks_response
 from shared.errors import Code, InvalidRequest
 
 NEED_A_STORED_RESPONSE = ("previous_response_id", "conversation", "background")
@@ -28,7 +28,7 @@ def stateless(body: dict[str, Any]) -> dict[str, Any]:
     if body.get("store") is True:
         raise _not_stored("store", "Leave `store` out, or set it to false.")
     _refuse_tools_of_the_server(body.get("tools"))
-    return {**asks(body, "input"), "store": False}
+    return {**asks_response(body), "store": False}
 
 
 def _refuse_tools_of_the_server(tools: Any) -> None:
@@ -39,7 +39,7 @@ def _refuse_tools_of_the_server(tools: Any) -> None:
                 Code.TOOL_UNSUPPORTED,
                 f"A tool of the type {kind!r} would have to be run by the server, and it runs none.",
                 remedy="Describe it as a function, and run it yourself.",
-                param=f"tools.{index}.type",
+                param=f"tools[{index}].type",
             )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from dataclasses import dataclass, field
 from typing import Annotated
 
@@ -28,12 +27,19 @@ from shared.storage import Storage
 from shared.usage import Usage
 
 
+@dataclass
+class Stopping:
+    """A flag, and no event: a signal's handler sets it, which a lock could block for ever."""
+
+    has_begun: bool = False
+
+
 @dataclass(frozen=True)
 class Services:
     """The API's hands: ledger, registry, aliases, storage, doorbell, and the serving tier's client and replicas.
 
     Attributes:
-        stopping: set when this process is told to stop.
+        stopping: whether this process was told to stop.
     """
 
     settings: ApiSettings
@@ -53,7 +59,7 @@ class Services:
     shadows: ShadowTraffic
     replicas: Replicas
     watch: Watch
-    stopping: threading.Event = field(default_factory=threading.Event)
+    stopping: Stopping = field(default_factory=Stopping)
 
     def catalog(self) -> Catalog:
         """The catalogue as it is now; bases may be added while the API runs."""

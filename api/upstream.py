@@ -127,7 +127,8 @@ class Request:
         except BaseException:
             answer.close()
             raise
-        return Begun(answer, first, partial(self._services.replicas.release, replica))
+        released = partial(self._services.replicas.release, replica)
+        return Begun(answer, first, released, partial(_broke_amid, replica))
 
     def _others_are_up(self) -> bool:
         if len(self._services.replicas.all) == 1:
@@ -147,6 +148,13 @@ class Request:
         self.reason = f"{replica_name(replica.url)} {told}"
         logger.warning("replica passed over: %s: %s", replica.url, reason or told)
         return f"{replica.url}: {reason or told}"
+
+
+def _broke_amid(replica: Replica, error: BrokenOff) -> None:
+    """Nobody else can be asked any more; the caller is told."""
+    reason = f"broke off amid an answer: {error or type(error).__name__}"
+    logger.warning("replica %s %s", replica.url, reason)
+    replica.broke(f"{replica.url}: {reason}")
 
 
 def _why_none(replicas: list[Replica]) -> str:

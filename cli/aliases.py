@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any
 from urllib.parse import quote
 
@@ -39,7 +40,7 @@ def show(name: Name) -> None:
     """Show one alias and its last move."""
     alias, moves = call("GET", _path(name)), find_all(f"{_path(name)}/history", limit=1)
     typer.echo(describe_alias(alias))
-    typer.echo(f"tenant {alias['tenant']}")
+    typer.echo(f"tenant {_describe_tenant(alias)}")
     for move in moves:
         typer.echo(
             f"{move['verb']} by {move['actor']} at {move['moved_at'][:19]}: {move['reason'] or 'no reason given'}"
@@ -58,7 +59,7 @@ def set_alias(
     if_version: IfVersion = None,
 ) -> None:
     """Point an alias to one adapter. A tenant's hides an alias of `shared` with the same name, and says so."""
-    _put(name, {"adapter": whole_adapter_id(adapter_id)}, shadow, shadow_share, reason, if_version)
+    _put(name, {"adapter": _adapter_id(adapter_id)}, shadow, shadow_share, reason, if_version)
 
 
 @app.command("split")
@@ -156,15 +157,20 @@ def _describe_shadow(shadow: dict[str, Any] | None) -> str:
     return f"{shadow['adapter']} {100 * shadow['share']:.3g} %" if shadow else ""
 
 
+def _describe_tenant(alias: dict[str, Any]) -> str:
+    """Whose an alias is, and whose of the same name it hides."""
+    return f"{alias['tenant']} (hides {alias['hides']}'s)" if alias.get("hides") else str(alias["tenant"])
+
+
 def _row(alias: dict[str, Any]) -> tuple[str, ...]:
     where = describe_targets(alias["targets"]), _describe_shadow(alias["shadow"])
-    return alias["name"], str(alias["version"]), *where, alias["tenant"]
+    return alias["name"], str(alias["version"]), *where, _describe_tenant(alias)
 
 
 def _put(
     name: str, where: dict[str, Any], shadow: str | None, share: float, reason: str, if_version: int | None
 ) -> None:
-    shadowed = {"shadow": {"adapter": whole_adapter_id(shadow), "share": share}} if shadow else {}
+    shadowed = {"shadow": {"adapter": _shadow_id(shadow), "share": share}} if shadow else {}
     _move("PUT", name, "", {**where, **shadowed, "reason": reason}, if_version)
 
 
@@ -172,16 +178,41 @@ def _move(method: str, name: str, verb: str, body: dict[str, Any], if_version: i
     """Move an alias, and say so when that hides another one: who asks for the name gets other answers from now on."""
     seen = find(_path(name))
     moved = call(method, _path(name) + verb, json=body, headers=_if_match(if_version))
-    typer.echo(describe_alias(moved))
+    typer.echo(f"{describe_alias(moved)}{_describe_standstill(seen, moved, body['reason'])}")
     if hidden := _describe_hidden(seen, moved["tenant"]):
         note(f"note: {hidden} now; `mens aliases delete {name}` shows it again")
+
+
+def _describe_standstill(seen: dict[str, Any] | None, moved: dict[str, Any], reason: str) -> str:
+    """That an alias is where it was: the API makes no move of that, and so keeps no reason; empty when it moved."""
+    if seen is None or (seen["tenant"], seen["version"]) != (moved["tenant"], moved["version"]):
+        return ""
+    return f": already so; nothing moved{', and the reason is not kept' if reason else ''}"
 
 
 def _target(text: str) -> dict[str, Any]:
     adapter, _, weight = text.rpartition("=")
     if not adapter or not weight.isdecimal():
         fail(f"{text!r} is not ADAPTER=WEIGHT, e.g. support@1…=90.")
-    return {"adapter": whole_adapter_id(adapter), "weight": int(weight)}
+    return {"adapter": _adapter_id(adapter), "weight": int(weight)}
+
+
+def _shadow_id(text: str) -> str:
+    """The adapter that gets copies; ends the command when the share is written behind it, as a target's weight is."""
+    adapter, *share = re.split("[:=]", text, maxsplit=1)
+    if share:
+        fail(f"{text!r} is no id of an adapter; its share is an option: --shadow {adapter} --shadow-share 0.5.")
+    return _adapter_id(text)
+
+
+def _adapter_id(text: str) -> str:
+    """The adapter that is meant by an id or its beginning; ends the command when that is the name of something else."""
+    if "@" not in text:
+        alias = None if describe_bad_name(text) else find(_path(text))
+        points = f" The alias {text} points to {describe_targets(alias['targets'])}." if alias else ""
+        none = f"{text!r} is no id of an adapter (ids look like NAME@DIGEST); `mens models` lists them."
+        fail(f"{Code.ADAPTER_NOT_FOUND}: {none}{points}")
+    return whole_adapter_id(text)
 
 
 def _path(name: str) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -64,7 +65,7 @@ def saved_connection(home: Path) -> Connection | None:
 def connect() -> Connection:
     """The connection of this command; ends the command with advice when there is none."""
     saved = saved_connection(read_settings(Settings).home)
-    url = os.environ.get("MENS_API_URL") or (saved.url if saved else None)
+    url = _named_url() or (saved.url if saved else None)
     if not url:
         fail("no installation to talk to. Start one with `mens up`, or set MENS_API_URL and MENS_API_KEY.")
     key = os.environ.get("MENS_API_KEY") or (saved.key if saved and saved.url == url else None)  # theirs alone
@@ -76,6 +77,14 @@ def connect() -> Connection:
     return Connection(url, key)
 
 
+def _named_url() -> str:
+    """What ``MENS_API_URL`` names, empty when it is not set; with ``/v1`` it is what OpenAI's clients call the base URL."""
+    given = os.environ.get("MENS_API_URL", "").strip()
+    if given and not re.match("https?://[^/]", given, re.IGNORECASE):
+        fail(f"MENS_API_URL is {given!r}; it has to begin with http:// or https://, as in http://127.0.0.1:8000")
+    return given.rstrip("/").removesuffix("/v1").rstrip("/")
+
+
 def call(method: str, path: str, tenant: str | None = None, **request: Any) -> Any:
     """One API call; ends the command with the API's own error, its code and its remedy.
 
@@ -84,15 +93,15 @@ def call(method: str, path: str, tenant: str | None = None, **request: Any) -> A
     return _content(_answer(method, path, tenant, **request))
 
 
-def find(path: str) -> Any | None:
+def find(path: str, tenant: str | None = None) -> Any | None:
     """What is at a path, or None when nothing is there; other errors end the command."""
-    response = _answer("GET", path)
+    response = _answer("GET", path, tenant)
     return None if response.status_code == httpx.codes.NOT_FOUND else _content(response)
 
 
-def find_all(path: str, **query: Any) -> list[dict[str, Any]]:
-    """The things of a list: of one without pages all, of others the first page."""
-    things: list[dict[str, Any]] = call("GET", path, params=query)["data"]
+def find_all(path: str, tenant: str | None = None, **query: Any) -> list[dict[str, Any]]:
+    """The things of a list: of one without pages all, of others the first page. ``tenant`` is as in :func:`call`."""
+    things: list[dict[str, Any]] = call("GET", path, tenant, params=query)["data"]
     return things
 
 
@@ -113,7 +122,7 @@ def describe_error(response: httpx.Response) -> str:
     for fault in ours.get("details", {}).get("errors", []):
         where = f"line {fault['line']}" if "line" in fault else fault.get("param", "")
         lines.append(f"  {where}: {fault['reason']}")
-    return "\n".join(lines)
+    return "\n".join(lines).replace("X-Mens-Tenant", "MENS_TENANT")
 
 
 def note(message: str) -> None:

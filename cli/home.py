@@ -14,8 +14,11 @@ from shared.settings import Settings
 from shared.tenancy import SHARED
 
 if TYPE_CHECKING:
+    from shared.db import Database
     from shared.keys import Keys
 
+OWN_KEY = "mens-up"
+"""Name of the owner's key; further ones get a number."""
 LOCK_SECONDS = 15.0
 LOCK_POLL_SECONDS = 0.5
 
@@ -66,6 +69,16 @@ def api_key(home: Path) -> str:
     return path.read_text()
 
 
+def installed_database(settings: Settings) -> Database | None:
+    """The database of the installation on this machine; None where there is none, or only the command line is installed."""
+    try:
+        from shared.db import Database  # slow to import
+    except ModuleNotFoundError:
+        return None
+    database = Database(settings.database_url)
+    return database if database.is_there else None
+
+
 def write_private(path: Path, text: str) -> None:
     """Write a file that only its owner may read."""
     path.touch(mode=0o600)
@@ -82,9 +95,9 @@ def _is_known(keys: Keys, key: str) -> bool:
 
 
 def _unused_name(keys: Keys) -> str:
-    """``mens-up``, or with a number: where the secret's file was lost, its key may still be in use somewhere."""
+    """:data:`OWN_KEY`, or with a number: where the secret's file was lost, its key may still be in use somewhere."""
     taken = {key.name for key in keys.all(SHARED) if key.revoked_at is None}
-    return next(name for name in ("mens-up", *(f"mens-up-{n}" for n in range(2, len(taken) + 3))) if name not in taken)
+    return next(name for name in (OWN_KEY, *(f"{OWN_KEY}-{n}" for n in range(2, len(taken) + 3))) if name not in taken)
 
 
 def _try_lock(descriptor: int) -> bool:

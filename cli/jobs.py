@@ -108,9 +108,11 @@ def summary(job: dict[str, Any]) -> str:
     """How much will be trained, in one line."""
     exec_, plan = job["contract"]["exec"], job["plan"]
     batch = exec_["batch_size"] * exec_["grad_accum"]
-    rows = plan["train"]["rows"] - plan["validation_rows"]
+    rows, held_out = plan["train"]["rows"], plan["validation_rows"]
+    apart = f" ({held_out} of {rows} are held out to validate)" if held_out else ""
+    epochs = "1 epoch" if exec_["epochs"] == 1 else f"{exec_['epochs']} epochs"
     return (
-        f"{rows} rows, {exec_['epochs']} epochs, {plan['optimizer_steps']} steps of {batch} rows, "
+        f"{rows - held_out} rows{apart}, {epochs}, {plan['optimizer_steps']} steps of {batch} rows, "
         f"learning rate {exec_['learning_rate']:g}"
     )
 

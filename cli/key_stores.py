@@ -8,10 +8,10 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from cli.connection import call, fail
+from cli.home import installed_database
 from shared.errors import Code, MensError, NotFound
 from shared.settings import Settings, read_settings
 from shared.tenancy import SHARED, KeyLimits, Role
@@ -46,21 +46,27 @@ def key_store(tenant: str | None) -> KeyStore:
     return RemoteKeys(tenant) if os.environ.get("MENS_API_URL") else LocalKeys(tenant)
 
 
-def find_id(keys: KeyStore, given: str) -> str:
+def find_id(keys: KeyStore, given: str, revoked: bool = False) -> str:
     """Id of the key that a person names: by its id, or by its name as long as it is not revoked.
 
     Ends the command when there is none, and when several keys have the name.
+
+    Args:
+        revoked: whether a name that no key has now stands for the one that had it.
     """
     found = keys.all()
     if any(key["id"] == given for key in found):  # first, so that nobody hides a key by calling another like its id
         return given
-    named = [key for key in found if key["name"] == given and not key["revoked_at"]]
+    had = [key for key in found if key["name"] == given and key["revoked_at"]]
+    named = [key for key in found if key["name"] == given and not key["revoked_at"]] or (had if revoked else [])
     if not named:
+        message = f"The key {given!r} is revoked, for good." if had else f"There is no key {given!r}."
         remedy = "List them: `mens keys list`; --tenant names another tenant."
-        fail(str(NotFound(Code.KEY_NOT_FOUND, f"There is no key {given!r}.", remedy=remedy)))
+        fail(str(NotFound(Code.KEY_NOT_FOUND, message, remedy=remedy)))
     if len(named) > 1:
         candidates = [f"  {key['id']}  {key['role']} of {key['tenant']}" for key in named]
-        fail("\n".join([f"{len(named)} keys have the name {given!r}; say which by its id:", *candidates]))
+        verb = "had" if named == had else "have"
+        fail("\n".join([f"{len(named)} keys {verb} the name {given!r}; say which by its id:", *candidates]))
     return str(named[0]["id"])
 
 
@@ -124,19 +130,12 @@ class LocalKeys:
 
 def _keys_of_this_machine() -> Keys:
     settings = read_settings(Settings)
-    try:
-        from shared.db import Database  # slow to import
-        from shared.keys import Keys
-
-        database = Database(settings.database_url)
-        is_here = (
-            not database.is_sqlite or Path(database.url.database or "").is_file()
-        )  # SQLite would make an empty one
-    except ModuleNotFoundError:  # the command line is installed without the rest
-        is_here = False
-    if not is_here:
+    database = installed_database(settings)
+    if not database:
         fail(
             f"MENS_API_URL is not set, and there is no installation in {settings.home}. "
             "Set MENS_API_URL and MENS_API_KEY to those of an installation; or, where it runs, MENS_HOME."
         )
+    from shared.keys import Keys  # slow to import
+
     return Keys(database)

@@ -7,9 +7,11 @@ from typing import Annotated
 
 import typer
 
+from cli.connection import note
+from cli.home import OWN_KEY
 from cli.key_stores import Facts, find_id, key_store
 from cli.tables import print_table
-from shared.tenancy import LARGEST_LIMIT, TENANT_PATTERN, Role, describe_rights
+from shared.tenancy import LARGEST_LIMIT, TENANT_PATTERN, TENANT_RULE, Role, describe_rights
 
 NO_LIMIT = "none"
 
@@ -21,9 +23,16 @@ app = typer.Typer(
 )
 
 
-def _check_tenant(name: str | None) -> str | None:
+def check_tenant(name: str | None) -> str | None:
+    """For a tenant's option: refuse in words what is no tenant's name."""
     if name is not None and not re.fullmatch(TENANT_PATTERN, name):
-        raise typer.BadParameter(f"{name!r} is not 1 to 63 of a-z, 0-9 and -, and not - first.")
+        raise typer.BadParameter(f"{name!r} is not {TENANT_RULE}.")
+    return name
+
+
+def _check_role(name: str) -> str:
+    if name not in list(Role):
+        raise typer.BadParameter(f"{name!r} is no role; it is one of {', '.join(Role)}.")
     return name
 
 
@@ -31,7 +40,7 @@ Tenant = Annotated[
     str | None,
     typer.Option(
         envvar="MENS_TENANT",
-        callback=_check_tenant,
+        callback=check_tenant,
         help="Only this tenant's; left out: over the API those of MENS_API_KEY's tenant, else everybody's.",
     ),
 ]
@@ -45,27 +54,32 @@ def create(
         str | None,
         typer.Option(
             envvar="MENS_TENANT",
-            callback=_check_tenant,
+            callback=check_tenant,
             help="The tenant that it belongs to; it comes to be with its first key. "
             "Left out: over the API that of MENS_API_KEY, else `shared`.",
         ),
     ] = None,
     role: Annotated[
-        Role, typer.Option(help="What it may do; an admin of `shared` may act in every tenant.")
-    ] = Role.ADMIN,
+        str,
+        typer.Option(
+            metavar="|".join(Role),
+            callback=_check_role,
+            help="What it may do; an admin of `shared` may act in every tenant.",
+        ),
+    ] = str(Role.ADMIN),
     rpm: Annotated[
-        int | None, typer.Option(min=1, max=LARGEST_LIMIT, help="Requests to models a minute; unlimited when left out.")
+        str | None, typer.Option(metavar="N|none", help="Requests to models a minute; unlimited when left out.")
     ] = None,
     concurrent: Annotated[
-        int | None, typer.Option(min=1, max=LARGEST_LIMIT, help="Requests to models at once; unlimited when left out.")
+        str | None, typer.Option(metavar="N|none", help="Requests to models at once; unlimited when left out.")
     ] = None,
 ) -> None:
     """Make a key. Its secret is printed once and stored only as a hash.
 
     An admin of `shared` is an operator, who may do everything in every tenant.
     """
-    limits = {"requests_per_minute": rpm, "concurrent_requests": concurrent}
-    key = key_store(tenant).create(name, role, limits)
+    limits = {"requests_per_minute": _limit("--rpm", rpm), "concurrent_requests": _limit("--concurrent", concurrent)}
+    key = key_store(tenant).create(name, Role(role), limits)
     rights = describe_rights(Role(key["role"]), key["tenant"])
     typer.echo(f"{key['id']} for {key['name']}, {rights}; the secret is shown this once:", err=True)
     typer.echo(key["secret"])
@@ -120,10 +134,12 @@ def revoke(name: KeyName, tenant: Tenant = None) -> None:
     keys = key_store(tenant)
     key = keys.revoke(find_id(keys, name))
     typer.echo(f"{_describe(key)} is revoked")
+    if re.fullmatch(rf"{OWN_KEY}(-\d+)?", key["name"]):
+        note("note: this was the installation's own key; restart `mens up` to make a new one")
 
 
-def _limit(option: str, text: str) -> int | None:
-    if text == NO_LIMIT:
+def _limit(option: str, text: str | None) -> int | None:
+    if text is None or text.lower() == NO_LIMIT:
         return None
     if not (text.isascii() and text.isdecimal() and 1 <= int(text) <= LARGEST_LIMIT):
         raise typer.BadParameter(f"{text!r} is not 1 to {LARGEST_LIMIT}, or {NO_LIMIT}.", param_hint=option)

@@ -59,7 +59,7 @@ def delete(
 
 
 def chat(
-    model: Annotated[str, typer.Argument(help="Base model, adapter id or alias.")],
+    model: Annotated[str, typer.Argument(help="Base model, alias, or adapter id or its beginning.")],
     message: Annotated[str, typer.Argument(help="What to say.")],
     system: Annotated[str | None, typer.Option(help="System prompt.")] = None,
     max_tokens: Annotated[int, typer.Option(help="Longest answer.")] = 256,
@@ -67,8 +67,8 @@ def chat(
 ) -> None:
     """Ask a model one question; the answer is streamed."""
     messages = [{"role": "system", "content": system}] if system else []
-    body = {"model": model, "messages": [*messages, {"role": "user", "content": message}], "stream": True}
-    body |= {"max_tokens": max_tokens, "temperature": temperature}
+    body = {"messages": [*messages, {"role": "user", "content": message}], "stream": True}
+    body |= {"model": whole_adapter_id(model), "max_tokens": max_tokens, "temperature": temperature}
     connection = connect()
     try:
         with connection.client() as client, client.stream("POST", "/v1/chat/completions", json=body) as response:

@@ -13,18 +13,19 @@ SHOWN = 10
 """How many ids are listed when several are meant."""
 
 
-def whole_adapter_id(text: str, least_digits: int = 0) -> str:
+def whole_adapter_id(text: str, least_digits: int = 0, tenant: str | None = None) -> str:
     """The adapter that is meant by an id or by the beginning of one, ``name@`` and digits of its digest; other names, and
     what no adapter begins with, stay as they are. Ends the command when several are meant.
 
     Args:
         text: what was typed; a trailing ``…`` says only that something was left out.
         least_digits: how many digits of the digest a beginning must have.
+        tenant: whose adapters are looked through, as in :func:`cli.connection.call`.
     """
     if "@" not in text or re.fullmatch(WHOLE_ADAPTER_ID, text):
         return text
     typed = text.rstrip("…")
-    ids = [adapter["id"] for adapter in find_all("/v1/adapters")]
+    ids = [adapter["id"] for adapter in find_all("/v1/adapters", tenant)]
     meant = _only_one(typed, [typed] if typed in ids else [known for known in ids if known.startswith(typed)])
     if meant != typed and len(typed.partition("@")[2]) < least_digits:
         fail(f"{text} means {meant}; give the whole id here, or {least_digits} digits of it at least")

@@ -18,6 +18,7 @@ WORDS = {
     r"Upload it with POST /v1/files and use the id it returns": "Give the file itself: `mens train FILE` uploads it",
     r"Send `Authorization: Bearer KEY`": "Set MENS_API_KEY",
     r"Make one with (`mens keys create NAME`)": r"Set MENS_API_KEY to one that an admin made with \1",
+    r"Check X-Mens-Tenant": "Check MENS_TENANT and --tenant",
     r"Leave X-Mens-Tenant out": "Leave MENS_TENANT unset",
     r"Leave `tenant` out": "Leave MENS_TENANT unset and --tenant out",
     r"Leave `key_id` out": "Leave --key out",

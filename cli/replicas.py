@@ -28,8 +28,8 @@ def replicas(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")
 
 def _row(replica: dict[str, Any]) -> tuple[str, ...]:
     error = " ".join((replica["last_error"] or "").split())  # one line, whatever the replica said
-    if error:
-        error += f", {ago(time.time() - replica['last_error_at'])}"
+    if error and (at := replica.get("last_error_at")):
+        error += f", {ago(time.time() - at)}"
     return replica["name"], replica["url"], replica["state"], str(replica["in_flight"]), error
 
 

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cli.connection import fail
+from cli.connection import fail, note
+from cli.home import installed_database
 from cli.tables import print_table
 from shared.errors import MensError
 from shared.settings import RetentionSettings, read_settings
@@ -25,12 +26,14 @@ def retention(
 
     The policy is in MENS_RETAIN_… and MENS_PREPARED_BYTES; the worker tier applies the same every hour.
     """
-    from shared.db import Database  # slow to import
-    from shared.housekeeping import Housekeeping
-
     settings = read_settings(RetentionSettings)
-    _print_policy(settings)
-    housekeeping = Housekeeping(Database(settings.database_url), settings)
+    database = installed_database(settings)
+    if not database:
+        fail(f"there is no installation in {settings.home}. Set MENS_HOME to that of one, on its worker's machine.")
+    from shared.housekeeping import NO_RULE, Housekeeping  # slow to import
+
+    housekeeping = Housekeeping(database, settings)
+    note(_describe_policy(settings) if housekeeping.has_rule else NO_RULE)
     try:
         found = housekeeping.apply() if apply else housekeeping.find()
     except (MensError, OSError) as error:
@@ -40,9 +43,10 @@ def retention(
     typer.echo(f"{len(found)} removed, {total}" if apply else f"{len(found)} would go, {total}; --apply removes them")
 
 
-def _print_policy(settings: RetentionSettings) -> None:
-    values = [(f"MENS_{name.upper()}", getattr(settings, name)) for name in POLICY]
-    typer.echo(" ".join(f"{name}={'' if value is None else value}" for name, value in values), err=True)
+def _describe_policy(settings: RetentionSettings) -> str:
+    return " ".join(
+        f"MENS_{name.upper()}={getattr(settings, name)}" for name in POLICY if name in settings.model_fields_set
+    )
 
 
 def _row(finding: Finding) -> tuple[str, ...]:

@@ -26,14 +26,14 @@ import httpx
 
 from cli.connection import CONNECTION_NAME, Connection, saved_connection
 from cli.home import api_key, lock_home, secret, write_private
-from cli.programs import PROGRAMS, PROJECT, supervisor_config, valkey_config
+from cli.programs import DRAIN_SECONDS, PROGRAMS, PROJECT, stop_seconds, supervisor_config, valkey_config
 from cli.restarts import Restarts
 from shared.settings import Settings
 
 READY_SECONDS = 180.0
 MOST_STARTS = 3
 """Of one program, while the others become ready; one more, and it never will."""
-STOP_SECONDS = 40.0
+STOP_POLL_SECONDS = 0.1
 LOG_TAIL_LINES = 30
 
 
@@ -50,6 +50,7 @@ class Stack:
         base: catalogue name of the base model that is served; it must be in the catalogue already.
         api_port: port of the front door; 0 picks a free one.
         environment: extra settings of the programs.
+        drain_seconds: how long requests under way may go on when it stops.
         connection: address and key of the front door, once started.
         settings: environment of the programs, once started.
     """
@@ -58,13 +59,16 @@ class Stack:
     base: str
     api_port: int = 0
     environment: dict[str, str] = field(default_factory=dict)
+    drain_seconds: float = DRAIN_SECONDS
     connection: Connection = field(init=False)
     settings: dict[str, str] = field(init=False, default_factory=dict)
     _supervisor: subprocess.Popen[bytes] | None = field(init=False, default=None)
     _socket_dir: Path | None = field(init=False, default=None)
     _lock: int | None = field(init=False, default=None)
     _log_starts: dict[str, int] = field(init=False, default_factory=dict)
+    _log_sizes: dict[str, int] = field(init=False, default_factory=dict)
     _restarts: Restarts = field(init=False)
+    _restarted: set[str] = field(init=False, default_factory=set)
 
     def start(self) -> None:
         """Prepare the home folder and start supervisord; see :meth:`wait_until_ready`."""
@@ -73,7 +77,8 @@ class Stack:
         self.lock()
         for folder in ("logs", "valkey"):
             (self.home / folder).mkdir(exist_ok=True)
-        self._log_starts = {name: _size(self._log(name)) for name in PROGRAMS}
+        self._log_sizes = self._measure_logs()
+        self._log_starts = dict(self._log_sizes)
         self._restarts = Restarts(self._log("supervisord"))
         self._socket_dir = Path(tempfile.mkdtemp(prefix="mens-"))  # a socket's path may have 107 bytes at most
         environment = self.settings = self._environment()
@@ -81,7 +86,7 @@ class Stack:
         self.connection = Connection(f"http://127.0.0.1:{environment['MENS_API_PORT']}", api_key(self.home))
         self.connection.save(self.home)
         config = self.home / "supervisord.conf"
-        write_private(config, supervisor_config(self.home, self._socket))
+        write_private(config, supervisor_config(self.home, self._socket, self.drain_seconds))
         self._supervisor = subprocess.Popen(
             [sys.executable, "-m", "cli.supervise", str(config)],
             env={**os.environ, **environment, "MENS_PARENT_PID": str(os.getpid())},
@@ -127,12 +132,17 @@ class Stack:
             if program["statename"] == "FATAL":
                 raise self.failure(program["name"], "keeps dying")
 
-    def restarts(self) -> list[str]:
-        """What to tell of programs that ended and were started again, since the last call or else the start."""
-        return [
-            f"{program} ended ({how}) and was started again; log: {self._log(program)}"
-            for program, how in self._restarts.news()
-        ]
+    def news(self) -> list[str]:
+        """What to tell of programs that were started again, or are ready again, since the last call or else the start."""
+        told = []
+        for program, how in self._restarts.news():
+            self._restarted.add(program)
+            self._log_starts[program] = self._log_sizes[program]  # at the last call, before it was started again
+            told.append(f"{program} ended ({how}) and was started again; log: {self._log(program)}")
+        ready = [program for program in sorted(self._restarted) if self._is_ready(program)]
+        self._restarted.difference_update(ready)
+        self._log_sizes = self._measure_logs()
+        return told + [f"{program} is ready again" for program in ready]
 
     def processes(self) -> list[dict[str, Any]]:
         """Supervisord's view of the programs: name, pid, statename, and more."""
@@ -153,18 +163,23 @@ class Stack:
         tail = path.read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:] if path.exists() else ["(no log)"]
         return StackFailed(f"{program} {what}. The end of {path}:\n" + "\n".join(f"  {line}" for line in tail))
 
-    def stop(self) -> None:
-        """Stop every program and supervisord itself."""
+    def stop(self, cut: threading.Event | None = None) -> None:
+        """Stop every program and supervisord itself.
+
+        Args:
+            cut: once it is set, requests under way have no more time: all is killed.
+        """
         if self._supervisor is not None:
             groups = [int(process["pid"]) for process in self.processes() if process["pid"]]
             self._supervisor.send_signal(signal.SIGTERM)
+            self._wait_for_end(self._supervisor, cut)
+            for group in groups:
+                kill_group(group)
             try:
-                self._supervisor.wait(STOP_SECONDS)
+                self._supervisor.wait(stop_seconds(self.drain_seconds))  # it ends when its last program has ended
             except subprocess.TimeoutExpired:
                 self._supervisor.kill()
                 self._supervisor.wait()
-            for group in groups:
-                kill_group(group)
             if saved_connection(self.home) == self.connection:  # so that no command waits for what is gone
                 (self.home / CONNECTION_NAME).unlink()
         if self._socket_dir:
@@ -172,6 +187,12 @@ class Stack:
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
+
+    def _wait_for_end(self, supervisor: subprocess.Popen[bytes], cut: threading.Event | None) -> None:
+        """Until supervisord has ended, ``cut`` is set or the time is over: it stops one program after the other, and two drain."""
+        deadline = time.monotonic() + len(PROGRAMS) * stop_seconds(self.drain_seconds)
+        while supervisor.poll() is None and time.monotonic() < deadline and not (cut and cut.is_set()):
+            time.sleep(STOP_POLL_SECONDS)
 
     def lock(self) -> None:
         """Lock the home folder for as long as this process or its supervisord lives; what this stack has locked, it has.
@@ -204,6 +225,9 @@ class Stack:
         with path.open("rb") as file:
             file.seek(min(self._log_starts[name], _size(path)))
             return file.read()
+
+    def _measure_logs(self) -> dict[str, int]:
+        return {name: _size(self._log(name)) for name in PROGRAMS}
 
     def _log(self, name: str) -> Path:
         return self.home / "logs" / f"{name}.log"

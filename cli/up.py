@@ -9,7 +9,9 @@ import signal
 import socket
 import sys
 import threading
+import time
 from pathlib import Path
+from types import FrameType
 from typing import Annotated
 
 import typer
@@ -17,7 +19,7 @@ from rich.console import Console
 
 from cli.bases import build
 from cli.connection import fail
-from cli.programs import PROJECT
+from cli.programs import PROJECT, drain_seconds
 from cli.stack import Stack, StackFailed
 from shared.catalog import load_catalog
 from shared.settings import RetentionSettings, Settings, read_settings
@@ -37,23 +39,32 @@ def up(
     """Start Valkey, API, worker, sweeper and vLLM on this machine, and keep them running until Ctrl-C."""
     settings = read_settings(Settings)
     read_settings(RetentionSettings)
-    stack = Stack(settings.home, base, api_port=port)
-    stop = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda _number, _frame: stop.set())
+    stack = Stack(settings.home, base, api_port=port, drain_seconds=drain_seconds(settings))
+    stop, cut = threading.Event(), threading.Event()
+    heed_signals(stop, cut)
     try:
         claim(stack, console)  # before the base is built, which takes a while
         ensure_base(settings, base)
         start(stack, console, stop)
-        if stop.is_set():
-            return
-        print_usage(stack, base)
-        watch(stack, console, stop)
-        console.print("stopping …")
+        if not stop.is_set():
+            print_usage(stack, base)
+            watch(stack, console, stop)
+        tell(console, f"stopping: requests under way have {stack.drain_seconds:g} s to end; Ctrl-C again cuts them")
     except StackFailed as error:
         fail(str(error))
     finally:
-        stack.stop()
+        stop.set()  # where it failed, too, Ctrl-C cuts from here on
+        stack.stop(cut)
+
+
+def heed_signals(stop: threading.Event, cut: threading.Event) -> None:
+    """Have Ctrl-C and SIGTERM set ``stop``, and Ctrl-C set ``cut`` when ``stop`` is set already."""
+
+    def heed(number: int, _frame: FrameType | None) -> None:
+        (cut if number == signal.SIGINT and stop.is_set() else stop).set()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, heed)
 
 
 def ensure_base(settings: Settings, base: str) -> None:
@@ -89,15 +100,20 @@ def start(stack: Stack, console: Console, stop: threading.Event | None = None) -
 
 
 def watch(stack: Stack, console: Console, stop: threading.Event) -> None:
-    """Tell which programs end and are started again, until ``stop`` is set.
+    """Tell which programs end, are started again and are ready again, until ``stop`` is set.
 
     Raises:
         StackFailed: supervisord has ended, or gave a program up.
     """
     while not stop.wait(CHECK_SECONDS):
-        for line in stack.restarts():
-            console.print(line, highlight=False, markup=False, soft_wrap=True)
+        for line in stack.news():
+            tell(console, line)
         stack.refuse_dead_programs()
+
+
+def tell(console: Console, line: str) -> None:
+    """Print a line with the time of day: who looks at it may come back hours later."""
+    console.print(f"{time.strftime('%H:%M:%S')} {line}", highlight=False, markup=False, soft_wrap=True)
 
 
 def print_usage(stack: Stack, base: str) -> None:

@@ -7,12 +7,12 @@ child goes on for good, and so does its hold on the GPU's memory, so that the ne
 from __future__ import annotations
 
 import multiprocessing
-import os
 
 from shared.lifeline import die_with_parent
 
 
 def die_with_server() -> None:
     """End with the server; only in a child of `multiprocessing`."""
-    if multiprocessing.parent_process() is not None:
-        die_with_parent(os.getppid())
+    if server := multiprocessing.parent_process():  # not the parent of this moment: the server may have died already
+        assert server.pid is not None
+        die_with_parent(server.pid)

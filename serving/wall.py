@@ -21,6 +21,7 @@ import hmac
 import json
 import logging
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from functools import partial
 from typing import Any
 from urllib.parse import parse_qs
 
@@ -116,7 +117,19 @@ class Wall:
 
     async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            answer = await self._own_answer(scope, self._admit(scope))
+            adapter_id = self._admit(scope)
+        except MensError as error:
+            await _refuse(send, error)
+            return
+        work = partial(self._do, scope, receive, adapter_id=adapter_id)
+        try:
+            await self._stopping.pass_unless(server_of(scope), send, work)
+        except Unavailable as error:
+            await _refuse(send, error)
+
+    async def _do(self, scope: Scope, receive: Receive, send: Send, adapter_id: str | None) -> None:
+        try:
+            answer = await self._own_answer(scope, adapter_id)
             passing = await self._read(scope, receive) if answer is None else None
         except MensError as error:
             await _refuse(send, error)
@@ -125,13 +138,8 @@ class Wall:
             await _answer(send, 202 if answer.get("state") == "draining" else 200, answer)
         elif passing is not None:
             model, receive = passing
-            try:
-                with self._traffic.request(model):
-                    await self._stopping.pass_unless(
-                        server_of(scope), send, lambda noted: self._app(scope, receive, noted)
-                    )
-            except Unavailable as error:
-                await _refuse(send, error)
+            with self._traffic.request(model):
+                await self._app(scope, receive, send)
 
     async def _own_answer(self, scope: Scope, adapter_id: str | None) -> dict[str, Any] | None:
         """What a route of ours answers; None for one of vLLM's."""

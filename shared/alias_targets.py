@@ -12,9 +12,14 @@ from shared.lookup import adapters_by_id
 from shared.routing import Routing
 from shared.tables import AdapterRow
 
+CHOOSE_ANOTHER = "List what there is with GET /v1/adapters; an alias points to adapters, not to other aliases."
 
-def check_targets(session: Session, tenants: Sequence[str], routing: Routing) -> None:
+
+def check_targets(session: Session, tenants: Sequence[str], routing: Routing, remedy: str = CHOOSE_ANOTHER) -> None:
     """Refuse what an alias must not point to; what is found stays as it is until the caller's transaction ends.
+
+    Args:
+        remedy: what to do when an adapter is not there.
 
     Raises:
         InvalidRequest: ``REQUEST_INVALID``: an adapter is named twice; ``ALIAS_BASES_DIFFER``.
@@ -25,7 +30,7 @@ def check_targets(session: Session, tenants: Sequence[str], routing: Routing) ->
         raise InvalidRequest(Code.REQUEST_INVALID, "An adapter is named twice, or is its own shadow.", param="targets")
     found = _kept(session, tenants, ids)
     for adapter_id in ids:
-        _check_adapter(found.get(adapter_id), adapter_id)
+        _check_adapter(found.get(adapter_id), adapter_id, remedy)
     _check_bases(sorted({row.base_model for row in found.values()}))
 
 
@@ -39,13 +44,12 @@ def _kept(session: Session, tenants: Sequence[str], ids: Iterable[str]) -> dict[
     )
 
 
-def _check_adapter(row: AdapterRow | None, adapter_id: str) -> None:
+def _check_adapter(row: AdapterRow | None, adapter_id: str, remedy: str) -> None:
     if row is None:
         raise NotFound(
             Code.ADAPTER_NOT_FOUND,
-            f"There is no adapter {adapter_id!r}, or no more: a deleted one is gone for rollbacks, too.",
-            remedy="List what there is with GET /v1/adapters; an alias points to adapters, not to other aliases. To roll back"
-            " further, name the version (to_version) of a move whose adapters are still there.",
+            f"There is no adapter {adapter_id!r}, or no more.",
+            remedy=remedy,
             param="targets",
         )
     if not row.published:

@@ -19,12 +19,17 @@ from shared.changes import bump
 from shared.db import Database
 from shared.errors import Code, Conflict, InvalidRequest, NotFound
 from shared.job import Value
-from shared.lookup import alias_rows
+from shared.lookup import alias_rows, aliases_by_name
 from shared.routing import Routing
 from shared.tables import AliasMoveRow, AliasRow
 from shared.tenancy import SHARED, TenantName, check_owner, visible_to
 
 Verb = Literal["set", "rollback", "delete"]
+FURTHER_BACK = (
+    "A deleted adapter is gone for rollbacks, too. "
+    "To roll back further, name the version (to_version) of a move whose adapters are still there."
+)
+"""What to do when an alias was at an adapter that is no more."""
 
 
 class Alias(Routing):
@@ -32,6 +37,7 @@ class Alias(Routing):
 
     name: str
     tenant: str
+    hides: str | None = Field(description="The tenant whose alias of the same name is hidden by this one; null: none.")
     version: int
     adapter_id: str
     moved_at: datetime
@@ -78,12 +84,12 @@ class Aliases:
     def all(self) -> list[Alias]:
         """All aliases by name."""
         with self._db.read() as session:
-            return [_alias(row) for row in alias_rows(session, self._tenants)]
+            return self._seen(session)
 
     def find(self, name: str) -> Alias | None:
         """An alias, or None."""
         with self._db.read() as session:
-            return next((_alias(row) for row in alias_rows(session, self._tenants, name)), None)
+            return next(iter(self._seen(session, name)), None)
 
     def get(self, name: str) -> Alias:
         """Raises:
@@ -95,7 +101,8 @@ class Aliases:
         return alias
 
     def history(self, name: str, *, before: int | None = None, limit: int = 100) -> list[Move]:
-        """Moves of an alias, newest first, of one that was deleted too; ``before`` is the last version already seen.
+        """Moves of an alias, newest first; ``before`` is the last version already seen. Where the tenant sees no alias of the
+        name, they are those of one that was deleted, its own if it ever had one.
 
         Raises:
             NotFound: ``ALIAS_NOT_FOUND``: there never was one.
@@ -104,7 +111,8 @@ class Aliases:
         if before is not None:
             query = query.where(AliasMoveRow.version < before)
         with self._db.read() as session:
-            query = query.where(AliasMoveRow.tenant == self._ever(session, name).tenant)
+            alias = next(iter(self._seen(session, name)), None) or self._ever(session, name)
+            query = query.where(AliasMoveRow.tenant == alias.tenant)
             rows = session.scalars(query.order_by(AliasMoveRow.version.desc()).limit(limit))
             return [Move.model_validate(row) for row in rows]
 
@@ -137,7 +145,7 @@ class Aliases:
             check_targets(session, self._tenants, routing)
             _expect(row, expected)
             _move(session, row, routing, by, "set", reason, now)
-            return _alias(row)
+            return self._seen(session, name)[0]
 
     def rollback(
         self, name: str, by: Mover, reason: str = "", *, to_version: int | None = None, expected: int | None = None
@@ -152,9 +160,9 @@ class Aliases:
             row = self._own(session, name)
             _expect(row, expected)
             routing = _former(session, row, to_version)
-            check_targets(session, self._tenants, routing)
+            check_targets(session, self._tenants, routing, FURTHER_BACK)
             _move(session, row, routing, by, "rollback", reason, self._db.now(session))
-            return _alias(row)
+            return self._seen(session, name)[0]
 
     def delete(self, name: str, by: Mover, reason: str = "", *, expected: int | None = None) -> None:
         """Delete an alias; its history stays.
@@ -165,9 +173,15 @@ class Aliases:
         with self._db.write() as session:
             row = self._own(session, name)
             if _routing(row) is None:
+                for seen in self._seen(session, name):  # shared's, which the tenant's own does not hide any more
+                    check_owner(f"The alias {name!r}", seen.tenant, self._tenant)
                 raise _unknown(name)
             _expect(row, expected)
             _move(session, row, None, by, "delete", reason, self._db.now(session))
+
+    def _seen(self, session: Session, name: str | None = None) -> list[Alias]:
+        """The aliases that the tenant sees, all or the one of a name."""
+        return [_alias(*rows) for rows in aliases_by_name(session, self._tenants, name).values()]
 
     def _ever(self, session: Session, name: str, *, lock: bool = False) -> AliasRow:
         """The alias's row, of one that was deleted too: the tenant's own if it ever had one."""
@@ -238,13 +252,14 @@ def _stored(routing: Routing | None) -> dict[str, Any] | None:
     return routing.model_dump(mode="json") if routing else None
 
 
-def _alias(row: AliasRow) -> Alias:
-    """The alias of a row that points somewhere."""
+def _alias(row: AliasRow, *hidden: AliasRow) -> Alias:
+    """The alias of a row that points somewhere; ``hidden`` are others of the same name."""
     routing = _routing(row)
     assert routing is not None
     return Alias(
         name=row.name,
         tenant=row.tenant,
+        hides=hidden[0].tenant if hidden else None,
         version=row.version,
         adapter_id=routing.main,
         moved_at=row.moved_at,

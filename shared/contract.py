@@ -170,7 +170,13 @@ class DataSection(Section):
     tokenizer_mode: TokenizerMode = TokenizerMode.HF
     min_rating: int = Field(3, ge=0, le=5, description="Rows rated lower are left out; 0 keeps all; unrated rows stay.")
     context_filter: ContextFilter | None = None
-    validation_split_ratio: float = Field(0.05, ge=0.0, le=0.5, description="Used when there is no validation file.")
+    validation_split_ratio: float = Field(
+        0.05,
+        ge=0.0,
+        le=0.5,
+        description="Part of the rows that is held out to validate when there is no validation file; of more than 20 rows "
+        "at least 10, and at most half. 0: none.",
+    )
     mode: DataMode = DataMode.STRICT
     replay_file: str | None = Field(
         None, description="Id of an uploaded JSONL file whose rows are mixed into each epoch, against forgetting."

@@ -10,6 +10,7 @@ import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 from sqlalchemy import Connection, Engine, create_engine, event, make_url, text
@@ -76,6 +77,11 @@ class Database:
         if self.is_sqlite:
             return whole_milliseconds(datetime.now(UTC))
         return whole_milliseconds(session.execute(text("SELECT clock_timestamp()")).scalar_one())
+
+    @property
+    def is_there(self) -> bool:
+        """Whether there is one to connect to: SQLite would make an empty one. Whether a server answers is not asked."""
+        return not self.is_sqlite or Path(self.url.database or "").is_file()
 
     def ping(self) -> None:
         """Raises:

@@ -46,6 +46,8 @@ from shared.tables import JobRow
 What = Literal[
     "adapter", "checkpoint", "run folder", "merged model", "leftover adapter", "leftover model", "prepared data"
 ]
+NO_RULE = "no retention rule is set; see docs/retention.md"
+"""What the commands say when nothing can go."""
 LEFTOVER: dict[Shelf, What] = {"adapters": "leftover adapter", "models": "leftover model"}
 
 logger = logging.getLogger(__name__)
@@ -70,9 +72,14 @@ class Housekeeping:
         self._storage = Storage(settings.storage_dir)
         self._policy = policy_of(settings)
 
+    @property
+    def has_rule(self) -> bool:
+        """Whether the policy lets anything go at all."""
+        return self._policy != Policy()
+
     def find(self) -> list[Finding]:
         """What goes now, by the policy; nothing is changed."""
-        if self._policy == Policy():
+        if not self.has_rule:
             return []
         known = take_inventory(self._db, self._settings.retain_alias_moves)
         in_database = [*self._adapters(known), *self._run_folders(known), *self._models(known)]

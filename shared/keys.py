@@ -8,7 +8,7 @@ import secrets
 from datetime import UTC, datetime
 from typing import Annotated
 
-from pydantic import StringConstraints
+from pydantic import BeforeValidator, StringConstraints
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
@@ -17,12 +17,21 @@ from shared.db import Database, whole_milliseconds
 from shared.errors import Code, Conflict, InvalidRequest, NotFound, Unauthenticated
 from shared.job import Value, new_id
 from shared.tables import KeyRow
-from shared.tenancy import BEFORE_TENANTS, SHARED, TENANT_PATTERN, UNLIMITED, KeyLimits, Role, TenantName
+from shared.tenancy import BEFORE_TENANTS, SHARED, TENANT_PATTERN, TENANT_RULE, UNLIMITED, KeyLimits, Role, TenantName
 
 KEY_PREFIX = "mens-"
 KEY_NAME_PATTERN = r"^[^\x00-\x1f\x7f]{1,64}$"
+KEY_NAME_RULE = "1 to 64 characters in one line"
+"""The pattern in words."""
 
-KeyName = Annotated[str, StringConstraints(pattern=KEY_NAME_PATTERN)]
+
+def _in_words(name: object) -> object:
+    if isinstance(name, str) and not re.fullmatch(KEY_NAME_PATTERN, name):
+        raise ValueError(f"{name[:80]!r} is not {KEY_NAME_RULE}")
+    return name
+
+
+KeyName = Annotated[str, StringConstraints(pattern=KEY_NAME_PATTERN), BeforeValidator(_in_words)]
 
 
 class Key(Value):
@@ -55,8 +64,8 @@ class Keys:
         Raises:
             InvalidRequest: ``NAME_INVALID``. Conflict: ``KEY_NAME_TAKEN``: the tenant has a key of that name, not revoked.
         """
-        _check_name("name", name, KEY_NAME_PATTERN, "1 to 64 characters in one line")
-        _check_name("tenant", tenant, TENANT_PATTERN, "1 to 63 of a-z, 0-9 and -, and not - first")
+        _check_name("name", name, KEY_NAME_PATTERN, KEY_NAME_RULE)
+        _check_name("tenant", tenant, TENANT_PATTERN, TENANT_RULE)
         _check_name(
             "tenant", tenant, f"(?!{BEFORE_TENANTS}$).*", f"another name than {BEFORE_TENANTS!r}, which is reserved"
         )
@@ -84,6 +93,15 @@ class Keys:
             query = query.where(KeyRow.tenant == tenant)
         with self._db.read() as session:
             return [Key.model_validate(row) for row in session.scalars(query)]
+
+    def get(self, key_id: str, tenant: TenantName) -> Key:
+        """A tenant's key, a revoked one too.
+
+        Raises:
+            NotFound: ``KEY_NOT_FOUND``.
+        """
+        with self._db.read() as session:
+            return Key.model_validate(_row(session, key_id, tenant))
 
     def has_any(self, tenant: TenantName) -> bool:
         """Whether a tenant ever had a key."""
@@ -168,12 +186,17 @@ def _check_free(session: Session, name: str, tenant: str) -> None:
 
 
 def _locked(session: Session, key_id: str, tenant: str | None) -> KeyRow:
-    """A key's row, which nobody else changes until the transaction has ended.
+    """A key's row, which nobody else changes until the transaction has ended; raises as :func:`_row` does."""
+    return _row(session, key_id, tenant, for_update=True)
+
+
+def _row(session: Session, key_id: str, tenant: str | None, *, for_update: bool = False) -> KeyRow:
+    """A key's row.
 
     Raises:
         NotFound: ``KEY_NOT_FOUND``: there is none, or it is not the tenant's.
     """
-    row = session.get(KeyRow, key_id, with_for_update=True)
+    row = session.get(KeyRow, key_id, with_for_update=for_update)
     if row is None or tenant not in (None, row.tenant):
         raise NotFound(
             Code.KEY_NOT_FOUND,

@@ -37,13 +37,18 @@ def adapter_row(
 
 def alias_rows(session: Session, tenants: Sequence[str], name: str | None = None) -> list[AliasRow]:
     """Aliases that point somewhere, all or those of a name, by name: one of each name, the first tenant's."""
+    return [rows[0] for rows in aliases_by_name(session, tenants, name).values()]
+
+
+def aliases_by_name(session: Session, tenants: Sequence[str], name: str | None = None) -> dict[str, list[AliasRow]]:
+    """Aliases that point somewhere, all or those of a name, by name: of each name the first tenant's, then what it hides."""
     query = select(AliasRow).where(AliasRow.tenant.in_(tenants), AliasRow.adapter_id.is_not(None))
     if name is not None:
         query = query.where(AliasRow.name == storable(name))
-    found: dict[str, AliasRow] = {}
-    for row in sorted(session.scalars(query), key=lambda row: tenants.index(row.tenant)):
-        found.setdefault(row.name, row)
-    return sorted(found.values(), key=lambda row: row.name)
+    found: dict[str, list[AliasRow]] = {}
+    for row in sorted(session.scalars(query), key=lambda row: (row.name, tenants.index(row.tenant))):
+        found.setdefault(row.name, []).append(row)
+    return found
 
 
 def _rank(row: AdapterRow, tenants: Sequence[str]) -> tuple[bool, bool, int]:

@@ -41,6 +41,7 @@ class Settings(BaseSettings):
     drain_seconds: float = Field(
         60.0,
         ge=0,
+        le=86400,
         description="Time for requests under way to end by themselves: a deleted adapter's, or those of a server that stops.",
     )
 

@@ -6,19 +6,28 @@ docs/tenants.md has the rules.
 
 from __future__ import annotations
 
+import re
 from enum import StrEnum
 from typing import Annotated
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
 
 from shared.errors import Code, Forbidden
 
 SHARED = "shared"
 LARGEST_LIMIT = 1_000_000
 TENANT_PATTERN = r"^[a-z0-9][a-z0-9-]{0,62}$"
+TENANT_RULE = "1 to 63 of a-z, 0-9 and -, and not - first"
+"""The pattern in words."""
 
 BEFORE_TENANTS = "default"
 """What jobs had for an owner before there were tenants; no tenant may have the name."""
+
+
+def _in_words(name: object) -> object:
+    if isinstance(name, str) and not re.fullmatch(TENANT_PATTERN, name):
+        raise ValueError(f"{name[:80]!r} is not {TENANT_RULE}")
+    return name
 
 
 def _not_reserved(name: str) -> str:
@@ -27,7 +36,9 @@ def _not_reserved(name: str) -> str:
     return name
 
 
-TenantName = Annotated[str, StringConstraints(pattern=TENANT_PATTERN), AfterValidator(_not_reserved)]
+TenantName = Annotated[
+    str, StringConstraints(pattern=TENANT_PATTERN), BeforeValidator(_in_words), AfterValidator(_not_reserved)
+]
 
 
 class Role(StrEnum):

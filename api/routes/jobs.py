@@ -206,7 +206,7 @@ async def stream_events(
     The last one, ``event: job``, carries the finished job. A stream that ends without it: ask again after the last event.
     """
     cursor = event_seq(last_event_id or after) or 0
-    while not (services.stopping.is_set() or await request.is_disconnected()):
+    while not (services.stopping.has_begun or await request.is_disconnected()):
         current, events = await run_in_threadpool(_look, scope, job.id, cursor)
         for event in events:
             cursor = event.seq

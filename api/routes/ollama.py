@@ -16,10 +16,11 @@ from starlette.requests import ClientDisconnect
 from api.answer import Answer, PassedOn
 from api.authentication import Caller, CallerDep
 from api.gateway import CLIENT_GONE, open_answer, read_body
-from api.ollama_answers import Answering, as_chat, as_generate, broken_off, chunks, tag
+from api.ollama_answers import Answering, as_chat, as_generate, chunks, tag
 from api.ollama_questions import Asked, ask_chat, ask_generate
 from api.ollama_types import ChatQuestion, GenerateQuestion
 from api.problems import headers_of, status_of, validation_problem
+from api.rejections import broken_off
 from api.replica_client import BrokenOff
 from api.routes.models import list_models
 from api.services import Services, ServicesDep
@@ -27,6 +28,7 @@ from shared.errors import Code, MensError, NotFound
 
 NDJSON = "application/x-ndjson"
 SEE_FIELDS = "docs/ollama.md says which fields and options count, and which may only be sent empty."
+SEE_TAGS = "List what there is with GET /api/tags."
 
 Question = TypeVar("Question", ChatQuestion, GenerateQuestion)
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
@@ -167,7 +169,8 @@ def _line(content: dict[str, Any]) -> bytes:
 
 
 def _error(error: MensError) -> dict[str, str]:
-    return {"error": f"{error.message} {error.remedy}".strip(), "code": str(error.code)}
+    remedy = SEE_TAGS if error.code == Code.MODEL_NOT_FOUND else error.remedy
+    return {"error": f"{error.message} {remedy}".strip(), "code": str(error.code)}
 
 
 def _problem(error: MensError) -> JSONResponse:

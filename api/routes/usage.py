@@ -9,7 +9,7 @@ from fastapi import APIRouter, Query
 
 from api.authentication import Caller, CallerDep
 from api.pages import Page, page_of
-from api.services import ServicesDep
+from api.services import Services, ServicesDep
 from shared.errors import Code, Forbidden, InvalidRequest
 from shared.tenancy import Role
 from shared.usage import GROUPS, Group, Period, UsageLine
@@ -23,7 +23,7 @@ NO_NUL = r"^[^\x00]*$"
 From = Annotated[date | None, Query(alias="from", description="First day, UTC; by default 29 days before the last.")]
 To = Annotated[date | None, Query(description="Last day, UTC; today by default.")]
 GroupBy = Annotated[str, Query(description="What is told apart: some of `day`, `key` and `model`, comma-separated.")]
-KeyId = Annotated[str | None, Query(pattern=NO_NUL, description="Only this key's.")]
+KeyId = Annotated[str | None, Query(pattern=NO_NUL, description="Only this key's, by its id; a revoked one's, too.")]
 Model = Annotated[str | None, Query(pattern=NO_NUL, description="Only of this adapter's id or base's name.")]
 After = Annotated[str | None, Query(pattern=NO_NUL, description="Id of the last line of the page before.")]
 Limit = Annotated[int, Query(ge=1, le=1000, description="Lines per page.")]
@@ -47,7 +47,13 @@ def usage(
     """
     period = _period(from_, to)
     lines = services.usage.lines(
-        caller.tenant, period, _groups(group_by), key_id=_whose(caller, key_id), model=model, after=after, limit=limit
+        caller.tenant,
+        period,
+        _groups(group_by),
+        key_id=_whose(services, caller, key_id),
+        model=model,
+        after=after,
+        limit=limit,
     )
     return page_of(lines, limit)
 
@@ -72,10 +78,10 @@ def _groups(text: str) -> list[Group]:
     return [group for group in GROUPS if group in names]
 
 
-def _whose(caller: Caller, key_id: str | None) -> str | None:
+def _whose(services: Services, caller: Caller, key_id: str | None) -> str | None:
     """The key to look at; None: all of the tenant."""
     if caller.role.includes(Role.ADMIN):
-        return key_id
+        return key_id if key_id is None else services.keys.get(key_id, caller.tenant).id
     if key_id not in (None, caller.key.id):
         raise Forbidden(
             Code.ROLE_INSUFFICIENT,

@@ -16,7 +16,7 @@ class RawReplica:
 
     Attributes:
         mode: what becomes of a completion: ``answer``, ``stream``, ``503``, ``500``, ``drop`` (before anything),
-            ``headers`` (then drop), ``one`` (one event, then drop), ``hang``.
+            ``headers`` (then drop), ``one`` (one event, then drop), ``short`` (half of an answer, then drop), ``hang``.
         health: status of the health route.
         asked: bodies of completions, in order.
     """
@@ -86,11 +86,12 @@ class RawReplica:
         if mode == "hang":
             await reader.read(1)  # until the caller goes
             return False
-        if mode in ("answer", "503", "500"):
-            status = 200 if mode == "answer" else int(mode)
+        if mode in ("answer", "short", "503", "500"):
+            status = int(mode) if mode.isdecimal() else 200
             content = json.dumps({"by": self.name, "served": body["model"]}).encode()
-            writer.write(f"HTTP/1.1 {status} x\r\ncontent-length: {len(content)}\r\n\r\n".encode() + content)
-            return True
+            whole = f"HTTP/1.1 {status} x\r\ncontent-length: {len(content)}\r\n\r\n".encode() + content
+            writer.write(whole[:-10] if mode == "short" else whole)
+            return mode != "short"
         writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n")
         for _ in range({"headers": 0, "one": 1}.get(mode, 20)):
             event = f"data: {self.name}\n\n".encode()

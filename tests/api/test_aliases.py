@@ -112,6 +112,7 @@ def test_plain_alias(client: TestClient, adapters: str) -> None:
     assert alias == {
         "name": "prod",
         "tenant": "shared",
+        "hides": None,
         "version": 1,
         "adapter_id": OLD,
         "targets": [{"adapter": OLD, "weight": 100}],
@@ -207,6 +208,14 @@ def test_names_that_are_refused(client: TestClient, adapters: str) -> None:
             error = refused.json()["error"]
             assert (error["param"], "lower-case letters" in error["message"]) == ("name", True)
             assert "[a-z" not in refused.text
+
+
+def test_a_slash_in_a_name_is_named(client: TestClient, adapters: str) -> None:
+    for method, path in (("PUT", "team%2Fx"), ("GET", "team%2fx"), ("POST", "team%2Fx/rollback")):
+        refused = client.request(method, f"/v1/aliases/{path}", json={"adapter": OLD})
+        assert code(refused) == (422, "NAME_INVALID")
+        assert "'team/x" in refused.json()["error"]["message"]
+    assert code(client.put("/v1/aliases/team/x", json={"adapter": OLD})) == (404, "ROUTE_NOT_FOUND")
 
 
 def test_ids_that_no_adapter_has(client: TestClient, adapters: str) -> None:

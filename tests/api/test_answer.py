@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Callable
 from typing import Any, cast
 
@@ -121,14 +122,24 @@ def test_another_shape() -> None:
     assert dict(start["headers"])[b"content-type"] == b"application/x-ndjson"
 
 
+def breaks() -> None:
+    raise BrokenOff("gone")
+
+
+def test_the_last_event_of_a_stream_that_breaks_off_is_the_error() -> None:
+    trace = Trace()
+    *_, last = sent(PassedOn(answer(trace, breaks)), trace)
+    assert trace[:3] == ["http.response.start", "ONE", "THREE"]
+    assert trace[4:] == ["closed", "counted", "left"], "no copy"
+    before, event, after = last["body"].split(b"\n\n")
+    assert (before, after, last.get("more_body", False)) == (b"", b"", False), "what was under way is ended"
+    error = json.loads(event.removeprefix(b"data: "))["error"]
+    assert (error["code"], error["type"], error["mens"]["retryable"]) == ("SERVING_FAILED", "server_error", True)
+
+
 def test_an_answer_that_breaks_off_is_never_ended_for_the_caller() -> None:
     trace = Trace()
-
-    def breaks() -> None:
-        raise BrokenOff("gone")
-
-    with pytest.raises(BrokenOff):
-        sent(PassedOn(answer(trace, breaks)), trace)
+    sent(PassedOn(answer(trace, breaks), headers={"content-type": "application/json"}), trace)
     assert trace == ["http.response.start", "ONE", "THREE", "closed", "counted", "left"], "no end, no copy"
 
 

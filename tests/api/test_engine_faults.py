@@ -11,6 +11,7 @@ from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
 from api.engine_faults import Told, in_words
+from shared.errors import Code
 
 NUMBER = "Input should be a valid integer, unable to parse string as an integer"
 UNSAID = "A field of the request has a value of the wrong type; vLLM does not say which."
@@ -55,14 +56,14 @@ WHOLE = """1 validation error:
         (
             BRANCHES,
             "messages.0.ChatCompletionDeveloperMessageParam.role",
-            "messages.0.role: Field required.",
-            "messages.0.role",
+            "messages[0].role: Field required.",
+            "messages[0].role",
         ),
         (
             DEEPER,
             "input",
-            "input.0.content: Input should be a valid string; or Input should be a valid list.",
-            "input.0.content",
+            "input[0].content: Input should be a valid string; or Input should be a valid list.",
+            "input[0].content",
         ),
         (FORGED, "n", f"n: {NUMBER}.", "n"),
         (CUT, "stop", "stop: too many.", "stop"),
@@ -72,31 +73,33 @@ WHOLE = """1 validation error:
     ids=["missing", "two fields", "quotes", "branches", "deeper", "forged", "cut off", "words", "whole body"],
 )
 def test_fields_and_reasons(text: str, param: str | None, message: str, field: str | None) -> None:
-    told = in_words(text, param)
+    told = in_words(text, param, {})
     assert (told.message, told.param, told.details["serving_message"]) == (message, field, text)
 
 
 def test_every_fault_is_among_the_details() -> None:
-    assert in_words(TWO, "max_tokens").details["errors"] == [
+    assert in_words(TWO, "max_tokens", {}).details["errors"] == [
         {"param": "max_tokens", "reason": NUMBER},
         {"param": "top_p", "reason": "Input should be a valid number, unable to parse string as a number"},
     ]
-    assert [each["param"] for each in in_words(BRANCHES, None).details["errors"]] == [
-        "messages.0.role", "messages.0.tool_call_id", "messages.0.author",
+    assert [each["param"] for each in in_words(BRANCHES, None, {}).details["errors"]] == [
+        "messages[0].role", "messages[0].tool_call_id", "messages[0].author",
     ]  # fmt: skip
 
 
 def test_a_field_that_is_named_beside_the_message_is_not_named_in_it() -> None:
     said = "When using `tool_choice`, `tools` must be set. (parameter=tool_choice)"
     told = Told("When using `tool_choice`, `tools` must be set.", "tool_choice", {"serving_message": said})
-    assert in_words(said, "tool_choice") == told
+    assert in_words(said, "tool_choice", {}) == told
     said = "`x` must be a number (or null). (parameter=x, value=(1, 2))"
-    assert in_words(said, "x").message == "`x` must be a number (or null)."
+    assert in_words(said, "x", {}).message == "`x` must be a number (or null)."
 
 
 def test_what_python_says_is_not_passed_on() -> None:
     said = "'NoneType' object is not iterable"
-    assert in_words(said, None) == Told(UNSAID, None, {"serving_message": said})
+    told = in_words(said, None, {})
+    assert told[:3] == (UNSAID, None, {"serving_message": said})
+    assert "null" in told.remedy
 
 
 @pytest.mark.parametrize(
@@ -110,33 +113,103 @@ def test_what_python_says_is_not_passed_on() -> None:
     ],
 )
 def test_a_text_of_another_form_stays_as_it_is(text: str) -> None:
-    assert in_words(text, "n") == Told(text, "n", {})
+    assert in_words(text, "n", {}) == Told(text, "n", {})
+
+
+def part(**fields: Any) -> dict[str, Any]:
+    return {"role": "user", "content": [fields]}
+
+
+GOOD = part(type="text", text="x")
+NO_TEXT = part(type="text")
+IMAGE = part(type="image_url", image_url={"uri": "x"})
+PRINT = """2 validation errors for ValidatorIterator
+0.ChatCompletionContentPartTextParam.text
+  Field required [type=missing, input_value={'type': 'text'}, input_type=dict]
+    For further information visit https://errors.pydantic.dev/2.14/v/missing
+0.ChatCompletionContentPartImageParam.type
+  Input should be 'image_url' [type=literal_error, input_value='text', input_type=str]
+    For further information visit https://errors.pydantic.dev/2.14/v/literal_error"""
+
+
+@pytest.mark.parametrize(
+    ("messages", "param"),
+    [
+        ([NO_TEXT], "messages[0].content[0].text"),
+        ([{"role": "user", "content": "x"}, GOOD, NO_TEXT, NO_TEXT], "messages[2].content[0].text"),
+        ([{"role": "user", "content": []}, GOOD], "messages[1].content[0].text"),
+        ([GOOD, GOOD], "messages"),
+        ([7, {}], "messages"),
+        (7, "messages"),
+    ],
+)
+def test_a_part_of_a_message_is_found_in_the_request(messages: Any, param: str) -> None:
+    told = in_words(PRINT, None, {"messages": messages})
+    assert (told.message, told.param) == (f"{param}: Field required.", param)
+    assert told.details["serving_message"] == PRINT
 
 
 @pytest.mark.engine
 def test_the_installed_engine_says_it_so() -> None:
     register = pytest.importorskip("vllm.entrypoints.serve.exception_handling.register")
-    protocol = pytest.importorskip("vllm.entrypoints.openai.chat_completion.protocol")
+    chats = pytest.importorskip("vllm.entrypoints.openai.chat_completion.protocol")
+    completions = pytest.importorskip("vllm.entrypoints.openai.completion.protocol")
+    responses = pytest.importorskip("vllm.entrypoints.openai.responses.protocol")
     engine = FastAPI()
     engine.state.args = SimpleNamespace(log_error_stack=False)
     register.init_exception_handler(engine)
 
-    def chat(request: Any) -> None:
-        pass
+    def route(path: str, kind: Any) -> None:
+        def ask(request: Any) -> None:
+            for message in getattr(request, "messages", ()):
+                list(message.get("content") or ())
+            request.to_sampling_params(16, {})
 
-    chat.__annotations__["request"] = protocol.ChatCompletionRequest
-    engine.post("/")(chat)
+        ask.__annotations__["request"] = kind
+        engine.post(path)(ask)
+
+    route("/chat", chats.ChatCompletionRequest)
+    route("/completion", completions.CompletionRequest)
+    route("/response", responses.ResponsesRequest)
     client = TestClient(engine)
 
-    def told(**body: Any) -> tuple[str, str | None]:
-        said = client.post("/", json={"model": "m", "messages": [{"role": "user", "content": "?"}]} | body)
-        error = said.json()["error"]
-        return in_words(error["message"], error["param"] and error["param"].removeprefix("body."))[:2]
+    def told(path: str = "/chat", **fields: Any) -> tuple[str, str | None]:
+        body = {"model": "m"} | ({"messages": [{"role": "user", "content": "?"}]} if path == "/chat" else {}) | fields
+        error = client.post(path, json=body).json()["error"]
+        return in_words(error["message"], error["param"] and error["param"].removeprefix("body."), body)[:2]
 
     assert told(messages=None) == (UNSAID, None)
     assert told(messages="?") == ("messages: Input should be a valid list.", "messages")
-    assert told(messages=[{"content": "?"}]) == ("messages.0.role: Field required.", "messages.0.role")
+    assert told(messages=[{"content": "?"}]) == ("messages[0].role: Field required.", "messages[0].role")
+    content = "messages[0].content: Input should be a valid string; or Input should be iterable."
+    assert told(messages=[{"role": "user", "content": 7}]) == (content, "messages[0].content")
+    text, image, kind = (f"messages[1].content[0].{name}" for name in ("text", "image_url.url", "type"))
+    assert told(messages=[GOOD, NO_TEXT]) == (f"{text}: Field required.", text)
+    assert told(messages=[{"role": "user", "content": "?"}, IMAGE]) == (f"{image}: Field required.", image)
+    said, param = told(messages=[GOOD, part(type="poem")])
+    assert (said.startswith(f"{kind}: Input should be 'text'; or Input should be 'image_url'"), param) == (True, kind)
+    call = {"role": "assistant", "tool_calls": [{"id": "1", "type": "function"}]}
+    function = "messages[0].tool_calls[0].function"
+    assert told(messages=[call]) == (f"{function}: Field required.", function)
     assert told(max_tokens="x", n="y") == (f"max_tokens: {NUMBER}; n: {NUMBER}.", "max_tokens")
     assert told(tool_choice="auto") == ("When using `tool_choice`, `tools` must be set.", "tool_choice")
+    assert told(tools=[{"type": "function"}]) == ("tools[0].function: Field required.", "tools[0].function")
     stop = "stop: Input should be a valid string; or Input should be a valid list."
     assert told(stop=5) == (stop, "stop")
+    assert told(stop=[5]) == ("stop[0]: Input should be a valid string.", "stop[0]")
+
+    assert told(n=0) == ("n must be at least 1, got 0.", "n")
+    assert told(n=99_999) == ("n must be at most 16384, got 99999.", "n")
+    assert told(n=2, temperature=0) == ("n must be 1 when using greedy sampling, got 2.", "n")
+    assert told(frequency_penalty=5) == ("frequency_penalty must be in [-2, 2], got 5.0.", "frequency_penalty")
+    body = {"model": "m", "prompt": None}
+    none = client.post("/completion", json=body).json()["error"]
+    refused = in_words(none["message"], none["param"], body)
+    assert (refused.code, refused.param) == (Code.REQUEST_INVALID, "prompt")
+    many = "prompt list length 3000 exceeds the maximum allowed count of 1024."
+    assert told("/completion", prompt=["x"] * 3000) == (many, "prompt")
+    tokens = ("max_output_tokens must be at least 1, got -1.", "max_output_tokens")
+    assert told("/response", input="x", max_output_tokens=-1) == tokens
+    item = "input[0].content[0].text"
+    question = {"role": "user", "content": [{"type": "input_text"}]}
+    assert told("/response", input=[question]) == (f"{item}: Field required.", item)

@@ -130,7 +130,10 @@ def test_errors_are_in_ollamas_shape(ollama: httpx.Client, replica: ScriptedRepl
         assert (answer.status_code, said["code"], set(said)) == (status, code, {"error", "code"})
         return str(said["error"])
 
-    assert "nobody" in refused(404, "MODEL_NOT_FOUND", messages=HELLO, model="nobody")
+    unknown = refused(404, "MODEL_NOT_FOUND", messages=HELLO, model="nobody")
+    assert "nobody" in unknown
+    assert "/api/tags" in unknown
+    assert "/v1/" not in unknown
     strange = refused(400, "REQUEST_INVALID", messages=HELLO, options={"mirostat": 1})
     assert "options.mirostat" in strange
     assert "docs/ollama.md" in strange

@@ -31,6 +31,8 @@ def chat(*messages: Any) -> dict[str, Any]:
         {"role": "assistant", "tool_calls": [CALL]},
         {"role": "assistant", "content": None, "tool_calls": [CALL]},
         {"role": "assistant", "content": [], "tool_calls": [CALL]},
+        {"role": "assistant", "content": None, "refusal": None, "tool_calls": []},
+        {"role": "assistant", "refusal": "No."},
         {"role": "assistant", "content": None, "reasoning": "Hm."},
         {"role": "assistant", "content": None, "reasoning_content": "Hm."},
     ],
@@ -49,7 +51,8 @@ def test_a_message_that_says_something(message: dict[str, Any]) -> None:
         {"role": "tool", "tool_call_id": "call_1"},
         {"role": "assistant"},
         {"role": "assistant", "tool_calls": []},
-        {"role": "assistant", "content": None, "tool_calls": None},
+        {"role": "assistant", "tool_calls": None},
+        {"role": "assistant", "content": []},
         {"role": "user", "tool_calls": [CALL]},
         {"role": "user", "contents": "Hello"},
         {"role": "user", "content": None},
@@ -91,23 +94,52 @@ def test_what_vllm_refuses_is_left_to_it(body: dict[str, Any]) -> None:
     assert asks_chat(body) is body
     assert asks_completion({"prompt": 7}) == {"prompt": 7}
     assert asks_completion({}) == {}
+    assert asks_completion({"prompt": None}) == {"prompt": None}
+    assert asks_completion({"prompt": "", "prompt_embeds": "x"})["prompt"] == ""
+    assert asks_completion({"prompt_embeds": "x"}) == {"prompt_embeds": "x"}
 
 
 @pytest.mark.parametrize(
     ("prepare", "body"),
     [
         (asks_chat, {"messages": []}),
+        (asks_chat, {"messages": ""}),
         (asks_completion, {"prompt": []}),
+        (asks_completion, {"prompt": ""}),
+        (asks_completion, {"prompt": [], "prompt_embeds": None}),
         (stateless, {"input": []}),
         (stateless, {"input": {}}),
+        (stateless, {"input": ""}),
     ],
 )
 def test_nothing_is_asked(prepare: Any, body: dict[str, Any]) -> None:
-    (field,) = body
+    field = next(iter(body))
     with pytest.raises(InvalidRequest, match="empty") as refused:
         prepare(body)
     assert (refused.value.code, refused.value.param) == (Code.REQUEST_INVALID, field)
     assert refused.value.remedy
+
+
+def test_a_message_of_an_input_without_content() -> None:
+    for role in ("user", "system", "developer"):
+        with pytest.raises(InvalidRequest, match=r"input\[1\] has no content") as refused:
+            stateless({"input": [HELLO, {"role": role, "content": []}]})
+        assert (refused.value.code, refused.value.param) == (Code.REQUEST_INVALID, "input[1].content")
+
+
+@pytest.mark.parametrize(
+    "item",
+    [
+        "Hello",
+        HELLO,
+        HELLO | {"content": ""},
+        {"role": "assistant", "content": [], "type": "message"},
+        {"type": "reasoning", "content": []},
+        {"type": "function_call_output", "call_id": "call_1", "output": ""},
+    ],
+)
+def test_an_item_of_an_input_that_says_something(item: Any) -> None:
+    assert stateless({"input": [item]})["input"] == [item]
 
 
 @pytest.mark.engine
@@ -119,4 +151,5 @@ def test_the_installed_engine_takes_what_is_refused_here() -> None:
     for messages in ([], [{"role": "user"}], [{"role": "user", "content": []}], [HELLO | {"role": "usr"}]):
         chats.ChatCompletionRequest(messages=messages)
     completions.CompletionRequest(prompt=[])
-    responses.ResponsesRequest(input=[])
+    for nothing in ("", [], [{"role": "user", "content": []}]):
+        responses.ResponsesRequest(input=nothing)

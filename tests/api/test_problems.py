@@ -54,6 +54,20 @@ def test_a_remedy_names_the_contract_where_one_is_expected(
     assert ("/v1/contract/schema" in said["mens"]["remedy"]) is names_contract
 
 
+@pytest.mark.parametrize("kind", ["application/x-www-form-urlencoded", None])
+def test_a_body_that_is_not_said_to_be_json(client: TestClient, kind: str | None) -> None:
+    headers = {"Content-Type": kind} if kind else {}
+    answer = client.post("/v1/keys", content=b'{"name": "bot"}', headers=headers)
+    said = answer.json()["error"]
+    assert (answer.status_code, said["code"], said["param"]) == (422, "REQUEST_INVALID", None)
+    assert "Content-Type: application/json" in said["message"]
+
+
+def test_a_body_that_is_no_json_is_told_so(client: TestClient) -> None:
+    answer = client.post("/v1/keys", content=b"{", headers={"Content-Type": "application/json"})
+    assert "Content-Type" not in answer.json()["error"]["message"]
+
+
 def test_a_fault_outside_the_body_is_named_too(client: TestClient) -> None:
     answer = client.post("/v1/jobs", json={"kind": "finetune", "contract": {}}, headers={"Idempotency-Key": "x" * 256})
     faults = answer.json()["error"]["mens"]["details"]["errors"]

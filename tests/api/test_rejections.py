@@ -6,13 +6,12 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
 from api.problems import headers_of, problem_response, status_of
-from api.rejections import PROMPT, rejection
+from api.rejections import rejection
 from api.replica_client import Begun, BrokenOff
 from shared.errors import MensError
 
@@ -62,26 +61,22 @@ def test_it_is_in_openais_shape() -> None:
 
 
 def test_a_field_is_named_as_the_caller_knows_it() -> None:
-    assert refused(400, {"error": {**VLLM, "param": "body.messages.0"}}).param == "messages.0"
+    assert refused(400, {"error": {**VLLM, "param": "body.tools.0.function"}}).param == "tools[0].function"
 
 
-@pytest.mark.parametrize("vllms", ["input_text", "input_tokens"])
 @pytest.mark.parametrize("asked", [{"messages": [], "input": ""}, {"prompt": "x"}, {"input": ["x"]}])
-def test_a_prompt_that_is_too_long_is_named_as_the_caller_wrote_it(vllms: str, asked: dict[str, Any]) -> None:
-    text = f"Please reduce the length of the input prompt. (parameter={vllms}, value=99)"
-    error = refused(400, {"error": {"message": text, "param": vllms}}, **asked)
-    assert (error.message, error.param) == ("Please reduce the length of the input prompt.", next(iter(asked)))
+def test_a_prompt_that_is_too_long_has_a_code_of_its_own(asked: dict[str, Any]) -> None:
+    limit = "This model's maximum context length is 64 tokens. However, your prompt contains 99 input tokens."
+    text = f"{limit} Please reduce the length of the input prompt. (parameter=input_tokens, value=99)"
+    error = refused(400, {"error": {"message": text, "param": "input_tokens"}}, **asked)
+    assert (error.code, error.message, error.param) == ("CONTEXT_LENGTH_EXCEEDED", limit, next(iter(asked)))
+    assert "Shorten" in error.remedy
+    assert error.details == {"serving_message": text}
 
 
-@pytest.mark.engine
-def test_the_installed_engine_names_a_long_prompt_so() -> None:
-    params = pytest.importorskip("vllm.renderers.params").TokenizeParams(max_total_tokens=1)
-    refusal = pytest.importorskip("vllm.exceptions").VLLMValidationError
-    with pytest.raises(refusal) as of_text:
-        params.apply_pre_tokenization(SimpleNamespace(max_chars_per_token=1), {"prompt": "xx"})
-    with pytest.raises(refusal) as of_tokens:
-        params.apply_post_tokenization(None, {"prompt_token_ids": [1, 2]})
-    assert (of_text.value.parameter, of_tokens.value.parameter) == PROMPT
+def test_a_failure_that_reads_like_a_refusal_is_a_failure() -> None:
+    error = refused(500, {"error": {"message": "The decoder prompt (length 9) broke it."}}, prompt="x")
+    assert error.code == "SERVING_FAILED"
 
 
 def test_faults_are_told_in_words_and_vllms_text_is_kept() -> None:

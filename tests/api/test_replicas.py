@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import time
 from collections.abc import Iterator
@@ -286,12 +287,26 @@ def test_what_has_not_begun_is_asked_elsewhere(
     assert idle(door)
 
 
-def test_what_has_begun_is_never_asked_again(door: httpx.Client, tier: dict[str, RawReplica]) -> None:
+def test_what_has_begun_is_never_asked_again(
+    door: httpx.Client, tier: dict[str, RawReplica], caplog: pytest.LogCaptureFixture
+) -> None:
     first, *others = tier.values()
     first.mode = "one"
-    with pytest.raises(httpx.RemoteProtocolError):
-        ask(door, stream=True)
+    with caplog.at_level("WARNING"):
+        answer = door.post("/v1/completions", json={"model": ADAPTER, "stream": True})
+    error = json.loads(answer.text.split("\n\n")[-2].removeprefix("data: "))["error"]
+    assert (error["code"], first.url in answer.text) == ("SERVING_FAILED", False)
     assert not [model for other in others for model in other.models if model == ADAPTER]
+    (told,) = [record for record in caplog.records if "broke off amid an answer" in record.message]
+    assert (told.levelname, told.exc_info, first.url in told.message) == ("WARNING", None, True)
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
+    eventually(lambda: idle(door))
+
+
+def test_an_answer_that_is_cut_short_is_cut_for_the_caller(door: httpx.Client, tier: dict[str, RawReplica]) -> None:
+    next(iter(tier.values())).mode = "short"
+    with pytest.raises(httpx.RemoteProtocolError):
+        ask(door)
     eventually(lambda: idle(door))
 
 

@@ -36,7 +36,7 @@ def test_saying_that_it_is_not_wanted_is_no_request_for_it(field: str, nothing: 
 def test_a_tool_that_the_server_would_run_is_refused(tool: Any) -> None:
     with pytest.raises(InvalidRequest) as refused:
         stateless({"model": "m", "input": "Hello", "tools": [FUNCTION, tool]})
-    assert (refused.value.code, refused.value.param) == ("TOOL_UNSUPPORTED", "tools.1.type")
+    assert (refused.value.code, refused.value.param) == ("TOOL_UNSUPPORTED", "tools[1].type")
 
 
 def test_the_callers_body_is_left_as_it_is() -> None:

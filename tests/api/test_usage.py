@@ -68,7 +68,15 @@ def test_one_key(ask: As, keys: dict[str, tuple[Key, str]]) -> None:
     for other in (keys["boss"][0].id, operator, "key-nobody"):  # whether there is such a key, it does not tell
         status, error = ask("viewer", key_id=other)
         assert (status, error["code"]) == (403, "ROLE_INSUFFICIENT")
-    assert ask("boss", key_id=operator) == (200, [])
+    for other in (operator, "key-nobody", ""):  # another tenant's, as if it did not exist
+        status, error = ask("boss", key_id=other)
+        assert (status, error["code"], error["param"]) == (404, "KEY_NOT_FOUND", "key_id")
+
+
+def test_a_revoked_key_s_usage_remains(ask: As, app: FastAPI, keys: dict[str, tuple[Key, str]]) -> None:
+    viewer = keys["viewer"][0].id
+    app.state.services.keys.revoke(viewer)
+    assert names(ask("boss", key_id=viewer)) == ["viewer"]
 
 
 def test_a_viewer_cannot_see_others_by_grouping(ask: As) -> None:

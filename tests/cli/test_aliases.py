@@ -52,9 +52,12 @@ def test_who_hides_an_alias_of_shared_is_told(mens: Command, installation: Insta
     told = installation.invoke("aliases", "set", "prod", "demo@2")
     assert (told.stdout, told.stderr) == ("prod → demo@2, version 1\n", hidden + "\n")
     assert installation.invoke("aliases", "set", "prod", "demo@3").stderr == "", "it is hidden already"
-    assert mens("aliases", "list") == "prod\t2\tdemo@3\t\tacme"
+    assert mens("aliases", "list") == "prod\t2\tdemo@3\t\tacme (hides shared's)"
+    assert "tenant acme (hides shared's)" in mens("aliases", "show", "prod").splitlines()
     mens("aliases", "delete", "prod")
     assert mens("aliases", "list") == "prod\t1\tdemo@1\t\tshared"
+    assert "delete by" not in mens("aliases", "show", "prod"), "that was the one that is hidden no more"
+    assert "TENANT_FORBIDDEN" in mens("aliases", "delete", "prod", code=1)
     assert hidden in mens("aliases", "rollback", "prod"), "a deleted alias that returns hides, too"
     assert "hides" in mens("aliases", "--help")
 
@@ -62,6 +65,17 @@ def test_who_hides_an_alias_of_shared_is_told(mens: Command, installation: Insta
 def test_a_name_that_nobody_had_hides_nothing(mens: Command, installation: Installation) -> None:
     installation.become("tess", "acme", Role.TRAINER)
     assert installation.invoke("aliases", "set", "prod", "demo@1").stderr == ""
+
+
+def test_what_was_so_already_is_told(mens: Command, installation: Installation) -> None:
+    mens("aliases", "set", "prod", "demo@1")
+    standing = "prod → demo@1, version 1: already so; nothing moved"
+    assert mens("aliases", "set", "prod", "demo@1") == standing
+    back = mens("aliases", "rollback", "prod", "--to-version", "1", "--reason", "x")
+    assert back == f"{standing}, and the reason is not kept"
+    installation.become("tess", "acme", Role.TRAINER)
+    hiding = installation.invoke("aliases", "set", "prod", "demo@1")
+    assert hiding.stdout == "prod → demo@1, version 1\n", "of the same version as shared's, but new"
 
 
 def test_a_move_from_an_old_version(mens: Command) -> None:
@@ -88,6 +102,22 @@ def test_the_api_says_the_same_of_a_name(mens: Command) -> None:
 @pytest.mark.parametrize("target", ["demo@1", "=5", "demo@1=", "demo@1=x", "demo@1=-5"])
 def test_targets_that_are_no_targets(mens: Command, target: str) -> None:
     assert "ADAPTER=WEIGHT" in mens("aliases", "split", "prod", target, "demo@2=5", code=1)
+
+
+def test_names_in_place_of_ids(mens: Command) -> None:
+    mens("aliases", "set", "prod", "demo@1")
+    none = "is no id of an adapter (ids look like NAME@DIGEST); `mens models` lists them."
+    refused = f"error: ADAPTER_NOT_FOUND: 'prod' {none} The alias prod points to demo@1."
+    assert mens("aliases", "split", "new", "prod=50", "demo@2=50", code=1) == refused
+    assert mens("aliases", "set", "new", "demo@2", "--shadow", "prod", code=1) == refused
+    for name in ("nope", "No Name"):
+        assert mens("aliases", "set", "new", name, code=1) == f"error: ADAPTER_NOT_FOUND: {name!r} {none}"
+
+
+@pytest.mark.parametrize("shadow", ["demo@2:0.5", "demo@2=0.5"])
+def test_the_share_of_a_shadow_is_an_option(mens: Command, shadow: str) -> None:
+    refused = mens("aliases", "set", "prod", "demo@1", "--shadow", shadow, code=1)
+    assert refused.endswith("is an option: --shadow demo@2 --shadow-share 0.5.")
 
 
 def test_a_model_is_deleted_once_no_alias_needs_it(mens: Command) -> None:

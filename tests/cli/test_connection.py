@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import httpx
 import pytest
 import typer
 
-from cli.connection import Connection, connect
+from cli.connection import Connection, connect, describe_error
 
 
 def test_operator_names_a_tenant_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -29,6 +30,30 @@ def test_a_command_says_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
     with connection.client(tenant="other") as other, connection.client(tenant="") as own:
         assert other.headers["X-Mens-Tenant"] == "other"
         assert "X-Mens-Tenant" not in own.headers
+
+
+@pytest.mark.parametrize("given", ["http://h:8000/v1", "http://h:8000/v1/", "http://h:8000//", " http://h:8000"])
+def test_the_base_url_of_openai_s_clients_will_do(given: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Connection("http://h:8000", "secret").save(tmp_path)
+    monkeypatch.setenv("MENS_HOME", str(tmp_path))
+    monkeypatch.delenv("MENS_API_KEY", raising=False)
+    monkeypatch.setenv("MENS_API_URL", given)
+    assert connect() == Connection("http://h:8000", "secret")
+
+
+@pytest.mark.parametrize("given", ["h:8000", "//h", "http://", "ftp://h"])
+def test_an_address_without_a_scheme(
+    given: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("MENS_API_URL", given)
+    with pytest.raises(typer.Exit):
+        connect()
+    assert f"MENS_API_URL is '{given}'; it has to begin with http:// or https://" in capsys.readouterr().err
+
+
+def test_the_header_is_told_as_the_variable_that_it_comes_from() -> None:
+    error = {"code": "REQUEST_INVALID", "message": "X-Mens-Tenant: 'default' is reserved."}
+    assert describe_error(httpx.Response(422, json={"error": error})).endswith(": MENS_TENANT: 'default' is reserved.")
 
 
 def test_the_installation_s_key_goes_to_its_own_address_alone(

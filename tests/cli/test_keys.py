@@ -114,7 +114,36 @@ def test_names_that_are_none(keys: Keys) -> None:
     for arguments in ([""], ["x" * 65], ["two\nlines"], ["bot", "--tenant", "default"]):
         created = runner.invoke(app, ["keys", "create", *arguments])
         assert (created.exit_code, created.stdout, "_INVALID: " in created.stderr) == (1, "", True)
+        assert "1 to 64 characters in one line" in created.stderr or "'default'" in created.stderr
     assert made(keys) == []
+
+
+def test_a_role_that_is_none(local: Keys) -> None:
+    refused = runner.invoke(app, ["keys", "create", "bot", "--role", "superuser"]).stderr
+    assert "'superuser' is no role" in refused
+    assert "Value error" not in refused
+
+
+def test_no_limit_is_said_alike_when_a_key_is_made(keys: Keys) -> None:
+    assert runner.invoke(app, ["keys", "create", "bot", "--rpm", "None", "--concurrent", "NONE"]).exit_code == 0
+    [key] = made(keys)
+    assert (key.requests_per_minute, key.concurrent_requests) == (None, None)
+
+
+def test_the_installation_s_own_key(keys: Keys) -> None:
+    for name, is_own in (("mens-up", True), ("mens-up-2", True), ("mens-upper", False)):
+        keys.create(name)
+        told = runner.invoke(app, ["keys", "revoke", name])
+        assert (told.exit_code, "restart `mens up`" in told.stderr) == (0, is_own)
+
+
+@pytest.mark.network
+def test_a_tenant_that_nobody_has(installation: Installation) -> None:
+    installation.patch.setenv("MENS_TENANT", "acmee")
+    refused = installation.mens("models", code=1)
+    assert refused.startswith("error: TENANT_NOT_FOUND: There is no tenant 'acmee'. Check MENS_TENANT")
+    installation.patch.setenv("MENS_TENANT", "Acme")
+    assert "MENS_TENANT: 'Acme' is not 1 to 63 of a-z" in installation.mens("models", code=1)
 
 
 # -- other limits ----------------------------------------------------------------------------------------------------
@@ -124,7 +153,7 @@ def test_names_that_are_none(keys: Keys) -> None:
     ("flags", "told", "limits"),
     [
         (["--rpm", "120"], "120 requests to models a minute, 4 at once", (120, 4)),
-        (["--concurrent", "none"], "60 requests to models a minute, any number at once", (60, None)),
+        (["--concurrent", "NONE"], "60 requests to models a minute, any number at once", (60, None)),
         (["--rpm", "none", "--concurrent", "2"], "any number of requests to models a minute, 2 at once", (None, 2)),
     ],
 )
@@ -178,7 +207,9 @@ def test_a_key_is_named_by_its_id_or_its_name(keys: Keys) -> None:
 def test_a_revoked_key_has_lost_its_name(keys: Keys) -> None:
     first, _ = keys.create("bot")
     assert runner.invoke(app, ["keys", "revoke", "bot"]).exit_code == 0
-    assert "KEY_NOT_FOUND" in runner.invoke(app, ["keys", "revoke", "bot"]).stderr
+    for command in (["limit", "--rpm", "1"], ["revoke"]):
+        refused = runner.invoke(app, ["keys", *command, "bot"]).stderr
+        assert refused.startswith("error: KEY_NOT_FOUND: The key 'bot' is revoked, for good.")
     second, _ = keys.create("bot")
     assert runner.invoke(app, ["keys", "revoke", first.id]).exit_code == 0, "repeating it changes nothing"
     assert made(keys)[-1] == second

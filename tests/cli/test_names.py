@@ -35,6 +35,13 @@ def test_a_beginning_of_several_lists_them(shop: Installation) -> None:
     assert shop.mens("aliases", "list") == ""
 
 
+def test_a_beginning_is_asked(shop: Installation) -> None:
+    unserved = shop.mens("chat", OTHER, "hi", code=1)
+    assert "MODEL_NOT_FOUND" not in unserved
+    assert shop.mens("chat", "demo@9", "hi", code=1) == unserved
+    assert shop.mens("chat", "demo@e", "hi", code=1).startswith("error: MODEL_NOT_FOUND")
+
+
 def test_what_no_adapter_begins_with_is_the_apis_to_refuse(shop: Installation) -> None:
     assert shop.mens("aliases", "set", "prod", "demo@e", code=1).startswith("error: ADAPTER_NOT_FOUND")
     assert shop.mens("models", "show", "demo@e", code=1).startswith("error: MODEL_NOT_FOUND")

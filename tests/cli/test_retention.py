@@ -45,7 +45,7 @@ def test_it_only_says_what_would_go(run: Path) -> None:
         ["run folder", run.name, "", "1.5 KB", "its job has been over for 0.0 days"]
     ]
     assert last == "1 would go, 1.5 KB; --apply removes them"
-    assert "MENS_RETAIN_RUN_DAYS=0.0" in result.stderr and "MENS_RETAIN_CHECKPOINTS= " in result.stderr
+    assert result.stderr == "MENS_RETAIN_RUN_DAYS=0.0\n"
     assert run.is_dir()
 
 
@@ -56,10 +56,30 @@ def test_it_removes_when_it_is_told_to(run: Path) -> None:
     assert runner.invoke(app, ["retention"]).stdout.splitlines() == ["0 would go, 0 bytes; --apply removes them"]
 
 
-def test_nothing_is_said_to_go_without_a_policy(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_said_to_go_without_a_policy(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.delenv("MENS_RETAIN_RUN_DAYS")
-    assert runner.invoke(app, ["retention", "--apply"]).stdout.splitlines() == ["0 removed, 0 bytes"]
+    monkeypatch.setenv("MENS_RETAIN_ALIAS_MOVES", "3")  # says what stays
+    result = runner.invoke(app, ["retention", "--apply"])
+    assert (result.exit_code, result.stdout) == (0, "0 removed, 0 bytes\n")
+    assert result.stderr == "no retention rule is set; see docs/retention.md\n"
     assert run.is_dir()
+    assert worker_retention.main([]) == 0
+    assert capsys.readouterr() == ("", result.stderr)
+
+
+def test_without_an_installation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("MENS_HOME", str(tmp_path))
+    result = runner.invoke(app, ["retention", "--apply"])
+    assert (result.exit_code, result.stdout) == (1, "")
+    told = f"error: there is no installation in {tmp_path}. Set MENS_HOME"
+    assert result.stderr.startswith(told)
+    assert worker_retention.main([]) == 1
+    assert capsys.readouterr().err.startswith(told)
+    assert list(tmp_path.iterdir()) == [], "no empty database is left behind"
 
 
 def test_without_a_database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,19 +1,24 @@
-"""What ``mens up`` says: commands that work when they are copied, and which programs ended meanwhile."""
+"""What ``mens up`` says: commands that work when they are copied, and which programs ended meanwhile. How it is stopped."""
 
 from __future__ import annotations
 
+import os
+import re
 import shlex
+import signal
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 from rich.console import Console
 
 from cli.connection import Connection
 from cli.programs import PROGRAMS, supervisor_config
 from cli.stack import Stack, StackFailed
-from cli.up import command, print_usage, watch
+from cli.up import command, heed_signals, print_usage, watch
 
 
 def said(home: Path, capsys: pytest.CaptureFixture[str]) -> list[list[str]]:
@@ -47,7 +52,8 @@ def test_a_program_that_is_not_on_the_path_is_named_from_here(tmp_path: Path, mo
 
 
 WORKER = """
-mkdir ran || { echo no more; exit 3; }
+mkdir ran || { sleep 0.5; echo worker ready.; sleep 0.8; echo no more; exit 3; }
+echo worker ready.
 sleep 2.5  # longer than startsecs, so that it counts as started
 kill -9 $$
 """
@@ -55,23 +61,30 @@ kill -9 $$
 
 @pytest.fixture
 def supervised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sqlite_template: Path) -> Iterator[Stack]:
-    """A stack under a real supervisord, whose worker is killed once and then ends at once; the other programs sleep."""
+    """A stack under a real supervisord, whose worker is killed once and then ends soon; the API takes no SIGTERM.
 
-    def impatient(home: Path, socket: Path) -> str:
-        return supervisor_config(home, socket).replace("startretries=5", "startretries=0")
+    The other programs sleep.
+    """
+
+    def impatient(home: Path, socket: Path, drain_seconds: float) -> str:
+        return supervisor_config(home, socket, drain_seconds).replace("startretries=5", "startretries=0")
 
     (tmp_path / "mens.db").write_bytes(sqlite_template.read_bytes())
     (tmp_path / "worker.sh").write_text(f"cd {tmp_path}\n{WORKER}")
+    (tmp_path / "api.sh").write_text("trap '' TERM\necho deaf\nexec sleep 600\n")
     for name in PROGRAMS:
-        monkeypatch.setitem(PROGRAMS, name, "sh {home}/worker.sh" if name == "worker" else "sleep 600")
+        script = name in ("worker", "api")
+        monkeypatch.setitem(PROGRAMS, name, f"sh {{home}}/{name}.sh" if script else "sleep 600")
     monkeypatch.setattr("cli.stack.supervisor_config", impatient)
     monkeypatch.setattr("cli.up.CHECK_SECONDS", 0.1)
-    stack = Stack(tmp_path, "tiny")
+    stack = Stack(tmp_path, "tiny", drain_seconds=0)
     try:
         stack.start()
         yield stack
     finally:
-        stack.stop()
+        at_once = threading.Event()
+        at_once.set()
+        stack.stop(at_once)
 
 
 @pytest.mark.network
@@ -81,7 +94,32 @@ def test_programs_that_end_are_told_and_one_that_keeps_ending_ends_it(
     with pytest.raises(StackFailed) as given_up:
         watch(supervised, Console(), threading.Event())
     log = supervised.home / "logs" / "worker.log"
-    told = f"worker ended (terminated by SIGKILL) and was started again; log: {log}"
-    assert capsys.readouterr().out.splitlines() == [told]
+    times, told = zip(*(line.split(" ", 1) for line in capsys.readouterr().out.splitlines()), strict=True)
+    assert told == (f"worker ended (terminated by SIGKILL) and was started again; log: {log}", "worker is ready again")
+    assert all(re.fullmatch(r"\d\d:\d\d:\d\d", time) for time in times)
     assert str(given_up.value).startswith(f"worker keeps dying. The end of {log}:\n")
     assert str(given_up.value).endswith("no more")
+
+
+@pytest.mark.network
+def test_stopping_is_cut_by_ctrl_c_and_leaves_nothing_running(supervised: Stack) -> None:
+    log = supervised.home / "logs" / "api.log"
+    while not (log.exists() and "deaf" in log.read_text()):
+        time.sleep(0.05)
+    running = psutil.Process(supervised.pid("api")).parent().children(recursive=True)
+    assert len(running) >= len(PROGRAMS)
+    stop, cut = threading.Event(), threading.Event()
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    heed_signals(stop, cut)
+    try:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.raise_signal(number)
+            assert stop.is_set() and not cut.is_set()
+        threading.Timer(1, os.kill, [os.getpid(), signal.SIGINT]).start()
+        began = time.monotonic()
+        supervised.stop(cut)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    assert 1 <= time.monotonic() - began < 8, "it waits until it is told not to, and no longer"
+    assert not [process for process in running if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]

@@ -7,6 +7,8 @@ import json
 import pytest
 
 from cli import usage
+from shared.deletion import Deletions
+from shared.tenancy import SHARED, Role
 from shared.usage import Account, Amount
 from tests.cli.conftest import Command, Installation
 from tests.shared.samples import new_adapter
@@ -58,17 +60,62 @@ def test_an_alias_stands_for_the_adapters_that_answer(mens: Command, installatio
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ((*PERIOD, "--key", "key-nobody"), "No usage by key-nobody from 2026-11-01 to 2026-11-02."),
-        (("--model", "tyni", "--from", "2027-01-01"), "No usage of tyni from 2027-01-01."),
-        (("--model", "tyni"), "No usage of tyni in the last 30 days."),
+        ((*PERIOD, "--key", "alice"), "No usage by ALICE from 2026-11-01 to 2026-11-02."),
+        (("--model", "tiny", "--from", "2027-01-01"), "No usage of tiny from 2027-01-01."),
+        (("--model", "tiny", "--to", "2026-10-01"), "No usage of tiny to 2026-10-01."),
+        (("--from", "2027-01-01"), "No usage from 2027-01-01."),
     ],
 )
 def test_nothing_is_said_to_be_nothing(
     mens: Command, installation: Installation, arguments: tuple[str, ...], said: str
 ) -> None:
     told = installation.invoke("usage", *arguments)
-    assert (told.stdout, told.stderr) == ("", said + "\n")
+    assert (told.stdout, told.stderr.replace(installation.key.id, "ALICE")) == ("", said + "\n")
     assert installation.invoke("usage", *arguments, "--json").stdout == "[]\n"
+
+
+def test_a_key_is_named_by_its_id_or_its_name(mens: Command, installation: Installation) -> None:
+    ci = installation.services.keys.all()[-1]
+    everything = "4\t40\t16\t8"
+    assert mens(*PERIOD, "--by", "", "--key", "ci") == mens(*PERIOD, "--by", "", "--key", ci.id) == everything
+    installation.become("other")
+    installation.services.keys.revoke(ci.id)
+    assert mens(*PERIOD, "--by", "", "--key", "ci") == everything, "the name of the one that had it"
+    installation.services.keys.create("ci")
+    assert mens(*PERIOD, "--by", "", "--key", "ci").startswith("No usage by key-"), "now another one has it"
+    installation.services.keys.revoke(installation.services.keys.all()[-1].id)
+    assert mens("--key", "ci", code=1).startswith("error: 2 keys had the name 'ci'; say which by its id:")
+    for nobody in ("tippo", "key-" + "0" * 26):
+        assert mens("--key", nobody, code=1).startswith(f"error: KEY_NOT_FOUND: There is no key '{nobody}'. List them")
+
+
+def test_a_viewer_names_the_own_key(mens: Command, installation: Installation) -> None:
+    own = installation.become("eve", role=Role.VIEWER)
+    assert mens("--key", own.id).startswith("No usage by")
+    assert "ROLE_INSUFFICIENT" in mens("--key", installation.key.id, code=1)
+
+
+def test_a_model_that_neither_is_nor_was(mens: Command, installation: Installation) -> None:
+    assert mens("--model", "tyni", code=1).startswith("error: MODEL_NOT_FOUND: There is no model 'tyni'.")
+    installation.register(new_adapter("late@1"))
+    assert mens(*PERIOD, "--model", "late@1") == "No usage of late@1 from 2026-11-01 to 2026-11-02."
+    Deletions(installation.services.database, SHARED).begin("late@1")
+    assert mens("--model", "late@1") == "No usage of late@1 in the last 30 days."
+
+
+def test_the_beginning_of_an_adapter_s_id(mens: Command, installation: Installation) -> None:
+    installation.register(new_adapter("demo@1"), new_adapter("other@12"))
+    assert mens(*PERIOD, "--by", "day", "--model", "demo@") == "2026-11-01\t1\t10\t4\t2\n2026-11-02\t1\t10\t4\t2"
+
+
+def test_an_operator_names_a_tenant(mens: Command, installation: Installation) -> None:
+    installation.services.keys.create("alias-of-nobody", "empty")
+    bot, _ = installation.services.keys.create("bot", "acme")
+    installation.services.usage.add({Account("2026-11-01", bot.id, "theirs", "acme"): Amount(1, 5, 0, 5)})
+    for named in ((), ("--key", "bot"), ("--model", "theirs")):
+        assert mens(*PERIOD, *named, "--by", "", "--tenant", "acme") == "1\t5\t0\t5"
+    assert "KEY_NOT_FOUND" in mens("--key", "bot", code=1)
+    assert "MODEL_NOT_FOUND" in mens("--model", "theirs", "--tenant", "empty", code=1)
 
 
 def test_all_pages(mens: Command, monkeypatch: pytest.MonkeyPatch) -> None:

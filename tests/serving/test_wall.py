@@ -212,6 +212,39 @@ def test_unknown_scope_goes_nowhere(wall, inside):
     assert inside.scopes == []
 
 
+def test_a_stopping_replica_waits_for_no_half_sent_request_and_answers_nothing_new(wall, inside):
+    server = SimpleNamespace(should_exit=False)
+    app = SimpleNamespace(state=SimpleNamespace(server=server))
+    headers = [(b"authorization", f"Bearer {KEY}".encode())]
+    answers = []
+
+    def scope(method, path):
+        return {
+            "type": "http",
+            "method": method,
+            "path": path,
+            "headers": headers,
+            "raw_path": path.encode(),
+            "app": app,
+        }
+
+    async def send(message):
+        answers.append(message.get("status"))
+
+    async def test():
+        half = asyncio.create_task(wall(scope("POST", "/v1/completions"), asyncio.Event().wait, send))
+        await asyncio.sleep(0.01)
+        server.should_exit = True
+        async with asyncio.timeout(5):
+            await half
+            await wall(scope("GET", "/health"), None, send)
+            await wall(scope("GET", "/mens/limits"), None, send)
+
+    asyncio.run(test())
+    assert [status for status in answers if status] == [503, 503, 503]
+    assert inside.scopes == []
+
+
 def call_raw(wall, scope):
     sent = []
 

@@ -13,6 +13,7 @@ from api.migrate import migrate
 from shared import aliases as aliases_module
 from shared.aliases import Alias, Aliases, Move, Mover
 from shared.db import Database
+from shared.deletion import Deletions
 from shared.errors import Code, Conflict, InvalidRequest, MensError, NotFound
 from shared.lease import LeaseLedger
 from shared.ledger import Ledger
@@ -55,7 +56,8 @@ def told(move: Move) -> tuple[Any, ...]:
 def test_alias_is_set_and_found(aliases: Aliases, clock: Clock) -> None:
     made = aliases.set("prod", TO[1], ALICE, "the first")
     plain = (Target(adapter="demo@1", weight=100),)
-    assert made == Alias(name="prod", tenant=SHARED, version=1, adapter_id="demo@1", moved_at=clock.now, targets=plain)
+    now = {"version": 1, "adapter_id": "demo@1", "moved_at": clock.now, "targets": plain}
+    assert made == Alias(name="prod", tenant=SHARED, hides=None, **now)
     assert aliases.get("prod") == aliases.find("prod") == made
     aliases.set("beta", SPLIT, ALICE)
     assert [(alias.name, alias.adapter_id) for alias in aliases.all()] == [("beta", "demo@1"), ("prod", "demo@1")]
@@ -129,6 +131,16 @@ def test_rollback_goes_before_the_last_move(aliases: Aliases, registry: Registry
     assert (aliases.rollback("prod", ALICE).adapter_id, registry.adapter("prod").id) == ("demo@1", "demo@1")
     assert aliases.rollback("prod", ALICE).adapter_id == "demo@2", "a rollback is a move, so it can be rolled back"
     assert aliases.get("prod").version == 4
+
+
+def test_rollback_to_an_adapter_that_is_gone_says_how_to_go_further_back(aliases: Aliases, database: Database) -> None:
+    aliases.set("prod", TO[1], ALICE)
+    aliases.set("prod", TO[2], ALICE)
+    Deletions(database).begin("demo@1")
+    for move, arguments, is_told in ((aliases.rollback, (ALICE,), True), (aliases.set, (TO[1], ALICE), False)):
+        with pytest.raises(NotFound) as caught:
+            move("prod", *arguments)  # type: ignore[operator]
+        assert (caught.value.code, "to_version" in caught.value.remedy) == (Code.ADAPTER_NOT_FOUND, is_told)
 
 
 def test_rollback_to_a_version(aliases: Aliases) -> None:

@@ -270,13 +270,48 @@ def test_own_alias_comes_before_the_shared_one(database: Database, registry: Reg
     assert (acme.get("prod").tenant, registry.of("acme").adapter("prod").id) == (SHARED, "shared@1")
     alias_to(database, "acme", "prod", "acme@1")
     assert (acme.get("prod").tenant, registry.of("acme").adapter("prod").id) == ("acme", "acme@1")
-    assert [(alias.name, alias.tenant) for alias in acme.all()] == [("beta", SHARED), ("prod", "acme")]
+    assert [(alias.name, alias.tenant, alias.hides) for alias in acme.all()] == [
+        ("beta", SHARED, None),
+        ("prod", "acme", SHARED),
+    ]
+    assert Aliases(database).get("prod").hides is None
     assert acme.get("prod").version == Aliases(database).get("prod").version == 1, "each has its own history"
     assert code(acme.get, "theirs") == code(acme.history, "theirs") == Code.ALIAS_NOT_FOUND
     assert Aliases(database, "other").get("prod").adapter_id == "shared@1"
     acme.delete("prod", BY)
     assert acme.get("prod").adapter_id == "shared@1", "the shared one is seen again"
-    assert [move.verb for move in acme.history("prod")] == ["delete", "set"]
+
+
+@pytest.mark.usefixtures("published")
+def test_history_is_of_the_alias_that_is_seen(database: Database) -> None:
+    acme, shared = Aliases(database, "acme"), Aliases(database)
+
+    def verbs() -> list[str]:
+        return [move.verb for move in acme.history("prod")]
+
+    alias_to(database, "acme", "prod", "acme@1")
+    acme.delete("prod", BY)
+    assert verbs() == ["delete", "set"], "none is seen: the own past"
+    alias_to(database, SHARED, "prod", "shared@1")
+    assert verbs() == ["set"]
+    assert acme.rollback("prod", BY).hides == SHARED
+    assert verbs() == ["rollback", "delete", "set"]
+    acme.delete("prod", BY)
+    shared.delete("prod", BY)
+    assert verbs() == ["delete", "rollback", "delete", "set"]
+
+
+@pytest.mark.usefixtures("published")
+def test_who_has_deleted_the_own_alias_may_not_delete_the_one_that_is_seen_again(database: Database) -> None:
+    acme = Aliases(database, "acme")
+    alias_to(database, SHARED, "prod", "shared@1")
+    alias_to(database, "acme", "prod", "acme@1")
+    acme.delete("prod", BY)
+    before = snapshot(database)
+    assert code(acme.delete, "prod", BY) == Code.TENANT_FORBIDDEN
+    assert snapshot(database) == before
+    Aliases(database).delete("prod", BY)
+    assert code(acme.delete, "prod", BY) == Code.ALIAS_NOT_FOUND
 
 
 @pytest.mark.usefixtures("published")

@@ -199,14 +199,24 @@ def test_a_base_that_generates_text_makes_no_embeddings(client: OpenAI, assistan
         assert (refused.value.code, refused.value.param) == ("TASK_UNSUPPORTED", "model")
 
 
+BOGUS = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "bogus"}}}
+PICTURE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,aGk="}}
+
+
 @pytest.mark.parametrize(
     ("wrong", "param"),
     [
         ({"temperature": -1}, "temperature"),
         ({"max_tokens": 99_999}, "max_tokens"),
-        ({"messages": [{"role": "user", "content": "x " * 1500}]}, "messages"),
-        ({"n": 0}, None),
-        ({"tools": [{"type": "function", "function": {}}]}, "tools.0.function.name"),
+        ({"n": 0}, "n"),
+        ({"n": 2, "temperature": 0}, "n"),
+        ({"n": 129}, "n"),
+        ({"frequency_penalty": 5}, "frequency_penalty"),
+        ({"logprobs": True, "top_logprobs": 99}, "top_logprobs"),
+        ({"response_format": BOGUS}, "response_format"),
+        ({"messages": [{"role": "user", "content": [PICTURE]}]}, "messages"),
+        ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text"),
+        ({"tools": [{"type": "function", "function": {}}]}, "tools[0].function.name"),
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])
@@ -217,3 +227,22 @@ def test_what_vllm_refuses_has_its_words_and_our_code(
         chat(client, assistant, stream=stream, **wrong)
     assert (refused.value.code, refused.value.param) == ("REQUEST_REJECTED", param)
     assert refused.value.response.headers["x-should-retry"] == "false"
+
+
+def test_a_prompt_that_is_too_long_has_a_code_of_its_own(client: OpenAI, assistant: str) -> None:
+    long = "x " * 1500
+    for param, ask in (
+        ("messages", lambda: chat(client, assistant, [{"role": "user", "content": long}])),
+        ("prompt", lambda: client.completions.create(model=assistant, prompt=long)),
+        ("input", lambda: respond(client, assistant, input=long)),
+    ):
+        with pytest.raises(openai.BadRequestError) as refused:
+            ask()
+        assert (refused.value.code, refused.value.param) == ("CONTEXT_LENGTH_EXCEEDED", param)
+
+
+def test_a_prompt_that_is_none_for_the_model_is_named(client: OpenAI, assistant: str) -> None:
+    for prompt in (["a", ""], [99_999_999]):
+        with pytest.raises(openai.BadRequestError) as refused:
+            client.completions.create(model=assistant, prompt=prompt)
+        assert (refused.value.code, refused.value.param) == ("REQUEST_REJECTED", "prompt")
