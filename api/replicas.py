@@ -61,7 +61,8 @@ class Replica:
         late: streams in a row that began too late.
         ejections: how often it was slow of late; each doubles the back-off.
         back_at: when a slow one may take part again, on the monotonic clock (s).
-        last_error: what was last wrong with it, however long ago.
+        heard_of: it has been healthy once.
+        last_error: what was last wrong with it, however long ago; once it is heard of, no more that it was not there yet.
         last_error_at: when that was (unix seconds).
         was_there: it was serving before this front door began, so it is not warmed at its first sign of life.
         suspect: set to have its health looked at now.
@@ -74,6 +75,7 @@ class Replica:
     late: int = 0
     ejections: int = 0
     back_at: float = 0.0
+    heard_of: bool = False
     last_error: str | None = None
     last_error_at: int | None = None
     was_there: bool = False
@@ -82,6 +84,8 @@ class Replica:
     def is_healthy(self, now: float) -> bool:
         """A health check passed. Whether it now has to be warmed before it is up."""
         self.failed_checks = 0
+        if not self.heard_of:
+            self.heard_of, self.last_error, self.last_error_at = True, None, None
         returns = self.state is State.SLOW and now >= self.back_at
         if returns or (self.state is State.NEW and self.was_there):
             self.state = State.UP

@@ -58,6 +58,17 @@ def taken(replicas: Replicas, model: str, tried: Any = ()) -> Replica:
 # -- the rule --------------------------------------------------------------------------------------------------------
 
 
+def test_that_a_replica_was_not_there_yet_is_no_error_of_it() -> None:
+    replica = Replica("http://10.0.0.1:8001")
+    replica.failed_check("health check: connection refused")
+    assert replica.last_error, "but for as long as it is not there"
+    replica.is_healthy(0.0)
+    assert (replica.last_error, replica.last_error_at) == (None, None)
+    replica.failed_check("health check: status 503")
+    replica.is_healthy(0.0)
+    assert replica.last_error == "health check: status 503"
+
+
 @given(SOME_URLS, MODELS, st.randoms())
 def test_a_replica_that_leaves_moves_its_own_models_only(urls: list[str], models: list[str], random: Any) -> None:
     gone, order = random.choice(urls), random.sample(urls, len(urls))
