@@ -110,14 +110,15 @@ class PassedOn(Response):
         self._content = answer if content is None else content
 
     async def __call__(self, _scope: Scope, _receive: Receive, send: Send) -> None:
+        is_broken = False
         try:
             await self._answer.presence.unless_gone(self._pass_on(send))
         except BrokenOff:
-            if self._is_stream:
-                await send({"type": "http.response.body", "body": EVENT_END + problem_event(broken_off())})
-            # Else it is left without an end, and the server closes the connection.
+            is_broken = True
         finally:
-            await self._answer.aclose()
+            await self._answer.aclose()  # before the caller knows the end, and asks again
+        if is_broken and self._is_stream:  # else it stays without an end, and the server closes the connection
+            await send({"type": "http.response.body", "body": EVENT_END + problem_event(broken_off())})
 
     async def _pass_on(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})

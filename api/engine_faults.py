@@ -98,7 +98,9 @@ def _branches(path: tuple[str, ...]) -> list[tuple[str, ...]]:
 
 def _meant(faults: list[Fault]) -> list[Fault]:
     """Without the branches that the caller's ``type`` or ``role`` rules out; where it rules out all, what it may be."""
-    choices = [fault for fault in faults if fault.kind == "literal_error" and fault.path[-1] in CHOOSERS]
+    choices = [
+        fault for fault in faults if fault.kind == "literal_error" and fault.path[-1:] and fault.path[-1] in CHOOSERS
+    ]
     wrong = {fault.path[:-1] for fault in choices}
     chosen = {branch[:-1] for fault in faults for branch in _branches(fault.path) if branch not in wrong}
     return [
@@ -119,7 +121,7 @@ def _by_field(faults: list[Fault], asked: dict[str, Any]) -> dict[str, str]:
 def _fields(path: tuple[str, ...], asked: dict[str, Any]) -> list[str]:
     """The path without branches, from the body on: it begins with an index where vLLM read a list by itself."""
     fields = [part for part in path if not part[:1].isupper()]
-    if not fields or not fields[0].isdigit():
+    if not fields or not fields[0].isdecimal():
         return fields
     name = "tool_calls" if any("ToolCall" in part for part in path) else "content"
     number = _message_with(name, int(fields[0]), asked.get("messages"))

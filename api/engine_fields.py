@@ -22,7 +22,7 @@ WRITTEN = {
 """vLLM's setting, and the fields that become it; the first that is there counts."""
 FIRST_WORD = re.compile(r"\A`?(\w+)")
 ADVICE = re.compile(
-    r" (?:To increase this limit, set|Set|Make sure that) [^.]*(?:VLLM_|--|max_model_len)[^.]*\."
+    r" (?:To increase this limit, set|Set|Make sure that) [^.]{0,200}?(?:VLLM_|--|max_model_len)[^.]{0,200}\."
     r"| Please reduce the length of the input prompt\."
 )
 """For whom runs the server; and what a remedy of ours says."""

@@ -8,14 +8,20 @@ notation is told as fields and reasons (`api/engine_faults.py`, `api/engine_fiel
 from __future__ import annotations
 
 import json
+import logging
 from http import HTTPStatus
 from typing import Any
 
-from api.engine_faults import in_words
+from api.engine_faults import Told, in_words
 from api.replica_client import Begun, BrokenOff
 from shared.errors import Code, MensError, Unavailable
 
+MAX_CHARS = 2000
+"""What is read and passed on of a replica's message: vLLM repeats in it what the caller wrote, however long that is."""
 KEY_STATUSES = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
+
+
+logger = logging.getLogger(__name__)
 
 
 class Rejection(MensError):
@@ -62,7 +68,7 @@ def _said(content: bytes) -> dict[str, Any]:
     """The body's error object; empty when there is none."""
     try:
         body = json.loads(content)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     error = body.get("error", body) if isinstance(body, dict) else None
     return error if isinstance(error, dict) else {}
@@ -76,11 +82,9 @@ def _has_no_route(said: dict[str, Any]) -> bool:
 def _passed_on(status: int, said: dict[str, Any], asked: dict[str, Any]) -> Rejection:
     failed = status >= HTTPStatus.INTERNAL_SERVER_ERROR
     param = said.get("param")
-    told = in_words(
-        str(said.get("message") or f"The serving replica answered with status {status}."),
-        param.removeprefix("body.") if isinstance(param, str) else None,
-        asked,
-    )
+    text = str(said.get("message") or f"The serving replica answered with status {status}.")
+    text = text if len(text) <= MAX_CHARS else text[:MAX_CHARS] + " …"
+    told = _told(text, param.removeprefix("body.") if isinstance(param, str) else None, asked)
     return Rejection(
         Code.SERVING_FAILED if failed else told.code,
         told.message,
@@ -90,6 +94,15 @@ def _passed_on(status: int, said: dict[str, Any], asked: dict[str, Any]) -> Reje
         details=told.details,
         retryable=failed and status != HTTPStatus.NOT_IMPLEMENTED,
     )
+
+
+def _told(text: str, param: str | None, asked: dict[str, Any]) -> Told:
+    """What vLLM said in words; as it said it where its text is of a form that nobody has seen yet."""
+    try:
+        return in_words(text, param, asked)
+    except Exception:
+        logger.exception("a replica's refusal was not understood")
+        return Told(text, param, {})
 
 
 def _task_unsupported(asked: str) -> Rejection:

@@ -26,7 +26,7 @@ import httpx
 
 from cli.connection import CONNECTION_NAME, Connection, saved_connection
 from cli.home import api_key, lock_home, secret, write_private
-from cli.programs import DRAIN_SECONDS, PROGRAMS, PROJECT, stop_seconds, supervisor_config, valkey_config
+from cli.programs import DRAIN_SECONDS, END_SECONDS, PROGRAMS, PROJECT, stop_seconds, supervisor_config, valkey_config
 from cli.restarts import Restarts
 from shared.settings import Settings
 
@@ -153,6 +153,9 @@ class Stack:
         except (OSError, xmlrpc.client.Error):
             return []
 
+    def _groups(self) -> set[int]:
+        return {int(process["pid"]) for process in self.processes() if process["pid"]}
+
     def pid(self, program: str) -> int:
         """Process id of a program, which is also its process group's; 0 while it is down."""
         return next((int(process["pid"]) for process in self.processes() if process["name"] == program), 0)
@@ -170,13 +173,14 @@ class Stack:
             cut: once it is set, requests under way have no more time: all is killed.
         """
         if self._supervisor is not None:
-            groups = [int(process["pid"]) for process in self.processes() if process["pid"]]
+            groups = self._groups()
             self._supervisor.send_signal(signal.SIGTERM)
             self._wait_for_end(self._supervisor, cut)
-            for group in groups:
+            for group in groups | self._groups():
                 kill_group(group)
             try:
-                self._supervisor.wait(stop_seconds(self.drain_seconds))  # it ends when its last program has ended
+                # It ends after its last program; one that it has started at the last moment it kills itself by then.
+                self._supervisor.wait(stop_seconds(self.drain_seconds) + END_SECONDS)
             except subprocess.TimeoutExpired:
                 self._supervisor.kill()
                 self._supervisor.wait()

@@ -29,6 +29,7 @@ class Stopping:
 
     def __init__(self) -> None:
         self._under_way: set[asyncio.Task[Any]] = set()
+        self._waited_for: set[asyncio.Task[Any]] = set()
         self._watch: asyncio.Task[None] | None = None
         self._drain: asyncio.Task[None] | None = None
         self._has_come = False
@@ -44,7 +45,7 @@ class Stopping:
     def begin(self, drain_seconds: float) -> None:
         """Take no more requests, and have the server stop once none is under way. A second call changes nothing."""
         if self._drain is None:
-            log.info("Stopping: %d requests under way have %g s.", len(self._under_way), drain_seconds)
+            log.info("Stopping: %d requests under way have %g s.", len(self._waited_for), drain_seconds)
             self._drain = asyncio.create_task(self._stop_after(drain_seconds))
 
     async def pass_unless(self, server: Any, send: Send, work: Callable[[Send], Awaitable[None]]) -> None:
@@ -80,13 +81,19 @@ class Stopping:
             raise
         finally:
             self._under_way.discard(task)
+            self._waited_for.discard(task)
         return None
 
+    def wait_for_this(self) -> None:
+        """The request at hand is here as a whole: from now on a server that stops waits for its answer."""
+        if (task := asyncio.current_task()) in self._under_way and task is not None:
+            self._waited_for.add(task)
+
     async def _stop_after(self, seconds: float) -> None:
-        if self._under_way:
-            await asyncio.wait(self._under_way, timeout=seconds)
-        if self._under_way:
-            log.warning("Stopping: %d requests have had %g s and are broken off.", len(self._under_way), seconds)
+        if self._waited_for:
+            await asyncio.wait(self._waited_for, timeout=seconds)
+        if self._waited_for:
+            log.warning("Stopping: %d requests have had %g s and are broken off.", len(self._waited_for), seconds)
         signal.raise_signal(signal.SIGINT)
 
     async def _look(self, server: Any) -> None:

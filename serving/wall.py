@@ -138,6 +138,7 @@ class Wall:
             await _answer(send, 202 if answer.get("state") == "draining" else 200, answer)
         elif passing is not None:
             model, receive = passing
+            self._stopping.wait_for_this()
             with self._traffic.request(model):
                 await self._app(scope, receive, send)
 

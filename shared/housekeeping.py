@@ -87,9 +87,9 @@ class Housekeeping:
 
     def remove(self, finding: Finding) -> bool:
         """Remove what was found, or begin to; False when something needs it now, or it has gone meanwhile."""
-        if finding.name in self._bases():
-            return False
         match finding.what:
+            case "merged model" | "leftover model" if finding.name in self._bases():
+                return False
             case "adapter" | "checkpoint":
                 return self._delete_adapter(finding)
             case "merged model":
@@ -133,6 +133,8 @@ class Housekeeping:
         ]
 
     def _models(self, known: Inventory) -> list[Finding]:
+        if self._policy.models is None:
+            return []
         reason = f"its job has been over for {self._settings.retain_model_days} days"
         needed = known.models_needed | self._bases()
         going = models_to_delete(known.jobs, needed, self._policy, known.now)
@@ -144,12 +146,13 @@ class Housekeeping:
 
     def _leftovers(self) -> list[Finding]:
         reason = f"no job has it, and it was stored more than {self._settings.retain_leftover_days} days ago"
-        bases = self._bases()
+        found = find_leftovers(self._db, self._storage, self._policy)
+        bases = self._bases() if any(shelf == "models" for shelf, _ in found) else frozenset()
         return [
             Finding(
                 what=LEFTOVER[shelf], name=digest, bytes=size_of(self._storage.folder(shelf, digest)), reason=reason
             )
-            for shelf, digest in find_leftovers(self._db, self._storage, self._policy)
+            for shelf, digest in found
             if digest not in bases
         ]
 

@@ -7,7 +7,8 @@ the same meanwhile.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Collection, Sequence
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
@@ -20,6 +21,8 @@ from shared.retention import Policy, StoredFolder, leftovers_to_remove
 from shared.storage import Kind as Shelf
 from shared.storage import Storage
 from shared.tables import AdapterRow, JobRow
+
+logger = logging.getLogger(__name__)
 
 SHELVES: tuple[Shelf, ...] = ("adapters", "models")
 
@@ -38,17 +41,18 @@ def find_leftovers(database: Database, storage: Storage, policy: Policy) -> list
     return [
         (shelf, digest)
         for shelf in SHELVES
-        if (needed := known[shelf]) is not None
+        if (needed := known[shelf]) is not None and _is_of(stored[shelf], needed, shelf)
         for digest in leftovers_to_remove(stored[shelf], needed, policy, now)
     ]
 
 
 def remove_leftover(database: Database, storage: Storage, shelf: Shelf, digest: str) -> bool:
     """Remove a stored folder, unless something needs it by now; whether it was there."""
+    if not storage.folder(shelf, digest).is_dir():  # a disk that hangs does so here, where no job is held
+        return False
     with database.write() as session:
         known = _known(session, shelf, open_jobs(session, lock=True))
-        folder = storage.folder(shelf, digest)
-        if known is None or digest in known or not folder.is_dir():
+        if known is None or digest in known:
             return False
         storage.discard_folder(shelf, digest)
     storage.free_discarded()
@@ -57,6 +61,14 @@ def remove_leftover(database: Database, storage: Storage, shelf: Shelf, digest: 
 
 def _stored(storage: Storage, shelf: Shelf) -> list[StoredFolder]:
     return [StoredFolder(digest, used_at(storage.folder(shelf, digest))) for digest in storage.digests(shelf)]
+
+
+def _is_of(stored: Sequence[StoredFolder], known: Collection[str], shelf: Shelf) -> bool:
+    """Whether the storage can be this database's: one that knows nothing of what is stored is another's, or new."""
+    if not stored or any(folder.digest in known for folder in stored):
+        return True
+    logger.warning("retention: the database knows none of the %d stored %s, so none is left over", len(stored), shelf)
+    return False
 
 
 def _known(session: Session, shelf: Shelf, open_: Sequence[JobRow]) -> set[str] | None:

@@ -64,6 +64,30 @@ def test_a_field_is_named_as_the_caller_knows_it() -> None:
     assert refused(400, {"error": {**VLLM, "param": "body.tools.0.function"}}).param == "tools[0].function"
 
 
+@pytest.mark.parametrize("echo", [" Set --", " Set", "x", "\\x", "{'type': '"])
+def test_what_the_caller_wrote_is_not_repeated_at_length(echo: str) -> None:
+    error = refused(400, {"error": {"message": f"Got bad_words=[{echo * 200_000}]"}}, bad_words=[echo * 200_000])
+    assert error.message.startswith("Got bad_words=[")
+    assert len(json.dumps([error.message, error.details])) < 10_000
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "1 validation error:\n  {'type': 'literal_error', 'loc': 'body', 'msg': 'x', 'input': 1}",
+        "1 validation error for X\n\u00b2.A\n  Field required [type=missing, input_value=1]",
+        "1 validation error:\n  {'type': 'a', 'loc': 'body.\\x', 'msg': 'x'}",
+    ],
+)
+def test_a_text_of_a_new_form_is_no_failure(text: str) -> None:
+    error = refused(400, {"error": {"message": text}})
+    assert (status_of(error), error.code) == (400, "REQUEST_REJECTED")
+
+
+def test_a_body_that_nests_too_deeply_says_nothing() -> None:
+    assert refused(400, b'{"a":' * 100_000).message == "The serving replica answered with status 400."
+
+
 @pytest.mark.parametrize("asked", [{"messages": [], "input": ""}, {"prompt": "x"}, {"input": ["x"]}])
 def test_a_prompt_that_is_too_long_has_a_code_of_its_own(asked: dict[str, Any]) -> None:
     limit = "This model's maximum context length is 64 tokens. However, your prompt contains 99 input tokens."

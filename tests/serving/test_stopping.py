@@ -83,6 +83,7 @@ def test_what_is_under_way_may_end_and_what_comes_is_refused(signals):
         stopping, server, over = Stopping(), SimpleNamespace(should_exit=False), asyncio.Event()
 
         async def work(_send):
+            stopping.wait_for_this()
             await over.wait()
 
         under_way = asyncio.create_task(stopping.pass_unless(server, None, work))
@@ -104,7 +105,12 @@ def test_what_is_under_way_may_end_and_what_comes_is_refused(signals):
 def test_what_takes_too_long_is_not_waited_for(signals):
     async def test():
         stopping, server = Stopping(), SimpleNamespace(should_exit=False)
-        under_way = asyncio.create_task(stopping.pass_unless(server, None, lambda _send: asyncio.Event().wait()))
+
+        async def work(_send):
+            stopping.wait_for_this()
+            await asyncio.Event().wait()
+
+        under_way = asyncio.create_task(stopping.pass_unless(server, None, work))
         await asyncio.sleep(0.01)
         stopping.begin(0.01)
         stopping.begin(60)
@@ -112,6 +118,22 @@ def test_what_takes_too_long_is_not_waited_for(signals):
         assert signals == [signal.SIGINT]
         assert not under_way.done(), "vLLM ends its engine first"
         under_way.cancel()
+
+    asyncio.run(test())
+
+
+def test_a_request_that_is_not_here_as_a_whole_is_not_waited_for(signals):
+    async def test():
+        stopping, server = Stopping(), SimpleNamespace(should_exit=False)
+        half = asyncio.create_task(stopping.pass_unless(server, None, lambda _send: asyncio.Event().wait()))
+        await asyncio.sleep(0.01)
+        stopping.begin(60)
+        await asyncio.sleep(0.05)
+        assert signals == [signal.SIGINT]
+        server.should_exit = True
+        with pytest.raises(Unavailable):
+            async with asyncio.timeout(5):
+                await half
 
     asyncio.run(test())
 

@@ -13,6 +13,7 @@ from shared.aliases import Aliases, Mover
 from shared.catalog import BaseModelEntry, Catalog, LocalSource, save_catalog
 from shared.db import Database
 from shared.deletion import Deletions
+from shared.errors import InvalidRequest
 from shared.housekeeping import Finding, Housekeeping
 from shared.inventory import MODEL_DELETED
 from shared.job import Kind
@@ -283,6 +284,7 @@ def test_what_a_failed_job_stored_goes_after_its_time(home: Home) -> None:
 def test_what_a_job_is_about_to_store_by_the_time_it_is_removed_stays(home: Home) -> None:
     keep = home.keep(retain_leftover_days=2)
     home.train("a")
+    home.merge("a", "9" * 64)
     home.store("adapters", "c" * 64, MANIFEST_NAME)
     home.store("models", "1" * 64, MODEL_MANIFEST_NAME)
     home.clock.advance(3 * DAY)
@@ -294,7 +296,30 @@ def test_what_a_job_is_about_to_store_by_the_time_it_is_removed_stays(home: Home
     assert keep.find() == [], "nor is any of it found again"
 
 
+def test_a_storage_of_which_the_database_knows_nothing_is_left_alone(
+    home: Home, caplog: pytest.LogCaptureFixture
+) -> None:
+    for letter in "abc":
+        home.store("adapters", letter * 64, MANIFEST_NAME)
+    home.clock.advance(30 * DAY)
+    assert home.keep(retain_leftover_days=2).apply() == []
+    assert "the database knows none of the 3 stored adapters" in caplog.text
+    home.train("d")
+    assert len(home.keep(retain_leftover_days=2).apply()) == 3
+
+
+def test_a_catalogue_that_is_broken_keeps_models_and_nothing_else(home: Home) -> None:
+    home.train("a")
+    home.merge("a", "1" * 64)
+    home.prepare("one", 100)
+    (home.folder / "catalog.json").write_text("broken")
+    assert [finding.name for finding in home.keep(prepared_bytes=0).apply()] == ["one"]
+    with pytest.raises(InvalidRequest):
+        home.keep(retain_model_days=0).apply()
+
+
 def test_the_folder_of_a_deleted_adapter_that_was_stored_again_goes(home: Home) -> None:
+    home.train("b")
     home.train("a")
     Deletions(home.database).begin(f"demo@{'a' * 64}")
     (doomed,) = Deletions(home.database).pending()
@@ -302,7 +327,7 @@ def test_the_folder_of_a_deleted_adapter_that_was_stored_again_goes(home: Home) 
     home.store("adapters", "a" * 64, MANIFEST_NAME)
     home.clock.advance(3 * DAY)
     assert [finding.name for finding in home.keep(retain_leftover_days=2).apply()] == ["a" * 64]
-    assert home.storage.digests("adapters") == []
+    assert home.storage.digests("adapters") == ["b" * 64]
 
 
 def test_prepared_data_is_bounded_and_a_running_jobs_stays(home: Home) -> None:
