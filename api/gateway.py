@@ -182,7 +182,7 @@ async def _begin(
     begun = await presence.unless_gone(ask(services, path, asked, chosen.served))
     if begun is None:
         return None
-    if not begun.ok:
+    if begun.refuses:
         raise await rejection(begun, body, chosen.served)
     return Answer(begun, tap, admission, presence, adapter=chosen.adapter, then=_shadow(services, path, asked, chosen))
 

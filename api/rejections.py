@@ -13,7 +13,7 @@ from http import HTTPStatus
 from typing import Any
 
 from api.engine_faults import Told, in_words
-from api.replica_client import Begun, BrokenOff
+from api.replica_client import ERROR_EVENT, Begun, BrokenOff
 from shared.errors import Code, MensError, Unavailable
 
 MAX_CHARS = 2000
@@ -50,11 +50,12 @@ async def rejection(begun: Begun, asked: dict[str, Any], served: str) -> MensErr
         said = {}
     finally:
         begun.close()
-    if begun.status in KEY_STATUSES:
+    status = begun.status if begun.status >= HTTPStatus.BAD_REQUEST else _status_within(said)
+    if status in KEY_STATUSES:
         return _key_refused()
-    if begun.status == HTTPStatus.NOT_FOUND:
+    if status == HTTPStatus.NOT_FOUND:
         return _task_unsupported(asked["model"]) if _has_no_route(said) else _adapter_refused(asked["model"], served)
-    return _passed_on(begun.status, said, asked)
+    return _passed_on(status, said, asked)
 
 
 def broken_off() -> Unavailable:
@@ -65,13 +66,21 @@ def broken_off() -> Unavailable:
 
 
 def _said(content: bytes) -> dict[str, Any]:
-    """The body's error object; empty when there is none."""
+    """The error object of a body, or of a stream's first event; empty when there is none."""
+    if content.startswith(ERROR_EVENT):
+        content = content.removeprefix(b"data: ").partition(b"\n\n")[0]
     try:
         body = json.loads(content)
     except (ValueError, RecursionError):
         return {}
     error = body.get("error", body) if isinstance(body, dict) else None
     return error if isinstance(error, dict) else {}
+
+
+def _status_within(said: dict[str, Any]) -> int:
+    """The status that a stream's error would have had."""
+    code = said.get("code")
+    return code if isinstance(code, int) and 400 <= code < 600 else HTTPStatus.INTERNAL_SERVER_ERROR
 
 
 def _has_no_route(said: dict[str, Any]) -> bool:

@@ -23,6 +23,9 @@ class NotReached(Exception):
     """No connection came about, so the replica has seen nothing of the request."""
 
 
+ERROR_EVENT = b'data: {"error":'
+
+
 class BrokenOff(Exception):
     """The connection broke, or what came was no HTTP, or nothing came for too long."""
 
@@ -102,9 +105,12 @@ class Begun:
         self._broke = broke
 
     @property
-    def ok(self) -> bool:
-        """Whether the status is one of success."""
-        return self._answer.ok
+    def refuses(self) -> bool:
+        """Whether it is an error: by its status, or a stream of which an error is the first event.
+
+        vLLM looks at some fields only once it generates, and has begun a stream by then.
+        """
+        return not self._answer.ok or self._first.startswith(ERROR_EVENT)
 
     async def read_some(self) -> bytes:
         """What has come of the body, at least a byte; nothing at its end.

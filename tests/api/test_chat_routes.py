@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -121,3 +122,16 @@ def test_what_a_replica_refuses_is_told_in_our_shape(
             assert (answer.status_code, error["code"], error["param"]) == expected
             assert answer.headers["content-type"] == "application/json"
             assert {"message", "type", "mens"} <= set(error)
+
+
+def test_a_stream_that_begins_with_an_error_is_one(
+    app: FastAPI, front_door: httpx.Client, replica: ScriptedReplica
+) -> None:
+    said = {"error": {"message": "Grammar error: bogus.", "type": "BadRequestError", "param": None, "code": 400}}
+    replica.pieces = [f"data: {json.dumps(said)}\n\n".encode(), b"data: [DONE]\n\n"]
+    for route in ("/v1/chat/completions", "/v1/completions", "/v1/responses"):
+        answer = ask(app, front_door, route, stream=True, input="Hello")
+        assert (answer.status_code, answer.json()["error"]["code"]) == (400, "REQUEST_REJECTED")
+    replica.pieces = [b'data: {"choices": []}\n\n', *replica.pieces]
+    late = ask(app, front_door, "/v1/completions", stream=True)
+    assert (late.status_code, late.content) == (200, b"".join(replica.pieces)), "then it is vLLM's to tell"

@@ -64,6 +64,13 @@ def test_a_field_is_named_as_the_caller_knows_it() -> None:
     assert refused(400, {"error": {**VLLM, "param": "body.tools.0.function"}}).param == "tools[0].function"
 
 
+@pytest.mark.parametrize(("code", "status", "told"), [(400, 400, "REQUEST_REJECTED"), (None, 500, "SERVING_FAILED")])
+def test_the_first_event_of_a_stream_may_be_a_refusal(code: int | None, status: int, told: str) -> None:
+    event = b"data: " + json.dumps({"error": {**VLLM, "code": code}}).encode() + b"\n\ndata: [DONE]\n\n"
+    error = refused(200, event)
+    assert (status_of(error), error.code, error.message) == (status, told, VLLM["message"])
+
+
 @pytest.mark.parametrize("echo", [" Set --", " Set", "x", "\\x", "{'type': '"])
 def test_what_the_caller_wrote_is_not_repeated_at_length(echo: str) -> None:
     error = refused(400, {"error": {"message": f"Got bad_words=[{echo * 200_000}]"}}, bad_words=[echo * 200_000])
