@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import ssl
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -24,6 +25,8 @@ class NotReached(Exception):
 
 
 ERROR_EVENT = b'data: {"error":'
+ENGINE_DEAD = re.compile(rb'"message": ?"EngineCore encountered an issue')
+"""How vLLM answers what its engine had when it died. What a caller wrote has its quotes escaped, so it cannot look like this."""
 
 
 class BrokenOff(Exception):
@@ -111,6 +114,11 @@ class Begun:
         vLLM looks at some fields only once it generates, and has begun a stream by then.
         """
         return not self._answer.ok or self._first.startswith(ERROR_EVENT)
+
+    @property
+    def engine_is_dead(self) -> bool:
+        """Whether vLLM says that its engine has died: the server goes after it."""
+        return self.refuses and ENGINE_DEAD.search(self._first) is not None
 
     async def read_some(self) -> bytes:
         """What has come of the body, at least a byte; nothing at its end.

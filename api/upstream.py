@@ -1,7 +1,7 @@
 """Asks the serving replicas: one after the other, until the answer of one has begun.
 
-A replica that refuses the connection, breaks it, answers 502 or 503, or lets a stream wait too long is passed over, as long
-as not one byte has gone to the caller; after that, never. A request that was with two replicas when they broke goes to no
+A replica that refuses the connection, breaks it, answers 502 or 503 or that its engine has died, or lets a stream wait too
+long is passed over, as long as not one byte has gone to the caller; after that, never. A request that was with two replicas when they broke goes to no
 third: it may be what breaks them.
 """
 
@@ -91,9 +91,8 @@ class Request:
         finally:
             if answer is None:  # also when the caller has gone
                 self._services.replicas.release(replica)
-        if answer is not None and answer.status in PASSED_OVER:
-            answer.close()
-            replica.broke(self._pass_over(replica, f"answered {answer.status}"))
+        if answer is not None and (answer.status in PASSED_OVER or answer.engine_is_dead):
+            self._turn_away(replica, answer)
             return None
         if answer is not None and replica.state is State.DOWN:
             replica.suspect.set()  # it is back, so let it be warmed
@@ -129,6 +128,13 @@ class Request:
             raise
         released = partial(self._services.replicas.release, replica)
         return Begun(answer, first, released, partial(_broke_amid, replica))
+
+    def _turn_away(self, replica: Replica, answer: Begun) -> None:
+        """A server that answers, but not this: it goes, or its engine has died, perhaps of this request."""
+        self.broken += answer.engine_is_dead
+        told = "has lost its engine" if answer.engine_is_dead else f"answered {answer.status}"
+        answer.close()
+        replica.broke(self._pass_over(replica, told))
 
     def _others_are_up(self) -> bool:
         if len(self._services.replicas.all) == 1:

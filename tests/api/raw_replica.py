@@ -16,7 +16,7 @@ class RawReplica:
 
     Attributes:
         mode: what becomes of a completion: ``answer``, ``stream``, ``503``, ``500``, ``drop`` (before anything),
-            ``headers`` (then drop), ``one`` (one event, then drop), ``short`` (half of an answer, then drop), ``hang``.
+            ``dead`` (its engine is), ``headers`` (then drop), ``one`` (one event, then drop), ``short`` (half of an answer, then drop), ``hang``.
         health: status of the health route.
         asked: bodies of completions, in order.
     """
@@ -83,6 +83,9 @@ class RawReplica:
         mode = self.mode
         if mode == "drop":
             return False
+        if mode == "dead":
+            writer.write(_engine_dead(streams=body.get("stream", False)))
+            return True
         if mode == "hang":
             await reader.read(1)  # until the caller goes
             return False
@@ -102,6 +105,17 @@ class RawReplica:
             writer.write(b"0\r\n\r\n")
         await writer.drain()
         return mode == "stream"
+
+
+def _engine_dead(*, streams: bool) -> bytes:
+    """As vLLM answers: a stream has its status already."""
+    message = "EngineCore encountered an issue. See stack trace (above) for the root cause."
+    content = json.dumps({"error": {"message": message, "type": "InternalServerError", "param": None, "code": 500}})
+    if streams:
+        content = f"data: {content}\n\ndata: [DONE]\n\n"
+    status, kind = (200, "text/event-stream") if streams else (500, "application/json")
+    head = f"HTTP/1.1 {status} x\r\ncontent-type: {kind}\r\ncontent-length: {len(content)}\r\n\r\n"
+    return (head + content).encode()
 
 
 def eventually(holds: Callable[[], bool], seconds: float = 5.0) -> None:

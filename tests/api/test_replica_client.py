@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 
 from api import replica_client
-from api.replica_client import BrokenOff, NotReached, ReplicaAnswer, ReplicaClient
+from api.replica_client import ENGINE_DEAD, BrokenOff, NotReached, ReplicaAnswer, ReplicaClient
 
 pytestmark = pytest.mark.network
 
@@ -220,3 +221,14 @@ def test_what_breaks(answer: bytes) -> None:
             await whole(await client.post(url, b"{}"))
 
     asyncio.run(client_and_server(test, answer=answer))
+
+
+@pytest.mark.engine
+def test_how_vllm_tells_that_its_engine_is_dead() -> None:
+    from vllm.entrypoints.serve.exception_handling.error_response import create_error_response
+    from vllm.v1.engine.exceptions import EngineDeadError
+
+    told = create_error_response(EngineDeadError()).model_dump()
+    for content in (json.dumps(told), json.dumps(told, separators=(",", ":"))):
+        assert ENGINE_DEAD.search(content.encode())
+    assert not ENGINE_DEAD.search(json.dumps({"got": '"message": "EngineCore encountered an issue"'}).encode())

@@ -287,7 +287,10 @@ def test_failed_health_checks_take_a_replica_out(door: httpx.Client, tier: dict[
     assert before <= seen["last_error_at"] <= time.time()
 
 
-@pytest.mark.parametrize(("mode", "streams"), [("503", False), ("drop", False), ("drop", True), ("headers", True)])
+@pytest.mark.parametrize(
+    ("mode", "streams"),
+    [("503", False), ("drop", False), ("dead", False), ("drop", True), ("headers", True), ("dead", True)],
+)
 def test_what_has_not_begun_is_asked_elsewhere(
     door: httpx.Client, tier: dict[str, RawReplica], mode: str, streams: bool
 ) -> None:
