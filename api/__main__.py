@@ -7,33 +7,16 @@ import logging
 import math
 import sys
 from contextlib import suppress
-from types import FrameType
 
 import uvicorn
 
 from api.main import create_app
-from api.services import Services
+from api.server import Server
 from api.settings import ApiSettings
 from shared.settings import read_settings
 
 SWITCH_SECONDS = 0.0005
 """How long a thread at work on the database or a data file may keep the event loop, and every stream, waiting."""
-
-
-class Server(uvicorn.Server):
-    """uvicorn's: told to stop, it takes no more connections and lets requests under way end, up to a time.
-
-    It tells the application at once, so that what would never end by itself, like the events of a running job, does.
-    """
-
-    def __init__(self, config: uvicorn.Config, services: Services) -> None:
-        super().__init__(config)
-        self._services = services
-
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """A signal has come."""
-        self._services.stopping.has_begun = True
-        super().handle_exit(sig, frame)
 
 
 def main() -> None:

@@ -1,8 +1,8 @@
 """Asks the serving replicas: one after the other, until the answer of one has begun.
 
 A replica that refuses the connection, breaks it, answers 502 or 503 or that its engine has died, or lets a stream wait too
-long is passed over, as long as not one byte has gone to the caller; after that, never. A request that was with two replicas when they broke goes to no
-third: it may be what breaks them.
+long is passed over, as long as not one byte has gone to the caller; after that, never. A request that was with two replicas
+when they broke goes to no third: it may be what breaks them.
 """
 
 from __future__ import annotations

@@ -27,6 +27,8 @@ class Restarts:
         if not self._log.exists():
             return []
         with self._log.open("rb") as file:
+            if self._log.stat().st_size < self._read:  # supervisord has begun a new one
+                self._read = 0
             file.seek(self._read)
             lines, _, _ = file.read().rpartition(b"\n")
         self._read += len(lines)

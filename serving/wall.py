@@ -121,13 +121,13 @@ class Wall:
         except MensError as error:
             await _refuse(send, error)
             return
-        work = partial(self._do, scope, receive, adapter_id=adapter_id)
+        work = partial(self._serve, scope, receive, adapter_id=adapter_id)
         try:
             await self._stopping.pass_unless(server_of(scope), send, work)
         except Unavailable as error:
             await _refuse(send, error)
 
-    async def _do(self, scope: Scope, receive: Receive, send: Send, adapter_id: str | None) -> None:
+    async def _serve(self, scope: Scope, receive: Receive, send: Send, adapter_id: str | None) -> None:
         try:
             answer = await self._own_answer(scope, adapter_id)
             passing = await self._read(scope, receive) if answer is None else None

@@ -34,3 +34,11 @@ def test_there_may_be_no_log_yet(tmp_path: Path) -> None:
     assert restarts.news() == []
     log.write_text(EARLIER + "2026-01-02 03:04:06,678 INFO spawned: 'worker' with pid 7\n")
     assert restarts.news() == [("worker", "exit status 1")]
+
+
+def test_a_log_that_was_begun_anew_is_read_from_its_start(tmp_path: Path) -> None:
+    log = tmp_path / "supervisord.log"
+    log.write_text(EARLIER * 10)
+    restarts = Restarts(log)
+    log.write_text(EARLIER + "2026-01-02 03:04:06,678 INFO spawned: 'worker' with pid 7\n")
+    assert restarts.news() == [("worker", "exit status 1")]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -137,9 +138,10 @@ def test_rollback_to_an_adapter_that_is_gone_says_how_to_go_further_back(aliases
     aliases.set("prod", TO[1], ALICE)
     aliases.set("prod", TO[2], ALICE)
     Deletions(database).begin("demo@1")
-    for move, arguments, is_told in ((aliases.rollback, (ALICE,), True), (aliases.set, (TO[1], ALICE), False)):
+    moves = ((partial(aliases.rollback, "prod", ALICE), True), (partial(aliases.set, "prod", TO[1], ALICE), False))
+    for move, is_told in moves:
         with pytest.raises(NotFound) as caught:
-            move("prod", *arguments)  # type: ignore[operator]
+            move()
         assert (caught.value.code, "to_version" in caught.value.remedy) == (Code.ADAPTER_NOT_FOUND, is_told)
 
 

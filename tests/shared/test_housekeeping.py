@@ -2,110 +2,32 @@
 
 from __future__ import annotations
 
-import os
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from shared.aliases import Aliases, Mover
+from shared.aliases import Mover
 from shared.catalog import BaseModelEntry, Catalog, LocalSource, save_catalog
 from shared.db import Database
 from shared.deletion import Deletions
 from shared.errors import InvalidRequest
-from shared.housekeeping import Finding, Housekeeping
 from shared.inventory import MODEL_DELETED
-from shared.job import Kind
-from shared.lease import Lease, LeaseLedger
-from shared.ledger import Ledger
-from shared.manifest import MANIFEST_NAME
 from shared.model_manifest import MODEL_MANIFEST_NAME
-from shared.registry import Registry
 from shared.routing import Routing
-from shared.settings import RetentionSettings
-from shared.storage import Storage
 from shared.tenancy import SHARED
 from tests.shared.conftest import Clock
-from tests.shared.samples import claimed, new_adapter
+from tests.shared.retention_home import Home, named
+from tests.shared.samples import claimed
 
 BY = Mover(id="key-1", name="alice")
 DAY = timedelta(days=1).total_seconds()
 
 
-class Home:
-    """An installation whose clock we move."""
-
-    def __init__(self, folder: Path, database: Database, clock: Clock) -> None:
-        self.folder, self.database, self.clock = folder, database, clock
-        self.ledger, self.leases = Ledger(database), LeaseLedger(database, 1e9)
-        self.storage, self.aliases = Storage(folder / "storage"), Aliases(database)
-
-    def keep(self, **policy: Any) -> Housekeeping:
-        return Housekeeping(self.database, RetentionSettings(home=self.folder, **policy))
-
-    def train(self, *letters: str, tenant: str = SHARED, run_bytes: int = 0) -> str:
-        """A finished job whose adapters are named by letters; all but the last are its checkpoints."""
-        lease = claimed(self.ledger.of(tenant), self.leases)
-        made = [
-            new_adapter(f"demo@{letter * 64}", digest=letter * 64, step=number, final=letter == letters[-1])
-            for number, letter in enumerate(letters)
-        ]
-        for adapter in made:
-            self.store("adapters", adapter.digest, MANIFEST_NAME)
-        if run_bytes:
-            self.write(self.folder / "runs" / lease.job.id / "attempt-0001" / "engine.log", run_bytes)
-        self.leases.finish(lease, {}, adapters=made)
-        return lease.job.id
-
-    def merging(self, letter: str) -> Lease:
-        """A merge that runs."""
-        plan = {"adapter_id": f"demo@{letter * 64}", "adapter_digest": letter * 64}
-        return claimed(self.ledger, self.leases, kind=Kind.MERGE, plan=plan)
-
-    def merge(self, letter: str, digest: str) -> str:
-        """A merge that is over; the job's id."""
-        lease = self.merging(letter)
-        self.store("models", digest, MODEL_MANIFEST_NAME)
-        self.leases.finish(lease, {"model_digest": digest})
-        return lease.job.id
-
-    def store(self, kind: Any, digest: str, manifest: str) -> None:
-        made = self.folder / "made"
-        for name in ("weights", manifest):
-            self.write(made / name, 100)
-        for path in self.storage.put_folder(kind, digest, made, ["weights"], manifest).iterdir():
-            self.date(path)
-
-    def prepare(self, name: str, size: int) -> None:
-        """Encoded data that was used now."""
-        self.write(self.folder / "prepared" / name / "ids.bin", size)
-
-    def write(self, path: Path, size: int) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(b"x" * size)
-        self.date(path)
-
-    def date(self, path: Path) -> None:
-        """A file was written now."""
-        moment = self.clock.now.timestamp()
-        os.utime(path, (moment, moment))
-
-    def prepared(self) -> list[str]:
-        return sorted(path.name for path in (self.folder / "prepared").iterdir())
-
-    def states(self, *letters: str) -> list[str]:
-        registry = Registry(self.database)
-        return [registry.adapter(f"demo@{letter * 64}", deleted=True).state for letter in letters]
-
-
 @pytest.fixture
 def home(tmp_path: Path, database: Database, clock: Clock) -> Home:
     return Home(tmp_path, database, clock)
-
-
-def named(found: list[Finding]) -> list[tuple[str, str]]:
-    return [(finding.what, finding.name.partition("@")[2][:1] or finding.name) for finding in found]
 
 
 def test_nothing_goes_unless_a_setting_says_so(home: Home) -> None:
@@ -263,51 +185,6 @@ def test_a_merged_model_that_is_a_base_stays(home: Home) -> None:
     assert not any(keep.remove(finding) for finding in found), "it has become one meanwhile"
 
 
-def test_what_a_failed_job_stored_goes_after_its_time(home: Home) -> None:
-    keep = home.keep(retain_leftover_days=2)
-    home.train("a")
-    running = claimed(home.ledger, home.leases)
-    home.leases.keep_adapters(running, ["b" * 64])
-    home.store("adapters", "b" * 64, MANIFEST_NAME)
-    home.store("adapters", "c" * 64, MANIFEST_NAME)
-    home.clock.advance(1 * DAY)
-    home.store("adapters", "d" * 64, MANIFEST_NAME)
-    assert keep.apply() == []
-    home.clock.advance(1.5 * DAY)
-    assert [(found.what, found.name[:1], found.bytes) for found in keep.apply()] == [("leftover adapter", "c", 200)]
-    assert home.storage.digests("adapters") == ["a" * 64, "b" * 64, "d" * 64]
-    home.ledger.cancel(running.job.id)
-    home.leases.stop(running)
-    assert [found.name[:1] for found in keep.apply()] == ["b"]
-
-
-def test_what_a_job_is_about_to_store_by_the_time_it_is_removed_stays(home: Home) -> None:
-    keep = home.keep(retain_leftover_days=2)
-    home.train("a")
-    home.merge("a", "9" * 64)
-    home.store("adapters", "c" * 64, MANIFEST_NAME)
-    home.store("models", "1" * 64, MODEL_MANIFEST_NAME)
-    home.clock.advance(3 * DAY)
-    found = keep.find()
-    home.leases.keep_adapters(claimed(home.ledger, home.leases), ["c" * 64])
-    home.merging("a")
-    assert [finding.what for finding in found] == ["leftover adapter", "leftover model"]
-    assert not any(keep.remove(finding) for finding in found)
-    assert keep.find() == [], "nor is any of it found again"
-
-
-def test_a_storage_of_which_the_database_knows_nothing_is_left_alone(
-    home: Home, caplog: pytest.LogCaptureFixture
-) -> None:
-    for letter in "abc":
-        home.store("adapters", letter * 64, MANIFEST_NAME)
-    home.clock.advance(30 * DAY)
-    assert home.keep(retain_leftover_days=2).apply() == []
-    assert "the database knows none of the 3 stored adapters" in caplog.text
-    home.train("d")
-    assert len(home.keep(retain_leftover_days=2).apply()) == 3
-
-
 def test_a_catalogue_that_is_broken_keeps_models_and_nothing_else(home: Home) -> None:
     home.train("a")
     home.merge("a", "1" * 64)
@@ -316,18 +193,6 @@ def test_a_catalogue_that_is_broken_keeps_models_and_nothing_else(home: Home) ->
     assert [finding.name for finding in home.keep(prepared_bytes=0).apply()] == ["one"]
     with pytest.raises(InvalidRequest):
         home.keep(retain_model_days=0).apply()
-
-
-def test_the_folder_of_a_deleted_adapter_that_was_stored_again_goes(home: Home) -> None:
-    home.train("b")
-    home.train("a")
-    Deletions(home.database).begin(f"demo@{'a' * 64}")
-    (doomed,) = Deletions(home.database).pending()
-    Deletions(home.database).finish(doomed, lambda: home.storage.discard_folder("adapters", "a" * 64))
-    home.store("adapters", "a" * 64, MANIFEST_NAME)
-    home.clock.advance(3 * DAY)
-    assert [finding.name for finding in home.keep(retain_leftover_days=2).apply()] == ["a" * 64]
-    assert home.storage.digests("adapters") == ["b" * 64]
 
 
 def test_prepared_data_is_bounded_and_a_running_jobs_stays(home: Home) -> None:
