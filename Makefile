@@ -1,4 +1,4 @@
-# Mens: everything a person or CI runs. `make help` lists it.
+# The commands for development and CI. `make help` lists them.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -8,7 +8,7 @@ STAMP := $(VENV)/.installed
 # One thread per process: small CPU models are many times slower when threads compete.
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM := false
-# Some images forbid bytecode: then every run, and every process of it, compiles the code and the tests again, for seconds.
+# Some images forbid bytecode; then every process of every run would compile the code and the tests again, for seconds.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
@@ -24,7 +24,7 @@ install: $(STAMP) ## make .venv with every extra and the development tools, from
 # each start of vLLM costs 20 s more.
 $(STAMP): locks/cpu.lock pyproject.toml
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install -qq uv==$(UV_VERSION) || echo "uv is not to be had; installing with pip"
+	@$(BIN)/python -m pip install -qq uv==$(UV_VERSION) || echo "uv cannot be installed; installing with pip"
 	@links="$${PIP_FIND_LINKS:-$$($(BIN)/python -m pip config get global.find-links 2>/dev/null)}"; \
 	echo "installing the locked environment into $(VENV): about 3 GB, one to two minutes"; \
 	if test -x $(BIN)/uv; then \
@@ -48,20 +48,20 @@ up: $(STAMP) ## start everything on this machine and keep it running until Ctrl-
 test: $(STAMP) ## run every test: real Valkey, PostgreSQL, bitsandbytes and vLLM
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
-# Each process begins with one half of the files, so that a file's slow imports and fixtures are made in one of them.
+# Each process begins with one half of the files, so that the slow imports and fixtures of a file are made in one process only.
 check: $(STAMP) ## format, lint, types, import contracts, unit tests
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports >/dev/null || $(BIN)/lint-imports --no-logo
-	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not (vllm or postgres or system or deploy or engine or network or matrix)" --durations=0 --durations-min=2
+	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not (vllm or postgres or system or deploy or torch or network or matrix or bench)" --durations=0 --durations-min=2
 
-format: $(STAMP) ## format the code and mend what the linter can
+format: $(STAMP) ## format the code and apply the linter's fixes
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
 lock: ## resolve the lock files again (maintainers; see locks/README.md)
 	@sed -n '1,60p' locks/README.md
 
-clean: ## remove the environment and everything that was made here
+clean: ## remove the environment and everything that was generated here
 	rm -rf $(VENV) .mens .tools .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info build

@@ -1,1 +1,5 @@
-"""The control plane and the one front door: files, jobs, models, and the chat proxy. Never imports the GPU stack."""
+"""The control plane and the gateway to the models (FastAPI): jobs, files, models, keys, chat completions.
+
+Start with `main.py`; `routes/` has one file a surface of the HTTP API, `inference/` the way of a request to a model.
+Imports `shared`; no other tier, and no GPU library.
+"""

@@ -23,18 +23,19 @@ def main() -> None:
     """Entry point."""
     settings = read_settings(ApiSettings)
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s %(message)s")
-    logging.getLogger("api").setLevel(logging.INFO)  # ours alone: httpx tells every request at this level
+    logging.getLogger("api").setLevel(logging.INFO)  # not the root's: httpx logs every request at this level
     app = create_app(settings)
     sys.setswitchinterval(SWITCH_SECONDS)
     gc.collect()
-    gc.freeze()  # what stays for ever need not be looked through again while callers wait
+    # The objects of the application live for ever: later collections, for which callers wait, need not look at them.
+    gc.freeze()
     config = uvicorn.Config(
         app,
         host=settings.api_host,
         port=settings.api_port,
         timeout_graceful_shutdown=math.ceil(settings.drain_seconds),
         server_header=False,
-        access_log=False,  # the application logs by itself, afterwards
+        access_log=False,  # the application writes its own, after the response
     )
     with suppress(KeyboardInterrupt):  # uvicorn has stopped in its own way, and then raises the signal again
         Server(config, app.state.services).run()

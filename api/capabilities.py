@@ -1,7 +1,7 @@
-"""What is done here, row by row, beside what the original's two engines did, and what proves it.
+"""The capability matrix: what this release supports, beside what the original's two engines did, and what proves each row.
 
 Served as ``GET /v1/capabilities``. A row whose proof is a gate is refused with that code; a row whose proof is a behaviour
-names an error code or a field that the behaviour shows in. The tests hold every row against what it names.
+names the error code that the behaviour shows in. The tests check every row against what it names.
 """
 
 from __future__ import annotations
@@ -13,11 +13,13 @@ from pydantic import BaseModel, ConfigDict, Field
 from shared.errors import Code
 
 
-class _Frozen(BaseModel):
+class CapabilityValue(BaseModel):
+    """Frozen, closed value: the base of the matrix and its parts."""
+
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class Proof(_Frozen):
+class Proof(CapabilityValue):
     """What shows that a row is true."""
 
     kind: Literal["gate", "behaviour"]
@@ -25,7 +27,7 @@ class Proof(_Frozen):
     statement: str = Field(description="What is refused, in one sentence.")
 
 
-class Capability(_Frozen):
+class Capability(CapabilityValue):
     """One row of the matrix."""
 
     id: str
@@ -36,7 +38,7 @@ class Capability(_Frozen):
     proof: Proof
 
 
-class CapabilityMatrix(_Frozen):
+class CapabilityMatrix(CapabilityValue):
     """The whole matrix."""
 
     version: Literal[1] = 1

@@ -1,4 +1,4 @@
-"""From errors to HTTP: the one table of statuses, and OpenAI's error shape with our facts in a block of their own.
+"""Errors → HTTP: the one table of statuses, OpenAI's error shape with a block `mens` of our own, field paths.
 
 {"error": {"message", "type", "param", "code", "mens": {"remedy", "details", "retryable"}}}
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Iterable, Mapping
 from http import HTTPStatus
 from typing import Any
 
@@ -15,12 +16,9 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
-from api.faults import describe_faults
-from api.limits import limit_headers
-from api.rejections import Rejection
 from shared import errors
-from shared.contract import BAD_NAME, describe_bad_name
-from shared.errors import Code, InvalidRequest, MensError
+from shared.contract.sections import BAD_NAME, describe_bad_name
+from shared.errors import Code, InvalidRequest, MensError, Unavailable
 
 STATUS: dict[type[MensError], HTTPStatus] = {
     errors.InvalidRequest: HTTPStatus.BAD_REQUEST,
@@ -47,28 +45,27 @@ OPENAI_TYPES = {
 RETRY_AFTER_SECONDS = 2
 SEE_OPENAPI = "See GET /v1/openapi.json for what is expected."
 SEE_CONTRACT = "See GET /v1/openapi.json for what is expected; the contract's schema is at GET /v1/contract/schema."
-
 logger = logging.getLogger(__name__)
 
 
-def problem_response(error: MensError, status: int | None = None) -> JSONResponse:
-    """The HTTP answer for an error."""
+def error_response(error: MensError, status: int | None = None) -> JSONResponse:
+    """The HTTP response for an error."""
     status = status or status_of(error)
     return JSONResponse({"error": _body(error, status)}, status, headers=headers_of(error, status))
 
 
-def problem_event(error: MensError) -> bytes:
-    """The error as a server-sent event: how a stream that has begun tells it. OpenAI's clients raise it."""
+def error_event(error: MensError) -> bytes:
+    """The error as a server-sent event, for a stream that has begun. OpenAI's clients raise it."""
     return b"data: " + json.dumps({"error": _body(error, status_of(error))}).encode() + b"\n\n"
 
 
 def status_of(error: MensError) -> int:
     """The HTTP status of an error."""
-    return error.status if isinstance(error, Rejection) else STATUS[type(error)]
+    return error.status if isinstance(error, UpstreamError) else STATUS[type(error)]
 
 
 def headers_of(error: MensError, status: int) -> dict[str, str]:
-    """Whether to ask again. OpenAI's clients retry 409 and 5xx by themselves unless they are told not to."""
+    """Headers that say whether to retry. OpenAI's clients retry 409 and 5xx unless a header forbids it."""
     if isinstance(error, errors.TooMany):
         return limit_headers(error.details)
     if error.retryable:
@@ -78,45 +75,36 @@ def headers_of(error: MensError, status: int) -> dict[str, str]:
 
 
 def install(app: FastAPI) -> None:
-    """Answer every error, ours and the framework's, in the one shape."""
-    app.add_exception_handler(MensError, _answer_mens_error)
-    app.add_exception_handler(RequestValidationError, _answer_validation_error)
-    app.add_exception_handler(HTTPException, _answer_http_exception)
-    app.add_exception_handler(Exception, _answer_bug)
+    """Give every error, ours and the framework's, a response in the one shape."""
+    for kind in (MensError, RequestValidationError, HTTPException, Exception):
+        app.add_exception_handler(kind, _handle)
 
 
-def validation_problem(error: RequestValidationError, remedy: str = "") -> InvalidRequest:
+def validation_error(error: RequestValidationError, remedy: str = "") -> InvalidRequest:
     """The first fault of a body or query, with its field path.
 
     Args:
         error: what FastAPI found.
-        remedy: where the caller reads what is expected; empty: where our own routes say it.
+        remedy: where the caller reads what is expected; empty: where this API's own routes describe it.
     """
-    if isinstance(error.body, bytes):  # FastAPI has not read it, for it is not said to be JSON
-        return _not_json()
+    if isinstance(error.body, bytes):  # FastAPI has not parsed it, because it is not declared to be JSON
+        return InvalidRequest(
+            Code.REQUEST_INVALID,
+            "The request body is not declared to be JSON.",
+            remedy="Send the header `Content-Type: application/json`.",
+        )
     faults = describe_faults(error.errors(), error.body)
     path, reason = next(iter(faults.items()))
+    # The fine-tune contract is the field `contract` of this API's requests, and parts of it the field `mens` of OpenAI's.
+    is_merge = isinstance(error.body, dict) and error.body.get("kind") == "merge"
+    is_in_contract = path.partition(".")[0] in ("contract", "mens") and not is_merge
     return InvalidRequest(
         Code.NAME_INVALID if error.errors()[0]["type"] == BAD_NAME else Code.REQUEST_INVALID,
         f"{path or 'The request body'}: {reason}.",
-        remedy=remedy or (SEE_CONTRACT if _is_in_contract(path, error.body) else SEE_OPENAPI),
+        remedy=remedy or (SEE_CONTRACT if is_in_contract else SEE_OPENAPI),
         param=path or None,
         details={"errors": [{"param": path, "reason": reason} for path, reason in faults.items()]},
     )
-
-
-def _not_json() -> InvalidRequest:
-    return InvalidRequest(
-        Code.REQUEST_INVALID,
-        "The request body is not declared to be JSON.",
-        remedy="Send the header `Content-Type: application/json`.",
-    )
-
-
-def _is_in_contract(path: str, body: object) -> bool:
-    """Whether a field is one of the fine-tune contract: the whole one, or what of it is in OpenAI's request."""
-    merges = isinstance(body, dict) and body.get("kind") == "merge"
-    return path.partition(".")[0] in ("contract", "mens") and not merges
 
 
 def _body(error: MensError, status: int) -> dict[str, Any]:
@@ -130,21 +118,26 @@ def _body(error: MensError, status: int) -> dict[str, Any]:
     }
 
 
-def _answer_mens_error(_request: Request, error: Exception) -> JSONResponse:
-    assert isinstance(error, MensError)
-    return problem_response(error)
+def _handle(request: Request, error: Exception) -> JSONResponse:
+    if isinstance(error, RequestValidationError):
+        return error_response(validation_error(error), HTTPStatus.UNPROCESSABLE_ENTITY)
+    if isinstance(error, HTTPException):
+        return _handle_http_exception(request, error)
+    if not isinstance(error, MensError):
+        logger.error("unexpected error in %s %s", request.method, request.url.path, exc_info=error)
+        error = errors.JobFailed(
+            Code.INTERNAL_ERROR, "The server met an unexpected error.", remedy="The API's log has the details."
+        )
+    return error_response(error)
 
 
-def _answer_validation_error(_request: Request, error: Exception) -> JSONResponse:
-    assert isinstance(error, RequestValidationError)
-    return problem_response(validation_problem(error), HTTPStatus.UNPROCESSABLE_ENTITY)
-
-
-def _answer_http_exception(request: Request, error: Exception) -> JSONResponse:
-    assert isinstance(error, HTTPException)
-    if error.status_code == HTTPStatus.NOT_FOUND and (fault := _fault_of_slashed_alias(request)):
+def _handle_http_exception(request: Request, error: HTTPException) -> JSONResponse:
+    # A slash in an alias's name, quoted as it has to be in a path, matches no route, so no route refused the name.
+    _, _, name = request.url.path.partition("/v1/aliases/")
+    has_slash = bool(name) and b"%2f" in request.scope.get("raw_path", b"").lower()
+    if error.status_code == HTTPStatus.NOT_FOUND and has_slash and (fault := describe_bad_name(name)):
         named = InvalidRequest(Code.NAME_INVALID, f"name: {fault}.", remedy=SEE_OPENAPI, param="name")
-        return problem_response(named, HTTPStatus.UNPROCESSABLE_ENTITY)
+        return error_response(named, HTTPStatus.UNPROCESSABLE_ENTITY)
     if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
         code, message = Code.METHOD_NOT_ALLOWED, f"{request.method} is not allowed on {request.url.path}."
     elif error.status_code == HTTPStatus.NOT_FOUND:
@@ -152,18 +145,77 @@ def _answer_http_exception(request: Request, error: Exception) -> JSONResponse:
     else:
         code, message = Code.REQUEST_INVALID, str(error.detail)
     remedy = "See GET /v1/openapi.json for what there is."
-    return problem_response(InvalidRequest(code, message, remedy=remedy), error.status_code)
+    return error_response(InvalidRequest(code, message, remedy=remedy), error.status_code)
 
 
-def _fault_of_slashed_alias(request: Request) -> str | None:
-    """What is wrong with an alias's name when it has a slash, quoted as it has to be: no route takes one, so none refused it."""
-    _, _, name = request.url.path.partition("/v1/aliases/")
-    return describe_bad_name(name) if name and b"%2f" in request.scope.get("raw_path", b"").lower() else None
+OUTSIDE = ("path", "query", "header")
+"""Parts of a request where a field may be, besides the body."""
 
 
-def _answer_bug(request: Request, error: Exception) -> JSONResponse:
-    logger.error("%s %s met a bug", request.method, request.url.path, exc_info=error)
-    bug = errors.JobFailed(
-        Code.INTERNAL_ERROR, "The server met an unexpected error.", remedy="The API's log has the details."
+def describe_faults(errors: Iterable[Mapping[str, Any]], sent: object) -> dict[str, str]:
+    """Reason by field path, in pydantic's order.
+
+    Pydantic's locations also name the branches of a union that it tried. Those are no fields, so they are left out, and the
+    reasons of all branches are joined.
+
+    Args:
+        errors: pydantic's.
+        sent: the body that was validated; None when it is not known.
+    """
+    faults: dict[str, list[str]] = {}
+    for error in errors:
+        location = [part for part in error["loc"] if part != "body"]
+        if location and location[0] in OUTSIDE:  # not in the body, so there are no branches to leave out
+            path = ".".join(map(str, location[1:]))
+        else:
+            path = _path(location, sent, keep_last=error["type"] == "missing")
+        faults.setdefault(path, []).append(error["msg"].removeprefix("Value error, "))
+    return {path: "; or ".join(dict.fromkeys(reasons)) for path, reasons in faults.items()}
+
+
+def _path(location: list[Any], sent: object, *, keep_last: bool) -> str:
+    """The parts of a location that are fields of the body; a missing field is not in the body and still named."""
+    found: list[str] = []
+    for index, part in enumerate(location):
+        if (isinstance(sent, dict) and part in sent) or (
+            isinstance(sent, list) and isinstance(part, int) and part < len(sent)
+        ):
+            sent = sent[part]
+        elif not (sent is None or (keep_last and index == len(location) - 1)):
+            continue
+        found.append(str(part))
+    return ".".join(found)
+
+
+def limit_headers(state: Mapping[str, Any]) -> dict[str, str]:
+    """Headers with the state of a key's limits: OpenAI's three for keys with requests a minute, and ``Retry-After``.
+
+    Args:
+        state: ``details`` of a :class:`TooMany`.
+    """
+    headers = {}
+    if "requests_per_minute" in state:
+        # OpenAI writes durations like this: 1m30s, 0.25s.
+        minutes, rest = divmod(state["reset_seconds"], 60)
+        reset = (f"{minutes:.0f}m" if minutes else "") + f"{rest:.3f}".rstrip("0").rstrip(".") + "s"
+        headers["x-ratelimit-limit-requests"] = str(state["requests_per_minute"])
+        headers["x-ratelimit-remaining-requests"] = str(state["remaining_requests"])
+        headers["x-ratelimit-reset-requests"] = reset
+    if "retry_after_seconds" in state:
+        headers["Retry-After"] = str(state["retry_after_seconds"])
+    return headers
+
+
+class UpstreamError(MensError):
+    """A replica's error response; ``status`` is the replica's."""
+
+    def __init__(self, code: Code, message: str, *, status: int, **more: Any) -> None:
+        super().__init__(code, message, **more)
+        self.status = status
+
+
+def interrupted_response() -> Unavailable:
+    """The error of a response that had begun when the replica disconnected."""
+    return Unavailable(
+        Code.SERVING_FAILED, "The serving replica disconnected in the middle of the response.", remedy="Try again."
     )
-    return problem_response(bug)

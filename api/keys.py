@@ -1,4 +1,4 @@
-"""``python -m api.keys create NAME``: make an API key where the command line is not installed, e.g. in the API's container."""
+"""``python -m api.keys create NAME``: makes an API key where the command line is not installed, e.g. in the API's container."""
 
 from __future__ import annotations
 
@@ -6,18 +6,20 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from shared.db import Database
+from shared.database.connection import Database
+from shared.database.keys import Keys
+from shared.database.tenancy import LARGEST_LIMIT, SHARED, KeyLimits, Role, describe_rights
 from shared.errors import MensError
-from shared.keys import Key, Keys
 from shared.settings import Settings, read_settings
-from shared.tenancy import LARGEST_LIMIT, SHARED, KeyLimits, Role, describe_rights
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point; the secret goes to stdout, everything else to stderr."""
     arguments = _parser().parse_args(argv)
     try:
-        key, secret = _create(arguments)
+        limits = KeyLimits(requests_per_minute=arguments.rpm, concurrent_requests=arguments.concurrent)
+        keys = Keys(Database(read_settings(Settings).database_url))
+        key, secret = keys.create(arguments.name, arguments.tenant, arguments.role, limits)
     except MensError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
@@ -32,8 +34,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("verb", choices=["create"])
     parser.add_argument("name", help="whose key it is, e.g. alice or ci")
     parser.add_argument("--tenant", default=SHARED, help="the tenant that it belongs to (default: %(default)s)")
-    what_it_may = "what it may do; an admin of `shared` may do everything in every tenant (default: %(default)s)"
-    parser.add_argument("--role", type=Role, choices=list(Role), default=Role.ADMIN, help=what_it_may)
+    role_help = "what it may do; an admin of `shared` may do everything in every tenant (default: %(default)s)"
+    parser.add_argument("--role", type=Role, choices=list(Role), default=Role.ADMIN, help=role_help)
     parser.add_argument("--rpm", type=_limit, help="requests to models a minute; unlimited when left out")
     parser.add_argument("--concurrent", type=_limit, help="requests to models at once; unlimited when left out")
     return parser
@@ -45,12 +47,6 @@ def _limit(text: str) -> int | None:
     if not text.isdecimal() or not 1 <= int(text) <= LARGEST_LIMIT:
         raise argparse.ArgumentTypeError(f"{text!r} is not 1 to {LARGEST_LIMIT}, or none")
     return int(text)
-
-
-def _create(arguments: argparse.Namespace) -> tuple[Key, str]:
-    limits = KeyLimits(requests_per_minute=arguments.rpm, concurrent_requests=arguments.concurrent)
-    keys = Keys(Database(read_settings(Settings).database_url))
-    return keys.create(arguments.name, arguments.tenant, arguments.role, limits)
 
 
 if __name__ == "__main__":

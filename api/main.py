@@ -4,22 +4,21 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
 
 from fastapi import Depends, FastAPI
 
-from api import problems
-from api.authentication import require_caller
-from api.model_route import ModelLane
-from api.request_log import RequestLog
+from api import errors
 from api.routes import aliases, chat, deletion, files, fine_tuning, health, jobs, keys, models, ollama, replicas, usage
 from api.services import Services, make_services
 from api.settings import ApiSettings
+from api.web.access_log import AccessLog
+from api.web.auth import require_caller
+from api.web.fast_path import FastPathMiddleware
 from shared.settings import read_settings
 
 VERSION = "0.1.0"
 KEYED_ROUTERS = (
-    chat.router,  # first, because the router tries them in turn and its callers wait for a first token
+    chat.router,  # first: routes are tried in order, and its callers wait for a first token
     files.router,
     fine_tuning.router,
     jobs.router,
@@ -33,39 +32,36 @@ KEYED_ROUTERS = (
 )
 
 
-def create_app(settings: ApiSettings | None = None) -> FastAPI:
+def create_app(settings: ApiSettings | None = None, services: Services | None = None) -> FastAPI:
     """Build the application.
 
     Args:
         settings: from the environment when None.
+        services: made from the settings when None.
     """
     app = FastAPI(title="Mens", version=VERSION, lifespan=_lifespan, docs_url=None, redoc_url=None, openapi_url=None)
-    app.state.services = make_services(settings or read_settings(ApiSettings))
-    problems.install(app)
+    app.state.services = services or make_services(settings or read_settings(ApiSettings))
+    errors.install(app)
     app.include_router(health.router)
     for router in KEYED_ROUTERS:
         app.include_router(router, dependencies=[Depends(require_caller)])
-    app.get("/v1/openapi.json", tags=["schema"], dependencies=[Depends(require_caller)])(lambda: _openapi(app))
-    app.add_middleware(ModelLane)
-    app.add_middleware(RequestLog)  # around it
+    app.get(
+        "/v1/openapi.json",
+        tags=["schema"],
+        summary="OpenAPI Document",
+        description="This document: the OpenAPI description of the whole API.",
+        operation_id="_lambda__v1_openapi_json_get",  # public, so it stays what it was first
+        response_model=None,
+        dependencies=[Depends(require_caller)],
+    )(app.openapi)
+    app.add_middleware(FastPathMiddleware)
+    app.add_middleware(AccessLog)  # the last added is the outermost
     return app
 
 
 @asynccontextmanager
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     services: Services = app.state.services
-    services.watch.start()
-    services.directory.start()
+    services.start()
     yield
-    await services.watch.close()
-    await services.shadows.close()
-    await services.upstream.aclose()
-    await services.limiter.close()
-    await services.meter.close()
-    await services.directory.close()
-    services.database.close()
-
-
-def _openapi(app: FastAPI) -> dict[str, Any]:
-    """The API's OpenAPI document."""
-    return app.openapi()
+    await services.close()

@@ -1,4 +1,4 @@
-"""How an API process stops: it lets answers under way end. A replica does the same (`serving/stopping.py`)."""
+"""Graceful shutdown of an API process: responses in flight end first, as in a replica (`serving/middleware/graceful_shutdown.py`)."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from api.services import Services
 
 
 class Server(uvicorn.Server):
-    """uvicorn's: told to stop, it takes no more connections and lets requests under way end, up to a time.
+    """uvicorn's server, which at a signal accepts no more connections and lets requests in flight end, up to a time.
 
-    It tells the application at once, so that what would never end by itself, like the events of a running job, does.
+    It sets the application's shutdown flag at once, so that responses that would never end by themselves end too, like the
+    events of a running job.
     """
 
     def __init__(self, config: uvicorn.Config, services: Services) -> None:
@@ -20,6 +21,6 @@ class Server(uvicorn.Server):
         self._services = services
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """A signal has come."""
-        self._services.stopping.has_begun = True
+        """Set the flag when a signal comes."""
+        self._services.shutdown.has_begun = True
         super().handle_exit(sig, frame)

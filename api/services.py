@@ -1,4 +1,4 @@
-"""What the routes work with, made once per application."""
+"""The services of the API: everything that routes work with, made once per application."""
 
 from __future__ import annotations
 
@@ -7,101 +7,143 @@ from typing import Annotated
 
 from fastapi import Depends, Request
 
-from api.directory import Directory
-from api.limits import Limiter, make_limiter
-from api.metering import Meter
-from api.replica_client import ReplicaClient
-from api.replica_watch import Watch
-from api.replicas import Replicas
-from api.serving_limits import ServingTier
+from api.inference.gateway import Gateway
+from api.inference.lookup_cache import LookupCache
+from api.inference.rate_limits.limiter import RateLimiter, make_limiter
+from api.inference.replicas.client import ReplicaClient
+from api.inference.replicas.failover import Failover
+from api.inference.replicas.health import HealthMonitor
+from api.inference.replicas.limits import ReplicaLimits
+from api.inference.replicas.pool import ReplicaPool
+from api.inference.shadow import ShadowTraffic
+from api.inference.usage.meter import Meter
 from api.settings import ApiSettings
-from api.shadow import ShadowTraffic
-from shared.aliases import Aliases
-from shared.catalog import Catalog
-from shared.db import Database
-from shared.keys import Keys
-from shared.ledger import Ledger
-from shared.queue import Doorbell, make_celery
-from shared.registry import Registry
-from shared.storage import Storage
-from shared.usage import Usage
+from shared.artifacts.open_storage import open_storage
+from shared.artifacts.storage import Storage
+from shared.base_models.catalog import Catalog
+from shared.database.adapters import Adapters
+from shared.database.aliases import Aliases
+from shared.database.connection import Database
+from shared.database.files import Files
+from shared.database.jobs import Jobs
+from shared.database.keys import Keys
+from shared.database.usage import Usage
+from shared.queue import JobQueue, make_celery
 
 
 @dataclass
-class Stopping:
-    """A flag, and no event: a signal's handler sets it, which a lock could block for ever."""
+class ShutdownFlag:
+    """Whether the process is shutting down. Not an event: a signal handler sets it, and a lock could block that for ever."""
 
     has_begun: bool = False
 
 
 @dataclass(frozen=True)
 class Services:
-    """The API's hands: ledger, registry, aliases, storage, doorbell, and the serving tier's client and replicas.
+    """What the routes work with: the database's verbs, the storage, the job queue, and the gateway to the replicas.
 
     Attributes:
-        stopping: whether this process was told to stop.
+        shutdown: whether this process is shutting down.
     """
 
     settings: ApiSettings
     database: Database
-    ledger: Ledger
-    registry: Registry
+    jobs: Jobs
+    files: Files
+    adapters: Adapters
     keys: Keys
     aliases: Aliases
-    storage: Storage
-    doorbell: Doorbell
-    serving_tier: ServingTier
-    directory: Directory
-    limiter: Limiter
     usage: Usage
-    meter: Meter
-    upstream: ReplicaClient
-    shadows: ShadowTraffic
-    replicas: Replicas
-    watch: Watch
-    stopping: Stopping = field(default_factory=Stopping)
+    storage: Storage
+    job_queue: JobQueue
+    lookup: LookupCache
+    replicas: ReplicaPool
+    replica_limits: ReplicaLimits
+    gateway: Gateway
+    shutdown: ShutdownFlag = field(default_factory=ShutdownFlag)
 
     def catalog(self) -> Catalog:
         """The catalogue as it is now; bases may be added while the API runs."""
-        return self.directory.catalog()
+        return self.lookup.catalog()
+
+    def start(self) -> None:
+        """Start the background tasks, in the running loop."""
+        self.gateway.failover.health.start()
+        self.lookup.start()
+
+    async def close(self) -> None:
+        """End the background tasks and close every connection; a part is closed before the parts that it uses."""
+        gateway = self.gateway
+        await gateway.failover.health.close()
+        await gateway.shadows.close()
+        await gateway.failover.client.aclose()
+        await gateway.limiter.close()
+        await gateway.meter.close()
+        await self.lookup.close()
+        self.database.close()
 
 
-def make_services(settings: ApiSettings) -> Services:
-    """Connect everything; nothing is asked of the database or the broker yet."""
-    database, replicas = Database(settings.database_url), Replicas(settings.serving_urls)
-    usage = Usage(database)
+def make_services(
+    settings: ApiSettings,
+    *,
+    job_queue: JobQueue | None = None,
+    limiter: RateLimiter | None = None,
+    meter: Meter | None = None,
+    replica_limits: ReplicaLimits | None = None,
+) -> Services:
+    """Make and connect all services; no query or message is sent yet.
+
+    Args:
+        settings: of the process.
+        job_queue: instead of the one that the settings lead to; the others likewise.
+        limiter: of keys.
+        meter: of usage.
+        replica_limits: of the serving tier.
+    """
+    database, replicas = Database(settings.database_url), ReplicaPool(settings.serving_urls)
+    usage, lookup = Usage(database), LookupCache(database, settings.catalog_path)
     key = settings.serving_key.get_secret_value()
-    upstream = ReplicaClient(key, settings.upstream_timeout_seconds)
     return Services(
         settings=settings,
         database=database,
-        ledger=Ledger(database),
-        registry=Registry(database),
+        jobs=Jobs(database),
+        files=Files(database),
+        adapters=Adapters(database),
         keys=Keys(database),
         aliases=Aliases(database),
-        storage=Storage(settings.storage_dir),
-        doorbell=Doorbell(make_celery(settings.broker_url)),
-        serving_tier=ServingTier(replicas.urls, key),
-        directory=Directory(database, settings.catalog_path),
-        limiter=make_limiter(settings.broker_url),
         usage=usage,
-        meter=Meter(usage),
-        upstream=upstream,
-        shadows=ShadowTraffic(),
+        storage=open_storage(settings),
+        job_queue=job_queue or JobQueue(make_celery(settings.broker_url)),
+        lookup=lookup,
         replicas=replicas,
-        watch=Watch(
-            replicas,
-            upstream,
-            settings.serving_urls,
-            settings.serving_dns,
-            interval=settings.health_seconds,
-            warm_seconds=settings.warm_seconds,
+        replica_limits=replica_limits or ReplicaLimits(replicas.urls, key),
+        gateway=Gateway(
+            limiter=limiter or make_limiter(settings.broker_url),
+            lookup=lookup,
+            meter=meter or Meter(usage),
+            failover=_make_failover(settings, replicas, key),
+            shadows=ShadowTraffic(),
+            cache_secret=key,
+            max_body_bytes=settings.max_body_bytes,
         ),
     )
 
 
+def _make_failover(settings: ApiSettings, replicas: ReplicaPool, key: str) -> Failover:
+    client = ReplicaClient(key, settings.upstream_timeout_seconds)
+    health = HealthMonitor(
+        replicas,
+        client,
+        settings.serving_urls,
+        settings.serving_dns,
+        interval=settings.health_seconds,
+        warm_seconds=settings.warm_seconds,
+    )
+    return Failover(replicas, client, health, settings.first_byte_seconds)
+
+
 async def get_services(request: Request) -> Services:
-    """The application's services. A coroutine, because what is none goes through the thread pool."""
+    """The application's services. A coroutine, because FastAPI runs a plain function in its thread pool."""
     services: Services = request.app.state.services
     return services
 

@@ -8,14 +8,16 @@ from shared.settings import Settings
 
 
 class ApiSettings(Settings):
-    """See `shared/settings.py` for what all tiers share."""
+    """Settings of the API tier, beside those that all tiers share (`shared/settings.py`)."""
 
     api_host: str = Field("127.0.0.1", description="Address to listen on.")
     api_port: int = Field(8000, ge=0, le=65535, description="Port to listen on.")
     max_file_bytes: int = Field(1 << 30, gt=0, description="Largest upload.")
     max_body_bytes: int = Field(16 << 20, gt=0, description="Largest chat request.")
-    health_seconds: float = Field(2.0, gt=0, description="How often replicas are asked for their health, and DNS.")
+    health_seconds: float = Field(2.0, gt=0, description="How often the health of the replicas, and DNS, is checked.")
     warm_seconds: float = Field(30.0, ge=0, description="How long a new replica may load the busiest adapters.")
-    first_byte_seconds: float = Field(30.0, gt=0, description="A stream that has not begun by then is asked elsewhere.")
+    first_byte_seconds: float = Field(
+        30.0, gt=0, description="A stream that has not begun by then is sent to another replica."
+    )
     upstream_timeout_seconds: float = Field(600.0, gt=0, description="Longest silence of a serving replica.")
     event_poll_seconds: float = Field(0.5, gt=0, description="How often an event stream looks for new events.")

@@ -1,67 +1,73 @@
-"""From a contract to a queued job: the one path that both views of a job take."""
+"""Submission: from a contract to a queued job, for the native API and for OpenAI's."""
 
 from __future__ import annotations
 
-from functools import partial
+from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
 
-from api.scope import Scope
 from api.services import Services
-from shared.contract import FineTuneContract, MergeContract
-from shared.digest import digest_json
+from api.web.tenant_view import TenantView
+from shared.base_models.hub import locate_fetched
+from shared.contract.plan import MergePlan, PlannedBase
+from shared.contract.sections import FineTuneContract, MergeContract
+from shared.database.records import Job, Kind, Submission
 from shared.errors import Code, Conflict, ContractRejected
-from shared.flat import parse_contract
-from shared.hub import locate_fetched
-from shared.job import Job, Kind, Submission
-from shared.planner import MergePlan, PlannedBase
-from shared.preflight import Asked, InputFile, Machine, Preflight, preflight
+from shared.hashing import digest_json
+from shared.preflight.pipeline import preflight
+from shared.preflight.types import InputFile, JobRequest, Machine, Preflight
 
 
-def check_contract(services: Services, scope: Scope, asked: Asked) -> Preflight:
+def check_contract(services: Services, view: TenantView, request: JobRequest) -> Preflight:
     """Everything that can be known about a job before it trains, and its plan; nothing is written.
 
     Raises:
         MensError: with the code of the first thing that makes the job impossible.
     """
-    contract = parse_contract(asked.sections)
+    contract = request.contract
     catalog = services.catalog()
     base = catalog.get(contract.model.hf_repo)
     _refuse_unpublishable(services, contract, {entry.name for entry in catalog.bases})
     data = contract.data
-    open_file = partial(_open_file, services, scope)
-    train = open_file("data.train_file", data.train_file)
-    validation = open_file("data.validation_file", data.validation_file) if data.validation_file else None
-    replay = open_file("data.replay_file", data.replay_file) if data.replay_file else None
-    rate = scope.ledger.training_rate(base.name)
-    machine = Machine(limits=services.serving_tier.limits(), tokens_per_second=rate, thorough=False)
-    return preflight(
-        asked, base, locate_fetched(base, services.settings.catalog_path), train, validation, machine, replay
-    )
+    with ExitStack() as local_files:
+
+        def open_file(field: str, file_id: str) -> InputFile:
+            file = view.files.get(file_id, field)
+            path = local_files.enter_context(services.storage.local_file(file.sha256))
+            return InputFile(file.id, file.sha256, path)
+
+        train = replace(open_file("data.train_file", data.train_file), lines=request.train_lines)
+        validation = open_file("data.validation_file", data.validation_file) if data.validation_file else None
+        replay = open_file("data.replay_file", data.replay_file) if data.replay_file else None
+        rate = view.jobs.training_rate(base.name)
+        machine = Machine(limits=services.replica_limits.limits(), tokens_per_second=rate, thorough=False)
+        folder = locate_fetched(base, services.settings.catalog_path)
+        return preflight(request, base, folder, train, validation, machine, replay)
 
 
 def submit_finetune(
     services: Services,
-    scope: Scope,
-    asked: Asked,
+    view: TenantView,
+    request: JobRequest,
     *,
     labels: dict[str, str],
     idempotency_key: str | None,
     hyperparameters: dict[str, Any] | None = None,
 ) -> Job:
-    """Check a contract to the end, write the job, ring the doorbell.
+    """Check a contract completely, write the job, and enqueue it.
 
     Args:
-        services: the API's hands.
-        scope: the tenant's, whose job it is.
-        asked: what to train.
+        services: the API's.
+        view: of the tenant whose job it is.
+        request: what to train.
         labels: the caller's metadata.
         idempotency_key: the same key and request give the same job.
-        hyperparameters: OpenAI's three, resolved, when the caller speaks that dialect.
+        hyperparameters: OpenAI's three, resolved, for a job of OpenAI's API.
 
     Raises:
         MensError: see :func:`check_contract`; ``IDEMPOTENCY_CONFLICT``.
     """
-    checked = check_contract(services, scope, asked)
+    checked = check_contract(services, view, request)
     plan, data = checked.plan, checked.plan.contract.data
     extra = {
         "training_file": data.train_file,
@@ -81,23 +87,23 @@ def submit_finetune(
         idempotency_key=idempotency_key,
         request_digest=digest_json({"plan": plan.digest, "labels": labels}),
     )
-    return _submit(services, scope, submission)
+    return _submit(services, view, submission)
 
 
 def submit_merge(
     services: Services,
-    scope: Scope,
+    view: TenantView,
     contract: MergeContract,
     *,
     labels: dict[str, str],
     idempotency_key: str | None,
 ) -> Job:
-    """Plan a merge, write the job, ring the doorbell.
+    """Plan a merge, write the job, and enqueue it.
 
     Raises:
         NotFound: ``ADAPTER_NOT_FOUND`` or ``MODEL_NOT_FOUND``. Conflict: ``BASE_DIGEST_MISMATCH``.
     """
-    adapter = scope.registry.adapter(contract.adapter)
+    adapter = view.adapters.get(contract.adapter)
     base = services.catalog().get(adapter.base_model)
     if base.digests != adapter.manifest["base_digests"]:
         raise Conflict(
@@ -122,19 +128,14 @@ def submit_merge(
         idempotency_key=idempotency_key,
         request_digest=digest_json({"plan": plan.model_dump(mode="json"), "labels": labels}),
     )
-    return _submit(services, scope, submission)
+    return _submit(services, view, submission)
 
 
-def _submit(services: Services, scope: Scope, submission: Submission) -> Job:
-    job, created = scope.ledger.submit(submission)
+def _submit(services: Services, view: TenantView, submission: Submission) -> Job:
+    job, created = view.jobs.submit(submission)
     if created:
-        services.doorbell.ring(job.id)
+        services.job_queue.enqueue(job.id)
     return job
-
-
-def _open_file(services: Services, scope: Scope, field: str, file_id: str) -> InputFile:
-    file = scope.registry.file(file_id, field)
-    return InputFile(file.id, file.sha256, services.storage.open_blob(file.sha256))
 
 
 def _refuse_unpublishable(services: Services, contract: FineTuneContract, base_names: set[str]) -> None:

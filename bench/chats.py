@@ -23,14 +23,21 @@ Sentence = tuple[str, int]
 """A text and its number of tokens."""
 
 
-def corpus() -> list[str]:
-    """Sentences of the examples and of the documentation."""
+def example_texts() -> list[str]:
+    """Every text of the example files: documents, and the contents of messages."""
     texts: list[str] = []
     for path in sorted(ROOT.glob("examples/*.jsonl")):
-        for row in map(json.loads, path.read_text().splitlines()):
-            texts += [row["text"]] if "text" in row else [turn["content"] for turn in row["messages"]]
+        for row in map(json.loads, path.read_text(encoding="utf-8").splitlines()):
+            texts += [row["text"]] if "text" in row else [message["content"] for message in row["messages"]]
+    # A message that only calls tools has no content.
+    return [text for text in texts if text]
+
+
+def corpus() -> list[str]:
+    """Sentences of the examples and of the documentation."""
+    texts = example_texts()
     for path in sorted(ROOT.glob("docs/*.md")):
-        texts += [line.strip() for line in path.read_text().splitlines() if len(line.split()) > 3]
+        texts += [line.strip() for line in path.read_text(encoding="utf-8").splitlines() if len(line.split()) > 3]
     return texts
 
 
@@ -38,22 +45,21 @@ def chat_mix(count_tokens: Callable[[str], int], rows: int, seed: int = 7) -> li
     """That many chats of one to three exchanges, 40 to 50 % of their tokens the assistant's."""
     draw = random.Random(seed)
     sentences = [(text, count_tokens(text)) for text in corpus()]
-    return [_chat(draw, sentences) for _ in range(rows)]
-
-
-def _chat(draw: random.Random, sentences: Sequence[Sentence]) -> dict[str, Any]:
-    exchanges = draw.choice((1, 1, 1, 2, 3))
-    tokens = min(LONGEST_TOKENS, draw.lognormvariate(math.log(MEDIAN_TOKENS), SIGMA))
-    content = max(8.0, tokens / exchanges - 2 * TURN_OVERHEAD_TOKENS)
-    messages: list[dict[str, str]] = []
-    for _ in range(exchanges):
-        messages.append({"role": "user", "content": _text(draw, sentences, content * (1 - ANSWER_SHARE))})
-        messages.append({"role": "assistant", "content": _text(draw, sentences, content * ANSWER_SHARE)})
-    return {"messages": messages}
+    chats: list[dict[str, Any]] = []
+    for _ in range(rows):
+        exchanges = draw.choice((1, 1, 1, 2, 3))
+        tokens = min(LONGEST_TOKENS, draw.lognormvariate(math.log(MEDIAN_TOKENS), SIGMA))
+        content = max(8.0, tokens / exchanges - 2 * TURN_OVERHEAD_TOKENS)
+        messages: list[dict[str, str]] = []
+        for _ in range(exchanges):
+            messages.append({"role": "user", "content": _text(draw, sentences, content * (1 - ANSWER_SHARE))})
+            messages.append({"role": "assistant", "content": _text(draw, sentences, content * ANSWER_SHARE)})
+        chats.append({"messages": messages})
+    return chats
 
 
 def _text(draw: random.Random, sentences: Sequence[Sentence], tokens: float) -> str:
-    """Sentences of about that many tokens in all; one that would lead too far is cut at a word."""
+    """Sentences of about that many tokens in all; one that would exceed them is cut at a word."""
     chosen: list[str] = []
     while tokens > 0:
         sentence, length = draw.choice(sentences)

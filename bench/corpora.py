@@ -7,7 +7,7 @@ Every corpus has chats of lognormal length, 85 % English with a few accents, the
 - ``export``: the chats of ``plain`` as chat systems export them (the shape of public sets such as LMSYS-Chat-1M, WildChat
   and OpenAssistant): ids, timestamps, model, client, and moderation scores for every message, all of which a training
   row ignores. A quarter of the bytes is text.
-- ``tokens``: the chats of ``plain`` with a log-probability for every token of the answers, as chat APIs log them.
+- ``tokens``: the chats of ``plain`` with a log-probability for every token of the assistant's answers, as chat APIs log them.
 """
 
 from __future__ import annotations
@@ -57,12 +57,16 @@ class Corpus:
     dress: Callable[[random.Random, Row], Row]
 
 
-def write_file(path: Path, corpus: Corpus, size: int, bad_every: int = 0) -> None:
-    """A file of about ``size`` bytes: a block of chats again and again, each row with its number.
+def write_file(path: Path, corpus: Corpus, size: int, bad_every: int = 0) -> int:
+    """Write a file of about ``size`` bytes: a block of chats again and again, each row with its number.
 
     Args:
         bad_every: every so many lines, one is bad; 0 makes none.
+
+    Returns:
+        Number of its lines.
     """
+    # Making a chat takes longer than writing it, so chats come again; their numbers keep rows from being duplicates.
     lines = list(_lines(corpus, min(size, BLOCK_BYTES)))
     written = number = 0
     with path.open("wb") as file:
@@ -74,6 +78,7 @@ def write_file(path: Path, corpus: Corpus, size: int, bad_every: int = 0) -> Non
                 written += file.write(content + b"\n")
                 if written >= size:
                     break
+    return number
 
 
 def _lines(corpus: Corpus, size: int) -> Iterator[bytes]:
@@ -112,7 +117,14 @@ def _export(draw: random.Random, row: Row) -> Row:
     messages: list[Row] = []
     for message in row["messages"]:
         parent = messages[-1]["message_id"] if messages else None
-        messages.append({"message_id": _uuid(draw), "parent_id": parent, **message, **_about_message(draw)})
+        messages.append(
+            {
+                "message_id": str(uuid.UUID(int=draw.getrandbits(128), version=4)),
+                "parent_id": parent,
+                **message,
+                **_about_message(draw),
+            }
+        )
     origin = {
         "hashed_ip": _hex(draw, 64),
         "country": draw.choice(("DE", "FR", "US", "CN")),
@@ -145,21 +157,17 @@ def _about_message(draw: random.Random) -> Row:
 
 
 def _tokens(draw: random.Random, row: Row) -> Row:
-    """The row with the log-probabilities of the answers' tokens; a word stands for a token."""
-    messages = [
-        message | {"logprobs": {"content": _logprobs(draw, message["content"]), "refusal": None}}
-        if message["role"] == "assistant"
-        else message
-        for message in row["messages"]
-    ]
+    """The row with the log-probabilities of the tokens of the assistant's answers; a word stands for a token."""
+    messages: list[Row] = []
+    for message in row["messages"]:
+        messages.append(message)
+        if message["role"] == "assistant":
+            content = [
+                {"token": word, "logprob": -draw.expovariate(2.0), "bytes": list(word.encode()), "top_logprobs": []}
+                for word in message["content"].split(" ")
+            ]
+            messages[-1] = message | {"logprobs": {"content": content, "refusal": None}}
     return row | {"messages": messages}
-
-
-def _logprobs(draw: random.Random, text: str) -> list[Row]:
-    return [
-        {"token": word, "logprob": -draw.expovariate(2.0), "bytes": list(word.encode()), "top_logprobs": []}
-        for word in text.split(" ")
-    ]
 
 
 def _score(draw: random.Random) -> float:
@@ -168,10 +176,6 @@ def _score(draw: random.Random) -> float:
 
 def _hex(draw: random.Random, digits: int) -> str:
     return f"{draw.getrandbits(4 * digits):0{digits}x}"
-
-
-def _uuid(draw: random.Random) -> str:
-    return str(uuid.UUID(int=draw.getrandbits(128), version=4))
 
 
 def _timestamp(draw: random.Random) -> str:

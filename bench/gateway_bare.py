@@ -1,4 +1,4 @@
-"""The floor under the front door: a proxy of the same server and client that does nothing but pass bytes.
+"""A proxy that only passes bytes: the least that a gateway in Python adds to a request.
 
 python -m bench.gateway_bare PORT URL
 """
@@ -14,7 +14,7 @@ PASSED = (b"authorization", b"content-type")
 
 
 class BareProxy:
-    """Passes every POST to one replica, and what comes back to its caller. Anything else is answered empty."""
+    """Passes every POST to one replica, and the response to the caller. Anything else gets an empty response."""
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -30,17 +30,13 @@ class BareProxy:
         body = b""
         while (message := await receive()).get("more_body"):
             body += message["body"]
-        await self._pass_on(scope, body + message["body"], send)
-
-    async def _pass_on(self, scope: Any, body: bytes, send: Any) -> None:
+        body += message["body"]
         self._session = self._session or aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
         headers = {name.decode(): value.decode() for name, value in scope["headers"] if name in PASSED}
-        async with self._session.post(self._url + scope["path"], data=body, headers=headers) as answer:
-            content_type = answer.headers["content-type"].encode()
-            await send(
-                {"type": "http.response.start", "status": answer.status, "headers": [(b"content-type", content_type)]}
-            )
-            while chunk := await answer.content.readany():
+        async with self._session.post(self._url + scope["path"], data=body, headers=headers) as response:
+            content_type = (b"content-type", response.headers["content-type"].encode())
+            await send({"type": "http.response.start", "status": response.status, "headers": [content_type]})
+            while chunk := await response.content.readany():
                 await send({"type": "http.response.body", "body": chunk, "more_body": True})
         await send({"type": "http.response.body", "body": b""})
 

@@ -1,21 +1,21 @@
-"""The installation that ``python -m bench.gateway`` measures: a replica that only paces, and the API in front of it."""
+"""What ``python -m bench.gateway`` measures: a fake replica, the API in front of it, and the bare proxy.
+
+python -m bench.gateway_variants PORT PACE    the fake replica
+"""
 
 from __future__ import annotations
 
 import asyncio
 import json
-import os
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from bench.loopback import free_port, wait
+from bench.loopback import free_port, server
 
-ROOT = Path(__file__).resolve().parents[1]
 BASE, ADAPTER, ALIAS = "fake-base", f"helper@{'a' * 64}", "helper"
 START_SECONDS = 30.0
 
@@ -45,19 +45,20 @@ class FakeReplica:
             await self._stream(json.loads(body), send)
         await send({"type": "http.response.body", "body": b""})
 
-    async def _stream(self, asked: dict[str, Any], send: Any) -> None:
+    async def _stream(self, request: dict[str, Any], send: Any) -> None:
         choice = {"index": 0, "text": " token", "logprobs": None, "finish_reason": None}
         event = {
             "id": "cmpl-1",
             "object": "text_completion",
             "created": 1,
-            "model": asked["model"],
+            "model": request["model"],
             "choices": [choice],
         }
         chunk = b"data: " + json.dumps(event).encode() + b"\n\n"
         due = time.perf_counter()
-        for index in range(asked["max_tokens"]):
+        for index in range(request["max_tokens"]):
             if index:
+                # By the clock: sleeping for the pace each time would add up what every sleep oversleeps.
                 due += self._pace
                 await asyncio.sleep(max(0.0, due - time.perf_counter()))
             await send({"type": "http.response.body", "body": chunk, "more_body": True})
@@ -74,37 +75,38 @@ class FakeInstallation:
 
     def __init__(self, home: Path, pace: float) -> None:
         self.adapter, self.alias = ADAPTER, ALIAS
-        self._ports = [free_port(), free_port()]
-        self.replica_url, self.door_url = (f"http://127.0.0.1:{port}" for port in self._ports)
         self._home, self._pace = home, pace
-        self._processes: list[subprocess.Popen[bytes]] = []
+        self._servers = ExitStack()
 
     def __enter__(self) -> FakeInstallation:
         self.key = self._prepare()
-        replica, door = map(str, self._ports)
-        settings = {"MENS_HOME": str(self._home), "MENS_API_PORT": door, "MENS_SERVING_URLS": self.replica_url}
-        for command in (["bench.gateway_lanes", replica, str(self._pace)], ["api"]):
-            self._processes.append(_start(*command, **settings))
-        wait(f"{self.replica_url}/health", START_SECONDS)
-        wait(f"{self.door_url}/ready", START_SECONDS)
+        replica, api = free_port(), free_port()
+        self.replica_url, self.api_url = (f"http://127.0.0.1:{port}" for port in (replica, api))
+        settings = {
+            "MENS_HOME": str(self._home),
+            "MENS_API_PORT": str(api),
+            "MENS_SERVING_URLS": self.replica_url,
+        }
+        fake = ["-m", "bench.gateway_variants", str(replica), str(self._pace)]
+        with ExitStack() as servers:
+            servers.enter_context(server(fake, f"{self.replica_url}/health", START_SECONDS, settings))
+            servers.enter_context(server(["-m", "api"], f"{self.api_url}/ready", START_SECONDS, settings))
+            self._servers = servers.pop_all()
         return self
 
     def __exit__(self, *_: object) -> None:
-        for process in self._processes:
-            process.terminate()
-        for process in self._processes:
-            process.wait(20)
+        self._servers.close()
 
     def _prepare(self) -> str:
-        """Database and catalogue; the secret of a key."""
+        """Make database and catalogue; returns the secret of a key."""
         from api.migrate import migrate
-        from shared.catalog import BaseModelEntry, Catalog, LocalSource, save_catalog
-        from shared.db import Database
-        from shared.job import Kind, Submission
-        from shared.keys import Keys
-        from shared.lease import LeaseLedger
-        from shared.ledger import Ledger
-        from shared.registry import NewAdapter
+        from shared.base_models.catalog import BaseModelEntry, Catalog, LocalSource, save_catalog
+        from shared.database.adapters import NewAdapter
+        from shared.database.connection import Database
+        from shared.database.jobs import Jobs
+        from shared.database.keys import Keys
+        from shared.database.leases import Leases
+        from shared.database.records import Kind, Submission
         from shared.settings import Settings
 
         settings = Settings(home=self._home)
@@ -112,9 +114,9 @@ class FakeInstallation:
         save_catalog(settings.catalog_path, Catalog(bases=[entry]))
         migrate(settings.database_url)
         database = Database(settings.database_url)
-        asked = Submission(kind=Kind.FINETUNE, base_model=BASE, name=ALIAS, contract={}, plan={})
-        leases = LeaseLedger(database, 60)
-        lease = leases.claim(Ledger(database).submit(asked)[0].id, "bench")
+        submission = Submission(kind=Kind.FINETUNE, base_model=BASE, name=ALIAS, contract={}, plan={})
+        leases = Leases(database, 60)
+        lease = leases.claim(Jobs(database).submit(submission)[0].id, "bench")
         assert lease
         digest = ADAPTER.partition("@")[2]
         adapter = NewAdapter(
@@ -128,24 +130,15 @@ class FakeInstallation:
 
 @contextmanager
 def bare_proxy(replica_url: str) -> Iterator[str]:
-    """URL of a proxy in front of a replica that does nothing else."""
+    """URL of a proxy in front of a replica that only passes bytes."""
     port = free_port()
-    process = _start("bench.gateway_bare", str(port), replica_url)
-    try:
-        wait(f"http://127.0.0.1:{port}/health", START_SECONDS)
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        process.terminate()
-        process.wait(20)
-
-
-def _start(*module: str, **settings: str) -> subprocess.Popen[bytes]:
-    quiet: Any = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    return subprocess.Popen([sys.executable, "-m", *module], env={**os.environ, **settings}, cwd=ROOT, **quiet)
+    url = f"http://127.0.0.1:{port}"
+    with server(["-m", "bench.gateway_bare", str(port), replica_url], f"{url}/health", START_SECONDS, {}):
+        yield url
 
 
 def main() -> None:
-    """``python -m bench.gateway_lanes PORT PACE``: the fake replica."""
+    """Entry point: the fake replica."""
     import uvicorn
 
     port, pace = int(sys.argv[1]), float(sys.argv[2])

@@ -1,217 +1,254 @@
-"""QLoRA on one GPU beside its peers and its limits (goals G1 to G5): ``python -m bench.gpu --size 8B``.
+"""QLoRA on one GPU, compared with peers and with the device's limits (goals G1 to G5): ``python -m bench.gpu --size 8B``.
 
-Needs no network: the base has a Qwen3's shapes and random weights, the data is a synthetic chat mix. Every lane is a
+Needs no network: the base has a Qwen3's shapes and random weights, the data is a synthetic chat mix. Every variant is a
 process of its own and all take turns: the product as it is; NF4 without the cache of dequantised weights, with it, and
-the same weights in bf16 (G3); telemetry and checkpoints off (G5); `transformers.Trainer` with peft; TRL's settings;
-Unsloth where it can be imported. Peak and copy rate for the roofline are measured in the same run. What cannot be run is
-left out and said. ``--device cpu --size tiny`` goes through all of it on a CPU; its figures mean nothing.
+the same weights in bf16 (G3); telemetry kept in memory (G5); `transformers.Trainer` with peft; TRL's settings; Unsloth, which
+needs a GPU. Peak and copy rate for the roofline are measured in the same run. A variant that fails, out of memory for example,
+stays in the table with its reason, and the exit code is 1. ``--device cpu --size tiny`` runs all but Unsloth on a CPU; its
+figures mean nothing.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
 import statistics
 import sys
 import tempfile
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
-from transformers import AutoTokenizer
-
-from bench.chats import chat_mix
-from bench.gpu_lanes import SHAPES
-from bench.recipe import (
-    ROOT,
-    LaneFailed,
-    Outcome,
-    execute,
-    plan_mens,
-    recipe_of,
-    run_mens,
-    run_peer,
-    write_recipe,
-)
+from bench.command import BenchFailed, PeerMissing, bench_parser, parse_options, print_goal, run_bench
+from bench.peers import peers_python
+from bench.processes import VariantFailed, variant_processes
+from bench.recipe import InputsRequest, Outcome, Trainers, largest_relative_difference
 from bench.roofline import Roofline
-from bench.venv import ensure_venv
-from shared.planner import TrainingRun
+from bench.shapes import SHAPES
 
-OURS = ("mens", "mens-nf4", "mens-cache", "mens-bf16", "mens-quiet")
-PEERS = ("hf", "trl-packed", "trl-packed-large", "trl-padding-free", "unsloth")
-HELD_OUT_ROWS = 4
+PRODUCT = ("mens", "mens-nf4", "mens-cache", "mens-bf16", "mens-quiet")
+PEERS = ("hf", "trl-packed", "trl-packed-large", "trl-padding-free")
+GPU_PEERS = ("unsloth",)
 USUAL_STEPS_BETWEEN_CHECKPOINTS = 500
 MINIMUM_STEPS = 5
+LOSS_TOLERANCE = 1e-3
+SMOKE = {"rounds": 1, "steps": 5, "batch_size": 2, "held_out_rows": 2, "seq_len": 128}
+PRELOADED = ("trl.trainer.sft_trainer", "bitsandbytes", "datasets", "worker.train", "worker.pretrain")
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m bench.gpu", description=__doc__)
+    variants = [*PRODUCT, *PEERS, *GPU_PEERS]
+    parser = bench_parser("bench.gpu", __doc__)
     parser.add_argument("--size", choices=list(SHAPES), default="1.7B")
-    parser.add_argument("--steps", type=int, default=8, help="optimizer steps of 64 rows")
+    parser.add_argument("--steps", type=int, default=8, help=f"optimizer steps, at least {MINIMUM_STEPS}")
     parser.add_argument("--rounds", type=int, default=1)
-    parser.add_argument("--lanes", nargs="+", default=[*OURS, *PEERS], choices=[*OURS, *PEERS])
+    parser.add_argument("--variants", nargs="+", choices=variants, help="all that the device can run by default")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--grad-accum", type=int, help="micro-batches of 8 rows a step; 8, on a CPU 1")
-    options = parser.parse_args()
-    if options.device == "cuda" and not torch.cuda.is_available():
-        print(
-            "No CUDA device that torch can use; `--device cpu --size tiny` goes through the motions.", file=sys.stderr
-        )
-        return 2
+    parser.add_argument("--grad-accum", type=int, help="micro-batches a step; 8, on a CPU 1")
+    parser.add_argument("--batch-size", type=int, default=8, help="rows of a micro-batch")
+    parser.add_argument("--seq-len", type=int, help="2048, on a CPU 256")
+    parser.add_argument("--held-out-rows", type=int, default=4, help="of the validation at the checkpoint")
+    options = parse_options(parser, SMOKE)
+    on_gpu = options.device == "cuda"
     options.steps = max(options.steps, MINIMUM_STEPS)
-    options.grad_accum = options.grad_accum or (8 if options.device == "cuda" else 1)
-    with tempfile.TemporaryDirectory(prefix="bench-gpu-") as folder:
-        bench = Bench(Path(folder), options)
-        return report(bench, bench.compare())
+    options.grad_accum = options.grad_accum or (8 if on_gpu else 1)
+    options.seq_len = options.seq_len or (2048 if on_gpu else 256)
+    options.variants = options.variants or (variants if on_gpu else [*PRODUCT, *PEERS])
+    return run_bench(lambda: compare(options))
+
+
+def compare(options: argparse.Namespace) -> bool:
+    """Measure all variants and report; returns whether all ran and all goals are met."""
+    check_device(options.device)
+    python = peers_python(*(name for name in GPU_PEERS if name in options.variants))
+    request = InputsRequest(
+        shape=SHAPES[options.size],
+        rows=options.batch_size * options.grad_accum * options.steps,
+        held_out_rows=options.held_out_rows,
+        execution={
+            "grad_accum": options.grad_accum,
+            "batch_size": options.batch_size,
+            "seq_len": options.seq_len,
+            "checkpoint_every": options.steps // 2 + 1,  # one, after the untimed steps
+        },
+        device=options.device,
+    )
+    with (
+        tempfile.TemporaryDirectory(prefix="bench-gpu-") as folder,
+        variant_processes(smoke=options.smoke, python=python, preloaded=PRELOADED) as processes,
+    ):
+        trainers = Trainers(processes, Path(folder), request, threads=1)
+        probed = json.loads(trainers.run("bench.gpu_variants", "probe", options.device))
+        bench = Bench(trainers, options)
+        outcomes = bench.measure()
+        limit = Roofline(request.shape, trainers.recipe, probed)
+        return bench.report(outcomes, limit) and not bench.failures
+
+
+def check_device(device: str) -> None:
+    """Check that torch can use a device.
+
+    Raises:
+        PeerMissing: it cannot.
+    """
+    if device == "cpu":
+        return
+    import torch
+
+    if not torch.cuda.is_available():
+        raise PeerMissing("no CUDA device that torch can use; `--device cpu --size tiny` runs the variants on a CPU.")
 
 
 class Bench:
-    """The files and the settings of one comparison."""
+    """The variants of one comparison.
 
-    def __init__(self, folder: Path, options: argparse.Namespace) -> None:
-        self.folder, self.options = folder, options
-        self.peers = Path(sys.executable) if importlib.util.find_spec("trl") else ensure_venv()
-        self.base = folder / "base"
-        self.script("base", options.size, str(self.base), options.device)
-        self.run = self.plan()
-        self.recipe = recipe_of(self.run, folder, device=options.device)
-        self.recipe_path = write_recipe(self.recipe, folder / "recipe.json")
-        recomputing = replace(self.recipe, checkpointing=True)
-        self.recomputing_path = write_recipe(recomputing, folder / "recipe-recomputing.json")
-        self.recomputing: set[str] = set()
-        self.roofline = Roofline(SHAPES[options.size], self.recipe, json.loads(self.script("probe", options.device)))
+    Args:
+        trainers: what runs them.
+        options: of the command line.
 
-    def plan(self) -> TrainingRun:
-        """A run with one checkpoint in the middle."""
-        tokenizer, accumulated = AutoTokenizer.from_pretrained(self.base), self.options.grad_accum
-        rows = 8 * accumulated * self.options.steps
-        chats = chat_mix(lambda text: len(tokenizer.encode(text)), rows + HELD_OUT_ROWS)
-        every = max(3, self.options.steps // 2 + 1)
-        length = 2048 if self.options.device == "cuda" else 256
-        wanted = {"grad_accum": accumulated, "checkpoint_every": every, "seq_len": length}
-        return plan_mens(self.base, chats[:rows], chats[rows:], self.folder, exec=wanted)
+    Attributes:
+        failures: reasons of the variants that failed.
+    """
 
-    def script(self, *given: str) -> str:
-        """Standard output of a part of ``bench/gpu_lanes.py``, by our own Python."""
-        return execute([sys.executable, str(ROOT / "bench" / "gpu_lanes.py"), *given], threads=1)
+    def __init__(self, trainers: Trainers, options: argparse.Namespace) -> None:
+        self._trainers, self._options = trainers, options
+        self._recomputing: set[str] = set()
+        self.failures: dict[str, str] = {}
 
-    def compare(self) -> dict[str, list[Outcome]]:
-        """All lanes in turns; one that fails is left out and said."""
+    def measure(self) -> dict[str, list[Outcome]]:
+        """Outcomes of the variants, run in turns; one that has failed takes no further part.
+
+        Raises:
+            VariantFailed: in a smoke run, a variant has failed.
+        """
         outcomes: dict[str, list[Outcome]] = {}
-        broken: set[str] = set()
-        for number in range(self.options.rounds):
-            for lane in [name for name in self.options.lanes if name not in broken]:
+        for number in range(self._options.rounds):
+            for variant in [name for name in self._options.variants if name not in self.failures]:
                 try:
-                    outcomes.setdefault(lane, []).append(self.train(lane, self.folder / f"{lane}-{number}"))
-                except LaneFailed as failure:
-                    broken.add(lane)
-                    outcomes.pop(lane, None)
-                    print(f"  {lane} is left out: {failure.reason}", flush=True)
+                    outcomes.setdefault(variant, []).append(self.train(variant, f"{variant}-{number}"))
+                except VariantFailed as failure:
+                    if self._options.smoke:
+                        raise
+                    outcomes.pop(variant, None)
+                    self.failures[variant] = failure.reason
+                    print(f"  {variant} has failed: {failure.reason}", flush=True)
                 else:
-                    print(f"  {lane:<18} {outcomes[lane][-1].tokens_per_second:9.0f} tokens/s", flush=True)
+                    speed = outcomes[variant][-1].tokens_per_second
+                    print(f"  {variant:<18} {speed:9.0f} tokens/s", flush=True)
         return outcomes
 
-    def train(self, lane: str, folder: Path) -> Outcome:
-        """One run of a lane."""
-        if lane == "mens":
-            return run_mens(self.run, self.recipe, folder, threads=1)
-        if lane.startswith("mens-"):
-            return run_mens(self.run, self.recipe, folder, 1, [str(ROOT / "bench" / "gpu_lanes.py"), lane])
-        return self.train_peer(lane, folder)
+    def train(self, variant: str, run_name: str) -> Outcome:
+        """One run of a variant.
 
-    def train_peer(self, lane: str, folder: Path) -> Outcome:
-        """A peer as fast as it goes: activations are recomputed only once it has run out of memory without."""
-        script = "gpu_lanes.py" if lane == "unsloth" else "train_lanes.py"
-        if lane not in self.recomputing:
+        A peer runs as fast as it can: its activations are recomputed only once it has run out of memory without that.
+
+        Raises:
+            VariantFailed: it ended with an error.
+        """
+        if variant == "mens":
+            return self._trainers.train(run_name)
+        if variant.startswith("mens-"):
+            return self._trainers.train(run_name, "bench.gpu_variants", variant)
+        module = "bench.gpu_variants" if variant in GPU_PEERS else "bench.train_variants"
+        if variant not in self._recomputing:
             try:
-                return run_peer(self.peers, lane, self.recipe_path, folder, 1, script)
-            except LaneFailed as failure:
+                return self._trainers.train_peer(variant, run_name, module)
+            except VariantFailed as failure:
                 if "out of memory" not in failure.reason.lower():
                     raise
-                self.recomputing.add(lane)
-                print(f"  {lane} recomputes activations from here on", flush=True)
-        return run_peer(self.peers, lane, self.recomputing_path, folder.with_name(f"{folder.name}-again"), 1, script)
+                self._recomputing.add(variant)
+                print(f"  {variant} recomputes activations from here on", flush=True)
+        return self._trainers.train_peer(variant, f"{run_name}-again", module, recompute=True)
+
+    def report(self, outcomes: dict[str, list[Outcome]], limit: Roofline) -> bool:
+        """Print the table and the goals.
+
+        Returns:
+            Whether all goals are met.
+
+        Raises:
+            BenchFailed: in a smoke run, the variants' first steps have other losses.
+        """
+        recipe = self._trainers.recipe
+        speed = {name: statistics.median(one.tokens_per_second for one in ones) for name, ones in outcomes.items()}
+        print(f"{self._options.size}, {len(recipe.rates)} steps of {recipe.rows_per_step} rows,", end=" ")
+        print(f"{recipe.tokens()} tokens; {limit}")
+        print("variant            tokens/s   of roofline   peak GB")
+        for name, reached in speed.items():
+            peak = max(one.peak_bytes for one in outcomes[name]) / 1e9
+            print(f"{name:<18} {reached:9.0f} {reached / limit.tokens_per_second:12.1%} {peak:9.2f}")
+        for name, reason in self.failures.items():
+            print(f"{name:<18} failed: {reason}")
+        if "mens" not in outcomes:
+            return False
+        if self._options.smoke:
+            check_first_losses(outcomes)
+        met = [
+            *self.against_peers(speed),
+            self._goal("G2", speed["mens"] / limit.tokens_per_second, 0.65 if self._options.size == "8B" else 0.5),
+            *self.against_bf16(outcomes, speed),
+            *self.memory(outcomes["mens"][0], limit),
+            *self.overhead(outcomes),
+        ]
+        return all(met)
+
+    def _goal(self, goal: str, ratio: float, target: float, *, at_most: bool = False, **facts: Any) -> bool:
+        met = ratio <= target if at_most else ratio >= target
+        return print_goal(goal, ratio=round(ratio, 4), target=target, met=met, smoke=self._options.smoke, **facts)
+
+    def against_peers(self, speed: dict[str, float]) -> list[bool]:
+        """G1: against the fastest peer, and against what most people run first."""
+        met = []
+        peers = {name: value for name, value in speed.items() if name == "unsloth" or name.startswith("trl")}
+        if peers:
+            fastest = max(peers, key=lambda name: peers[name])
+            ratio = speed["mens"] / peers[fastest]
+            met.append(self._goal("G1", ratio, 1.25, peer=fastest, unsloth="unsloth" in peers))
+        if "hf" in speed:
+            met.append(self._goal("G1-naive", speed["mens"] / speed["hf"], 4.0))
+        return met
+
+    def against_bf16(self, outcomes: dict[str, list[Outcome]], speed: dict[str, float]) -> list[bool]:
+        """G3: time of an NF4 step as a multiple of the same weights in bf16; the first step's loss shows equal logits."""
+        met = []
+        for name, target in (("mens-cache", 1.03), ("mens-nf4", 1.08)):
+            if name in speed and "mens-bf16" in speed:
+                same = outcomes[name][0].losses[0] == outcomes["mens-bf16"][0].losses[0]
+                ratio, goal = speed["mens-bf16"] / speed[name], f"G3-{name.removeprefix('mens-')}"
+                met.append(self._goal(goal, ratio, target, at_most=True, first_loss_identical=same) and same)
+        return met
+
+    def memory(self, ours: Outcome, limit: Roofline) -> list[bool]:
+        """G4: the peak against the floor with its activations, and against what the trainer predicted at its start."""
+        memory, budget = ours.facts.get("memory", {}), ours.facts.get("budget", {})
+        predicted = budget.get("predicted_bytes") or memory.get("predicted_bytes")
+        floor = limit.memory_floor(budget)
+        met = [self._goal("G4", ours.peak_bytes / floor, 1.15, at_most=True, floor_bytes=floor)]
+        if predicted:
+            error = abs(predicted / ours.peak_bytes - 1)
+            facts = {"predicted_bytes": predicted, "peak_bytes": ours.peak_bytes}
+            met.append(self._goal("G4-estimate", error, 0.1, at_most=True, **facts))
+        return met
+
+    def overhead(self, outcomes: dict[str, list[Outcome]]) -> list[bool]:
+        """G5: share of a step's time for metrics and, spread over the usual number of steps, for checkpoints."""
+        if "mens-quiet" not in outcomes:
+            return []
+        loud = statistics.median(one.facts["step_seconds"] for one in outcomes["mens"])
+        quiet = statistics.median(one.facts["step_seconds"] for one in outcomes["mens-quiet"])
+        checkpoint = statistics.median(one.facts["checkpoint_seconds"] for one in outcomes["mens"])
+        share = max(0.0, loud / quiet - 1) + checkpoint / USUAL_STEPS_BETWEEN_CHECKPOINTS / quiet
+        return [self._goal("G5", share, 0.02, at_most=True, step_seconds=[quiet, loud], checkpoint_seconds=checkpoint)]
 
 
-def report(bench: Bench, outcomes: dict[str, list[Outcome]]) -> int:
-    """Table and goals; returns the exit code."""
-    speed = {lane: statistics.median(one.tokens_per_second for one in ones) for lane, ones in outcomes.items()}
-    peak = {lane: max(one.peak_bytes for one in ones) for lane, ones in outcomes.items()}
-    limit, recipe = bench.roofline, bench.recipe
-    print(
-        f"{bench.options.size}, {len(recipe.rates)} steps of {recipe.rows_per_step} rows, {recipe.tokens()} tokens; {limit}"
-    )
-    print("lane               tokens/s   of roofline   peak GB")
-    for lane, reached in speed.items():
-        print(f"{lane:<18} {reached:9.0f} {reached / limit.tokens_per_second:12.1%} {peak[lane] / 1e9:9.2f}")
-    if "mens" not in outcomes:
-        return 1
-    ours = outcomes["mens"][0]
-    met = [
-        *against_peers(speed),
-        tell("G2", speed["mens"] / limit.tokens_per_second, 0.65 if bench.options.size == "8B" else 0.5),
-        *against_bf16(outcomes, speed),
-        *memory(ours, limit),
-        *overhead(outcomes),
-    ]
-    return 0 if all(met) else 1
+def check_first_losses(outcomes: dict[str, list[Outcome]]) -> None:
+    """Check that the variants whose steps have the same rows begin with the same loss.
 
-
-def tell(goal: str, ratio: float, target: float, *, at_most: bool = False, **facts: Any) -> bool:
-    """Print a goal's JSON line; whether it is met."""
-    met = ratio <= target if at_most else ratio >= target
-    print(json.dumps({"goal": goal, "ratio": round(ratio, 4), "target": target, "pass": met} | facts))
-    return met
-
-
-def against_peers(speed: dict[str, float]) -> list[bool]:
-    """G1: against the fastest peer, and against what most people run first."""
-    met = []
-    rivals = {lane: value for lane, value in speed.items() if lane == "unsloth" or lane.startswith("trl")}
-    if rivals:
-        fastest = max(rivals, key=lambda lane: rivals[lane])
-        met.append(tell("G1", speed["mens"] / rivals[fastest], 1.25, peer=fastest, unsloth="unsloth" in rivals))
-    if "hf" in speed:
-        met.append(tell("G1-naive", speed["mens"] / speed["hf"], 4.0))
-    return met
-
-
-def against_bf16(outcomes: dict[str, list[Outcome]], speed: dict[str, float]) -> list[bool]:
-    """G3: time of an NF4 step as a multiple of the same weights in bf16; the first step's loss shows equal logits."""
-    met = []
-    for lane, target in (("mens-cache", 1.03), ("mens-nf4", 1.08)):
-        if lane in speed and "mens-bf16" in speed:
-            first = [outcomes[name][0].losses[0] for name in (lane, "mens-bf16")]
-            goal = f"G3-{lane.removeprefix('mens-')}"
-            same = first[0] == first[1]
-            ratio = speed["mens-bf16"] / speed[lane]
-            met.append(tell(goal, ratio, target, at_most=True, first_loss_identical=same) and same)
-    return met
-
-
-def memory(ours: Outcome, limit: Roofline) -> list[bool]:
-    """G4: the peak against the floor with its activations, and against what the engine said before it began."""
-    said = ours.facts.get("memory", {})
-    planned = ours.facts.get("budget", {}).get("predicted_bytes") or said.get("predicted_bytes")
-    floor = limit.memory_floor(ours.facts.get("budget", {}))
-    met = [tell("G4", ours.peak_bytes / floor, 1.15, at_most=True, floor_bytes=floor)]
-    if planned:
-        off = abs(planned / ours.peak_bytes - 1)
-        met.append(tell("G4-estimate", off, 0.1, at_most=True, predicted_bytes=planned, peak_bytes=ours.peak_bytes))
-    return met
-
-
-def overhead(outcomes: dict[str, list[Outcome]]) -> list[bool]:
-    """G5: share of a step's time for metrics and, spread over the usual number of steps, for checkpoints."""
-    if "mens-quiet" not in outcomes:
-        return []
-    loud = statistics.median(one.facts["step_seconds"] for one in outcomes["mens"])
-    quiet = statistics.median(one.facts["step_seconds"] for one in outcomes["mens-quiet"])
-    checkpoint = statistics.median(one.facts["checkpoint_seconds"] for one in outcomes["mens"])
-    share = max(0.0, loud / quiet - 1) + checkpoint / USUAL_STEPS_BETWEEN_CHECKPOINTS / quiet
-    return [tell("G5", share, 0.02, at_most=True, step_seconds=[quiet, loud], checkpoint_seconds=checkpoint)]
+    Raises:
+        BenchFailed: they do not.
+    """
+    first = {name: ones[0].losses[0] for name, ones in outcomes.items() if ones[0].losses}
+    if largest_relative_difference(list(first.values()), [first["mens"]] * len(first)) > LOSS_TOLERANCE:
+        raise BenchFailed(f"the first step's losses differ: {first}")
 
 
 if __name__ == "__main__":

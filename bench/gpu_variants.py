@@ -1,9 +1,8 @@
-"""One part of ``bench/gpu.py`` in a process of its own.
+"""One variant of ``bench/gpu.py`` in a process of its own, or the probe of its device.
 
-python bench/gpu_lanes.py base SIZE OUT_DIR DEVICE     a Qwen3 of random weights
-python bench/gpu_lanes.py probe DEVICE                 what the device can do at most, as JSON
-python bench/gpu_lanes.py mens-VARIANT PLAN RUN_DIR    the product's trainer with one thing changed
-python bench/gpu_lanes.py unsloth RECIPE OUT_DIR       Unsloth, prints its outcome as JSON
+python -m bench.gpu_variants probe DEVICE               what the device can do at most, as JSON
+python -m bench.gpu_variants mens-VARIANT PLAN RUN_DIR  the product's trainer with one thing changed
+python -m bench.gpu_variants unsloth RECIPE RUN_DIR     Unsloth; prints its outcome as JSON
 """
 
 from __future__ import annotations
@@ -13,57 +12,18 @@ import json
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from contextlib import ExitStack
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 import torch
 
-SHAPES: dict[str, dict[str, int]] = {
-    # hidden, layers, heads, kv heads, head dim, intermediate, vocabulary, tied: as Qwen publishes them
-    "tiny": dict(
-        zip(names := ("h", "L", "n", "kv", "d", "i", "V", "tied"), (128, 2, 4, 2, 32, 384, 4096, True), strict=True)
-    ),
-    "0.6B": dict(zip(names, (1024, 28, 16, 8, 128, 3072, 151_936, True), strict=True)),
-    "1.7B": dict(zip(names, (2048, 28, 16, 8, 128, 6144, 151_936, True), strict=True)),
-    "4B": dict(zip(names, (2560, 36, 32, 8, 128, 9728, 151_936, True), strict=True)),
-    "8B": dict(zip(names, (4096, 36, 32, 8, 128, 12_288, 151_936, False), strict=True)),
-}
+from bench.recipe import Outcome, Recipe
 
-
-def make_base(size: str, folder: Path, device: str) -> None:
-    """Write a base of that size; speed does not depend on what the weights say."""
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    from bench.chats import corpus
-    from worker import pretrain
-
-    pretrain.VOCAB_SIZE = 4096
-    tokenizer = pretrain.train_tokenizer([{"text": text} for text in corpus()])
-    tokenizer.model_max_length = 40_960
-    shape = SHAPES[size]
-    config = AutoConfig.for_model(
-        "qwen3",
-        vocab_size=shape["V"],
-        hidden_size=shape["h"],
-        num_hidden_layers=shape["L"],
-        num_attention_heads=shape["n"],
-        num_key_value_heads=shape["kv"],
-        head_dim=shape["d"],
-        intermediate_size=shape["i"],
-        max_position_embeddings=40_960,
-        tie_word_embeddings=shape["tied"],
-        bos_token_id=None,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-    )
-    torch.manual_seed(0)
-    with torch.device(device):
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16 if device == "cuda" else torch.float32)
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+if TYPE_CHECKING:
+    from worker.training.reporting.telemetry import Telemetry
 
 
 def probe(device: str) -> dict[str, float]:
@@ -79,39 +39,45 @@ def probe(device: str) -> dict[str, float]:
 
 
 def _fastest(work: Callable[[], object], device: str, tries: int = 20) -> float:
+    """Seconds of the fastest of several runs."""
+    synchronize: Callable[[], object] = torch.cuda.synchronize if device == "cuda" else lambda: None
     seconds = []
     for _ in range(tries):
-        _wait(device)
+        # Kernels run asynchronously: earlier ones must have ended, and these must end within the time.
+        synchronize()
         began = time.perf_counter()
         work()
-        _wait(device)
+        synchronize()
         seconds.append(time.perf_counter() - began)
     return min(seconds)
-
-
-def _wait(device: str) -> None:
-    if device == "cuda":
-        torch.cuda.synchronize()
 
 
 def train_variant(variant: str, plan: str, run_dir: str) -> int:
     """The product's trainer, changed in one respect: ``nf4`` no cache of dequantised weights, ``cache`` with it,
     ``bf16`` the same weights not quantised, ``quiet`` telemetry kept in memory until the end.
     """
-    engine: Any = importlib.import_module("worker.train")
-    trainer: Any = importlib.import_module("worker.training.trainer")
-    model: Any = importlib.import_module("worker.training.model")
+    from worker import train
+    from worker.training import trainer
+    from worker.training.model import load
+    from worker.training.model.memory_budget import Budget, choose_budget
+    from worker.training.reporting.telemetry import Telemetry
 
-    choose, load = trainer.choose_budget, model.load_quantised
-    if variant in {"nf4", "cache"}:
-        cached = variant == "cache"
-        trainer.choose_budget = lambda *given, **named: replace(choose(*given, **named), cache_dequantised=cached)
-    if variant == "bf16":
-        trainer.choose_budget = lambda *given, **named: replace(choose(*given, **named), cache_dequantised=False)
-        model.load_quantised = lambda *given, **named: dequantised(load(*given, **named))
-    if variant == "quiet":
-        hold_telemetry(engine.Telemetry)
-    return engine.main([plan, run_dir])
+    def budget(*arguments: Any, **named: Any) -> Budget:
+        return replace(choose_budget(*arguments, **named), cache_dequantised=variant == "cache")
+
+    def load_dequantised(*arguments: Any, **named: Any) -> torch.nn.Module:
+        return dequantised(load_quantised(*arguments, **named))
+
+    load_quantised = load.load_quantised
+    # `patch.object` fails where the trainer no longer has what is to be replaced; an assignment would change nothing.
+    with ExitStack() as changes:
+        if variant != "quiet":
+            changes.enter_context(patch.object(trainer, "choose_budget", budget))
+        if variant == "bf16":
+            changes.enter_context(patch.object(load, "load_quantised", load_dequantised))
+        if variant == "quiet":
+            changes.enter_context(patch.object(Telemetry, "emit", held_events()))
+        return train.main([plan, run_dir])
 
 
 def dequantised(model: torch.nn.Module) -> torch.nn.Module:
@@ -124,67 +90,69 @@ def dequantised(model: torch.nn.Module) -> torch.nn.Module:
             plain = torch.nn.Linear(module.in_features, module.out_features, bias=False, device="meta")
             plain.weight = torch.nn.Parameter(weight.to(module.compute_dtype), requires_grad=False)
             model.set_submodule(name, plain)
-    model.is_quantized = model.is_loaded_in_4bit = False  # type: ignore[assignment]  # so that peft takes them as they are
+    # Else peft would wrap the plain layers as quantised ones.
+    model.is_quantized = model.is_loaded_in_4bit = False  # type: ignore[assignment]
     return model
 
 
-def hold_telemetry(telemetry: Any) -> None:
-    """Note events with their time, and write them when the run is over."""
+def held_events() -> Callable[[Telemetry, str, object], None]:
+    """A ``Telemetry.emit`` that keeps events with their time, and writes them when the run is over."""
     held: list[str] = []
 
-    def emit(self: Any, event: str, payload: object) -> None:
+    def emit(self: Telemetry, event: str, payload: object) -> None:
         held.append(json.dumps({"ts_ms": time.time_ns() // 1_000_000, "event": event, "payload": payload}) + "\n")
         if event == "train_complete":
             self._file.writelines(held)
 
-    telemetry.emit = emit
+    return emit
 
 
-def unsloth(recipe: dict[str, Any], folder: Path) -> dict[str, Any]:
+def unsloth(recipe: Recipe, folder: Path) -> Outcome:
     """Unsloth as its notebooks run it, with packing; not tried without a GPU."""
+    # It patches trl, transformers and peft, so it is imported before them.
+    model_class = importlib.import_module("unsloth").FastLanguageModel
     from datasets import Dataset
     from trl import SFTConfig, SFTTrainer
-    from unsloth import FastLanguageModel  # patches the libraries below, so it comes first
 
-    from bench.train_lanes import StepClock, arguments, counting, outcome, packed_steps
+    from bench.train_variants import StepClock, arguments, counting, outcome_of, packed_steps
 
-    model, tokenizer = FastLanguageModel.from_pretrained(
-        recipe["base"], max_seq_length=recipe["seq_len"], load_in_4bit=True, dtype=torch.bfloat16
+    model, tokenizer = model_class.from_pretrained(
+        recipe.base, max_seq_length=recipe.seq_len, load_in_4bit=True, dtype=torch.bfloat16
     )
-    model = FastLanguageModel.get_peft_model(
+    model = model_class.get_peft_model(
         model,
-        r=recipe["rank"],
-        lora_alpha=2 * recipe["rank"],
+        r=recipe.rank,
+        lora_alpha=2 * recipe.rank,
         lora_dropout=0,
         use_gradient_checkpointing=False,
-        random_state=recipe["seed"],
+        random_state=recipe.seed,
     )
     clock = StepClock()
     chosen = (
         arguments(recipe, folder)
-        | {"packing": True, "per_device_train_batch_size": 4, "max_length": recipe["seq_len"]}
+        | {"packing": True, "per_device_train_batch_size": 4, "max_length": recipe.seq_len}
         | packed_steps(recipe, 4)
     )
     trainer = counting(SFTTrainer, clock)(
         model=model,
-        args=SFTConfig(**chosen, learning_rate=max(recipe["rates"])),
-        train_dataset=Dataset.from_list(recipe["rows"]),
+        args=SFTConfig(**chosen, learning_rate=max(recipe.rates)),
+        train_dataset=Dataset.from_list(recipe.rows),
         processing_class=tokenizer,
         callbacks=[clock],
     )
     trainer.train()
-    return outcome(model, clock, folder, same_steps=False)
+    return outcome_of(model, clock, folder, same_steps=False)
 
 
-def main(lane: str, *given: str) -> int:
-    if lane == "base":
-        make_base(given[0], Path(given[1]), given[2])
-    elif lane == "probe":
-        print(json.dumps(probe(given[0])))
-    elif lane == "unsloth":
-        print(json.dumps(unsloth(json.loads(Path(given[0]).read_text()), Path(given[1]))))
+def main(variant: str, *arguments: str) -> int:
+    """Entry point."""
+    if variant == "probe":
+        print(json.dumps(probe(*arguments)))
+    elif variant == "unsloth":
+        recipe, folder = map(Path, arguments)
+        print(json.dumps(asdict(unsloth(Recipe(**json.loads(recipe.read_text())), folder))))
     else:
-        return train_variant(lane.removeprefix("mens-"), *given)
+        return train_variant(variant.removeprefix("mens-"), *arguments)
     return 0
 
 

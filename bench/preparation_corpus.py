@@ -15,10 +15,10 @@ import random
 from collections.abc import Iterator
 from pathlib import Path
 
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-ROOT = Path(__file__).resolve().parents[1]
-VOCAB_SIZE = 16_000
+from bench.chats import ROOT, example_texts
+
 MEDIAN_TOKENS, SIGMA, MAX_TOKENS = 269, 0.995, 7_000
 """Lognormal with a mean of 441 tokens and a 99th percentile of about 2,800."""
 TURN_TOKENS = 6
@@ -40,52 +40,43 @@ SYSTEMS = (
 )
 
 
-def paragraphs() -> list[str]:
-    """Every paragraph of the sources, in a fixed order, each once."""
-    texts = [*_documents(), *_examples(), *pydoc_data.topics.topics.values(), *_docstrings()]
+def paragraphs(*, library: bool = True) -> list[str]:
+    """Every paragraph of the sources, in a fixed order, each once.
+
+    Args:
+        library: whether the standard library is among the sources, whose parsing takes seconds.
+    """
+    documents = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+    texts = [*(path.read_text(encoding="utf-8") for path in documents), *example_texts()]
+    if library:
+        texts += [*pydoc_data.topics.topics.values(), *_docstrings()]
     found = (paragraph.strip() for text in texts for paragraph in text.split("\n\n"))
     return list(dict.fromkeys(paragraph for paragraph in found if len(paragraph) > 20))
 
 
-def _documents() -> Iterator[str]:
-    for path in sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]):
-        yield path.read_text(encoding="utf-8")
-
-
-def _examples() -> Iterator[str]:
-    for path in sorted(ROOT.glob("examples/*.jsonl")):
-        for line in path.read_text(encoding="utf-8").splitlines():
-            row = json.loads(line)
-            yield from (str(value) for value in row.values() if isinstance(value, str))
-            yield from (message["content"] for message in row.get("messages", []))
-
-
 def _docstrings() -> Iterator[str]:
-    library = Path(os.__file__).parent
-    for path in sorted(library.rglob("*.py")):
-        if not {"site-packages", "test", "tests", "lib2to3"} & set(path.parts):
-            yield from _docstrings_of(path)
+    """Docstrings of the standard library."""
+    for path in sorted(Path(os.__file__).parent.rglob("*.py")):
+        if {"site-packages", "test", "tests", "lib2to3"} & set(path.parts):
+            continue
+        try:
+            tree = ast.parse(path.read_bytes())
+        except (SyntaxError, ValueError):
+            continue
+        for node in ast.walk(tree):
+            if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+                yield ast.get_docstring(node) or ""
 
 
-def _docstrings_of(path: Path) -> Iterator[str]:
-    try:
-        tree = ast.parse(path.read_bytes())
-    except (SyntaxError, ValueError):
-        return
-    for node in ast.walk(tree):
-        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
-            yield ast.get_docstring(node) or ""
-
-
-def make_base(folder: Path, texts: list[str]) -> None:
-    """Train a byte-level BPE and write the tokenizer files of a base."""
+def make_base(folder: Path, texts: list[str], vocabulary: int) -> None:
+    """Train a byte-level BPE of so many tokens and write the tokenizer files of a base."""
     bpe = Tokenizer(models.BPE())
-    split = pre_tokenizers.Split(_regex(SPLIT), "isolated")
+    split = pre_tokenizers.Split(Regex(SPLIT), "isolated")
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     bpe.pre_tokenizer = pre_tokenizers.Sequence([split, byte_level])
     bpe.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(vocab_size=VOCAB_SIZE, initial_alphabet=alphabet, show_progress=False)
+    trainer = trainers.BpeTrainer(vocab_size=vocabulary, initial_alphabet=alphabet, show_progress=False)
     bpe.train_from_iterator(texts, trainer)
     bpe.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in TOKENS])
     folder.mkdir(parents=True, exist_ok=True)
@@ -93,12 +84,6 @@ def make_base(folder: Path, texts: list[str]) -> None:
     names = {"eos_token": TOKENS[2], "pad_token": TOKENS[0]}
     (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", **names}))
     (folder / "chat_template.jinja").write_text(TEMPLATE)
-
-
-def _regex(pattern: str) -> object:
-    from tokenizers import Regex
-
-    return Regex(pattern)
 
 
 def write_chats(path: Path, base: Path, texts: list[str], rows: int, seed: int = 7) -> None:

@@ -1,44 +1,51 @@
-"""One lane of ``bench/preparation.py`` in a process of its own: prints what it measured as one line of JSON.
+"""One variant of ``bench/preparation.py`` in a process of its own: prints what it measured as one line of JSON.
 
-Imports and start are not counted; what is counted is said at each lane.
+    python -m bench.preparation_variants VARIANT CHATS BASE OUT
+
+Imports and start are not counted; what is counted stands at each variant.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import sys
 import tempfile
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from bench.peak_memory import peak_bytes
+
 CAPACITY = 8192
-"""Tokens of a bin, and of the longest row: no row of the chats is longer, so nobody truncates."""
+"""Tokens of a bin, and of the longest row: no row of the chats is longer, so no variant truncates."""
 VOCAB_ROWS = 1 << 20
 COMPARED_ROWS = 50_000
-"""A longer file is there for its memory only."""
+"""A longer file is there to measure memory only."""
 Facts = dict[str, Any]
 
 
-def mens(path: Path, base: Path, out: Path) -> Facts:
+def mens(path: Path, base: Path, out: Path, *, fast: bool) -> Facts:
     """Counted: from the file's name to rows on disk and bins: the tokenizer's loading, the check of every line, all."""
-    from shared.contract import FineTuneContract
-    from shared.digest import digest_file
-    from shared.tokenizer import Tokenizer
-    from worker.training.packing import efficiency, pack
-    from worker.training.prepare import prepare
+    from shared.contract.sections import FineTuneContract
+    from shared.hashing import digest_file
+    from shared.tokenization.tokenizer import Tokenizer
+    from worker.training.data import prepare as preparation
+    from worker.training.data.packing import efficiency, pack
 
-    if os.environ.get("MENS_BENCH_WITHOUT_FASTOKENS"):
+    # The small file of a smoke run would be encoded without fastokens, because loading it costs more than it saves.
+    preparation.FAST_BYTES = 0
+    if not fast:
         sys.modules["fastokens"] = None  # type: ignore[assignment]
     contract = FineTuneContract.model_validate({"data": {"train_file": "chats"}, "exec": {"seq_len": CAPACITY}})
+    # Not counted: the API has hashed a file when it was uploaded.
     digest = digest_file(path)
     with tempfile.TemporaryDirectory(dir=out) as cache:
         before, start = peak_bytes(), time.perf_counter()
-        rows = prepare(path, digest, Tokenizer.load(base), contract, Path(cache), VOCAB_ROWS)
+        rows = preparation.prepare(path, digest, Tokenizer.load(base), contract, Path(cache), VOCAB_ROWS)
         bins = pack(rows.lengths.tolist(), CAPACITY)
         seconds, peak = time.perf_counter() - start, peak_bytes()
         if len(rows) <= COMPARED_ROWS:
@@ -55,14 +62,14 @@ def mens(path: Path, base: Path, out: Path) -> Facts:
         }
 
 
-def trl(path: Path, base: Path, out: Path, processes: int, packing: bool) -> Facts:
-    """Counted: `SFTTrainer`'s own preparation of a data set that is already read; reading it is told beside."""
+def trl(path: Path, base: Path, out: Path, *, processes: int, packing: bool) -> Facts:
+    """Counted: `SFTTrainer`'s own preparation of a data set that is already read; reading it is reported beside."""
     import torch
     from datasets import disable_progress_bars, load_dataset
     from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
     from trl import SFTConfig, SFTTrainer
 
-    class Timed(SFTTrainer):
+    class Timed(SFTTrainer):  # type: ignore[misc]
         def _prepare_dataset(self, *given: Any, **named: Any) -> Any:
             start = time.perf_counter()
             self.prepared = super()._prepare_dataset(*given, **named)
@@ -72,6 +79,7 @@ def trl(path: Path, base: Path, out: Path, processes: int, packing: bool) -> Fac
     torch.set_num_threads(1)
     disable_progress_bars()
     tokenizer = AutoTokenizer.from_pretrained(base)
+    # SFTTrainer wants a model, though preparing data needs none.
     shape = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
     model = LlamaForCausalLM(LlamaConfig(vocab_size=len(tokenizer), **shape))
     with tempfile.TemporaryDirectory(dir=out) as cache:
@@ -105,27 +113,23 @@ def trl(path: Path, base: Path, out: Path, processes: int, packing: bool) -> Fac
         }
 
 
-def save(path: Path, ids: Any, learnt: Any, lengths: Any) -> None:
+def save(path: Path, ids: Any, supervised: Any, lengths: Any) -> None:
     """What was made of every row. The first token is no target, whatever a trainer writes there."""
-    learnt = np.array(learnt)
-    learnt[np.cumsum(lengths) - lengths] = False
-    np.savez(path, ids=np.asarray(ids, np.uint32), learnt=learnt, lengths=np.asarray(lengths, np.int64))
+    supervised = np.array(supervised)
+    supervised[np.cumsum(lengths) - lengths] = False
+    np.savez(path, ids=np.asarray(ids, np.uint32), supervised=supervised, lengths=np.asarray(lengths, np.int64))
 
 
-def peak_bytes() -> int:
-    """Of this program alone: Linux counts a parent's memory into ru_maxrss of what it starts."""
-    status = Path("/proc/self/status").read_text()
-    return int(status.split("VmHWM:")[1].split()[0]) * 1024
-
-
-def main(lane: str, path: Path, base: Path, out: Path) -> None:
-    lanes = {
-        "mens": lambda: mens(path, base, out),
-        "trl-1": lambda: trl(path, base, out, 1, packing=True),
-        "trl-2": lambda: trl(path, base, out, 2, packing=True),
-        "trl-rows": lambda: trl(path, base, out, 2, packing=False),
+def main(variant: str, *paths: Path) -> None:
+    """Entry point."""
+    variants: dict[str, Callable[..., Facts]] = {
+        "mens": partial(mens, fast=True),
+        "mens-tokenizers": partial(mens, fast=False),
+        "trl-1": partial(trl, processes=1, packing=True),
+        "trl-2": partial(trl, processes=2, packing=True),
+        "trl-rows": partial(trl, processes=2, packing=False),
     }
-    print(json.dumps(lanes[lane]()))
+    print(json.dumps(variants[variant](*paths)))
 
 
 if __name__ == "__main__":

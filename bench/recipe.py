@@ -1,46 +1,37 @@
 """One QLoRA recipe for several trainers: same base, same encoded rows in the same steps, same rates, same initial adapter.
 
-Our own trainer is run as the product runs it (``python -m worker.train plan.json run_dir``); a peer gets the rows that
-our tokenisation made, in the order of our steps, and is run by ``bench/train_lanes.py`` in the peers' environment.
+The product's trainer is run as the product runs it (``python -m worker.train plan.json run_dir``); a peer gets the rows
+that the product's tokenisation made, in the order of the product's steps, and is run by ``bench/train_variants.py`` in the
+peers' environment. ``bench/training_inputs.py`` makes the base, the plan and the recipe.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
-import os
+import shutil
 import statistics
-import subprocess
 import sys
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from shared.catalog import BaseModelEntry, LocalSource, digest_model_folder
-from shared.contract import FineTuneContract
-from shared.planner import DataFile, TrainingInputs, TrainingRun, plan_finetune, warmup_steps
-from worker.training.data import read_data
-from worker.training.model import load_tokenizer, read_config
-from worker.training.order import Order
-from worker.training.prepare import Row
-from worker.training.schedule import learning_rate
+from bench.command import BenchFailed
+from bench.peers import peers_python
+from bench.processes import Processes
+from bench.shapes import Shape
 
-ROOT = Path(__file__).resolve().parents[1]
 UNTIMED_STEPS = 2
-NEVER = 1_000_000
-Chat = dict[str, Any]
 EncodedRow = dict[str, list[int]]
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """What every trainer is told.
+    """What every trainer is given.
 
     Attributes:
         base: model folder.
-        rows: ``{"input_ids", "labels"}`` of each row (label -100: not learnt), in the order of the steps.
+        rows: ``{"input_ids", "labels"}`` of each row (label -100: not supervised), in the order of the steps.
         held_out: rows for the comparison of losses alone.
         rates: learning rate of each optimizer step.
         rows_per_batch: rows of a micro-batch, where a trainer counts in rows.
@@ -74,6 +65,32 @@ class Recipe:
         rows = self.rows[step * self.rows_per_step : (step + 1) * self.rows_per_step]
         return sum(label != -100 for row in rows for label in row["labels"][1:])
 
+    def write(self, path: Path) -> Path:
+        """Write it as JSON; returns the path."""
+        path.write_text(json.dumps(asdict(self)))
+        return path
+
+
+@dataclass(frozen=True)
+class InputsRequest:
+    """What ``bench/training_inputs.py`` makes.
+
+    Attributes:
+        shape: of the base. Its vocabulary is the most that the tokenizer may have.
+        rows: of the training file.
+        held_out_rows: of the validation file.
+        execution: fields of the contract's section ``exec`` beyond the recipe's defaults.
+        device: where it is trained, ``cpu`` or ``cuda``.
+        pretraining_steps: of the base; 0 leaves its weights random, because speed does not depend on them.
+    """
+
+    shape: Shape
+    rows: int
+    held_out_rows: int
+    execution: dict[str, int]
+    device: str = "cpu"
+    pretraining_steps: int = 0
+
 
 @dataclass
 class Outcome:
@@ -82,11 +99,11 @@ class Outcome:
     Attributes:
         tokens_per_second: useful tokens per second of the timed steps.
         tokens_per_cpu_second: the same by the CPU time of all threads, which other programs disturb less.
-        losses: mean loss per supervised token of each step; empty where a step has other rows than ours.
+        losses: mean loss per supervised token of each step; empty where a step has other rows than the recipe's.
         grad_norms: before clipping.
         peak_bytes: device memory on a GPU, resident set on a CPU.
         adapter: folder of the adapter.
-        facts: whatever else the lane has to say.
+        facts: further measurements of the variant.
     """
 
     tokens_per_second: float
@@ -98,175 +115,121 @@ class Outcome:
     facts: dict[str, Any] = field(default_factory=dict)
 
 
-def plan_mens(
-    base: Path, chats: list[Chat], held_out: list[Chat], folder: Path, **sections: dict[str, Any]
-) -> TrainingRun:
-    """Write the chats as data files, and plan the product's run over them.
+class Trainers:
+    """The product's trainer and its peers, on one recipe.
 
     Args:
-        base: model folder.
-        held_out: the validation file. There must be one, because a split would also change the rows' order.
-        folder: where the files are written.
-        sections: what a section of the contract has beyond the recipe's defaults, e.g. ``exec={"batch_size": 4}``.
-    """
-    train, validation = write_chats(folder / "train.jsonl", chats), write_chats(folder / "held_out.jsonl", held_out)
-    fields: dict[str, dict[str, Any]] = {
-        "model": {"name": base.name},
-        "data": {"train_file": train.file_id, "validation_file": validation.file_id},
-        "adapter": {"rank": 16, "alpha": 32},
-        "artifact": {"publish": False},
-        "exec": {"epochs": 1, "seq_len": 2048, "batch_size": 8, "grad_accum": 2, "seed": 7, "checkpoint_every": NEVER},
-    }
-    for section, values in sections.items():
-        fields[section] = fields.get(section, {}) | values
-    entry = BaseModelEntry(name=base.name, source=LocalSource(path=str(base)), digests=digest_model_folder(base))
-    plan = plan_finetune(FineTuneContract.model_validate(fields), entry, train, validation, "bench")
-    paths = [str(folder / name) for name in ("train.jsonl", "held_out.jsonl")]
-    return TrainingRun(plan=plan, inputs=TrainingInputs(base=str(base), train=paths[0], validation=paths[1]))
-
-
-def write_chats(path: Path, chats: list[Chat]) -> DataFile:
-    """A JSONL file, described as the API describes an upload."""
-    raw = "".join(json.dumps(chat, ensure_ascii=False) + "\n" for chat in chats).encode()
-    path.write_bytes(raw)
-    digest = hashlib.sha256(raw).hexdigest()
-    return DataFile(file_id=f"file-{path.stem}", sha256=digest, bytes=len(raw), rows=len(chats))
-
-
-def recipe_of(run: TrainingRun, cache: Path, **more: Any) -> Recipe:
-    """The recipe of a planned run: its rows as the product encodes them, in the order in which it takes them.
-
-    Args:
-        cache: folder for the encoded rows.
-        more: fields of the recipe that no contract knows.
-    """
-    contract, exec_, base = run.plan.contract, run.plan.contract.exec, Path(run.inputs.base)
-    data = read_data(run, load_tokenizer(base), read_config(base).vocab, cache)
-    order = Order(contract, data.difficulties)
-    total = order.total_steps
-    warmup = warmup_steps(exec_.warmup_steps, total)
-    return Recipe(
-        base=run.inputs.base,
-        rows=[plain(data.row(number)) for step in order.after(0) for number in step.rows],
-        held_out=[plain(row) for row in data.validation],
-        rates=[learning_rate(step, total, exec_.learning_rate, warmup) for step in range(total)],
-        rows_per_batch=exec_.batch_size,
-        grad_accum=exec_.grad_accum,
-        seq_len=exec_.seq_len,
-        rank=contract.adapter.rank,
-        weight_decay=exec_.weight_decay,
-        max_grad_norm=exec_.max_grad_norm,
-        seed=exec_.seed,
-        **more,
-    )
-
-
-def plain(row: Row) -> EncodedRow:
-    """A row as other trainers take it."""
-    ids = row.ids.tolist()
-    learnt = (row.weights > 0).tolist()
-    return {"input_ids": ids, "labels": [id_ if wanted else -100 for id_, wanted in zip(ids, learnt, strict=True)]}
-
-
-class LaneFailed(Exception):
-    """A lane's process ended with an error.
-
-    Attributes:
-        reason: its last line.
-    """
-
-    def __init__(self, output: str) -> None:
-        super().__init__(output[-3000:])
-        self.reason = (output.strip().splitlines() or ["no output"])[-1][:300]
-
-
-def run_mens(
-    run: TrainingRun, recipe: Recipe, folder: Path, threads: int, command: Sequence[str] = ("-m", "bench.clocked")
-) -> Outcome:
-    """Train with the product, and read its telemetry.
+        processes: where they run.
+        folder: receives inputs and run folders.
+        request: base, rows and settings.
+        threads: of each trainer.
 
     Raises:
-        LaneFailed: it ended with an error, or trained on other rows or at other rates than the recipe's.
+        VariantFailed: the inputs cannot be made.
+        PeerMissing: the peers cannot be installed.
     """
-    folder.mkdir(parents=True)
-    (folder / "plan.json").write_text(run.model_dump_json())
-    execute([sys.executable, *command, str(folder / "plan.json"), str(folder)], threads)
-    events = [json.loads(line) for line in (folder / "telemetry.jsonl").read_text().splitlines()]
-    steps = [event for event in events if event["event"] == "step"]
-    told = [step["payload"] for step in steps]
-    if [step["valid_tokens"] for step in told] != [recipe.targets(step) for step in range(len(told))]:
-        raise LaneFailed("the product's steps have other rows than the peers'")
-    if any(abs(step["learning_rate"] - rate) > 1e-12 for step, rate in zip(told, recipe.rates, strict=True)):
-        raise LaneFailed("the product's learning rates are not the peers'")
-    summary = json.loads((folder / "run_summary.json").read_text())
-    start = next(event["payload"] for event in events if event["event"] == "train_start")
-    usual, paused = gaps(events)
-    first, last = steps[UNTIMED_STEPS - 1], steps[-1]
-    tokens = recipe.tokens(UNTIMED_STEPS)
-    cpu_seconds = told[-1].get("cpu_seconds", math.nan) - told[UNTIMED_STEPS - 1].get("cpu_seconds", math.nan)
-    return Outcome(
-        tokens_per_second=tokens / (last["ts_ms"] - first["ts_ms"] - paused) * 1e3,
-        tokens_per_cpu_second=tokens / cpu_seconds,
-        losses=[step["loss"] for step in told],
-        grad_norms=[step["grad_norm"] for step in told],
-        peak_bytes=summary["memory"]["peak_bytes"],
-        adapter=str(folder / "adapter"),
-        facts={
-            "memory": summary["memory"],
-            "budget": start.get("budget", {}),
-            "step_seconds": usual / 1e3,
-            "checkpoint_seconds": paused / 1e3,
-        },
-    )
+
+    def __init__(self, processes: Processes, folder: Path, request: InputsRequest, threads: int) -> None:
+        self._processes, self.folder, self._threads = processes, folder, str(threads)
+        self._peers = peers_python()
+        self.run("bench.training_inputs", json.dumps(asdict(request)), str(folder))
+        self.recipe = Recipe(**json.loads((folder / "recipe.json").read_text()))
+
+    def run(self, module: str, *arguments: str) -> str:
+        """Standard output of a module, run in this environment."""
+        return self._processes.run(Path(sys.executable), module, *arguments, OMP_NUM_THREADS=self._threads)
+
+    def train(self, run_name: str, module: str = "bench.timed_trainer", *arguments: str) -> Outcome:
+        """Train with the product, and read its telemetry.
+
+        Args:
+            run_name: name of the run folder.
+            module: what runs the trainer.
+            arguments: for the module, before the plan and the run folder.
+
+        Raises:
+            VariantFailed: it ended with an error.
+            BenchFailed: it trained on other rows or at other rates than the recipe's.
+        """
+        run_folder = self.folder / run_name
+        run_folder.mkdir()
+        shutil.copy(self.folder / "plan.json", run_folder)
+        self.run(module, *arguments, str(run_folder / "plan.json"), str(run_folder))
+        events = [json.loads(line) for line in (run_folder / "telemetry.jsonl").read_text().splitlines()]
+        return self._outcome(run_folder, events)
+
+    def _outcome(self, run_folder: Path, events: list[dict[str, Any]]) -> Outcome:
+        steps = [event for event in events if event["event"] == "step"]
+        reports = [step["payload"] for step in steps]
+        if [report["valid_tokens"] for report in reports] != [self.recipe.targets(at) for at in range(len(reports))]:
+            raise BenchFailed("the product's steps have other rows than the peers'")
+        if any(abs(one["learning_rate"] - rate) > 1e-12 for one, rate in zip(reports, self.recipe.rates, strict=True)):
+            raise BenchFailed("the product's learning rates are not the peers'")
+        summary = json.loads((run_folder / "run_summary.json").read_text())
+        start = next(event["payload"] for event in events if event["event"] == "train_start")
+        step_ms, checkpoint_ms = step_and_checkpoint_ms(events)
+        # Peers write no checkpoint while they train; what the product's cost is goal G5's.
+        timed_ms = steps[-1]["ts_ms"] - steps[UNTIMED_STEPS - 1]["ts_ms"] - checkpoint_ms
+        cpu = [report.get("cpu_seconds", math.nan) for report in reports]
+        tokens = self.recipe.tokens(UNTIMED_STEPS)
+        return Outcome(
+            tokens_per_second=tokens / timed_ms * 1e3,
+            tokens_per_cpu_second=tokens / (cpu[-1] - cpu[UNTIMED_STEPS - 1]),
+            losses=[report["loss"] for report in reports],
+            grad_norms=[report["grad_norm"] for report in reports],
+            peak_bytes=summary["memory"]["peak_bytes"],
+            adapter=str(run_folder / "adapter"),
+            facts={
+                "memory": summary["memory"],
+                "budget": start.get("budget", {}),
+                "step_seconds": step_ms / 1e3,
+                "checkpoint_seconds": checkpoint_ms / 1e3,
+            },
+        )
+
+    def train_peer(
+        self, variant: str, run_name: str, module: str = "bench.train_variants", *, recompute: bool = False
+    ) -> Outcome:
+        """Train with a peer.
+
+        Args:
+            run_name: name of the run folder.
+            module: what runs the peer.
+            recompute: recompute activations in the backward pass instead of storing them.
+
+        Raises:
+            VariantFailed: it ended with an error.
+        """
+        run_folder = self.folder / run_name
+        run_folder.mkdir()
+        recipe = replace(self.recipe, checkpointing=recompute).write(run_folder / "recipe.json")
+        output = self._run_peer(module, variant, str(recipe), str(run_folder))
+        return Outcome(**json.loads(output.splitlines()[-1]))
+
+    def evaluate(self, adapters: dict[str, str]) -> dict[str, float]:
+        """Mean loss per supervised token of each adapter over training and held-out rows, all by the same code."""
+        output = self._run_peer(
+            "bench.train_variants", "evaluate", str(self.folder / "recipe.json"), json.dumps(adapters)
+        )
+        losses: dict[str, float] = json.loads(output.splitlines()[-1])
+        return losses
+
+    def _run_peer(self, module: str, *arguments: str) -> str:
+        return self._processes.run(self._peers, module, *arguments, OMP_NUM_THREADS=self._threads)
 
 
-def gaps(events: list[dict[str, Any]]) -> tuple[float, float]:
+def step_and_checkpoint_ms(events: list[dict[str, Any]]) -> tuple[float, float]:
     """Median milliseconds of a timed step, and milliseconds that checkpoints with their validation took."""
-    steps, paused, last = [], 0.0, 0
+    steps, checkpoints, last = [], 0.0, 0
     for event in (one for one in events if one["event"] in {"step", "checkpoint"}):
         if event["event"] == "checkpoint":
-            paused += event["ts_ms"] - last
+            checkpoints += event["ts_ms"] - last
         elif event["payload"]["step"] > UNTIMED_STEPS:
             steps.append(event["ts_ms"] - last)
         last = event["ts_ms"]
-    return statistics.median(steps), paused
+    return statistics.median(steps), checkpoints
 
 
-def run_peer(
-    python: Path, lane: str, recipe_path: Path, folder: Path, threads: int, script: str = "train_lanes.py"
-) -> Outcome:
-    """Train with a lane of a script in this folder.
-
-    Raises:
-        LaneFailed: it ended with an error.
-    """
-    folder.mkdir(parents=True)
-    output = execute([str(python), str(ROOT / "bench" / script), lane, str(recipe_path), str(folder)], threads)
-    return Outcome(**json.loads(output.splitlines()[-1]))
-
-
-def evaluate(python: Path, recipe_path: Path, adapters: dict[str, str], threads: int) -> dict[str, float]:
-    """Mean loss per supervised token of each adapter over training and held-out rows, all by the same code."""
-    script = str(ROOT / "bench" / "train_lanes.py")
-    command = [str(python), script, "evaluate", str(recipe_path), json.dumps(adapters)]
-    losses: dict[str, float] = json.loads(execute(command, threads).splitlines()[-1])
-    return losses
-
-
-def write_recipe(recipe: Recipe, path: Path) -> Path:
-    path.write_text(json.dumps(asdict(recipe)))
-    return path
-
-
-def execute(command: list[str], threads: int) -> str:
-    """Standard output of a command, run offline in the checkout.
-
-    Raises:
-        LaneFailed: it ended with an error.
-    """
-    quiet = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
-    environment = {**os.environ, **quiet, "OMP_NUM_THREADS": str(threads)}
-    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=environment, check=False)
-    if run.returncode:
-        raise LaneFailed(run.stdout[-500:] + run.stderr)
-    return run.stdout
+def largest_relative_difference(ours: list[float], theirs: list[float]) -> float:
+    """Largest relative difference of two equally long lists."""
+    return max(abs(one / other - 1) for one, other in zip(ours, theirs, strict=True))

@@ -1,8 +1,9 @@
-"""What a QLoRA step costs at least, from shapes and rows (`performance.md`'s arithmetic, arXiv 2305.14314 for NF4)."""
+"""What a QLoRA step costs at least, computed from shapes and rows (arXiv 2305.14314 for the bytes of NF4)."""
 
 from __future__ import annotations
 
 from bench.recipe import Recipe
+from bench.shapes import Shape
 
 NF4_BYTES_PER_WEIGHT = 0.5 + 1 / 64 + 4 / (64 * 256)
 LORA_STATE_BYTES = 16
@@ -13,34 +14,34 @@ class Roofline:
     """The least time and memory of a recipe on a device.
 
     Args:
-        shape: a base's numbers (``bench/gpu_lanes.py``).
+        shape: the base's.
         recipe: rows and rank.
         device: ``flops`` and ``bytes_per_second`` as probed.
     """
 
-    def __init__(self, shape: dict[str, int], recipe: Recipe, device: dict[str, float]) -> None:
+    def __init__(self, shape: Shape, recipe: Recipe, device: dict[str, float]) -> None:
         self.shape, self.recipe, self.device = shape, recipe, device
         lengths = [len(row["input_ids"]) for row in recipe.rows]
         self.tokens = sum(lengths)
         self.keys = sum(length * (length + 1) / 2 for length in lengths) / self.tokens
-        self.learnt = sum(recipe.targets(step) for step in range(len(recipe.rates))) / self.tokens
+        self.supervised = sum(recipe.targets(step) for step in range(len(recipe.rates))) / self.tokens
 
     @property
     def weights(self) -> int:
         """Weights of the linear layers in the blocks."""
-        return self.shape["L"] * sum(inputs * outputs for inputs, outputs in self._linears())
+        return self.shape.layers * sum(inputs * outputs for inputs, outputs in self._linears())
 
     @property
     def lora(self) -> int:
         """Parameters of the adapter."""
-        return self.shape["L"] * self.recipe.rank * sum(inputs + outputs for inputs, outputs in self._linears())
+        return self.shape.layers * self.recipe.rank * sum(inputs + outputs for inputs, outputs in self._linears())
 
     @property
     def flops_per_token(self) -> float:
-        """Forward and backward with a frozen base: no weight gradients of the base, the head on learnt tokens only."""
+        """Forward and backward with a frozen base: no weight gradients of the base, the head on supervised tokens only."""
         s = self.shape
-        attention = 3 * 4 * s["n"] * s["d"] * s["L"] * self.keys
-        return 4 * self.weights + 6 * self.lora + attention + 4 * s["h"] * s["V"] * self.learnt
+        attention = 3 * 4 * s.heads * s.head_dim * s.layers * self.keys
+        return 4 * self.weights + 6 * self.lora + attention + 4 * s.hidden * s.vocabulary * self.supervised
 
     @property
     def tokens_per_second(self) -> float:
@@ -53,25 +54,23 @@ class Roofline:
         """NF4 weights, bf16 embeddings, adapter with its optimizer, and the minimal activations of a micro-batch.
 
         Args:
-            budget: what the engine said it would do: ``tokens``, ``checkpointing``, ``cache_dequantised``.
+            budget: what the trainer reported it would do: ``tokens``, ``checkpointing``, ``cache_dequantised``.
         """
         s = self.shape
-        embeddings = 2 * s["h"] * s["V"] * (1 if s["tied"] else 2)
+        embeddings = 2 * s.hidden * s.vocabulary * (1 if s.tied else 2)
         tokens = min(budget.get("tokens", self.recipe.seq_len), self.tokens // len(self.recipe.rates))
-        per_layer = 2 * s["h"] if budget.get("checkpointing") else self._minimal_activations()
+        # Bytes a token and layer that are saved for the backward pass, bf16: recomputing keeps a layer's input alone.
+        minimal = 4 * (s.hidden + s.heads * s.head_dim + s.kv_heads * s.head_dim + s.intermediate)
+        per_layer = 2 * s.hidden if budget.get("checkpointing") else minimal
         cache = 2 * self.weights if budget.get("cache_dequantised") else 0
         fixed = self.weights * NF4_BYTES_PER_WEIGHT + embeddings + LORA_STATE_BYTES * self.lora + cache
-        return round(fixed + tokens * s["L"] * per_layer)
-
-    def _minimal_activations(self) -> int:
-        """Bytes a token and layer that must be saved for the backward pass, bf16."""
-        s = self.shape
-        return int(2 * (2 * s["h"] + 2 * s["n"] * s["d"] + 2 * s["kv"] * s["d"] + 2 * s["i"]))
+        return round(fixed + tokens * s.layers * per_layer)
 
     def _linears(self) -> list[tuple[int, int]]:
         s = self.shape
-        queries, keys = s["n"] * s["d"], s["kv"] * s["d"]
-        return [(s["h"], queries), (s["h"], keys), (s["h"], keys), (queries, s["h"]), *[(s["h"], s["i"])] * 3]
+        queries, keys = s.heads * s.head_dim, s.kv_heads * s.head_dim
+        mlp = [(s.hidden, s.intermediate)] * 3
+        return [(s.hidden, queries), (s.hidden, keys), (s.hidden, keys), (queries, s.hidden), *mlp]
 
     def __str__(self) -> str:
         return (

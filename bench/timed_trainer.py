@@ -1,4 +1,4 @@
-"""The product's trainer, whose events also tell the CPU time of the process: ``python -m bench.clocked PLAN RUN_DIR``.
+"""The product's trainer, with the CPU time of the process in each event: ``python -m bench.timed_trainer PLAN RUN_DIR``.
 
 On a machine that others use as well, wall time says little about a program, and its CPU time nearly all.
 """
@@ -9,19 +9,20 @@ import sys
 import time
 from collections.abc import Mapping
 from typing import Any
+from unittest.mock import patch
 
 from worker import train
-from worker.training.telemetry import Telemetry
+from worker.training.reporting.telemetry import Telemetry
 
 
 def main() -> int:
     emit = Telemetry.emit
 
-    def clocked(self: Telemetry, event: str, payload: Mapping[str, Any]) -> None:
+    def emit_with_cpu_time(self: Telemetry, event: str, payload: Mapping[str, Any]) -> None:
         emit(self, event, {**payload, "cpu_seconds": time.process_time()})
 
-    Telemetry.emit = clocked  # type: ignore[method-assign]
-    return train.main()
+    with patch.object(Telemetry, "emit", emit_with_cpu_time):
+        return train.main()
 
 
 if __name__ == "__main__":

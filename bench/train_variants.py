@@ -1,16 +1,16 @@
 """One peer of ``bench/train.py`` in a process of its own, in the peers' environment: prints its outcome as JSON.
 
-python bench/train_lanes.py hf|trl-SETTING RECIPE.json OUT_DIR
-python bench/train_lanes.py evaluate RECIPE.json '{"lane": "adapter folder"}'
+python -m bench.train_variants hf|trl-SETTING RECIPE.json RUN_DIR
+python -m bench.train_variants evaluate RECIPE.json '{"variant": "adapter folder"}'
 """
 
 from __future__ import annotations
 
 import json
 import math
-import resource
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -21,31 +21,31 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from torch.optim.lr_scheduler import LambdaLR
 from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig, TrainerCallback
 
-UNTIMED_STEPS = 2
-Recipe = dict[str, Any]
+from bench.peak_memory import peak_bytes
+from bench.recipe import UNTIMED_STEPS, EncodedRow, Outcome, Recipe
 
 TRL_SETTINGS: dict[str, dict[str, Any]] = {
     # Several documents in one sequence of seq_len tokens: transformers masks them from each other by position ids.
     "packed": {"packing": True, "packing_strategy": "bfd", "per_device_train_batch_size": 1},
     # The same, several such sequences at a time.
     "packed-large": {"packing": True, "packing_strategy": "bfd", "per_device_train_batch_size": 4},
-    # The same steps as ours, rows laid end to end in each micro-batch.
+    # The same steps as the product's, rows laid end to end in each micro-batch.
     "padding-free": {"padding_free": True, "max_length": None},
-    # The same steps as ours, one row at a time: nothing to pad, and no mask.
+    # The same steps as the product's, one row at a time: nothing to pad, and no mask.
     "single": {"per_device_train_batch_size": 1},
-    # Rows of one length together: a step has other rows than ours.
+    # Rows of one length together: a step has other rows than the product's.
     "grouped": {"train_sampling_strategy": "group_by_length"},
 }
 
 
 def quantised_base(recipe: Recipe) -> torch.nn.Module:
     """The base in NF4 with double quantisation; bf16 on a GPU, fp32 on a CPU."""
-    dtype = torch.bfloat16 if recipe["device"] == "cuda" else torch.float32
+    dtype = torch.bfloat16 if recipe.device == "cuda" else torch.float32
     config = BitsAndBytesConfig(
         load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True, bnb_4bit_compute_dtype=dtype
     )
     model: torch.nn.Module = AutoModelForCausalLM.from_pretrained(
-        recipe["base"], quantization_config=config, dtype=dtype, device_map={"": recipe["device"]}
+        recipe.base, quantization_config=config, dtype=dtype, device_map={"": recipe.device}
     )
     return model
 
@@ -53,13 +53,13 @@ def quantised_base(recipe: Recipe) -> torch.nn.Module:
 def adapted(recipe: Recipe) -> PeftModel:
     """LoRA on every linear layer, initialised as the product initialises it."""
     model = quantised_base(recipe)
-    torch.manual_seed(recipe["seed"])
-    rank = recipe["rank"]
+    torch.manual_seed(recipe.seed)
+    rank = recipe.rank
     config = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear", bias="none", task_type="CAUSAL_LM")
     return get_peft_model(model.requires_grad_(False), config)
 
 
-class StepClock(TrainerCallback):
+class StepClock(TrainerCallback):  # type: ignore[misc]
     """When each optimizer step ended, what it cost, and how many real tokens it had."""
 
     def __init__(self) -> None:
@@ -71,6 +71,7 @@ class StepClock(TrainerCallback):
         self.pending = 0
 
     def on_step_end(self, *_: Any, **__: Any) -> None:
+        # Kernels run asynchronously: without it a step would end before its work.
         if torch.cuda.is_available():
             torch.cuda.synchronize()
         self.ends.append(time.perf_counter())
@@ -89,7 +90,7 @@ class StepClock(TrainerCallback):
 
 
 def counting(trainer_class: type, clock: StepClock) -> type:
-    """A trainer that takes rows in their order and tells the clock of their tokens."""
+    """A trainer class that takes rows in their order and reports their tokens to the clock."""
 
     class Counting(trainer_class):  # type: ignore[misc]
         def _get_train_sampler(self, dataset: Any = None) -> Any:
@@ -106,18 +107,18 @@ def counting(trainer_class: type, clock: StepClock) -> type:
 
 
 def arguments(recipe: Recipe, folder: Path) -> dict[str, Any]:
-    """What both trainers are told; everything else is their default."""
+    """Arguments that both trainers are given; everything else is their default."""
     return {
         "output_dir": str(folder / "trainer"),
-        "per_device_train_batch_size": recipe["rows_per_batch"],
-        "gradient_accumulation_steps": recipe["grad_accum"],
-        "max_steps": len(recipe["rates"]),
-        "weight_decay": recipe["weight_decay"],
-        "max_grad_norm": recipe["max_grad_norm"],
-        "seed": recipe["seed"],
-        "gradient_checkpointing": recipe["checkpointing"],
-        "bf16": recipe["device"] == "cuda",
-        "use_cpu": recipe["device"] == "cpu",
+        "per_device_train_batch_size": recipe.rows_per_batch,
+        "gradient_accumulation_steps": recipe.grad_accum,
+        "max_steps": len(recipe.rates),
+        "weight_decay": recipe.weight_decay,
+        "max_grad_norm": recipe.max_grad_norm,
+        "seed": recipe.seed,
+        "gradient_checkpointing": recipe.checkpointing,
+        "bf16": recipe.device == "cuda",
+        "use_cpu": recipe.device == "cpu",
         "save_strategy": "no",
         "logging_steps": 1,
         "disable_tqdm": True,
@@ -126,44 +127,46 @@ def arguments(recipe: Recipe, folder: Path) -> dict[str, Any]:
 
 
 def optimizer_of(model: torch.nn.Module, recipe: Recipe) -> tuple[torch.optim.Optimizer, LambdaLR]:
-    """Trainer's default optimizer, at the product's rates (transformers' own warm-up begins at zero, ours does not)."""
+    """Trainer's default optimizer, at the product's rates (transformers' own warm-up begins at zero, the product's does not)."""
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    optimizer = torch.optim.AdamW(parameters, lr=1.0, weight_decay=recipe["weight_decay"], fused=True)
-    rates = recipe["rates"]
+    # The schedule multiplies this rate, so its factors are the rates themselves.
+    optimizer = torch.optim.AdamW(parameters, lr=1.0, weight_decay=recipe.weight_decay, fused=True)
+    rates = recipe.rates
     return optimizer, LambdaLR(optimizer, lambda step: rates[min(step, len(rates) - 1)])
 
 
-def hugging_face(recipe: Recipe, folder: Path) -> dict[str, Any]:
+def hugging_face(recipe: Recipe, folder: Path) -> Outcome:
     """`transformers.Trainer` with peft: what most people run first."""
-    clock, tokenizer, model = StepClock(), AutoTokenizer.from_pretrained(recipe["base"]), adapted(recipe)
+    clock, tokenizer, model = StepClock(), AutoTokenizer.from_pretrained(recipe.base), adapted(recipe)
     trainer = counting(transformers.Trainer, clock)(
         model=model,
         args=transformers.TrainingArguments(**arguments(recipe, folder)),
-        train_dataset=[row | {"attention_mask": [1] * len(row["input_ids"])} for row in recipe["rows"]],
+        train_dataset=[row | {"attention_mask": [1] * len(row["input_ids"])} for row in recipe.rows],
         data_collator=transformers.DataCollatorForSeq2Seq(tokenizer, padding=True),
         callbacks=[clock],
         optimizers=optimizer_of(model, recipe),
     )
     trainer.train()
-    return outcome(model, clock, folder, same_steps=True)
+    return outcome_of(model, clock, folder, same_steps=True)
 
 
-def trl(recipe: Recipe, folder: Path, setting: str) -> dict[str, Any]:
+def trl(recipe: Recipe, folder: Path, setting: str) -> Outcome:
     """TRL's SFTTrainer at one of its settings, on rows that are encoded and cut already."""
     from datasets import Dataset
     from trl import SFTConfig, SFTTrainer
 
-    clock, tokenizer = StepClock(), AutoTokenizer.from_pretrained(recipe["base"])
-    chosen = arguments(recipe, folder) | {"max_length": recipe["seq_len"]} | TRL_SETTINGS[setting]
+    clock, tokenizer = StepClock(), AutoTokenizer.from_pretrained(recipe.base)
+    chosen = arguments(recipe, folder) | {"max_length": recipe.seq_len} | TRL_SETTINGS[setting]
     if setting == "single":
-        chosen["gradient_accumulation_steps"] = recipe["rows_per_batch"] * recipe["grad_accum"]
+        # A step still has as many rows as the product's.
+        chosen["gradient_accumulation_steps"] = recipe.rows_per_batch * recipe.grad_accum
     if setting.startswith("packed"):
         chosen |= packed_steps(recipe, chosen["per_device_train_batch_size"])
     model = adapted(recipe)
     trainer = counting(SFTTrainer, clock)(
         model=model,
         args=SFTConfig(**chosen),
-        train_dataset=Dataset.from_list(recipe["rows"]),
+        train_dataset=Dataset.from_list(recipe.rows),
         processing_class=tokenizer,
         callbacks=[clock],
         optimizers=(None, None),
@@ -171,36 +174,34 @@ def trl(recipe: Recipe, folder: Path, setting: str) -> dict[str, Any]:
     # SFTTrainer casts LoRA to bf16 when it is made, so the optimizer is made after it.
     trainer.optimizer, trainer.lr_scheduler = optimizer_of(model, recipe)
     trainer.train()
-    return outcome(model, clock, folder, same_steps=setting in {"single", "padding-free"})
+    return outcome_of(model, clock, folder, same_steps=setting in {"single", "padding-free"})
 
 
 def packed_steps(recipe: Recipe, packs: int) -> dict[str, int]:
     """As many micro-batches of packs a step as hold a step's tokens, and as many steps as the rows give."""
-    tokens, size = sum(len(row["input_ids"]) for row in recipe["rows"]), recipe["seq_len"] * packs
-    accumulated = max(1, round(tokens / len(recipe["rates"]) / size))
-    steps = min(len(recipe["rates"]), tokens // (size * accumulated))
+    tokens, size = sum(len(row["input_ids"]) for row in recipe.rows), recipe.seq_len * packs
+    accumulated = max(1, round(tokens / len(recipe.rates) / size))
+    steps = min(len(recipe.rates), tokens // (size * accumulated))
     return {"gradient_accumulation_steps": accumulated, "max_steps": max(UNTIMED_STEPS + 1, steps)}
 
 
-def outcome(model: PeftModel, clock: StepClock, folder: Path, *, same_steps: bool) -> dict[str, Any]:
-    """Save the adapter and tell (`Outcome` of ``bench/recipe.py``)."""
+def outcome_of(model: PeftModel, clock: StepClock, folder: Path, *, same_steps: bool) -> Outcome:
+    """Save the adapter, and describe the run."""
     check_gradients_were_real(model)
     model.save_pretrained(folder / "adapter")
-    on_gpu = torch.cuda.is_available()
-    peak = torch.cuda.max_memory_reserved() if on_gpu else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    return {
-        "tokens_per_second": clock.speed(clock.ends),
-        "tokens_per_cpu_second": clock.speed(clock.cpu_ends),
-        "losses": clock.losses if same_steps else [],
-        "grad_norms": clock.norms if same_steps else [],
-        "peak_bytes": peak,
-        "adapter": str(folder / "adapter"),
-        "facts": {"tokens": sum(clock.tokens)},
-    }
+    return Outcome(
+        tokens_per_second=clock.speed(clock.ends),
+        tokens_per_cpu_second=clock.speed(clock.cpu_ends),
+        losses=clock.losses if same_steps else [],
+        grad_norms=clock.norms if same_steps else [],
+        peak_bytes=torch.cuda.max_memory_reserved() if torch.cuda.is_available() else peak_bytes(),
+        adapter=str(folder / "adapter"),
+        facts={"tokens": sum(clock.tokens)},
+    )
 
 
 def check_gradients_were_real(model: torch.nn.Module) -> None:
-    """End the lane if bitsandbytes went over to its inference layout, whose gradients are wrong (only eval does it)."""
+    """Exit if bitsandbytes went over to its inference layout, whose gradients are wrong (only eval does it)."""
     states = [module.weight.quant_state for module in model.modules() if isinstance(module, Linear4bit)]
     if not states or any(getattr(state, "packing_format_for_cpu", False) for state in states):
         sys.exit("the base is not in bitsandbytes' training layout")
@@ -213,15 +214,16 @@ def evaluate(recipe: Recipe, adapters: dict[str, str]) -> dict[str, float]:
     for name, folder in adapters.items():
         model = quantised_base(recipe)
         for module in model.modules():
+            # Else bitsandbytes goes over to its inference layout in eval mode, which computes in bf16 (decision 0008).
             if isinstance(module, Linear4bit):
                 module.support_avx512bf16_for_cpu = False
         tuned = PeftModel.from_pretrained(model, folder).eval()
-        scores = [loss_of(tuned, row, recipe["device"]) for row in recipe["rows"] + recipe["held_out"]]
+        scores = [loss_of(tuned, row, recipe.device) for row in recipe.rows + recipe.held_out]
         losses[name] = math.fsum(loss for loss, _ in scores) / sum(targets for _, targets in scores)
     return losses
 
 
-def loss_of(model: torch.nn.Module, row: dict[str, list[int]], device: str) -> tuple[float, int]:
+def loss_of(model: torch.nn.Module, row: EncodedRow, device: str) -> tuple[float, int]:
     """Summed cross-entropy in nats, and the number of targets."""
     labels = torch.tensor(row["labels"][1:], device=device)
     logits = model(input_ids=torch.tensor([row["input_ids"]], device=device)).logits[0, :-1].float()
@@ -229,14 +231,15 @@ def loss_of(model: torch.nn.Module, row: dict[str, list[int]], device: str) -> t
 
 
 def main() -> None:
-    lane, recipe = sys.argv[1], json.loads(Path(sys.argv[2]).read_text())
+    """Entry point."""
+    variant, recipe = sys.argv[1], Recipe(**json.loads(Path(sys.argv[2]).read_text()))
     transformers.utils.logging.set_verbosity_error()
-    if lane == "evaluate":
+    if variant == "evaluate":
         print(json.dumps(evaluate(recipe, json.loads(sys.argv[3]))))
-    elif lane == "hf":
-        print(json.dumps(hugging_face(recipe, Path(sys.argv[3]))))
-    else:
-        print(json.dumps(trl(recipe, Path(sys.argv[3]), lane.removeprefix("trl-"))))
+        return
+    folder = Path(sys.argv[3])
+    outcome = hugging_face(recipe, folder) if variant == "hf" else trl(recipe, folder, variant.removeprefix("trl-"))
+    print(json.dumps(asdict(outcome)))
 
 
 if __name__ == "__main__":

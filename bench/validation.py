@@ -1,6 +1,6 @@
-"""Validation of training files beside what others do (goal C3); run by ``python -m bench.data``.
+"""Validation of training files, compared with parsers and with pydantic (goal C3); run by ``python -m bench.data``.
 
-For each corpus of ``bench/corpora.py``, every lane reads the same file in a process of its own, in turns (A B C A B C …),
+For each corpus of ``bench/corpora.py``, every variant reads the same file in a process of its own, in turns (A B C A B C …),
 and medians are compared. A process's start and imports are not counted. The goal is set on the corpus ``export``; the
 others are shown beside it and do not decide. Speeds per CPU second, of all threads, are shown too: they stay the same on
 a machine that has other work.
@@ -10,96 +10,114 @@ from __future__ import annotations
 
 import json
 import statistics
-import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 
+from bench.command import BenchFailed, print_goal
 from bench.corpora import CORPORA, write_file
-from bench.venv import ensure_venv
+from bench.peers import peers_python, require
+from bench.processes import Processes, variant_processes
 
-ROOT = Path(__file__).resolve().parents[1]
 GOAL_CORPUS = "export"
 DEFAULT_CORPORA = ("plain", "short", "export")
 MEMORY_LIMIT = 120_000_000
 PEERS = ("orjson", "datasets")
-LANES = ("mens", "mens-bad", "orjson", "pydantic", "datasets", "report")
+VARIANTS = ("mens", "mens-bad", "orjson", "pydantic", "datasets", "report")
 GOALS = (
     ("C3-datasets", "mens", "datasets", 5.0),
     ("C3-pydantic", "mens", "pydantic", 10.0),
     ("C3-orjson", "mens", "orjson", 1.0),
     ("C3-errors", "mens-bad", "mens", 0.5),
 )
+PRELOADED = ("datasets", "orjson", "pydantic", "shared.datasets.report")
 Speeds = dict[str, dict[str, list[float]]]
-"""Megabytes per second of every round: by clock (``seconds``, ``cpu_seconds``) and lane."""
+"""Megabytes per second of every round: by clock (``seconds``, ``cpu_seconds``) and variant."""
 
 
-def run(rounds: int, size: int = 200_000_000, corpora: Sequence[str] = DEFAULT_CORPORA) -> bool:
-    """Measure all lanes on all corpora, print the tables and the goals.
-
-    Returns:
-        Whether every goal is met on the goal's corpus; True when that is not among ``corpora``.
-    """
-    python = str(ensure_venv())
-    found = {name: measure(name, size, rounds, python) for name in corpora}
-    print(f"{rounds} rounds, {size / 1e6:.0f} MB a file; median (lowest-highest)")
-    for clock, unit in (("seconds", "MB/s"), ("cpu_seconds", "MB per CPU second")):
-        print(f"\n{unit:<18}" + "".join(f"{name:>20}" for name in corpora))
-        for lane in LANES:
-            print(f"{lane:<18}" + "".join(f"{_cell(found[name][clock][lane]):>20}" for name in corpora))
-    passed = {name: [goal(name, speeds, *wanted) for wanted in GOALS] for name, speeds in found.items()}
-    return all(passed.get(GOAL_CORPUS, []))
-
-
-def measure(name: str, size: int, rounds: int, python: str) -> Speeds:
-    """All lanes on one corpus, in turns.
+class Validation:
+    """Measures the variants on corpora.
 
     Args:
-        python: the interpreter that has the peers.
+        size: bytes of a file.
+        rounds: of each variant.
+        smoke: whether goals are not judged.
+
+    Raises:
+        PeerMissing: a library that a variant needs is not installed.
     """
-    speeds: Speeds = {clock: {lane: [] for lane in LANES} for clock in ("seconds", "cpu_seconds")}
-    with tempfile.TemporaryDirectory() as folder:
-        good, bad = Path(folder) / "good.jsonl", Path(folder) / "bad.jsonl"
-        write_file(good, CORPORA[name], size)
-        write_file(bad, CORPORA[name], size, bad_every=100)
-        for _ in range(rounds):
-            for lane in LANES:
-                path = bad if lane == "mens-bad" else good
-                facts = run_lane(python if lane in PEERS else sys.executable, lane, path)
-                for clock, values in speeds.items():
-                    values[lane].append(path.stat().st_size / 1e6 / facts[clock])
-    return speeds
 
+    def __init__(self, size: int, rounds: int, *, smoke: bool) -> None:
+        require("pydantic")
+        self._size, self._rounds, self._smoke = size, rounds, smoke
+        self._peers = peers_python()
 
-def goal(corpus: str, speeds: Speeds, name: str, ours: str, theirs: str, target: float) -> bool:
-    ratio, cpu_ratio = (
-        statistics.median(by_lane[ours]) / statistics.median(by_lane[theirs]) for by_lane in speeds.values()
-    )
-    fact = {"goal": name, "corpus": corpus, "ratio": round(ratio, 2), "cpu_ratio": round(cpu_ratio, 2)}
-    print(json.dumps({**fact, "target": target, "pass": ratio >= target}))
-    return ratio >= target
+    def compare(self, corpora: Sequence[str]) -> bool:
+        """Measure all variants on all corpora, print the tables and the goals.
 
+        Returns:
+            Whether every goal is met on the goal's corpus; True when that is not among ``corpora``.
+        """
+        with self._processes() as processes:
+            speeds = {name: self._measure(processes, name) for name in corpora}
+        print(f"{self._rounds} rounds, {self._size / 1e6:.0f} MB a file; median (lowest-highest)")
+        for clock, unit in (("seconds", "MB/s"), ("cpu_seconds", "MB per CPU second")):
+            print(f"\n{unit:<18}" + "".join(f"{name:>20}" for name in corpora))
+            for variant in VARIANTS:
+                rounds = [speeds[name][clock][variant] for name in corpora]
+                cells = [f"{statistics.median(ones):.0f} ({min(ones):.0f}-{max(ones):.0f})" for ones in rounds]
+                print(f"{variant:<18}" + "".join(f"{cell:>20}" for cell in cells))
+        met = {name: [self._goal(name, speeds[name], *goal) for goal in GOALS] for name in corpora}
+        return all(met.get(GOAL_CORPUS, []))
 
-def report_memory(size: int) -> bool:
-    """Stream one file of the goal's corpus and report how far the process grew."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "good.jsonl"
-        write_file(path, CORPORA[GOAL_CORPUS], size)
-        facts = run_lane(sys.executable, "mens", path)
-        print(f"{path.stat().st_size / 1e6:.0f} MB in {facts['seconds']:.1f} s, {facts['rows']:.0f} rows")
-    print(f"peak RSS {facts['peak_bytes'] / 1e6:.1f} MB, of which reading {facts['grown_bytes'] / 1e6:.1f} MB")
-    passed = facts["peak_bytes"] <= MEMORY_LIMIT
-    print(json.dumps({"goal": "C3-memory", "corpus": GOAL_CORPUS, **facts, "target": MEMORY_LIMIT, "pass": passed}))
-    return passed
+    def report_memory(self) -> bool:
+        """Stream one file of the goal's corpus and report how much memory the process took."""
+        with tempfile.TemporaryDirectory() as folder, self._processes() as processes:
+            path = Path(folder) / "good.jsonl"
+            lines = write_file(path, CORPORA[GOAL_CORPUS], self._size)
+            facts = self._run(processes, "mens", path, lines)
+            print(f"{path.stat().st_size / 1e6:.0f} MB in {facts['seconds']:.1f} s, {facts['rows']:.0f} rows")
+        print(f"peak RSS {facts['peak_bytes'] / 1e6:.1f} MB, of which reading {facts['grown_bytes'] / 1e6:.1f} MB")
+        met = facts["peak_bytes"] <= MEMORY_LIMIT
+        return print_goal("C3-memory", corpus=GOAL_CORPUS, **facts, target=MEMORY_LIMIT, met=met, smoke=self._smoke)
 
+    def _processes(self) -> AbstractContextManager[Processes]:
+        return variant_processes(smoke=self._smoke, python=self._peers, preloaded=PRELOADED)
 
-def run_lane(python: str, lane: str, path: Path) -> dict[str, float]:
-    command = [python, str(ROOT / "bench" / "data_lanes.py"), lane, str(path)]
-    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    facts: dict[str, float] = json.loads(run.stdout.splitlines()[-1])
-    return facts
+    def _measure(self, processes: Processes, corpus: str) -> Speeds:
+        """Speeds of all variants on one corpus, run in turns."""
+        speeds: Speeds = {clock: {variant: [] for variant in VARIANTS} for clock in ("seconds", "cpu_seconds")}
+        with tempfile.TemporaryDirectory() as folder:
+            good, bad = Path(folder) / "good.jsonl", Path(folder) / "bad.jsonl"
+            lines = write_file(good, CORPORA[corpus], self._size)
+            bad_lines = write_file(bad, CORPORA[corpus], self._size, bad_every=100)
+            for _ in range(self._rounds):
+                for variant in VARIANTS:
+                    path, wanted = (bad, bad_lines) if variant == "mens-bad" else (good, lines)
+                    facts = self._run(processes, variant, path, wanted)
+                    for clock, values in speeds.items():
+                        values[variant].append(path.stat().st_size / 1e6 / facts[clock])
+        return speeds
 
+    def _run(self, processes: Processes, variant: str, path: Path, lines: int) -> dict[str, float]:
+        """What one variant measured on a file.
 
-def _cell(speeds: list[float]) -> str:
-    return f"{statistics.median(speeds):.0f} ({min(speeds):.0f}-{max(speeds):.0f})"
+        Raises:
+            BenchFailed: it has not read every line.
+        """
+        python = self._peers if variant in PEERS else Path(sys.executable)
+        output = processes.run(python, "bench.data_variants", variant, str(path))
+        facts: dict[str, float] = json.loads(output.splitlines()[-1])
+        if facts["rows"] != lines:
+            raise BenchFailed(f"{variant} has read {facts['rows']} of {lines} lines")
+        return facts
+
+    def _goal(self, corpus: str, speeds: Speeds, name: str, ours: str, theirs: str, target: float) -> bool:
+        ratio, cpu_ratio = (
+            statistics.median(by_variant[ours]) / statistics.median(by_variant[theirs])
+            for by_variant in speeds.values()
+        )
+        facts = {"corpus": corpus, "ratio": round(ratio, 2), "cpu_ratio": round(cpu_ratio, 2)}
+        return print_goal(name, **facts, target=target, met=ratio >= target, smoke=self._smoke)

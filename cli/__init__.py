@@ -1,1 +1,5 @@
-"""`mens`: a thin client of the REST API, plus `mens up` (everything on one machine). No torch at import time."""
+"""The command line, `mens`: a client of the REST API, and `mens up`, which runs everything on one machine.
+
+Start with `main.py`. `commands/` has one file a command, `client/` talks to an installation, `standalone/` is one.
+Imports `shared` and the API's migrations; no torch.
+"""

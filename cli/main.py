@@ -1,4 +1,4 @@
-"""The command line: ``mens``."""
+"""Entry point of ``mens``: the commands, and one line for every error that ends one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Annotated
 import httpx
 import typer
 
-from cli import aliases, bases, data, demo, jobs, keys, models, plan, replicas, retention, up, usage
+from cli.commands import aliases, bases, data, demo, jobs, keys, models, plan, replicas, retention, up, usage
 from shared.errors import MensError
 
 app = typer.Typer(
@@ -47,14 +47,15 @@ def _options(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version.")
     ] = False,
 ) -> None:
-    """What stands before a command."""
+    """Options of ``mens`` itself, before a command."""
 
 
 def main() -> None:
-    """Entry point: whatever goes wrong outside our own errors is one line, too, and exit code 1."""
+    """Run ``mens``. An error that no command has caught ends it with one line and exit code 1."""
     try:
         app()
-    except MensError as error:  # mostly settings: a command tells of its own
+    # Commands report errors of the API themselves, so what arrives here is mostly a setting that is wrong.
+    except MensError as error:
         typer.secho(f"error: {error}", fg=typer.colors.RED, err=True)
         sys.exit(1)
     except (httpx.HTTPError, OSError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""A tool call from beginning to end, as OpenAI's guide to function calling has it. Nothing in it knows of Mens."""
+"""A tool call from beginning to end, after OpenAI's guide to function calling. Nothing in it is specific to Mens."""
 
 #   mens train examples/tools.jsonl --model mens-tiny --alias tools
 #   OPENAI_BASE_URL=http://127.0.0.1:8000/v1 OPENAI_API_KEY=mens-… python examples/tool_calling.py tools

@@ -1,10 +1,6 @@
-"""The serving tier: vLLM's own OpenAI server, with three additions loaded the way vLLM wants them loaded.
+"""The serving tier: vLLM's own OpenAI server with three additions: a LoRA resolver, a guard middleware, a launcher.
 
-    python -m serving     checks the base model, then becomes vLLM (`engine_args.py`)
-    serving.wall.Wall     ASGI middleware: closes every route but a few, asks for the key, answers adapter checks
-    serving.resolver      LoRA resolver plugin: adapter id → verified folder (`adapters.py`)
-    serving.orphans       an engine process ends with its server
-
-Tier rule: it rests on `shared` alone. It imports no web framework, no SQL, no queue, no torch, and no other tier; only
-`resolver.py` may import vLLM. So everything here but the resolver is tested without an engine.
+Start with `__main__.py` (`python -m serving`). `launch/` turns settings into vLLM's command line, `middleware/` stands in
+front of vLLM's routes, `resolver.py` is vLLM's plugin: adapter id → verified folder.
+Imports `shared`; no web framework, no SQL, no queue and no other tier. Only the plugin and the engine's patch import vLLM.
 """

@@ -1,4 +1,4 @@
-"""`python -m serving`: prepare the launch, say what was chosen, become vLLM.
+"""`python -m serving`: prepare the launch, print what was chosen, become vLLM.
 
 Exit status 2 and one line on stderr if the replica may not start.
 """
@@ -8,8 +8,8 @@ from __future__ import annotations
 import os
 import sys
 
-from serving.engine_args import engine_argv, engine_env
-from serving.launch import prepare
+from serving.launch.engine_args import engine_argv, engine_env
+from serving.launch.prepare import prepare
 from serving.settings import load_settings
 from shared.errors import MensError
 

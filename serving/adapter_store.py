@@ -4,9 +4,10 @@
                        ─► this base, this rank?
                        ─► copy into a private folder ─► digests, tensors, shapes, config ─► rename to cache/<digest>
 
-The engine reads only the cache. What was verified is what is loaded, whatever happens to the storage afterwards. Whether
-an adapter is there at all, its manifest in the storage says; a folder leaves the cache when that has gone and nothing in
-the engine can need it any more (`unloading.py`), for an engine that reloads an adapter without its files dies.
+The engine reads only the cache, so what was verified is what is loaded, whatever happens to the storage afterwards. An
+adapter exists as long as the storage has its manifest. A folder is removed from the cache when the manifest is gone and
+the engine cannot need the files any more (`middleware/unloading.py`): an engine that reloads an adapter without its files
+dies.
 """
 
 from __future__ import annotations
@@ -14,15 +15,17 @@ from __future__ import annotations
 import os
 import re
 import threading
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from serving.private_cache import PrivateCache
-from shared.catalog import BaseModelEntry
+from shared.artifacts.manifests import MANIFEST_NAME, AdapterManifest, parse_manifest, verify_adapter, verify_base
+from shared.artifacts.storage import Storage
+from shared.base_models.catalog import BaseModelEntry
+from shared.base_models.weights import read_folder_tensors
 from shared.errors import ArtifactInvalid, Code, InvalidRequest, MensError, NotFound
-from shared.layout import read_folder_tensors
-from shared.manifest import MANIFEST_NAME, AdapterManifest, parse_manifest, verify_adapter, verify_base
-from shared.storage import Storage, disk_errors
+from shared.host import disk_errors
 
 ADAPTER_ID = re.compile(r"([a-z0-9][a-z0-9._-]{0,63})@([0-9a-f]{64})")
 ADAPTER_DIGEST = re.compile("[0-9a-f]{64}")
@@ -39,13 +42,13 @@ class ServableAdapter:
 
 
 class AdapterStore:
-    """Gives out verified adapters of one base model. Safe to call from many threads.
+    """Fetches and verifies adapters of one base model. Safe to call from many threads.
 
     Args:
         storage: where published adapters are.
         base: the base model that is served.
         base_folder: its files; the tensors' shapes are read from their headers, once.
-        cache: below it, this process takes a folder of its own for the verified copies.
+        cache: this process takes a folder of its own below it for the verified copies.
         max_rank: largest rank that the engine was started for.
     """
 
@@ -64,7 +67,7 @@ class AdapterStore:
         self._locks = [threading.Lock() for _ in range(LOCKS)]
 
     def fetch(self, adapter_id: str) -> ServableAdapter:
-        """The adapter, verified; copied first if it is not in the cache.
+        """The verified adapter, copied into the cache first if it is not there.
 
         Raises:
             InvalidRequest: ``NAME_INVALID``: not an adapter id.
@@ -77,22 +80,21 @@ class AdapterStore:
             known = self._verified.get(adapter_id)
             if known is not None and known.folder.is_dir():
                 return known
-            manifest = self._manifest(adapter_id, digest)
-            self._admit(manifest)
+            manifest = self._servable_manifest(adapter_id, digest)
             adapter = ServableAdapter(adapter_id, self._install(digest, manifest), manifest)
             self._verified[adapter_id] = adapter
             return adapter
 
     def is_stored(self, adapter_id: str) -> bool:
-        """Whether the storage has the adapter, sound or not.
+        """Whether the storage has the adapter, valid or not.
 
         Raises:
             InvalidRequest: ``NAME_INVALID``.
         """
         return self._is_stored(split_adapter_id(adapter_id)[1])
 
-    def forget(self, adapter_id: str) -> None:
-        """Remove the adapter's verified files. Nothing in the engine may need them any more.
+    def remove(self, adapter_id: str) -> None:
+        """Remove the adapter's verified files. The engine must not need them any more.
 
         Raises:
             InvalidRequest: ``NAME_INVALID``.
@@ -103,7 +105,7 @@ class AdapterStore:
             self._cache.remove(digest)
 
     def close(self) -> None:
-        """Let another process have the cache's folder."""
+        """Release the cache's folder to other processes."""
         self._cache.close()
 
     def _is_stored(self, digest: str) -> bool:
@@ -112,7 +114,8 @@ class AdapterStore:
     def _lock_of(self, digest: str) -> threading.Lock:
         return self._locks[int(digest[:8], 16) % LOCKS]
 
-    def _manifest(self, adapter_id: str, digest: str) -> AdapterManifest:
+    def _servable_manifest(self, adapter_id: str, digest: str) -> AdapterManifest:
+        """The stored manifest of an adapter that this replica can serve."""
         try:
             raw = self._storage.manifest_bytes("adapters", digest, MANIFEST_NAME)
         except NotFound:
@@ -122,9 +125,6 @@ class AdapterStore:
             raise _broken(MANIFEST_NAME, "its bytes are not in canonical form")
         if manifest.adapter_id != adapter_id:
             raise _not_found(adapter_id)
-        return manifest
-
-    def _admit(self, manifest: AdapterManifest) -> None:
         twin_of = self.base.twin_of
         # A twin's weights are those that training on its original saw, so the original's adapters belong on it.
         if twin_of is None or manifest.base_digests != twin_of.digests:
@@ -136,41 +136,37 @@ class AdapterStore:
                 remedy="Start the serving tier with a larger MENS_SERVING_MAX_LORA_RANK, or train a smaller adapter.",
                 param="rank",
             )
+        return manifest
 
     def _install(self, digest: str, manifest: AdapterManifest) -> Path:
+        """The adapter's folder in the cache; a valid one of an earlier process is used again."""
         target = self._cache.folder / digest
-        if self._is_sound(target, manifest):
-            return target
+        if target.is_dir() and not target.is_symlink():
+            with suppress(MensError):
+                self._verify(target, manifest)
+                # The engine must find what the manifest names and nothing else, so an extra file is refused too.
+                if {path.name for path in target.iterdir()} == manifest.files.keys():
+                    return target
         with disk_errors(), self._cache.incoming() as private:
             folder = private / digest
             folder.mkdir(mode=0o700)
             self._storage.fetch_folder("adapters", digest, sorted(manifest.files), folder)
             self._verify(folder, manifest)
             if os.path.lexists(target):
-                target.rename(private / "unsound")
+                target.rename(private / "invalid")
             folder.rename(target)
         return target
-
-    def _is_sound(self, folder: Path, manifest: AdapterManifest) -> bool:
-        if folder.is_symlink() or not folder.is_dir():
-            return False
-        try:
-            self._verify(folder, manifest)
-        except MensError:
-            return False
-        # An extra file is refused too: the engine must find what the manifest names and nothing else.
-        return {path.name for path in folder.iterdir()} == manifest.files.keys()
 
     def _verify(self, folder: Path, manifest: AdapterManifest) -> None:
         try:
             verify_adapter(folder, manifest, self._base_tensors)
         except (ValueError, TypeError, AttributeError, RecursionError) as error:
-            # The digests hold, so this was published: a file whose JSON is not what its name promises.
+            # The digests match, so it was published like this: a file whose content is not what its name promises.
             raise _broken(str(folder.name), f"a file cannot be read ({type(error).__name__})") from error
 
 
 def split_adapter_id(adapter_id: str) -> tuple[str, str]:
-    """Name and digest of an adapter id; nothing that could leave a folder gets through.
+    """Name and digest of an adapter id. Neither can be a path out of a folder.
 
     Raises:
         InvalidRequest: ``NAME_INVALID``.

@@ -1,8 +1,8 @@
-"""A folder that this process alone uses: the engine reads adapters from it, and nobody else does.
+"""A cache folder that belongs to one process, held by a lock; the engine reads adapters from it.
 
-An engine that reads an adapter again whose files are gone dies, so files are removed only by who knows that no other
-process reads them. Replicas may share a disk; hence each has a folder of its own, held by a lock that ends with its
-process. The next process takes up what it finds there, less what is no longer published.
+An engine dies when it reads an adapter again whose files are gone. So only a process that knows of every reader may remove
+files. Replicas may share a disk; hence each process has a folder of its own, held by a lock that ends with the process.
+The next process continues with what it finds there, less what is no longer published.
 
     <root>/<host>-0/<digest>/    an adapter's files
                     .lock        held by the process whose folder it is
@@ -30,43 +30,40 @@ class PrivateCache:
 
     Args:
         root: where the replicas of this installation have their folders.
-        keep: whether what an earlier process left under a name is kept; whatever is not, goes now.
+        keep: whether to keep what an earlier process left under a name; the rest is deleted at once.
     """
 
     def __init__(self, root: Path, keep: Callable[[str], bool]) -> None:
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self.folder, self._lock = next(filter(None, map(_hold, _folders(root))))
+        candidates = (root / f"{socket.gethostname()}-{number}" for number in itertools.count())
+        self.folder, self._lock = next(filter(None, map(_take, candidates)))
         for path in list(self.folder.iterdir()):
             if path.name != LOCK_NAME and not keep(path.name):
                 self.remove(path.name)
 
     def close(self) -> None:
-        """Let another process have the folder."""
+        """Release the folder to other processes."""
         os.close(self._lock)
 
     @contextmanager
     def incoming(self) -> Iterator[Path]:
-        """A folder inside to write into; what is still there at the end goes."""
+        """A temporary folder inside, on the same disk; what is still in it at the end is deleted."""
         with tempfile.TemporaryDirectory(dir=self.folder, prefix="incoming-") as private:
             yield Path(private)
 
     def remove(self, name: str) -> None:
-        """Remove a file or folder, in one step as far as anybody sees; one that is not there is no error."""
+        """Remove a file or folder. A folder disappears in one step. A name that does not exist is no error."""
         path = self.folder / name
         if path.is_symlink() or not path.is_dir():
             path.unlink(missing_ok=True)
             return
-        with self.incoming() as going:
-            path.rename(going / name)
-            shutil.rmtree(going / name)
+        with self.incoming() as private:
+            path.rename(private / name)
+            shutil.rmtree(private / name)
 
 
-def _folders(root: Path) -> Iterator[Path]:
-    return (root / f"{socket.gethostname()}-{number}" for number in itertools.count())
-
-
-def _hold(folder: Path) -> tuple[Path, int] | None:
-    """Take the folder until the process ends; None when another one has it."""
+def _take(folder: Path) -> tuple[Path, int] | None:
+    """Lock the folder until this process ends; None when another process holds it."""
     folder.mkdir(mode=0o700, exist_ok=True)
     lock = os.open(folder / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:

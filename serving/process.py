@@ -1,7 +1,7 @@
-"""From settings to the objects of one serving process.
+"""The objects of one serving process: its settings, its base model, its adapter store.
 
-vLLM builds the wall and the resolver itself and hands them no settings, so the vLLM process has two entry points of
-ours that share one store. :func:`process_settings` and :func:`process_store` are for those two only.
+vLLM builds the guard middleware and the resolver itself and passes them no settings, so the vLLM process has two entry
+points of ours that share one store. :func:`process_settings` and :func:`process_store` are for those two only.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ from __future__ import annotations
 from functools import cache
 from pathlib import Path
 
-from serving.adapters import AdapterStore
+from serving.adapter_store import AdapterStore
 from serving.settings import ServingSettings, load_settings
-from shared.catalog import BaseModelEntry, load_catalog
+from shared.artifacts.open_storage import open_storage
+from shared.base_models.catalog import BaseModelEntry, load_catalog
+from shared.base_models.hub import locate
 from shared.errors import ArtifactInvalid, Code, InvalidRequest
-from shared.hub import locate
-from shared.storage import Storage
 
 
 def find_base(settings: ServingSettings) -> tuple[BaseModelEntry, Path]:
@@ -22,10 +22,10 @@ def find_base(settings: ServingSettings) -> tuple[BaseModelEntry, Path]:
 
     Raises:
         NotFound: ``MODEL_NOT_FOUND``. InvalidRequest: ``CATALOG_INVALID``. Unavailable: ``HUB_UNAVAILABLE``.
-        ArtifactInvalid: ``BASE_DIGEST_MISMATCH``: the catalogue names another base than the settings ask for.
+        ArtifactInvalid: ``BASE_DIGEST_MISMATCH``: the catalogue's base has another digest than the settings require.
     """
     entry = load_catalog(settings.catalog_path).get(settings.serving_base)
-    # The engine holds the base of its start. Without this, adapters of a later base would be let onto it.
+    # The engine keeps the base that it was started with. Without this check it would get adapters of a later base.
     if settings.serving_base_digest not in (None, entry.digest):
         raise ArtifactInvalid(
             Code.BASE_DIGEST_MISMATCH,
@@ -37,21 +37,21 @@ def find_base(settings: ServingSettings) -> tuple[BaseModelEntry, Path]:
 
 
 def open_store(settings: ServingSettings) -> AdapterStore:
-    """The adapters that fit the settings' base model.
+    """The store of the adapters that fit the settings' base model.
 
     Raises:
-        InvalidRequest: ``SETTINGS_INVALID``: the largest rank is open still; else what :func:`find_base` raises.
+        InvalidRequest: ``SETTINGS_INVALID``: the largest rank is not set; else what :func:`find_base` raises.
     """
     if settings.serving_max_lora_rank is None:
         raise InvalidRequest(
             Code.SETTINGS_INVALID,
             "MENS_SERVING_MAX_LORA_RANK: the engine's largest rank is not known.",
-            remedy="Start the engine with `python -m serving`, which chooses it and hands it down.",
+            remedy="Start the engine with `python -m serving`, which chooses it and passes it on.",
             param="MENS_SERVING_MAX_LORA_RANK",
         )
     entry, folder = find_base(settings)
     return AdapterStore(
-        Storage(settings.storage_dir),
+        open_storage(settings),
         base=entry,
         base_folder=folder,
         cache=settings.serving_cache_dir,
@@ -67,5 +67,5 @@ def process_settings() -> ServingSettings:
 
 @cache
 def process_store() -> AdapterStore:
-    """Store of this process, opened at its first use."""
+    """Adapter store of this process, opened at its first use."""
     return open_store(process_settings())

@@ -1,7 +1,8 @@
-"""The LoRA resolver that vLLM asks when a request names a model it does not know.
+"""vLLM's LoRA resolver plugin: the adapter id of a request → a LoRA request for its verified folder.
 
-vLLM finds :func:`register` through the entry point group ``vllm.general_plugins``, in every process it starts, and in
-every process that merely imports vLLM's engine: so it must be harmless where nothing of ours is configured.
+vLLM calls the resolver when a request names a model that it does not know. It finds :func:`register` through the entry
+point group ``vllm.general_plugins``, in every process it starts and in every process that merely imports vLLM's engine:
+so it must be harmless where nothing of ours is configured.
 """
 
 from __future__ import annotations
@@ -13,11 +14,11 @@ from collections.abc import Callable
 from vllm.lora.request import LoRARequest
 from vllm.lora.resolver import LoRAResolver, LoRAResolverRegistry
 
-from serving.adapters import AdapterStore, ServableAdapter
-from serving.cpu_lora import keep_base_rows
-from serving.orphans import die_with_server
-from serving.runtime import process_settings, process_store
+from serving.adapter_store import AdapterStore, ServableAdapter
+from serving.process import process_settings, process_store
+from serving.vllm_cpu_patch import apply_patch
 from shared.errors import ArtifactInvalid, Code, MensError
+from shared.host import exit_with_parent
 
 RESOLVER_NAME = "mens"
 
@@ -26,30 +27,30 @@ log = logging.getLogger("vllm.mens.resolver")
 
 
 class MensResolver(LoRAResolver):  # type: ignore[misc]  # vLLM is not type-checked with us
-    """Turns an adapter id into a request for its verified folder.
+    """Resolves an adapter id to its verified folder.
 
     Args:
-        open_store: gives the store; called at the first request, because vLLM makes resolvers in every process.
+        open_store: returns the store; called at the first request, because vLLM makes resolvers in every process.
     """
 
     def __init__(self, open_store: Callable[[], AdapterStore] = process_store) -> None:
         self._open_store = open_store
 
     async def resolve_lora(self, base_model_name: str, lora_name: str) -> LoRARequest | None:
-        """None, which vLLM answers with 404, for whatever is not a sound adapter of the served base.
+        """The LoRA request of an adapter; None, which vLLM turns into a 404, for what is no valid adapter of the base.
 
         Raises:
-            MensError: a fault that can pass, e.g. a full disk; vLLM answers 500, as "not found" would be a lie.
+            MensError: a transient fault, e.g. a full disk. vLLM responds with 500, as "not found" would be wrong.
         """
         try:
-            # A thread: hashing a large adapter would stop every stream of this server.
+            # In a thread: hashing a large adapter would stall every stream of this server.
             adapter = await asyncio.to_thread(self._fetch, base_model_name, lora_name)
         except MensError as error:
             log.warning("Adapter %r was refused. %s", lora_name[:200], error)
             if error.retryable:
                 raise
             return None
-        # vLLM replaces the number by one of its own counter.
+        # vLLM replaces the number by one from its own counter.
         return LoRARequest(
             lora_name=lora_name,
             lora_int_id=1,
@@ -69,17 +70,17 @@ class MensResolver(LoRAResolver):  # type: ignore[misc]  # vLLM is not type-chec
 
 
 def register() -> None:
-    """Register the resolver, once, mend vLLM's CPU build, and tie an engine process to its server.
+    """vLLM's plugin entry point: register the resolver, patch vLLM's CPU build, end an engine process with its server.
 
-    Nothing happens where no base is configured.
+    Idempotent. Does nothing where no base is configured.
     """
     try:
         process_settings()
     except MensError as error:
         log.debug("Not a serving process of Mens. %s", error)
         return
-    die_with_server()
-    keep_base_rows()
+    exit_with_parent()
+    apply_patch()
     if RESOLVER_NAME in LoRAResolverRegistry.get_supported_resolvers():
         return
     LoRAResolverRegistry.register_resolver(RESOLVER_NAME, MensResolver())

@@ -10,14 +10,14 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 from shared.settings import Settings, read_settings
 
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""The only values that vLLM takes as its largest rank."""
+"""The only values that vLLM accepts as its largest rank."""
 
 Quantization = Literal["fp8_per_tensor", "fp8_per_channel", "fp8_per_block", "mxfp8", "mxfp4"]
 """Formats that vLLM rounds full-precision weights to while it loads them; mxfp4 has 4 bits."""
 
 PARSER_NAME = r"^[a-z0-9][a-z0-9_.-]*$"
 OFF = "off"
-"""What a parser is called that shall not be."""
+"""The parser name that means: none."""
 
 GPU_ONLY = ("serving_tensor_parallel", "serving_pipeline_parallel", "serving_quantization")
 LOOPBACK_HOSTS = frozenset({"127.0.0.1", "::1", "localhost"})
@@ -69,22 +69,22 @@ class ServingSettings(Settings):
     serving_tool_parser: str | None = Field(
         None,
         pattern=PARSER_NAME,
-        description="How vLLM reads tool calls; null: by the base's template; off: not at all.",
+        description="vLLM's parser of tool calls; null: by the base's template; off: none.",
     )
     serving_reasoning_parser: str | None = Field(
-        None, pattern=PARSER_NAME, description="How vLLM reads thoughts; null: by the base's template; off: not at all."
+        None, pattern=PARSER_NAME, description="vLLM's parser of reasoning; null: by the base's template; off: none."
     )
 
     @field_validator("serving_base")
     @classmethod
-    def _base_is_named(cls, value: str) -> str:
+    def _require_base(cls, value: str) -> str:
         if not value:
             raise ValueError("it must name a base model of the catalogue")
         return value
 
     @field_validator("serving_cache_dir")
     @classmethod
-    def _cache_has_a_place(cls, value: Path, info: ValidationInfo) -> Path:
+    def _default_cache_dir(cls, value: Path, info: ValidationInfo) -> Path:
         return value if value != Path() else info.data["home"] / "serving-cache"
 
     @field_validator("serving_max_lora_rank")
@@ -93,7 +93,7 @@ class ServingSettings(Settings):
         return value if value is None else round_rank(value)
 
     @model_validator(mode="after")
-    def _values_agree(self) -> ServingSettings:
+    def _check_combinations(self) -> ServingSettings:
         kept = self.serving_max_cpu_loras
         if kept is not None and kept < self.serving_max_loras:
             raise ValueError("serving_max_cpu_loras is smaller than serving_max_loras")
@@ -107,7 +107,7 @@ class ServingSettings(Settings):
 
 
 def round_rank(rank: int) -> int:
-    """The least rank that vLLM takes and that adapters of the given rank fit; at most 512."""
+    """The smallest rank that vLLM accepts and that adapters of the given rank fit; at most 512."""
     return next(taken for taken in LORA_RANKS if taken >= rank)
 
 

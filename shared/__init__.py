@@ -1,4 +1,4 @@
-"""What crosses a process border, or what two tiers must agree on; nothing else.
+"""What two tiers must agree on: types that cross a process, byte formats, rules, and the database. Nothing else.
 
-A module is admitted when at least two tiers use it and it is a type, a byte format, a rule or the job ledger.
+A module is admitted when at least two tiers use it. Imports no web framework, no GPU library and no tier.
 """

@@ -12,11 +12,11 @@
     ├── Conflict             the thing exists, but its state forbids this
     │   └── LeaseLost            another attempt owns the job now; stop writing
     ├── ArtifactInvalid      an adapter or model folder that must not be trusted
-    ├── Unavailable          a part of the system cannot answer now; try again
-    └── JobFailed            a job attempt ended badly
+    ├── Unavailable          a part of the system does not respond now; try again
+    └── JobFailed            a job attempt failed
 
-The class says who can help; `code` says exactly what happened and never changes; `remedy` says what to do.
-Errors know no HTTP status: the worker has no HTTP. `api/problems.py` holds that table.
+The class tells who can do something about it, `code` what exactly happened (codes never change), `remedy` what to do.
+Errors have no HTTP status, because the worker has no HTTP; the table of statuses is in `api/errors.py`.
 """
 
 from __future__ import annotations
@@ -187,6 +187,7 @@ class MensError(Exception):
         retryable: bool | None = None,
     ) -> None:
         super().__init__(message)
+        # An unpickled error brings the code as text.
         self.code = Code(code)
         self.message = message
         self.remedy = remedy
@@ -201,7 +202,7 @@ class MensError(Exception):
         return _rebuild, (type(self), self.as_dict())
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON form, the same on the wire, in the ledger and in ``error.json`` of a run."""
+        """JSON form, the same in responses, in the database and in ``error.json`` of a run."""
         return {
             "code": str(self.code),
             "message": self.message,
@@ -212,8 +213,8 @@ class MensError(Exception):
         }
 
 
+# A function of the module, because pickle finds it by name; errors cross process borders.
 def _rebuild(kind: type[MensError], fields: dict[str, Any]) -> MensError:
-    """Unpickle: errors cross process borders."""
     return kind(fields.pop("code"), fields.pop("message"), **fields)
 
 
@@ -242,7 +243,7 @@ class Forbidden(MensError):
 
 
 class TooMany(MensError):
-    """The key has reached one of its limits; ``details["retry_after_seconds"]`` says when to come again."""
+    """The key has reached one of its limits; ``details["retry_after_seconds"]`` is when to try again."""
 
     default_retryable = True
 
@@ -264,10 +265,10 @@ class ArtifactInvalid(MensError):
 
 
 class Unavailable(MensError):
-    """A part of the system cannot answer now; the same call can succeed later."""
+    """A part of the system does not respond now; the same call can succeed later."""
 
     default_retryable = True
 
 
 class JobFailed(MensError):
-    """A job attempt ended badly."""
+    """A job attempt failed."""

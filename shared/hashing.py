@@ -1,4 +1,4 @@
-"""Digests: the one way Mens turns a value or a file into a name.
+"""Canonical JSON and SHA-256 digests: how a value or a file gets its name.
 
 Canonical JSON is UTF-8, keys sorted, no white space, no NaN; floats in Python's shortest round-trip form.
 """

@@ -1,7 +1,7 @@
-"""The doorbell: Celery messages that carry a job id and nothing else.
+"""The job queue: Celery messages that carry a job id and nothing else.
 
-The database row is the truth. A lost message is rung again by the sweeper, a doubled one finds the job claimed; so
-messages are acknowledged on receipt and no broker setting can run a job twice.
+The database row is the truth. The sweeper enqueues a lost message again, and a doubled one finds the job claimed. So
+messages are acknowledged on receipt, and no broker setting can run a job twice.
 """
 
 from __future__ import annotations
@@ -23,16 +23,19 @@ logger = logging.getLogger(__name__)
 
 
 def make_celery(broker_url: str) -> Celery:
-    """The Celery application that both ends of the doorbell configure alike."""
+    """The Celery application, configured alike where messages are sent and where they are received."""
     celery = Celery("mens", broker=broker_url)
     celery.conf.update(
+        # A job's result is in its row.
         task_ignore_result=True,
         task_acks_late=False,
         task_default_queue=JOBS_QUEUE,
         task_routes={RUN_JOB: {"queue": JOBS_QUEUE}, **{task: {"queue": CONTROL_QUEUE} for task in CONTROL_TASKS}},
         accept_content=["json"],
         broker_connection_retry_on_startup=True,
+        # A worker waits for its broker for as long as it takes.
         broker_connection_max_retries=None,
+        # A request that submits a job waits for the broker no longer than this; the sweeper enqueues what it lost.
         broker_transport_options={
             "socket_connect_timeout": 2,
             "socket_timeout": 10,
@@ -44,21 +47,25 @@ def make_celery(broker_url: str) -> Celery:
     return celery
 
 
-class Doorbell:
-    """Rings for queued jobs."""
+class JobQueue:
+    """Sends the messages of queued jobs to the workers."""
 
     def __init__(self, celery: Celery) -> None:
         self._celery = celery
 
-    def ring(self, job_id: str) -> bool:
-        """Tell the workers that a job is queued.
+    def enqueue(self, job_id: str) -> bool:
+        """Send the message of a queued job.
 
         Returns:
-            False when the broker did not take the message. That is no error: the sweeper rings again.
+            False when the broker did not accept the message. That is no error: the sweeper enqueues the job again.
         """
         try:
             self._celery.send_task(RUN_JOB, args=[job_id], retry=False)
         except (OperationalError, OSError) as error:
-            logger.warning("the broker did not take the doorbell for %s (%s); the sweeper will ring", job_id, error)
+            logger.warning(
+                "the broker did not accept the message of the job %s (%s); the sweeper will enqueue it again",
+                job_id,
+                error,
+            )
             return False
         return True

@@ -1,6 +1,6 @@
-"""Where the serving replicas are: a static list of URLs, the addresses behind a DNS name, or both.
+"""The serving replicas: where they are (URLs, the addresses behind a DNS name, or both), and what their own routes return.
 
-The front door and the publisher look here, so that what is routed to is also what was proved.
+The gateway and the publisher both discover replicas here, so adapters are certified on the replicas that get requests.
 """
 
 from __future__ import annotations
@@ -8,8 +8,59 @@ from __future__ import annotations
 import hashlib
 import socket
 from collections.abc import Sequence
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict
 
 from shared.errors import Code, Unavailable
+
+
+class ReplicaCapabilities(BaseModel):
+    """What a replica serves and can serve: the response of ``GET /mens/limits``.
+
+    Attributes:
+        base: name of the served base.
+        base_digest: of the base whose adapters belong here; None when the replica was started without one.
+        served_digest: of the weights it serves; another one than ``base_digest`` on a dequantised twin.
+        twin_of: name of the base that it is the dequantised twin of.
+        dtype: in which vLLM computes, e.g. ``float32``; None when it is not reported.
+        max_lora_rank: largest rank that it loads.
+        max_model_len: longest context in tokens; None: the model's own.
+    """
+
+    model_config = ConfigDict(frozen=True)
+    base: str
+    base_digest: str | None = None
+    served_digest: str
+    twin_of: str | None = None
+    dtype: str | None = None
+    max_lora_rank: int
+    max_model_len: int | None = None
+
+
+class AdapterCheck(BaseModel):
+    """An adapter that a replica has fetched and verified: the response of ``GET /mens/adapters/<adapter id>``."""
+
+    model_config = ConfigDict(frozen=True)
+    id: str
+    ok: Literal[True] = True
+    base: str
+    rank: int
+    step: int
+
+
+class UnloadProgress(BaseModel):
+    """How far a replica is with unloading an adapter: the response of ``DELETE /mens/adapters/<adapter id>``.
+
+    Attributes:
+        state: ``draining``: requests are still in flight, call again.
+        requests: how many are in flight.
+    """
+
+    model_config = ConfigDict(frozen=True)
+    id: str
+    state: Literal["unloaded", "draining"]
+    requests: int = 0
 
 
 def discover(urls: Sequence[str], dns: str = "") -> list[str]:
@@ -18,8 +69,8 @@ def discover(urls: Sequence[str], dns: str = "") -> list[str]:
     Blocks for as long as the resolver takes.
 
     Args:
-        urls: the static ones.
-        dns: ``host:port`` whose host has one address a replica, as a headless service has; empty: there is none.
+        urls: of the static replicas.
+        dns: ``host:port`` whose host has one address per replica, as a headless service has; empty: there is none.
 
     Raises:
         Unavailable: ``SERVING_UNAVAILABLE``: the name has no address now.
@@ -31,12 +82,12 @@ def discover(urls: Sequence[str], dns: str = "") -> list[str]:
 
 
 def replica_name(url: str) -> str:
-    """What a replica is called wherever its address is not told: always the same, and nothing to connect to."""
+    """A replica's name where its address must not be shown: always the same, and nothing to connect to."""
     return f"replica-{hashlib.sha256(url.encode()).hexdigest()[:8]}"
 
 
 def _addresses(dns: str) -> list[str]:
-    """Addresses in a stable order. A replica with IPv4 and IPv6 is one replica, so IPv6 counts only without IPv4."""
+    """Addresses of the name in a stable order."""
     host, _, port = dns.rpartition(":")
     try:
         found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
@@ -44,10 +95,11 @@ def _addresses(dns: str) -> list[str]:
         raise Unavailable(
             Code.SERVING_UNAVAILABLE,
             f"{host}, the name of the serving replicas, has no address ({error.strerror or error}).",
-            remedy="Is a replica ready? Only ready ones have an address behind MENS_SERVING_DNS.",
+            remedy="Check that a replica is ready: only ready ones have an address behind MENS_SERVING_DNS.",
         ) from error
     by_family = {
         family: sorted({str(address[0]) for kind, *_, address in found if kind == family})
         for family in (socket.AF_INET, socket.AF_INET6)
     }
+    # A replica with IPv4 and IPv6 is one replica, so IPv6 addresses are used only without IPv4 ones.
     return by_family[socket.AF_INET] or [f"[{address}]" for address in by_family[socket.AF_INET6]]

@@ -15,17 +15,13 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 from shared.errors import Code, InvalidRequest
 
 
-def _split(value: object) -> object:
-    return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
-
-
 class Settings(BaseSettings):
-    """Where the shared parts of one installation are."""
+    """Where the parts of one installation are that several tiers use."""
 
     model_config = SettingsConfigDict(env_prefix="MENS_", extra="ignore", frozen=True)
 
     home: Path = Field(Path(".mens"), description="Folder of everything Mens keeps on this machine.")
-    database_url: str = Field("", description="SQLAlchemy URL of the ledger; SQLite in the home folder when empty.")
+    database_url: str = Field("", description="SQLAlchemy URL of the database; SQLite in the home folder when empty.")
     broker_url: str = Field("redis://127.0.0.1:6379/0", description="Redis ≥ 6.2 or Valkey.")
     storage_dir: Path = Field(Path(), description="Blob folder: files, adapters, merged models.")
     runs_dir: Path = Field(Path(), description="Run folders of job attempts, with their checkpoints.")
@@ -37,12 +33,12 @@ class Settings(BaseSettings):
     serving_dns: str = Field(
         "", pattern=r"^(\S+:[0-9]{1,5})?$", description="host:port of a headless service; its addresses are replicas."
     )
-    serving_key: SecretStr = Field(SecretStr(""), description="Key that the serving replicas ask of their callers.")
+    serving_key: SecretStr = Field(SecretStr(""), description="Key that the serving replicas require of their callers.")
     drain_seconds: float = Field(
         60.0,
         ge=0,
         le=86400,
-        description="Time for requests under way to end by themselves: a deleted adapter's, or those of a server that stops.",
+        description="Time for requests in flight to end by themselves: a deleted adapter's, or those of a server that stops.",
     )
 
     @model_validator(mode="before")
@@ -56,8 +52,11 @@ class Settings(BaseSettings):
             "prepared_dir": home / "prepared",
             "catalog_path": home / "catalog.json",
         }
+        # An empty variable counts as not set.
         given = {key: value for key, value in values.items() if value not in ("", None)}
-        urls = _split(given.get("serving_urls", []))
+        urls = given.get("serving_urls", [])
+        if isinstance(urls, str):
+            urls = [url.strip() for url in urls.split(",") if url.strip()]
         return {**defaults, **given, "home": home, "serving_urls": urls}
 
 
@@ -65,7 +64,7 @@ AnySettings = TypeVar("AnySettings", bound=Settings)
 
 
 class RetentionSettings(Settings):
-    """What is kept, and for how long; nothing goes by itself unless one of these says so."""
+    """How long things are kept; nothing is deleted unless one of these is set."""
 
     retain_checkpoints: int | None = Field(None, ge=0, description="Newest checkpoints kept of each job; null: all.")
     retain_unaliased_days: float | None = Field(
@@ -97,7 +96,7 @@ def read_settings(kind: type[AnySettings]) -> AnySettings:
     try:
         return kind()
     except ValidationError as error:
-        # Never the input itself: it may be the key.
+        # The message leaves out the value, which may be the key.
         fault = error.errors(include_input=False, include_url=False)[0]
         variable = "_".join(["MENS", *(str(part).upper() for part in fault["loc"])])
         reason = fault["msg"].removeprefix("Value error, ")

@@ -15,8 +15,9 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 if TYPE_CHECKING:  # imported late, so that one tier's tests run where only that tier is installed
-    from shared.db import Database
-    from tests.postgres import PostgresServer
+    from shared.database.connection import Database
+    from tests.support.postgres import PostgresServer
+    from tests.support.serving_installation import ServingInstallation
 
 
 # The same examples every time; HYPOTHESIS_PROFILE=explore looks for new ones.
@@ -28,25 +29,33 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "mens"))
 # What is imported and collected stays for good: looking through it for garbage would take a second, and later 0.1 s a time.
 gc.disable()
 
+FOLDER_MARKS = ("deploy", "system", "vllm")
+"""Folders of this one whose tests all have the mark of the same name."""
 LEFT_OUT = re.compile(r"not \((\w+(?: or \w+)*)\)")
 """The form of `-m` that names what is not to run."""
-MARKS = re.compile(r"^pytestmark = .*", re.MULTILINE)
+MODULE_MARKS = re.compile(r"^pytestmark = .*", re.MULTILINE)
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Of what is left out as a whole nothing is imported: vLLM, torch and OpenAI's client cost each process seconds."""
+    """Import nothing of what is left out as a whole: vLLM, torch and OpenAI's client cost each process seconds."""
     left_out = LEFT_OUT.fullmatch(config.option.markexpr)
     if not left_out:
         return None
-    return True if _marks_of_all(collection_path) & set(left_out[1].split(" or ")) else None
+    return True if _common_marks(collection_path) & set(left_out[1].split(" or ")) else None
 
 
-def _marks_of_all(path: Path) -> set[str]:
+def _common_marks(path: Path) -> set[str]:
     """Marks of every test of a file or folder, as far as they can be seen without an import."""
-    if path == Path(__file__).with_name("system"):
-        return {"system"}  # by its conftest.py
-    line = MARKS.search(path.read_text()) if path.suffix == ".py" else None
+    if folder := _marked_folder(path):
+        return {folder}
+    line = MODULE_MARKS.search(path.read_text()) if path.suffix == ".py" else None
     return set(re.findall(r"pytest\.mark\.(\w+)", line[0])) if line else set()
+
+
+def _marked_folder(path: Path) -> str | None:
+    root = Path(__file__).parent
+    name = path.relative_to(root).parts[0] if root in path.parents else None
+    return name if name in FOLDER_MARKS else None
 
 
 def pytest_collection_finish() -> None:
@@ -56,9 +65,12 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Spread over several processes, the long files come first, so that none is left for one process at the end."""
+    """Mark by folder. Spread over several processes, long files come first, so that none is left for one at the end."""
+    for item in items:
+        if folder := _marked_folder(item.path):
+            item.add_marker(folder)
     if hasattr(config, "workerinput"):
-        items.sort(key=lambda item: 0 if item.get_closest_marker("system") else 1)
+        items.sort(key=lambda item: 0 if {"system", "bench"} & {mark.name for mark in item.iter_markers()} else 1)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -66,7 +78,7 @@ def no_wait_for_the_disk() -> Iterator[None]:
     """A third of the time of tests that write to SQLite would be waiting for a flush that only a power cut makes matter."""
     with pytest.MonkeyPatch.context() as patch:
         if find_spec("sqlalchemy"):  # else one tier's tests run where only that tier is installed
-            patch.setattr("shared.db.SQLITE_SYNCHRONOUS", "OFF")
+            patch.setattr("shared.database.connection.SQLITE_SYNCHRONOUS", "OFF")
         yield
 
 
@@ -92,7 +104,7 @@ def statements_compiled_once() -> Iterator[None]:
         return engine
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("shared.db.create_engine", create_engine)
+        patch.setattr("shared.database.connection.create_engine", create_engine)
         yield
 
 
@@ -110,7 +122,7 @@ def certificates_read_once() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def postgres_server() -> Iterator[PostgresServer]:
     """Started when the first test asks for it."""
-    from tests.postgres import start_postgres
+    from tests.support.postgres import start_postgres
 
     server = start_postgres()
     yield server
@@ -145,8 +157,16 @@ def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str
 @pytest.fixture
 def database(database_url: str) -> Iterator[Database]:
     """An open database of either kind, with the current schema."""
-    from shared.db import Database
+    from shared.database.connection import Database
 
     database = Database(database_url)
     yield database
     database.close()
+
+
+@pytest.fixture(scope="session")
+def serving_installation(tmp_path_factory: pytest.TempPathFactory) -> ServingInstallation:
+    """An installation with one tiny base for serving; the tests of serving, of vLLM and of the adapter store share it."""
+    from tests.support.serving_installation import make_serving_installation
+
+    return make_serving_installation(tmp_path_factory.mktemp("serving"))

@@ -102,7 +102,7 @@ def calls(row: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def test_tool_rows_are_rows_that_can_be_learnt() -> None:
-    from shared.dataset import read_rows
+    from shared.datasets.reader import read_rows
 
     with (EXAMPLES / "tools.jsonl").open("rb") as lines:
         assert len(list(read_rows(lines))) == len(tool_rows()) >= 30

@@ -1,4 +1,5 @@
-"""The worker tier: Celery tasks that claim jobs, and the engine that a child process runs.
+"""The worker tier: Celery tasks that work on jobs, and the programs that they start as child processes.
 
-`app`, `run`, `child`, `publish` never import torch; `train`, `merge` and what they use never import Celery or SQLAlchemy.
+Start with `app.py` (the Celery application) or `train.py` (the trainer, `python -m worker.train`). `jobs/` never imports
+torch; the trainer never imports Celery or SQLAlchemy. Imports `shared`; no other tier.
 """

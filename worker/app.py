@@ -1,8 +1,9 @@
 """The Celery application: ``celery -A worker.app worker``. The entry point of the tier, so it reads the environment.
 
-A task runs in a thread and does nothing heavy itself: the engine is a child process. So the worker goes on answering the
+A task runs in a thread and does nothing heavy itself: the trainer is a child process. So the worker keeps responding to the
 broker while a job trains, and one thread, one job and one GPU belong together. The control worker is started with a thread
-for each of its duties (``--concurrency 3``): a removal waits for replicas, retention for disks, and dead jobs for neither.
+for each of its tasks (``--concurrency 3``): deletions wait for replicas, retention for disks, and the sweep of dead jobs
+must wait for neither.
 """
 
 from __future__ import annotations
@@ -16,9 +17,8 @@ from typing import Any
 
 from celery.signals import beat_embedded_init, setup_logging, worker_shutting_down
 
-from shared.db import Database
-from shared.housekeeping import Housekeeping
-from shared.lifeline import die_with_parent
+from shared.database.connection import Database
+from shared.host import exit_with_parent
 from shared.queue import (
     APPLY_RETENTION,
     CONTROL_QUEUE,
@@ -26,12 +26,13 @@ from shared.queue import (
     REMOVE_DELETED,
     RUN_JOB,
     SWEEP,
-    Doorbell,
+    JobQueue,
     make_celery,
 )
+from shared.retention.cleanup import RetentionRunner
 from shared.settings import read_settings
-from worker.removal import Removal, make_removal
-from worker.run import Worker, make_worker
+from worker.adapter_removal import AdapterRemover, make_adapter_remover
+from worker.jobs.runner import Worker, make_worker
 from worker.settings import WorkerSettings
 
 settings = read_settings(WorkerSettings)
@@ -39,9 +40,12 @@ app = make_celery(settings.broker_url)
 app.conf.update(
     worker_pool="threads",
     worker_concurrency=1,
+    # A message stays in the queue until a thread is free, so that another worker can take it.
     worker_disable_prefetch=True,
     worker_send_task_events=False,
+    # The lease says who owns a job; a lost connection to the broker does not.
     worker_cancel_long_running_tasks_on_connection_loss=False,
+    # A message expires when the next one is sent, so that a stopped control worker finds one of each kind and no backlog.
     beat_schedule={
         task: {"task": task, "schedule": seconds, "options": {"expires": seconds}}
         for task, seconds in (
@@ -55,85 +59,86 @@ app.conf.update(
 
 @functools.cache
 def worker() -> Worker:
-    """The process's one worker, made on first use."""
-    return make_worker(settings, Doorbell(app))
+    """The process's worker, made on first use."""
+    return make_worker(settings, JobQueue(app))
 
 
 @functools.cache
-def removal() -> Removal:
-    """The process's own, made on first use."""
-    return make_removal(settings)
+def adapter_remover() -> AdapterRemover:
+    """The process's remover of deleted adapters, made on first use."""
+    return make_adapter_remover(settings)
 
 
 @functools.cache
-def housekeeping() -> Housekeeping:
-    """The process's own, made on first use."""
-    return Housekeeping(Database(settings.database_url), settings)
+def retention_runner() -> RetentionRunner:
+    """The process's runner of the retention policy, made on first use."""
+    return RetentionRunner(Database(settings.database_url), settings)
 
 
-def one_at_a_time(duty: Callable[[], None]) -> Callable[[], None]:
-    """A duty that is left to whoever is at it already: it never has two threads, so each of the others finds its own."""
-    at_it = threading.Lock()
+def one_at_a_time(task: Callable[[], None]) -> Callable[[], None]:
+    """Make a task return at once while it already runs, so that it never takes the thread of another control task."""
+    running = threading.Lock()
 
-    @functools.wraps(duty)
+    @functools.wraps(task)
     def run() -> None:
-        if at_it.acquire(blocking=False):
+        if running.acquire(blocking=False):
             try:
-                duty()
+                task()
             finally:
-                at_it.release()
+                running.release()
 
     return run
 
 
 @app.task(name=RUN_JOB)  # type: ignore[untyped-decorator]
 def run_job(job_id: str) -> None:
-    """Answer a doorbell."""
+    """Run the job that a queue message names."""
     worker().run_job(job_id)
 
 
 @app.task(name=SWEEP)  # type: ignore[untyped-decorator]
 @one_at_a_time
 def sweep() -> None:
-    """Take back what has expired; ring for jobs that nobody is being rung for."""
-    worker().sweep(ring=pending_bells() == 0)
+    """Take expired jobs back, and enqueue jobs that have no message in the queue."""
+    # While messages wait for a worker, more of them would only pile up.
+    worker().sweep(enqueue=queued_messages() == 0)
 
 
 @app.task(name=REMOVE_DELETED)  # type: ignore[untyped-decorator]
 @one_at_a_time
 def remove_deleted() -> None:
-    """Carry deletions out, as far as that goes now."""
-    removal().round()
+    """Carry out deletions of adapters, as far as possible now."""
+    adapter_remover().run_round()
 
 
 @app.task(name=APPLY_RETENTION)  # type: ignore[untyped-decorator]
 @one_at_a_time
 def apply_retention() -> None:
-    """Remove what may go by the retention policy."""
-    housekeeping().apply()
+    """Delete what the retention policy names."""
+    retention_runner().apply()
 
 
-def pending_bells() -> int:
-    """Bells that no worker has taken yet. While there are some, ringing again would only pile up more."""
+def queued_messages() -> int:
+    """Messages in the job queue that no worker has taken yet."""
     with app.connection_for_read() as connection, connection.channel() as channel:
         return int(channel.queue_declare(JOBS_QUEUE, passive=False).message_count)
 
 
 @worker_shutting_down.connect  # type: ignore[untyped-decorator]
-def give_jobs_back(**_: Any) -> None:
+def stop_worker(**_: Any) -> None:
     """On a warm shutdown the running job writes a checkpoint and goes back to the queue."""
     worker().stopping.set()
 
 
 @beat_embedded_init.connect  # type: ignore[untyped-decorator]
-def beat_dies_with_worker(**_: Any) -> None:
+def exit_beat_with_worker(**_: Any) -> None:
     """The embedded beat is a process of its own; it must not outlive the worker that started it."""
-    die_with_parent(os.getppid())
+    exit_with_parent(os.getppid())
 
 
 @setup_logging.connect  # type: ignore[untyped-decorator]
-def log_plainly(**_: Any) -> None:
-    """One line per record on stderr, nothing coloured, nothing redirected."""
+def configure_logging(**_: Any) -> None:
+    """One plain line per record on stderr: no colours, stdout not redirected."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
 
 

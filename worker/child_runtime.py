@@ -11,9 +11,8 @@ from pathlib import Path
 from types import FrameType
 
 from shared.errors import Code, JobFailed, MensError
-from shared.lifeline import die_with_parent
-from shared.storage import disk_errors
-from worker.rundir import ENDING_NAME, ERROR_NAME, FIRST_PROCESS_NAME, write_json
+from shared.host import disk_errors, exit_with_parent
+from worker.run_folder import ENDING_NAME, ERROR_NAME, FIRST_PROCESS_NAME, write_json
 
 EXIT_FAILED = 3
 """The engine failed with a coded error, written to ``error.json``."""
@@ -22,7 +21,7 @@ EXIT_PAUSED = 10
 EXIT_CANCELLED = 11
 """The engine stopped because it was asked to; nothing more was written."""
 EXIT_PEER_LOST = 12
-"""This process of several ended because another one had; only the launcher sees it (`worker/launch.py`)."""
+"""This process of several ended because another one had; only the launcher sees it (`worker/torchrun.py`)."""
 
 PAUSE_SIGNAL = signal.SIGUSR1
 CANCEL_SIGNAL = signal.SIGTERM
@@ -68,10 +67,10 @@ class StopSignals:
             self._exit_code = EXIT_CANCELLED if number == CANCEL_SIGNAL else EXIT_PAUSED
 
 
-def die_with_worker() -> None:
+def exit_with_worker() -> None:
     """End with the worker that started this engine (its pid is in ``MENS_PARENT_PID``); nothing when run by hand."""
     if parent := os.environ.get(PARENT_VARIABLE):
-        die_with_parent(int(parent))
+        exit_with_parent(int(parent))
 
 
 def under_torchrun() -> bool:

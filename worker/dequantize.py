@@ -19,13 +19,13 @@ import torch
 from bitsandbytes.functional import dequantize_4bit, quantize_4bit
 from safetensors import safe_open
 
-from shared.catalog import model_files
+from shared.base_models.catalog import model_files
+from shared.base_models.config import parse_model_config
+from shared.base_models.tensors import linear_layers
+from shared.base_models.weights import read_folder_tensors, read_tensors
 from shared.errors import ArtifactInvalid, Code, ContractRejected, MensError
-from shared.layout import read_folder_tensors, read_tensors
-from shared.model_config import Family, parse_model_config
-from shared.model_tensors import linear_layers
-from worker.process import EXIT_FAILED
-from worker.training.names import namespaces
+from worker.child_runtime import EXIT_FAILED
+from worker.training.model.layer_names import namespaces
 
 BLOCK_SIZE = 64
 """Weights that share one scale: bitsandbytes' default, which training uses."""
@@ -72,7 +72,7 @@ def write_twin(base: Path, out: Path, double_quant: bool = True) -> None:
 def quantised_tensors(base: Path) -> set[str]:
     """Names, as the base stores them, of the weights that training holds in NF4: all linear layers but the head."""
     config = parse_model_config(json.loads((base / "config.json").read_bytes()))
-    if config.family is Family.GPT2:
+    if config.spec.transposed:
         raise ContractRejected(
             Code.CONTRACT_UNSUPPORTED,
             "A GPT-2 model has no twin: its layers are stored transposed, and the serving engine takes no adapter for it.",

@@ -17,32 +17,33 @@ import torch
 from peft import PeftConfig, get_peft_model
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
-from shared.catalog import MODEL_FILES
-from shared.digest import canonical_json, digest_file
-from shared.errors import ArtifactInvalid, Code, InvalidRequest
-from shared.layout import read_folder_tensors
-from shared.manifest import (
+from shared.artifacts.manifests import (
     MANIFEST_NAME,
+    MODEL_MANIFEST_NAME,
     AdapterManifest,
+    ModelManifest,
     parse_manifest,
     verify_adapter,
     verify_base,
 )
-from shared.model_manifest import MODEL_MANIFEST_NAME, ModelManifest
-from shared.planner import MergeRun
-from worker.process import StopSignals, die_with_worker, run_engine
-from worker.rundir import MODEL_FOLDER, SUMMARY_NAME, write_json
+from shared.base_models.catalog import MODEL_FILES
+from shared.base_models.weights import read_folder_tensors
+from shared.contract.plan import MergeRun
+from shared.errors import ArtifactInvalid, Code, InvalidRequest
+from shared.hashing import canonical_json, digest_file
+from worker.child_runtime import StopSignals, exit_with_worker, run_engine
+from worker.run_folder import MODEL_FOLDER, SUMMARY_NAME, write_json
 from worker.training.adapter import load_adapter
-from worker.training.names import COMPOSITE, namespaces
+from worker.training.model.layer_names import COMPOSITE, namespaces
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Command line of the merge; returns the exit code (`worker/process.py`)."""
+    """Command line of the merge; returns the exit code (`worker/child_runtime.py`)."""
     parser = argparse.ArgumentParser(prog="python -m worker.merge", description=__doc__)
     parser.add_argument("plan", type=Path, help="plan.json of a merge run")
     parser.add_argument("run_dir", type=Path, help="folder that receives the merged model")
     arguments = parser.parse_args(argv)
-    die_with_worker()
+    exit_with_worker()
     StopSignals()  # a merge is short: it ends by itself, or by a kill after the grace time
     arguments.run_dir.mkdir(parents=True, exist_ok=True)
     run = MergeRun.model_validate_json(arguments.plan.read_bytes())

@@ -16,7 +16,7 @@ import random
 import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -25,9 +25,9 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedModel, PreTrainedTokenizerFast
 from transformers.utils.logging import disable_progress_bar
 
+from shared.base_models.families import SPECS, TINY_FAMILIES, Family
 from worker.training.schedule import learning_rate
 
-Family = Literal["qwen3", "llama"]
 Document = list[int]
 
 END_OF_TEXT, TURN_START, TURN_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
@@ -69,7 +69,7 @@ CHAT_TEMPLATE = """\
 """
 
 
-def build_base(out: Path, corpus: Path, family: Family = "qwen3", steps: int = 250, seed: int = 0) -> None:
+def build_base(out: Path, corpus: Path, family: Family = TINY_FAMILIES[0], steps: int = 250, seed: int = 0) -> None:
     """Write the model folder `out`, which must not exist yet; it appears complete or not at all.
 
     The same corpus, family, steps and seed give the same bytes again on the same machine and library versions.
@@ -132,17 +132,13 @@ def encode_corpus(rows: Sequence[dict[str, Any]], tokenizer: PreTrainedTokenizer
 
 def new_model(family: Family, tokenizer: PreTrainedTokenizerFast) -> PreTrainedModel:
     """Return a randomly initialised fp32 causal language model of about one million parameters."""
+    spec = SPECS[family]
+    assert spec.tiny_base is not None, f"no tiny base is made of {family}"
     config = AutoConfig.for_model(
-        family,
+        spec.model_types[0],
+        **spec.tiny_base,
         vocab_size=VOCAB_SIZE,
-        hidden_size=128,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=32,  # the smallest that vLLM's CPU attention takes
-        intermediate_size=384,
         max_position_embeddings=MAX_POSITIONS,
-        tie_word_embeddings=True,
         initializer_range=INITIALIZER_RANGE,
         bos_token_id=None,
         eos_token_id=tokenizer.eos_token_id,
@@ -206,7 +202,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Build a tiny chat base model.")
     parser.add_argument("out", type=Path, metavar="OUT_DIR", help="folder to create")
     parser.add_argument("--corpus", type=Path, default=Path("examples/base_corpus.jsonl"))
-    parser.add_argument("--family", choices=["qwen3", "llama"], default="qwen3")
+    parser.add_argument("--family", choices=TINY_FAMILIES, default=TINY_FAMILIES[0])
     parser.add_argument("--steps", type=int, default=250, help="optimizer steps")
     parser.add_argument("--seed", type=int, default=0)
     build_base(**vars(parser.parse_args()))

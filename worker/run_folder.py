@@ -17,6 +17,10 @@ import os
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel, ConfigDict
+
+from shared.contract.sections import DeviceSection
+
 PLAN_NAME = "plan.json"
 TELEMETRY_NAME = "telemetry.jsonl"
 LOG_NAME = "engine.log"
@@ -52,3 +56,25 @@ def read_json(path: Path) -> dict[str, Any] | None:
 def list_checkpoints(run_dir: Path) -> list[Path]:
     """Complete checkpoints of a run folder, oldest first."""
     return sorted((run_dir / CHECKPOINTS_FOLDER).glob("step-*"))
+
+
+SCORES_NAME = "scores.json"
+
+
+class ScoreRun(BaseModel):
+    """Score probes with an adapter on a full-precision base.
+
+    Attributes:
+        base: the base's folder.
+        adapter: the adapter's folder.
+        probes: the ``probes.json`` of its run.
+        dtype: torch's name of the dtype to compute in: the one that is served.
+        device: where the contract wanted to train.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    base: str
+    adapter: str
+    probes: str
+    dtype: str
+    device: DeviceSection

@@ -16,21 +16,20 @@ from peft import PeftConfig, PeftModel, get_peft_model
 from transformers import AutoModelForCausalLM
 
 from shared.errors import Code, JobFailed
-from worker.process import StopSignals, die_with_worker, run_engine
-from worker.rundir import read_json, write_json
-from worker.score_run import SCORES_NAME, ScoreRun
+from worker.child_runtime import StopSignals, exit_with_worker, run_engine
+from worker.run_folder import SCORES_NAME, ScoreRun, read_json, write_json
 from worker.training.adapter import load_adapter
-from worker.training.model import pick_device
-from worker.training.scoring import score_probes
+from worker.training.model.load import pick_device
+from worker.training.probes import score_probes
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Command line of the scoring; returns the exit code (`worker/process.py`)."""
+    """Command line of the scoring; returns the exit code (`worker/child_runtime.py`)."""
     parser = argparse.ArgumentParser(prog="python -m worker.score", description=__doc__)
     parser.add_argument("plan", type=Path, help="plan.json of a score run")
     parser.add_argument("run_dir", type=Path, help=f"folder that receives {SCORES_NAME}")
     arguments = parser.parse_args(argv)
-    die_with_worker()
+    exit_with_worker()
     StopSignals()  # a few forward passes: they end by themselves, or by a kill after the grace time
     run = ScoreRun.model_validate_json(arguments.plan.read_bytes())
     return run_engine(lambda: score(run, arguments.run_dir), arguments.run_dir)

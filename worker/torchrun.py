@@ -1,4 +1,4 @@
-"""The engine in several processes: ``python -m worker.launch PROCESSES MODULE plan.json run_dir/ [options]``.
+"""The engine in several processes: ``python -m worker.torchrun PROCESSES MODULE plan.json run_dir/ [options]``.
 
 torchrun starts, watches and ends them, in this very process. What it leaves out is done here, so that the worker sees one
 engine whether it has one process or eight: signals are passed on to the first process, the exit code is the engine's own,
@@ -15,16 +15,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 
-from worker.process import CANCEL_SIGNAL, EXIT_PEER_LOST, PARENT_VARIABLE, PAUSE_SIGNAL, die_with_worker
-from worker.rundir import ENDING_NAME, ERROR_NAME, FIRST_PROCESS_NAME, read_json
+from worker.child_runtime import CANCEL_SIGNAL, EXIT_PEER_LOST, PARENT_VARIABLE, PAUSE_SIGNAL, exit_with_worker
+from worker.run_folder import ENDING_NAME, ERROR_NAME, FIRST_PROCESS_NAME, read_json
 
 LOOK_AGAIN_SECONDS = 0.2
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the module in so many processes; returns the engine's exit code (`worker/process.py`)."""
+    """Run the module in so many processes; returns the engine's exit code (`worker/child_runtime.py`)."""
     processes, module, plan, run_dir, *options = argv
-    die_with_worker()
+    exit_with_worker()
     os.environ[PARENT_VARIABLE] = str(os.getpid())  # torchrun's processes are children of this one
     folder = Path(run_dir)
     for name in (ENDING_NAME, ERROR_NAME, FIRST_PROCESS_NAME):

@@ -14,43 +14,43 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from shared.contract import Device
+from shared.contract.plan import TrainingRun
+from shared.contract.sections import Device
 from shared.errors import Code, JobFailed
-from shared.planner import TrainingRun
-from worker.process import (
+from worker.child_runtime import (
     EXIT_CANCELLED,
     EXIT_PAUSED,
     StopRequested,
     StopSignals,
     announce,
-    die_with_worker,
+    exit_with_worker,
     run_engine,
 )
-from worker.rundir import ADAPTER_FOLDER, PREPARED_FOLDER
+from worker.run_folder import ADAPTER_FOLDER, PREPARED_FOLDER
 from worker.training.adapter import save_adapter
 from worker.training.checkpoint import Progress, checkpoint_at, load_checkpoint, save_checkpoint
 from worker.training.early_stopping import is_exhausted, score_at
-from worker.training.facts import new_run_id
 from worker.training.loss import evaluate
 from worker.training.probes import make_probes, write_probes
-from worker.training.report import write_reports
+from worker.training.reporting.facts import new_run_id
+from worker.training.reporting.report import write_reports
+from worker.training.reporting.telemetry import Telemetry
+from worker.training.reporting.trackers import Trackers, trackers_of
 from worker.training.step import optimizer_step
-from worker.training.telemetry import Telemetry
-from worker.training.trackers import Trackers, trackers_of
-from worker.training.trainer import Trainer, agree_to_start, describe, gather_facts, set_up
+from worker.training.trainer import TrainingContext, agree_to_start, describe, gather_facts, set_up
 
 MAX_NON_FINITE_STEPS = 3
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Command line of the trainer; returns the exit code (`worker/process.py`)."""
+    """Command line of the trainer; returns the exit code (`worker/child_runtime.py`)."""
     parser = argparse.ArgumentParser(prog="python -m worker.train", description=__doc__)
     parser.add_argument("plan", type=Path, help="plan.json of a training run")
     parser.add_argument("run_dir", type=Path, help="folder that receives everything the run makes")
     parser.add_argument("--resume", type=Path, help="checkpoint folder to go on from")
     parser.add_argument("--cache", type=Path, help="folder of encoded data files; inside the run folder by default")
     arguments = parser.parse_args(argv)
-    die_with_worker()
+    exit_with_worker()
     stop, run_dir = StopSignals(), arguments.run_dir
     run_dir.mkdir(parents=True, exist_ok=True)
     announce(run_dir)
@@ -64,39 +64,39 @@ def train(run: TrainingRun, run_dir: Path, resume: Path | None, stop: StopSignal
     Raises:
         MensError: with the code of what went wrong. StopRequested: asked to stop, and what was written before.
     """
-    trainer = set_up(run, run_dir, cache or run_dir / PREPARED_FOLDER)
-    progress = take_up(trainer, resume)
-    agree_to_start(trainer, progress)
-    with open_telemetry(trainer, progress) as telemetry:
-        telemetry.emit("train_start", describe(trainer, progress))
-        if run.plan.contract.device.device is Device.CUDA and trainer.device.type == "cpu":
+    context = set_up(run, run_dir, cache or run_dir / PREPARED_FOLDER)
+    progress = resume_or_start(context, resume)
+    agree_to_start(context, progress)
+    with open_telemetry(context, progress) as telemetry:
+        telemetry.emit("train_start", describe(context, progress))
+        if run.plan.contract.device.device is Device.CUDA and context.device.type == "cpu":
             telemetry.gpu_fallback("trainer", "cuda", ["no_cuda_device"])
-        train_loop(trainer, progress, telemetry, stop)
-        finish(trainer, progress, telemetry)
-    trainer.world.leave()
+        train_loop(context, progress, telemetry, stop)
+        finish(context, progress, telemetry)
+    context.distributed.leave()
 
 
-def take_up(trainer: Trainer, resume: Path | None) -> Progress:
+def resume_or_start(context: TrainingContext, resume: Path | None) -> Progress:
     """The beginning of a run, or the place where an earlier attempt left it."""
     if resume is None:
-        return Progress(0, 0, [], token_budget=trainer.budget.tokens, run_id=new_run_id())
-    parts = (trainer.plan, trainer.model, trainer.optimizer)
-    progress = load_checkpoint(resume, *parts, trainer.environment, trainer.base)
-    progress.token_budget = min(progress.token_budget, trainer.budget.tokens)  # this device may be a smaller one
+        return Progress(0, 0, [], token_budget=context.budget.tokens, run_id=new_run_id())
+    parts = (context.plan, context.model, context.optimizer)
+    progress = load_checkpoint(resume, *parts, context.environment, context.base)
+    progress.token_budget = min(progress.token_budget, context.budget.tokens)  # this device may be a smaller one
     return progress
 
 
-def open_telemetry(trainer: Trainer, progress: Progress) -> Telemetry:
+def open_telemetry(context: TrainingContext, progress: Progress) -> Telemetry:
     """Telemetry and the trackers that the operator wants; the first of several processes tells for all."""
-    leads = trainer.world.leads
+    leads = context.distributed.is_main
     trackers = trackers_of(os.environ) if leads else Trackers([])
-    trackers.start(trainer.plan, trainer.run_dir, progress.run_id)
-    report = trainer.data.rows.report
+    trackers.start(context.plan, context.run_dir, progress.run_id)
+    report = context.data.rows.report
     return Telemetry(
-        trainer.run_dir,
-        trainer.order.total_steps,
+        context.run_dir,
+        context.order.total_steps,
         progress.metrics,
-        machine=trainer.machine(),
+        machine=context.machine(),
         skips=report.skipped,
         trajectory_clamped=report.trajectory_clamped,
         trackers=trackers,
@@ -104,51 +104,51 @@ def open_telemetry(trainer: Trainer, progress: Progress) -> Telemetry:
     )
 
 
-def train_loop(trainer: Trainer, progress: Progress, telemetry: Telemetry, stop: StopSignals) -> None:
+def train_loop(context: TrainingContext, progress: Progress, telemetry: Telemetry, stop: StopSignals) -> None:
     """All optimizer steps that are still to do, with checkpoints and validation between them."""
-    exec_, total = trainer.plan.contract.exec, trainer.order.total_steps
-    epoch, began, tokens_before = trainer.order.epoch_of(progress.step), time.monotonic(), progress.trained_tokens
-    telemetry.skipped(curriculum=trainer.order.left_out(epoch))
-    for step in trainer.order.after(progress.step):
+    exec_, total = context.plan.contract.exec, context.order.total_steps
+    epoch, began, tokens_before = context.order.epoch_of(progress.step), time.monotonic(), progress.trained_tokens
+    telemetry.skipped(curriculum=context.order.left_out(epoch))
+    for step in context.order.after(progress.step):
         if step.epoch != epoch:
-            end_epoch(trainer, progress, telemetry, epoch)
+            end_epoch(context, progress, telemetry, epoch)
             if is_exhausted(progress.metrics, exec_.early_stopping_patience):
                 break
             epoch = step.epoch
-            telemetry.skipped(curriculum=trainer.order.left_out(epoch))
+            telemetry.skipped(curriculum=context.order.left_out(epoch))
         elif is_exhausted(progress.metrics, exec_.early_stopping_patience):
-            end_epoch(trainer, progress, telemetry, epoch)  # cut short
+            end_epoch(context, progress, telemetry, epoch)  # cut short
             break
-        telemetry.step(optimizer_step(trainer, progress, step))
+        telemetry.step(optimizer_step(context, progress, step))
         refuse_divergence(progress)
         if step.number % exec_.checkpoint_every == 0 and step.number < total:
-            validate(trainer, progress, telemetry)
-            checkpoint(trainer, progress, telemetry)
-        obey(stop, trainer, progress, telemetry)
+            validate(context, progress, telemetry)
+            checkpoint(context, progress, telemetry)
+        stop_if_requested(stop, context, progress, telemetry)
     else:
-        end_epoch(trainer, progress, telemetry, epoch)
+        end_epoch(context, progress, telemetry, epoch)
     if progress.trained_tokens > tokens_before:
         progress.tokens_per_second = (progress.trained_tokens - tokens_before) / (time.monotonic() - began)
     telemetry.save_metrics()
 
 
-def validate(trainer: Trainer, progress: Progress, telemetry: Telemetry) -> None:
+def validate(context: TrainingContext, progress: Progress, telemetry: Telemetry) -> None:
     """Score the validation rows, unless this step has been validated."""
     if not score_at(progress.metrics, progress.step):
-        batches = trainer.validation_batches(progress.token_budget)
-        telemetry.validation(progress.step, evaluate(trainer.model, batches, trainer.device, trainer.world.sum))
+        batches = context.validation_batches(progress.token_budget)
+        telemetry.validation(progress.step, evaluate(context.model, batches, context.device, context.distributed.sum))
 
 
-def end_epoch(trainer: Trainer, progress: Progress, telemetry: Telemetry, epoch: int) -> None:
+def end_epoch(context: TrainingContext, progress: Progress, telemetry: Telemetry, epoch: int) -> None:
     """Validate and tell."""
-    validate(trainer, progress, telemetry)
+    validate(context, progress, telemetry)
     telemetry.epoch_complete(
         epoch,
-        steps=trainer.order.steps_of(epoch),
+        steps=context.order.steps_of(epoch),
         step=progress.step,
         score=score_at(progress.metrics, progress.step),
-        val_steps=len(trainer.data.validation),
-        checkpoint=checkpoint_at(trainer.run_dir, progress.step),
+        val_steps=len(context.data.validation),
+        checkpoint=checkpoint_at(context.run_dir, progress.step),
     )
 
 
@@ -164,35 +164,35 @@ def refuse_divergence(progress: Progress) -> None:
         )
 
 
-def checkpoint(trainer: Trainer, progress: Progress, telemetry: Telemetry) -> None:
+def checkpoint(context: TrainingContext, progress: Progress, telemetry: Telemetry) -> None:
     """Write a checkpoint, tell."""
-    if trainer.world.leads:
-        parts = (trainer.plan, trainer.model, trainer.tokenizer, trainer.optimizer)
-        folder = save_checkpoint(trainer.run_dir, *parts, progress, trainer.environment, trainer.base)
+    if context.distributed.is_main:
+        parts = (context.plan, context.model, context.tokenizer, context.optimizer)
+        folder = save_checkpoint(context.run_dir, *parts, progress, context.environment, context.base)
         telemetry.checkpoint(progress.step, folder)
-    trainer.world.wait()  # nobody runs ahead of what is on the disk
+    context.distributed.barrier()  # nobody runs ahead of what is on the disk
 
 
-def obey(stop: StopSignals, trainer: Trainer, progress: Progress, telemetry: Telemetry) -> None:
+def stop_if_requested(stop: StopSignals, context: TrainingContext, progress: Progress, telemetry: Telemetry) -> None:
     """Stop here if any process was asked to, all after the same step: a cancel at once, a pause after a checkpoint."""
-    cancel, pause = trainer.world.largest([stop.cancel_requested, stop.pause_requested])
+    cancel, pause = context.distributed.largest([stop.cancel_requested, stop.pause_requested])
     if cancel:
         raise StopRequested(EXIT_CANCELLED)
     if pause:
-        checkpoint(trainer, progress, telemetry)
+        checkpoint(context, progress, telemetry)
         raise StopRequested(EXIT_PAUSED)
 
 
-def finish(trainer: Trainer, progress: Progress, telemetry: Telemetry) -> None:
+def finish(context: TrainingContext, progress: Progress, telemetry: Telemetry) -> None:
     """Write the adapter, the probes for the serving tier, and last the reports that mark the run as complete."""
-    probes = make_probes(trainer.data.validation or trainer.data.rows, trainer.model, trainer.device)
-    if not trainer.world.leads:  # the others have answered for their part of the base, where it is in parts
+    probes = make_probes(context.data.validation or context.data.rows, context.model, context.device)
+    if not context.distributed.is_main:  # the others have answered for their part of the base, where it is in parts
         return
-    folder = trainer.run_dir / ADAPTER_FOLDER
-    manifest = save_adapter(trainer.model, trainer.tokenizer, trainer.plan, progress.step, folder, trainer.base)
-    write_probes(trainer.run_dir, probes)
-    write_reports(trainer.run_dir, gather_facts(trainer, manifest, progress, telemetry))
-    early = progress.step < trainer.order.total_steps
+    folder = context.run_dir / ADAPTER_FOLDER
+    manifest = save_adapter(context.model, context.tokenizer, context.plan, progress.step, folder, context.base)
+    write_probes(context.run_dir, probes)
+    write_reports(context.run_dir, gather_facts(context, manifest, progress, telemetry))
+    early = progress.step < context.order.total_steps
     done = {
         "run_id": progress.run_id,
         "global_step": progress.step,

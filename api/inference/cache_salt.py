@@ -1,4 +1,7 @@
-"""Keeps the tenants' prompts apart in vLLM's prefix cache: whose prompt was asked before, nobody else can tell by the time."""
+"""Cache salts: keep tenants apart in vLLM's prefix cache.
+
+Without a salt, the time to the first token would tell one tenant whether another had sent the same prompt before.
+"""
 
 from __future__ import annotations
 
@@ -10,31 +13,32 @@ from typing import Any
 from shared.errors import Code, InvalidRequest
 
 FIELD = "cache_salt"
-"""vLLM's name for what a prompt's cached blocks are keyed by, besides their tokens."""
+"""vLLM's field: a prompt's cached blocks are keyed by it, besides their tokens."""
 
 
-def salted(body: dict[str, Any], secret: str, tenant: str) -> dict[str, Any]:
-    """The request with its tenant's salt, in which the caller's own takes part but never stands alone.
+def with_cache_salt(body: dict[str, Any], secret: str, tenant: str) -> dict[str, Any]:
+    """The request with its tenant's salt. The caller's own salt is mixed into it, and never used alone.
 
     Args:
         secret: of the installation, the same in every API process.
 
     Raises:
-        InvalidRequest: ``REQUEST_INVALID``: the caller's own salt is no text.
+        InvalidRequest: ``REQUEST_INVALID``: the caller's own salt is not a text.
     """
     own = body.get(FIELD)
     if own is not None and not (isinstance(own, str) and own):
         raise InvalidRequest(Code.REQUEST_INVALID, f"`{FIELD}` must be a text that is not empty.", param=FIELD)
-    salt = _salt(secret, tenant, own) if own else _own_salt(secret, tenant)
+    salt = _salt(secret, tenant, own) if own else _tenant_salt(secret, tenant)
     return {**body, FIELD: salt}
 
 
 @lru_cache(maxsize=1024)
-def _own_salt(secret: str, tenant: str) -> str:
-    """Of a tenant by itself. Nothing that a caller makes up is kept."""
+def _tenant_salt(secret: str, tenant: str) -> str:
+    """The salt of requests without one of their own. Only these are cached: callers can make up any number of the others."""
     return _salt(secret, tenant, None)
 
 
 def _salt(secret: str, tenant: str, own: str | None) -> str:
-    parts = json.dumps([tenant, own]).encode()  # a list, so that no tenant's name and salt read as another's
+    # A list, so that no tenant's name followed by a salt reads as another tenant's.
+    parts = json.dumps([tenant, own]).encode()
     return hmac.digest(secret.encode(), parts, "sha256").hex()

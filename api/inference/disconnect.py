@@ -1,4 +1,4 @@
-"""Whether the caller of a request is still there: work for one who has gone is ended."""
+"""Disconnect detection: cancels the work for a caller who has disconnected."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from starlette.types import Receive
 Result = TypeVar("Result")
 
 
-class Presence:
-    """Watches one request's caller, from the first work for it until it is :meth:`forget`-ted.
+class DisconnectWatcher:
+    """Watches the caller of one request, from the first :meth:`run_until_disconnect` to :meth:`stop`.
 
     Args:
         receive: the request's, its body read.
@@ -22,19 +22,21 @@ class Presence:
         self._receive = receive
         self._watch: asyncio.Task[None] | None = None
         self._working: asyncio.Task[Any] | None = None
-        self._has_gone = self._cancelled = self._forgotten = False
+        self._disconnected = self._cancelled = self._stopped = False
 
-    async def unless_gone(self, work: Coroutine[Any, Any, Result]) -> Result | None:
-        """The result of ``work``; None when the caller goes before: then it is cancelled."""
+    async def run_until_disconnect(self, work: Coroutine[Any, Any, Result]) -> Result | None:
+        """The result of ``work``; None when the caller disconnects before it is there: then the work is cancelled."""
         task = asyncio.current_task()
         assert task is not None
         before = task.cancelling()
         self._working, self._cancelled = task, False
-        asyncio.get_running_loop().call_soon(self._begin)  # when the work has to wait for something
+        # The watching task is made only when the work has to wait for something: most of it does not.
+        asyncio.get_running_loop().call_soon(self._begin)
         try:
             return await work
         except asyncio.CancelledError:
-            if not self._cancelled or task.cancelling() > before + 1:  # somebody else has cancelled it
+            # A cancellation that did not come from here, alone or beside ours, goes on.
+            if not self._cancelled or task.cancelling() > before + 1:
                 raise
             return None
         finally:
@@ -42,25 +44,25 @@ class Presence:
             if self._cancelled:
                 task.uncancel()
 
-    def forget(self) -> None:
-        """Watch no more."""
-        self._forgotten = True
+    def stop(self) -> None:
+        """End the watch."""
+        self._stopped = True
         if self._watch is not None:
             self._watch.cancel()
 
     def _begin(self) -> None:
-        if self._has_gone:
-            self._end()
-        elif self._watch is None and not self._forgotten:
-            self._watch = asyncio.get_running_loop().create_task(self._disconnect())
+        if self._disconnected:
+            self._cancel()
+        elif self._watch is None and not self._stopped:
+            self._watch = asyncio.get_running_loop().create_task(self._wait_for_disconnect())
 
-    async def _disconnect(self) -> None:
+    async def _wait_for_disconnect(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":
             pass
-        self._has_gone = True
-        self._end()
+        self._disconnected = True
+        self._cancel()
 
-    def _end(self) -> None:
+    def _cancel(self) -> None:
         if self._working is not None and not self._cancelled:
             self._cancelled = True
             self._working.cancel()

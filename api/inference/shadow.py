@@ -1,7 +1,7 @@
-"""Shadow traffic: copies of requests to an adapter that is only watched. It has no way to touch a caller.
+"""Shadow traffic: copies of requests to an adapter that is only watched, without affecting the caller's response.
 
-A copy is sent when the caller already has the whole answer; what comes back is counted and thrown away. Only a few run at
-once: a copy that finds no room is dropped, so a slow shadow never queues up work on the replicas.
+A copy is sent when the caller already has the whole response; the copy's response is counted and thrown away. Only a few
+copies run at once: one that finds no room is dropped, so a slow shadow never queues up work on the replicas.
 """
 
 from __future__ import annotations
@@ -12,63 +12,56 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
 
-from api.replica_client import Begun
+from api.inference.replicas.client import ReplicaResponse
 
 MAX_COPIES = 4
-"""Copies under way at once in one API process."""
+"""Copies in flight at once in one API process."""
 
-Ask = Callable[[], Awaitable[Begun]]
+SendCopy = Callable[[], Awaitable[ReplicaResponse]]
 logger = logging.getLogger(__name__)
 
 
 class ShadowTraffic:
-    """The copies that are under way, and how many were ``answered``, ``failed`` and ``dropped`` by (alias, adapter)."""
+    """The copies in flight, and how many were ``answered``, ``failed`` and ``dropped`` by (alias, adapter)."""
 
     def __init__(self, limit: int = MAX_COPIES) -> None:
         self._limit = limit
-        self._under_way: set[asyncio.Task[None]] = set()
+        self._in_flight: set[asyncio.Task[None]] = set()
         self.counts: Counter[tuple[str, str, str]] = Counter()
 
-    async def offer(self, alias: str, adapter: str, ask: Ask) -> None:
+    async def offer(self, alias: str, adapter: str, send_copy: SendCopy) -> None:
         """Begin a copy and return at once; without room it is dropped.
 
         Args:
-            ask: sends the copy and gives the shadow's answer, its body still unread.
+            send_copy: sends the copy and returns the shadow's response, its body still unread.
         """
-        if len(self._under_way) >= self._limit:
+        if len(self._in_flight) >= self._limit:
             self.counts[alias, adapter, "dropped"] += 1
             logger.debug("shadow alias=%s adapter=%s dropped", alias, adapter)
             return
-        task = asyncio.create_task(self._copy(alias, adapter, ask))
-        self._under_way.add(task)
-        task.add_done_callback(self._under_way.discard)
+        task = asyncio.create_task(self._copy(alias, adapter, send_copy))
+        self._in_flight.add(task)
+        task.add_done_callback(self._in_flight.discard)
 
     async def close(self) -> None:
-        """Give up what is under way."""
-        tasks = list(self._under_way)
+        """Cancel the copies in flight."""
+        tasks = list(self._in_flight)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _copy(self, alias: str, adapter: str, ask: Ask) -> None:
-        started = time.perf_counter()
+    async def _copy(self, alias: str, adapter: str, send_copy: SendCopy) -> None:
+        started, status, outcome = time.perf_counter(), 0, "failed"
         try:
-            status = await _read(ask)
-            outcome = "answered" if status < 400 else "failed"
-        except Exception as error:  # whatever is wrong with a shadow is the shadow's affair
-            status, outcome = 0, "failed"
+            response = await send_copy()
+            try:
+                async for _ in response:  # the bytes are thrown away as they come
+                    pass
+            finally:
+                response.close()
+            status, outcome = response.status, "answered" if response.status < 400 else "failed"
+        except Exception as error:  # a fault of a shadow must not reach the caller's request
             logger.warning("shadow alias=%s adapter=%s failed: %s", alias, adapter, error or type(error).__name__)
         self.counts[alias, adapter, outcome] += 1
         milliseconds = (time.perf_counter() - started) * 1000
         logger.info("shadow alias=%s adapter=%s status=%d ms=%.1f", alias, adapter, status, milliseconds)
-
-
-async def _read(ask: Ask) -> int:
-    """The status of the whole answer; its bytes are let go as they come."""
-    answer = await ask()
-    try:
-        async for _ in answer:
-            pass
-    finally:
-        answer.close()
-    return answer.status

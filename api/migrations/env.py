@@ -3,8 +3,8 @@
 from alembic import context
 from sqlalchemy import Connection, text
 
-from shared.db import Database
-from shared.tables import Base
+from shared.database.connection import Database
+from shared.database.tables import Base
 
 ADVISORY_LOCK = 0x6D656E73  # "mens"
 LOCK_TIMEOUT = "15s"

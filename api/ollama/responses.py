@@ -1,7 +1,7 @@
-"""OpenAI's answers as Ollama's clients read them. Pure.
+"""OpenAI's responses in Ollama's shape. Pure.
 
-Each chunk of a stream becomes its lines at once. The last line carries the counts, which are the engine's own, and
-durations in nanoseconds as the front door saw them.
+Each chunk of a stream becomes its lines at once. The last line has the token counts, which are vLLM's own, and durations in
+nanoseconds as the API measured them.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, It
 from datetime import UTC, datetime
 from typing import Any
 
-from api.openai_types import Model
-from api.rejections import broken_off
+from api.errors import interrupted_response
+from api.openai.types import Model
 from shared.errors import Code, Unavailable
 
 DONE = b"[DONE]"
@@ -22,23 +22,23 @@ Shape = Callable[[JsonObject], JsonObject]
 
 
 def as_chat(piece: JsonObject) -> JsonObject:
-    """A piece of an answer as POST /api/chat gives it."""
+    """A piece of a response in the shape of POST /api/chat."""
     logprobs = {"logprobs": piece["logprobs"]} if "logprobs" in piece else {}
-    said = {name: value for name, value in piece.items() if name != "logprobs"}
-    return {"message": {"role": "assistant", "content": "", **said}, **logprobs}
+    message = {name: value for name, value in piece.items() if name != "logprobs"}
+    return {"message": {"role": "assistant", "content": "", **message}, **logprobs}
 
 
 def as_generate(piece: JsonObject) -> JsonObject:
-    """A piece of an answer as POST /api/generate gives it."""
+    """A piece of a response in the shape of POST /api/generate."""
     return {"response": piece.get("content", ""), **{name: value for name, value in piece.items() if name != "content"}}
 
 
-class Answering:
-    """One answer on its way into Ollama's shape. Its time runs from now.
+class ResponseBuilder:
+    """Builds one response in Ollama's shape. Its durations are counted from its construction.
 
     Args:
-        model: as the caller named it.
-        shape: of a piece: :func:`as_chat` or :func:`as_generate`.
+        model: its name in the request.
+        shape: puts a piece into its place: :func:`as_chat` or :func:`as_generate`.
         clock: monotonic nanoseconds.
     """
 
@@ -53,15 +53,15 @@ class Answering:
         self._calls = ToolCalls()
 
     def lines(self, chunk: JsonObject) -> Iterator[JsonObject]:
-        """What one chunk of a stream becomes: no line, one, or one for each call that is whole now."""
+        """The lines for one chunk of a stream: none, one, or one for each tool call that is complete now."""
         if self._first is None:
             self._first = self._clock()
         self._usage = chunk.get("usage") or self._usage
         for choice in chunk.get("choices", []):
-            said = choice.get("delta") or choice
-            if piece := _piece(said, choice):
+            delta = choice.get("delta") or choice
+            if piece := _piece(delta, choice):
                 yield self._line(piece)
-            calls = self._calls.add(said.get("tool_calls") or [])
+            calls = self._calls.add(delta.get("tool_calls") or [])
             if choice.get("finish_reason"):
                 self._reason = _done_reason(choice)
                 calls += self._calls.finish()
@@ -72,16 +72,16 @@ class Answering:
         return self._line({}) | self._end()
 
     def whole(self, completion: JsonObject) -> JsonObject:
-        """An answer that was not streamed."""
+        """The response that is not streamed."""
         (choice,) = completion["choices"]
-        said = choice.get("message") or choice
+        message = choice.get("message") or choice
         self._usage, self._reason = completion.get("usage") or {}, _done_reason(choice)
-        numbered = [{**call, "index": index} for index, call in enumerate(said.get("tool_calls") or [])]
+        numbered = [{**call, "index": index} for index, call in enumerate(message.get("tool_calls") or [])]
         calls = self._calls.add(numbered) + self._calls.finish()
-        return self._line(_piece(said, choice) | ({"tool_calls": calls} if calls else {})) | self._end()
+        return self._line(_piece(message, choice) | ({"tool_calls": calls} if calls else {})) | self._end()
 
     def loaded(self) -> JsonObject:
-        """The answer to a question that asked nothing."""
+        """The response to a request that only loads the model."""
         return self._line({}) | {"done": True, "done_reason": "load"}
 
     def _line(self, piece: JsonObject) -> JsonObject:
@@ -104,35 +104,42 @@ class Answering:
 
 
 class ToolCalls:
-    """Calls whose arguments come as pieces of JSON text; Ollama's come whole, as objects."""
+    """Collects tool calls, whose arguments come as pieces of JSON text; Ollama's come complete, as objects."""
 
     def __init__(self) -> None:
         self._begun: dict[int, tuple[str, str]] = {}
 
     def add(self, deltas: Iterable[JsonObject]) -> list[JsonObject]:
-        """Take pieces in; the calls that are whole now, because another has begun."""
-        whole: list[JsonObject] = []
+        """Add pieces; returns the calls that are complete now, because another has begun."""
+        complete: list[JsonObject] = []
         for delta in deltas:
             if delta["index"] not in self._begun:
-                whole += self.finish()
+                complete += self.finish()
             name, arguments = self._begun.get(delta["index"], ("", ""))
             function = delta.get("function") or {}
             name, arguments = name + (function.get("name") or ""), arguments + (function.get("arguments") or "")
             self._begun[delta["index"]] = name, arguments
-        return whole
+        return complete
 
     def finish(self) -> list[JsonObject]:
-        """The calls that have begun. One that was cut off is none; the answer's ``done_reason`` is ``length`` then."""
+        """The calls that have begun, without one whose arguments were cut off: ``done_reason`` is ``length`` then."""
         begun, self._begun = self._begun, {}
-        calls = [_whole_call(name, arguments) for name, arguments in begun.values()]
-        return [call for call in calls if call]
+        calls: list[JsonObject] = []
+        for name, text in begun.values():
+            try:
+                arguments = json.loads(text or "{}")
+            except ValueError:
+                continue
+            if isinstance(arguments, dict):
+                calls.append({"function": {"name": name, "arguments": arguments}})
+        return calls
 
 
 async def chunks(stream: AsyncIterable[bytes]) -> AsyncIterator[JsonObject]:
-    """The chunks of OpenAI's stream, each as soon as it is there. The stream is read to its end.
+    """The chunks of OpenAI's stream, each as soon as it has come. The stream is read to its end.
 
     Raises:
-        Unavailable: ``SERVING_FAILED``: the replica says so in the stream, or the stream ends before its end mark.
+        Unavailable: ``SERVING_FAILED``: the stream has an error event, or ends before its end mark.
     """
     rest, ended = b"", False
     async for piece in stream:
@@ -141,13 +148,17 @@ async def chunks(stream: AsyncIterable[bytes]) -> AsyncIterator[JsonObject]:
             data = line.removeprefix(b"data:").strip() if line.startswith(b"data:") else b""
             ended = ended or data == DONE
             if data and not ended:
-                yield _sound(json.loads(data))
+                chunk = json.loads(data)
+                if error := chunk.get("error"):
+                    message = str(error.get("message", error) if isinstance(error, dict) else error)
+                    raise Unavailable(Code.SERVING_FAILED, message, remedy="Try again.")
+                yield chunk
     if not ended:
-        raise broken_off()
+        raise interrupted_response()
 
 
 def tag(model: Model) -> JsonObject:
-    """An entry of GET /api/tags. The front door does not know how large a model is, nor its family."""
+    """An entry of GET /api/tags. The API knows neither a model's size nor its family."""
     mens = model.mens or {}
     adapter_id = mens.get("adapter_id") or model.id
     return {
@@ -167,33 +178,15 @@ def tag(model: Model) -> JsonObject:
     }
 
 
-def _piece(said: JsonObject, choice: JsonObject) -> JsonObject:
-    """What one choice says; nothing is left out but what is empty. A completion without a chat has ``text``."""
-    found = {
-        "content": said.get("content") or said.get("text"),
-        "thinking": said.get("reasoning") or said.get("reasoning_content"),
+def _piece(message: JsonObject, choice: JsonObject) -> JsonObject:
+    """The parts of a choice that are not empty. A text completion has ``text`` instead of ``content``."""
+    parts = {
+        "content": message.get("content") or message.get("text"),
+        "thinking": message.get("reasoning") or message.get("reasoning_content"),
         "logprobs": (choice.get("logprobs") or {}).get("content"),
     }
-    return {name: value for name, value in found.items() if value}
-
-
-def _whole_call(name: str, arguments: str) -> JsonObject | None:
-    try:
-        given = json.loads(arguments or "{}")
-    except ValueError:
-        return None
-    return {"function": {"name": name, "arguments": given}} if isinstance(given, dict) else None
+    return {name: value for name, value in parts.items() if value}
 
 
 def _done_reason(choice: JsonObject) -> str:
     return "length" if choice.get("finish_reason") == "length" else "stop"
-
-
-def _sound(chunk: JsonObject) -> JsonObject:
-    if error := chunk.get("error"):
-        raise _failed(str(error.get("message", error) if isinstance(error, dict) else error))
-    return chunk
-
-
-def _failed(message: str) -> Unavailable:
-    return Unavailable(Code.SERVING_FAILED, message, remedy="Ask again.")

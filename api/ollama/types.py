@@ -1,7 +1,7 @@
-"""The requests of Ollama's clients that are answered here, and which of their fields count.
+"""The requests of Ollama's clients that are supported, and which of their fields count.
 
-What would change an answer and cannot be honoured is refused. What only sizes Ollama's own runner is taken, so that its
-clients work unchanged, and changes nothing.
+A field that would change a response and is not supported is refused. An option that only sizes Ollama's own runner is accepted
+and ignored, so that its clients work unchanged.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, Field, model_validator
 
-from api.openai_types import Closed
-from shared.training_row import Role
+from api.openai.types import Closed
+from shared.datasets.rows import Role
 
 RUNNER_OPTIONS = frozenset(
     {
@@ -19,9 +19,9 @@ RUNNER_OPTIONS = frozenset(
         "vocab_only", "use_mmap", "use_mlock", "embedding_only",
     }
 )  # fmt: skip
-"""How Ollama loads a model. Here the serving tier's settings say that."""
+"""Options of how Ollama loads a model. Here that is decided by the settings of the serving tier."""
 RENAMED = {"repeat_penalty": "repetition_penalty", "num_predict": "max_tokens"}
-"""Options that vLLM calls otherwise; it knows the rest by the same names."""
+"""Options that have another name in vLLM; the rest have the same."""
 
 
 def _refuse_unless_empty(value: Any) -> None:
@@ -34,7 +34,7 @@ Unsupported = Annotated[Any, AfterValidator(_refuse_unless_empty)]
 
 
 class Options(Closed):
-    """How tokens are chosen. What is left out is as the model's own generation settings say."""
+    """Sampling options. The model's own generation settings decide those that are left out."""
 
     temperature: float | None = None
     top_p: float | None = None
@@ -42,64 +42,62 @@ class Options(Closed):
     min_p: float | None = None
     seed: int | None = None
     stop: list[str] | str | None = None
-    num_predict: int | None = Field(None, description="Most tokens of the answer; negative: as many as fit.")
+    num_predict: int | None = Field(None, description="Maximum number of tokens to generate; negative: as many as fit.")
     repeat_penalty: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
 
     @model_validator(mode="before")
     @classmethod
-    def _leave_out_the_runners(cls, given: Any) -> Any:
+    def _without_runner_options(cls, given: Any) -> Any:
         if not isinstance(given, dict):
             return given
         return {name: value for name, value in given.items() if name not in RUNNER_OPTIONS and value is not None}
 
     def sampling(self) -> dict[str, Any]:
-        """The same as vLLM calls it."""
+        """The options by vLLM's names."""
         given = self.model_dump(exclude_none=True)
         if given.get("num_predict", 0) < 0:
             del given["num_predict"]
         return {RENAMED.get(name, name): value for name, value in given.items()}
 
 
-def _without_latest(name: str) -> str:
-    return name.removesuffix(":latest")
+class OllamaRequest(Closed):
+    """Fields of both kinds of request. Ollama's clients may write ``:latest`` after a name; it is cut off."""
 
-
-class Question(Closed):
-    """What both kinds of request say. Ollama's clients may write ``:latest`` after a name; it means nothing here."""
-
-    model: Annotated[str, AfterValidator(_without_latest)]
-    stream: bool | None = Field(None, description="Only false means: in one piece.")
+    model: Annotated[str, AfterValidator(lambda name: name.removesuffix(":latest"))]
+    stream: bool | None = Field(None, description="False: the response comes in one piece.")
     format: Literal["", "json"] | dict[str, Any] | None = Field(None, description="`json`, or a JSON schema.")
     options: Options | None = None
     think: bool | Literal["low", "medium", "high"] | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
-    keep_alive: float | str | None = Field(None, description="Taken and not used: adapters come and go by themselves.")
+    keep_alive: float | str | None = Field(
+        None, description="Accepted and ignored: adapters are loaded and unloaded on demand."
+    )
     images: Unsupported = None
 
     @property
     def streams(self) -> bool:
-        """Whether the answer is sent as it is made, as it is unless the caller says otherwise."""
+        """Whether the response is streamed, which is the default."""
         return self.stream is not False
 
 
 class CalledFunction(BaseModel):
-    """Name and arguments of a call; what else clients send back from an earlier answer is not needed."""
+    """Name and arguments of a call; other fields that clients send back from an earlier response are ignored."""
 
     name: str
     arguments: dict[str, Any] = {}
 
 
 class ToolCall(BaseModel):
-    """A call that the model made before."""
+    """A tool call that the model made earlier in the chat."""
 
     function: CalledFunction
 
 
 class Message(Closed):
-    """One turn. A tool's result says by ``tool_name`` which call it answers, else it answers the next one."""
+    """One message of a chat. A tool's result names its call by ``tool_name``; without it, it belongs to the oldest open call."""
 
     role: Role
     content: str | None = None
@@ -109,7 +107,7 @@ class Message(Closed):
     images: Unsupported = None
 
 
-class ChatQuestion(Question):
+class ChatRequest(OllamaRequest):
     """Body of POST /api/chat. Without messages the model is only loaded."""
 
     messages: list[Message] = []
@@ -117,27 +115,27 @@ class ChatQuestion(Question):
 
     @property
     def only_loads(self) -> bool:
-        """Whether nothing is asked."""
+        """Whether the request only loads the model."""
         return not self.messages
 
 
-class GenerateQuestion(Question):
+class GenerateRequest(OllamaRequest):
     """Body of POST /api/generate. Without a prompt the model is only loaded."""
 
     prompt: str | None = None
     system: str | None = None
-    raw: bool | None = Field(None, description="The prompt is the model's whole text: no chat template is used.")
+    raw: bool | None = Field(None, description="The prompt is the whole text for the model: no chat template is used.")
     suffix: Unsupported = None
     template: Unsupported = None
     context: Unsupported = None
 
     @property
     def only_loads(self) -> bool:
-        """Whether nothing is asked."""
+        """Whether the request only loads the model."""
         return not self.prompt
 
     @model_validator(mode="after")
-    def _raw_is_plain(self) -> GenerateQuestion:
+    def _raw_excludes_chat_fields(self) -> GenerateRequest:
         if self.raw and (self.system or self.logprobs or self.think):
-            raise ValueError("`system`, `think` and `logprobs` do not go with `raw`")
+            raise ValueError("`system`, `think` and `logprobs` cannot be combined with `raw`")
         return self

@@ -1,15 +1,14 @@
-"""A job as OpenAI's clients see it: a translation of the same row, in both directions."""
+"""OpenAI's fine-tuning jobs, events, checkpoints and files: the translation from and to our own."""
 
 from __future__ import annotations
 
 import re
 from datetime import UTC, datetime
-from typing import Any
 
 from pydantic import ValidationError
 
-from api.faults import describe_faults
-from api.openai_types import (
+from api.errors import describe_faults
+from api.openai.types import (
     CreateFineTuningJob,
     FileObject,
     FineTuningCheckpoint,
@@ -19,32 +18,33 @@ from api.openai_types import (
     JobError,
     Status,
 )
-from shared.auto import auto_batch_size, auto_epochs, auto_learning_rate
-from shared.contract import BAD_NAME, FineTuneContract
+from shared.contract.auto_hyperparameters import auto_batch_size, auto_epochs, auto_learning_rate
+from shared.contract.sections import BAD_NAME, FineTuneContract
+from shared.database.adapters import Adapter
+from shared.database.files import File
+from shared.database.job_states import JobState, Stage
+from shared.database.records import Event, Job
 from shared.errors import Code, ContractRejected, InvalidRequest
-from shared.job import Event, Job
-from shared.jobstate import Stage, State
-from shared.registry import Adapter, File
 
 EVENT_PREFIX = "ftevent-"
 CHECKPOINT_PREFIX = "ftckpt-"
-STATUS: dict[State, Status] = {
-    State.QUEUED: "queued",
-    State.RUNNING: "running",
-    State.PAUSED: "queued",  # OpenAI has no such status; the `mens` block says it
-    State.SUCCEEDED: "succeeded",
-    State.FAILED: "failed",
-    State.CANCELLED: "cancelled",
+STATUS: dict[JobState, Status] = {
+    JobState.QUEUED: "queued",
+    JobState.RUNNING: "running",
+    JobState.PAUSED: "queued",  # OpenAI has no such status; the `mens` block has ours
+    JobState.SUCCEEDED: "succeeded",
+    JobState.FAILED: "failed",
+    JobState.CANCELLED: "cancelled",
 }
 
 FIELDS = {"data.train_file": "training_file", "data.validation_file": "validation_file", "model.hf_repo": "model"}
-"""Fields of the contract that OpenAI's request has under names of its own."""
+"""Fields of the contract that have another name in OpenAI's request."""
 
 
 def to_contract(
     body: CreateFineTuningJob, rows: int, base_rate: float | None
 ) -> tuple[FineTuneContract, dict[str, float]]:
-    """The contract that an OpenAI request means, and its hyper-parameters with every ``auto`` resolved.
+    """The contract for an OpenAI request, and its hyperparameters with every ``auto`` resolved.
 
     Args:
         body: the request.
@@ -52,10 +52,10 @@ def to_contract(
         base_rate: the base's own learning rate in the catalogue, if it names one.
 
     Raises:
-        ContractRejected: ``CONTRACT_INVALID``: the ``mens`` block holds something no contract can hold.
+        ContractRejected: ``CONTRACT_INVALID``: the ``mens`` block is not valid in a contract.
     """
-    asked = body.method.supervised.hyperparameters if body.method else body.hyperparameters or Hyperparameters()
-    resolved = resolve_auto(asked, rows)
+    requested = body.method.supervised.hyperparameters if body.method else body.hyperparameters or Hyperparameters()
+    resolved = resolve_auto(requested, rows)
     sections = body.mens.model_dump(exclude_unset=True)
     sections["model"] = {"hf_repo": body.model}
     data = sections.get("data", {}) | {"train_file": body.training_file, "validation_file": body.validation_file}
@@ -69,30 +69,54 @@ def to_contract(
     if body.seed is not None:
         own["seed"] = body.seed
     sections["exec"] = own | sections.get("exec", {})
-    return _validated(sections), resolved
+    try:
+        return FineTuneContract.model_validate(sections), resolved
+    except ValidationError as error:
+        path, reason = next(iter(describe_faults(error.errors(), sections).items()))
+        raise ContractRejected(
+            Code.NAME_INVALID if error.errors()[0]["type"] == BAD_NAME else Code.CONTRACT_INVALID,
+            f"mens.{path}: {reason}.",
+            remedy="The contract's schema is at GET /v1/contract/schema.",
+            param=f"mens.{path}",
+        ) from None
 
 
-def resolve_auto(asked: Hyperparameters, rows: int) -> dict[str, float]:
-    """OpenAI's three hyper-parameters as numbers, for a training file of so many rows; the rules: `shared/auto.py`."""
-    batch_size = auto_batch_size(rows) if asked.batch_size == "auto" else asked.batch_size
-    epochs = auto_epochs(rows, batch_size) if asked.n_epochs == "auto" else asked.n_epochs
-    multiplier = 1.0 if asked.learning_rate_multiplier == "auto" else asked.learning_rate_multiplier
+def resolve_auto(requested: Hyperparameters, rows: int) -> dict[str, float]:
+    """OpenAI's three hyperparameters as numbers, for a training file of so many rows.
+
+    The rules are in `shared/contract/auto_hyperparameters.py`.
+    """
+    batch_size = auto_batch_size(rows) if requested.batch_size == "auto" else requested.batch_size
+    epochs = auto_epochs(rows, batch_size) if requested.n_epochs == "auto" else requested.n_epochs
+    multiplier = 1.0 if requested.learning_rate_multiplier == "auto" else requested.learning_rate_multiplier
     return {"batch_size": batch_size, "learning_rate_multiplier": multiplier, "n_epochs": epochs}
 
 
 def to_field(param: str | None) -> str | None:
-    """What an error is about, as OpenAI's request calls it."""
+    """The name in OpenAI's request of the field that an error is about."""
     return FIELDS.get(param, param) if param else None
 
 
 def job_view(job: Job) -> FineTuningJob:
     """A fine-tune job in OpenAI's shape."""
     contract, result, error = job.contract, job.result, job.error
-    hyperparameters = job.extra.get("hyperparameters") or _hyperparameters(contract)
+    hyperparameters = job.extra.get("hyperparameters")
+    if not hyperparameters:  # a job of the native API
+        exec_ = contract["exec"]
+        hyperparameters = {
+            "batch_size": exec_["batch_size"] * exec_["grad_accum"],
+            "learning_rate_multiplier": exec_["learning_rate"] / auto_learning_rate(None),
+            "n_epochs": exec_["epochs"],
+        }
+    eta = job.progress.get("eta_seconds") if job.state is JobState.RUNNING else None
+    error_view = None
+    if error:
+        message = f"{error['message']} {error['remedy']}".strip()
+        error_view = JobError(code=error["code"], message=message, param=to_field(error["param"]))
     return FineTuningJob(
         id=job.id,
         created_at=_seconds(job.created_at),
-        error=JobError(code=error["code"], message=_sentence(error), param=to_field(error["param"])) if error else None,
+        error=error_view,
         fine_tuned_model=result.get("adapter_id") if contract["artifact"]["publish"] else None,
         finished_at=_seconds(job.finished_at) if job.finished_at else None,
         hyperparameters=hyperparameters,
@@ -104,10 +128,19 @@ def job_view(job: Job) -> FineTuningJob:
         trained_tokens=result.get("trained_tokens"),
         training_file=contract["data"]["train_file"],
         validation_file=contract["data"]["validation_file"],
-        estimated_finish=_estimated_finish(job),
+        estimated_finish=None if eta is None else _seconds(datetime.now(UTC)) + round(float(eta)),
         metadata=job.labels,
         method={"type": "supervised", "supervised": {"hyperparameters": hyperparameters}},
-        mens=_mens_block(job),
+        mens={
+            "state": job.state,
+            "stage": job.stage,
+            "requested": job.requested,
+            "attempt": job.attempt,
+            "progress": job.progress,
+            "contract_digest": job.plan["contract_digest"],
+            "adapter_id": result.get("adapter_id"),
+            "error": error,
+        },
     )
 
 
@@ -144,7 +177,7 @@ def event_seq(event_id: str | None) -> int | None:
 
 
 def checkpoint_view(adapter: Adapter, job_id: str) -> FineTuningCheckpoint:
-    """A stored checkpoint in OpenAI's shape; its model id can be asked like any other."""
+    """A stored checkpoint in OpenAI's shape. Its model id can be used like that of any model."""
     names = {"train_accuracy": "train_mean_token_accuracy"}
     return FineTuningCheckpoint(
         id=f"{CHECKPOINT_PREFIX}{adapter.digest[:24]}",
@@ -166,52 +199,6 @@ def file_view(file: File) -> FileObject:
         purpose=file.purpose,
         expires_at=_seconds(file.expires_at) if file.expires_at else None,
     )
-
-
-def _validated(sections: dict[str, Any]) -> FineTuneContract:
-    try:
-        return FineTuneContract.model_validate(sections)
-    except ValidationError as error:
-        path, reason = next(iter(describe_faults(error.errors(), sections).items()))
-        raise ContractRejected(
-            Code.NAME_INVALID if error.errors()[0]["type"] == BAD_NAME else Code.CONTRACT_INVALID,
-            f"mens.{path}: {reason}.",
-            remedy="The contract's schema is at GET /v1/contract/schema.",
-            param=f"mens.{path}",
-        ) from None
-
-
-def _hyperparameters(contract: dict[str, Any]) -> dict[str, Any]:
-    exec_ = contract["exec"]
-    return {
-        "batch_size": exec_["batch_size"] * exec_["grad_accum"],
-        "learning_rate_multiplier": exec_["learning_rate"] / auto_learning_rate(None),
-        "n_epochs": exec_["epochs"],
-    }
-
-
-def _mens_block(job: Job) -> dict[str, Any]:
-    return {
-        "state": job.state,
-        "stage": job.stage,
-        "requested": job.requested,
-        "attempt": job.attempt,
-        "progress": job.progress,
-        "contract_digest": job.plan["contract_digest"],
-        "adapter_id": job.result.get("adapter_id"),
-        "error": job.error,
-    }
-
-
-def _estimated_finish(job: Job) -> int | None:
-    eta = job.progress.get("eta_seconds")
-    if job.state is not State.RUNNING or eta is None:
-        return None
-    return _seconds(datetime.now(UTC)) + round(float(eta))
-
-
-def _sentence(error: dict[str, Any]) -> str:
-    return f"{error['message']} {error['remedy']}".strip()
 
 
 def _seconds(moment: datetime) -> int:

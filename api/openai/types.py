@@ -1,6 +1,6 @@
-"""OpenAI's fine-tuning shapes, as its stock clients validate them.
+"""OpenAI's shapes of fine-tuning jobs, files and models, as its clients validate them.
 
-Keys of ours travel in one block, ``mens``; OpenAI's own keys hold nothing that OpenAI's documentation does not describe.
+Our own keys are in one block, ``mens``; OpenAI's keys hold only what OpenAI's documentation describes.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ Status = Literal["validating_files", "queued", "running", "succeeded", "failed",
 
 
 class Closed(BaseModel):
-    """A request part: unknown keys are refused, because a misspelt knob that is ignored costs a GPU-hour."""
+    """Part of a request that refuses unknown keys, because a misspelt setting that is ignored costs a GPU-hour."""
 
     model_config = ConfigDict(extra="forbid")
 
 
 class Hyperparameters(Closed):
-    """``auto`` is resolved by the rules of `shared/auto.py` and echoed resolved."""
+    """OpenAI's hyperparameters. ``auto`` is resolved by the rules of docs/openai.md, and returned resolved."""
 
     batch_size: Auto | Annotated[int, Field(ge=1, le=256)] = "auto"
     learning_rate_multiplier: Auto | Annotated[float, Field(gt=0)] = "auto"
@@ -39,14 +39,14 @@ class Supervised(Closed):
 
 
 class SupervisedMethod(Closed):
-    """The one method this release trains."""
+    """The training method: supervised fine-tuning, the only one of this release."""
 
     type: Literal["supervised"]
     supervised: Supervised = Supervised()
 
 
 class ContractOverrides(Closed):
-    """Sections of the fine-tune contract (GET /v1/contract/schema) that OpenAI's request has no words for."""
+    """Sections of the fine-tune contract (GET /v1/contract/schema) that OpenAI's request has no fields for."""
 
     provenance: dict[str, Any] = {}
     data: dict[str, Any] = {}
@@ -63,17 +63,19 @@ class ContractOverrides(Closed):
 
 
 class CreateFineTuningJob(Closed):
-    """Body of POST /v1/fine_tuning/jobs."""
+    """Request for a fine-tuning job (POST /v1/fine_tuning/jobs)."""
 
     model: str
     training_file: str
     validation_file: str | None = None
-    hyperparameters: Hyperparameters | None = Field(None, description="Deprecated by OpenAI, still sent.")
+    hyperparameters: Hyperparameters | None = Field(
+        None, description="Deprecated by OpenAI in favour of `method`; older clients send it."
+    )
     method: SupervisedMethod | None = None
     suffix: Annotated[str, StringConstraints(min_length=1, max_length=64)] | None = None
     seed: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None
     metadata: Metadata | None = None
-    integrations: list[Any] | None = Field(None, description="None in this release: null or an empty list.")
+    integrations: list[Any] | None = Field(None, description="Not supported in this release: null or an empty list.")
     mens: ContractOverrides = ContractOverrides()
 
     @field_validator("integrations")

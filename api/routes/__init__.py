@@ -1,1 +1,4 @@
-"""Routes: each translates HTTP to one verb of the ledger, the registry or the gateway, and back."""
+"""The HTTP API, one file per surface: a route turns HTTP into one call of a layer below, and its result into HTTP.
+
+Start with `jobs.py` (the native API) or `chat.py` (requests to models). Imports anything of `api` except `api.main`.
+"""

@@ -1,4 +1,4 @@
-"""/v1/aliases: where the names that people use point to, who moved them and why, and the way back."""
+"""/v1/aliases: which adapters an alias points to, its moves with actor and reason, and rollback."""
 
 from __future__ import annotations
 
@@ -7,36 +7,36 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Header, Query, Response
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
-from api.authentication import Caller, CallerDep, requires
-from api.openai_types import Deleted
-from api.pages import Page, WholeList, page_of
-from api.scope import ScopeDep
+from api.openai.types import Deleted
 from api.services import ServicesDep
-from shared.aliases import Alias, Move, Mover
-from shared.contract import Name
+from api.web.auth import TRAINER, Caller, CallerDep
+from api.web.params import Page, WholeList, page_of
+from api.web.tenant_view import TenantViewDep
+from shared.contract.sections import Name
+from shared.database.aliases import Actor, Alias, Move
+from shared.database.routing import AdapterId, Routing, Shadow, Target
 from shared.errors import Code, InvalidRequest
-from shared.routing import AdapterId, Routing, Shadow, Target
-from shared.tenancy import Role
 
 router = APIRouter(prefix="/v1/aliases", tags=["aliases"])
 
-TRAINER = [requires(Role.TRAINER)]
 LARGEST_VERSION = 2**31 - 1
 Reason = Annotated[str, StringConstraints(max_length=500, pattern=r"^[^\x00]*$")]
 
 
 class PutAlias(BaseModel):
-    """Where an alias shall point: to one adapter, or to several by weight."""
+    """New target of an alias: one adapter, or several by weight."""
 
     model_config = ConfigDict(extra="forbid")
     adapter: AdapterId | None = Field(
         None, validation_alias=AliasChoices("adapter", "adapter_id"), description="The one adapter that answers."
     )
     targets: Annotated[list[Target], Field(min_length=1, max_length=16)] | None = Field(
-        None, description="Or several, by weight."
+        None, description="Or several adapters, by weight."
     )
-    shadow: Shadow | None = Field(None, description="An adapter that gets copies of requests; nobody sees its answers.")
-    reason: Reason = Field("", description="Why; it is kept in the history.")
+    shadow: Shadow | None = Field(
+        None, description="An adapter that gets copies of requests; its responses are thrown away."
+    )
+    reason: Reason = Field("", description="Reason for the move; kept in the history.")
 
     @model_validator(mode="after")
     def _one_of_two(self) -> PutAlias:
@@ -45,24 +45,24 @@ class PutAlias(BaseModel):
         return self
 
     def routing(self) -> Routing:
-        """The same in one form."""
+        """The target in the one form that is stored."""
         targets = Routing.to(self.adapter).targets if self.adapter else tuple(self.targets or ())
         return Routing(targets=targets, shadow=self.shadow)
 
 
 class RollBack(BaseModel):
-    """Where an alias shall go back to."""
+    """Where an alias is moved back to."""
 
     model_config = ConfigDict(extra="forbid")
     to_version: int | None = Field(
-        None, ge=1, le=LARGEST_VERSION, description="What it was at this version; when null, before its last move."
+        None, ge=1, le=LARGEST_VERSION, description="Its target at this version; when null, before its last move."
     )
-    reason: Reason = Field("", description="Why; it is kept in the history.")
+    reason: Reason = Field("", description="Reason for the move; kept in the history.")
 
 
 def expected_version(
     if_match: Annotated[
-        str | None, Header(description="The ETag that was seen; when it is old, nothing moves.")
+        str | None, Header(description="ETag of the alias as last read; if the alias has moved since, it is refused.")
     ] = None,
 ) -> int | None:
     """The version in If-Match; None when any will do.
@@ -74,7 +74,9 @@ def expected_version(
         return None
     version = if_match.strip().removeprefix("W/").strip('"')
     if not version.isdecimal():
-        raise InvalidRequest(Code.REQUEST_INVALID, f"If-Match is {if_match!r}, no ETag of an alias.", param="If-Match")
+        raise InvalidRequest(
+            Code.REQUEST_INVALID, f"If-Match is {if_match!r}, which is not an alias's ETag.", param="If-Match"
+        )
     return int(version)
 
 
@@ -82,15 +84,15 @@ ExpectedVersion = Annotated[int | None, Depends(expected_version)]
 
 
 @router.get("")
-def list_aliases(scope: ScopeDep) -> WholeList[Alias]:
-    """All aliases."""
-    return WholeList(data=scope.aliases.all())
+def list_aliases(view: TenantViewDep) -> WholeList[Alias]:
+    """All aliases of the tenant, and the shared ones."""
+    return WholeList(data=view.aliases.all())
 
 
 @router.get("/{name}")
-def retrieve_alias(name: Name, scope: ScopeDep, response: Response) -> Alias:
-    """One alias; its ETag is for If-Match of the moves."""
-    return _tagged(response, scope.aliases.get(name))
+def retrieve_alias(name: Name, view: TenantViewDep, response: Response) -> Alias:
+    """One alias. Its ETag is sent back as If-Match of a move."""
+    return _with_etag(response, view.aliases.get(name))
 
 
 @router.put("/{name}", dependencies=TRAINER)
@@ -98,59 +100,63 @@ def put_alias(
     name: Name,
     body: PutAlias,
     services: ServicesDep,
-    scope: ScopeDep,
+    view: TenantViewDep,
     caller: CallerDep,
     response: Response,
     expected: ExpectedVersion,
 ) -> Alias:
-    """Point an alias to published adapters of one base; requests that come after this call get them."""
+    """Point an alias to published adapters of one base model. Requests after this call get them."""
     bases = frozenset(base.name for base in services.catalog().bases)
-    by = _mover(caller)
-    alias = scope.aliases.set(name, body.routing(), by, body.reason, expected=expected, forbidden=bases)
-    return _tagged(response, alias)
+    actor = _actor(caller)
+    alias = view.aliases.set(name, body.routing(), actor, body.reason, expected=expected, forbidden=bases)
+    return _with_etag(response, alias)
 
 
 @router.post("/{name}/rollback", dependencies=TRAINER)
 def roll_back(
     name: Name,
-    scope: ScopeDep,
+    view: TenantViewDep,
     caller: CallerDep,
     response: Response,
     expected: ExpectedVersion,
     body: RollBack | None = None,
 ) -> Alias:
-    """Move an alias back: to where it was before its last move, or to what it was at a version. A deleted one returns."""
-    back = body or RollBack()
-    alias = scope.aliases.rollback(name, _mover(caller), back.reason, to_version=back.to_version, expected=expected)
-    return _tagged(response, alias)
+    """Move an alias back to its target before its last move, or at a version. A deleted alias is restored."""
+    body = body or RollBack()
+    alias = view.aliases.rollback(name, _actor(caller), body.reason, to_version=body.to_version, expected=expected)
+    return _with_etag(response, alias)
 
 
 @router.get("/{name}/history")
 def alias_history(
     name: Name,
-    scope: ScopeDep,
+    view: TenantViewDep,
     before: Annotated[
-        int | None, Query(ge=1, le=LARGEST_VERSION, description="Version of the last move of the page before.")
+        int | None, Query(ge=1, le=LARGEST_VERSION, description="Version of the last move of the previous page.")
     ] = None,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
 ) -> Page[Move]:
-    """Every move of an alias, newest first: when, who, why, from where, to where."""
-    return page_of(scope.aliases.history(name, before=before, limit=limit + 1), limit)
+    """Moves of an alias, newest first: when, by whom, why, from where and to where."""
+    return page_of(view.aliases.history(name, before=before, limit=limit + 1), limit)
 
 
 @router.delete("/{name}", dependencies=TRAINER)
 def delete_alias(
-    name: Name, scope: ScopeDep, caller: CallerDep, expected: ExpectedVersion, reason: Annotated[Reason, Query()] = ""
+    name: Name,
+    view: TenantViewDep,
+    caller: CallerDep,
+    expected: ExpectedVersion,
+    reason: Annotated[Reason, Query()] = "",
 ) -> Deleted:
-    """Delete an alias. Its adapters and its history stay, and a rollback brings it back."""
-    scope.aliases.delete(name, _mover(caller), reason, expected=expected)
+    """Delete an alias. Its adapters and its history are kept, and a rollback restores it."""
+    view.aliases.delete(name, _actor(caller), reason, expected=expected)
     return Deleted(id=name, object="alias")
 
 
-def _mover(caller: Caller) -> Mover:
-    return Mover(id=caller.key.id, name=caller.key.name)
+def _actor(caller: Caller) -> Actor:
+    return Actor(id=caller.key.id, name=caller.key.name)
 
 
-def _tagged(response: Response, alias: Alias) -> Alias:
+def _with_etag(response: Response, alias: Alias) -> Alias:
     response.headers["ETag"] = f'"{alias.version}"'
     return alias

@@ -1,4 +1,4 @@
-"""Asking models, in OpenAI's shapes. These routes and Ollama's, and no others, reach the serving tier."""
+"""Requests to models in OpenAI's shapes. These routes and Ollama's are the only ones that reach the serving tier."""
 
 from __future__ import annotations
 
@@ -6,17 +6,13 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
-from api.authentication import CallerDep, requires
-from api.gateway import proxy
-from api.model_route import ModelRoute
-from api.openai_questions import asks_chat, asks_completion
-from api.responses import stateless
+from api.inference.request_validation import validate_chat, validate_completion, validate_response
 from api.services import ServicesDep
-from shared.tenancy import Role
+from api.web.auth import TRAINER, CallerDep
+from api.web.fast_path import FastPathRoute
 
-router = APIRouter(prefix="/v1", tags=["chat (OpenAI)"], route_class=ModelRoute)
+router = APIRouter(prefix="/v1", tags=["chat (OpenAI)"], route_class=FastPathRoute)
 
-TRAINER = [requires(Role.TRAINER)]
 BODY: dict[str, Any] = {
     "parameters": [
         {
@@ -40,38 +36,44 @@ BODY: dict[str, Any] = {
 
 @router.post("/chat/completions", openapi_extra=BODY)
 async def chat_completions(request: Request, services: ServicesDep, caller: CallerDep) -> Response:
-    """A chat completion by a base, an adapter or an alias; OpenAI's request and answer, streamed or not.
+    """A chat completion by a base model, an adapter or an alias, in OpenAI's shape, streamed or not.
 
-    Which adapter answered is in the header X-Mens-Adapter.
+    The response header X-Mens-Adapter names the adapter.
     """
-    return await proxy(services, caller, request, "/v1/chat/completions", prepare=asks_chat)
+    return await services.gateway.forward(
+        request, caller.key, caller.tenant, "/v1/chat/completions", validate=validate_chat
+    )
 
 
 @router.post("/completions", openapi_extra=BODY)
 async def completions(request: Request, services: ServicesDep, caller: CallerDep) -> Response:
-    """A text completion by a base, an adapter or an alias."""
-    return await proxy(services, caller, request, "/v1/completions", prepare=asks_completion)
+    """A text completion by a base model, an adapter or an alias, in OpenAI's shape, streamed or not."""
+    return await services.gateway.forward(
+        request, caller.key, caller.tenant, "/v1/completions", validate=validate_completion
+    )
 
 
 @router.post("/responses", openapi_extra=BODY)
 async def responses(request: Request, services: ServicesDep, caller: CallerDep) -> Response:
-    """A response, streamed or not. Nothing is stored, so a request brings the whole conversation."""
-    return await proxy(services, caller, request, "/v1/responses", prepare=stateless)
+    """A response of OpenAI's Responses API, streamed or not. Nothing is stored: a request carries the whole conversation."""
+    return await services.gateway.forward(
+        request, caller.key, caller.tenant, "/v1/responses", validate=validate_response
+    )
 
 
 @router.post("/embeddings", openapi_extra=BODY)
 async def embeddings(request: Request, services: ServicesDep, caller: CallerDep) -> Response:
-    """Embeddings, of a model that makes them; one that generates text does not."""
-    return await proxy(services, caller, request, "/v1/embeddings")
+    """Embeddings by a model that makes them, in OpenAI's shape. A model that generates text does not."""
+    return await services.gateway.forward(request, caller.key, caller.tenant, "/v1/embeddings")
 
 
 @router.post("/tokenize", openapi_extra=BODY, dependencies=TRAINER)
 async def tokenize(request: Request, services: ServicesDep, caller: CallerDep) -> Response:
-    """The token ids of a ``prompt``, or of ``messages`` in the model's chat template; vLLM's request and answer."""
-    return await proxy(services, caller, request, "/tokenize")
+    """Token ids of a ``prompt``, or of ``messages`` in the model's chat template, in vLLM's shape."""
+    return await services.gateway.forward(request, caller.key, caller.tenant, "/tokenize")
 
 
 @router.post("/detokenize", openapi_extra=BODY, dependencies=TRAINER)
 async def detokenize(request: Request, services: ServicesDep, caller: CallerDep) -> Response:
-    """The text of ``tokens``; vLLM's request and answer."""
-    return await proxy(services, caller, request, "/detokenize")
+    """The text of ``tokens``, in vLLM's shape."""
+    return await services.gateway.forward(request, caller.key, caller.tenant, "/detokenize")

@@ -1,25 +1,25 @@
-"""DELETE /v1/models/{id}: a tuned model that nobody needs any more (docs/retention.md says how it goes)."""
+"""DELETE /v1/models/{id}: deletes a tuned model (docs/retention.md describes the steps)."""
 
 from __future__ import annotations
 
 from fastapi import APIRouter
 
-from api.authentication import requires
-from api.ids import Id
-from api.openai_types import Deleted
-from api.scope import ScopeDep
+from api.openai.types import Deleted
 from api.services import ServicesDep
+from api.web.auth import requires
+from api.web.params import Id
+from api.web.tenant_view import TenantViewDep
+from shared.database.tenancy import Role
 from shared.errors import Code, Conflict
-from shared.tenancy import Role
 
 router = APIRouter(prefix="/v1", tags=["models"])
 
 
 @router.delete("/models/{model:path}", dependencies=[requires(Role.ADMIN)])
-def delete_model(model: Id, services: ServicesDep, scope: ScopeDep) -> Deleted:
-    """Delete an adapter or a checkpoint, unless an alias points to it or a job needs it. Its record stays.
+def delete_model(model: Id, services: ServicesDep, view: TenantViewDep) -> Deleted:
+    """Delete an adapter or a checkpoint, unless an alias points to it or a job needs it. Its record is kept.
 
-    From now on nobody is answered by it. Replicas let go of it, and its files are removed, shortly after.
+    It answers no further requests. The replicas unload it, and its files are removed, shortly after.
     """
     if any(base.name == model for base in services.catalog().bases):
         raise Conflict(
@@ -28,12 +28,12 @@ def delete_model(model: Id, services: ServicesDep, scope: ScopeDep) -> Deleted:
             remedy="Take it out of the catalogue's file; adapters that were trained on it would be of no use.",
             param="model",
         )
-    if scope.aliases.find(model):
+    if view.aliases.find(model):
         raise Conflict(
             Code.MODEL_NOT_DELETABLE,
             f"{model!r} is an alias, a name that points to a model.",
             remedy=f"Delete the alias with DELETE /v1/aliases/{model}, or the model by its own id.",
             param="model",
         )
-    scope.deletions.begin(model)
+    view.deletions.begin(model)
     return Deleted(id=model, object="model")

@@ -1,29 +1,28 @@
-"""OpenAI's files surface: /v1/files."""
+"""OpenAI's files API: /v1/files."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Annotated, Literal
 
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Depends, Query, Request
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import FileResponse
 
-from api.authentication import requires
-from api.ids import Id
-from api.openai_types import Deleted, FileObject
-from api.openai_view import file_view
-from api.pages import After, Page, page_of
-from api.scope import Scope, ScopeDep
+from api.openai.fine_tuning import file_view
+from api.openai.types import Deleted, FileObject
 from api.services import Services, ServicesDep
-from api.uploads import Upload, receive_upload
+from api.web.auth import TRAINER
+from api.web.params import After, Id, Page, page_of
+from api.web.tenant_view import TenantView, TenantViewDep
+from api.web.uploads import Upload, receive_upload
+from shared.database.files import File
 from shared.errors import Code, InvalidRequest, Unavailable
-from shared.registry import File
-from shared.tenancy import Role
 
 router = APIRouter(prefix="/v1/files", tags=["files (OpenAI)"])
 
-TRAINER = [requires(Role.TRAINER)]
 PURPOSES = ("fine-tune",)
 FIELDS = ("purpose", "expires_after[anchor]", "expires_after[seconds]")
 UPLOAD_SCHEMA = {
@@ -46,57 +45,61 @@ UPLOAD_SCHEMA = {
 
 
 @router.post("", openapi_extra=UPLOAD_SCHEMA, dependencies=TRAINER)
-async def create_file(request: Request, services: ServicesDep, scope: ScopeDep) -> FileObject:
-    """Upload a JSONL file. It is streamed to storage while it is hashed; its rows are checked when a job names it."""
+async def create_file(request: Request, services: ServicesDep, view: TenantViewDep) -> FileObject:
+    """Upload a JSONL file. It is streamed to storage and hashed; its rows are checked when a job uses it."""
     limit = services.settings.max_file_bytes
     upload = await receive_upload(request.stream(), dict(request.headers), services.storage, limit, FIELDS)
-    purpose, expires_at = _purpose(upload), _expiry(upload)
-    file = await run_in_threadpool(
-        scope.registry.add_file, upload.filename, purpose, upload.size, upload.sha256, expires_at
-    )
-    await run_in_threadpool(_refuse_lost, scope, services, file)
+    purpose, expires_at = _purpose_and_expiry(upload)
+    file = await run_in_threadpool(view.files.add, upload.filename, purpose, upload.size, upload.sha256, expires_at)
+    await run_in_threadpool(_refuse_lost, view, services, file)
     return file_view(file)
 
 
 @router.get("")
 def list_files(
-    scope: ScopeDep,
+    view: TenantViewDep,
     after: After = None,
     limit: Annotated[int, Query(ge=1, le=10_000)] = 1000,
     order: Literal["asc", "desc"] = "desc",
     purpose: Annotated[str | None, Query(pattern=r"^[^\x00]*$")] = None,
 ) -> Page[FileObject]:
-    """Files, newest first unless asked otherwise."""
-    files = scope.registry.files(after=after, limit=limit, purpose=purpose, newest_first=order == "desc")
+    """Uploaded files, newest first by default."""
+    files = view.files.list(after=after, limit=limit, purpose=purpose, newest_first=order == "desc")
     return page_of([file_view(file) for file in files], limit)
 
 
 @router.get("/{file_id}")
-def retrieve_file(file_id: Id, scope: ScopeDep) -> FileObject:
+def retrieve_file(file_id: Id, view: TenantViewDep) -> FileObject:
     """One file's record."""
-    return file_view(scope.registry.file(file_id))
+    return file_view(view.files.get(file_id))
+
+
+def _local_content(file_id: Id, services: ServicesDep, view: TenantViewDep) -> Iterator[tuple[File, Path]]:
+    """A file and its bytes on this machine. A dependency, because the path must hold until the response is sent."""
+    file = view.files.get(file_id)
+    with services.storage.local_file(file.sha256) as path:
+        yield file, path
 
 
 @router.get("/{file_id}/content", response_class=FileResponse)
-def file_content(file_id: Id, services: ServicesDep, scope: ScopeDep) -> FileResponse:
-    """A file's bytes."""
-    file = scope.registry.file(file_id)
-    path = services.storage.open_blob(file.sha256)
+def file_content(content: Annotated[tuple[File, Path], Depends(_local_content)]) -> FileResponse:
+    """A file's content."""
+    file, path = content
     return FileResponse(path, media_type="application/octet-stream", filename=file.filename)
 
 
 @router.delete("/{file_id}", dependencies=TRAINER)
-def delete_file(file_id: Id, services: ServicesDep, scope: ScopeDep) -> Deleted:
-    """Delete a file; one that an unfinished job needs is kept."""
-    scope.registry.delete_file(file_id, services.storage.delete_blob)
+def delete_file(file_id: Id, services: ServicesDep, view: TenantViewDep) -> Deleted:
+    """Delete a file. Refused while an unfinished job needs it."""
+    view.files.delete(file_id, services.storage.delete_blob)
     return Deleted(id=file_id, object="file")
 
 
-def _refuse_lost(scope: Scope, services: Services, file: File) -> None:
+def _refuse_lost(view: TenantView, services: Services, file: File) -> None:
     """The same content's last file may have been deleted, blob and all, between the upload and its record."""
-    if services.storage.blob_path(file.sha256).is_file():
+    if services.storage.has_blob(file.sha256):
         return
-    scope.registry.delete_file(file.id)
+    view.files.delete(file.id)
     raise Unavailable(
         Code.STORAGE_OBJECT_MISSING,
         "A file with the same content was deleted while this one was stored.",
@@ -105,7 +108,7 @@ def _refuse_lost(scope: Scope, services: Services, file: File) -> None:
     )
 
 
-def _purpose(upload: Upload) -> str:
+def _purpose_and_expiry(upload: Upload) -> tuple[str, datetime | None]:
     purpose = upload.fields.get("purpose", "")
     if purpose not in PURPOSES:
         raise InvalidRequest(
@@ -114,17 +117,14 @@ def _purpose(upload: Upload) -> str:
             remedy='Send purpose="fine-tune".',
             param="purpose",
         )
-    return purpose
 
-
-def _expiry(upload: Upload) -> datetime | None:
     seconds = upload.fields.get("expires_after[seconds]")
     if seconds is None:
-        return None
+        return purpose, None
     if not seconds.isdecimal() or not 3600 <= int(seconds) <= 2_592_000:
         raise InvalidRequest(
             Code.REQUEST_INVALID,
             f"expires_after.seconds is {seconds!r}; it must be 3600 to 2592000.",
             param="expires_after.seconds",
         )
-    return datetime.now(UTC) + timedelta(seconds=int(seconds))
+    return purpose, datetime.now(UTC) + timedelta(seconds=int(seconds))

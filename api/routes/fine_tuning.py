@@ -1,15 +1,10 @@
-"""OpenAI's fine-tuning surface: /v1/fine_tuning/jobs."""
+"""OpenAI's fine-tuning API: /v1/fine_tuning/jobs."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from fastapi import APIRouter, Request
 
-from fastapi import APIRouter, Header, Request
-
-from api.authentication import requires
-from api.ids import Id
-from api.openai_types import CreateFineTuningJob, FineTuningCheckpoint, FineTuningEvent, FineTuningJob
-from api.openai_view import (
+from api.openai.fine_tuning import (
     CHECKPOINT_PREFIX,
     checkpoint_view,
     event_seq,
@@ -19,35 +14,36 @@ from api.openai_view import (
     to_field,
     to_name,
 )
-from api.pages import After, Limit, Page, page_of
-from api.scope import Scope, ScopeDep
+from api.openai.types import CreateFineTuningJob, FineTuningCheckpoint, FineTuningEvent, FineTuningJob
 from api.services import ServicesDep
 from api.submission import submit_finetune
+from api.web.auth import TRAINER
+from api.web.params import After, Id, IdempotencyKey, Limit, Page, page_of
+from api.web.tenant_view import TenantView, TenantViewDep
+from shared.database.records import Job, Kind
+from shared.datasets.reader import count_lines
 from shared.errors import Code, MensError, NotFound
-from shared.job import Job, Kind
-from shared.preflight import Asked
-from shared.storage import Storage
-from shared.tenancy import Role
+from shared.preflight.types import JobRequest
 
 router = APIRouter(prefix="/v1/fine_tuning/jobs", tags=["fine-tuning (OpenAI)"])
-
-TRAINER = [requires(Role.TRAINER)]
-IdempotencyKey = Annotated[str | None, Header(alias="Idempotency-Key", min_length=1, max_length=255)]
 
 
 @router.post("", dependencies=TRAINER)
 def create_job(
-    body: CreateFineTuningJob, services: ServicesDep, scope: ScopeDep, idempotency_key: IdempotencyKey = None
+    body: CreateFineTuningJob, services: ServicesDep, view: TenantViewDep, idempotency_key: IdempotencyKey = None
 ) -> FineTuningJob:
-    """Create a fine-tuning job. ``auto`` values are resolved by the rules of docs/openai.md and echoed."""
+    """Create a fine-tuning job. ``auto`` values are resolved by the rules of docs/openai.md and returned resolved."""
     base = services.catalog().get(body.model)
-    rows = _count_rows(scope, services.storage, body.training_file)
-    contract, hyperparameters = to_contract(body, rows, base.learning_rate)
+    # The `auto` rules need no more of the training file than its number of lines.
+    file = view.files.get(body.training_file, "training_file")
+    with services.storage.open_blob(file.sha256) as content:
+        lines = count_lines(content)
+    contract, hyperparameters = to_contract(body, lines, base.learning_rate)
     try:
         job = submit_finetune(
             services,
-            scope,
-            Asked(contract.model_dump(mode="json", exclude_unset=True), name=to_name(body.suffix)),
+            view,
+            JobRequest(contract, name=to_name(body.suffix), train_lines=lines),
             labels=body.metadata or {},
             idempotency_key=idempotency_key,
             hyperparameters=hyperparameters,
@@ -59,77 +55,72 @@ def create_job(
 
 
 @router.get("")
-def list_jobs(request: Request, scope: ScopeDep, after: After = None, limit: Limit = 20) -> Page[FineTuningJob]:
+def list_jobs(request: Request, view: TenantViewDep, after: After = None, limit: Limit = 20) -> Page[FineTuningJob]:
     """Fine-tuning jobs, newest first; ``metadata[key]=value`` filters."""
     labels = {
         key.removeprefix("metadata[").removesuffix("]"): value
         for key, value in request.query_params.items()
         if key.startswith("metadata[") and key.endswith("]")
     }
-    jobs = scope.ledger.list_jobs(after=after, limit=limit, kind=Kind.FINETUNE, labels=labels)
-    return page_of([job_view(job) for job in jobs], limit)
+    found = view.jobs.list(after=after, limit=limit, kind=Kind.FINETUNE, labels=labels)
+    return page_of([job_view(job) for job in found], limit)
 
 
 @router.get("/{job_id}")
-def retrieve_job(job_id: Id, scope: ScopeDep) -> FineTuningJob:
+def retrieve_job(job_id: Id, view: TenantViewDep) -> FineTuningJob:
     """One fine-tuning job."""
-    return job_view(_finetune_job(scope, job_id))
+    return job_view(_finetune_job(view, job_id))
 
 
 @router.post("/{job_id}/cancel", dependencies=TRAINER)
-def cancel_job(job_id: Id, scope: ScopeDep) -> FineTuningJob:
-    """Cancel a job. One that is running stops after the step at hand."""
-    _finetune_job(scope, job_id)
-    return job_view(scope.ledger.cancel(job_id))
+def cancel_job(job_id: Id, view: TenantViewDep) -> FineTuningJob:
+    """Cancel a job. A running job stops after its current step."""
+    _finetune_job(view, job_id)
+    return job_view(view.jobs.cancel(job_id))
 
 
 @router.post("/{job_id}/pause", dependencies=TRAINER)
-def pause_job(job_id: Id, scope: ScopeDep) -> FineTuningJob:
-    """Pause a job. One that is running first writes a checkpoint."""
-    _finetune_job(scope, job_id)
-    return job_view(scope.ledger.pause(job_id))
+def pause_job(job_id: Id, view: TenantViewDep) -> FineTuningJob:
+    """Pause a job. A running job writes a checkpoint first."""
+    _finetune_job(view, job_id)
+    return job_view(view.jobs.pause(job_id))
 
 
 @router.post("/{job_id}/resume", dependencies=TRAINER)
-def resume_job(job_id: Id, services: ServicesDep, scope: ScopeDep) -> FineTuningJob:
+def resume_job(job_id: Id, services: ServicesDep, view: TenantViewDep) -> FineTuningJob:
     """Resume a paused job from its checkpoint."""
-    _finetune_job(scope, job_id)
-    job = scope.ledger.resume(job_id)
-    services.doorbell.ring(job.id)
+    _finetune_job(view, job_id)
+    job = view.jobs.resume(job_id)
+    services.job_queue.enqueue(job.id)
     return job_view(job)
 
 
 @router.get("/{job_id}/events")
-def list_events(job_id: Id, scope: ScopeDep, after: After = None, limit: Limit = 20) -> Page[FineTuningEvent]:
+def list_events(job_id: Id, view: TenantViewDep, after: After = None, limit: Limit = 20) -> Page[FineTuningEvent]:
     """Events of a job, newest first."""
-    _finetune_job(scope, job_id)
-    events = scope.ledger.recent_events(job_id, before=event_seq(after), limit=limit)
+    _finetune_job(view, job_id)
+    events = view.jobs.recent_events(job_id, before=event_seq(after), limit=limit)
     return page_of([event_view(event) for event in events], limit)
 
 
 @router.get("/{job_id}/checkpoints")
-def list_checkpoints(job_id: Id, scope: ScopeDep, after: After = None, limit: Limit = 10) -> Page[FineTuningCheckpoint]:
-    """Checkpoints of a job, newest first; each one's model id can be used as ``model``."""
-    job = _finetune_job(scope, job_id)
-    adapters = scope.registry.adapters(ids=job.result.get("adapters", []))
+def list_checkpoints(
+    job_id: Id, view: TenantViewDep, after: After = None, limit: Limit = 10
+) -> Page[FineTuningCheckpoint]:
+    """Checkpoints of a job, newest first. The model id of each can be used as ``model``."""
+    job = _finetune_job(view, job_id)
+    adapters = view.adapters.list(ids=job.result.get("adapters", []))
     views = [checkpoint_view(adapter, job_id) for adapter in adapters]
     ids = [view.id for view in views]
     start = ids.index(after) + 1 if after and after.startswith(CHECKPOINT_PREFIX) and after in ids else 0
     return page_of(views[start : start + limit + 1], limit)
 
 
-def _finetune_job(scope: Scope, job_id: str) -> Job:
-    """The job, if it is of the one kind that OpenAI knows."""
-    job = scope.job(job_id)
+def _finetune_job(view: TenantView, job_id: str) -> Job:
+    """The job, if it is of the one kind that OpenAI's API has."""
+    job = view.job(job_id)
     if job.kind is not Kind.FINETUNE:
         raise NotFound(
             Code.JOB_NOT_FOUND, f"{job_id} is a {job.kind} job.", remedy=f"Look at it with GET /v1/jobs/{job_id}."
         )
     return job
-
-
-def _count_rows(scope: Scope, storage: Storage, file_id: str) -> int:
-    """Lines of the training file; the ``auto`` rules need no more than their number."""
-    file = scope.registry.file(file_id, "training_file")
-    with storage.open_blob(file.sha256).open("rb") as lines:
-        return sum(1 for _ in lines)

@@ -1,4 +1,4 @@
-"""Health: the only routes without a key."""
+"""Liveness and readiness: the only routes that need no key."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ router = APIRouter(tags=["health"])
 
 @router.get("/health")
 def health() -> dict[str, str]:
-    """Whether the process answers."""
+    """Liveness: the process answers."""
     return {"status": "ok"}
 
 
 @router.get("/ready")
 def ready(services: ServicesDep) -> dict[str, str]:
-    """Whether requests can be served: the database answers. The broker is no condition: the sweeper rings later."""
+    """Readiness: the database answers. The broker is not checked: the sweeper enqueues jobs again later."""
     services.database.ping()
     return {"status": "ready"}

@@ -1,4 +1,4 @@
-"""What can be asked: base models, adapters, aliases. OpenAI's /v1/models, and /v1/adapters of ours."""
+"""Models that requests can name: base models, adapters, aliases. OpenAI's /v1/models, and /v1/adapters of our own."""
 
 from __future__ import annotations
 
@@ -7,17 +7,16 @@ from typing import Any
 
 from fastapi import APIRouter
 
-from api.authentication import CallerDep
-from api.ids import Id
-from api.openai_types import Model, ModelList
-from api.pages import WholeList
-from api.scope import ScopeDep, scope_of
+from api.openai.types import Model, ModelList
 from api.services import ServicesDep
-from shared.aliases import Alias
-from shared.auto import auto_learning_rate
-from shared.catalog import BaseModelEntry
+from api.web.auth import CallerDep
+from api.web.params import Id, WholeList
+from api.web.tenant_view import TenantViewDep, tenant_view
+from shared.base_models.catalog import BaseModelEntry
+from shared.contract.auto_hyperparameters import auto_learning_rate
+from shared.database.adapters import Adapter
+from shared.database.aliases import Alias
 from shared.errors import Code, NotFound
-from shared.registry import Adapter
 
 router = APIRouter(prefix="/v1", tags=["models"])
 
@@ -26,10 +25,10 @@ CATALOG_OWNER = "mens"
 
 @router.get("/models")
 def list_models(services: ServicesDep, caller: CallerDep) -> ModelList:
-    """Everything that ``model`` may say: bases, and the tenant's and the shared adapters, checkpoints and aliases."""
-    scope = scope_of(services, caller)
-    adapters = {adapter.id: adapter for adapter in scope.registry.adapters(published_only=True)}
-    aliases = scope.aliases.all()
+    """All models that ``model`` can name: bases, and the adapters, checkpoints and aliases of the tenant and of `shared`."""
+    view = tenant_view(services, caller)
+    adapters = {adapter.id: adapter for adapter in view.adapters.list(published_only=True)}
+    aliases = view.aliases.all()
     models = [_base_model(base) for base in services.catalog().bases]
     models += [_alias_model(alias, adapters[alias.adapter_id]) for alias in aliases if alias.adapter_id in adapters]
     return ModelList(data=[*models, *map(_adapter_model, adapters.values())])
@@ -37,15 +36,15 @@ def list_models(services: ServicesDep, caller: CallerDep) -> ModelList:
 
 @router.get("/models/{model:path}")
 def retrieve_model(model: Id, services: ServicesDep, caller: CallerDep) -> Model:
-    """One model by the name that ``model`` would say."""
-    scope = scope_of(services, caller)
+    """One model, by the name that a request's ``model`` would have."""
+    view = tenant_view(services, caller)
     for base in services.catalog().bases:
         if base.name == model:
             return _base_model(base)
-    for adapter in scope.registry.adapters(ids=[model], published_only=True):
+    for adapter in view.adapters.list(ids=[model], published_only=True):
         return _adapter_model(adapter)
-    if alias := scope.aliases.find(model):
-        for adapter in scope.registry.adapters(ids=[alias.adapter_id], published_only=True):
+    if alias := view.aliases.find(model):
+        for adapter in view.adapters.list(ids=[alias.adapter_id], published_only=True):
             return _alias_model(alias, adapter)
     raise NotFound(
         Code.MODEL_NOT_FOUND,
@@ -56,15 +55,15 @@ def retrieve_model(model: Id, services: ServicesDep, caller: CallerDep) -> Model
 
 
 @router.get("/adapters")
-def list_adapters(scope: ScopeDep) -> WholeList[Adapter]:
-    """Stored adapters with manifests and certificates, newest first; unpublished ones too."""
-    return WholeList(data=scope.registry.adapters())
+def list_adapters(view: TenantViewDep) -> WholeList[Adapter]:
+    """Stored adapters with manifests and certificates, newest first, unpublished ones included."""
+    return WholeList(data=view.adapters.list())
 
 
 @router.get("/adapters/{name}")
-def retrieve_adapter(name: Id, scope: ScopeDep) -> Adapter:
-    """One adapter by its id or an alias; of one that was deleted, its record."""
-    return scope.registry.adapter(name, deleted=True)
+def retrieve_adapter(name: Id, view: TenantViewDep) -> Adapter:
+    """One adapter, by its id or an alias. A deleted adapter keeps its record."""
+    return view.adapters.get(name, deleted=True)
 
 
 def _base_model(base: BaseModelEntry) -> Model:

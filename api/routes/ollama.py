@@ -1,4 +1,4 @@
-"""The part of Ollama's API that talks to models: chat, generate, tags, version. Errors are in its shape too."""
+"""The part of Ollama's API that reaches models: chat, generate, tags, version. Errors have Ollama's shape too."""
 
 from __future__ import annotations
 
@@ -13,24 +13,23 @@ from fastapi.routing import APIRoute
 from pydantic import ValidationError
 from starlette.requests import ClientDisconnect
 
-from api.answer import Answer, PassedOn
-from api.authentication import Caller, CallerDep
-from api.gateway import CLIENT_GONE, open_answer, read_body
-from api.ollama_answers import Answering, as_chat, as_generate, chunks, tag
-from api.ollama_questions import Asked, ask_chat, ask_generate
-from api.ollama_types import ChatQuestion, GenerateQuestion
-from api.problems import headers_of, status_of, validation_problem
-from api.rejections import broken_off
-from api.replica_client import BrokenOff
+from api.errors import headers_of, interrupted_response, status_of, validation_error
+from api.inference.gateway import CLIENT_GONE, read_body
+from api.inference.replicas.client import ReplicaDisconnected
+from api.inference.response import ProxiedResponse
+from api.ollama.requests import UpstreamCall, translate_chat, translate_generate
+from api.ollama.responses import ResponseBuilder, as_chat, as_generate, chunks, tag
+from api.ollama.types import ChatRequest, GenerateRequest
 from api.routes.models import list_models
 from api.services import Services, ServicesDep
+from api.web.auth import Caller, CallerDep
 from shared.errors import Code, MensError, NotFound
 
 NDJSON = "application/x-ndjson"
 SEE_FIELDS = "docs/ollama.md says which fields and options count, and which may only be sent empty."
 SEE_TAGS = "List what there is with GET /api/tags."
 
-Question = TypeVar("Question", ChatQuestion, GenerateQuestion)
+RequestT = TypeVar("RequestT", ChatRequest, GenerateRequest)
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 
 
@@ -38,20 +37,20 @@ class OllamaRoute(APIRoute):
     """A route whose errors are ``{"error": message, "code": code}``, those of its dependencies too."""
 
     def get_route_handler(self) -> Handler:
-        """The handler, with errors turned into answers."""
+        """The handler, with errors turned into responses."""
         handle = super().get_route_handler()
 
-        async def answer(request: Request) -> Response:
+        async def respond(request: Request) -> Response:
             try:
                 return await handle(request)
             except RequestValidationError as error:
-                return _problem(validation_problem(error, SEE_FIELDS))
+                return _error_response(validation_error(error, SEE_FIELDS))
             except MensError as error:
-                return _problem(error)
+                return _error_response(error)
             except ClientDisconnect:
                 return Response(status_code=CLIENT_GONE)
 
-        return answer
+        return respond
 
 
 router = APIRouter(prefix="/api", tags=["chat (Ollama)"], route_class=OllamaRoute)
@@ -59,7 +58,7 @@ router = APIRouter(prefix="/api", tags=["chat (Ollama)"], route_class=OllamaRout
 
 BODY: dict[str, Any] = {
     "requestBody": {
-        "description": "As Ollama's documentation has it; docs/ollama.md says which fields count.",
+        "description": "As in Ollama's documentation; docs/ollama.md says which fields count.",
         "required": True,
         "content": {
             "application/json": {
@@ -68,39 +67,39 @@ BODY: dict[str, Any] = {
         },
     }
 }
-"""The body is read within the size limit, and so not by FastAPI."""
+"""The route reads the body itself, within the size limit, so FastAPI does not describe it."""
 
 
 @router.post("/chat", openapi_extra=BODY)
 async def chat(request: Request, services: ServicesDep, caller: CallerDep) -> Response:
-    """The next turn of a chat; a stream of JSON lines unless ``stream`` is false."""
-    question = await _read(request, services, ChatQuestion)
-    answering = Answering(question.model, as_chat)
-    return await _answer(request, services, caller, question, ask_chat(question), answering)
+    """The next message of a chat, in Ollama's shape: a stream of JSON lines unless ``stream`` is false."""
+    body = await _read(request, services, ChatRequest)
+    builder = ResponseBuilder(body.model, as_chat)
+    return await _respond(request, services, caller, body, translate_chat(body), builder)
 
 
 @router.post("/generate", openapi_extra=BODY)
 async def generate(request: Request, services: ServicesDep, caller: CallerDep) -> Response:
-    """The answer to one prompt; a stream of JSON lines unless ``stream`` is false."""
-    question = await _read(request, services, GenerateQuestion)
-    answering = Answering(question.model, as_generate)
-    return await _answer(request, services, caller, question, ask_generate(question), answering)
+    """The completion of one prompt, in Ollama's shape: a stream of JSON lines unless ``stream`` is false."""
+    body = await _read(request, services, GenerateRequest)
+    builder = ResponseBuilder(body.model, as_generate)
+    return await _respond(request, services, caller, body, translate_generate(body), builder)
 
 
 @router.get("/tags")
 def tags(services: ServicesDep, caller: CallerDep) -> dict[str, Any]:
-    """Everything that ``model`` may say."""
+    """All models that ``model`` can name, in Ollama's shape."""
     return {"models": [tag(model) for model in list_models(services, caller).data]}
 
 
 @router.get("/version")
 def version(request: Request) -> dict[str, str]:
-    """What answers here. Ollama's clients compare the version as numbers."""
+    """The version of this API. Ollama's clients compare it as numbers."""
     return {"version": request.app.version, "ollama": "compat-subset", "runtime": "vllm"}
 
 
 @router.api_route("/{path:path}", methods=["GET", "POST", "PUT", "DELETE", "HEAD"], include_in_schema=False)
-def nothing_else(request: Request) -> None:
+def other_routes(request: Request) -> None:
     """Refuses the rest of Ollama's API in its own shape."""
     raise NotFound(
         Code.ROUTE_NOT_FOUND,
@@ -109,7 +108,7 @@ def nothing_else(request: Request) -> None:
     )
 
 
-async def _read(request: Request, services: Services, kind: type[Question]) -> Question:
+async def _read(request: Request, services: Services, kind: type[RequestT]) -> RequestT:
     body = await read_body(request, services.settings.max_body_bytes)
     try:
         return kind.model_validate(body)
@@ -117,62 +116,52 @@ async def _read(request: Request, services: Services, kind: type[Question]) -> Q
         raise RequestValidationError(error.errors(include_url=False), body=body) from None
 
 
-async def _answer(
+async def _respond(
     request: Request,
     services: Services,
     caller: Caller,
-    question: ChatQuestion | GenerateQuestion,
-    asked: Asked,
-    answering: Answering,
+    body: ChatRequest | GenerateRequest,
+    call: UpstreamCall,
+    builder: ResponseBuilder,
 ) -> Response:
-    path, body = asked
-    answer = await open_answer(services, caller, request, path, body)
-    if answer is None:
+    path, translated = call
+    response = await services.gateway.open(request, caller.key, caller.tenant, path, translated)
+    if response is None:
         return Response(status_code=CLIENT_GONE)
-    if body.get("stream"):
-        return PassedOn(answer, _lines(answer, answering), {"content-type": NDJSON})
-    completion = await _whole(answer)
-    content = answering.loaded() if question.only_loads else answering.whole(completion)
-    return JSONResponse(content, headers=_own(answer.headers))
-
-
-async def _lines(answer: Answer, answering: Answering) -> AsyncIterator[bytes]:
-    """Ollama's stream. What goes wrong after it has begun is its last line, as Ollama's clients expect it."""
+    if translated.get("stream"):
+        return response.converted(_lines(response, builder), {"content-type": NDJSON})
     try:
-        async for chunk in chunks(answer):
-            for line in answering.lines(chunk):
-                yield _line(line)
-        yield _line(answering.last())
-    except MensError as error:
-        yield _line(_error(error))
-    except BrokenOff:
-        yield _line(_error(broken_off()))
-
-
-async def _whole(answer: Answer) -> dict[str, Any]:
-    try:
-        completion: dict[str, Any] = json.loads(b"".join([chunk async for chunk in answer]))
-    except BrokenOff:
-        raise broken_off() from None
+        completion = json.loads(b"".join([chunk async for chunk in response]))
+    except ReplicaDisconnected:
+        raise interrupted_response() from None
     finally:
-        await answer.aclose()
-    return completion
+        await response.aclose()
+    headers = {name: value for name, value in response.passed_headers.items() if name != "content-type"}
+    return JSONResponse(builder.loaded() if body.only_loads else builder.whole(completion), headers=headers)
 
 
-def _own(headers: dict[str, str]) -> dict[str, str]:
-    """The answer's headers without those that speak of its body."""
-    return {name: value for name, value in headers.items() if name != "content-type"}
+async def _lines(response: ProxiedResponse, builder: ResponseBuilder) -> AsyncIterator[bytes]:
+    """Ollama's stream. An error after it has begun is its last line, as Ollama's clients expect it."""
+    try:
+        async for chunk in chunks(response):
+            for line in builder.lines(chunk):
+                yield _line(line)
+        yield _line(builder.last())
+    except MensError as error:
+        yield _line(_error_body(error))
+    except ReplicaDisconnected:
+        yield _line(_error_body(interrupted_response()))
 
 
 def _line(content: dict[str, Any]) -> bytes:
     return json.dumps(content, ensure_ascii=False).encode() + b"\n"
 
 
-def _error(error: MensError) -> dict[str, str]:
+def _error_body(error: MensError) -> dict[str, str]:
     remedy = SEE_TAGS if error.code == Code.MODEL_NOT_FOUND else error.remedy
     return {"error": f"{error.message} {remedy}".strip(), "code": str(error.code)}
 
 
-def _problem(error: MensError) -> JSONResponse:
+def _error_response(error: MensError) -> JSONResponse:
     status = status_of(error)
-    return JSONResponse(_error(error), status, headers=headers_of(error, status))
+    return JSONResponse(_error_body(error), status, headers=headers_of(error, status))

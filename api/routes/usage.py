@@ -1,4 +1,4 @@
-"""/v1/usage: what was used of which model, by which key, on which day."""
+"""/v1/usage: requests and tokens by model, key and day."""
 
 from __future__ import annotations
 
@@ -7,25 +7,29 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query
 
-from api.authentication import Caller, CallerDep
-from api.pages import Page, page_of
 from api.services import Services, ServicesDep
+from api.web.auth import Caller, CallerDep
+from api.web.params import NO_NUL, Page, page_of
+from shared.database.tenancy import Role
+from shared.database.usage import GROUPS, Group, Period, UsageLine
 from shared.errors import Code, Forbidden, InvalidRequest
-from shared.tenancy import Role
-from shared.usage import GROUPS, Group, Period, UsageLine
 
 router = APIRouter(prefix="/v1/usage", tags=["usage"])
 
 DEFAULT_DAYS = 30
-NO_NUL = r"^[^\x00]*$"
-"""PostgreSQL takes no text with one."""
 
 From = Annotated[date | None, Query(alias="from", description="First day, UTC; by default 29 days before the last.")]
 To = Annotated[date | None, Query(description="Last day, UTC; today by default.")]
-GroupBy = Annotated[str, Query(description="What is told apart: some of `day`, `key` and `model`, comma-separated.")]
-KeyId = Annotated[str | None, Query(pattern=NO_NUL, description="Only this key's, by its id; a revoked one's, too.")]
-Model = Annotated[str | None, Query(pattern=NO_NUL, description="Only of this adapter's id or base's name.")]
-After = Annotated[str | None, Query(pattern=NO_NUL, description="Id of the last line of the page before.")]
+GroupBy = Annotated[
+    str, Query(description="What the lines are grouped by: some of `day`, `key` and `model`, comma-separated.")
+]
+KeyId = Annotated[
+    str | None, Query(pattern=NO_NUL, description="Only this key's usage, by its id; the key may be revoked.")
+]
+Model = Annotated[
+    str | None, Query(pattern=NO_NUL, description="Only usage of this model: an adapter's id or a base's name.")
+]
+After = Annotated[str | None, Query(pattern=NO_NUL, description="Id of the last line of the previous page.")]
 Limit = Annotated[int, Query(ge=1, le=1000, description="Lines per page.")]
 
 
@@ -41,29 +45,24 @@ def usage(
     after: After = None,
     limit: Limit = 100,
 ) -> Page[UsageLine]:
-    """Requests and tokens, ordered by day, key and model. An admin sees the tenant's, everybody else the own key's.
+    """Requests and tokens, ordered by day, key and model. An admin gets the tenant's usage, any other key its own.
 
-    Counts are up to two seconds behind.
+    Counts lag by up to two seconds.
     """
-    period = _period(from_, to)
+    last = to or max(datetime.now(UTC).date(), from_ or date.min)
+    first = from_ or date.fromordinal(max(last.toordinal() - DEFAULT_DAYS + 1, 1))
+    if first > last:
+        raise InvalidRequest(Code.REQUEST_INVALID, f"`from` ({first}) is later than `to` ({last}).", param="from")
     lines = services.usage.lines(
         caller.tenant,
-        period,
+        Period(first, last),
         _groups(group_by),
-        key_id=_whose(services, caller, key_id),
+        key_id=_visible_key(services, caller, key_id),
         model=model,
         after=after,
         limit=limit,
     )
     return page_of(lines, limit)
-
-
-def _period(first: date | None, last: date | None) -> Period:
-    last = last or max(datetime.now(UTC).date(), first or date.min)
-    first = first or date.fromordinal(max(last.toordinal() - DEFAULT_DAYS + 1, 1))
-    if first > last:
-        raise InvalidRequest(Code.REQUEST_INVALID, f"`from` ({first}) is later than `to` ({last}).", param="from")
-    return Period(first, last)
 
 
 def _groups(text: str) -> list[Group]:
@@ -78,8 +77,8 @@ def _groups(text: str) -> list[Group]:
     return [group for group in GROUPS if group in names]
 
 
-def _whose(services: Services, caller: Caller, key_id: str | None) -> str | None:
-    """The key to look at; None: all of the tenant."""
+def _visible_key(services: Services, caller: Caller, key_id: str | None) -> str | None:
+    """The key whose usage is returned; None: all keys of the tenant."""
     if caller.role.includes(Role.ADMIN):
         return key_id if key_id is None else services.keys.get(key_id, caller.tenant).id
     if key_id not in (None, caller.key.id):

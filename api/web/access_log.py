@@ -1,4 +1,4 @@
-"""Every answer has an ``x-request-id``, and every request a line in the log under it."""
+"""Access log: every response has an ``x-request-id``, and every request a line in the log with it."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ ID_HEADER = b"x-request-id"
 logger = logging.getLogger(__name__)
 
 
-class RequestLog:
-    """Gives every request an id, the caller's own when it sent one, and logs the request when it has been answered.
+class AccessLog:
+    """Middleware that gives every request an id, the caller's own when it sent one, and logs the request after its response.
 
-    Uvicorn would log before it sends the first byte; here nobody waits for the log.
+    Uvicorn would log before it sends the first byte; here no response waits for the log.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -40,12 +40,7 @@ class RequestLog:
         try:
             return await self._app(scope, receive, send_with_id)
         finally:
-            _log(scope, status, (time.perf_counter() - started) * 1000, request_id)
-
-
-def _log(scope: Scope, status: int, milliseconds: float, request_id: bytes) -> None:
-    """What a caller wrote stays on its line: the path as it was sent, the id quoted."""
-    client, path = (scope.get("client") or ("-",))[0], scope.get("raw_path", b"").decode("latin-1")
-    logger.info(
-        "%s %s %s %d %.1f ms %a", client, scope["method"], path, status, milliseconds, request_id.decode("latin-1")
-    )
+            # A caller's text stays on the request's line: the path as it was sent, the id quoted.
+            client, path = (scope.get("client") or ("-",))[0], scope.get("raw_path", b"").decode("latin-1")
+            milliseconds, quotable = (time.perf_counter() - started) * 1000, request_id.decode("latin-1")
+            logger.info("%s %s %s %d %.1f ms %a", client, scope["method"], path, status, milliseconds, quotable)

@@ -1,6 +1,7 @@
-"""Who is calling, and what they may do: every route but health wants ``Authorization: Bearer <key>``.
+"""Authentication and authorisation: every route except health requires ``Authorization: Bearer <key>``.
 
-``CallerDep`` says for whom a request acts; ``requires(Role.TRAINER)`` among a route's dependencies says who may use it.
+``CallerDep`` is the key and the tenant that a request acts for; ``requires(Role.TRAINER)`` among a route's dependencies limits
+who may use it.
 """
 
 from __future__ import annotations
@@ -13,16 +14,16 @@ from fastapi.concurrency import run_in_threadpool
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
 from api.services import ServicesDep
+from shared.database.keys import Key
+from shared.database.tenancy import SHARED, Role, TenantName
 from shared.errors import Code, Forbidden, NotFound, Unauthenticated
-from shared.keys import Key
-from shared.tenancy import SHARED, Role, TenantName
 
 _bearer = HTTPBearer(auto_error=False, description="A key made with `mens keys create NAME`.")
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who calls, the tenant that they act for, and what they may do in it."""
+    """The caller of a request: its key, the tenant that it acts for, and its role there."""
 
     key: Key
     tenant: str
@@ -30,7 +31,7 @@ class Caller:
 
     @property
     def is_operator(self) -> bool:
-        """Whether the key runs the installation: an admin of ``shared``, whatever tenant it acts for at the moment."""
+        """Whether the key is an operator's: an admin of ``shared``, whatever tenant it acts for at the moment."""
         return self.key.tenant == SHARED and self.key.role is Role.ADMIN
 
 
@@ -48,22 +49,25 @@ async def require_key(
             "The request carries no API key.",
             remedy="Send `Authorization: Bearer KEY`; make one with `mens keys create NAME`.",
         )
-    return await services.directory.authenticate(credentials.credentials)
+    return await services.lookup.authenticate(credentials.credentials)
 
 
 KeyDep = Annotated[Key, Depends(require_key)]
 TenantHeader = Annotated[
     TenantName | None,
-    Header(alias="X-Mens-Tenant", description="The tenant to act for; an admin of `shared` may name any."),
+    Header(
+        alias="X-Mens-Tenant",
+        description="Tenant to act for instead of the key's own; only an admin of `shared` may name another.",
+    ),
 ]
 
 
 async def require_caller(services: ServicesDep, key: KeyDep, tenant: TenantHeader = None) -> Caller:
-    """Who calls, for the key's tenant or the one that is named.
+    """The caller, acting for the key's tenant or the one that is named.
 
     Raises:
         Unauthenticated: see :func:`require_key`. Forbidden: ``TENANT_FORBIDDEN``: the key may not act for that tenant.
-        NotFound: ``TENANT_NOT_FOUND``: nobody ever had a key of it; a typing error would make a tenant that nobody finds.
+        NotFound: ``TENANT_NOT_FOUND``: the tenant never had a key; a typing error would create a tenant that no key sees.
     """
     caller = Caller(key, tenant or key.tenant, key.role)
     if caller.tenant != key.tenant and not caller.is_operator:
@@ -87,7 +91,7 @@ CallerDep = Annotated[Caller, Depends(require_caller)]
 
 
 def requires(role: Role) -> params.Depends:
-    """For a route's ``dependencies``: lets through callers with a role, or one that includes it; 403 to the others."""
+    """A dependency of a route that requires a role, or one that includes it; 403 for other callers."""
 
     async def check_role(caller: CallerDep) -> None:
         if not caller.role.includes(role):
@@ -100,8 +104,12 @@ def requires(role: Role) -> params.Depends:
     return params.Depends(check_role)
 
 
+TRAINER = [requires(Role.TRAINER)]
+"""Dependencies of routes that require a trainer or an admin."""
+
+
 async def require_operator(caller: CallerDep) -> None:
-    """Let through who runs the installation.
+    """Require an operator.
 
     Raises:
         Forbidden: ``ROLE_INSUFFICIENT``.
@@ -109,6 +117,6 @@ async def require_operator(caller: CallerDep) -> None:
     if not caller.is_operator:
         raise Forbidden(
             Code.ROLE_INSUFFICIENT,
-            f"This takes an admin of the tenant {SHARED!r}, who runs the installation.",
-            remedy="Ask whoever runs it.",
+            f"This takes an operator: an admin of the tenant {SHARED!r}.",
+            remedy="Ask an operator of this installation.",
         )

@@ -1,8 +1,8 @@
-"""Requests to models, whose callers wait for a first token: the framework's machinery stands aside where nothing needs it.
+"""Fast path for requests to models, whose callers wait for a first token: skips FastAPI's routing and dependencies.
 
-Routing a request and solving its dependencies costs the framework as much as the rest of the front door costs. So `ModelLane`, in
-front of it, calls routes that want the services and the caller alone by itself. What they declare is still what the
-OpenAPI document and the access rules are made from, and whatever is out of the ordinary goes the framework's way.
+Routing a request and solving its dependencies costs FastAPI as much as the rest of the gateway costs. So `FastPathMiddleware`,
+in front of it, calls the routes whose endpoints take only the services and the caller. What these routes declare still makes
+the OpenAPI document and the access rules, and a request or a route of any other kind takes FastAPI's path.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from fastapi.security import HTTPBearer
 from fastapi.security.utils import get_authorization_scheme_param
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from api.authentication import require_caller, require_key
-from api.problems import problem_response
+from api.errors import error_response
 from api.services import Services, get_services
+from api.web.auth import require_caller, require_key
 from shared.errors import MensError
 
 TENANT_HEADER = b"x-mens-tenant"
@@ -28,70 +28,69 @@ BEARER = "bearer"
 Endpoint = Callable[..., Awaitable[Response]]
 
 
-class ModelRoute(APIRoute):
-    """For `APIRouter(route_class=ModelRoute)`: a route that `ModelLane` may call."""
+class FastPathRoute(APIRoute):
+    """For `APIRouter(route_class=FastPathRoute)`: a route that `FastPathMiddleware` may call."""
 
 
-class ModelLane:
-    """Middleware that answers requests to the ordinary ones among the `ModelRoute`s by itself.
+class FastPathMiddleware:
+    """Middleware that responds to requests for `FastPathRoute`s without special dependencies.
 
     Args:
-        app: what answers everything else.
+        app: responds to all other requests.
     """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
-        self._direct: dict[tuple[str, str], Direct] | None = None
+        self._calls: dict[tuple[str, str], FastPathCall] | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer."""
-        direct = self._find(scope) if scope["type"] == "http" else None
-        if direct is None:
+        """Respond."""
+        if scope["type"] != "http":
+            return await self._app(scope, receive, send)
+        if self._calls is None:  # at the first request the application has all its routes
+            self._calls = fast_path_calls(scope["app"])
+        call = self._calls.get((scope["method"], scope["path"]))
+        if call is None:
             return await self._app(scope, receive, send)
         request = Request(scope, receive)
-        if (secret := _ordinary_secret(request)) is None:
+        if (secret := _plain_secret(request)) is None:
             return await self._app(scope, receive, send)
         try:
-            response = await direct(request, secret)
+            response = await call(request, secret)
         except MensError as error:
-            response = problem_response(error)
+            response = error_response(error)
         return await response(scope, receive, send)
 
-    def _find(self, scope: Scope) -> Direct | None:
-        if self._direct is None:  # by now the application has all its routes
-            self._direct = direct_routes(scope["app"])
-        return self._direct.get((scope["method"], scope["path"]))
 
-
-class Direct:
-    """Calls an endpoint with what it wants of the services and the caller."""
+class FastPathCall:
+    """Calls an endpoint with those of the services and the caller that it takes."""
 
     def __init__(self, dependant: Dependant) -> None:
         assert dependant.call is not None
         assert dependant.request_param_name is not None
         self._endpoint: Endpoint = dependant.call
         self._request_name = dependant.request_param_name
-        self._wanted = [(each.name, each.call) for each in dependant.dependencies if each.name]
+        self._parameters = [(each.name, each.call) for each in dependant.dependencies if each.name]
 
     async def __call__(self, request: Request, secret: str) -> Response:
         """Raises:
         MensError: what the authentication and the endpoint raise.
         """
         services: Services = request.app.state.services
-        caller = await require_caller(services, await services.directory.authenticate(secret))
-        had: dict[object, object] = {get_services: services, require_caller: caller, require_key: caller.key}
-        given = {name: had[call] for name, call in self._wanted}
-        return await self._endpoint(**given, **{self._request_name: request})
+        caller = await require_caller(services, await services.lookup.authenticate(secret))
+        values: dict[object, object] = {get_services: services, require_caller: caller, require_key: caller.key}
+        arguments = {name: values[call] for name, call in self._parameters}
+        return await self._endpoint(**arguments, **{self._request_name: request})
 
 
-def direct_routes(app: FastAPI) -> dict[tuple[str, str], Direct]:
-    """What the lane answers by itself, by method and path."""
-    routes = [route for route in app.routes if isinstance(route, ModelRoute) and is_ordinary(route.dependant)]
-    return {(method, route.path): Direct(route.dependant) for route in routes for method in route.methods}
+def fast_path_calls(app: FastAPI) -> dict[tuple[str, str], FastPathCall]:
+    """The application's fast paths, by method and path."""
+    routes = [route for route in app.routes if isinstance(route, FastPathRoute) and is_simple(route.dependant)]
+    return {(method, route.path): FastPathCall(route.dependant) for route in routes for method in route.methods}
 
 
-def is_ordinary(dependant: Dependant) -> bool:
-    """Whether an endpoint takes the request, the services and the caller and nothing else, and its route asks no role."""
+def is_simple(dependant: Dependant) -> bool:
+    """Whether an endpoint takes the request, the services and the caller and nothing else, and its route requires no role."""
     assert dependant.call is not None
     calls = [each.call for each in _flat(dependant)]
     known = [call in (get_services, require_caller, require_key) or isinstance(call, HTTPBearer) for call in calls]
@@ -99,8 +98,8 @@ def is_ordinary(dependant: Dependant) -> bool:
     return all(known) and names == set(signature(dependant.call).parameters)
 
 
-def _ordinary_secret(request: Request) -> str | None:
-    """The caller's secret; None when there is none, or more to look at."""
+def _plain_secret(request: Request) -> str | None:
+    """The caller's secret; None when there is none, or when a tenant is named, whose rules are FastAPI's to apply."""
     authorization = None
     for name, value in request.scope["headers"]:
         if name == TENANT_HEADER:

@@ -1,4 +1,4 @@
-"""Multipart uploads, written to storage and hashed as they arrive, in whatever order a client sends the parts.
+"""Multipart uploads: written to storage and hashed as they arrive, in whatever order a client sends the parts.
 
 Python's OpenAI client sends ``purpose`` first, Node's sends the file first; neither the file nor a part of it larger
 than one chunk is ever held in memory.
@@ -14,8 +14,8 @@ from streaming_form_data import ParseFailedException, StreamingFormDataParser
 from streaming_form_data.targets import BaseTarget, ValueTarget
 from streaming_form_data.validators import MaxSizeValidator, ValidationError
 
+from shared.artifacts.storage import BlobWriter, Storage
 from shared.errors import Code, InvalidRequest, TooLarge
-from shared.storage import BlobWriter, Storage
 
 CHUNK_BYTES = 1 << 20
 MAX_FIELD_BYTES = 4096
@@ -69,16 +69,18 @@ async def receive_upload(
     with storage.writer() as writer:
         target = _BlobTarget(writer, limit)
         fields = {name: ValueTarget(MaxSizeValidator(MAX_FIELD_BYTES)) for name in field_names}
-        await _parse(body, _parser(headers, target, fields))
+        await _parse(body, headers, target, fields)
         if target.multipart_filename is None:
             raise _invalid("The form has no part named `file` with a file name.", "file")
         sha256 = await run_in_threadpool(writer.commit)
     values = {name: field.value.decode(errors="replace") for name, field in fields.items() if field.value}
-    return Upload(_plain_name(target.multipart_filename), writer.size, sha256, values)
+    # The last part of the client's path. It is shown to people, and never used as a path.
+    filename = target.multipart_filename.replace("\\", "/").rsplit("/", 1)[-1][:255] or "file.jsonl"
+    return Upload(filename, writer.size, sha256, values)
 
 
 def file_too_large(limit: int) -> TooLarge:
-    """The refusal of a file over the limit."""
+    """The error for a file over the limit."""
     return TooLarge(
         Code.FILE_TOO_LARGE,
         f"The file is larger than {limit} bytes.",
@@ -87,7 +89,10 @@ def file_too_large(limit: int) -> TooLarge:
     )
 
 
-def _parser(headers: dict[str, str], target: BaseTarget, fields: dict[str, ValueTarget]) -> StreamingFormDataParser:
+async def _parse(
+    body: AsyncIterator[bytes], headers: dict[str, str], target: BaseTarget, fields: dict[str, ValueTarget]
+) -> None:
+    """Feed a parser about a MiB at a time, in a thread, because its target hashes and writes to disk."""
     try:
         parser = StreamingFormDataParser(headers=headers)
     except (ParseFailedException, KeyError, ValueError) as error:
@@ -95,11 +100,6 @@ def _parser(headers: dict[str, str], target: BaseTarget, fields: dict[str, Value
     parser.register("file", target)
     for name, field in fields.items():
         parser.register(name, field)
-    return parser
-
-
-async def _parse(body: AsyncIterator[bytes], parser: StreamingFormDataParser) -> None:
-    """Feed the parser about a MiB at a time, in a thread, because it hashes and writes to disk."""
     pending = bytearray()
     try:
         async for chunk in body:
@@ -112,11 +112,6 @@ async def _parse(body: AsyncIterator[bytes], parser: StreamingFormDataParser) ->
         raise _invalid("The multipart body is broken.", None) from error
     except ValidationError as error:
         raise _invalid(f"A form field is longer than {MAX_FIELD_BYTES} bytes.", None) from error
-
-
-def _plain_name(filename: str) -> str:
-    """The last part of a client's file name; it is shown to people and never used as a path."""
-    return filename.replace("\\", "/").rsplit("/", 1)[-1][:255] or "file.jsonl"
 
 
 def _invalid(message: str, param: str | None) -> InvalidRequest:

@@ -1,4 +1,4 @@
-"""``mens aliases``: where the names that people use point to, moving them, and the way back."""
+"""``mens aliases``: lists aliases, moves and splits them, rolls them back, and shows their history."""
 
 from __future__ import annotations
 
@@ -8,31 +8,43 @@ from urllib.parse import quote
 
 import typer
 
-from cli.connection import call, fail, find, find_all, note
-from cli.names import whole_adapter_id
-from cli.tables import print_table
-from shared.contract import describe_bad_name
+from cli.client.connection import call, fail, find, find_all, note
+from cli.client.id_prefixes import resolve_adapter_id
+from cli.output import print_table
+from shared.contract.sections import describe_bad_name
 from shared.errors import Code
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="Aliases: look, move, split between adapters, roll back, history.\n\n"
+    help="Aliases: list, move, split between adapters, roll back, history.\n\n"
     "A tenant's alias hides the alias of `shared` with the same name from that tenant, until it is deleted.",
 )
 
 Name = Annotated[str, typer.Argument(help="The alias.")]
-Reason = Annotated[str, typer.Option(help="Why; it is kept in the history.")]
-IfVersion = Annotated[int | None, typer.Option(help="Move only from this version, so that nobody's move is undone.")]
-ShadowAdapter = Annotated[
-    str | None, typer.Option(help="Adapter that gets copies of requests; nobody sees its answers.")
+Reason = Annotated[str, typer.Option(help="Reason of the move; it is kept in the history.")]
+IfVersion = Annotated[
+    int | None, typer.Option(help="Move only if the alias is at this version, so that no other move is undone.")
 ]
-ShadowShare = Annotated[float, typer.Option(help="Part of the requests that is copied.")]
+ShadowAdapter = Annotated[
+    str | None, typer.Option(help="Adapter that gets copies of requests; its answers are thrown away.")
+]
+ShadowShare = Annotated[float, typer.Option(help="Share of the requests that is copied.")]
 
 
 @app.command("list")
 def list_aliases() -> None:
     """Show all aliases."""
-    print_table(("alias", "version", "points to", "shadow", "tenant"), map(_row, find_all("/v1/aliases")))
+    rows = [
+        (
+            alias["name"],
+            str(alias["version"]),
+            describe_targets(alias["targets"]),
+            _describe_shadow(alias["shadow"]),
+            _describe_tenant(alias),
+        )
+        for alias in find_all("/v1/aliases")
+    ]
+    print_table(("alias", "version", "points to", "shadow", "tenant"), rows)
 
 
 @app.command("show")
@@ -58,7 +70,7 @@ def set_alias(
     reason: Reason = "",
     if_version: IfVersion = None,
 ) -> None:
-    """Point an alias to one adapter. A tenant's hides an alias of `shared` with the same name, and says so."""
+    """Point an alias to one adapter. If that hides an alias of `shared` from the tenant, a note is printed."""
     _put(name, {"adapter": _adapter_id(adapter_id)}, shadow, shadow_share, reason, if_version)
 
 
@@ -71,20 +83,26 @@ def split(
     reason: Reason = "",
     if_version: IfVersion = None,
 ) -> None:
-    """Split an alias between adapters by weight; who asks again gets the same one."""
-    _put(name, {"targets": [_target(text) for text in targets]}, shadow, shadow_share, reason, if_version)
+    """Split an alias between adapters by weight; the same caller always gets the same adapter."""
+    weighted = []
+    for text in targets:
+        adapter, _, weight = text.rpartition("=")
+        if not adapter or not weight.isdecimal():
+            fail(f"{text!r} is not ADAPTER=WEIGHT, e.g. support@1…=90.")
+        weighted.append({"adapter": _adapter_id(adapter), "weight": int(weight)})
+    _put(name, {"targets": weighted}, shadow, shadow_share, reason, if_version)
 
 
 @app.command("rollback")
 def rollback(
     name: Name,
     to_version: Annotated[
-        int | None, typer.Option(help="As it was at this version; else before its last move.")
+        int | None, typer.Option(help="The version to go back to; left out: the one before the last move.")
     ] = None,
     reason: Reason = "",
     if_version: IfVersion = None,
 ) -> None:
-    """Move an alias back. A deleted one returns."""
+    """Move an alias back to an earlier version. A deleted alias is restored."""
     body = {"to_version": to_version, "reason": reason}
     _move("POST", name, "/rollback", body, if_version)
 
@@ -111,11 +129,11 @@ def history(name: Name, limit: Annotated[int, typer.Option(help="At most this ma
 def delete(name: Name, reason: Reason = "", if_version: IfVersion = None) -> None:
     """Delete an alias; its adapters and its history stay."""
     call("DELETE", _path(name), params={"reason": reason}, headers=_if_match(if_version))
-    typer.echo(f"{name} is deleted; `mens aliases rollback {name}` brings it back")
+    typer.echo(f"{name} is deleted; `mens aliases rollback {name}` restores it")
 
 
 def describe_targets(targets: list[dict[str, Any]]) -> str:
-    """One adapter's id, or each with its share: ``a@1 90 %, a@2 10 %``."""
+    """The id of the only target, or each with its share: ``a@1 90 %, a@2 10 %``."""
     total = sum(target["weight"] for target in targets)
     if len(targets) == 1:
         return str(targets[0]["adapter"])
@@ -128,29 +146,30 @@ def describe_alias(alias: dict[str, Any]) -> str:
     return f"{alias['name']} → {describe_targets(alias['targets'])}{shadow}, version {alias['version']}"
 
 
-def describe_part(alias: dict[str, Any], adapter_id: str) -> str:
-    """What an adapter has of an alias: ``prod 90 %``, ``prod (shadow 10 %)``, plain ``prod`` for all; empty for nothing."""
+def describe_share(alias: dict[str, Any], adapter_id: str) -> str:
+    """An adapter's share of an alias: ``prod 90 %``, ``prod (shadow 10 %)``, plain ``prod`` for all of it; empty for none."""
     weights = {target["adapter"]: target["weight"] for target in alias["targets"]}
     shadow = alias["shadow"] or {}
     if adapter_id == shadow.get("adapter"):
         return f"{alias['name']} (shadow {100 * shadow['share']:.3g} %)"
     if adapter_id not in weights:
         return ""
-    whole = "" if len(weights) == 1 else f" {100 * weights[adapter_id] / sum(weights.values()):.3g} %"
-    return f"{alias['name']}{whole}"
+    share = "" if len(weights) == 1 else f" {100 * weights[adapter_id] / sum(weights.values()):.3g} %"
+    return f"{alias['name']}{share}"
 
 
 def describe_hiding(name: str, tenant: str) -> str | None:
-    """Which alias will be hidden when a tenant's own of that name is moved; None when none is."""
+    """The alias that will be hidden when a job moves a tenant's own alias of that name; None when none will be."""
     hidden = _describe_hidden(find(_path(name)), tenant)
     return hidden and f"{hidden} once the job succeeds; `mens aliases delete {name}` shows it again"
 
 
-def _describe_hidden(seen: dict[str, Any] | None, tenant: str) -> str | None:
-    """The alias that was seen by a name before it became the tenant's own, and from whom it is hidden."""
-    if seen is None or seen["tenant"] == tenant:
+def _describe_hidden(before: dict[str, Any] | None, tenant: str) -> str | None:
+    """The alias that a name resolved to before it became the tenant's own, and the tenant it is hidden from."""
+    if before is None or before["tenant"] == tenant:
         return None
-    return f"the alias {seen['name']} of {seen['tenant']} ({describe_targets(seen['targets'])}) is hidden from {tenant}"
+    targets = describe_targets(before["targets"])
+    return f"the alias {before['name']} of {before['tenant']} ({targets}) is hidden from {tenant}"
 
 
 def _describe_shadow(shadow: dict[str, Any] | None) -> str:
@@ -158,65 +177,49 @@ def _describe_shadow(shadow: dict[str, Any] | None) -> str:
 
 
 def _describe_tenant(alias: dict[str, Any]) -> str:
-    """Whose an alias is, and whose of the same name it hides."""
+    """The tenant of an alias, and the tenant whose alias of the same name it hides."""
     return f"{alias['tenant']} (hides {alias['hides']}'s)" if alias.get("hides") else str(alias["tenant"])
-
-
-def _row(alias: dict[str, Any]) -> tuple[str, ...]:
-    where = describe_targets(alias["targets"]), _describe_shadow(alias["shadow"])
-    return alias["name"], str(alias["version"]), *where, _describe_tenant(alias)
 
 
 def _put(
     name: str, where: dict[str, Any], shadow: str | None, share: float, reason: str, if_version: int | None
 ) -> None:
-    shadowed = {"shadow": {"adapter": _shadow_id(shadow), "share": share}} if shadow else {}
-    _move("PUT", name, "", {**where, **shadowed, "reason": reason}, if_version)
+    body = {**where, "reason": reason}
+    if shadow:
+        # The share of a target is written behind its id, so that is tried for a shadow, too.
+        adapter, *weight = re.split("[:=]", shadow, maxsplit=1)
+        if weight:
+            fail(f"{shadow!r} is no id of an adapter; its share is an option: --shadow {adapter} --shadow-share 0.5.")
+        body["shadow"] = {"adapter": _adapter_id(shadow), "share": share}
+    _move("PUT", name, "", body, if_version)
 
 
 def _move(method: str, name: str, verb: str, body: dict[str, Any], if_version: int | None) -> None:
-    """Move an alias, and say so when that hides another one: who asks for the name gets other answers from now on."""
-    seen = find(_path(name))
+    """Move an alias, and print a note when that hides another one: its callers get other answers from now on."""
+    before = find(_path(name))
     moved = call(method, _path(name) + verb, json=body, headers=_if_match(if_version))
-    typer.echo(f"{describe_alias(moved)}{_describe_standstill(seen, moved, body['reason'])}")
-    if hidden := _describe_hidden(seen, moved["tenant"]):
+    unmoved = ""
+    # The API makes no move to the present state, and keeps no reason then; the version shows it.
+    if before and (before["tenant"], before["version"]) == (moved["tenant"], moved["version"]):
+        unmoved = f": already so; nothing moved{', and the reason is not kept' if body['reason'] else ''}"
+    typer.echo(f"{describe_alias(moved)}{unmoved}")
+    if hidden := _describe_hidden(before, moved["tenant"]):
         note(f"note: {hidden} now; `mens aliases delete {name}` shows it again")
 
 
-def _describe_standstill(seen: dict[str, Any] | None, moved: dict[str, Any], reason: str) -> str:
-    """That an alias is where it was: the API makes no move of that, and so keeps no reason; empty when it moved."""
-    if seen is None or (seen["tenant"], seen["version"]) != (moved["tenant"], moved["version"]):
-        return ""
-    return f": already so; nothing moved{', and the reason is not kept' if reason else ''}"
-
-
-def _target(text: str) -> dict[str, Any]:
-    adapter, _, weight = text.rpartition("=")
-    if not adapter or not weight.isdecimal():
-        fail(f"{text!r} is not ADAPTER=WEIGHT, e.g. support@1…=90.")
-    return {"adapter": _adapter_id(adapter), "weight": int(weight)}
-
-
-def _shadow_id(text: str) -> str:
-    """The adapter that gets copies; ends the command when the share is written behind it, as a target's weight is."""
-    adapter, *share = re.split("[:=]", text, maxsplit=1)
-    if share:
-        fail(f"{text!r} is no id of an adapter; its share is an option: --shadow {adapter} --shadow-share 0.5.")
-    return _adapter_id(text)
-
-
 def _adapter_id(text: str) -> str:
-    """The adapter that is meant by an id or its beginning; ends the command when that is the name of something else."""
+    """The adapter id that an id or its prefix stands for; ends the command when the text is the name of something else."""
     if "@" not in text:
         alias = None if describe_bad_name(text) else find(_path(text))
         points = f" The alias {text} points to {describe_targets(alias['targets'])}." if alias else ""
         none = f"{text!r} is no id of an adapter (ids look like NAME@DIGEST); `mens models` lists them."
         fail(f"{Code.ADAPTER_NOT_FOUND}: {none}{points}")
-    return whole_adapter_id(text)
+    return resolve_adapter_id(text)
 
 
 def _path(name: str) -> str:
-    if fault := describe_bad_name(name):  # a slash would not even reach the route
+    # Checked here and not by the API alone: a request whose name has a slash would not reach the route.
+    if fault := describe_bad_name(name):
         fail(f"{Code.NAME_INVALID}: name: {fault}.")
     return f"/v1/aliases/{quote(name, safe='')}"
 

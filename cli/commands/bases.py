@@ -1,4 +1,4 @@
-"""``mens base``: the catalogue of base models on this machine."""
+"""``mens base``: the catalogue of base models on this machine: build a tiny one, add, dequantise, list."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from typing import Annotated
 import typer
 from pydantic import ValidationError
 
-from cli.connection import fail
-from cli.tables import print_table
-from shared.catalog import (
+from cli.client.connection import fail
+from cli.output import print_table
+from shared.base_models.catalog import (
     BaseModelEntry,
     Catalog,
     HubSource,
@@ -34,12 +34,14 @@ app = typer.Typer(no_args_is_help=True, help="Base models: make a tiny one, add 
 
 NAME = r"[a-z0-9][a-z0-9._-]{0,63}"
 TINY_LEARNING_RATE = 4e-3
-"""A model of a million parameters learns at twenty times the rate of a real one."""
-PROJECT = Path(__file__).resolve().parent.parent
+"""Twenty times the usual learning rate, because the model has only a million parameters."""
+PROJECT = Path(__file__).resolve().parents[2]
 CORPUS = PROJECT / "examples" / "base_corpus.jsonl"
 
 
 class Family(StrEnum):
+    """Architectures of which a tiny base can be built."""
+
     QWEN3 = "qwen3"
     LLAMA = "llama"
 
@@ -67,13 +69,13 @@ def build_command(
 
 @app.command("add")
 def add_command(
-    name: Annotated[str, typer.Argument(help="Name in the catalogue; what `model` will say.")],
+    name: Annotated[str, typer.Argument(help="Name in the catalogue; requests give it as `model`.")],
     path: Annotated[Path | None, typer.Option(help="Folder with config, tokenizer and safetensors weights.")] = None,
     hub: Annotated[str | None, typer.Option(help="Hub repository, e.g. Qwen/Qwen3-0.6B.")] = None,
     revision: Annotated[str | None, typer.Option(help="Commit of the hub repository: 40 hex digits.")] = None,
     license: Annotated[str | None, typer.Option(help="Licence, for the records.")] = None,
     learning_rate: Annotated[
-        float | None, typer.Option(help="Rate at which it learns well; 2e-4 when left out.")
+        float | None, typer.Option(help="Its learning rate where a job leaves that to `auto`; 2e-4 when left out.")
     ] = None,
 ) -> None:
     """Add a model folder, or a hub model pinned to a commit. Safetensors only; code in a repository is never run."""
@@ -98,7 +100,7 @@ def dequantize_command(
     as_name: Annotated[str | None, typer.Option("--as", help="Name of the twin; NAME-nf4 when left out.")] = None,
     double_quant: Annotated[bool, typer.Option(help="As the contracts' quant.double_quant.")] = True,
 ) -> None:
-    """Make a base's twin: the weights that training sees. Served with it, an adapter shows no base shift."""
+    """Make a base's twin: the weights that training computes with. Adapters that are served on it have no base shift."""
     try:
         entry = dequantize(read_settings(Settings), name, as_name or f"{name}-nf4", double_quant=double_quant)
     except ValidationError:
@@ -115,38 +117,35 @@ def dequantize_command(
 @app.command("list")
 def list_command() -> None:
     """Show the catalogue."""
-    rows = [
-        (base.name, _where(base), base.digest[:16], base.license or "")
-        for base in load_catalog(read_settings(Settings).catalog_path).bases
-    ]
+    rows = []
+    for base in load_catalog(read_settings(Settings).catalog_path).bases:
+        source = base.source
+        where = f"{source.repo}@{source.revision}" if isinstance(source, HubSource) else source.path
+        rows.append((base.name, where, base.digest[:16], base.license or ""))
     print_table(("name", "source", "digest", "licence"), rows)
-
-
-def _where(base: BaseModelEntry) -> str:
-    source = base.source
-    return f"{source.repo}@{source.revision}" if isinstance(source, HubSource) else source.path
 
 
 def build(
     settings: Settings, name: str, *, family: Family = Family.QWEN3, steps: int | None = None, seed: int = 0
 ) -> BaseModelEntry:
-    """Make a tiny base unless its folder is already there, and put it into the catalogue."""
+    """Make a tiny base unless its folder exists already, and add it to the catalogue."""
     folder = settings.home / "bases" / name
     if not folder.exists():
         folder.parent.mkdir(parents=True, exist_ok=True)
         options = ["--family", str(family), "--seed", str(seed), *(["--steps", str(steps)] if steps else [])]
-        _run_engine("worker.pretrain", str(folder), "--corpus", str(CORPUS), *options, threads=1)
+        # One thread, because a model this small is many times slower when threads compete.
+        _run_worker_module("worker.pretrain", str(folder), "--corpus", str(CORPUS), *options, threads=1)
     relative = os.path.relpath(folder, settings.catalog_path.parent)
     return add(settings, name, LocalSource(path=relative), "Apache-2.0", TINY_LEARNING_RATE)
 
 
 def dequantize(settings: Settings, name: str, twin: str, *, double_quant: bool = True) -> BaseModelEntry:
-    """Make the dequantised twin of a base and put it into the catalogue.
+    """Make the dequantised twin of a base and add it to the catalogue.
 
     Raises:
-        MensError: the base is not there, or not as the catalogue names it. ValidationError: ``twin`` is no name.
+        MensError: the base is missing, or its files are not those of the catalogue. ValidationError: ``twin`` is no name.
     """
-    from shared.hub import locate
+    from shared.base_models.hub import locate
 
     catalog = load_catalog(settings.catalog_path)
     original = catalog.get(name)
@@ -155,21 +154,21 @@ def dequantize(settings: Settings, name: str, twin: str, *, double_quant: bool =
     folder = settings.home / "bases" / twin
     source = LocalSource(path=os.path.relpath(folder, settings.catalog_path.parent))
     origin = TwinOf(name=name, digests=original.digests, double_quant=double_quant)
-    # Before any work: a name that no base can have must not become a folder.
+    # Checked before any work: a name that no base can have must not become a folder.
     draft = original.model_copy(update={"source": source, "twin_of": origin})
     draft = BaseModelEntry.model_validate({**draft.model_dump(), "name": twin})
     if folder.exists() or any(base.name == twin for base in catalog.bases):
         fail(f"{twin} is already there; give the twin another name with --as.")
     base = locate(original, settings.catalog_path)
     verify_model_folder(original, base)
-    _run_engine("worker.dequantize", str(base), str(folder), *([] if double_quant else ["--no-double-quant"]))
+    _run_worker_module("worker.dequantize", str(base), str(folder), *([] if double_quant else ["--no-double-quant"]))
     entry = draft.model_copy(update={"digests": digest_model_folder(folder)})
     save_catalog(settings.catalog_path, load_catalog(settings.catalog_path).having(entry))
     return entry
 
 
-def _run_engine(module: str, *arguments: str, threads: int | None = None) -> None:
-    """Run an engine module in a process of its own: the command line never imports torch."""
+def _run_worker_module(module: str, *arguments: str, threads: int | None = None) -> None:
+    """Run a module of the worker in a process of its own: the command line never imports torch."""
     command = [sys.executable, "-m", module, *arguments]
     environment = {**os.environ, "PYTHONPATH": str(PROJECT)}
     environment |= {"OMP_NUM_THREADS": str(threads)} if threads else {}
@@ -178,12 +177,12 @@ def _run_engine(module: str, *arguments: str, threads: int | None = None) -> Non
 
 
 def entry_and_folder(settings: Settings, model: str) -> tuple[BaseModelEntry, Path]:
-    """A base model by its name in the catalogue, or by its folder.
+    """A base model and its folder, by its name in the catalogue or by its folder.
 
     Raises:
-        MensError: neither is there, or the folder holds no base model.
+        MensError: neither exists, or the folder holds no base model.
     """
-    from shared.hub import locate
+    from shared.base_models.hub import locate
 
     folder = Path(model)
     if folder.is_dir():
@@ -200,12 +199,12 @@ def add(
     license: str | None,
     learning_rate: float | None = None,
 ) -> BaseModelEntry:
-    """Fetch a source, digest its files, and write the catalogue.
+    """Fetch a source, compute the digests of its files, and add it to the catalogue.
 
     Raises:
-        MensError: it cannot be fetched, or is no model folder.
+        MensError: it cannot be fetched, or it is no model folder.
     """
-    from shared.hub import fetch  # the hub's client is slow to import
+    from shared.base_models.hub import fetch  # the hub's client is slow to import
 
     if isinstance(source, LocalSource) and not Path(source.path).is_absolute():
         resolved = settings.catalog_path.parent / source.path

@@ -1,4 +1,4 @@
-"""``mens data``: look at training files before anything is trained on them. Needs no installation."""
+"""``mens data``: checks training files before training. Needs no installation."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
+from typing import TYPE_CHECKING, Annotated, BinaryIO
 
 import typer
 from rich.console import Console
@@ -14,17 +14,17 @@ from rich.markup import escape
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from cli.connection import fail
-from shared.catalog import load_catalog
-from shared.contract import ContextFilter, DataMode
-from shared.data_report import inspect_file
-from shared.data_shapes import DataReport, FileReport, LinePair
+from cli.client.connection import fail
+from shared.base_models.catalog import load_catalog
+from shared.contract.sections import ContextFilter, DataMode
+from shared.datasets.filters import RowFilter
+from shared.datasets.report import inspect_file
+from shared.datasets.report_types import DataReport, FileReport, LinePair
 from shared.errors import MensError
-from shared.row_filters import RowFilter
 from shared.settings import Settings, read_settings
 
 if TYPE_CHECKING:
-    from shared.supervision_report import SupervisionReport
+    from shared.tokenization.supervision_report import SupervisionReport
 
 app = typer.Typer(no_args_is_help=True, help="Data: check training files, offline.")
 console = Console()
@@ -49,14 +49,16 @@ def check(
         Path | None, typer.Option(dir_okay=False, help="Write the bad lines here, with number, code and reason.")
     ] = None,
     min_rating: Annotated[int, typer.Option(min=0, max=5, help="Leave out rows rated lower; 0 keeps all.")] = 3,
-    category: Annotated[list[str] | None, typer.Option(help="Keep rows whose category has this in it.")] = None,
+    category: Annotated[
+        list[str] | None, typer.Option(help="Keep only rows whose category contains this text.")
+    ] = None,
     model: Annotated[str | None, typer.Option(help="Base model: a name in the catalogue, or its folder.")] = None,
-    seq_len: Annotated[int, typer.Option(min=8, help="Tokens kept of a row, with --model.")] = 256,
-    sample: Annotated[int, typer.Option(min=1, help="Rows that are tokenised, with --model.")] = 2000,
+    seq_len: Annotated[int, typer.Option(min=8, help="Most tokens of a row, with --model.")] = 256,
+    sample: Annotated[int, typer.Option(min=1, help="How many rows are tokenised, with --model.")] = 2000,
     near: Annotated[bool, typer.Option(help="Look for near duplicates too; --no-near is faster.")] = True,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
 ) -> None:
-    """Check a training file: every bad line with number and reason, duplicates, leakage. Exit code 1 when unusable."""
+    """Check a training file: every bad line with number and reason, duplicates, leakage. Exit code 1 if it is unusable."""
     if quarantine and any(path and quarantine.resolve() == path.resolve() for path in (file, validation)):
         fail(f"--quarantine {quarantine} would overwrite the data.")
     filters = RowFilter.combine(min_rating, ContextFilter(categories=category))
@@ -73,11 +75,10 @@ def check(
         )
     supervised = None
     if model and report.usable and not report.training.error_count:
-        supervised = supervise(file, model, seq_len, min_rating, sample)
+        supervised = report_supervision(file, model, seq_len, min_rating, sample)
     if as_json:
-        typer.echo(
-            json.dumps(report.model_dump(mode="json") | {"supervision": supervised and _dump(supervised)}, indent=2)
-        )
+        supervision = supervised.model_dump(mode="json") if supervised else None
+        typer.echo(json.dumps(report.model_dump(mode="json") | {"supervision": supervision}, indent=2))
     else:
         show(report, file, validation, quarantine)
         if supervised:
@@ -86,10 +87,10 @@ def check(
     raise typer.Exit(0 if report.usable and not refused else 1)
 
 
-def supervise(file: Path, model: str, seq_len: int, min_rating: int, sample: int) -> SupervisionReport:
-    """What the base would learn from the file, by the trainer's own labels."""
-    from shared.hub import locate  # tokenizers and the hub's client are slow to import
-    from shared.supervision import supervise_file
+def report_supervision(file: Path, model: str, seq_len: int, min_rating: int, sample: int) -> SupervisionReport:
+    """The supervision report of a file for a base: which tokens are trained on, by the trainer's own labels."""
+    from shared.base_models.hub import locate  # tokenizers and the hub's client are slow to import
+    from shared.tokenization.supervision import supervise_file
 
     try:
         settings = read_settings(Settings)
@@ -102,13 +103,17 @@ def supervise(file: Path, model: str, seq_len: int, min_rating: int, sample: int
 
 
 def show(report: DataReport, file: Path, validation: Path | None, quarantine: Path | None) -> None:
-    """The report for a person: what is wrong first, then what is there, then what to think about."""
+    """Print the report: bad lines, then figures, duplicates and leakage, then notes and the verdict."""
     for path, found in ((file, report.training), (validation, report.validation)):
         if path and found and found.error_count:
             _show_errors(path.name, found)
     if quarantine and report.training.error_count:
         console.print(f"the bad lines of {file.name} are in {quarantine}")
-    console.print(_facts(file, validation, report))
+    table = Table("", escape(file.name), *([escape(validation.name)] if validation else []))
+    columns = [_figures(found) for found in (report.training, report.validation) if found]
+    for name in columns[0]:
+        table.add_row(name, *(column[name] for column in columns))
+    console.print(table)
     _show_pairs("exact duplicates", report.training.duplicates.exact_pairs, "line")
     _show_pairs("near duplicates", report.training.duplicates.near_pairs, "line")
     if report.leakage:
@@ -119,27 +124,23 @@ def show(report: DataReport, file: Path, validation: Path | None, quarantine: Pa
 
 
 def show_supervision(found: SupervisionReport) -> None:
-    """What would be learnt, and the rows of which nothing would."""
-    drawn = f" (a sample of the file's {found.lines:,} lines)" if found.sampled else ""
+    """Print how many tokens are supervised, and the rows with a problem."""
+    sample = f" (a sample of the file's {found.lines:,} lines)" if found.sampled else ""
     console.print(
-        f"tokens: {found.tokens:,} in {found.rows:,} rows{drawn}, {found.supervised_tokens:,} of them learnt; "
+        f"tokens: {found.tokens:,} in {found.rows:,} rows{sample}, {found.supervised_tokens:,} of them supervised; "
         f"{found.truncated_rows:,} rows are cut ({found.truncation_fraction:.1%} of all tokens)",
         markup=False,
     )
     for what, notes in (
         ("cannot be written with the base's chat template", found.unsupported),
-        ("would teach the base nothing", found.nothing_supervised),
+        ("have no supervised token", found.nothing_supervised),
         ("do not teach the base where to stop", found.end_not_learnt),
-        ("teach the last answer only", found.last_turn_only),
-        ("are prompted otherwise than they are trained", found.prompt_differs),
+        ("are trained on in their last answer only", found.last_turn_only),
+        ("have another prompt when served than in training", found.prompt_differs),
     ):
         if notes.count:
             first = notes.first[0]
             console.print(f"{notes.count:,} rows {what}; the first is line {first.line}: {first.reason}", markup=False)
-
-
-def _dump(found: SupervisionReport) -> dict[str, Any]:
-    return found.model_dump(mode="json")
 
 
 @contextmanager
@@ -170,25 +171,18 @@ def _show_errors(name: str, found: FileReport) -> None:
         console.print(f"all of them: {counts}", markup=False)
 
 
-def _facts(file: Path, validation: Path | None, report: DataReport) -> Table:
-    table = Table("", escape(file.name), *([escape(validation.name)] if validation else []))
-    columns = [_column(found) for found in (report.training, report.validation) if found]
-    for name in columns[0]:
-        table.add_row(name, *(column[name] for column in columns))
-    return table
-
-
-def _column(found: FileReport) -> dict[str, str]:
-    repeats = found.duplicates
+def _figures(found: FileReport) -> dict[str, str]:
+    lengths, repeats = found.lengths, found.duplicates
+    bounds = [f"≤{bound:,}" for bound in lengths.bounds] + [f">{lengths.bounds[-1]:,}"]
+    histogram = [f"{bound}: {count:,}" for bound, count in zip(bounds, lengths.counts, strict=True) if count]
     return {
         "valid rows": f"{found.rows:,}",
         "trained on": f"{found.trainable_rows:,}",
         "bad lines": f"{found.error_count:,}",
         "bytes": f"{found.bytes:,}",
         "turns": _counts(found.turns),
-        "characters a row": f"mean {found.lengths.mean:,.0f}, longest {found.lengths.longest:,}"
-        f" (line {found.lengths.longest_line})",
-        "lengths": _histogram(found),
+        "characters a row": f"mean {lengths.mean:,.0f}, longest {lengths.longest:,} (line {lengths.longest_line})",
+        "lengths": ", ".join(histogram),
         "ratings": _counts(found.ratings),
         "difficulties": _counts(found.difficulties),
         "categories": _counts(found.categories),
@@ -200,11 +194,6 @@ def _column(found: FileReport) -> dict[str, str]:
 def _counts(counts: dict[str, int], shown: int = 6) -> str:
     parts = [f"{escape(name)} {count:,}" for name, count in list(counts.items())[:shown]]
     return ", ".join(parts) + (f" and {len(counts) - shown} more" if len(counts) > shown else "")
-
-
-def _histogram(found: FileReport) -> str:
-    names = [f"≤{bound:,}" for bound in found.lengths.bounds] + [f">{found.lengths.bounds[-1]:,}"]
-    return ", ".join(f"{name}: {count:,}" for name, count in zip(names, found.lengths.counts, strict=True) if count)
 
 
 def _show_pairs(title: str, pairs: list[LinePair], second: str) -> None:
@@ -219,5 +208,5 @@ def _verdict(report: DataReport) -> str:
     if report.mode is DataMode.STRICT and report.training.error_count + (
         report.validation.error_count if report.validation else 0
     ):
-        return "not usable: mend the lines above, or skip them with --lenient, here as in mens plan and mens train"
+        return "not usable: correct the lines above, or skip them with --lenient, here as in mens plan and mens train"
     return "not usable: no row is left to train or validate on"

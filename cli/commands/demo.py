@@ -1,7 +1,7 @@
-"""``mens demo``: the whole loop, for real: a JSONL file becomes a tuned model that answers.
+"""``mens demo``: the whole loop with real parts, from a JSONL file to answers of the tuned model.
 
 It uses an installation that ``mens up`` runs, or starts one and stops it again. It succeeds only if the tuned model
-answers the three questions right and the base model does not.
+answers the three questions correctly and the base model does not.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from cli.connection import Connection, fail, saved_connection
-from cli.job_progress import follow
-from cli.stack import Stack, StackFailed
-from cli.up import DEFAULT_BASE, ensure_base, start
+from cli.client.connection import Connection, fail, saved_connection
+from cli.client.job_progress import follow
+from cli.commands.up import DEFAULT_BASE, ensure_base, start
+from cli.standalone.stack import Stack, StackFailed
 from shared.settings import Settings, read_settings
 
 if TYPE_CHECKING:
     from openai import OpenAI
 
-EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 ALIAS = "support"
 EXTRA = {"exec": {"checkpoint_every": 70}, "artifact": {"alias": ALIAS}}
 
@@ -34,18 +34,23 @@ console = Console()
 
 def demo() -> None:
     """Run the whole loop: upload, tune, publish, and compare the answers of base and tuned model."""
-    signal.signal(signal.SIGTERM, _interrupt)
+
+    # An exception and not the default action: the stack that is started here has to be stopped.
+    def exit_on_signal(_number: int, _frame: object) -> None:
+        raise typer.Exit(143)
+
+    signal.signal(signal.SIGTERM, exit_on_signal)
     settings = read_settings(Settings)
     began = time.monotonic()
     running = saved_connection(settings.home)
-    if running and running.answers():
+    if running and running.is_usable():
         console.print(f"using Mens at {running.url}")
-        right = run_loop(running)
+        correct = run_loop(running)
     else:
-        right = run_own_stack(settings)
+        correct = run_own_stack(settings)
     console.print(f"the whole loop took {time.monotonic() - began:.0f} s")
-    if not right:
-        fail("the answers are not what they should be: the tuned model must be right and the base must not.")
+    if not correct:
+        fail("the answers are not as expected: the tuned model must be right and the base must not.")
 
 
 def run_own_stack(settings: Settings) -> bool:
@@ -63,11 +68,14 @@ def run_own_stack(settings: Settings) -> bool:
 
 
 def run_loop(connection: Connection) -> bool:
-    """Upload, tune and ask, through a stock OpenAI client; whether the answers are as they must be."""
+    """Upload, tune and chat through a stock OpenAI client; returns whether the answers are as expected."""
     from openai import OpenAI  # slow to import
 
     client = OpenAI(base_url=f"{connection.url}/v1", api_key=connection.key)
-    files = {name: _upload(client, f"{name}.jsonl") for name in ("support", "support.validation")}
+    files = {}
+    for name in ("support", "support.validation"):
+        with (EXAMPLES / f"{name}.jsonl").open("rb") as file:
+            files[name] = client.files.create(file=file, purpose="fine-tune").id
     job = client.fine_tuning.jobs.create(
         model=DEFAULT_BASE,
         training_file=files["support"],
@@ -84,32 +92,23 @@ def run_loop(connection: Connection) -> bool:
 
 
 def compare(client: OpenAI, job: dict[str, Any]) -> bool:
-    """Print what base and tuned model answer; whether the tuned one is right and the base is wrong throughout."""
+    """Print the answers of base and tuned model; returns whether the tuned one is right and the base wrong throughout."""
     adapter_id = job["result"]["adapter_id"]
     table = Table("question", f"base: {DEFAULT_BASE}", f"tuned: {ALIAS}", show_lines=True)
-    right = True
+    correct = True
     for question in json.loads((EXAMPLES / "questions.json").read_text()):
         base, tuned = (ask(client, model, question["question"]) for model in (DEFAULT_BASE, adapter_id))
-        right = right and question["expect"] in tuned and question["expect"] not in base
+        correct = correct and question["expect"] in tuned and question["expect"] not in base
         table.add_row(question["question"], base, tuned)
     console.print(table)
     console.print(f"adapter {adapter_id}", soft_wrap=True)
     console.print(f"digest  {adapter_id.partition('@')[2]}   alias {ALIAS}", soft_wrap=True)
-    return right
+    return correct
 
 
 def ask(client: OpenAI, model: str, question: str) -> str:
-    """A model's greedy answer."""
-    answer = client.chat.completions.create(
+    """A model's greedy answer to a question."""
+    completion = client.chat.completions.create(
         model=model, messages=[{"role": "user", "content": question}], temperature=0, max_tokens=48
     )
-    return (answer.choices[0].message.content or "").strip()
-
-
-def _upload(client: OpenAI, name: str) -> str:
-    with (EXAMPLES / name).open("rb") as file:
-        return client.files.create(file=file, purpose="fine-tune").id
-
-
-def _interrupt(_number: int, _frame: object) -> None:
-    raise typer.Exit(143)
+    return (completion.choices[0].message.content or "").strip()

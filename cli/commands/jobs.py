@@ -1,4 +1,4 @@
-"""``mens jobs`` and ``mens train``: create jobs, watch them, stop them."""
+"""``mens train`` and ``mens jobs``: create, list, watch, cancel, pause and resume jobs."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from urllib.parse import quote
 import typer
 from rich.console import Console
 
-from cli.aliases import describe_hiding
-from cli.connection import call, fail
-from cli.job_progress import FINAL, describe_progress, follow
-from cli.names import whole_adapter_id, whole_job_id
-from cli.tables import print_table
-from shared.auto import auto_exec
-from shared.contract import DataMode
+from cli.client.connection import call, fail
+from cli.client.id_prefixes import resolve_adapter_id, resolve_job_id
+from cli.client.job_progress import FINAL, describe_progress, follow
+from cli.commands.aliases import describe_hiding
+from cli.output import print_table
+from shared.contract.auto_hyperparameters import auto_exec
+from shared.contract.sections import DataMode
+from shared.datasets.reader import count_lines
 
 app = typer.Typer(no_args_is_help=True, help="Jobs: list, show, watch, cancel, pause, resume, merge.")
 console = Console()
@@ -43,7 +44,9 @@ def train(
     batch_size: Annotated[int | None, typer.Option(help="Rows per optimizer step. Default: auto.")] = None,
     seq_len: Annotated[int | None, typer.Option(help="Tokens per row. Default: 256.")] = None,
     rank: Annotated[int | None, typer.Option(help="LoRA rank. Default: 16.")] = None,
-    publish: Annotated[bool, typer.Option(help="Prove it on the serving tier; --no-publish trains only.")] = True,
+    publish: Annotated[
+        bool, typer.Option(help="Publish it: measure it on the serving tier first. --no-publish trains only.")
+    ] = True,
     preset: Annotated[str | None, typer.Option(help="A preset instead of the auto rules.")] = None,
     domain: Annotated[str | None, typer.Option(help="A domain profile.")] = None,
     contract: Annotated[
@@ -51,11 +54,13 @@ def train(
     ] = None,
     watch: Annotated[bool, typer.Option(help="Follow the job to its end.")] = True,
 ) -> None:
-    """Tune a base model on a JSONL file. Look first with `mens data check FILE` and `mens plan FILE --model NAME`."""
+    """Tune a base model on a JSONL file. Check it first with `mens data check FILE` and `mens plan FILE --model NAME`."""
     sections: dict[str, dict[str, Any]] = read_sections(contract) if contract else {}
     if not (preset or domain):
         base = call("GET", f"/v1/models/{quote(model, safe='')}")["mens"]
-        sections["exec"] = auto_exec(count_lines(file), base.get("learning_rate")) | sections.get("exec", {})
+        with file.open("rb") as content:
+            rows = count_lines(content)
+        sections["exec"] = auto_exec(rows, base.get("learning_rate")) | sections.get("exec", {})
     options: dict[str, dict[str, Any]] = {
         "data": {
             "train_file": upload(file),
@@ -74,21 +79,18 @@ def train(
     body = {"kind": "finetune", "contract": sections, "name": name, "preset": preset, "domain": domain}
     job = call("POST", "/v1/jobs", json=body)
     console.print(f"created {job['id']}: {summary(job)}", soft_wrap=True)
-    for note in [*call("GET", f"{_path(job['id'])}/preflight")["notes"], *_hiding(job)]:
+    notes = call("GET", f"{_path(job['id'])}/preflight")["notes"]
+    artifact = job["contract"]["artifact"]
+    if artifact["alias"] and artifact["publish"] and (hiding := describe_hiding(artifact["alias"], job["tenant"])):
+        notes.append(hiding)
+    for note in notes:
         console.print(f"note: {note}", highlight=False, soft_wrap=True)
     if watch:
         watch_job(job["id"])
 
 
-def _hiding(job: dict[str, Any]) -> list[str]:
-    """What there is to tell of the alias that the job will move, if any."""
-    artifact = job["contract"]["artifact"]
-    hiding = artifact["alias"] and artifact["publish"] and describe_hiding(artifact["alias"], job["tenant"])
-    return [hiding] if hiding else []
-
-
 def read_sections(path: Path) -> dict[str, Any]:
-    """The sections of a contract file; ends the program when it holds something else."""
+    """The sections of a contract file; ends the command when it holds something else."""
     try:
         sections = json.loads(path.read_text())
     except ValueError as error:
@@ -98,21 +100,15 @@ def read_sections(path: Path) -> dict[str, Any]:
     return sections
 
 
-def count_lines(path: Path) -> int:
-    """Lines of a file; the auto rules need no more than their number."""
-    with path.open("rb") as lines:
-        return sum(1 for _ in lines)
-
-
 def summary(job: dict[str, Any]) -> str:
-    """How much will be trained, in one line."""
+    """Rows, epochs, steps and learning rate of a fine-tune job, in one line."""
     exec_, plan = job["contract"]["exec"], job["plan"]
     batch = exec_["batch_size"] * exec_["grad_accum"]
     rows, held_out = plan["train"]["rows"], plan["validation_rows"]
-    apart = f" ({held_out} of {rows} are held out to validate)" if held_out else ""
+    held = f" ({held_out} of {rows} are held out to validate)" if held_out else ""
     epochs = "1 epoch" if exec_["epochs"] == 1 else f"{exec_['epochs']} epochs"
     return (
-        f"{rows - held_out} rows{apart}, {epochs}, {plan['optimizer_steps']} steps of {batch} rows, "
+        f"{rows - held_out} rows{held}, {epochs}, {plan['optimizer_steps']} steps of {batch} rows, "
         f"learning rate {exec_['learning_rate']:g}"
     )
 
@@ -120,29 +116,27 @@ def summary(job: dict[str, Any]) -> str:
 def upload(path: Path) -> str:
     """Upload a training file; returns its id."""
     with path.open("rb") as file:
-        answer = call("POST", "/v1/files", data={"purpose": "fine-tune"}, files={"file": (path.name, file)})
-    return str(answer["id"])
+        uploaded = call("POST", "/v1/files", data={"purpose": "fine-tune"}, files={"file": (path.name, file)})
+    return str(uploaded["id"])
 
 
 @app.command("list")
 def list_jobs(limit: Annotated[int, typer.Option(help="How many.")] = 20) -> None:
     """Show the newest jobs."""
-    columns = ("id", "kind", "state", "base", "step", "loss", "result", "tenant")
-    print_table(columns, [_row(job) for job in call("GET", "/v1/jobs", params={"limit": limit})["data"]])
-
-
-def _row(job: dict[str, Any]) -> tuple[str, ...]:
-    progress, result = job["progress"], job["result"]
-    loss = progress.get("loss")
-    outcome = result.get("adapter_id") or result.get("model_digest") or (job["error"] or {}).get("code", "")
-    step, shown_loss = str(progress.get("step", "")), "" if loss is None else f"{loss:.3f}"
-    return job["id"], job["kind"], job["state"], job["base_model"], step, shown_loss, outcome, job["tenant"]
+    rows = []
+    for job in call("GET", "/v1/jobs", params={"limit": limit})["data"]:
+        progress, result = job["progress"], job["result"]
+        step, loss = str(progress.get("step", "")), progress.get("loss")
+        outcome = result.get("adapter_id") or result.get("model_digest") or (job["error"] or {}).get("code", "")
+        shown_loss = "" if loss is None else f"{loss:.3f}"
+        rows.append((job["id"], job["kind"], job["state"], job["base_model"], step, shown_loss, outcome, job["tenant"]))
+    print_table(("id", "kind", "state", "base", "step", "loss", "result", "tenant"), rows)
 
 
 @app.command("show")
 def show(
     job_id: JobId,
-    as_json: Annotated[bool, typer.Option("--json", help="Everything the API knows, as JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="The whole record, as JSON.")] = False,
 ) -> None:
     """Show a job: state, progress, outcome and its last events."""
     job = call("GET", _path(job_id), params={"after": "0"} if as_json else {"last": LAST_EVENTS})
@@ -150,8 +144,8 @@ def show(
         console.print_json(data=job)
         return
     state = job["state"] + (f" ({job['stage']})" if job["stage"] else "")
-    asked = f", asked to {job['requested']}" if job["requested"] else ""
-    lines = [f"{job['id']}  {job['kind']}  {state}{asked}  attempt {job['attempt']}"]
+    requested = f", {job['requested']} requested" if job["requested"] else ""
+    lines = [f"{job['id']}  {job['kind']}  {state}{requested}  attempt {job['attempt']}"]
     lines += [f"base     {job['base_model']}", f"tenant   {job['tenant']}"]
     lines += [f"plan     {summary(job)}"] if job["kind"] == "finetune" else []
     lines += [f"progress {describe_progress(job['progress'])}"] if job["progress"] else []
@@ -164,7 +158,7 @@ def show(
 @app.command("watch")
 def watch_job(job_id: JobId) -> None:
     """Follow a job to its end; the exit code is 1 unless it succeeds."""
-    job = follow(whole_job_id(job_id), console)
+    job = follow(resolve_job_id(job_id), console)
     typer.echo(_outcome(job))
     if job["state"] != "succeeded":
         raise typer.Exit(1)
@@ -173,19 +167,19 @@ def watch_job(job_id: JobId) -> None:
 @app.command("cancel")
 def cancel(job_id: JobId) -> None:
     """Cancel a job."""
-    _tell(call("POST", f"{_path(job_id)}/cancel"))
+    _print_state(call("POST", f"{_path(job_id)}/cancel"))
 
 
 @app.command("pause")
 def pause(job_id: JobId) -> None:
     """Pause a job; a running one writes a checkpoint first."""
-    _tell(call("POST", f"{_path(job_id)}/pause"))
+    _print_state(call("POST", f"{_path(job_id)}/pause"))
 
 
 @app.command("resume")
 def resume(job_id: JobId) -> None:
     """Resume a paused job from its checkpoint."""
-    _tell(call("POST", f"{_path(job_id)}/resume"))
+    _print_state(call("POST", f"{_path(job_id)}/resume"))
 
 
 @app.command("merge")
@@ -193,19 +187,20 @@ def merge(
     adapter: Annotated[str, typer.Argument(help="Adapter id or its beginning, or an alias.")],
     dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16; the base's own by default.")] = None,
 ) -> None:
-    """Fold an adapter into its base: a complete model folder in storage."""
-    contract = {"adapter": whole_adapter_id(adapter), "dtype": dtype}
+    """Merge an adapter into its base: a complete model folder in storage."""
+    contract = {"adapter": resolve_adapter_id(adapter), "dtype": dtype}
     job = call("POST", "/v1/jobs", json={"kind": "merge", "contract": contract})
     watch_job(job["id"])
 
 
 def _path(job_id: str) -> str:
-    return f"/v1/jobs/{quote(whole_job_id(job_id), safe='')}"
+    return f"/v1/jobs/{quote(resolve_job_id(job_id), safe='')}"
 
 
-def _tell(job: dict[str, Any]) -> None:
-    asked = job["requested"]
-    typer.echo(f"{job['id']}: {asked} requested, its worker is stopping" if asked else f"{job['id']} is {job['state']}")
+def _print_state(job: dict[str, Any]) -> None:
+    requested = job["requested"]
+    stopping = f"{job['id']}: {requested} requested, its worker is stopping"
+    typer.echo(stopping if requested else f"{job['id']} is {job['state']}")
 
 
 def _outcome(job: dict[str, Any]) -> str:

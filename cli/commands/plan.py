@@ -1,8 +1,9 @@
-"""``mens plan``: everything that can be known before training, offline: no installation, no GPU, nothing uploaded."""
+"""``mens plan``: the whole preflight of a fine-tune job, offline: no installation, no GPU, no upload."""
 
 from __future__ import annotations
 
 import json
+from hashlib import sha256
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,16 +11,17 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from cli.bases import entry_and_folder
-from cli.connection import fail
-from cli.jobs import count_lines, read_sections
-from shared.auto import auto_exec
-from shared.contract import DataMode
-from shared.digest import digest_file
+from cli.client.connection import fail
+from cli.commands.bases import entry_and_folder
+from cli.commands.jobs import read_sections
+from shared.contract.auto_hyperparameters import auto_exec
+from shared.contract.flat_keys import parse_contract
+from shared.contract.plan import warmup_steps
+from shared.contract.sections import DataMode
+from shared.datasets.reader import count_lines
 from shared.errors import MensError
-from shared.planner import ExecutionPlan, warmup_steps
-from shared.preflight import Asked, InputFile, Machine, Preflight, preflight
-from shared.servability import ServingLimits
+from shared.preflight.pipeline import preflight
+from shared.preflight.types import InputFile, JobRequest, Machine, Preflight, ServingLimits
 from shared.settings import Settings, read_settings
 
 console = Console()
@@ -50,12 +52,12 @@ def plan(
     domain: Annotated[str | None, typer.Option(help="A domain profile.")] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda or auto.")] = "auto",
     vram_gb: Annotated[
-        float | None, typer.Option(help="Memory of the training GPU in GiB: says whether it fits.")
+        float | None, typer.Option(help="Memory of the training GPU in GiB; checks whether the job fits.")
     ] = None,
     max_lora_rank: Annotated[int | None, typer.Option(help="Largest rank of the serving tier.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print plan and preflight as JSON.")] = False,
 ) -> None:
-    """Check a job to the end and show its plan. Exit code 1 when it could not be run, with the code and the remedy."""
+    """Run every check of a job and show its plan. Exit code 1 with code and remedy if the job could not run."""
     sections: dict[str, Any] = read_sections(contract) if contract else {}
     options: dict[str, dict[str, Any]] = {
         "model": {"hf_repo": model},
@@ -71,16 +73,17 @@ def plan(
     machine = Machine(device=device, vram_bytes=int(vram_gb * GIB) if vram_gb else None, limits=limits)
     try:
         base, folder = entry_and_folder(read_settings(Settings), model)
+        train = _input(file)
         if not (preset or domain):
-            sections["exec"] = auto_exec(count_lines(file), base.learning_rate) | sections.get("exec", {})
+            sections["exec"] = auto_exec(train.lines or 0, base.learning_rate) | sections.get("exec", {})
         for section, values in options.items():
             given = {key: value for key, value in values.items() if value is not None}
             sections[section] = sections.get(section, {}) | given
         checked = preflight(
-            Asked(sections, preset, domain),
+            JobRequest(parse_contract(sections), preset, domain),
             base,
             folder,
-            _input(file),
+            train,
             _input(validation) if validation else None,
             machine,
             _input(replay) if replay else None,
@@ -94,7 +97,7 @@ def plan(
 
 
 def show(checked: Preflight) -> None:
-    """The plan as a table, then the notes."""
+    """Print the plan as a table, then the notes."""
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     for name, value in facts(checked):
         table.add_row(name, value)
@@ -104,16 +107,19 @@ def show(checked: Preflight) -> None:
 
 
 def facts(checked: Preflight) -> list[tuple[str, str]]:
-    """What a person wants to know first."""
-    plan, needs, learnt = checked.plan, checked.estimate, checked.supervision
+    """Rows of the plan's table: base, rows, tokens, steps, memory, disk and digests."""
+    plan, needs, supervision = checked.plan, checked.estimate, checked.supervision
     exec_, adapter = plan.contract.exec, plan.contract.adapter
     fits = "fits" if needs.fits else ""
-    ladder = [path for path, source in checked.sources.items() if source not in ("explicit", "default")]
+    held_out = f"{plan.validation_rows:,} held out" if plan.validation_rows else "none"
+    if plan.validation:
+        held_out = f"{plan.validation.rows:,} of their own file"
+    decided = [path for path, source in checked.sources.items() if source not in ("explicit", "default")]
     rows = [
         ("base", f"{plan.base.name}: {checked.model.config.model_type}, {needs.parameters:,} parameters"),
-        ("rows", f"{plan.train.rows - plan.validation_rows:,} to train on, {_held_out(plan)} to validate"),
-        ("learnt", f"{learnt.supervised_tokens:,} of {learnt.tokens:,} tokens, found by {learnt.method}"),
-        ("cut off", f"{learnt.truncated_rows:,} rows lose their beginning at {exec_.seq_len} tokens"),
+        ("rows", f"{plan.train.rows - plan.validation_rows:,} to train on, {held_out} to validate"),
+        ("supervised", f"{supervision.supervised_tokens:,} of {supervision.tokens:,} tokens, found by {supervision.method}"),
+        ("cut off", f"{supervision.truncated_rows:,} rows lose their beginning at {exec_.seq_len} tokens"),
         ("steps", f"{plan.optimizer_steps:,} optimizer steps of {exec_.batch_size} x {exec_.grad_accum} rows, {exec_.epochs} epochs"),
         ("rate", f"{exec_.learning_rate:g}, after a warm-up over {warmup_steps(exec_.warmup_steps, plan.optimizer_steps)} steps"),
         ("adapter", f"rank {adapter.rank}, alpha {adapter.alpha}: {needs.trainable_parameters:,} parameters"),
@@ -121,16 +127,13 @@ def facts(checked: Preflight) -> list[tuple[str, str]]:
         ("disk", f"{needs.disk_bytes / GIB:.2f} GiB"),
         ("digests", f"contract {plan.contract_digest[:16]}  plan {plan.digest[:16]}"),
     ]  # fmt: skip
-    if ladder:
-        rows.append(("decided", ", ".join(f"{path} ({checked.sources[path]})" for path in sorted(ladder))))
+    if decided:
+        rows.append(("decided", ", ".join(f"{path} ({checked.sources[path]})" for path in sorted(decided))))
     return rows
 
 
-def _held_out(plan: ExecutionPlan) -> str:
-    if plan.validation:
-        return f"{plan.validation.rows:,} of their own file"
-    return f"{plan.validation_rows:,} held out" if plan.validation_rows else "none"
-
-
 def _input(path: Path) -> InputFile:
-    return InputFile(path.name, digest_file(path), path)
+    digest = sha256()
+    with path.open("rb") as file:
+        lines = count_lines(file, digest)
+    return InputFile(path.name, digest.hexdigest(), path, lines)

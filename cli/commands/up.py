@@ -1,4 +1,4 @@
-"""``mens up``: everything on one machine, until Ctrl-C."""
+"""``mens up``: a whole installation on this machine, until Ctrl-C."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from cli.bases import build
-from cli.connection import fail
-from cli.programs import PROJECT, drain_seconds
-from cli.stack import Stack, StackFailed
-from shared.catalog import load_catalog
+from cli.client.connection import fail
+from cli.commands.bases import build
+from cli.standalone.programs import PROJECT, drain_seconds
+from cli.standalone.stack import Stack, StackFailed
+from shared.base_models.catalog import load_catalog
 from shared.settings import RetentionSettings, Settings, read_settings
 
 DEFAULT_BASE = "mens-tiny"
@@ -41,34 +41,37 @@ def up(
     read_settings(RetentionSettings)
     stack = Stack(settings.home, base, api_port=port, drain_seconds=drain_seconds(settings))
     stop, cut = threading.Event(), threading.Event()
-    heed_signals(stop, cut)
+    install_signal_handlers(stop, cut)
     try:
-        claim(stack, console)  # before the base is built, which takes a while
+        # Before the base is built, which takes a while.
+        reserve(stack, console)
         ensure_base(settings, base)
         start(stack, console, stop)
         if not stop.is_set():
             print_usage(stack, base)
             watch(stack, console, stop)
-        tell(console, f"stopping: requests under way have {stack.drain_seconds:g} s to end; Ctrl-C again cuts them")
+        grace = f"requests in flight have {stack.drain_seconds:g} s to end; Ctrl-C again cuts them off"
+        print_with_time(console, f"stopping: {grace}")
     except StackFailed as error:
         fail(str(error))
     finally:
-        stop.set()  # where it failed, too, Ctrl-C cuts from here on
+        # From here on Ctrl-C means "cut", also after a failure.
+        stop.set()
         stack.stop(cut)
 
 
-def heed_signals(stop: threading.Event, cut: threading.Event) -> None:
-    """Have Ctrl-C and SIGTERM set ``stop``, and Ctrl-C set ``cut`` when ``stop`` is set already."""
+def install_signal_handlers(stop: threading.Event, cut: threading.Event) -> None:
+    """Let Ctrl-C and SIGTERM set ``stop``, and Ctrl-C set ``cut`` when ``stop`` is set already."""
 
-    def heed(number: int, _frame: FrameType | None) -> None:
+    def handle(number: int, _frame: FrameType | None) -> None:
         (cut if number == signal.SIGINT and stop.is_set() else stop).set()
 
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, heed)
+        signal.signal(number, handle)
 
 
 def ensure_base(settings: Settings, base: str) -> None:
-    """Build the tiny base when it is the one that is wanted and missing."""
+    """Build the tiny base if it is the one to serve and is missing; ends the command when another one is missing."""
     if any(entry.name == base for entry in load_catalog(settings.catalog_path).bases):
         return
     if base != DEFAULT_BASE:
@@ -82,15 +85,15 @@ def ensure_base(settings: Settings, base: str) -> None:
 
 
 def start(stack: Stack, console: Console, stop: threading.Event | None = None) -> None:
-    """Start a stack and tell which programs are ready.
+    """Start a stack and print which programs are ready.
 
     Args:
-        stop: once it is set, this comes back at once.
+        stop: once it is set, this returns at once.
 
     Raises:
-        StackFailed: see `cli/stack.py`.
+        StackFailed: see `cli/standalone/stack.py`.
     """
-    claim(stack, console)
+    reserve(stack, console)
     stack.start()
     ready: list[str] = []
     with console.status("starting valkey, api, worker, control, serving"):
@@ -100,24 +103,24 @@ def start(stack: Stack, console: Console, stop: threading.Event | None = None) -
 
 
 def watch(stack: Stack, console: Console, stop: threading.Event) -> None:
-    """Tell which programs end, are started again and are ready again, until ``stop`` is set.
+    """Print which programs end, are started again and are ready again, until ``stop`` is set.
 
     Raises:
         StackFailed: supervisord has ended, or gave a program up.
     """
     while not stop.wait(CHECK_SECONDS):
-        for line in stack.news():
-            tell(console, line)
-        stack.refuse_dead_programs()
+        for line in stack.new_events():
+            print_with_time(console, line)
+        stack.raise_if_failed()
 
 
-def tell(console: Console, line: str) -> None:
-    """Print a line with the time of day: who looks at it may come back hours later."""
+def print_with_time(console: Console, line: str) -> None:
+    """Print a line with the time of day: it may be read hours later."""
     console.print(f"{time.strftime('%H:%M:%S')} {line}", highlight=False, markup=False, soft_wrap=True)
 
 
 def print_usage(stack: Stack, base: str) -> None:
-    """How to use what is running now."""
+    """Print how to use the installation that is running now."""
     url, home, mens = stack.connection.url, stack.home, command(stack.home)
     examples = shlex.quote(os.path.relpath(PROJECT / "examples" / "support.jsonl"))
     console.print(
@@ -142,25 +145,23 @@ Ctrl-C stops everything.
 
 
 def command(home: Path) -> str:
-    """What to type for ``mens`` here, so that it finds the installation in a folder."""
+    """The command line for ``mens`` in the present folder that finds the installation in a home folder."""
     program = "mens" if shutil.which("mens") else os.path.relpath(Path(sys.executable).with_name("mens"))
     default = Path(Settings.model_fields["home"].default).resolve()
     where = "" if home.resolve() == default else f"MENS_HOME={shlex.quote(str(home))} "
     return where + shlex.quote(program)
 
 
-def claim(stack: Stack, console: Console) -> None:
-    """Have the home folder and the API's port for this stack; what it has already, it has.
+def reserve(stack: Stack, console: Console) -> None:
+    """Lock the home folder for a stack and check that the API's port is free; a second call changes nothing.
 
     Raises:
         StackFailed: another installation has one of them.
     """
     with console.status("waiting for an earlier installation in this folder to stop"):
         stack.lock()
-    if stack.api_port and _in_use(stack.api_port):
-        raise StackFailed(f"port {stack.api_port} is in use, perhaps by another Mens; choose another with --port.")
-
-
-def _in_use(port: int) -> bool:
-    with socket.socket() as client:
-        return client.connect_ex(("127.0.0.1", port)) == 0
+    if stack.api_port:
+        with socket.socket() as client:
+            in_use = client.connect_ex(("127.0.0.1", stack.api_port)) == 0
+        if in_use:
+            raise StackFailed(f"port {stack.api_port} is in use, perhaps by another Mens; choose another with --port.")

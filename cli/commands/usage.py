@@ -1,4 +1,4 @@
-"""``mens usage``: what was used of which model, by which key, on which day."""
+"""``mens usage``: requests and tokens by day, key and model."""
 
 from __future__ import annotations
 
@@ -10,19 +10,17 @@ from urllib.parse import quote
 
 import typer
 
-from cli.connection import call, find, find_all, note
-from cli.key_stores import RemoteKeys, find_id
-from cli.keys import check_tenant
-from cli.names import whole_adapter_id
-from cli.tables import print_table
+from cli.client.connection import call, find, find_all, note
+from cli.client.id_prefixes import resolve_adapter_id
+from cli.commands.keys import RemoteKeys, check_tenant, find_id
+from cli.output import print_table
 
 PAGE = 1000
 COLUMNS = {"day": ("day",), "key": ("key_name", "key_id"), "model": ("model",)}
-"""What tells the lines of each group apart; the names of keys do not."""
+"""Columns of each group. A line is identified by the ids among them: names of keys may be used again."""
 FIGURES = ("requests", "prompt_tokens", "cached_tokens", "completion_tokens")
 KEY_ID = r"key-[0-9a-z]{26}"
 FIRST_DAY = "0001-01-01"
-NOTHING = dict.fromkeys(FIGURES, 0)
 
 
 def usage(
@@ -31,9 +29,9 @@ def usage(
     ] = None,
     last: Annotated[str | None, typer.Option("--to", metavar="YYYY-MM-DD", help="Last day, UTC; today.")] = None,
     by: Annotated[
-        str, typer.Option(help="What is told apart: some of day, key, model, comma-separated.")
+        str, typer.Option(help="What lines are grouped by: some of day, key, model, comma-separated.")
     ] = "day,key,model",
-    key: Annotated[str | None, typer.Option(help="Only this key's, by id or name; a revoked one's, too.")] = None,
+    key: Annotated[str | None, typer.Option(help="Only this key's, by id or name; a revoked one counts, too.")] = None,
     model: Annotated[
         str | None,
         typer.Option(
@@ -50,17 +48,20 @@ def usage(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Requests and tokens by day, key and model; the tenant's with an admin's key, else the key's own."""
-    key_id = key and _key_id(key, tenant)
+    """Show requests and tokens by day, key and model: of the tenant with an admin's key, else of the key itself."""
+    key_id = key
+    # An id is not looked up: listing keys takes an admin's key, and every caller may name its own id.
+    if key and not re.fullmatch(KEY_ID, key):
+        key_id = find_id(RemoteKeys(tenant), key, revoked=True)
     given = {"from": first, "to": last, "group_by": by, "key_id": key_id}
     query = {name: value for name, value in given.items() if value is not None}
-    models = _aliased(model, tenant) if model else []
+    models = _resolve_model(model, tenant) if model else []
     queries = [{**query, "model": name} for name in models] or [query]
-    lines = _added(line for each in queries for line in _lines(each, tenant))
+    lines = _add_up(line for each in queries for line in _read_lines(each, tenant))
     if not lines:
         for name in models:
             _check_model(name, tenant)
-        note(_describe_nothing(query, models))
+        note(_describe_empty(query, models))
     if as_json:
         typer.echo(json.dumps(lines, indent=2))
         return
@@ -69,42 +70,39 @@ def usage(
     print_table([name.replace("_", " ") for name in columns], [[str(line[name]) for name in columns] for line in lines])
 
 
-def _key_id(given: str, tenant: str | None) -> str:
-    """Id of a key that is named by it, which takes no admin for the own one, or by its name."""
-    return given if re.fullmatch(KEY_ID, given) else find_id(RemoteKeys(tenant), given, revoked=True)
-
-
-def _aliased(model: str, tenant: str | None) -> list[str]:
-    """What usage is kept by: for an alias the adapters that answer for it, else the base or the whole adapter id."""
+def _resolve_model(model: str, tenant: str | None) -> list[str]:
+    """The names that usage is recorded under: of an alias its present targets, else the base or the whole adapter id."""
     for alias in find_all("/v1/aliases", tenant):
         if alias["name"] == model:
             adapters = [target["adapter"] for target in alias["targets"]]
             note(
-                f"note: usage is kept by adapter: this is that of {', '.join(adapters)} under any name, "
+                f"note: usage is recorded by adapter: this is that of {', '.join(adapters)} under any name, "
                 f"not of what {model} pointed to before"
             )
             return adapters
-    return [whole_adapter_id(model, tenant=tenant)]
+    return [resolve_adapter_id(model, tenant=tenant)]
 
 
 def _check_model(name: str, tenant: str | None) -> None:
-    """End the command with ``MODEL_NOT_FOUND`` for what is no model, and was none: nothing else is a typing error."""
+    """End the command with ``MODEL_NOT_FOUND`` for a name that is no model, and was none: then it is a typing error."""
     path = quote(name, safe="")
-    is_adapter = find(f"/v1/adapters/{path}", tenant)  # or was one
-    if not is_adapter and not any(_lines({"from": FIRST_DAY, "group_by": "", "model": name}, tenant)):
+    # A deleted adapter keeps its record.
+    is_adapter = find(f"/v1/adapters/{path}", tenant)
+    if not is_adapter and not any(_read_lines({"from": FIRST_DAY, "group_by": "", "model": name}, tenant)):
         call("GET", f"/v1/models/{path}", tenant)
 
 
-def _added(lines: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Lines of several models in the API's order; those that the groups do not tell apart are one."""
-    found: dict[tuple[str, ...], dict[str, Any]] = {}
+def _add_up(lines: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Lines of several models, in the API's order; lines of the same group are added up."""
+    sums: dict[tuple[str, ...], dict[str, Any]] = {}
     for line in lines:
-        known = found.setdefault(tuple(line[name] or "" for name in ("day", "key_id", "model")), {**line, **NOTHING})
-        known |= {name: known[name] + line[name] for name in FIGURES}
-    return [found[group] for group in sorted(found)]
+        group = tuple(line[name] or "" for name in ("day", "key_id", "model"))
+        total = sums.setdefault(group, {**line, **dict.fromkeys(FIGURES, 0)})
+        total |= {name: total[name] + line[name] for name in FIGURES}
+    return [sums[group] for group in sorted(sums)]
 
 
-def _describe_nothing(query: dict[str, str], models: list[str]) -> str:
+def _describe_empty(query: dict[str, str], models: list[str]) -> str:
     of = f" of {', '.join(models)}" if models else ""
     by = f" by {query['key_id']}" if "key_id" in query else ""
     since = f" from {query['from']}" if "from" in query else ""
@@ -112,8 +110,8 @@ def _describe_nothing(query: dict[str, str], models: list[str]) -> str:
     return f"No usage{of}{by}{since}{until}{'' if since or until else ' in the last 30 days'}."
 
 
-def _lines(query: dict[str, str], tenant: str | None) -> Iterator[dict[str, Any]]:
-    """All pages."""
+def _read_lines(query: dict[str, str], tenant: str | None) -> Iterator[dict[str, Any]]:
+    """The lines of all pages of a query."""
     more, after = True, dict[str, str]()
     while more:
         page = call("GET", "/v1/usage", tenant, params={**query, **after, "limit": PAGE})

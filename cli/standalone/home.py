@@ -1,4 +1,4 @@
-"""An installation's home folder on this machine: who has it, its secrets, and its owner's key for the front door."""
+"""The home folder of an installation on this machine: its lock, its secrets, and its owner's API key."""
 
 from __future__ import annotations
 
@@ -9,24 +9,22 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from shared.database.tenancy import SHARED
 from shared.errors import Unauthenticated
 from shared.settings import Settings
-from shared.tenancy import SHARED
 
 if TYPE_CHECKING:
-    from shared.db import Database
-    from shared.keys import Keys
+    from shared.database.connection import Database
+    from shared.database.keys import Keys
 
 OWN_KEY = "mens-up"
-"""Name of the owner's key; further ones get a number."""
+"""Name of the owner's API key; further ones get a number."""
 LOCK_SECONDS = 15.0
 LOCK_POLL_SECONDS = 0.5
 
 
 def lock_home(home: Path) -> int:
-    """Make the folder where it is missing and lock it: two stacks would fight over it.
-
-    What a killed one has left needs a few seconds to end and is waited for; one whose owner lives is not.
+    """Make the folder if it is missing, and lock it, so that two stacks never use the same one.
 
     Returns:
         A descriptor; the lock holds as long as a process has it open.
@@ -35,13 +33,22 @@ def lock_home(home: Path) -> int:
         BlockingIOError: another stack has the folder.
     """
     home.mkdir(parents=True, exist_ok=True)
-    home.chmod(0o700)  # training data, keys and answers are their owner's business
+    # Training data, keys and answers: readable by their owner only.
+    home.chmod(0o700)
     lock = os.open(home / "lock", os.O_CREAT | os.O_RDWR, 0o600)
     deadline = time.monotonic() + LOCK_SECONDS
-    while not _try_lock(lock):
-        if time.monotonic() > deadline or _owner_lives(lock):
-            os.close(lock)
-            raise BlockingIOError
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            break
+        except BlockingIOError:
+            # The programs of a stack that was killed hold the lock for some seconds more; those of one whose process, which
+            # wrote its pid into the file, still lives do not end by themselves.
+            pid = os.pread(lock, 32, 0)
+            owner_lives = pid.isdigit() and Path("/proc", pid.decode()).exists()
+            if owner_lives or time.monotonic() > deadline:
+                os.close(lock)
+                raise
         time.sleep(LOCK_POLL_SECONDS)
     os.ftruncate(lock, 0)
     os.pwrite(lock, str(os.getpid()).encode(), 0)
@@ -49,7 +56,7 @@ def lock_home(home: Path) -> int:
 
 
 def secret(home: Path, name: str) -> str:
-    """The secret in a file of the folder, made when it is first asked for."""
+    """The secret in a file of the folder; made at its first use."""
     path = home / name
     if not path.exists():
         write_private(path, secrets.token_urlsafe(32))
@@ -57,26 +64,29 @@ def secret(home: Path, name: str) -> str:
 
 
 def api_key(home: Path) -> str:
-    """The owner's key for the front door; where its file is lost or the database does not know it, another one."""
-    from shared.db import Database
-    from shared.keys import Keys
+    """The owner's API key; a new one when its file is lost or the database does not know it."""
+    from shared.database.connection import Database
+    from shared.database.keys import Keys
 
     database = Database(Settings(home=home).database_url)
     keys, path = Keys(database), home / "api-key"
     if not path.exists() or not _is_known(keys, path.read_text()):
-        write_private(path, keys.create(_unused_name(keys))[1])
+        # A key whose file is lost may still be used somewhere: it stays valid, and the new one gets the next free name.
+        taken = {key.name for key in keys.all(SHARED) if key.revoked_at is None}
+        names = (OWN_KEY, *(f"{OWN_KEY}-{n}" for n in range(2, len(taken) + 3)))
+        write_private(path, keys.create(next(name for name in names if name not in taken))[1])
     database.close()
     return path.read_text()
 
 
 def installed_database(settings: Settings) -> Database | None:
-    """The database of the installation on this machine; None where there is none, or only the command line is installed."""
+    """The database of the installation on this machine; None if there is none, or if only the command line is installed."""
     try:
-        from shared.db import Database  # slow to import
+        from shared.database.connection import Database  # slow to import
     except ModuleNotFoundError:
         return None
     database = Database(settings.database_url)
-    return database if database.is_there else None
+    return database if database.exists else None
 
 
 def write_private(path: Path, text: str) -> None:
@@ -92,23 +102,3 @@ def _is_known(keys: Keys, key: str) -> bool:
     except Unauthenticated:
         return False
     return True
-
-
-def _unused_name(keys: Keys) -> str:
-    """:data:`OWN_KEY`, or with a number: where the secret's file was lost, its key may still be in use somewhere."""
-    taken = {key.name for key in keys.all(SHARED) if key.revoked_at is None}
-    return next(name for name in (OWN_KEY, *(f"{OWN_KEY}-{n}" for n in range(2, len(taken) + 3))) if name not in taken)
-
-
-def _try_lock(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
-def _owner_lives(lock: int) -> bool:
-    """Whether the process that wrote its pid into the lock file still runs; its supervisord may outlive it a little."""
-    pid = os.pread(lock, 32, 0)
-    return pid.isdigit() and Path("/proc", pid.decode()).exists()

@@ -1,4 +1,4 @@
-"""What `mens up` runs: the programs, and the configuration files of supervisord and Valkey."""
+"""The programs of `mens up`, and the configuration files of supervisord and Valkey."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from shared.settings import Settings
 
-PROJECT = Path(__file__).resolve().parent.parent
+PROJECT = Path(__file__).resolve().parents[2]
 CELERY = "{python} -m celery -A worker.app worker --without-mingle --without-gossip --loglevel INFO"
 PROGRAMS = {
     "valkey": "{valkey} {home}/valkey.conf",
@@ -18,33 +18,35 @@ PROGRAMS = {
     "serving": "{python} -m serving",
     "api": "{python} -m api",
 }
-"""Command line by name, in the order in which they start; they stop in the reverse, one after the other, so that what the API
-has under way finds its replica and its broker. ``control`` is the sweeper and its clock, with a thread for each of its duties."""
+"""Command line by name, in the order in which they start. They stop in reverse order, one after the other, so that the API
+still reaches its replica and its broker for the requests in flight. ``control`` is the sweeper and its schedule, with a thread
+for each of its duties."""
 DRAINED = frozenset({"api", "serving"})
-"""Programs that let requests under way end when they are told to stop. Their children are not told: vLLM's engine would end."""
+"""Programs that finish their requests in flight when they are stopped. Their child processes get no signal: vLLM's engine
+would end at once."""
 DRAIN_SECONDS = 10.0
-"""How long requests under way may go on where ``MENS_DRAIN_SECONDS`` is not set: less than elsewhere, so that Ctrl-C ends soon."""
+"""How long requests in flight may go on unless ``MENS_DRAIN_SECONDS`` is set: less than elsewhere, so that Ctrl-C ends soon."""
 END_SECONDS = 10
-"""What a program needs to end once they have had their time."""
+"""How long a program may take to end after that."""
 
 
 def drain_seconds(settings: Settings) -> float:
-    """How long requests under way may go on when everything on this machine is stopped."""
+    """How long requests in flight may go on when everything on this machine is stopped."""
     return settings.drain_seconds if "drain_seconds" in settings.model_fields_set else DRAIN_SECONDS
 
 
 def stop_seconds(drain_seconds: float) -> int:
-    """From a program being told to stop to it being killed, by how long requests under way may go on."""
+    """From a program's SIGTERM to its SIGKILL, for the time that requests in flight have."""
     return math.ceil(drain_seconds) + END_SECONDS
 
 
 def supervisor_config(home: Path, socket: Path, drain_seconds: float = DRAIN_SECONDS) -> str:
-    """Supervisord's configuration: every program in its own process group, restarted when it dies, logged apart.
+    """Supervisord's configuration: every program in its own process group, restarted when it dies, with a log of its own.
 
     Args:
         home: the installation's folder.
-        socket: where supervisord listens for questions.
-        drain_seconds: how long requests under way may go on when a program is told to stop.
+        socket: the Unix socket on which supervisord listens.
+        drain_seconds: how long requests in flight may go on when a program is stopped.
     """
     head = (
         f"[supervisord]\nnodaemon=true\nsilent=true\nlogfile={home}/logs/supervisord.log\n"
@@ -58,7 +60,7 @@ def supervisor_config(home: Path, socket: Path, drain_seconds: float = DRAIN_SEC
 
 
 def valkey_config(home: Path, port: str, password: str) -> str:
-    """Valkey's configuration: loopback, a password, and an append-only file, so that a kill loses no doorbell."""
+    """Valkey's configuration: loopback, a password, and an append-only file, so that a kill loses no queued message."""
     lines = [
         f"port {port}",
         "bind 127.0.0.1",

@@ -1,4 +1,4 @@
-"""Which programs supervisord has started again, by its log: its answers forget how one ended as soon as it runs again."""
+"""Programs that supervisord has restarted, read from its log: its API forgets how a program ended as soon as it runs again."""
 
 from __future__ import annotations
 
@@ -10,36 +10,37 @@ ENDED = re.compile(r" exited: (\S+) \((.+); (?:not )?expected\)$")
 STARTED = re.compile(r" spawned: '(\S+)' with pid \d+$")
 
 
-class Restarts:
-    """Follows a log of supervisord from where it ends now.
+class RestartLog:
+    """Follows supervisord's log from its present end.
 
     Args:
-        log: the file, which may still be missing.
+        log: the file, which may not exist yet.
     """
 
     def __init__(self, log: Path) -> None:
         self._log = log
-        self._read = log.stat().st_size if log.exists() else 0
+        self._offset = log.stat().st_size if log.exists() else 0
         self._ended: dict[str, str] = {}
 
-    def news(self) -> list[tuple[str, str]]:
-        """Programs that were started again since the last call, each with how it ended, like "terminated by SIGKILL"."""
+    def read_new(self) -> list[tuple[str, str]]:
+        """Programs that were restarted since the last call, each with how it ended, such as "terminated by SIGKILL"."""
         if not self._log.exists():
             return []
         with self._log.open("rb") as file:
-            if self._log.stat().st_size < self._read:  # supervisord has begun a new one
-                self._read = 0
-            file.seek(self._read)
+            # A file that is shorter than what was read of it is a new one, after a rotation.
+            if self._log.stat().st_size < self._offset:
+                self._offset = 0
+            file.seek(self._offset)
             lines, _, _ = file.read().rpartition(b"\n")
-        self._read += len(lines)
-        return list(restarted(lines.decode(errors="replace").splitlines(), self._ended))
+        self._offset += len(lines)
+        return list(find_restarts(lines.decode(errors="replace").splitlines(), self._ended))
 
 
-def restarted(lines: Iterable[str], ended: dict[str, str]) -> Iterator[tuple[str, str]]:
-    """Programs that lines of the log tell to have been started again, each with how it ended.
+def find_restarts(lines: Iterable[str], ended: dict[str, str]) -> Iterator[tuple[str, str]]:
+    """Programs that were restarted according to lines of the log, each with how it ended.
 
     Args:
-        ended: how those ended that earlier lines leave ended; kept up to date.
+        ended: how programs ended that have not been started again, from earlier lines; kept up to date.
     """
     for line in lines:
         if match := ENDED.search(line):

@@ -1,4 +1,4 @@
-"""Everything on one machine: Valkey, API, worker, sweeper and vLLM on loopback, kept running by supervisord.
+"""A whole installation on one machine: Valkey, API, worker, sweeper and vLLM on loopback, kept running by supervisord.
 
 Each program runs in its own process group, is restarted when it dies, and logs to ``<home>/logs/<program>.log``.
 """
@@ -24,21 +24,29 @@ from typing import Any
 
 import httpx
 
-from cli.connection import CONNECTION_NAME, Connection, saved_connection
-from cli.home import api_key, lock_home, secret, write_private
-from cli.programs import DRAIN_SECONDS, END_SECONDS, PROGRAMS, PROJECT, stop_seconds, supervisor_config, valkey_config
-from cli.restarts import Restarts
+from cli.client.connection import CONNECTION_NAME, Connection, saved_connection
+from cli.standalone.home import api_key, lock_home, secret, write_private
+from cli.standalone.programs import (
+    DRAIN_SECONDS,
+    END_SECONDS,
+    PROGRAMS,
+    PROJECT,
+    stop_seconds,
+    supervisor_config,
+    valkey_config,
+)
+from cli.standalone.restarts import RestartLog
 from shared.settings import Settings
 
 READY_SECONDS = 180.0
-MOST_STARTS = 3
-"""Of one program, while the others become ready; one more, and it never will."""
+MAX_STARTS = 3
+"""How often one program may start until all are ready; one that starts more often keeps dying."""
 STOP_POLL_SECONDS = 0.1
 LOG_TAIL_LINES = 30
 
 
 class StackFailed(Exception):
-    """The stack did not start, or a program of it keeps dying; the message holds the end of its log."""
+    """A stack did not start, or one of its programs keeps dying; the message ends with the end of that program's log."""
 
 
 @dataclass
@@ -46,12 +54,12 @@ class Stack:
     """One installation on this machine.
 
     Attributes:
-        home: everything is kept here.
+        home: folder in which everything is kept.
         base: catalogue name of the base model that is served; it must be in the catalogue already.
-        api_port: port of the front door; 0 picks a free one.
+        api_port: port of the API; 0 picks a free one.
         environment: extra settings of the programs.
-        drain_seconds: how long requests under way may go on when it stops.
-        connection: address and key of the front door, once started.
+        drain_seconds: how long requests in flight may go on when it stops.
+        connection: address and key of the API, once started.
         settings: environment of the programs, once started.
     """
 
@@ -67,7 +75,7 @@ class Stack:
     _lock: int | None = field(init=False, default=None)
     _log_starts: dict[str, int] = field(init=False, default_factory=dict)
     _log_sizes: dict[str, int] = field(init=False, default_factory=dict)
-    _restarts: Restarts = field(init=False)
+    _restarts: RestartLog = field(init=False)
     _restarted: set[str] = field(init=False, default_factory=set)
 
     def start(self) -> None:
@@ -79,16 +87,20 @@ class Stack:
             (self.home / folder).mkdir(exist_ok=True)
         self._log_sizes = self._measure_logs()
         self._log_starts = dict(self._log_sizes)
-        self._restarts = Restarts(self._log("supervisord"))
-        self._socket_dir = Path(tempfile.mkdtemp(prefix="mens-"))  # a socket's path may have 107 bytes at most
+        self._restarts = RestartLog(self._log("supervisord"))
+        # Not in the home folder: the path of a Unix socket may have 107 bytes at most.
+        self._socket_dir = Path(tempfile.mkdtemp(prefix="mens-"))
         environment = self.settings = self._environment()
+        # Before any program starts: API and workers expect the tables, and the API key needs them here.
         migrate(Settings(home=self.home).database_url)
         self.connection = Connection(f"http://127.0.0.1:{environment['MENS_API_PORT']}", api_key(self.home))
         self.connection.save(self.home)
         config = self.home / "supervisord.conf"
         write_private(config, supervisor_config(self.home, self._socket, self.drain_seconds))
+        # A session of its own, because Ctrl-C in the terminal must reach this process only, which then stops the programs in
+        # order. It inherits the lock: as long as its programs run, no other stack may use the folder.
         self._supervisor = subprocess.Popen(
-            [sys.executable, "-m", "cli.supervise", str(config)],
+            [sys.executable, "-m", "cli.standalone.supervise", str(config)],
             env={**os.environ, **environment, "MENS_PARENT_PID": str(os.getpid())},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
@@ -97,7 +109,7 @@ class Stack:
         )
 
     def wait_until_ready(self, seconds: float = READY_SECONDS, stop: threading.Event | None = None) -> Iterator[str]:
-        """Wait for every program, yielding its name as it becomes ready; not longer than until ``stop`` is set.
+        """Wait for every program, yielding its name as it becomes ready; ends early once ``stop`` is set.
 
         Raises:
             StackFailed: a program keeps dying or is not ready in time, with the end of its log.
@@ -111,20 +123,19 @@ class Stack:
                 yield name
             if waiting and time.monotonic() > deadline:
                 raise self.failure(next(iter(waiting)), f"is not ready after {seconds:.0f} s")
-            self.refuse_dead_programs()
-            self._refuse_restarts(starts)
+            self.raise_if_failed()
+            # supervisord restarts a program for ever if it runs for `startsecs` each time before it dies.
+            for program in self.processes():
+                starts[program["name"]].add(int(program["pid"]))
+                if len(starts[program["name"]] - {0}) > MAX_STARTS:
+                    raise self.failure(program["name"], "keeps dying")
             time.sleep(0.1)
 
-    def _refuse_restarts(self, starts: dict[str, set[int]]) -> None:
-        """A program that ran long enough to count as started, and ended, is started again for ever."""
-        for program in self.processes():
-            starts[program["name"]].add(int(program["pid"]))
-            if len(starts[program["name"]] - {0}) > MOST_STARTS:
-                raise self.failure(program["name"], "keeps dying")
+    def raise_if_failed(self) -> None:
+        """Check that supervisord runs and has given no program up.
 
-    def refuse_dead_programs(self) -> None:
-        """Raises:
-        StackFailed: supervisord has ended, or gave a program up.
+        Raises:
+            StackFailed: it has ended, or has given one up.
         """
         if self._supervisor is None or self._supervisor.poll() is not None:
             raise self.failure("supervisord", "has ended")
@@ -132,22 +143,26 @@ class Stack:
             if program["statename"] == "FATAL":
                 raise self.failure(program["name"], "keeps dying")
 
-    def news(self) -> list[str]:
-        """What to tell of programs that were started again, or are ready again, since the last call or else the start."""
-        told = []
-        for program, how in self._restarts.news():
+    def new_events(self) -> list[str]:
+        """A line for each program that was restarted, or is ready again, since the last call or else the start."""
+        restarted = []
+        for program, how in self._restarts.read_new():
             self._restarted.add(program)
-            self._log_starts[program] = self._log_sizes[program]  # at the last call, before it was started again
-            told.append(f"{program} ended ({how}) and was started again; log: {self._log(program)}")
+            # What it logs from now on begins where its log ended at the last call, before it was restarted.
+            self._log_starts[program] = self._log_sizes[program]
+            restarted.append(f"{program} ended ({how}) and was started again; log: {self._log(program)}")
         ready = [program for program in sorted(self._restarted) if self._is_ready(program)]
         self._restarted.difference_update(ready)
         self._log_sizes = self._measure_logs()
-        return told + [f"{program} is ready again" for program in ready]
+        return restarted + [f"{program} is ready again" for program in ready]
 
     def processes(self) -> list[dict[str, Any]]:
-        """Supervisord's view of the programs: name, pid, statename, and more."""
+        """The programs as supervisord reports them: name, pid, statename, and more; none while it does not respond."""
+        from supervisor.xmlrpc import SupervisorTransport
+
+        transport = SupervisorTransport(serverurl=f"unix://{self._socket}")
         try:
-            with self._rpc() as rpc:
+            with xmlrpc.client.ServerProxy("http://localhost", transport=transport) as rpc:
                 programs: Any = rpc.supervisor.getAllProcessInfo()
             return list(programs)
         except (OSError, xmlrpc.client.Error):
@@ -170,21 +185,25 @@ class Stack:
         """Stop every program and supervisord itself.
 
         Args:
-            cut: once it is set, requests under way have no more time: all is killed.
+            cut: once it is set, requests in flight get no more time: everything is killed.
         """
         if self._supervisor is not None:
             groups = self._groups()
             self._supervisor.send_signal(signal.SIGTERM)
-            self._wait_for_end(self._supervisor, cut)
+            # It stops one program after the other, and two of them drain.
+            deadline = time.monotonic() + len(PROGRAMS) * stop_seconds(self.drain_seconds)
+            while self._supervisor.poll() is None and time.monotonic() < deadline and not (cut and cut.is_set()):
+                time.sleep(STOP_POLL_SECONDS)
             for group in groups | self._groups():
                 kill_group(group)
             try:
-                # It ends after its last program; one that it has started at the last moment it kills itself by then.
+                # It ends after its last program. One that it started at the last moment it kills itself within this time.
                 self._supervisor.wait(stop_seconds(self.drain_seconds) + END_SECONDS)
             except subprocess.TimeoutExpired:
                 self._supervisor.kill()
                 self._supervisor.wait()
-            if saved_connection(self.home) == self.connection:  # so that no command waits for what is gone
+            # A saved connection would make the next command wait for an API that has stopped.
+            if saved_connection(self.home) == self.connection:
                 (self.home / CONNECTION_NAME).unlink()
         if self._socket_dir:
             shutil.rmtree(self._socket_dir, ignore_errors=True)
@@ -192,14 +211,8 @@ class Stack:
             os.close(self._lock)
             self._lock = None
 
-    def _wait_for_end(self, supervisor: subprocess.Popen[bytes], cut: threading.Event | None) -> None:
-        """Until supervisord has ended, ``cut`` is set or the time is over: it stops one program after the other, and two drain."""
-        deadline = time.monotonic() + len(PROGRAMS) * stop_seconds(self.drain_seconds)
-        while supervisor.poll() is None and time.monotonic() < deadline and not (cut and cut.is_set()):
-            time.sleep(STOP_POLL_SECONDS)
-
     def lock(self) -> None:
-        """Lock the home folder for as long as this process or its supervisord lives; what this stack has locked, it has.
+        """Lock the home folder for as long as this process or its supervisord lives; a second call changes nothing.
 
         Raises:
             StackFailed: another stack runs there.
@@ -216,13 +229,19 @@ class Stack:
     def _is_ready(self, name: str) -> bool:
         port = self._ports.get(name)
         if name in ("api", "serving"):
-            return _answers(f"http://127.0.0.1:{port}/{'ready' if name == 'api' else 'health'}")
+            path = "ready" if name == "api" else "health"
+            try:
+                return httpx.get(f"http://127.0.0.1:{port}/{path}", timeout=2).status_code == 200
+            except httpx.HTTPError:
+                return False
         if name == "valkey":
-            return _listens(int(port or 0))
+            with socket.socket() as client:
+                client.settimeout(1)
+                return client.connect_ex(("127.0.0.1", int(port or 0))) == 0
         return self.pid(name) > 0 and b" ready." in self._new_log(name)
 
     def _new_log(self, name: str) -> bytes:
-        """What a program has logged since this stack began; earlier ones wrote into the same file."""
+        """The part of a program's log that was written since it started; earlier runs wrote into the same file."""
         path = self._log(name)
         if not path.exists():
             return b""
@@ -252,7 +271,8 @@ class Stack:
             "PYTHONPATH": str(PROJECT),
             "PYTHONUNBUFFERED": "1",
         }
-        if not _has_accelerator():  # small CPU models are many times slower with competing threads
+        # Small models on a CPU are many times slower when threads compete.
+        if not shutil.which("nvidia-smi"):
             environment |= {"OMP_NUM_THREADS": "1", "MENS_TRAINER_THREADS": "1"}
         return environment | self.environment
 
@@ -260,16 +280,10 @@ class Stack:
     def _socket(self) -> Path:
         return (self._socket_dir or self.home) / "supervisor.sock"
 
-    def _rpc(self) -> xmlrpc.client.ServerProxy:
-        from supervisor.xmlrpc import SupervisorTransport
-
-        transport = SupervisorTransport(serverurl=f"unix://{self._socket}")
-        return xmlrpc.client.ServerProxy("http://localhost", transport=transport)
-
 
 @contextmanager
 def running_stack(stack: Stack) -> Iterator[Stack]:
-    """A stack that is ready inside the block and stopped after it."""
+    """Run a stack: it is ready inside the block and stopped after it."""
     try:
         stack.start()
         for _ in stack.wait_until_ready():
@@ -280,7 +294,7 @@ def running_stack(stack: Stack) -> Iterator[Stack]:
 
 
 def kill_group(group: int) -> None:
-    """Kill a process group that may be gone already."""
+    """Kill a process group, if it still exists."""
     try:
         os.killpg(group, signal.SIGKILL)
     except ProcessLookupError:
@@ -295,20 +309,3 @@ def _free_port() -> int:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return int(listener.getsockname()[1])
-
-
-def _listens(port: int) -> bool:
-    with socket.socket() as client:
-        client.settimeout(1)
-        return client.connect_ex(("127.0.0.1", port)) == 0
-
-
-def _answers(url: str) -> bool:
-    try:
-        return httpx.get(url, timeout=2).status_code == 200
-    except httpx.HTTPError:
-        return False
-
-
-def _has_accelerator() -> bool:
-    return shutil.which("nvidia-smi") is not None

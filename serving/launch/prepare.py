@@ -1,4 +1,4 @@
-"""Everything that decides how vLLM is started, with nothing left open: settings, base, sizes, parsers.
+"""Prepares a launch: everything that decides how vLLM is started, with no value left open.
 
     settings ─► catalogue entry and folder, verified ─► config ─► dtype ─► adapter sizes ─► parsers ─► Launch
                                                                            (memory, storage)  (chat template)
@@ -8,22 +8,24 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from serving.lora_sizes import LoraSizes, choose_sizes
-from serving.memory import allowed_memory
-from serving.parsers import Parsers, choose_parsers
-from serving.runtime import find_base
+from serving.launch.lora_capacity import LoraSizes, choose_sizes
+from serving.launch.parsers import Parsers, choose_parsers
+from serving.process import find_base
 from serving.settings import ServingSettings
-from shared.catalog import BaseModelEntry, verify_model_folder
+from shared.artifacts.manifests import MANIFEST_NAME, parse_manifest
+from shared.artifacts.open_storage import open_storage
+from shared.artifacts.storage import Storage
+from shared.base_models.catalog import BaseModelEntry, verify_model_folder
+from shared.base_models.config import ModelConfig, broken_model, parse_model_config
+from shared.base_models.families import LORA_FAMILIES
+from shared.base_models.weights import json_object
 from shared.errors import Code, InvalidRequest, MensError
-from shared.manifest import MANIFEST_NAME, parse_manifest
-from shared.model_config import Family, ModelConfig, parse_model_config
-from shared.model_shards import broken_model, json_object
-from shared.servability import LORA_FAMILIES
-from shared.storage import Storage
-from shared.tokenizer import Tokenizer
+from shared.host import allowed_memory
+from shared.tokenization.tokenizer import Tokenizer
 
 CONFIG_NAME = "config.json"
 
@@ -34,7 +36,7 @@ class Launch:
 
     Attributes:
         folder: the base's files, verified. base_digest: what they were verified against.
-        config: of the base. dtype: what vLLM is told to compute in.
+        config: of the base. dtype: the one that vLLM is started with.
     """
 
     settings: ServingSettings
@@ -60,23 +62,25 @@ def prepare(settings: ServingSettings) -> Launch:
     verify_model_folder(entry, folder)
     config = _read_config(folder)
     dtype = choose_dtype(settings, config)
-    stored = stored_rank(Storage(settings.storage_dir), entry)
+    stored = stored_rank(open_storage(settings), entry)
     sizes = choose_sizes(settings, config, dtype=dtype, stored_rank=stored, memory=allowed_memory())
-    parsers = choose_parsers(settings, _read_tokenizer(folder))
-    return Launch(settings, folder, entry.digest, config, dtype, sizes, parsers)
+    tokenizer: Tokenizer | None = None
+    # A base without a usable chat template completes text only, so there is no form of tool calls to find.
+    with suppress(InvalidRequest):
+        tokenizer = Tokenizer.load(folder)
+    return Launch(settings, folder, entry.digest, config, dtype, sizes, choose_parsers(settings, tokenizer))
 
 
 def choose_dtype(settings: ServingSettings, config: ModelConfig) -> str:
-    """In which dtype vLLM computes; ``auto`` leaves it the base's own.
+    """The dtype that vLLM computes in; ``auto`` is the base's own.
 
     Raises:
-        InvalidRequest: ``SETTINGS_INVALID``: an engine that would end at its first request.
+        InvalidRequest: ``SETTINGS_INVALID``: with it the engine would end at its first request.
     """
     if settings.serving_device == "cuda":
         return settings.serving_dtype or "auto"
-    linear_attention = config.family is Family.QWEN3_5
-    dtype = settings.serving_dtype or ("bfloat16" if linear_attention else "float32")
-    if linear_attention and dtype == "float32":
+    dtype = settings.serving_dtype or ("bfloat16" if config.spec.hybrid else "float32")
+    if config.spec.hybrid and dtype == "float32":
         raise InvalidRequest(
             Code.SETTINGS_INVALID,
             "MENS_SERVING_DTYPE: on a CPU vLLM computes the linear attention of a Qwen3.5 model in bfloat16 alone.",
@@ -87,9 +91,9 @@ def choose_dtype(settings: ServingSettings, config: ModelConfig) -> str:
 
 
 def stored_rank(storage: Storage, entry: BaseModelEntry) -> int:
-    """Largest rank among the stored adapters that belong on a base; 0 when there is none.
+    """Largest rank among the stored adapters of a base; 0 when there is none.
 
-    An adapter that cannot be read counts for nothing: it is refused when somebody asks for it.
+    An adapter that cannot be read is ignored here: it is refused when a request names it.
     """
     own = [entry.digests, *([entry.twin_of.digests] if entry.twin_of else [])]
     ranks = [0]
@@ -107,19 +111,11 @@ def _read_config(folder: Path) -> ModelConfig:
     if not path.is_file():
         raise broken_model(Code.CONFIG_NOT_FOUND, f"The base's folder has no {CONFIG_NAME}", CONFIG_NAME)
     config = parse_model_config(json_object(path.read_bytes(), CONFIG_NAME, Code.MODEL_CONFIG_INVALID))
-    if config.family not in LORA_FAMILIES:
+    if not config.spec.lora:
         raise InvalidRequest(
             Code.NOT_SERVABLE_FAMILY,
-            f"The base is a {config.family} model, for which the serving engine takes no adapters.",
+            f"The base is a {config.family} model, for which vLLM supports no adapters.",
             remedy=f"Serve a base of one of these families: {', '.join(sorted(LORA_FAMILIES))}.",
             param=CONFIG_NAME,
         )
     return config
-
-
-def _read_tokenizer(folder: Path) -> Tokenizer | None:
-    """None for a base without a usable chat template: it completes text, and there is no form of calls to read."""
-    try:
-        return Tokenizer.load(folder)
-    except InvalidRequest:
-        return None

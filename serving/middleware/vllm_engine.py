@@ -1,7 +1,7 @@
-"""The engine behind the wall, as far as an unload needs it: which requests of an adapter it has, and how to make it forget one.
+"""vLLM's engine, as far as unloading an adapter needs it: the adapter's requests, ending them, dropping the adapter.
 
-vLLM offers no route for that, so this goes to the objects that its server keeps in ``app.state``, in the shape of the
-release that is pinned. In another shape it fails, and then nothing is removed.
+vLLM has no route for that, so this uses the objects that its server keeps in ``app.state``, with the attributes of the
+pinned release. With other attributes it fails, and then nothing is removed.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ class Engine:
         self._models = app.state.openai_serving_models
 
     def requests_of(self, adapter_id: str) -> int:
-        """Requests of an adapter that the engine was given and that have not ended, queued ones too."""
+        """Number of an adapter's requests that the engine has and that have not ended, queued ones included."""
         return len(self._request_ids(adapter_id))
 
     async def abort(self, adapter_id: str) -> None:
-        """End every request of an adapter; its caller gets what there is, with the finish reason ``abort``."""
+        """End every request of an adapter; the caller gets the text so far, with the finish reason ``abort``."""
         await self._client.abort(self._request_ids(adapter_id), internal=True)
 
     async def unload(self, adapter_id: str) -> None:
-        """Forget an adapter, first in the engine, then in the server; one that was never loaded is no error.
+        """Drop an adapter, first from the engine, then from the server. One that was never loaded is no error.
 
-        vLLM's own unload is the server's half alone: the engine goes on holding the weights under the adapter's number.
+        vLLM's own unload covers the server only: the engine keeps the weights under the adapter's number.
 
         Raises:
-            RuntimeError: it did not; then nothing of the adapter may be removed.
+            RuntimeError: it is still there; then no file of the adapter may be removed.
         """
         loaded = self._models.lora_requests.get(adapter_id)
         if loaded is not None:

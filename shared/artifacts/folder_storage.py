@@ -1,60 +1,64 @@
-"""Blob storage: content-addressed files, and artifact folders whose manifest is written last.
+"""Storage in a folder of a local or network disk.
 
     blobs/sha256/ab/abcd…          one uploaded or produced file, named by its bytes
-    adapters/<digest>/…            an adapter's files; adapter_manifest.json is the commit mark
-    models/<digest>/…              a merged model's files; model_manifest.json is the commit mark
+    adapters/<digest>/…            an adapter's files; adapter_manifest.json is written last
+    models/<digest>/…              a merged model's files; model_manifest.json is written last
+    incoming/                      files that are being written, and the trash
 
-Everything is written to a temporary name, flushed, and renamed, so a name either is complete or is not there. Writing
-the same content twice is harmless. Today storage is a folder; nothing outside this module knows that.
+Everything is written to a temporary name, flushed, and renamed, so a name either is complete or is not there.
 """
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import os
 import shutil
 import tempfile
 import uuid
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Literal
+from typing import IO, BinaryIO, Self
 
-from shared.digest import CHUNK_BYTES
-from shared.errors import ArtifactInvalid, Code, NotFound, Unavailable
+from shared.artifacts.storage import (
+    MAX_MANIFEST_BYTES,
+    ArtifactKind,
+    ArtifactSize,
+    Storage,
+    changed_blob,
+    check_digest,
+    is_digest,
+    missing_object,
+)
+from shared.errors import ArtifactInvalid, Code
+from shared.hashing import CHUNK_BYTES, digest_file
+from shared.host import disk_errors, measure_folder
 
-Kind = Literal["adapters", "models"]
-
-MAX_MANIFEST_BYTES = 16 << 20
-DISCARDED = "discarded-"
+TRASH_PREFIX = "discarded-"
 
 
-class BlobWriter:
-    """Receives a blob in pieces and hashes it on the way; nothing is visible before :meth:`commit`."""
+class FolderBlobWriter:
+    """A temporary file that becomes a blob at :meth:`commit`."""
 
-    def __init__(self, storage: Storage) -> None:
+    def __init__(self, storage: FolderStorage) -> None:
         self._storage = storage
         self._sha256 = hashlib.sha256()
         self.size = 0
         with disk_errors():
-            storage.incoming.mkdir(parents=True, exist_ok=True)  # here, not before: a reader's mount may be read-only
+            # Made at the first write and not with the storage: a reader's mount may be read-only.
+            storage.incoming.mkdir(parents=True, exist_ok=True)
             descriptor, name = tempfile.mkstemp(dir=storage.incoming, prefix="blob-")
         self._file = os.fdopen(descriptor, "wb")
         self._path = Path(name)
 
     def write(self, chunk: bytes) -> None:
-        """Raises:
-        Unavailable: ``STORAGE_FULL``.
-        """
         with disk_errors():
             self._file.write(chunk)
         self._sha256.update(chunk)
         self.size += len(chunk)
 
     def commit(self) -> str:
-        """Make the blob durable and visible; its SHA-256 is its name."""
         digest = self._sha256.hexdigest()
         with disk_errors():
             _sync(self._file)
@@ -62,117 +66,72 @@ class BlobWriter:
             _publish(self._path, self._storage.blob_path(digest))
         return digest
 
-    def __enter__(self) -> BlobWriter:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        with suppress(OSError):  # a full disk fails here once more: the buffer is flushed again
+        # Closing flushes the buffer again, so a disk that is full fails here a second time.
+        with suppress(OSError):
             self._file.close()
         self._path.unlink(missing_ok=True)
 
 
-class Storage:
-    """Blob storage in a folder."""
+class FolderStorage(Storage):
+    """The storage below one folder; it hands out its own files, without a copy, where a local file is wanted."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
         self.incoming = root / "incoming"
 
-    def writer(self) -> BlobWriter:
-        """A context manager to write one blob; leaving it without commit leaves nothing behind."""
-        return BlobWriter(self)
+    def blob_path(self, sha256: str) -> Path:
+        """Where the blob of that SHA-256 is, or would be."""
+        return self.root / "blobs" / "sha256" / sha256[:2] / sha256
+
+    def folder(self, kind: ArtifactKind, digest: str) -> Path:
+        """Folder of an artifact, existing or not.
+
+        Raises:
+            NotFound: ``STORAGE_OBJECT_MISSING``: not a digest.
+        """
+        check_digest(digest)
+        return self.root / kind / digest
+
+    def writer(self) -> FolderBlobWriter:
+        return FolderBlobWriter(self)
 
     def put_file(self, source: Path) -> str:
-        """Store a copy of a file as a blob; returns its SHA-256."""
         with self.writer() as writer, source.open("rb") as file:
             while chunk := file.read(CHUNK_BYTES):
                 writer.write(chunk)
             return writer.commit()
 
-    def blob_path(self, digest: str) -> Path:
-        """Where the blob of that SHA-256 is, or would be."""
-        return self.root / "blobs" / "sha256" / digest[:2] / digest
+    def has_blob(self, sha256: str) -> bool:
+        return self.blob_path(sha256).is_file()
 
-    def open_blob(self, digest: str) -> Path:
-        """Path of an existing blob.
+    def open_blob(self, sha256: str) -> BinaryIO:
+        return _existing(self.blob_path(sha256)).open("rb")
 
-        Raises:
-            NotFound: ``STORAGE_OBJECT_MISSING``.
-        """
-        return _existing(self.blob_path(digest))
+    @contextmanager
+    def local_file(self, sha256: str, *, verify: bool = False) -> Iterator[Path]:
+        path = _existing(self.blob_path(sha256))
+        if verify and digest_file(path) != sha256:
+            raise changed_blob(sha256)
+        yield path
 
-    def delete_blob(self, digest: str) -> None:
-        """Remove a blob; an absent one is no error."""
-        self.blob_path(digest).unlink(missing_ok=True)
+    def delete_blob(self, sha256: str) -> None:
+        self.blob_path(sha256).unlink(missing_ok=True)
 
-    def folder(self, kind: Kind, digest: str) -> Path:
-        """Folder of an artifact, existing or not."""
-        if not _is_digest(digest):
-            raise NotFound(Code.STORAGE_OBJECT_MISSING, f"{digest!r} is not a SHA-256 digest.")
-        return self.root / kind / digest
-
-    def digests(self, kind: Kind) -> list[str]:
-        """Digests of all artifacts of a kind, those without their manifest among them, in order."""
-        shelf = self.root / kind
-        return sorted(path.name for path in shelf.iterdir() if _is_digest(path.name)) if shelf.is_dir() else []
-
-    def put_folder(self, kind: Kind, digest: str, source: Path, names: list[str], manifest: str) -> Path:
-        """Store an artifact: the named files first, the manifest last. Idempotent.
-
-        Args:
-            kind: which shelf.
-            digest: SHA-256 of the manifest's bytes, the artifact's identity.
-            source: folder that holds the files.
-            names: plain names of the files beside the manifest.
-            manifest: name of the manifest file.
-        """
+    def put_folder(self, kind: ArtifactKind, digest: str, source: Path, names: list[str], manifest: str) -> None:
         target = self.folder(kind, digest)
         with disk_errors():
             self.incoming.mkdir(parents=True, exist_ok=True)
             target.mkdir(parents=True, exist_ok=True)
             for name in [*names, manifest]:
                 self._copy_in(source / name, target / name)
-        return target
 
-    def manifest_bytes(self, kind: Kind, digest: str, manifest: str) -> bytes:
-        """The artifact's manifest.
-
-        Raises:
-            NotFound: ``STORAGE_OBJECT_MISSING``: never stored, or not completely.
-        """
-        with _existing(self.folder(kind, digest) / manifest).open("rb") as file:
-            return file.read(MAX_MANIFEST_BYTES)  # a larger one is cut, so its digest cannot fit
-
-    def holds(self, kind: Kind, digest: str, manifest: str) -> bool:
-        """Whether the artifact is there."""
-        return (self.folder(kind, digest) / manifest).is_file()
-
-    def withdraw(self, kind: Kind, digest: str, manifest: str) -> None:
-        """Let the artifact exist no more: nobody finds it from now on. Its other files stay. Idempotent."""
-        path = self.folder(kind, digest) / manifest
-        path.unlink(missing_ok=True)
-        if path.parent.is_dir():
-            _sync_folder(path.parent)
-
-    def discard_folder(self, kind: Kind, digest: str) -> None:
-        """Take an artifact's folder away in one quick step; an absent one is no error. Its bytes are freed later."""
-        self.incoming.mkdir(parents=True, exist_ok=True)
-        with suppress(FileNotFoundError):
-            self.folder(kind, digest).rename(self.incoming / f"{DISCARDED}{uuid.uuid4().hex}")
-
-    def free_discarded(self) -> None:
-        """Free the bytes of all folders that were taken away, by whomever."""
-        for folder in self.incoming.glob(f"{DISCARDED}*"):
-            shutil.rmtree(folder, ignore_errors=True)
-
-    def fetch_folder(self, kind: Kind, digest: str, names: list[str], target: Path) -> None:
-        """Copy an artifact's named files into an existing folder of the caller's own.
-
-        Raises:
-            NotFound: ``STORAGE_OBJECT_MISSING``. ArtifactInvalid: a name that is no plain file of the artifact.
-        """
+    def fetch_folder(self, kind: ArtifactKind, digest: str, names: list[str], target: Path) -> None:
         source = self.folder(kind, digest)
         for name in names:
             path = source / name
@@ -180,6 +139,41 @@ class Storage:
                 raise ArtifactInvalid(Code.ADAPTER_MANIFEST_INVALID, f"{name!r} is not a plain file.", param=name)
             with disk_errors():
                 shutil.copyfile(_existing(path), target / name, follow_symlinks=False)
+
+    def manifest_bytes(self, kind: ArtifactKind, digest: str, manifest: str) -> bytes:
+        with _existing(self.folder(kind, digest) / manifest).open("rb") as file:
+            return file.read(MAX_MANIFEST_BYTES)
+
+    def holds(self, kind: ArtifactKind, digest: str, manifest: str) -> bool:
+        return (self.folder(kind, digest) / manifest).is_file()
+
+    def digests(self, kind: ArtifactKind) -> list[str]:
+        parent = self.root / kind
+        return sorted(path.name for path in parent.iterdir() if is_digest(path.name)) if parent.is_dir() else []
+
+    def digests_at(self, kind: ArtifactKind, folders: Collection[Path]) -> frozenset[str]:
+        places = {folder.resolve() for folder in folders}
+        return frozenset(digest for digest in self.digests(kind) if self.folder(kind, digest).resolve() in places)
+
+    def measure(self, kind: ArtifactKind, digest: str) -> ArtifactSize | None:
+        folder = self.folder(kind, digest)
+        return ArtifactSize(*measure_folder(folder)) if folder.is_dir() else None
+
+    def unpublish(self, kind: ArtifactKind, digest: str, manifest: str) -> None:
+        path = self.folder(kind, digest) / manifest
+        path.unlink(missing_ok=True)
+        if path.parent.is_dir():
+            _sync_folder(path.parent)
+
+    def move_to_trash(self, kind: ArtifactKind, digest: str) -> None:
+        self.incoming.mkdir(parents=True, exist_ok=True)
+        # A rename, because removing a large model's files takes longer than a transaction may.
+        with suppress(FileNotFoundError):
+            self.folder(kind, digest).rename(self.incoming / f"{TRASH_PREFIX}{uuid.uuid4().hex}")
+
+    def purge_trash(self) -> None:
+        for folder in self.incoming.glob(f"{TRASH_PREFIX}*"):
+            shutil.rmtree(folder, ignore_errors=True)
 
     def _copy_in(self, source: Path, target: Path) -> None:
         descriptor, name = tempfile.mkstemp(dir=self.incoming, prefix="file-")
@@ -192,25 +186,13 @@ class Storage:
             Path(name).unlink(missing_ok=True)
 
 
-@contextmanager
-def disk_errors() -> Iterator[None]:
-    """Turn a full disk into a coded, retryable error; other faults pass unchanged."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise
-        raise Unavailable(
-            Code.STORAGE_FULL, "The storage has no space left.", remedy="Free or add disk space, then try again."
-        ) from error
-
-
 def _sync(file: IO[bytes]) -> None:
     file.flush()
     os.fsync(file.fileno())
 
 
 def _publish(temporary: Path, target: Path) -> None:
+    """Give a flushed file its name; the folder is flushed too, or the name could be lost with the power."""
     target.parent.mkdir(parents=True, exist_ok=True)
     temporary.chmod(0o640)
     temporary.replace(target)
@@ -227,13 +209,5 @@ def _sync_folder(folder: Path) -> None:
 
 def _existing(path: Path) -> Path:
     if not path.is_file():
-        raise NotFound(
-            Code.STORAGE_OBJECT_MISSING,
-            f"The storage does not hold {path.name}.",
-            remedy="Restore it from a backup; if it was just made, look whether every tier mounts the same storage.",
-        )
+        raise missing_object(path.name)
     return path
-
-
-def _is_digest(text: str) -> bool:
-    return len(text) == 64 and all(character in "0123456789abcdef" for character in text)

@@ -1,30 +1,29 @@
-"""The v3 adapter manifest: what an adapter is, from what it was made, and the digest of every one of its files.
+"""Manifests: the v3 adapter manifest, which lists an adapter's origin and the digest of each file, and a merged model's.
 
 The manifest's bytes are canonical JSON, and their SHA-256 is the adapter's identity: a published adapter is named
-``<name>@<digest>`` and that name never changes meaning. Logical tensor names (``l0.q``) follow the original's schema;
-``base_key_map`` leads from each to the base model's own key, and mechanically to the PEFT key that is stored.
+``<name>@<digest>``, and that name never changes meaning. Logical tensor names (``l0.q``) follow the original's schema;
+``base_key_map`` maps each to the base model's own key, from which the PEFT key that is stored follows mechanically.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import re
 from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, model_validator
 
-from shared.catalog import Sha256
-from shared.contract import AdapterMethod, BaseQuant, Name, ProvenanceSection
-from shared.digest import canonical_json, digest_file
+from shared.base_models.catalog import Sha256
+from shared.base_models.families import is_transposed
+from shared.base_models.weights import TensorInfo, read_tensors
+from shared.contract.sections import AdapterMethod, BaseQuant, Name, ProvenanceSection
 from shared.errors import ArtifactInvalid, Code
-from shared.layout import TensorInfo, read_tensors
+from shared.hashing import canonical_json, digest_file
 
 MANIFEST_NAME = "adapter_manifest.json"
 WEIGHTS_NAME = "adapter_model.safetensors"
 CONFIG_NAME = "adapter_config.json"
-
 UNSERVABLE_FEATURES = (
     "use_dora",
     "modules_to_save",
@@ -39,14 +38,13 @@ UNSERVABLE_FEATURES = (
     "use_bdlora",
     "use_qalora",
 )
-"""PEFT options that the serving engine refuses or, worse, takes without acting on them."""
-
+"""PEFT options that vLLM refuses or, worse, accepts and ignores."""
 FileName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
-"""A plain file name: no separator, no leading dot, so that a file can only land in its own folder."""
+"""A plain file name: no separator and no leading dot, so that a file stays in its own folder."""
 
 
 class ManifestQuant(BaseModel):
-    """How the base was held while the adapter was trained."""
+    """How the base was quantised while the adapter was trained."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     base_quant: BaseQuant
@@ -95,12 +93,12 @@ class AdapterManifest(BaseModel):
 
     @property
     def adapter_id(self) -> str:
-        """The name it is served under, for ever."""
+        """The name that it is served under, for ever."""
         return f"{self.name}@{self.digest}"
 
 
 def parse_manifest(raw: bytes, expected_digest: str) -> AdapterManifest:
-    """Read a manifest whose digest is known beforehand.
+    """Parse a manifest whose digest is known beforehand.
 
     Raises:
         ArtifactInvalid: ``ADAPTER_DIGEST_MISMATCH`` or ``ADAPTER_MANIFEST_INVALID``.
@@ -110,15 +108,11 @@ def parse_manifest(raw: bytes, expected_digest: str) -> AdapterManifest:
     try:
         manifest = AdapterManifest.model_validate_json(raw)
     except ValidationError as error:
-        fault = error.errors()[0]
-        raise _broken(".".join(str(part) for part in fault["loc"]) or "its top", fault["msg"]) from None
+        first = error.errors()[0]
+        raise _broken(".".join(str(part) for part in first["loc"]) or "its top", first["msg"]) from None
     if manifest.to_bytes() != raw:
         raise _broken("its top", "it is not canonical JSON, so its digest would not be its name")
     return manifest
-
-
-CONV1D = re.compile(r"(?:^|\.)h\.\d+\.(?:attn|mlp)\.c_(?:attn|proj|fc)\.weight$")
-"""GPT-2's linear layers, stored (in, out) where every other family's are (out, in)."""
 
 
 def peft_keys(base_key: str) -> tuple[str, str]:
@@ -133,7 +127,7 @@ def verify_adapter(folder: Path, manifest: AdapterManifest, base_tensors: dict[s
     Args:
         folder: holds the files that the manifest names.
         manifest: already checked against its own digest.
-        base_tensors: the base model's tensors; with them every A and B must fit its base tensor.
+        base_tensors: the base model's tensors; when given, every A and B must fit its base tensor.
 
     Raises:
         ArtifactInvalid: ``ADAPTER_DIGEST_MISMATCH``, ``ADAPTER_SHAPE_MISMATCH``, ``ADAPTER_MANIFEST_INVALID`` or
@@ -141,14 +135,15 @@ def verify_adapter(folder: Path, manifest: AdapterManifest, base_tensors: dict[s
     """
     for name, expected in manifest.files.items():
         path = folder / name
+        # A link could lead elsewhere after this check.
         if path.is_symlink() or not path.is_file() or digest_file(path) != expected:
             raise _mismatch(name)
     _verify_tensors(read_tensors(folder / WEIGHTS_NAME), manifest, base_tensors)
-    _verify_config(_read_config(folder / CONFIG_NAME), manifest)
+    _verify_config(folder / CONFIG_NAME, manifest)
 
 
 def verify_base(manifest: AdapterManifest, base_digests: dict[str, str]) -> None:
-    """Check that the adapter was trained on this very base.
+    """Check that the adapter was trained on exactly this base.
 
     Raises:
         ArtifactInvalid: ``ADAPTER_BASE_MISMATCH`` naming the first file that differs.
@@ -157,7 +152,7 @@ def verify_base(manifest: AdapterManifest, base_digests: dict[str, str]) -> None
         if manifest.base_digests.get(name) != base_digests.get(name):
             raise ArtifactInvalid(
                 Code.ADAPTER_BASE_MISMATCH,
-                f"The adapter was trained on another base than the one here: {name} differs.",
+                f"The adapter was trained on another base than this one: {name} differs.",
                 remedy=f"Use the base {manifest.base_model} that it was trained on, or train it again on this one.",
                 param=name,
             )
@@ -167,8 +162,8 @@ def _verify_tensors(
     tensors: dict[str, TensorInfo], manifest: AdapterManifest, base_tensors: dict[str, TensorInfo] | None
 ) -> None:
     expected = {key for base_key in manifest.base_key_map.values() for key in peft_keys(base_key)}
-    if strangers := sorted(expected ^ tensors.keys()):
-        raise _misshapen(strangers[0], "is not in both the weights and the manifest")
+    if unmatched := sorted(expected ^ tensors.keys()):
+        raise _misshapen(unmatched[0], "is not in both the weights and the manifest")
     for base_key in manifest.base_key_map.values():
         a, b = (tensors[key] for key in peft_keys(base_key))
         if len(a.shape) != 2 or len(b.shape) != 2 or not a.shape[0] == b.shape[1] == manifest.rank:
@@ -177,12 +172,12 @@ def _verify_tensors(
             continue
         if base_key not in base_tensors:
             raise _misshapen(base_key, "is not a tensor of the base model")
-        expected_shape = (a.shape[1], b.shape[0]) if CONV1D.search(base_key) else (b.shape[0], a.shape[1])
+        expected_shape = (a.shape[1], b.shape[0]) if is_transposed(base_key) else (b.shape[0], a.shape[1])
         if base_tensors[base_key].shape != expected_shape:
             raise _misshapen(base_key, f"is {base_tensors[base_key].shape} in the base, not {expected_shape}")
 
 
-def _read_config(path: Path) -> dict[str, object]:
+def _verify_config(path: Path, manifest: AdapterManifest) -> None:
     try:
         config = json.loads(path.read_bytes())
     except (ValueError, RecursionError):
@@ -194,10 +189,6 @@ def _read_config(path: Path) -> dict[str, object]:
             remedy="Train or import the adapter again.",
             param=CONFIG_NAME,
         )
-    return config
-
-
-def _verify_config(config: dict[str, object], manifest: AdapterManifest) -> None:
     required = {"peft_type": "LORA", "r": manifest.rank, "lora_alpha": manifest.alpha, "bias": "none"}
     for key, value in required.items():
         if config.get(key) != value:
@@ -212,7 +203,7 @@ def _verify_config(config: dict[str, object], manifest: AdapterManifest) -> None
 def _broken(where: str, reason: str) -> ArtifactInvalid:
     return ArtifactInvalid(
         Code.ADAPTER_MANIFEST_INVALID,
-        f"{MANIFEST_NAME} is broken at {where}: {reason}.",
+        f"{MANIFEST_NAME} is invalid at {where}: {reason}.",
         remedy="Train or import the adapter again.",
         param=where,
     )
@@ -221,7 +212,7 @@ def _broken(where: str, reason: str) -> ArtifactInvalid:
 def _unservable(key: str, value: object) -> ArtifactInvalid:
     return ArtifactInvalid(
         Code.ADAPTER_NOT_SERVABLE,
-        f"{CONFIG_NAME} says {key}={value!r}, which the manifest or the serving engine does not allow.",
+        f"{CONFIG_NAME} has {key}={value!r}, which the manifest or vLLM does not allow.",
         remedy="Train a plain LoRA adapter: no DoRA, no bias, no modules_to_save.",
         param=key,
     )
@@ -243,3 +234,18 @@ def _misshapen(key: str, reason: str) -> ArtifactInvalid:
         remedy="Train the adapter on the base model that serves it.",
         param=key,
     )
+
+
+MODEL_MANIFEST_NAME = "model_manifest.json"
+
+
+class ModelManifest(BaseModel):
+    """``model_manifest.json``; SHA-256 of its canonical JSON is the merged model's identity."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    format: Literal["mens_merged_model"] = "mens_merged_model"
+    version: Literal[1] = 1
+    base_model: str
+    base_digests: dict[str, Sha256]
+    adapter_id: str
+    files: dict[FileName, Sha256]

@@ -3,7 +3,7 @@
     {"version": 1, "bases": [{"name": "mens-tiny", "source": {"kind": "local", "path": "bases/mens-tiny"}, ...}]}
 
 A base is a local folder (relative paths are relative to the catalogue file) or a hub repository pinned to a commit.
-Its digest covers the bytes of every file that decides what the model says: weights, config, tokenizer, template.
+Its digest covers the bytes of every file that decides what the model generates: weights, config, tokenizer, template.
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ import os
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
+from pydantic import Field, StringConstraints, ValidationError
 
-from shared.digest import digest_file, digest_json
+from shared.base_models.config import ModelValue
 from shared.errors import ArtifactInvalid, Code, InvalidRequest, NotFound
+from shared.hashing import digest_file, digest_json
 
 MODEL_FILES = (
     "config.json",
@@ -37,37 +38,33 @@ CatalogName = Annotated[
 ]
 
 
-class LocalSource(BaseModel):
+class LocalSource(ModelValue):
     """A folder on this machine or on a shared volume."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
     kind: Literal["local"] = "local"
     path: str
 
 
-class HubSource(BaseModel):
+class HubSource(ModelValue):
     """A hub repository, pinned: a branch name may move, a commit may not."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
     kind: Literal["hub"] = "hub"
     repo: str = Field(min_length=1)
     revision: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{40}$")]
 
 
-class TwinOf(BaseModel):
+class TwinOf(ModelValue):
     """The base that a dequantised twin was made of: the twin holds the weights that training on that base sees."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
     name: CatalogName
     digests: dict[str, Sha256] = Field(description="SHA-256 of each file of that base.", min_length=1)
     double_quant: bool = Field(description="Whether the blocks' scales were quantised too.")
 
 
-class BaseModelEntry(BaseModel):
+class BaseModelEntry(ModelValue):
     """One base model that may be tuned and served."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-    name: CatalogName = Field(description="What a contract's model section and a chat request's `model` say.")
+    name: CatalogName = Field(description="The name in a contract's model section and in a chat request's `model`.")
     source: LocalSource | HubSource = Field(discriminator="kind")
     digests: dict[str, Sha256] = Field(description="SHA-256 of each model file, by file name.", min_length=1)
     license: str | None = None
@@ -85,16 +82,17 @@ class BaseModelEntry(BaseModel):
         return digest_json(self.twin_of.digests) if self.twin_of else self.digest
 
 
-class Catalog(BaseModel):
+class Catalog(ModelValue):
     """All base models of an installation."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
     version: Literal[1] = 1
     bases: list[BaseModelEntry] = []
 
     def get(self, name: str) -> BaseModelEntry:
-        """Raises:
-        NotFound: ``MODEL_NOT_FOUND`` naming what there is.
+        """The entry of that name.
+
+        Raises:
+            NotFound: ``MODEL_NOT_FOUND``, naming the bases that there are.
         """
         for base in self.bases:
             if base.name == name:
@@ -134,13 +132,14 @@ def load_catalog(path: Path) -> Catalog:
 def save_catalog(path: Path, catalog: Catalog) -> None:
     """Replace the file in one step, so that a reader sees the old or the new one, never half."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    # The process id keeps two writers from sharing one temporary file.
     temporary = path.with_suffix(f".{os.getpid()}.tmp")
     temporary.write_text(catalog.model_dump_json(indent=2) + "\n")
     temporary.replace(path)
 
 
 def model_files(folder: Path) -> list[Path]:
-    """Files of a folder that decide what the model says, by name."""
+    """Files of a folder that decide what the model generates, by name."""
     return sorted({path for pattern in MODEL_FILES for path in folder.glob(pattern) if path.is_file()})
 
 
@@ -166,11 +165,12 @@ def digest_model_folder(folder: Path) -> dict[str, str]:
 
 
 def verify_model_folder(entry: BaseModelEntry, folder: Path) -> None:
-    """Check that a folder holds the very bytes the catalogue names, and no model file beside them.
+    """Check that a folder holds exactly the bytes that the catalogue names, and no further model file.
 
     Raises:
         ArtifactInvalid: ``BASE_DIGEST_MISMATCH`` naming the first file that differs.
     """
+    # A further file counts too, because it may be loaded: a chat template, another shard.
     present = {path.name for path in model_files(folder)}
     for name in sorted(present | entry.digests.keys()):
         if name not in present or digest_file(folder / name) != entry.digests.get(name):

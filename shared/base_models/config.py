@@ -6,61 +6,26 @@ Names and defaults are those of transformers 5.19; the tests hold them against m
 from __future__ import annotations
 
 from collections.abc import Mapping
-from enum import StrEnum
 from typing import Any, NoReturn
 
 from pydantic import BaseModel, ConfigDict
 
+from shared.base_models.families import FAMILY_OF_MODEL_TYPE, FULL, LINEAR, SPECS, Family, FamilySpec, Size
 from shared.errors import ArtifactInvalid, Code
 
 MAX_LAYERS = 1024
 MAX_LENGTH = 1 << 28
-FULL, LINEAR = "full_attention", "linear_attention"
 
 
-class Family(StrEnum):
-    """Architectures that can be tuned."""
+class ModelValue(BaseModel):
+    """Frozen, closed value: the base of every pydantic model of this package."""
 
-    QWEN2 = "qwen2"
-    QWEN3 = "qwen3"
-    QWEN3_5 = "qwen3_5"
-    LLAMA = "llama"
-    MISTRAL = "mistral"
-    GPT2 = "gpt2"
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
 
 
-FAMILIES = {family.value: family for family in Family} | {"qwen3_5_text": Family.QWEN3_5}
-"""``model_type`` → family: exact names only, because a near one (``qwen3_moe``, ``qwen2_vl``) has other tensors."""
-
-GPT2_NAMES = {
-    "hidden_size": "n_embd",
-    "num_hidden_layers": "n_layer",
-    "num_attention_heads": "n_head",
-    "max_position_embeddings": "n_positions",
-    "intermediate_size": "n_inner",
-}
-LINEAR_DEFAULTS = {
-    "linear_conv_kernel_dim": 4,
-    "linear_key_head_dim": 128,
-    "linear_value_head_dim": 128,
-    "linear_num_key_heads": 16,
-    "linear_num_value_heads": 32,
-}
-DEFAULTS: dict[Family, dict[str, int]] = {
-    Family.QWEN2: {"num_key_value_heads": 32},
-    Family.QWEN3: {"num_key_value_heads": 32, "head_dim": 128},
-    Family.QWEN3_5: {"num_key_value_heads": 4, "head_dim": 256, **LINEAR_DEFAULTS},
-    Family.LLAMA: {},
-    Family.MISTRAL: {"num_key_value_heads": 8},
-    Family.GPT2: {"max_position_embeddings": 1024},
-}
-"""What transformers puts in place of an absent key; an explicit null means another rule (heads, hidden / heads, 4·hidden)."""
-
-
-class LinearAttention(BaseModel):
+class LinearAttention(ModelValue):
     """Gated delta-net dimensions of a hybrid model (Qwen3.5)."""
 
-    model_config = ConfigDict(frozen=True)
     kernel: int
     key_head_dim: int
     value_head_dim: int
@@ -81,7 +46,7 @@ class LinearAttention(BaseModel):
         return 2 * self.key_dim + self.value_dim
 
 
-class ModelConfig(BaseModel):
+class ModelConfig(ModelValue):
     """The numbers of a config.json that decide shapes.
 
     Attributes:
@@ -93,7 +58,6 @@ class ModelConfig(BaseModel):
         linear: None unless the family is hybrid.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
     family: Family
     model_type: str
     composite: bool
@@ -113,6 +77,11 @@ class ModelConfig(BaseModel):
     linear: LinearAttention | None
 
     @property
+    def spec(self) -> FamilySpec:
+        """What is particular to the model's family."""
+        return SPECS[self.family]
+
+    @property
     def query_dim(self) -> int:
         """Width of all query heads together."""
         return self.heads * self.head_dim
@@ -123,9 +92,28 @@ class ModelConfig(BaseModel):
         return self.kv_heads * self.head_dim
 
     @property
-    def qk_norm(self) -> bool:
-        """Whether queries and keys are normalised per head."""
-        return self.family in (Family.QWEN3, Family.QWEN3_5)
+    def sizes(self) -> dict[Size, int]:
+        """The numbers that the shapes of a family's layout are made of."""
+        sizes: dict[Size, int] = {
+            "hidden": self.hidden,
+            "intermediate": self.intermediate,
+            "vocab": self.vocab,
+            "positions": self.max_positions or 0,
+            "head": self.head_dim,
+            "query": self.query_dim,
+            "gated_query": 2 * self.query_dim,
+            "kv": self.kv_dim,
+            "qkv": self.query_dim + 2 * self.kv_dim,
+        }
+        if self.linear:
+            sizes |= {
+                "linear_conv": self.linear.conv_dim,
+                "linear_kernel": self.linear.kernel,
+                "linear_value": self.linear.value_dim,
+                "linear_value_head": self.linear.value_head_dim,
+                "linear_heads": self.linear.value_heads,
+            }
+        return sizes
 
 
 def parse_model_config(raw: Mapping[str, Any]) -> ModelConfig:
@@ -136,17 +124,25 @@ def parse_model_config(raw: Mapping[str, Any]) -> ModelConfig:
             the key.
     """
     family = _family(raw)
-    composite = family is Family.QWEN3_5 and isinstance(raw.get("text_config"), Mapping)
+    spec = SPECS[family]
+    composite = spec.composite and isinstance(raw.get("text_config"), Mapping)
     text: Mapping[str, Any] = raw["text_config"] if composite else raw
     if raw.get("quantization_config") or text.get("quantization_config"):
         _invalid("quantization_config", "is set, but only full-precision bases are quantised to NF4 here")
-    fields = _Fields(family, text)
-    hidden, heads, layers = (fields.count(key) for key in ("hidden_size", "num_attention_heads", "num_hidden_layers"))
+    numbers = ConfigNumbers(spec, text)
+    hidden, heads, layers = (
+        numbers.required(key) for key in ("hidden_size", "num_attention_heads", "num_hidden_layers")
+    )
     if layers > MAX_LAYERS:
-        _invalid(fields.name("num_hidden_layers"), f"is {layers}; at most {MAX_LAYERS} layers are taken")
-    kv_heads = heads if family is Family.GPT2 else fields.optional("num_key_value_heads") or heads
+        _invalid(numbers.name("num_hidden_layers"), f"is {layers}; at most {MAX_LAYERS} layers are taken")
+    kv_heads = (numbers.optional("num_key_value_heads") if spec.grouped_heads else None) or heads
     if heads % kv_heads:
         _invalid("num_key_value_heads", f"is {kv_heads}, which does not divide {heads} heads")
+    head_dim = numbers.optional("head_dim") if spec.stated_head_dim else None
+    if head_dim is None and hidden % heads:
+        name = numbers.name("num_attention_heads")
+        _invalid(name, f"is {heads}, which does not divide the hidden size {hidden}")
+    intermediate = numbers.optional("intermediate_size") if spec.derived_intermediate else None
     return ModelConfig(
         family=family,
         model_type=str(raw["model_type"]),
@@ -155,16 +151,17 @@ def parse_model_config(raw: Mapping[str, Any]) -> ModelConfig:
         layers=layers,
         heads=heads,
         kv_heads=kv_heads,
-        head_dim=_head_dim(fields, hidden, heads),
-        intermediate=_intermediate(fields, hidden),
-        vocab=fields.count("vocab_size"),
-        max_positions=fields.optional("max_position_embeddings"),
+        head_dim=head_dim or hidden // heads,
+        intermediate=intermediate
+        or (4 * hidden if spec.derived_intermediate else numbers.required("intermediate_size")),
+        vocab=numbers.required("vocab_size"),
+        max_positions=numbers.optional("max_position_embeddings"),
         layer_types=_layer_types(family, text, layers),
-        tied=_flag(text, raw, "tie_word_embeddings", default=family is Family.GPT2),
-        attention_bias=family is Family.GPT2 or _attention_bias(family, text),
-        mlp_bias=family is Family.GPT2 or (family is Family.LLAMA and _flag(text, text, "mlp_bias", default=False)),
+        tied=_flag(text, raw, "tie_word_embeddings", default=spec.tied),
+        attention_bias=_bias(spec.attention_bias, text, "attention_bias"),
+        mlp_bias=_bias(spec.mlp_bias, text, "mlp_bias"),
         dtype=_dtype(text) or _dtype(raw),
-        linear=_linear(fields) if family is Family.QWEN3_5 else None,
+        linear=_linear_attention(numbers) if spec.hybrid else None,
     )
 
 
@@ -172,36 +169,38 @@ def _family(raw: Mapping[str, Any]) -> Family:
     model_type = raw.get("model_type")
     if not isinstance(model_type, str):
         _invalid("model_type", "is missing or no string")
-    if model_type not in FAMILIES:
+    if model_type not in FAMILY_OF_MODEL_TYPE:
         raise ArtifactInvalid(
             Code.MODEL_FAMILY_UNSUPPORTED,
-            f"model_type is {model_type[:80]!r}; these can be tuned: {', '.join(sorted(FAMILIES))}.",
+            f"model_type is {model_type[:80]!r}; these can be tuned: {', '.join(sorted(FAMILY_OF_MODEL_TYPE))}.",
             remedy="Choose a base model of one of these families.",
             param="model_type",
         )
-    return FAMILIES[model_type]
+    return FAMILY_OF_MODEL_TYPE[model_type]
 
 
-class _Fields:
-    """Positive integers of a config by their common name, whatever the family calls them."""
+class ConfigNumbers:
+    """Positive integers of a config.json by their common key, whatever the family calls them."""
 
-    def __init__(self, family: Family, raw: Mapping[str, Any]) -> None:
-        self._family, self._raw = family, raw
+    def __init__(self, spec: FamilySpec, raw: Mapping[str, Any]) -> None:
+        self._spec, self._raw = spec, raw
 
     def name(self, key: str) -> str:
-        return GPT2_NAMES.get(key, key) if self._family is Family.GPT2 else key
+        """The family's own name of a key."""
+        return self._spec.keys.get(key, key)
 
     def optional(self, key: str) -> int | None:
         """The value; the family's default when absent; None when null or without a default."""
         name = self.name(key)
-        value = self._raw.get(name, DEFAULTS[self._family].get(key))
+        value = self._raw.get(name, self._spec.defaults.get(key))
         if value is None:
             return None
+        # `true` is an int for Python.
         if not isinstance(value, int) or isinstance(value, bool) or not 0 < value <= MAX_LENGTH:
             _invalid(name, f"is {str(value)[:80]!r}, not a positive integer up to {MAX_LENGTH}")
         return value
 
-    def count(self, key: str) -> int:
+    def required(self, key: str) -> int:
         """A value that must be there."""
         value = self.optional(key)
         if value is None:
@@ -209,28 +208,14 @@ class _Fields:
         return value
 
 
-def _head_dim(fields: _Fields, hidden: int, heads: int) -> int:
-    if fields.name("hidden_size") == "hidden_size" and (stated := fields.optional("head_dim")):
-        return stated
-    if hidden % heads:
-        _invalid(fields.name("num_attention_heads"), f"is {heads}, which does not divide the hidden size {hidden}")
-    return hidden // heads
-
-
-def _intermediate(fields: _Fields, hidden: int) -> int:
-    if fields.name("intermediate_size") == "n_inner":
-        return fields.optional("intermediate_size") or 4 * hidden
-    return fields.count("intermediate_size")
-
-
 def _layer_types(family: Family, raw: Mapping[str, Any], layers: int) -> tuple[str, ...]:
     """Kind of each layer. Sliding windows change no tensor, so all but a hybrid family count as full attention."""
     stated = raw.get("layer_types")
     if stated is not None and not isinstance(stated, list):
-        _bad_layers("is not a list")
-    if family is not Family.QWEN3_5:
+        _invalid_layer_types("is not a list")
+    if not SPECS[family].hybrid:
         if LINEAR in (stated or ()):
-            _bad_layers(f"names {LINEAR}, which {family} does not have")
+            _invalid_layer_types(f"names {LINEAR}, which {family} does not have")
         return (FULL,) * layers
     if stated is None:
         interval = raw.get("full_attention_interval", 4)
@@ -238,32 +223,31 @@ def _layer_types(family: Family, raw: Mapping[str, Any], layers: int) -> tuple[s
             _invalid("full_attention_interval", "is not a positive integer")
         return tuple(LINEAR if (index + 1) % interval else FULL for index in range(layers))
     if len(stated) != layers:
-        _bad_layers(f"must list {layers} layers, one kind for each")
-    if strangers := [str(kind)[:40] for kind in stated if kind not in (FULL, LINEAR)]:
-        _bad_layers(f"holds {strangers[0]!r}; a layer is {FULL} or {LINEAR}")
+        _invalid_layer_types(f"must list {layers} layers, one kind for each")
+    if unknown := [str(kind)[:40] for kind in stated if kind not in (FULL, LINEAR)]:
+        _invalid_layer_types(f"holds {unknown[0]!r}; a layer is {FULL} or {LINEAR}")
     return tuple(stated)
 
 
-def _linear(fields: _Fields) -> LinearAttention:
+def _linear_attention(numbers: ConfigNumbers) -> LinearAttention:
     linear = LinearAttention(
-        kernel=fields.count("linear_conv_kernel_dim"),
-        key_head_dim=fields.count("linear_key_head_dim"),
-        value_head_dim=fields.count("linear_value_head_dim"),
-        key_heads=fields.count("linear_num_key_heads"),
-        value_heads=fields.count("linear_num_value_heads"),
+        kernel=numbers.required("linear_conv_kernel_dim"),
+        key_head_dim=numbers.required("linear_key_head_dim"),
+        value_head_dim=numbers.required("linear_value_head_dim"),
+        key_heads=numbers.required("linear_num_key_heads"),
+        value_heads=numbers.required("linear_num_value_heads"),
     )
     if linear.value_heads % linear.key_heads:
         _invalid("linear_num_value_heads", f"is {linear.value_heads}, not a multiple of {linear.key_heads} key heads")
     return linear
 
 
-def _attention_bias(family: Family, raw: Mapping[str, Any]) -> bool:
-    if family in (Family.QWEN2, Family.MISTRAL):  # fixed in their code, whatever the config says
-        return family is Family.QWEN2
-    return _flag(raw, raw, "attention_bias", default=False)
+def _bias(fixed: bool | None, raw: Mapping[str, Any], key: str) -> bool:
+    return _flag(raw, raw, key, default=False) if fixed is None else fixed
 
 
 def _flag(text: Mapping[str, Any], raw: Mapping[str, Any], key: str, *, default: bool) -> bool:
+    # A composite config may have the flag outside of its language part.
     value = text.get(key, raw.get(key, default))
     if not isinstance(value, bool):
         _invalid(key, "is not true or false")
@@ -271,6 +255,7 @@ def _flag(text: Mapping[str, Any], raw: Mapping[str, Any], key: str, *, default:
 
 
 def _dtype(raw: Mapping[str, Any]) -> str | None:
+    # Newer releases of transformers write `dtype`, older ones `torch_dtype`.
     value = raw.get("dtype") or raw.get("torch_dtype")
     return value if isinstance(value, str) else None
 
@@ -284,10 +269,16 @@ def _invalid(key: str, reason: str) -> NoReturn:
     )
 
 
-def _bad_layers(reason: str) -> NoReturn:
+def _invalid_layer_types(reason: str) -> NoReturn:
     raise ArtifactInvalid(
         Code.LAYER_TYPES_INVALID,
         f"config.json: layer_types {reason}.",
         remedy="Use the config.json that was published with the weights.",
         param="layer_types",
     )
+
+
+def broken_model(code: Code, reason: str, param: str, **details: object) -> ArtifactInvalid:
+    """The error for a folder that is not a whole, consistent model; ``reason`` has no full stop."""
+    remedy = "Fetch the whole model folder again, and check that config and weights belong together."
+    return ArtifactInvalid(code, f"{reason}.", remedy=remedy, param=param, details=details)

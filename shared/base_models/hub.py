@@ -1,6 +1,6 @@
-"""Where a base model's bytes come from: the one door to local folders and to the hub.
+"""Locates and downloads base models: local folders, and hub repositories pinned to a commit.
 
-Hub downloads are pinned to a commit, take the model files of `shared/catalog.py` only (safetensors, never pickle, never
+Hub downloads are pinned to a commit, take the model files of `shared/base_models/catalog.py` only (safetensors, never pickle, never
 code) and land in the hub client's own cache, so every tier on a machine shares one copy.
 """
 
@@ -17,7 +17,7 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 
-from shared.catalog import MODEL_FILES, BaseModelEntry, HubSource, LocalSource
+from shared.base_models.catalog import MODEL_FILES, BaseModelEntry, HubSource, LocalSource
 from shared.errors import Code, NotFound, Unavailable
 
 
@@ -31,18 +31,32 @@ def fetch(source: LocalSource | HubSource, catalog_path: Path) -> Path:
 
     Raises:
         NotFound: ``MODEL_NOT_FOUND``: the folder or the repository is not there.
-        Unavailable: ``HUB_UNAVAILABLE``: no answer from the hub and nothing in its cache.
+        Unavailable: ``HUB_UNAVAILABLE``: no response from the hub and nothing in its cache.
     """
-    if isinstance(source, HubSource):
-        return _download(source)
-    folder = (catalog_path.parent / source.path).resolve()
-    if not folder.is_dir():
-        raise NotFound(Code.MODEL_NOT_FOUND, f"The base model's folder {folder} is not there.", param="source.path")
-    return folder
+    if isinstance(source, LocalSource):
+        folder = (catalog_path.parent / source.path).resolve()
+        if not folder.is_dir():
+            raise NotFound(Code.MODEL_NOT_FOUND, f"The base model's folder {folder} is not there.", param="source.path")
+        return folder
+    try:
+        return Path(snapshot_download(source.repo, revision=source.revision, allow_patterns=list(MODEL_FILES)))
+    except (RepositoryNotFoundError, RevisionNotFoundError) as error:
+        raise NotFound(
+            Code.MODEL_NOT_FOUND,
+            f"The hub has no repository {source.repo} at {source.revision}, or this token may not read it.",
+            remedy="Check the name; for a gated model set HF_TOKEN.",
+        ) from error
+    # LocalEntryNotFoundError: the hub could not be reached, and the cache has no copy. httpx's errors are no OSError.
+    except (HfHubHTTPError, LocalEntryNotFoundError, httpx.HTTPError, OSError) as error:
+        raise Unavailable(
+            Code.HUB_UNAVAILABLE,
+            f"{source.repo} could not be fetched: {error}.",
+            remedy="Check the network, or copy the model to a folder and use `mens base add --path`.",
+        ) from error
 
 
 def locate_fetched(entry: BaseModelEntry, catalog_path: Path) -> Path:
-    """Folder of a base model that some tier has fetched already: a control plane downloads no weights in a request.
+    """Folder of a base model that a tier has fetched already: a control plane downloads no weights in a request.
 
     Raises:
         NotFound: ``MODEL_NOT_FOUND``: a local folder is not there.
@@ -51,6 +65,7 @@ def locate_fetched(entry: BaseModelEntry, catalog_path: Path) -> Path:
     if not isinstance(entry.source, HubSource):
         return fetch(entry.source, catalog_path)
     try:
+        # Never a download: it would block a request for minutes, and fill the API's disk with weights.
         cached = snapshot_download(
             entry.source.repo,
             revision=entry.source.revision,
@@ -65,20 +80,3 @@ def locate_fetched(entry: BaseModelEntry, catalog_path: Path) -> Path:
             param="model",
         ) from error
     return Path(cached)
-
-
-def _download(source: HubSource) -> Path:
-    try:
-        return Path(snapshot_download(source.repo, revision=source.revision, allow_patterns=list(MODEL_FILES)))
-    except (RepositoryNotFoundError, RevisionNotFoundError) as error:
-        raise NotFound(
-            Code.MODEL_NOT_FOUND,
-            f"The hub has no repository {source.repo} at {source.revision}, or this token may not read it.",
-            remedy="Check the name; for a gated model set HF_TOKEN.",
-        ) from error
-    except (HfHubHTTPError, LocalEntryNotFoundError, httpx.HTTPError, OSError) as error:
-        raise Unavailable(
-            Code.HUB_UNAVAILABLE,
-            f"{source.repo} could not be fetched: {error}.",
-            remedy="Check the network, or copy the model to a folder and use `mens base add --path`.",
-        ) from error

@@ -1,8 +1,4 @@
-"""Safetensors headers: names, dtypes and shapes of a file's tensors without reading one weight.
-
-The format is the safetensors specification's: 8 bytes little-endian header length, a JSON header, then the data. This
-reader needs no GPU stack, so the control plane and the serving tier can judge a file before any library maps it.
-"""
+"""Safetensors headers, and the weight files of a base model's folder, as transformers would choose them. No weights are read."""
 
 from __future__ import annotations
 
@@ -10,9 +6,13 @@ import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from shared.base_models.config import broken_model
 from shared.errors import ArtifactInvalid, Code
 
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+PICKLE_SUFFIXES = frozenset({".bin", ".pt", ".pth", ".ckpt", ".pkl"})
 MAX_HEADER_BYTES = 100_000_000
 DTYPE_BITS = {
     "BOOL": 8, "U8": 8, "I8": 8, "F8_E4M3": 8, "F8_E5M2": 8, "I16": 16, "U16": 16, "F16": 16, "BF16": 16,
@@ -28,7 +28,11 @@ class TensorInfo:
     shape: tuple[int, ...]
 
 
-def read_tensors(path: Path) -> dict[str, TensorInfo]:
+Tensors = dict[str, TensorInfo]
+Header = dict[str, dict[str, object]]
+
+
+def read_tensors(path: Path) -> Tensors:
     """Tensors of a safetensors file by name.
 
     Raises:
@@ -38,22 +42,10 @@ def read_tensors(path: Path) -> dict[str, TensorInfo]:
         size = file.seek(0, 2)
         file.seek(0)
         length = int.from_bytes(file.read(8), "little")
+        # Checked before the header is read: a forged length must not take the memory.
         if size < 8 or length > min(MAX_HEADER_BYTES, size - 8):
             raise _invalid(path, f"the header says {length} bytes, the file has {size}")
-        header = _parse(path, file.read(length))
-    _check_coverage(path, header, size - 8 - length)
-    return {name: _tensor(path, name, entry) for name, entry in header.items()}
-
-
-def read_folder_tensors(folder: Path) -> dict[str, TensorInfo]:
-    """Tensors of every ``*.safetensors`` file in a model folder, by name."""
-    tensors: dict[str, TensorInfo] = {}
-    for path in sorted(folder.glob("*.safetensors")):
-        tensors.update(read_tensors(path))
-    return tensors
-
-
-def _parse(path: Path, raw: bytes) -> dict[str, dict[str, object]]:
+        raw = file.read(length)
     try:
         header = json.loads(raw)
     except (ValueError, RecursionError) as error:
@@ -61,25 +53,96 @@ def _parse(path: Path, raw: bytes) -> dict[str, dict[str, object]]:
     if not isinstance(header, dict) or not all(isinstance(entry, dict) for entry in header.values()):
         raise _invalid(path, "the header is not an object of tensors")
     header.pop("__metadata__", None)
-    return header
+    _check_offsets(path, header, size - 8 - length)
+    return {name: _tensor(path, name, entry) for name, entry in header.items()}
 
 
-def _check_coverage(path: Path, header: dict[str, dict[str, object]], data_bytes: int) -> None:
+def read_folder_tensors(folder: Path) -> Tensors:
+    """Tensors of every ``*.safetensors`` file in a model folder, by name."""
+    tensors: Tensors = {}
+    for path in sorted(folder.glob("*.safetensors")):
+        tensors.update(read_tensors(path))
+    return tensors
+
+
+def find_shards(folder: Path) -> dict[str, list[str] | None]:
+    """The weight files that transformers loads, name → tensors that the index puts there (None: all).
+
+    Raises:
+        ArtifactInvalid: ``MODEL_WEIGHTS_NOT_FOUND``, or ``MODEL_WEIGHTS_PICKLED`` when there is only pickle.
+    """
+    if (folder / WEIGHTS).is_file():
+        return {WEIGHTS: None}
+    if not (folder / INDEX).is_file():
+        if pickled := pickled_files(folder):
+            raise ArtifactInvalid(
+                Code.MODEL_WEIGHTS_PICKLED,
+                f"The only weights are pickle ({pickled[0]}), which can run code and is never loaded.",
+                remedy="Convert them to safetensors where it is safe to open them, or use a revision that has safetensors.",
+                param=pickled[0],
+            )
+        raise broken_model(Code.MODEL_WEIGHTS_NOT_FOUND, f"There is neither {WEIGHTS} nor {INDEX}", WEIGHTS)
+    index = json_object((folder / INDEX).read_bytes(), INDEX, Code.MODEL_WEIGHTS_NOT_FOUND)
+    weight_map = index.get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map or not all(isinstance(v, str) for v in weight_map.values()):
+        raise broken_model(Code.MODEL_WEIGHTS_NOT_FOUND, f"{INDEX} has no weight_map of tensor to shard", INDEX)
+    shards: dict[str, list[str]] = {}
+    for tensor, shard in weight_map.items():
+        shards.setdefault(shard, []).append(tensor)
+    # The index may be hostile: a shard is a plain file name, never a path and never pickle.
+    for shard in sorted(shards):
+        if Path(shard).name != shard or not shard.endswith(".safetensors") or not (folder / shard).is_file():
+            raise broken_model(
+                Code.MODEL_WEIGHTS_NOT_FOUND, f"{INDEX} names the shard {shard!r}, which is not there", shard
+            )
+    return {shard: shards[shard] for shard in sorted(shards)}
+
+
+def pickled_files(folder: Path) -> list[str]:
+    """Files of a folder that may be pickle: never opened."""
+    return sorted(path.name for path in folder.iterdir() if path.suffix.lower() in PICKLE_SUFFIXES)
+
+
+def json_object(raw: bytes, name: str, code: Code) -> dict[str, Any]:
+    """A JSON object from bytes.
+
+    Raises:
+        ArtifactInvalid: the given code, when the bytes are not a JSON object.
+    """
+    try:
+        value = json.loads(raw)
+    except (ValueError, RecursionError):
+        value = None
+    if not isinstance(value, dict):
+        raise broken_model(code, f"{name} is not a JSON object", name)
+    return value
+
+
+def read_shards(folder: Path, shards: dict[str, list[str] | None]) -> Tensors:
+    """Tensors by name; one that the index puts into a shard that does not hold it is left out."""
+    tensors: Tensors = {}
+    for shard, names in shards.items():
+        found = read_tensors(folder / shard)
+        tensors |= found if names is None else {name: found[name] for name in names if name in found}
+    return tensors
+
+
+def _check_offsets(path: Path, header: Header, data_bytes: int) -> None:
     """The tensors' data follow one another and fill the file: no gap, no overlap, nothing behind them."""
+    offsets = []
+    for name, entry in header.items():
+        match entry.get("data_offsets"):
+            case [int(start), int(end)]:
+                offsets.append((start, end))
+            case _:
+                raise _invalid(path, f"tensor {name!r} has no data offsets")
     position = 0
-    for start, end in sorted(_offsets(path, name, entry) for name, entry in header.items()):
+    for start, end in sorted(offsets):
         if start != position or end < start:
             raise _invalid(path, f"its data has a gap or an overlap at byte {position}")
         position = end
     if position != data_bytes:
         raise _invalid(path, f"its tensors take {position} bytes of {data_bytes}")
-
-
-def _offsets(path: Path, name: str, entry: dict[str, object]) -> tuple[int, int]:
-    match entry.get("data_offsets"):
-        case [int(start), int(end)]:
-            return start, end
-    raise _invalid(path, f"tensor {name!r} has no data offsets")
 
 
 def _tensor(path: Path, name: str, entry: dict[str, object]) -> TensorInfo:

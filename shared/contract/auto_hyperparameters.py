@@ -1,8 +1,8 @@
-"""What an ``auto`` hyper-parameter means: pure rules, documented in docs/openai.md, echoed resolved.
+"""Values of ``auto`` hyper-parameters: pure rules, documented in docs/openai.md, echoed resolved.
 
 - ``batch_size``: a 16th of the rows, rounded down to a power of two, between 1 and 8.
 - ``epochs``: as many as give about 200 optimizer steps, between 1 and 10.
-- ``learning_rate``: what the catalogue says of the base, else 2e-4.
+- ``learning_rate``: the base's in the catalogue, else 2e-4.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def auto_epochs(rows: int, batch_size: int) -> int:
 
 
 def auto_exec(rows: int, rate_of_base: float | None) -> dict[str, float]:
-    """The contract's ``exec`` section by the auto rules; what somebody sets himself goes over it."""
+    """The contract's ``exec`` section by the auto rules; explicit values override it."""
     batch_size = auto_batch_size(rows)
     return {
         "batch_size": batch_size,
@@ -37,5 +37,5 @@ def auto_exec(rows: int, rate_of_base: float | None) -> dict[str, float]:
 
 
 def auto_learning_rate(of_base: float | None) -> float:
-    """Peak learning rate; ``of_base`` is the catalogue's, None when it says nothing."""
+    """Peak learning rate; ``of_base`` is the catalogue's, None when it has none for the base."""
     return of_base or DEFAULT_LEARNING_RATE

@@ -1,6 +1,6 @@
-"""How hard the rows of an epoch may be, and how many rows an epoch has: pure rules, for the planner and the trainer.
+"""Difficulty bounds of an epoch (curriculum), and the number of its rows: pure rules, for the planner and the trainer.
 
-Progress, warm-up and the cosine need the number of steps of a whole run before its first one, so both ask here.
+Progress, warm-up and the cosine need the number of steps of a whole run before its first one, so both use these rules.
 
 - **Curriculum**: each epoch admits the rows up to a difficulty. A row that states none counts as 5.
 - **Replay**: rows of a second file, mixed into each epoch so that the model keeps what it could do.
@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from shared.contract import CurriculumSchedule, FineTuneContract
+from shared.contract.sections import FineTuneContract
 from shared.errors import Code, ContractRejected
 
 EASIEST_CEILING = 3
@@ -33,21 +33,15 @@ def highest_difficulty(contract: FineTuneContract, epoch: int) -> int:
     """
     if not contract.curriculum.enabled:
         return HARDEST
-    given = _ceilings(contract.exec.curriculum_schedule)[: epoch + 1]
-    last = next((value for value in reversed(given) if value is not None), None)
-    if last is not None:
-        return last
+    if schedule := contract.exec.curriculum_schedule:
+        stated = [schedule.epoch_1_max_difficulty, schedule.epoch_2_max_difficulty, schedule.epoch_3_max_difficulty]
+        for ceiling in reversed(stated[: epoch + 1]):
+            if ceiling is not None:
+                return ceiling
     if contract.exec.epochs == 1:
         return HARDEST
     rise = (HARDEST - EASIEST_CEILING) * epoch
     return EASIEST_CEILING + math.ceil(rise / (contract.exec.epochs - 1))
-
-
-def phase_name(contract: FineTuneContract, epoch: int) -> str | None:
-    """What the schedule calls this epoch; for people."""
-    schedule = contract.exec.curriculum_schedule
-    names = schedule.curriculum_phases or [] if contract.curriculum.enabled and schedule else []
-    return names[epoch] if epoch < len(names) else None
 
 
 def admitted_per_epoch(difficulties: Histogram, contract: FineTuneContract) -> list[int]:
@@ -59,13 +53,23 @@ def admitted_per_epoch(difficulties: Histogram, contract: FineTuneContract) -> l
     ceilings = [highest_difficulty(contract, epoch) for epoch in range(contract.exec.epochs)]
     admitted = [sum(rows for level, rows in difficulties.items() if level <= ceiling) for ceiling in ceilings]
     if 0 in admitted:
-        raise _nothing_admitted(admitted.index(0), ceilings[admitted.index(0)], difficulties)
+        epoch = admitted.index(0)
+        easiest = min((level for level, rows in difficulties.items() if rows), default=DEFAULT_DIFFICULTY)
+        raise ContractRejected(
+            Code.CORPUS_TOO_SMALL,
+            f"Epoch {epoch + 1} has no rows: the curriculum admits difficulty {ceilings[epoch]} at most, and the easiest"
+            f" row has {easiest} (a row that states none counts as {DEFAULT_DIFFICULTY}).",
+            remedy=f"Raise that epoch's bound in exec.curriculum_schedule to {easiest} or more, state the rows'"
+            " difficulty, or set curriculum.enabled to false.",
+            param="exec.curriculum_schedule",
+        )
     return admitted
 
 
 def replayed_rows(rows: int, available: int, ratio: float) -> int:
     """Rows of the replay file in an epoch of ``rows`` other rows: ⌈ratio·rows⌉, and at most the whole file."""
-    return min(math.ceil(round(ratio * rows, 9)), available)  # 0.1 · 70 is a little over 7
+    # Rounded first, because in floating point 0.1 · 70 is a little over 7.
+    return min(math.ceil(round(ratio * rows, 9)), available)
 
 
 def rows_per_epoch(
@@ -87,21 +91,3 @@ def rows_per_epoch(
     if contract.curriculum.enabled and difficulties is not None:
         admitted = [min(rows, easy) for easy in admitted_per_epoch(difficulties, contract)]
     return [easy + replayed_rows(easy, replay, contract.data.replay_ratio) for easy in admitted]
-
-
-def _ceilings(schedule: CurriculumSchedule | None) -> list[int | None]:
-    if schedule is None:
-        return []
-    return [schedule.epoch_1_max_difficulty, schedule.epoch_2_max_difficulty, schedule.epoch_3_max_difficulty]
-
-
-def _nothing_admitted(epoch: int, ceiling: int, difficulties: Histogram) -> ContractRejected:
-    easiest = min((level for level, rows in difficulties.items() if rows), default=DEFAULT_DIFFICULTY)
-    return ContractRejected(
-        Code.CORPUS_TOO_SMALL,
-        f"Epoch {epoch + 1} has no rows: the curriculum admits difficulty {ceiling} at most, and the easiest row has"
-        f" {easiest} (a row that states none counts as {DEFAULT_DIFFICULTY}).",
-        remedy=f"Raise that epoch's bound in exec.curriculum_schedule to {easiest} or more, state the rows' difficulty, or"
-        " set curriculum.enabled to false.",
-        param="exec.curriculum_schedule",
-    )

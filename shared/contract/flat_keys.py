@@ -1,4 +1,4 @@
-"""Contracts as people send them: sectioned JSON, or the flat keys of the original command line.
+"""Parses contracts: sectioned JSON, or the flat keys of the original command line.
 
 ``{"r": 16, "lora_alpha": 32, "target_modules": ["q_proj"], "batch_size": 4}`` becomes
 ``{"adapter": {"rank": 16, "alpha": 32, "target_modules": ["q_proj"]}, "exec": {"batch_size": 4}}``.
@@ -15,14 +15,14 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from shared.contract import BAD_NAME, FineTuneContract, Section
+from shared.contract.sections import BAD_NAME, ContractValue, FineTuneContract
 from shared.errors import Code, ContractRejected
 
 SCHEMA_REMEDY = "The contract's schema is at GET /v1/contract/schema."
 
 
 class Kernel(StrEnum):
-    """The two training engines of the original. The first may be planned, but is never run."""
+    """The two training kernels of the original. The first may be planned, but is never run."""
 
     BURN_LORA = "burn_lora"
     CANDLE_QLORA = "candle_qlora"
@@ -32,7 +32,7 @@ BACKENDS: dict[str, Kernel] = {
     **dict.fromkeys(("lora", "burn", "burn-lora"), Kernel.BURN_LORA),
     **dict.fromkeys(("qlora", "candle", "candle-qlora"), Kernel.CANDLE_QLORA),
 }
-"""Every name of a backend that is taken, in any case."""
+"""Every accepted name of a backend, in any case."""
 
 _METHODS = {Kernel.BURN_LORA: ("lora", "none"), Kernel.CANDLE_QLORA: ("qlora", "nf4")}
 _ALIASES = {
@@ -68,8 +68,8 @@ _ALIASES = {
     "trajectory_quality_boost": "trajectory.quality_boost",
     "reward_hook": "reward.hook",
 }
-_TOO_SHORT = {"base", "enabled", "experiment", "hook", "kind"}
-"""Field names that say nothing without their section; their long forms are aliases."""
+_AMBIGUOUS = {"base", "enabled", "experiment", "hook", "kind"}
+"""Field names that mean nothing without their section; their long forms are aliases."""
 
 
 def contract_paths() -> list[str]:
@@ -77,7 +77,7 @@ def contract_paths() -> list[str]:
     paths: list[str] = []
     for name, field in FineTuneContract.model_fields.items():
         kind = field.annotation
-        inner = kind.model_fields if isinstance(kind, type) and issubclass(kind, Section) else None
+        inner = kind.model_fields if isinstance(kind, type) and issubclass(kind, ContractValue) else None
         paths += [f"{name}.{leaf}" for leaf in inner] if inner else [name]
     return paths
 
@@ -86,8 +86,8 @@ def contract_paths() -> list[str]:
 def flat_names() -> dict[str, str]:
     """The path that each flat key means: a field's own name where only one section has it, and the aliases."""
     names = {path: path.rpartition(".")[2] for path in contract_paths()}
-    times = Counter(names.values())
-    own = {name: path for path, name in names.items() if times[name] == 1 and name not in _TOO_SHORT}
+    counts = Counter(names.values())
+    own = {name: path for path, name in names.items() if counts[name] == 1 and name not in _AMBIGUOUS}
     return own | _ALIASES
 
 
@@ -118,6 +118,7 @@ def parse_contract(sections: Mapping[str, Any]) -> FineTuneContract:
     try:
         return FineTuneContract.model_validate(sections)
     except ValidationError as error:
+        # pydantic's own error would carry the whole input, and lacks a code.
         faults = [{"param": ".".join(map(str, fault["loc"])), "reason": fault["msg"]} for fault in error.errors()]
         first = faults[0]
         raise ContractRejected(
@@ -151,6 +152,7 @@ def from_flat(flat: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _lifted(key: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """The fields that one key sets, with their paths."""
     name = key.lstrip("-").replace("-", "_")
     if isinstance(value, Mapping) and name in FineTuneContract.model_fields:
         yield from ((f"{name}.{field}", part) for field, part in value.items())
@@ -158,18 +160,14 @@ def _lifted(key: str, value: Any) -> Iterator[tuple[str, Any]]:
         method, quant = _METHODS[parse_backend(value)]
         yield from (("adapter.method", method), ("quant.base", quant))
     elif name == "qlora_no_double_quant":
+        # Only a boolean is negated; anything else goes on as it is, so that validation refuses it.
         yield "quant.double_quant", not value if isinstance(value, bool) else value
+    elif name in (known := flat_names()):
+        yield known[name], value
     else:
-        yield _path(key, name), value
-
-
-def _path(key: str, name: str) -> str:
-    known = flat_names()
-    if name not in known:
         near = get_close_matches(name, [*known, "backend", "qlora_no_double_quant"], n=1)
         hint = f"Did you mean {near[0]}?" if near else SCHEMA_REMEDY
         raise _invalid(key, f"{key} is no field of the contract.", hint)
-    return known[name]
 
 
 def _invalid(key: str, message: str, remedy: str) -> ContractRejected:

@@ -1,8 +1,8 @@
 """From contract to execution plan: pure functions, no I/O.
 
 A plan is a value: complete, JSON, versioned, digested, stored with the job. What must not run is refused by the gates
-(`shared/gates.py`), and what the engine of this release cannot do is refused here, before anything is queued, with the
-field's path.
+(`shared/contract/gates.py`), and what the trainer of this release cannot do is refused here, before anything is queued,
+with the field's path.
 """
 
 from __future__ import annotations
@@ -13,13 +13,16 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
-from shared.catalog import BaseModelEntry, Sha256
-from shared.contract import (
+from shared.base_models.catalog import BaseModelEntry, Sha256
+from shared.contract.epochs import Histogram, rows_per_epoch
+from shared.contract.gates import UNKNOWN, GateContext, check_gates
+from shared.contract.sections import (
     AdapterTargets,
     BaseQuant,
     ChatmlSection,
+    ContractValue,
     Device,
     FineTuneContract,
     MergeContract,
@@ -27,22 +30,14 @@ from shared.contract import (
     OptimizerExperiment,
     contract_digest,
 )
-from shared.digest import digest_json
-from shared.epochs import Histogram, rows_per_epoch
 from shared.errors import Code, ContractRejected
-from shared.gates import UNKNOWN, GateContext, check_gates
+from shared.hashing import digest_json
 
 MIN_VALIDATION_ROWS = 10
 SMALL_DATASET_ROWS = 20
 
 
-class PlanPart(BaseModel):
-    """Frozen, closed part of a plan."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class DataFile(PlanPart):
+class DataFile(ContractValue):
     """An input file by content: what was hashed at upload and counted at submission."""
 
     file_id: str
@@ -51,14 +46,14 @@ class DataFile(PlanPart):
     rows: int = Field(description="Rows that pass the filters.")
 
 
-class PlannedBase(PlanPart):
+class PlannedBase(ContractValue):
     """The base model by content."""
 
     name: str
     digests: dict[str, Sha256]
 
 
-class ExecutionPlan(PlanPart):
+class ExecutionPlan(ContractValue):
     """Everything a fine-tune attempt does, decided. Equal plans train equal adapters."""
 
     version: Literal[1] = 1
@@ -80,7 +75,7 @@ class ExecutionPlan(PlanPart):
         return digest_json(self.model_dump(mode="json"))
 
 
-class TrainingInputs(PlanPart):
+class TrainingInputs(ContractValue):
     """Where one worker found a plan's inputs. Not part of the plan: another machine has other paths."""
 
     base: str
@@ -89,14 +84,14 @@ class TrainingInputs(PlanPart):
     replay: str | None = None
 
 
-class TrainingRun(PlanPart):
-    """The ``plan.json`` that the engine reads: ``python -m worker.train plan.json run_dir/``."""
+class TrainingRun(ContractValue):
+    """The ``plan.json`` that the trainer reads: ``python -m worker.train plan.json run_dir/``."""
 
     plan: ExecutionPlan
     inputs: TrainingInputs
 
 
-class MergePlan(PlanPart):
+class MergePlan(ContractValue):
     """Everything a merge attempt does."""
 
     version: Literal[1] = 1
@@ -106,14 +101,14 @@ class MergePlan(PlanPart):
     base: PlannedBase
 
 
-class MergeInputs(PlanPart):
+class MergeInputs(ContractValue):
     """Where one worker found a merge's inputs."""
 
     base: str
     adapter: str
 
 
-class MergeRun(PlanPart):
+class MergeRun(ContractValue):
     """The ``plan.json`` of ``python -m worker.merge plan.json run_dir/``."""
 
     plan: MergePlan
@@ -134,12 +129,12 @@ def plan_finetune(
     """Decide how a contract is run.
 
     Args:
-        contract: what was asked for.
+        contract: resolved, its presets applied.
         base: the base model by content.
         train: the training file.
         validation: the validation file, if there is one.
         adapter_name: left part of the adapter's id.
-        context: what the gates should know of machine and base; without it they know the number of rows.
+        context: facts for the gates about machine and base; without it they have the number of rows only.
         replay: the replay file, if there is one.
         difficulties: of the training file's rows, for a curriculum.
 
@@ -157,6 +152,7 @@ def plan_finetune(
             remedy="Give a validation file, raise data.validation_split_ratio, or leave the field out.",
             param="exec.early_stopping_patience",
         )
+    # By content, never by file id or path: the same data on another installation gives the same digest.
     content = {"train_file": train.sha256, "base": base.digest}
     content |= {"validation_file": validation.sha256} if validation else {}
     content |= {"replay_file": replay.sha256} if replay else {}
@@ -193,6 +189,7 @@ def optimizer_steps(rows: int, contract: FineTuneContract) -> int:
 
 def planned_steps(epochs: Sequence[int], contract: FineTuneContract) -> int:
     """Optimizer steps of a whole run, from the rows of each epoch: an epoch's last, incomplete window steps too."""
+    # Rounded up per epoch, not over the run: accumulation does not cross an epoch's end.
     rows_per_step = contract.exec.batch_size * contract.exec.grad_accum
     return sum(math.ceil(rows / rows_per_step) for rows in epochs)
 
@@ -204,7 +201,7 @@ def warmup_steps(configured: int, total_steps: int) -> int:
 
 def reject_unsupported(contract: FineTuneContract) -> None:
     """Raises:
-    ContractRejected: the first field whose value this release's engine cannot honour.
+    ContractRejected: the first field whose value this release's trainer cannot honour.
     """
     allowed: list[tuple[str, Any, Any, str]] = [
         ("quant.base", contract.quant.base, BaseQuant.NF4, "the frozen base is held in NF4"),
@@ -223,12 +220,12 @@ def reject_unsupported(contract: FineTuneContract) -> None:
         if value != only:
             raise ContractRejected(
                 Code.CONTRACT_UNSUPPORTED,
-                f"{path} is {_shown(value)}, but {reason}.",
-                remedy=f"Set {path} to {_shown(only)}, or leave it out.",
+                f"{path} is {_as_json(value)}, but {reason}.",
+                remedy=f"Set {path} to {_as_json(only)}, or leave it out.",
                 param=path,
             )
 
 
-def _shown(value: Any) -> str:
-    """A field's value as the contract's JSON writes it."""
+def _as_json(value: Any) -> str:
+    """A field's value as it stands in the contract's JSON."""
     return value.model_dump_json() if isinstance(value, BaseModel) else json.dumps(value)

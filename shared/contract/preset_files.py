@@ -1,7 +1,7 @@
-"""The data files of presets, domain profiles and ladders, typed: who reads them is `shared/presets.py`.
+"""The data files of presets, domain profiles and ladders, typed; `shared/contract/presets.py` applies them.
 
 Values and bounds are by field path of the contract. The numbers are the original system's; where one of them could
-never be used, the row says so in its note.
+never be used, the row's note says so.
 """
 
 from __future__ import annotations
@@ -10,20 +10,20 @@ from functools import cache
 from importlib.resources import files
 from typing import Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import field_validator
+
+from shared.contract.sections import ContractValue
 
 Values = dict[str, Any]
 """Values by field path."""
+SCHEDULE_FIELDS = frozenset({"exec.epochs", "exec.warmup_steps"})
+"""Fields that may depend on the number of rows."""
 
 
-class _Frozen(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+F = TypeVar("F", bound=ContractValue)
 
 
-F = TypeVar("F", bound=_Frozen)
-
-
-class Preset(_Frozen):
+class Preset(ContractValue):
     """A named row of hyper-parameters."""
 
     id: str
@@ -31,14 +31,16 @@ class Preset(_Frozen):
     values: Values
 
 
-class PresetFile(_Frozen):
+class PresetFile(ContractValue):
+    """All presets."""
+
     schema_version: Literal[1]
     default_base_model: str
     default_preset: str
     presets: tuple[Preset, ...]
 
 
-class DomainProfile(_Frozen):
+class DomainProfile(ContractValue):
     """What a domain's data wants."""
 
     id: str
@@ -46,13 +48,15 @@ class DomainProfile(_Frozen):
     values: Values
 
 
-class DomainFile(_Frozen):
+class DomainFile(ContractValue):
+    """All domain profiles, and what they have in common."""
+
     schema_version: Literal[1]
     defaults: Values
     profiles: tuple[DomainProfile, ...]
 
 
-class Bound(_Frozen):
+class Bound(ContractValue):
     """A closed interval; an absent end is open."""
 
     min: float | None = None
@@ -67,13 +71,15 @@ class Bound(_Frozen):
         return value
 
 
-class AutoRow(_Frozen):
+class AutoRow(ContractValue):
+    """What the preset ``auto`` means on cards of at most so much memory."""
+
     id: str
     max_vram_mb: int
     values: Values
 
 
-class SizeRow(_Frozen):
+class SizeRow(ContractValue):
     """Bounds for models of at least so many parameters, on cards of at most so much memory."""
 
     id: str
@@ -82,12 +88,24 @@ class SizeRow(_Frozen):
     bounds: dict[str, Bound]
 
 
-class SmallDataset(_Frozen):
+class SmallDataset(ContractValue):
+    """Bounds for files of fewer rows than these."""
+
     below_rows: int
     bounds: dict[str, Bound]
 
+    # The number of rows is known only after the file was read, so what decides how rows are read cannot depend on it.
+    @field_validator("bounds")
+    @classmethod
+    def _bounds_the_schedule_only(cls, bounds: dict[str, Bound]) -> dict[str, Bound]:
+        if other := bounds.keys() - SCHEDULE_FIELDS:
+            raise ValueError(f"{min(other)} may not depend on the number of rows")
+        return bounds
 
-class LadderFile(_Frozen):
+
+class LadderFile(ContractValue):
+    """Values and bounds by the card's memory, the model's size and the number of rows."""
+
     schema_version: Literal[1]
     auto_common: Values
     auto: tuple[AutoRow, ...]
@@ -96,7 +114,7 @@ class LadderFile(_Frozen):
 
 
 def _load(name: str, kind: type[F]) -> F:
-    return kind.model_validate_json(files("shared").joinpath("data", name).read_bytes())
+    return kind.model_validate_json(files("shared.contract").joinpath("data", name).read_bytes())
 
 
 @cache

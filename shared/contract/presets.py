@@ -1,4 +1,4 @@
-"""Presets, domain profiles and the size ladder: who decides a field that the caller left open.
+"""Presets, domain profiles and the size ladder: what decides a field that the caller left open.
 
     explicit  >  domain  >  ladder  >  preset  >  default
 
@@ -11,36 +11,33 @@
 - **domain**: a profile of `data/domain_profiles.json` over that file's defaults; it names the adapter.
 - **explicit**: what the caller set, null too. It is never changed.
 
-Last, values that nobody asked for are lowered until they fit those around them: the mobile limits, and the loss window
+Last, values that are not explicit are lowered until they fit those around them: the mobile limits, and the loss window
 within ``exec.seq_len``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from difflib import get_close_matches
-from typing import Any, Literal
+from typing import Literal
 
-from pydantic import BaseModel, ConfigDict
-
-from shared.contract import DeploymentTarget, FineTuneContract
+from shared.contract.flat_keys import contract_paths, parse_contract
+from shared.contract.gates import MOBILE_LIMITS
+from shared.contract.preset_files import AutoRow, Bound, SizeRow, Values, domain_file, ladder_file, preset_file
+from shared.contract.sections import ContractValue, DeploymentTarget, FineTuneContract
 from shared.errors import Code, ContractRejected
-from shared.flat import contract_paths, parse_contract
-from shared.gates import MOBILE_LIMITS
-from shared.profiles import AutoRow, Bound, SizeRow, Values, domain_file, ladder_file, preset_file
 
 AUTO = "auto"
 DEFAULT_PRESET = "4080"
-"""What a command line takes when nothing is named; `resolve_contract` itself takes none."""
+"""The preset of a command line that names none; `resolve_contract` itself has no default."""
 VRAM_SLACK = 0.97
 
 Source = Literal["explicit", "domain", "ladder", "preset", "default"]
 
 
-class Resolution(BaseModel):
-    """A complete contract, and who decided each of its fields."""
+class Resolution(ContractValue):
+    """A complete contract, and what decided each of its fields."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
     contract: FineTuneContract
     sources: dict[str, Source]
 
@@ -92,14 +89,20 @@ def size_row(parameters: int | None, vram_mb: int | None) -> SizeRow | None:
     """The bounds for a model of so many parameters on a card of so much memory."""
     sizes = ladder_file().sizes
     reached = max((row.min_parameters for row in sizes if row.min_parameters <= (parameters or 0)), default=None)
+    # Rows of one size are ordered by memory; the first one that the card fits decides.
     for row in sizes:
         if row.min_parameters == reached and (row.max_vram_mb is None or (vram_mb or 0) <= row.max_vram_mb):
             return row
     return None
 
 
+def is_small_dataset(rows: int) -> bool:
+    """Whether a file of so many rows is under bounds of its own."""
+    return rows < ladder_file().small_dataset.below_rows
+
+
 def resolve_contract(
-    explicit: Mapping[str, Any],
+    contract: FineTuneContract,
     *,
     preset: str | None = None,
     domain: str | None = None,
@@ -107,84 +110,78 @@ def resolve_contract(
     vram_mb: int | None = None,
     rows: int | None = None,
 ) -> Resolution:
-    """Complete a contract (see the module's docstring for who wins).
+    """Complete a contract; the module's docstring has the order of precedence.
 
     Args:
-        explicit: the caller's sections, see :func:`shared.flat.from_flat` for flat keys. A field two levels down, e.g.
-            ``data.context_filter``, is taken whole.
+        contract: the caller's; the fields that were set (``model_fields_set``) are explicit. A field two levels down,
+            e.g. ``data.context_filter``, is taken whole.
         preset: a preset's name or ``auto``.
         domain: a domain profile's name.
         parameters: of the base model, counted from its config.
         vram_mb: memory of the card.
         rows: rows that are trained on.
 
+    Returns:
+        The contract, the same object when nothing was decided for it, and the source of each field.
+
     Raises:
         ContractRejected: ``CONTRACT_INVALID``, ``UNKNOWN_PRESET``, ``UNKNOWN_DOMAIN``.
     """
-    fields = _Fields(parse_contract(explicit))
+    # Weakest first: each source overwrites the ones before it.
+    draft = _Draft(contract)
     if preset is not None:
-        fields.take(preset_values(preset, vram_mb), "preset")
-    for bounds in _ladder(parameters, vram_mb, rows):
-        fields.bound(bounds)
+        draft.take(preset_values(preset, vram_mb), "preset")
+    if size := size_row(parameters, vram_mb):
+        draft.bound(size.bounds)
+    if rows is not None and is_small_dataset(rows):
+        draft.bound(ladder_file().small_dataset.bounds)
     if domain is not None:
-        fields.take(domain_values(domain), "domain")
-    fields.bound(_fitting(fields.values))
-    return Resolution(contract=parse_contract(fields.sections()), sources=fields.sources)
+        draft.take(domain_values(domain), "domain")
+    # Last, because these limits follow from fields that may have just been decided.
+    limits = MOBILE_LIMITS if draft.values["artifact.deployment_target"] == DeploymentTarget.MOBILE_EDGE else {}
+    seq_len = min(draft.values["exec.seq_len"], limits.get("exec.seq_len", draft.values["exec.seq_len"]))
+    draft.bound({path: Bound(max=limit) for path, limit in {**limits, "exec.qlora_ce_last_k": seq_len}.items()})
+    return Resolution(contract=draft.contract(), sources=draft.sources)
 
 
-class _Fields:
+class _Draft:
     """The fields of a contract while they are decided, weakest source first; explicit ones stay."""
 
-    def __init__(self, asked: FineTuneContract) -> None:
-        dumped = asked.model_dump(mode="json")
-        set_paths = _set_paths(asked)
-        self.values: Values = {path: _at(dumped, path) for path in contract_paths()}
-        self.sources: dict[str, Source] = {path: "explicit" if path in set_paths else "default" for path in self.values}
+    def __init__(self, contract: FineTuneContract) -> None:
+        self._contract = contract
+        self._decided: set[str] = set()
+        self.values: Values = {}
+        self.sources: dict[str, Source] = {}
+        for path in contract_paths():
+            section, _, field = path.rpartition(".")
+            part = getattr(contract, section) if section else contract
+            # A section that was named alone, `"exec": {}`, sets nothing.
+            is_set = (not section or section in contract.model_fields_set) and field in part.model_fields_set
+            self.values[path] = getattr(part, field)
+            self.sources[path] = "explicit" if is_set else "default"
 
     def take(self, values: Values, source: Source) -> None:
+        """Set the fields that are not explicit."""
         for path, value in values.items():
             if self.sources[path] != "explicit":
                 self.values[path], self.sources[path] = value, source
+                self._decided.add(path)
 
     def bound(self, bounds: Mapping[str, Bound]) -> None:
+        """Move the fields that are not explicit into their bounds."""
         clamped = {path: bound.clamp(self.values[path]) for path, bound in bounds.items()}
         self.take({path: value for path, value in clamped.items() if value != self.values[path]}, "ladder")
 
-    def sections(self) -> dict[str, Any]:
-        sections: dict[str, Any] = {}
-        for path, value in self.values.items():
+    def contract(self) -> FineTuneContract:
+        """The decided contract; parsed again only when something was decided."""
+        if not self._decided:
+            return self._contract
+        # Not a copy with updates: presets and bounds come from data files, and must keep to the contract's ranges.
+        sections = self._contract.model_dump(mode="json")
+        for path in self._decided:
             section, _, field = path.rpartition(".")
-            (sections.setdefault(section, {}) if section else sections)[field] = value
-        return sections
-
-
-def _set_paths(asked: FineTuneContract) -> set[str]:
-    """The paths that the caller set: a section that he named alone sets nothing."""
-    paths = set()
-    for name in asked.model_fields_set:
-        part = getattr(asked, name)
-        paths |= {f"{name}.{field}" for field in part.model_fields_set} if isinstance(part, BaseModel) else {name}
-    return paths
-
-
-def _at(dumped: dict[str, Any], path: str) -> Any:
-    section, _, field = path.rpartition(".")
-    return dumped[section][field] if section else dumped[field]
-
-
-def _ladder(parameters: int | None, vram_mb: int | None, rows: int | None) -> Iterable[dict[str, Bound]]:
-    if size := size_row(parameters, vram_mb):
-        yield size.bounds
-    small = ladder_file().small_dataset
-    if rows is not None and rows < small.below_rows:
-        yield small.bounds
-
-
-def _fitting(values: Values) -> dict[str, Bound]:
-    """Upper limits that keep open fields usable with the decided ones."""
-    limits = MOBILE_LIMITS if values["artifact.deployment_target"] == DeploymentTarget.MOBILE_EDGE else {}
-    seq_len = min(values["exec.seq_len"], limits.get("exec.seq_len", values["exec.seq_len"]))
-    return {path: Bound(max=limit) for path, limit in {**limits, "exec.qlora_ce_last_k": seq_len}.items()}
+            (sections[section] if section else sections)[field] = self.values[path]
+        return parse_contract(sections)
 
 
 def _unknown(code: Code, what: str, name: str, known: list[str]) -> ContractRejected:

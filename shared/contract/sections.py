@@ -1,8 +1,8 @@
-"""The fine-tune contract: everything one training job may ask for, in sections.
+"""The fine-tune contract: everything that a training job may request, in sections.
 
 Names and nesting are those of the original system's contract (model, provenance, data, adapter, quant, exec, artifact);
 its flat extras have sections of their own (device, trajectory, optimizer, curriculum, chatml, reward). Shape and ranges
-are checked here; which well-formed contracts may run is decided in `shared/gates.py` and `shared/planner.py`.
+are checked here; which well-formed contracts may run is decided in `shared/contract/gates.py` and `shared/contract/plan.py`.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from shared.digest import digest_json
+from shared.hashing import digest_json
 
 DEFAULT_MODEL_ID = "Qwen/Qwen3.5-4B"
 """The base model of a contract that names none."""
 MAX_CE_LAST_K = 64
 
 BAD_NAME = "bad_name"
-"""Pydantic's type of the fault that :func:`describe_bad_name` puts into words."""
+"""Pydantic's error type of a name that :func:`describe_bad_name` describes."""
 _NAME_PATTERN = r"^[a-z0-9][a-z0-9._-]{0,63}$"
 
 
 def describe_bad_name(text: str) -> str | None:
-    """What a name has to be, in words; None when the text is one."""
+    """What is wrong with a name, as a sentence; None when it is valid."""
     if re.fullmatch(_NAME_PATTERN, text):
         return None
     return (
@@ -43,18 +43,18 @@ def describe_bad_name(text: str) -> str | None:
     )
 
 
-def _in_words(value: object) -> object:
+def _check_name(value: object) -> object:
     if isinstance(value, str) and (fault := describe_bad_name(value)):
         raise PydanticCustomError(BAD_NAME, "{fault}", {"fault": fault})
     return value
 
 
-Name = Annotated[str, StringConstraints(pattern=_NAME_PATTERN), BeforeValidator(_in_words)]
-"""A name people choose (alias, suffix, base model): safe in a URL, a file name and a log line."""
+Name = Annotated[str, StringConstraints(pattern=_NAME_PATTERN), BeforeValidator(_check_name)]
+"""A name that callers choose (alias, suffix, base model): safe in a URL, a file name and a log line."""
 
 
-class Section(BaseModel):
-    """A part of the contract: unknown keys are refused, values never change."""
+class ContractValue(BaseModel):
+    """Frozen, closed value: the base of contract sections, plans and preset files. Unknown keys are refused."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, protected_namespaces=())
 
@@ -111,14 +111,10 @@ DEVICE_NAMES: dict[str, Device] = {
     **dict.fromkeys(("cuda", "gpu", "nvidia"), Device.CUDA),
     **dict.fromkeys(("metal", "mps"), Device.METAL),
 }
-"""Every spelling of a device that is taken, in any case."""
+"""Every accepted spelling of a device, in any case."""
 
 
-def _device(value: object) -> object:
-    return DEVICE_NAMES.get(value.strip().lower(), value) if isinstance(value, str) else value
-
-
-class ModelSection(Section):
+class ModelSection(ContractValue):
     """Which base model is tuned."""
 
     hf_repo: Annotated[str, Field(min_length=1, max_length=200)] = Field(
@@ -131,7 +127,7 @@ class ModelSection(Section):
     tokenizer_json: str | None = None
 
 
-class ProvenanceSection(Section):
+class ProvenanceSection(ContractValue):
     """Lineage and licence of the base, carried into the manifest and the model card."""
 
     base_family: str | None = None
@@ -140,7 +136,7 @@ class ProvenanceSection(Section):
     attribution_required: bool = False
 
 
-class ContextFilter(Section):
+class ContextFilter(ContractValue):
     """Which rows are trained on, by their own metadata."""
 
     categories: list[str] | None = None
@@ -162,7 +158,7 @@ class DataMode(StrEnum):
     LENIENT = "lenient"
 
 
-class DataSection(Section):
+class DataSection(ContractValue):
     """What it is tuned on."""
 
     train_file: str = Field(min_length=1, description="Id of an uploaded JSONL file.")
@@ -186,7 +182,7 @@ class DataSection(Section):
     )
 
 
-class AdapterSection(Section):
+class AdapterSection(ContractValue):
     """The shape of the adapter."""
 
     method: AdapterMethod = AdapterMethod.QLORA
@@ -199,14 +195,14 @@ class AdapterSection(Section):
     )
 
 
-class QuantSection(Section):
+class QuantSection(ContractValue):
     """How the frozen base is held in memory."""
 
     base: BaseQuant = BaseQuant.NF4
     double_quant: bool = True
 
 
-class CurriculumSchedule(Section):
+class CurriculumSchedule(ContractValue):
     """Highest difficulty admitted per epoch; an epoch without a value has the last one given before it."""
 
     epoch_1_max_difficulty: Annotated[int, Field(ge=1, le=10)] | None = None
@@ -215,7 +211,7 @@ class CurriculumSchedule(Section):
     curriculum_phases: list[str] | None = None
 
 
-class ExecSection(Section):
+class ExecSection(ContractValue):
     """How it is trained."""
 
     epochs: int = Field(3, ge=1, le=1000)
@@ -247,7 +243,7 @@ class ExecSection(Section):
     )
 
 
-class ArtifactSection(Section):
+class ArtifactSection(ContractValue):
     """What comes out."""
 
     adapter_schema_version: int = Field(3, ge=3, le=3)
@@ -257,17 +253,20 @@ class ArtifactSection(Section):
     alias: Name | None = Field(None, description="Alias that is moved to the adapter when the job succeeds.")
 
 
-class DeviceSection(Section):
+class DeviceSection(ContractValue):
     """What it runs on."""
 
-    device: Annotated[Device, BeforeValidator(_device)] = Field(
+    device: Annotated[
+        Device,
+        BeforeValidator(lambda name: DEVICE_NAMES.get(name.strip().lower(), name) if isinstance(name, str) else name),
+    ] = Field(
         Device.AUTO, description="Also: best, default, vulkan, dx12, d3d12 (auto); gpu, nvidia (cuda); mps (metal)."
     )
     require_gpu: bool = Field(False, description="True: never train on a CPU.")
     allow_cpu_fallback: bool = Field(True, description="False: fail when an accelerator cannot be used.")
 
 
-class TrajectorySection(Section):
+class TrajectorySection(ContractValue):
     """Rows that weigh more in the loss, by their own metadata."""
 
     enabled: bool = False
@@ -277,20 +276,20 @@ class TrajectorySection(Section):
     quality_boost: float = Field(1.05, ge=0.0)
 
 
-class OptimizerSection(Section):
+class OptimizerSection(ContractValue):
     """Which optimizer."""
 
     kind: OptimizerKind = OptimizerKind.ADAMW
     experiment: OptimizerExperiment = OptimizerExperiment.OFF
 
 
-class CurriculumSection(Section):
+class CurriculumSection(ContractValue):
     """Easy rows first: each epoch admits rows up to a difficulty, in ascending order."""
 
     enabled: bool = False
 
 
-class ChatmlSection(Section):
+class ChatmlSection(ContractValue):
     """Marks of a turn; what is null comes from the base's own chat template."""
 
     im_start: Annotated[str, Field(min_length=1)] | None = None
@@ -300,13 +299,13 @@ class ChatmlSection(Section):
     role_assistant: Annotated[str, Field(min_length=1)] | None = None
 
 
-class RewardSection(Section):
+class RewardSection(ContractValue):
     """How answers are scored."""
 
     hook: Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_]{0,63}$")] | None = None
 
 
-class FineTuneContract(Section):
+class FineTuneContract(ContractValue):
     """One training job, complete. Two equal contracts have the same digest on every machine."""
 
     model: ModelSection = ModelSection()
@@ -336,11 +335,12 @@ def contract_digest(contract: FineTuneContract, content: dict[str, str]) -> str:
     fields: dict[str, Any] = contract.model_dump(
         mode="json", exclude={"data": {"train_file", "validation_file", "replay_file"}}
     )
+    # A set: the order of shards changes nothing that is trained.
     fields["model"]["weight_shards"] = sorted(fields["model"]["weight_shards"] or [])
     return digest_json({"contract": fields, "content": content})
 
 
-class MergeContract(Section):
+class MergeContract(ContractValue):
     """A merge job: an adapter folded into its full-precision base, as a complete model folder."""
 
     adapter: str = Field(min_length=1, description="Adapter id, or an alias of one.")

@@ -1,7 +1,7 @@
-"""Aliases: the names that people use, and the record of their moves.
+"""Aliases: names that point to adapters, and the record of their moves.
 
-Adapters never change, so a move of an alias is all there is to promotion, canary and rollback. Every move is numbered and
-recorded with who and why, in the transaction that makes it.
+Adapters never change, so promotion, canary and rollback are moves of an alias. Every move is numbered and recorded with
+actor and reason, in the transaction that makes it.
 """
 
 from __future__ import annotations
@@ -14,22 +14,17 @@ from sqlalchemy import select
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
-from shared.alias_targets import check_targets
-from shared.changes import bump
-from shared.db import Database
+from shared.database.alias_targets import FURTHER_BACK, check_targets
+from shared.database.change_counter import bump
+from shared.database.connection import Database
+from shared.database.records import Value
+from shared.database.routing import Routing
+from shared.database.tables import AliasMoveRow, AliasRow
+from shared.database.tenancy import SHARED, TenantName, check_owner, visible_to
+from shared.database.visibility import alias_rows, aliases_by_name
 from shared.errors import Code, Conflict, InvalidRequest, NotFound
-from shared.job import Value
-from shared.lookup import alias_rows, aliases_by_name
-from shared.routing import Routing
-from shared.tables import AliasMoveRow, AliasRow
-from shared.tenancy import SHARED, TenantName, check_owner, visible_to
 
 Verb = Literal["set", "rollback", "delete"]
-FURTHER_BACK = (
-    "A deleted adapter is gone for rollbacks, too. "
-    "To roll back further, name the version (to_version) of a move whose adapters are still there."
-)
-"""What to do when an alias was at an adapter that is no more."""
 
 
 class Alias(Routing):
@@ -44,7 +39,7 @@ class Alias(Routing):
 
 
 class Move(Value):
-    """One move of an alias, as it was recorded; no ``to`` means that the alias was deleted."""
+    """One recorded move of an alias; no ``to`` means that the alias was deleted."""
 
     alias: str
     version: int = Field(description="The alias's version since this move.")
@@ -57,20 +52,20 @@ class Move(Value):
     after: Routing | None = Field(serialization_alias="to")
 
 
-class Mover(Value):
-    """Who moves an alias."""
+class Actor(Value):
+    """A key or a job that moves an alias."""
 
     id: str
     name: str
 
     @classmethod
-    def job(cls, job_id: str) -> Mover:
+    def job(cls, job_id: str) -> Actor:
         """A job that succeeded."""
         return cls(id=job_id, name=job_id)
 
 
 class Aliases:
-    """Aliases as a tenant sees them: its own, and of ``shared`` those that have no namesake. Each verb is one transaction."""
+    """Aliases as a tenant sees them: its own, and those of ``shared`` whose names it does not use. Each verb is one transaction."""
 
     def __init__(self, database: Database, tenant: TenantName = SHARED) -> None:
         self._db = database
@@ -78,11 +73,11 @@ class Aliases:
         self._tenants = visible_to(tenant)
 
     def of(self, tenant: TenantName) -> Aliases:
-        """The aliases as another tenant sees them."""
+        """Aliases as another tenant sees them."""
         return Aliases(self._db, tenant)
 
     def all(self) -> list[Alias]:
-        """All aliases by name."""
+        """All aliases in the order of names."""
         with self._db.read() as session:
             return self._seen(session)
 
@@ -101,8 +96,9 @@ class Aliases:
         return alias
 
     def history(self, name: str, *, before: int | None = None, limit: int = 100) -> list[Move]:
-        """Moves of an alias, newest first; ``before`` is the last version already seen. Where the tenant sees no alias of the
-        name, they are those of one that was deleted, its own if it ever had one.
+        """Moves of an alias, newest first; ``before`` is the last version that was returned before.
+
+        Where the tenant sees no alias of the name, they are the moves of a deleted one, its own if it ever had one.
 
         Raises:
             NotFound: ``ALIAS_NOT_FOUND``: there never was one.
@@ -120,51 +116,62 @@ class Aliases:
         self,
         name: str,
         routing: Routing,
-        by: Mover,
+        by: Actor,
         reason: str = "",
         *,
         expected: int | None = None,
         forbidden: frozenset[str] = frozenset(),
     ) -> Alias:
-        """Point an alias of the tenant, new or old, to adapters. What is as it was is no move: a repeated call changes nothing.
+        """Point an alias of the tenant, new or existing, to adapters. A repeated call changes nothing and is no move.
 
         Args:
-            expected: the version that the caller has seen; None moves whatever the version is.
-            forbidden: names that no alias may have: the base models'.
+            expected: the version that the caller has seen; None moves the alias from any version.
+            forbidden: names that no alias may have: those of the base models.
 
         Raises:
             InvalidRequest: ``NAME_INVALID``; ``REQUEST_INVALID``: an adapter is named twice; ``ALIAS_BASES_DIFFER``.
-            NotFound: ``ADAPTER_NOT_FOUND``. Conflict: ``ADAPTER_NOT_SERVABLE``: an adapter was never proven on the
+            NotFound: ``ADAPTER_NOT_FOUND``. Conflict: ``ADAPTER_NOT_SERVABLE``: an adapter was never certified on the
                 serving tier; ``ALIAS_VERSION_CONFLICT``.
         """
         if name in forbidden:
             raise InvalidRequest(Code.NAME_INVALID, f"{name!r} is the name of a base model.", param="name")
         with self._db.write() as session:
             now = self._db.now(session)
-            row = hold_alias(session, self._tenant, name, now)
+            row = lock_alias(session, self._tenant, name, now)
             check_targets(session, self._tenants, routing)
             _expect(row, expected)
             _move(session, row, routing, by, "set", reason, now)
             return self._seen(session, name)[0]
 
     def rollback(
-        self, name: str, by: Mover, reason: str = "", *, to_version: int | None = None, expected: int | None = None
+        self, name: str, by: Actor, reason: str = "", *, to_version: int | None = None, expected: int | None = None
     ) -> Alias:
-        """Move an alias to where it was before its last move, or to what it was at a version; a deleted one comes back.
+        """Move an alias back to before its last move, or to what it was at a version; a deleted alias exists again.
 
         Raises:
-            NotFound: ``ALIAS_NOT_FOUND``; ``ALIAS_VERSION_NOT_FOUND``; ``ADAPTER_NOT_FOUND``: it was deleted meanwhile.
+            NotFound: ``ALIAS_NOT_FOUND``; ``ALIAS_VERSION_NOT_FOUND``; ``ADAPTER_NOT_FOUND``: it has been deleted.
             Forbidden: ``TENANT_FORBIDDEN``. Conflict: ``ALIAS_VERSION_CONFLICT``.
         """
         with self._db.write() as session:
             row = self._own(session, name)
             _expect(row, expected)
-            routing = _former(session, row, to_version)
+            last = row.version if to_version is None else to_version
+            move = session.get(AliasMoveRow, (row.tenant, row.name, last))
+            state = None if move is None else move.before if to_version is None else move.after
+            if state is None:
+                which = "before its last move" if to_version is None else f"at version {to_version}"
+                raise NotFound(
+                    Code.ALIAS_VERSION_NOT_FOUND,
+                    f"The alias {row.name!r} pointed nowhere {which}.",
+                    remedy=f"See its moves with GET /v1/aliases/{row.name}/history.",
+                    param="to_version",
+                )
+            routing = Routing.model_validate(state)
             check_targets(session, self._tenants, routing, FURTHER_BACK)
             _move(session, row, routing, by, "rollback", reason, self._db.now(session))
             return self._seen(session, name)[0]
 
-    def delete(self, name: str, by: Mover, reason: str = "", *, expected: int | None = None) -> None:
+    def delete(self, name: str, by: Actor, reason: str = "", *, expected: int | None = None) -> None:
         """Delete an alias; its history stays.
 
         Raises:
@@ -173,7 +180,8 @@ class Aliases:
         with self._db.write() as session:
             row = self._own(session, name)
             if _routing(row) is None:
-                for seen in self._seen(session, name):  # shared's, which the tenant's own does not hide any more
+                # An alias of `shared`, which the tenant's own deleted one no longer hides.
+                for seen in self._seen(session, name):
                     check_owner(f"The alias {name!r}", seen.tenant, self._tenant)
                 raise _unknown(name)
             _expect(row, expected)
@@ -181,10 +189,26 @@ class Aliases:
 
     def _seen(self, session: Session, name: str | None = None) -> list[Alias]:
         """The aliases that the tenant sees, all or the one of a name."""
-        return [_alias(*rows) for rows in aliases_by_name(session, self._tenants, name).values()]
+        found = []
+        for row, *hidden in aliases_by_name(session, self._tenants, name).values():
+            routing = _routing(row)
+            assert routing is not None, "aliases_by_name returns none that is deleted"
+            found.append(
+                Alias(
+                    name=row.name,
+                    tenant=row.tenant,
+                    hides=hidden[0].tenant if hidden else None,
+                    version=row.version,
+                    adapter_id=routing.main,
+                    moved_at=row.moved_at,
+                    targets=routing.targets,
+                    shadow=routing.shadow,
+                )
+            )
+        return found
 
     def _ever(self, session: Session, name: str, *, lock: bool = False) -> AliasRow:
-        """The alias's row, of one that was deleted too: the tenant's own if it ever had one."""
+        """The row of an alias, existing or deleted: the tenant's own if it ever had one."""
         rows = (session.get(AliasRow, (tenant, name), with_for_update=lock) for tenant in self._tenants)
         row = next(filter(None, rows), None)
         if row is None:
@@ -192,16 +216,16 @@ class Aliases:
         return row
 
     def _own(self, session: Session, name: str) -> AliasRow:
-        """The alias's row, held until the transaction ends, if it is the tenant's to move."""
+        """The row of an alias that belongs to the tenant, locked until the transaction ends."""
         row = self._ever(session, name, lock=True)
         check_owner(f"The alias {name!r}", row.tenant, self._tenant)
         return row
 
 
 def move_alias(
-    session: Session, row: AliasRow, routing: Routing, by: Mover, reason: str, now: datetime
+    session: Session, row: AliasRow, routing: Routing, by: Actor, reason: str, now: datetime
 ) -> TenantName | None:
-    """Move an alias that the caller's transaction holds; it has registered the adapters.
+    """Move an alias whose row the caller's transaction has locked; it has registered the adapters.
 
     Returns:
         the tenant whose alias of that name is hidden from the row's tenant by this move; None when none is.
@@ -211,21 +235,22 @@ def move_alias(
     return next((other.tenant for other in seen if other.tenant != row.tenant), None)
 
 
-def hold_alias(session: Session, tenant: TenantName, name: str, now: datetime) -> AliasRow:
-    """The alias's row, made when it is new, and held until the transaction ends: two moves never meet.
+def lock_alias(session: Session, tenant: TenantName, name: str, now: datetime) -> AliasRow:
+    """The alias's row, inserted when it is new, and locked until the transaction ends: moves happen one after the other.
 
-    A transaction that also locks adapters holds its alias first, so that no two wait for each other.
+    A transaction that also locks adapters locks its alias first, so that no two wait for each other.
     """
     insert = sqlite.insert if session.get_bind().dialect.name == "sqlite" else postgresql.insert
+    # Its first move makes this version 1.
     new = {"tenant": tenant, "name": name, "version": 0, "moved_at": now}
     session.execute(insert(AliasRow).values(new).on_conflict_do_nothing())
     return session.get_one(AliasRow, (tenant, name), with_for_update=True, populate_existing=True)
 
 
 def _move(
-    session: Session, row: AliasRow, after: Routing | None, by: Mover, verb: Verb, reason: str, now: datetime
+    session: Session, row: AliasRow, after: Routing | None, by: Actor, verb: Verb, reason: str, now: datetime
 ) -> None:
-    """The one place where an alias moves, and the one where that is recorded."""
+    """Move an alias and record the move; nothing else moves one. ``after`` is None where it is deleted."""
     before = _routing(row)
     if after == before:
         return
@@ -241,9 +266,10 @@ def _move(
 
 
 def _routing(row: AliasRow) -> Routing | None:
-    """What a row says. A worker of the release before moves ``adapter_id`` alone, so the rest counts while it fits."""
+    """The routing of a row; None when the alias is deleted."""
     if row.adapter_id is None:
         return None
+    # A worker of the previous release moves `adapter_id` alone, so the routing counts only while it agrees.
     stored = Routing.model_validate(row.routing) if row.routing else None
     return stored if stored and stored.main == row.adapter_id else Routing.to(row.adapter_id)
 
@@ -252,42 +278,12 @@ def _stored(routing: Routing | None) -> dict[str, Any] | None:
     return routing.model_dump(mode="json") if routing else None
 
 
-def _alias(row: AliasRow, *hidden: AliasRow) -> Alias:
-    """The alias of a row that points somewhere; ``hidden`` are others of the same name."""
-    routing = _routing(row)
-    assert routing is not None
-    return Alias(
-        name=row.name,
-        tenant=row.tenant,
-        hides=hidden[0].tenant if hidden else None,
-        version=row.version,
-        adapter_id=routing.main,
-        moved_at=row.moved_at,
-        targets=routing.targets,
-        shadow=routing.shadow,
-    )
-
-
-def _former(session: Session, row: AliasRow, to_version: int | None) -> Routing:
-    move = session.get(AliasMoveRow, (row.tenant, row.name, row.version if to_version is None else to_version))
-    state = None if move is None else move.before if to_version is None else move.after
-    if state is None:
-        which = "before its last move" if to_version is None else f"at version {to_version}"
-        raise NotFound(
-            Code.ALIAS_VERSION_NOT_FOUND,
-            f"The alias {row.name!r} pointed nowhere {which}.",
-            remedy=f"See where it was with GET /v1/aliases/{row.name}/history.",
-            param="to_version",
-        )
-    return Routing.model_validate(state)
-
-
 def _expect(row: AliasRow, version: int | None) -> None:
     if version is not None and version != row.version:
         raise Conflict(
             Code.ALIAS_VERSION_CONFLICT,
-            f"The alias {row.name!r} is at version {row.version}, not {version}: somebody moved it meanwhile.",
-            remedy="Read it again and decide anew.",
+            f"The alias {row.name!r} is at version {row.version}, not {version}: it has been moved since.",
+            remedy="Read it again, then decide whether to move it.",
             details={"version": row.version},
         )
 

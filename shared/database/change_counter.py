@@ -1,4 +1,4 @@
-"""The change counter: tells a process that keeps keys, aliases or adapters in memory that another one has changed them."""
+"""The change counter: by it a process that caches keys, aliases or adapters sees that another one has changed them."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from sqlalchemy import func, select
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
-from shared.db import Database
-from shared.tables import ChangeRow
+from shared.database.connection import Database
+from shared.database.tables import ChangeRow
 
 What = Literal["keys", "adapters", "aliases"]
 
@@ -21,16 +21,16 @@ class Changes:
         self._db = database
 
     def count(self) -> int:
-        """Changes of keys, aliases and adapters so far; as long as it stays, nothing of them has changed."""
+        """Changes of keys, aliases and adapters so far; while the count is the same, none of them has changed."""
         with self._db.read() as session:
             return int(session.scalar(select(func.coalesce(func.sum(ChangeRow.count), 0))) or 0)
 
 
 def bump(session: Session, what: What) -> None:
-    """Count a change in the transaction that makes it, so that who sees the new count also sees what changed.
+    """Count a change in the transaction that makes it, so that a reader of the new count also reads what changed.
 
-    Transactions queue up here until the one before has ended, so this comes after other rows are locked, and a transaction
-    that changes several kinds counts adapters before aliases.
+    Transactions queue up here until the one before has ended. So this is called after other rows are locked, and a
+    transaction that changes several kinds counts adapters before aliases.
     """
     insert = sqlite.insert if session.get_bind().dialect.name == "sqlite" else postgresql.insert
     first = insert(ChangeRow).values(what=what, count=1)

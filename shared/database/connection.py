@@ -1,7 +1,7 @@
-"""The database: SQLite (WAL) or PostgreSQL behind the same two doors, `read()` and `write()`.
+"""The database: SQLite (WAL) or PostgreSQL behind the same two methods, `read()` and `write()`.
 
 One `with` block is one transaction. On SQLite a write block takes the write lock when it begins, so two writers queue up
-instead of failing halfway; on PostgreSQL verbs lock the row they change.
+instead of failing halfway; on PostgreSQL verbs lock the rows they change.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Connection, Engine, create_engine, event, make_url, text
+from sqlalchemy import Connection, create_engine, event, make_url, text
 from sqlalchemy.exc import OperationalError, TimeoutError  # noqa: A004 — the pool's, not the built-in
 from sqlalchemy.orm import Session
 
@@ -21,29 +21,38 @@ from shared.errors import Code, Unavailable
 
 SQLITE_BUSY_SECONDS = 30
 SQLITE_SYNCHRONOUS = "FULL"
-"""What is committed survives a power cut; the tests do not wait for that."""
-DEAD_SERVER = {
+"""A commit survives a power cut. Tests set OFF, which is faster."""
+SERVER_TIMEOUTS = {
     "connect_timeout": 10,
     "tcp_user_timeout": 10_000,
     "keepalives_idle": 10,
     "keepalives_interval": 5,
     "keepalives_count": 3,
 }
-"""A server that vanished without a word is noticed after some 10 s (milliseconds in the second), not the system's 15 min."""
+"""A server that vanished without closing its connections is noticed after about 10 s (`tcp_user_timeout` is in milliseconds),
+not after the system's 15 min."""
 
 
 class Database:
     """Sessions of one database.
 
     Attributes:
-        after_write: called when a transaction that writes has ended, unless it was rolled back; in the thread that wrote.
+        after_write: called in the thread that wrote, after each transaction of `write()` that was not rolled back.
     """
 
     def __init__(self, url: str) -> None:
         self.after_write: list[Callable[[], None]] = []
         self.url = make_url(url)
         self.is_sqlite = self.url.get_backend_name() == "sqlite"
-        self.engine = _sqlite_engine(url) if self.is_sqlite else _server_engine(url)
+        if self.is_sqlite:
+            self.engine = create_engine(url, connect_args={"timeout": SQLITE_BUSY_SECONDS})
+            event.listen(self.engine, "connect", _prepare_sqlite)
+            event.listen(self.engine, "begin", _begin_sqlite)
+        else:
+            # Probed before each use, because the server may have restarted since the last.
+            self.engine = create_engine(
+                url, pool_pre_ping=True, pool_size=10, max_overflow=20, connect_args=SERVER_TIMEOUTS
+            )
 
     @contextmanager
     def read(self) -> Iterator[Session]:
@@ -63,13 +72,14 @@ class Database:
             Unavailable: ``DATABASE_UNAVAILABLE``.
         """
         engine = self.engine.execution_options(mens_write=True)
-        is_whole = False
+        is_complete = False
         try:
             with _database_errors(), Session(engine, expire_on_commit=False) as session, session.begin():
                 yield session
-                is_whole = True
+                is_complete = True
         finally:
-            for listener in self.after_write if is_whole else ():  # a commit whose answer was lost may have happened
+            # Also when the commit failed: its confirmation may have been lost after the server had committed.
+            for listener in self.after_write if is_complete else ():
                 listener()
 
     def now(self, session: Session) -> datetime:
@@ -79,8 +89,8 @@ class Database:
         return whole_milliseconds(session.execute(text("SELECT clock_timestamp()")).scalar_one())
 
     @property
-    def is_there(self) -> bool:
-        """Whether there is one to connect to: SQLite would make an empty one. Whether a server answers is not asked."""
+    def exists(self) -> bool:
+        """Whether there is a database to connect to: SQLite would make an empty file. A server is not contacted."""
         return not self.is_sqlite or Path(self.url.database or "").is_file()
 
     def ping(self) -> None:
@@ -96,7 +106,7 @@ class Database:
 
 
 def whole_milliseconds(moment: datetime) -> datetime:
-    """What the tables keep of a time, so that a verb answers what the next look will show."""
+    """A time as the tables keep it, so that a verb returns what the next read will return."""
     return moment.replace(microsecond=moment.microsecond // 1000 * 1000)
 
 
@@ -108,29 +118,22 @@ def _database_errors() -> Iterator[None]:
         reason = str(getattr(error, "orig", None) or error).splitlines()[0]
         raise Unavailable(
             Code.DATABASE_UNAVAILABLE,
-            f"The database did not answer: {reason}.",
-            remedy="Check that it is up and reachable; the same request can succeed later.",
+            f"The database did not respond: {reason}.",
+            remedy="Check that it runs and is reachable; the same request can succeed later.",
         ) from error
 
 
-def _server_engine(url: str) -> Engine:
-    return create_engine(url, pool_pre_ping=True, pool_size=10, max_overflow=20, connect_args=DEAD_SERVER)
-
-
-def _sqlite_engine(url: str) -> Engine:
-    engine = create_engine(url, connect_args={"timeout": SQLITE_BUSY_SECONDS})
-    event.listen(engine, "connect", _prepare_sqlite)
-    event.listen(engine, "begin", _begin_sqlite)
-    return engine
-
-
 def _prepare_sqlite(connection: sqlite3.Connection, _record: Any) -> None:
-    connection.isolation_level = None  # the driver must not begin transactions on its own; _begin_sqlite does
+    # The driver must not begin transactions on its own, because `_begin_sqlite` does.
+    connection.isolation_level = None
+    # With WAL readers and the writer do not block each other.
     connection.execute("PRAGMA journal_mode=WAL")
     connection.execute(f"PRAGMA synchronous={SQLITE_SYNCHRONOUS}")
+    # SQLite enforces foreign keys only for connections that request it.
     connection.execute("PRAGMA foreign_keys=ON")
 
 
 def _begin_sqlite(connection: Connection) -> None:
+    # A transaction that begins as a reader and writes later fails when another one wrote in between.
     write = connection.get_execution_options().get("mens_write", False)
     connection.exec_driver_sql("BEGIN IMMEDIATE" if write else "BEGIN")

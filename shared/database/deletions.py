@@ -1,35 +1,35 @@
 """Deleting an adapter: marked in one transaction, carried out step by step, its record kept.
 
-    begin ─► nobody is routed to it ─► withdrawn from the storage ─► every replica drains and unloads it ─► folder removed
-             (deleting_at)                                                                                (deleted_at)
+    begin ─► no request is routed to it ─► unpublished in the storage ─► every replica drains and unloads it ─► folder removed
+             (deleting_at)                                                                                     (deleted_at)
 
-Whoever stops in between leaves a row that the next round goes on with. Rows of several tenants may share one stored folder:
-it goes with the last of them. A job that is about to store the same content keeps it (:func:`keep_for_job`).
+A process that stops in between leaves a row with which the next round continues. Rows of several tenants may share one
+stored folder, which is removed with the last of them. A job that is about to store the same content keeps it
+(:func:`reserve_adapters`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from datetime import datetime
 from enum import Enum, auto
 
 from sqlalchemy import Select, select
 from sqlalchemy.orm import Session
 
-from shared.changes import bump
-from shared.db import Database
+from shared.database.change_counter import bump
+from shared.database.connection import Database
+from shared.database.job_states import FINAL
+from shared.database.records import Kind, Value
+from shared.database.tables import AdapterRow, AliasRow, JobRow
+from shared.database.tenancy import SHARED, TenantName, check_owner, visible_to
 from shared.errors import Code, Conflict, NotFound
-from shared.job import Kind, Value
-from shared.jobstate import FINAL
-from shared.tables import AdapterRow, AliasRow, JobRow
-from shared.tenancy import SHARED, TenantName, check_owner, visible_to
 
 STORING = "storing"
-"""Key in a job's progress: digests of the adapters that it is about to store, or has."""
+"""Key in a job's progress: digests of the adapters that it is about to store or has stored."""
 
 
-class Doomed(Value):
-    """An adapter that is being deleted; ``seconds`` since that began."""
+class PendingDeletion(Value):
+    """An adapter that is being deleted, since so many ``seconds``."""
 
     tenant: str
     id: str
@@ -37,15 +37,15 @@ class Doomed(Value):
     seconds: float
 
 
-class Standing(Enum):
-    """How a deletion stands with the rest of the installation."""
+class DeletionStep(Enum):
+    """Whether a step of a deletion was carried out, and why not."""
 
     ALONE = auto()
-    """Nothing else needs the stored folder."""
+    """Carried out: nothing else needs the stored folder."""
     KEPT = auto()
-    """A job is about to store the same content; wait for its end."""
+    """Not carried out: a job is about to store the same content; wait for its end."""
     OVER = auto()
-    """There is nothing to carry out: done, trained again, or another tenant has the same content."""
+    """Nothing is left to carry out: done, trained again, or another tenant has the same content."""
 
 
 class Deletions:
@@ -60,88 +60,94 @@ class Deletions:
         return Deletions(self._db, tenant)
 
     def begin(self, adapter_id: str) -> None:
-        """Mark an adapter of the tenant as being deleted; from then on it can be neither asked nor aliased. Idempotent.
+        """Mark an adapter of the tenant as being deleted; from then on it can be neither used nor aliased. Idempotent.
 
         Raises:
             NotFound: ``MODEL_NOT_FOUND``. Forbidden: ``TENANT_FORBIDDEN``: it is shared. Conflict: ``MODEL_IN_USE`` by
                 aliases or jobs, which ``details`` names.
         """
         with self._db.write() as session:
-            row = self._row(session, adapter_id)
+            seen = visible_to(self._tenant)
+            # Locked in the order of `_lock`.
+            keys = ((tenant, adapter_id) for tenant in sorted(seen))
+            found = [row for key in keys if (row := session.get(AdapterRow, key, with_for_update=True))]
+            found.sort(key=lambda row: seen.index(row.tenant))
+            row = next((row for row in found if row.tenant == self._tenant or row.deleting_at is None), None)
+            if row is None:
+                raise NotFound(
+                    Code.MODEL_NOT_FOUND,
+                    f"There is no model {adapter_id!r}.",
+                    remedy="List what there is with GET /v1/models.",
+                    param="model",
+                )
+            check_owner(f"The model {adapter_id}", row.tenant, self._tenant)
             if row.deleting_at is not None:
                 return
             _refuse_in_use(session, row)
             row.deleting_at = self._db.now(session)
-            row.published = False  # nobody is answered by it any more
+            row.published = False
             session.flush()
             bump(session, "adapters")
 
-    def pending(self, limit: int = 1000) -> list[Doomed]:
-        """Every tenant's adapters whose deletion is not finished, the oldest first."""
+    def pending(self, limit: int = 1000) -> list[PendingDeletion]:
+        """Every tenant's adapters whose deletion has not finished, the oldest first."""
         query = select(AdapterRow).where(AdapterRow.deleting_at.is_not(None), AdapterRow.deleted_at.is_(None))
         with self._db.read() as session:
             now = self._db.now(session)
             rows = session.scalars(query.order_by(AdapterRow.deleting_at).limit(limit))
-            return [_doomed(row, now) for row in rows]
+            return [
+                PendingDeletion(
+                    tenant=row.tenant,
+                    id=row.id,
+                    digest=row.digest,
+                    seconds=(now - (row.deleting_at or now)).total_seconds(),
+                )
+                for row in rows
+            ]
 
-    def withdraw(self, doomed: Doomed, withdraw: Callable[[], None]) -> Standing:
-        """Take an adapter out of the storage, unless something needs it. No job begins to store it meanwhile.
+    def unpublish(self, deletion: PendingDeletion, remove_manifest: Callable[[], None]) -> DeletionStep:
+        """Unpublish an adapter in the storage, unless something needs it. No job begins to store it meanwhile.
 
         Args:
-            doomed: what is being deleted.
-            withdraw: called when nothing else needs the folder; it must be quick.
+            deletion: the adapter's.
+            remove_manifest: called inside the transaction when nothing else needs the folder; it must be quick.
         """
-        return self._step(doomed, withdraw, ends=False)
+        return self._step(deletion, remove_manifest, ends=False)
 
-    def finish(self, doomed: Doomed, remove: Callable[[], None]) -> Standing:
+    def finish(self, deletion: PendingDeletion, remove: Callable[[], None]) -> DeletionStep:
         """Remove an adapter's folder, unless something needs it, and end its deletion.
 
         Args:
-            doomed: what is being deleted, unloaded everywhere.
-            remove: called when nothing else needs the folder; it must be quick.
+            deletion: of an adapter that every replica has unloaded.
+            remove: called inside the transaction when nothing else needs the folder; it must be quick.
         """
-        return self._step(doomed, remove, ends=True)
+        return self._step(deletion, remove, ends=True)
 
-    def _step(self, doomed: Doomed, do: Callable[[], None], *, ends: bool) -> Standing:
+    def _step(self, deletion: PendingDeletion, do: Callable[[], None], *, ends: bool) -> DeletionStep:
         with self._db.write() as session:
-            _lock(session, [doomed.digest])
-            kept = any(_stores(job, doomed.digest) for job in open_jobs(session))
-            # After the jobs: the rows of one that has just ended are there by now.
-            rows = list(session.scalars(_with_digest([doomed.digest]).execution_options(populate_existing=True)))
-            own = next((row for row in rows if (row.tenant, row.id) == (doomed.tenant, doomed.id)), None)
+            _lock(session, [deletion.digest])
+            is_reserved = any(_stores(job, deletion.digest) for job in open_jobs(session))
+            # Read after the jobs: a job that has just finished has added its rows by now.
+            rows = list(session.scalars(_with_digest([deletion.digest]).execution_options(populate_existing=True)))
+            own = next((row for row in rows if (row.tenant, row.id) == (deletion.tenant, deletion.id)), None)
             if own is None or own.deleting_at is None or own.deleted_at is not None:
-                return Standing.OVER
-            shared = any(row.deleting_at is None for row in rows)
-            standing = Standing.OVER if shared else Standing.KEPT if kept else Standing.ALONE
-            if standing is Standing.ALONE:
+                return DeletionStep.OVER
+            is_shared = any(row.deleting_at is None for row in rows)
+            step = DeletionStep.OVER if is_shared else DeletionStep.KEPT if is_reserved else DeletionStep.ALONE
+            if step is DeletionStep.ALONE:
                 do()
-            if standing is Standing.OVER or (ends and standing is Standing.ALONE):
+            if step is DeletionStep.OVER or (ends and step is DeletionStep.ALONE):
                 own.deleted_at = self._db.now(session)
-                own.published = False  # also when a release before began it, which left this true
-            return standing
-
-    def _row(self, session: Session, adapter_id: str) -> AdapterRow:
-        seen = visible_to(self._tenant)
-        keys = ((tenant, adapter_id) for tenant in sorted(seen))  # in the order of `_lock`
-        found = [row for key in keys if (row := session.get(AdapterRow, key, with_for_update=True))]
-        found.sort(key=lambda row: seen.index(row.tenant))
-        row = next((row for row in found if row.tenant == self._tenant or row.deleting_at is None), None)
-        if row is None:
-            raise NotFound(
-                Code.MODEL_NOT_FOUND,
-                f"There is no model {adapter_id!r}.",
-                remedy="List what there is with GET /v1/models.",
-                param="model",
-            )
-        check_owner(f"The model {adapter_id}", row.tenant, self._tenant)
-        return row
+                # Still true where the previous release began the deletion.
+                own.published = False
+            return step
 
 
 def keep_for_merge(session: Session, tenant: TenantName, digest: str) -> None:
-    """Keep a stored adapter from being deleted until the caller's transaction, which queues a merge of it, has ended.
+    """Lock a stored adapter against deletion until the caller's transaction, which queues a merge of it, has ended.
 
     Raises:
-        NotFound: ``ADAPTER_NOT_FOUND``: none that the tenant sees has this content, or it is being deleted.
+        NotFound: ``ADAPTER_NOT_FOUND``: the tenant sees none with this content, or it is being deleted.
     """
     found = _with_digest([digest]).where(AdapterRow.tenant.in_(visible_to(tenant)), AdapterRow.deleting_at.is_(None))
     if not session.scalars(found.with_for_update(read=True)).all():
@@ -153,10 +159,10 @@ def keep_for_merge(session: Session, tenant: TenantName, digest: str) -> None:
         )
 
 
-def keep_for_job(session: Session, job: JobRow, digests: Sequence[str]) -> None:
-    """Keep stored adapters from being removed until a job is over, because it is about to store the same.
+def reserve_adapters(session: Session, job: JobRow, digests: Sequence[str]) -> None:
+    """Keep stored adapters from being removed until a job has finished, because it is about to store the same content.
 
-    Whoever is removing one of them at the moment is waited for; what the caller then stores is whole.
+    Waits for a transaction that is removing one of them, so that what the caller stores afterwards is complete.
     """
     _lock(session, digests)
     job.progress = {**job.progress, STORING: list(digests)}
@@ -164,7 +170,7 @@ def keep_for_job(session: Session, job: JobRow, digests: Sequence[str]) -> None:
 
 
 def _lock(session: Session, digests: Sequence[str]) -> None:
-    """Hold the rows of all tenants until the transaction ends: of all that begin or carry out a deletion, one at a time."""
+    """Lock the rows of all tenants until the transaction ends, so that one at a time begins or carries out a deletion."""
     session.scalars(_with_digest(digests).with_for_update()).all()
 
 
@@ -173,12 +179,22 @@ def _with_digest(digests: Sequence[str]) -> Select[AdapterRow]:
 
 
 def _refuse_in_use(session: Session, row: AdapterRow) -> None:
-    found = [alias for alias in _aliases_that_see(session, row) if row.id in named_by(alias)]
+    existing = select(AliasRow).where(AliasRow.adapter_id.is_not(None)).order_by(AliasRow.tenant, AliasRow.name)
+    found = [alias for alias in session.scalars(existing) if _sees(alias.tenant, row) and row.id in named_by(alias)]
     aliases = [alias.name for alias in found]
-    jobs = [job.id for job in open_jobs(session) if _sees(job.tenant, row) and _needs(job, row.digest)]
+    jobs = [
+        job.id
+        for job in open_jobs(session)
+        if _sees(job.tenant, row)
+        and (_stores(job, row.digest) or (job.kind == Kind.MERGE and job.plan.get("adapter_digest") == row.digest))
+    ]
     if not aliases and not jobs:
         return
-    users = [*(_describe_alias(alias, row) for alias in found), *(f"the job {job}" for job in jobs)]
+    users = [
+        f"the alias {alias.name!r}" + (f" of the tenant {alias.tenant!r}" if alias.tenant != row.tenant else "")
+        for alias in found
+    ]
+    users += [f"the job {job}" for job in jobs]
     raise Conflict(
         Code.MODEL_IN_USE,
         f"{row.id} is needed by {', '.join(users[:5])}{f' and {len(users) - 5} more' if len(users) > 5 else ''}.",
@@ -188,21 +204,12 @@ def _refuse_in_use(session: Session, row: AdapterRow) -> None:
     )
 
 
-def _describe_alias(alias: AliasRow, row: AdapterRow) -> str:
-    return f"the alias {alias.name!r}" + (f" of the tenant {alias.tenant!r}" if alias.tenant != row.tenant else "")
-
-
 def named_by(alias: AliasRow) -> set[str]:
-    """Ids of all adapters that an alias names, its shadow too."""
+    """Ids of all adapters that an alias names, including its shadow."""
     routing = alias.routing or {}
     shadow = routing.get("shadow") or {}
     named = {alias.adapter_id, shadow.get("adapter"), *(target["adapter"] for target in routing.get("targets", []))}
     return named - {None}
-
-
-def _aliases_that_see(session: Session, row: AdapterRow) -> list[AliasRow]:
-    query = select(AliasRow).where(AliasRow.adapter_id.is_not(None)).order_by(AliasRow.tenant, AliasRow.name)
-    return [alias for alias in session.scalars(query) if _sees(alias.tenant, row)]
 
 
 def _sees(tenant: str, row: AdapterRow) -> bool:
@@ -210,19 +217,10 @@ def _sees(tenant: str, row: AdapterRow) -> bool:
 
 
 def open_jobs(session: Session, *, lock: bool = False) -> list[JobRow]:
-    """Every tenant's jobs that are not over; ``lock`` holds their rows until the transaction ends."""
+    """Every tenant's unfinished jobs; ``lock`` holds their rows until the transaction ends."""
     query = select(JobRow).where(JobRow.state.not_in([str(state) for state in FINAL])).order_by(JobRow.id)
     return list(session.scalars(query.with_for_update() if lock else query))
 
 
-def _needs(job: JobRow, digest: str) -> bool:
-    return _stores(job, digest) or (job.kind == Kind.MERGE and job.plan.get("adapter_digest") == digest)
-
-
 def _stores(job: JobRow, digest: str) -> bool:
     return digest in job.progress.get(STORING, [])
-
-
-def _doomed(row: AdapterRow, now: datetime) -> Doomed:
-    began = row.deleting_at or now
-    return Doomed(tenant=row.tenant, id=row.id, digest=row.digest, seconds=(now - began).total_seconds())

@@ -1,4 +1,4 @@
-"""The one state machine of a job.
+"""The state machine of a job.
 
                       submit
                         │
@@ -13,8 +13,8 @@
        └────────────────────────────────────────┘
 
 `cancel` and `pause` of a running job are requests: the row keeps its state, the worker sees the request at its next
-heartbeat, stops the engine, and confirms with `stop` or `pause_confirmed`. `requeue` is a lost lease or a retryable
-failure with attempts left; the sweeper or the worker itself does it.
+heartbeat, stops the trainer, and confirms with `stop` or `pause_confirmed`. `requeue` follows an expired lease or a
+retryable failure with attempts left; the sweeper or the worker itself does it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from enum import StrEnum
 from shared.errors import Code, Conflict
 
 
-class State(StrEnum):
+class JobState(StrEnum):
     QUEUED = "queued"
     RUNNING = "running"
     PAUSED = "paused"
@@ -55,25 +55,25 @@ class Verb(StrEnum):
     RESUME = "resume"
 
 
-FINAL = frozenset({State.SUCCEEDED, State.FAILED, State.CANCELLED})
+FINAL = frozenset({JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED})
 
-TRANSITIONS: dict[tuple[State, Verb], State] = {
-    (State.QUEUED, Verb.CLAIM): State.RUNNING,
-    (State.QUEUED, Verb.CANCEL): State.CANCELLED,
-    (State.QUEUED, Verb.PAUSE): State.PAUSED,
-    (State.RUNNING, Verb.REQUEUE): State.QUEUED,
-    (State.RUNNING, Verb.FINISH): State.SUCCEEDED,
-    (State.RUNNING, Verb.FAIL): State.FAILED,
-    (State.RUNNING, Verb.CANCEL): State.RUNNING,
-    (State.RUNNING, Verb.PAUSE): State.RUNNING,
-    (State.RUNNING, Verb.STOP): State.CANCELLED,
-    (State.RUNNING, Verb.PAUSE_CONFIRMED): State.PAUSED,
-    (State.PAUSED, Verb.CANCEL): State.CANCELLED,
-    (State.PAUSED, Verb.RESUME): State.QUEUED,
+TRANSITIONS: dict[tuple[JobState, Verb], JobState] = {
+    (JobState.QUEUED, Verb.CLAIM): JobState.RUNNING,
+    (JobState.QUEUED, Verb.CANCEL): JobState.CANCELLED,
+    (JobState.QUEUED, Verb.PAUSE): JobState.PAUSED,
+    (JobState.RUNNING, Verb.REQUEUE): JobState.QUEUED,
+    (JobState.RUNNING, Verb.FINISH): JobState.SUCCEEDED,
+    (JobState.RUNNING, Verb.FAIL): JobState.FAILED,
+    (JobState.RUNNING, Verb.CANCEL): JobState.RUNNING,
+    (JobState.RUNNING, Verb.PAUSE): JobState.RUNNING,
+    (JobState.RUNNING, Verb.STOP): JobState.CANCELLED,
+    (JobState.RUNNING, Verb.PAUSE_CONFIRMED): JobState.PAUSED,
+    (JobState.PAUSED, Verb.CANCEL): JobState.CANCELLED,
+    (JobState.PAUSED, Verb.RESUME): JobState.QUEUED,
 }
 
 
-def next_state(job_id: str, state: State, verb: Verb) -> State:
+def next_state(job_id: str, state: JobState, verb: Verb) -> JobState:
     """State after a verb.
 
     Raises:
@@ -84,12 +84,8 @@ def next_state(job_id: str, state: State, verb: Verb) -> State:
     except KeyError:
         raise Conflict(
             Code.JOB_STATE_CONFLICT,
-            f"The job {job_id} is {state}, so it cannot take the verb {verb}.",
-            remedy=_remedy(state),
+            f"The job {job_id} is {state}, so the verb {verb} is not allowed.",
+            remedy="Its outcome is final; create a new job instead."
+            if state in FINAL
+            else "Look at the job's state and events; wait for it, or cancel it.",
         ) from None
-
-
-def _remedy(state: State) -> str:
-    if state in FINAL:
-        return "Its outcome stands; create a new job instead."
-    return "Look at the job's state and events; wait for it, or cancel it."

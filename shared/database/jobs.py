@@ -1,6 +1,6 @@
-"""The job ledger, as the people who ask for jobs use it: submit, look, cancel, pause, resume.
+"""Jobs, with the verbs of those who request them: submit, get, list, cancel, pause, resume.
 
-What the worker does to a job is in `shared/lease.py`; which verb is allowed when, in `shared/jobstate.py`.
+The verbs of workers are in `leases.py`; which verb is allowed in which state, in `job_states.py`.
 """
 
 from __future__ import annotations
@@ -8,60 +8,77 @@ from __future__ import annotations
 import math
 import statistics
 from collections import defaultdict
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, Select, func, select
+from sqlalchemy import Select, func, select
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
-from shared.db import Database
-from shared.deletion import keep_for_merge
+from shared.database.connection import Database
+from shared.database.deletions import keep_for_merge
+from shared.database.job_states import FINAL, JobState, Verb, next_state
+from shared.database.records import Event, Job, Kind, MemoryAccuracy, NewEvent, Submission, new_id
+from shared.database.tables import EventRow, JobRow
+from shared.database.tenancy import SHARED, TenantName, check_owner, visible_to
+from shared.database.visibility import storable
 from shared.errors import Code, Conflict, NotFound
-from shared.job import Event, Job, Kind, MemoryAccuracy, NewEvent, Submission, new_id
-from shared.jobstate import FINAL, State, Verb, next_state
-from shared.lookup import storable
-from shared.tables import EventRow, JobRow
-from shared.tenancy import SHARED, TenantName, check_owner, visible_to
 
 JOB_ID_PREFIX = "ftjob"
 MAX_MESSAGE_CHARS = 2000
 
 
-class Ledger:
-    """The ledger as a tenant sees it: its own jobs, and those of ``shared``. Each verb is one transaction."""
+class Jobs:
+    """Jobs as a tenant sees them: its own, and those of ``shared``. Each verb is one transaction."""
 
     def __init__(self, database: Database, tenant: TenantName = SHARED) -> None:
         self._db = database
         self._tenant = tenant
         self._tenants = visible_to(tenant)
 
-    def of(self, tenant: TenantName) -> Ledger:
-        """The ledger as another tenant sees it."""
-        return Ledger(self._db, tenant)
+    def of(self, tenant: TenantName) -> Jobs:
+        """Jobs as another tenant sees them."""
+        return Jobs(self._db, tenant)
 
     def submit(self, submission: Submission) -> tuple[Job, bool]:
-        """Queue a job of the tenant. With an idempotency key the same request gives the same job; keys are the tenant's own.
+        """Queue a job of the tenant. With an idempotency key the same request returns the same job; keys are the tenant's own.
 
         Returns:
-            the job, and whether this call made it.
+            the job, and whether this call created it.
 
         Raises:
             Conflict: ``IDEMPOTENCY_CONFLICT``: the key was used with another request.
-            NotFound: ``ADAPTER_NOT_FOUND``: the adapter to merge was deleted meanwhile.
+            NotFound: ``ADAPTER_NOT_FOUND``: the adapter to merge has been deleted.
         """
         if replayed := self._replayed(submission):
             return replayed, False
+        labels = {
+            storable(key): storable(value) if isinstance(value, str) else value
+            for key, value in submission.labels.items()
+        }
         try:
             with self._db.write() as session:
                 if submission.kind is Kind.MERGE and (digest := submission.plan.get("adapter_digest")):
                     keep_for_merge(session, self._tenant, digest)
-                row = _new_row(submission, self._tenant, self._db.now(session))
+                row = JobRow(
+                    id=new_id(JOB_ID_PREFIX),
+                    tenant=self._tenant,
+                    state=str(JobState.QUEUED),
+                    created_at=self._db.now(session),
+                    progress={},
+                    result={},
+                    attempt=0,
+                    failures=0,
+                    version=1,
+                    **submission.model_dump(mode="json") | {"labels": labels},
+                )
                 session.add(row)
                 session.flush()
-                record(session, row, row.created_at, NewEvent(message="Job created and queued."))
+                add_events(session, row, row.created_at, NewEvent(message="Job created and queued."))
                 return Job.model_validate(row), True
-        except IntegrityError:  # two requests with one key at the same moment: the other one won
+        except IntegrityError:
+            # Two requests with one key at the same moment: the other one was committed first.
             if replayed := self._replayed(submission):
                 return replayed, False
             raise
@@ -73,27 +90,33 @@ class Ledger:
         with self._db.read() as session:
             return Job.model_validate(self._row(session, job_id))
 
-    def list_jobs(
+    def list(
         self,
         *,
         after: str | None = None,
         limit: int = 20,
         kind: Kind | None = None,
         labels: dict[str, str] | None = None,
-    ) -> list[Job]:
-        """A page of jobs, newest first. One more than ``limit`` means there is more."""
+    ) -> Sequence[Job]:
+        """A page of jobs, newest first. One more than ``limit`` means that there are more."""
         query = select(JobRow).where(JobRow.tenant.in_(self._tenants)).order_by(JobRow.id.desc())
         if after:
             query = query.where(JobRow.id < after)
         if kind:
             query = query.where(JobRow.kind == kind)
         for key, value in (labels or {}).items():
-            query = query.where(self._has_label(storable(key), storable(value)))
+            if self._db.is_sqlite:
+                # Not a JSON path, in which the caller's key would have to be quoted.
+                pair = func.json_each(JobRow.labels).table_valued("key", "value")
+                equal = select(pair.c.key).where(pair.c.key == storable(key), pair.c.value == storable(value))
+                query = query.where(equal.exists())
+            else:
+                query = query.where(JobRow.labels[storable(key)].as_string() == storable(value))
         with self._db.read() as session:
             return [Job.model_validate(row) for row in session.scalars(query.limit(limit + 1))]
 
     def preflight(self, job_id: str) -> dict[str, Any]:
-        """What was found before the job trained; see `shared/preflight.py`.
+        """The job's preflight record; see `shared/preflight/pipeline.py`.
 
         Raises:
             NotFound: ``JOB_NOT_FOUND``.
@@ -101,8 +124,8 @@ class Ledger:
         with self._db.read() as session:
             return self._row(session, job_id).preflight
 
-    def memory_accuracy(self) -> list[MemoryAccuracy]:
-        """The error of the memory estimates so far, by kind of device."""
+    def memory_accuracy(self) -> Sequence[MemoryAccuracy]:
+        """Errors of the memory estimates so far, by kind of device."""
         errors: dict[str, list[float]] = defaultdict(list)
         with self._db.read() as session:
             for result in session.scalars(self._results()):
@@ -112,23 +135,23 @@ class Ledger:
         return [memory_accuracy(device, found) for device, found in sorted(errors.items())]
 
     def training_rate(self, base_model: str) -> float | None:
-        """Tokens per second of the last job that tuned a base here; None when none has."""
+        """Tokens per second of the last job that tuned a base on this installation; None when none has."""
         query = self._results().where(JobRow.base_model == base_model)
         with self._db.read() as session:
             result = session.scalar(query.order_by(JobRow.id.desc()).limit(1))
         return (result or {}).get("tokens_per_second")
 
     def cancel(self, job_id: str) -> Job:
-        """Cancel at once what is not running; ask a running job's worker to stop.
+        """Cancel a job that is not running at once; request that a running job's worker stops.
 
         Raises:
-            NotFound: ``JOB_NOT_FOUND``. Forbidden: ``TENANT_FORBIDDEN``. Conflict: ``JOB_STATE_CONFLICT``: it is over, or
-                already being cancelled.
+            NotFound: ``JOB_NOT_FOUND``. Forbidden: ``TENANT_FORBIDDEN``. Conflict: ``JOB_STATE_CONFLICT``: it has finished, or
+                is already being cancelled.
         """
         return self._request(job_id, Verb.CANCEL, "cancel")
 
     def pause(self, job_id: str) -> Job:
-        """Pause at once what is queued; ask a running job's worker to write a checkpoint and stop.
+        """Pause a queued job at once; request that a running job's worker writes a checkpoint and stops.
 
         Raises:
             NotFound: ``JOB_NOT_FOUND``. Forbidden: ``TENANT_FORBIDDEN``. Conflict: ``JOB_STATE_CONFLICT``.
@@ -136,7 +159,7 @@ class Ledger:
         return self._request(job_id, Verb.PAUSE, "pause")
 
     def resume(self, job_id: str) -> Job:
-        """Queue a paused job again; it goes on from its last checkpoint.
+        """Queue a paused job again; it continues from its last checkpoint.
 
         Raises:
             NotFound: ``JOB_NOT_FOUND``. Forbidden: ``TENANT_FORBIDDEN``. Conflict: ``JOB_STATE_CONFLICT``.
@@ -144,17 +167,17 @@ class Ledger:
         with self._db.write() as session:
             row = self._own_row(session, job_id)
             now = self._db.now(session)
-            move(session, row, Verb.RESUME, now, NewEvent(message="Job resumed and queued."))
+            transition(session, row, Verb.RESUME, now, NewEvent(message="Job resumed and queued."))
             return Job.model_validate(row)
 
-    def events(self, job_id: str, *, after: int = 0, limit: int = 100) -> list[Event]:
+    def events(self, job_id: str, *, after: int = 0, limit: int = 100) -> Sequence[Event]:
         """Events of a job with ``seq`` above ``after``, oldest first."""
         query = self._events(job_id).where(EventRow.seq > after)
         with self._db.read() as session:
             return [Event.model_validate(row) for row in session.scalars(query.order_by(EventRow.seq).limit(limit))]
 
-    def recent_events(self, job_id: str, *, before: int | None = None, limit: int = 20) -> list[Event]:
-        """Events of a job with ``seq`` under ``before``, newest first. One more than ``limit`` means there is more."""
+    def recent_events(self, job_id: str, *, before: int | None = None, limit: int = 20) -> Sequence[Event]:
+        """Events of a job with ``seq`` under ``before``, newest first. One more than ``limit`` means that there are more."""
         query = self._events(job_id)
         if before is not None:
             query = query.where(EventRow.seq < before)
@@ -179,31 +202,26 @@ class Ledger:
 
     def _results(self) -> Select[dict[str, Any]]:
         return select(JobRow.result).where(
-            JobRow.tenant.in_(self._tenants), JobRow.kind == Kind.FINETUNE, JobRow.state == State.SUCCEEDED
+            JobRow.tenant.in_(self._tenants), JobRow.kind == Kind.FINETUNE, JobRow.state == JobState.SUCCEEDED
         )
 
     def _request(self, job_id: str, verb: Verb, request: str) -> Job:
         with self._db.write() as session:
             row = self._own_row(session, job_id)
-            state = next_state(row.id, State(row.state), verb)
-            if state is State.RUNNING and row.requested in ("cancel", request):
+            state = next_state(row.id, JobState(row.state), verb)
+            if state is JobState.RUNNING and row.requested in ("cancel", request):
                 raise Conflict(
                     Code.JOB_STATE_CONFLICT,
-                    f"The job {job_id} was already asked to {row.requested}.",
-                    remedy="Wait for its worker to stop; the job's events say when it has.",
+                    f"A {row.requested} of the job {job_id} was already requested.",
+                    remedy="Wait for its worker to stop; the job's events show when it has.",
                 )
             now = self._db.now(session)
-            event = NewEvent(message=f"Asked to {request}." if state is State.RUNNING else f"Job {state}.")
-            move(session, row, verb, now, event)
-            row.requested = request if state is State.RUNNING else None
+            event = NewEvent(
+                message=f"{request.capitalize()} requested." if state is JobState.RUNNING else f"Job {state}."
+            )
+            transition(session, row, verb, now, event)
+            row.requested = request if state is JobState.RUNNING else None
             return Job.model_validate(row)
-
-    def _has_label(self, key: str, value: str) -> ColumnElement[bool]:
-        if not self._db.is_sqlite:
-            label: ColumnElement[bool] = JobRow.labels[key].as_string() == value
-            return label
-        pair = func.json_each(JobRow.labels).table_valued("key", "value")  # a JSON path would have to be quoted
-        return select(pair.c.key).where(pair.c.key == key, pair.c.value == value).exists()
 
     def _replayed(self, submission: Submission) -> Job | None:
         if submission.idempotency_key is None:
@@ -224,7 +242,7 @@ class Ledger:
 
 
 def memory_accuracy(device: str, errors: list[float]) -> MemoryAccuracy:
-    """Median, 95th percentile and worst of the relative errors of one kind of device."""
+    """Median, 95th percentile and worst of the relative memory errors of one kind of device."""
     absolute = sorted(map(abs, errors))
     return MemoryAccuracy(
         device=device,
@@ -236,7 +254,7 @@ def memory_accuracy(device: str, errors: list[float]) -> MemoryAccuracy:
 
 
 def job_row(session: Session, job_id: str, *, lock: bool = False) -> JobRow:
-    """A job's row, locked for this transaction when asked.
+    """A job's row; ``lock`` holds it until the transaction ends.
 
     Raises:
         NotFound: ``JOB_NOT_FOUND``.
@@ -247,23 +265,24 @@ def job_row(session: Session, job_id: str, *, lock: bool = False) -> JobRow:
     return row
 
 
-def move(session: Session, row: JobRow, verb: Verb, now: datetime, *events: NewEvent) -> None:
-    """Take a verb: the state machine decides, times and events are written with it.
+def transition(session: Session, row: JobRow, verb: Verb, now: datetime, *events: NewEvent) -> None:
+    """Apply a verb to a job's row, which this transaction holds: state, times and events are written together.
 
     Raises:
         Conflict: ``JOB_STATE_CONFLICT``.
     """
-    state = next_state(row.id, State(row.state), verb)
+    state = next_state(row.id, JobState(row.state), verb)
     row.state = state
-    if state is not State.RUNNING:
+    # A job that does not run has no worker, so its lease and what was requested of the worker end.
+    if state is not JobState.RUNNING:
         row.stage = row.requested = row.lease_owner = row.lease_expires_at = None
     if state in FINAL:
         row.finished_at = now
     row.version += 1
-    record(session, row, now, *events)
+    add_events(session, row, now, *events)
 
 
-def record(session: Session, row: JobRow, now: datetime, *events: NewEvent) -> None:
+def add_events(session: Session, row: JobRow, now: datetime, *events: NewEvent) -> None:
     """Append events to a job whose row this transaction holds, so that ``seq`` is also the order of commit."""
     for event in events:
         fields: dict[str, Any] = event.model_dump()
@@ -274,22 +293,3 @@ def record(session: Session, row: JobRow, now: datetime, *events: NewEvent) -> N
 
 def _unknown(job_id: str) -> NotFound:
     return NotFound(Code.JOB_NOT_FOUND, f"There is no job {job_id!r}.", remedy="List them: GET /v1/jobs.")
-
-
-def _new_row(submission: Submission, tenant: TenantName, now: datetime) -> JobRow:
-    return JobRow(
-        id=new_id(JOB_ID_PREFIX),
-        tenant=tenant,
-        state=str(State.QUEUED),
-        created_at=now,
-        progress={},
-        result={},
-        attempt=0,
-        failures=0,
-        version=1,
-        **submission.model_dump(mode="json") | {"labels": _without_nul(submission.labels)},
-    )
-
-
-def _without_nul(labels: dict[str, Any]) -> dict[str, Any]:
-    return {storable(key): storable(value) if isinstance(value, str) else value for key, value in labels.items()}

@@ -1,4 +1,4 @@
-"""API keys: who they belong to, what they may do, and how much of it. Secrets are stored as hashes."""
+"""API keys: their tenant, role and limits. Secrets are stored as hashes."""
 
 from __future__ import annotations
 
@@ -12,26 +12,35 @@ from pydantic import BeforeValidator, StringConstraints
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from shared.changes import bump
-from shared.db import Database, whole_milliseconds
+from shared.database.change_counter import bump
+from shared.database.connection import Database, whole_milliseconds
+from shared.database.records import Value, new_id
+from shared.database.tables import KeyRow
+from shared.database.tenancy import (
+    BEFORE_TENANTS,
+    SHARED,
+    TENANT_PATTERN,
+    TENANT_RULE,
+    UNLIMITED,
+    KeyLimits,
+    Role,
+    TenantName,
+)
 from shared.errors import Code, Conflict, InvalidRequest, NotFound, Unauthenticated
-from shared.job import Value, new_id
-from shared.tables import KeyRow
-from shared.tenancy import BEFORE_TENANTS, SHARED, TENANT_PATTERN, TENANT_RULE, UNLIMITED, KeyLimits, Role, TenantName
 
 KEY_PREFIX = "mens-"
 KEY_NAME_PATTERN = r"^[^\x00-\x1f\x7f]{1,64}$"
 KEY_NAME_RULE = "1 to 64 characters in one line"
-"""The pattern in words."""
+"""The pattern, for error messages."""
 
 
-def _in_words(name: object) -> object:
+def _check_key_name(name: object) -> object:
     if isinstance(name, str) and not re.fullmatch(KEY_NAME_PATTERN, name):
         raise ValueError(f"{name[:80]!r} is not {KEY_NAME_RULE}")
     return name
 
 
-KeyName = Annotated[str, StringConstraints(pattern=KEY_NAME_PATTERN), BeforeValidator(_in_words)]
+KeyName = Annotated[str, StringConstraints(pattern=KEY_NAME_PATTERN), BeforeValidator(_check_key_name)]
 
 
 class Key(Value):
@@ -56,13 +65,13 @@ class Keys:
     def create(
         self, name: KeyName, tenant: TenantName = SHARED, role: Role = Role.ADMIN, limits: KeyLimits = UNLIMITED
     ) -> tuple[Key, str]:
-        """Make an API key.
+        """Create an API key.
 
         Returns:
             the key's record, and the secret, which is stored only as a hash and can never be shown again.
 
         Raises:
-            InvalidRequest: ``NAME_INVALID``. Conflict: ``KEY_NAME_TAKEN``: the tenant has a key of that name, not revoked.
+            InvalidRequest: ``NAME_INVALID``. Conflict: ``KEY_NAME_TAKEN``: the tenant has an unrevoked key of that name.
         """
         _check_name("name", name, KEY_NAME_PATTERN, KEY_NAME_RULE)
         _check_name("tenant", tenant, TENANT_PATTERN, TENANT_RULE)
@@ -71,7 +80,8 @@ class Keys:
         )
         secret = KEY_PREFIX + secrets.token_urlsafe(32)
         with self._db.write() as session:
-            bump(session, "keys")  # first, so that one waits here for another that makes a key, and then sees its name
+            # First, so that a transaction waits here for another that creates a key, and then finds its name.
+            bump(session, "keys")
             _check_free(session, name, tenant)
             row = KeyRow(
                 id=new_id("key"),
@@ -87,7 +97,7 @@ class Keys:
             return Key.model_validate(row), secret
 
     def all(self, tenant: TenantName | None = None) -> list[Key]:
-        """A tenant's keys, or everybody's, oldest first; revoked ones too."""
+        """A tenant's keys, or those of all tenants, oldest first; including revoked ones."""
         query = select(KeyRow).order_by(KeyRow.id)
         if tenant is not None:
             query = query.where(KeyRow.tenant == tenant)
@@ -95,7 +105,7 @@ class Keys:
             return [Key.model_validate(row) for row in session.scalars(query)]
 
     def get(self, key_id: str, tenant: TenantName) -> Key:
-        """A tenant's key, a revoked one too.
+        """A tenant's key, revoked or not.
 
         Raises:
             NotFound: ``KEY_NOT_FOUND``.
@@ -109,22 +119,22 @@ class Keys:
             return session.scalar(select(KeyRow.id).where(KeyRow.tenant == tenant).limit(1)) is not None
 
     def limit(self, key_id: str, limits: KeyLimits, tenant: TenantName | None = None) -> Key:
-        """Change how much a key may ask, from its next request on.
+        """Change a key's limits, from its next request on.
 
         Args:
-            limits: only the fields that were set change (``model_fields_set``); None is no limit any more.
-            tenant: whose key it must be; None for anybody's.
+            limits: only the fields that were set change (``model_fields_set``); None removes a limit.
+            tenant: the tenant that the key must belong to; None: any.
 
         Raises:
             NotFound: ``KEY_NOT_FOUND``. Conflict: ``KEY_REVOKED``.
         """
         with self._db.write() as session:
-            row = _locked(session, key_id, tenant)
+            row = _row(session, key_id, tenant, lock=True)
             if row.revoked_at is not None:
                 raise Conflict(
                     Code.KEY_REVOKED,
-                    f"The key {key_id!r} ({row.name}) is revoked, for good.",
-                    remedy="Make another: POST /v1/keys or `mens keys create NAME`.",
+                    f"The key {key_id!r} ({row.name}) is revoked for good.",
+                    remedy="Create another one: POST /v1/keys or `mens keys create NAME`.",
                     param="key_id",
                 )
             for field, limit in limits.model_dump(exclude_unset=True).items():
@@ -135,16 +145,16 @@ class Keys:
             return Key.model_validate(row)
 
     def revoke(self, key_id: str, tenant: TenantName | None = None) -> Key:
-        """Refuse a key from now on. One that was revoked before keeps that time.
+        """Refuse a key from now on. Revoking it again changes nothing.
 
         Args:
-            tenant: whose key it must be; None for anybody's.
+            tenant: the tenant that the key must belong to; None: any.
 
         Raises:
             NotFound: ``KEY_NOT_FOUND``.
         """
         with self._db.write() as session:
-            row = _locked(session, key_id, tenant)
+            row = _row(session, key_id, tenant, lock=True)
             if row.revoked_at is None:
                 row.revoked_at = whole_milliseconds(datetime.now(UTC))
                 session.flush()
@@ -185,18 +195,13 @@ def _check_free(session: Session, name: str, tenant: str) -> None:
         )
 
 
-def _locked(session: Session, key_id: str, tenant: str | None) -> KeyRow:
-    """A key's row, which nobody else changes until the transaction has ended; raises as :func:`_row` does."""
-    return _row(session, key_id, tenant, for_update=True)
-
-
-def _row(session: Session, key_id: str, tenant: str | None, *, for_update: bool = False) -> KeyRow:
-    """A key's row.
+def _row(session: Session, key_id: str, tenant: str | None, *, lock: bool = False) -> KeyRow:
+    """A key's row; ``lock`` holds it until the transaction ends.
 
     Raises:
-        NotFound: ``KEY_NOT_FOUND``: there is none, or it is not the tenant's.
+        NotFound: ``KEY_NOT_FOUND``: there is none, or it is another tenant's.
     """
-    row = session.get(KeyRow, key_id, with_for_update=for_update)
+    row = session.get(KeyRow, key_id, with_for_update=lock)
     if row is None or tenant not in (None, row.tenant):
         raise NotFound(
             Code.KEY_NOT_FOUND,
@@ -208,5 +213,5 @@ def _row(session: Session, key_id: str, tenant: str | None, *, for_update: bool 
 
 
 def _hash(secret: str) -> str:
-    """Keys are 256 random bits, so a plain hash is enough: there is no dictionary to guess from."""
+    # Secrets are 256 random bits, so no dictionary helps to guess one and a plain hash is enough.
     return hashlib.sha256(secret.encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""Values of the job ledger as other tiers see them: frozen, typed, free of database sessions."""
+"""Values read from the database, as other tiers see them: frozen, typed, free of database sessions."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict
 from ulid import ULID
 
-from shared.jobstate import Stage, State
+from shared.database.job_states import JobState, Stage
 
 
 class Kind(StrEnum):
@@ -18,7 +18,7 @@ class Kind(StrEnum):
 
 
 class Value(BaseModel):
-    """Read from a row, never changed."""
+    """A frozen value, which can be read from a row."""
 
     model_config = ConfigDict(frozen=True, from_attributes=True)
 
@@ -28,7 +28,7 @@ class Job(Value):
 
     id: str
     kind: Kind
-    state: State
+    state: JobState
     stage: Stage | None
     base_model: str
     name: str

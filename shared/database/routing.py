@@ -1,4 +1,4 @@
-"""What answers behind a name: one adapter, or several by weight, and perhaps a shadow. Pure: no database, no HTTP."""
+"""Routing of an alias: one adapter, or several by weight, and perhaps a shadow. Pure: no database, no HTTP."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Annotated
 from pydantic import BeforeValidator, ConfigDict, Field, StringConstraints
 from pydantic_core import PydanticCustomError
 
-from shared.job import Value
+from shared.database.records import Value
 
 PLAIN_WEIGHT = 100
 _ADAPTER_ID = r"^[A-Za-z0-9][A-Za-z0-9._@-]{0,159}$"
 
 
-def _in_words(value: object) -> object:
+def _check_adapter_id(value: object) -> object:
     if isinstance(value, str) and not re.fullmatch(_ADAPTER_ID, value):
         raise PydanticCustomError(
             "bad_adapter_id", "{id} is no id of an adapter; GET /v1/adapters lists them", {"id": repr(value[:80])}
@@ -23,34 +23,34 @@ def _in_words(value: object) -> object:
     return value
 
 
-AdapterId = Annotated[str, StringConstraints(pattern=_ADAPTER_ID), BeforeValidator(_in_words)]
+AdapterId = Annotated[str, StringConstraints(pattern=_ADAPTER_ID), BeforeValidator(_check_adapter_id)]
 
 
 class Target(Value):
-    """An adapter that answers for an alias, and its weight among the others."""
+    """An adapter that requests for an alias are routed to, and its weight among the others."""
 
     model_config = ConfigDict(extra="forbid")
     adapter: AdapterId = Field(description="Id of a published adapter.")
-    weight: int = Field(ge=1, le=1_000_000, strict=True, description="Its part of the requests is weight / sum.")
+    weight: int = Field(ge=1, le=1_000_000, strict=True, description="Its share of the requests is weight / sum.")
 
 
 class Shadow(Value):
-    """An adapter that is asked the same behind the caller's back, its answers thrown away."""
+    """An adapter that gets copies of requests without affecting the caller's response; its responses are discarded."""
 
     model_config = ConfigDict(extra="forbid")
     adapter: AdapterId = Field(description="Id of a published adapter.")
-    share: float = Field(gt=0, le=1, description="Part of the requests that is copied.")
+    share: float = Field(gt=0, le=1, description="Share of the requests that is copied.")
 
 
 class Routing(Value):
-    """What answers for an alias."""
+    """Where requests for an alias go: targets by weight, and a shadow."""
 
     targets: tuple[Target, ...] = Field(min_length=1, max_length=16)
     shadow: Shadow | None = None
 
     @classmethod
     def to(cls, adapter_id: str) -> Routing:
-        """All to one adapter."""
+        """All requests to one adapter."""
         return cls(targets=(Target(adapter=adapter_id, weight=PLAIN_WEIGHT),))
 
     @property
@@ -60,7 +60,7 @@ class Routing(Value):
 
     @property
     def adapters(self) -> list[str]:
-        """Ids of all adapters that are asked, the shadow last."""
+        """Ids of all adapters that get requests, the shadow last."""
         return [target.adapter for target in self.targets] + ([self.shadow.adapter] if self.shadow else [])
 
     def choose(self, point: float) -> str:
@@ -79,6 +79,7 @@ class Routing(Value):
 
 
 def sticky_point(alias: str, key: str) -> float:
-    """Where a caller or conversation stands in [0, 1) for an alias: the same in every process, for ever."""
+    """A caller's or conversation's point in [0, 1) for an alias: the same in every process, for ever."""
     digest = hashlib.sha256(f"{alias}\0{key}".encode()).digest()
-    return (int.from_bytes(digest[:8], "big") >> 11) / (1 << 53)  # 53 bits: what a float below 1 holds exactly
+    # 53 bits, which a float below 1 holds exactly.
+    return (int.from_bytes(digest[:8], "big") >> 11) / (1 << 53)

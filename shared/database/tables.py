@@ -1,4 +1,4 @@
-"""The ledger's and registry's tables. Rows stay inside `shared`; other tiers see the frozen values of each verb."""
+"""The tables. Rows stay inside `shared`; other tiers see the frozen values that the verbs return."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from sqlalchemy import (
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from sqlalchemy.types import TypeDecorator
 
-from shared.tenancy import BEFORE_TENANTS, SHARED
+from shared.database.tenancy import BEFORE_TENANTS, SHARED
 
 NAMING = {
     "ix": "ix_%(table_name)s_%(column_0_N_name)s",
@@ -44,7 +44,7 @@ class UtcTime(TypeDecorator[datetime]):
 
 
 class OwnerTenant(TypeDecorator[str]):
-    """The tenant of a job, in the column that was its owner: an API of the release before writes and reads ``default``."""
+    """The tenant of a job, in the column that was its owner: an API of the previous release writes and reads ``default``."""
 
     impl = String(64)
     cache_ok = True
@@ -79,6 +79,7 @@ class JobRow(Base):
     name: Mapped[str] = mapped_column(String(64))
     contract: Mapped[dict[str, Any]]
     plan: Mapped[dict[str, Any]]
+    # Large, and read by one verb alone, so other queries do not load it.
     preflight: Mapped[dict[str, Any]] = mapped_column(default=dict, deferred=True)
     extra: Mapped[dict[str, Any]] = mapped_column(default=dict)
     labels: Mapped[dict[str, Any]] = mapped_column(default=dict)
@@ -101,6 +102,7 @@ class EventRow(Base):
     __tablename__ = "events"
     __table_args__ = (Index("ix_events_job_id_seq", "job_id", "seq"),)
 
+    # SQLite counts up an INTEGER primary key only.
     seq: Mapped[int] = mapped_column(BigInteger().with_variant(Integer, "sqlite"), primary_key=True, autoincrement=True)
     job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id"))
     created_at: Mapped[datetime]
@@ -124,9 +126,10 @@ class FileRow(Base):
 
 
 class AdapterRow(Base):
-    """An adapter of a tenant. Two tenants that train the same have a row each, and one stored folder.
+    """An adapter of a tenant. Two tenants that train the same adapter have a row each, and one stored folder.
 
-    One that is deleted keeps its row: nobody is routed to it from ``deleting_at`` on, its files are gone at ``deleted_at``.
+    A deleted adapter keeps its row: no request is routed to it from ``deleting_at`` on, its files are removed at
+    ``deleted_at``.
     """
 
     __tablename__ = "adapters"
@@ -148,7 +151,7 @@ class AdapterRow(Base):
 
 
 class AliasRow(Base):
-    """An alias. One that was deleted keeps its row, without an adapter, so that its version goes on counting."""
+    """An alias. A deleted one keeps its row, without an adapter, so that its version keeps counting."""
 
     __tablename__ = "aliases"
 
@@ -192,7 +195,7 @@ class KeyRow(Base):
 
 
 class UsageRow(Base):
-    """What a key used of a model on a day (UTC)."""
+    """Usage of a model by a key on a day (UTC)."""
 
     __tablename__ = "usage"
 
@@ -207,7 +210,7 @@ class UsageRow(Base):
 
 
 class ChangeRow(Base):
-    """Counts the changes of what the request path keeps in memory (`api/directory.py`): keys, aliases, adapters."""
+    """Counts changes of keys, aliases and adapters, which the request path caches (`api/inference/lookup_cache.py`)."""
 
     __tablename__ = "changes"
 

@@ -1,6 +1,6 @@
-"""Usage: what each key used of each model on each day. The front door counts, and adds here what it has counted.
+"""Usage: requests and tokens per key, model and day. The API counts them and adds here what it has counted.
 
-It is added to, never set, so several API processes count side by side.
+Rows are added to, never set, so several API processes count side by side.
 """
 
 from __future__ import annotations
@@ -8,16 +8,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
-from sqlalchemy import BigInteger, ColumnElement, Select, cast, func, select, tuple_
+from sqlalchemy import BigInteger, cast, func, select, tuple_
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import InstrumentedAttribute
 
-from shared.db import Database
+from shared.database.connection import Database
+from shared.database.records import Value
+from shared.database.tables import KeyRow, UsageRow
 from shared.errors import Code, InvalidRequest
-from shared.job import Value
-from shared.tables import KeyRow, UsageRow
 
 Group = Literal["day", "key", "model"]
 GROUPS: dict[Group, InstrumentedAttribute[str]] = {
@@ -25,27 +25,27 @@ GROUPS: dict[Group, InstrumentedAttribute[str]] = {
     "key": UsageRow.key_id,
     "model": UsageRow.model,
 }
-"""What can be told apart, in the order of the lines."""
+"""Columns that usage can be grouped by, in the order of the lines."""
 SEPARATOR = ","
-"""Between the parts of a line's id; the model comes last, and only it could hold one."""
+"""Between the parts of a line's id. The model comes last, because it alone could hold a comma."""
 FIGURES = ("requests", "prompt_tokens", "cached_tokens", "completion_tokens")
 
 
 class Account(NamedTuple):
-    """What is counted together."""
+    """The key of a usage row: what is counted together."""
 
     day: str
-    """UTC, as in 2026-11-21."""
+    """A day in UTC, as in 2026-11-21."""
     key_id: str
     model: str
-    """An adapter's id or a base's name; never an alias, which means something else tomorrow."""
+    """An adapter's id or a base's name; never an alias, which may point elsewhere tomorrow."""
     tenant: str
-    """The key's."""
+    """The key's tenant."""
 
 
 @dataclass(frozen=True, slots=True)
 class Amount:
-    """How much was used. ``cached_tokens`` are among ``prompt_tokens``."""
+    """Counts of usage. ``cached_tokens`` are among ``prompt_tokens``."""
 
     requests: int = 0
     prompt_tokens: int = 0
@@ -57,7 +57,7 @@ class Amount:
 
 
 class UsageLine(Value):
-    """Usage of one group. What the lines are not grouped by is None."""
+    """Usage of one group. Fields that the lines are not grouped by are None."""
 
     id: str
     day: str | None = None
@@ -84,7 +84,7 @@ class Usage:
         self._db = database
 
     def add(self, amounts: Mapping[Account, Amount]) -> None:
-        """Add what was counted.
+        """Add counts to the rows.
 
         Raises:
             Unavailable: ``DATABASE_UNAVAILABLE``.
@@ -92,10 +92,9 @@ class Usage:
         if not amounts:
             return
         insert = sqlite.insert if self._db.is_sqlite else postgresql.insert
-        rows = [
-            account._asdict() | {name: getattr(amount, name) for name in FIGURES}
-            for account, amount in sorted(amounts.items(), key=_account)  # two processes lock rows in the same order
-        ]
+        # Sorted, so that two processes lock rows in the same order.
+        accounts = sorted(amounts)
+        rows = [account._asdict() | {name: getattr(amounts[account], name) for name in FIGURES} for account in accounts]
         new = insert(UsageRow)
         added = {name: getattr(UsageRow, name) + new.excluded[name] for name in FIGURES}
         with self._db.write() as session:
@@ -115,50 +114,43 @@ class Usage:
         """Usage of a tenant's keys by group, ordered by day, key and model.
 
         Args:
-            group_by: what is told apart; nothing gives one line, or none when nothing was used.
-            after: id of the last line that was seen.
-            limit: one line more than that means there is more.
+            group_by: columns to group by; none gives one line, or no line when nothing was used.
+            after: id of the last line that was returned before.
+            limit: one line more than that means that there are more.
 
         Raises:
-            InvalidRequest: ``REQUEST_INVALID``: ``after`` is no id of such a line.
+            InvalidRequest: ``REQUEST_INVALID``: ``after`` is not an id of such a line.
         """
         groups = [group for group in GROUPS if group in group_by]
-        query = _grouped(groups).where(UsageRow.tenant == tenant, *_within(period))
+        columns = [GROUPS[group] for group in groups]
+        labelled = [column.label(group) for group, column in zip(groups, columns, strict=True)]
+        # PostgreSQL sums up BIGINT to NUMERIC, which would come back as a decimal.
+        figures = [cast(func.sum(getattr(UsageRow, name)), BigInteger).label(name) for name in FIGURES]
+        query = select(*labelled, *figures).where(
+            UsageRow.tenant == tenant,
+            UsageRow.day >= period.first.isoformat(),
+            UsageRow.day <= period.last.isoformat(),
+        )
         if key_id is not None:
             query = query.where(UsageRow.key_id == key_id)
         if model is not None:
             query = query.where(UsageRow.model == model)
         if after is not None and groups:
-            query = query.where(tuple_(*(GROUPS[group] for group in groups)) > _parts(after, len(groups)))
+            parts = tuple(after.split(SEPARATOR, len(groups) - 1))
+            if len(parts) != len(groups):
+                raise InvalidRequest(
+                    Code.REQUEST_INVALID, f"{after!r} is not an id of a line of this grouping.", param="after"
+                )
+            query = query.where(tuple_(*columns) > parts)
+        # Without columns to group by, a sum over no rows would still be one line.
+        query = query.group_by(*columns).having(func.count() > 0).order_by(*columns).limit(limit + 1)
         with self._db.read() as session:
-            found = session.execute(query.limit(limit + 1)).all()
+            found = session.execute(query).all()
             ids = {row.key for row in found} if "key" in groups else set()
             names = {
                 row.id: row.name for row in session.execute(select(KeyRow.id, KeyRow.name).where(KeyRow.id.in_(ids)))
             }
         return [_line(groups, row._asdict(), names) for row in found]
-
-
-def _account(item: tuple[Account, Amount]) -> Account:
-    return item[0]
-
-
-def _grouped(groups: list[Group]) -> Select[*tuple[Any, ...]]:
-    columns = [GROUPS[group].label(group) for group in groups]
-    figures = [cast(func.sum(getattr(UsageRow, name)), BigInteger).label(name) for name in FIGURES]
-    keys = [GROUPS[group] for group in groups]
-    return select(*columns, *figures).group_by(*keys).having(func.count() > 0).order_by(*keys)
-
-
-def _within(period: Period) -> tuple[ColumnElement[bool], ColumnElement[bool]]:
-    return UsageRow.day >= period.first.isoformat(), UsageRow.day <= period.last.isoformat()
-
-
-def _parts(line_id: str, count: int) -> tuple[str, ...]:
-    parts = line_id.split(SEPARATOR, count - 1)
-    if len(parts) != count:
-        raise InvalidRequest(Code.REQUEST_INVALID, f"{line_id!r} is no id of a line that is grouped so.", param="after")
-    return tuple(parts)
 
 
 def _line(groups: list[Group], row: dict[str, object], names: dict[str, str]) -> UsageLine:

@@ -1,4 +1,4 @@
-"""Rows by the names that a tenant's callers use: where two tenants have the same name, the first one seen counts."""
+"""Rows by the names that a tenant's callers use: its own first, then those of ``shared``."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from collections.abc import Iterable, Sequence
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from shared.tables import AdapterRow, AliasRow
+from shared.database.tables import AdapterRow, AliasRow
 
 
 def storable(text: str) -> str:
-    """Text without NUL, which PostgreSQL neither stores nor finds its way around."""
+    """Text without NUL, which PostgreSQL accepts neither in a value nor in a query."""
     return text.replace("\0", "\N{REPLACEMENT CHARACTER}")
 
 
 def adapters_by_id(rows: Iterable[AdapterRow], tenants: Sequence[str]) -> dict[str, AdapterRow]:
-    """Adapters by id, in the order given. Of those with the same id, one that can be asked, and of the first tenant."""
+    """Adapters by id, in the order given. Of those with the same id a published one, and that of the first tenant."""
     found: dict[str, AdapterRow] = {}
     for row in rows:
         known = found.setdefault(row.id, row)
@@ -28,7 +28,7 @@ def adapters_by_id(rows: Iterable[AdapterRow], tenants: Sequence[str]) -> dict[s
 def adapter_row(
     session: Session, tenants: Sequence[str], adapter_id: str, *, deleted: bool = False
 ) -> AdapterRow | None:
-    """An adapter, or None; with ``deleted``, also one that is being deleted or was, when there is no other."""
+    """An adapter, or None; with ``deleted`` also one that is being or has been deleted, when there is no other."""
     query = select(AdapterRow).where(AdapterRow.tenant.in_(tenants), AdapterRow.id == storable(adapter_id))
     if not deleted:
         query = query.where(AdapterRow.deleting_at.is_(None))
@@ -36,12 +36,12 @@ def adapter_row(
 
 
 def alias_rows(session: Session, tenants: Sequence[str], name: str | None = None) -> list[AliasRow]:
-    """Aliases that point somewhere, all or those of a name, by name: one of each name, the first tenant's."""
+    """Aliases that are not deleted, all or those of a name, in the order of names: one of each name, the first tenant's."""
     return [rows[0] for rows in aliases_by_name(session, tenants, name).values()]
 
 
 def aliases_by_name(session: Session, tenants: Sequence[str], name: str | None = None) -> dict[str, list[AliasRow]]:
-    """Aliases that point somewhere, all or those of a name, by name: of each name the first tenant's, then what it hides."""
+    """Aliases that are not deleted, all or those of a name, by name: of each the first tenant's, then those it hides."""
     query = select(AliasRow).where(AliasRow.tenant.in_(tenants), AliasRow.adapter_id.is_not(None))
     if name is not None:
         query = query.where(AliasRow.name == storable(name))

@@ -1,9 +1,9 @@
-"""Rows that are there twice: exactly (but for case and white space) or nearly, within a file or between two.
+"""Duplicate rows, exact (except for case and white space) or near, within a file or between two (leakage).
 
-Memory is stated, not hoped for: an exact index keeps 12 bytes a row, a near index 44 bytes a row for at most
-``MAX_NEAR_ROWS`` rows and a band table of fixed size. Nothing of the rows' text is kept.
+Memory is bounded: an exact index keeps 12 bytes a row, a near index 44 bytes a row for at most ``MAX_NEAR_ROWS`` rows
+and a band table of fixed size. Nothing of the rows' text is kept.
 
-Near duplicates: a row's words become the set of hashes of three consecutive words (of characters, where a script
+Near duplicates: a row's words become the set of hashes of three consecutive words (of three characters, where a script
 writes no spaces). Of that set a sketch of 32 elements is drawn, each the first element that follows a fixed point on
 the ring of hashes, so that two rows share about as many elements of their sketches as their sets have in common
 (MinHash by one sort). Rows that agree on four neighbouring elements are compared; an estimate of 0.8 or more is near.
@@ -23,27 +23,28 @@ from zlib import crc32
 
 import msgspec
 
-from shared.training_row import Message
+from shared.datasets.rows import Message
 
 MAX_PAIRS = 20
 MAX_NEAR_ROWS = 1_000_000
 MAX_WORDS = 4_000
-"""Of a longer row only the beginning is compared for nearness."""
+"""Words of a row that are compared for near duplicates; the rest of a longer row is not."""
 LONG_WORD = 24
-"""Mean length from which words are taken to be written without spaces."""
+"""Mean length of words from which the script is taken to write no spaces."""
 SIMILAR = 0.8
 SLOTS, BAND = 32, 4
 BANDS = SLOTS // BAND
 EXACT_BYTES_PER_ROW, NEAR_BYTES_PER_ROW = 12, 44
 _BUCKETS = 256
 _DRAW = random.Random(0)
+# Signed, as Python's hashes are.
 _POINTS = [_DRAW.getrandbits(64) - (1 << 63) for _ in range(SLOTS)]
 _ONE_SPACE = " "
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Pair:
-    """Two lines that say the same; ``first`` may be of another file (the training file, for leakage)."""
+    """Two equal or similar lines; ``first`` may be of another file (the training file, for leakage)."""
 
     second: int
     first: int
@@ -55,7 +56,7 @@ class Pair:
 
 @dataclass(slots=True)
 class PairReport:
-    """``rows`` counts the rows that repeat an earlier one; ``pairs`` names the first of them, by line."""
+    """Pairs found: ``rows`` counts the rows that repeat an earlier one, ``pairs`` lists the first of them by line."""
 
     rows: int = 0
     pairs: list[Pair] = field(default_factory=list)
@@ -76,7 +77,7 @@ class PairReport:
 
 
 def normalised(messages: Iterable[Message]) -> str:
-    """The conversation in lower case with single spaces: what is compared."""
+    """The conversation in lower case with single spaces, as it is compared."""
     turns = []
     for message in messages:
         calls = msgspec.json.encode(message.tool_calls).decode() if message.tool_calls else ""
@@ -85,15 +86,19 @@ def normalised(messages: Iterable[Message]) -> str:
 
 
 def digest64(text: str) -> int:
-    """64 bits that stand for a text: two of a million rows collide by chance once in 30 million files."""
+    """A 64-bit digest of a text: in a file of a million rows two collide by chance once in 30 million files."""
     return int.from_bytes(blake2b(text.encode(errors="replace"), digest_size=8).digest())
 
 
 def sketch(text: str) -> bytes:
-    """32 bytes of which two similar texts share most."""
-    units = _units(text)
+    """The MinHash sketch of a text: 32 bytes, of which two similar texts share most."""
+    words = text.encode(errors="replace").split(b" ", MAX_WORDS)[:MAX_WORDS]
+    writes_no_spaces = len(text) > LONG_WORD * len(words)
+    units = list(map(ord, text[:MAX_WORDS])) if writes_no_spaces else list(map(crc32, words))
+    # Numbers, because Python's hash of text differs from run to run.
     grams = sorted(set(map(hash, zip(units, units[1:], units[2:], strict=False)))) or [hash(tuple(units))]
     count = len(grams)
+    # The ring closes: after the last element comes the first.
     return bytes([grams[bisect_left(grams, point) % count] & 0xFF for point in _POINTS])
 
 
@@ -102,16 +107,8 @@ def similarity(one: bytes, other: bytes | bytearray) -> float:
     return sum(map(int.__eq__, one, other)) / SLOTS
 
 
-def _units(text: str) -> list[int]:
-    """Words as numbers; characters where there are hardly any spaces."""
-    words = text.encode(errors="replace").split(b" ", MAX_WORDS)[:MAX_WORDS]
-    if len(text) > LONG_WORD * len(words):
-        return list(map(ord, text[:MAX_WORDS]))
-    return list(map(crc32, words))
-
-
 class ExactIndex:
-    """Digests and line numbers, in 256 buckets so that finding pairs needs a dictionary of one bucket at a time."""
+    """Exact duplicates: digests and line numbers, in 256 buckets so that a search needs one bucket's dictionary at a time."""
 
     def __init__(self) -> None:
         self._digests = [array("Q") for _ in range(_BUCKETS)]
@@ -131,35 +128,37 @@ class ExactIndex:
 
     def repeats(self) -> PairReport:
         """Rows that repeat an earlier one of the same file."""
-        return PairReport().collect(self._repeats())
+
+        def pairs() -> Iterator[Pair]:
+            for digests, lines in zip(self._digests, self._lines, strict=True):
+                seen: dict[int, int] = {}
+                for digest, line in zip(digests, lines, strict=True):
+                    first = seen.setdefault(digest, line)
+                    if first != line:
+                        yield Pair(line, first)
+
+        return PairReport().collect(pairs())
 
     def shared_with(self, training: ExactIndex) -> PairReport:
         """Rows of this file that are in the training file too."""
-        return PairReport().collect(self._shared_with(training))
 
-    def _repeats(self) -> Iterator[Pair]:
-        for digests, lines in zip(self._digests, self._lines, strict=True):
-            seen: dict[int, int] = {}
-            for digest, line in zip(digests, lines, strict=True):
-                first = seen.setdefault(digest, line)
-                if first != line:
-                    yield Pair(line, first)
+        def pairs() -> Iterator[Pair]:
+            for bucket in range(_BUCKETS):
+                trained: dict[int, int] = {}
+                for digest, line in zip(training._digests[bucket], training._lines[bucket], strict=True):
+                    trained.setdefault(digest, line)
+                for digest, line in zip(self._digests[bucket], self._lines[bucket], strict=True):
+                    if (first := trained.get(digest)) is not None:
+                        yield Pair(line, first)
 
-    def _shared_with(self, training: ExactIndex) -> Iterator[Pair]:
-        for bucket in range(_BUCKETS):
-            there: dict[int, int] = {}
-            for digest, line in zip(training._digests[bucket], training._lines[bucket], strict=True):
-                there.setdefault(digest, line)
-            for digest, line in zip(self._digests[bucket], self._lines[bucket], strict=True):
-                if (first := there.get(digest)) is not None:
-                    yield Pair(line, first)
+        return PairReport().collect(pairs())
 
 
 class NearIndex:
-    """Sketches of rows, found again by any four neighbouring elements.
+    """Near duplicates: sketches of rows, found by any four neighbouring elements (locality-sensitive hashing).
 
-    The band table has a fixed size: a newer row takes the place of an older one, so that in a file much larger than
-    the table some near duplicates are missed; none is made up.
+    The band table has a fixed size, and a newer row replaces an older one in it: in a file much larger than the table
+    some near duplicates are missed, but none is reported wrongly.
     """
 
     def __init__(self, expected_rows: int = MAX_NEAR_ROWS) -> None:
@@ -178,7 +177,7 @@ class NearIndex:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that grow with the rows; the band table comes on top."""
+        """Bytes that grow with the rows, without the band table."""
         return len(self._sketches) + sum(a.itemsize * len(a) for a in (self._digests, self._lines))
 
     @property
@@ -196,7 +195,8 @@ class NearIndex:
             self._table[place] = len(self._lines)
 
     def find(self, drawn: bytes, digest: int, line: int) -> Pair | None:
-        """The most similar row that is near but not the same; None when there is none."""
+        """The most similar row that is near but not equal; None when there is none."""
+        # 0 is an empty place; rows are numbered from 1.
         candidates = {self._table[place] for place in self._places(drawn)} - {0}
         best, best_row = 0.0, -1
         for row in sorted(candidate - 1 for candidate in candidates):

@@ -1,7 +1,7 @@
-"""Which rows are trained on, by their own metadata: one rule, for the planner, the worker and the command line.
+"""Row filters: which rows are trained on, by their metadata. One rule for planner, worker and command line.
 
-A row that says nothing about its rating or difficulty passes those bounds: leaving a label out is not a bad mark. A
-row that names no category, lane or task family does not match a category filter: that one asks for something.
+A row without a rating or difficulty passes those bounds, because a missing label is not a bad mark. A row without
+category, lane and task family does not match a category filter, which requires one.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from shared.contract import ContextFilter, DataSection
+from shared.contract.sections import ContextFilter, DataSection
 
 
 class Labelled(Protocol):
-    """What a filter looks at; a ``Record`` and a ``TrainingRow`` both have it."""
+    """The metadata that a filter reads; a ``Record`` and a ``TrainingRow`` both have it."""
 
     @property
     def rating(self) -> int | None: ...
@@ -29,7 +29,7 @@ class Labelled(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RowFilter:
-    """Bounds on rating and difficulty (inclusive), and wanted categories.
+    """Bounds on rating and difficulty (inclusive), and required categories.
 
     Attributes:
         categories: lower-case; a row matches when one of them is a part of its category, lane or task family.
@@ -42,12 +42,12 @@ class RowFilter:
 
     @classmethod
     def of(cls, data: DataSection) -> RowFilter:
-        """The filter a contract asks for; the stricter of its two rating bounds counts."""
+        """The filter of a contract; the stricter of its two rating bounds counts."""
         return cls.combine(data.min_rating, data.context_filter or ContextFilter())
 
     @classmethod
     def of_replay(cls, data: DataSection) -> RowFilter:
-        """The filter of the replay file: ratings count there too; a context filter is about what is to be learnt now."""
+        """The filter of the replay file: ratings count there too, but a context filter selects what is new to train on."""
         return cls(min_rating=data.min_rating)
 
     @classmethod
@@ -65,11 +65,10 @@ class RowFilter:
             return False
         if row.difficulty is not None and not self.min_difficulty <= row.difficulty <= self.max_difficulty:
             return False
-        return not self.categories or self._matches(row)
-
-    def _matches(self, row: Labelled) -> bool:
+        if not self.categories:
+            return True
         labels = [label.lower() for label in (row.category, row.lane, row.task_family) if label]
-        return any(wanted in label for wanted in self.categories for label in labels)
+        return any(category in label for category in self.categories for label in labels)
 
 
 def is_trainable(row: Labelled, min_rating: int) -> bool:

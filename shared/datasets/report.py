@@ -1,6 +1,6 @@
-"""What is in a training file: one report, for the API, the worker and the command line.
+"""The data report on a training file and its validation file, for the API, the worker and the command line.
 
-One pass a file, memory bounded: counts, the first errors, and the indexes of ``shared/duplicates.py``.
+One pass over each file with bounded memory: counts, the first errors, and the indexes of ``duplicates.py``.
 """
 
 from __future__ import annotations
@@ -12,18 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
-from shared.contract import DataMode
-from shared.data_shapes import DataReport, FileReport, Lengths, LinePair, LineProblem, Repeats
-from shared.dataset import (
-    EVERYTHING,
-    DatasetReport,
-    LineError,
-    Quarantine,
-    line_errors,
-    nothing_to_train_on,
-    read_records,
-)
-from shared.duplicates import (
+from shared.contract.epochs import DEFAULT_DIFFICULTY
+from shared.contract.sections import DataMode
+from shared.datasets.duplicates import (
     MAX_NEAR_ROWS,
     ExactIndex,
     NearIndex,
@@ -32,25 +23,38 @@ from shared.duplicates import (
     normalised,
     sketch,
 )
-from shared.epochs import DEFAULT_DIFFICULTY
+from shared.datasets.filters import RowFilter
+from shared.datasets.reader import (
+    EVERYTHING,
+    DatasetReport,
+    Hasher,
+    LineError,
+    Quarantine,
+    line_errors,
+    nothing_to_train_on,
+    open_data,
+    read_records,
+)
+from shared.datasets.report_types import DataReport, FileReport, Lengths, LinePair, LineProblem, Repeats
+from shared.datasets.rows import Record
 from shared.errors import DatasetInvalid
-from shared.row_filters import RowFilter
-from shared.training_row import Record
 
 __all__ = ["DataReport", "FileReport", "RowFilter", "inspect_file", "refusal"]
 
 MAX_LABELS = 50
-"""Different categories, lanes or task families that are told apart; the rest counts as ``(other)``."""
+"""Distinct categories, lanes or task families that are counted; the others count as ``(other)``."""
 LENGTHS = (128, 512, 2_048, 8_192, 32_768, 131_072)
-"""Upper bounds of the length classes, in characters; one class more is above the last."""
+"""Upper bounds of the length classes, in characters; one more class is above the last."""
 TYPICAL_ROW_BYTES = 200
 ROWS_PER_PROGRESS = 2_000
 Progress = Callable[[int], None]
+Observer = Callable[[Record, int], None]
+"""Receives the valid rows of a training file with their line numbers."""
 
 
 @dataclass(slots=True)
-class _Pass:
-    """What is gathered of one file."""
+class _FileCounts:
+    """Counts and indexes of one file."""
 
     report: DatasetReport = field(default_factory=DatasetReport)
     turns: Counter[str] = field(default_factory=Counter)
@@ -72,6 +76,7 @@ class _Pass:
         messages = record.conversation()
         size = sum(len(message.content or "") for message in messages)
         self.total += size
+        # Of equally long rows the first.
         self.longest = max(self.longest, (size, -line))
         self.lengths[sum(size > bound for bound in LENGTHS)] += 1
         self.turns.update([message.role for message in messages])
@@ -104,8 +109,10 @@ def inspect_file(
     near: bool = True,
     quarantine: BinaryIO | None = None,
     progress: Progress | None = None,
+    observer: Observer | None = None,
+    hashers: tuple[Hasher | None, Hasher | None] = (None, None),
 ) -> DataReport:
-    """Read a training file, and its validation file, and say all that is known about them.
+    """Read a training file and its validation file, once each, and report all that is known about them.
 
     Args:
         path: the training file.
@@ -114,28 +121,36 @@ def inspect_file(
         mode: whether a bad line makes the files unusable or is skipped.
         near: also look for near duplicates (about 0.1 ms a row).
         quarantine: receives the bad lines of the training file.
-        progress: is told from time to time how many bytes were read since it was last told.
+        progress: called from time to time with the number of bytes read since its last call.
+        observer: sees the rows of the training file in the same pass, e.g. to tokenise them. In strict mode none after
+            the first bad line, because the file is refused then.
+        hashers: receive the bytes of the training file and of the validation file.
     """
-    training = _read(path, filters, near, None, quarantine, progress)
+    strict = mode is DataMode.STRICT
+    training = _read(path, filters, near, None, quarantine, progress, observer, hashers[0], strict=strict)
     trained = _file_report(path, training)
     if validation is None:
         return DataReport(mode=mode, training=trained, notes=_notes(trained, mode))
-    held_out = _read(validation, filters, near, training.near, None, progress)
+    held_out = _read(validation, filters, near, training.near, None, progress, None, hashers[1], strict=strict)
     validated = _file_report(validation, held_out)
     leakage = _repeats(held_out.exact.shared_with(training.exact), held_out.near_leaks)
+    notes = _notes(trained, mode)
+    if leaked := leakage.exact_rows + leakage.near_rows:
+        share = f"{leaked} of {validated.rows} validation rows"
+        notes.append(f"{share} are in the training file too: the validation loss is lower than on new rows.")
     return DataReport(
         mode=mode,
         training=trained,
         validation=validated,
         leakage=leakage,
-        notes=_notes(trained, mode) + _leakage_notes(validated, leakage),
+        notes=notes,
     )
 
 
 def refusal(
     report: DataReport, filters: RowFilter = EVERYTHING, training: str = "data.train_file"
 ) -> DatasetInvalid | None:
-    """The error of a report that is not usable, with the field that names the file; None when it is.
+    """The error of a report whose files are not usable, with the field that names the file; None when they are.
 
     Args:
         training: the field that names the report's first file.
@@ -144,7 +159,9 @@ def refusal(
     for param, file in files.items():
         if file is None:
             continue
-        found = _as_dataset_report(file)
+        errors = [LineError(problem.line, problem.reason, problem.code, problem.field) for problem in file.errors]
+        codes = Counter(file.errors_by_code)
+        found = DatasetReport(file.rows, file.trainable_rows, file.error_count, errors, codes)
         if file.error_count and report.mode is DataMode.STRICT:
             return line_errors(found, param)
         if not file.trainable_rows:
@@ -159,10 +176,14 @@ def _read(
     training: NearIndex | None,
     quarantine: BinaryIO | None,
     progress: Progress | None,
-) -> _Pass:
-    found = _Pass(near=NearIndex(path.stat().st_size // TYPICAL_ROW_BYTES) if near else None)
-    report, told = found.report, 0
-    with path.open("rb") as file:
+    observer: Observer | None,
+    hasher: Hasher | None,
+    *,
+    strict: bool,
+) -> _FileCounts:
+    found = _FileCounts(near=NearIndex(path.stat().st_size // TYPICAL_ROW_BYTES) if near else None)
+    report, reported = found.report, 0
+    with open_data(path, hasher) as file:
         for line, record in read_records(file, report, Quarantine(quarantine) if quarantine else None):
             report.rows += 1
             if filters.admits(record):
@@ -170,15 +191,18 @@ def _read(
                 found.trainable[record.difficulty or DEFAULT_DIFFICULTY] += 1
             found.count(record, line)
             found.compare(record, line, training)
+            if observer and not (strict and report.error_count):
+                observer(record, line)
             if progress and line % ROWS_PER_PROGRESS == 0:
-                told += _tell(progress, file, told)
+                reported += _report_progress(progress, file, reported)
         if progress:
-            _tell(progress, file, told)
+            _report_progress(progress, file, reported)
     return found
 
 
-def _tell(progress: Progress, file: BinaryIO, told: int) -> int:
-    read = os.lseek(file.fileno(), 0, os.SEEK_CUR) - told
+def _report_progress(progress: Progress, file: BinaryIO, reported: int) -> int:
+    # The descriptor's position: the rows come from a buffer of their own, so the file object's is unknown.
+    read = os.lseek(file.fileno(), 0, os.SEEK_CUR) - reported
     progress(read)
     return read
 
@@ -188,8 +212,9 @@ def _tally(counts: Counter[str], label: str | None) -> None:
     counts[name if name in counts or len(counts) < MAX_LABELS else "(other)"] += 1
 
 
-def _file_report(path: Path, found: _Pass) -> FileReport:
+def _file_report(path: Path, found: _FileCounts) -> FileReport:
     report = found.report
+    longest, longest_line = found.longest
     return FileReport(
         bytes=path.stat().st_size,
         rows=report.rows,
@@ -198,7 +223,14 @@ def _file_report(path: Path, found: _Pass) -> FileReport:
         errors_by_code=dict(report.errors_by_code.most_common()),
         errors=[LineProblem(line=e.line, code=e.code, field=e.field, reason=e.reason) for e in report.errors],
         turns=dict(found.turns.most_common()),
-        lengths=_lengths(found),
+        lengths=Lengths(
+            bounds=list(LENGTHS),
+            counts=found.lengths,
+            total=found.total,
+            mean=round(found.total / max(1, report.rows), 1),
+            longest=longest,
+            longest_line=-longest_line,
+        ),
         ratings=_numbered(found.ratings, "unrated"),
         difficulties=_numbered(found.difficulties, "(none)"),
         trainable_difficulties=dict(sorted(found.trainable.items())),
@@ -206,18 +238,6 @@ def _file_report(path: Path, found: _Pass) -> FileReport:
         lanes=dict(found.lanes.most_common()),
         task_families=dict(found.task_families.most_common()),
         duplicates=_repeats(found.exact.repeats(), found.near_repeats),
-    )
-
-
-def _lengths(found: _Pass) -> Lengths:
-    size, line = found.longest
-    return Lengths(
-        bounds=list(LENGTHS),
-        counts=found.lengths,
-        total=found.total,
-        mean=round(found.total / max(1, found.report.rows), 1),
-        longest=size,
-        longest_line=-line,
     )
 
 
@@ -244,15 +264,3 @@ def _notes(file: FileReport, mode: DataMode) -> list[str]:
         f"Near duplicates were looked for among the first {MAX_NEAR_ROWS} rows only.": file.rows > MAX_NEAR_ROWS,
     }
     return [note for note, holds in facts.items() if holds]
-
-
-def _leakage_notes(validation: FileReport, leakage: Repeats) -> list[str]:
-    rows = leakage.exact_rows + leakage.near_rows
-    if not rows:
-        return []
-    return [f"{rows} of {validation.rows} validation rows are in the training file too: the validation loss flatters."]
-
-
-def _as_dataset_report(file: FileReport) -> DatasetReport:
-    errors = [LineError(problem.line, problem.reason, problem.code, problem.field) for problem in file.errors]
-    return DatasetReport(file.rows, file.trainable_rows, file.error_count, errors, Counter(file.errors_by_code))

@@ -1,19 +1,19 @@
-"""The shapes of a data report: what ``shared/data_report.py`` finds, as JSON."""
+"""Types of the data report that ``report.py`` makes; they are its JSON form."""
 
 from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict
 
-from shared.contract import DataMode
-from shared.row_errors import RowCode
+from shared.contract.sections import DataMode
+from shared.datasets.rows import RowCode
 
 
-class View(BaseModel):
+class ReportPart(BaseModel):
     model_config = ConfigDict(frozen=True)
 
 
-class LineProblem(View):
-    """One bad line; ``field`` is empty when it is the whole line."""
+class LineProblem(ReportPart):
+    """One bad line; ``field`` is empty when the error is about the whole line."""
 
     line: int
     code: RowCode
@@ -21,7 +21,7 @@ class LineProblem(View):
     reason: str
 
 
-class Lengths(View):
+class Lengths(ReportPart):
     """Characters of content per valid row. ``counts[i]`` rows have at most ``bounds[i]``; the last, more."""
 
     bounds: list[int]
@@ -32,16 +32,16 @@ class Lengths(View):
     longest_line: int
 
 
-class LinePair(View):
-    """Two lines that say the same; in leakage ``first`` is of the training file and ``second`` of the validation file."""
+class LinePair(ReportPart):
+    """Two equal or similar lines; in leakage ``first`` is of the training file and ``second`` of the validation file."""
 
     first: int
     second: int
     similarity: float
 
 
-class Repeats(View):
-    """Rows that repeat another one; the first pairs by line."""
+class Repeats(ReportPart):
+    """Rows that repeat another row, and the first pairs of them by line."""
 
     exact_rows: int = 0
     exact_pairs: list[LinePair] = []
@@ -49,11 +49,11 @@ class Repeats(View):
     near_pairs: list[LinePair] = []
 
 
-class FileReport(View):
+class FileReport(ReportPart):
     """One file. ``rows`` are the valid ones; ``trainable_rows`` of them pass the filter.
 
-    ``difficulties`` counts the valid rows as they are marked, ``trainable_difficulties`` the trainable ones as a
-    curriculum takes them.
+    ``difficulties`` counts the valid rows as they are labelled, ``trainable_difficulties`` the trainable ones as a
+    curriculum counts them.
     """
 
     bytes: int
@@ -73,8 +73,8 @@ class FileReport(View):
     duplicates: Repeats
 
 
-class DataReport(View):
-    """A training file, and the validation file if there is one, with what they share."""
+class DataReport(ReportPart):
+    """The report on a training file, its validation file if there is one, and the rows that both have."""
 
     mode: DataMode
     training: FileReport

@@ -1,23 +1,24 @@
-"""Decoding and checking one line: a fast path for good rows, a careful one that says what is wrong with the others."""
+"""Decodes and checks one line of a training file, and explains what is wrong with a bad one."""
 
 from __future__ import annotations
 
 import json
 import re
+from contextlib import suppress
 from typing import Any, NoReturn, get_args
 
 import msgspec
 
-from shared.row_errors import RowCode, RowError
-from shared.training_row import Message, Record, Role, TrainingRow, as_row
+from shared.datasets.rows import Message, Record, Role, RowCode, RowError, TrainingRow, as_row
 
 MAX_LINE_BYTES = 1_000_000
-"""Longest line, without its line end."""
+"""Longest line in bytes, without its line end."""
 ROLES: tuple[str, ...] = get_args(Role)
 
 decode = msgspec.json.Decoder(Record).decode
 """Types, ranges and roles are checked in C; the rest by :func:`check_record`."""
 FAILURES = (RowError, msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+# msgspec names the field at the end of its messages.
 _LOCATED = re.compile(r"^(?P<what>.*?)(?: - at `(?P<path>[^`]*)`)?$", re.DOTALL)
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 _TYPES = {
@@ -67,49 +68,65 @@ def decode_line(line: bytes) -> Record:
 
 
 def check_record(record: Record, line: bytes) -> None:
-    """Check what the types do not say.
+    """Check what the types do not: length, turns, tools, spans.
 
     Raises:
         RowError: what is wrong with it.
     """
     _check_length(line)
-    chat = record.messages or record.turns
-    if chat:
+    if chat := record.messages or record.turns:
         _check_turns(chat, "messages" if record.messages else "turns")
     else:
-        _check_pair(record)
+        _check_pair(*record.pair())
     for index, tool in enumerate(record.tools or ()):
         _check_tool(tool, f"tools[{index}]")
     if record.syntax_spans:
-        _check_spans(record)
+        length = len(record.conversation()[-1].content or "")
+        for index, span in enumerate(record.syntax_spans):
+            if not span.start < span.end <= length:
+                field = f"syntax_spans[{index}]"
+                reason = (
+                    f"{field} is {span.start} to {span.end}, which is no stretch of the answer's {length} characters"
+                )
+                raise RowError(RowCode.ROW_SPAN_OUT_OF_RANGE, reason, field)
 
 
 def explain(line: bytes, failure: Exception) -> RowError:
-    """The error of a line that did not decode, or was refused."""
+    """The error of a line that could not be decoded, or failed a check."""
     try:
         _explain(line, failure)
     except RowError as error:
         return error
 
 
-# --- what did not decode
+# --- lines that cannot be decoded
 
 
 def _explain(line: bytes, failure: Exception) -> NoReturn:
+    # The order matters: a line that is too long or not UTF-8 is not JSON either.
     if isinstance(failure, RowError):
         raise failure
     _check_length(line)
     if not line.strip():
         raise RowError(RowCode.ROW_BLANK, "the line is blank") from None
-    _check_encoding(line)
+    try:
+        line.decode()
+    except UnicodeDecodeError as error:
+        hint = "; the file looks like UTF-16" if line[:2] in {b"\xff\xfe", b"\xfe\xff"} else ""
+        hint = "; the file looks compressed" if line[:2] == b"\x1f\x8b" else hint
+        raise RowError(RowCode.ROW_NOT_UTF8, f"byte {error.start + 1} of the line is not UTF-8{hint}") from None
     if isinstance(failure, RecursionError):
         raise RowError(RowCode.ROW_TOO_DEEP, "the line nests lists or objects too deeply") from None
     if isinstance(failure, msgspec.ValidationError):
-        raise _mistyped(line, str(failure)) from None
+        raise _type_error(line, str(failure)) from None
     if _SURROGATE.search(line) and _has_lone_surrogate(line):
         reason = "the line has half of a surrogate pair (\\ud800 to \\udfff), which is no character"
         raise RowError(RowCode.ROW_LONE_SURROGATE, reason) from None
-    raise RowError(RowCode.ROW_NOT_JSON, f"the line is not JSON: {_syntax(line, failure)}") from None
+    reason = str(failure).removeprefix("JSON is malformed: ")
+    if reason == "Input data was truncated":
+        reason = "it ends in the middle"
+    hint = " (the file looks like one JSON list; write one object per line)" if line.strip() in {b"[", b"]"} else ""
+    raise RowError(RowCode.ROW_NOT_JSON, f"the line is not JSON: {reason}{hint}") from None
 
 
 def _check_length(line: bytes) -> None:
@@ -117,32 +134,16 @@ def _check_length(line: bytes) -> None:
         raise RowError(RowCode.ROW_TOO_LONG, f"the line is longer than {MAX_LINE_BYTES} bytes") from None
 
 
-def _check_encoding(line: bytes) -> None:
-    try:
-        line.decode()
-    except UnicodeDecodeError as error:
-        hint = "; the file looks like UTF-16" if line[:2] in {b"\xff\xfe", b"\xfe\xff"} else ""
-        hint = "; the file looks compressed" if line[:2] == b"\x1f\x8b" else hint
-        raise RowError(RowCode.ROW_NOT_UTF8, f"byte {error.start + 1} of the line is not UTF-8{hint}") from None
-
-
 def _has_lone_surrogate(line: bytes) -> bool:
-    """Whether the line is well-formed but for its surrogates: Python's own decoder lets them pass."""
+    """Whether the line is well-formed except for its surrogates."""
+    # Python's own decoder lets them pass.
     try:
         return bool(re.search("[\ud800-\udfff]", json.dumps(json.loads(line), ensure_ascii=False)))
     except (ValueError, RecursionError):
         return False
 
 
-def _syntax(line: bytes, failure: Exception) -> str:
-    words = str(failure).removeprefix("JSON is malformed: ")
-    if words == "Input data was truncated":
-        words = "it ends in the middle"
-    hint = " (the file looks like one JSON list; write one object per line)" if line.strip() in {b"[", b"]"} else ""
-    return words + hint
-
-
-def _mistyped(line: bytes, failure: str) -> RowError:
+def _type_error(line: bytes, failure: str) -> RowError:
     found = _LOCATED.match(failure)
     what, path = (found["what"], found["path"] or "") if found else (failure, "")
     field = path.removeprefix("$").removeprefix(".")
@@ -152,33 +153,32 @@ def _mistyped(line: bytes, failure: str) -> RowError:
     if not field:
         hint = "; write one object per line" if line.lstrip()[:1] == b"[" else ""
         return RowError(RowCode.ROW_NOT_OBJECT, f"the line is not a JSON object{hint}")
-    return _misvalued(field, what)
+    return _bad_value(field, what)
 
 
-def _misvalued(field: str, what: str) -> RowError:
-    """The error of one field's value, in words."""
+def _bad_value(field: str, what: str) -> RowError:
+    """The error of one field's value, from msgspec's message."""
     name = field.rpartition(".")[2]
     if (chosen := re.match(r"Invalid enum value (.*)", what)) and name in _CHOICES:
-        code, wanted = _CHOICES[name]
-        return RowError(code, f"{field} is {chosen[1][:60]}; it must be {wanted}", field)
+        code, allowed = _CHOICES[name]
+        return RowError(code, f"{field} is {chosen[1][:60]}; it must be {allowed}", field)
     if name == "weight" and field.startswith(("messages", "turns")):
         return RowError(RowCode.ROW_WEIGHT_INVALID, f"{field} must be 0 or 1", field)
     if re.match(r"Expected `\w+` [<>]=", what) and name in _RANGES:
-        code, wanted = _RANGES[name]
-        return RowError(code, f"{field} must be {wanted}", field)
+        code, allowed = _RANGES[name]
+        return RowError(code, f"{field} must be {allowed}", field)
     if types := re.match(r"Expected `(.*)`, got `(.*)`", what):
-        wanted = " or ".join(_TYPES.get(kind, kind) for kind in types[1].split(" | "))
+        expected = " or ".join(_TYPES.get(kind, kind) for kind in types[1].split(" | "))
         return RowError(
-            RowCode.ROW_FIELD_TYPE, f"{field} must be {wanted}, not {_TYPES.get(types[2], types[2])}", field
+            RowCode.ROW_FIELD_TYPE, f"{field} must be {expected}, not {_TYPES.get(types[2], types[2])}", field
         )
     return RowError(RowCode.ROW_NUMBER_RANGE, f"{field} holds a number that is out of range", field)
 
 
-# --- what decoded, but may not be learnt from
+# --- lines that decode, but must not be trained on
 
 
-def _check_pair(record: Record) -> None:
-    prompt, answer = record.pair()
+def _check_pair(prompt: str | None, answer: str | None) -> None:
     if prompt is None or answer is None:
         raise RowError(RowCode.ROW_FIELD_MISSING, "neither `messages` nor `prompt` with `response` is there")
     if not prompt:
@@ -230,28 +230,13 @@ def _check_tool_call(call: dict[str, Any], field: str) -> None:
     if not isinstance(function, dict) or not _is_name(function.get("name")):
         reason = f"{field} names no function"
         raise RowError(RowCode.ROW_TOOL_CALL_INVALID, reason, f"{field}.function.name")
-    if not _is_arguments(function.get("arguments")):
+    arguments = function.get("arguments")
+    with suppress(*FAILURES, UnicodeEncodeError):
+        arguments = msgspec.json.decode(arguments) if isinstance(arguments, str) else arguments
+    if not isinstance(arguments, dict | None):
         reason = f"{field}.function.arguments must be a JSON object, or text that holds one"
         raise RowError(RowCode.ROW_TOOL_CALL_INVALID, reason, f"{field}.function.arguments")
 
 
 def _is_name(value: object) -> bool:
     return isinstance(value, str) and bool(value.strip())
-
-
-def _is_arguments(value: object) -> bool:
-    if isinstance(value, str):
-        try:
-            value = msgspec.json.decode(value)
-        except (*FAILURES, UnicodeEncodeError):
-            return False
-    return isinstance(value, dict | None)
-
-
-def _check_spans(record: Record) -> None:
-    length = len(record.conversation()[-1].content or "")
-    for index, span in enumerate(record.syntax_spans or ()):
-        if not span.start < span.end <= length:
-            field = f"syntax_spans[{index}]"
-            reason = f"{field} is {span.start} to {span.end}, which is no stretch of the answer's {length} characters"
-            raise RowError(RowCode.ROW_SPAN_OUT_OF_RANGE, reason, field)

@@ -1,19 +1,64 @@
-"""The training row: what one line of a training file may be, and its one internal form.
+"""The training row: the fields of one line of a training file, its one internal form, and the error codes of a line.
 
 A line is a JSON object with ``messages`` (or ``turns``), or with ``prompt`` (``instruction``) and ``response``
 (``output``, ``completion``); messages win when both are there, and the first name of each list wins over its aliases.
-Unknown keys are carried by nobody, refused by nobody, and never reach a tokenizer. A key that is there twice counts
-as its last value, as everywhere in Python.
+Unknown keys are ignored and never reach a tokenizer. Of a key that is there twice the last value counts, as everywhere
+in Python.
 
-Two tiers: msgspec checks types, ranges and roles in C, and a plain chat needs a short loop more; only a row that fails,
-or carries tools, weights or spans, is looked at with care (``shared/row_checks.py``).
+Rows are checked in two steps: msgspec checks types, ranges and roles in C, and a plain chat needs only a short loop more;
+a row that fails, or has tools, weights or spans, takes the slow path (``row_validation.py``).
 """
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import Annotated, Any, Literal
 
 import msgspec
+
+
+class RowCode(StrEnum):
+    """Stable codes of bad rows, in reports, in ``details.errors`` and in quarantine files."""
+
+    ROW_BLANK = "ROW_BLANK"
+    ROW_TOO_LONG = "ROW_TOO_LONG"
+    ROW_NOT_UTF8 = "ROW_NOT_UTF8"
+    ROW_NOT_JSON = "ROW_NOT_JSON"
+    ROW_LONE_SURROGATE = "ROW_LONE_SURROGATE"
+    ROW_TOO_DEEP = "ROW_TOO_DEEP"
+    ROW_NOT_OBJECT = "ROW_NOT_OBJECT"
+    ROW_FIELD_MISSING = "ROW_FIELD_MISSING"
+    ROW_FIELD_TYPE = "ROW_FIELD_TYPE"
+    ROW_NUMBER_RANGE = "ROW_NUMBER_RANGE"
+    ROW_ROLE_UNKNOWN = "ROW_ROLE_UNKNOWN"
+    ROW_CONTENT_EMPTY = "ROW_CONTENT_EMPTY"
+    ROW_ANSWER_EMPTY = "ROW_ANSWER_EMPTY"
+    ROW_LAST_TURN_NOT_ASSISTANT = "ROW_LAST_TURN_NOT_ASSISTANT"
+    ROW_WEIGHT_INVALID = "ROW_WEIGHT_INVALID"
+    ROW_NOTHING_TO_LEARN = "ROW_NOTHING_TO_LEARN"
+    ROW_TOOL_INVALID = "ROW_TOOL_INVALID"
+    ROW_TOOL_CALL_INVALID = "ROW_TOOL_CALL_INVALID"
+    ROW_RATING_RANGE = "ROW_RATING_RANGE"
+    ROW_DIFFICULTY_RANGE = "ROW_DIFFICULTY_RANGE"
+    ROW_RESPONSE_MODE_UNKNOWN = "ROW_RESPONSE_MODE_UNKNOWN"
+    ROW_SPAN_OUT_OF_RANGE = "ROW_SPAN_OUT_OF_RANGE"
+
+
+class RowError(ValueError):
+    """The error of a line that is not a training row.
+
+    Args:
+        code: the stable code.
+        reason: what is wrong, for the author of the file.
+        field: path of the field, e.g. ``messages[0].role``; empty for the whole line.
+    """
+
+    def __init__(self, code: RowCode, reason: str, field: str = "") -> None:
+        super().__init__(reason)
+        self.code = code
+        self.reason = reason
+        self.field = field
+
 
 Role = Literal["system", "developer", "user", "assistant", "tool"]
 Rating = Annotated[int, msgspec.Meta(ge=1, le=5)]
@@ -23,7 +68,7 @@ SpanWeight = Annotated[float, msgspec.Meta(ge=0)]
 
 
 class Message(msgspec.Struct, frozen=True, gc=False):
-    """One turn of a chat. ``content`` may be null when the turn calls tools; ``weight`` 0 means: do not learn this."""
+    """One turn of a chat. ``content`` may be null when the turn calls tools; a turn of ``weight`` 0 is not supervised."""
 
     role: Role
     content: str | None = None
@@ -34,7 +79,7 @@ class Message(msgspec.Struct, frozen=True, gc=False):
 
 
 class SyntaxSpan(msgspec.Struct, frozen=True, gc=False):
-    """A stretch of the answer, in characters, whose tokens count more or less in the loss."""
+    """A range of the answer, in characters, whose tokens count more or less in the loss."""
 
     start: Offset
     end: Offset
@@ -43,7 +88,7 @@ class SyntaxSpan(msgspec.Struct, frozen=True, gc=False):
 
 
 class Record(msgspec.Struct, frozen=True, gc=False):
-    """A line as written: every name and alias it may use."""
+    """A line as written, with every name and alias that a field may have."""
 
     messages: list[Message] | None = None
     turns: list[Message] | None = None
@@ -64,7 +109,7 @@ class Record(msgspec.Struct, frozen=True, gc=False):
     agent_trust_score: float | None = None
 
     def conversation(self) -> list[Message]:
-        """The turns, whichever way they were written; empty when neither way is complete."""
+        """The turns, from ``messages`` or from prompt and response; empty when neither is complete."""
         if turns := self.messages or self.turns:
             return turns
         prompt, answer = self.pair()

@@ -1,4 +1,4 @@
-"""What a job will take before it is queued: memory by part, disk, steps, tokens, time. Pure arithmetic.
+"""Estimates what a job needs before it is queued: memory by part, disk, steps, tokens, time. Pure arithmetic.
 
 What follows from shapes is exact (weights, adapter, optimizer, files: tests hold them against real bytes). Activations
 are what transformers with PEFT saves for the backward pass, counted from autograd; the runtime overhead is a stated
@@ -10,10 +10,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from pydantic import BaseModel, ConfigDict, Field
-
-from shared.contract import FineTuneContract, OptimizerKind
-from shared.footprint import (
+from shared.base_models.config import ModelConfig
+from shared.base_models.tensors import expected_tensors, linear_layers, parameter_count
+from shared.contract.plan import planned_steps, validation_split
+from shared.contract.sections import FineTuneContract, OptimizerKind
+from shared.preflight.memory import (
     activation_bytes,
     adapter_file_bytes,
     checkpoint_bytes,
@@ -24,98 +25,16 @@ from shared.footprint import (
     nf4_bytes,
     unquantised_bytes,
 )
-from shared.model_config import ModelConfig
-from shared.model_tensors import expected_tensors, linear_layers, parameter_count
-from shared.planner import planned_steps, validation_split
+from shared.preflight.types import Configuration, Disk, Estimate, NearestFit, Vram
 
 RUNTIME_BYTES = 1 << 30
 """Allowance for the device context, library workspaces and the allocator's slack: stated, not measured by this module."""
-
 CPU_RUNTIME_BYTES = 440 << 20
 """Resident set of Python with torch, transformers and peft, measured."""
-
 VRAM_FRACTION = 0.85
-"""Share of the device that a plan may fill when ``exec.max_vram_fraction`` says nothing (specification §3.6)."""
-
+"""Share of the device that a plan may fill when ``exec.max_vram_fraction`` is not set (specification §3.6)."""
 CHECKPOINTS_KEPT = 3
 MIN_SEQ_LEN = 64
-
-
-class Part(BaseModel):
-    """A frozen, closed value."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
-
-
-class Vram(Part):
-    """Device memory by part, at the worst moment: a micro-batch of full-length rows."""
-
-    quantised_weights: int = Field(description="NF4 weights with their quantisation state.")
-    other_weights: int = Field(description="Embeddings, head, norms, biases, convolutions in compute dtype.")
-    adapter: int = Field(description="LoRA parameters, fp32.")
-    gradients: int
-    optimizer: int = Field(description="AdamW's two moments: fp32, or 8 bit with their scales.")
-    activations: int
-    logits: int = Field(description="Logits and their loss.")
-    runtime: int = Field(description="Stated allowance.")
-
-    @property
-    def total(self) -> int:
-        return int(sum(self.model_dump().values()))
-
-
-class Disk(Part):
-    """Storage by part."""
-
-    base: int = Field(description="The base model's weights at its own dtype.")
-    checkpoints: int = Field(description="All that are kept at a time.")
-    adapter: int
-    merge: int = Field(description="A merged model, if one is made.")
-
-    @property
-    def total(self) -> int:
-        return int(sum(self.model_dump().values()))
-
-
-class Configuration(Part):
-    """The knobs that decide memory."""
-
-    batch_size: int
-    grad_accum: int
-    seq_len: int
-    checkpointing: bool
-    head_chunk: int | None = Field(
-        None, description="Tokens whose logits exist at a time; null: a whole micro-batch's."
-    )
-
-
-class NearestFit(Part):
-    """The nearest configuration that fits."""
-
-    configuration: Configuration
-    vram_bytes: int
-    changes_result: bool = Field(description="True when rows had to be shortened; else the result is the same.")
-    advice: str
-
-
-class Estimate(Part):
-    """What a job takes. ``fits`` is None when the device is not known, ``seconds`` when the rate is not."""
-
-    configuration: Configuration
-    vram: Vram
-    vram_bytes: int
-    vram_budget: int | None
-    disk: Disk
-    disk_bytes: int
-    parameters: int
-    trainable_parameters: int
-    optimizer_steps: int
-    tokens: int | None = Field(description="Trained tokens of all epochs; None when the mean length is not known.")
-    max_tokens: int
-    seconds: float | None
-    fits: bool | None
-    nearest_fit: NearestFit | None
-    notes: tuple[str, ...]
 
 
 def estimate(
@@ -147,22 +66,25 @@ def estimate(
             Python with torch and transformers, as measured.
     """
     exec_ = contract.exec
-    asked = Configuration(
+    requested = Configuration(
         batch_size=exec_.batch_size,
         grad_accum=exec_.grad_accum,
         seq_len=exec_.seq_len,
         checkpointing=checkpointing,
         head_chunk=head_chunk,
     )
-    vram = vram_parts(contract, config, asked, compute_bytes, runtime_bytes)
+    vram = vram_parts(contract, config, requested, compute_bytes, runtime_bytes)
     budget = None if vram_bytes is None else math.floor(vram_bytes * (exec_.max_vram_fraction or VRAM_FRACTION))
     fits = None if budget is None else vram.total <= budget
-    nearest = nearest_fit(contract, config, asked, budget, compute_bytes) if budget and fits is False else None
+    nearest = nearest_fit(contract, config, requested, budget, compute_bytes) if budget and fits is False else None
     disk = disk_parts(contract, config)
-    epochs = [rows - _held_out(contract, rows)] * exec_.epochs if epoch_rows is None else epoch_rows
-    tokens = None if mean_tokens is None else round(sum(epochs) * min(mean_tokens, exec_.seq_len))
+    if epoch_rows is None:
+        data = contract.data
+        held_out = 0 if data.validation_file else validation_split(rows, data.validation_split_ratio)
+        epoch_rows = [rows - held_out] * exec_.epochs
+    tokens = None if mean_tokens is None else round(sum(epoch_rows) * min(mean_tokens, exec_.seq_len))
     return Estimate(
-        configuration=asked,
+        configuration=requested,
         vram=vram,
         vram_bytes=vram.total,
         vram_budget=budget,
@@ -170,9 +92,9 @@ def estimate(
         disk_bytes=disk.total,
         parameters=parameter_count(expected_tensors(config)),
         trainable_parameters=vram.adapter // 4,
-        optimizer_steps=planned_steps(epochs, contract),
+        optimizer_steps=planned_steps(epoch_rows, contract),
         tokens=tokens,
-        max_tokens=sum(epochs) * exec_.seq_len,
+        max_tokens=sum(epoch_rows) * exec_.seq_len,
         seconds=tokens / tokens_per_second if tokens is not None and tokens_per_second else None,
         fits=fits,
         nearest_fit=nearest,
@@ -183,14 +105,14 @@ def estimate(
 def vram_parts(
     contract: FineTuneContract,
     config: ModelConfig,
-    asked: Configuration,
+    configuration: Configuration,
     compute_bytes: int,
     runtime_bytes: int = RUNTIME_BYTES,
 ) -> Vram:
-    """Device memory of a configuration; the contract's own batch, accumulation and length are not looked at."""
+    """Device memory of a configuration, whatever batch, accumulation and length the contract itself has."""
     adapter, lora = contract.adapter, lora_tensors(config, contract.adapter.rank, contract.adapter.target_modules)
     parameters = parameter_count(lora)
-    tokens = asked.batch_size * asked.seq_len
+    tokens = configuration.batch_size * configuration.seq_len
     eight_bit = contract.optimizer.kind is OptimizerKind.PAGED_ADAMW_8BIT
     return Vram(
         quantised_weights=sum(
@@ -201,8 +123,9 @@ def vram_parts(
         adapter=4 * parameters,
         gradients=4 * parameters,
         optimizer=sum(moment_bytes(math.prod(shape), eight_bit=eight_bit) for shape in lora.values()),
-        activations=tokens * activation_bytes(config, adapter.rank, compute_bytes, checkpointing=asked.checkpointing),
-        logits=min(tokens, asked.head_chunk or tokens) * head_bytes(config, compute_bytes),
+        activations=tokens
+        * activation_bytes(config, adapter.rank, compute_bytes, checkpointing=configuration.checkpointing),
+        logits=min(tokens, configuration.head_chunk or tokens) * head_bytes(config, compute_bytes),
         runtime=runtime_bytes,
     )
 
@@ -220,23 +143,25 @@ def disk_parts(contract: FineTuneContract, config: ModelConfig) -> Disk:
 
 
 def nearest_fit(
-    contract: FineTuneContract, config: ModelConfig, asked: Configuration, budget: int, compute_bytes: int = 2
+    contract: FineTuneContract, config: ModelConfig, requested: Configuration, budget: int, compute_bytes: int = 2
 ) -> NearestFit | None:
-    """The configuration nearest to the asked one that needs at most ``budget`` bytes; None when none does.
+    """The configuration nearest to the requested one that needs at most ``budget`` bytes; None when none does.
 
     First the batch is halved and accumulation doubled, which leaves the result as it is (the loss weighs every token
     the same); then activations are recomputed, with the batch as large as fits; last, rows are shortened.
     """
-    for seq_len in _halvings(asked.seq_len, MIN_SEQ_LEN):
-        for checkpointing in sorted({asked.checkpointing, True}):
-            for batch_size, grad_accum in _same_effective_batch(asked.batch_size, asked.grad_accum):
+    # Outermost what changes the result, innermost what does not: the first hit is the mildest change.
+    seq_len = requested.seq_len
+    while seq_len == requested.seq_len or seq_len >= MIN_SEQ_LEN:
+        for checkpointing in sorted({requested.checkpointing, True}):
+            for batch_size, grad_accum in _same_effective_batch(requested.batch_size, requested.grad_accum):
                 changes = {"batch_size": batch_size, "grad_accum": grad_accum, "seq_len": seq_len}
-                tried = asked.model_copy(update=changes | {"checkpointing": checkpointing})
+                tried = requested.model_copy(update=changes | {"checkpointing": checkpointing})
                 needed = vram_parts(contract, config, tried, compute_bytes).total
                 if needed <= budget:
-                    shortened = seq_len != asked.seq_len
-                    advice = _advice(asked, tried)
+                    shortened, advice = seq_len != requested.seq_len, _advice(requested, tried)
                     return NearestFit(configuration=tried, vram_bytes=needed, changes_result=shortened, advice=advice)
+        seq_len //= 2
     return None
 
 
@@ -250,29 +175,16 @@ def _same_effective_batch(batch_size: int, grad_accum: int) -> list[tuple[int, i
     return pairs
 
 
-def _halvings(value: int, least: int) -> list[int]:
-    values = [value]
-    while values[-1] // 2 >= least:
-        values.append(values[-1] // 2)
-    return values
-
-
-def _advice(asked: Configuration, found: Configuration) -> str:
+def _advice(requested: Configuration, found: Configuration) -> str:
     steps = []
-    if found.batch_size != asked.batch_size:
+    if found.batch_size != requested.batch_size:
         steps.append(f"set exec.batch_size to {found.batch_size} and exec.grad_accum to {found.grad_accum}")
-    if found.checkpointing and not asked.checkpointing:
+    if found.checkpointing and not requested.checkpointing:
         steps.append("recompute activations (gradient checkpointing)")
-    if found.seq_len != asked.seq_len:
+    if found.seq_len != requested.seq_len:
         steps.append(f"set exec.seq_len to {found.seq_len}, which truncates longer rows and so changes the result")
     text = "; ".join(steps)
     return f"{text[:1].upper()}{text[1:]}."
-
-
-def _held_out(contract: FineTuneContract, rows: int) -> int:
-    if contract.data.validation_file:
-        return 0
-    return validation_split(rows, contract.data.validation_split_ratio)
 
 
 def _notes(config: ModelConfig, seq_len: int, *, fits: bool | None, nearest: NearestFit | None) -> list[str]:

@@ -12,9 +12,10 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 
-from shared.manifest import peft_keys
-from shared.model_config import LINEAR, Family, ModelConfig
-from shared.model_tensors import Shape, expected_tensors, linear_layers, lora_modules, parameter_count
+from shared.artifacts.manifests import peft_keys
+from shared.base_models.config import ModelConfig
+from shared.base_models.families import LINEAR
+from shared.base_models.tensors import Shape, expected_tensors, linear_layers, lora_modules, parameter_count
 
 NF4_BLOCK, NF4_GROUP = 64, 256
 NF4_CODE_BYTES, GROUP_CODE_BYTES, OFFSET_BYTES = 16 * 4, 256 * 4, 4
@@ -35,6 +36,7 @@ def nf4_bytes(weights: int, *, double_quant: bool) -> int:
     packed, blocks = math.ceil(weights / 2), math.ceil(weights / NF4_BLOCK)
     if not double_quant:
         return packed + 4 * blocks + NF4_CODE_BYTES
+    # The blocks' scales are quantised to a byte each, around one offset; their own scales stay fp32.
     state = blocks + 4 * math.ceil(blocks / NF4_GROUP) + OFFSET_BYTES
     return packed + state + NF4_CODE_BYTES + GROUP_CODE_BYTES
 
@@ -62,12 +64,14 @@ def adapter_file_bytes(lora: Mapping[str, Shape]) -> int:
         end = position + 4 * math.prod(shape)
         header[name] = {"dtype": "F32", "shape": list(shape), "data_offsets": [position, end]}
         position = end
+    # safetensors writes its JSON without spaces, and pads the header so that the data begins at a multiple of eight.
     length = len(json.dumps(header, separators=(",", ":")))
     return 8 + math.ceil(length / 8) * 8 + position
 
 
 def checkpoint_bytes(lora: Mapping[str, Shape]) -> int:
     """Upper bound of one checkpoint: the adapter, AdamW's moments and step counters, RNG state, headers and JSON."""
+    # Three entries a parameter: two moments and a step counter.
     headers = HEADER_BYTES_PER_TENSOR * 3 * (len(lora) + 1)
     return adapter_file_bytes(lora) + optimizer_state_bytes(lora) + headers + CHECKPOINT_TEXT_BYTES
 
@@ -102,52 +106,34 @@ def activation_bytes(config: ModelConfig, rank: int, compute_bytes: int, *, chec
 
     With checkpointing: one block's input a layer, and while a block is recomputed, all that this block saves.
     """
-    layers = [_layer_bytes(config, kind, rank, compute_bytes) for kind in config.layer_types]
+    unit = config.spec.activations[compute_bytes]
+    full = (
+        unit.hidden * config.hidden
+        + unit.intermediate * config.intermediate
+        + unit.query * config.query_dim
+        + unit.kv * config.kv_dim
+        + unit.heads * config.heads
+        + unit.kv_heads * config.kv_heads
+        + unit.rank * rank
+        + unit.constant
+    )
+    linear = _linear_attention_bytes(config, rank, compute_bytes) if config.linear else 0
+    layers = [linear if kind == LINEAR else full for kind in config.layer_types]
     if checkpointing:
+        # One block at a time is recomputed, so the largest of them is what exists beside the blocks' inputs.
         return config.layers * config.hidden * compute_bytes + max(layers)
     return sum(layers)
 
 
-def minimal_activation_bytes(config: ModelConfig) -> int:
-    """The floor a token for bf16 with fused kernels: inputs and outputs of each block's parts, nothing twice."""
-    per_layer = {
-        kind: 2 * (2 * config.hidden + 2 * config.intermediate + _mixer_width(config, kind))
-        for kind in set(config.layer_types)
-    }
-    return sum(per_layer[kind] for kind in config.layer_types)
-
-
-def _mixer_width(config: ModelConfig, kind: str) -> int:
-    if kind == LINEAR and config.linear:
-        return 2 * config.linear.conv_dim + 2 * config.linear.value_dim
-    return 2 * config.query_dim + 2 * config.kv_dim
-
-
-def _layer_bytes(config: ModelConfig, kind: str, rank: int, compute: int) -> int:
-    """Bytes a token that one block saves, as autograd counts them for transformers 5.19 with PEFT 0.21.
-
-    Below fp32 every LoRA layer saves its own fp32 copy of its input; in fp32 the inputs are shared.
-    """
-    wide = compute == 4
-    if config.family is Family.GPT2:
-        residual, mlp = (32, 20) if wide else (24, 12)
-        return residual * config.hidden + mlp * config.intermediate + 4 * config.heads + 16 * rank + 16
-    if kind == LINEAR:
-        return _linear_attention_bytes(config, rank, wide=wide)
-    residual, mlp = (16, 16) if wide else (28, 10)
-    attention = 8 * config.query_dim + 2 * compute * config.kv_dim + 4 * config.heads
-    if config.qk_norm:
-        attention += 4 * (config.query_dim + config.kv_dim + config.heads + config.kv_heads)
-    if config.family is Family.QWEN3_5:
-        attention += (16 if wide else 4) * config.query_dim
-    return residual * config.hidden + mlp * config.intermediate + attention + 28 * rank + 8
-
-
-def _linear_attention_bytes(config: ModelConfig, rank: int, *, wide: bool) -> int:
+def _linear_attention_bytes(config: ModelConfig, rank: int, compute_bytes: int) -> int:
     """Fitted to counts for rows of 64 tokens and more on the library's plain PyTorch path; within a few per cent."""
     linear = config.linear
     assert linear is not None
-    residual, mlp, keys, values, heads = (20, 20, 57, 45, 900) if wide else (32, 12, 27, 35, 1300)
-    key_width = linear.key_head_dim * linear.value_heads  # keys are repeated for every value head
+    # In fp32 the LoRA layers of a block share their inputs; below it each saves its own fp32 copy.
+    residual, mlp, keys, values, heads, lora = (
+        (20, 20, 57, 45, 900, 128) if compute_bytes == 4 else (32, 12, 27, 35, 1300, 64)
+    )
+    # Keys are repeated for every value head.
+    key_width = linear.key_head_dim * linear.value_heads
     mixer = keys * key_width + values * linear.value_dim + heads * linear.value_heads
-    return residual * config.hidden + mlp * config.intermediate + mixer + (128 if wide else 64) * rank
+    return residual * config.hidden + mlp * config.intermediate + mixer + lora * rank

@@ -1,41 +1,15 @@
-"""Will the adapter that a contract asks for be servable? Asked at submission, before a GPU-hour is spent. Pure.
+"""Refuses contracts whose adapter could be trained but not served: at submission, before a GPU-hour is spent. Pure.
 
 The facts about the serving engine are vLLM 0.32's: which architectures take LoRA, and for which of them ``lm_head`` too.
 """
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict
-
-from shared.contract import FineTuneContract
+from shared.base_models.config import ModelConfig
+from shared.base_models.tensors import HEAD, linear_layers, lora_modules
+from shared.contract.sections import FineTuneContract
 from shared.errors import Code, ContractRejected
-from shared.model_config import Family, ModelConfig
-from shared.model_tensors import HEAD, linear_layers, lora_modules
-
-LORA_FAMILIES = frozenset({Family.QWEN2, Family.QWEN3, Family.QWEN3_5, Family.LLAMA, Family.MISTRAL})
-"""vLLM's GPT-2 has no LoRA."""
-
-HEAD_FAMILIES = frozenset({Family.QWEN3, Family.QWEN3_5, Family.LLAMA})
-"""Families whose vLLM class lists ``lm_head`` among the modules that an adapter may change."""
-
-
-class ServingLimits(BaseModel):
-    """What the serving tier was started with.
-
-    Attributes:
-        max_lora_rank: largest rank; settings round it up to what the engine takes.
-        base_digest: of the served base (`BaseModelEntry.digest`); None when nothing is known.
-        max_model_len: longest context in tokens; None for the model's own.
-        families: architectures that can take an adapter.
-        head_families: those of them whose untied ``lm_head`` can.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
-    max_lora_rank: int
-    base_digest: str | None = None
-    max_model_len: int | None = None
-    families: frozenset[Family] = LORA_FAMILIES
-    head_families: frozenset[Family] = HEAD_FAMILIES
+from shared.preflight.types import ServingLimits
 
 
 def check_servable(
@@ -51,33 +25,14 @@ def check_servable(
     """
     if not contract.artifact.publish:
         return
-    _check_family(config, limits)
-    _check_base(limits, base_digest)
-    _check_rank(contract.adapter.rank, limits)
-    _check_targets(contract.adapter.target_modules, config, limits)
-
-
-def serving_notes(contract: FineTuneContract, limits: ServingLimits) -> list[str]:
-    """What is no fault but worth knowing: training rows longer than the served context."""
-    length, served = contract.exec.seq_len, limits.max_model_len
-    if not contract.artifact.publish or served is None or length <= served:
-        return []
-    return [
-        f"exec.seq_len is {length}, but the serving tier takes {served} tokens; longer chats cannot be asked there."
-    ]
-
-
-def _check_family(config: ModelConfig, limits: ServingLimits) -> None:
     if config.family not in limits.families:
         raise ContractRejected(
             Code.NOT_SERVABLE_FAMILY,
-            f"The base is a {config.family} model; the serving engine takes adapters for {_listed(limits.families)}.",
+            f"The base is a {config.family} model; the serving engine takes adapters for"
+            f" {', '.join(sorted(limits.families))}.",
             remedy="Choose another base, or set artifact.publish to false to train without serving.",
             param="model.hf_repo",
         )
-
-
-def _check_base(limits: ServingLimits, base_digest: str | None) -> None:
     if limits.base_digest and base_digest and limits.base_digest != base_digest:
         raise ContractRejected(
             Code.NOT_SERVABLE_BASE,
@@ -85,9 +40,7 @@ def _check_base(limits: ServingLimits, base_digest: str | None) -> None:
             remedy="Serve this base (MENS_SERVING_BASE), tune the served one, or set artifact.publish to false.",
             param="model.hf_repo",
         )
-
-
-def _check_rank(rank: int, limits: ServingLimits) -> None:
+    rank = contract.adapter.rank
     if rank > limits.max_lora_rank:
         raise ContractRejected(
             Code.NOT_SERVABLE_RANK,
@@ -96,25 +49,32 @@ def _check_rank(rank: int, limits: ServingLimits) -> None:
             param="adapter.rank",
             details={"rank": rank, "max_lora_rank": limits.max_lora_rank},
         )
+    for target in contract.adapter.target_modules or ():
+        _check_target(target, config, limits)
 
 
-def _check_targets(targets: list[str] | None, config: ModelConfig, limits: ServingLimits) -> None:
-    for target in targets or ():
-        matched = lora_modules(config, [target])
-        if HEAD in matched:
-            _check_head(config, limits)
-        if not matched:
-            names = sorted({name.rsplit(".", 1)[-1] for name in linear_layers(config)})
-            raise ContractRejected(
-                Code.NOT_SERVABLE_TARGETS,
-                f"adapter.target_modules names {target!r}; this base's linear layers are {', '.join(names)}.",
-                remedy="Use some of those names, or leave target_modules out to tune them all.",
-                param="adapter.target_modules",
-                details={"target": target, "choices": names},
-            )
+def serving_notes(contract: FineTuneContract, limits: ServingLimits) -> list[str]:
+    """What is no fault but worth knowing: training rows longer than the served context."""
+    length, served = contract.exec.seq_len, limits.max_model_len
+    if not contract.artifact.publish or served is None or length <= served:
+        return []
+    return [f"exec.seq_len is {length}, but the serving tier takes {served} tokens; longer chats cannot be sent there."]
 
 
-def _check_head(config: ModelConfig, limits: ServingLimits) -> None:
+def _check_target(target: str, config: ModelConfig, limits: ServingLimits) -> None:
+    """Refuse a name among ``adapter.target_modules`` that is no linear layer, or a head that cannot be adapted."""
+    matched = lora_modules(config, [target])
+    if not matched:
+        names = sorted({name.rsplit(".", 1)[-1] for name in linear_layers(config)})
+        raise ContractRejected(
+            Code.NOT_SERVABLE_TARGETS,
+            f"adapter.target_modules names {target!r}; this base's linear layers are {', '.join(names)}.",
+            remedy="Use some of those names, or leave target_modules out to tune them all.",
+            param="adapter.target_modules",
+            details={"target": target, "choices": names},
+        )
+    if HEAD not in matched:
+        return
     if config.tied:
         reason = "this base ties its lm_head to the embedding, so an adapter of it would belong to no stored tensor"
     elif config.family not in limits.head_families:
@@ -127,7 +87,3 @@ def _check_head(config: ModelConfig, limits: ServingLimits) -> None:
         remedy="Leave lm_head out; every other linear layer can be tuned.",
         param="adapter.target_modules",
     )
-
-
-def _listed(families: frozenset[Family]) -> str:
-    return ", ".join(sorted(families))

@@ -1,6 +1,6 @@
-"""Applies the retention policy: finds what goes, and removes it. The worker tier and `mens retention` do the same.
+"""Applies the retention policy: finds what it deletes, and deletes it. The worker tier and `mens retention` do the same.
 
-What was found may be needed by the time it is removed; so each verb checks once more, and leaves it.
+What was found may be needed by the time it is deleted, so each verb checks once more and then leaves it.
 """
 
 from __future__ import annotations
@@ -15,46 +15,46 @@ from typing import Literal
 
 from sqlalchemy import select
 
-from shared.db import Database
-from shared.deletion import Deletions, open_jobs
+from shared.artifacts.open_storage import open_storage
+from shared.artifacts.storage import ArtifactKind
+from shared.database.connection import Database
+from shared.database.deletions import Deletions, open_jobs
+from shared.database.jobs import add_events
+from shared.database.records import Kind, NewEvent, Value
+from shared.database.tables import JobRow
 from shared.errors import Conflict, NotFound
-from shared.inventory import (
+from shared.host import measure_folder
+from shared.retention.inventory import (
     MODEL,
     MODEL_DELETED,
     Inventory,
     models_that_are_bases,
     prepared_files,
     run_folders,
-    size_of,
     take_inventory,
 )
-from shared.job import Kind, NewEvent, Value
-from shared.ledger import record
-from shared.leftovers import find_leftovers, remove_leftover
-from shared.retention import (
+from shared.retention.policy import (
     Policy,
     adapters_to_delete,
     models_to_delete,
     prepared_to_remove,
     run_folders_to_remove,
 )
+from shared.retention.unreferenced import remove_unreferenced, unreferenced_folders
 from shared.settings import RetentionSettings
-from shared.storage import Kind as Shelf
-from shared.storage import Storage
-from shared.tables import JobRow
 
 What = Literal[
     "adapter", "checkpoint", "run folder", "merged model", "leftover adapter", "leftover model", "prepared data"
 ]
 NO_RULE = "no retention rule is set; see docs/retention.md"
-"""What the commands say when nothing can go."""
-LEFTOVER: dict[Shelf, What] = {"adapters": "leftover adapter", "models": "leftover model"}
+"""Printed by the commands when nothing can be deleted."""
+UNREFERENCED: dict[ArtifactKind, What] = {"adapters": "leftover adapter", "models": "leftover model"}
 
 logger = logging.getLogger(__name__)
 
 
 class Finding(Value):
-    """Something that goes. An adapter's ``bytes`` are freed when every replica has unloaded it."""
+    """Something that the policy deletes. An adapter's ``bytes`` are freed when every replica has unloaded it."""
 
     what: What
     name: str
@@ -63,30 +63,30 @@ class Finding(Value):
     reason: str
 
 
-class Housekeeping:
+class RetentionRunner:
     """The policy of the settings, on one database, storage and disk."""
 
     def __init__(self, database: Database, settings: RetentionSettings) -> None:
         self._db = database
         self._settings = settings
-        self._storage = Storage(settings.storage_dir)
+        self._storage = open_storage(settings)
         self._policy = policy_of(settings)
 
     @property
     def has_rule(self) -> bool:
-        """Whether the policy lets anything go at all."""
+        """Whether the policy deletes anything at all."""
         return self._policy != Policy()
 
     def find(self) -> list[Finding]:
-        """What goes now, by the policy; nothing is changed."""
+        """What the policy deletes now; nothing is changed."""
         if not self.has_rule:
             return []
         known = take_inventory(self._db, self._settings.retain_alias_moves)
         in_database = [*self._adapters(known), *self._run_folders(known), *self._models(known)]
-        return [*in_database, *self._leftovers(), *self._prepared(known)]
+        return [*in_database, *self._unreferenced(), *self._prepared(known)]
 
     def remove(self, finding: Finding) -> bool:
-        """Remove what was found, or begin to; False when something needs it now, or it has gone meanwhile."""
+        """Delete what was found, or begin to; False when something needs it now, or it is absent by now."""
         match finding.what:
             case "merged model" | "leftover model" if finding.name in self._bases():
                 return False
@@ -95,41 +95,39 @@ class Housekeeping:
             case "merged model":
                 return self._delete_model(finding.name)
             case "leftover adapter" | "leftover model":
-                shelf: Shelf = "adapters" if finding.what == LEFTOVER["adapters"] else "models"
-                return remove_leftover(self._db, self._storage, shelf, finding.name)
+                kind: ArtifactKind = "adapters" if finding.what == UNREFERENCED["adapters"] else "models"
+                return remove_unreferenced(self._db, self._storage, kind, finding.name)
             case "run folder":
                 return _discard(self._settings.runs_dir / finding.name)
             case "prepared data":
                 return _discard(self._settings.prepared_dir / finding.name)
 
     def apply(self) -> list[Finding]:
-        """Remove everything that goes now; what was removed."""
+        """Delete everything that the policy deletes now; returns what was deleted."""
         removed = [finding for finding in self.find() if self.remove(finding)]
         for finding in removed:
             logger.info("retention: %s %s (%s)", finding.what, finding.name, finding.reason)
         return removed
 
     def _adapters(self, known: Inventory) -> list[Finding]:
-        going = adapters_to_delete(known.adapters, known.uses, self._policy, known.now)
         return [
             Finding(
                 what="adapter" if adapter.final else "checkpoint",
                 name=adapter.id,
                 tenant=adapter.tenant,
-                bytes=size_of(self._storage.folder("adapters", adapter.digest)),
+                bytes=self._stored_bytes("adapters", adapter.digest),
                 reason=reason,
             )
-            for adapter, reason in going
+            for adapter, reason in adapters_to_delete(known.adapters, known.uses, self._policy, known.now)
         ]
 
     def _run_folders(self, known: Inventory) -> list[Finding]:
-        runs, there = self._settings.runs_dir, set(run_folders(self._settings.runs_dir))
+        runs, existing = self._settings.runs_dir, set(run_folders(self._settings.runs_dir))
         reason = f"its job has been over for {self._settings.retain_run_days} days"
-        going = run_folders_to_remove(known.jobs, self._policy, known.now)
         return [
-            Finding(what="run folder", name=job, bytes=size_of(runs / job), reason=reason)
-            for job in going
-            if job in there
+            Finding(what="run folder", name=job, bytes=measure_folder(runs / job)[0], reason=reason)
+            for job in run_folders_to_remove(known.jobs, self._policy, known.now)
+            if job in existing
         ]
 
     def _models(self, known: Inventory) -> list[Finding]:
@@ -137,22 +135,18 @@ class Housekeeping:
             return []
         reason = f"its job has been over for {self._settings.retain_model_days} days"
         needed = known.models_needed | self._bases()
-        going = models_to_delete(known.jobs, needed, self._policy, known.now)
-        folder = self._storage.folder
         return [
-            Finding(what="merged model", name=digest, bytes=size_of(folder("models", digest)), reason=reason)
-            for digest in going
+            Finding(what="merged model", name=digest, bytes=self._stored_bytes("models", digest), reason=reason)
+            for digest in models_to_delete(known.jobs, needed, self._policy, known.now)
         ]
 
-    def _leftovers(self) -> list[Finding]:
+    def _unreferenced(self) -> list[Finding]:
         reason = f"no job has it, and it was stored more than {self._settings.retain_leftover_days} days ago"
-        found = find_leftovers(self._db, self._storage, self._policy)
-        bases = self._bases() if any(shelf == "models" for shelf, _ in found) else frozenset()
+        found = unreferenced_folders(self._db, self._storage, self._policy)
+        bases = self._bases() if any(kind == "models" for kind, _ in found) else frozenset()
         return [
-            Finding(
-                what=LEFTOVER[shelf], name=digest, bytes=size_of(self._storage.folder(shelf, digest)), reason=reason
-            )
-            for shelf, digest in found
+            Finding(what=UNREFERENCED[kind], name=digest, bytes=self._stored_bytes(kind, digest), reason=reason)
+            for kind, digest in found
             if digest not in bases
         ]
 
@@ -178,8 +172,12 @@ class Housekeeping:
             return False
         return True
 
+    def _stored_bytes(self, kind: ArtifactKind, digest: str) -> int:
+        size = self._storage.measure(kind, digest)
+        return size.bytes if size else 0
+
     def _delete_model(self, digest: str) -> bool:
-        """Delete a merged model, and say so in the jobs that made it."""
+        """Delete a merged model, and record that in the jobs that made it."""
         with self._db.write() as session:
             merges = session.scalars(select(JobRow).where(JobRow.kind == Kind.MERGE).with_for_update()).all()
             made = [job for job in merges if job.result.get(MODEL) == digest and MODEL_DELETED not in job.result]
@@ -187,23 +185,23 @@ class Housekeeping:
             if not made or any(job.plan.get("adapter_digest") in adapters for job in open_jobs(session)):
                 return False
             now = self._db.now(session)
-            self._storage.discard_folder("models", digest)
+            self._storage.move_to_trash("models", digest)
             for job in made:
                 job.result = {**job.result, MODEL_DELETED: now.isoformat()}
                 job.version += 1
-                record(session, job, now, NewEvent(message="The merged model was deleted: its time is over."))
-        self._storage.free_discarded()
+                add_events(session, job, now, NewEvent(message="The merged model was deleted by the retention policy."))
+        self._storage.purge_trash()
         return True
 
 
 def policy_of(settings: RetentionSettings) -> Policy:
-    """The policy that the settings say."""
+    """The policy of the settings."""
     return Policy(
         checkpoints=settings.retain_checkpoints,
         unaliased=_days(settings.retain_unaliased_days),
         run_folders=_days(settings.retain_run_days),
         models=_days(settings.retain_model_days),
-        leftovers=_days(settings.retain_leftover_days),
+        unreferenced=_days(settings.retain_leftover_days),
         prepared_bytes=settings.prepared_bytes,
     )
 
@@ -213,10 +211,11 @@ def _days(days: float | None) -> timedelta | None:
 
 
 def _discard(folder: Path) -> bool:
-    """Remove a folder; nobody sees it half removed, and what a killed process left is removed with it."""
-    there = folder.is_dir()
+    """Remove a folder, and what a killed process left half removed beside it; returns whether the folder was there."""
+    existed = folder.is_dir()
+    # Renamed first, so that no reader finds half a folder.
     with suppress(FileNotFoundError):
         folder.rename(folder.with_name(f".discarded-{uuid.uuid4().hex}"))
-    for left in folder.parent.glob(".discarded-*"):
-        shutil.rmtree(left, ignore_errors=True)
-    return there
+    for discarded in folder.parent.glob(".discarded-*"):
+        shutil.rmtree(discarded, ignore_errors=True)
+    return existed

@@ -1,26 +1,24 @@
-"""What the installation holds that a retention policy may remove: from the database, and from this machine's disk."""
+"""What the installation holds that a retention policy may remove, read from the database and from this machine's disk."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from shared.catalog import LocalSource, load_catalog
-from shared.db import Database
-from shared.deletion import STORING, named_by, open_jobs
-from shared.job import Kind
-from shared.jobstate import FINAL, State
-from shared.retention import PastJob, PreparedFile, StoredAdapter, Uses
-from shared.routing import Routing
-from shared.storage import Storage
-from shared.tables import AdapterRow, AliasMoveRow, AliasRow, JobRow
+from shared.artifacts.storage import Storage
+from shared.base_models.catalog import LocalSource, load_catalog
+from shared.database.connection import Database
+from shared.database.deletions import STORING, named_by, open_jobs
+from shared.database.job_states import FINAL, JobState
+from shared.database.records import Kind
+from shared.database.routing import Routing
+from shared.database.tables import AdapterRow, AliasMoveRow, AliasRow, JobRow
+from shared.host import measure_folder
+from shared.retention.policy import PastJob, PreparedFile, StoredAdapter, Uses
 
 MODEL, MODEL_DELETED = "model_digest", "model_deleted_at"
 """Keys in a merge job's result."""
@@ -49,22 +47,33 @@ class Inventory:
 
 
 def take_inventory(database: Database, alias_moves: int) -> Inventory:
-    """Look into the database.
+    """Read what the database knows.
 
     Args:
         database: the installation's.
         alias_moves: an adapter that one of the last so many moves of an alias names counts as needed.
     """
+    adapters = (
+        select(AdapterRow).where(AdapterRow.deleting_at.is_(None)).order_by(AdapterRow.created_at, AdapterRow.step)
+    )
+    finished = select(JobRow).where(JobRow.state.in_([str(state) for state in FINAL])).order_by(JobRow.id)
     with database.read() as session:
-        open_ = open_jobs(session)
+        unfinished = open_jobs(session)
         merges = list(session.scalars(select(JobRow).where(JobRow.kind == Kind.MERGE)))
-        merging = {job.plan.get("adapter_digest") for job in open_ if job.kind == Kind.MERGE}
-        began = [job.started_at for job in open_ if job.state == State.RUNNING and job.started_at]
+        merging = {job.plan.get("adapter_digest") for job in unfinished if job.kind == Kind.MERGE}
+        began = [job.started_at for job in unfinished if job.state == JobState.RUNNING and job.started_at]
         return Inventory(
             now=database.now(session),
-            adapters=_adapters(session),
-            uses=_uses(session, open_, alias_moves),
-            jobs=_past_jobs(session),
+            adapters=[
+                StoredAdapter(row.tenant, row.id, row.digest, row.job_id, row.step, row.final, row.created_at)
+                for row in session.scalars(adapters)
+            ],
+            uses=_uses(session, unfinished, alias_moves),
+            jobs=[
+                PastJob(row.id, row.finished_at, None if MODEL_DELETED in row.result else row.result.get(MODEL))
+                for row in session.scalars(finished)
+                if row.finished_at
+            ],
             models_needed=frozenset(
                 job.result[MODEL] for job in merges if MODEL in job.result and job.plan["adapter_digest"] in merging
             ),
@@ -73,8 +82,8 @@ def take_inventory(database: Database, alias_moves: int) -> Inventory:
 
 
 def prepared_files(folder: Path) -> list[PreparedFile]:
-    """The encoded data files of a cache; who reads one sets the time of one of its files."""
-    return [PreparedFile(path.name, size_of(path), used_at(path)) for path in _folders(folder) if path.name[0] != "."]
+    """The encoded data files of a cache; a trainer that reads one sets the time of one of its files."""
+    return [PreparedFile(path.name, *measure_folder(path)) for path in _folders(folder) if path.name[0] != "."]
 
 
 def run_folders(folder: Path) -> list[str]:
@@ -83,75 +92,40 @@ def run_folders(folder: Path) -> list[str]:
 
 
 def models_that_are_bases(catalog_path: Path, storage: Storage) -> frozenset[str]:
-    """Digests of the stored models that the catalogue has as bases: they are trained on and served from where they are.
+    """Digests of the stored models that the catalogue has as bases: their files are trained on and served in place.
 
     Raises:
         InvalidRequest: ``CATALOG_INVALID``.
     """
     sources = (base.source for base in load_catalog(catalog_path).bases)
-    folders = {(catalog_path.parent / source.path).resolve() for source in sources if isinstance(source, LocalSource)}
-    return frozenset(d for d in storage.digests("models") if storage.folder("models", d).resolve() in folders)
+    return storage.digests_at(
+        "models", [catalog_path.parent / source.path for source in sources if isinstance(source, LocalSource)]
+    )
 
 
-def size_of(folder: Path) -> int:
-    """Bytes of all files in a folder; 0 when it is not there."""
-    return sum(found.st_size for found in _stats(folder))
-
-
-def used_at(folder: Path) -> datetime:
-    """When a file of a folder was last written, or its time set."""
-    return datetime.fromtimestamp(max((found.st_mtime for found in _stats(folder)), default=0.0), UTC)
-
-
-def _adapters(session: Session) -> list[StoredAdapter]:
-    query = select(AdapterRow).where(AdapterRow.deleting_at.is_(None)).order_by(AdapterRow.created_at, AdapterRow.step)
-    return [
-        StoredAdapter(row.tenant, row.id, row.digest, row.job_id, row.step, row.final, row.created_at)
-        for row in session.scalars(query)
-    ]
-
-
-def _uses(session: Session, open_: list[JobRow], alias_moves: int) -> Uses:
+def _uses(session: Session, unfinished: list[JobRow], alias_moves: int) -> Uses:
     needed, left_at = set[str](), dict[str, datetime]()
     for alias in session.scalars(select(AliasRow).where(AliasRow.adapter_id.is_not(None))):
         needed |= named_by(alias)
     seen: dict[tuple[str, str], int] = {}
     for move in session.scalars(select(AliasMoveRow).order_by(AliasMoveRow.version.desc())):
-        before, after = _named(move.before), _named(move.after)
+        before, after = _adapters_in(move.before), _adapters_in(move.after)
         number = seen[move.tenant, move.alias] = seen.get((move.tenant, move.alias), 0) + 1
         if number <= alias_moves:
             needed |= before | after
         for adapter_id in before - after:
             left_at[adapter_id] = max(move.moved_at, left_at.get(adapter_id, move.moved_at))
-    return Uses(needed | _needed_by(session, open_), left_at)
+    digests = {digest for job in unfinished for digest in job.progress.get(STORING, [])}
+    digests |= {
+        job.plan["adapter_digest"] for job in unfinished if job.kind == Kind.MERGE and "adapter_digest" in job.plan
+    }
+    needed |= set(session.scalars(select(AdapterRow.id).where(AdapterRow.digest.in_(digests))))
+    return Uses(needed, left_at)
 
 
-def _needed_by(session: Session, open_: list[JobRow]) -> set[str]:
-    digests = {digest for job in open_ for digest in job.progress.get(STORING, [])}
-    digests |= {job.plan["adapter_digest"] for job in open_ if job.kind == Kind.MERGE and "adapter_digest" in job.plan}
-    return set(session.scalars(select(AdapterRow.id).where(AdapterRow.digest.in_(digests))))
-
-
-def _named(routing: object) -> set[str]:
+def _adapters_in(routing: object) -> set[str]:
     return set(Routing.model_validate(routing).adapters) if routing else set()
-
-
-def _past_jobs(session: Session) -> list[PastJob]:
-    query = select(JobRow).where(JobRow.state.in_([str(state) for state in FINAL])).order_by(JobRow.id)
-    return [
-        PastJob(row.id, row.finished_at, None if MODEL_DELETED in row.result else row.result.get(MODEL))
-        for row in session.scalars(query)
-        if row.finished_at
-    ]
 
 
 def _folders(folder: Path) -> list[Path]:
     return sorted(path for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else []
-
-
-def _stats(folder: Path) -> Iterator[os.stat_result]:
-    """Of each file below a folder that is there still."""
-    for path, _, names in os.walk(folder):
-        for name in names:
-            with suppress(FileNotFoundError):
-                yield Path(path, name).lstat()

@@ -1,7 +1,7 @@
-"""What may go, by the installation's retention policy. Pure: facts in, what goes and why out.
+"""What the retention policy deletes, and why. Pure: facts in, decisions out.
 
-Nothing goes that an alias points to, that one of its last moves would go back to, or that an unfinished job needs; and no
-rule that names an age touches what is younger. Without a policy nothing goes at all.
+Nothing is deleted that an alias points to, that a rollback of one of its last moves would need, or that an unfinished job
+needs; and no rule that names an age touches what is younger. Without a policy nothing is deleted at all.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ class Policy:
 
     Attributes:
         checkpoints: of each job, so many of its newest checkpoints are kept.
-        unaliased: an adapter to which no alias has pointed for so long goes.
-        run_folders: a finished job's run folder goes after so long.
-        models: a merged model goes so long after its job.
-        leftovers: stored folders that no job has to show for go after so long.
-        prepared_bytes: prepared data is kept up to so many bytes; what was used longest ago goes first.
+        unaliased: an adapter to which no alias has pointed for so long is deleted.
+        run_folders: a finished job's run folder is removed after so long.
+        models: a merged model is deleted so long after its job.
+        unreferenced: stored folders that no job accounts for are removed after so long.
+        prepared_bytes: prepared data is kept up to so many bytes; what was used longest ago is removed first.
     """
 
     checkpoints: int | None = None
     unaliased: timedelta | None = None
     run_folders: timedelta | None = None
     models: timedelta | None = None
-    leftovers: timedelta | None = None
+    unreferenced: timedelta | None = None
     prepared_bytes: int | None = None
 
 
@@ -48,10 +48,10 @@ class StoredAdapter:
 
 @dataclass(frozen=True, slots=True)
 class Uses:
-    """What needs adapters.
+    """Which adapters are needed, and since when the others are not.
 
     Attributes:
-        needed: ids that aliases point to or might go back to, and those of unfinished jobs.
+        needed: ids that aliases point to or might be rolled back to, and those of unfinished jobs.
         left_at: when an alias last ceased to point to an id.
     """
 
@@ -61,7 +61,7 @@ class Uses:
 
 @dataclass(frozen=True, slots=True)
 class PastJob:
-    """A finished job; ``model`` is the digest of the merged model that it made and that is there still."""
+    """A finished job; ``model`` is the digest of the merged model that it made, unless that was deleted."""
 
     id: str
     finished_at: datetime
@@ -70,7 +70,7 @@ class PastJob:
 
 @dataclass(frozen=True, slots=True)
 class StoredFolder:
-    """An artifact's folder in the storage, whole or not."""
+    """An artifact's folder in the storage, complete or not."""
 
     digest: str
     written_at: datetime
@@ -88,23 +88,31 @@ class PreparedFile:
 def adapters_to_delete(
     adapters: Iterable[StoredAdapter], uses: Uses, policy: Policy, now: datetime
 ) -> list[tuple[StoredAdapter, str]]:
-    """Adapters that go, each with why, in the order given."""
+    """Adapters to delete, each with the reason, in the order given."""
     found = list(adapters)
     surplus = _surplus_checkpoints(found, policy.checkpoints)
-    return [
-        (adapter, reason)
-        for adapter in found
-        if adapter.id not in uses.needed and (reason := _why(adapter, adapter in surplus, uses, policy, now))
-    ]
+    deleted = []
+    for adapter in found:
+        if adapter.id in uses.needed:
+            continue
+        if adapter in surplus:
+            deleted.append((adapter, f"not among the job's last {policy.checkpoints} checkpoints"))
+            continue
+        left_at = uses.left_at.get(adapter.id)
+        since = max(adapter.created_at, left_at or adapter.created_at)
+        if _is_older(since, policy.unaliased, now):
+            reason = f"no alias since {since:%Y-%m-%d}" if left_at else f"no alias since it was made, {since:%Y-%m-%d}"
+            deleted.append((adapter, reason))
+    return deleted
 
 
 def run_folders_to_remove(jobs: Iterable[PastJob], policy: Policy, now: datetime) -> list[str]:
-    """Ids of the finished jobs whose run folders go."""
-    return [job.id for job in jobs if _is_over(job.finished_at, policy.run_folders, now)]
+    """Ids of the finished jobs whose run folders are removed."""
+    return [job.id for job in jobs if _is_older(job.finished_at, policy.run_folders, now)]
 
 
 def models_to_delete(jobs: Iterable[PastJob], needed: Collection[str], policy: Policy, now: datetime) -> list[str]:
-    """Digests of the merged models that go: a model that several jobs made goes by the last of them.
+    """Digests of the merged models to delete; the age of a model that several jobs made counts from the last of them.
 
     Args:
         jobs: all finished ones.
@@ -116,45 +124,45 @@ def models_to_delete(jobs: Iterable[PastJob], needed: Collection[str], policy: P
     for job in jobs:
         if job.model is not None and job.model not in needed:
             made[job.model] = max(job.finished_at, made.get(job.model, job.finished_at))
-    return [digest for digest, finished_at in made.items() if _is_over(finished_at, policy.models, now)]
+    return [digest for digest, finished_at in made.items() if _is_older(finished_at, policy.models, now)]
 
 
-def leftovers_to_remove(
+def unreferenced_to_remove(
     stored: Iterable[StoredFolder], known: Collection[str], policy: Policy, now: datetime
 ) -> list[str]:
-    """Digests of the stored folders that go.
+    """Digests of the stored folders to remove.
 
     Args:
-        stored: all of a shelf.
-        known: digests that a job has to show for, or is about to.
+        stored: all of a kind.
+        known: digests that a job accounts for: it stored them, or is about to.
         policy: how long the others are kept.
         now: the time.
     """
     return [
         folder.digest
         for folder in stored
-        if folder.digest not in known and _is_over(folder.written_at, policy.leftovers, now)
+        if folder.digest not in known and _is_older(folder.written_at, policy.unreferenced, now)
     ]
 
 
 def prepared_to_remove(files: Iterable[PreparedFile], in_use_since: datetime | None, policy: Policy) -> list[str]:
-    """Names of the prepared files that go, until the others fit.
+    """Names of the prepared files to remove, until the others fit.
 
     Args:
-        files: all that are there.
+        files: all in the cache.
         in_use_since: when the first of the running jobs began: it may read whatever was used since; None: none runs.
         policy: how many bytes are kept.
     """
     if policy.prepared_bytes is None:
         return []
     found = sorted(files, key=lambda file: (file.used_at, file.name))
-    left, going = sum(file.bytes for file in found), []
+    left, removed = sum(file.bytes for file in found), []
     for file in found:
         if left <= policy.prepared_bytes or (in_use_since is not None and file.used_at >= in_use_since):
             break
-        going.append(file.name)
+        removed.append(file.name)
         left -= file.bytes
-    return going
+    return removed
 
 
 def _surplus_checkpoints(adapters: Iterable[StoredAdapter], kept: int | None) -> set[StoredAdapter]:
@@ -168,15 +176,5 @@ def _surplus_checkpoints(adapters: Iterable[StoredAdapter], kept: int | None) ->
     return {adapter for made in ordered for adapter in made[kept:]}
 
 
-def _why(adapter: StoredAdapter, is_surplus: bool, uses: Uses, policy: Policy, now: datetime) -> str | None:
-    if is_surplus:
-        return f"not among the job's last {policy.checkpoints} checkpoints"
-    pointed_to = uses.left_at.get(adapter.id)
-    since = max(adapter.created_at, pointed_to or adapter.created_at)
-    if not _is_over(since, policy.unaliased, now):
-        return None
-    return f"no alias since {since:%Y-%m-%d}" if pointed_to else f"no alias since it was made, {since:%Y-%m-%d}"
-
-
-def _is_over(since: datetime, kept: timedelta | None, now: datetime) -> bool:
+def _is_older(since: datetime, kept: timedelta | None, now: datetime) -> bool:
     return kept is not None and now - since > kept

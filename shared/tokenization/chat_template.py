@@ -1,9 +1,9 @@
 """Chat templates: from the turns of a chat to text, exactly as transformers' ``apply_chat_template`` writes it.
 
-A template is a program from the internet. It runs in jinja2's immutable sandbox, which takes away attributes, mutation
-and long ranges; on top of it the text, the time and the size of repeated values are bounded here. What jinja cannot
-interrupt stays open: a loop that neither writes nor calls anything, a value that doubles in a loop, a filter or format
-that pads to a great width. The memory and time limits of the process are the last fence.
+A template is a program from the internet. It runs in jinja2's immutable sandbox, which forbids private attributes,
+mutation and long ranges; here the text, the time and the size of repeated values are bounded as well. Not bounded is what
+jinja cannot interrupt: a loop that neither writes nor calls anything, a value that doubles in a loop, a filter or format
+that pads to a great width. Only the memory and time limits of the process stop those.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from shared.errors import Code, InvalidRequest
 
 MAX_TEXT = 16_000_000
-"""Characters that a template may write for one chat; a row of a data file has at most a sixteenth of it."""
+"""Characters that a template may write for one chat; a row of a data file has at most a sixteenth of that."""
 MAX_SECONDS = 5.0
 
 Turn = Mapping[str, Any]
@@ -38,9 +38,9 @@ class Rendered:
     """A chat as text.
 
     Attributes:
-        text: what is tokenised, special tokens included.
+        text: the text to tokenise, special tokens included.
         assistant_spans: (start, end) in characters of what ``{% generation %}`` marks, in order; None when the template
-            has no marks, or has them where their place in the text cannot be known (inside a macro).
+            has no marks, or has them where their position in the text is unknown (inside a macro).
     """
 
     text: str
@@ -52,7 +52,7 @@ class ChatTemplate:
 
     Args:
         text: the jinja source.
-        special_tokens: what the template may write by name, e.g. ``{"bos_token": "<s>"}``.
+        special_tokens: tokens that the template may write by name, e.g. ``{"bos_token": "<s>"}``.
 
     Raises:
         InvalidRequest: ``TEMPLATE_UNSUPPORTED``: the source is not a template.
@@ -66,7 +66,8 @@ class ChatTemplate:
             self._template = environment.from_string(text)
         except (TemplateError, RecursionError) as error:
             raise _refusal(error) from error
-        self._template.globals = dict(self._template.globals)  # a ChainMap, copied at every rendering
+        # A plain dict, because jinja's own is a ChainMap, which is copied at every rendering.
+        self._template.globals = dict(self._template.globals)
         self.has_marks: bool = environment.has_marks
 
     @property
@@ -77,28 +78,29 @@ class ChatTemplate:
     def render(
         self, messages: Sequence[Turn], tools: Sequence[Turn] | None = None, add_generation_prompt: bool = False
     ) -> Rendered:
-        """Write a chat.
+        """The text of a chat.
 
         Raises:
-            InvalidRequest: ``TEMPLATE_UNSUPPORTED`` with the template's own words: it does not take this chat.
+            InvalidRequest: ``TEMPLATE_UNSUPPORTED`` with the template's own message: it does not accept this chat.
         """
         given = {"messages": messages, "tools": tools, "documents": None}
         values = {**self.special_tokens, **given, "add_generation_prompt": add_generation_prompt}
-        track = _Track(deadline=time.monotonic() + MAX_SECONDS)
-        token = _current.set(track)
+        output = _Output(deadline=time.monotonic() + MAX_SECONDS)
+        token = _current.set(output)
         try:
-            track.write(self._template.generate(values))
-        except Exception as error:  # a template's mistake is any exception at all
+            output.write(self._template.generate(values))
+        except Exception as error:
+            # A mistake in a template can raise any exception.
             raise _refusal(error) from error
         finally:
             _current.reset(token)
-        text = "".join(track.pieces)
-        return Rendered(text, track.spans_in(text) if self.has_marks else None)
+        text = "".join(output.pieces)
+        return Rendered(text, output.spans_in(text) if self.has_marks else None)
 
 
 @dataclass(slots=True)
-class _Track:
-    """What one rendering has written so far."""
+class _Output:
+    """The text that one rendering has written so far, within its limits."""
 
     deadline: float
     pieces: list[str] = field(default_factory=list)
@@ -106,7 +108,8 @@ class _Track:
     marked: list[tuple[int, str]] = field(default_factory=list)
 
     def write(self, pieces: Iterator[str]) -> None:
-        """Take what the template writes; a call per piece would cost a fifth of the time."""
+        """Collect what the template writes."""
+        # Checked here, because a call of `check` per piece would cost a fifth of the time.
         keep, clock, deadline = self.pieces.append, time.monotonic, self.deadline
         for piece in pieces:
             keep(piece)
@@ -118,18 +121,19 @@ class _Track:
         if self.length > MAX_TEXT:
             raise SecurityError(f"the chat would have over {MAX_TEXT} characters")
         if time.monotonic() > self.deadline:
-            raise SecurityError(f"the template works longer than {MAX_SECONDS:g} s on one chat")
+            raise SecurityError(f"the template takes longer than {MAX_SECONDS:g} s for one chat")
 
     def spans_in(self, text: str) -> list[tuple[int, int]] | None:
+        # Inside a macro, text is written somewhere else than where it was marked.
         known = all(text.startswith(piece, start) for start, piece in self.marked)
         return [(start, start + len(piece)) for start, piece in self.marked] if known else None
 
 
-_current: ContextVar[_Track | None] = ContextVar("_current", default=None)
+_current: ContextVar[_Output | None] = ContextVar("_current", default=None)
 
 
 class _GenerationMarks(Extension):
-    """``{% generation %} … {% endgeneration %}``: writes its body, and remembers where."""
+    """``{% generation %} … {% endgeneration %}``: writes its body, and records its position."""
 
     tags = {"generation"}
 
@@ -141,77 +145,71 @@ class _GenerationMarks(Extension):
 
     def _record(self, caller: Callable[[], str]) -> str:
         text = caller()
-        if (track := _current.get()) is not None:
-            track.marked.append((track.length, text))
+        if (output := _current.get()) is not None:
+            output.marked.append((output.length, text))
         return text
 
 
 class _Sandbox(ImmutableSandboxedEnvironment):
-    """Jinja's sandbox, which also looks at the clock at every call and refuses to repeat values without end."""
+    """Jinja's sandbox, with a time limit that is checked at every call, and a limit on the size of repeated values."""
 
     intercepted_binops = frozenset(("*", "**"))
     has_marks = False
 
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805, PYI063 (jinja's)
-        if (track := _current.get()) is not None:
-            track.check()
-        if isinstance(getattr(__obj, "__self__", None), str) and any(map(_is_huge, [*args, *kwargs.values()])):
+        if (output := _current.get()) is not None:
+            output.check()
+        # "x".ljust(10**9), for one.
+        sizes = (value for value in (*args, *kwargs.values()) if isinstance(value, int))
+        if isinstance(getattr(__obj, "__self__", None), str) and any(size > MAX_TEXT for size in sizes):
             raise SecurityError("a text method would make a text that is too long")
         return super().call(__context, __obj, *args, **kwargs)
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        if _result_size(operator, left, right) > MAX_TEXT:
+        # Bits of a product or power, characters or items of a repeated value.
+        size = 0
+        sequence, times = (right, left) if isinstance(left, int) else (left, right)
+        if isinstance(left, int) and isinstance(right, int):
+            size = left.bit_length() * (abs(right) if operator == "**" else 1) + right.bit_length()
+        elif isinstance(sequence, (str, list, tuple)) and isinstance(times, int):
+            size = len(sequence) * times
+        if size > MAX_TEXT:
             raise SecurityError(f"the result of {operator!r} would be too large")
         return super().call_binop(context, operator, left, right)
 
 
-def _result_size(operator: str, left: Any, right: Any) -> int:
-    """Characters, items or bits of a product or power; 0 where it is neither."""
-    if isinstance(left, int) and isinstance(right, int):
-        return left.bit_length() * (abs(right) if operator == "**" else 1) + right.bit_length()
-    sequence, times = (right, left) if isinstance(left, int) else (left, right)
-    return len(sequence) * times if isinstance(sequence, (str, list, tuple)) and isinstance(times, int) else 0
-
-
-def _is_huge(value: Any) -> bool:
-    return isinstance(value, int) and value > MAX_TEXT
-
-
 def _environment() -> _Sandbox:
-    """What transformers gives its templates, name by name."""
+    """The sandbox with the filters, functions and options that transformers gives its templates."""
+
+    def to_json(
+        value: Any,
+        ensure_ascii: bool = False,
+        indent: int | None = None,
+        separators: tuple[str, str] | None = None,
+        sort_keys: bool = False,
+    ) -> str:
+        # Unlike jinja's own filter this escapes no HTML.
+        return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+    def raise_exception(message: str) -> None:
+        raise TemplateError(message)
+
+    def strftime_now(form: str) -> str:
+        return datetime.now().strftime(form)  # noqa: DTZ005 (the machine's local day, as in transformers)
+
     environment = _Sandbox(
         trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationMarks, "jinja2.ext.loopcontrols"]
     )
-    environment.filters["tojson"] = _to_json
-    environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = _strftime_now
+    environment.filters["tojson"] = to_json
+    environment.globals |= {"raise_exception": raise_exception, "strftime_now": strftime_now}
     return environment
 
 
-def _to_json(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """Unlike jinja's own filter this escapes no HTML."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-
-
-def _raise_exception(message: str) -> None:
-    raise TemplateError(message)
-
-
-def _strftime_now(form: str) -> str:
-    return datetime.now().strftime(form)  # noqa: DTZ005 (the machine's own day, as transformers has it)
-
-
 def _refusal(error: Exception) -> InvalidRequest:
-    words = str(error) or type(error).__name__
+    reason = str(error) or type(error).__name__
     return InvalidRequest(
         Code.TEMPLATE_UNSUPPORTED,
-        f"The base's chat template does not take this chat: {words[:500]}.",
-        remedy="Write chats the way the template wants them, or give the base another chat_template.jinja.",
+        f"The base's chat template does not take this chat: {reason[:500]}.",
+        remedy="Write chats in the way that the template requires, or give the base another chat_template.jinja.",
         param="model.hf_repo",
     )

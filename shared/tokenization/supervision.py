@@ -1,8 +1,8 @@
-"""The supervision report: what a data file would teach a base model, told before anything is trained.
+"""The supervision report: which tokens of a data file would be trained on, before anything is trained.
 
-It runs the trainer's own label builder over a file: how many tokens of each row are learnt, whether the token that ends
-a turn is among them, what truncation cuts off. Rows are read as a stream; the report's lists are capped, its counts are
-not. A file with a row in which nothing is learnt, or which the base's template does not take, is to be refused.
+It runs the trainer's own label builder over a file: how many tokens of each row are supervised, whether the token that
+ends a turn is among them, what truncation cuts off. Rows are read as a stream; the report's lists are capped, its counts
+are not. A file with a row in which nothing is supervised, or which the base's template does not accept, is refused.
 """
 
 from __future__ import annotations
@@ -10,22 +10,30 @@ from __future__ import annotations
 import itertools
 import random
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import BinaryIO
 
-from shared.answers import Chat, Method, find_answers
-from shared.dataset import DatasetReport, TrainingRow, line_errors, line_stream, parse_row, read_rows
+from shared.datasets.filters import RowFilter
+from shared.datasets.reader import (
+    DatasetReport,
+    TrainingRow,
+    count_lines,
+    line_errors,
+    line_stream,
+    parse_row,
+    read_rows,
+)
+from shared.datasets.rows import RowError
 from shared.errors import InvalidRequest
-from shared.labels import IGNORED, Example, LabelledChat, in_batches, label_chats
-from shared.row_errors import RowError
-from shared.row_filters import RowFilter
-from shared.supervision_report import Bucket, LineNote, LineNotes, Piece, RowSupervision, SupervisionReport
-from shared.tokenizer import Tokenizer
+from shared.tokenization.assistant_spans import Chat, Method, find_assistant_spans
+from shared.tokenization.labels import BATCH_ROWS, IGNORED, Example, LabelledChat, label_chats
+from shared.tokenization.supervision_report import Bucket, LineNote, LineNotes, Piece, RowSupervision, SupervisionReport
+from shared.tokenization.tokenizer import Tokenizer
 
 MAX_LISTED = 20
 MAX_SAMPLE_PIECES = 200
-COUNT_BYTES = 1 << 20
 
 
 def supervise_file(
@@ -39,48 +47,77 @@ def supervise_file(
     lenient: bool = False,
     limit_rows: int | None = None,
 ) -> SupervisionReport:
-    """Report what a base would learn from a file; ``report.refuse()`` raises if that is not in order.
+    """Report what a base would be trained on in a file; ``report.refuse()`` raises if a row cannot be.
 
     Args:
         path: a JSONL file.
         base_folder: folder with the base's tokenizer and template.
         seq_len: tokens kept of a row, counted from the end.
-        last_k: only the last K supervised tokens of a row are learnt; 0: all.
+        last_k: only the last K supervised tokens of a row are kept; 0: all.
         min_rating: rows rated lower are left out.
-        filters: instead of ``min_rating``, all that a contract can ask for.
+        filters: instead of ``min_rating``, a contract's whole filter.
         lenient: skip bad lines.
-        limit_rows: look at no more lines than these; they are drawn at random, the same ones every time, and the
-            report says that it sampled.
+        limit_rows: read no more lines than these; they are drawn at random, the same ones every time, and the
+            report has ``sampled`` set.
 
     Raises:
-        DatasetInvalid: ``DATASET_LINE_INVALID``: a line that was looked at is no row.
+        DatasetInvalid: ``DATASET_LINE_INVALID``: a line that was read is not a row.
         InvalidRequest: ``TOKENIZER_NOT_FOUND`` or ``TEMPLATE_UNSUPPORTED``: no row at all can be encoded.
     """
     tokenizer = Tokenizer.load(base_folder)
-    lines = _count_lines(path)
-    sampled = limit_rows is not None and lines > limit_rows
-    tally = _Tally(seq_len, last_k)
+    with path.open("rb") as file:
+        lines = count_lines(file)
+    chosen = sample_lines(lines, limit_rows)
     wanted = filters or RowFilter(min_rating=min_rating)
-    everything = _sample_rows(path, lines, limit_rows or 0, lenient) if sampled else _all_rows(path, lenient)
-    for batch in in_batches(everything):
-        rows = [row for row in batch if wanted.admits(row)]
-        tally.filtered_rows += len(batch) - len(rows)
-        for labelled in label_chats(tokenizer, list(_chats(tokenizer, rows, tally))):
-            tally.add(labelled, tokenizer)
-    return tally.report(tokenizer, lines, sampled)
+    found = SupervisionPass(tokenizer, seq_len=seq_len, last_k=last_k, filters=wanted)
+    with path.open("rb") as file:
+        if chosen is None:
+            rows = read_rows(file, DatasetReport() if lenient else None)
+        else:
+            rows = _sampled_rows(file, chosen, lenient)
+        for row in rows:
+            found.add(row)
+    return found.report(lines, sampled=chosen is not None)
 
 
-def sample_view(tokenizer: Tokenizer, row: TrainingRow, *, seq_len: int, last_k: int = 0) -> list[tuple[str, bool]]:
-    """A row as the trainer sees it: pieces of text, each with whether it is learnt.
-
-    Raises:
-        InvalidRequest: ``TEMPLATE_UNSUPPORTED``, with the line number.
-    """
-    [labelled] = label_chats(tokenizer, [find_answers(tokenizer, row)])
-    return _pieces(labelled, labelled.example(seq_len, last_k))
+def sample_lines(lines: int, limit: int | None) -> frozenset[int] | None:
+    """Numbers of the lines that are looked at, the same ones every time; None: all of them."""
+    if limit is None or lines <= limit:
+        return None
+    return frozenset(random.Random(0).sample(range(1, lines + 1), limit))
 
 
-def _pieces(labelled: LabelledChat, example: Example) -> list[tuple[str, bool]]:
+class SupervisionPass:
+    """A supervision report in the making: rows are added one by one, by the code that reads the file."""
+
+    def __init__(self, tokenizer: Tokenizer, *, seq_len: int, last_k: int, filters: RowFilter) -> None:
+        self._tokenizer, self._filters = tokenizer, filters
+        self._counts = _SupervisionCounts(seq_len, last_k)
+        self._batch: list[TrainingRow] = []
+
+    def add(self, row: TrainingRow) -> None:
+        """Count a valid row."""
+        if not self._filters.admits(row):
+            self._counts.filtered_rows += 1
+            return
+        self._batch.append(row)
+        if len(self._batch) == BATCH_ROWS:
+            self._label()
+
+    def report(self, lines: int, *, sampled: bool) -> SupervisionReport:
+        """The report on the rows so far, of a file of so many lines."""
+        self._label()
+        return self._counts.report(self._tokenizer, lines, sampled)
+
+    def _label(self) -> None:
+        """Label the waiting rows together: the tokenizer takes a batch at once."""
+        for labelled in label_chats(self._tokenizer, list(_chats(self._tokenizer, self._batch, self._counts))):
+            self._counts.add(labelled, self._tokenizer)
+        self._batch.clear()
+
+
+def text_pieces(labelled: LabelledChat, example: Example) -> list[tuple[str, bool]]:
+    """The kept text of a row in pieces, each with whether it is supervised."""
     flags = [label != IGNORED for label in example.labels]
     starts = [start for start, _ in labelled.offsets[-len(flags) :]]
     borders = [index for index, flag in enumerate(flags) if not index or flag != flags[index - 1]]
@@ -90,49 +127,31 @@ def _pieces(labelled: LabelledChat, example: Example) -> list[tuple[str, bool]]:
     ]
 
 
-def _count_lines(path: Path) -> int:
-    """Newlines, and a last line without one."""
-    count, last = 0, b"\n"
-    with path.open("rb") as file:
-        while chunk := file.read(COUNT_BYTES):
-            count, last = count + chunk.count(b"\n"), chunk[-1:]
-    return count + (last != b"\n")
-
-
-def _all_rows(path: Path, lenient: bool) -> Iterator[TrainingRow]:
-    with path.open("rb") as file:
-        yield from read_rows(file, DatasetReport() if lenient else None)
-
-
-def _sample_rows(path: Path, lines: int, limit: int, lenient: bool) -> Iterator[TrainingRow]:
-    chosen = set(random.Random(0).sample(range(1, lines + 1), limit))
+def _sampled_rows(file: BinaryIO, chosen: Collection[int], lenient: bool) -> Iterator[TrainingRow]:
     number, is_start = 0, True
-    with path.open("rb") as file:
-        for piece in line_stream(file):  # a line over the limit comes in several
-            number += is_start
-            if is_start and number in chosen and (row := _parse(piece, number, lenient)):
+    # A line over the limit comes in several pieces.
+    for piece in line_stream(file):
+        number += is_start
+        if is_start and number in chosen:
+            try:
+                row = parse_row(piece, number)
+            except RowError as error:
+                if not lenient:
+                    found = DatasetReport()
+                    found.add_error(number, error)
+                    raise line_errors(found) from error
+            else:
                 yield row
-            is_start = piece.endswith(b"\n")
+        is_start = piece.endswith(b"\n")
 
 
-def _parse(line: bytes, number: int, lenient: bool) -> TrainingRow | None:
-    try:
-        return parse_row(line, number)
-    except RowError as error:
-        if lenient:
-            return None
-        found = DatasetReport()
-        found.add_error(number, error)
-        raise line_errors(found) from error
-
-
-def _chats(tokenizer: Tokenizer, rows: Iterable[TrainingRow], tally: _Tally) -> Iterator[Chat]:
+def _chats(tokenizer: Tokenizer, rows: Iterable[TrainingRow], counts: _SupervisionCounts) -> Iterator[Chat]:
     for row in rows:
         try:
-            yield find_answers(tokenizer, row)
+            yield find_assistant_spans(tokenizer, row)
         except InvalidRequest as error:
-            tally.rows += 1
-            tally.unsupported.add(row.line, error.message)
+            counts.rows += 1
+            counts.unsupported.add(row.line, error.message)
 
 
 @dataclass(slots=True)
@@ -145,13 +164,13 @@ class _Notes:
         if len(self.first) < MAX_LISTED:
             self.first.append(LineNote(line=line, reason=reason))
 
-    def done(self) -> LineNotes:
+    def notes(self) -> LineNotes:
         return LineNotes(count=self.count, first=self.first)
 
 
 @dataclass(slots=True)
-class _Tally:
-    """What has been counted so far; its size does not grow with the file."""
+class _SupervisionCounts:
+    """Counts and notes of the rows so far; its size does not grow with the file."""
 
     seq_len: int
     last_k: int
@@ -184,7 +203,15 @@ class _Tally:
         self.token_sizes[_bucket(len(example.ids))] += 1
         self.supervised_sizes[_bucket(supervised)] += 1
         missing = _missing_end(labelled, example, tokenizer)
-        self._note(labelled.chat, supervised, missing)
+        chat = labelled.chat
+        if not supervised:
+            self.nothing.add(chat.line, f"no assistant token to learn is within {self.seq_len} tokens")
+        elif missing:
+            self.no_end.add(chat.line, missing)
+        if chat.last_turn_only:
+            self.last_turn_only.add(chat.line, "the template writes earlier answers differently from the last")
+        if chat.prompt_differs:
+            self.prompt_differs.add(chat.line, "the generation prompt is not how the answer's turn begins")
         if len(self.row_table) < MAX_LISTED:
             self.row_table.append(
                 RowSupervision(
@@ -196,18 +223,8 @@ class _Tally:
                 )
             )
         if supervised and not self.sample:
-            pieces = _pieces(labelled, example)[:MAX_SAMPLE_PIECES]
+            pieces = text_pieces(labelled, example)[:MAX_SAMPLE_PIECES]
             self.sample = [Piece(text=text, learnt=learnt) for text, learnt in pieces]
-
-    def _note(self, chat: Chat, supervised: int, missing: str) -> None:
-        if not supervised:
-            self.nothing.add(chat.line, f"no assistant token to learn is within {self.seq_len} tokens")
-        elif missing:
-            self.no_end.add(chat.line, missing)
-        if chat.last_turn_only:
-            self.last_turn_only.add(chat.line, "the template writes earlier answers otherwise than the last")
-        if chat.prompt_differs:
-            self.prompt_differs.add(chat.line, "the generation prompt is not how the answer's turn begins")
 
     def report(self, tokenizer: Tokenizer, lines: int, sampled: bool) -> SupervisionReport:
         return SupervisionReport(
@@ -226,30 +243,27 @@ class _Tally:
             row_table=self.row_table,
             token_histogram=_histogram(self.token_sizes),
             supervised_histogram=_histogram(self.supervised_sizes),
-            nothing_supervised=self.nothing.done(),
-            unsupported=self.unsupported.done(),
-            end_not_learnt=self.no_end.done(),
-            last_turn_only=self.last_turn_only.done(),
-            prompt_differs=self.prompt_differs.done(),
+            nothing_supervised=self.nothing.notes(),
+            unsupported=self.unsupported.notes(),
+            end_not_learnt=self.no_end.notes(),
+            last_turn_only=self.last_turn_only.notes(),
+            prompt_differs=self.prompt_differs.notes(),
             sample=self.sample,
         )
 
 
 def _missing_end(labelled: LabelledChat, example: Example, tokenizer: Tokenizer) -> str:
-    """Why a learnt answer's end token is no label; empty when it is one.
-
-    Tokens are cut at the beginning only, so an answer that is learnt at all keeps its end.
-    """
+    """Why the end token of a supervised answer is not a label; empty when it is one."""
+    # Tokens are cut off at the beginning only, so an answer that is supervised at all keeps its end.
     flags = [label != IGNORED for label in example.labels]
     ends = [i for i, flag in enumerate(flags) if flag and not (i + 1 < len(flags) and flags[i + 1])]
     for end in ends:
         if example.ids[end] not in tokenizer.end_ids:
             after = labelled.chat.text[labelled.offsets[end - len(flags)][1] :][:20]
-            return f"after the answer the template writes {after!r}, not an end token" if after else _NO_END
+            if not after:
+                return "the template writes no end token after the answer"
+            return f"after the answer the template writes {after!r}, not an end token"
     return ""
-
-
-_NO_END = "the template writes no end token after the answer"
 
 
 def _bucket(size: int) -> int:

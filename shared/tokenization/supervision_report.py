@@ -1,33 +1,33 @@
-"""What a supervision report says: the shapes, JSON-able, and when a file is refused for it."""
+"""Types of the supervision report, and when a file is refused because of it."""
 
 from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict
 
-from shared.answers import Method
 from shared.errors import Code, DatasetInvalid
+from shared.tokenization.assistant_spans import Method
 
 
-class _Frozen(BaseModel):
+class SupervisionPart(BaseModel):
     model_config = ConfigDict(frozen=True)
 
 
-class LineNote(_Frozen):
-    """What is to be said about one line."""
+class LineNote(SupervisionPart):
+    """A note on one line."""
 
     line: int
     reason: str
 
 
-class LineNotes(_Frozen):
+class LineNotes(SupervisionPart):
     """Notes on lines: ``count`` is exact, ``first`` is capped."""
 
     count: int = 0
     first: list[LineNote] = []
 
 
-class RowSupervision(_Frozen):
-    """One row: its tokens after truncation, those that carry loss, and whether a learnt turn's end token is learnt."""
+class RowSupervision(SupervisionPart):
+    """One row: its tokens after truncation, those that carry loss, and whether an answer's end token is supervised."""
 
     line: int
     tokens: int
@@ -36,22 +36,22 @@ class RowSupervision(_Frozen):
     truncated: int
 
 
-class Bucket(_Frozen):
+class Bucket(SupervisionPart):
     """Rows with at most ``up_to`` tokens (a power of two, or 0) and more than the bucket before has."""
 
     up_to: int
     rows: int
 
 
-class Piece(_Frozen):
-    """Text, and whether it is learnt."""
+class Piece(SupervisionPart):
+    """A piece of text, and whether it is supervised."""
 
     text: str
     learnt: bool
 
 
-class SupervisionReport(_Frozen):
-    """What a base would learn from a file.
+class SupervisionReport(SupervisionPart):
+    """What a base model would be trained on in a file.
 
     Attributes:
         lines: lines of the file.
@@ -60,14 +60,14 @@ class SupervisionReport(_Frozen):
         tokens, supervised_tokens, truncated_tokens: sums over the rows; tokens and supervised_tokens are counted after
             truncation.
         truncation_fraction: truncated tokens per token before truncation.
-        method: how answers were found; offsets if they were for any row.
-        end_token: what the template writes after an answer.
+        method: how answers were found; offsets if any row needed them.
+        end_token: the token that the template writes after an answer.
         row_table: the first rows.
         nothing_supervised, unsupported: rows for which the file is refused.
-        end_not_learnt: rows after which the model would not know where to stop.
-        last_turn_only: rows of which the template lets only the last answer be learnt.
+        end_not_learnt: rows whose end token is not supervised: they do not teach the model to stop.
+        last_turn_only: rows of which only the last answer can be supervised, because of the template.
         prompt_differs: rows whose prompt at serving time is not how their answer's turn begins in training.
-        sample: one row in pieces, to be shown in colours.
+        sample: one row in pieces, to show in colours.
     """
 
     lines: int
@@ -93,7 +93,7 @@ class SupervisionReport(_Frozen):
     sample: list[Piece]
 
     def refuse(self, param: str = "data.train_file") -> None:
-        """Refuse the file if a row of it cannot be learnt.
+        """Refuse the file if a row of it cannot be trained on.
 
         Raises:
             DatasetInvalid: ``TEMPLATE_UNSUPPORTED`` or ``NOTHING_SUPERVISED``, with line numbers.
@@ -102,16 +102,13 @@ class SupervisionReport(_Frozen):
             (Code.TEMPLATE_UNSUPPORTED, self.unsupported, "cannot be written with the base's chat template"),
             (Code.NOTHING_SUPERVISED, self.nothing_supervised, "would teach the base nothing"),
         ):
-            if notes.count:
-                raise _refusal(code, notes, what, param)
-
-
-def _refusal(code: Code, notes: LineNotes, what: str, param: str) -> DatasetInvalid:
-    first = notes.first[0]
-    return DatasetInvalid(
-        code,
-        f"{notes.count} of the file's rows {what}; the first is line {first.line}: {first.reason}",
-        remedy="Mend or remove the lines named in details.lines, or raise exec.seq_len where the reason says so.",
-        param=param,
-        details={"count": notes.count, "lines": [note.model_dump() for note in notes.first]},
-    )
+            if not notes.count:
+                continue
+            first = notes.first[0]
+            raise DatasetInvalid(
+                code,
+                f"{notes.count} of the file's rows {what}; the first is line {first.line}: {first.reason}",
+                remedy="Fix or remove the lines in details.lines, or raise exec.seq_len where the reason says so.",
+                param=param,
+                details={"count": notes.count, "lines": [note.model_dump() for note in notes.first]},
+            )

@@ -1,8 +1,8 @@
 """A base model's tokenizer and chat template, read from its folder; no transformers and no torch.
 
 Token ids equal those of transformers' ``apply_chat_template``: the same `tokenizer.json`, the same added tokens, and no
-special tokens but those the template writes, so a BOS never comes twice. Offsets count characters of the text and are
-exact for byte-level vocabularies: a token knows the white space that belongs to it.
+special tokens except those that the template writes, so a BOS is never written twice. Offsets count characters of the
+text and are exact for byte-level vocabularies: white space belongs to the token that holds it.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from typing import Any
 import tokenizers
 from tokenizers import AddedToken, processors
 
-from shared.chat_template import ChatTemplate, Rendered, Turn
-from shared.digest import digest_json
 from shared.errors import Code, InvalidRequest
+from shared.hashing import digest_json
+from shared.tokenization.chat_template import ChatTemplate, Rendered, Turn
 
 _PROBE = "Wq7"
-"""An answer that no template changes, to see what is written after it."""
+"""An answer that no template changes, to find what is written after it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,14 +36,14 @@ class Encoding:
 
 @dataclass(frozen=True)
 class Tokenizer:
-    """What turns chats into token ids.
+    """A base's tokenizer with its chat template: from chats to token ids.
 
     Attributes:
-        backend: the tokenizer proper.
+        backend: the `tokenizers` library's tokenizer.
         template: the chat template; ``tool_template`` is used for rows with tools by the few bases that have two.
         end_ids: tokens that end a turn or a text; generation stops at them.
-        end_token: the one the template writes after an assistant's turn; it may differ from the base's EOS. None when
-            the template writes none.
+        end_token: the token that the template writes after an assistant's turn; it may differ from the base's EOS.
+            None when the template writes none.
     """
 
     backend: tokenizers.Tokenizer
@@ -68,12 +68,14 @@ class Tokenizer:
         tool_template = ChatTemplate(sources["tool_use"], special_tokens) if "tool_use" in sources else None
         end_token = _end_of_turn(backend, template)
         named = (backend.token_to_id(token) for token in (end_token, special_tokens.get("eos_token")) if token)
-        end_ids = {id_ for id_ in named if id_ is not None} | _generation_ends(folder)
-        return Tokenizer(backend, template, tool_template, frozenset(end_ids), end_token)
+        listed = _read_json(folder / "generation_config.json").get("eos_token_id")
+        ends = [*named, *(listed if isinstance(listed, list) else [listed])]
+        end_ids = frozenset(end for end in ends if isinstance(end, int))
+        return Tokenizer(backend, template, tool_template, end_ids, end_token)
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 (64 hex digits) over all that decides the ids and labels of a chat."""
+        """SHA-256 (64 hex digits) over everything that determines the ids and labels of a chat."""
         content = {
             "backend": hashlib.sha256(self.backend.to_str().encode()).hexdigest(),
             "template": self.template_digest,
@@ -85,7 +87,7 @@ class Tokenizer:
 
     @property
     def template_digest(self) -> str:
-        """Digest of the template, or of both."""
+        """Digest of the template, or of both templates."""
         if self.tool_template is None:
             return self.template.digest
         return digest_json([self.template.digest, self.tool_template.digest])
@@ -93,7 +95,7 @@ class Tokenizer:
     def render(
         self, messages: Sequence[Turn], tools: Sequence[Turn] | None = None, add_generation_prompt: bool = False
     ) -> Rendered:
-        """Write a chat; see :meth:`ChatTemplate.render`."""
+        """The text of a chat; see :meth:`ChatTemplate.render`."""
         template = self.tool_template if tools and self.tool_template else self.template
         return template.render(messages, tools, add_generation_prompt)
 
@@ -116,28 +118,26 @@ def _load_backend(path: Path, config: dict[str, Any], special_tokens: dict[str, 
         raise _unreadable(f"The base's folder has no {path.name}.")
     try:
         backend = tokenizers.Tokenizer.from_buffer(path.read_bytes())
-    except Exception as error:  # what tokenizers raises is a bare Exception
+    except Exception as error:
+        # The library raises a bare Exception.
         raise _unreadable(f"The base's {path.name} cannot be read: {error}.") from error
     backend.no_truncation()
     backend.no_padding()
-    # Ids do not depend on it; but a ByteLevel post-processor trims white space off the offsets.
+    # Ids do not depend on it, but a ByteLevel post-processor trims white space off the offsets.
     backend.post_processor = processors.Sequence([])
-    _add_tokens(backend, config, special_tokens)
+    # As transformers does: tokens of tokenizer_config.json that are missing in tokenizer.json are added.
+    known = {repr(token) for token in backend.get_added_tokens_decoder().values()}
+    # In the order of their ids, because the library numbers them as they come.
+    listed = sorted(config.get("added_tokens_decoder", {}).items(), key=lambda item: int(item[0]))
+    added = [AddedToken(**fields) for _, fields in listed]
+    backend.add_tokens([token for token in added if repr(token) not in known])
+    missing = [token for token in special_tokens.values() if backend.token_to_id(token) is None]
+    backend.add_tokens([AddedToken(token, special=True, normalized=False) for token in dict.fromkeys(missing)])
     return backend
 
 
-def _add_tokens(backend: tokenizers.Tokenizer, config: dict[str, Any], special_tokens: dict[str, str]) -> None:
-    """Add what tokenizer_config.json knows and tokenizer.json does not, as transformers does."""
-    known = {repr(token) for token in backend.get_added_tokens_decoder().values()}
-    listed = sorted(config.get("added_tokens_decoder", {}).items(), key=lambda item: int(item[0]))
-    wanted = [AddedToken(**fields) for _, fields in listed]
-    backend.add_tokens([token for token in wanted if repr(token) not in known])
-    missing = [token for token in special_tokens.values() if backend.token_to_id(token) is None]
-    backend.add_tokens([AddedToken(token, special=True, normalized=False) for token in dict.fromkeys(missing)])
-
-
 def _special_tokens(folder: Path, config: dict[str, Any]) -> dict[str, str]:
-    """Named special tokens; the older special_tokens_map.json counts where the config lists no added tokens."""
+    """Special tokens by name; the older special_tokens_map.json is read where the config lists no added tokens."""
     entries = dict(config)
     if "added_tokens_decoder" not in config:
         entries |= _read_json(folder / "special_tokens_map.json")
@@ -149,11 +149,11 @@ def _special_tokens(folder: Path, config: dict[str, Any]) -> dict[str, str]:
 
 
 def _template_sources(folder: Path, config: dict[str, Any]) -> dict[str, str]:
-    """Chat templates by name, `default` among them; a file of its own goes before the config."""
+    """Chat templates by name, `default` among them; chat_template.jinja has priority over the config."""
     path = folder / "chat_template.jinja"
     found = path.read_bytes().decode() if path.is_file() else config.get("chat_template")
     if isinstance(found, list):
-        found = {one["name"]: one["template"] for one in found}
+        found = {entry["name"]: entry["template"] for entry in found}
     sources = {"default": found} if isinstance(found, str) else found
     if isinstance(sources, dict) and isinstance(sources.get("default"), str):
         return sources
@@ -174,11 +174,6 @@ def _end_of_turn(backend: tokenizers.Tokenizer, template: ChatTemplate) -> str |
         return None
     added = {token.content for token in backend.get_added_tokens_decoder().values()}
     return max((token for token in added if token and tail.startswith(token)), key=len, default=None)
-
-
-def _generation_ends(folder: Path) -> set[int]:
-    ends = _read_json(folder / "generation_config.json").get("eos_token_id")
-    return {end for end in (ends if isinstance(ends, list) else [ends]) if isinstance(end, int)}
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -16,22 +16,10 @@ from starlette.datastructures import State
 from api.main import create_app
 from api.services import make_services
 from api.settings import ApiSettings
-from shared.catalog import BaseModelEntry, Catalog, LocalSource, digest_model_folder, save_catalog
-from tests.tiny_base import write_base
-
-BASE = "tiny"
-ROWS = b'{"prompt": "a", "response": "b"}\n' * 40
-
-
-class SilentBell:
-    """A doorbell that remembers whom it was rung for."""
-
-    def __init__(self) -> None:
-        self.rung: list[str] = []
-
-    def ring(self, job_id: str) -> bool:
-        self.rung.append(job_id)
-        return True
+from shared.base_models.catalog import BaseModelEntry, Catalog, LocalSource, digest_model_folder, save_catalog
+from tests.support.builders import BASE, ROWS
+from tests.support.doubles import FakeJobQueue
+from tests.support.tiny_base import write_base
 
 
 @pytest.fixture(scope="session")
@@ -41,7 +29,7 @@ def base_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def settings_for(home: Path, base_folder: Path) -> ApiSettings:
-    """Settings of an installation in a folder, with one base in its catalogue; its replica and broker are not there."""
+    """Settings of an installation in a folder, with one base in its catalogue; its replica and broker do not exist."""
     settings = ApiSettings(
         home=home,
         max_file_bytes=100_000,
@@ -81,8 +69,7 @@ def app(settings: ApiSettings, sqlite_template: Path, routes: FastAPI) -> FastAP
     """An application of its own, but for the routes: a test that adds one uses ``create_app``."""
     shutil.copy(sqlite_template, settings.home / "mens.db")
     app = copy(routes)
-    app.state = State({"services": make_services(settings)})
-    object.__setattr__(app.state.services, "doorbell", SilentBell())
+    app.state = State({"services": make_services(settings, job_queue=FakeJobQueue())})
     return app
 
 
@@ -104,8 +91,8 @@ def client(app: FastAPI, anonymous: TestClient) -> TestClient:
 @pytest.fixture
 def train_file(client: TestClient) -> str:
     """Id of an uploaded file with forty rows."""
-    answer = client.post("/v1/files", data={"purpose": "fine-tune"}, files={"file": ("rows.jsonl", ROWS)})
-    return str(answer.json()["id"])
+    response = client.post("/v1/files", data={"purpose": "fine-tune"}, files={"file": ("rows.jsonl", ROWS)})
+    return str(response.json()["id"])
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""The API's environment, made from its own lock alone, has no GPU stack and starts the API."""
+"""The API's environment, made from its own lock file alone, has no GPU library and starts the API."""
 
 from __future__ import annotations
 
@@ -51,5 +51,5 @@ def run(*command: str, **environment: str) -> str:
 
 
 @pytest.mark.system
-def test_the_api_starts_without_a_gpu_stack(api_python: Path, tmp_path: Path) -> None:
+def test_api_starts_without_a_gpu_library(api_python: Path, tmp_path: Path) -> None:
     assert "paths" in run(str(api_python), "-c", SCRIPT, str(tmp_path), PYTHONPATH=str(ROOT))

@@ -1,4 +1,4 @@
-"""The first key, where the command line is not installed."""
+"""``python -m api.keys``: makes the first key where the command line is not installed."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from api.keys import main
 from api.settings import ApiSettings
 
 
-def test_a_key_that_is_made_opens_the_api(
+def test_created_key_is_accepted_by_the_api(
     anonymous: TestClient, settings: ApiSettings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("MENS_HOME", str(settings.home))
     assert main(["create", "admin"]) == 0
-    told = capsys.readouterr()
-    secret = told.out.strip()
-    assert "for admin, admin of shared, the operator: may do everything in every tenant" in told.err
+    output = capsys.readouterr()
+    secret = output.out.strip()
+    assert "for admin, admin of shared, the operator: may do everything in every tenant" in output.err
     assert anonymous.get("/v1/models", headers={"Authorization": f"Bearer {secret}"}).status_code == 200
 
 
-def test_a_key_of_a_tenant_with_limits(app: FastAPI, settings: ApiSettings, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_key_has_tenant_role_and_limits(app: FastAPI, settings: ApiSettings, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MENS_HOME", str(settings.home))
     flags = ["--tenant", "acme", "--role", "trainer", "--rpm", "60", "--concurrent", "4"]
     assert main(["create", "bot", *flags]) == 0
@@ -32,14 +32,14 @@ def test_a_key_of_a_tenant_with_limits(app: FastAPI, settings: ApiSettings, monk
 @pytest.mark.parametrize(
     "flags", [["--role", "root"], ["--rpm", "0"], ["--rpm", "1.5"], ["--concurrent", "-1"], ["--rpm", "9" * 9]]
 )
-def test_nonsense_makes_no_key(app: FastAPI, flags: list[str]) -> None:
+def test_invalid_flags_create_no_key(app: FastAPI, flags: list[str]) -> None:
     with pytest.raises(SystemExit):
         main(["create", "bot", *flags])
     assert app.state.services.keys.all() == []
 
 
 @pytest.mark.parametrize("flags", [["bot", "--tenant", "Acme"], [""], ["x" * 65]])
-def test_names_that_are_none(
+def test_invalid_names_create_no_key(
     app: FastAPI,
     settings: ApiSettings,
     monkeypatch: pytest.MonkeyPatch,
@@ -52,7 +52,7 @@ def test_names_that_are_none(
     assert app.state.services.keys.all() == []
 
 
-def test_a_name_that_is_taken(
+def test_name_that_is_taken_creates_no_key(
     app: FastAPI, settings: ApiSettings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("MENS_HOME", str(settings.home))
@@ -61,7 +61,7 @@ def test_a_name_that_is_taken(
     assert len(app.state.services.keys.all()) == 1
 
 
-def test_without_a_database_the_reason_is_told(
+def test_without_a_database_the_error_names_it(
     tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("MENS_HOME", str(tmp_path_factory.mktemp("empty")))

@@ -1,4 +1,4 @@
-"""An API process that is told to stop: what is under way may end, what would never end does, and nothing new comes in."""
+"""Shutdown of an API process: responses in flight may end, endless ones are ended, and no new connection is accepted."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ import pytest
 
 from api.migrate import migrate
 from api.settings import ApiSettings
-from shared.db import Database
-from shared.job import Kind, Submission
-from shared.keys import Keys
-from shared.ledger import Ledger
+from shared.database.connection import Database
+from shared.database.jobs import Jobs
+from shared.database.keys import Keys
+from shared.database.records import Kind, Submission
 from tests.api.conftest import BASE, settings_for
-from tests.api.raw_replica import eventually
-from tests.api.scripted_replica import ScriptedReplica
-from tests.api.test_gateway import serve
-from tests.postgres import free_port
+from tests.support.asgi_server import serve
+from tests.support.ports import free_port
+from tests.support.scripted_replica import ScriptedReplica
+from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.network
 
-QUESTION = {"model": BASE, "messages": [{"role": "user", "content": "hello"}], "stream": True}
+REQUEST = {"model": BASE, "messages": [{"role": "user", "content": "hello"}], "stream": True}
 PIECES = [b'data: {"piece": 1}\n\n', b'data: {"piece": 2}\n\n', b"data: [DONE]\n\n"]
 
 
@@ -51,8 +51,8 @@ def client(installation: ApiSettings) -> Iterator[httpx.Client]:
     database = Database(installation.database_url)
     secret = Keys(database).create("test")[1]
     database.close()
-    with httpx.Client(headers={"Authorization": f"Bearer {secret}"}, timeout=30, trust_env=False) as made:
-        yield made
+    with httpx.Client(headers={"Authorization": f"Bearer {secret}"}, timeout=30, trust_env=False) as client:
+        yield client
 
 
 @pytest.fixture
@@ -65,47 +65,47 @@ def api(installation: ApiSettings, client: httpx.Client) -> Iterator[subprocess.
     environment = {f"MENS_{name.upper()}": value for name, value in given.items()}
     process = subprocess.Popen([sys.executable, "-m", "api"], env={**os.environ, **environment})
     try:
-        eventually(lambda: answers(client), 30)
+        eventually(lambda: responds(client), 30)
         yield process
     finally:
         process.kill()
         process.wait(10)
 
 
-def answers(client: httpx.Client) -> bool:
+def responds(client: httpx.Client) -> bool:
     try:
         return client.get("/health").status_code == 200
     except httpx.TransportError:
         return False
 
 
-def test_a_stream_that_has_begun_ends_whole(
+def test_stream_in_flight_is_completed(
     api: subprocess.Popen[bytes], client: httpx.Client, replica: ScriptedReplica
 ) -> None:
     replica.go_on.clear()
-    with client.stream("POST", "/v1/chat/completions", json=QUESTION) as answer:
-        pieces = answer.iter_raw()
+    with client.stream("POST", "/v1/chat/completions", json=REQUEST) as response:
+        pieces = response.iter_raw()
         seen = next(pieces)
         api.send_signal(signal.SIGTERM)
-        eventually(lambda: not answers(client), 5)
-        assert api.poll() is None, "it waits"
+        eventually(lambda: not responds(client), 5)
+        assert api.poll() is None, "the process waits"
         replica.go_on.set()
         assert seen + b"".join(pieces) == b"".join(PIECES)
-    assert api.wait(10) == -signal.SIGTERM, "nothing is under way any more"
+    assert api.wait(10) == -signal.SIGTERM, "no response is in flight any more"
 
 
-def test_the_events_of_a_job_are_not_waited_for(
+def test_event_stream_of_a_running_job_is_ended(
     api: subprocess.Popen[bytes], client: httpx.Client, installation: ApiSettings
 ) -> None:
     database = Database(installation.database_url)
-    asked = Submission(kind=Kind.FINETUNE, base_model=BASE, name="helper", contract={}, plan={})
-    job, _ = Ledger(database).submit(asked)
+    submission = Submission(kind=Kind.FINETUNE, base_model=BASE, name="helper", contract={}, plan={})
+    job, _ = Jobs(database).submit(submission)
     database.close()
     begun = time.monotonic()
-    with client.stream("GET", f"/v1/jobs/{job.id}/events") as answer:
-        pieces = answer.iter_text()
+    with client.stream("GET", f"/v1/jobs/{job.id}/events") as response:
+        pieces = response.iter_text()
         assert "id:" in next(pieces)
         api.send_signal(signal.SIGTERM)
-        assert "event: job" not in "".join(pieces), "it is not over"
+        assert "event: job" not in "".join(pieces), "the job is not over"
     api.wait(10)
-    assert time.monotonic() - begun < 10, "less than the time that requests have"
+    assert time.monotonic() - begun < 10, "less than the time that requests may take"

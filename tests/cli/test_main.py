@@ -1,4 +1,4 @@
-"""The command line: help that teaches, errors that help, and the catalogue commands offline."""
+"""The command line as a whole: help, version, error messages, and the catalogue commands offline."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from api.migrate import migrate
 from cli.main import app
-from shared.catalog import load_catalog
+from shared.base_models.catalog import load_catalog
 from shared.settings import Settings
 
 runner = CliRunner()
@@ -55,24 +55,24 @@ def test_version() -> None:
     assert re.fullmatch(r"mens \d+\.\d+\.\d+\n", runner.invoke(app, ["--version"]).stdout)
 
 
-def test_the_command_line_starts_without_torch() -> None:
+def test_command_line_starts_without_torch() -> None:
     code = "import sys, cli.main; sys.exit(any(m in sys.modules for m in ('torch', 'transformers', 'vllm')))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-def test_without_an_installation_the_advice_is_to_start_one() -> None:
+def test_without_installation_the_error_names_mens_up() -> None:
     result = runner.invoke(app, ["models"])
     assert result.exit_code == 1
     assert "mens up" in result.output
 
 
-def test_an_api_that_is_down(home: Path) -> None:
+def test_unreachable_api_is_reported(home: Path) -> None:
     (home / "connection.json").write_text(json.dumps({"url": "http://127.0.0.1:9", "key": "k"}))
     result = runner.invoke(app, ["jobs", "list"])
-    assert (result.exit_code, "does not answer" in result.output) == (1, True)
+    assert (result.exit_code, "does not respond" in result.output) == (1, True)
 
 
-def test_a_folder_becomes_a_base(model_folder: Path) -> None:
+def test_base_add_registers_a_folder(model_folder: Path) -> None:
     assert runner.invoke(app, ["base", "add", "mine", "--path", str(model_folder), "--license", "MIT"]).exit_code == 0
     entry = load_catalog(Settings().catalog_path).get("mine")
     assert (set(entry.digests), entry.license) == ({"config.json", "tokenizer.json", "model.safetensors"}, "MIT")
@@ -89,13 +89,13 @@ def test_a_folder_becomes_a_base(model_folder: Path) -> None:
         ["--hub", "some/model", "--revision", REVISION, "--path", "x"],
     ],
 )
-def test_bases_that_are_refused(arguments: list[str]) -> None:
+def test_base_add_refuses_invalid_sources(arguments: list[str]) -> None:
     result = runner.invoke(app, ["base", "add", "bad", *arguments])
     assert (result.exit_code, "error:" in result.output) == (1, True)
     assert not load_catalog(Settings().catalog_path).bases
 
 
-def test_a_folder_with_pickled_weights_is_no_base(model_folder: Path) -> None:
+def test_base_add_refuses_pickled_weights(model_folder: Path) -> None:
     (model_folder / "model.safetensors").rename(model_folder / "pytorch_model.bin")
     result = runner.invoke(app, ["base", "add", "bad", "--path", str(model_folder)])
     assert "*.safetensors missing" in result.output.replace("\n", " ")
@@ -112,7 +112,7 @@ def test_keys() -> None:
 
 
 @pytest.mark.parametrize("command", [["retention"], ["up"]])
-def test_a_setting_that_is_wrong_is_named(home: Path, command: list[str]) -> None:
+def test_invalid_setting_is_named(home: Path, command: list[str]) -> None:
     environment = {"PATH": os.environ["PATH"], "MENS_HOME": str(home), "MENS_RETAIN_RUN_DAYS": "soon"}
     program = [sys.executable, "-m", "cli.main", *command]
     done = subprocess.run(program, env=environment, capture_output=True, text=True, timeout=60, check=False)

@@ -15,10 +15,6 @@ HELM_SHA256 = "3e4dd2807e8e00779312343aff59185fbf32971562434920de1ccaf4bae2b746"
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "deploy: Dockerfiles, the compose file and the chart")
-
-
 @pytest.fixture(scope="session")
 def root() -> Path:
     return ROOT

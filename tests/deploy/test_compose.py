@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 
-pytestmark = pytest.mark.deploy
-
 OURS = {"migrate", "api", "worker", "beat", "serving"}
 SECRETS = {
     "MENS_POSTGRES_PASSWORD": "postgres-password",
@@ -39,13 +37,13 @@ def services(root: Path) -> dict[str, dict[str, Any]]:
     return found
 
 
-def test_the_file_is_valid_and_silent(root: Path) -> None:
+def test_file_is_valid_without_warnings(root: Path) -> None:
     done = compose(root, "config", "-q")
     assert (done.returncode, done.stderr) == (0, "")
 
 
 @pytest.mark.parametrize("name", REQUIRED)
-def test_a_missing_setting_is_named(root: Path, name: str) -> None:
+def test_missing_setting_is_named(root: Path, name: str) -> None:
     done = compose(root, "config", "-q", env={key: value for key, value in REQUIRED.items() if key != name})
     assert done.returncode != 0
     assert f"required variable {name} is missing a value: " in done.stderr
@@ -58,7 +56,7 @@ def test_no_secret_is_written_in_the_file(root: Path) -> None:
         assert f"${{{name}:-" not in text
 
 
-def test_only_the_front_door_is_published_and_on_loopback(services: dict[str, dict[str, Any]]) -> None:
+def test_only_the_api_is_published_and_on_loopback(services: dict[str, dict[str, Any]]) -> None:
     published = {
         (name, port["host_ip"], port["published"])
         for name, service in services.items()
@@ -104,7 +102,7 @@ def test_serving_holds_no_key_of_the_control_plane(services: dict[str, dict[str,
     assert not {"MENS_DATABASE_URL", "MENS_BROKER_URL"} & set(services["serving"]["environment"])
 
 
-def test_what_is_left_open_is_chosen_by_the_replica(services: dict[str, dict[str, Any]]) -> None:
+def test_unset_serving_settings_are_chosen_by_the_replica(services: dict[str, dict[str, Any]]) -> None:
     """An empty variable is an open setting; every one of them is a setting."""
     from serving.settings import ServingSettings
 

@@ -11,8 +11,6 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-pytestmark = pytest.mark.deploy
-
 TIERS = ["api", "worker", "serving"]
 Instruction = tuple[str, str]
 
@@ -44,7 +42,7 @@ def test_hadolint_finds_nothing(root: Path, tier: str) -> None:
 
 
 @pytest.mark.parametrize("tier", TIERS)
-def test_an_image_holds_its_own_tier_and_shared_only(root: Path, tier: str) -> None:
+def test_image_holds_its_own_tier_and_shared_only(root: Path, tier: str) -> None:
     found = instructions(root, tier)
     assert copied(found) == {f"{tier}/", "shared/", "pyproject.toml", f"locks/{tier}.lock"}
     assert copied(last_stage(found)) == {f"{tier}/", "shared/"}
@@ -52,7 +50,7 @@ def test_an_image_holds_its_own_tier_and_shared_only(root: Path, tier: str) -> N
 
 
 @pytest.mark.parametrize("tier", TIERS)
-def test_the_last_stage_runs_as_a_numeric_user(root: Path, tier: str) -> None:
+def test_last_stage_runs_as_a_numeric_user(root: Path, tier: str) -> None:
     stage = last_stage(instructions(root, tier))
     assert [rest for word, rest in stage if word == "USER"] == ["10001:10001"]
     after = stage[[word for word, _ in stage].index("USER") :]
@@ -60,7 +58,7 @@ def test_the_last_stage_runs_as_a_numeric_user(root: Path, tier: str) -> None:
 
 
 @pytest.mark.parametrize("tier", TIERS)
-def test_the_last_stage_has_no_uv_and_finds_the_code(root: Path, tier: str) -> None:
+def test_last_stage_has_no_uv_and_finds_the_code(root: Path, tier: str) -> None:
     stage = last_stage(instructions(root, tier))
     assert not [rest for word, rest in stage if word == "RUN" and re.search(r"\buv\b", rest)]
     assert "PYTHONPATH=/app" in " ".join(rest for word, rest in stage if word == "ENV")
@@ -74,19 +72,19 @@ def test_base_images_are_pinned_by_a_version(root: Path, tier: str) -> None:
 
 
 @pytest.mark.parametrize(("tier", "port"), [("api", 8000), ("serving", 8001)])
-def test_an_http_tier_has_a_health_check_on_its_port(root: Path, tier: str, port: int) -> None:
+def test_http_tier_has_a_health_check_on_its_port(root: Path, tier: str, port: int) -> None:
     stage = dict(last_stage(instructions(root, tier)))
     assert f"127.0.0.1:{port}/health" in stage["HEALTHCHECK"]
     assert stage["EXPOSE"] == str(port)
 
 
 @pytest.mark.parametrize("tier", TIERS)
-def test_nothing_that_an_old_builder_refuses(root: Path, tier: str) -> None:
+def test_no_instruction_that_old_builders_refuse(root: Path, tier: str) -> None:
     text = (root / tier / "Dockerfile").read_text()
     assert not re.search(r"^#\s*syntax=|<<-?['\"]?\w|--link\b", text, flags=re.MULTILINE)
 
 
-def test_the_build_context_is_an_allow_list(root: Path) -> None:
+def test_build_context_is_an_allow_list(root: Path) -> None:
     lines = [line for line in (root / ".dockerignore").read_text().splitlines() if line and not line.startswith("#")]
     assert lines[0] == "*"
     allowed = {line.removeprefix("!").rstrip("/") for line in lines if line.startswith("!")}
@@ -99,7 +97,7 @@ def pins(root: Path, tier: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("tier", ["api", "worker"])
-def test_a_lock_fits_the_project(root: Path, tier: str) -> None:
+def test_lock_fits_the_project(root: Path, tier: str) -> None:
     """A requirement that was added to pyproject.toml without refreshing the lock would be missed by the image only."""
     project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
     pinned = pins(root, tier)
@@ -117,7 +115,7 @@ def test_a_lock_fits_the_project(root: Path, tier: str) -> None:
             )
 
 
-def test_the_images_run_what_the_tests_ran(root: Path) -> None:
+def test_images_run_the_tested_versions(root: Path) -> None:
     tested = pins(root, "cpu")
     for tier in TIERS:
         shared = {name: version for name, version in pins(root, tier).items() if name in tested}
@@ -139,11 +137,11 @@ def test_no_torch_in_the_control_plane(root: Path) -> None:
     assert not {name for name in pinned if re.match(r"torch|transformers|peft|bitsandbytes|vllm|nvidia-", name)}
 
 
-def test_the_worker_trains_on_cuda(root: Path) -> None:
+def test_worker_trains_on_cuda(root: Path) -> None:
     pinned = pins(root, "worker")
     assert "+cpu" not in pinned["torch"]
     assert any(name.startswith("nvidia-") for name in pinned)
 
 
-def test_the_api_listens_where_a_service_can_reach_it(root: Path) -> None:
+def test_api_listens_where_a_service_can_reach_it(root: Path) -> None:
     assert "MENS_API_HOST=0.0.0.0" in (root / "api" / "Dockerfile").read_text()

@@ -10,8 +10,6 @@ import kubernetes_validate  # type: ignore[import-untyped, unused-ignore]
 import pytest
 import yaml
 
-pytestmark = pytest.mark.deploy
-
 KUBERNETES = "1.32"
 Values = dict[str, Any]
 Document = dict[str, Any]
@@ -128,7 +126,7 @@ def test_every_document_is_valid_kubernetes(documents: list[Document]) -> None:
     assert len(names) == len(set(names))
 
 
-def test_what_a_release_consists_of(chart: Chart) -> None:
+def test_documents_of_a_release(chart: Chart) -> None:
     names = {(document["kind"], document["metadata"]["name"]) for document in chart.render(MINIMAL)}
     deployments = {("Deployment", f"mens-{tier}") for tier in ["api", "worker", "beat", "serving"]}
     services = {("Service", f"mens-{tier}") for tier in ["api", "serving"]}
@@ -186,7 +184,7 @@ def test_bad_values_are_refused(chart: Chart, path: str, value: Any, complaint: 
     assert complaint in done.stderr
 
 
-def test_the_defaults_alone_say_what_is_missing(chart: Chart) -> None:
+def test_defaults_alone_name_what_is_missing(chart: Chart) -> None:
     done = chart.run("template", "mens", values={})
     for missing in ["secret.databaseUrl", "secret.brokerUrl", "secret.servingKey", "catalog: bases", "serving.base"]:
         assert missing in done.stderr
@@ -267,7 +265,7 @@ def test_each_tier_gets_the_secrets_it_needs(documents: list[Document]) -> None:
     assert given == {name: expected[name] for name in given}
 
 
-def test_the_migration_needs_nothing_of_the_release(documents: list[Document]) -> None:
+def test_migration_needs_nothing_of_the_release(documents: list[Document]) -> None:
     hooks = {"helm.sh/hook": "pre-install,pre-upgrade"}
     (job,) = of(documents, "Job")
     assert job["metadata"]["annotations"].items() >= hooks.items()
@@ -282,12 +280,16 @@ def test_the_migration_needs_nothing_of_the_release(documents: list[Document]) -
         assert weights == sorted(set(weights))
 
 
-def test_a_changed_catalogue_or_secret_rolls_the_pods(chart: Chart) -> None:
+def test_changed_catalogue_or_secret_rolls_the_pods(chart: Chart) -> None:
     def checksums(values: Values) -> set[str]:
         found = of(chart.render(values), "Deployment")
         return {document["spec"]["template"]["metadata"]["annotations"]["mens/checksum"] for document in found}
 
-    changes = [("catalog.version", 2), ("secret.servingKey", "another-key-another-key"), ("api.replicas", 3)]
+    changes = [
+        ("catalog.version", 2),
+        ("secret.servingKey", "another-key-another-key"),
+        ("api.replicas", 3),
+    ]
     before, catalogue, key, replicas = (
         checksums(values) for values in [MINIMAL, *(with_value(*change) for change in changes)]
     )
@@ -295,12 +297,12 @@ def test_a_changed_catalogue_or_secret_rolls_the_pods(chart: Chart) -> None:
     assert replicas == before
 
 
-def test_the_catalogue_arrives_as_it_was_given(documents: list[Document]) -> None:
+def test_catalogue_arrives_unchanged(documents: list[Document]) -> None:
     (config,) = of(documents, "ConfigMap")
     assert json.loads(config["data"]["catalog.json"]) == MINIMAL["catalog"]
 
 
-def test_a_pod_lives_longer_than_its_streams_may(chart: Chart) -> None:
+def test_pod_grace_period_exceeds_the_drain_time(chart: Chart) -> None:
     found = dict(pods(chart.render({**MINIMAL, "drainSeconds": 600})))
     for name, more in (("api", 20), ("serving", 30)):
         assert environment(found[name])["MENS_DRAIN_SECONDS"] == "600"
@@ -312,12 +314,12 @@ def test_large_numbers_are_not_written_as_floats(chart: Chart) -> None:
     assert environment(api)["MENS_MAX_FILE_BYTES"] == "5368709120"
 
 
-def test_one_control_worker_that_is_never_doubled(documents: list[Document]) -> None:
+def test_single_control_worker_is_never_doubled(documents: list[Document]) -> None:
     (beat,) = [document for document in of(documents, "Deployment") if document["metadata"]["name"].endswith("-beat")]
     assert (beat["spec"]["replicas"], beat["spec"]["strategy"]) == (1, {"type": "Recreate"})
 
 
-def test_every_tier_that_asks_replicas_knows_them(chart: Chart) -> None:
+def test_every_tier_that_calls_replicas_knows_them(chart: Chart) -> None:
     places = {}
     for case, values in CASES.items():
         known = {
@@ -334,14 +336,14 @@ def test_every_tier_that_asks_replicas_knows_them(chart: Chart) -> None:
     }
 
 
-def test_the_serving_tiers_name_has_every_pods_address(chart: Chart) -> None:
+def test_serving_name_has_every_pods_address(chart: Chart) -> None:
     for case in ("minimal", "several"):
         (service,) = [s for s in of(chart.render(CASES[case]), "Service") if s["metadata"]["name"] == "mens-serving"]
         assert service["spec"]["clusterIP"] == "None"
         assert [port["port"] for port in service["spec"]["ports"]] == [8001], "a headless Service maps no ports"
 
 
-def test_the_chart_and_the_compose_file_agree(chart: Chart, root: Path) -> None:
+def test_chart_and_compose_file_agree(chart: Chart, root: Path) -> None:
     """Same tiers, same commands, same settings; a setting added to one is missed in the other."""
     compose = yaml.safe_load((root / "docker-compose.yml").read_text())["services"]
     for name, pod in pods(chart.render(MINIMAL)):
@@ -361,14 +363,14 @@ def serving_settings(chart: Chart, **values: Any) -> dict[str, Any]:
     return {name.removeprefix("MENS_SERVING_"): value for name, value in found.items() if "_SERVING_" in name}
 
 
-def test_what_is_left_open_is_chosen_by_the_replica(chart: Chart) -> None:
+def test_unset_serving_settings_are_chosen_by_the_replica(chart: Chart) -> None:
     found = serving_settings(chart)
     assert found["MAX_LORA_RANK"] == found["MAX_CPU_LORAS"] == found["LORA_MEMORY_BYTES"] == ""
     assert found["QUANTIZATION"] == found["TOOL_PARSER"] == found["REASONING_PARSER"] == ""
     assert (found["DEVICE"], found["GPU_MEMORY_UTILIZATION"], found["MAX_LORAS"]) == ("cuda", "0.9", "4")
 
 
-def test_what_is_set_reaches_the_replica(chart: Chart) -> None:
+def test_serving_settings_reach_the_replica(chart: Chart) -> None:
     found = serving_settings(
         chart,
         maxLoraRank=64,
@@ -385,7 +387,7 @@ def test_what_is_set_reaches_the_replica(chart: Chart) -> None:
     assert (found["QUANTIZATION"], found["TOOL_PARSER"]) == ("mxfp4", "hermes")
 
 
-def test_every_serving_setting_of_the_chart_is_one(chart: Chart) -> None:
+def test_every_serving_value_of_the_chart_is_a_setting(chart: Chart) -> None:
     from serving.settings import ServingSettings
 
     assert {f"serving_{name.lower()}" for name in serving_settings(chart)} <= ServingSettings.model_fields.keys()

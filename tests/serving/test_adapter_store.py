@@ -1,4 +1,4 @@
-"""AdapterStore: what is given out was verified, and nothing else is given out."""
+"""AdapterStore: it returns verified adapters and nothing else."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import hashlib
 import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from itertools import count
 
 import pytest
 
 from serving.private_cache import LOCK_NAME
-from shared.catalog import TwinOf
+from shared.artifacts.manifests import CONFIG_NAME, MANIFEST_NAME, WEIGHTS_NAME
+from shared.base_models.catalog import TwinOf
 from shared.errors import ArtifactInvalid, Code, InvalidRequest, MensError, NotFound
-from shared.manifest import CONFIG_NAME, MANIFEST_NAME, WEIGHTS_NAME
 
 ZEROS = "0" * 64
 
@@ -23,24 +24,22 @@ def cache(tmp_path):
 
 
 @pytest.fixture
-def store(lab, cache):
-    store = lab.store(cache)
+def store(serving_installation, cache):
+    store = serving_installation.store(cache)
     yield store
     store.close()
 
 
 @pytest.fixture(scope="session")
-def sound(lab):
-    return lab.publish("sound", seed=21)
+def valid(serving_installation):
+    return serving_installation.publish("valid", seed=21)
 
 
 @pytest.fixture
-def victim(lab, request, tmp_path):
-    """An adapter of this test alone, to be damaged."""
-    from itertools import count
-
-    names = (f"victim-{hashlib.sha256(request.node.name.encode()).hexdigest()[:8]}-{number}" for number in count())
-    return lab.publish(next(names), seed=22)
+def victim(serving_installation, request, tmp_path):
+    """An adapter of this test alone, which it may damage."""
+    labels = (f"victim-{hashlib.sha256(request.node.name.encode()).hexdigest()[:8]}-{number}" for number in count())
+    return serving_installation.publish(next(labels), seed=22)
 
 
 def refused(store, adapter_id):
@@ -49,34 +48,36 @@ def refused(store, adapter_id):
     return caught.value.code
 
 
-def leftovers(folder):
+def entries(folder):
     return sorted(path.name for path in folder.iterdir())
 
 
 def cached(cache):
-    """What is in the folders of all processes."""
+    """Names in the cache folders of all processes."""
     return sorted(path.name for path in cache.glob("*/*") if path.name != LOCK_NAME)
 
 
-def test_a_sound_adapter_is_copied_and_verified(lab, store, cache, sound):
-    adapter = store.fetch(sound.adapter_id)
-    assert adapter.folder == next(cache.iterdir()) / sound.digest
-    assert leftovers(adapter.folder) == [CONFIG_NAME, WEIGHTS_NAME]
-    assert (adapter.folder / WEIGHTS_NAME).read_bytes() == (lab.folder(sound) / WEIGHTS_NAME).read_bytes()
-    assert adapter.manifest == sound
-    assert cached(cache) == [sound.digest]
+def test_valid_adapter_is_copied_and_verified(serving_installation, store, cache, valid):
+    adapter = store.fetch(valid.adapter_id)
+    assert adapter.folder == next(cache.iterdir()) / valid.digest
+    assert entries(adapter.folder) == [CONFIG_NAME, WEIGHTS_NAME]
+    assert (adapter.folder / WEIGHTS_NAME).read_bytes() == (
+        serving_installation.folder(valid) / WEIGHTS_NAME
+    ).read_bytes()
+    assert adapter.manifest == valid
+    assert cached(cache) == [valid.digest]
 
 
-BAD_IDS = [
+INVALID_IDS = [
     "",
-    "sound",
+    "valid",
     "@" + ZEROS,
-    "sound@",
-    "sound@" + "0" * 63,
-    "sound@" + "0" * 65,
-    "sound@" + "A" * 64,
-    "sound@" + ZEROS + "\n",
-    "Sound@" + ZEROS,
+    "valid@",
+    "valid@" + "0" * 63,
+    "valid@" + "0" * 65,
+    "valid@" + "A" * 64,
+    "valid@" + ZEROS + "\n",
+    "Valid@" + ZEROS,
     ".hidden@" + ZEROS,
     "../x@" + ZEROS,
     "a/b@" + ZEROS,
@@ -90,8 +91,8 @@ BAD_IDS = [
 ]
 
 
-@pytest.mark.parametrize("adapter_id", BAD_IDS, ids=range(len(BAD_IDS)))
-def test_what_is_no_id_never_reaches_the_storage(store, cache, adapter_id):
+@pytest.mark.parametrize("adapter_id", INVALID_IDS, ids=range(len(INVALID_IDS)))
+def test_invalid_id_never_reaches_the_storage(store, cache, adapter_id):
     with pytest.raises(InvalidRequest) as caught:
         store.fetch(adapter_id)
     assert caught.value.code == Code.NAME_INVALID
@@ -99,22 +100,22 @@ def test_what_is_no_id_never_reaches_the_storage(store, cache, adapter_id):
     assert cached(cache) == []
 
 
-def test_missing_manifest(lab, store, victim):
+def test_missing_manifest_is_not_found(serving_installation, store, victim):
     assert refused(store, f"gone@{ZEROS}") == Code.ADAPTER_NOT_FOUND
-    (lab.folder(victim) / MANIFEST_NAME).unlink()
+    (serving_installation.folder(victim) / MANIFEST_NAME).unlink()
     with pytest.raises(NotFound):
         store.fetch(victim.adapter_id)
 
 
-def test_another_name_for_the_same_digest_is_not_there(store, sound):
-    assert refused(store, f"other@{sound.digest}") == Code.ADAPTER_NOT_FOUND
-    store.fetch(sound.adapter_id)
-    assert refused(store, f"other@{sound.digest}") == Code.ADAPTER_NOT_FOUND
+def test_other_name_with_same_digest_is_not_found(store, valid):
+    assert refused(store, f"other@{valid.digest}") == Code.ADAPTER_NOT_FOUND
+    store.fetch(valid.adapter_id)
+    assert refused(store, f"other@{valid.digest}") == Code.ADAPTER_NOT_FOUND
 
 
 @pytest.mark.parametrize("name", [WEIGHTS_NAME, CONFIG_NAME, MANIFEST_NAME])
-def test_one_flipped_bit(lab, store, cache, victim, name):
-    path = lab.folder(victim) / name
+def test_flipped_bit_is_refused(serving_installation, store, cache, victim, name):
+    path = serving_installation.folder(victim) / name
     raw = bytearray(path.read_bytes())
     raw[len(raw) // 2] ^= 1
     path.write_bytes(raw)
@@ -122,53 +123,58 @@ def test_one_flipped_bit(lab, store, cache, victim, name):
     assert cached(cache) == []
 
 
-def test_missing_file(lab, store, cache, victim):
-    (lab.folder(victim) / WEIGHTS_NAME).unlink()
+def test_missing_file_is_refused(serving_installation, store, cache, victim):
+    (serving_installation.folder(victim) / WEIGHTS_NAME).unlink()
     assert refused(store, victim.adapter_id) == Code.STORAGE_OBJECT_MISSING
     assert cached(cache) == []
 
 
-def test_symlink_in_the_storage(lab, store, victim, tmp_path):
-    path = lab.folder(victim) / WEIGHTS_NAME
+def test_symlink_in_the_storage_is_refused(serving_installation, store, victim, tmp_path):
+    path = serving_installation.folder(victim) / WEIGHTS_NAME
     path.rename(tmp_path / "elsewhere")
     path.symlink_to(tmp_path / "elsewhere")
     assert refused(store, victim.adapter_id) == Code.ADAPTER_MANIFEST_INVALID
 
 
-def test_other_base(lab, store):
-    digests = lab.entry.digests | {"model.safetensors": ZEROS}
-    manifest = lab.publish("stranger", seed=23, base_digests=digests)
+def test_adapter_of_other_base_is_refused(serving_installation, store):
+    digests = serving_installation.entry.digests | {"model.safetensors": ZEROS}
+    manifest = serving_installation.publish("stranger", seed=23, base_digests=digests)
     assert refused(store, manifest.adapter_id) == Code.ADAPTER_BASE_MISMATCH
 
 
-def test_a_twin_takes_the_adapters_of_its_original_and_its_own_and_no_others(lab, cache):
-    original = TwinOf(name="original", digests=lab.entry.digests | {"model.safetensors": "1" * 64}, double_quant=True)
-    store = lab.store(cache)
-    store.base = lab.entry.model_copy(update={"twin_of": original})
-    for name, digests in (("of-original", original.digests), ("of-twin", lab.entry.digests)):
-        adapter_id = lab.publish(name, seed=24, base_digests=digests).adapter_id
+def test_twin_takes_adapters_of_itself_and_its_original_only(serving_installation, cache):
+    original = TwinOf(
+        name="original", digests=serving_installation.entry.digests | {"model.safetensors": "1" * 64}, double_quant=True
+    )
+    store = serving_installation.store(cache)
+    store.base = serving_installation.entry.model_copy(update={"twin_of": original})
+    for name, digests in (("of-original", original.digests), ("of-twin", serving_installation.entry.digests)):
+        adapter_id = serving_installation.publish(name, seed=24, base_digests=digests).adapter_id
         assert store.fetch(adapter_id).adapter_id == adapter_id
-    digests = lab.entry.digests | {"model.safetensors": ZEROS}
+    digests = serving_installation.entry.digests | {"model.safetensors": ZEROS}
     assert (
-        refused(store, lab.publish("stranger", seed=23, base_digests=digests).adapter_id) == Code.ADAPTER_BASE_MISMATCH
+        refused(store, serving_installation.publish("stranger", seed=23, base_digests=digests).adapter_id)
+        == Code.ADAPTER_BASE_MISMATCH
     )
 
 
-def test_rank_over_the_limit(lab, store, cache):
-    manifest = lab.publish("wide", rank=17)
+def test_rank_over_the_limit_is_refused(serving_installation, store, cache):
+    manifest = serving_installation.publish("wide", rank=17)
     assert refused(store, manifest.adapter_id) == Code.ADAPTER_RANK_TOO_LARGE
-    assert lab.store(cache, max_rank=32).fetch(manifest.adapter_id).manifest.rank == 17
+    assert serving_installation.store(cache, max_rank=32).fetch(manifest.adapter_id).manifest.rank == 17
 
 
-def test_shapes_of_another_model(lab, store, tmp_path):
+def test_shapes_of_another_model_are_refused(serving_installation, store, tmp_path):
     from safetensors.numpy import load_file, save_file
 
-    folder = shutil.copytree(lab.folder(lab.publish("sound", seed=21)), tmp_path / "made")
+    folder = shutil.copytree(
+        serving_installation.folder(serving_installation.publish("valid", seed=21)), tmp_path / "made"
+    )
     tensors = load_file(folder / WEIGHTS_NAME)
     first = next(key for key in sorted(tensors) if "lora_A" in key)
     tensors[first] = tensors[first][:, :-1].copy()
     save_file(tensors, folder / WEIGHTS_NAME)
-    assert store_and_refuse(lab, store, folder) == Code.ADAPTER_SHAPE_MISMATCH
+    assert store_and_refuse(serving_installation, store, folder) == Code.ADAPTER_SHAPE_MISMATCH
 
 
 @pytest.mark.parametrize(
@@ -184,85 +190,89 @@ def test_shapes_of_another_model(lab, store, tmp_path):
     ],
     ids=["dora", "list", "bytes", "deep"],
 )
-def test_unservable_config(lab, store, tmp_path, config, code):
-    folder = shutil.copytree(lab.folder(lab.publish("sound", seed=21)), tmp_path / "made")
+def test_unservable_config_is_refused(serving_installation, store, tmp_path, config, code):
+    folder = shutil.copytree(
+        serving_installation.folder(serving_installation.publish("valid", seed=21)), tmp_path / "made"
+    )
     (folder / CONFIG_NAME).write_bytes(config)
-    assert store_and_refuse(lab, store, folder) == code
+    assert store_and_refuse(serving_installation, store, folder) == code
 
 
-def store_and_refuse(lab, store, folder):
+def store_and_refuse(serving_installation, store, folder):
     """Store a changed folder under its own, correct digests; the code it is refused with."""
     digests = {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in (WEIGHTS_NAME, CONFIG_NAME)}
-    manifest = lab.publish("sound", seed=21).model_copy(update={"files": digests})
-    return refused(store, lab.store_adapter(folder, manifest).adapter_id)
+    manifest = serving_installation.publish("valid", seed=21).model_copy(update={"files": digests})
+    return refused(store, serving_installation.store_adapter(folder, manifest).adapter_id)
 
 
-def test_manifest_that_is_not_canonical(lab, store, sound):
-    raw = sound.to_bytes() + b"\n"
+def test_non_canonical_manifest_is_refused(serving_installation, store, valid):
+    raw = valid.to_bytes() + b"\n"
     digest = hashlib.sha256(raw).hexdigest()
-    shutil.copytree(lab.folder(sound), lab.storage.folder("adapters", digest), dirs_exist_ok=True)
-    (lab.storage.folder("adapters", digest) / MANIFEST_NAME).write_bytes(raw)
+    shutil.copytree(
+        serving_installation.folder(valid), serving_installation.storage.folder("adapters", digest), dirs_exist_ok=True
+    )
+    (serving_installation.storage.folder("adapters", digest) / MANIFEST_NAME).write_bytes(raw)
     with pytest.raises(ArtifactInvalid) as caught:
-        store.fetch(f"sound@{digest}")
+        store.fetch(f"valid@{digest}")
     assert caught.value.code == Code.ADAPTER_MANIFEST_INVALID
 
 
-def test_what_was_verified_in_this_process_is_not_read_again(lab, store, victim):
+def test_verified_adapter_is_not_read_again(serving_installation, store, victim):
     first = store.fetch(victim.adapter_id)
-    shutil.rmtree(lab.folder(victim))
+    shutil.rmtree(serving_installation.folder(victim))
     assert store.fetch(victim.adapter_id) == first
 
 
-def test_cache_of_an_earlier_process_is_used_when_it_is_sound(lab, cache, victim):
-    earlier = lab.store(cache)
+def test_valid_cache_of_earlier_process_is_used(serving_installation, cache, victim):
+    earlier = serving_installation.store(cache)
     inode = (earlier.fetch(victim.adapter_id).folder / WEIGHTS_NAME).stat().st_ino
     earlier.close()
-    again = lab.store(cache).fetch(victim.adapter_id)
+    again = serving_installation.store(cache).fetch(victim.adapter_id)
     assert (again.folder / WEIGHTS_NAME).stat().st_ino == inode
 
 
-def test_what_an_earlier_process_left_and_is_no_longer_published_goes(lab, cache, sound, victim):
-    earlier = lab.store(cache)
-    own = earlier.fetch(sound.adapter_id).folder.parent
+def test_unpublished_entries_of_earlier_process_are_deleted(serving_installation, cache, valid, victim):
+    earlier = serving_installation.store(cache)
+    own = earlier.fetch(valid.adapter_id).folder.parent
     earlier.fetch(victim.adapter_id)
     earlier.close()
     (own / "incoming-of-a-killed-process").mkdir()
     (own / "stray").write_bytes(b"")
-    (own / "link").symlink_to(lab.base)
-    (lab.folder(victim) / MANIFEST_NAME).unlink()
-    lab.store(cache).close()
-    assert cached(cache) == [sound.digest]
-    assert lab.base.is_dir()
+    (own / "link").symlink_to(serving_installation.base)
+    (serving_installation.folder(victim) / MANIFEST_NAME).unlink()
+    serving_installation.store(cache).close()
+    assert cached(cache) == [valid.digest]
+    assert serving_installation.base.is_dir()
 
 
-def test_a_process_never_touches_what_another_one_uses(lab, cache, victim):
-    other = lab.store(cache)
+def test_process_never_touches_the_folder_of_another(serving_installation, cache, victim):
+    other = serving_installation.store(cache)
     folder = other.fetch(victim.adapter_id).folder
-    (lab.folder(victim) / MANIFEST_NAME).unlink()
-    mine = lab.store(cache)
-    mine.forget(victim.adapter_id)
-    assert leftovers(folder) == [CONFIG_NAME, WEIGHTS_NAME]
+    (serving_installation.folder(victim) / MANIFEST_NAME).unlink()
+    mine = serving_installation.store(cache)
+    mine.remove(victim.adapter_id)
+    assert entries(folder) == [CONFIG_NAME, WEIGHTS_NAME]
     other.close()
 
 
-def test_a_forgotten_adapter_is_gone_until_it_is_published_again(lab, store, cache, victim):
-    folder = lab.folder(victim)
+def test_removed_adapter_is_gone_until_published_again(serving_installation, store, cache, victim):
+    folder = serving_installation.folder(victim)
     raw = (folder / MANIFEST_NAME).read_bytes()
     store.fetch(victim.adapter_id)
-    lab.storage.withdraw("adapters", victim.digest, MANIFEST_NAME)
+    serving_installation.storage.unpublish("adapters", victim.digest, MANIFEST_NAME)
     assert not store.is_stored(victim.adapter_id)
-    store.forget(victim.adapter_id)
-    store.forget(victim.adapter_id)
+    store.remove(victim.adapter_id)
+    store.remove(victim.adapter_id)
     assert cached(cache) == []
     assert refused(store, victim.adapter_id) == Code.ADAPTER_NOT_FOUND
     (folder / MANIFEST_NAME).write_bytes(raw)
     assert store.is_stored(victim.adapter_id)
-    assert leftovers(store.fetch(victim.adapter_id).folder) == [CONFIG_NAME, WEIGHTS_NAME]
+    assert entries(store.fetch(victim.adapter_id).folder) == [CONFIG_NAME, WEIGHTS_NAME]
 
 
-def test_a_lost_cache_folder_is_made_again(store, sound):
-    shutil.rmtree(store.fetch(sound.adapter_id).folder)
-    assert (store.fetch(sound.adapter_id).folder / WEIGHTS_NAME).is_file()
+def test_lost_cache_folder_is_made_again(store, valid):
+    shutil.rmtree(store.fetch(valid.adapter_id).folder)
+    assert (store.fetch(valid.adapter_id).folder / WEIGHTS_NAME).is_file()
 
 
 def change_a_byte(folder, tmp_path):
@@ -284,30 +294,30 @@ def replace_by_file(folder, tmp_path):
 
 
 @pytest.mark.parametrize("damage", [change_a_byte, add_a_file, replace_by_symlink, replace_by_file])
-def test_damaged_cache_of_an_earlier_process_is_replaced(lab, cache, sound, tmp_path, damage):
-    earlier = lab.store(cache)
-    damage(earlier.fetch(sound.adapter_id).folder, tmp_path)
+def test_damaged_cache_of_earlier_process_is_replaced(serving_installation, cache, valid, tmp_path, damage):
+    earlier = serving_installation.store(cache)
+    damage(earlier.fetch(valid.adapter_id).folder, tmp_path)
     earlier.close()
-    folder = lab.store(cache).fetch(sound.adapter_id).folder
+    folder = serving_installation.store(cache).fetch(valid.adapter_id).folder
     assert not folder.is_symlink()
-    assert leftovers(folder) == [CONFIG_NAME, WEIGHTS_NAME]
-    assert hashlib.sha256((folder / WEIGHTS_NAME).read_bytes()).hexdigest() == sound.files[WEIGHTS_NAME]
-    assert cached(cache) == [sound.digest]
+    assert entries(folder) == [CONFIG_NAME, WEIGHTS_NAME]
+    assert hashlib.sha256((folder / WEIGHTS_NAME).read_bytes()).hexdigest() == valid.files[WEIGHTS_NAME]
+    assert cached(cache) == [valid.digest]
 
 
 @pytest.mark.parametrize("stores", [1, 8], ids=["one process", "many processes"])
-def test_many_fetches_at_once(lab, cache, sound, stores):
+def test_concurrent_fetches(serving_installation, cache, valid, stores):
     """Stores share nothing but the cache's root, like processes."""
-    pool_of_stores = [lab.store(cache) for _ in range(stores)]
-    other = lab.publish("other-sound", seed=24)
+    pool_of_stores = [serving_installation.store(cache) for _ in range(stores)]
+    other = serving_installation.publish("other-valid", seed=24)
     barrier = threading.Barrier(16)
 
     def fetch(number):
         barrier.wait(10)
-        return pool_of_stores[number // 2 % stores].fetch((sound, other)[number % 2].adapter_id)
+        return pool_of_stores[number // 2 % stores].fetch((valid, other)[number % 2].adapter_id)
 
     with ThreadPoolExecutor(16) as pool:
         adapters = list(pool.map(fetch, range(16)))
-    assert {adapter.folder.name for adapter in adapters} == {sound.digest, other.digest}
+    assert {adapter.folder.name for adapter in adapters} == {valid.digest, other.digest}
     assert len({adapter.folder for adapter in adapters}) == 2 * stores
-    assert cached(cache) == sorted([sound.digest, other.digest] * stores)
+    assert cached(cache) == sorted([valid.digest, other.digest] * stores)

@@ -1,4 +1,4 @@
-"""Each process has a folder of its own, for as long as it lives, and the next one takes it up."""
+"""Each process has a cache folder of its own as long as it lives, and the next process takes it over."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pathlib import Path
 from serving.private_cache import PrivateCache
 cache = PrivateCache(Path(sys.argv[1]), keep=lambda name: True)
 (cache.folder / "kept").mkdir()
-(cache.folder / "gone").mkdir()
+(cache.folder / "dropped").mkdir()
 print(cache.folder, flush=True)
 time.sleep(60)
 """
@@ -27,7 +27,7 @@ time.sleep(60)
 
 @pytest.fixture
 def other(tmp_path: Path):
-    """Another process that has a folder; its path, and what kills it."""
+    """Another process that holds a folder: the folder's path, and the call that kills the process."""
     process = subprocess.Popen(
         [sys.executable, "-c", HOLD, str(tmp_path)], stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2]
     )
@@ -43,11 +43,11 @@ def other(tmp_path: Path):
     process.stdout.close()
 
 
-def test_a_folder_belongs_to_its_process_until_that_is_dead(tmp_path: Path, other: tuple[Path, Callable[[], None]]):
+def test_folder_is_held_until_its_process_dies(tmp_path: Path, other: tuple[Path, Callable[[], None]]):
     folder, kill = other
     mine = PrivateCache(tmp_path, keep=lambda name: False)
     assert mine.folder != folder
-    assert (folder / "gone").is_dir()
+    assert (folder / "dropped").is_dir()
     mine.close()
     kill()
     after = PrivateCache(tmp_path, keep=lambda name: name == "kept")
@@ -57,7 +57,7 @@ def test_a_folder_belongs_to_its_process_until_that_is_dead(tmp_path: Path, othe
 
 
 @pytest.mark.parametrize("name", ["file", "folder", "link", "nothing"])
-def test_removing(tmp_path: Path, name: str):
+def test_remove_of_any_kind_of_entry(tmp_path: Path, name: str):
     cache = PrivateCache(tmp_path / "cache", keep=lambda name: True)
     (tmp_path / "elsewhere" / "deep").mkdir(parents=True)
     (cache.folder / "file").write_text("x")
@@ -70,7 +70,7 @@ def test_removing(tmp_path: Path, name: str):
     cache.close()
 
 
-def test_where_it_is(tmp_path: Path):
+def test_default_cache_folder(tmp_path: Path):
     fields = {"home": tmp_path, "serving_base": "tiny"}
     assert ServingSettings(**fields).serving_cache_dir == tmp_path / "serving-cache"
     assert ServingSettings(**fields, serving_cache_dir="/disk").serving_cache_dir == Path("/disk")

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import subprocess
 import sys
 from importlib.util import find_spec
 
 import pytest
 
-from serving.runtime import process_settings, process_store
+from serving.process import process_settings, process_store
 from shared.errors import Code, Unavailable
 
 ZEROS = "0" * 64
@@ -20,17 +21,15 @@ pytestmark = pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not i
 
 @pytest.fixture
 def plugin():
-    """`serving.resolver`, imported by the tests only: it imports vLLM, which takes seconds."""
+    """`serving.resolver`, imported late: it imports vLLM, which takes seconds."""
     from serving import resolver
 
     return resolver
 
 
 @pytest.fixture(autouse=True)
-def fresh(monkeypatch):
-    """No settings, nothing cached, an empty registry of vLLM's."""
-    import os
-
+def registry(monkeypatch):
+    """vLLM's registry, empty; no settings, nothing cached."""
     from vllm.lora.resolver import LoRAResolverRegistry
 
     for name in [name for name in os.environ if name.upper().startswith("MENS_")]:
@@ -47,24 +46,24 @@ def resolve(resolver, base, name):
     return asyncio.run(resolver.resolve_lora(str(base), name))
 
 
-def test_sound_adapter_becomes_a_request_for_its_verified_folder(plugin, lab, tmp_path):
-    store = lab.store(tmp_path)
-    manifest = lab.publish("sound", seed=21)
-    request = resolve(plugin.MensResolver(lambda: store), lab.base, manifest.adapter_id)
+def test_valid_adapter_resolves_to_its_verified_folder(plugin, serving_installation, tmp_path):
+    store = serving_installation.store(tmp_path)
+    manifest = serving_installation.publish("valid", seed=21)
+    request = resolve(plugin.MensResolver(lambda: store), serving_installation.base, manifest.adapter_id)
     assert request.lora_name == manifest.adapter_id
     assert request.lora_path == str(store.fetch(manifest.adapter_id).folder)
     assert (store.fetch(manifest.adapter_id).folder / "adapter_model.safetensors").is_file()
-    assert request.base_model_name == lab.entry.name
+    assert request.base_model_name == serving_installation.entry.name
 
 
-def test_refusals_are_none_and_logged_with_their_code(plugin, lab, tmp_path, caplog, monkeypatch):
-    resolver = plugin.MensResolver(lambda: lab.store(tmp_path))
+def test_refused_adapter_is_none_and_logged_with_its_code(plugin, serving_installation, tmp_path, caplog, monkeypatch):
+    resolver = plugin.MensResolver(lambda: serving_installation.store(tmp_path))
     cases = [
-        (lab.base, f"a@{ZEROS}", "ADAPTER_NOT_FOUND"),
-        (lab.base, "../x", "NAME_INVALID"),
-        (lab.base, "a\nb", "NAME_INVALID"),
-        (lab.base, lab.publish("wide", rank=17).adapter_id, "ADAPTER_RANK_TOO_LARGE"),
-        (tmp_path, lab.publish("sound", seed=21).adapter_id, "ADAPTER_BASE_MISMATCH"),
+        (serving_installation.base, f"a@{ZEROS}", "ADAPTER_NOT_FOUND"),
+        (serving_installation.base, "../x", "NAME_INVALID"),
+        (serving_installation.base, "a\nb", "NAME_INVALID"),
+        (serving_installation.base, serving_installation.publish("wide", rank=17).adapter_id, "ADAPTER_RANK_TOO_LARGE"),
+        (tmp_path, serving_installation.publish("valid", seed=21).adapter_id, "ADAPTER_BASE_MISMATCH"),
     ]
     # vLLM's logger may or may not hand its records on, depending on who configured it first.
     monkeypatch.setattr(logging.getLogger("vllm.mens.resolver"), "handlers", [caplog.handler])
@@ -77,38 +76,38 @@ def test_refusals_are_none_and_logged_with_their_code(plugin, lab, tmp_path, cap
         assert caplog.text.count("\n") == 1
 
 
-def test_a_passing_fault_is_not_a_missing_adapter(plugin, lab):
+def test_transient_fault_is_raised(plugin, serving_installation):
     def full():
         raise Unavailable(Code.STORAGE_FULL, "The storage has no space left.")
 
     with pytest.raises(Unavailable):
-        resolve(plugin.MensResolver(full), lab.base, f"a@{ZEROS}")
+        resolve(plugin.MensResolver(full), serving_installation.base, f"a@{ZEROS}")
 
 
-def test_registration_is_idempotent(plugin, lab, monkeypatch, fresh):
-    for name, value in lab.environment().items():
+def test_registration_is_idempotent(plugin, serving_installation, monkeypatch, registry):
+    for name, value in serving_installation.environment().items():
         monkeypatch.setenv(name, value)
     plugin.register()
-    first = fresh.get_resolver(plugin.RESOLVER_NAME)
+    first = registry.get_resolver(plugin.RESOLVER_NAME)
     plugin.register()
-    assert fresh.get_resolver(plugin.RESOLVER_NAME) is first
-    assert fresh.get_supported_resolvers() == {plugin.RESOLVER_NAME}
+    assert registry.get_resolver(plugin.RESOLVER_NAME) is first
+    assert registry.get_supported_resolvers() == {plugin.RESOLVER_NAME}
 
 
-def test_registration_reads_no_storage(plugin, monkeypatch, fresh, tmp_path):
+def test_registration_reads_no_storage(plugin, monkeypatch, registry, tmp_path):
     monkeypatch.setenv("MENS_SERVING_BASE", "not-in-the-catalogue")
     monkeypatch.setenv("MENS_HOME", str(tmp_path))
     plugin.register()
     assert list(tmp_path.iterdir()) == []
-    assert resolve(fresh.get_resolver(plugin.RESOLVER_NAME), tmp_path, f"a@{ZEROS}") is None
+    assert resolve(registry.get_resolver(plugin.RESOLVER_NAME), tmp_path, f"a@{ZEROS}") is None
 
 
 @pytest.mark.parametrize("variables", [{}, {"MENS_HOME": "/x"}, {"MENS_SERVING_BASE": "b", "MENS_SERVING_PORT": "x"}])
-def test_nothing_is_registered_where_nothing_is_configured(plugin, monkeypatch, fresh, variables):
+def test_nothing_is_registered_without_settings(plugin, monkeypatch, registry, variables):
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     plugin.register()
-    assert fresh.get_supported_resolvers() == set()
+    assert registry.get_supported_resolvers() == set()
 
 
 def test_vllm_finds_the_entry_point():

@@ -1,19 +1,20 @@
-"""Ledgers with a clock of ours."""
+"""Databases with a clock that tests set, and the verbs on them."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
-from shared.db import Database
-from shared.keys import Keys
-from shared.lease import LeaseLedger
-from shared.ledger import Ledger
-from shared.registry import Registry
-from tests.postgres import PostgresServer
+from shared.database.adapters import Adapters
+from shared.database.connection import Database
+from shared.database.files import Files
+from shared.database.jobs import Jobs
+from shared.database.keys import Keys
+from shared.database.leases import Leases
+from tests.support.clock import Clock
+from tests.support.postgres import PostgresServer
 
 LEASE_SECONDS = 60.0
 
@@ -27,16 +28,6 @@ def empty_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return server.empty_url()
 
 
-@dataclass
-class Clock:
-    """The time that a test's ledger believes."""
-
-    now: datetime
-
-    def advance(self, seconds: float) -> None:
-        self.now += timedelta(seconds=seconds)
-
-
 @pytest.fixture
 def clock(database: Database, monkeypatch: pytest.MonkeyPatch) -> Clock:
     """A clock that stands still until the test moves it."""
@@ -46,13 +37,13 @@ def clock(database: Database, monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 @pytest.fixture
-def ledger(database: Database) -> Ledger:
-    return Ledger(database)
+def jobs(database: Database) -> Jobs:
+    return Jobs(database)
 
 
 @pytest.fixture
-def leases(database: Database) -> LeaseLedger:
-    return LeaseLedger(database, LEASE_SECONDS)
+def leases(database: Database) -> Leases:
+    return Leases(database, LEASE_SECONDS)
 
 
 @pytest.fixture
@@ -61,5 +52,10 @@ def keys(database: Database) -> Keys:
 
 
 @pytest.fixture
-def registry(database: Database) -> Registry:
-    return Registry(database)
+def files(database: Database) -> Files:
+    return Files(database)
+
+
+@pytest.fixture
+def adapters(database: Database) -> Adapters:
+    return Adapters(database)

@@ -49,7 +49,7 @@ def example(kind: type[MensError]) -> MensError:
     )
 
 
-def test_tree_drawn_is_the_tree() -> None:
+def test_drawn_tree_is_the_class_tree() -> None:
     assert dict(drawn_parents()) == {kind.__name__: kind.__bases__[0].__name__ for kind in tree()[1:]}
 
 
@@ -88,11 +88,11 @@ def test_as_dict_of_the_shortest_error() -> None:
 
 
 @pytest.mark.parametrize("kind", tree())
-def test_only_what_passes_by_itself_is_retryable_by_default(kind: type[MensError]) -> None:
+def test_only_unavailable_and_too_many_are_retryable_by_default(kind: type[MensError]) -> None:
     assert kind(Code.INTERNAL_ERROR, "x").retryable is issubclass(kind, (Unavailable, TooMany))
 
 
-def test_text_says_code_message_and_remedy() -> None:
+def test_text_has_code_message_and_remedy() -> None:
     assert str(NotFound(Code.JOB_NOT_FOUND, "There is none.")) == "JOB_NOT_FOUND: There is none."
     assert str(example(NotFound)) == "FILE_TOO_LARGE: It is too large. Make it small."
 
@@ -109,9 +109,9 @@ def test_details_are_a_copy() -> None:
     assert error.details == {"a": 1}
 
 
-def test_code_says_its_own_name() -> None:
+def test_value_of_a_code_is_its_name() -> None:
     assert all(code.name == code.value for code in Code)
 
 
-def test_every_code_is_documented_once_and_nothing_else_is() -> None:
+def test_every_code_is_documented_once() -> None:
     assert sorted(documented_codes()) == sorted(code.value for code in Code)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.digest import CHUNK_BYTES, canonical_json, digest_file, digest_json
+from shared.hashing import CHUNK_BYTES, canonical_json, digest_file, digest_json
 
 text = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
 scalars = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | text
@@ -33,7 +33,7 @@ def test_key_order_does_not_matter(value: Any) -> None:
 
 
 @given(values)
-def test_nothing_is_lost(value: Any) -> None:
+def test_canonical_json_loses_nothing(value: Any) -> None:
     assert json.loads(canonical_json(value)) == value
 
 
@@ -44,7 +44,7 @@ def test_different_values_have_different_bytes(one: Any, other: Any) -> None:
 
 
 @given(st.lists(st.integers(), max_size=4), st.dictionaries(st.sampled_from("abcd"), st.integers()))
-def test_no_white_space(items: list[int], mapping: dict[str, int]) -> None:
+def test_canonical_json_has_no_white_space(items: list[int], mapping: dict[str, int]) -> None:
     assert not set(canonical_json([items, mapping])) & set(b" \t\n\r")
 
 

@@ -1,4 +1,4 @@
-"""The doorbell on a real Valkey: one small message per ring, and a dead broker is no error."""
+"""The job queue on a real Valkey: one small message per job, and a broker that is down is no error."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from shared.queue import CONTROL_QUEUE, JOBS_QUEUE, RUN_JOB, SWEEP, Doorbell, make_celery
-from tests.postgres import free_port
-from tests.valkey import Valkey, running_valkey
+from shared.queue import CONTROL_QUEUE, JOBS_QUEUE, RUN_JOB, SWEEP, JobQueue, make_celery
+from tests.support.ports import free_port
+from tests.support.valkey import Valkey, running_valkey
 
 
 @pytest.fixture
@@ -21,15 +21,15 @@ def broker(tmp_path: Path) -> Iterator[Valkey]:
         yield valkey
 
 
-def ring_for_less_than_3_seconds(doorbell: Doorbell) -> bool:
+def enqueue_in_less_than_3_seconds(job_queue: JobQueue) -> bool:
     started = time.monotonic()
-    answer = doorbell.ring("ftjob-1")
+    accepted = job_queue.enqueue("ftjob-1")
     assert time.monotonic() - started < 3
-    return answer
+    return accepted
 
 
-def test_ring_puts_one_message_with_the_job_id_and_nothing_else(broker: Valkey) -> None:
-    assert Doorbell(make_celery(broker.url)).ring("ftjob-1") is True
+def test_enqueue_sends_one_message_with_the_job_id_alone(broker: Valkey) -> None:
+    assert JobQueue(make_celery(broker.url)).enqueue("ftjob-1") is True
     assert broker.client().llen(CONTROL_QUEUE) == 0
     [raw] = broker.client().lrange(JOBS_QUEUE, 0, -1)
     message = json.loads(raw)
@@ -41,9 +41,9 @@ def test_ring_puts_one_message_with_the_job_id_and_nothing_else(broker: Valkey) 
     assert len(raw) < 2000
 
 
-def test_every_ring_is_a_message_of_its_own(broker: Valkey) -> None:
-    doorbell = Doorbell(make_celery(broker.url))
-    assert [doorbell.ring("ftjob-1"), doorbell.ring("ftjob-1"), doorbell.ring("ftjob-2")] == [True] * 3
+def test_every_enqueue_sends_a_message(broker: Valkey) -> None:
+    job_queue = JobQueue(make_celery(broker.url))
+    assert [job_queue.enqueue("ftjob-1"), job_queue.enqueue("ftjob-1"), job_queue.enqueue("ftjob-2")] == [True] * 3
     assert broker.client().llen(JOBS_QUEUE) == 3
 
 
@@ -52,18 +52,18 @@ def test_sweeps_do_not_wait_behind_jobs(broker: Valkey) -> None:
     assert (broker.client().llen(CONTROL_QUEUE), broker.client().llen(JOBS_QUEUE)) == (1, 0)
 
 
-def test_broker_that_was_never_there(caplog: pytest.LogCaptureFixture) -> None:
+def test_enqueue_without_a_broker_fails_quickly(caplog: pytest.LogCaptureFixture) -> None:
     # Fails while kombu tries to connect again and again for 6 s.
-    doorbell = Doorbell(make_celery(f"redis://127.0.0.1:{free_port()}/0"))
-    assert ring_for_less_than_3_seconds(doorbell) is False
+    job_queue = JobQueue(make_celery(f"redis://127.0.0.1:{free_port()}/0"))
+    assert enqueue_in_less_than_3_seconds(job_queue) is False
     assert "ftjob-1" in caplog.text
 
 
-def test_broker_that_died_between_two_rings(broker: Valkey) -> None:
-    doorbell = Doorbell(make_celery(broker.url))
-    assert doorbell.ring("ftjob-0") is True
+def test_enqueue_after_the_broker_died_fails_quickly(broker: Valkey) -> None:
+    job_queue = JobQueue(make_celery(broker.url))
+    assert job_queue.enqueue("ftjob-0") is True
     broker.kill()
-    assert ring_for_less_than_3_seconds(doorbell) is False
+    assert enqueue_in_less_than_3_seconds(job_queue) is False
 
 
 def test_message_is_acknowledged_on_receipt_and_results_are_not_kept() -> None:

@@ -1,4 +1,4 @@
-"""Settings come from MENS_ variables, and every path has a place in the home folder."""
+"""Settings come from MENS_ variables, and every path defaults to one in the home folder."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def test_defaults_lie_in_the_home_folder(tmp_path: Path) -> None:
+def test_default_paths_lie_in_the_home_folder(tmp_path: Path) -> None:
     home = tmp_path / ".mens"
     assert Settings().model_dump(exclude={"serving_key"}) == {
         "home": home,
@@ -66,7 +66,7 @@ def test_empty_variable_means_the_default(monkeypatch: pytest.MonkeyPatch, varia
     assert Settings() == expected
 
 
-def test_home_is_made_absolute_and_moves_everything(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_home_is_made_absolute_and_moves_every_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("MENS_HOME", "~/sub/../there")
     settings = Settings()

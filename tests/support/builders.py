@@ -9,18 +9,21 @@ from typing import Any, TypeVar
 
 from sqlalchemy import select
 
-from shared.catalog import BaseModelEntry, LocalSource
-from shared.contract import FineTuneContract
-from shared.db import Database
-from shared.job import Job, Kind, Submission
-from shared.jobstate import State
-from shared.lease import Lease, LeaseLedger
-from shared.ledger import Ledger
-from shared.planner import DataFile
-from shared.registry import NewAdapter
-from shared.tables import Base
+from shared.base_models.catalog import BaseModelEntry, LocalSource
+from shared.contract.plan import DataFile
+from shared.contract.sections import FineTuneContract
+from shared.database.adapters import NewAdapter
+from shared.database.connection import Database
+from shared.database.job_states import JobState
+from shared.database.jobs import Jobs
+from shared.database.leases import Lease, Leases
+from shared.database.records import Job, Kind, Submission
+from shared.database.tables import Base
 
 T = TypeVar("T")
+
+BASE = "tiny"
+ROWS = b'{"prompt": "a", "response": "b"}\n' * 40
 
 
 def contract(**sections: Any) -> FineTuneContract:
@@ -52,29 +55,29 @@ def new_adapter(name: str = "demo@1", **changes: Any) -> NewAdapter:
     return NewAdapter.model_validate({"final": True, "published": True} | fields | changes)
 
 
-def claimed(ledger: Ledger, leases: LeaseLedger, **changes: Any) -> Lease:
+def claimed(jobs: Jobs, leases: Leases, **changes: Any) -> Lease:
     """A lease of a new job."""
-    job, _ = ledger.submit(submission(**changes))
+    job, _ = jobs.submit(submission(**changes))
     lease = leases.claim(job.id, "worker-1")
     assert lease is not None
     return lease
 
 
-def job_in(state: State, ledger: Ledger, leases: LeaseLedger) -> tuple[Job, Lease | None]:
+def job_in(state: JobState, jobs: Jobs, leases: Leases) -> tuple[Job, Lease | None]:
     """A job that came to a state by the verbs, and its last lease."""
-    if state in (State.QUEUED, State.PAUSED):
-        job, _ = ledger.submit(submission())
-        return (ledger.pause(job.id) if state is State.PAUSED else job), None
-    lease = claimed(ledger, leases)
-    if state is State.SUCCEEDED:
+    if state in (JobState.QUEUED, JobState.PAUSED):
+        job, _ = jobs.submit(submission())
+        return (jobs.pause(job.id) if state is JobState.PAUSED else job), None
+    lease = claimed(jobs, leases)
+    if state is JobState.SUCCEEDED:
         leases.finish(lease, {})
-    elif state is State.CANCELLED:
+    elif state is JobState.CANCELLED:
         leases.stop(lease)
-    elif state is State.FAILED:
+    elif state is JobState.FAILED:
         from shared.errors import Code, JobFailed
 
         leases.fail(lease, JobFailed(Code.TRAINER_CRASHED, "It crashed."))
-    return ledger.get(lease.job.id), lease
+    return jobs.get(lease.job.id), lease
 
 
 def snapshot(database: Database) -> dict[str, list[tuple[Any, ...]]]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from shared.row_checks import MAX_LINE_BYTES
-from shared.row_errors import RowCode
+from shared.datasets.row_validation import MAX_LINE_BYTES
+from shared.datasets.rows import RowCode
 
 R = RowCode
 USER = {"role": "user", "content": "Hi"}

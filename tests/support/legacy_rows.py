@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sqlalchemy import text
 
-from shared.db import Database
+from shared.database.connection import Database
 
 JOB = (
     "INSERT INTO jobs (id, kind, state, owner, request_digest, base_model, name, contract, plan, preflight, extra, labels,"

@@ -7,7 +7,6 @@ import os
 import pwd
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import time
@@ -21,6 +20,7 @@ import psycopg
 from psycopg import sql
 
 from api.migrate import migrate
+from tests.support.ports import free_port
 
 ORDINARY_USER = "nobody"
 START_SECONDS = 30
@@ -144,14 +144,6 @@ def _wait_until_it_answers(server: PostgresServer, log: Path) -> None:
                 server.stop()
                 raise RuntimeError(f"PostgreSQL did not start:\n{text}") from None
             time.sleep(0.05)
-
-
-def free_port() -> int:
-    """A loopback port that nobody listens on just now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def _ordinary_user(home: Path) -> dict[str, Any]:

@@ -6,36 +6,35 @@ import os
 from pathlib import Path
 from typing import Any
 
-from shared.aliases import Aliases
-from shared.db import Database
-from shared.housekeeping import Finding, Housekeeping
-from shared.job import Kind
-from shared.lease import Lease, LeaseLedger
-from shared.ledger import Ledger
-from shared.manifest import MANIFEST_NAME
-from shared.model_manifest import MODEL_MANIFEST_NAME
-from shared.registry import Registry
+from shared.artifacts.folder_storage import FolderStorage
+from shared.artifacts.manifests import MANIFEST_NAME, MODEL_MANIFEST_NAME
+from shared.database.adapters import Adapters
+from shared.database.aliases import Aliases
+from shared.database.connection import Database
+from shared.database.jobs import Jobs
+from shared.database.leases import Lease, Leases
+from shared.database.records import Kind
+from shared.database.tenancy import SHARED
+from shared.retention.cleanup import Finding, RetentionRunner
 from shared.settings import RetentionSettings
-from shared.storage import Storage
-from shared.tenancy import SHARED
-from tests.shared.conftest import Clock
-from tests.shared.samples import claimed, new_adapter
+from tests.support.builders import claimed, new_adapter
+from tests.support.clock import Clock
 
 
 class Home:
-    """An installation whose clock we move."""
+    """An installation with a clock that the test moves."""
 
     def __init__(self, folder: Path, database: Database, clock: Clock) -> None:
         self.folder, self.database, self.clock = folder, database, clock
-        self.ledger, self.leases = Ledger(database), LeaseLedger(database, 1e9)
-        self.storage, self.aliases = Storage(folder / "storage"), Aliases(database)
+        self.jobs, self.leases = Jobs(database), Leases(database, 1e9)
+        self.storage, self.aliases = FolderStorage(folder / "storage"), Aliases(database)
 
-    def keep(self, **policy: Any) -> Housekeeping:
-        return Housekeeping(self.database, RetentionSettings(home=self.folder, **policy))
+    def keep(self, **policy: Any) -> RetentionRunner:
+        return RetentionRunner(self.database, RetentionSettings(home=self.folder, **policy))
 
     def train(self, *letters: str, tenant: str = SHARED, run_bytes: int = 0) -> str:
         """A finished job whose adapters are named by letters; all but the last are its checkpoints."""
-        lease = claimed(self.ledger.of(tenant), self.leases)
+        lease = claimed(self.jobs.of(tenant), self.leases)
         made = [
             new_adapter(f"demo@{letter * 64}", digest=letter * 64, step=number, final=letter == letters[-1])
             for number, letter in enumerate(letters)
@@ -48,12 +47,12 @@ class Home:
         return lease.job.id
 
     def merging(self, letter: str) -> Lease:
-        """A merge that runs."""
+        """A running merge."""
         plan = {"adapter_id": f"demo@{letter * 64}", "adapter_digest": letter * 64}
-        return claimed(self.ledger, self.leases, kind=Kind.MERGE, plan=plan)
+        return claimed(self.jobs, self.leases, kind=Kind.MERGE, plan=plan)
 
     def merge(self, letter: str, digest: str) -> str:
-        """A merge that is over; the job's id."""
+        """A finished merge; the job's id."""
         lease = self.merging(letter)
         self.store("models", digest, MODEL_MANIFEST_NAME)
         self.leases.finish(lease, {"model_digest": digest})
@@ -63,7 +62,8 @@ class Home:
         made = self.folder / "made"
         for name in ("weights", manifest):
             self.write(made / name, 100)
-        for path in self.storage.put_folder(kind, digest, made, ["weights"], manifest).iterdir():
+        self.storage.put_folder(kind, digest, made, ["weights"], manifest)
+        for path in self.storage.folder(kind, digest).iterdir():
             self.date(path)
 
     def prepare(self, name: str, size: int) -> None:
@@ -84,8 +84,8 @@ class Home:
         return sorted(path.name for path in (self.folder / "prepared").iterdir())
 
     def states(self, *letters: str) -> list[str]:
-        registry = Registry(self.database)
-        return [registry.adapter(f"demo@{letter * 64}", deleted=True).state for letter in letters]
+        adapters = Adapters(self.database)
+        return [adapters.get(f"demo@{letter * 64}", deleted=True).state for letter in letters]
 
 
 def named(found: list[Finding]) -> list[tuple[str, str]]:

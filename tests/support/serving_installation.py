@@ -1,39 +1,26 @@
-"""One tiny base model, a storage, real peft adapters, and one real vLLM server for the whole test session."""
+"""An installation for serving: one tiny base model in a catalogue, a storage, and real peft adapters in it."""
 
 from __future__ import annotations
 
-import atexit
 import hashlib
-import json
 import os
 import shutil
-import signal
-import socket
-import subprocess
-import sys
-import time
-import urllib.request
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import httpx
-import pytest
-
-from serving.adapters import AdapterStore
-from serving.runtime import open_store
+from serving.adapter_store import AdapterStore
+from serving.process import open_store
 from serving.settings import ServingSettings
-from shared.catalog import BaseModelEntry, Catalog, LocalSource, digest_model_folder, save_catalog
-from shared.manifest import CONFIG_NAME, MANIFEST_NAME, WEIGHTS_NAME, AdapterManifest
-from shared.storage import Storage
+from shared.artifacts.folder_storage import FolderStorage
+from shared.artifacts.manifests import CONFIG_NAME, MANIFEST_NAME, WEIGHTS_NAME, AdapterManifest
+from shared.base_models.catalog import BaseModelEntry, Catalog, LocalSource, digest_model_folder, save_catalog
+from shared.base_models.weights import read_tensors
 
 # Before torch is imported: a second thread makes tiny matrices slower, much slower beside another process.
 os.environ["OMP_NUM_THREADS"] = "1"
 
 KEY = "test-serving-key"
-START_SECONDS = 180
 MODULES = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 CORPUS = ["the red fox runs near the forest", "a ship sails by the stars", "user assistant system hello"]
 CHAT_TEMPLATE = (
@@ -46,14 +33,21 @@ CHAT_TEMPLATE = (
 
 
 @dataclass
-class Lab:
-    """One installation in a folder."""
+class ServingInstallation:
+    """An installation with one tiny base.
+
+    Attributes:
+        home: its folder.
+        base: the base's folder.
+        entry: the base's entry in the catalogue.
+        storage: where adapters are published.
+    """
 
     home: Path
     base: Path
     entry: BaseModelEntry
-    storage: Storage
-    made: dict[str, AdapterManifest] = field(default_factory=dict)
+    storage: FolderStorage
+    _published: dict[str, AdapterManifest] = field(default_factory=dict)
 
     def environment(self, **more: object) -> dict[str, str]:
         """MENS_ variables of this installation."""
@@ -65,30 +59,27 @@ class Lab:
         return ServingSettings(home=self.home, serving_base=self.entry.name, serving_key=KEY, **more)
 
     def store(self, cache: Path | None = None, max_rank: int = 16) -> AdapterStore:
-        """A store of this installation; with a cache folder of its own if one is given."""
+        """An adapter store of this installation; with a cache folder of its own if one is given."""
         if cache is None:
             return open_store(self.settings(serving_max_lora_rank=max_rank))
         return AdapterStore(self.storage, base=self.entry, base_folder=self.base, cache=cache, max_rank=max_rank)
 
     def folder(self, manifest: AdapterManifest) -> Path:
-        """Where the storage holds an adapter."""
+        """The stored folder of an adapter."""
         return self.storage.folder("adapters", manifest.digest)
 
     def publish(self, name: str, *, seed: int = 0, rank: int = 8, **changes: Any) -> AdapterManifest:
-        """Make a peft adapter with effect, and store it; `changes` are to the manifest. The same call is made once."""
+        """Make a peft adapter with an effect, and store it; `changes` are to the manifest. Equal calls share one adapter."""
         label = repr((name, seed, rank, sorted(changes.items())))
-        if label not in self.made:
+        if label not in self._published:
+            # Made once for a seed and rank: many adapters differ in their manifest only.
+            saved = self.home / "saved" / f"seed-{seed}-rank-{rank}"
+            if not saved.exists():
+                save_adapter(self.base, saved, seed=seed, rank=rank)
             folder = self.home / "made" / hashlib.sha256(label.encode()).hexdigest()[:16]
-            shutil.copytree(self._saved(seed, rank), folder)
-            self.made[label] = self.store_adapter(folder, describe(self, folder, name, rank, **changes))
-        return self.made[label]
-
-    def _saved(self, seed: int, rank: int) -> Path:
-        """What peft writes for these two, made once: many adapters differ in their manifest only."""
-        folder = self.home / "saved" / f"seed-{seed}-rank-{rank}"
-        if not folder.exists():
-            save_adapter(self.base, folder, seed=seed, rank=rank)
-        return folder
+            shutil.copytree(saved, folder)
+            self._published[label] = self.store_adapter(folder, describe_adapter(self, folder, name, rank, **changes))
+        return self._published[label]
 
     def store_adapter(self, folder: Path, manifest: AdapterManifest) -> AdapterManifest:
         """Put a folder into the storage under the manifest."""
@@ -113,10 +104,10 @@ def save_adapter(base: Path, folder: Path, *, seed: int, rank: int) -> None:
     peft_model.save_pretrained(folder)
 
 
-def describe(lab: Lab, folder: Path, name: str, rank: int, **changes: Any) -> AdapterManifest:
+def describe_adapter(
+    installation: ServingInstallation, folder: Path, name: str, rank: int, **changes: Any
+) -> AdapterManifest:
     """The manifest of an adapter folder."""
-    from shared.layout import read_tensors
-
     keys = sorted(key for key in read_tensors(folder / WEIGHTS_NAME) if key.endswith(".lora_A.weight"))
     layers = [key.removeprefix("base_model.model.").removesuffix(".lora_A.weight") for key in keys]
     digests = {file: hashlib.sha256((folder / file).read_bytes()).hexdigest() for file in (WEIGHTS_NAME, CONFIG_NAME)}
@@ -129,9 +120,9 @@ def describe(lab: Lab, folder: Path, name: str, rank: int, **changes: Any) -> Ad
         "d_model": 64,
         "rank": rank,
         "alpha": 2 * rank,
-        "base_model": lab.entry.name,
+        "base_model": installation.entry.name,
         "name": name,
-        "base_digests": lab.entry.digests,
+        "base_digests": installation.entry.digests,
         "contract_digest": "0" * 64,
         "template_digest": "0" * 64,
         "step": 1,
@@ -167,101 +158,10 @@ def build_base(folder: Path) -> None:
     tokenizer.save_pretrained(folder)
 
 
-@pytest.fixture(scope="session")
-def tiny_base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folder of the base model that all serving tests share."""
-    folder = tmp_path_factory.mktemp("serving") / "base"
-    build_base(folder)
-    return folder
-
-
-@pytest.fixture(scope="session")
-def lab(tiny_base: Path) -> Lab:
-    """The installation around it: catalogue and storage."""
-    home = tiny_base.parent / "home"
-    entry = BaseModelEntry(
-        name="tiny-base", source=LocalSource(path=str(tiny_base)), digests=digest_model_folder(tiny_base)
-    )
+def make_serving_installation(folder: Path) -> ServingInstallation:
+    """Build the base in a folder, and an installation around it: catalogue and storage."""
+    base, home = folder / "base", folder / "home"
+    build_base(base)
+    entry = BaseModelEntry(name="tiny-base", source=LocalSource(path=str(base)), digests=digest_model_folder(base))
     save_catalog(home / "catalog.json", Catalog(bases=[entry]))
-    return Lab(home, tiny_base, entry, Storage(home / "storage"))
-
-
-@dataclass
-class Server:
-    """A running replica."""
-
-    url: str
-    log: Path
-    start_seconds: float
-    pid: int
-
-    def client(self, key: str | None = KEY) -> httpx.Client:
-        """A client that sends the key, unless it is None."""
-        headers = {} if key is None else {"Authorization": f"Bearer {key}"}
-        return httpx.Client(base_url=self.url, headers=headers, timeout=60, trust_env=False)
-
-
-@pytest.fixture(scope="session")
-def vllm_server(lab: Lab) -> Iterator[Server]:
-    """A replica of the lab's base."""
-    with start_server(lab) as server:
-        yield server
-
-
-@contextmanager
-def start_server(lab: Lab, **settings: object) -> Iterator[Server]:
-    """`python -m serving` on a free port, in a session of its own, so that nothing outlives the tests."""
-    port = _free_port()
-    log = lab.home / f"vllm-{port}.log"
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "serving"],
-            env={**os.environ, **lab.environment(serving_port=port, **settings)},
-            cwd=lab.home,  # not the checkout: the installed package must be enough
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-    stop = _stopper(process)
-    try:
-        yield Server(f"http://127.0.0.1:{port}", log, _wait_ready(process, port, log), process.pid)
-    finally:
-        stop()
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def _stopper(process: subprocess.Popen[bytes]) -> Callable[[], None]:
-    def stop() -> None:
-        for number, patience in ((signal.SIGTERM, 10), (signal.SIGKILL, 10)):
-            try:
-                os.killpg(process.pid, number)
-                process.wait(patience)
-            except (ProcessLookupError, subprocess.TimeoutExpired):
-                continue
-
-    atexit.register(stop)
-    return stop
-
-
-def _wait_ready(process: subprocess.Popen[bytes], port: int, log: Path) -> float:
-    started = time.monotonic()
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    while time.monotonic() - started < START_SECONDS:
-        if process.poll() is not None:
-            break
-        try:
-            with opener.open(f"http://127.0.0.1:{port}/health", timeout=5):
-                return time.monotonic() - started
-        except OSError:
-            time.sleep(0.2)
-    pytest.fail(f"vLLM did not start; the end of its log:\n{log.read_text(errors='replace')[-6000:]}", pytrace=False)
-
-
-def edit_json(path: Path, **changes: Any) -> None:
-    """Change keys of a JSON file in place."""
-    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    return ServingInstallation(home, base, entry, FolderStorage(home / "storage"))

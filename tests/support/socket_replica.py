@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-import time
-from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
@@ -116,11 +114,3 @@ def _engine_dead(*, streams: bool) -> bytes:
     status, kind = (200, "text/event-stream") if streams else (500, "application/json")
     head = f"HTTP/1.1 {status} x\r\ncontent-type: {kind}\r\ncontent-length: {len(content)}\r\n\r\n"
     return (head + content).encode()
-
-
-def eventually(holds: Callable[[], bool], seconds: float = 5.0) -> None:
-    """Wait until something holds."""
-    deadline = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)

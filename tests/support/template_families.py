@@ -11,7 +11,7 @@ from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
-TEMPLATES = Path(__file__).parent / "templates"
+TEMPLATES = Path(__file__).parents[1] / "shared" / "templates"
 CORPUS = Path(__file__).parents[2] / "examples" / "base_corpus.jsonl"
 
 

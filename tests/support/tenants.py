@@ -10,14 +10,14 @@ from itertools import count
 
 from fastapi import FastAPI
 
-from shared.aliases import Mover
-from shared.contract import FineTuneContract
-from shared.job import Job, Kind, Submission
-from shared.lease import LeaseLedger
-from shared.registry import NewAdapter
-from shared.routing import Routing
-from shared.tenancy import SHARED, Role
-from tests.api.conftest import BASE, ROWS
+from shared.contract.sections import FineTuneContract
+from shared.database.adapters import NewAdapter
+from shared.database.aliases import Actor
+from shared.database.leases import Leases
+from shared.database.records import Job, Kind, Submission
+from shared.database.routing import Routing
+from shared.database.tenancy import SHARED, Role
+from tests.support.builders import BASE, ROWS
 
 ACME, OTHER = "acme", "other"
 TENANTS = (ACME, OTHER, SHARED)
@@ -43,7 +43,7 @@ class Installation:
 
     def __init__(self, app: FastAPI) -> None:
         self._services = app.state.services
-        self._leases = LeaseLedger(self._services.database, 60)
+        self._leases = Leases(self._services.database, 60)
         self._numbers = count(1)
 
     # -- things: each call makes another one, and returns its id -------------------------------------------------------
@@ -53,7 +53,7 @@ class Installation:
         with self._services.storage.writer() as writer:
             writer.write(ROWS + b'{"prompt": "c", "response": "%d"}\n' % next(self._numbers))
             sha256 = writer.commit()
-        return str(self._services.registry.of(tenant).add_file("rows.jsonl", "fine-tune", len(ROWS), sha256).id)
+        return str(self._services.files.of(tenant).add("rows.jsonl", "fine-tune", len(ROWS), sha256).id)
 
     def queued_job(self, tenant: str) -> str:
         """A job that waits for a worker."""
@@ -61,7 +61,7 @@ class Installation:
 
     def paused_job(self, tenant: str) -> str:
         """A job that was paused before a worker had it."""
-        return str(self._services.ledger.of(tenant).pause(self._submit(tenant).id).id)
+        return str(self._services.jobs.of(tenant).pause(self._submit(tenant).id).id)
 
     def finished_job(self, tenant: str) -> str:
         """A job with events, a preflight and two adapters, one of them a checkpoint."""
@@ -75,7 +75,7 @@ class Installation:
         """An alias that has moved once, so that it can go back."""
         name, aliases = f"{tenant}-alias-{next(self._numbers)}", self._services.aliases.of(tenant)
         for _ in range(2):
-            aliases.set(name, Routing.to(self.adapter(tenant)), Mover(id="key-0", name="test"))
+            aliases.set(name, Routing.to(self.adapter(tenant)), Actor(id="key-0", name="test"))
         return name
 
     def key(self, tenant: str) -> str:
@@ -127,7 +127,7 @@ class Installation:
             plan={"contract_digest": "0" * 64},
             preflight={"found": "nothing"},
         )
-        job: Job = self._services.ledger.of(tenant).submit(submission)[0]
+        job: Job = self._services.jobs.of(tenant).submit(submission)[0]
         return job
 
     def _finish(self, tenant: str) -> tuple[str, str]:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from shared.model_config import parse_model_config
-from shared.model_tensors import expected_tensors
+from shared.base_models.config import parse_model_config
+from shared.base_models.tensors import expected_tensors
 
 TURN_START, TURN_END = "<|im_start|>", "<|im_end|>"
 TEMPLATE = """\

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from openai import OpenAI
 
-from cli.bases import build
-from cli.stack import Stack, running_stack
+from cli.commands.bases import build
+from cli.standalone.stack import Stack, running_stack
 from shared.settings import Settings
 from tests.system.loop import BASE, ROOT, Installation
 

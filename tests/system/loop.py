@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cli.connection import Connection
-from cli.stack import Stack
+from cli.client.connection import Connection
+from cli.standalone.stack import Stack
 
 ROOT = Path(__file__).resolve().parents[2]
 BASE = "mens-tiny"

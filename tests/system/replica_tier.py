@@ -11,18 +11,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
+from tests.serving.conftest import KEY, Lab, _free_port, _stopper, _wait_ready
 
 from api.migrate import migrate
-from shared.catalog import BaseModelEntry, Catalog, LocalSource, digest_model_folder, save_catalog
-from shared.db import Database
-from shared.job import Kind, Submission
-from shared.keys import Keys
-from shared.lease import LeaseLedger
-from shared.ledger import Ledger
-from shared.registry import NewAdapter
+from shared.artifacts.folder_storage import FolderStorage
+from shared.base_models.catalog import BaseModelEntry, Catalog, LocalSource, digest_model_folder, save_catalog
+from shared.database.adapters import NewAdapter
+from shared.database.connection import Database
+from shared.database.jobs import Jobs
+from shared.database.keys import Keys
+from shared.database.leases import Leases
+from shared.database.records import Kind, Submission
 from shared.settings import Settings
-from shared.storage import Storage
-from tests.serving.conftest import KEY, Lab, _free_port, _stopper, _wait_ready
 
 
 class Program:
@@ -110,7 +110,7 @@ def make_lab(base: Path) -> Lab:
     source = LocalSource(path=str(base))
     entry = BaseModelEntry(name="tiny-base", source=source, digests=digest_model_folder(base))
     save_catalog(home / "catalog.json", Catalog(bases=[entry]))
-    return Lab(home, base, entry, Storage(home / "storage"))
+    return Lab(home, base, entry, FolderStorage(home / "storage"))
 
 
 class Publisher:
@@ -121,7 +121,7 @@ class Publisher:
         migrate(url)
         self._base = lab.entry.name
         self._database = Database(url)
-        self._leases = LeaseLedger(self._database, 60)
+        self._leases = Leases(self._database, 60)
 
     def create_key(self) -> str:
         """The secret of a new key."""
@@ -130,7 +130,7 @@ class Publisher:
     def publish(self, models: list[str], alias: str) -> list[str]:
         """One job's adapters, the last of them its result, to which the alias moves; where the alias points then."""
         asked = Submission(kind=Kind.FINETUNE, base_model=self._base, name=alias, contract={}, plan={})
-        lease = self._leases.claim(Ledger(self._database).submit(asked)[0].id, "test")
+        lease = self._leases.claim(Jobs(self._database).submit(asked)[0].id, "test")
         assert lease
         adapters = [self._adapter(model, step, final=model == models[-1]) for step, model in enumerate(models)]
         self._leases.finish(lease, {}, adapters=adapters, alias=alias)

@@ -36,7 +36,7 @@ def served_requests(installation: Installation) -> float:
     return sum(map(float, re.findall(r"^vllm:request_success_total\{.*\} ([\d.]+)", text, re.MULTILINE)))
 
 
-def test_a_split_holds_on_to_its_callers(client: OpenAI, installation: Installation, versions: tuple[str, str]) -> None:
+def test_split_is_sticky_by_user(client: OpenAI, installation: Installation, versions: tuple[str, str]) -> None:
     targets = [{"adapter": adapter, "weight": 50} for adapter in versions]
     installation.call("PUT", "/v1/aliases/steered", json={"targets": targets, "reason": "canary"})
     found: dict[str, set[str]] = {}
@@ -50,7 +50,9 @@ def test_a_split_holds_on_to_its_callers(client: OpenAI, installation: Installat
     assert set.union(*found.values()) == set(versions)
 
 
-def test_a_shadow_is_asked_and_not_heard(installation: Installation, versions: tuple[str, str]) -> None:
+def test_shadow_gets_a_copy_without_affecting_the_response(
+    installation: Installation, versions: tuple[str, str]
+) -> None:
     final, checkpoint = versions
     body = {"adapter": final, "shadow": {"adapter": checkpoint, "share": 1}}
     installation.call("PUT", "/v1/aliases/steered", json=body)
@@ -62,7 +64,7 @@ def test_a_shadow_is_asked_and_not_heard(installation: Installation, versions: t
         time.sleep(0.2)
 
 
-def test_a_rollback_counts_at_once(
+def test_rollback_takes_effect_at_once(
     installation: Installation,
     tuned: dict[str, Any],
     versions: tuple[str, str],

@@ -7,7 +7,7 @@ from typing import Any
 
 import httpx
 
-from tests.api.raw_replica import eventually
+from tests.support.waiting import eventually
 from tests.system.loop import BASE, Installation
 
 PROMPT = list(range(20, 180))
@@ -24,7 +24,7 @@ def counted(installation: Installation, what: str) -> float:
     return sum(map(float, found))
 
 
-def test_a_tenants_prompt_is_found_by_that_tenant_alone(installation: Installation) -> None:
+def test_cached_prompt_is_found_by_its_tenant_alone(installation: Installation) -> None:
     secrets: dict[str, Any] = {}
     for tenant in ("acme", "other"):
         body = {"name": "salt", "role": "viewer", "tenant": tenant}

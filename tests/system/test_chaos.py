@@ -52,7 +52,7 @@ def assert_one_result(installation: Installation, job: dict[str, Any]) -> None:
         pytest.param(kill_program("serving"), 1, id="serving"),
     ],
 )
-def test_a_job_survives_a_kill(
+def test_job_survives_a_kill(
     installation: Installation, kill: Callable[[Installation], None], attempts: int, request: pytest.FixtureRequest
 ) -> None:
     name = f"survivor-{request.node.callspec.id}"
@@ -66,7 +66,7 @@ def test_a_job_survives_a_kill(
     assert len(resumed) == attempts - 1, "a second attempt goes on from a checkpoint"
 
 
-def test_no_engine_outlives_its_killed_worker(installation: Installation) -> None:
+def test_trainer_exits_with_its_killed_worker(installation: Installation) -> None:
     job_id = installation.train(name="orphan", publish=False)
     installation.wait_for_step(job_id, 5)
     (engine,) = engines(installation)
@@ -82,7 +82,7 @@ def test_jobs_queue_while_the_broker_is_down(installation: Installation) -> None
     assert installation.wait_for_success(job_id)["attempt"] == 1
 
 
-def test_a_stopped_worker_gives_its_job_back_with_a_checkpoint(installation: Installation) -> None:
+def test_stopped_worker_returns_its_job_with_a_checkpoint(installation: Installation) -> None:
     job_id = installation.train(name="handed-back", publish=False)
     installation.wait_for_step(job_id, KILL_AT_STEP)
     os.kill(installation.stack.pid("worker"), signal.SIGTERM)
@@ -92,7 +92,7 @@ def test_a_stopped_worker_gives_its_job_back_with_a_checkpoint(installation: Ins
     assert any("resumed from the checkpoint" in message for message in messages)
 
 
-def test_the_serving_tier_is_back_for_the_next_question(installation: Installation) -> None:
+def test_serving_tier_restarts_and_responds(installation: Installation) -> None:
     deadline = time.monotonic() + 90
     while installation.stack.pid("serving") == 0 or not installation.stack._is_ready("serving"):
         assert time.monotonic() < deadline

@@ -39,7 +39,7 @@ def wait_until_deleted(installation: Installation, adapter_id: str) -> dict[str,
 
 
 @pytest.mark.timeout(400)
-def test_a_model_is_deleted_everywhere_and_can_be_trained_again(installation: Installation, client: OpenAI) -> None:
+def test_model_is_deleted_everywhere_and_can_be_trained_again(installation: Installation, client: OpenAI) -> None:
     job = train(installation)
     adapter_id, checkpoint = job["result"]["adapter_id"], job["result"]["adapters"][0]
     assert ANSWER in installation.ask("going")

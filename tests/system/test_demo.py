@@ -21,7 +21,7 @@ def mens(*arguments: str, home: Path, timeout: float = 250) -> subprocess.Comple
     )
 
 
-def test_the_demo(home: Path, tmp_path: Path) -> None:
+def test_demo_succeeds_and_leaves_no_process(home: Path, tmp_path: Path) -> None:
     (tmp_path / "bases").symlink_to(home / "bases")
     done = mens("demo", home=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -31,7 +31,7 @@ def test_the_demo(home: Path, tmp_path: Path) -> None:
     assert not left
 
 
-def test_the_demo_shows_the_log_of_what_failed(home: Path, tmp_path: Path) -> None:
+def test_failed_demo_shows_the_log(home: Path, tmp_path: Path) -> None:
     (tmp_path / "bases").symlink_to(home / "bases")
     os.environ["MENS_SERVING_MAX_LORAS"] = "0"
     try:
@@ -62,7 +62,7 @@ def test_commands_against_a_running_installation(
     assert expected in done.stdout
 
 
-def test_the_commands_that_up_prints_teach_the_tiny_model(installation: Installation) -> None:
+def test_commands_printed_by_up_tune_the_tiny_model(installation: Installation) -> None:
     train = ["train", "examples/support.jsonl", "--model", "mens-tiny", "--alias", "pasted"]
     done = mens(*train, home=installation.stack.home)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -79,7 +79,7 @@ def test_the_commands_that_up_prints_teach_the_tiny_model(installation: Installa
         (["--preset", "nope"], "UNKNOWN_PRESET"),
     ],
 )
-def test_what_cannot_be_served_is_never_trained(installation: Installation, arguments: list[str], code: str) -> None:
+def test_unservable_job_is_refused_at_submission(installation: Installation, arguments: list[str], code: str) -> None:
     before = len(installation.call("GET", "/v1/jobs", params={"limit": 100})["data"])
     train = ["train", "examples/support.jsonl", "--model", "mens-tiny", *arguments]
     done = mens(*train, home=installation.stack.home)
@@ -87,7 +87,7 @@ def test_what_cannot_be_served_is_never_trained(installation: Installation, argu
     assert len(installation.call("GET", "/v1/jobs", params={"limit": 100})["data"]) == before
 
 
-def test_a_second_instance_on_one_home_is_refused(installation: Installation) -> None:
+def test_second_instance_in_one_home_is_refused(installation: Installation) -> None:
     done = mens("up", home=installation.stack.home)
     assert done.returncode == 1
     assert "already running" in done.stderr

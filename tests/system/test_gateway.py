@@ -33,7 +33,7 @@ def prompts() -> list[str]:
     return [row["messages"][0]["content"] for row in rows[:12]]
 
 
-def test_the_certificate_is_stored(installation: Installation, tuned: dict[str, Any]) -> None:
+def test_certificate_is_stored(installation: Installation, tuned: dict[str, Any]) -> None:
     (adapter,) = installation.adapters_of(tuned)
     (certificate,) = adapter["certificates"].values()
     assert certificate["effect_rms_nats"] > 0.1
@@ -63,7 +63,7 @@ def test_greedy_answers_equal_transformers_and_peft(
     assert equal == 12
 
 
-def test_a_client_that_leaves_stops_the_engines_work(installation: Installation) -> None:
+def test_disconnect_stops_generation(installation: Installation) -> None:
     def generated_tokens() -> float:
         with serving(installation) as client:
             text = client.get("/metrics").text
@@ -96,7 +96,7 @@ def damaged(installation: Installation, tuned: dict[str, Any], home: Path) -> It
     shutil.move(backup, weights)
 
 
-def test_a_tampered_adapter_is_never_served(installation: Installation, damaged: str, tuned: dict[str, Any]) -> None:
+def test_tampered_adapter_is_never_served(installation: Installation, damaged: str, tuned: dict[str, Any]) -> None:
     with serving(installation) as replica:
         verdict = replica.get(f"/mens/adapters/{damaged}")
     assert verdict.json()["error"]["code"] == "ADAPTER_DIGEST_MISMATCH"
@@ -108,7 +108,7 @@ def test_a_tampered_adapter_is_never_served(installation: Installation, damaged:
     assert ANSWER in installation.ask("front-door"), "others go on"
 
 
-def test_an_adapter_without_effect_is_refused(installation: Installation) -> None:
+def test_adapter_without_effect_is_refused(installation: Installation) -> None:
     job_id = installation.train(name="idle", epochs=1, learning_rate=1e-12)
     job = installation.wait(job_id, lambda job: job["state"] in ("succeeded", "failed"))
     assert (job["state"], job["error"]["code"]) == ("failed", "ADAPTER_NO_EFFECT")
@@ -117,7 +117,7 @@ def test_an_adapter_without_effect_is_refused(installation: Installation) -> Non
     assert adapter["id"] not in [model["id"] for model in installation.call("GET", "/v1/models")["data"]]
 
 
-def test_training_only(installation: Installation) -> None:
+def test_unpublished_adapter_is_not_served(installation: Installation) -> None:
     job = installation.wait_for_success(installation.train(name="private", publish=False, epochs=1))
     (adapter,) = installation.adapters_of(job)
     assert (adapter["published"], adapter["certificates"]) == (False, {})
@@ -129,7 +129,7 @@ def test_training_only(installation: Installation) -> None:
         assert moved.json()["error"]["code"] == "ADAPTER_NOT_SERVABLE"
 
 
-def test_merge(installation: Installation, tuned: dict[str, Any], home: Path) -> None:
+def test_merged_model_gives_the_tuned_answer(installation: Installation, tuned: dict[str, Any], home: Path) -> None:
     contract = {"adapter": "front-door"}
     created = installation.call("POST", "/v1/jobs", json={"kind": "merge", "contract": contract})
     job = installation.wait_for_success(created["id"])
@@ -144,7 +144,7 @@ def test_merge(installation: Installation, tuned: dict[str, Any], home: Path) ->
     assert ANSWER in tokenizer.decode(out[0])
 
 
-def test_the_replica_takes_nobody_but_the_front_door(installation: Installation) -> None:
+def test_replica_refuses_requests_without_its_key(installation: Installation) -> None:
     with serving(installation) as client:
         assert client.get("/v1/models", headers={"Authorization": "Bearer wrong"}).status_code == 401
         assert client.post("/v1/load_lora_adapter", json={}).status_code == 404

@@ -20,8 +20,8 @@ from typing import Any
 
 import httpx
 import pytest
-
 from tests.serving.conftest import build_base
+
 from tests.system.marker_adapters import Marker, make_markers
 from tests.system.marker_load import Load, MovingAlias, Outcome, Prompt, Question, ask, settled
 from tests.system.replica_tier import Program, Publisher, Tier, loaded, make_lab

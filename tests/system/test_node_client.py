@@ -14,7 +14,7 @@ from tests.system.loop import BASE, ROOT, Installation
 pytestmark = [pytest.mark.network, pytest.mark.timeout(180)]
 
 
-def test_the_node_client(installation: Installation, assistant: str) -> None:
+def test_node_client(installation: Installation, assistant: str) -> None:
     connection = installation.connection
     adapter_id = installation.call("GET", f"/v1/adapters/{assistant}")["id"]
     done = subprocess.run(

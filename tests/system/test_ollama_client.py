@@ -31,7 +31,7 @@ def ollama(installation: Installation, monkeypatch: pytest.MonkeyPatch) -> Itera
     client._client.close()
 
 
-def test_a_chat_is_streamed(ollama: Any, assistant: str) -> None:
+def test_chat_is_streamed(ollama: Any, assistant: str) -> None:
     *parts, last = ollama.chat(assistant, COUNT, stream=True, options=GREEDY)
     assert "".join(part.message.content for part in parts) == COUNTED
     assert len(parts) > 2, "it is streamed, not sent at once"
@@ -41,7 +41,7 @@ def test_a_chat_is_streamed(ollama: Any, assistant: str) -> None:
     assert last.total_duration == last.prompt_eval_duration + last.eval_duration > 0
 
 
-def test_streamed_or_not_is_the_same_answer(ollama: Any, assistant: str) -> None:
+def test_streamed_and_whole_answer_are_the_same(ollama: Any, assistant: str) -> None:
     whole = ollama.chat(assistant, COUNT, options=GREEDY)
     *_, last = ollama.chat(assistant, COUNT, stream=True, options=GREEDY)
     assert whole.message.content == COUNTED
@@ -55,12 +55,12 @@ def test_generate_is_a_chat_of_one_turn(ollama: Any, assistant: str) -> None:
     assert "".join(part.response for part in parts) == COUNTED
 
 
-def test_raw_text_is_completed_without_a_template(ollama: Any, assistant: str) -> None:
+def test_raw_prompt_is_completed_without_a_template(ollama: Any, assistant: str) -> None:
     prompt = "<|im_start|>user\nCount from 1 to 5.<|im_end|>\n<|im_start|>assistant\n"
     assert ollama.generate(assistant, prompt, raw=True, options=GREEDY).response == COUNTED
 
 
-def test_options_are_heard(ollama: Any, assistant: str) -> None:
+def test_options_take_effect(ollama: Any, assistant: str) -> None:
     cut = ollama.chat(assistant, COUNT, options=GREEDY | {"num_predict": 3})
     assert (cut.done_reason, cut.eval_count) == ("length", 3)
     assert ollama.chat(assistant, COUNT, options=GREEDY | {"stop": ["3"]}).message.content == "1, 2, "
@@ -70,7 +70,7 @@ def test_options_are_heard(ollama: Any, assistant: str) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_tool_is_called_and_its_result_read(ollama: Any, assistant: str, stream: bool) -> None:
+def test_tool_is_called_and_its_result_read(ollama: Any, assistant: str, stream: bool) -> None:
     messages: list[Any] = [{"role": "user", "content": "What is the weather like in Paris today?"}]
     answer = ollama.chat(assistant, messages, tools=TOOLS, stream=stream, options=GREEDY)
     said = [part.message for part in (answer if stream else [answer])]
@@ -82,7 +82,7 @@ def test_a_tool_is_called_and_its_result_read(ollama: Any, assistant: str, strea
     assert final.message.content == "It is 14 degrees and sunny there."
 
 
-def test_a_format_is_kept_to(ollama: Any) -> None:
+def test_format_is_enforced(ollama: Any) -> None:
     schema = {
         "type": "object",
         "properties": {"colour": {"enum": ["red", "green"]}},
@@ -104,11 +104,11 @@ def test_models_are_listed(ollama: Any, assistant: str) -> None:
     assert {BASE, assistant} <= names
 
 
-def test_nothing_asked_loads_the_model(ollama: Any, assistant: str) -> None:
+def test_empty_request_loads_the_model(ollama: Any, assistant: str) -> None:
     assert ollama.generate(assistant).done_reason == "load"
 
 
-def test_errors_are_ollamas(ollama: Any, assistant: str) -> None:
+def test_errors_have_ollamas_shape(ollama: Any, assistant: str) -> None:
     from ollama import ResponseError
 
     with pytest.raises(ResponseError, match="nobody") as unknown:

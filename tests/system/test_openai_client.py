@@ -55,7 +55,7 @@ def tuned(installation: Installation) -> FineTuningJob:
     return wait(client, job)
 
 
-def test_job(client: OpenAI, tuned: FineTuningJob) -> None:
+def test_finished_job(client: OpenAI, tuned: FineTuningJob) -> None:
     assert tuned.status == "succeeded", tuned.error
     assert tuned.fine_tuned_model
     assert tuned.fine_tuned_model.startswith("openai@")
@@ -85,7 +85,7 @@ def test_events_are_paged_newest_first(client: OpenAI, tuned: FineTuningJob) -> 
     assert {event.type for event in everything} == {"message", "metrics"}
 
 
-def test_checkpoints_can_be_asked(client: OpenAI, tuned: FineTuningJob) -> None:
+def test_checkpoints_respond_to_chats(client: OpenAI, tuned: FineTuningJob) -> None:
     checkpoints = list(client.fine_tuning.jobs.checkpoints.list(tuned.id))
     assert [checkpoint.step_number for checkpoint in checkpoints] == [252, 168, 84]
     for checkpoint in checkpoints:

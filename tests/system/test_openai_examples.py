@@ -46,7 +46,7 @@ def run(program: Path, installation: Installation, *arguments: str) -> str:
 
 
 @pytest.mark.parametrize("name", EXPECTED)
-def test_an_example_program_of_openais(name: str, installation: Installation, assistant: str, tmp_path: Path) -> None:
+def test_openai_example_program(name: str, installation: Installation, assistant: str, tmp_path: Path) -> None:
     source = (openai_examples() / name).read_text(encoding="utf-8")
     changed, changes = MODEL.subn(assistant, source)
     assert changes
@@ -56,6 +56,6 @@ def test_an_example_program_of_openais(name: str, installation: Installation, as
     assert not [text for text in EXPECTED[name] if text not in printed.replace('": "', '":"')], printed
 
 
-def test_our_own_program_calls_a_tool_and_reads_its_result(installation: Installation, assistant: str) -> None:
+def test_own_example_calls_a_tool_and_reads_its_result(installation: Installation, assistant: str) -> None:
     printed = run(ROOT / "examples" / "tool_calling.py", installation, assistant)
     assert printed == "calls get_weather({'location': 'Paris'})\nIt is 14 degrees and sunny there.\n"

@@ -42,7 +42,7 @@ def calls(choice: Any) -> list[tuple[str, dict[str, Any]]]:
 # -- tools
 
 
-def test_the_model_calls_a_tool_when_it_sees_fit(client: OpenAI, assistant: str) -> None:
+def test_model_decides_whether_to_call_a_tool(client: OpenAI, assistant: str) -> None:
     (choice,) = chat(client, assistant, WEATHER, tools=TOOLS).choices
     assert (choice.finish_reason, calls(choice)) == ("tool_calls", [("get_weather", {"location": "Paris"})])
     (choice,) = chat(client, assistant, [{"role": "user", "content": "Thank you!"}], tools=TOOLS).choices
@@ -52,7 +52,7 @@ def test_the_model_calls_a_tool_when_it_sees_fit(client: OpenAI, assistant: str)
 
 
 @pytest.mark.parametrize("wanted", ["required", {"type": "function", "function": {"name": "paint"}}])
-def test_a_call_that_is_demanded_comes_and_fits_its_schema(client: OpenAI, wanted: Any) -> None:
+def test_required_tool_call_fits_its_schema(client: OpenAI, wanted: Any) -> None:
     paint = {"type": "function", "function": {"name": "paint", "parameters": COLOUR, "strict": True}}
     (choice,) = chat(client, BASE, tools=[paint], tool_choice=wanted).choices
     ((name, arguments),) = calls(choice)
@@ -60,7 +60,7 @@ def test_a_call_that_is_demanded_comes_and_fits_its_schema(client: OpenAI, wante
     assert arguments["colour"] in ("red", "green")
 
 
-def test_a_call_is_streamed(client: OpenAI, assistant: str) -> None:
+def test_tool_call_is_streamed(client: OpenAI, assistant: str) -> None:
     stream = chat(client, assistant, WEATHER, tools=TOOLS, stream=True)
     deltas = [call for chunk in stream for choice in chunk.choices for call in choice.delta.tool_calls or []]
     assert deltas[0].id
@@ -90,7 +90,7 @@ def test_structured_output(client: OpenAI) -> None:
     assert json.loads(choice.message.content)["colour"] in ("red", "green")
 
 
-def test_usage_comes_with_a_stream_that_asks_for_it(client: OpenAI, assistant: str) -> None:
+def test_stream_includes_usage_on_request(client: OpenAI, assistant: str) -> None:
     whole = chat(client, assistant).usage
     *chunks, last = chat(client, assistant, stream=True, stream_options={"include_usage": True})
     assert not last.choices
@@ -109,12 +109,12 @@ def test_several_choices(client: OpenAI) -> None:
     assert {choice.index for chunk in chunks for choice in chunk.choices} == {0, 1}
 
 
-def test_a_stop_ends_the_answer(client: OpenAI, assistant: str) -> None:
+def test_stop_string_ends_the_answer(client: OpenAI, assistant: str) -> None:
     (choice,) = chat(client, assistant, stop=["3"]).choices
     assert (choice.message.content, choice.finish_reason) == ("1, 2, ", "stop")
 
 
-def test_a_seed_gives_the_same_answer_again(client: OpenAI) -> None:
+def test_same_seed_gives_the_same_answer(client: OpenAI) -> None:
     def say(seed: int) -> str:
         return str(chat(client, BASE, seed=seed, temperature=1.5, max_tokens=24).choices[0].message.content)
 
@@ -128,7 +128,7 @@ def respond(client: OpenAI, model: str, **more: Any) -> Any:
     return client.responses.create(**{"model": model, "input": "Count from 1 to 5.", "temperature": 0} | more)
 
 
-def test_a_response(client: OpenAI, assistant: str) -> None:
+def test_response(client: OpenAI, assistant: str) -> None:
     answer = respond(client, assistant)
     assert (answer.output_text, answer.status) == (COUNTED, "completed")
     assert answer.usage.output_tokens > 5
@@ -136,7 +136,7 @@ def test_a_response(client: OpenAI, assistant: str) -> None:
     assert respond(client, assistant, input=conversation).output_text
 
 
-def test_a_response_is_streamed(client: OpenAI, assistant: str) -> None:
+def test_response_is_streamed(client: OpenAI, assistant: str) -> None:
     events = list(respond(client, assistant, stream=True))
     deltas = [event.delta for event in events if event.type == "response.output_text.delta"]
     assert "".join(deltas) == COUNTED
@@ -146,19 +146,19 @@ def test_a_response_is_streamed(client: OpenAI, assistant: str) -> None:
     assert events[-1].response.usage.output_tokens > 5
 
 
-def test_a_response_calls_a_tool(client: OpenAI, assistant: str) -> None:
+def test_response_calls_a_tool(client: OpenAI, assistant: str) -> None:
     tool = {"type": "function", **TOOLS[0]["function"]}
     (call,) = respond(client, assistant, input=WEATHER[0]["content"], tools=[tool]).output
     assert (call.type, call.name, json.loads(call.arguments)) == ("function_call", "get_weather", {"location": "Paris"})
 
 
-def test_a_response_in_a_format(client: OpenAI) -> None:
+def test_response_with_structured_output(client: OpenAI) -> None:
     text = {"format": {"type": "json_schema", "name": "colour", "schema": COLOUR}}
     assert json.loads(respond(client, BASE, text=text).output_text)["colour"] in ("red", "green")
 
 
 @pytest.mark.parametrize("field", [{"previous_response_id": "resp_1"}, {"background": True}, {"store": True}])
-def test_a_response_that_would_have_to_be_stored_is_refused(client: OpenAI, field: dict[str, Any]) -> None:
+def test_response_that_must_be_stored_is_refused(client: OpenAI, field: dict[str, Any]) -> None:
     with pytest.raises(openai.BadRequestError) as refused:
         respond(client, BASE, **field)
     assert (refused.value.code, [refused.value.param]) == ("RESPONSE_NOT_STORED", list(field))
@@ -177,7 +177,7 @@ def checkpoints(installation: Installation, assistant: str) -> list[str]:
     return [other["id"] for other in others if other["id"] != adapter["id"]]
 
 
-def test_whatever_is_asked_first_has_the_adapter_loaded(installation: Installation, checkpoints: list[str]) -> None:
+def test_first_request_on_any_route_loads_the_adapter(installation: Installation, checkpoints: list[str]) -> None:
     first, second, third = checkpoints
     answer = installation.call("POST", "/v1/responses", json={"model": first, "input": "Count from 1 to 5."})
     assert (answer["model"], answer["status"]) == (first, "completed")
@@ -185,14 +185,14 @@ def test_whatever_is_asked_first_has_the_adapter_loaded(installation: Installati
     assert installation.call("POST", "/v1/detokenize", json={"model": third, "tokens": [1]})["prompt"] == "<|im_start|>"
 
 
-def test_tokens_are_the_models_own(installation: Installation, assistant: str) -> None:
+def test_tokenize_and_detokenize_use_the_models_tokenizer(installation: Installation, assistant: str) -> None:
     counted = installation.call("POST", "/v1/tokenize", json={"model": assistant, "messages": COUNT})
     assert counted["count"] == len(counted["tokens"]) > 5
     text = installation.call("POST", "/v1/detokenize", json={"model": assistant, "tokens": counted["tokens"]})["prompt"]
     assert text == "<|im_start|>user\nCount from 1 to 5.<|im_end|>\n<|im_start|>assistant\n"
 
 
-def test_a_base_that_generates_text_makes_no_embeddings(client: OpenAI, assistant: str) -> None:
+def test_embeddings_of_a_generative_base_are_refused(client: OpenAI, assistant: str) -> None:
     for model in (BASE, assistant):
         with pytest.raises(openai.BadRequestError) as refused:
             client.embeddings.create(model=model, input="Mens")
@@ -220,7 +220,7 @@ PICTURE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,aGk=
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])
-def test_what_vllm_refuses_has_its_words_and_our_code(
+def test_request_that_vllm_refuses_has_our_error_code(
     client: OpenAI, assistant: str, wrong: dict[str, Any], param: str | None, stream: bool
 ) -> None:
     with pytest.raises(openai.BadRequestError) as refused:
@@ -229,7 +229,7 @@ def test_what_vllm_refuses_has_its_words_and_our_code(
     assert refused.value.response.headers["x-should-retry"] == "false"
 
 
-def test_a_prompt_that_is_too_long_has_a_code_of_its_own(client: OpenAI, assistant: str) -> None:
+def test_too_long_prompt_has_its_own_error_code(client: OpenAI, assistant: str) -> None:
     long = "x " * 1500
     for param, ask in (
         ("messages", lambda: chat(client, assistant, [{"role": "user", "content": long}])),
@@ -241,7 +241,7 @@ def test_a_prompt_that_is_too_long_has_a_code_of_its_own(client: OpenAI, assista
         assert (refused.value.code, refused.value.param) == ("CONTEXT_LENGTH_EXCEEDED", param)
 
 
-def test_a_prompt_that_is_none_for_the_model_is_named(client: OpenAI, assistant: str) -> None:
+def test_invalid_prompt_names_the_prompt_field(client: OpenAI, assistant: str) -> None:
     for prompt in (["a", ""], [99_999_999]):
         with pytest.raises(openai.BadRequestError) as refused:
             client.completions.create(model=assistant, prompt=prompt)

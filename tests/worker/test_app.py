@@ -1,4 +1,4 @@
-"""The Celery application: what beat rings for is there, and never waits behind jobs."""
+"""The Celery application: every scheduled task exists, and never waits behind jobs."""
 
 from __future__ import annotations
 
@@ -12,37 +12,38 @@ from shared.queue import CONTROL_QUEUE, CONTROL_TASKS
 from worker.app import app, one_at_a_time
 
 
-def test_every_duty_is_rung_for_and_there_to_answer() -> None:
+def test_every_scheduled_task_exists_and_goes_to_the_control_queue() -> None:
     schedule = app.conf.beat_schedule.values()
     assert {entry["task"] for entry in schedule} == set(CONTROL_TASKS)
     for entry in schedule:
         assert entry["task"] in app.tasks
         assert app.conf.task_routes[entry["task"]] == {"queue": CONTROL_QUEUE}
-        assert entry["options"]["expires"] == entry["schedule"]  # of bells that nobody heard, one is left
+        # Of the messages that no worker took, one is left.
+        assert entry["options"]["expires"] == entry["schedule"]
 
 
-def test_a_duty_that_takes_long_keeps_none_of_the_others_waiting() -> None:
-    """Each has a thread of its own, and needs no second one: a bell for what is under way is let be."""
-    began, go_on, calls = threading.Event(), threading.Event(), []
+def test_running_task_is_not_started_twice() -> None:
+    """Each task needs one thread only: a message for one that runs already is ignored."""
+    began, proceed, calls = threading.Event(), threading.Event(), []
 
     @one_at_a_time
     def slow() -> None:
         calls.append("slow")
         began.set()
-        go_on.wait(10)
+        proceed.wait(10)
 
     with ThreadPoolExecutor(1) as pool:
-        under_way = pool.submit(slow)
+        running = pool.submit(slow)
         assert began.wait(5)
         slow()
         assert calls == ["slow"]
-        go_on.set()
-        under_way.result(5)
+        proceed.set()
+        running.result(5)
     slow()
     assert calls == ["slow"] * 2
 
 
-def test_a_duty_that_fails_is_done_the_next_time() -> None:
+def test_failed_task_runs_again_the_next_time() -> None:
     calls = []
 
     @one_at_a_time
@@ -56,9 +57,11 @@ def test_a_duty_that_fails_is_done_the_next_time() -> None:
     assert len(calls) == 2
 
 
-@pytest.mark.parametrize("place", ["cli/programs.py", "docker-compose.yml", "deploy/helm/templates/beat.yaml"])
-def test_wherever_it_is_started_it_has_a_thread_for_each_duty(place: str) -> None:
-    text = (Path(__file__).parents[2] / place).read_text()
+@pytest.mark.parametrize(
+    "file", ["cli/standalone/programs.py", "docker-compose.yml", "deploy/helm/templates/beat.yaml"]
+)
+def test_control_worker_has_a_thread_for_each_task(file: str) -> None:
+    text = (Path(__file__).parents[2] / file).read_text()
     (control,) = [line for line in text.splitlines() if "mens.control" in line]
     words = control.replace(",", " ").replace('"', " ").split()
     assert words[words.index("--concurrency") + 1] == str(len(CONTROL_TASKS))

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from shared.errors import Code, JobFailed
-from worker.process import EXIT_CANCELLED, EXIT_FAILED, EXIT_PAUSED, StopRequested, StopSignals, run_engine
+from worker.child_runtime import EXIT_CANCELLED, EXIT_FAILED, EXIT_PAUSED, StopRequested, StopSignals, run_engine
 
 
 def raising(error: BaseException):

@@ -10,14 +10,14 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from shared.contract import QuantSection
-from shared.digest import digest_file
+from shared.base_models.weights import read_folder_tensors
+from shared.contract.sections import QuantSection
 from shared.errors import ArtifactInvalid, Code, ContractRejected
-from shared.layout import read_folder_tensors
-from tests.shared.tiny_models import RAW, save
+from shared.hashing import digest_file
+from tests.support.tiny_models import RAW, save
+from worker.child_runtime import EXIT_FAILED
 from worker.dequantize import main, quantised_tensors, through_nf4, write_twin
-from worker.process import EXIT_FAILED
-from worker.training.model import load_quantised
+from worker.training.model.load import load_quantised
 
 
 def tensors_of(folder):
@@ -38,11 +38,11 @@ def trained_weights(base, double_quant):
 
 
 @pytest.mark.parametrize("double_quant", [True, False])
-def test_the_twin_holds_what_training_computes_with(lab, tmp_path, double_quant):
-    write_twin(lab.base, tmp_path / "twin", double_quant)
-    base, twin = tensors_of(lab.base), tensors_of(tmp_path / "twin")
-    trained = trained_weights(lab.base, double_quant)
-    assert trained.keys() == quantised_tensors(lab.base)
+def test_the_twin_holds_what_training_computes_with(tiny, tmp_path, double_quant):
+    write_twin(tiny.base, tmp_path / "twin", double_quant)
+    base, twin = tensors_of(tiny.base), tensors_of(tmp_path / "twin")
+    trained = trained_weights(tiny.base, double_quant)
+    assert trained.keys() == quantised_tensors(tiny.base)
     assert base.keys() == twin.keys()
     for name, tensor in twin.items():
         expected = trained.get(name, base[name])
@@ -50,14 +50,14 @@ def test_the_twin_holds_what_training_computes_with(lab, tmp_path, double_quant)
         assert torch.equal(tensor, base[name]) == (name not in trained), name
 
 
-def test_everything_but_the_weights_is_the_base_s(lab, tmp_path):
-    write_twin(lab.base, tmp_path / "twin")
-    names = {path.name for path in lab.base.iterdir()}
+def test_everything_but_the_weights_is_the_base_s(tiny, tmp_path):
+    write_twin(tiny.base, tmp_path / "twin")
+    names = {path.name for path in tiny.base.iterdir()}
     assert {path.name for path in (tmp_path / "twin").iterdir()} == names
     for name in names:
-        same = digest_file(lab.base / name) == digest_file(tmp_path / "twin" / name)
+        same = digest_file(tiny.base / name) == digest_file(tmp_path / "twin" / name)
         assert same == (not name.endswith(".safetensors")), name
-    assert read_folder_tensors(lab.base) == read_folder_tensors(tmp_path / "twin")
+    assert read_folder_tensors(tiny.base) == read_folder_tensors(tmp_path / "twin")
     assert [path.name for path in tmp_path.iterdir()] == ["twin"]
 
 
@@ -94,8 +94,8 @@ def test_gpt2_has_no_twin(tmp_path, capsys):
     assert not (tmp_path / "twin").exists()
 
 
-def test_a_base_that_lacks_a_weight(lab, tmp_path):
-    base = shutil.copytree(lab.base, tmp_path / "base")
+def test_a_base_that_lacks_a_weight(tiny, tmp_path):
+    base = shutil.copytree(tiny.base, tmp_path / "base")
     (weights,) = base.glob("*.safetensors")
     tensors = load_file(weights)
     del tensors["model.layers.0.mlp.up_proj.weight"]
@@ -108,10 +108,10 @@ def test_a_base_that_lacks_a_weight(lab, tmp_path):
     )
 
 
-def test_a_folder_that_is_there_is_never_overwritten(lab, tmp_path):
+def test_a_folder_that_is_there_is_never_overwritten(tiny, tmp_path):
     (tmp_path / "twin").mkdir()
     with pytest.raises(FileExistsError):
-        write_twin(lab.base, tmp_path / "twin")
+        write_twin(tiny.base, tmp_path / "twin")
 
 
 def test_the_index_of_a_sharded_base_still_fits(tmp_path):

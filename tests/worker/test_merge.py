@@ -14,16 +14,15 @@ import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from shared.contract import MergeContract
-from shared.digest import digest_file
+from shared.artifacts.manifests import MANIFEST_NAME, MODEL_MANIFEST_NAME, WEIGHTS_NAME, ModelManifest
+from shared.base_models.weights import read_folder_tensors
+from shared.contract.plan import MergeInputs, MergePlan, MergeRun, PlannedBase
+from shared.contract.sections import MergeContract
 from shared.errors import ArtifactInvalid, Code, InvalidRequest
-from shared.layout import read_folder_tensors
-from shared.manifest import MANIFEST_NAME, WEIGHTS_NAME
-from shared.model_manifest import MODEL_MANIFEST_NAME, ModelManifest
-from shared.planner import MergeInputs, MergePlan, MergeRun, PlannedBase
+from shared.hashing import digest_file
+from worker.child_runtime import EXIT_FAILED
 from worker.merge import merge
-from worker.process import EXIT_FAILED
-from worker.rundir import ERROR_NAME, PLAN_NAME, SUMMARY_NAME, read_json
+from worker.run_folder import ERROR_NAME, PLAN_NAME, SUMMARY_NAME, read_json
 
 IDS = torch.randint(300, 2000, (2, 24), generator=torch.Generator().manual_seed(0))
 
@@ -47,9 +46,9 @@ def adapter(finished) -> Path:
 
 
 @pytest.fixture(scope="module")
-def merged(adapter, lab, tmp_path_factory) -> Path:
+def merged(adapter, tiny, tmp_path_factory) -> Path:
     run_dir = tmp_path_factory.mktemp("merge")
-    merge(merge_run(adapter, lab.base, lab.entry.digests), run_dir)
+    merge(merge_run(adapter, tiny.base, tiny.entry.digests), run_dir)
     return run_dir
 
 
@@ -58,8 +57,8 @@ def logits(model) -> torch.Tensor:
         return model.eval()(IDS).logits
 
 
-def test_merged_logits_are_those_of_base_and_adapter(merged, adapter, lab):
-    base = AutoModelForCausalLM.from_pretrained(lab.base, dtype=torch.float32)
+def test_merged_logits_are_those_of_base_and_adapter(merged, adapter, tiny):
+    base = AutoModelForCausalLM.from_pretrained(tiny.base, dtype=torch.float32)
     plain = logits(base)
     tuned = logits(PeftModel.from_pretrained(base, adapter))
     alone = logits(AutoModelForCausalLM.from_pretrained(merged / "model", dtype=torch.float32))
@@ -68,11 +67,11 @@ def test_merged_logits_are_those_of_base_and_adapter(merged, adapter, lab):
     assert ((alone - tuned).norm() / tuned.norm()).item() < 1e-5
 
 
-def test_merged_weight_is_w_plus_scaled_b_a(merged, adapter, lab):
+def test_merged_weight_is_w_plus_scaled_b_a(merged, adapter, tiny):
     from safetensors.torch import load_file
 
     key = "model.layers.1.mlp.down_proj"
-    base, new = load_file(lab.base / "model.safetensors"), load_file(merged / "model" / "model.safetensors")
+    base, new = load_file(tiny.base / "model.safetensors"), load_file(merged / "model" / "model.safetensors")
     lora = load_file(adapter / WEIGHTS_NAME)
     a, b = (lora[f"base_model.model.{key}.lora_{side}.weight"] for side in "AB")
     expected = base[f"{key}.weight"] + (b @ a) * (8 / 4)
@@ -80,40 +79,40 @@ def test_merged_weight_is_w_plus_scaled_b_a(merged, adapter, lab):
     assert torch.equal(new["model.embed_tokens.weight"], base["model.embed_tokens.weight"])
 
 
-def test_folder_is_complete_and_has_the_bases_tensors(merged, lab):
+def test_folder_is_complete_and_has_the_bases_tensors(merged, tiny):
     folder = merged / "model"
-    base_names = {path.name for path in lab.base.iterdir()}
+    base_names = {path.name for path in tiny.base.iterdir()}
     assert base_names <= {path.name for path in folder.iterdir()}
-    assert read_folder_tensors(folder) == read_folder_tensors(lab.base)
+    assert read_folder_tensors(folder) == read_folder_tensors(tiny.base)
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
-        assert (folder / name).read_bytes() == (lab.base / name).read_bytes()
-    ours, theirs = AutoTokenizer.from_pretrained(folder), AutoTokenizer.from_pretrained(lab.base)
+        assert (folder / name).read_bytes() == (tiny.base / name).read_bytes()
+    ours, theirs = AutoTokenizer.from_pretrained(folder), AutoTokenizer.from_pretrained(tiny.base)
     assert ours.encode("A bug is a mistake.") == theirs.encode("A bug is a mistake.")
     assert "quantization_config" not in json.loads((folder / "config.json").read_text())
 
 
-def test_manifest_and_summary_name_every_file(merged, lab, adapter):
+def test_manifest_and_summary_name_every_file(merged, tiny, adapter):
     folder = merged / "model"
     manifest = ModelManifest.model_validate_json((folder / MODEL_MANIFEST_NAME).read_bytes())
     present = {path.name for path in folder.iterdir()} - {MODEL_MANIFEST_NAME}
     assert manifest.files == {name: digest_file(folder / name) for name in present}
-    assert manifest.base_digests == lab.entry.digests
+    assert manifest.base_digests == tiny.entry.digests
     assert manifest.adapter_id == f"tiny@{digest_file(adapter / MANIFEST_NAME)}"
     summary = read_json(merged / SUMMARY_NAME)
     assert summary["model_digest"] == digest_file(folder / MODEL_MANIFEST_NAME)
     assert summary["files"] == sorted(present)
 
 
-def test_same_inputs_give_the_same_bytes(merged, adapter, lab, tmp_path):
-    merge(merge_run(adapter, lab.base, lab.entry.digests), tmp_path)
+def test_same_inputs_give_the_same_bytes(merged, adapter, tiny, tmp_path):
+    merge(merge_run(adapter, tiny.base, tiny.entry.digests), tmp_path)
     names = {path.name for path in (merged / "model").iterdir()}
     assert {path.name for path in (tmp_path / "model").iterdir()} == names
     for name in names:
         assert digest_file(tmp_path / "model" / name) == digest_file(merged / "model" / name), name
 
 
-def test_bfloat16_is_the_rounded_merge(merged, adapter, lab, tmp_path):
-    merge(merge_run(adapter, lab.base, lab.entry.digests, dtype="bfloat16"), tmp_path)
+def test_bfloat16_is_the_rounded_merge(merged, adapter, tiny, tmp_path):
+    merge(merge_run(adapter, tiny.base, tiny.entry.digests, dtype="bfloat16"), tmp_path)
     assert {info.dtype for info in read_folder_tensors(tmp_path / "model").values()} == {"BF16"}
     small = AutoModelForCausalLM.from_pretrained(tmp_path / "model", dtype=torch.bfloat16).state_dict()
     exact = AutoModelForCausalLM.from_pretrained(merged / "model", dtype=torch.float32).state_dict()
@@ -130,61 +129,61 @@ def refused(run: MergeRun, run_dir: Path) -> Code:
 
 
 @pytest.mark.parametrize("name", ["adapter_model.bin", "step_3.BIN"])
-def test_pickle_is_refused_before_anything_is_parsed(lab, tmp_path, name):
+def test_pickle_is_refused_before_anything_is_parsed(tiny, tmp_path, name):
     folder = tmp_path / "adapter"
     folder.mkdir()
     (folder / name).write_bytes(b"\x80\x04not even pickle")
     (folder / MANIFEST_NAME).write_bytes(b"not even JSON")
-    assert refused(merge_run(folder, lab.base, lab.entry.digests), tmp_path) == Code.MERGE_REJECTS_BURN_BIN
+    assert refused(merge_run(folder, tiny.base, tiny.entry.digests), tmp_path) == Code.MERGE_REJECTS_BURN_BIN
 
 
 @pytest.mark.parametrize("name", [WEIGHTS_NAME, MANIFEST_NAME, "adapter_config.json"])
-def test_tampered_adapter_is_refused(adapter, lab, tmp_path, name):
+def test_tampered_adapter_is_refused(adapter, tiny, tmp_path, name):
     folder = shutil.copytree(adapter, tmp_path / "adapter")
     raw = bytearray((folder / name).read_bytes())
     raw[-3] ^= 1
     (folder / name).write_bytes(raw)
-    run = merge_run(folder, lab.base, lab.entry.digests, digest=digest_file(adapter / MANIFEST_NAME))
+    run = merge_run(folder, tiny.base, tiny.entry.digests, digest=digest_file(adapter / MANIFEST_NAME))
     assert refused(run, tmp_path) == Code.ADAPTER_DIGEST_MISMATCH
 
 
-def test_base_of_another_plan_is_refused(adapter, lab, tmp_path):
-    digests = lab.entry.digests | {"config.json": "0" * 64}
-    assert refused(merge_run(adapter, lab.base, digests), tmp_path) == Code.ADAPTER_BASE_MISMATCH
+def test_base_of_another_plan_is_refused(adapter, tiny, tmp_path):
+    digests = tiny.entry.digests | {"config.json": "0" * 64}
+    assert refused(merge_run(adapter, tiny.base, digests), tmp_path) == Code.ADAPTER_BASE_MISMATCH
 
 
-def test_another_model_of_the_same_shape_is_refused(adapter, llama_lab, tmp_path):
-    run = merge_run(adapter, llama_lab.base, llama_lab.entry.digests)
+def test_another_model_of_the_same_shape_is_refused(adapter, tiny_llama, tmp_path):
+    run = merge_run(adapter, tiny_llama.base, tiny_llama.entry.digests)
     assert refused(run, tmp_path) == Code.ADAPTER_BASE_MISMATCH
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "config.json", "chat_template.jinja"])
-def test_tampered_base_is_refused(adapter, lab, tmp_path, name):
-    base = shutil.copytree(lab.base, tmp_path / "base")
+def test_tampered_base_is_refused(adapter, tiny, tmp_path, name):
+    base = shutil.copytree(tiny.base, tmp_path / "base")
     raw = bytearray((base / name).read_bytes())
     raw[-3] ^= 1
     (base / name).write_bytes(raw)
-    assert refused(merge_run(adapter, base, lab.entry.digests), tmp_path) == Code.MERGE_BASE_DIGEST_MISMATCH
+    assert refused(merge_run(adapter, base, tiny.entry.digests), tmp_path) == Code.MERGE_BASE_DIGEST_MISMATCH
 
 
-def test_missing_base_file_is_refused(adapter, lab, tmp_path):
-    base = shutil.copytree(lab.base, tmp_path / "base")
+def test_missing_base_file_is_refused(adapter, tiny, tmp_path):
+    base = shutil.copytree(tiny.base, tmp_path / "base")
     (base / "generation_config.json").unlink()
-    assert refused(merge_run(adapter, base, lab.entry.digests), tmp_path) == Code.MERGE_BASE_DIGEST_MISMATCH
+    assert refused(merge_run(adapter, base, tiny.entry.digests), tmp_path) == Code.MERGE_BASE_DIGEST_MISMATCH
 
 
-def test_llama_merges_too(llama_lab, tmp_path):
-    run = llama_lab.plan_run(tmp_path, exec={"epochs": 1})
-    adapter = llama_lab.train(run, tmp_path / "run") / "adapter"
-    merge(merge_run(adapter, llama_lab.base, llama_lab.entry.digests), tmp_path)
-    base = AutoModelForCausalLM.from_pretrained(llama_lab.base, dtype=torch.float32)
+def test_llama_merges_too(tiny_llama, tmp_path):
+    run = tiny_llama.plan_run(tmp_path, exec={"epochs": 1})
+    adapter = tiny_llama.train(run, tmp_path / "run") / "adapter"
+    merge(merge_run(adapter, tiny_llama.base, tiny_llama.entry.digests), tmp_path)
+    base = AutoModelForCausalLM.from_pretrained(tiny_llama.base, dtype=torch.float32)
     tuned = logits(PeftModel.from_pretrained(base, adapter))
     alone = logits(AutoModelForCausalLM.from_pretrained(tmp_path / "model", dtype=torch.float32))
     assert ((alone - tuned).norm() / tuned.norm()).item() < 1e-5
 
 
-def test_the_process_tells_a_refusal_in_its_error_file(adapter, lab, tmp_path):
-    run = merge_run(adapter, lab.base, lab.entry.digests | {"config.json": "0" * 64})
+def test_the_process_tells_a_refusal_in_its_error_file(adapter, tiny, tmp_path):
+    run = merge_run(adapter, tiny.base, tiny.entry.digests | {"config.json": "0" * 64})
     (tmp_path / PLAN_NAME).write_text(run.model_dump_json())
     command = [sys.executable, "-m", "worker.merge", str(tmp_path / PLAN_NAME), str(tmp_path)]
     environment = {key: value for key, value in os.environ.items() if key != "MENS_PARENT_PID"}

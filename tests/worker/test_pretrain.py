@@ -9,7 +9,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 
-from worker.pretrain import VOCAB_SIZE, Family, build_base, read_corpus
+from shared.base_models.families import TINY_FAMILIES, Family
+from worker.pretrain import VOCAB_SIZE, build_base, read_corpus
 
 CORPUS = Path(__file__).parents[2] / "examples" / "base_corpus.jsonl"
 STEPS = 3
@@ -51,7 +52,7 @@ def test_every_file_can_be_read_by_another_user(base: Path) -> None:
     assert {file.stat().st_mode & 0o777 for file in base.iterdir()} == {0o644}
 
 
-@pytest.mark.parametrize("family", ["qwen3", "llama"])
+@pytest.mark.parametrize("family", TINY_FAMILIES)
 def test_model_loads_in_fp32_with_tied_embeddings(tmp_path: Path, family: Family) -> None:
     build_base(tmp_path / "base", CORPUS, family=family, steps=1)
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "base")

@@ -13,18 +13,17 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 import worker.score
-from shared.contract import AdapterSection, DeviceSection
+from shared.artifacts.manifests import WEIGHTS_NAME
+from shared.contract.sections import AdapterSection, DeviceSection
 from shared.errors import ArtifactInvalid, Code
-from shared.manifest import WEIGHTS_NAME
-from tests.shared.tiny_models import RAW, save
-from worker.engine import Ending, Engine
-from worker.process import EXIT_FAILED
-from worker.rundir import read_json, write_json
+from tests.support.tiny_models import RAW, save
+from worker.child_runtime import EXIT_FAILED
+from worker.jobs.child_process import ChildProcess, ExitReason
+from worker.run_folder import SCORES_NAME, ScoreRun, read_json, write_json
 from worker.score import load, main
-from worker.score_run import SCORES_NAME, ScoreRun
-from worker.training.model import attach_lora
-from worker.training.names import COMPOSITE, renamed
-from worker.training.scoring import score_probes
+from worker.training.model.layer_names import COMPOSITE, renamed
+from worker.training.model.load import attach_lora
+from worker.training.probes import score_probes
 
 
 def with_effect(model):
@@ -37,14 +36,14 @@ def with_effect(model):
 
 
 @pytest.fixture(scope="module")
-def run(lab, tokenizer, tmp_path_factory):
+def run(tiny, tokenizer, tmp_path_factory):
     """A score run of an adapter with an effect, on its full-precision base."""
     folder = tmp_path_factory.mktemp("adapter")
-    with_effect(AutoModelForCausalLM.from_pretrained(lab.base, dtype=torch.float32)).save_pretrained(folder)
+    with_effect(AutoModelForCausalLM.from_pretrained(tiny.base, dtype=torch.float32)).save_pretrained(folder)
     ids = [tokenizer(text)["input_ids"] for text in ("What is a bug? A mistake.", "A file is bytes with a name.")]
     probes = [{"token_ids": one, "positions": list(range(2, len(one)))} for one in ids]
     write_json(folder / "probes.json", {"probes": probes})
-    paths = {"base": str(lab.base), "adapter": str(folder), "probes": str(folder / "probes.json")}
+    paths = {"base": str(tiny.base), "adapter": str(folder), "probes": str(folder / "probes.json")}
     return ScoreRun(**paths, dtype="float32", device=DeviceSection())
 
 
@@ -62,11 +61,11 @@ def expected_scores(run):
 
 def test_scores_are_those_of_the_plain_way(run, tmp_path):
     (tmp_path / "plan.json").write_text(run.model_dump_json())
-    engine = Engine("worker.score", tmp_path, threads=1)
+    engine = ChildProcess("worker.score", tmp_path, threads=1)
     while engine.wait(0.5) is None:
         pass
     engine.close()
-    assert engine.ending() is Ending.COMPLETE
+    assert engine.ending() is ExitReason.COMPLETE
     found = json.loads((tmp_path / SCORES_NAME).read_text())["scores"]
     assert len(found) == 2
     for mine, theirs in zip(found, expected_scores(run), strict=True):

@@ -8,21 +8,20 @@ from pathlib import Path
 
 import pytest
 
-from shared.contract import FineTuneContract
+from shared.contract.sections import FineTuneContract
 from shared.errors import Code, JobFailed
-from tests.worker.conftest import contract_for
-from worker.engine import Ending, Engine, count_processes, visible_gpus
-from worker.rundir import ENDING_NAME, ERROR_NAME, LOG_NAME, TELEMETRY_NAME, read_json, write_json
+from tests.support.training_runs import contract_for
+from worker.jobs.child_process import ChildProcess, ExitReason, count_processes, visible_gpus
+from worker.run_folder import ENDING_NAME, ERROR_NAME, LOG_NAME, TELEMETRY_NAME, read_json, write_json
 
-pytestmark = pytest.mark.engine  # torchrun loads torch
 PATIENCE = 60
 
 HEAD = """
 from shared.errors import Code, JobFailed
-from worker.process import *
-from worker.process import announce
+from worker.child_runtime import *
+from worker.child_runtime import announce
 rank = int(os.environ['RANK'])
-die_with_worker()
+exit_with_worker()
 time.sleep(0.5 * (1 - rank))  # signals come before the first process can take them
 stop = StopSignals()
 announce(run_dir)
@@ -34,7 +33,7 @@ def told_to():
     while not (run_dir / 'stop').exists():
         time.sleep(0.05)
     raise StopRequested(int((run_dir / 'stop').read_text()))
-tell('ready', rank=rank, pid=os.getpid(), threads=os.environ['OMP_NUM_THREADS'], argv=sys.argv[3:])
+emit('ready', rank=rank, pid=os.getpid(), threads=os.environ['OMP_NUM_THREADS'], argv=sys.argv[3:])
 """
 TAIL = "\nsys.exit(run_engine(work, run_dir))\n"
 AGREES = """
@@ -52,13 +51,13 @@ def work():
 
 
 @pytest.fixture
-def start(fake_engine, tmp_path):
+def start(fake_trainer, tmp_path):
     engines = []
     (tmp_path / "run").mkdir()
 
-    def begin(work: str, **more) -> Engine:
-        module = fake_engine(HEAD + work + TAIL)
-        engines.append(Engine(module, tmp_path / "run", processes=2, **more))
+    def begin(work: str, **more) -> ChildProcess:
+        module = fake_trainer(HEAD + work + TAIL)
+        engines.append(ChildProcess(module, tmp_path / "run", processes=2, **more))
         return engines[-1]
 
     yield begin
@@ -74,7 +73,7 @@ def until(condition, what: str):
     return value
 
 
-def ready(engine: Engine) -> list[dict]:
+def ready(engine: ChildProcess) -> list[dict]:
     """What both processes say of themselves, once they are there."""
 
     def both():
@@ -89,12 +88,12 @@ def ready(engine: Engine) -> list[dict]:
     return until(both, "both processes are there")
 
 
-def ended(engine: Engine) -> Ending:
+def ended(engine: ChildProcess) -> ExitReason:
     assert engine.wait(PATIENCE) is not None, (engine.run_dir / LOG_NAME).read_text()
     return engine.ending()
 
 
-def failure(engine: Engine) -> JobFailed:
+def failure(engine: ChildProcess) -> JobFailed:
     with pytest.raises(JobFailed) as failed:
         ended(engine)
     return failed.value
@@ -109,17 +108,17 @@ def gone(pid: int) -> bool:
 
 def test_both_end_well(start, tmp_path):
     engine = start("work = lambda: None", threads=4, cache=tmp_path / "cache")
-    assert ended(engine) is Ending.COMPLETE
+    assert ended(engine) is ExitReason.COMPLETE
     assert [(one["threads"], one["argv"]) for one in ready(engine)] == [("2", ["--cache", str(tmp_path / "cache")])] * 2
     assert read_json(engine.run_dir / ENDING_NAME) is None
 
 
-@pytest.mark.parametrize(("checkpoint", "ending"), [(True, Ending.PAUSED), (False, Ending.CANCELLED)])
+@pytest.mark.parametrize(("checkpoint", "ending"), [(True, ExitReason.PAUSED), (False, ExitReason.CANCELLED)])
 def test_a_signal_reaches_the_first_process_whenever_it_is_sent(start, checkpoint, ending):
     engine = start(AGREES)
     children = Path(f"/proc/{engine.pid}/task/{engine.pid}/children")
     until(children.read_text, "torchrun has started them")
-    engine.ask_to_stop(checkpoint=checkpoint, grace_seconds=PATIENCE)
+    engine.request_stop(checkpoint=checkpoint, grace_seconds=PATIENCE)
     assert ended(engine) is ending
 
 
@@ -185,10 +184,10 @@ def contract(device: str = "best", **exec_: int) -> FineTuneContract:
     ("asked", "gpus", "count"), [(1, 4, 1), (0, 4, 4), (0, 0, 1), (3, 0, 3), (2, 4, 2), (16, 0, 8)]
 )
 def test_processes_of_a_run(monkeypatch, asked, gpus, count):
-    monkeypatch.setattr("worker.engine.visible_gpus", lambda: gpus)
+    monkeypatch.setattr("worker.jobs.child_process.visible_gpus", lambda: gpus)
     assert count_processes(asked, contract(batch_size=2, grad_accum=4)) == count
 
 
 def test_a_job_on_the_cpu_counts_no_gpus(monkeypatch):
-    monkeypatch.setattr("worker.engine.visible_gpus", lambda: 4)
+    monkeypatch.setattr("worker.jobs.child_process.visible_gpus", lambda: 4)
     assert count_processes(0, contract("cpu", batch_size=8)) == 1

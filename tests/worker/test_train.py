@@ -16,12 +16,12 @@ import torch
 
 import worker.train
 import worker.training.step
-from shared.digest import digest_file
+from shared.artifacts.manifests import CONFIG_NAME, MANIFEST_NAME, WEIGHTS_NAME
 from shared.errors import Code, DatasetInvalid, JobFailed
-from shared.manifest import CONFIG_NAME, MANIFEST_NAME, WEIGHTS_NAME
-from tests.worker.conftest import ROWS
-from worker.process import EXIT_CANCELLED, EXIT_FAILED, EXIT_PAUSED, StopRequested
-from worker.rundir import (
+from shared.hashing import digest_file
+from tests.support.training_runs import ROWS
+from worker.child_runtime import EXIT_CANCELLED, EXIT_FAILED, EXIT_PAUSED, StopRequested
+from worker.run_folder import (
     ADAPTER_FOLDER,
     ERROR_NAME,
     METRICS_NAME,
@@ -33,7 +33,7 @@ from worker.rundir import (
     list_checkpoints,
     read_json,
 )
-from worker.training.telemetry import METRIC_COLUMNS
+from worker.training.reporting.telemetry import METRIC_COLUMNS
 
 ADAPTER_FILES = (WEIGHTS_NAME, CONFIG_NAME, MANIFEST_NAME)
 ENGINE_SECONDS = 60
@@ -62,41 +62,41 @@ def metrics(run_dir: Path) -> list[dict[str, str]]:
 # -- learning ---------------------------------------------------------------------------------------------------------
 
 
-def test_golden_losses(lab, tmp_path):
-    run = lab.plan_run(tmp_path, exec={"epochs": 2, "learning_rate": 1e-3})
-    assert losses(lab.train(run, tmp_path / "run")) == pytest.approx(GOLDEN_LOSSES, rel=2e-3)
+def test_golden_losses(tiny, tmp_path):
+    run = tiny.plan_run(tmp_path, exec={"epochs": 2, "learning_rate": 1e-3})
+    assert losses(tiny.train(run, tmp_path / "run")) == pytest.approx(GOLDEN_LOSSES, rel=2e-3)
 
 
-def test_the_loss_falls(lab, tmp_path):
-    run = lab.plan_run(tmp_path, exec={"epochs": 12, "batch_size": 6, "warmup_steps": 2})
-    seen = losses(lab.train(run, tmp_path / "run"))
+def test_the_loss_falls(tiny, tmp_path):
+    run = tiny.plan_run(tmp_path, exec={"epochs": 12, "batch_size": 6, "warmup_steps": 2})
+    seen = losses(tiny.train(run, tmp_path / "run"))
     assert len(seen) == 12
     assert seen[-1] < 0.8 * seen[0]
 
 
-def test_the_same_plan_gives_the_same_bytes(lab, tmp_path):
-    run = lab.plan_run(tmp_path, adapter={"dropout": 0.2}, data={"validation_split_ratio": 0.34})
-    one, other = (adapter_digests(lab.train(run, tmp_path / name)) for name in ("one", "other"))
+def test_the_same_plan_gives_the_same_bytes(tiny, tmp_path):
+    run = tiny.plan_run(tmp_path, adapter={"dropout": 0.2}, data={"validation_split_ratio": 0.34})
+    one, other = (adapter_digests(tiny.train(run, tmp_path / name)) for name in ("one", "other"))
     assert one == other
 
 
-def test_another_seed_gives_another_adapter(lab, tmp_path):
-    runs = [lab.plan_run(tmp_path / str(seed), exec={"epochs": 1, "seed": seed}) for seed in (1, 2)]
-    one, other = (adapter_digests(lab.train(run, tmp_path / f"r{i}")) for i, run in enumerate(runs))
+def test_another_seed_gives_another_adapter(tiny, tmp_path):
+    runs = [tiny.plan_run(tmp_path / str(seed), exec={"epochs": 1, "seed": seed}) for seed in (1, 2)]
+    one, other = (adapter_digests(tiny.train(run, tmp_path / f"r{i}")) for i, run in enumerate(runs))
     assert one[WEIGHTS_NAME] != other[WEIGHTS_NAME]
 
 
 @pytest.mark.parametrize(("batch_size", "grad_accum"), [(1, 6), (2, 3), (3, 2)])
-def test_accumulation_trains_what_one_large_batch_trains(lab, tmp_path, batch_size, grad_accum):
+def test_accumulation_trains_what_one_large_batch_trains(tiny, tmp_path, batch_size, grad_accum):
     def train(name: str, **exec_: int) -> list[float]:
-        run = lab.plan_run(tmp_path / name, exec={"epochs": 3, **exec_})
-        return losses(lab.train(run, tmp_path / name / "run"))
+        run = tiny.plan_run(tmp_path / name, exec={"epochs": 3, **exec_})
+        return losses(tiny.train(run, tmp_path / name / "run"))
 
     parts = train("parts", batch_size=batch_size, grad_accum=grad_accum)
     assert parts == pytest.approx(train("whole", batch_size=6, grad_accum=1), rel=1e-4)
 
 
-def test_a_large_gradient_is_clipped(lab, tmp_path, monkeypatch):
+def test_a_large_gradient_is_clipped(tiny, tmp_path, monkeypatch):
     seen = []
     clip = torch.nn.utils.clip_grad_norm_
 
@@ -107,34 +107,34 @@ def test_a_large_gradient_is_clipped(lab, tmp_path, monkeypatch):
         return before
 
     monkeypatch.setattr(torch.nn.utils, "clip_grad_norm_", watch)
-    run = lab.plan_run(tmp_path, exec={"epochs": 1, "max_grad_norm": 0.05})
-    run_dir = lab.train(run, tmp_path / "run")
+    run = tiny.plan_run(tmp_path, exec={"epochs": 1, "max_grad_norm": 0.05})
+    run_dir = tiny.train(run, tmp_path / "run")
     assert all(before > 0.05 and after == pytest.approx(0.05, rel=1e-3) for before, after in seen)
     assert [step["grad_norm"] for step in telemetry(run_dir, "step")] == [before for before, _ in seen]
 
 
-def test_warm_up_and_cosine_are_used(lab, tmp_path):
-    run = lab.plan_run(tmp_path, exec={"epochs": 20, "batch_size": 6, "warmup_steps": 100, "learning_rate": 0.01})
-    rates = [step["learning_rate"] for step in telemetry(lab.train(run, tmp_path / "run"), "step")]
+def test_warm_up_and_cosine_are_used(tiny, tmp_path):
+    run = tiny.plan_run(tmp_path, exec={"epochs": 20, "batch_size": 6, "warmup_steps": 100, "learning_rate": 0.01})
+    rates = [step["learning_rate"] for step in telemetry(tiny.train(run, tmp_path / "run"), "step")]
     assert rates[:3] == pytest.approx([0.005, 0.01, 0.01])
     assert rates[-1] == pytest.approx(0.01 * 0.5 * (1 + torch.cos(torch.tensor(torch.pi * 17 / 18)).item()), rel=1e-4)
 
 
-def test_low_ratings_are_left_out(lab, tmp_path):
+def test_low_ratings_are_left_out(tiny, tmp_path):
     rows = [{"prompt": f"Q{n}", "response": "A", "rating": n} for n in range(1, 6)] + [{"prompt": "Q", "response": "A"}]
-    run = lab.plan_run(tmp_path, rows, exec={"epochs": 1}, data={"min_rating": 4})
-    assert telemetry(lab.train(run, tmp_path / "run"), "train_start")[0]["pairs_loaded"] == 3
+    run = tiny.plan_run(tmp_path, rows, exec={"epochs": 1}, data={"min_rating": 4})
+    assert telemetry(tiny.train(run, tmp_path / "run"), "train_start")[0]["pairs_loaded"] == 3
 
 
-def test_last_k_is_used(lab, tmp_path):
-    run = lab.plan_run(tmp_path, exec={"epochs": 1, "qlora_ce_last_k": 1})
-    steps = telemetry(lab.train(run, tmp_path / "run"), "step")
+def test_last_k_is_used(tiny, tmp_path):
+    run = tiny.plan_run(tmp_path, exec={"epochs": 1, "qlora_ce_last_k": 1})
+    steps = telemetry(tiny.train(run, tmp_path / "run"), "step")
     assert [step["valid_tokens"] for step in steps] == [2, 2, 2]
 
 
-def test_held_out_rows_are_not_trained_on(lab, tmp_path):
-    run = lab.plan_run(tmp_path, exec={"epochs": 1}, data={"validation_split_ratio": 0.5})
-    run_dir = lab.train(run, tmp_path / "run")
+def test_held_out_rows_are_not_trained_on(tiny, tmp_path):
+    run = tiny.plan_run(tmp_path, exec={"epochs": 1}, data={"validation_split_ratio": 0.5})
+    run_dir = tiny.train(run, tmp_path / "run")
     start = telemetry(run_dir, "train_start")[0]
     assert (start["pairs_loaded"], start["validation_pairs"]) == (3, 3)
     assert len(losses(run_dir)) == 2
@@ -147,17 +147,17 @@ def poison(monkeypatch, from_step: int, to_step: int = 10_000) -> None:
     """Make the loss NaN in some optimizer steps."""
     real, calls = worker.training.step.accumulate_gradients, iter(range(1, 100_000))
 
-    def accumulate(model, batches, device, mass):
-        score = real(model, batches, device, mass)
+    def accumulate(model, batches, device, weight_sum):
+        score = real(model, batches, device, weight_sum)
         return score._replace(loss=float("nan")) if from_step <= next(calls) <= to_step else score
 
     monkeypatch.setattr(worker.training.step, "accumulate_gradients", accumulate)
 
 
-def test_a_loss_that_stays_not_finite_ends_the_run(lab, tmp_path, monkeypatch):
+def test_a_loss_that_stays_not_finite_ends_the_run(tiny, tmp_path, monkeypatch):
     poison(monkeypatch, from_step=2)
     with pytest.raises(JobFailed) as failed:
-        lab.train(lab.plan_run(tmp_path, exec={"epochs": 4}), tmp_path / "run")
+        tiny.train(tiny.plan_run(tmp_path, exec={"epochs": 4}), tmp_path / "run")
     assert failed.value.code == Code.LOSS_NOT_FINITE
     assert "step 4" in failed.value.message
     assert not failed.value.retryable
@@ -165,10 +165,10 @@ def test_a_loss_that_stays_not_finite_ends_the_run(lab, tmp_path, monkeypatch):
     assert not (tmp_path / "run" / SUMMARY_NAME).exists()
 
 
-def test_a_step_that_is_not_finite_changes_nothing_and_is_told_as_null(lab, tmp_path, monkeypatch):
-    plan = lab.plan_run(tmp_path, exec={"epochs": 1, "batch_size": 3})
+def test_a_step_that_is_not_finite_changes_nothing_and_is_told_as_null(tiny, tmp_path, monkeypatch):
+    plan = tiny.plan_run(tmp_path, exec={"epochs": 1, "batch_size": 3})
     poison(monkeypatch, from_step=1, to_step=2)
-    run_dir = lab.train(plan, tmp_path / "run")
+    run_dir = tiny.train(plan, tmp_path / "run")
     assert losses(run_dir) == [None, None]
     from safetensors.torch import load_file
 
@@ -176,13 +176,13 @@ def test_a_step_that_is_not_finite_changes_nothing_and_is_told_as_null(lab, tmp_
     assert not any(tensor.any() for key, tensor in tensors.items() if "lora_B" in key)
 
 
-def test_a_validation_that_is_not_finite_does_not_crash_the_run(lab, tmp_path, monkeypatch):
+def test_a_validation_that_is_not_finite_does_not_crash_the_run(tiny, tmp_path, monkeypatch):
     real = worker.train.evaluate
     monkeypatch.setattr(worker.train, "evaluate", lambda *args: real(*args)._replace(loss=float("nan")))
-    from worker.progress import to_events
+    from worker.jobs.progress import to_events
 
     rows = [{"prompt": "Q", "response": "A"}]
-    run_dir = lab.train(lab.plan_run(tmp_path, validation=rows, exec={"epochs": 1}), tmp_path / "run")
+    run_dir = tiny.train(tiny.plan_run(tmp_path, validation=rows, exec={"epochs": 1}), tmp_path / "run")
     assert telemetry(run_dir, "validation")[-1]["val_loss"] is None
     assert to_events(telemetry(run_dir))
 
@@ -198,26 +198,26 @@ FORGOTTEN = {
 """Only its first answer is learnt, and within 24 tokens from the end that is cut off."""
 
 
-def test_nothing_to_learn_within_seq_len(lab, tmp_path):
+def test_nothing_to_learn_within_seq_len(tiny, tmp_path):
     with pytest.raises(DatasetInvalid) as refused:
-        lab.train(lab.plan_run(tmp_path, [FORGOTTEN, FORGOTTEN], exec={"seq_len": 24}), tmp_path / "run")
+        tiny.train(tiny.plan_run(tmp_path, [FORGOTTEN, FORGOTTEN], exec={"seq_len": 24}), tmp_path / "run")
     assert refused.value.code == Code.NOTHING_SUPERVISED
     assert "lines 1, 2" in refused.value.message
 
 
-def test_rows_with_nothing_to_learn_are_counted_and_named(lab, tmp_path):
+def test_rows_with_nothing_to_learn_are_counted_and_named(tiny, tmp_path):
     rows = [*ROWS[:2], FORGOTTEN, ROWS[3], FORGOTTEN, ROWS[4]]
-    run_dir = lab.train(lab.plan_run(tmp_path, rows, exec={"epochs": 1, "seq_len": 24}), tmp_path / "run")
+    run_dir = tiny.train(tiny.plan_run(tmp_path, rows, exec={"epochs": 1, "seq_len": 24}), tmp_path / "run")
     start = telemetry(run_dir, "train_start")[0]
     assert (start["skip_no_supervised_positions"], start["planned_optimizer_steps_total"]) == (2, 2)
     assert len(losses(run_dir)) == 2
     assert read_json(run_dir / TRAINING_MANIFEST_NAME)["skipped_lines"] == [3, 5]
 
 
-def test_early_stopping_ends_a_run_that_gets_no_better(lab, tmp_path):
+def test_early_stopping_ends_a_run_that_gets_no_better(tiny, tmp_path):
     """At this rate the held-out row is soon further away; the run ends by itself, whole."""
     exec_ = {"epochs": 30, "batch_size": 6, "learning_rate": 0.05, "early_stopping_patience": 2}
-    run_dir = lab.train(lab.plan_run(tmp_path, validation=HELD_OUT, exec=exec_), tmp_path / "run")
+    run_dir = tiny.train(tiny.plan_run(tmp_path, validation=HELD_OUT, exec=exec_), tmp_path / "run")
     steps = losses(run_dir)
     assert 3 <= len(steps) < 30
     assert read_json(run_dir / SUMMARY_NAME)["optimizer_step_count"] == len(steps)
@@ -253,16 +253,16 @@ HELD_OUT = [{"prompt": "What is a fix?", "response": "A change."}]
 
 @pytest.mark.parametrize("validation", [None, HELD_OUT], ids=["no validation", "validation"])
 @pytest.mark.parametrize("stop_after", [1, 3, 4])
-def test_resumed_run_is_the_uninterrupted_run(lab, tmp_path, stop_after, validation):
-    run = lab.plan_run(tmp_path, validation=validation, **LONG_RUN)
-    whole = lab.train(run, tmp_path / "whole")
+def test_resumed_run_is_the_uninterrupted_run(tiny, tmp_path, stop_after, validation):
+    run = tiny.plan_run(tmp_path, validation=validation, **LONG_RUN)
+    whole = tiny.train(run, tmp_path / "whole")
     with pytest.raises(StopRequested) as stopped:
-        lab.train(run, tmp_path / "first", stop=StopAfter(stop_after, pause=True))
+        tiny.train(run, tmp_path / "first", stop=StopAfter(stop_after, pause=True))
     assert stopped.value.exit_code == EXIT_PAUSED
     checkpoint = list_checkpoints(tmp_path / "first")[-1]
     assert checkpoint.name == f"step-{stop_after:08d}"
     torch.rand(7)  # the process that resumes has drawn other numbers before
-    second = lab.train(run, tmp_path / "second", resume=checkpoint)
+    second = tiny.train(run, tmp_path / "second", resume=checkpoint)
     assert adapter_digests(second) == adapter_digests(whole)
     assert losses(tmp_path / "first") + losses(second) == losses(whole)
     told = telemetry(second, "train_start")[0]
@@ -274,37 +274,37 @@ def test_resumed_run_is_the_uninterrupted_run(lab, tmp_path, stop_after, validat
     assert train_rows[0] == train_rows[1]
 
 
-def test_resume_from_a_checkpoint_on_the_way_is_the_uninterrupted_run(lab, tmp_path):
-    run = lab.plan_run(tmp_path, validation=HELD_OUT, **LONG_RUN)
-    whole = lab.train(run, tmp_path / "whole")
+def test_resume_from_a_checkpoint_on_the_way_is_the_uninterrupted_run(tiny, tmp_path):
+    run = tiny.plan_run(tmp_path, validation=HELD_OUT, **LONG_RUN)
+    whole = tiny.train(run, tmp_path / "whole")
     oldest = list_checkpoints(whole)[0]
-    assert adapter_digests(lab.train(run, tmp_path / "second", resume=oldest)) == adapter_digests(whole)
+    assert adapter_digests(tiny.train(run, tmp_path / "second", resume=oldest)) == adapter_digests(whole)
 
 
-def test_pause_in_the_last_step_loses_nothing(lab, tmp_path):
-    run = lab.plan_run(tmp_path, **LONG_RUN)
+def test_pause_in_the_last_step_loses_nothing(tiny, tmp_path):
+    run = tiny.plan_run(tmp_path, **LONG_RUN)
     with pytest.raises(StopRequested):
-        lab.train(run, tmp_path / "first", stop=StopAfter(9, pause=True))
-    second = lab.train(run, tmp_path / "second", resume=list_checkpoints(tmp_path / "first")[-1])
+        tiny.train(run, tmp_path / "first", stop=StopAfter(9, pause=True))
+    second = tiny.train(run, tmp_path / "second", resume=list_checkpoints(tmp_path / "first")[-1])
     assert losses(second) == []
-    assert adapter_digests(second) == adapter_digests(lab.train(run, tmp_path / "whole"))
+    assert adapter_digests(second) == adapter_digests(tiny.train(run, tmp_path / "whole"))
 
 
-def test_cancel_writes_no_checkpoint(lab, tmp_path):
+def test_cancel_writes_no_checkpoint(tiny, tmp_path):
     with pytest.raises(StopRequested) as stopped:
-        lab.train(lab.plan_run(tmp_path), tmp_path / "run", stop=StopAfter(1, pause=False))
+        tiny.train(tiny.plan_run(tmp_path), tmp_path / "run", stop=StopAfter(1, pause=False))
     assert stopped.value.exit_code == EXIT_CANCELLED
     assert len(losses(tmp_path / "run")) == 1
     assert list_checkpoints(tmp_path / "run") == []
     assert not (tmp_path / "run" / ADAPTER_FOLDER).exists()
 
 
-def test_checkpoint_of_another_plan_is_refused(lab, tmp_path):
-    run = lab.plan_run(tmp_path, exec={"epochs": 1, "checkpoint_every": 1})
-    checkpoint = list_checkpoints(lab.train(run, tmp_path / "one"))[0]
-    other = lab.plan_run(tmp_path, exec={"epochs": 1, "checkpoint_every": 1, "learning_rate": 0.02})
+def test_checkpoint_of_another_plan_is_refused(tiny, tmp_path):
+    run = tiny.plan_run(tmp_path, exec={"epochs": 1, "checkpoint_every": 1})
+    checkpoint = list_checkpoints(tiny.train(run, tmp_path / "one"))[0]
+    other = tiny.plan_run(tmp_path, exec={"epochs": 1, "checkpoint_every": 1, "learning_rate": 0.02})
     with pytest.raises(JobFailed) as failed:
-        lab.train(other, tmp_path / "other", resume=checkpoint)
+        tiny.train(other, tmp_path / "other", resume=checkpoint)
     assert failed.value.code == Code.CHECKPOINT_MISMATCH
 
 
@@ -330,15 +330,15 @@ def test_a_run_leaves_every_file(finished):
     assert {path.name for path in (finished.run_dir / ADAPTER_FOLDER).iterdir()} == set(ADAPTER_FILES)
 
 
-def test_the_summary_is_written_last(lab, tmp_path, monkeypatch):
+def test_the_summary_is_written_last(tiny, tmp_path, monkeypatch):
     def fail(*_: object) -> None:
         raise OSError("disk full")
 
-    run = lab.plan_run(tmp_path, exec={"epochs": 1})
+    run = tiny.plan_run(tmp_path, exec={"epochs": 1})
     for step in ("save_adapter", "write_probes"):
         with monkeypatch.context() as patch, pytest.raises(OSError, match="disk full"):
             patch.setattr(worker.train, step, fail)
-            lab.train(run, tmp_path / step)
+            tiny.train(run, tmp_path / step)
         assert not (tmp_path / step / SUMMARY_NAME).exists()
 
 
@@ -390,9 +390,9 @@ def signal_in_mid_run(process: subprocess.Popen, run_dir: Path, number: signal.S
 
 
 @pytest.fixture(scope="module")
-def endless(lab, tmp_path_factory):
+def endless(tiny, tmp_path_factory):
     """A run that does not end by itself within any patience."""
-    return lab.plan_run(tmp_path_factory.mktemp("endless"), exec={"epochs": 1000, "checkpoint_every": 100_000})
+    return tiny.plan_run(tmp_path_factory.mktemp("endless"), exec={"epochs": 1000, "checkpoint_every": 100_000})
 
 
 def test_sigterm_cancels(endless, tmp_path):
@@ -408,8 +408,8 @@ def test_sigusr1_pauses_with_a_checkpoint(endless, tmp_path):
     assert not (tmp_path / ERROR_NAME).exists()
 
 
-def test_bad_data_ends_with_a_coded_error(lab, tmp_path):
-    run = lab.plan_run(tmp_path)
+def test_bad_data_ends_with_a_coded_error(tiny, tmp_path):
+    run = tiny.plan_run(tmp_path)
     Path(run.inputs.train).write_text('{"prompt": "Q", "response": "A"}\n{"prompt": "Q"}\n')
     process = start(run, tmp_path / "run")
     output = process.communicate(timeout=ENGINE_SECONDS)[0].decode()
@@ -421,9 +421,9 @@ def test_bad_data_ends_with_a_coded_error(lab, tmp_path):
     assert "DATASET_LINE_INVALID" in output
 
 
-def test_the_process_trains_what_the_function_trains(lab, tmp_path):
-    run = lab.plan_run(tmp_path, exec={"epochs": 1})
+def test_the_process_trains_what_the_function_trains(tiny, tmp_path):
+    run = tiny.plan_run(tmp_path, exec={"epochs": 1})
     process = start(run, tmp_path / "process")
     output = process.communicate(timeout=ENGINE_SECONDS)[0].decode()
     assert process.returncode == 0, output
-    assert adapter_digests(tmp_path / "process") == adapter_digests(lab.train(run, tmp_path / "function"))
+    assert adapter_digests(tmp_path / "process") == adapter_digests(tiny.train(run, tmp_path / "function"))

@@ -1,4 +1,4 @@
-"""One attempt at a job: what every kind of job needs while it works, and how it hears that it must stop."""
+"""One attempt at a job: its folders, its reports to the database, its child process, and requests to stop."""
 
 from __future__ import annotations
 
@@ -7,28 +7,28 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from shared.catalog import load_catalog, verify_model_folder
+from shared.artifacts.storage import Storage
+from shared.base_models.catalog import load_catalog, verify_model_folder
+from shared.base_models.hub import locate
+from shared.contract.plan import PlannedBase
+from shared.database.job_states import Stage
+from shared.database.leases import Lease, Leases
+from shared.database.records import NewEvent
 from shared.errors import LeaseLost, Unavailable
-from shared.hub import locate
-from shared.job import NewEvent
-from shared.jobstate import Stage
-from shared.lease import Lease, LeaseLedger
-from shared.planner import PlannedBase
-from shared.storage import Storage
-from worker.engine import Ending, Engine
-from worker.lease_keeper import LeaseKeeper
-from worker.progress import to_events, to_progress
+from worker.jobs.child_process import ChildProcess, ExitReason
+from worker.jobs.heartbeat import LeaseKeeper
+from worker.jobs.progress import to_events, to_progress
 from worker.settings import WorkerSettings
 
 POLL_SECONDS = 0.2
 
 
 class Stopped(Exception):
-    """The attempt ended because it was asked to, and how far it got."""
+    """The attempt ended because a stop was requested, cancelled or with a checkpoint."""
 
-    def __init__(self, ending: Ending) -> None:
-        super().__init__(ending)
-        self.ending = ending
+    def __init__(self, reason: ExitReason) -> None:
+        super().__init__(reason)
+        self.reason = reason
 
 
 @dataclass
@@ -36,11 +36,11 @@ class Attempt:
     """An attempt that holds a lease.
 
     Attributes:
-        shutting_down: whether this worker was told to stop; the job then goes back to the queue with a checkpoint.
+        shutting_down: whether this worker is stopping; the job then goes back to the queue with a checkpoint.
     """
 
     settings: WorkerSettings
-    ledger: LeaseLedger
+    leases: Leases
     storage: Storage
     lease: Lease
     keeper: LeaseKeeper
@@ -49,7 +49,7 @@ class Attempt:
 
     @property
     def job_dir(self) -> Path:
-        """Folder of all the job's attempts."""
+        """Folder of all attempts at the job."""
         return self.settings.runs_dir / self.lease.job.id
 
     @property
@@ -63,18 +63,19 @@ class Attempt:
         return [run for run in runs if run != self.run_dir]
 
     def locate_base(self, planned: PlannedBase) -> Path:
-        """Folder of the planned base model, fetched if need be, with the very bytes that were planned.
+        """Folder of the planned base model, fetched if it must be, with exactly the bytes that were planned.
 
         Raises:
-            MensError: not in this worker's catalogue, not to be had, or changed since.
+            MensError: it is not in this worker's catalogue, cannot be fetched, or has changed since.
         """
         entry = load_catalog(self.settings.catalog_path).get(planned.name)
         folder = locate(entry, self.settings.catalog_path)
+        # Against the plan's digests: the catalogue may have changed since the job was submitted.
         verify_model_folder(entry.model_copy(update={"digests": planned.digests}), folder)
         return folder
 
     def enter(self, stage: Stage, message: str) -> None:
-        """Tell that a stage begins.
+        """Report that a stage begins.
 
         Raises:
             LeaseLost: stop.
@@ -89,7 +90,7 @@ class Attempt:
         preflight: dict[str, Any] | None = None,
         stage: Stage | None = None,
     ) -> None:
-        """Write to the ledger. While the database is away, events wait and go with the next report.
+        """Write to the job's row and events. While the database is unavailable, events wait for the next report.
 
         Raises:
             LeaseLost: stop.
@@ -98,13 +99,13 @@ class Attempt:
         if not (self._unsent or progress or preflight or stage):
             return
         try:
-            self.ledger.report(self.lease, stage=stage, progress=progress, preflight=preflight, events=self._unsent)
+            self.leases.report(self.lease, stage=stage, progress=progress, preflight=preflight, events=self._unsent)
         except Unavailable:
             return
         self._unsent = []
 
-    def heed(self) -> None:
-        """Stop here, between two waits, if the job must stop.
+    def raise_if_stopped(self) -> None:
+        """Stop here, between two steps, if the job must stop.
 
         Raises:
             LeaseLost: another attempt owns the job. Stopped: cancelled, paused, or the worker stops.
@@ -112,40 +113,41 @@ class Attempt:
         if self.keeper.lost:
             raise self.keeper.lost
         if self.keeper.requested == "cancel":
-            raise Stopped(Ending.CANCELLED)
+            raise Stopped(ExitReason.CANCELLED)
         if self.keeper.requested == "pause" or self.shutting_down():
-            raise Stopped(Ending.PAUSED)
+            raise Stopped(ExitReason.PAUSED)
 
-    def follow(self, engine: Engine) -> None:
-        """Watch an engine to its end, with its telemetry in the ledger.
+    def follow(self, child: ChildProcess) -> None:
+        """Wait for the end of a child process, report its telemetry, and pass stop requests on to it.
 
         Raises:
-            MensError: the engine failed, with its code. LeaseLost, Stopped: see :meth:`heed`.
+            MensError: the child failed, with its code. LeaseLost, Stopped: see :meth:`raise_if_stopped`.
         """
         try:
-            while engine.wait(POLL_SECONDS) is None:
-                self._forward(engine)
-                self._pass_on_requests(engine)
-            self._forward(engine)
-            ending = engine.ending()
+            while child.wait(POLL_SECONDS) is None:
+                self._report_telemetry(child)
+                self._stop_if_requested(child)
+            self._report_telemetry(child)
+            reason = child.ending()
         except LeaseLost:
-            engine.kill()
+            # At once: another attempt works on the job already.
+            child.kill()
             raise
         finally:
-            engine.close()
-        if ending is not Ending.COMPLETE:
-            raise Stopped(ending)
+            child.close()
+        if reason is not ExitReason.COMPLETE:
+            raise Stopped(reason)
 
-    def _forward(self, engine: Engine) -> None:
-        telemetry = engine.new_telemetry()
+    def _report_telemetry(self, child: ChildProcess) -> None:
+        telemetry = child.new_telemetry()
         self.report(events=to_events(telemetry), progress=to_progress(telemetry))
 
-    def _pass_on_requests(self, engine: Engine) -> None:
+    def _stop_if_requested(self, child: ChildProcess) -> None:
         grace = self.settings.stop_grace_seconds
         if self.keeper.lost:
             raise self.keeper.lost
         if self.keeper.requested == "cancel":
-            engine.ask_to_stop(checkpoint=False, grace_seconds=grace)
+            child.request_stop(checkpoint=False, grace_seconds=grace)
         elif self.keeper.requested == "pause" or self.shutting_down():
-            engine.ask_to_stop(checkpoint=True, grace_seconds=grace)
-        engine.enforce_stop()
+            child.request_stop(checkpoint=True, grace_seconds=grace)
+        child.enforce_stop()

@@ -1,4 +1,4 @@
-"""Certificates: what was measured of an adapter on one replica, and whether that is good enough. Pure.
+"""Certificates: the measurements of an adapter on one replica, and the verdict on them. Pure.
 
     effect    the adapter moves the replica's log-probabilities of the probe tokens, by more than the replica's own noise
     template  the replica turns the probe chats into the trainer's token ids, id by id
@@ -17,13 +17,13 @@ from itertools import zip_longest
 from typing import Any
 
 from shared.errors import Code, JobFailed
-from worker.probe_chats import EncodedChats
+from worker.jobs.probe_chats import EncodedChats
 
 NOISE_FACTOR = 3.0
 ENGINE_ERROR_LIMITS = {"float32": 1e-4}
 """By the served dtype; RMS. Measured in fp32: 1.3e-6."""
 LOW_PRECISION_LIMIT = 0.05
-"""For every other dtype; RMS. Two engines that round at other places to 8 bits agree no better: measured 0.017."""
+"""For every other dtype; RMS. Two engines that round to 8 bits at different places agree no better: measured 0.017."""
 
 Scores = Sequence[Sequence[float]]
 """Log-probabilities of the probe positions, by probe."""
@@ -31,10 +31,10 @@ Scores = Sequence[Sequence[float]]
 
 @dataclass(frozen=True, slots=True)
 class ServedBase:
-    """What a replica says of the base it serves.
+    """The base that a replica serves, as the replica reports it.
 
     Attributes:
-        name: what requests call it.
+        name: the model name in requests.
         digest: of its files.
         twin_of: name of the base that it is the dequantised twin of.
         dtype: in which the engine computes.
@@ -53,7 +53,7 @@ class ServedBase:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a certificate must keep.
+    """The limits that a certificate is judged by.
 
     Attributes:
         effect_floor: least effect.
@@ -66,13 +66,13 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Measurements:
-    """Log-probabilities of the probe positions, by who computed them.
+    """Log-probabilities of the probe positions, by what computed them.
 
     Attributes:
-        base, base_again: the replica's base, asked twice: what differs is noise.
+        base, base_again: the replica's base, measured twice: the difference is noise.
         served: the replica's adapter.
         trained: the NF4 model at the end of training; None: not recorded.
-        reference: transformers and peft on the weights that the replica serves; None: not asked for.
+        reference: transformers and peft on the weights that the replica serves; None: not measured.
     """
 
     base: Scores
@@ -102,7 +102,7 @@ def template_report(encoded: EncodedChats, served: Sequence[Sequence[int] | None
 
 
 def first_difference(ours: Sequence[int], theirs: Sequence[int] | None) -> dict[str, Any] | None:
-    """Where two lists of token ids part, with the ids there (None past an end); None when they are equal."""
+    """The first position where two lists of token ids differ, with both ids (None past an end); None when equal."""
     if theirs is None:
         return {"position": 0, "trainer_id": ours[0] if ours else None, "server_id": None, "refused": True}
     for position, (one, other) in enumerate(zip_longest(ours, theirs)):
@@ -112,8 +112,9 @@ def first_difference(ours: Sequence[int], theirs: Sequence[int] | None) -> dict[
 
 
 def certificate(base: ServedBase, measured: Measurements, template: dict[str, Any], limits: Limits) -> dict[str, Any]:
-    """What is stored with the adapter for one replica; ``failed`` names what did not pass."""
+    """The certificate that is stored with the adapter for one replica; ``failed`` names what did not pass."""
     effect = differences(measured.base, measured.served)
+    engine_limit = None if measured.reference is None else base.engine_error_limit
     report: dict[str, Any] = {
         "base": asdict(base),
         "probes": len(measured.served),
@@ -123,18 +124,21 @@ def certificate(base: ServedBase, measured: Measurements, template: dict[str, An
         "noise_rms_nats": rms(differences(measured.base, measured.base_again)),
         "effect_floor_nats": limits.effect_floor,
         "template": template,
-        "parity": _parity(base, measured, limits),
+        "parity": {
+            **_error_numbers("engine_error", measured.reference, measured.served, engine_limit),
+            **_error_numbers("base_shift", measured.trained, measured.served, limits.base_shift),
+        },
     }
-    failed = [name for name, holds in _verdicts(report).items() if not holds]
+    parity, least_effect = report["parity"], max(limits.effect_floor, NOISE_FACTOR * report["noise_rms_nats"])
+    # Written so that a number that is not finite never passes: every comparison with NaN is false.
+    verdicts = {
+        "template": bool(template["equal"] and template["chats"]),
+        "effect": report["effect_rms_nats"] > least_effect,
+        "engine_error": _within(parity["engine_error_rms_nats"], parity["engine_error_limit_nats"]),
+        "base_shift": _within(parity["base_shift_rms_nats"], parity["base_shift_limit_nats"]),
+    }
+    failed = [name for name, passed in verdicts.items() if not passed]
     return {**report, "failed": failed, "passed": not failed}
-
-
-def _parity(base: ServedBase, measured: Measurements, limits: Limits) -> dict[str, Any]:
-    engine_limit = None if measured.reference is None else base.engine_error_limit
-    return {
-        **_error_numbers("engine_error", measured.reference, measured.served, engine_limit),
-        **_error_numbers("base_shift", measured.trained, measured.served, limits.base_shift),
-    }
 
 
 def _error_numbers(name: str, expected: Scores | None, served: Scores, limit: float | None) -> dict[str, Any]:
@@ -146,78 +150,58 @@ def _error_numbers(name: str, expected: Scores | None, served: Scores, limit: fl
     }
 
 
-def _verdicts(report: dict[str, Any]) -> dict[str, bool]:
-    """Certificate → whether it holds. A number that is not finite never does."""
-    parity, template = report["parity"], report["template"]
-    return {
-        "template": bool(template["equal"] and template["chats"]),
-        "effect": report["effect_rms_nats"] > max(report["effect_floor_nats"], NOISE_FACTOR * report["noise_rms_nats"]),
-        "engine_error": _within(parity["engine_error_rms_nats"], parity["engine_error_limit_nats"]),
-        "base_shift": _within(parity["base_shift_rms_nats"], parity["base_shift_limit_nats"]),
-    }
-
-
 def _within(value: float | None, limit: float | None) -> bool:
     return limit is None or (value is not None and value <= limit)
 
 
 def refuse_failed(adapter_id: str, certificates: dict[str, dict[str, Any]]) -> None:
-    """Raises:
-    JobFailed: ``ADAPTER_TEMPLATE_MISMATCH``, ``ADAPTER_NO_EFFECT`` or ``ADAPTER_PARITY_FAILED``, with the numbers, and
-        all certificates in the details.
+    """Raise for the first certificate, by replica, that did not pass.
+
+    Raises:
+        JobFailed: ``ADAPTER_TEMPLATE_MISMATCH``, ``ADAPTER_NO_EFFECT`` or ``ADAPTER_PARITY_FAILED``, with the numbers, and
+            all certificates in the details.
     """
     for name, report in certificates.items():
-        if report["passed"]:
-            continue
-        code, words, remedy = _EXPLAIN[report["failed"][0]](report)
-        message = f"{adapter_id} on the serving {name}: {words}."
-        raise JobFailed(code, message, remedy=remedy, details={"certificates": certificates})
+        if not report["passed"]:
+            code, reason, remedy = _explain(report)
+            message = f"{adapter_id} on the serving {name}: {reason}."
+            raise JobFailed(code, message, remedy=remedy, details={"certificates": certificates})
 
 
-def _explain_template(report: dict[str, Any]) -> tuple[Code, str, str]:
-    found = report["template"]["difference"]
-    words = "no probe chat could be compared"
-    if found and found.get("refused"):
-        words = f"the replica refuses the probe chat {found['chat']!r}, which the base's template takes"
-    elif found:
-        words = (
-            f"the probe chat {found['chat']!r} has token {found['server_id']} at position {found['position']}, "
-            f"where the trainer has {found['trainer_id']}"
-        )
-    remedy = "Serve the base with the tokenizer and chat template it was tuned with; set none on the replica."
-    return Code.ADAPTER_TEMPLATE_MISMATCH, words, remedy
-
-
-def _explain_effect(report: dict[str, Any]) -> tuple[Code, str, str]:
-    effect, noise = report["effect_rms_nats"], report["noise_rms_nats"]
-    words = f"it changes nothing: it moves the probes by {effect:.2e} nats (noise {noise:.2e})"
-    remedy = "Train longer or with a higher learning rate; if the loss did fall, the served base is another one."
-    return Code.ADAPTER_NO_EFFECT, words, remedy
-
-
-def _explain_engine_error(report: dict[str, Any]) -> tuple[Code, str, str]:
-    parity, dtype = report["parity"], report["base"]["dtype"]
-    error, limit = parity["engine_error_rms_nats"], parity["engine_error_limit_nats"]
-    words = f"the engine error is {error:.2e} nats RMS; the limit for {dtype} is {limit:.0e}"
-    remedy = "The engine does not compute this model as transformers does: look at its version, dtype and settings."
-    return Code.ADAPTER_PARITY_FAILED, words, remedy
-
-
-def _explain_base_shift(report: dict[str, Any]) -> tuple[Code, str, str]:
+def _explain(report: dict[str, Any]) -> tuple[Code, str, str]:
+    """Error code, reason and remedy of the first verdict that a certificate failed."""
     parity = report["parity"]
-    shift, limit = parity["base_shift_rms_nats"], parity["base_shift_limit_nats"]
-    distance = "an unknown distance" if shift is None else f"{shift:.2e} nats RMS"
-    words = f"the served base is {distance} from the NF4 base it was trained on; the limit is {limit:.2e}"
-    remedy = "Serve the base's dequantised twin (`mens base dequantize`), or raise MENS_BASE_SHIFT_LIMIT."
-    return Code.ADAPTER_PARITY_FAILED, words, remedy
-
-
-_EXPLAIN = {
-    "template": _explain_template,
-    "effect": _explain_effect,
-    "engine_error": _explain_engine_error,
-    "base_shift": _explain_base_shift,
-}
+    match report["failed"][0]:
+        case "template":
+            found = report["template"]["difference"]
+            reason = "no probe chat could be compared"
+            if found and found.get("refused"):
+                reason = f"the replica refuses the probe chat {found['chat']!r}, which the base's template accepts"
+            elif found:
+                reason = (
+                    f"the probe chat {found['chat']!r} has token {found['server_id']} at position {found['position']}, "
+                    f"where the trainer has {found['trainer_id']}"
+                )
+            remedy = "Serve the base with the tokenizer and chat template it was tuned with; set none on the replica."
+            return Code.ADAPTER_TEMPLATE_MISMATCH, reason, remedy
+        case "effect":
+            effect, noise = report["effect_rms_nats"], report["noise_rms_nats"]
+            reason = f"it changes nothing: it moves the probes by {effect:.2e} nats (noise {noise:.2e})"
+            remedy = (
+                "Train longer or with a higher learning rate; if the loss did fall, the served base is another one."
+            )
+            return Code.ADAPTER_NO_EFFECT, reason, remedy
+        case "engine_error":
+            error, limit = parity["engine_error_rms_nats"], parity["engine_error_limit_nats"]
+            dtype = report["base"]["dtype"]
+            reason = f"the engine error is {error:.2e} nats RMS; the limit for {dtype} is {limit:.0e}"
+            remedy = "vLLM does not compute this model as transformers does: check its version, dtype and settings."
+        case _:
+            shift, limit = parity["base_shift_rms_nats"], parity["base_shift_limit_nats"]
+            distance = "an unknown distance" if shift is None else f"{shift:.2e} nats RMS"
+            reason = f"the served base is {distance} from the NF4 base it was trained on; the limit is {limit:.2e}"
+            remedy = "Serve the base's dequantised twin (`mens base dequantize`), or raise MENS_BASE_SHIFT_LIMIT."
+    return Code.ADAPTER_PARITY_FAILED, reason, remedy
 
 
 def differences(one: Scores, other: Scores) -> list[float]:
@@ -227,10 +211,10 @@ def differences(one: Scores, other: Scores) -> list[float]:
 
 
 def rms(values: Sequence[float]) -> float:
-    """Root of the mean square; 0 of nothing."""
+    """Root of the mean square; 0 of an empty sequence."""
     return math.sqrt(sum(value * value for value in values) / len(values)) if values else 0.0
 
 
 def largest(values: Iterable[float]) -> float:
-    """Largest magnitude; 0 of nothing."""
+    """Largest magnitude; 0 of an empty sequence."""
     return max(map(abs, values), default=0.0)

@@ -1,4 +1,4 @@
-"""The engine as a child process: started in its own process group, tailed, signalled, and its exit told in codes."""
+"""The trainer (or a program like it) as a child process: started in its own process group, tailed, signalled, judged."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from enum import Enum
 from pathlib import Path
 from typing import IO, Any
 
-from shared.contract import Device, FineTuneContract
+from shared.contract.sections import Device, FineTuneContract
 from shared.errors import Code, JobFailed, MensError
-from worker.process import (
+from worker.child_runtime import (
     CANCEL_SIGNAL,
     EXIT_CANCELLED,
     EXIT_FAILED,
@@ -24,28 +24,28 @@ from worker.process import (
     PAUSE_SIGNAL,
     PEER_LOST_NOTE,
 )
-from worker.rundir import ERROR_NAME, LOG_NAME, PLAN_NAME, TELEMETRY_NAME, read_json
+from worker.run_folder import ERROR_NAME, LOG_NAME, PLAN_NAME, TELEMETRY_NAME, read_json
 
-LAUNCHER = "worker.launch"
+LAUNCHER = "worker.torchrun"
 LOG_TAIL_LINES = 15
 
 
-class Ending(Enum):
-    """How an engine that did not fail has ended."""
+class ExitReason(Enum):
+    """How a child process that did not fail has ended."""
 
     COMPLETE = "complete"
     PAUSED = "paused"
     CANCELLED = "cancelled"
 
 
-class Engine:
+class ChildProcess:
     """One run of ``python -m <module> plan.json run_dir``.
 
     Args:
         resume: checkpoint to go on from.
         cache: folder of encoded data files.
-        threads: CPU threads of the whole engine; 0 leaves it to torch.
-        processes: more than one are started through `worker/launch.py`, whose signals and exit codes are the same.
+        threads: CPU threads of all processes together; 0 leaves it to torch.
+        processes: more than one are started through `worker/torchrun.py`, whose signals and exit codes are the same.
     """
 
     def __init__(
@@ -59,9 +59,10 @@ class Engine:
         processes: int = 1,
     ) -> None:
         self.run_dir = run_dir
+        self._module = module
         self._log = (run_dir / LOG_NAME).open("ab")
-        what = [module] if processes == 1 else [LAUNCHER, str(processes), module]
-        command = [sys.executable, "-m", *what, str(run_dir / PLAN_NAME), str(run_dir)]
+        program = [module] if processes == 1 else [LAUNCHER, str(processes), module]
+        command = [sys.executable, "-m", *program, str(run_dir / PLAN_NAME), str(run_dir)]
         command += ["--resume", str(resume)] if resume else []
         command += ["--cache", str(cache)] if cache else []
         self._process = subprocess.Popen(
@@ -70,11 +71,12 @@ class Engine:
             stdout=self._log,
             stderr=self._log,
             env=_environment(threads, processes),
+            # Its own group: Ctrl-C in the worker's terminal does not reach it, and a kill reaches its children too.
             process_group=0,
         )
         self._telemetry: IO[bytes] | None = None
         self._kill_at: float | None = None
-        self._asked: signal.Signals | None = None
+        self._sent: signal.Signals | None = None
 
     @property
     def pid(self) -> int:
@@ -88,20 +90,20 @@ class Engine:
         except subprocess.TimeoutExpired:
             return None
 
-    def ask_to_stop(self, *, checkpoint: bool, grace_seconds: float) -> None:
-        """Signal the engine, once; after the grace time it is killed by :meth:`enforce_stop`."""
+    def request_stop(self, *, checkpoint: bool, grace_seconds: float) -> None:
+        """Signal the process, once; after the grace time :meth:`enforce_stop` kills it."""
         if self._kill_at is None:
             self._kill_at = time.monotonic() + grace_seconds
-            self._asked = PAUSE_SIGNAL if checkpoint else CANCEL_SIGNAL
-            self._process.send_signal(self._asked)
+            self._sent = PAUSE_SIGNAL if checkpoint else CANCEL_SIGNAL
+            self._process.send_signal(self._sent)
 
     def enforce_stop(self) -> None:
-        """Kill the engine when it was asked to stop and its grace time is over."""
+        """Kill the process when a stop was requested and its grace time is over."""
         if self._kill_at is not None and time.monotonic() > self._kill_at:
             self.kill()
 
     def kill(self) -> None:
-        """End the engine's whole process group now."""
+        """Kill the whole process group now."""
         try:
             os.killpg(self.pid, signal.SIGKILL)
         except ProcessLookupError:
@@ -119,6 +121,7 @@ class Engine:
         while True:
             start = self._telemetry.tell()
             line = self._telemetry.readline()
+            # The process is still writing this line.
             if not line.endswith(b"\n"):
                 self._telemetry.seek(start)
                 return events
@@ -131,64 +134,61 @@ class Engine:
         if self._telemetry:
             self._telemetry.close()
 
-    def ending(self) -> Ending:
-        """How the ended engine ended.
+    def ending(self) -> ExitReason:
+        """How the process has ended; waits for its end.
 
         Raises:
-            MensError: the engine's own coded error, or ``TRAINER_KILLED`` / ``TRAINER_CRASHED`` with the log's end.
+            MensError: the child's own coded error, or ``TRAINER_KILLED`` / ``TRAINER_CRASHED`` with the log's end.
         """
         code = self._process.wait()
-        endings = {0: Ending.COMPLETE, EXIT_PAUSED: Ending.PAUSED, EXIT_CANCELLED: Ending.CANCELLED}
-        if self._asked and code == -self._asked:  # it was still starting and heard nothing yet
-            return Ending.PAUSED if self._asked == PAUSE_SIGNAL else Ending.CANCELLED
-        if code in endings:
-            return endings[code]
+        reasons = {0: ExitReason.COMPLETE, EXIT_PAUSED: ExitReason.PAUSED, EXIT_CANCELLED: ExitReason.CANCELLED}
+        # The signal itself ended it: it was still starting, and had no handler yet.
+        if self._sent and code == -self._sent:
+            return ExitReason.PAUSED if self._sent == PAUSE_SIGNAL else ExitReason.CANCELLED
+        if code in reasons:
+            return reasons[code]
         raise self._failure(code)
 
     def _failure(self, code: int) -> MensError:
         error = read_json(self.run_dir / ERROR_NAME)
         if code == EXIT_FAILED and error:
             return JobFailed(error.pop("code"), error.pop("message"), **error)
-        tail = self._log_tail()
+        tail = (self.run_dir / LOG_NAME).read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:]
         details = {"exit_code": code, "log_tail": tail}
         if code < 0:
             return JobFailed(
                 Code.TRAINER_KILLED,
-                f"The engine was killed by {signal.Signals(-code).name}.",
+                f"{self._module} was killed by {signal.Signals(-code).name}.",
                 remedy="If the machine ran out of memory, lower exec.batch_size or exec.seq_len.",
                 details=details,
                 retryable=True,
             )
         return JobFailed(
             Code.TRAINER_CRASHED,
-            f"The engine crashed with exit code {code}: {last_words(tail)}.",
+            f"{self._module} crashed with exit code {code}: {last_message(tail)}.",
             remedy=f"Read {self.run_dir / LOG_NAME} on the worker.",
             details=details,
         )
 
-    def _log_tail(self) -> list[str]:
-        text = (self.run_dir / LOG_NAME).read_text(errors="replace")
-        return text.splitlines()[-LOG_TAIL_LINES:]
 
-
-def count_processes(asked: int, contract: FineTuneContract) -> int:
-    """Processes of a fine-tune run: as many as were asked for, and never more than a step has rows.
+def count_processes(requested: int, contract: FineTuneContract) -> int:
+    """Processes of a fine-tune run: as many as requested, but never more than a step has rows.
 
     Args:
-        asked: 0 is one for every GPU that the engine will see.
+        requested: 0 is one for every GPU that the trainer will see.
     """
     gpus = 0 if contract.device.device is Device.CPU else visible_gpus()
-    return min(asked or max(1, gpus), contract.exec.batch_size * contract.exec.grad_accum)
+    return min(requested or max(1, gpus), contract.exec.batch_size * contract.exec.grad_accum)
 
 
-def last_words(tail: list[str]) -> str:
-    """What a crashed engine said last; of several processes, one that did not merely lose another."""
+def last_message(tail: list[str]) -> str:
+    """The last log line of a crashed program; of several processes, of one that did not merely lose another."""
     own = [line for line in tail if not line.startswith(PEER_LOST_NOTE)]
     return (own or tail or ["no output"])[-1]
 
 
 def visible_gpus(devices: Path = Path("/dev")) -> int:
-    """GPUs that CUDA would show, without asking it: a worker's task never loads torch."""
+    """Number of GPUs that CUDA would show, without CUDA: a worker's task never loads torch."""
     here = len([path for path in devices.glob("nvidia[0-9]*") if path.name.removeprefix("nvidia").isdigit()])
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
     if named is None:
@@ -199,10 +199,13 @@ def visible_gpus(devices: Path = Path("/dev")) -> int:
 
 def _environment(threads: int, processes: int) -> dict[str, str]:
     environment = {**os.environ, PARENT_VARIABLE: str(os.getpid()), "TOKENIZERS_PARALLELISM": "false"}
-    environment["HF_HUB_OFFLINE"] = "1"  # all it needs is here; bitsandbytes would fetch compiled code
+    # All files are local; bitsandbytes would fetch compiled code.
+    environment["HF_HUB_OFFLINE"] = "1"
+    # Micro-batches differ in size, which fragments the memory of fixed segments.
     if not environment.keys() & {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"}:
-        environment["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"  # micro-batches differ in size
-    if processes > 1:  # each would take all of them
+        environment["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
+    # Otherwise each process would use all threads.
+    if processes > 1:
         threads = max(1, (threads or len(os.sched_getaffinity(0))) // processes)
     if threads:
         environment["OMP_NUM_THREADS"] = str(threads)

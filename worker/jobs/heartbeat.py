@@ -1,4 +1,4 @@
-"""Keeps a job's lease alive from a thread of its own, and passes on what comes back: a request to stop, or its loss."""
+"""Keeps a job's lease alive from a thread of its own, and passes on what the heartbeat returns: a stop request, or its loss."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ import threading
 from types import TracebackType
 from typing import Literal
 
+from shared.database.leases import Lease, Leases
 from shared.errors import LeaseLost, Unavailable
-from shared.lease import Lease, LeaseLedger
 
 logger = logging.getLogger(__name__)
 
 
 class LeaseKeeper:
-    """Context manager: heartbeats while its block runs.
+    """Context manager: sends heartbeats while its block runs.
 
     Attributes:
-        lost: another attempt owns the job; stop the engine, write nothing.
-        requested: what the job's owner asked for, as of the last heartbeat.
+        lost: another attempt owns the job; stop the child process, write nothing.
+        requested: what the job's owner requested, as of the last heartbeat.
     """
 
-    def __init__(self, ledger: LeaseLedger, lease: Lease, every_seconds: float) -> None:
-        self._ledger = ledger
+    def __init__(self, leases: Leases, lease: Lease, every_seconds: float) -> None:
+        self._leases = leases
         self._lease = lease
         self._every = every_seconds
         self._done = threading.Event()
@@ -43,10 +43,12 @@ class LeaseKeeper:
     def _keep(self) -> None:
         while not self._done.wait(self._every) and self.lost is None:
             try:
-                self.requested = self._ledger.heartbeat(self._lease)
+                self.requested = self._leases.heartbeat(self._lease)
             except LeaseLost as error:
                 self.lost = error
-            except Unavailable as error:  # the lease outlives a short absence of the database
+            except Unavailable as error:
+                # The lease outlives a short outage of the database.
                 logger.warning("no heartbeat for %s: %s", self._lease.job.id, error)
-            except Exception:  # a thread that died would let the lease run out under a working engine
+            except Exception:
+                # If the thread died, the lease would run out while the child process still works.
                 logger.exception("no heartbeat for %s", self._lease.job.id)

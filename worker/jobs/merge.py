@@ -4,35 +4,34 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from shared.jobstate import Stage
-from shared.manifest import CONFIG_NAME, MANIFEST_NAME, WEIGHTS_NAME
-from shared.model_manifest import MODEL_MANIFEST_NAME
-from shared.planner import MergeInputs, MergePlan, MergeRun
-from worker.attempt import Attempt
-from worker.engine import Engine
-from worker.rundir import MODEL_FOLDER, PLAN_NAME, SUMMARY_NAME, read_json
+from shared.artifacts.manifests import CONFIG_NAME, MANIFEST_NAME, MODEL_MANIFEST_NAME, WEIGHTS_NAME
+from shared.contract.plan import MergeInputs, MergePlan, MergeRun
+from shared.database.job_states import Stage
+from worker.jobs.attempt import Attempt
+from worker.jobs.child_process import ChildProcess
+from worker.run_folder import MODEL_FOLDER, PLAN_NAME, SUMMARY_NAME, read_json
 
-ENGINE = "worker.merge"
+PROGRAM = "worker.merge"
 
 
 def run_merge(attempt: Attempt) -> None:
     """Run a merge attempt from claim to success.
 
     Raises:
-        MensError: the attempt failed, with its code. LeaseLost, Stopped: see `worker/attempt.py`.
+        MensError: the attempt failed, with its code. LeaseLost, Stopped: see `worker/jobs/attempt.py`.
     """
     plan = MergePlan.model_validate(attempt.lease.job.plan)
     attempt.enter(Stage.PREFLIGHT, f"Checking {plan.adapter_id} and its base {plan.base.name}.")
     inputs = MergeInputs(base=str(attempt.locate_base(plan.base)), adapter=str(fetch_adapter(attempt, plan)))
     (attempt.run_dir / PLAN_NAME).write_text(MergeRun(plan=plan, inputs=inputs).model_dump_json(indent=2))
-    attempt.heed()
+    attempt.raise_if_stopped()
     attempt.enter(Stage.MERGING, "Merging the adapter into its base.")
-    attempt.follow(Engine(ENGINE, attempt.run_dir, threads=attempt.settings.trainer_threads))
+    attempt.follow(ChildProcess(PROGRAM, attempt.run_dir, threads=attempt.settings.trainer_threads))
     store_model(attempt)
 
 
 def fetch_adapter(attempt: Attempt, plan: MergePlan) -> Path:
-    """A private copy of the adapter; the engine verifies it before it reads a weight."""
+    """A private copy of the adapter; the child process verifies it before it reads a weight."""
     folder = attempt.run_dir / "adapter"
     folder.mkdir(parents=True, exist_ok=True)
     names = [WEIGHTS_NAME, CONFIG_NAME, MANIFEST_NAME]
@@ -47,5 +46,6 @@ def store_model(attempt: Attempt) -> None:
     folder = attempt.run_dir / MODEL_FOLDER
     attempt.storage.put_folder("models", digest, folder, summary["files"], MODEL_MANIFEST_NAME)
     result = {"model_digest": digest, "adapter_id": summary["adapter_id"], "files": summary["files"]}
+    # Events that waited for the database.
     attempt.report()
-    attempt.ledger.finish(attempt.lease, result)
+    attempt.leases.finish(attempt.lease, result)

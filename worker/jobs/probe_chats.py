@@ -1,7 +1,8 @@
-"""Probe chats: what the template certificate is made of. The trainer's token ids of each must be the replica's.
+"""Probe chats of the template certificate: the trainer and the replica must turn each into the same token ids.
 
-The chats are written as OpenAI's clients send them. The trainer's side of the comparison is the very code that encoded
-the training rows (`shared/tokenizer.py`); it runs at the moment of the comparison, because some templates write the date.
+The chats are written as OpenAI's clients send them. The trainer's side of the comparison is the code that encoded the
+training rows (`shared/tokenization/tokenizer.py`); it runs at the moment of the comparison, because some templates write
+the date.
 """
 
 from __future__ import annotations
@@ -12,10 +13,10 @@ from typing import Any
 
 import msgspec
 
-from shared.answers import plain_messages, served_tools
+from shared.datasets.rows import Message
 from shared.errors import InvalidRequest
-from shared.tokenizer import Tokenizer
-from shared.training_row import Message
+from shared.tokenization.assistant_spans import plain_messages, served_tools
+from shared.tokenization.tokenizer import Tokenizer
 
 TOOLS: list[dict[str, Any]] = [
     {
@@ -41,8 +42,7 @@ class ProbeChat:
     """One chat that both sides turn into token ids.
 
     Attributes:
-        prompt: whether the text ends where the assistant is to begin, as when it is asked; else the chat is whole, as
-            when it is learnt.
+        prompt: whether the text ends where the assistant begins, as in a request; else the chat is whole, as in training.
     """
 
     name: str
@@ -78,7 +78,7 @@ CHATS = (
 
 @dataclass(frozen=True, slots=True)
 class EncodedChats:
-    """The probe chats with the trainer's token ids; ``skipped``: names of those that the template does not take."""
+    """The probe chats with the trainer's token ids; ``skipped``: names of those that the template refuses."""
 
     chats: list[tuple[ProbeChat, list[int]]] = field(default_factory=list)
     skipped: list[str] = field(default_factory=list)
@@ -89,13 +89,10 @@ def encode_chats(tokenizer: Tokenizer, chats: Sequence[ProbeChat] = CHATS) -> En
     encoded = EncodedChats()
     for chat in chats:
         try:
-            encoded.chats.append((chat, _encode(tokenizer, chat)))
-        except InvalidRequest:  # the template's own refusal, e.g. of a system turn or of tools
+            messages = plain_messages(msgspec.convert(chat.messages, list[Message]))
+            text = tokenizer.render(messages, served_tools(chat.tools), add_generation_prompt=chat.prompt).text
+            encoded.chats.append((chat, tokenizer.encode(text).ids))
+        except InvalidRequest:
+            # The template's own refusal, e.g. of a system turn or of tools.
             encoded.skipped.append(chat.name)
     return encoded
-
-
-def _encode(tokenizer: Tokenizer, chat: ProbeChat) -> list[int]:
-    messages = plain_messages(msgspec.convert(chat.messages, list[Message]))
-    text = tokenizer.render(messages, served_tools(chat.tools), add_generation_prompt=chat.prompt).text
-    return tokenizer.encode(text).ids

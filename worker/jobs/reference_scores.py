@@ -1,6 +1,6 @@
-"""The trainer's side of a certificate: its token ids, and its scores on the weights that a replica serves.
+"""Reference scores: the trainer's token ids and scores that a replica is compared with, on the weights that it serves.
 
-Both are made once per attempt, however many replicas there are.
+Scores are computed once per attempt for a base and dtype, however many replicas there are.
 """
 
 from __future__ import annotations
@@ -9,31 +9,30 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from shared.catalog import load_catalog
-from shared.contract import DeviceSection
+from shared.base_models.catalog import load_catalog
+from shared.contract.plan import PlannedBase
+from shared.contract.sections import DeviceSection
 from shared.errors import ArtifactInvalid, Code
-from shared.planner import PlannedBase
-from shared.tokenizer import Tokenizer
-from worker.attempt import Attempt
-from worker.certificates import Scores, ServedBase
-from worker.engine import Engine
-from worker.probe_chats import EncodedChats, encode_chats
-from worker.rundir import ADAPTER_FOLDER, PLAN_NAME, PROBES_NAME, read_json
-from worker.score_run import SCORES_NAME, ScoreRun
+from shared.tokenization.tokenizer import Tokenizer
+from worker.jobs.attempt import Attempt
+from worker.jobs.certificates import Scores, ServedBase
+from worker.jobs.child_process import ChildProcess
+from worker.jobs.probe_chats import EncodedChats, encode_chats
+from worker.run_folder import ADAPTER_FOLDER, PLAN_NAME, PROBES_NAME, SCORES_NAME, ScoreRun, read_json
 
-ENGINE = "worker.score"
+PROGRAM = "worker.score"
 PARITY_FOLDER = "parity"
 """In the attempt's run folder; one folder inside for each base and dtype that replicas serve."""
 
 
 @dataclass
-class TrainerSide:
-    """What the trainer says of an adapter.
+class ReferenceScores:
+    """The trainer's token ids and scores of an adapter.
 
     Args:
         attempt: the attempt that publishes.
         base: the base that was trained on.
-        device: where the contract wanted to train.
+        device: the device of the contract.
         run_dir: of the run that made the adapter.
     """
 
@@ -53,40 +52,37 @@ class TrainerSide:
         Raises:
             NotFound: ``MODEL_NOT_FOUND``: this worker's catalogue has no such base.
             ArtifactInvalid: ``BASE_DIGEST_MISMATCH``: it has another one under that name.
-            JobFailed: the process failed. LeaseLost, Stopped: see `worker/attempt.py`.
+            JobFailed: the process failed. LeaseLost, Stopped: see `worker/jobs/attempt.py`.
         """
         folder = self.attempt.run_dir / PARITY_FOLDER / f"{served.digest[:16]}-{served.dtype}"
-        if (known := read_json(folder / SCORES_NAME)) is None:
-            self._run(served, folder)
-            known = read_json(folder / SCORES_NAME)
-        scores: Sequence[Sequence[float]] = (known or {})["scores"]
+        if not (folder / SCORES_NAME).is_file():
+            run = ScoreRun(
+                base=str(self._served_folder(served)),
+                adapter=str(self.run_dir / ADAPTER_FOLDER),
+                probes=str(self.run_dir / PROBES_NAME),
+                dtype=served.dtype,
+                device=self.device,
+            )
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / PLAN_NAME).write_text(run.model_dump_json(indent=2))
+            self.attempt.follow(ChildProcess(PROGRAM, folder, threads=self.attempt.settings.trainer_threads))
+        scores: Sequence[Sequence[float]] = (read_json(folder / SCORES_NAME) or {})["scores"]
         return scores
 
-    def _run(self, served: ServedBase, folder: Path) -> None:
-        run = ScoreRun(
-            base=str(self._served_folder(served)),
-            adapter=str(self.run_dir / ADAPTER_FOLDER),
-            probes=str(self.run_dir / PROBES_NAME),
-            dtype=served.dtype,
-            device=self.device,
-        )
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / PLAN_NAME).write_text(run.model_dump_json(indent=2))
-        self.attempt.follow(Engine(ENGINE, folder, threads=self.attempt.settings.trainer_threads))
-
     def _served_folder(self, served: ServedBase) -> Path:
+        """Folder of the base that a replica serves, by this worker's catalogue."""
         entry = load_catalog(self.attempt.settings.catalog_path).get(served.name)
         if entry.digest != served.digest:
             raise ArtifactInvalid(
                 Code.BASE_DIGEST_MISMATCH,
-                f"A replica serves another {served.name} than this worker's catalogue names.",
+                f"A replica serves another {served.name} than the one in this worker's catalogue.",
                 remedy="Let all tiers read one catalogue, and start the replica again after a base was replaced.",
                 param=served.name,
             )
         return self._folder(PlannedBase(name=entry.name, digests=entry.digests))
 
     def _folder(self, base: PlannedBase) -> Path:
-        """Verified once: hashing a large base takes a while."""
+        # Located once, because that verifies it: hashing a large base takes a while.
         if base.name not in self._folders:
             self._folders[base.name] = self.attempt.locate_base(base)
         return self._folders[base.name]

@@ -1,4 +1,4 @@
-"""Runs a job that a doorbell named: claim, work, and turn every ending into one write of the ledger."""
+"""Runs the job that a queue message names: claim, work, and exactly one database write for every way the attempt can end."""
 
 from __future__ import annotations
 
@@ -11,18 +11,19 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from shared.db import Database
+from shared.artifacts.open_storage import open_storage
+from shared.artifacts.storage import Storage
+from shared.database.connection import Database
+from shared.database.files import Files
+from shared.database.leases import Lease, Leases
+from shared.database.records import Kind
 from shared.errors import Code, JobFailed, LeaseLost, MensError, Unavailable
-from shared.job import Kind
-from shared.lease import Lease, LeaseLedger
-from shared.queue import Doorbell
-from shared.registry import Registry
-from shared.storage import Storage
-from worker.attempt import Attempt, Stopped
-from worker.engine import Ending
-from worker.finetune import run_finetune
-from worker.lease_keeper import LeaseKeeper
-from worker.merge_job import run_merge
+from shared.queue import JobQueue
+from worker.jobs.attempt import Attempt, Stopped
+from worker.jobs.child_process import ExitReason
+from worker.jobs.finetune import run_finetune
+from worker.jobs.heartbeat import LeaseKeeper
+from worker.jobs.merge import run_merge
 from worker.settings import WorkerSettings
 
 RUNNERS: dict[Kind, Callable[[Attempt], None]] = {Kind.FINETUNE: run_finetune, Kind.MERGE: run_merge}
@@ -33,69 +34,38 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class Worker:
-    """What a worker process has at hand."""
+    """A worker process: its settings, the database, the storage, the job queue.
+
+    Attributes:
+        stopping: set on a shutdown; the running job then goes back to the queue, and no other one is claimed.
+    """
 
     settings: WorkerSettings
-    ledger: LeaseLedger
-    registry: Registry
+    leases: Leases
+    files: Files
     storage: Storage
-    doorbell: Doorbell
+    job_queue: JobQueue
     name: str = field(default_factory=lambda: f"{socket.gethostname()}:{os.getpid()}")
     stopping: threading.Event = field(default_factory=threading.Event)
 
     def run_job(self, job_id: str) -> None:
-        """Run the job if it is there to be taken; a bell for a job that is not is harmless."""
+        """Run the job if it can be claimed. A message for one that cannot, e.g. a doubled message, is harmless."""
         if self.stopping.is_set():
             return
-        lease = self.ledger.claim(job_id, self.name)
+        lease = self.leases.claim(job_id, self.name)
         if lease is None:
-            logger.info("the job %s is not there to be taken", job_id)
+            logger.info("the job %s cannot be claimed", job_id)
             return
         logger.info("the job %s begins attempt %s", job_id, lease.token)
-        ending = self._work(lease)
-        try:
-            self._write(ending)
-        except LeaseLost as error:
-            logger.warning("%s", error)
-
-    def sweep(self, *, ring: bool = True) -> list[str]:
-        """Delete expired files, take back expired leases, and ring for every job that is ready; the jobs rung for."""
-        self.registry.delete_expired_files(self.storage.delete_blob)
-        ready = self.ledger.sweep()
-        return [job_id for job_id in ready if ring and self.doorbell.ring(job_id)]
-
-    def _work(self, lease: Lease) -> Callable[[], object]:
-        """Do the work; returns the ledger write that ends the attempt."""
-        with LeaseKeeper(self.ledger, lease, self.settings.heartbeat_seconds) as keeper:
-            attempt = Attempt(self.settings, self.ledger, self.storage, lease, keeper, self.stopping.is_set)
-            try:
-                RUNNERS[lease.job.kind](attempt)
-            except Stopped as stopped:
-                return self._stopped(lease, stopped.ending, keeper.requested)
-            except LeaseLost as error:
-                logger.warning("%s", error)
-                return lambda: None
-            except MensError as error:
-                logger.warning("the job %s failed: %s", lease.job.id, error)
-                return functools.partial(self.ledger.fail, lease, error)
-            except Exception as error:
-                logger.exception("the job %s met a bug", lease.job.id)
-                return functools.partial(self.ledger.fail, lease, _bug(error))
-        return lambda: None
-
-    def _stopped(self, lease: Lease, ending: Ending, requested: str | None) -> Callable[[], object]:
-        if ending is Ending.CANCELLED:
-            return lambda: self.ledger.stop(lease)
-        if requested == "pause":
-            return lambda: self.ledger.confirm_pause(lease)
-        return lambda: self.ledger.release(lease, "the worker stops")
-
-    def _write(self, write: Callable[[], object]) -> None:
-        """Write, and go on trying while the database is away: after that the sweeper takes the job back."""
+        write = self._work(lease)
+        # While the database is unavailable, try again. After the lease's time the sweeper takes the job back anyway.
         deadline = time.monotonic() + self.settings.lease_seconds
         while True:
             try:
                 write()
+                return
+            except LeaseLost as error:
+                logger.warning("%s", error)
                 return
             except Unavailable as error:
                 if time.monotonic() > deadline:
@@ -103,17 +73,43 @@ class Worker:
                 logger.warning("%s", error)
                 time.sleep(WRITE_RETRY_SECONDS)
 
+    def sweep(self, *, enqueue: bool = True) -> list[str]:
+        """Delete expired files, take back expired leases, and enqueue every job that is ready; the ids of those."""
+        self.files.delete_expired(self.storage.delete_blob)
+        ready = self.leases.sweep()
+        return [job_id for job_id in ready if enqueue and self.job_queue.enqueue(job_id)]
 
-def make_worker(settings: WorkerSettings, doorbell: Doorbell) -> Worker:
+    def _work(self, lease: Lease) -> Callable[[], object]:
+        """Do the work; returns the database write that ends the attempt."""
+        with LeaseKeeper(self.leases, lease, self.settings.heartbeat_seconds) as keeper:
+            attempt = Attempt(self.settings, self.leases, self.storage, lease, keeper, self.stopping.is_set)
+            try:
+                RUNNERS[lease.job.kind](attempt)
+            except Stopped as stopped:
+                if stopped.reason is ExitReason.CANCELLED:
+                    return lambda: self.leases.stop(lease)
+                if keeper.requested == "pause":
+                    return lambda: self.leases.confirm_pause(lease)
+                return lambda: self.leases.release(lease, "the worker stops")
+            except LeaseLost as error:
+                logger.warning("%s", error)
+            except MensError as error:
+                logger.warning("the job %s failed: %s", lease.job.id, error)
+                return functools.partial(self.leases.fail, lease, error)
+            except Exception as error:
+                logger.exception("the job %s met a bug", lease.job.id)
+                bug = JobFailed(
+                    Code.INTERNAL_ERROR,
+                    f"The worker met an unexpected {type(error).__name__}: {error}",
+                    remedy="Read the worker's log and report it.",
+                )
+                return functools.partial(self.leases.fail, lease, bug)
+        # Finished, in the runner's own transaction, or lost: nothing is left to write.
+        return lambda: None
+
+
+def make_worker(settings: WorkerSettings, job_queue: JobQueue) -> Worker:
     """A worker on the configured database and storage."""
     database = Database(settings.database_url)
-    ledger = LeaseLedger(database, settings.lease_seconds)
-    return Worker(settings, ledger, Registry(database), Storage(settings.storage_dir), doorbell)
-
-
-def _bug(error: Exception) -> JobFailed:
-    return JobFailed(
-        Code.INTERNAL_ERROR,
-        f"The worker met an unexpected {type(error).__name__}: {error}",
-        remedy="Read the worker's log and report it.",
-    )
+    leases = Leases(database, settings.lease_seconds)
+    return Worker(settings, leases, Files(database), open_storage(settings), job_queue)

@@ -1,4 +1,8 @@
-"""What the trainer tells its story with; `worker/train.py` reads top to bottom and calls these."""
+"""What `worker/train.py` tells its story with: a run set up, its steps, loss, optimizer, checkpoints, the adapter.
+
+Start with `trainer.py`. `data/` is what it sees, `model/` what it trains, `reporting/` what it reports.
+Imports `shared` and what `worker` has below it; no queue and no database.
+"""
 
 import logging
 

@@ -16,12 +16,12 @@ from peft import PeftModel, get_peft_model_state_dict, set_peft_model_state_dict
 from safetensors.torch import load_file, save_file
 from transformers import PreTrainedTokenizerBase
 
-from shared.contract import ProvenanceSection
-from shared.digest import digest_file
+from shared.artifacts.manifests import CONFIG_NAME, MANIFEST_NAME, WEIGHTS_NAME, AdapterManifest, ManifestQuant
+from shared.contract.plan import ExecutionPlan
+from shared.contract.sections import ProvenanceSection
 from shared.errors import ArtifactInvalid, Code
-from shared.manifest import CONFIG_NAME, MANIFEST_NAME, WEIGHTS_NAME, AdapterManifest, ManifestQuant
-from shared.planner import ExecutionPlan
-from worker.training.names import namespaces, renamed
+from shared.hashing import digest_file
+from worker.training.model.layer_names import namespaces, renamed
 
 LOGICAL_NAMES = {
     "q_proj": "q",

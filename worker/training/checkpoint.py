@@ -23,13 +23,13 @@ from peft import PeftModel
 from safetensors.torch import load_file, save_file
 from transformers import PreTrainedTokenizerBase
 
+from shared.contract.plan import ExecutionPlan
 from shared.errors import Code, JobFailed
-from shared.planner import ExecutionPlan
-from worker.rundir import CHECKPOINTS_FOLDER, list_checkpoints, write_json
+from worker.run_folder import CHECKPOINTS_FOLDER, list_checkpoints, write_json
 from worker.training.adapter import load_weights, save_adapter
-from worker.training.guarantee import Guarantee, compare, weaker
-from worker.training.model import trainable
+from worker.training.model.load import trainable
 from worker.training.optimizer import optimizer_tensors, restore_optimizer
+from worker.training.reproducibility import Guarantee, compare, weaker
 
 SCHEMA = "vox_mens_checkpoint_v2"
 STATE_NAME = "trainer_state"
@@ -88,7 +88,7 @@ def save_checkpoint(
     """Write a checkpoint of a step that is done; older ones past ``KEEP`` are removed.
 
     Args:
-        made_on: what the bits of a step depend on, from :func:`worker.training.guarantee.environment`.
+        made_on: what the bits of a step depend on, from :func:`worker.training.reproducibility.environment`.
         base: the base model's folder.
     """
     target = _folder(run_dir, progress.step)

@@ -19,8 +19,8 @@ import torch
 import torch.distributed as dist
 
 from shared.errors import Code, JobFailed
-from worker.process import PeerLost, is_out_of_memory, under_torchrun
-from worker.training.telemetry import Score
+from worker.child_runtime import PeerLost, is_out_of_memory, under_torchrun
+from worker.training.metrics import Score
 
 T = TypeVar("T")
 
@@ -29,7 +29,7 @@ PATIENCE = dt.timedelta(hours=1)
 
 
 @dataclass(frozen=True, slots=True)
-class World:
+class DistributedContext:
     """This process among those of its run.
 
     Attributes:
@@ -41,7 +41,7 @@ class World:
     size: int = 1
 
     @classmethod
-    def join(cls, device: torch.device) -> World:
+    def join(cls, device: torch.device) -> DistributedContext:
         """Meet the other processes that torchrun has started; alone when it has not.
 
         Scores and counts go between CPUs, gradients between the devices they are on.
@@ -51,8 +51,8 @@ class World:
         """
         if not under_torchrun():  # a cluster may set RANK and WORLD_SIZE for reasons of its own
             return cls()
-        world = cls(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
-        if world.size == 1:
+        distributed = cls(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
+        if distributed.size == 1:
             return cls()
         on_gpu = device.type == "cuda"
         if on_gpu:
@@ -60,7 +60,7 @@ class World:
         dist.init_process_group(  # with a device NCCL connects now, before memory is full
             "cpu:gloo,cuda:nccl" if on_gpu else "gloo", timeout=PATIENCE, device_id=device if on_gpu else None
         )
-        return world
+        return distributed
 
     def leave(self) -> None:
         """Part from the others, at the end of a run that did not fail."""
@@ -68,7 +68,7 @@ class World:
             dist.destroy_process_group()
 
     @property
-    def leads(self) -> bool:
+    def is_main(self) -> bool:
         """Whether this is the process that writes."""
         return self.rank == 0
 
@@ -76,16 +76,16 @@ class World:
         """Which rows are this process's, by their place in ``lengths`` (tokens), in rising order; may be none."""
         return share_rows(lengths, self.size)[self.rank]
 
-    def in_turn(self, work: Callable[[], T]) -> T:
+    def main_process_first(self, work: Callable[[], T]) -> T:
         """The first process works while the others wait, and then find done what it has left in a cache."""
-        if not self.leads:
-            self.wait()
+        if not self.is_main:
+            self.barrier()
         result = work()
-        if self.leads:
-            self.wait()
+        if self.is_main:
+            self.barrier()
         return result
 
-    def wait(self) -> None:
+    def barrier(self) -> None:
         """Until all processes have come here."""
         self.sum([0.0])
 

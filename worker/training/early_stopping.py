@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from worker.training.events import Score
+from worker.training.metrics import Score
 
 COLUMN, ACCURACY_COLUMN = "valid_loss", "valid_mean_token_accuracy"
 Metrics = Sequence[Mapping[str, float]]

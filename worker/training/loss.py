@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 from peft import PeftModel
 
-from worker.training.batches import MicroBatch
-from worker.training.head import head_loss
-from worker.training.telemetry import Score
+from worker.training.data.batches import MicroBatch
+from worker.training.model.lm_head import head_loss
+from worker.training.reporting.telemetry import Score
 
 
 def weighted_loss(
@@ -35,7 +35,7 @@ def weighted_loss(
 
 
 def accumulate_gradients(
-    model: PeftModel, batches: Sequence[MicroBatch], device: torch.device, mass: float | None = None
+    model: PeftModel, batches: Sequence[MicroBatch], device: torch.device, weight_sum: float | None = None
 ) -> Score:
     """Backward over the micro-batches of one step: the gradient of the mean loss per supervised token of all of them.
 
@@ -50,7 +50,7 @@ def accumulate_gradients(
     if not batches:
         return Score(0.0, 0.0, 0)
     model.train()
-    divisor = mass or sum(batch.mass for batch in batches)
+    divisor = weight_sum or sum(batch.weight_sum for batch in batches)
     losses, corrects = [], []
     for batch in batches:
         loss, correct = weighted_loss(model, batch, device, divisor)
@@ -74,13 +74,13 @@ def evaluate(
         add_up: adds each number up over the processes that share the micro-batches.
     """
     model.eval()
-    losses, corrects, mass, targets = [], [], 0.0, 0
+    losses, corrects, weight_sum, targets = [], [], 0.0, 0
     for batch in batches:
         loss, correct = weighted_loss(model, batch, device)
         losses.append(loss)
         corrects.append(correct)
-        mass, targets = mass + batch.mass, targets + len(batch.targets)
-    total_loss, total_correct, total_mass, total_targets = add_up([_sum(losses), _sum(corrects), mass, targets])
+        weight_sum, targets = weight_sum + batch.weight_sum, targets + len(batch.targets)
+    total_loss, total_correct, total_mass, total_targets = add_up([_sum(losses), _sum(corrects), weight_sum, targets])
     if not total_targets:
         return None
     return Score(total_loss / total_mass, total_correct / total_targets, int(total_targets))
@@ -91,7 +91,7 @@ def _sum(scalars: Sequence[torch.Tensor]) -> float:
 
 
 def _documents(batch: MicroBatch, device: torch.device) -> dict[str, object]:
-    """What `worker/training/attention.py` needs to keep documents apart."""
+    """What `worker/training/model/attention.py` needs to keep documents apart."""
     if batch.boundaries is None:
         return {}
     longest = int(batch.boundaries.diff().max())

@@ -15,7 +15,7 @@ import torch
 from bitsandbytes.optim import AdamW8bit, PagedAdamW8bit
 from bitsandbytes.optim.optimizer import Optimizer8bit
 
-from shared.contract import FineTuneContract, OptimizerKind
+from shared.contract.sections import FineTuneContract, OptimizerKind
 
 BETAS = (0.9, 0.999)
 EPSILON = 1e-8

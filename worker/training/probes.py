@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from peft import PeftModel
 
-from worker.rundir import PROBES_NAME, write_json
-from worker.training.prepared import Row
-from worker.training.scoring import score_probes
+from worker.run_folder import PROBES_NAME, write_json
+from worker.training.data.prepared import Row
+from worker.training.model.load import packs
 
 MAX_PROBES = 4
 MAX_TOKENS = 256
@@ -46,3 +46,33 @@ def write_probes(run_dir: Path, probes: Sequence[dict[str, Any]]) -> None:
 def _probe(row: Row) -> dict[str, Any]:
     ids, weights = row.ids[-MAX_TOKENS:].tolist(), row.weights[-MAX_TOKENS:]
     return {"token_ids": ids, "positions": [int(at) for at in np.flatnonzero(weights) if at]}
+
+
+def score_probes(model: PeftModel, probes: Sequence[dict[str, Any]], device: torch.device) -> list[list[float]]:
+    """Log-probability (nats) of every probe's tokens at its positions, each given all tokens before it.
+
+    One probe at a time and only the hidden rows that count go through the head, so it needs less memory than a step.
+
+    Args:
+        model: the trained model, quantised or not; left in evaluation mode.
+        probes: token ids and positions (≥ 1), see `worker/training/probes.py`.
+        device: the model's.
+    """
+    model.eval()
+    return [_score(model, probe["token_ids"], probe["positions"], device) for probe in probes]
+
+
+@torch.no_grad()
+def _score(model: PeftModel, token_ids: list[int], positions: list[int], device: torch.device) -> list[float]:
+    base, length = model.get_base_model(), len(token_ids)
+    ids, at = torch.tensor([token_ids], device=device), torch.tensor(positions, device=device)
+    document = {"cu_seq_lens_q": torch.tensor([0, length], dtype=torch.int32, device=device), "max_length_q": length}
+    hidden = base.get_decoder()(
+        input_ids=ids,
+        position_ids=torch.arange(length, device=device)[None],
+        use_cache=False,
+        **(document if packs(base) else {}),
+    ).last_hidden_state[0]
+    logits = base.get_output_embeddings()(hidden[at - 1]).float()
+    scores: list[float] = logits.log_softmax(-1).gather(-1, ids[0, at, None])[:, 0].tolist()
+    return scores

@@ -2,86 +2,88 @@
 
 from __future__ import annotations
 
+import gc
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
+from typing import TypeVar
 
 import numpy as np
 import torch
 
-from worker.training.batches import MicroBatch
+from worker.child_runtime import is_out_of_memory
 from worker.training.checkpoint import Progress
+from worker.training.data.batches import MicroBatch
+from worker.training.data.prepared import Row
+from worker.training.data.row_order import Step
+from worker.training.distributed import DistributedContext
 from worker.training.loss import accumulate_gradients
-from worker.training.memory import retry_on_out_of_memory
-from worker.training.model import trainable
-from worker.training.order import Step
-from worker.training.prepared import Row
-from worker.training.telemetry import Score, StepReport
-from worker.training.trainer import Trainer, agree_on_memory
-from worker.training.world import World
+from worker.training.model.load import trainable
+from worker.training.reporting.telemetry import Score, StepReport
+from worker.training.trainer import TrainingContext, agree_on_memory
 
 
-def optimizer_step(trainer: Trainer, progress: Progress, step: Step) -> StepReport:
+def optimizer_step(context: TrainingContext, progress: Progress, step: Step) -> StepReport:
     """One step of the optimizer. One whose loss or gradient is not finite changes nothing and is counted."""
-    rows, rate = [trainer.data.row(number) for number in step.rows], trainer.rate_at(step.number)
-    mass = sum(float(row.weights.sum(dtype=np.float64)) for row in rows)
-    trainer.world.seed_step(trainer.plan.contract.exec.seed, step.number)
+    rows, rate = [context.data.row(number) for number in step.rows], context.rate_at(step.number)
+    weight_sum = sum(float(row.weights.sum(dtype=np.float64)) for row in rows)
+    context.distributed.seed_step(context.plan.contract.exec.seed, step.number)
     score, batches = retry_on_out_of_memory(
-        partial(trainer.micro_batches, rows),
-        partial(gradients, trainer, mass=mass),
+        partial(context.micro_batches, rows),
+        partial(gradients, context, weight_sum=weight_sum),
         progress,
-        retry=not trainer.budget.shard_base,
+        retry=not context.budget.shard_base,
     )
-    score = trainer.world.total(score)
-    trainer.world.sum_gradients(trainable(trainer.model))
-    agree_on_memory(trainer, progress)
-    norm = torch.nn.utils.clip_grad_norm_(trainable(trainer.model), trainer.plan.contract.exec.max_grad_norm).item()
+    score = context.distributed.total(score)
+    context.distributed.sum_gradients(trainable(context.model))
+    agree_on_memory(context, progress)
+    norm = torch.nn.utils.clip_grad_norm_(trainable(context.model), context.plan.contract.exec.max_grad_norm).item()
     finite = math.isfinite(norm) and math.isfinite(score.loss)
-    for group in trainer.optimizer.param_groups:
+    for group in context.optimizer.param_groups:
         group["lr"] = rate
     if finite:
-        trainer.optimizer.step()
-    trainer.optimizer.zero_grad(set_to_none=True)
+        context.optimizer.step()
+    context.optimizer.zero_grad(set_to_none=True)
     progress.step, progress.trained_tokens = step.number, progress.trained_tokens + sum(len(row.ids) for row in rows)
     progress.non_finite = 0 if finite else progress.non_finite + 1
     return report_step(
-        trainer.world,
+        context.distributed,
         step,
         rows,
         batches,
         score=score,
-        mass=mass,
+        weight_sum=weight_sum,
         norm=norm,
         rate=rate,
         token_budget=progress.token_budget,
     )
 
 
-def gradients(trainer: Trainer, batches: Sequence[MicroBatch], mass: float) -> Score:
+def gradients(context: TrainingContext, batches: Sequence[MicroBatch], weight_sum: float) -> Score:
     """Leave the gradients of a step's micro-batches, and nothing of an earlier try, in the parameters.
 
     Args:
         batches: this process's.
         mass: of all the step's rows: what the loss is divided by.
     """
-    trainer.optimizer.zero_grad(set_to_none=True)
-    return accumulate_gradients(trainer.model, batches, trainer.device, mass=mass)
+    context.optimizer.zero_grad(set_to_none=True)
+    return accumulate_gradients(context.model, batches, context.device, weight_sum=weight_sum)
 
 
 def report_step(
-    world: World,
+    distributed: DistributedContext,
     step: Step,
     rows: Sequence[Row],
     batches: Sequence[MicroBatch],
     *,
     score: Score,
-    mass: float,
+    weight_sum: float,
     norm: float,
     rate: float,
     token_budget: int,
 ) -> StepReport:
     """What telemetry says of a step, of which other processes may have micro-batches too."""
-    positions, micro_batches = world.sum([sum(batch.size for batch in batches), len(batches)])
+    positions, micro_batches = distributed.sum([sum(batch.size for batch in batches), len(batches)])
     return StepReport(
         epoch=step.epoch,
         step=step.number,
@@ -94,6 +96,51 @@ def report_step(
         micro_batches=int(micro_batches),
         token_budget=token_budget,
         weighted_rows=sum(row.weight != 1.0 for row in rows),
-        syntax_weight_sum=mass,
+        syntax_weight_sum=weight_sum,
         attended_keys=sum(len(row.ids) * (len(row.ids) + 1) // 2 for row in rows),
     )
+
+
+T = TypeVar("T")
+
+
+def retry_on_out_of_memory(
+    plan_micro_batches: Callable[[int], list[MicroBatch]],
+    work: Callable[[list[MicroBatch]], T],
+    progress: Progress,
+    *,
+    retry: bool = True,
+) -> tuple[T, list[MicroBatch]]:
+    """Do a step's forward and backward pass; when memory runs out again, in half the micro-batch, down to single rows.
+
+    The step has the same rows either way, so the same gradient up to rounding. The smaller micro-batch stays for the
+    rest of the run, and is part of its checkpoints. The random generators start where they did.
+
+    Args:
+        plan_micro_batches: cuts the step's rows into micro-batches of at most so many tokens.
+        work: the pass over micro-batches; begins without gradients.
+        retry: false where other processes are in the middle of the same pass and could not begin it again.
+
+    Raises:
+        RuntimeError: the allocator's own complaint, when not even the longest row fits alone.
+    """
+    batches = plan_micro_batches(progress.token_budget)
+    on_cpu = torch.get_rng_state()
+    on_gpu = torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None  # of this process's device alone
+    while True:
+        try:
+            return work(batches), batches
+        except RuntimeError as error:
+            if not (retry and is_out_of_memory(error)):
+                raise
+            largest = max(batch.size for batch in batches)
+            smaller = plan_micro_batches(max(1, largest // 2))
+            if max(batch.size for batch in smaller) >= largest:  # the longest row alone
+                raise
+        gc.collect()  # here, not above: the exception's frames hold what the failed pass had made
+        torch.cuda.empty_cache()
+        torch.set_rng_state(on_cpu)
+        if on_gpu is not None:
+            torch.cuda.set_rng_state(on_gpu)
+        batches, progress.token_budget = smaller, max(1, largest // 2)
+        progress.memory_retries += 1

@@ -11,31 +11,38 @@ import torch
 from peft import PeftModel
 from transformers import PreTrainedTokenizerBase
 
-from shared.manifest import AdapterManifest
-from shared.model_config import ModelConfig
-from shared.planner import ExecutionPlan, TrainingRun, warmup_steps
-from worker.training.batches import MicroBatch, collate, lay_out
-from worker.training.budget import Budget, choose_budget
+from shared.artifacts.manifests import AdapterManifest
+from shared.base_models.config import ModelConfig
+from shared.contract.plan import ExecutionPlan, TrainingRun, warmup_steps
 from worker.training.checkpoint import Progress
-from worker.training.data import Data, read_data
-from worker.training.events import identifier
-from worker.training.facts import RunFacts
-from worker.training.fused_lora import FusionReport
-from worker.training.guarantee import environment
-from worker.training.memory import memory_report, peak_bytes
-from worker.training.model import build_model, load_tokenizer, packs, pick_device, read_config, trainable
+from worker.training.data.batches import MicroBatch, collate, plan_micro_batches
+from worker.training.data.dataset import Data, read_data
+from worker.training.data.prepared import PreparedRows, Row
+from worker.training.data.row_order import RowOrder
+from worker.training.distributed import DistributedContext, digest_of, local_rank
+from worker.training.model.fsdp import in_step, sharding_is_forced
+from worker.training.model.load import (
+    build_model,
+    compute_dtype,
+    load_tokenizer,
+    packs,
+    pick_device,
+    read_config,
+    trainable,
+)
+from worker.training.model.lora_fusion import FusionReport
+from worker.training.model.memory_budget import Budget, choose_budget
 from worker.training.optimizer import build_optimizer
-from worker.training.order import Order
-from worker.training.prepared import PreparedRows, Row
+from worker.training.reporting.events import identifier
+from worker.training.reporting.facts import RunFacts, memory_report
+from worker.training.reporting.telemetry import TELEMETRY_SCHEMA_VERSION, Telemetry
+from worker.training.reporting.throughput import Machine, dense_bf16_peak, peak_bytes, workload
+from worker.training.reproducibility import environment
 from worker.training.schedule import learning_rate
-from worker.training.sharding import in_step, sharding_is_forced
-from worker.training.speed import Machine, dense_bf16_peak, workload
-from worker.training.telemetry import TELEMETRY_SCHEMA_VERSION, Telemetry
-from worker.training.world import World, digest_of, local_rank
 
 
 @dataclass(frozen=True)
-class Trainer:
+class TrainingContext:
     """A run that is set up.
 
     Attributes:
@@ -53,11 +60,11 @@ class Trainer:
     fused: FusionReport
     optimizer: torch.optim.Optimizer
     data: Data
-    order: Order
+    order: RowOrder
     device: torch.device
     budget: Budget
     environment: dict[str, str | int]
-    world: World
+    distributed: DistributedContext
 
     @property
     def warmup(self) -> int:
@@ -70,15 +77,15 @@ class Trainer:
 
     def micro_batches(self, rows: Sequence[Row], token_budget: int) -> list[MicroBatch]:
         """The tensors of this process's share of some rows, in micro-batches of at most so many tokens; may be none."""
-        share = [rows[index] for index in self.world.share([len(row.ids) for row in rows])]
+        share = [rows[index] for index in self.distributed.share([len(row.ids) for row in rows])]
         packed, pad = packs(self.model), int(self.tokenizer.pad_token_id or 0)  # masked: any id will do
-        groups = lay_out([len(row.ids) for row in share], token_budget, packed=packed) if share else []
+        groups = plan_micro_batches([len(row.ids) for row in share], token_budget, packed=packed) if share else []
         batches = [collate([share[index] for index in group], pad, packed=packed) for group in groups]
-        return list(in_step(batches, self.world)) if self.budget.shard_base else batches
+        return list(in_step(batches, self.distributed)) if self.budget.shard_base else batches
 
     def validation_batches(self, token_budget: int) -> Iterator[MicroBatch]:
         """The tensors of this process's share of the validation rows, a step's worth of them at a time."""
-        size = self.plan.contract.exec.batch_size * self.plan.contract.exec.grad_accum * self.world.size
+        size = self.plan.contract.exec.batch_size * self.plan.contract.exec.grad_accum * self.distributed.size
         for start in range(0, len(self.data.validation), size):
             stop = min(start + size, len(self.data.validation))
             rows = [replace(self.data.validation[number], weight=1.0) for number in range(start, stop)]  # plain nats
@@ -89,7 +96,7 @@ class Trainer:
         name = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else ""
         work = workload(self.config, self.plan.contract.adapter, checkpointing=self.budget.checkpointing)
         peak = dense_bf16_peak(name)
-        of_all = peak and peak * self.world.size
+        of_all = peak and peak * self.distributed.size
         return Machine(work=work, peak_flops=of_all, peak_memory=lambda: peak_bytes(self.device))
 
     def engine(self) -> dict[str, object]:
@@ -104,7 +111,7 @@ class Trainer:
         }
 
 
-def set_up(run: TrainingRun, run_dir: Path, cache: Path) -> Trainer:
+def set_up(run: TrainingRun, run_dir: Path, cache: Path) -> TrainingContext:
     """Read the data, load the base in NF4, attach the adapter.
 
     Raises:
@@ -112,13 +119,13 @@ def set_up(run: TrainingRun, run_dir: Path, cache: Path) -> Trainer:
     """
     contract, base = run.plan.contract, Path(run.inputs.base)
     device, config, tokenizer = pick_device(contract.device, local_rank()), read_config(base), load_tokenizer(base)
-    world = World.join(device)
-    data = world.in_turn(lambda: read_data(run, tokenizer, config.vocab, cache))
-    order = Order(contract, data.difficulties, len(data.replay))
+    distributed = DistributedContext.join(device)
+    data = distributed.main_process_first(lambda: read_data(run, tokenizer, config.vocab, cache))
+    order = RowOrder(contract, data.difficulties, len(data.replay))
     forced = sharding_is_forced(os.environ)
-    budget = choose_budget(contract, config, device, world.size, shard_base=forced, smallest=world.smallest)
+    budget = choose_budget(contract, config, device, distributed.size, shard_base=forced, smallest=distributed.smallest)
     model, fused = build_model(base, contract, device, budget)
-    return Trainer(
+    return TrainingContext(
         plan=run.plan,
         run_dir=run_dir,
         base=base,
@@ -131,39 +138,39 @@ def set_up(run: TrainingRun, run_dir: Path, cache: Path) -> Trainer:
         order=order,
         device=device,
         budget=budget,
-        environment=environment(device, world.size) | {"rows": data.rows.key},
-        world=world,
+        environment=environment(device, distributed.size) | {"rows": data.rows.key},
+        distributed=distributed,
     )
 
 
-def agree_to_start(trainer: Trainer, progress: Progress) -> None:
+def agree_to_start(context: TrainingContext, progress: Progress) -> None:
     """See that all processes of the run begin with the same.
 
     Raises:
         JobFailed: ``PROCESSES_DIFFER``.
     """
-    if trainer.world.size == 1:
+    if context.distributed.size == 1:
         return
     facts = {
-        "plan": trainer.plan.digest,
+        "plan": context.plan.digest,
         "step": str(progress.step),
-        "training rows": str(len(trainer.data.training)),
-        "validation rows": str(len(trainer.data.validation)),
-        "weights": digest_of(trainable(trainer.model)),
+        "training rows": str(len(context.data.training)),
+        "validation rows": str(len(context.data.validation)),
+        "weights": digest_of(trainable(context.model)),
     }
-    trainer.world.refuse_difference(facts)
-    agree_on_memory(trainer, progress)
+    context.distributed.refuse_difference(facts)
+    agree_on_memory(context, progress)
 
 
-def agree_on_memory(trainer: Trainer, progress: Progress) -> None:
+def agree_on_memory(context: TrainingContext, progress: Progress) -> None:
     """Where one process ran out of memory all take smaller pieces from now on, and so will a run that goes on from here."""
-    smallest, retries = trainer.world.largest([-progress.token_budget, progress.memory_retries])
+    smallest, retries = context.distributed.largest([-progress.token_budget, progress.memory_retries])
     progress.token_budget, progress.memory_retries = -int(smallest), int(retries)
 
 
-def describe(trainer: Trainer, progress: Progress) -> dict[str, object]:
+def describe(context: TrainingContext, progress: Progress) -> dict[str, object]:
     """Payload of the ``train_start`` event."""
-    plan, exec_, report = trainer.plan, trainer.plan.contract.exec, trainer.data.rows.report
+    plan, exec_, report = context.plan, context.plan.contract.exec, context.data.rows.report
     return {
         "telemetry_schema": TELEMETRY_SCHEMA_VERSION,
         "run_id": progress.run_id,
@@ -175,47 +182,58 @@ def describe(trainer: Trainer, progress: Progress) -> dict[str, object]:
         "seed": exec_.seed,
         "epochs": exec_.epochs,
         "grad_accum": exec_.grad_accum,
-        "pairs_loaded": len(trainer.data.training),
-        "validation_pairs": len(trainer.data.validation),
-        "replayed_pairs": len(trainer.data.replay),
+        "pairs_loaded": len(context.data.training),
+        "validation_pairs": len(context.data.validation),
+        "replayed_pairs": len(context.data.replay),
         **{f"skip_{reason}": count for reason, count in report.skipped.items()},
         "trajectory_weighted_pairs": report.trajectory_weighted,
         "trajectory_clamped_pairs": report.trajectory_clamped,
-        "planned_optimizer_steps_total": trainer.order.total_steps,
-        "warmup_steps": trainer.warmup,
-        "n_heads": trainer.config.heads,
-        "n_kv_heads": trainer.config.kv_heads,
-        "compute_device": trainer.device.type,
-        "processes": trainer.world.size,
+        "planned_optimizer_steps_total": context.order.total_steps,
+        "warmup_steps": context.warmup,
+        "n_heads": context.config.heads,
+        "n_kv_heads": context.config.kv_heads,
+        "compute_device": context.device.type,
+        "processes": context.distributed.size,
         "resumed_from_step": progress.step,
         "guarantee": progress.guarantee,
-        "layout": "packed" if packs(trainer.model) else "padded",
-        "budget": trainer.budget.as_dict(),
+        "layout": "packed" if packs(context.model) else "padded",
+        "budget": context.budget.as_dict(),
     }
 
 
-def gather_facts(trainer: Trainer, manifest: AdapterManifest, progress: Progress, telemetry: Telemetry) -> RunFacts:
+def gather_facts(
+    context: TrainingContext, manifest: AdapterManifest, progress: Progress, telemetry: Telemetry
+) -> RunFacts:
     """All that the reports of a finished run are written from."""
-    validation = trainer.data.validation
-    rows = len(trainer.data.training)
+    validation = context.data.validation
+    rows = len(context.data.training)
     return RunFacts(
         run_id=progress.run_id,
-        plan=trainer.plan,
-        config=trainer.config,
+        plan=context.plan,
+        config=context.config,
         manifest=manifest,
         progress=progress,
         summary=telemetry.summary(),
-        training=trainer.data.rows.report,
+        training=context.data.rows.report,
         training_rows=rows,
         validation=validation.report if isinstance(validation, PreparedRows) else None,
         validation_rows=len(validation),
         skips=telemetry.skips,
-        rate_at=trainer.rate_at,
-        last_epoch_steps=trainer.order.steps_of(trainer.order.epoch_of(progress.step)),
-        planned_steps=trainer.order.total_steps,
-        memory=memory_report(trainer.plan.contract, trainer.base, rows, trainer.device, trainer.budget),
-        device=trainer.device.type,
-        device_name=torch.cuda.get_device_name(trainer.device) if trainer.device.type == "cuda" else None,
+        rate_at=context.rate_at,
+        last_epoch_steps=context.order.steps_of(context.order.epoch_of(progress.step)),
+        planned_steps=context.order.total_steps,
+        memory=memory_report(
+            context.plan.contract,
+            context.config,
+            rows,
+            device=context.device.type,
+            element_bytes=compute_dtype(context.device).itemsize,
+            checkpointing=context.budget.checkpointing,
+            predicted_bytes=context.budget.predicted_bytes,
+            peak_bytes=peak_bytes(context.device),
+        ),
+        device=context.device.type,
+        device_name=torch.cuda.get_device_name(context.device) if context.device.type == "cuda" else None,
         resumed_from_step=progress.resumed_from[-1] if progress.resumed_from else 0,
-        engine=trainer.engine(),
+        engine=context.engine(),
     )

@@ -1,8 +1,9 @@
-"""Where limits are counted: in Valkey, for all API processes together; in each process while Valkey does not answer.
+"""Stores of rate limits: Valkey, for all API processes together; the process itself while Valkey does not answer.
 
 Both count alike. Requests are counted by whole seconds: a key's state is sixty numbers at most, whatever its limit, and
-``Retry-After``, which has whole seconds, is exact. A slot in Valkey is held until it is given back, or until its holder
-has not renewed it for a minute: a process that dies holds none for longer, and `api/slot_debts.py` sees to the rest.
+``Retry-After``, which has whole seconds, is exact. A slot in Valkey is held until it is released, or until its holder has
+not renewed it for a minute, so a process that dies holds none for longer. Slots that are released while Valkey does not
+answer: `api/inference/rate_limits/pending_releases.py`.
 """
 
 from __future__ import annotations
@@ -20,15 +21,15 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import ConnectionError, RedisError  # noqa: A004 — the client's, not the built-in
 
-from api.slot_debts import SlotDebts
+from api.inference.rate_limits.pending_releases import PendingReleases
 
 WINDOW_SECONDS = 60
 HOLD_SECONDS = 60
 TIMEOUT_SECONDS = 1.0
 AWAY_SECONDS = 10.0
-"""How long Valkey is not asked again when it did not answer."""
+"""How long no request is sent to Valkey after it did not answer."""
 
-TAKE = """
+ACQUIRE = """
 local time = redis.call('TIME')
 local second = tonumber(time[1])
 local now = second * 1000 + math.floor(tonumber(time[2]) / 1000)
@@ -80,12 +81,11 @@ for i = 2, #ARGV do redis.call('ZADD', KEYS[1], 'XX', until_, ARGV[i]) end
 redis.call('EXPIRE', KEYS[1], ARGV[1])
 """
 
-
 logger = logging.getLogger(__name__)
 
 
-class Ask(NamedTuple):
-    """A request of a key that has limits. ``slot`` is what it would hold, a name of its own."""
+class LimitedRequest(NamedTuple):
+    """A request of a key that has limits. ``slot`` is the unique name of the slot that it would hold."""
 
     key_id: str
     slot: str
@@ -101,13 +101,13 @@ class Refusal(StrEnum):
 
 
 class Verdict(NamedTuple):
-    """Whether a request may go on, and how its key stands. Times are in seconds.
+    """Whether a request is admitted, and the state of its key. Times are in seconds.
 
     Attributes:
-        refusal: None when it may; then it is counted and has its slot.
+        refusal: None when it is admitted; then it is counted and has its slot.
         used: requests that count now, this one included.
         reset: until none of them counts any more.
-        wait: until one more may; only of ``Refusal.RATE``: nobody knows when a slot will be free.
+        wait: until one more is admitted; only of ``Refusal.RATE``: it is unknown when a slot will be free.
     """
 
     refusal: Refusal | None
@@ -119,10 +119,10 @@ class Verdict(NamedTuple):
 class Store(Protocol):
     """Counts requests and holds slots."""
 
-    async def take(self, ask: Ask) -> Verdict:
+    async def acquire(self, request: LimitedRequest) -> Verdict:
         """Count the request and take its slot, or neither."""
 
-    async def give_back(self, key_id: str, slot: str) -> None:
+    async def release(self, key_id: str, slot: str) -> None:
         """Free a slot; one that is free already stays so."""
 
     async def renew(self, key_id: str, slots: Sequence[str]) -> None:
@@ -148,22 +148,22 @@ class ValkeyStore:
             decode_responses=True,
             socket_timeout=TIMEOUT_SECONDS,
             socket_connect_timeout=TIMEOUT_SECONDS,
-            # A connection that was idle may have been closed meanwhile; a server that is slow is not asked twice.
+            # An idle connection may have been closed by the server. A slow server does not get the request twice.
             retry=Retry(NoBackoff(), 1, supported_errors=(ConnectionError,)),
         )
         self._window = window
         self.hold = hold
-        self._take = self._client.register_script(TAKE)
+        self._acquire = self._client.register_script(ACQUIRE)
         self._renew = self._client.register_script(RENEW)
 
-    async def take(self, ask: Ask) -> Verdict:
-        limits = (ask.requests_per_minute or 0, ask.concurrent_requests or 0)
-        keys = [_window_name(ask.key_id), _slots_name(ask.key_id)]
-        found = await self._take(keys=keys, args=[ask.slot, *limits, self._window, self.hold])
-        refusal, used, reset, wait = found
+    async def acquire(self, request: LimitedRequest) -> Verdict:
+        limits = (request.requests_per_minute or 0, request.concurrent_requests or 0)
+        keys = [f"mens:limits:{{{request.key_id}}}:requests", _slots_name(request.key_id)]
+        reply = await self._acquire(keys=keys, args=[request.slot, *limits, self._window, self.hold])
+        refusal, used, reset, wait = reply
         return Verdict(Refusal(refusal) if refusal else None, used, reset / 1000, wait / 1000)
 
-    async def give_back(self, key_id: str, slot: str) -> None:
+    async def release(self, key_id: str, slot: str) -> None:
         await self._client.zrem(_slots_name(key_id), slot)
 
     async def renew(self, key_id: str, slots: Sequence[str]) -> None:
@@ -188,32 +188,32 @@ class ProcessStore:
         self._counts: dict[str, dict[int, int]] = defaultdict(dict)
         self._slots: dict[str, set[str]] = defaultdict(set)
 
-    async def take(self, ask: Ask) -> Verdict:
+    async def acquire(self, request: LimitedRequest) -> Verdict:
         now = self._clock()
-        counts = self._counts[ask.key_id] = {
-            second: count for second, count in self._counts[ask.key_id].items() if second > int(now) - self._window
+        counts = self._counts[request.key_id] = {
+            second: count for second, count in self._counts[request.key_id].items() if second > int(now) - self._window
         }
-        used, rate = sum(counts.values()), ask.requests_per_minute
+        used, rate = sum(counts.values()), request.requests_per_minute
         reset = max(counts) + self._window - now if counts else 0.0
         if rate is not None and used >= rate:
             return Verdict(Refusal.RATE, used, reset, self._free_at(counts, rate) - now)
-        held, slots = self._slots[ask.key_id], ask.concurrent_requests
+        held, slots = self._slots[request.key_id], request.concurrent_requests
         if slots is not None and len(held) >= slots:
             return Verdict(Refusal.SLOTS, used, reset, 0.0)
         if slots is not None:
-            held.add(ask.slot)
+            held.add(request.slot)
         if rate is not None:
             counts[int(now)] = counts.get(int(now), 0) + 1
         return Verdict(None, used + 1, int(now) + self._window - now, 0.0)
 
-    async def give_back(self, key_id: str, slot: str) -> None:
+    async def release(self, key_id: str, slot: str) -> None:
         self._slots[key_id].discard(slot)
 
     async def renew(self, key_id: str, slots: Sequence[str]) -> None:
         pass
 
     def _free_at(self, counts: dict[int, int], rate: int) -> float:
-        """When so many of the oldest have left the window that less than the rate remain."""
+        """When so many of the oldest requests have left the window that fewer than the rate remain."""
         left = sum(counts.values())
         for second in sorted(counts):
             left -= counts[second]
@@ -223,10 +223,11 @@ class ProcessStore:
 
 
 class SharedStore:
-    """Counts in Valkey. When that does not answer, in this process, and tries again after a while: it never raises.
+    """Counts in Valkey; while Valkey does not answer, in this process, and tries Valkey again after a while. Never raises.
 
     Args:
         valkey: None where there is none that can be used.
+        away_seconds: how long no request is sent to Valkey after it did not answer.
     """
 
     def __init__(self, valkey: ValkeyStore | None, away_seconds: float = AWAY_SECONDS) -> None:
@@ -234,37 +235,39 @@ class SharedStore:
         self._process = ProcessStore()
         self._away_seconds = away_seconds
         self._away_until = 0.0 if valkey else math.inf
-        self._silent_until = 0.0
-        self._debts = SlotDebts(valkey.give_back, hold=valkey.hold) if valkey else None
+        self._warn_again_at = 0.0
+        self._pending = PendingReleases(valkey.release, hold=valkey.hold) if valkey else None
 
-    async def take(self, ask: Ask) -> Verdict:
+    async def acquire(self, request: LimitedRequest) -> Verdict:
         valkey = self._reachable()
         if valkey is None:
-            return await self._process.take(ask)
-        if self._away_until:  # this request tries; the others need not wait for it
-            self._stay_away()
+            return await self._process.acquire(request)
+        if self._away_until:
+            # Valkey was away. This request tries it; the others count in the process meanwhile, and do not wait.
+            self._away_until = time.monotonic() + self._away_seconds
         try:
-            verdict = await valkey.take(ask)
+            verdict = await valkey.acquire(request)
         except (RedisError, OSError) as error:
             self._went_away(error)
-            if self._debts:
-                self._debts.owe(ask.key_id, ask.slot)  # Valkey may have taken it, or do so yet
-            return await self._process.take(ask)
+            if self._pending:
+                # Valkey may have taken the slot before it failed, or take it when it reads the request later.
+                self._pending.add(request.key_id, request.slot)
+            return await self._process.acquire(request)
         self._away_until = 0.0
-        if self._debts and not verdict.refusal:
-            self._debts.settle(ask.slot)
+        if self._pending and not verdict.refusal:
+            self._pending.remove(request.slot)
         return verdict
 
-    async def give_back(self, key_id: str, slot: str) -> None:
-        await self._process.give_back(key_id, slot)
+    async def release(self, key_id: str, slot: str) -> None:
+        await self._process.release(key_id, slot)
         if valkey := self._reachable():
             try:
-                await valkey.give_back(key_id, slot)
+                await valkey.release(key_id, slot)
                 return
             except (RedisError, OSError) as error:
                 self._went_away(error)
-        if self._debts:
-            self._debts.owe(key_id, slot)
+        if self._pending:
+            self._pending.add(key_id, slot)
 
     async def renew(self, key_id: str, slots: Sequence[str]) -> None:
         if valkey := self._reachable():
@@ -275,25 +278,18 @@ class SharedStore:
 
     async def close(self) -> None:
         """Close the connections."""
-        if self._valkey and self._debts:
-            await self._debts.close()
+        if self._valkey and self._pending:
+            await self._pending.close()
             await self._valkey.close()
 
     def _reachable(self) -> ValkeyStore | None:
         return self._valkey if time.monotonic() >= self._away_until else None
 
-    def _stay_away(self) -> None:
-        self._away_until = time.monotonic() + self._away_seconds
-
     def _went_away(self, error: Exception) -> None:
-        if time.monotonic() >= self._silent_until:
+        if time.monotonic() >= self._warn_again_at:
             logger.warning("Valkey does not answer, so this process limits keys for itself: %s", error)
-            self._silent_until = time.monotonic() + self._away_seconds
-        self._stay_away()
-
-
-def _window_name(key_id: str) -> str:
-    return f"mens:limits:{{{key_id}}}:requests"
+            self._warn_again_at = time.monotonic() + self._away_seconds
+        self._away_until = time.monotonic() + self._away_seconds
 
 
 def _slots_name(key_id: str) -> str:

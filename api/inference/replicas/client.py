@@ -1,4 +1,7 @@
-"""HTTP to the serving replicas: kept-alive connections, answers that are read as they come, errors of two kinds."""
+"""HTTP client for serving replicas: pooled kept-alive connections, responses read as they come, two kinds of errors.
+
+`ReplicaUnreachable` says that the replica has seen nothing of the request, `ReplicaDisconnected` that it may have.
+"""
 
 from __future__ import annotations
 
@@ -10,156 +13,136 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 from urllib.parse import urlsplit
 
-from api.http_connection import BadAnswer, HttpConnection
+from api.inference.replicas.http_connection import BadResponse, HttpConnection
 
 CONNECT_SECONDS = 5.0
 KEEPALIVE_SECONDS = 4.0
-"""Shorter than a replica's five: a connection that both use and close at once fails a request."""
+"""Shorter than a replica's five: a request on a connection that the replica closes at the same moment would fail."""
 PASSED_HEADERS = ("content-type", "x-request-id", "retry-after")
-"""What a caller gets to see of an answer's head."""
-_BROKEN = (BadAnswer, OSError)
-
-
-class NotReached(Exception):
-    """No connection came about, so the replica has seen nothing of the request."""
-
-
+"""Headers of a replica's response that the caller gets."""
 ERROR_EVENT = b'data: {"error":'
 ENGINE_DEAD = re.compile(rb'"message": ?"EngineCore encountered an issue')
-"""How vLLM answers what its engine had when it died. What a caller wrote has its quotes escaped, so it cannot look like this."""
+"""vLLM's response to requests in flight when its engine dies. In what a caller wrote the quotes are escaped, so it cannot look
+like this."""
+_CONNECTION_ERRORS = (BadResponse, OSError)
 
 
-class BrokenOff(Exception):
-    """The connection broke, or what came was no HTTP, or nothing came for too long."""
+class ReplicaUnreachable(Exception):
+    """No connection was made, so the replica has seen nothing of the request."""
 
 
-class ReplicaAnswer:
-    """An answer whose head is here. Whoever has it closes it.
+class ReplicaDisconnected(Exception):
+    """The connection broke, or what came was not HTTP, or nothing came for too long."""
+
+
+class ReplicaResponse:
+    """A replica's response: its head has come, its body is read as it comes. Its holder closes it.
 
     Attributes:
         status: HTTP status.
         headers: those for the caller, names in lower case.
+        on_close: called once, when it is closed.
+        on_disconnect: called when the replica disconnects before the end.
 
     Args:
         connection: its head has come.
-        let_go: takes the connection back.
+        give_back: takes the connection back.
     """
 
-    def __init__(self, connection: HttpConnection, let_go: Callable[[HttpConnection], None]) -> None:
+    def __init__(self, connection: HttpConnection, give_back: Callable[[HttpConnection], None]) -> None:
         self.status = connection.status
         headers = connection.headers
         self.headers: Mapping[str, str] = {name: headers[name] for name in PASSED_HEADERS if name in headers}
+        self.on_close: Callable[[], None] | None = None
+        self.on_disconnect: Callable[[ReplicaDisconnected], None] | None = None
         self._connection: HttpConnection | None = connection
-        self._let_go = let_go
+        self._give_back_connection = give_back
+        self._first = b""
 
     @property
     def ok(self) -> bool:
         """Whether the status is one of success."""
         return 200 <= self.status < 300
 
+    @property
+    def is_error(self) -> bool:
+        """Whether it is an error: by its status, or as a stream whose first event is an error.
+
+        vLLM looks at some fields only once it generates, and has begun a stream by then. The first event is known after
+        :meth:`read_first`.
+        """
+        return not self.ok or self._first.startswith(ERROR_EVENT)
+
+    @property
+    def engine_is_dead(self) -> bool:
+        """Whether vLLM reports that its engine has died; the server exits after that."""
+        return self.is_error and ENGINE_DEAD.search(self._first) is not None
+
+    async def read_first(self) -> None:
+        """Wait for the first bytes of the body; :meth:`read_some` returns them again.
+
+        Raises:
+            ReplicaDisconnected: before they came.
+        """
+        self._first = await self._read()
+
     async def read_some(self) -> bytes:
         """What has come of the body, at least a byte; nothing at its end, or once it is closed.
 
         Raises:
-            BrokenOff: before the end.
-        """
-        if self._connection is None:
-            return b""
-        try:
-            chunk = await self._connection.read_some()
-        except _BROKEN as error:
-            raise BrokenOff(_why(error)) from error
-        if not chunk:
-            self.close()
-        return chunk
-
-    def close(self) -> None:
-        """Keep the connection when the whole answer has come, else close it."""
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            self._let_go(connection)
-
-
-class Begun:
-    """A replica's answer whose first bytes are here already. The replica is released when it is closed.
-
-    Attributes:
-        status: HTTP status.
-        headers: those for the caller, names in lower case.
-
-    Args:
-        answer: gives the bytes after the first ones.
-        first: the first bytes; empty when there are none.
-        release: called once.
-        broke: called when the replica breaks off.
-    """
-
-    def __init__(
-        self,
-        answer: ReplicaAnswer,
-        first: bytes,
-        release: Callable[[], None],
-        broke: Callable[[BrokenOff], None] = lambda _error: None,
-    ) -> None:
-        self.status, self.headers = answer.status, answer.headers
-        self._answer = answer
-        self._first = first
-        self._release: Callable[[], None] | None = release
-        self._broke = broke
-
-    @property
-    def refuses(self) -> bool:
-        """Whether it is an error: by its status, or a stream of which an error is the first event.
-
-        vLLM looks at some fields only once it generates, and has begun a stream by then.
-        """
-        return not self._answer.ok or self._first.startswith(ERROR_EVENT)
-
-    @property
-    def engine_is_dead(self) -> bool:
-        """Whether vLLM says that its engine has died: the server goes after it."""
-        return self.refuses and ENGINE_DEAD.search(self._first) is not None
-
-    async def read_some(self) -> bytes:
-        """What has come of the body, at least a byte; nothing at its end.
-
-        Raises:
-            BrokenOff: before the end.
+            ReplicaDisconnected: before the end.
         """
         first, self._first = self._first, b""
         try:
-            return first or await self._answer.read_some()
-        except BrokenOff as error:
-            self._broke(error)
+            return first or await self._read()
+        except ReplicaDisconnected as error:
+            if self.on_disconnect:
+                self.on_disconnect(error)
             raise
 
-    def __aiter__(self) -> Begun:
+    def __aiter__(self) -> ReplicaResponse:
         """The body's bytes as they come."""
         return self
 
     async def __anext__(self) -> bytes:
         """Raises:
-        BrokenOff: before the end.
+        ReplicaDisconnected: before the end.
         """
         if chunk := await self.read_some():
             return chunk
         raise StopAsyncIteration
 
     def close(self) -> None:
-        """Give the connection back, or close it when there is more to come."""
-        release, self._release = self._release, None
-        if release:
-            release()
-            self._answer.close()
+        """Keep the connection when the whole response has come, else close it."""
+        on_close, self.on_close = self.on_close, None
+        if on_close:
+            on_close()
+        self._give_back()
+
+    async def _read(self) -> bytes:
+        if self._connection is None:
+            return b""
+        try:
+            chunk = await self._connection.read_some()
+        except _CONNECTION_ERRORS as error:
+            raise ReplicaDisconnected(_why(error)) from error
+        if not chunk:
+            self._give_back()
+        return chunk
+
+    def _give_back(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            self._give_back_connection(connection)
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where a request goes.
+    """Where a request is sent.
 
     Attributes:
         origin: scheme, host and port: what a connection is good for.
-        head: a request's first lines, but for the method and for what is sent.
+        head: a request's first lines, except for the method and what depends on the content.
     """
 
     origin: tuple[bool, str, int]
@@ -167,11 +150,11 @@ class Target:
 
 
 class ReplicaClient:
-    """Asks replicas, directly, whatever proxy the machine uses for the world.
+    """Sends requests to replicas, directly, whatever HTTP proxy the environment names.
 
     Args:
-        key: what they ask of their callers; empty: nothing.
-        silence_seconds: the longest that one may send nothing while it is expected to.
+        key: the key that replicas require; empty: none.
+        silence_seconds: the longest that a replica may send nothing while a response is awaited.
     """
 
     def __init__(self, key: str, silence_seconds: float) -> None:
@@ -180,46 +163,52 @@ class ReplicaClient:
         self._idle: dict[tuple[bool, str, int], list[HttpConnection]] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
 
-    async def post(self, url: str, content: bytes) -> ReplicaAnswer:
+    async def post(self, url: str, content: bytes) -> ReplicaResponse:
         """Send JSON.
 
         Raises:
-            NotReached: no connection. BrokenOff: a connection, but no answer.
+            ReplicaUnreachable: no connection. ReplicaDisconnected: a connection, but no response.
         """
-        return await self._ask("POST", url, content)
+        return await self._send("POST", url, content)
 
-    async def get(self, url: str) -> ReplicaAnswer:
+    async def get(self, url: str) -> ReplicaResponse:
         """Raises:
-        NotReached: no connection. BrokenOff: a connection, but no answer.
+        ReplicaUnreachable: no connection. ReplicaDisconnected: a connection, but no response.
         """
-        return await self._ask("GET", url, b"")
+        return await self._send("GET", url, b"")
 
     async def aclose(self) -> None:
-        """Close the connections that rest; those in use close with their answers."""
+        """Close the idle connections; those in use close with their responses."""
         for connections in self._idle.values():
             for connection in connections:
                 connection.close()
         self._idle.clear()
 
-    async def _ask(self, method: str, url: str, content: bytes) -> ReplicaAnswer:
+    async def _send(self, method: str, url: str, content: bytes) -> ReplicaResponse:
         try:
             target = _target(url)
-            connection = self._take(target.origin) or await self._connect(target.origin)
+            connection = self._take_idle(target.origin)
+            if connection is None:
+                secure, host, port = target.origin
+                async with asyncio.timeout(CONNECT_SECONDS):
+                    _, connection = await asyncio.get_running_loop().create_connection(
+                        lambda: HttpConnection(self._silence_seconds), host, port, ssl=_tls() if secure else None
+                    )
         except (OSError, ValueError) as error:
-            raise NotReached(_why(error)) from error
+            raise ReplicaUnreachable(_why(error)) from error
         head = f"{method} {target.head}{self._headers}Content-Length: {len(content)}\r\n\r\n"
         try:
             connection.send(head.encode() + content)
             await connection.head()
         except BaseException as error:
             connection.close()
-            if isinstance(error, _BROKEN):
-                raise BrokenOff(_why(error)) from error
+            if isinstance(error, _CONNECTION_ERRORS):
+                raise ReplicaDisconnected(_why(error)) from error
             raise
-        return ReplicaAnswer(connection, partial(self._let_go, target.origin))
+        return ReplicaResponse(connection, partial(self._give_back, target.origin))
 
-    def _take(self, origin: tuple[bool, str, int]) -> HttpConnection | None:
-        """One that rests; the one that was used last, so that those that are too many grow old."""
+    def _take_idle(self, origin: tuple[bool, str, int]) -> HttpConnection | None:
+        """The idle connection that was used last, so that those that are too many become too old."""
         loop = asyncio.get_running_loop()
         if self._loop is not loop:  # connections belong to the loop that made them
             self._loop, self._idle = loop, {}
@@ -231,29 +220,17 @@ class ReplicaClient:
             connection.close()
         return None
 
-    async def _connect(self, origin: tuple[bool, str, int]) -> HttpConnection:
-        secure, host, port = origin
-        context = _tls() if secure else None
-        async with asyncio.timeout(CONNECT_SECONDS):
-            _, connection = await asyncio.get_running_loop().create_connection(
-                lambda: HttpConnection(self._silence_seconds), host, port, ssl=context
-            )
-        return connection
-
-    def _let_go(self, origin: tuple[bool, str, int], connection: HttpConnection) -> None:
+    def _give_back(self, origin: tuple[bool, str, int], connection: HttpConnection) -> None:
         if connection.is_reusable():
             self._idle.setdefault(origin, []).append(connection)
         else:
             connection.close()
-        self._drop_old()
-
-    def _drop_old(self) -> None:
-        """Forget connections that nobody will take any more; the oldest of an origin is its first."""
-        for origin, idle in list(self._idle.items()):
+        # Idle connections that are too old to be taken are dropped here; the oldest of an origin is its first.
+        for each, idle in list(self._idle.items()):
             while idle and not _is_fresh(idle[0]):
                 idle.pop(0).close()
             if not idle:
-                del self._idle[origin]
+                del self._idle[each]
 
 
 def _is_fresh(connection: HttpConnection) -> bool:
@@ -263,11 +240,11 @@ def _is_fresh(connection: HttpConnection) -> bool:
 @lru_cache(maxsize=1024)
 def _target(url: str) -> Target:
     """Raises:
-    ValueError: nothing that can be asked.
+    ValueError: not an address that a request can be sent to.
     """
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname or not url.isprintable() or " " in url:
-        raise ValueError(f"{url!r} is no address")
+        raise ValueError(f"{url!r} is not an address")
     secure = parts.scheme == "https"
     path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
     host = parts.netloc.rpartition("@")[2]

@@ -1,6 +1,6 @@
-"""Watches the serving replicas beside the requests: finds them, looks at their health, warms those that have come.
+"""Health monitor: discovers the serving replicas, checks their health, and warms those that are new or back.
 
-Nobody tells a replica about adapters: it fetches what it is first asked for. Warming is being asked, before the callers.
+A replica loads an adapter when it gets the first request for it. Warming is such a request, sent before those of callers.
 """
 
 from __future__ import annotations
@@ -8,13 +8,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import msgspec
 
-from api.replica_client import BrokenOff, NotReached, ReplicaClient
-from api.replicas import Replica, Replicas
+from api.inference.replicas.client import ReplicaClient, ReplicaDisconnected, ReplicaUnreachable
+from api.inference.replicas.pool import Replica, ReplicaPool
 from shared.errors import MensError
 from shared.replicas import discover
 
@@ -24,21 +23,21 @@ WARM_MODELS = 8
 logger = logging.getLogger(__name__)
 
 
-class Watch:
-    """Background tasks of one event loop: one that discovers, and one for each replica.
+class HealthMonitor:
+    """Background tasks of one event loop: one that discovers replicas, and one for each replica.
 
     Args:
-        replicas: told what is found.
+        replicas: the pool that is kept up to date.
         client: reaches replicas, with their key.
-        urls: the static ones, read when the watch starts.
+        urls: the static ones, read when the monitor starts.
         dns: see `shared/replicas.py`.
-        interval: seconds between two looks.
-        warm_seconds: how long warming may take; then the replica takes part as it is.
+        interval: seconds between two checks.
+        warm_seconds: how long warming may take; then the replica gets requests as it is.
     """
 
     def __init__(
         self,
-        replicas: Replicas,
+        replicas: ReplicaPool,
         client: ReplicaClient,
         urls: Sequence[str],
         dns: str = "",
@@ -53,19 +52,19 @@ class Watch:
         self._interval = interval
         self._warm_seconds = warm_seconds
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._looked = self._nameless = False
+        self._has_resolved = self._unresolved_logged = False
         self.started = False
 
     def start(self) -> None:
-        """Begin to watch in the running loop; where it has begun, nothing happens."""
+        """Begin to watch in the running loop; the second call does nothing."""
         if self.started:
             return
         self.started = True
-        self._replicas.know(())  # made anew, so that all that are found now count as found now
+        self._replicas.update(())  # made anew, so that all that are found now were there at the start
         self._follow(discover(self._urls))
-        self._looked = not self._dns
+        self._has_resolved = not self._dns
         if self._dns:
-            self._tasks[""] = asyncio.create_task(self._discovering())
+            self._tasks[""] = asyncio.create_task(self._keep_discovering())
 
     async def close(self) -> None:
         """Stop watching."""
@@ -76,98 +75,88 @@ class Watch:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def _follow(self, urls: Sequence[str]) -> None:
-        """Know these replicas and no others, and watch each."""
-        come, gone = self._replicas.know(urls)
-        for replica in gone:
-            logger.info("replica %s has gone", replica.url)
+        """Keep these replicas and no others in the pool, and watch each."""
+        added, removed = self._replicas.update(urls)
+        for replica in removed:
+            logger.info("replica %s removed", replica.url)
             if task := self._tasks.pop(replica.url, None):
                 task.cancel()
         for replica in self._replicas.all:
             if replica.url not in self._tasks:
-                self._tasks[replica.url] = asyncio.create_task(self._watching(replica))
-        for replica in come:
-            replica.was_there = not self._looked
-            logger.info("replica %s has come", replica.url)
+                self._tasks[replica.url] = asyncio.create_task(self._keep_checking(replica))
+        for replica in added:
+            replica.was_there_at_start = not self._has_resolved
+            logger.info("replica %s added", replica.url)
 
-    async def _discovering(self) -> None:
-        """Look the name up again and again. While it has no address, what is known stays: health checks see who is dead."""
+    async def _keep_discovering(self) -> None:
+        """Look the name up again and again. While it has no address, the known replicas stay; health checks find the dead ones."""
         while True:
-            await _guarded(self._discover, "the replicas' name")
+            try:
+                self._follow(await asyncio.to_thread(discover, self._urls, self._dns))
+                self._has_resolved, self._unresolved_logged = True, False
+            except MensError as error:
+                if not self._unresolved_logged:
+                    logger.warning("%s", error.message)
+                self._unresolved_logged = True
+            except Exception:  # the watch must go on, whatever went wrong with one lookup
+                logger.exception("a bug in looking up the replicas' name")
             await asyncio.sleep(self._interval)
 
-    async def _discover(self) -> None:
-        try:
-            urls = await asyncio.to_thread(discover, self._urls, self._dns)
-        except MensError as error:
-            if not self._nameless:  # once, not at every look
-                logger.warning("%s", error.message)
-            self._nameless = True
-            return
-        self._follow(urls)
-        self._looked, self._nameless = True, False
-
-    async def _watching(self, replica: Replica) -> None:
+    async def _keep_checking(self, replica: Replica) -> None:
         """Check one replica again and again, at once when a request has found something wrong with it."""
-        replica.suspect = asyncio.Event()
+        replica.check_now = asyncio.Event()
         while True:
-            replica.suspect.clear()
-            await _guarded(lambda: self._check(replica), replica.url)
+            replica.check_now.clear()
             try:
-                await asyncio.wait_for(replica.suspect.wait(), self._interval)
-                await asyncio.sleep(min(self._interval, 0.1))  # many requests may find the same
+                await self._check(replica)
+            except Exception:  # the watch must go on, whatever went wrong with one check
+                logger.exception("a bug in checking %s", replica.url)
+            try:
+                await asyncio.wait_for(replica.check_now.wait(), self._interval)
+                # A pause, because many requests may find the same at once.
+                await asyncio.sleep(min(self._interval, 0.1))
             except TimeoutError:
                 pass
 
     async def _check(self, replica: Replica) -> None:
         before = replica.state
-        error = await self._health(replica.url)
+        try:
+            async with asyncio.timeout(HEALTH_TIMEOUT_SECONDS):
+                response = await self._client.get(f"{replica.url}/health")
+        except (ReplicaUnreachable, ReplicaDisconnected, TimeoutError) as failure:
+            error: str | None = f"health check: {failure or type(failure).__name__}"
+        else:
+            response.close()
+            error = None if response.ok else f"health check: status {response.status}"
         if error:
             replica.failed_check(error)
-        elif replica.is_healthy(time.monotonic()):
+        elif replica.passed_check(time.monotonic()):
             await self._warm(replica)
-            replica.is_warm()
+            replica.finished_warming()
         if replica.state is not before:
             logger.warning("replica %s is %s, was %s (%s)", replica.url, replica.state, before, error or "it answers")
 
-    async def _health(self, url: str) -> str | None:
-        """What is wrong with a replica; None: nothing."""
-        try:
-            async with asyncio.timeout(HEALTH_TIMEOUT_SECONDS):
-                answer = await self._client.get(f"{url}/health")
-        except (NotReached, BrokenOff, TimeoutError) as error:
-            return f"health check: {error or type(error).__name__}"
-        answer.close()
-        return None if answer.ok else f"health check: status {answer.status}"
-
     async def _warm(self, replica: Replica) -> None:
-        """Have the busiest models loaded; what cannot be loaded in time, its first caller waits for."""
-        models = self._replicas.busiest.top(WARM_MODELS, time.monotonic())
+        """Have the most requested models loaded; the first request to one that does not load in time waits for it."""
+        models = self._replicas.popularity.top(WARM_MODELS, time.monotonic())
         if not models or not self._warm_seconds:
             return
         try:
             async with asyncio.timeout(self._warm_seconds):
-                for (
-                    model
-                ) in models:  # in turns: a replica loads one after the other anyway, and the busiest comes first
-                    await self._ask_for_one_token(replica.url, model)
+                # One after the other: a replica loads no two at once, and the most requested comes first.
+                for model in models:
+                    await self._load(replica.url, model)
         except TimeoutError:
             logger.warning("replica %s did not load all of %s in time", replica.url, models)
 
-    async def _ask_for_one_token(self, url: str, model: str) -> None:
+    async def _load(self, url: str, model: str) -> None:
+        """Have a replica load a model, by a request for one token."""
         body = msgspec.json.encode({"model": model, "prompt": ".", "max_tokens": 1})
         try:
-            answer = await self._client.post(f"{url}/v1/completions", body)
-        except (NotReached, BrokenOff) as error:
+            response = await self._client.post(f"{url}/v1/completions", body)
+        except (ReplicaUnreachable, ReplicaDisconnected) as error:
             logger.warning("replica %s was not warmed with %s: %s", url, model, error)
             return
-        answer.close()
-        if not answer.ok:
-            logger.warning("replica %s was not warmed with %s: status %d", url, model, answer.status)
-
-
-async def _guarded(work: Callable[[], Coroutine[Any, Any, None]], what: str) -> None:
-    """A watch that ends is worse than a look that failed."""
-    try:
-        await work()
-    except Exception:
-        logger.exception("watching %s met a bug", what)
+        response.close()
+        if not response.ok:
+            logger.warning("replica %s was not warmed with %s: status %d", url, model, response.status)

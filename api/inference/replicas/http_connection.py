@@ -1,6 +1,6 @@
-"""One kept-alive HTTP/1.1 connection to a replica: a request goes out, its answer is read as it comes.
+"""One kept-alive HTTP/1.1 connection to a replica: sends a request, reads the response as it comes.
 
-llhttp parses, as in uvicorn. There is nothing here that a replica does not need: no proxies, cookies, redirects, compression.
+llhttp parses, as in uvicorn. What replicas do not need is left out: proxies, cookies, redirects, compression.
 """
 
 from __future__ import annotations
@@ -11,33 +11,33 @@ from typing import cast
 
 import httptools
 
-MOST_BUFFERED_BYTES = 1 << 18
-"""Of an answer that nobody reads; then the replica has to wait."""
-MOST_HEAD_BYTES = 1 << 16
+MAX_BUFFERED_BYTES = 1 << 18
+"""Of a response that is not read; then the replica has to wait."""
+MAX_HEAD_BYTES = 1 << 16
 NO_BODY = frozenset({204, 304})
 
 
-class BadAnswer(Exception):
-    """What came is no HTTP, or not what was asked for."""
+class BadResponse(Exception):
+    """What came is not HTTP, or not the response to the request."""
 
 
 class HttpConnection(asyncio.Protocol):
-    """Carries one exchange after the other, in one event loop.
+    """A connection that carries one exchange after the other, in one event loop.
 
         connection.send(request)
         await connection.head()          # then status and headers are there
         while chunk := await connection.read_some(): ...
         connection.is_reusable()         # for the next exchange
 
-    What it raises beside `BadAnswer` is an `OSError`: the connection broke (`ConnectionError`), or nothing came for too long
+    It raises `BadResponse`, or an `OSError`: the connection broke (`ConnectionError`), or nothing came for too long
     (`TimeoutError`).
 
     Attributes:
-        status: of the answer.
-        headers: of the answer, names in lower case; of a repeated one the last.
+        status: of the response.
+        headers: of the response, names in lower case; of a repeated one the last.
 
     Args:
-        silence_seconds: the longest that nothing may come while something is waited for.
+        silence_seconds: the longest that nothing may come while something is awaited.
     """
 
     def __init__(self, silence_seconds: float) -> None:
@@ -47,12 +47,12 @@ class HttpConnection(asyncio.Protocol):
         self._transport: asyncio.Transport
         self._waiter: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._patience_ends = 0.0
+        self._deadline = 0.0
         self._failure: Exception | None = None
         self._idle_since = 0.0
-        self._spoilt = False
+        self._broken = False
         self._begin()
-        self._complete = True  # nothing is under way
+        self._complete = True  # no exchange is in flight
 
     def _begin(self) -> None:
         self.status = 0
@@ -71,10 +71,10 @@ class HttpConnection(asyncio.Protocol):
         self._transport.write(request)
 
     async def head(self) -> None:
-        """Wait for the answer's head.
+        """Wait for the response's head.
 
         Raises:
-            BadAnswer, OSError: there will be none.
+            BadResponse, OSError: none will come.
         """
         while not self._has_head:
             await self._more()
@@ -83,7 +83,7 @@ class HttpConnection(asyncio.Protocol):
         """What has come of the body, at least a byte; nothing at its end.
 
         Raises:
-            BadAnswer, OSError: before the end.
+            BadResponse, OSError: before the end.
         """
         while not self._chunks and not self._complete:
             await self._more()
@@ -94,16 +94,16 @@ class HttpConnection(asyncio.Protocol):
         return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
     def is_reusable(self) -> bool:
-        """Whether the exchange has ended, and the replica awaits another."""
-        is_clear = not self._is_paused and not self._transport.get_write_buffer_size()  # in both directions
-        return self._complete and is_clear and not self._spoilt and not self._transport.is_closing()
+        """Whether the exchange has ended, and another can begin."""
+        is_empty = not self._is_paused and not self._transport.get_write_buffer_size()  # in both directions
+        return self._complete and is_empty and not self._broken and not self._transport.is_closing()
 
     def idle_seconds(self) -> float:
-        """Since the last exchange has ended."""
+        """Seconds since the last exchange ended."""
         return time.monotonic() - self._idle_since
 
     def close(self) -> None:
-        """Close at once, whatever is under way: a replica that is not listened to stops its work."""
+        """Close at once, in the middle of an exchange too: a replica whose caller disconnects stops generating."""
         self._transport.abort()
 
     async def _more(self) -> None:
@@ -111,30 +111,30 @@ class HttpConnection(asyncio.Protocol):
         if self._failure is not None:
             raise self._failure
         self._waiter = self._loop.create_future()
-        self._patience_ends = self._loop.time() + self._silence_seconds
+        self._deadline = self._loop.time() + self._silence_seconds
         if self._timer is None:
-            self._look_later()
+            self._set_timer()
         try:
             await self._waiter
         finally:
             self._waiter = None
 
-    def _look_later(self) -> None:
-        """One timer for many waits: most end long before it is due, and each of a stream's pieces is waited for."""
-        self._timer = self._loop.call_at(self._patience_ends, self._look)
+    def _set_timer(self) -> None:
+        # One timer for many waits: each piece of a stream is waited for, and most waits end long before the timer is due.
+        self._timer = self._loop.call_at(self._deadline, self._check_deadline)
 
-    def _look(self) -> None:
+    def _check_deadline(self) -> None:
         self._timer = None
         if self._waiter is None:
             return
-        if self._loop.time() < self._patience_ends:
-            self._look_later()
+        if self._loop.time() < self._deadline:
+            self._set_timer()
         else:
             self._fail(TimeoutError(f"nothing came for {self._silence_seconds:g} s"))
 
     def _fail(self, failure: Exception) -> None:
         self._failure = self._failure or failure
-        self._spoilt = True
+        self._broken = True
         self._transport.abort()
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_exception(self._failure)
@@ -146,19 +146,21 @@ class HttpConnection(asyncio.Protocol):
     # What asyncio calls.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)  # uvloop's only looks like one
-        self._transport.set_write_buffer_limits(0)  # or uvloop keeps a request until the loop's next turn
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's has the methods, but is no subclass
+        # Without this uvloop keeps a request until the loop's next turn.
+        self._transport.set_write_buffer_limits(0)
 
     def data_received(self, data: bytes) -> None:
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
-            return self._fail(BadAnswer(f"the answer is no HTTP: {error}"))
+            return self._fail(BadResponse(f"the response is not HTTP: {error}"))
         if not self._has_head:
-            self._head_bytes += len(data)  # of a line without end the parser tells nothing
-            if self._head_bytes > MOST_HEAD_BYTES:
-                return self._fail(BadAnswer("the answer's head is too large"))
-        if self._buffered > MOST_BUFFERED_BYTES and not self._is_paused:
+            # Counted here, because the parser reports nothing of a line that does not end.
+            self._head_bytes += len(data)
+            if self._head_bytes > MAX_HEAD_BYTES:
+                return self._fail(BadResponse("the response's head is too large"))
+        if self._buffered > MAX_BUFFERED_BYTES and not self._is_paused:
             self._is_paused = True
             self._transport.pause_reading()
         if self._chunks or self._complete or self._has_head:
@@ -177,12 +179,13 @@ class HttpConnection(asyncio.Protocol):
 
     def on_message_begin(self) -> None:
         if self._complete:
-            raise BadAnswer("an answer that nobody has asked for")  # nothing of it is read; the one before stays whole
+            # Nothing of it is read; the response before it stays whole.
+            raise BadResponse("a response without a request")
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if len(value) > MOST_HEAD_BYTES:
-            raise BadAnswer("the answer's head is too large")
-        if not self._has_head:  # what comes after the chunks is of no use
+        if len(value) > MAX_HEAD_BYTES:
+            raise BadResponse("the response's head is too large")
+        if not self._has_head:  # trailers, which come after the chunks, are of no use
             self.headers[name.decode("latin-1").lower()] = value.decode("latin-1")
 
     def on_headers_complete(self) -> None:
@@ -196,8 +199,8 @@ class HttpConnection(asyncio.Protocol):
         self._buffered += len(body)
 
     def on_message_complete(self) -> None:
-        if not self._has_head:  # one that says that the answer will come
+        if not self._has_head:  # an interim response, such as 100 Continue
             return self._begin()
         self._complete, self._idle_since = True, time.monotonic()
-        self._spoilt = self._spoilt or not self._parser.should_keep_alive()
+        self._broken = self._broken or not self._parser.should_keep_alive()
         return None

@@ -1,14 +1,13 @@
-"""Metering: counts what each key uses of each model, from vLLM's own token numbers.
+"""Usage metering: counts what each key uses of each model, from vLLM's own token numbers.
 
-Nothing of it is in a request's path but the taps of `api/taps.py`. What was counted is kept in the process and added to the
-database every two seconds; a database that is away gets it later.
+In a request's path there is nothing of it but the taps of `api/inference/usage/taps.py`. The counts are kept in the process and
+added to the database every two seconds; a database that does not answer gets them later.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any
@@ -18,9 +17,9 @@ import msgspec
 from anyio import to_thread
 from pydantic import BaseModel, ValidationError
 
-from api.taps import CompletionEvents, ResponseEvents, Tap, WholeBody
-from shared.keys import Key
-from shared.usage import Account, Amount, Usage
+from api.inference.usage.taps import CompletionEvents, ResponseEvents, Tap, WholeBody
+from shared.database.keys import Key
+from shared.database.usage import Account, Amount, Usage
 
 FLUSH_SECONDS = 2.0
 CLOSE_SECONDS = 10.0
@@ -28,19 +27,18 @@ CLOSE_SECONDS = 10.0
 COMPLETIONS = frozenset({"/v1/chat/completions", "/v1/completions"})
 RESPONSES = "/v1/responses"
 
-Count = Callable[[Amount], None]
 logger = logging.getLogger(__name__)
 
 
 class StreamOptions(BaseModel):
-    """As vLLM reads them: it takes 1 and "yes" for true too."""
+    """Stream options as vLLM reads them: it takes 1 and "yes" for true too."""
 
     include_usage: bool | None = False
     continuous_usage_stats: bool | None = False
 
 
-class Asked(BaseModel):
-    """What matters here of a request, as vLLM reads it."""
+class StreamFields(BaseModel):
+    """The fields of a request that decide how its usage is counted, as vLLM reads them."""
 
     stream: bool | None = False
     stream_options: StreamOptions | None = None
@@ -54,8 +52,8 @@ class PlainOptions(msgspec.Struct):
     continuous_usage_stats: bool | None = False
 
 
-class PlainlyAsked(msgspec.Struct):
-    """A request whose fields have the right types, as they nearly always have: quicker to read."""
+class PlainStreamFields(msgspec.Struct):
+    """The same fields with the right types, which they nearly always have: msgspec reads them more quickly."""
 
     stream: bool | None = False
     stream_options: PlainOptions | None = None
@@ -66,9 +64,9 @@ class Meter:
     """Counts requests and tokens. Everything is called on the event loop's thread.
 
         body, tap = meter.of(key, model, path, body)
-        # a 2xx answer:  yield tap(chunk) for every chunk; at its end  yield tap.end();  always  tap.close()
+        # a 2xx response:  send tap(chunk) for every chunk; at its end  send tap.end();  always  tap.close()
 
-    A tap that is never closed counts nothing: so do not close it for an answer that is no success.
+    A tap that is never closed counts nothing, so it is not closed for a response that is no success.
 
     Args:
         usage: where the counts are kept.
@@ -80,12 +78,14 @@ class Meter:
         self._interval = interval
         self._counted: dict[Account, Amount] = {}
         self._writing: dict[Account, Amount] = {}
-        self._refused = False
+        self._write_failed = False
         self._closing = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
     def of(self, key: Key, model: str, path: str, body: dict[str, Any]) -> tuple[dict[str, Any], Tap]:
-        """What to ask a replica, and what its answer has to run through.
+        """The body to send to a replica, which requests usage where vLLM would not return it, and the tap of the response.
+
+        The tap returns to the caller what the caller requested.
 
         Args:
             model: an adapter's id or a base's name.
@@ -94,12 +94,25 @@ class Meter:
         """
         count = partial(self._count, key, model)
         try:
-            return _tapped(_read(body), path, body, count)
-        except ValidationError:  # vLLM will say what is wrong
+            fields: StreamFields | PlainStreamFields = msgspec.convert(body, PlainStreamFields)
+        except msgspec.ValidationError:
+            try:
+                fields = StreamFields.model_validate(body)
+            except ValidationError:  # vLLM refuses it too, and says what is wrong
+                return body, WholeBody(count)
+        if not fields.stream:
             return body, WholeBody(count)
+        if path not in COMPLETIONS:
+            return body, ResponseEvents(count) if path == RESPONSES else WholeBody(count)
+        options = fields.stream_options or PlainOptions()
+        keep_last = bool(options.include_usage)
+        keep_every = keep_last and bool(options.continuous_usage_stats)
+        tap = CompletionEvents(count, choices=max(fields.n or 1, 1), keep_last=keep_last, keep_every=keep_every)
+        with_usage = {**(body.get("stream_options") or {}), "include_usage": True, "continuous_usage_stats": True}
+        return {**body, "stream": True, "stream_options": with_usage}, tap
 
     async def flush(self) -> None:
-        """Add what was counted to the database; what it does not take stays counted."""
+        """Add the counts to the database; what the database does not take stays counted."""
         counted, self._counted = self._counted, {}
         if not counted:
             return
@@ -109,11 +122,11 @@ class Meter:
         except Exception as error:
             for account, amount in counted.items():
                 self._add(account, amount)
-            if not self._refused:
+            if not self._write_failed:
                 logger.warning("the database does not take the usage, which is kept here until it does: %s", error)
-            self._refused = True
+            self._write_failed = True
         else:
-            self._refused = False
+            self._write_failed = False
         finally:
             self._writing = {}
 
@@ -140,27 +153,6 @@ class Meter:
         while not is_last:
             with anyio.move_on_after(self._interval):
                 await self._closing.wait()
+            # Read before the flush: what was counted until `close` is written by the last one.
             is_last = self._closing.is_set()
             await self.flush()
-
-
-def _read(body: dict[str, Any]) -> Asked | PlainlyAsked:
-    """Raises:
-    ValidationError: vLLM does not take it either.
-    """
-    try:
-        return msgspec.convert(body, PlainlyAsked)
-    except msgspec.ValidationError:
-        return Asked.model_validate(body)
-
-
-def _tapped(asked: Asked | PlainlyAsked, path: str, body: dict[str, Any], count: Count) -> tuple[dict[str, Any], Tap]:
-    """The body, with usage asked for if that has to be, and a tap that gives the caller what the caller asked for."""
-    if not asked.stream or path not in COMPLETIONS:
-        return body, ResponseEvents(count) if asked.stream and path == RESPONSES else WholeBody(count)
-    options = asked.stream_options or PlainOptions()
-    last = bool(options.include_usage)
-    every = last and bool(options.continuous_usage_stats)
-    tap = CompletionEvents(count, choices=max(asked.n or 1, 1), last=last, every=every)
-    with_usage = {**(body.get("stream_options") or {}), "include_usage": True, "continuous_usage_stats": True}
-    return {**body, "stream": True, "stream_options": with_usage}, tap

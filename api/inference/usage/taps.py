@@ -1,8 +1,8 @@
-"""Taps: bytes of a replica's answer pass through, and what vLLM says about tokens in them is noted.
+"""Usage taps: pass the bytes of a replica's response through, and record the token counts that vLLM puts into them.
 
-vLLM tells a stream's usage only when asked. So it is always asked, in every event, to know it also of a caller who leaves
-early; what the caller did not ask for is cut out again. The cutting needs no JSON parser: inside a JSON string a quote
-is escaped, so ``,"`` is never inside one, and after a string's closing quote comes no letter.
+vLLM reports a stream's usage only on request. So the gateway always requests it, in every event, to have it also when the
+caller disconnects early; what the caller did not request is cut out again. The cutting needs no JSON parser: inside a JSON
+string a quote is escaped, so ``,"`` is never inside one, and after a string's closing quote comes no letter.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TypeVar
 
 import msgspec
 
-from shared.usage import Amount
+from shared.database.usage import Amount
 
 EVENT_END = b"\n\n"
 USAGE = b',"usage":{"prompt_tokens":'
@@ -31,10 +31,10 @@ Kind = TypeVar("Kind")
 
 
 class Tap(ABC):
-    """What a successful answer runs through. Used on the event loop's thread.
+    """What a successful response runs through. Used on the event loop's thread.
 
     Args:
-        count: takes the amount when the tap is closed.
+        count: called with the amount when the tap is closed.
     """
 
     def __init__(self, count: Callable[[Amount], None]) -> None:
@@ -42,31 +42,31 @@ class Tap(ABC):
 
     @abstractmethod
     def __call__(self, chunk: bytes) -> bytes:
-        """Take what came; give what the caller gets of it, which may be nothing yet."""
+        """Take a chunk of the response; return what the caller gets of it, which may be nothing yet."""
 
     def end(self) -> bytes:
-        """The answer has ended by itself: what is left to pass on."""
+        """What is left for the caller when the response has ended by itself."""
         return b""
 
     @abstractmethod
     def amount(self) -> Amount:
-        """One request, with the tokens that were told of until now."""
+        """One request, with the tokens that were reported until now."""
 
     def close(self) -> None:
-        """Count it, however the answer ended. The second time does nothing."""
+        """Count the amount, however the response ended. The second call does nothing."""
         count, self._count = self._count, None
         if count is not None:
             count(self.amount())
 
 
 class Details(msgspec.Struct):
-    """Of the prompt's tokens."""
+    """Details of the prompt's tokens."""
 
     cached_tokens: int | None = None
 
 
-class Told(msgspec.Struct):
-    """vLLM's ``usage``, of every route: the Responses API has words of its own."""
+class VllmUsage(msgspec.Struct):
+    """vLLM's ``usage``, of every route: the Responses API has names of its own."""
 
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
@@ -76,6 +76,7 @@ class Told(msgspec.Struct):
     input_tokens_details: Details | None = None
 
     def amount(self) -> Amount:
+        """The same as an amount of one request."""
         details = self.prompt_tokens_details or self.input_tokens_details
         return Amount(
             requests=1,
@@ -86,9 +87,9 @@ class Told(msgspec.Struct):
 
 
 class Body(msgspec.Struct):
-    """An answer, of which only the usage is looked at."""
+    """A response's body, of which only the usage is read."""
 
-    usage: Told | None = None
+    usage: VllmUsage | None = None
 
 
 class Completed(msgspec.Struct):
@@ -97,13 +98,13 @@ class Completed(msgspec.Struct):
     response: Body
 
 
-_told = msgspec.json.Decoder(Told)
+_usage = msgspec.json.Decoder(VllmUsage)
 _body = msgspec.json.Decoder(Body)
 _completed = msgspec.json.Decoder(Completed)
 
 
 class WholeBody(Tap):
-    """An answer in one piece. It passes as it comes, and is looked at when it has passed."""
+    """A response in one piece. It passes as it comes, and is decoded when all of it has passed."""
 
     def __init__(self, count: Callable[[Amount], None]) -> None:
         super().__init__(count)
@@ -114,12 +115,12 @@ class WholeBody(Tap):
         return chunk
 
     def amount(self) -> Amount:
-        told = _decoded(_body, b"".join(self._chunks))
-        return told.usage.amount() if told and told.usage else Amount(requests=1)
+        body = _decode(_body, b"".join(self._chunks))
+        return body.usage.amount() if body and body.usage else Amount(requests=1)
 
 
 class Events(Tap):
-    """A stream, event by event. Only the beginning of one whose end has not come is held back."""
+    """A stream, event by event. Only the beginning of an event whose end has not come is held back."""
 
     def __init__(self, count: Callable[[Amount], None]) -> None:
         super().__init__(count)
@@ -140,25 +141,33 @@ class Events(Tap):
 
 
 class CompletionEvents(Events):
-    """Events of chat completions and completions, without the usage that nobody but us has asked for.
+    """Events of chat completions and completions, without the usage that only the gateway requested.
 
     Args:
         choices: how many each prompt has (``n``).
-        last: whether the caller asked for the last event, which has usage and no choices.
-        every: whether it asked for usage in every event.
+        keep_last: whether the caller requested the last event, which has usage and no choices.
+        keep_every: whether it requested usage in every event.
     """
 
-    def __init__(self, count: Callable[[Amount], None], *, choices: int, last: bool, every: bool) -> None:
+    def __init__(self, count: Callable[[Amount], None], *, choices: int, keep_last: bool, keep_every: bool) -> None:
         super().__init__(count)
         self._choices = choices
-        self._keep_last = last
-        self._keep_every = every
+        self._keep_last = keep_last
+        self._keep_every = keep_every
         self._total = b""
-        self._of_choice: dict[bytes, bytes] = {}
+        self._by_choice: dict[bytes, bytes] = {}
 
     def amount(self) -> Amount:
-        told = _decoded(_told, self._total)
-        return told.amount() if told else self._so_far()
+        if total := _decode(_usage, self._total):
+            return total.amount()
+        # The stream was left early: the sum over choices, each as of its last event. A prompt counts once for all choices
+        # that it has.
+        completion, prompts = 0, dict[int, int]()
+        for choice, data in self._by_choice.items():
+            if usage := _decode(_usage, data):
+                completion += usage.completion_tokens or 0
+                prompts[int(choice) // self._choices] = usage.prompt_tokens or 0
+        return Amount(requests=1, prompt_tokens=sum(prompts.values()), completion_tokens=completion)
 
     def _passed(self, event: bytes) -> bytes:
         start = event.rfind(USAGE)
@@ -168,33 +177,24 @@ class CompletionEvents(Events):
         if event.endswith(NO_CHOICES, 0, start):
             self._total = found[0]
             return event if self._keep_last else b""
-        if not event.endswith(CHOICES_END, 0, start):  # an answer that vLLM does not stream: all of it in one event
+        if not event.endswith(CHOICES_END, 0, start):  # a response that vLLM does not stream: all of it is in one event
             self._total = found[0]
             return event
         choice = CHOICE.search(event)
-        self._of_choice[choice[1] if choice else b"0"] = found[0]
+        self._by_choice[choice[1] if choice else b"0"] = found[0]
         return event if self._keep_every else event[:start] + event[found.end() :]
-
-    def _so_far(self) -> Amount:
-        """The sum over choices, each as of its last event; a prompt counts once for all choices that it has."""
-        completion, prompts = 0, dict[int, int]()
-        for choice, usage in self._of_choice.items():
-            if told := _decoded(_told, usage):
-                completion += told.completion_tokens or 0
-                prompts[int(choice) // self._choices] = told.prompt_tokens or 0
-        return Amount(requests=1, prompt_tokens=sum(prompts.values()), completion_tokens=completion)
 
 
 class ResponseEvents(Events):
-    """Events of the Responses API, unchanged: usage is in the last one whether it is asked for or not."""
+    """Events of the Responses API, unchanged: the last one always has usage."""
 
     def __init__(self, count: Callable[[Amount], None]) -> None:
         super().__init__(count)
         self._last = b""
 
     def amount(self) -> Amount:
-        told = _decoded(_completed, self._last.partition(DATA)[2])
-        return told.response.usage.amount() if told and told.response.usage else Amount(requests=1)
+        last = _decode(_completed, self._last.partition(DATA)[2])
+        return last.response.usage.amount() if last and last.response.usage else Amount(requests=1)
 
     def _passed(self, event: bytes) -> bytes:
         if event.startswith(RESPONSE_ENDS):
@@ -202,8 +202,8 @@ class ResponseEvents(Events):
         return event
 
 
-def _decoded(decoder: msgspec.json.Decoder[Kind], data: bytes) -> Kind | None:
-    """None when it is not what vLLM writes: then nothing is known of tokens."""
+def _decode(decoder: msgspec.json.Decoder[Kind], data: bytes) -> Kind | None:
+    """None when it is not what vLLM writes: then the tokens are unknown."""
     try:
         return decoder.decode(data) if data else None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

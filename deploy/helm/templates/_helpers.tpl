@@ -185,7 +185,7 @@ readinessProbe:
   timeoutSeconds: 5
 {{- end -}}
 
-{{- /* Celery answers through the broker, so liveness waits out ten minutes of a broker that is away.
+{{- /* Celery answers through the broker, so liveness tolerates ten minutes without a broker.
        There is no readiness probe: no Service points here, and a started worker is a ready one. */ -}}
 {{- define "mens.celeryProbes" -}}
 {{- $ping := printf "exec celery -A worker.app inspect ping --timeout 20 -d %s@$HOSTNAME" .node -}}

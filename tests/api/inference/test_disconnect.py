@@ -1,4 +1,4 @@
-"""Work goes on while its caller stays, and ends when the caller goes."""
+"""The disconnect watcher: work is cancelled when its caller disconnects, and only then."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import Any
 import pytest
 from starlette.types import Message
 
-from api.presence import Presence
+from api.inference.disconnect import DisconnectWatcher
 
 
-class Caller:
-    """Stays until told to go; what it has sent before is read already."""
+class FakeCaller:
+    """The ``receive`` of a caller who disconnects once ``disconnects`` is set; its body is read already."""
 
     def __init__(self) -> None:
-        self.goes = asyncio.Event()
+        self.disconnects = asyncio.Event()
 
     async def __call__(self) -> Message:
-        await self.goes.wait()
+        await self.disconnects.wait()
         return {"type": "http.disconnect"}
 
 
@@ -27,25 +27,25 @@ async def work(seconds: float = 0) -> int:
     return 7
 
 
-def test_work_is_done_while_the_caller_stays() -> None:
+def test_work_ends_by_itself_while_the_caller_stays() -> None:
     async def fails() -> int:
         await asyncio.sleep(0)
         raise TimeoutError("its own")
 
     async def test() -> None:
-        presence = Presence(Caller())
-        assert await presence.unless_gone(work()) == 7
+        disconnect = DisconnectWatcher(FakeCaller())
+        assert await disconnect.run_until_disconnect(work()) == 7
         with pytest.raises(TimeoutError, match="its own"):
-            await presence.unless_gone(fails())
+            await disconnect.run_until_disconnect(fails())
 
     asyncio.run(test())
 
 
-def test_work_is_given_up_when_the_caller_goes_and_may_tidy_up_first() -> None:
+def test_disconnect_cancels_the_work_which_may_clean_up() -> None:
     trace: list[str] = []
     messages = iter(["http.request", "http.disconnect"])
 
-    async def goes() -> Message:
+    async def receive() -> Message:
         return {"type": next(messages)}
 
     async def waits() -> int:
@@ -53,34 +53,34 @@ def test_work_is_given_up_when_the_caller_goes_and_may_tidy_up_first() -> None:
             await asyncio.Event().wait()
         finally:
             await asyncio.sleep(0)
-            trace.append("tidied")
+            trace.append("cleaned up")
         return 7
 
     async def test() -> None:
-        assert await Presence(goes).unless_gone(waits()) is None
+        assert await DisconnectWatcher(receive).run_until_disconnect(waits()) is None
         await asyncio.sleep(0)  # nothing is left that would cancel this
 
     asyncio.run(test())
-    assert trace == ["tidied"]
+    assert trace == ["cleaned up"]
 
 
-def test_who_has_gone_between_two_works_gets_no_second_one() -> None:
+def test_disconnect_between_two_works_cancels_the_second() -> None:
     async def test() -> None:
-        caller = Caller()
-        presence = Presence(caller)
-        assert await presence.unless_gone(work()) == 7
-        caller.goes.set()
+        caller = FakeCaller()
+        disconnect = DisconnectWatcher(caller)
+        assert await disconnect.run_until_disconnect(work()) == 7
+        caller.disconnects.set()
         await asyncio.sleep(0.01)
-        assert await presence.unless_gone(work(30)) is None
+        assert await disconnect.run_until_disconnect(work(30)) is None
 
     asyncio.run(test())
 
 
-def test_nothing_is_left_of_one_that_is_forgotten() -> None:
+def test_stopped_watcher_leaves_no_task() -> None:
     async def test() -> set[asyncio.Task[Any]]:
-        presence = Presence(Caller())
-        await presence.unless_gone(work())
-        presence.forget()
+        disconnect = DisconnectWatcher(FakeCaller())
+        await disconnect.run_until_disconnect(work())
+        disconnect.stop()
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         return asyncio.all_tasks() - {asyncio.current_task()}
@@ -88,9 +88,9 @@ def test_nothing_is_left_of_one_that_is_forgotten() -> None:
     assert not asyncio.run(test())
 
 
-def test_who_is_cancelled_otherwise_is_cancelled() -> None:
+def test_cancellation_from_elsewhere_is_raised() -> None:
     async def test() -> None:
-        task = asyncio.create_task(Presence(Caller()).unless_gone(work(30)))
+        task = asyncio.create_task(DisconnectWatcher(FakeCaller()).run_until_disconnect(work(30)))
         await asyncio.sleep(0.01)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -99,12 +99,12 @@ def test_who_is_cancelled_otherwise_is_cancelled() -> None:
     asyncio.run(test())
 
 
-def test_who_is_cancelled_while_the_caller_goes_is_cancelled() -> None:
+def test_cancellation_during_a_disconnect_is_raised() -> None:
     async def test() -> None:
-        caller = Caller()
-        task = asyncio.create_task(Presence(caller).unless_gone(work(30)))
+        caller = FakeCaller()
+        task = asyncio.create_task(DisconnectWatcher(caller).run_until_disconnect(work(30)))
         await asyncio.sleep(0.01)
-        caller.goes.set()
+        caller.disconnects.set()
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
@@ -112,9 +112,9 @@ def test_who_is_cancelled_while_the_caller_goes_is_cancelled() -> None:
     asyncio.run(test())
 
 
-def test_work_that_heeds_no_cancellation_is_let_finish_and_leaves_none_behind() -> None:
-    async def stubborn(caller: Caller) -> int:
-        caller.goes.set()
+def test_work_that_ignores_its_cancellation_returns_its_result() -> None:
+    async def stubborn(caller: FakeCaller) -> int:
+        caller.disconnects.set()
         try:
             await asyncio.sleep(30)
         except asyncio.CancelledError:
@@ -122,31 +122,31 @@ def test_work_that_heeds_no_cancellation_is_let_finish_and_leaves_none_behind() 
         return 0
 
     async def test() -> None:
-        caller, task = Caller(), asyncio.current_task()
+        caller, task = FakeCaller(), asyncio.current_task()
         assert task is not None
-        assert await Presence(caller).unless_gone(stubborn(caller)) == 7
+        assert await DisconnectWatcher(caller).run_until_disconnect(stubborn(caller)) == 7
         assert task.cancelling() == 0
-        async with asyncio.timeout(5):  # counts cancellations
+        async with asyncio.timeout(5):  # would count a cancellation that is left
             await asyncio.sleep(0)
 
     asyncio.run(test())
 
 
-def test_a_caller_who_goes_at_the_end_leaves_no_cancellation_behind() -> None:
-    """Whatever the two do first, whoever waited goes on undisturbed."""
+def test_disconnect_at_the_end_leaves_no_cancellation_behind() -> None:
+    """Whichever ends first, the work or the watch, the task that waited is not cancelled later."""
 
     async def one(steps: int) -> int | None:
-        caller = Caller()
-        presence = Presence(caller)
+        caller = FakeCaller()
+        disconnect = DisconnectWatcher(caller)
 
         async def finishes() -> int:
             for step in range(4):
                 if step == steps:
-                    caller.goes.set()
+                    caller.disconnects.set()
                 await asyncio.sleep(0)
             return 7
 
-        result = await presence.unless_gone(finishes())
+        result = await disconnect.run_until_disconnect(finishes())
         for _ in range(5):
             await asyncio.sleep(0)
         return result

@@ -1,4 +1,4 @@
-"""The directory on both databases: nothing changed is answered from memory, and an outage is lived through for a while."""
+"""The lookup cache on both databases: a change is never hidden by it, and it bridges a short outage."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from pathlib import Path
 import pytest
 from sqlalchemy import event, text
 
-from api import directory as directory_module
-from api.directory import Directory
-from shared.aliases import Aliases, Mover
-from shared.catalog import Catalog, save_catalog
-from shared.changes import Changes
-from shared.db import Database
+from api.inference import lookup_cache
+from api.inference.lookup_cache import LookupCache
+from shared.base_models.catalog import Catalog, save_catalog
+from shared.database.aliases import Actor, Aliases
+from shared.database.change_counter import Changes
+from shared.database.connection import Database
+from shared.database.jobs import Jobs
+from shared.database.keys import Keys
+from shared.database.leases import Leases
+from shared.database.routing import Routing
+from shared.database.tenancy import SHARED
 from shared.errors import Code, InvalidRequest, Unauthenticated, Unavailable
-from shared.keys import Keys
-from shared.lease import LeaseLedger
-from shared.ledger import Ledger
-from shared.routing import Routing
-from shared.tenancy import SHARED
-from tests.shared.samples import base_entry, claimed, new_adapter
+from tests.support.builders import base_entry, claimed, new_adapter
 
-BY = Mover(id="key-1", name="alice")
+BY = Actor(id="key-1", name="alice")
 ONE, TWO, HIDDEN = "demo@1", "demo@2", "demo@3"
 PATIENCE_SECONDS = 10.0
 
@@ -32,8 +32,8 @@ PATIENCE_SECONDS = 10.0
 @pytest.fixture
 def adapters(database: Database) -> None:
     made = [new_adapter(name, final=name == ONE, published=name != HIDDEN) for name in (ONE, TWO, HIDDEN)]
-    leases = LeaseLedger(database, 60.0)
-    leases.finish(claimed(Ledger(database), leases), {}, adapters=made)
+    leases = Leases(database, 60.0)
+    leases.finish(claimed(Jobs(database), leases), {}, adapters=made)
 
 
 @pytest.fixture
@@ -44,126 +44,128 @@ def elsewhere(database_url: str) -> Iterator[Database]:
     database.close()
 
 
-def run(test: Callable[[Directory], Awaitable[None]], database: Database) -> None:
-    async def begun_and_ended() -> None:
-        directory = Directory(database, Path("none"))
+def run(test: Callable[[LookupCache], Awaitable[None]], database: Database) -> None:
+    async def started_and_closed() -> None:
+        lookup = LookupCache(database, Path("none"))
         try:
-            directory.start()
-            await test(directory)
+            lookup.start()
+            await test(lookup)
         finally:
-            await directory.close()
+            await lookup.close()
 
-    asyncio.run(begun_and_ended())
+    asyncio.run(started_and_closed())
 
 
 async def eventually(holds: Callable[[], Awaitable[bool]]) -> None:
     async with asyncio.timeout(PATIENCE_SECONDS):
-        while not await holds():  # noqa: ASYNC110 (nobody tells)
+        while not await holds():  # noqa: ASYNC110 (there is no event to wait for)
             await asyncio.sleep(0.01)
 
 
 class Queries:
-    """What is asked of a database, but for the count of changes."""
+    """The SELECT statements that a database gets, except those for the change counter."""
 
     def __init__(self, database: Database) -> None:
-        self.asked: list[str] = []
-        event.listen(database.engine, "before_cursor_execute", self._hear)
+        self.statements: list[str] = []
+        event.listen(database.engine, "before_cursor_execute", self._record)
 
-    def _hear(self, _connection: object, _cursor: object, statement: str, *_: object) -> None:
+    def _record(self, _connection: object, _cursor: object, statement: str, *_: object) -> None:
         if statement.startswith("SELECT") and "changes" not in statement:
-            self.asked.append(statement)
+            self.statements.append(statement)
 
 
-async def to(directory: Directory, name: str = "prod", tenant: str = SHARED) -> str | None:
-    routing = await directory.find(tenant, name)
+async def to(lookup: LookupCache, name: str = "prod", tenant: str = SHARED) -> str | None:
+    routing = await lookup.find(tenant, name)
     return routing.main if routing else None
 
 
-def test_what_is_known_is_not_asked_again(database: Database, adapters: None) -> None:
+def test_cached_keys_and_names_are_not_read_again(database: Database, adapters: None) -> None:
     key, secret = Keys(database).create("bot", "acme")
     Aliases(database).set("prod", Routing.to(ONE), BY)
-    queries, asked = Queries(database), list[int]()
+    queries, numbers = Queries(database), list[int]()
 
-    async def test(directory: Directory) -> None:
-        await eventually(lambda: told(directory))
+    async def test(lookup: LookupCache) -> None:
+        await eventually(lambda: has_counter(lookup))
         for _ in range(3):
-            assert await directory.authenticate(secret) == key
-            assert [await to(directory), await to(directory, TWO)] == [ONE, TWO]
-            asked.append(len(queries.asked))
-        assert asked == [asked[0]] * 3
-        assert asked[0] >= 3, "somebody has to ask"
+            assert await lookup.authenticate(secret) == key
+            assert [await to(lookup), await to(lookup, TWO)] == [ONE, TWO]
+            numbers.append(len(queries.statements))
+        assert numbers == [numbers[0]] * 3
+        assert numbers[0] >= 3, "the first lookups read the database"
 
     run(test, database)
 
 
-async def told(directory: Directory) -> bool:
-    """Whether the database has answered a look."""
-    return directory._count is not None
+async def has_counter(lookup: LookupCache) -> bool:
+    """Whether the counter has been read."""
+    return lookup._count is not None
 
 
-def test_what_is_unknown_is_asked_each_time(database: Database, elsewhere: Database, adapters: None) -> None:
+def test_unknown_keys_and_names_are_looked_up_each_time(
+    database: Database, elsewhere: Database, adapters: None
+) -> None:
     keys = Keys(elsewhere)
 
-    async def test(directory: Directory) -> None:
-        await eventually(lambda: told(directory))
+    async def test(lookup: LookupCache) -> None:
+        await eventually(lambda: has_counter(lookup))
         with pytest.raises(Unauthenticated):
-            await directory.authenticate("mens-no")
-        assert await to(directory) is None
-        assert await to(directory, HIDDEN) is None, "never published"
+            await lookup.authenticate("mens-no")
+        assert await to(lookup) is None
+        assert await to(lookup, HIDDEN) is None, "never published"
         Aliases(elsewhere).set("prod", Routing.to(ONE), BY)
         _, secret = keys.create("new")
-        assert await to(directory) == ONE, "at once, though another process made it"
-        assert await directory.authenticate(secret)
+        assert await to(lookup) == ONE, "at once, although another process made it"
+        assert await lookup.authenticate(secret)
 
     run(test, database)
 
 
-def test_a_tenants_own_name_comes_before_the_shared_one(database: Database, adapters: None) -> None:
+def test_tenants_own_name_comes_before_shared_one(database: Database, adapters: None) -> None:
     aliases = Aliases(database)
     aliases.set("prod", Routing.to(ONE), BY)
 
-    async def test(directory: Directory) -> None:
-        assert [await to(directory), await to(directory, tenant="acme")] == [ONE, ONE]
+    async def test(lookup: LookupCache) -> None:
+        assert [await to(lookup), await to(lookup, tenant="acme")] == [ONE, ONE]
         aliases.of("acme").set("prod", Routing.to(TWO), BY)
-        assert [await to(directory), await to(directory, tenant="acme")] == [ONE, TWO]
-        assert await to(directory, tenant="other") == ONE
+        assert [await to(lookup), await to(lookup, tenant="acme")] == [ONE, TWO]
+        assert await to(lookup, tenant="other") == ONE
 
     run(test, database)
 
 
-def test_own_changes_are_seen_at_once(database: Database, adapters: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(directory_module, "POLL_SECONDS", 3600.0)
+def test_own_changes_are_visible_at_once(database: Database, adapters: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lookup_cache, "POLL_SECONDS", 3600.0)
     aliases, keys = Aliases(database), Keys(database)
 
-    async def test(directory: Directory) -> None:
+    async def test(lookup: LookupCache) -> None:
         key, secret = keys.create("bot")
         for round_ in range(25):
             wanted = (ONE, TWO)[round_ % 2]
             await asyncio.to_thread(aliases.set, "prod", Routing.to(wanted), BY)
-            assert await asyncio.gather(*(to(directory) for _ in range(4))) == [wanted] * 4
+            assert await asyncio.gather(*(to(lookup) for _ in range(4))) == [wanted] * 4
         aliases.rollback("prod", BY)
-        assert await to(directory) == TWO
+        assert await to(lookup) == TWO
         aliases.delete("prod", BY)
-        assert await to(directory) is None
-        assert await directory.authenticate(secret) == key
+        assert await to(lookup) is None
+        assert await lookup.authenticate(secret) == key
         keys.revoke(key.id)
         with pytest.raises(Unauthenticated):
-            await directory.authenticate(secret)
+            await lookup.authenticate(secret)
 
     run(test, database)
 
 
-def test_a_reader_that_was_late_leaves_nothing_behind(
+def test_late_lookup_does_not_cache_an_old_routing(
     database: Database, adapters: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It read the old routing before the move, and comes back with it after the move."""
+    """The lookup reads the old routing before the move, and returns with it after the move."""
     aliases = Aliases(database)
     aliases.set("prod", Routing.to(ONE), BY)
     has_read, may_return = threading.Event(), threading.Event()
 
-    async def test(directory: Directory) -> None:
-        await eventually(lambda: told(directory))
-        read = directory._read
+    async def test(lookup: LookupCache) -> None:
+        await eventually(lambda: has_counter(lookup))
+        read = lookup._read_routing
 
         def slowly(tenant: str, name: str) -> Routing | None:
             routing = read(tenant, name)
@@ -171,119 +173,119 @@ def test_a_reader_that_was_late_leaves_nothing_behind(
             assert may_return.wait(PATIENCE_SECONDS)
             return routing
 
-        monkeypatch.setattr(directory, "_read", slowly)
-        late = asyncio.create_task(to(directory))
+        monkeypatch.setattr(lookup, "_read_routing", slowly)
+        late = asyncio.create_task(to(lookup))
         await asyncio.to_thread(has_read.wait, PATIENCE_SECONDS)
         await asyncio.to_thread(aliases.set, "prod", Routing.to(TWO), BY)
-        await directory._look()  # the move is noticed before the reader returns
+        await lookup._refresh()  # the move is noticed before the reader returns
         may_return.set()
         assert await late == ONE, "it began before the move"
-        assert await to(directory) == TWO
+        assert await to(lookup) == TWO
 
     run(test, database)
 
 
-def test_changes_of_other_processes_are_noticed(database: Database, elsewhere: Database, adapters: None) -> None:
+def test_changes_of_other_processes_become_visible(database: Database, elsewhere: Database, adapters: None) -> None:
     key, secret = Keys(elsewhere).create("bot")
     Aliases(elsewhere).set("prod", Routing.to(ONE), BY)
 
-    async def refused(directory: Directory) -> bool:
+    async def refused(lookup: LookupCache) -> bool:
         try:
-            return not await directory.authenticate(secret)
+            return not await lookup.authenticate(secret)
         except Unauthenticated:
             return True
 
-    async def moved(directory: Directory) -> bool:
-        return await to(directory) == TWO
+    async def moved(lookup: LookupCache) -> bool:
+        return await to(lookup) == TWO
 
-    async def test(directory: Directory) -> None:
-        await eventually(lambda: told(directory))
-        assert await to(directory) == ONE
-        assert await directory.authenticate(secret) == key
+    async def test(lookup: LookupCache) -> None:
+        await eventually(lambda: has_counter(lookup))
+        assert await to(lookup) == ONE
+        assert await lookup.authenticate(secret) == key
         Aliases(elsewhere).set("prod", Routing.to(TWO), BY)
         Keys(elsewhere).revoke(key.id)
-        assert await to(directory) == ONE, "from memory, so this test would notice if nothing was looked at again"
-        await eventually(lambda: moved(directory))
-        await eventually(lambda: refused(directory))
+        assert await to(lookup) == ONE, "from memory, so this test would notice if the database was never read again"
+        await eventually(lambda: moved(lookup))
+        await eventually(lambda: refused(lookup))
 
     run(test, database)
 
 
-def test_a_change_that_somebody_was_told_of_is_seen_at_once(
+def test_invalidate_makes_another_processs_change_visible_at_once(
     database: Database, elsewhere: Database, adapters: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(directory_module, "POLL_SECONDS", 3600.0)
+    monkeypatch.setattr(lookup_cache, "POLL_SECONDS", 3600.0)
     aliases = Aliases(elsewhere)
     aliases.set("prod", Routing.to(ONE), BY)
 
-    async def test(directory: Directory) -> None:
-        assert await to(directory) == ONE
+    async def test(lookup: LookupCache) -> None:
+        assert await to(lookup) == ONE
         aliases.set("prod", Routing.to(TWO), BY)
-        directory.expect_change()
-        assert await to(directory) == TWO
+        lookup.invalidate()
+        assert await to(lookup) == TWO
 
     run(test, database)
 
 
-def test_a_change_that_nobody_counts_is_seen_after_a_while(
+def test_uncounted_change_becomes_visible_after_the_maximum_age(
     database: Database, elsewhere: Database, adapters: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(directory_module, "FORGET_SECONDS", 0.5)
+    monkeypatch.setattr(lookup_cache, "MAX_AGE_SECONDS", 0.5)
     key, secret = Keys(elsewhere).create("bot")
 
-    async def test(directory: Directory) -> None:
-        assert (await directory.authenticate(secret)).id == key.id
+    async def test(lookup: LookupCache) -> None:
+        assert (await lookup.authenticate(secret)).id == key.id
         with elsewhere.write() as session:
             session.execute(text("UPDATE api_keys SET revoked_at = 1"))
         async with asyncio.timeout(PATIENCE_SECONDS):
             with pytest.raises(Unauthenticated):
                 while True:
-                    await directory.authenticate(secret)
+                    await lookup.authenticate(secret)
                     await asyncio.sleep(0.01)
 
     run(test, database)
 
 
-def test_of_many_that_wait_for_a_write_one_looks(
+def test_concurrent_lookups_after_a_write_read_the_counter_once(
     database: Database, adapters: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(directory_module, "POLL_SECONDS", 3600.0)
+    monkeypatch.setattr(lookup_cache, "POLL_SECONDS", 3600.0)
     Aliases(database).set("prod", Routing.to(ONE), BY)
-    looks = []
+    reads = []
     count = Changes.count
 
     def counted(self: Changes) -> int:
-        looks.append(1)
+        reads.append(1)
         return count(self)
 
-    async def test(directory: Directory) -> None:
-        await to(directory)
+    async def test(lookup: LookupCache) -> None:
+        await to(lookup)
         monkeypatch.setattr(Changes, "count", counted)
-        directory.expect_change()
-        assert await asyncio.gather(*(to(directory) for _ in range(50))) == [ONE] * 50
-        assert len(looks) == 1
+        lookup.invalidate()
+        assert await asyncio.gather(*(to(lookup) for _ in range(50))) == [ONE] * 50
+        assert len(reads) == 1
 
     run(test, database)
 
 
-def test_writes_that_change_nothing_here_forget_nothing(database: Database, adapters: None) -> None:
+def test_writes_of_other_tables_keep_the_cache(database: Database, adapters: None) -> None:
     Aliases(database).set("prod", Routing.to(ONE), BY)
-    leases, ledger = LeaseLedger(database, 60.0), Ledger(database)
+    leases, jobs = Leases(database, 60.0), Jobs(database)
 
-    async def test(directory: Directory) -> None:
-        await to(directory)
-        await eventually(lambda: told(directory))
-        await to(directory)
-        known = directory._known
-        claimed(ledger, leases)
-        assert await to(directory) == ONE
-        assert directory._known is known
-        assert known.routings
+    async def test(lookup: LookupCache) -> None:
+        await to(lookup)
+        await eventually(lambda: has_counter(lookup))
+        await to(lookup)
+        cached = lookup._cached
+        claimed(jobs, leases)
+        assert await to(lookup) == ONE
+        assert lookup._cached is cached
+        assert cached.routings
 
     run(test, database)
 
 
-# -- a database that is away -------------------------------------------------------------------------------------------
+# -- a database that does not answer -------------------------------------------------------------------------------------------
 
 
 class Outage:
@@ -301,15 +303,15 @@ class Outage:
             raise OperationalError("BEGIN", {}, Exception("connection refused"))
 
 
-async def is_silent(directory: Directory) -> bool:
-    return directory._is_silent
+async def is_down(lookup: LookupCache) -> bool:
+    return lookup._is_down
 
 
-async def is_heard(directory: Directory) -> bool:
-    return not directory._is_silent
+async def is_up(lookup: LookupCache) -> bool:
+    return not lookup._is_down
 
 
-def test_what_is_known_outlives_a_short_outage(
+def test_cached_keys_and_names_bridge_a_short_outage(
     database: Database, adapters: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     aliases, keys = Aliases(database), Keys(database)
@@ -317,45 +319,45 @@ def test_what_is_known_outlives_a_short_outage(
     key, secret = keys.create("bot")
     outage = Outage(database)
 
-    async def test(directory: Directory) -> None:
-        await eventually(lambda: told(directory))
-        await to(directory)
-        await directory.authenticate(secret)
+    async def test(lookup: LookupCache) -> None:
+        await eventually(lambda: has_counter(lookup))
+        await to(lookup)
+        await lookup.authenticate(secret)
         outage.is_on = True
-        await eventually(lambda: is_silent(directory))
+        await eventually(lambda: is_down(lookup))
         with pytest.raises(Unavailable):
             aliases.set("prod", Routing.to(TWO), BY)
-        assert await to(directory) == ONE, "a write that failed changed nothing"
-        assert await directory.authenticate(secret) == key
+        assert await to(lookup) == ONE, "a write that failed changed nothing"
+        assert await lookup.authenticate(secret) == key
         with pytest.raises(Unavailable) as caught:
-            await to(directory, TWO)
+            await to(lookup, TWO)
         assert caught.value.code == Code.DATABASE_UNAVAILABLE
-        monkeypatch.setattr(directory_module, "SILENCE_SECONDS", 0.0)
+        monkeypatch.setattr(lookup_cache, "OUTAGE_SECONDS", 0.0)
         with pytest.raises(Unavailable):
-            await to(directory)
+            await to(lookup)
         with pytest.raises(Unavailable):
-            await directory.authenticate(secret)
+            await lookup.authenticate(secret)
         monkeypatch.undo()
         outage.is_on = False
-        await eventually(lambda: is_heard(directory))
-        assert await to(directory) == ONE
+        await eventually(lambda: is_up(lookup))
+        assert await to(lookup) == ONE
 
     run(test, database)
 
 
-def test_an_own_change_is_not_forgotten_in_an_outage(database: Database, adapters: None) -> None:
-    """The change was made, and then the database went away before it could be looked at."""
+def test_own_change_empties_the_cache_during_an_outage(database: Database, adapters: None) -> None:
+    """The change was written, and then the database went away before the counter could be read."""
     keys = Keys(database)
     key, secret = keys.create("bot")
     outage = Outage(database)
     database.after_write.append(lambda: setattr(outage, "is_on", True))
 
-    async def test(directory: Directory) -> None:
-        await eventually(lambda: told(directory))
-        assert await directory.authenticate(secret) == key
+    async def test(lookup: LookupCache) -> None:
+        await eventually(lambda: has_counter(lookup))
+        assert await lookup.authenticate(secret) == key
         keys.revoke(key.id)
         with pytest.raises(Unavailable):
-            await directory.authenticate(secret)
+            await lookup.authenticate(secret)
 
     run(test, database)
 
@@ -363,30 +365,30 @@ def test_an_own_change_is_not_forgotten_in_an_outage(database: Database, adapter
 # -- the catalogue -----------------------------------------------------------------------------------------------------
 
 
-def test_the_catalogue_is_read_again_when_it_is_another(database: Database, tmp_path: Path) -> None:
+def test_changed_catalogue_file_is_read_again(database: Database, tmp_path: Path) -> None:
     path = tmp_path / "catalog.json"
-    directory = Directory(database, path)
-    assert directory.catalog().bases == []
+    lookup = LookupCache(database, path)
+    assert lookup.catalog().bases == []
     save_catalog(path, Catalog(bases=[base_entry("one")]))
-    first = directory.catalog()
+    first = lookup.catalog()
     assert [base.name for base in first.bases] == ["one"]
-    assert directory.catalog() is first
+    assert lookup.catalog() is first
     save_catalog(path, Catalog(bases=[base_entry("two")]))
-    assert [base.name for base in directory.catalog().bases] == ["two"]
+    assert [base.name for base in lookup.catalog().bases] == ["two"]
     path.write_text("{")
     with pytest.raises(InvalidRequest):
-        directory.catalog()
+        lookup.catalog()
     path.unlink()
-    assert directory.catalog().bases == []
+    assert lookup.catalog().bases == []
 
 
-def test_names_of_bases_are_of_a_moment_ago_at_most(
+def test_names_of_bases_follow_the_catalogue_after_the_poll_interval(
     database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "catalog.json"
-    directory = Directory(database, path)
+    lookup = LookupCache(database, path)
     save_catalog(path, Catalog(bases=[base_entry("one")]))
-    assert directory.is_base("one")
+    assert lookup.is_base("one")
     save_catalog(path, Catalog(bases=[base_entry("two")]))
-    monkeypatch.setattr(directory_module, "POLL_SECONDS", 0.0)
-    assert (directory.is_base("one"), directory.is_base("two")) == (False, True)
+    monkeypatch.setattr(lookup_cache, "POLL_SECONDS", 0.0)
+    assert (lookup.is_base("one"), lookup.is_base("two")) == (False, True)

@@ -1,4 +1,4 @@
-"""Questions that ask nothing, or not what they say: refused before a replica is asked, and no others are."""
+"""Request validation: requests that cannot be meant are refused before they reach a replica, and no others are."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from api.openai_questions import asks_chat, asks_completion
-from api.responses import stateless
+from api.inference.request_validation import validate_chat, validate_completion, validate_response
 from shared.errors import Code, InvalidRequest
 
 HELLO = {"role": "user", "content": "Hello"}
@@ -37,9 +36,9 @@ def chat(*messages: Any) -> dict[str, Any]:
         {"role": "assistant", "content": None, "reasoning_content": "Hm."},
     ],
 )
-def test_a_message_that_says_something(message: dict[str, Any]) -> None:
+def test_message_with_content_or_a_substitute_is_accepted(message: dict[str, Any]) -> None:
     body = chat(HELLO, message)
-    assert asks_chat(body) is body
+    assert validate_chat(body) is body
 
 
 @pytest.mark.parametrize(
@@ -60,17 +59,17 @@ def test_a_message_that_says_something(message: dict[str, Any]) -> None:
         {"role": "user", "content": {}},
     ],
 )
-def test_a_message_without_content(message: dict[str, Any]) -> None:
+def test_message_without_content_is_refused(message: dict[str, Any]) -> None:
     with pytest.raises(InvalidRequest, match=r"messages\[1\] has no content") as refused:
-        asks_chat(chat(HELLO, message, HELLO))
+        validate_chat(chat(HELLO, message, HELLO))
     assert (refused.value.code, refused.value.param) == (Code.REQUEST_INVALID, "messages[1].content")
     assert "tool_calls" in refused.value.remedy
 
 
 @pytest.mark.parametrize("role", ["usr", "User", "human", "function", ""])
-def test_a_role_that_chats_do_not_have(role: str) -> None:
+def test_unknown_role_is_refused(role: str) -> None:
     with pytest.raises(InvalidRequest, match="role") as refused:
-        asks_chat(chat(HELLO | {"role": role}))
+        validate_chat(chat(HELLO | {"role": role}))
     assert (refused.value.code, refused.value.param) == (Code.REQUEST_INVALID, "messages[0].role")
     assert "system, developer, user, assistant, tool" in refused.value.remedy
 
@@ -90,40 +89,40 @@ def test_a_role_that_chats_do_not_have(role: str) -> None:
         chat(HELLO | {"content": 7}),
     ],
 )
-def test_what_vllm_refuses_is_left_to_it(body: dict[str, Any]) -> None:
-    assert asks_chat(body) is body
-    assert asks_completion({"prompt": 7}) == {"prompt": 7}
-    assert asks_completion({}) == {}
-    assert asks_completion({"prompt": None}) == {"prompt": None}
-    assert asks_completion({"prompt": "", "prompt_embeds": "x"})["prompt"] == ""
-    assert asks_completion({"prompt_embeds": "x"}) == {"prompt_embeds": "x"}
+def test_requests_that_vllm_refuses_itself_pass(body: dict[str, Any]) -> None:
+    assert validate_chat(body) is body
+    assert validate_completion({"prompt": 7}) == {"prompt": 7}
+    assert validate_completion({}) == {}
+    assert validate_completion({"prompt": None}) == {"prompt": None}
+    assert validate_completion({"prompt": "", "prompt_embeds": "x"})["prompt"] == ""
+    assert validate_completion({"prompt_embeds": "x"}) == {"prompt_embeds": "x"}
 
 
 @pytest.mark.parametrize(
-    ("prepare", "body"),
+    ("validate", "body"),
     [
-        (asks_chat, {"messages": []}),
-        (asks_chat, {"messages": ""}),
-        (asks_completion, {"prompt": []}),
-        (asks_completion, {"prompt": ""}),
-        (asks_completion, {"prompt": [], "prompt_embeds": None}),
-        (stateless, {"input": []}),
-        (stateless, {"input": {}}),
-        (stateless, {"input": ""}),
+        (validate_chat, {"messages": []}),
+        (validate_chat, {"messages": ""}),
+        (validate_completion, {"prompt": []}),
+        (validate_completion, {"prompt": ""}),
+        (validate_completion, {"prompt": [], "prompt_embeds": None}),
+        (validate_response, {"input": []}),
+        (validate_response, {"input": {}}),
+        (validate_response, {"input": ""}),
     ],
 )
-def test_nothing_is_asked(prepare: Any, body: dict[str, Any]) -> None:
+def test_empty_prompt_is_refused(validate: Any, body: dict[str, Any]) -> None:
     field = next(iter(body))
     with pytest.raises(InvalidRequest, match="empty") as refused:
-        prepare(body)
+        validate(body)
     assert (refused.value.code, refused.value.param) == (Code.REQUEST_INVALID, field)
     assert refused.value.remedy
 
 
-def test_a_message_of_an_input_without_content() -> None:
+def test_input_message_without_content_is_refused() -> None:
     for role in ("user", "system", "developer"):
         with pytest.raises(InvalidRequest, match=r"input\[1\] has no content") as refused:
-            stateless({"input": [HELLO, {"role": role, "content": []}]})
+            validate_response({"input": [HELLO, {"role": role, "content": []}]})
         assert (refused.value.code, refused.value.param) == (Code.REQUEST_INVALID, "input[1].content")
 
 
@@ -138,13 +137,13 @@ def test_a_message_of_an_input_without_content() -> None:
         {"type": "function_call_output", "call_id": "call_1", "output": ""},
     ],
 )
-def test_an_item_of_an_input_that_says_something(item: Any) -> None:
-    assert stateless({"input": [item]})["input"] == [item]
+def test_input_item_with_content_is_accepted(item: Any) -> None:
+    assert validate_response({"input": [item]})["input"] == [item]
 
 
-@pytest.mark.engine
-def test_the_installed_engine_takes_what_is_refused_here() -> None:
-    """What it refuses by itself needs no check in the way of each request."""
+@pytest.mark.torch
+def test_installed_vllm_accepts_what_is_refused_here() -> None:
+    """What vLLM refuses by itself needs no check in the path of each request."""
     chats = pytest.importorskip("vllm.entrypoints.openai.chat_completion.protocol")
     completions = pytest.importorskip("vllm.entrypoints.openai.completion.protocol")
     responses = pytest.importorskip("vllm.entrypoints.openai.responses.protocol")

@@ -1,4 +1,4 @@
-"""An answer on its way: passed on piece by piece, accounted for once, closed however it ends."""
+"""A proxied response: passed on piece by piece, counted once, closed however it ends."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any, cast
 import pytest
 from starlette.types import Message
 
-from api.answer import Answer, PassedOn
-from api.limits import Admission
-from api.presence import Presence
-from api.replica_client import Begun, BrokenOff
-from api.taps import Tap
-from shared.usage import Amount
+from api.inference.disconnect import DisconnectWatcher
+from api.inference.rate_limits.limiter import Admission
+from api.inference.replicas.client import ReplicaDisconnected, ReplicaResponse
+from api.inference.response import ProxiedResponse
+from api.inference.usage.taps import Tap
+from shared.database.usage import Amount
 
 PIECES = [b"one", b"two", b"three"]
 
@@ -24,8 +24,8 @@ class Trace(list[str]):
     """What happened, in order."""
 
 
-class Upper(Tap):
-    """Holds the second piece back until the end."""
+class UpperCaseTap(Tap):
+    """A tap that returns upper case, and holds the second piece back until the end."""
 
     def __init__(self, trace: Trace) -> None:
         super().__init__(lambda _: trace.append("counted"))
@@ -44,8 +44,8 @@ class Upper(Tap):
         return Amount(requests=1)
 
 
-class Source:
-    """A replica's answer."""
+class FakeUpstream:
+    """A replica's response."""
 
     status = 200
     headers = {"content-type": "text/event-stream", "x-request-id": "r"}
@@ -70,19 +70,21 @@ async def stay() -> Message:
     raise AssertionError
 
 
-def answer(trace: Trace, ends: Callable[[], Any] = lambda: None, receive: Callable[[], Any] = stay) -> Answer:
-    async def left() -> None:
-        trace.append("left")
+def proxied(trace: Trace, ends: Callable[[], Any] = lambda: None, receive: Callable[[], Any] = stay) -> ProxiedResponse:
+    async def released() -> None:
+        trace.append("released")
 
     async def copied() -> None:
         trace.append("copied")
 
-    admission = Admission({"x-ratelimit-limit-requests": "5"}, left)
-    source = cast("Begun", Source(trace, ends))
-    return Answer(source, Upper(trace), admission, Presence(receive), adapter="a@1", then=copied)
+    admission = Admission({"x-ratelimit-limit-requests": "5"}, released)
+    upstream = cast("ReplicaResponse", FakeUpstream(trace, ends))
+    return ProxiedResponse(
+        upstream, UpperCaseTap(trace), admission, DisconnectWatcher(receive), adapter="a@1", on_complete=copied
+    )
 
 
-def sent(response: PassedOn, trace: Trace) -> list[Message]:
+def sent(response: ProxiedResponse, trace: Trace) -> list[Message]:
     messages: list[Message] = []
 
     async def send(message: Message) -> None:
@@ -93,11 +95,11 @@ def sent(response: PassedOn, trace: Trace) -> list[Message]:
     return messages
 
 
-def test_the_pieces_and_then_the_accounts() -> None:
+def test_pieces_are_sent_before_release_copy_and_count() -> None:
     trace = Trace()
-    start, *_, last = sent(PassedOn(answer(trace)), trace)
+    start, *_, last = sent(proxied(trace), trace)
     assert trace == [
-        "http.response.start", "ONE", "THREE", "two", "left", "copied", "http.response.body", "closed", "counted",
+        "http.response.start", "ONE", "THREE", "two", "released", "copied", "http.response.body", "closed", "counted",
     ]  # fmt: skip
     assert dict(start["headers"]) == {
         b"content-type": b"text/event-stream",
@@ -108,66 +110,71 @@ def test_the_pieces_and_then_the_accounts() -> None:
     assert not last.get("more_body")
 
 
-def test_another_shape() -> None:
+def test_converted_response_sends_the_other_bytes_and_headers() -> None:
     trace = Trace()
-    made = answer(trace)
+
+    made = proxied(trace)
 
     async def lines() -> AsyncIterator[bytes]:
         async for piece in made:
             yield piece + b"!"
 
-    start, *_ = sent(PassedOn(made, lines(), {"content-type": "application/x-ndjson"}), trace)
+    start, *_ = sent(made.converted(lines(), {"content-type": "application/x-ndjson"}), trace)
     assert trace[1:4] == ["ONE!", "THREE!", "two!"]
     assert trace[-2:] == ["closed", "counted"]
     assert dict(start["headers"])[b"content-type"] == b"application/x-ndjson"
 
 
 def breaks() -> None:
-    raise BrokenOff("gone")
+    raise ReplicaDisconnected("gone")
 
 
-def test_the_last_event_of_a_stream_that_breaks_off_is_the_error() -> None:
+def test_interrupted_stream_ends_with_an_error_event() -> None:
     trace = Trace()
-    *_, last = sent(PassedOn(answer(trace, breaks)), trace)
+    *_, last = sent(proxied(trace, breaks), trace)
     assert trace[:3] == ["http.response.start", "ONE", "THREE"]
-    assert trace[3:-1] == ["closed", "counted", "left"], "no copy, and the next request finds its slot"
+    assert trace[3:-1] == ["closed", "counted", "released"], "no copy is sent, and the next request finds its slot"
     before, event, after = last["body"].split(b"\n\n")
-    assert (before, after, last.get("more_body", False)) == (b"", b"", False), "what was under way is ended"
+    assert (before, after, last.get("more_body", False)) == (b"", b"", False), "the event that was cut off is ended"
     error = json.loads(event.removeprefix(b"data: "))["error"]
     assert (error["code"], error["type"], error["mens"]["retryable"]) == ("SERVING_FAILED", "server_error", True)
 
 
-def test_an_answer_that_breaks_off_is_never_ended_for_the_caller() -> None:
+def test_interrupted_body_is_never_ended_for_the_caller() -> None:
     trace = Trace()
-    sent(PassedOn(answer(trace, breaks), headers={"content-type": "application/json"}), trace)
-    assert trace == ["http.response.start", "ONE", "THREE", "closed", "counted", "left"], "no end, no copy"
+
+    made = proxied(trace, breaks)
+
+    made.passed_headers["content-type"] = "application/json"
+    sent(made, trace)
+    assert trace == ["http.response.start", "ONE", "THREE", "closed", "counted", "released"], "no end, no copy"
 
 
-def test_a_caller_who_goes_ends_it() -> None:
-    trace, may_go = Trace(), asyncio.Event()
+def test_disconnect_closes_and_counts_the_response() -> None:
+    trace, may_disconnect = Trace(), asyncio.Event()
 
-    async def goes() -> Message:
-        await may_go.wait()
+    async def disconnects() -> Message:
+        await may_disconnect.wait()
         return {"type": "http.disconnect"}
 
     def hangs() -> Any:
-        may_go.set()
+        may_disconnect.set()
         return asyncio.Event().wait()
 
-    sent(PassedOn(answer(trace, hangs, goes)), trace)
-    assert trace == ["http.response.start", "ONE", "THREE", "closed", "counted", "left"]
+    sent(proxied(trace, hangs, disconnects), trace)
+    assert trace == ["http.response.start", "ONE", "THREE", "closed", "counted", "released"]
 
 
-def test_an_answer_that_nobody_reads_is_closed_once() -> None:
+def test_unread_response_is_closed_once() -> None:
     trace = Trace()
-    unread = answer(trace)
+    unread = proxied(trace)
     asyncio.run(unread.aclose())
-    assert trace == ["closed", "counted", "left"]
+    assert trace == ["closed", "counted", "released"]
 
 
-def test_a_count_that_fails_gives_the_slot_back_all_the_same() -> None:
+def test_slot_is_released_when_counting_fails() -> None:
     trace = Trace()
-    unread = answer(trace)
+    unread = proxied(trace)
 
     def fails() -> None:
         raise ValueError("a bug")
@@ -175,4 +182,4 @@ def test_a_count_that_fails_gives_the_slot_back_all_the_same() -> None:
     unread._tap.close = fails  # type: ignore[method-assign]
     with pytest.raises(ValueError, match="a bug"):
         asyncio.run(unread.aclose())
-    assert trace == ["closed", "left"]
+    assert trace == ["closed", "released"]

@@ -1,4 +1,4 @@
-"""Usage and limits on the whole way of a request, to a small replica of our own that tells usage as vLLM does."""
+"""Usage and limits on the whole way of a request, to a fake replica that reports usage as vLLM does."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -16,16 +17,17 @@ import pytest
 from fastapi import FastAPI
 from openai import OpenAI, RateLimitError
 
-from api.limit_stores import SharedStore, ValkeyStore
-from api.limits import Limiter
-from api.metering import Meter
-from shared.aliases import Mover
-from shared.routing import Routing, Shadow
-from shared.tenancy import KeyLimits, Role
-from shared.usage import Period
+from api.inference.rate_limits.limiter import RateLimiter
+from api.inference.rate_limits.stores import SharedStore, ValkeyStore
+from api.inference.usage.meter import Meter
+from shared.database.aliases import Actor
+from shared.database.routing import Routing, Shadow
+from shared.database.tenancy import KeyLimits, Role
+from shared.database.usage import Period
 from tests.api.conftest import BASE
-from tests.api.test_gateway import ADAPTER, register_adapters, serve
-from tests.valkey import running_valkey
+from tests.support.asgi_server import serve
+from tests.support.gateway import ADAPTER, register_adapters
+from tests.support.valkey import running_valkey
 
 pytestmark = pytest.mark.network
 
@@ -36,18 +38,18 @@ SLOW = "slow"
 REFUSED = "refused"
 
 
-class TellingReplica:
-    """Answers with a token an event, and tells usage to those who ask. ``SLOW`` has pauses, ``REFUSED`` is a 400."""
+class UsageReplica:
+    """Streams a token an event, and reports usage on request. The user ``SLOW`` gets pauses, ``REFUSED`` a 400."""
 
     def __init__(self) -> None:
-        self.asked: list[dict[str, Any]] = []
+        self.requests: list[dict[str, Any]] = []
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "http":
             return
         body = {} if scope["path"] == "/health" else json.loads((await receive())["body"])
         if body:
-            self.asked.append(body)
+            self.requests.append(body)
         user = body.get("user")
         status, kind = (400 if user == REFUSED else 200), ("event-stream" if body.get("stream") else "json")
         head = {"type": "http.response.start", "status": status}
@@ -68,8 +70,8 @@ def whole() -> bytes:
 
 
 def streamed(include_usage: bool = False, continuous_usage_stats: bool = False) -> list[bytes]:
-    def event(choices: list[Any], told: dict[str, int] | None) -> bytes:
-        fields = {"id": "c", "choices": choices, **({"usage": told} if told else {})}
+    def event(choices: list[Any], usage_: dict[str, int] | None) -> bytes:
+        fields = {"id": "c", "choices": choices, **({"usage": usage_} if usage_ else {})}
         return b"data: " + json.dumps(fields, separators=(",", ":")).encode() + b"\n\n"
 
     pieces = [
@@ -79,10 +81,11 @@ def streamed(include_usage: bool = False, continuous_usage_stats: bool = False) 
     return [*pieces, *([event([], usage(EVENTS))] if include_usage else []), b"data: [DONE]\n\n"]
 
 
-class FrontDoor:
+class RunningGateway:
     """The API on a real socket, in front of the replica."""
 
-    def __init__(self, app: FastAPI, url: str, replica: TellingReplica) -> None:
+    def __init__(self, app: FastAPI, url: str, replica: UsageReplica) -> None:
+        self.app = app
         self.services = app.state.services
         self.replica = replica
         self.url = url
@@ -95,27 +98,28 @@ class FrontDoor:
 
 
 @pytest.fixture
-def door(app: FastAPI) -> Iterator[FrontDoor]:
-    yield from open_door(app, interval=0.02)
+def gateway(app: FastAPI) -> Iterator[RunningGateway]:
+    yield from open_gateway(app, interval=0.02)
 
 
-def open_door(app: FastAPI, interval: float) -> Iterator[FrontDoor]:
-    replica = TellingReplica()
+def open_gateway(app: FastAPI, interval: float) -> Iterator[RunningGateway]:
+    replica = UsageReplica()
     services = app.state.services
-    object.__setattr__(services, "meter", Meter(services.usage, interval))
+    meter = Meter(services.usage, interval)
+    services = app.state.services = replace(services, gateway=replace(services.gateway, meter=meter))
     register_adapters(app)
     for replica_url in serve(replica):
         services.settings.serving_urls[:] = [replica_url]
         for url in serve(app, lifespan="on"):
-            yield FrontDoor(app, url, replica)
+            yield RunningGateway(app, url, replica)
 
 
-def ask(client: httpx.Client, **more: Any) -> httpx.Response:
+def complete(client: httpx.Client, **more: Any) -> httpx.Response:
     return client.post("/v1/completions", json={"model": BASE, "prompt": "?", **more})
 
 
 def used(client: httpx.Client, enough: Callable[[int], bool] = bool) -> dict[str, tuple[int, int, int]]:
-    """What the client's key has used, by model, as soon as it is enough requests."""
+    """Usage of the client's key by model, as soon as its number of requests is enough."""
     deadline = time.monotonic() + 10
     while True:
         lines = client.get("/v1/usage", params={"group_by": "model"}).json()["data"]
@@ -127,26 +131,26 @@ def used(client: httpx.Client, enough: Callable[[int], bool] = bool) -> dict[str
         time.sleep(0.02)
 
 
-def test_streams_and_whole_answers_are_counted_and_pass_as_if_they_were_not(door: FrontDoor) -> None:
-    with door.client() as client:
-        assert ask(client).content == whole()
-        assert ask(client, stream=True).content == b"".join(streamed())
+def test_counted_responses_are_byte_for_byte_those_of_the_replica(gateway: RunningGateway) -> None:
+    with gateway.client() as client:
+        assert complete(client).content == whole()
+        assert complete(client, stream=True).content == b"".join(streamed())
         last, every = {"include_usage": True}, {"include_usage": True, "continuous_usage_stats": True}
-        assert ask(client, stream=True, stream_options=last).content == b"".join(streamed(**last))
-        assert ask(client, stream=True, model=ADAPTER, stream_options=every).content == b"".join(streamed(**every))
+        assert complete(client, stream=True, stream_options=last).content == b"".join(streamed(**last))
+        assert complete(client, stream=True, model=ADAPTER, stream_options=every).content == b"".join(streamed(**every))
         assert used(client, lambda requests: requests == 4) == {
             BASE: (3, 3 * PROMPT_TOKENS, 3 * EVENTS),
             ADAPTER: (1, PROMPT_TOKENS, EVENTS),
         }
 
 
-def test_who_leaves_early_is_counted_and_has_its_slot_back(door: FrontDoor) -> None:
-    with door.client(slots=1) as client:
+def test_early_disconnect_is_counted_and_releases_the_slot(gateway: RunningGateway) -> None:
+    with gateway.client(slots=1) as client:
         for _ in range(3):
             body = {"model": BASE, "prompt": "?", "stream": True, "user": SLOW}
-            with client.stream("POST", "/v1/completions", json=body) as answer:
-                assert answer.status_code == 200, answer.read()
-                lines = answer.iter_lines()
+            with client.stream("POST", "/v1/completions", json=body) as response:
+                assert response.status_code == 200, response.read()
+                lines = response.iter_lines()
                 assert next(lines).endswith('"text":"x"}]}')
                 assert next(lines) == ""
                 assert next(lines).startswith("data: ")
@@ -155,31 +159,34 @@ def test_who_leaves_early_is_counted_and_has_its_slot_back(door: FrontDoor) -> N
         assert 3 * 2 <= completion < 3 * EVENTS
 
 
-def test_one_request_after_the_other_always_finds_its_slot(door: FrontDoor) -> None:
-    with door.client(slots=1) as client:
+def test_consecutive_requests_always_find_their_slot(gateway: RunningGateway) -> None:
+    with gateway.client(slots=1) as client:
         for number in range(30):
-            assert ask(client, stream=number % 2 == 0).status_code == 200
-        assert ask(client, model="nobody").status_code == 404
-        assert ask(client, user=REFUSED).status_code == 400
+            assert complete(client, stream=number % 2 == 0).status_code == 200
+        assert complete(client, model="nobody").status_code == 404
+        assert complete(client, user=REFUSED).status_code == 400
         assert client.post("/v1/completions", content=b"no json").status_code == 400
-        assert ask(client).status_code == 200
+        assert complete(client).status_code == 200
         assert used(client, lambda requests: requests >= 31) == {BASE: (31, 31 * PROMPT_TOKENS, 31 * EVENTS)}
 
 
-def test_requests_at_once_share_a_limit_between_two_api_processes(door: FrontDoor, tmp_path: Path) -> None:
-    with running_valkey(tmp_path) as valkey, door.client(rate=100, slots=2) as client:
-        object.__setattr__(door.services, "limiter", Limiter(SharedStore(ValkeyStore(valkey.url)), pauses=()))
+def test_concurrent_requests_to_two_processes_share_a_limit(gateway: RunningGateway, tmp_path: Path) -> None:
+    with running_valkey(tmp_path) as valkey, gateway.client(rate=100, slots=2) as client:
+        limiter = RateLimiter(SharedStore(ValkeyStore(valkey.url)), pauses=())
+        gateway.app.state.services = replace(
+            gateway.services, gateway=replace(gateway.services.gateway, limiter=limiter)
+        )
         key = client.headers["authorization"].removeprefix("Bearer ")
-        other = Limiter(SharedStore(ValkeyStore(valkey.url)), pauses=())
+        other = RateLimiter(SharedStore(ValkeyStore(valkey.url)), pauses=())
 
         async def elsewhere() -> None:
-            async with await other.admit(door.services.keys.authenticate(key)):
+            async with await other.admit(gateway.services.keys.authenticate(key)):
                 with ThreadPoolExecutor(2) as pool:
-                    asked = [pool.submit(ask, client, stream=True, user=SLOW) for _ in range(2)]
-                    answers = await asyncio.gather(*map(asyncio.wrap_future, asked))
+                    futures = [pool.submit(complete, client, stream=True, user=SLOW) for _ in range(2)]
+                    responses = await asyncio.gather(*map(asyncio.wrap_future, futures))
             await other.close()
-            assert sorted(answer.status_code for answer in answers) == [200, 429]
-            [served, refused] = sorted(answers, key=lambda answer: answer.status_code)
+            assert sorted(response.status_code for response in responses) == [200, 429]
+            [served, refused] = sorted(responses, key=lambda response: response.status_code)
             assert refused.json()["error"]["code"] == "CONCURRENCY_LIMITED"
             assert refused.headers["retry-after"] == "1"
             assert served.headers["x-ratelimit-limit-requests"] == "100"
@@ -189,10 +196,10 @@ def test_requests_at_once_share_a_limit_between_two_api_processes(door: FrontDoo
         assert valkey.client().keys("*slots*") == []
 
 
-def test_openais_client_knows_a_refusal_when_it_sees_one(door: FrontDoor) -> None:
-    with door.client(rate=1) as client:
+def test_openais_client_raises_its_rate_limit_error(gateway: RunningGateway) -> None:
+    with gateway.client(rate=1) as client:
         key = client.headers["authorization"].removeprefix("Bearer ")
-    with OpenAI(base_url=f"{door.url}/v1", api_key=key, max_retries=0) as openai:
+    with OpenAI(base_url=f"{gateway.url}/v1", api_key=key, max_retries=0) as openai:
         openai.completions.create(model=BASE, prompt="?")
         with pytest.raises(RateLimitError) as refused:
             openai.completions.create(model=BASE, prompt="?")
@@ -200,24 +207,24 @@ def test_openais_client_knows_a_refusal_when_it_sees_one(door: FrontDoor) -> Non
     assert 1 <= int(refused.value.response.headers["retry-after"]) <= 60
 
 
-def test_a_shadows_copies_are_nobodys_usage(door: FrontDoor) -> None:
+def test_copies_for_a_shadow_are_not_counted(gateway: RunningGateway) -> None:
     routing = Routing.to(ADAPTER).model_copy(update={"shadow": Shadow(adapter=SHADOW, share=1.0)})
-    door.services.aliases.set("watched", routing, Mover(id="key-x", name="x"))
-    with door.client() as client:
-        assert ask(client, model="watched", stream=True).status_code == 200
+    gateway.services.aliases.set("watched", routing, Actor(id="key-x", name="x"))
+    with gateway.client() as client:
+        assert complete(client, model="watched", stream=True).status_code == 200
         deadline = time.monotonic() + 10
-        while len(door.replica.asked) < 2:
+        while len(gateway.replica.requests) < 2:
             assert time.monotonic() < deadline
             time.sleep(0.01)
         time.sleep(0.2)
         assert used(client) == {ADAPTER: (1, PROMPT_TOKENS, EVENTS)}
 
 
-def test_a_shutdown_writes_what_is_left(app: FastAPI) -> None:
+def test_shutdown_writes_the_remaining_usage(app: FastAPI) -> None:
     usage, period = app.state.services.usage, Period(date.min, date.max)
-    for door in open_door(app, interval=600):
-        with door.client() as client:
-            assert ask(client).status_code == 200
+    for gateway in open_gateway(app, interval=600):
+        with gateway.client() as client:
+            assert complete(client).status_code == 200
         assert usage.lines("acme", period, []) == []
     [line] = usage.lines("acme", period, [])
     assert (line.requests, line.completion_tokens) == (1, EVENTS)

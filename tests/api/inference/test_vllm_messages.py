@@ -1,5 +1,5 @@
-"""vLLM's validation texts in words. The texts are those of vLLM 0.32.0, collected from its request models and its handler;
-the last test asks the installed one for them again."""
+"""vLLM's validation messages in the caller's words. The texts are those of vLLM 0.32.0, collected from its request models and
+its error handler; the last test gets them from the installed one again."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
-from api.engine_faults import Told, in_words
+from api.inference.vllm_messages import ClientError, explain
 from shared.errors import Code
 
 NUMBER = "Input should be a valid integer, unable to parse string as an integer"
-UNSAID = "A field of the request has a value of the wrong type; vLLM does not say which."
+UNKNOWN_FIELD = "A field of the request has a value of the wrong type; vLLM does not say which."
 MISSING = """1 validation error:
   {'type': 'missing', 'loc': 'body.messages', 'msg': 'Field required', 'input': '<dict of 1 items>'}"""
 TWO = """2 validation errors:
@@ -72,34 +72,36 @@ WHOLE = """1 validation error:
     ],
     ids=["missing", "two fields", "quotes", "branches", "deeper", "forged", "cut off", "words", "whole body"],
 )
-def test_fields_and_reasons(text: str, param: str | None, message: str, field: str | None) -> None:
-    told = in_words(text, param, {})
-    assert (told.message, told.param, told.details["serving_message"]) == (message, field, text)
+def test_validation_errors_become_fields_and_reasons(
+    text: str, param: str | None, message: str, field: str | None
+) -> None:
+    error = explain(text, param, {})
+    assert (error.message, error.param, error.details["serving_message"]) == (message, field, text)
 
 
-def test_every_fault_is_among_the_details() -> None:
-    assert in_words(TWO, "max_tokens", {}).details["errors"] == [
+def test_details_list_every_fault() -> None:
+    assert explain(TWO, "max_tokens", {}).details["errors"] == [
         {"param": "max_tokens", "reason": NUMBER},
         {"param": "top_p", "reason": "Input should be a valid number, unable to parse string as a number"},
     ]
-    assert [each["param"] for each in in_words(BRANCHES, None, {}).details["errors"]] == [
+    assert [each["param"] for each in explain(BRANCHES, None, {}).details["errors"]] == [
         "messages[0].role", "messages[0].tool_call_id", "messages[0].author",
     ]  # fmt: skip
 
 
-def test_a_field_that_is_named_beside_the_message_is_not_named_in_it() -> None:
-    said = "When using `tool_choice`, `tools` must be set. (parameter=tool_choice)"
-    told = Told("When using `tool_choice`, `tools` must be set.", "tool_choice", {"serving_message": said})
-    assert in_words(said, "tool_choice", {}) == told
-    said = "`x` must be a number (or null). (parameter=x, value=(1, 2))"
-    assert in_words(said, "x", {}).message == "`x` must be a number (or null)."
+def test_field_at_the_end_of_a_message_is_cut_off() -> None:
+    text = "When using `tool_choice`, `tools` must be set. (parameter=tool_choice)"
+    error = ClientError("When using `tool_choice`, `tools` must be set.", "tool_choice", {"serving_message": text})
+    assert explain(text, "tool_choice", {}) == error
+    text = "`x` must be a number (or null). (parameter=x, value=(1, 2))"
+    assert explain(text, "x", {}).message == "`x` must be a number (or null)."
 
 
-def test_what_python_says_is_not_passed_on() -> None:
-    said = "'NoneType' object is not iterable"
-    told = in_words(said, None, {})
-    assert told[:3] == (UNSAID, None, {"serving_message": said})
-    assert "null" in told.remedy
+def test_python_type_error_is_not_passed_on() -> None:
+    text = "'NoneType' object is not iterable"
+    error = explain(text, None, {})
+    assert error[:3] == (UNKNOWN_FIELD, None, {"serving_message": text})
+    assert "null" in error.remedy
 
 
 @pytest.mark.parametrize(
@@ -112,8 +114,8 @@ def test_what_python_says_is_not_passed_on() -> None:
         "",
     ],
 )
-def test_a_text_of_another_form_stays_as_it_is(text: str) -> None:
-    assert in_words(text, "n", {}) == Told(text, "n", {})
+def test_text_of_another_form_is_passed_on_unchanged(text: str) -> None:
+    assert explain(text, "n", {}) == ClientError(text, "n", {})
 
 
 def part(**fields: Any) -> dict[str, Any]:
@@ -143,73 +145,76 @@ PRINT = """2 validation errors for ValidatorIterator
         (7, "messages"),
     ],
 )
-def test_a_part_of_a_message_is_found_in_the_request(messages: Any, param: str) -> None:
-    told = in_words(PRINT, None, {"messages": messages})
-    assert (told.message, told.param) == (f"{param}: Field required.", param)
-    assert told.details["serving_message"] == PRINT
+def test_fault_in_a_content_part_is_located_in_the_request(messages: Any, param: str) -> None:
+    error = explain(PRINT, None, {"messages": messages})
+    assert (error.message, error.param) == (f"{param}: Field required.", param)
+    assert error.details["serving_message"] == PRINT
 
 
-@pytest.mark.engine
-def test_the_installed_engine_says_it_so() -> None:
+@pytest.mark.torch
+def test_installed_vllm_writes_these_messages() -> None:
     register = pytest.importorskip("vllm.entrypoints.serve.exception_handling.register")
     chats = pytest.importorskip("vllm.entrypoints.openai.chat_completion.protocol")
     completions = pytest.importorskip("vllm.entrypoints.openai.completion.protocol")
     responses = pytest.importorskip("vllm.entrypoints.openai.responses.protocol")
-    engine = FastAPI()
-    engine.state.args = SimpleNamespace(log_error_stack=False)
-    register.init_exception_handler(engine)
+    server = FastAPI()
+    server.state.args = SimpleNamespace(log_error_stack=False)
+    register.init_exception_handler(server)
 
     def route(path: str, kind: Any) -> None:
-        def ask(request: Any) -> None:
+        def endpoint(request: Any) -> None:
             for message in getattr(request, "messages", ()):
                 list(message.get("content") or ())
             request.to_sampling_params(16, {})
 
-        ask.__annotations__["request"] = kind
-        engine.post(path)(ask)
+        endpoint.__annotations__["request"] = kind
+        server.post(path)(endpoint)
 
     route("/chat", chats.ChatCompletionRequest)
     route("/completion", completions.CompletionRequest)
     route("/response", responses.ResponsesRequest)
-    client = TestClient(engine)
+    client = TestClient(server)
 
-    def told(path: str = "/chat", **fields: Any) -> tuple[str, str | None]:
+    def explained(path: str = "/chat", **fields: Any) -> tuple[str, str | None]:
         body = {"model": "m"} | ({"messages": [{"role": "user", "content": "?"}]} if path == "/chat" else {}) | fields
         error = client.post(path, json=body).json()["error"]
-        return in_words(error["message"], error["param"] and error["param"].removeprefix("body."), body)[:2]
+        return explain(error["message"], error["param"] and error["param"].removeprefix("body."), body)[:2]
 
-    assert told(messages=None) == (UNSAID, None)
-    assert told(messages="?") == ("messages: Input should be a valid list.", "messages")
-    assert told(messages=[{"content": "?"}]) == ("messages[0].role: Field required.", "messages[0].role")
+    assert explained(messages=None) == (UNKNOWN_FIELD, None)
+    assert explained(messages="?") == ("messages: Input should be a valid list.", "messages")
+    assert explained(messages=[{"content": "?"}]) == ("messages[0].role: Field required.", "messages[0].role")
     content = "messages[0].content: Input should be a valid string; or Input should be iterable."
-    assert told(messages=[{"role": "user", "content": 7}]) == (content, "messages[0].content")
+    assert explained(messages=[{"role": "user", "content": 7}]) == (content, "messages[0].content")
     text, image, kind = (f"messages[1].content[0].{name}" for name in ("text", "image_url.url", "type"))
-    assert told(messages=[GOOD, NO_TEXT]) == (f"{text}: Field required.", text)
-    assert told(messages=[{"role": "user", "content": "?"}, IMAGE]) == (f"{image}: Field required.", image)
-    said, param = told(messages=[GOOD, part(type="poem")])
-    assert (said.startswith(f"{kind}: Input should be 'text'; or Input should be 'image_url'"), param) == (True, kind)
+    assert explained(messages=[GOOD, NO_TEXT]) == (f"{text}: Field required.", text)
+    assert explained(messages=[{"role": "user", "content": "?"}, IMAGE]) == (f"{image}: Field required.", image)
+    message, param = explained(messages=[GOOD, part(type="poem")])
+    assert (message.startswith(f"{kind}: Input should be 'text'; or Input should be 'image_url'"), param) == (
+        True,
+        kind,
+    )
     call = {"role": "assistant", "tool_calls": [{"id": "1", "type": "function"}]}
     function = "messages[0].tool_calls[0].function"
-    assert told(messages=[call]) == (f"{function}: Field required.", function)
-    assert told(max_tokens="x", n="y") == (f"max_tokens: {NUMBER}; n: {NUMBER}.", "max_tokens")
-    assert told(tool_choice="auto") == ("When using `tool_choice`, `tools` must be set.", "tool_choice")
-    assert told(tools=[{"type": "function"}]) == ("tools[0].function: Field required.", "tools[0].function")
+    assert explained(messages=[call]) == (f"{function}: Field required.", function)
+    assert explained(max_tokens="x", n="y") == (f"max_tokens: {NUMBER}; n: {NUMBER}.", "max_tokens")
+    assert explained(tool_choice="auto") == ("When using `tool_choice`, `tools` must be set.", "tool_choice")
+    assert explained(tools=[{"type": "function"}]) == ("tools[0].function: Field required.", "tools[0].function")
     stop = "stop: Input should be a valid string; or Input should be a valid list."
-    assert told(stop=5) == (stop, "stop")
-    assert told(stop=[5]) == ("stop[0]: Input should be a valid string.", "stop[0]")
+    assert explained(stop=5) == (stop, "stop")
+    assert explained(stop=[5]) == ("stop[0]: Input should be a valid string.", "stop[0]")
 
-    assert told(n=0) == ("n must be at least 1, got 0.", "n")
-    assert told(n=99_999) == ("n must be at most 16384, got 99999.", "n")
-    assert told(n=2, temperature=0) == ("n must be 1 when using greedy sampling, got 2.", "n")
-    assert told(frequency_penalty=5) == ("frequency_penalty must be in [-2, 2], got 5.0.", "frequency_penalty")
+    assert explained(n=0) == ("n must be at least 1, got 0.", "n")
+    assert explained(n=99_999) == ("n must be at most 16384, got 99999.", "n")
+    assert explained(n=2, temperature=0) == ("n must be 1 when using greedy sampling, got 2.", "n")
+    assert explained(frequency_penalty=5) == ("frequency_penalty must be in [-2, 2], got 5.0.", "frequency_penalty")
     body = {"model": "m", "prompt": None}
-    none = client.post("/completion", json=body).json()["error"]
-    refused = in_words(none["message"], none["param"], body)
+    error = client.post("/completion", json=body).json()["error"]
+    refused = explain(error["message"], error["param"], body)
     assert (refused.code, refused.param) == (Code.REQUEST_INVALID, "prompt")
     many = "prompt list length 3000 exceeds the maximum allowed count of 1024."
-    assert told("/completion", prompt=["x"] * 3000) == (many, "prompt")
+    assert explained("/completion", prompt=["x"] * 3000) == (many, "prompt")
     tokens = ("max_output_tokens must be at least 1, got -1.", "max_output_tokens")
-    assert told("/response", input="x", max_output_tokens=-1) == tokens
+    assert explained("/response", input="x", max_output_tokens=-1) == tokens
     item = "input[0].content[0].text"
-    question = {"role": "user", "content": [{"type": "input_text"}]}
-    assert told("/response", input=[question]) == (f"{item}: Field required.", item)
+    message_ = {"role": "user", "content": [{"type": "input_text"}]}
+    assert explained("/response", input=[message_]) == (f"{item}: Field required.", item)

@@ -1,4 +1,4 @@
-"""Refusals of one sentence: which field of the request they are about. The texts are vLLM 0.32.0's; the last tests ask for them."""
+"""Refusals in one sentence: which field of the request they are about. The texts are vLLM 0.32.0's; the last tests check that."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from api.engine_fields import in_callers_words
+from api.inference.vllm_messages import explain_sentence
 from shared.errors import Code
 
 CHAT = {"messages": [], "n": 2, "stop": ""}
@@ -17,7 +17,7 @@ LONG = "The decoder prompt (length 9) is longer than the maximum model length of
 
 
 @pytest.mark.parametrize(
-    ("text", "asked", "param"),
+    ("text", "body", "param"),
     [
         ("n must be at least 1, got 0.", CHAT, "n"),
         ("stop cannot contain an empty string.", CHAT, "stop"),
@@ -33,17 +33,17 @@ LONG = "The decoder prompt (length 9) is longer than the maximum model length of
         ("Something went wrong.", CHAT, None),
     ],
 )
-def test_the_field_that_a_sentence_is_about(text: str, asked: dict[str, Any], param: str | None) -> None:
-    said = in_callers_words(text, None, asked)
-    assert (said.message, said.param, said.code) == (text, param, Code.REQUEST_REJECTED)
+def test_sentence_names_its_field(text: str, body: dict[str, Any], param: str | None) -> None:
+    error = explain_sentence(text, None, body)
+    assert (error.message, error.param, error.code) == (text, param, Code.REQUEST_REJECTED)
 
 
-def test_the_field_that_vllm_names_is_not_guessed_at() -> None:
-    assert in_callers_words("n is wrong.", "tool_choice", CHAT).param == "tool_choice"
+def test_field_that_vllm_names_is_used() -> None:
+    assert explain_sentence("n is wrong.", "tool_choice", CHAT).param == "tool_choice"
 
 
 @pytest.mark.parametrize(
-    ("vllms", "asked", "param"),
+    ("vllms", "body", "param"),
     [
         ("max_tokens", {"max_output_tokens": -1}, "max_output_tokens"),
         ("max_tokens", {"max_tokens": 5, "max_completion_tokens": -1}, "max_completion_tokens"),
@@ -52,13 +52,13 @@ def test_the_field_that_vllm_names_is_not_guessed_at() -> None:
         ("logprobs", {"logprobs": 99}, "logprobs"),
     ],
 )
-def test_a_setting_is_called_as_the_caller_calls_it(vllms: str, asked: dict[str, Any], param: str) -> None:
-    said = in_callers_words(f"{vllms} must be otherwise.", vllms, asked)
-    assert (said.message, said.param) == (f"{param} must be otherwise.", param)
+def test_setting_has_the_name_that_the_caller_used(vllms: str, body: dict[str, Any], param: str) -> None:
+    error = explain_sentence(f"{vllms} must be otherwise.", vllms, body)
+    assert (error.message, error.param) == (f"{param} must be otherwise.", param)
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("n is 9. To increase this limit, set the VLLM_MAX_N_SEQUENCES environment variable.", "n is 9."),
         (f"{LONG} Make sure that `max_model_len` is no smaller than the number of text tokens.", LONG),
@@ -66,18 +66,18 @@ def test_a_setting_is_called_as_the_caller_calls_it(vllms: str, asked: dict[str,
         ("n is 9. Set it to 5.", "n is 9. Set it to 5."),
     ],
 )
-def test_advice_to_the_operator_is_no_advice_to_the_caller(text: str, told: str) -> None:
-    assert in_callers_words(text, None, CHAT).message == told
+def test_advice_to_the_operator_is_cut_out(text: str, message: str) -> None:
+    assert explain_sentence(text, None, CHAT).message == message
 
 
-def test_what_helps_is_said_where_it_is_known() -> None:
-    assert "temperature" in in_callers_words("n must be 1 when using greedy sampling, got 2.", None, CHAT).remedy
-    assert "text only" in in_callers_words("tiny is not a multimodal model", None, CHAT).remedy
-    assert not in_callers_words("n must be at least 1, got 0.", None, CHAT).remedy
+def test_known_sentences_have_a_remedy() -> None:
+    assert "temperature" in explain_sentence("n must be 1 when using greedy sampling, got 2.", None, CHAT).remedy
+    assert "text only" in explain_sentence("tiny is not a multimodal model", None, CHAT).remedy
+    assert not explain_sentence("n must be at least 1, got 0.", None, CHAT).remedy
 
 
-@pytest.mark.engine
-def test_the_installed_engine_says_so_that_a_prompt_is_too_long() -> None:
+@pytest.mark.torch
+def test_installed_vllm_writes_these_sentences_for_long_prompts() -> None:
     params = pytest.importorskip("vllm.renderers.params").TokenizeParams(max_total_tokens=1)
     refusal = pytest.importorskip("vllm.exceptions").VLLMValidationError
     processor = pytest.importorskip("vllm.v1.engine.input_processor").InputProcessor
@@ -92,17 +92,17 @@ def test_the_installed_engine_says_so_that_a_prompt_is_too_long() -> None:
     for refuse in refusals:
         with pytest.raises(refusal) as refused:
             refuse()
-        said = in_callers_words(refused.value.args[0], refused.value.parameter, {"prompt": "xx"})
-        assert (said.code, said.param) == (Code.CONTEXT_LENGTH_EXCEEDED, "prompt")
-        assert "max_model_len" not in said.message
+        error = explain_sentence(refused.value.args[0], refused.value.parameter, {"prompt": "xx"})
+        assert (error.code, error.param) == (Code.CONTEXT_LENGTH_EXCEEDED, "prompt")
+        assert "max_model_len" not in error.message
     with pytest.raises(refusal) as refused:
         processor._validate_prompt_len(engine, 0, "decoder")
-    said = in_callers_words(str(refused.value), None, {"prompt": ""})
-    assert (said.code, said.param) == (Code.REQUEST_REJECTED, "prompt")
+    error = explain_sentence(str(refused.value), None, {"prompt": ""})
+    assert (error.code, error.param) == (Code.REQUEST_REJECTED, "prompt")
 
 
-@pytest.mark.engine
-def test_the_installed_engine_says_so_that_a_field_does_not_suit_its_model() -> None:
+@pytest.mark.torch
+def test_installed_vllm_writes_these_sentences_for_unsuitable_fields() -> None:
     refusal = pytest.importorskip("vllm.exceptions").VLLMValidationError
     sampling = pytest.importorskip("vllm.sampling_params")
     renderer = pytest.importorskip("vllm.renderers.base").BaseRenderer
@@ -115,13 +115,13 @@ def test_the_installed_engine_says_so_that_a_field_does_not_suit_its_model() -> 
         get_vocab_size=lambda: 9, max_logprobs=20, is_multimodal_model=False, served_model_name="tiny"
     )
     engine = SimpleNamespace(tokenizer=SimpleNamespace(max_token_id=8), model_config=model)
-    asked = {"messages": [], "logprobs": True, "top_logprobs": 99, "response_format": {}}
+    body = {"messages": [], "logprobs": True, "top_logprobs": 99, "response_format": {}}
 
     def param(refuse: Callable[[], Any]) -> str | None:
         with pytest.raises((refusal, ValueError)) as refused:
             refuse()
-        error: Any = refused.value
-        return in_callers_words(error.args[0], getattr(error, "parameter", None), asked).param
+        refusal_: Any = refused.value
+        return explain_sentence(refusal_.args[0], getattr(refusal_, "parameter", None), body).param
 
     assert param(lambda: renderer.validate_token_ids(engine, [99])) == "messages"
     assert param(lambda: registry().create_processor(model)) == "messages"

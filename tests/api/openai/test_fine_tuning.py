@@ -1,4 +1,4 @@
-"""OpenAI's fine-tuning requests: auto rules, overrides, what is refused, and each state's translation."""
+"""OpenAI's fine-tuning API: auto values, overrides, what is refused, and the translation of each state."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
+from shared.database.job_states import Stage
+from shared.database.leases import Leases
 from shared.errors import Code, JobFailed
-from shared.jobstate import Stage
-from shared.lease import LeaseLedger
 from tests.api.conftest import BASE
 
 
@@ -18,13 +18,13 @@ def create(client: TestClient, train_file: str, **body: Any) -> Any:
     return client.post("/v1/fine_tuning/jobs", json={"model": BASE, "training_file": train_file} | body)
 
 
-def test_auto_is_echoed_resolved(client: TestClient, train_file: str) -> None:
+def test_auto_values_are_returned_resolved(client: TestClient, train_file: str) -> None:
     job = create(client, train_file, hyperparameters={"n_epochs": "auto", "batch_size": 2}).json()
     assert job["hyperparameters"] == {"batch_size": 2, "learning_rate_multiplier": 1.0, "n_epochs": 10}
     assert job["method"]["supervised"]["hyperparameters"] == job["hyperparameters"]
 
 
-def test_contract_overrides(client: TestClient, train_file: str) -> None:
+def test_mens_block_overrides_the_contract(client: TestClient, train_file: str) -> None:
     mens = {"adapter": {"r": 4}, "exec": {"epochs": 5}, "artifact": {"publish": False}}
     job = create(client, train_file, mens=mens, suffix="mine", seed=3).json()
     native = client.get(f"/v1/jobs/{job['id']}").json()
@@ -34,7 +34,7 @@ def test_contract_overrides(client: TestClient, train_file: str) -> None:
 
 
 @pytest.mark.parametrize(("suffix", "name"), [("My Model v2!", "my-model-v2"), ("émile", "mile"), ("!!!", "adapter")])
-def test_any_suffix_becomes_a_name(client: TestClient, train_file: str, suffix: str, name: str) -> None:
+def test_any_suffix_becomes_a_valid_name(client: TestClient, train_file: str, suffix: str, name: str) -> None:
     job_id = create(client, train_file, suffix=suffix).json()["id"]
     assert client.get(f"/v1/jobs/{job_id}").json()["name"] == name
 
@@ -57,12 +57,14 @@ def test_any_suffix_becomes_a_name(client: TestClient, train_file: str, suffix: 
         ({"mens": {"data": {"replay_file": "file-x"}}}, "FILE_NOT_FOUND", "data.replay_file"),
     ],
 )
-def test_refused(client: TestClient, train_file: str, body: dict[str, Any], code: str, param: str) -> None:
+def test_invalid_requests_are_refused(
+    client: TestClient, train_file: str, body: dict[str, Any], code: str, param: str
+) -> None:
     error = create(client, train_file, **body).json()["error"]
     assert (error["code"], error["param"]) == (code, param)
 
 
-def test_a_broken_file_is_named_as_openai_names_it(client: TestClient, train_file: str) -> None:
+def test_invalid_file_has_the_field_name_of_openai(client: TestClient, train_file: str) -> None:
     upload = {"file": ("rows.jsonl", b'{"prompt": "x"}\n')}
     broken = client.post("/v1/files", files=upload, data={"purpose": "fine-tune"}).json()["id"]
     for field in ("training_file", "validation_file"):
@@ -70,33 +72,33 @@ def test_a_broken_file_is_named_as_openai_names_it(client: TestClient, train_fil
         assert (error["code"], error["param"]) == ("DATASET_LINE_INVALID", field)
 
 
-def test_states_are_translated(app: FastAPI, client: TestClient, train_file: str) -> None:
+def test_states_become_openais_statuses(app: FastAPI, client: TestClient, train_file: str) -> None:
     job_id = create(client, train_file).json()["id"]
     path = f"/v1/fine_tuning/jobs/{job_id}"
-    ledger = LeaseLedger(app.state.services.database, 60)
-    lease = ledger.claim(job_id, "w")
+    leases = Leases(app.state.services.database, 60)
+    lease = leases.claim(job_id, "w")
     assert lease
-    ledger.report(lease, stage=Stage.PREFLIGHT, events=[])
+    leases.report(lease, stage=Stage.PREFLIGHT, events=[])
     assert client.get(path).json()["status"] == "validating_files"
-    ledger.report(lease, stage=Stage.TRAINING, progress={"eta_seconds": 100.0}, events=[])
+    leases.report(lease, stage=Stage.TRAINING, progress={"eta_seconds": 100.0}, events=[])
     running = client.get(path).json()
     assert (running["status"], running["mens"]["stage"]) == ("running", "training")
     assert running["estimated_finish"] > running["created_at"]
     client.post(f"{path}/pause")
-    ledger.confirm_pause(lease)
+    leases.confirm_pause(lease)
     paused = client.get(path).json()
     assert (paused["status"], paused["mens"]["state"]) == ("queued", "paused")
     client.post(f"{path}/resume")
-    lease = ledger.claim(job_id, "w")
+    lease = leases.claim(job_id, "w")
     assert lease
-    ledger.fail(lease, JobFailed(Code.OUT_OF_MEMORY, "full", remedy="less", param="data.train_file"))
+    leases.fail(lease, JobFailed(Code.OUT_OF_MEMORY, "full", remedy="less", param="data.train_file"))
     failed = client.get(path).json()
     assert (failed["status"], failed["error"]["code"]) == ("failed", "OUT_OF_MEMORY")
     assert "less" in failed["error"]["message"]
     assert failed["error"]["param"] == "training_file"
 
 
-def test_an_event_cursor_that_is_none(client: TestClient, train_file: str) -> None:
+def test_invalid_event_cursor_is_refused(client: TestClient, train_file: str) -> None:
     job_id = create(client, train_file).json()["id"]
-    answer = client.get(f"/v1/fine_tuning/jobs/{job_id}/events", params={"after": "x"})
-    assert answer.json()["error"]["param"] == "after"
+    response = client.get(f"/v1/fine_tuning/jobs/{job_id}/events", params={"after": "x"})
+    assert response.json()["error"]["param"] == "after"

@@ -1,4 +1,4 @@
-"""Aliases through the API: moves and their record, splits that hold on to their callers, shadows that nobody notices."""
+"""/v1/aliases: moves and their history, splits that keep a caller on one adapter, and shadows."""
 
 from __future__ import annotations
 
@@ -15,20 +15,22 @@ from fastapi.testclient import TestClient
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from api.gateway import sticky_key
+from api.inference.gateway import sticky_key
+from api.inference.shadow import ShadowTraffic
 from api.main import create_app
-from api.shadow import ShadowTraffic
-from shared.job import Kind, Submission
-from shared.lease import LeaseLedger
-from shared.registry import NewAdapter
+from shared.database.adapters import NewAdapter
+from shared.database.leases import Leases
+from shared.database.records import Kind, Submission
 from tests.api.conftest import BASE
-from tests.api.test_gateway import FakeReplica, serve
-from tests.shared.samples import at_once
+from tests.support.asgi_server import serve
+from tests.support.builders import at_once
+from tests.support.gateway import FakeReplica
+from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.network
 
 OLD, NEW, THIRD = (f"helper@{digit * 64}" for digit in "123")
-REFUSED = f"helper@{'c' * 64}"  # the replica answers 404
+REFUSED = f"helper@{'c' * 64}"  # the replica responses 404
 SECRET, ELSEWHERE = f"helper@{'b' * 64}", f"other@{'d' * 64}"
 HALVES = [{"adapter": OLD, "weight": 50}, {"adapter": NEW, "weight": 50}]
 
@@ -36,10 +38,10 @@ HALVES = [{"adapter": OLD, "weight": 50}, {"adapter": NEW, "weight": 50}]
 @pytest.fixture
 def adapters(app: FastAPI) -> str:
     """Adapters that one job made, and an alias that it moved; returns the job's id."""
-    ledger = LeaseLedger(app.state.services.database, 60)
+    jobs = Leases(app.state.services.database, 60)
     submission = Submission(kind=Kind.FINETUNE, base_model=BASE, name="helper", contract={}, plan={})
-    job, _ = app.state.services.ledger.submit(submission)
-    lease = ledger.claim(job.id, "w")
+    job, _ = app.state.services.jobs.submit(submission)
+    lease = jobs.claim(job.id, "w")
     assert lease
 
     def adapter(name: str) -> NewAdapter:
@@ -53,8 +55,8 @@ def adapters(app: FastAPI) -> str:
             manifest={},
         )
 
-    made = [adapter(name) for name in (OLD, NEW, THIRD, REFUSED, SECRET, ELSEWHERE)]
-    ledger.finish(lease, {}, adapters=made, alias="helper")
+    new_adapters = [adapter(name) for name in (OLD, NEW, THIRD, REFUSED, SECRET, ELSEWHERE)]
+    jobs.finish(lease, {}, adapters=new_adapters, alias="helper")
     return job.id
 
 
@@ -67,7 +69,7 @@ def replica() -> Iterator[FakeReplica]:
 
 
 @pytest.fixture
-def front_door(app: FastAPI, replica: FakeReplica, adapters: str) -> Iterator[httpx.Client]:
+def api(app: FastAPI, replica: FakeReplica, adapters: str) -> Iterator[httpx.Client]:
     """A client of the API on a real socket, with a real key."""
     services = app.state.services
     services.settings.serving_urls[:] = [replica.url]
@@ -78,36 +80,29 @@ def front_door(app: FastAPI, replica: FakeReplica, adapters: str) -> Iterator[ht
 
 
 def put(client: httpx.Client, name: str = "prod", /, **body: Any) -> dict[str, Any]:
-    answer = client.put(f"/v1/aliases/{name}", json=body)
-    assert answer.status_code == 200, answer.text
-    return dict(answer.json())
+    response = client.put(f"/v1/aliases/{name}", json=body)
+    assert response.status_code == 200, response.text
+    return dict(response.json())
 
 
-def code(answer: httpx.Response) -> tuple[int, str]:
-    error = answer.json()["error"]
+def code(response: httpx.Response) -> tuple[int, str]:
+    error = response.json()["error"]
     assert error["message"]
-    return answer.status_code, error["code"]
+    return response.status_code, error["code"]
 
 
-def ask(client: httpx.Client, alias: str = "prod", **body: Any) -> str:
-    """The adapter that answered, which header and replica agree about."""
-    answer = client.post("/v1/chat/completions", json={"model": alias, **body})
-    assert answer.status_code == 200, answer.text
-    assert answer.headers["x-mens-adapter"] == answer.json()["served"]
-    return str(answer.json()["served"])
-
-
-def eventually(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 5
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+def served_by(client: httpx.Client, alias: str = "prod", **body: Any) -> str:
+    """The adapter that generated the response, by the header and by the replica."""
+    response = client.post("/v1/chat/completions", json={"model": alias, **body})
+    assert response.status_code == 200, response.text
+    assert response.headers["x-mens-adapter"] == response.json()["served"]
+    return str(response.json()["served"])
 
 
 # -- moves ---------------------------------------------------------------------------------------------------------
 
 
-def test_plain_alias(client: TestClient, adapters: str) -> None:
+def test_alias_of_one_adapter(client: TestClient, adapters: str) -> None:
     alias = put(client, adapter=OLD, reason="first")
     assert alias == {
         "name": "prod",
@@ -119,14 +114,14 @@ def test_plain_alias(client: TestClient, adapters: str) -> None:
         "shadow": None,
         "moved_at": alias["moved_at"],
     }
-    found = client.get("/v1/aliases/prod")
-    assert (found.json(), found.headers["etag"]) == (alias, '"1"')
+    response = client.get("/v1/aliases/prod")
+    assert (response.json(), response.headers["etag"]) == (alias, '"1"')
     listed = client.get("/v1/aliases").json()
     assert (listed["object"], [entry["name"] for entry in listed["data"]]) == ("list", ["helper", "prod"])
-    assert put(client, "older", adapter_id=OLD)["adapter_id"] == OLD, "as the first release spelt it"
+    assert put(client, "older", adapter_id=OLD)["adapter_id"] == OLD, "the field name of the first release"
 
 
-def test_split_with_a_shadow(client: TestClient, adapters: str) -> None:
+def test_alias_with_a_split_and_a_shadow(client: TestClient, adapters: str) -> None:
     shadow = {"adapter": THIRD, "share": 0.1}
     alias = put(client, targets=[{"adapter": OLD, "weight": 90}, {"adapter": NEW, "weight": 10}], shadow=shadow)
     assert (alias["targets"][1], alias["shadow"], alias["adapter_id"]) == ({"adapter": NEW, "weight": 10}, shadow, OLD)
@@ -135,7 +130,7 @@ def test_split_with_a_shadow(client: TestClient, adapters: str) -> None:
     assert entry["mens"]["targets"] == alias["targets"]
 
 
-def test_history_says_who_and_why(client: TestClient, adapters: str, app: FastAPI) -> None:
+def test_history_has_actor_and_reason(client: TestClient, adapters: str, app: FastAPI) -> None:
     put(client, "helper", adapter=NEW, reason="better answers")
     client.post("/v1/aliases/helper/rollback", json={"reason": "it swears"})
     client.delete("/v1/aliases/helper", params={"reason": "no longer used"})
@@ -154,18 +149,18 @@ def test_history_says_who_and_why(client: TestClient, adapters: str, app: FastAP
     assert [move["version"] for move in page] == [2]
 
 
-def test_rollback(client: TestClient, adapters: str) -> None:
+def test_rollback_to_the_last_target_and_to_a_version(client: TestClient, adapters: str) -> None:
     put(client, adapter=OLD)
     put(client, targets=HALVES)
     put(client, adapter=NEW)
-    back = client.post("/v1/aliases/prod/rollback")
-    assert (back.json()["targets"], back.headers["etag"]) == (HALVES, '"4"')
+    rolled_back = client.post("/v1/aliases/prod/rollback")
+    assert (rolled_back.json()["targets"], rolled_back.headers["etag"]) == (HALVES, '"4"')
     assert client.post("/v1/aliases/prod/rollback", json={"to_version": 1}).json()["adapter_id"] == OLD
-    answer = client.post("/v1/aliases/prod/rollback", json={"to_version": 9})
-    assert code(answer) == (404, "ALIAS_VERSION_NOT_FOUND")
+    response = client.post("/v1/aliases/prod/rollback", json={"to_version": 9})
+    assert code(response) == (404, "ALIAS_VERSION_NOT_FOUND")
 
 
-def test_deleted_alias(client: TestClient, adapters: str) -> None:
+def test_deleted_alias_is_unknown_until_a_rollback(client: TestClient, adapters: str) -> None:
     assert client.delete("/v1/aliases/helper").json() == {"id": "helper", "object": "alias", "deleted": True}
     assert code(client.get("/v1/aliases/helper")) == (404, "ALIAS_NOT_FOUND")
     assert code(client.post("/v1/completions", json={"model": "helper"})) == (404, "MODEL_NOT_FOUND")
@@ -193,14 +188,14 @@ def test_deleted_alias(client: TestClient, adapters: str) -> None:
         ({"adapter": OLD, "reason": "a\0b"}, 422, "REQUEST_INVALID"),
     ],
 )
-def test_moves_that_are_refused(
+def test_invalid_moves_are_refused(
     client: TestClient, adapters: str, body: dict[str, Any], status: int, expected: str
 ) -> None:
     assert code(client.put("/v1/aliases/prod", json=body)) == (status, expected)
     assert code(client.get("/v1/aliases/prod")) == (404, "ALIAS_NOT_FOUND")
 
 
-def test_names_that_are_refused(client: TestClient, adapters: str) -> None:
+def test_invalid_names_are_refused(client: TestClient, adapters: str) -> None:
     assert code(client.put(f"/v1/aliases/{BASE}", json={"adapter": OLD})) == (400, "NAME_INVALID")
     for name in ("UPPER", "a b", "x" * 65, "a%00b"):
         for refused in (client.put(f"/v1/aliases/{name}", json={"adapter": OLD}), client.get(f"/v1/aliases/{name}")):
@@ -210,7 +205,7 @@ def test_names_that_are_refused(client: TestClient, adapters: str) -> None:
             assert "[a-z" not in refused.text
 
 
-def test_a_slash_in_a_name_is_named(client: TestClient, adapters: str) -> None:
+def test_slash_in_a_name_is_refused_with_the_name(client: TestClient, adapters: str) -> None:
     for method, path in (("PUT", "team%2Fx"), ("GET", "team%2fx"), ("POST", "team%2Fx/rollback")):
         refused = client.request(method, f"/v1/aliases/{path}", json={"adapter": OLD})
         assert code(refused) == (422, "NAME_INVALID")
@@ -218,7 +213,7 @@ def test_a_slash_in_a_name_is_named(client: TestClient, adapters: str) -> None:
     assert code(client.put("/v1/aliases/team/x", json={"adapter": OLD})) == (404, "ROUTE_NOT_FOUND")
 
 
-def test_ids_that_no_adapter_has(client: TestClient, adapters: str) -> None:
+def test_invalid_adapter_ids_are_refused(client: TestClient, adapters: str) -> None:
     for adapter in ("", "a b", "x" * 161, "\0"):
         error = client.put("/v1/aliases/prod", json={"adapter": adapter}).json()["error"]
         assert (error["code"], error["param"]) == ("REQUEST_INVALID", "adapter")
@@ -226,44 +221,44 @@ def test_ids_that_no_adapter_has(client: TestClient, adapters: str) -> None:
 
 
 @pytest.mark.parametrize("model", ["\0", "a\0b", "prod\n"])
-def test_models_that_no_database_takes(client: TestClient, adapters: str, model: str) -> None:
-    answer = client.post("/v1/completions", content=json.dumps({"model": model}))
-    assert code(answer) == (404, "MODEL_NOT_FOUND")
+def test_unprintable_model_names_are_unknown(client: TestClient, adapters: str, model: str) -> None:
+    response = client.post("/v1/completions", content=json.dumps({"model": model}))
+    assert code(response) == (404, "MODEL_NOT_FOUND")
 
 
-def test_move_from_an_old_version(client: TestClient, adapters: str) -> None:
+def test_move_from_an_old_version_is_refused(client: TestClient, adapters: str) -> None:
     put(client, adapter=OLD)
     tag = client.get("/v1/aliases/prod").headers["etag"]
     moved = client.put("/v1/aliases/prod", json={"adapter": NEW}, headers={"If-Match": tag})
     assert (moved.status_code, moved.headers["etag"]) == (200, '"2"')
     for method, path in (("PUT", ""), ("POST", "/rollback"), ("DELETE", "")):
         body = {"json": {"adapter": THIRD}} if method == "PUT" else {}
-        answer = client.request(method, f"/v1/aliases/prod{path}", headers={"If-Match": tag}, **body)
-        assert code(answer) == (409, "ALIAS_VERSION_CONFLICT")
-        assert answer.json()["error"]["mens"]["details"] == {"version": 2}
+        response = client.request(method, f"/v1/aliases/prod{path}", headers={"If-Match": tag}, **body)
+        assert code(response) == (409, "ALIAS_VERSION_CONFLICT")
+        assert response.json()["error"]["mens"]["details"] == {"version": 2}
     assert client.get("/v1/aliases/prod").json()["adapter_id"] == NEW
     for tag, status in (("*", 200), ('W/"3"', 200), ("4", 200), ("abc", 400), ("", 400)):
-        answer = client.post("/v1/aliases/prod/rollback", headers={"If-Match": tag})
-        assert answer.status_code == status, tag
+        response = client.post("/v1/aliases/prod/rollback", headers={"If-Match": tag})
+        assert response.status_code == status, tag
 
 
-def test_two_puts_at_once(front_door: httpx.Client) -> None:
+def test_concurrent_puts_are_moves_one_after_the_other(api: httpx.Client) -> None:
     places = [OLD, NEW, THIRD]
-    at_once(3, lambda index: put(front_door, adapter=places[index]))
-    moves = front_door.get("/v1/aliases/prod/history").json()["data"]
+    at_once(3, lambda index: put(api, adapter=places[index]))
+    moves = api.get("/v1/aliases/prod/history").json()["data"]
     assert [move["version"] for move in moves] == [3, 2, 1]
     assert [move["from"] for move in moves] == [moves[1]["to"], moves[2]["to"], None]
 
     def move(index: int) -> int:
         target = {"adapter": places[index], "weight": 7}
         headers = {"If-Match": '"3"'}
-        return front_door.put("/v1/aliases/prod", json={"targets": [target]}, headers=headers).status_code
+        return api.put("/v1/aliases/prod", json={"targets": [target]}, headers=headers).status_code
 
     assert sorted(at_once(3, move)) == [200, 409, 409]
-    assert len(front_door.get("/v1/aliases/prod/history").json()["data"]) == 4
+    assert len(api.get("/v1/aliases/prod/history").json()["data"]) == 4
 
 
-def test_without_a_key_nothing_moves(anonymous: TestClient, adapters: str) -> None:
+def test_moves_without_a_key_are_refused(anonymous: TestClient, adapters: str) -> None:
     assert code(anonymous.put("/v1/aliases/prod", json={"adapter": OLD})) == (401, "KEY_MISSING")
     assert code(anonymous.post("/v1/aliases/helper/rollback")) == (401, "KEY_MISSING")
     assert code(anonymous.delete("/v1/aliases/helper")) == (401, "KEY_MISSING")
@@ -272,65 +267,65 @@ def test_without_a_key_nothing_moves(anonymous: TestClient, adapters: str) -> No
 # -- routing -------------------------------------------------------------------------------------------------------
 
 
-def test_rollback_counts_for_the_next_request(
-    front_door: httpx.Client, record_property: Callable[[str, object], None]
+def test_rollback_applies_to_the_next_request(
+    api: httpx.Client, record_property: Callable[[str, object], None]
 ) -> None:
-    put(front_door, adapter=OLD)
-    put(front_door, adapter=NEW)
-    assert ask(front_door) == NEW
+    put(api, adapter=OLD)
+    put(api, adapter=NEW)
+    assert served_by(api) == NEW
     started = time.perf_counter()
-    assert front_door.post("/v1/aliases/prod/rollback", json={"reason": "bad"}).status_code == 200
-    assert ask(front_door) == OLD
+    assert api.post("/v1/aliases/prod/rollback", json={"reason": "bad"}).status_code == 200
+    assert served_by(api) == OLD
     seconds = time.perf_counter() - started
     record_property("rollback_seconds", seconds)
-    print(f"from the call to the first answer by the old adapter: {seconds * 1000:.1f} ms")
+    print(f"from the call to the first response by the old adapter: {seconds * 1000:.1f} ms")
 
 
-def test_other_names_say_who_answered_too(front_door: httpx.Client) -> None:
-    assert ask(front_door, NEW) == NEW
-    answer = front_door.post("/v1/chat/completions", json={"model": BASE})
-    assert "x-mens-adapter" not in answer.headers, "a base has no adapter"
+def test_adapter_header_is_set_for_ids_and_not_for_bases(api: httpx.Client) -> None:
+    assert served_by(api, NEW) == NEW
+    response = api.post("/v1/chat/completions", json={"model": BASE})
+    assert "x-mens-adapter" not in response.headers, "a base has no adapter"
 
 
-def test_callers_are_split_and_stay(front_door: httpx.Client) -> None:
-    put(front_door, targets=HALVES)
+def test_users_are_split_and_stay_on_their_adapter(api: httpx.Client) -> None:
+    put(api, targets=HALVES)
     for field in ("user", "safety_identifier"):
-        found = [[ask(front_door, **{field: f"u{number}"}) for number in range(24)] for _ in range(2)]
+        found = [[served_by(api, **{field: f"u{number}"}) for number in range(24)] for _ in range(2)]
         assert found[0] == found[1]
         assert set(found[0]) == {OLD, NEW}
 
 
-def test_a_session_stays(front_door: httpx.Client) -> None:
-    put(front_door, targets=HALVES)
+def test_session_stays_on_its_adapter(api: httpx.Client) -> None:
+    put(api, targets=HALVES)
 
     def of(session: str, text: str) -> str:
         body = {"model": "prod", "messages": [{"role": "user", "content": text}]}
-        answer = front_door.post("/v1/chat/completions", json=body, headers={"X-Session-Id": session})
-        return answer.headers["x-mens-adapter"]
+        response = api.post("/v1/chat/completions", json=body, headers={"X-Session-Id": session})
+        return response.headers["x-mens-adapter"]
 
     found = [{of(f"session {number}", text) for text in ("a", "b", "c", "d")} for number in range(12)]
     assert all(len(adapters) == 1 for adapters in found)
     assert set().union(*found) == {OLD, NEW}
 
 
-def test_a_conversation_stays_whatever_the_system_prompt(front_door: httpx.Client) -> None:
-    put(front_door, targets=HALVES)
+def test_conversation_stays_on_its_adapter(api: httpx.Client) -> None:
+    put(api, targets=HALVES)
     begun = set()
     for number in range(16):
         messages = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": f"question {number}"}]
-        first = ask(front_door, messages=messages)
+        first = served_by(api, messages=messages)
         messages += [{"role": "assistant", "content": "?"}, {"role": "user", "content": "and then?"}]
-        assert ask(front_door, messages=messages) == first
+        assert served_by(api, messages=messages) == first
         begun.add(first)
-    assert begun == {OLD, NEW}, "conversations that share a system prompt are split all the same"
+    assert begun == {OLD, NEW}, "conversations that share a system prompt are split"
 
 
-def test_another_process_decides_alike(app: FastAPI, front_door: httpx.Client) -> None:
-    put(front_door, targets=HALVES)
+def test_another_process_chooses_the_same_adapter(app: FastAPI, api: httpx.Client) -> None:
+    put(api, targets=HALVES)
     for url in serve(create_app(app.state.services.settings), "on"):
-        with httpx.Client(base_url=url, headers=front_door.headers) as other:
+        with httpx.Client(base_url=url, headers=api.headers) as other:
             for number in range(12):
-                assert ask(front_door, user=f"u{number}") == ask(other, user=f"u{number}")
+                assert served_by(api, user=f"u{number}") == served_by(other, user=f"u{number}")
 
 
 json_values = st.recursive(
@@ -341,15 +336,15 @@ json_values = st.recursive(
 
 @settings(max_examples=40)
 @given(st.dictionaries(st.sampled_from(["user", "safety_identifier", "messages", "prompt", "input"]), json_values))
-def test_any_body_has_a_key(body: dict[str, Any]) -> None:
+def test_any_body_has_a_sticky_key(body: dict[str, Any]) -> None:
     assert sticky_key(body).encode("ascii") == sticky_key(dict(body)).encode()
 
 
 @pytest.mark.parametrize("beginning", ["text", "chat"])
-def test_responses_of_different_beginnings_have_different_keys(beginning: str) -> None:
-    def key(question: str) -> str:
-        chat = [{"role": "user", "content": question}]
-        return sticky_key({"input": question if beginning == "text" else chat})
+def test_different_beginnings_have_different_sticky_keys(beginning: str) -> None:
+    def key(text: str) -> str:
+        chat = [{"role": "user", "content": text}]
+        return sticky_key({"input": text if beginning == "text" else chat})
 
     assert key("one") == key("one") != key("two")
 
@@ -358,50 +353,50 @@ def test_responses_of_different_beginnings_have_different_keys(beginning: str) -
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_shadow_gets_a_copy_when_the_caller_has_the_answer(
-    app: FastAPI, front_door: httpx.Client, replica: FakeReplica, stream: bool
+def test_shadow_gets_a_copy_after_the_callers_response(
+    app: FastAPI, api: httpx.Client, replica: FakeReplica, stream: bool
 ) -> None:
-    put(front_door, adapter=OLD, shadow={"adapter": THIRD, "share": 1})
+    put(api, adapter=OLD, shadow={"adapter": THIRD, "share": 1})
     body = {"model": "prod", "messages": [{"role": "user", "content": "?"}], "stream": stream, "x": [1]}
-    with front_door.stream("POST", "/v1/chat/completions", json=body) as answer:
-        assert answer.headers["x-mens-adapter"] == OLD
-        chunks = answer.iter_raw()
+    with api.stream("POST", "/v1/chat/completions", json=body) as response:
+        assert response.headers["x-mens-adapter"] == OLD
+        chunks = response.iter_raw()
         next(chunks)
-        assert len(replica.asked) == 1 or not stream, "not before the caller has everything"
+        assert len(replica.asked) == 1 or not stream, "not before the caller has the whole response"
         assert len(list(chunks)) > 10 or not stream
-    eventually(lambda: app.state.services.shadows.counts["prod", THIRD, "answered"] == 1)
+    eventually(lambda: app.state.services.gateway.shadows.counts["prod", THIRD, "answered"] == 1)
     first, second = replica.asked
     assert (first["model"], second["model"]) == (OLD, THIRD)
     assert {**first, "model": ""} == {**second, "model": ""}
 
 
-def test_shadow_that_fails_is_nobodys_business(app: FastAPI, front_door: httpx.Client) -> None:
-    put(front_door, adapter=OLD, shadow={"adapter": REFUSED, "share": 1})
-    assert [ask(front_door) for _ in range(3)] == [OLD] * 3
-    eventually(lambda: app.state.services.shadows.counts["prod", REFUSED, "failed"] == 3)
+def test_failing_shadow_does_not_affect_the_caller(app: FastAPI, api: httpx.Client) -> None:
+    put(api, adapter=OLD, shadow={"adapter": REFUSED, "share": 1})
+    assert [served_by(api) for _ in range(3)] == [OLD] * 3
+    eventually(lambda: app.state.services.gateway.shadows.counts["prod", REFUSED, "failed"] == 3)
 
 
-def test_shadow_gets_its_share_alone(app: FastAPI, front_door: httpx.Client, replica: FakeReplica) -> None:
-    put(front_door, adapter=OLD, shadow={"adapter": THIRD, "share": 0.5})
+def test_shadow_gets_its_share_of_the_requests(app: FastAPI, api: httpx.Client, replica: FakeReplica) -> None:
+    put(api, adapter=OLD, shadow={"adapter": THIRD, "share": 0.5})
     for _ in range(60):
-        assert ask(front_door) == OLD
-    put(front_door, adapter=OLD)
-    assert ask(front_door) == OLD
-    counts = app.state.services.shadows.counts
-    eventually(lambda: sum(counts.values()) == sum(asked["model"] == THIRD for asked in replica.asked))
+        assert served_by(api) == OLD
+    put(api, adapter=OLD)
+    assert served_by(api) == OLD
+    counts = app.state.services.gateway.shadows.counts
+    eventually(lambda: sum(counts.values()) == sum(sent["model"] == THIRD for sent in replica.asked))
     assert 10 < sum(counts.values()) < 50
 
 
-def test_caller_that_leaves_leaves_no_copy(front_door: httpx.Client, replica: FakeReplica) -> None:
-    put(front_door, adapter=OLD, shadow={"adapter": THIRD, "share": 1})
-    with front_door.stream("POST", "/v1/completions", json={"model": "prod", "stream": True}) as answer:
-        next(answer.iter_raw())
+def test_disconnect_sends_no_copy(api: httpx.Client, replica: FakeReplica) -> None:
+    put(api, adapter=OLD, shadow={"adapter": THIRD, "share": 1})
+    with api.stream("POST", "/v1/completions", json={"model": "prod", "stream": True}) as response:
+        next(response.iter_raw())
     assert replica.abandoned.wait(2)
     time.sleep(0.2)
-    assert [asked["model"] for asked in replica.asked] == [OLD]
+    assert [sent["model"] for sent in replica.asked] == [OLD]
 
 
-def test_copies_without_room_are_dropped_and_the_rest_given_up_at_the_end(replica: FakeReplica) -> None:
+def test_copies_over_the_limit_are_dropped_and_close_cancels_the_rest(replica: FakeReplica) -> None:
     replica.delay = 5
 
     async def offer() -> ShadowTraffic:
@@ -421,14 +416,14 @@ def test_copies_without_room_are_dropped_and_the_rest_given_up_at_the_end(replic
     assert len(replica.asked) == 2
 
 
-def test_shadow_whose_replicas_are_gone(app: FastAPI, front_door: httpx.Client) -> None:
+def test_copy_without_a_replica_is_counted_as_failed(app: FastAPI, api: httpx.Client) -> None:
     async def nowhere() -> httpx.Response:
         async with httpx.AsyncClient() as client:
             return await client.get("http://127.0.0.1:9")
 
     async def offer() -> None:
-        await app.state.services.shadows.offer("prod", THIRD, nowhere)
-        await asyncio.to_thread(eventually, lambda: bool(app.state.services.shadows.counts))
+        await app.state.services.gateway.shadows.offer("prod", THIRD, nowhere)
+        await asyncio.to_thread(eventually, lambda: bool(app.state.services.gateway.shadows.counts))
 
     asyncio.run(offer())
-    assert app.state.services.shadows.counts == {("prod", THIRD, "failed"): 1}
+    assert app.state.services.gateway.shadows.counts == {("prod", THIRD, "failed"): 1}

@@ -1,4 +1,4 @@
-"""DELETE /v1/models/{id}, as a caller meets it: what it answers, what is gone at once, and what stays."""
+"""DELETE /v1/models/{id} as a caller sees it: the response, what is gone at once, and what is kept."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
-from shared.tenancy import SHARED, Role
+from shared.database.tenancy import SHARED, Role
 from tests.api.conftest import BASE
-from tests.api.installation import Installation
+from tests.support.tenants import Installation
 
 
 @pytest.fixture
@@ -29,12 +29,12 @@ def error_of(response) -> tuple[int, str]:
 
 
 @pytest.mark.parametrize("spelled", ["plain", "percent-encoded"])
-def test_it_is_gone_at_once_and_again_is_the_same(admin, installation, spelled) -> None:
+def test_deleted_adapter_is_gone_at_once_and_deletion_is_idempotent(admin, installation, spelled) -> None:
     adapter = installation.adapter(SHARED)
     path = f"/v1/models/{adapter if spelled == 'plain' else quote(adapter, safe='')}"
     for _ in range(2):
-        answer = admin.delete(path)
-        assert (answer.status_code, answer.json()) == (200, {"id": adapter, "object": "model", "deleted": True})
+        response = admin.delete(path)
+        assert (response.status_code, response.json()) == (200, {"id": adapter, "object": "model", "deleted": True})
     assert error_of(admin.get(path)) == (404, "MODEL_NOT_FOUND")
     assert adapter not in [model["id"] for model in admin.get("/v1/models").json()["data"]]
     chat = {"model": adapter, "messages": [{"role": "user", "content": "Hello?"}]}
@@ -42,7 +42,7 @@ def test_it_is_gone_at_once_and_again_is_the_same(admin, installation, spelled) 
     assert error_of(admin.put("/v1/aliases/prod", json={"adapter": adapter})) == (404, "ADAPTER_NOT_FOUND")
 
 
-def test_its_record_stays(admin, installation) -> None:
+def test_deleted_adapter_keeps_its_record(admin, installation) -> None:
     adapter = installation.adapter(SHARED)
     before = admin.get(f"/v1/adapters/{adapter}").json()
     admin.delete(f"/v1/models/{adapter}")
@@ -53,7 +53,7 @@ def test_its_record_stays(admin, installation) -> None:
     assert admin.get(f"/v1/jobs/{record['job_id']}").json()["result"]["adapters"][-1] == adapter
 
 
-def test_aliases_that_point_to_it_are_named(admin, installation) -> None:
+def test_refusal_names_the_aliases_that_point_to_it(admin, installation) -> None:
     adapter = installation.adapter(SHARED)
     other = installation.adapter(SHARED)
     admin.put("/v1/aliases/prod", json={"adapter": adapter})
@@ -66,7 +66,7 @@ def test_aliases_that_point_to_it_are_named(admin, installation) -> None:
     assert admin.delete(f"/v1/models/{adapter}").status_code == 200
 
 
-def test_a_merge_that_is_not_over_is_named(admin, installation) -> None:
+def test_refusal_names_the_unfinished_merge(admin, installation) -> None:
     adapter = installation.adapter(SHARED)
     job = admin.post("/v1/jobs", json={"kind": "merge", "contract": {"adapter": adapter}}).json()
     refused = admin.delete(f"/v1/models/{adapter}")
@@ -78,7 +78,7 @@ def test_a_merge_that_is_not_over_is_named(admin, installation) -> None:
     assert error_of(again) == (404, "ADAPTER_NOT_FOUND")
 
 
-def test_bases_and_aliases_are_not_deleted_here(admin, installation) -> None:
+def test_bases_and_aliases_are_refused(admin, installation) -> None:
     alias = installation.alias(SHARED)
     for name, remedy in ((BASE, "catalogue"), (alias, f"DELETE /v1/aliases/{alias}")):
         refused = admin.delete(f"/v1/models/{name}")
@@ -88,11 +88,11 @@ def test_bases_and_aliases_are_not_deleted_here(admin, installation) -> None:
 
 
 @pytest.mark.parametrize("name", ["none", f"demo@{'0' * 64}", "a/b", "..%2Fa", "a" * 160])
-def test_what_is_not_there(admin, name) -> None:
+def test_unknown_model_is_not_found(admin, name) -> None:
     assert error_of(admin.delete(f"/v1/models/{name}")) == (404, "MODEL_NOT_FOUND")
 
 
-def test_a_checkpoint_goes_alone(admin, installation) -> None:
+def test_checkpoint_is_deleted_without_the_result(admin, installation) -> None:
     job = admin.get(f"/v1/jobs/{installation.finished_job(SHARED)}").json()
     checkpoint, result = job["result"]["adapters"]
     assert admin.delete(f"/v1/models/{checkpoint}").status_code == 200

@@ -1,4 +1,4 @@
-"""Uploads are streamed, hashed, limited, and taken in whatever order the parts come."""
+"""/v1/files: uploads are streamed, hashed and limited, in whatever order the parts come."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
 from api.settings import ApiSettings
-from shared.registry import Registry
+from shared.artifacts.folder_storage import FolderStorage
+from shared.database.files import Files
 from tests.api.conftest import ROWS
+from tests.support.copying_storage import copied_file
 
 BOUNDARY = "b0undary"
 
@@ -26,8 +28,8 @@ def part(name: str, value: bytes, filename: str | None = None) -> bytes:
 def post(client: TestClient, *parts: bytes) -> dict[str, object]:
     body = b"".join(parts) + f"--{BOUNDARY}--\r\n".encode()
     headers = {"Content-Type": f"multipart/form-data; boundary={BOUNDARY}"}
-    answer: dict[str, object] = client.post("/v1/files", content=body, headers=headers).json()
-    return answer
+    file: dict[str, object] = client.post("/v1/files", content=body, headers=headers).json()
+    return file
 
 
 PURPOSE = part("purpose", b"fine-tune")
@@ -35,7 +37,9 @@ FILE = part("file", ROWS, "rows.jsonl")
 
 
 @pytest.mark.parametrize("parts", [(PURPOSE, FILE), (FILE, PURPOSE)], ids=["python order", "node order"])
-def test_parts_in_either_order(client: TestClient, settings: ApiSettings, parts: tuple[bytes, bytes]) -> None:
+def test_parts_are_accepted_in_either_order(
+    client: TestClient, settings: ApiSettings, parts: tuple[bytes, bytes]
+) -> None:
     file = post(client, *parts)
     assert (file["bytes"], file["filename"], file["purpose"]) == (len(ROWS), "rows.jsonl", "fine-tune")
     assert client.get(f"/v1/files/{file['id']}/content").content == ROWS
@@ -55,7 +59,7 @@ def test_parts_in_either_order(client: TestClient, settings: ApiSettings, parts:
         ((PURPOSE, part("expires_after[seconds]", b"5"), FILE), "REQUEST_INVALID", "expires_after.seconds"),
     ],
 )
-def test_bad_uploads(
+def test_invalid_uploads_are_refused(
     client: TestClient, settings: ApiSettings, parts: tuple[bytes, ...], code: str, param: str | None
 ) -> None:
     error = post(client, *parts)["error"]
@@ -65,29 +69,47 @@ def test_bad_uploads(
     assert client.get("/v1/files").json()["data"] == []
 
 
-def test_a_declared_size_over_the_limit_is_refused_at_once(client: TestClient) -> None:
+def test_declared_size_over_the_limit_is_refused_at_once(client: TestClient) -> None:
     headers = {"Content-Type": f"multipart/form-data; boundary={BOUNDARY}", "Content-Length": "999999999"}
-    answer = client.post("/v1/files", content=b"", headers=headers)
-    assert answer.status_code == 413
-    assert answer.json()["error"]["code"] == "FILE_TOO_LARGE"
+    response = client.post("/v1/files", content=b"", headers=headers)
+    assert response.status_code == 413
+    assert response.json()["error"]["code"] == "FILE_TOO_LARGE"
 
 
-def test_a_body_that_is_no_form(client: TestClient) -> None:
+def test_body_that_is_not_a_form_is_refused(client: TestClient) -> None:
     assert client.post("/v1/files", json={}).json()["error"]["code"] == "REQUEST_INVALID"
 
 
-def test_file_names_are_shown_and_never_used(client: TestClient) -> None:
+def test_file_name_is_the_last_part_of_the_path(client: TestClient) -> None:
     file = post(client, PURPOSE, part("file", ROWS, "../../etc/passwd"))
     assert file["filename"] == "passwd"
 
 
-def test_paging(client: TestClient) -> None:
+def test_files_are_listed_in_pages(client: TestClient) -> None:
     ids = [post(client, PURPOSE, part("file", f"{i}".encode(), "f"))["id"] for i in range(5)]
     first = client.get("/v1/files", params={"limit": 2}).json()
     assert ([f["id"] for f in first["data"]], first["has_more"]) == ([ids[4], ids[3]], True)
     rest = client.get("/v1/files", params={"limit": 5, "after": ids[3]}).json()
     assert ([f["id"] for f in rest["data"]], rest["has_more"]) == ([ids[2], ids[1], ids[0]], False)
     assert [f["id"] for f in client.get("/v1/files", params={"order": "asc"}).json()["data"]] == ids
+
+
+@pytest.mark.parametrize("headers", [{}, {"Range": "bytes=5-9"}], ids=["all of it", "a range"])
+def test_content_is_sent_from_a_temporary_copy(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch, headers: dict[str, str]
+) -> None:
+    # Fails where the path is used after the `with` block of the storage.
+    monkeypatch.setattr(FolderStorage, "local_file", copied_file)
+    file = post(client, PURPOSE, FILE)
+    content = client.get(f"/v1/files/{file['id']}/content", headers=headers).content
+    assert content == (ROWS[5:10] if headers else ROWS)
+
+
+def test_job_is_checked_on_a_temporary_copy(
+    client: TestClient, job_body: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(FolderStorage, "local_file", copied_file)
+    assert client.post("/v1/jobs", json=job_body).status_code == 201
 
 
 def test_delete_keeps_a_blob_that_another_file_has(client: TestClient) -> None:
@@ -98,36 +120,36 @@ def test_delete_keeps_a_blob_that_another_file_has(client: TestClient) -> None:
     assert client.get(f"/v1/files/{two['id']}").json()["error"]["code"] == "FILE_NOT_FOUND"
 
 
-def test_a_file_in_use_is_kept(client: TestClient, train_file: str, job_body: dict[str, object]) -> None:
+def test_file_in_use_is_not_deleted(client: TestClient, train_file: str, job_body: dict[str, object]) -> None:
     job = client.post("/v1/jobs", json=job_body).json()
-    answer = client.delete(f"/v1/files/{train_file}")
-    assert (answer.status_code, answer.json()["error"]["code"]) == (409, "FILE_IN_USE")
+    response = client.delete(f"/v1/files/{train_file}")
+    assert (response.status_code, response.json()["error"]["code"]) == (409, "FILE_IN_USE")
     client.post(f"/v1/jobs/{job['id']}/cancel")
     assert client.delete(f"/v1/files/{train_file}").status_code == 200
 
 
-def test_a_file_expires(app: FastAPI, client: TestClient, settings: ApiSettings) -> None:
-    registry = app.state.services.registry
+def test_expired_file_is_deleted(app: FastAPI, client: TestClient, settings: ApiSettings) -> None:
+    files = app.state.services.files
     past = datetime.now(UTC) - timedelta(seconds=1)
-    expired = registry.add_file("old", "fine-tune", 1, "1" * 64, past)
-    kept = registry.add_file("new", "fine-tune", 1, "2" * 64, past + timedelta(hours=1))
-    assert registry.delete_expired_files() == ["1" * 64]
+    expired = files.add("old", "fine-tune", 1, "1" * 64, past)
+    kept = files.add("new", "fine-tune", 1, "2" * 64, past + timedelta(hours=1))
+    assert files.delete_expired() == ["1" * 64]
     ids = [file["id"] for file in client.get("/v1/files").json()["data"]]
     assert kept.id in ids
     assert expired.id not in ids
 
 
-def test_upload_whose_blob_was_deleted_meanwhile_is_asked_for_again(
+def test_upload_whose_blob_was_deleted_meanwhile_is_a_retryable_error(
     client: TestClient, app: FastAPI, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     services = app.state.services
-    add_file = Registry.add_file
+    add_file = Files.add
 
-    def add_after_a_deletion(self: Registry, *arguments: Any) -> Any:
+    def add_after_a_deletion(self: Files, *arguments: Any) -> Any:
         services.storage.delete_blob(hashlib.sha256(ROWS).hexdigest())
         return add_file(self, *arguments)
 
-    monkeypatch.setattr(Registry, "add_file", add_after_a_deletion)
+    monkeypatch.setattr(Files, "add", add_after_a_deletion)
     error = post(client, PURPOSE, FILE)["error"]
     assert isinstance(error, dict)
     assert (error["code"], error["mens"]["retryable"]) == ("STORAGE_OBJECT_MISSING", True)

@@ -1,4 +1,4 @@
-"""The native view: create, idempotency, ETag, events as a stream, and what is refused."""
+"""The native API of jobs: create, idempotency, ETag, events as a stream, and what is refused."""
 
 from __future__ import annotations
 
@@ -9,35 +9,37 @@ import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
+from shared.database.leases import Leases
+from shared.database.records import NewEvent
 from shared.errors import Code, JobFailed
-from shared.job import NewEvent
-from shared.lease import LeaseLedger
 from tests.api.conftest import BASE
 
 
-def error_of(answer: Any) -> dict[str, Any]:
-    error: dict[str, Any] = answer.json()["error"]
+def error_of(response: Any) -> dict[str, Any]:
+    error: dict[str, Any] = response.json()["error"]
     return error
 
 
-def lease_ledger(app: FastAPI) -> LeaseLedger:
-    return LeaseLedger(app.state.services.database, 60)
+def leases_of(app: FastAPI) -> Leases:
+    return Leases(app.state.services.database, 60)
 
 
-def test_create(app: FastAPI, client: TestClient, job_body: dict[str, Any]) -> None:
-    answer = client.post("/v1/jobs", json=job_body | {"metadata": {"a": "b"}, "name": "helper"})
-    job = answer.json()
-    assert (answer.status_code, job["state"], job["labels"], job["name"]) == (201, "queued", {"a": "b"}, "helper")
+def test_created_job_is_queued(app: FastAPI, client: TestClient, job_body: dict[str, Any]) -> None:
+    response = client.post("/v1/jobs", json=job_body | {"metadata": {"a": "b"}, "name": "helper"})
+    job = response.json()
+    assert (response.status_code, job["state"], job["labels"], job["name"]) == (201, "queued", {"a": "b"}, "helper")
     assert job["plan"]["train"]["rows"] == 40
-    assert app.state.services.doorbell.rung == [job["id"]]
+    assert app.state.services.job_queue.enqueued == [job["id"]]
 
 
-def test_an_idempotency_key_makes_one_job(app: FastAPI, client: TestClient, job_body: dict[str, Any]) -> None:
+def test_repeated_idempotency_key_returns_the_same_job(
+    app: FastAPI, client: TestClient, job_body: dict[str, Any]
+) -> None:
     headers = {"Idempotency-Key": "once"}
     first = client.post("/v1/jobs", json=job_body, headers=headers).json()
     second = client.post("/v1/jobs", json=job_body, headers=headers).json()
     assert first["id"] == second["id"]
-    assert app.state.services.doorbell.rung == [first["id"]]
+    assert app.state.services.job_queue.enqueued == [first["id"]]
     job_body["contract"]["exec"] = {"epochs": 7}
     other = client.post("/v1/jobs", json=job_body, headers=headers)
     assert (other.status_code, error_of(other)["code"]) == (409, "IDEMPOTENCY_CONFLICT")
@@ -56,7 +58,7 @@ def test_an_idempotency_key_makes_one_job(app: FastAPI, client: TestClient, job_
         ({"artifact": {"alias": "Prod v2"}}, 422, "NAME_INVALID", "contract.artifact.alias"),
     ],
 )
-def test_contracts_that_are_refused(
+def test_invalid_contracts_are_refused(
     app: FastAPI,
     client: TestClient,
     job_body: dict[str, Any],
@@ -66,14 +68,14 @@ def test_contracts_that_are_refused(
     param: str,
 ) -> None:
     job_body["contract"] |= change
-    answer = client.post("/v1/jobs", json=job_body)
-    error = error_of(answer)
-    assert (answer.status_code, error["code"], error["param"]) == (status, code, param)
-    assert app.state.services.doorbell.rung == []
+    response = client.post("/v1/jobs", json=job_body)
+    error = error_of(response)
+    assert (response.status_code, error["code"], error["param"]) == (status, code, param)
+    assert app.state.services.job_queue.enqueued == []
     assert client.get("/v1/jobs").json()["data"] == []
 
 
-def test_a_broken_line_is_named(client: TestClient, job_body: dict[str, Any]) -> None:
+def test_refusal_names_the_invalid_lines(client: TestClient, job_body: dict[str, Any]) -> None:
     content = b'{"prompt": "a", "response": "b"}\nnot json\n{"prompt": "only"}\n'
     file = client.post("/v1/files", data={"purpose": "fine-tune"}, files={"file": ("f", content)}).json()
     job_body["contract"]["data"]["train_file"] = file["id"]
@@ -82,10 +84,10 @@ def test_a_broken_line_is_named(client: TestClient, job_body: dict[str, Any]) ->
     assert [fault["line"] for fault in error["mens"]["details"]["errors"]] == [2, 3]
 
 
-def test_a_plan_is_a_dry_run(client: TestClient, job_body: dict[str, Any]) -> None:
-    answer = client.post("/v1/plans", json={"contract": job_body["contract"]}).json()
-    assert len(answer["plan_digest"]) == 64
-    assert answer["plan"]["base"]["name"] == BASE
+def test_plan_creates_no_job(client: TestClient, job_body: dict[str, Any]) -> None:
+    plan = client.post("/v1/plans", json={"contract": job_body["contract"]}).json()
+    assert len(plan["plan_digest"]) == 64
+    assert plan["plan"]["base"]["name"] == BASE
     assert client.get("/v1/jobs").json()["data"] == []
 
 
@@ -98,7 +100,7 @@ def test_publishing_without_a_serving_tier_is_refused(
     assert client.post("/v1/jobs", json=job_body).status_code == 201
 
 
-def test_polling_an_unchanged_job_costs_a_304(client: TestClient, job_body: dict[str, Any]) -> None:
+def test_unchanged_job_is_a_304(client: TestClient, job_body: dict[str, Any]) -> None:
     job = client.post("/v1/jobs", json=job_body).json()
     first = client.get(f"/v1/jobs/{job['id']}")
     again = client.get(f"/v1/jobs/{job['id']}", headers={"If-None-Match": first.headers["etag"]})
@@ -108,7 +110,7 @@ def test_polling_an_unchanged_job_costs_a_304(client: TestClient, job_body: dict
     assert (changed.status_code, changed.json()["state"]) == (200, "cancelled")
 
 
-def test_events_after_a_cursor(client: TestClient, job_body: dict[str, Any]) -> None:
+def test_events_after_a_cursor_are_returned(client: TestClient, job_body: dict[str, Any]) -> None:
     job = client.post("/v1/jobs", json=job_body).json()
     events = client.get(f"/v1/jobs/{job['id']}", params={"after": "0"}).json()["events"]
     assert [event["message"] for event in events] == ["Job created and queued."]
@@ -116,12 +118,12 @@ def test_events_after_a_cursor(client: TestClient, job_body: dict[str, Any]) -> 
     assert client.get(f"/v1/jobs/{job['id']}").json()["events"] is None
 
 
-def test_the_last_events(app: FastAPI, client: TestClient, job_body: dict[str, Any]) -> None:
+def test_last_events_are_returned(app: FastAPI, client: TestClient, job_body: dict[str, Any]) -> None:
     job = client.post("/v1/jobs", json=job_body).json()
-    ledger = lease_ledger(app)
-    lease = ledger.claim(job["id"], "w")
+    leases = leases_of(app)
+    lease = leases.claim(job["id"], "w")
     assert lease
-    ledger.report(lease, events=[NewEvent(message=word) for word in ("one", "two", "three")])
+    leases.report(lease, events=[NewEvent(message=word) for word in ("one", "two", "three")])
 
     def messages(**params: str | int) -> list[str]:
         events = client.get(f"/v1/jobs/{job['id']}", params=params).json()["events"]
@@ -145,15 +147,15 @@ def stream(client: TestClient, job_id: str, **headers: str) -> list[tuple[str, s
     return found
 
 
-def test_an_event_stream_replays_and_ends_with_the_job(
+def test_event_stream_replays_events_and_ends_with_the_job(
     app: FastAPI, client: TestClient, job_body: dict[str, Any]
 ) -> None:
     job = client.post("/v1/jobs", json=job_body).json()
-    ledger = lease_ledger(app)
-    lease = ledger.claim(job["id"], "w")
+    leases = leases_of(app)
+    lease = leases.claim(job["id"], "w")
     assert lease
-    ledger.report(lease, events=[NewEvent(type="metrics", message="step", data={"loss": 1.5})])
-    ledger.fail(lease, JobFailed(Code.TRAINER_CRASHED, "broke", remedy="look"))
+    leases.report(lease, events=[NewEvent(type="metrics", message="step", data={"loss": 1.5})])
+    leases.fail(lease, JobFailed(Code.TRAINER_CRASHED, "broke", remedy="look"))
     events = stream(client, job["id"])
     assert [kind for kind, _, _ in events] == ["message", "message", "metrics", "message", "job"]
     assert events[-1][2]["error"]["code"] == "TRAINER_CRASHED"
@@ -161,36 +163,36 @@ def test_an_event_stream_replays_and_ends_with_the_job(
     assert [kind for kind, _, _ in rest] == ["metrics", "message", "job"]
 
 
-def test_an_event_stream_of_an_unknown_job_is_a_404(client: TestClient) -> None:
+def test_event_stream_of_an_unknown_job_is_a_404(client: TestClient) -> None:
     assert error_of(client.get("/v1/jobs/nothing/events"))["code"] == "JOB_NOT_FOUND"
 
 
 @pytest.mark.parametrize("verb", ["cancel", "pause", "resume"])
-def test_a_verb_that_the_state_forbids(client: TestClient, job_body: dict[str, Any], verb: str) -> None:
+def test_verb_in_a_state_that_forbids_it_is_a_conflict(client: TestClient, job_body: dict[str, Any], verb: str) -> None:
     job = client.post("/v1/jobs", json=job_body).json()
     client.post(f"/v1/jobs/{job['id']}/cancel")
-    answer = client.post(f"/v1/jobs/{job['id']}/{verb}")
-    assert (answer.status_code, error_of(answer)["code"]) == (409, "JOB_STATE_CONFLICT")
-    assert answer.headers["x-should-retry"] == "false"
+    response = client.post(f"/v1/jobs/{job['id']}/{verb}")
+    assert (response.status_code, error_of(response)["code"]) == (409, "JOB_STATE_CONFLICT")
+    assert response.headers["x-should-retry"] == "false"
 
 
-def test_the_contract_schema_is_served(client: TestClient) -> None:
+def test_contract_schema_is_served(client: TestClient) -> None:
     schema = client.get("/v1/contract/schema").json()
     assert set(schema["required"]) == {"data"}
 
 
-def test_a_merge_job_is_not_a_fine_tuning_job(client: TestClient) -> None:
-    answer = client.post("/v1/jobs", json={"kind": "merge", "contract": {"adapter": "nothing"}})
-    assert error_of(answer)["code"] == "ADAPTER_NOT_FOUND"
+def test_merge_of_an_unknown_adapter_is_refused(client: TestClient) -> None:
+    response = client.post("/v1/jobs", json={"kind": "merge", "contract": {"adapter": "nothing"}})
+    assert error_of(response)["code"] == "ADAPTER_NOT_FOUND"
 
 
-def test_a_database_that_is_away_is_a_503(app: FastAPI, client: TestClient) -> None:
+def test_ready_without_a_database_is_a_503(app: FastAPI, client: TestClient) -> None:
     app.state.services.database.engine.dispose()
     path = app.state.services.database.url.database
     import pathlib
 
     pathlib.Path(path).unlink()
     pathlib.Path(path).mkdir()
-    answer = client.get("/ready")
-    assert (answer.status_code, error_of(answer)["code"]) == (503, "DATABASE_UNAVAILABLE")
-    assert answer.headers["retry-after"]
+    response = client.get("/ready")
+    assert (response.status_code, error_of(response)["code"]) == (503, "DATABASE_UNAVAILABLE")
+    assert response.headers["retry-after"]

@@ -1,4 +1,4 @@
-"""/v1/keys: made with a tenant, a role and limits, shown once, limited anew and refused at once."""
+"""/v1/keys: keys have a tenant, a role and limits, their secret is shown once, and changes apply at once."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fastapi.testclient import TestClient
 
 from api.main import create_app
 from api.settings import ApiSettings
-from shared.tenancy import Role
+from shared.database.tenancy import Role
 from tests.api.conftest import BASE
 
 BOT = {"name": "bot", "role": "trainer", "requests_per_minute": 60, "concurrent_requests": 4}
@@ -27,12 +27,12 @@ def bearer(secret: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {secret}"}
 
 
-def error_of(answer: Any) -> tuple[int, str, str | None]:
-    error = answer.json()["error"]
-    return answer.status_code, error["code"], error["param"]
+def error_of(response: Any) -> tuple[int, str, str | None]:
+    error = response.json()["error"]
+    return response.status_code, error["code"], error["param"]
 
 
-def test_secret_is_shown_once_and_opens(client: TestClient, acme: dict[str, str]) -> None:
+def test_secret_is_shown_once_and_accepted(client: TestClient, acme: dict[str, str]) -> None:
     made = client.post("/v1/keys", json=BOT, headers=acme)
     key = made.json()
     secret = key.pop("secret")
@@ -44,7 +44,7 @@ def test_secret_is_shown_once_and_opens(client: TestClient, acme: dict[str, str]
     assert error_of(client.get("/v1/keys", headers=bearer(secret)))[1] == "ROLE_INSUFFICIENT"
 
 
-def test_revoked_at_once_and_for_good(client: TestClient, acme: dict[str, str]) -> None:
+def test_revoked_key_is_refused_at_once(client: TestClient, acme: dict[str, str]) -> None:
     key = client.post("/v1/keys", json=BOT, headers=acme).json()
     assert client.get("/v1/models", headers=bearer(key["secret"])).status_code == 200
     revoked = client.delete(f"/v1/keys/{key['id']}", headers=acme)
@@ -55,15 +55,15 @@ def test_revoked_at_once_and_for_good(client: TestClient, acme: dict[str, str]) 
     assert client.get("/v1/keys", headers=acme).json()["data"][-1] == revoked.json()
 
 
-def test_admin_makes_keys_of_the_own_tenant_only(client: TestClient, acme: dict[str, str]) -> None:
+def test_admin_creates_keys_of_its_own_tenant_only(client: TestClient, acme: dict[str, str]) -> None:
     for tenant in ("other", "shared"):
-        answer = client.post("/v1/keys", json=BOT | {"tenant": tenant}, headers=acme)
-        assert error_of(answer) == (403, "TENANT_FORBIDDEN", "tenant")
+        response = client.post("/v1/keys", json=BOT | {"tenant": tenant}, headers=acme)
+        assert error_of(response) == (403, "TENANT_FORBIDDEN", "tenant")
     assert client.post("/v1/keys", json=BOT | {"tenant": "acme"}, headers=acme).json()["tenant"] == "acme"
     assert [key["name"] for key in client.get("/v1/keys").json()["data"]] == ["test"]
 
 
-def test_operator_makes_keys_of_every_tenant(client: TestClient) -> None:
+def test_operator_creates_keys_of_every_tenant(client: TestClient) -> None:
     assert client.post("/v1/keys", json=BOT).json()["tenant"] == "shared"
     named = client.post("/v1/keys", json=BOT | {"tenant": "new"}).json()
     acting = client.post("/v1/keys", json=BOT | {"name": "other"}, headers={"X-Mens-Tenant": "new"}).json()
@@ -88,59 +88,57 @@ def test_operator_makes_keys_of_every_tenant(client: TestClient) -> None:
         ({"secret": "mens-mine"}, "secret"),
     ],
 )
-def test_nonsense_makes_no_key(client: TestClient, change: dict[str, Any], param: str) -> None:
+def test_invalid_fields_create_no_key(client: TestClient, change: dict[str, Any], param: str) -> None:
     assert error_of(client.post("/v1/keys", json=BOT | change)) == (422, "REQUEST_INVALID", param)
     assert len(client.get("/v1/keys").json()["data"]) == 1
 
 
-def test_a_name_is_taken_until_its_key_is_revoked(client: TestClient, acme: dict[str, str]) -> None:
+def test_name_is_taken_until_its_key_is_revoked(client: TestClient, acme: dict[str, str]) -> None:
     key = client.post("/v1/keys", json=BOT, headers=acme).json()
     taken = client.post("/v1/keys", json=BOT | {"role": "viewer"}, headers=acme)
     assert error_of(taken) == (409, "KEY_NAME_TAKEN", "name")
     assert key["id"] in taken.json()["error"]["mens"]["remedy"]
-    assert client.post("/v1/keys", json=BOT).status_code == 201, "another tenant's"
+    assert client.post("/v1/keys", json=BOT).status_code == 201, "a name may be used again in another tenant"
     client.delete(f"/v1/keys/{key['id']}", headers=acme)
     assert client.post("/v1/keys", json=BOT, headers=acme).status_code == 201
 
 
-# -- other limits ----------------------------------------------------------------------------------------------------
+# -- changed limits ----------------------------------------------------------------------------------------------------
 
-LET_THROUGH = "SERVING_UNAVAILABLE"
-
-
-def ask(client: TestClient, secret: str) -> str:
-    """Ask a model; the code of what is said. One that is let through finds no replica."""
-    question = {"model": BASE, "messages": [{"role": "user", "content": "?"}]}
-    return str(client.post("/v1/chat/completions", json=question, headers=bearer(secret)).json()["error"]["code"])
+ADMITTED = "SERVING_UNAVAILABLE"
 
 
-def test_limits_hold_from_the_next_request_on(client: TestClient, acme: dict[str, str]) -> None:
+def error_code(client: TestClient, secret: str) -> str:
+    """The error code of a request to a model. An admitted request finds no replica."""
+    request = {"model": BASE, "messages": [{"role": "user", "content": "?"}]}
+    return str(client.post("/v1/chat/completions", json=request, headers=bearer(secret)).json()["error"]["code"])
+
+
+def test_changed_limits_apply_to_the_next_request(client: TestClient, acme: dict[str, str]) -> None:
     key = client.post("/v1/keys", json=BOT | {"requests_per_minute": 1}, headers=acme).json()
     secret = key.pop("secret")
-    assert [ask(client, secret) for _ in range(2)] == [LET_THROUGH, "RATE_LIMITED"]
-    for change, limits, said in (
-        ({"requests_per_minute": 2}, (2, 4), [LET_THROUGH, "RATE_LIMITED"]),
+    assert [error_code(client, secret) for _ in range(2)] == [ADMITTED, "RATE_LIMITED"]
+    for change, limits, codes in (
+        ({"requests_per_minute": 2}, (2, 4), [ADMITTED, "RATE_LIMITED"]),
         ({"concurrent_requests": None}, (2, None), ["RATE_LIMITED"]),
         ({}, (2, None), ["RATE_LIMITED"]),
-        ({"requests_per_minute": None, "concurrent_requests": 3}, (None, 3), [LET_THROUGH] * 3),
+        ({"requests_per_minute": None, "concurrent_requests": 3}, (None, 3), [ADMITTED] * 3),
         ({"requests_per_minute": 1}, (1, 3), ["RATE_LIMITED"]),
     ):
         changed = client.patch(f"/v1/keys/{key['id']}", json=change, headers=acme)
         key |= dict(zip(("requests_per_minute", "concurrent_requests"), limits, strict=True))
         assert (changed.status_code, changed.json()) == (200, key)
-        assert [ask(client, secret) for _ in said] == said
+        assert [error_code(client, secret) for _ in codes] == codes
     assert client.get("/v1/keys", headers=acme).json()["data"][-1] == key
 
 
-def test_every_api_process_hears_of_other_limits(
-    client: TestClient, acme: dict[str, str], settings: ApiSettings
-) -> None:
+def test_changed_limits_reach_other_processes(client: TestClient, acme: dict[str, str], settings: ApiSettings) -> None:
     key = client.post("/v1/keys", json=BOT | {"requests_per_minute": 1}, headers=acme).json()
     with TestClient(create_app(settings)) as elsewhere:
-        assert [ask(elsewhere, key["secret"]) for _ in range(2)] == [LET_THROUGH, "RATE_LIMITED"]
+        assert [error_code(elsewhere, key["secret"]) for _ in range(2)] == [ADMITTED, "RATE_LIMITED"]
         client.patch(f"/v1/keys/{key['id']}", json={"requests_per_minute": None}, headers=acme)
         deadline = time.monotonic() + 5
-        while ask(elsewhere, key["secret"]) != LET_THROUGH:
+        while error_code(elsewhere, key["secret"]) != ADMITTED:
             assert time.monotonic() < deadline
             time.sleep(0.05)
 
@@ -155,21 +153,21 @@ def test_every_api_process_hears_of_other_limits(
         ({"requests_per_minute": 5, "role": "admin"}, "role"),
     ],
 )
-def test_limits_that_are_none_change_nothing(client: TestClient, change: dict[str, Any], param: str) -> None:
+def test_invalid_limits_change_nothing(client: TestClient, change: dict[str, Any], param: str) -> None:
     key = client.post("/v1/keys", json=BOT).json()
     assert error_of(client.patch(f"/v1/keys/{key['id']}", json=change)) == (422, "REQUEST_INVALID", param)
     del key["secret"]
     assert client.get("/v1/keys").json()["data"][-1] == key
 
 
-def test_a_revoked_key_gets_no_other_limits(client: TestClient) -> None:
+def test_limits_of_a_revoked_key_cannot_be_changed(client: TestClient) -> None:
     key = client.post("/v1/keys", json=BOT).json()
     client.delete(f"/v1/keys/{key['id']}")
-    answer = client.patch(f"/v1/keys/{key['id']}", json={"requests_per_minute": 90})
-    assert error_of(answer) == (409, "KEY_REVOKED", "key_id")
+    response = client.patch(f"/v1/keys/{key['id']}", json={"requests_per_minute": 90})
+    assert error_of(response) == (409, "KEY_REVOKED", "key_id")
 
 
-def test_ids_that_no_database_takes(client: TestClient) -> None:
+def test_ids_with_a_nul_character_are_refused(client: TestClient) -> None:
     for method, path in (("DELETE", "/v1/keys/a%00"), ("GET", "/v1/files/a%00"), ("GET", "/v1/jobs/a%00")):
         assert error_of(client.request(method, path))[:2] == (422, "REQUEST_INVALID")
     assert error_of(client.get("/v1/models/a%00"))[:2] == (422, "REQUEST_INVALID")

@@ -1,4 +1,4 @@
-"""Ollama's routes on real sockets, against a replica that plays what a test wrote down."""
+"""Ollama's routes on real sockets, against a scripted replica."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ import pytest
 from fastapi import FastAPI
 
 from tests.api.conftest import BASE
-from tests.api.scripted_replica import ScriptedReplica
-from tests.api.test_gateway import ADAPTER, register_adapters, serve
+from tests.support.asgi_server import serve
+from tests.support.gateway import ADAPTER, register_adapters
+from tests.support.scripted_replica import ScriptedReplica
 
 pytestmark = pytest.mark.network
 
@@ -24,11 +25,11 @@ def event(**chunk: Any) -> bytes:
     return b"data: " + json.dumps({"id": "x", "object": "chat.completion.chunk", **chunk}).encode() + b"\n\n"
 
 
-def said(content: str, finish_reason: str | None = None) -> bytes:
+def piece(content: str, finish_reason: str | None = None) -> bytes:
     return event(choices=[{"index": 0, "delta": {"content": content}, "finish_reason": finish_reason}])
 
 
-STREAM = [said("Hel"), said("lo", "stop"), event(choices=[], usage=USAGE), b"data: [DONE]\n\n"]
+STREAM = [piece("Hel"), piece("lo", "stop"), event(choices=[], usage=USAGE), b"data: [DONE]\n\n"]
 WHOLE = {"choices": [{"index": 0, "message": {"content": "Hello"}, "finish_reason": "stop"}], "usage": USAGE}
 
 
@@ -50,70 +51,70 @@ def ollama(app: FastAPI, replica: ScriptedReplica) -> Iterator[httpx.Client]:
                 yield client
 
 
-def lines(answer: httpx.Response) -> list[dict[str, Any]]:
-    assert answer.headers["content-type"] == "application/x-ndjson"
-    return [json.loads(line) for line in answer.text.splitlines()]
+def lines(response: httpx.Response) -> list[dict[str, Any]]:
+    assert response.headers["content-type"] == "application/x-ndjson"
+    return [json.loads(line) for line in response.text.splitlines()]
 
 
-def test_a_chat_is_streamed_as_json_lines(ollama: httpx.Client, replica: ScriptedReplica) -> None:
-    answer = ollama.post("/api/chat", json={"model": "helper", "messages": HELLO, "options": {"num_predict": 9}})
-    first, second, last = lines(answer)
+def test_chat_is_streamed_as_json_lines(ollama: httpx.Client, replica: ScriptedReplica) -> None:
+    response = ollama.post("/api/chat", json={"model": "helper", "messages": HELLO, "options": {"num_predict": 9}})
+    first, second, last = lines(response)
     assert (first["message"]["content"], second["message"]["content"]) == ("Hel", "lo")
     assert (last["done"], last["prompt_eval_count"], last["eval_count"]) == (True, 11, 2)
     assert {line["model"] for line in (first, second, last)} == {"helper"}
-    assert answer.headers["x-mens-adapter"] == ADAPTER
-    ((path, asked),) = replica.asked
+    assert response.headers["x-mens-adapter"] == ADAPTER
+    ((path, sent),) = replica.asked
     assert path == "/v1/chat/completions"
-    assert (asked["model"], asked["messages"], asked["max_tokens"]) == (ADAPTER, HELLO, 9)
+    assert (sent["model"], sent["messages"], sent["max_tokens"]) == (ADAPTER, HELLO, 9)
 
 
-def test_a_line_goes_out_before_the_next_is_made(ollama: httpx.Client, replica: ScriptedReplica) -> None:
+def test_line_is_sent_before_the_next_is_generated(ollama: httpx.Client, replica: ScriptedReplica) -> None:
     replica.go_on.clear()
-    with ollama.stream("POST", "/api/chat", json={"model": BASE, "messages": HELLO}) as answer:
-        received = answer.iter_lines()
+    with ollama.stream("POST", "/api/chat", json={"model": BASE, "messages": HELLO}) as response:
+        received = response.iter_lines()
         assert json.loads(next(received))["message"]["content"] == "Hel"
         replica.go_on.set()
         assert [json.loads(line)["done"] for line in received] == [False, True]
 
 
-def test_a_client_that_leaves_cancels_its_request(ollama: httpx.Client, replica: ScriptedReplica) -> None:
+def test_disconnect_cancels_the_request_at_the_replica(ollama: httpx.Client, replica: ScriptedReplica) -> None:
     replica.go_on.clear()
-    with ollama.stream("POST", "/api/generate", json={"model": BASE, "prompt": "Hello"}) as answer:
-        next(answer.iter_lines())
+    with ollama.stream("POST", "/api/generate", json={"model": BASE, "prompt": "Hello"}) as response:
+        next(response.iter_lines())
     assert replica.abandoned.wait(5)
     replica.go_on.set()
 
 
 @pytest.mark.parametrize(
-    ("route", "question", "said_in"),
+    ("route", "fields", "text_field"),
     [("chat", {"messages": HELLO}, "message"), ("generate", {"prompt": "Hello"}, "response")],
 )
-def test_an_answer_in_one_piece(
-    ollama: httpx.Client, replica: ScriptedReplica, route: str, question: dict[str, Any], said_in: str
+def test_whole_response(
+    ollama: httpx.Client, replica: ScriptedReplica, route: str, fields: dict[str, Any], text_field: str
 ) -> None:
     replica.answers(WHOLE)
-    answer = ollama.post(f"/api/{route}", json={"model": "helper", "stream": False, **question})
-    assert answer.headers["content-type"] == "application/json"
-    assert answer.headers["x-mens-adapter"] == ADAPTER
-    body = answer.json()
-    text = body[said_in]["content"] if said_in == "message" else body[said_in]
+    response = ollama.post(f"/api/{route}", json={"model": "helper", "stream": False, **fields})
+    assert response.headers["content-type"] == "application/json"
+    assert response.headers["x-mens-adapter"] == ADAPTER
+    body = response.json()
+    text = body[text_field]["content"] if text_field == "message" else body[text_field]
     assert (text, body["done"], body["eval_count"]) == ("Hello", True, 2)
     assert replica.asked[0][1]["stream"] is False
 
 
-@pytest.mark.parametrize(("route", "question"), [("chat", {"messages": []}), ("generate", {})])
-def test_no_question_loads_the_model(
-    ollama: httpx.Client, replica: ScriptedReplica, route: str, question: dict[str, Any]
+@pytest.mark.parametrize(("route", "fields"), [("chat", {"messages": []}), ("generate", {})])
+def test_request_without_a_prompt_loads_the_model(
+    ollama: httpx.Client, replica: ScriptedReplica, route: str, fields: dict[str, Any]
 ) -> None:
     replica.answers({"choices": [{"index": 0, "text": "x", "finish_reason": "length"}]})
-    answer = ollama.post(f"/api/{route}", json={"model": "helper", **question}).json()
-    assert (answer["done"], answer["done_reason"]) == (True, "load")
+    response = ollama.post(f"/api/{route}", json={"model": "helper", **fields}).json()
+    assert (response["done"], response["done_reason"]) == (True, "load")
     assert replica.asked[0][1]["model"] == ADAPTER
 
 
 @pytest.mark.parametrize("pieces", [STREAM[:1], [STREAM[0], b'data: {"error": {"message": "EngineCore died"}}\n\n']])
 @pytest.mark.parametrize("breaks", [True, False])
-def test_what_goes_wrong_in_a_stream_is_its_last_line(
+def test_error_in_a_stream_is_its_last_line(
     ollama: httpx.Client, replica: ScriptedReplica, pieces: list[bytes], breaks: bool
 ) -> None:
     replica.pieces, replica.breaks = pieces, breaks
@@ -123,21 +124,21 @@ def test_what_goes_wrong_in_a_stream_is_its_last_line(
     assert ("EngineCore died" in last["error"]) is (len(pieces) == 2)
 
 
-def test_errors_are_in_ollamas_shape(ollama: httpx.Client, replica: ScriptedReplica) -> None:
+def test_errors_have_ollamas_shape(ollama: httpx.Client, replica: ScriptedReplica) -> None:
     def refused(status: int, code: str, route: str = "chat", **body: Any) -> str:
-        answer = ollama.post(f"/api/{route}", json={"model": BASE, **body})
-        said = answer.json()
-        assert (answer.status_code, said["code"], set(said)) == (status, code, {"error", "code"})
-        return str(said["error"])
+        response = ollama.post(f"/api/{route}", json={"model": BASE, **body})
+        error = response.json()
+        assert (response.status_code, error["code"], set(error)) == (status, code, {"error", "code"})
+        return str(error["error"])
 
     unknown = refused(404, "MODEL_NOT_FOUND", messages=HELLO, model="nobody")
     assert "nobody" in unknown
     assert "/api/tags" in unknown
     assert "/v1/" not in unknown
-    strange = refused(400, "REQUEST_INVALID", messages=HELLO, options={"mirostat": 1})
-    assert "options.mirostat" in strange
-    assert "docs/ollama.md" in strange
-    assert "/v1/" not in strange
+    unsupported = refused(400, "REQUEST_INVALID", messages=HELLO, options={"mirostat": 1})
+    assert "options.mirostat" in unsupported
+    assert "docs/ollama.md" in unsupported
+    assert "/v1/" not in unsupported
     assert "not supported" in refused(400, "REQUEST_INVALID", "generate", prompt="x", images=["aGk="])
     assert "/api/pull" in refused(404, "ROUTE_NOT_FOUND", "pull")
     assert not replica.asked
@@ -145,20 +146,20 @@ def test_errors_are_in_ollamas_shape(ollama: httpx.Client, replica: ScriptedRepl
     assert refused(400, "REQUEST_REJECTED", messages=HELLO) == "too long"
 
 
-def test_errors_before_the_route_are_in_ollamas_shape_too(ollama: httpx.Client) -> None:
-    strange = ollama.post("/api/chat", content=b"{", headers={"content-type": "application/json"})
-    assert (strange.status_code, strange.json()["code"]) == (400, "REQUEST_INVALID")
+def test_errors_before_the_route_have_ollamas_shape(ollama: httpx.Client) -> None:
+    broken = ollama.post("/api/chat", content=b"{", headers={"content-type": "application/json"})
+    assert (broken.status_code, broken.json()["code"]) == (400, "REQUEST_INVALID")
     large = ollama.post("/api/chat", json={"model": BASE, "messages": [{"role": "user", "content": "x" * 20_000}]})
     assert (large.status_code, large.json()["code"]) == (413, "BODY_TOO_LARGE")
     get = ollama.get("/api/chat")
     assert (get.status_code, get.json()["code"]) == (404, "ROUTE_NOT_FOUND")
     for path in ("/api/tags", "/api/version", "/api/anything"):
-        stranger = ollama.get(path, headers={"Authorization": "Bearer wrong"})
-        assert (stranger.status_code, stranger.json()["code"]) == (401, "KEY_INVALID")
-        assert isinstance(stranger.json()["error"], str)
+        unauthenticated = ollama.get(path, headers={"Authorization": "Bearer wrong"})
+        assert (unauthenticated.status_code, unauthenticated.json()["code"]) == (401, "KEY_INVALID")
+        assert isinstance(unauthenticated.json()["error"], str)
 
 
-def test_tags_are_the_models(ollama: httpx.Client) -> None:
+def test_tags_list_all_models(ollama: httpx.Client) -> None:
     listed = [model["id"] for model in ollama.get("/v1/models").json()["data"]]
     tags = ollama.get("/api/tags").json()["models"]
     assert [tag["name"] for tag in tags] == listed
@@ -166,7 +167,7 @@ def test_tags_are_the_models(ollama: httpx.Client) -> None:
     assert all(len(tag["digest"]) == 64 for tag in tags)
 
 
-def test_version_is_a_number_to_compare(ollama: httpx.Client) -> None:
+def test_version_can_be_compared_as_numbers(ollama: httpx.Client) -> None:
     version = ollama.get("/api/version").json()
     assert [int(part) for part in version["version"].split(".")]
     assert version["ollama"] == "compat-subset"

@@ -1,4 +1,4 @@
-"""The dry run, the job's preflight, the capabilities, the accuracy of estimates, and the replicas' limits."""
+"""Dry runs, the preflight of a job, the capabilities, the accuracy of estimates, and the replicas' limits."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
-from api.serving_limits import ServingTier
-from shared.capabilities import CAPABILITIES
-from shared.lease import LeaseLedger
-from shared.servability import ServingLimits
-from tests.api.test_gateway import serve
+from api.capabilities import CAPABILITIES
+from api.inference.replicas.limits import ReplicaLimits
+from shared.database.leases import Leases
+from shared.preflight.types import ServingLimits
+from tests.support.asgi_server import serve
 
 
 @pytest.mark.parametrize("path", ["/v1/plans", "/v1/jobs"])
@@ -25,104 +25,120 @@ from tests.api.test_gateway import serve
         ({"contract": {"adapter": {"rank": 64}}}, "NOT_SERVABLE_RANK", 422),
     ],
 )
-def test_what_a_dry_run_refuses_a_submission_refuses(
-    app: FastAPI, client: TestClient, job_body: dict[str, Any], path: str, change: Any, code: str, status: int
+def test_dry_run_and_submission_refuse_alike(
+    app: FastAPI,
+    client: TestClient,
+    job_body: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+    path: str,
+    change: Any,
+    code: str,
+    status: int,
 ) -> None:
     limits = ServingLimits(max_lora_rank=16)
-    object.__setattr__(app.state.services.serving_tier, "limits", lambda: limits)
+    monkeypatch.setattr(app.state.services.replica_limits, "limits", lambda: limits)
     contract = job_body["contract"] | change.get("contract", {})
     body = change | {"contract": contract} | ({"kind": "finetune"} if path == "/v1/jobs" else {})
-    answer = client.post(path, json=body)
-    assert (answer.status_code, answer.json()["error"]["code"]) == (status, code)
-    assert app.state.services.doorbell.rung == []
+    response = client.post(path, json=body)
+    assert (response.status_code, response.json()["error"]["code"]) == (status, code)
+    assert app.state.services.job_queue.enqueued == []
 
 
-def test_a_preset_is_echoed_resolved(client: TestClient, job_body: dict[str, Any]) -> None:
-    answer = client.post("/v1/plans", json={"contract": job_body["contract"], "preset": "tiny"}).json()
-    assert answer["plan"]["contract"]["adapter"]["rank"] == 4
-    assert answer["sources"]["adapter.rank"] == "preset"
-    assert answer["preflight"]["supervision"]["rows"] == 40
+def test_preset_is_returned_resolved(client: TestClient, job_body: dict[str, Any]) -> None:
+    plan = client.post("/v1/plans", json={"contract": job_body["contract"], "preset": "tiny"}).json()
+    assert plan["plan"]["contract"]["adapter"]["rank"] == 4
+    assert plan["sources"]["adapter.rank"] == "preset"
+    assert plan["preflight"]["supervision"]["rows"] == 40
 
 
-def test_a_job_keeps_its_preflight(client: TestClient, job_body: dict[str, Any]) -> None:
+def test_job_keeps_its_preflight(client: TestClient, job_body: dict[str, Any]) -> None:
     job = client.post("/v1/jobs", json=job_body).json()
     record = client.get(f"/v1/jobs/{job['id']}/preflight").json()
     assert record["contract_digest"] == job["plan"]["contract_digest"]
     assert record["data"]["training"]["rows"] == 40
-    assert "preflight" not in job, "polling a job does not carry it"
+    assert "preflight" not in job, "it is not part of a polled job"
 
 
-def test_capabilities(client: TestClient) -> None:
+def test_capabilities_are_served(client: TestClient) -> None:
     assert client.get("/v1/capabilities").json() == CAPABILITIES.model_dump(mode="json")
 
 
-def test_accuracy_of_the_estimates(app: FastAPI, client: TestClient, job_body: dict[str, Any]) -> None:
+def test_accuracy_is_computed_from_finished_jobs(app: FastAPI, client: TestClient, job_body: dict[str, Any]) -> None:
     assert client.get("/v1/estimates/accuracy").json()["data"] == []
-    ledger = LeaseLedger(app.state.services.database, 60)
+    jobs = Leases(app.state.services.database, 60)
     for peak in (90, 110, 150):
-        lease = ledger.claim(client.post("/v1/jobs", json=job_body).json()["id"], "w")
+        lease = jobs.claim(client.post("/v1/jobs", json=job_body).json()["id"], "w")
         assert lease
-        ledger.finish(lease, {"memory": {"device": "cuda", "predicted_bytes": 100, "peak_bytes": peak}})
+        jobs.finish(lease, {"memory": {"device": "cuda", "predicted_bytes": 100, "peak_bytes": peak}})
     (found,) = client.get("/v1/estimates/accuracy").json()["data"]
     assert (found["device"], found["jobs"]) == ("cuda", 3)
     assert found["median_error"] == pytest.approx(0.1)
     assert found["worst_error"] == found["p95_absolute_error"] == pytest.approx(0.5)
 
 
-class Limits:
-    """A replica that tells its limits."""
+class LimitsReplica:
+    """A replica that reports its limits."""
 
     def __init__(self, body: bytes, status: int = 200) -> None:
-        self.body, self.status, self.asked = body, status, 0
+        self.body, self.status, self.requests = body, status, 0
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        self.asked += 1
+        self.requests += 1
         await send({"type": "http.response.start", "status": self.status, "headers": []})
         await send({"type": "http.response.body", "body": self.body})
 
 
 def limits_body(rank: int, length: str = "null") -> bytes:
-    text = f'{{"base": "tiny", "base_digest": "{"a" * 64}", "max_lora_rank": {rank}, "max_model_len": {length}}}'
-    return text.encode()
+    text = f'"base": "tiny", "base_digest": "{"a" * 64}", "served_digest": "{"a" * 64}", "max_lora_rank": {rank}'
+    return f'{{{text}, "max_model_len": {length}}}'.encode()
 
 
-def test_the_tightest_limits_of_all_replicas_count() -> None:
-    one, other = Limits(limits_body(32, "4096")), Limits(limits_body(16))
+def test_tightest_limits_of_all_replicas_are_used() -> None:
+    one, other = LimitsReplica(limits_body(32, "4096")), LimitsReplica(limits_body(16))
     for url in serve(one):
         for second in serve(other):
-            tier = ServingTier([url, second, "http://127.0.0.1:9"], "key")
+            tier = ReplicaLimits([url, second, "http://127.0.0.1:9"], "key")
             found = tier.limits()
             assert found
             assert (found.max_lora_rank, found.max_model_len, found.base_digest) == (16, 4096, "a" * 64)
             tier.limits()
-            assert one.asked == 1, "they are remembered for a while"
+            assert one.requests == 1, "they are cached for a while"
 
 
-@pytest.mark.parametrize("replica", [Limits(b"no json"), Limits(b"{}", 401)])
-def test_replicas_that_do_not_tell_are_no_reason_to_refuse(replica: Limits) -> None:
+@pytest.mark.parametrize(
+    "replica",
+    [
+        LimitsReplica(b"no json"),
+        LimitsReplica(b"{}", 401),
+        LimitsReplica(b"{}"),
+        LimitsReplica(b"[]"),
+        LimitsReplica(b'{"max_lora_rank": "x"}'),
+    ],
+)
+def test_limits_of_another_shape_are_unknown(replica: LimitsReplica) -> None:
     for url in serve(replica):
-        assert ServingTier([url], "").limits() is None
+        assert ReplicaLimits([url], "").limits() is None
 
 
 def test_time_is_estimated_from_the_last_job_of_the_base(
     app: FastAPI, client: TestClient, job_body: dict[str, Any]
 ) -> None:
     def seconds() -> float | None:
-        answer = client.post("/v1/plans", json={"contract": job_body["contract"]}).json()
-        found: float | None = answer["preflight"]["estimate"]["seconds"]
+        plan = client.post("/v1/plans", json={"contract": job_body["contract"]}).json()
+        found: float | None = plan["preflight"]["estimate"]["seconds"]
         return found
 
     assert seconds() is None
-    ledger = LeaseLedger(app.state.services.database, 60)
-    lease = ledger.claim(client.post("/v1/jobs", json=job_body).json()["id"], "w")
+    jobs = Leases(app.state.services.database, 60)
+    lease = jobs.claim(client.post("/v1/jobs", json=job_body).json()["id"], "w")
     assert lease
-    ledger.finish(lease, {"tokens_per_second": 1000.0})
+    jobs.finish(lease, {"tokens_per_second": 1000.0})
     found = seconds()
     assert found
     assert found > 0
 
 
-def test_a_lenient_contract_skips_bad_lines(client: TestClient, job_body: dict[str, Any]) -> None:
+def test_lenient_contract_skips_invalid_lines(client: TestClient, job_body: dict[str, Any]) -> None:
     content = b'{"prompt": "a", "response": "b"}\n' * 9 + b"not json\n"
     file = client.post("/v1/files", data={"purpose": "fine-tune"}, files={"file": ("f", content)}).json()
     job_body["contract"]["data"] = {"train_file": file["id"]}

@@ -1,4 +1,4 @@
-"""What each route asks of a caller: the role that it takes, and whose things it looks at or changes.
+"""The access matrix: for each route the role that it requires, and whose objects it reads or changes.
 
 docs/tenants.md says the same in words. A route that is missing here fails `test_access.py`.
 """
@@ -10,41 +10,41 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Any
 
-from shared.job import new_id
-from shared.tenancy import Role
+from shared.database.records import new_id
+from shared.database.tenancy import Role
 from tests.api.conftest import BASE
-from tests.api.installation import NOBODY, Installation
+from tests.support.tenants import NOBODY, Installation
 
 UPLOAD = {"data": {"purpose": "fine-tune"}, "files": {"file": ("rows.jsonl", b'{"prompt": "a", "response": "b"}\n')}}
 
 
 class Rule(Enum):
-    """Whom a route lets through, besides the role."""
+    """Who is allowed by a route, besides the role."""
 
     OPEN = auto()
-    """Everybody, with or without a key."""
+    """Every caller, with or without a key."""
     KEYED = auto()
-    """Every caller of any tenant: it concerns nobody else's things."""
+    """Every caller with a key: the request concerns no other tenant's objects."""
     SEE = auto()
-    """Who sees the thing: its tenant, and everybody when it is shared."""
+    """Callers who see the object: those of its tenant, and all when it is shared."""
     CHANGE = auto()
-    """The thing's tenant. Who only sees it is told so."""
+    """Callers of the object's tenant. Others who see it get a 403."""
     OWN = auto()
-    """The thing's tenant; to others it is not there, even when it is shared's."""
+    """Callers of the object's tenant. For others it does not exist, even when it is shared."""
     OPERATE = auto()
-    """The operator."""
+    """Operators."""
 
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of thing: what makes one, and what is said when there is none."""
+    """A kind of object: how one is made, and the error code when there is none."""
 
     make: Callable[[Installation, str], str]
     unknown: str
     sample: str
 
     def thing(self, installation: Installation, owner: str) -> str:
-        """The id of a new thing, or of none."""
+        """The id of a new object, or of none."""
         return self.sample if owner == NOBODY else self.make(installation, owner)
 
 
@@ -66,8 +66,8 @@ def nothing(_: str) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class Ask:
-    """One request of a route. The thing stands where the path has a parameter, or in the body."""
+class Case:
+    """One request to a route. The object's id is in the path where it has a parameter, or in the body."""
 
     rule: Rule
     role: Role = Role.VIEWER
@@ -77,7 +77,7 @@ class Ask:
     passes: int = 200
 
     def url(self, template: str, thing: str) -> str:
-        """The route's path with everything filled in."""
+        """The route's path with its parameters filled in."""
         parts = {part.partition("}")[0] for part in template.split("{")[1:]}
         for part in parts:
             template = template.replace(f"{{{part}}}", self.path.get(part, thing))
@@ -130,14 +130,14 @@ def upload(_: str) -> dict[str, Any]:
 
 TRAINER, ADMIN = Role.TRAINER, Role.ADMIN
 NO_REPLICA = 503
-"""Whoever may ask a model gets as far as the replica, which is not there."""
-OPEN, KEYED, OPERATE = Ask(Rule.OPEN), Ask(Rule.KEYED), Ask(Rule.OPERATE)
-ASK_BY_CHAT = tuple(Ask(Rule.SEE, kind=kind, body=chat, passes=NO_REPLICA) for kind in (MODEL, ALIASED))
-ASK_BY_PROMPT = tuple(Ask(Rule.SEE, kind=kind, body=prompt, passes=NO_REPLICA) for kind in (MODEL, ALIASED))
-ASK_TO_GENERATE = tuple(Ask(Rule.SEE, kind=kind, body=generate, passes=NO_REPLICA) for kind in (MODEL, ALIASED))
-TOKENS = tuple(Ask(Rule.SEE, TRAINER, kind, prompt, passes=NO_REPLICA) for kind in (MODEL, ALIASED))
+"""An allowed request to a model gets as far as the replica, which does not exist."""
+OPEN, KEYED, OPERATE = Case(Rule.OPEN), Case(Rule.KEYED), Case(Rule.OPERATE)
+CHAT = tuple(Case(Rule.SEE, kind=kind, body=chat, passes=NO_REPLICA) for kind in (MODEL, ALIASED))
+PROMPT = tuple(Case(Rule.SEE, kind=kind, body=prompt, passes=NO_REPLICA) for kind in (MODEL, ALIASED))
+GENERATE = tuple(Case(Rule.SEE, kind=kind, body=generate, passes=NO_REPLICA) for kind in (MODEL, ALIASED))
+TOKENS = tuple(Case(Rule.SEE, TRAINER, kind, prompt, passes=NO_REPLICA) for kind in (MODEL, ALIASED))
 
-MATRIX: dict[str, tuple[Ask, ...]] = {
+MATRIX: dict[str, tuple[Case, ...]] = {
     "GET /health": (OPEN,),
     "GET /ready": (OPEN,),
     "GET /v1/openapi.json": (KEYED,),
@@ -146,61 +146,61 @@ MATRIX: dict[str, tuple[Ask, ...]] = {
     "GET /v1/replicas": (OPERATE,),
     # files
     "GET /v1/files": (KEYED,),
-    "POST /v1/files": (Ask(Rule.KEYED, TRAINER, body=upload),),
-    "GET /v1/files/{file_id}": (Ask(Rule.SEE, kind=FILE),),
-    "GET /v1/files/{file_id}/content": (Ask(Rule.SEE, kind=FILE),),
-    "DELETE /v1/files/{file_id}": (Ask(Rule.CHANGE, TRAINER, FILE),),
+    "POST /v1/files": (Case(Rule.KEYED, TRAINER, body=upload),),
+    "GET /v1/files/{file_id}": (Case(Rule.SEE, kind=FILE),),
+    "GET /v1/files/{file_id}/content": (Case(Rule.SEE, kind=FILE),),
+    "DELETE /v1/files/{file_id}": (Case(Rule.CHANGE, TRAINER, FILE),),
     # jobs
     "GET /v1/jobs": (KEYED,),
     "POST /v1/jobs": (
-        Ask(Rule.SEE, TRAINER, FILE, fine_tune, passes=201),
-        Ask(Rule.SEE, TRAINER, ADAPTER, merge, passes=201),
-        Ask(Rule.SEE, TRAINER, ALIASED_ADAPTER, merge, passes=201),
+        Case(Rule.SEE, TRAINER, FILE, fine_tune, passes=201),
+        Case(Rule.SEE, TRAINER, ADAPTER, merge, passes=201),
+        Case(Rule.SEE, TRAINER, ALIASED_ADAPTER, merge, passes=201),
     ),
-    "POST /v1/plans": (Ask(Rule.SEE, TRAINER, FILE, lambda file_id: {"json": {"contract": contract(file_id)}}),),
-    "GET /v1/jobs/{job_id}": (Ask(Rule.SEE, kind=FINISHED),),
-    "GET /v1/jobs/{job_id}/preflight": (Ask(Rule.SEE, kind=FINISHED),),
-    "GET /v1/jobs/{job_id}/events": (Ask(Rule.SEE, kind=FINISHED),),
-    "GET /v1/jobs/{job_id}/checkpoints": (Ask(Rule.SEE, kind=FINISHED),),
-    "POST /v1/jobs/{job_id}/cancel": (Ask(Rule.CHANGE, TRAINER, QUEUED),),
-    "POST /v1/jobs/{job_id}/pause": (Ask(Rule.CHANGE, TRAINER, QUEUED),),
-    "POST /v1/jobs/{job_id}/resume": (Ask(Rule.CHANGE, TRAINER, PAUSED),),
+    "POST /v1/plans": (Case(Rule.SEE, TRAINER, FILE, lambda file_id: {"json": {"contract": contract(file_id)}}),),
+    "GET /v1/jobs/{job_id}": (Case(Rule.SEE, kind=FINISHED),),
+    "GET /v1/jobs/{job_id}/preflight": (Case(Rule.SEE, kind=FINISHED),),
+    "GET /v1/jobs/{job_id}/events": (Case(Rule.SEE, kind=FINISHED),),
+    "GET /v1/jobs/{job_id}/checkpoints": (Case(Rule.SEE, kind=FINISHED),),
+    "POST /v1/jobs/{job_id}/cancel": (Case(Rule.CHANGE, TRAINER, QUEUED),),
+    "POST /v1/jobs/{job_id}/pause": (Case(Rule.CHANGE, TRAINER, QUEUED),),
+    "POST /v1/jobs/{job_id}/resume": (Case(Rule.CHANGE, TRAINER, PAUSED),),
     "GET /v1/estimates/accuracy": (KEYED,),
     "GET /v1/fine_tuning/jobs": (KEYED,),
-    "POST /v1/fine_tuning/jobs": (Ask(Rule.SEE, TRAINER, FILE, openai_job),),
-    "GET /v1/fine_tuning/jobs/{job_id}": (Ask(Rule.SEE, kind=FINISHED),),
-    "GET /v1/fine_tuning/jobs/{job_id}/events": (Ask(Rule.SEE, kind=FINISHED),),
-    "GET /v1/fine_tuning/jobs/{job_id}/checkpoints": (Ask(Rule.SEE, kind=FINISHED),),
-    "POST /v1/fine_tuning/jobs/{job_id}/cancel": (Ask(Rule.CHANGE, TRAINER, QUEUED),),
-    "POST /v1/fine_tuning/jobs/{job_id}/pause": (Ask(Rule.CHANGE, TRAINER, QUEUED),),
-    "POST /v1/fine_tuning/jobs/{job_id}/resume": (Ask(Rule.CHANGE, TRAINER, PAUSED),),
+    "POST /v1/fine_tuning/jobs": (Case(Rule.SEE, TRAINER, FILE, openai_job),),
+    "GET /v1/fine_tuning/jobs/{job_id}": (Case(Rule.SEE, kind=FINISHED),),
+    "GET /v1/fine_tuning/jobs/{job_id}/events": (Case(Rule.SEE, kind=FINISHED),),
+    "GET /v1/fine_tuning/jobs/{job_id}/checkpoints": (Case(Rule.SEE, kind=FINISHED),),
+    "POST /v1/fine_tuning/jobs/{job_id}/cancel": (Case(Rule.CHANGE, TRAINER, QUEUED),),
+    "POST /v1/fine_tuning/jobs/{job_id}/pause": (Case(Rule.CHANGE, TRAINER, QUEUED),),
+    "POST /v1/fine_tuning/jobs/{job_id}/resume": (Case(Rule.CHANGE, TRAINER, PAUSED),),
     # models and aliases
     "GET /v1/models": (KEYED,),
-    "GET /v1/models/{model:path}": (Ask(Rule.SEE, kind=MODEL), Ask(Rule.SEE, kind=ALIASED)),
-    "DELETE /v1/models/{model:path}": (Ask(Rule.CHANGE, ADMIN, MODEL),),
+    "GET /v1/models/{model:path}": (Case(Rule.SEE, kind=MODEL), Case(Rule.SEE, kind=ALIASED)),
+    "DELETE /v1/models/{model:path}": (Case(Rule.CHANGE, ADMIN, MODEL),),
     "GET /v1/adapters": (KEYED,),
-    "GET /v1/adapters/{name}": (Ask(Rule.SEE, kind=ADAPTER), Ask(Rule.SEE, kind=ALIASED_ADAPTER)),
+    "GET /v1/adapters/{name}": (Case(Rule.SEE, kind=ADAPTER), Case(Rule.SEE, kind=ALIASED_ADAPTER)),
     "GET /v1/aliases": (KEYED,),
-    "GET /v1/aliases/{name}": (Ask(Rule.SEE, kind=ALIAS),),
-    "GET /v1/aliases/{name}/history": (Ask(Rule.SEE, kind=ALIAS),),
-    "PUT /v1/aliases/{name}": (Ask(Rule.SEE, TRAINER, ADAPTER, point_to, {"name": "put"}),),
-    "POST /v1/aliases/{name}/rollback": (Ask(Rule.CHANGE, TRAINER, ALIAS),),
-    "DELETE /v1/aliases/{name}": (Ask(Rule.CHANGE, TRAINER, ALIAS),),
+    "GET /v1/aliases/{name}": (Case(Rule.SEE, kind=ALIAS),),
+    "GET /v1/aliases/{name}/history": (Case(Rule.SEE, kind=ALIAS),),
+    "PUT /v1/aliases/{name}": (Case(Rule.SEE, TRAINER, ADAPTER, point_to, {"name": "put"}),),
+    "POST /v1/aliases/{name}/rollback": (Case(Rule.CHANGE, TRAINER, ALIAS),),
+    "DELETE /v1/aliases/{name}": (Case(Rule.CHANGE, TRAINER, ALIAS),),
     # keys and usage
-    "GET /v1/keys": (Ask(Rule.KEYED, ADMIN),),
-    "POST /v1/keys": (Ask(Rule.KEYED, ADMIN, body=new_key, passes=201),),
-    "PATCH /v1/keys/{key_id}": (Ask(Rule.OWN, ADMIN, KEY, new_limits),),
-    "DELETE /v1/keys/{key_id}": (Ask(Rule.OWN, ADMIN, KEY),),
-    "GET /v1/usage": (KEYED,),  # of which keys: tests/api/test_usage.py
-    # asking models
-    "POST /v1/chat/completions": ASK_BY_CHAT,
-    "POST /v1/completions": ASK_BY_PROMPT,
-    "POST /v1/responses": ASK_BY_PROMPT,
-    "POST /v1/embeddings": ASK_BY_PROMPT,
+    "GET /v1/keys": (Case(Rule.KEYED, ADMIN),),
+    "POST /v1/keys": (Case(Rule.KEYED, ADMIN, body=new_key, passes=201),),
+    "PATCH /v1/keys/{key_id}": (Case(Rule.OWN, ADMIN, KEY, new_limits),),
+    "DELETE /v1/keys/{key_id}": (Case(Rule.OWN, ADMIN, KEY),),
+    "GET /v1/usage": (KEYED,),  # of which keys: tests/api/routes/test_usage.py
+    # requests to models
+    "POST /v1/chat/completions": CHAT,
+    "POST /v1/completions": PROMPT,
+    "POST /v1/responses": PROMPT,
+    "POST /v1/embeddings": PROMPT,
     "POST /v1/tokenize": TOKENS,
     "POST /v1/detokenize": TOKENS,
-    "POST /api/chat": ASK_BY_CHAT,
-    "POST /api/generate": ASK_TO_GENERATE,
+    "POST /api/chat": CHAT,
+    "POST /api/generate": GENERATE,
     "GET /api/tags": (KEYED,),
     "GET /api/version": (KEYED,),
 }

@@ -1,4 +1,4 @@
-"""Ids of requests, and their lines in the log."""
+"""The access log: ids of requests, and their lines."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ from fastapi.testclient import TestClient
 
 @pytest.fixture
 def log(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
-    caplog.set_level(logging.INFO, "api.request_log")
+    caplog.set_level(logging.INFO, "api.web.access_log")
     return caplog
 
 
 def lines(log: pytest.LogCaptureFixture) -> list[str]:
-    return [record.getMessage() for record in log.records if record.name == "api.request_log"]
+    return [record.getMessage() for record in log.records if record.name == "api.web.access_log"]
 
 
-def test_a_request_is_one_line_under_its_id(anonymous: TestClient, log: pytest.LogCaptureFixture) -> None:
-    answer = anonymous.get("/v1/models?key=secret", headers={"X-Request-Id": "mine"})
-    assert answer.headers["x-request-id"] == "mine"
+def test_request_is_one_line_with_its_id(anonymous: TestClient, log: pytest.LogCaptureFixture) -> None:
+    response = anonymous.get("/v1/models?key=secret", headers={"X-Request-Id": "mine"})
+    assert response.headers["x-request-id"] == "mine"
     (line,) = lines(log)
     assert line.split()[1:4] == ["GET", "/v1/models", "401"]
     assert line.endswith(" ms 'mine'")
 
 
-def test_a_request_without_an_id_gets_one(anonymous: TestClient, log: pytest.LogCaptureFixture) -> None:
+def test_request_without_an_id_gets_one(anonymous: TestClient, log: pytest.LogCaptureFixture) -> None:
     ids = [anonymous.get("/health").headers["x-request-id"] for _ in range(2)]
     assert len(set(ids)) == 2
     assert [line.split()[-1] for line in lines(log)] == [repr(request_id) for request_id in ids]
 
 
-def test_nobody_writes_a_line_of_their_own(anonymous: TestClient, log: pytest.LogCaptureFixture) -> None:
+def test_caller_cannot_write_a_log_line(anonymous: TestClient, log: pytest.LogCaptureFixture) -> None:
     anonymous.get("/v1/%0Afake%20line", headers={"X-Request-Id": "a' b"})
     (line,) = lines(log)
     assert "/v1/%0Afake%20line" in line

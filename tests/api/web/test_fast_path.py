@@ -1,4 +1,4 @@
-"""Routes to models go around FastAPI's machinery, and never around what it would have checked."""
+"""The fast path: skips FastAPI's routing and dependencies for simple routes, and none of the checks."""
 
 from __future__ import annotations
 
@@ -10,18 +10,17 @@ from fastapi.routing import APIRoute
 from fastapi.testclient import TestClient
 from starlette.responses import JSONResponse
 
-from api import model_route
-from api.authentication import CallerDep, KeyDep, require_caller, requires
 from api.main import create_app
-from api.model_route import ModelRoute
 from api.services import ServicesDep
-from shared.keys import Keys
-from shared.tenancy import SHARED, Role
+from api.web.auth import CallerDep, KeyDep, require_caller, requires
+from api.web.fast_path import FastPathRoute, fast_path_calls
+from shared.database.keys import Keys
+from shared.database.tenancy import SHARED, Role
 
-router = APIRouter(route_class=ModelRoute)
+router = APIRouter(route_class=FastPathRoute)
 
 
-def told(caller: Any) -> Response:
+def respond(caller: Any) -> Response:
     return JSONResponse({"tenant": caller.tenant, "role": caller.role})
 
 
@@ -29,44 +28,44 @@ def told(caller: Any) -> Response:
 async def direct(request: Request, services: ServicesDep, caller: CallerDep, key: KeyDep) -> Response:
     assert services is request.app.state.services
     assert caller.key == key
-    return told(caller)
+    return respond(caller)
 
 
 @router.get("/trainers", dependencies=[requires(Role.TRAINER)])
 async def for_trainers(request: Request, caller: CallerDep) -> Response:
-    return told(caller)
+    return respond(caller)
 
 
 @router.get("/with-a-header")
 async def with_a_header(request: Request, caller: CallerDep, word: Annotated[str, Header()]) -> Response:
-    return told(caller)
+    return respond(caller)
 
 
 @router.get("/with-a-default")
 async def with_a_default(request: Request, caller: CallerDep, word: str = "") -> Response:
-    return told(caller)
+    return respond(caller)
 
 
 @pytest.fixture
 def app(app: FastAPI) -> FastAPI:
-    """With routes of its own, because some are added."""
+    """An application with routes of its own, because tests add some."""
     own = create_app(app.state.services.settings)
     own.state.services = app.state.services
     return own
 
 
 @pytest.fixture
-def usual(app: FastAPI, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Paths of requests that FastAPI solved."""
+def fastapi_requests(app: FastAPI, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Paths of requests that took FastAPI's path."""
     seen: list[str] = []
-    solve = APIRoute.get_route_handler
+    make_handler = APIRoute.get_route_handler
 
     def get_route_handler(route: APIRoute) -> Any:
-        solved = solve(route)
+        handler = make_handler(route)
 
         async def handle(request: Request) -> Response:
             seen.append(request.url.path)
-            return await solved(request)
+            return await handler(request)
 
         return handle
 
@@ -79,31 +78,35 @@ def secret(app: FastAPI, tenant: str = SHARED, role: Role = Role.VIEWER) -> str:
     return f"Bearer {Keys(app.state.services.database).create('k', tenant, role)[1]}"
 
 
-def test_the_services_and_the_caller_are_given_directly(app: FastAPI, usual: list[str], anonymous: TestClient) -> None:
-    answer = anonymous.get("/direct", headers={"Authorization": secret(app, "acme", Role.TRAINER)})
-    assert answer.json() == {"tenant": "acme", "role": "trainer"}
-    assert not usual
+def test_simple_route_takes_the_fast_path(app: FastAPI, fastapi_requests: list[str], anonymous: TestClient) -> None:
+    response = anonymous.get("/direct", headers={"Authorization": secret(app, "acme", Role.TRAINER)})
+    assert response.json() == {"tenant": "acme", "role": "trainer"}
+    assert not fastapi_requests
 
 
 @pytest.mark.parametrize("header", [None, "Bearer", "Bearer ", "Basic abc", "mens-abc", "Bearer wrong"])
-def test_without_a_good_key_nothing_is_given(usual: list[str], anonymous: TestClient, header: str | None) -> None:
-    answer = anonymous.get("/direct", headers={"Authorization": header} if header else {})
-    assert answer.status_code == 401
-    assert answer.json()["error"]["code"] == ("KEY_INVALID" if header == "Bearer wrong" else "KEY_MISSING")
+def test_fast_path_without_a_valid_key_is_refused(
+    fastapi_requests: list[str], anonymous: TestClient, header: str | None
+) -> None:
+    response = anonymous.get("/direct", headers={"Authorization": header} if header else {})
+    assert response.status_code == 401
+    assert response.json()["error"]["code"] == ("KEY_INVALID" if header == "Bearer wrong" else "KEY_MISSING")
 
 
-def test_a_named_tenant_goes_the_usual_way(app: FastAPI, usual: list[str], anonymous: TestClient) -> None:
+def test_request_that_names_a_tenant_takes_fastapis_path(
+    app: FastAPI, fastapi_requests: list[str], anonymous: TestClient
+) -> None:
     operator, admin = secret(app, SHARED, Role.ADMIN), secret(app, "acme", Role.ADMIN)
 
-    def ask(authorization: str, tenant: str) -> tuple[int, Any]:
-        answer = anonymous.get("/direct", headers={"Authorization": authorization, "X-Mens-Tenant": tenant})
-        return answer.status_code, answer.json()
+    def send(authorization: str, tenant: str) -> tuple[int, Any]:
+        response = anonymous.get("/direct", headers={"Authorization": authorization, "X-Mens-Tenant": tenant})
+        return response.status_code, response.json()
 
-    assert ask(operator, "acme") == (200, {"tenant": "acme", "role": "admin"})
-    assert ask(operator, "NO NAME")[0] == 422
-    status, body = ask(admin, "other")
+    assert send(operator, "acme") == (200, {"tenant": "acme", "role": "admin"})
+    assert send(operator, "NO NAME")[0] == 422
+    status, body = send(admin, "other")
     assert (status, body["error"]["code"]) == (403, "TENANT_FORBIDDEN")
-    assert usual == ["/direct"] * 3
+    assert fastapi_requests == ["/direct"] * 3
 
 
 @pytest.mark.parametrize(
@@ -115,20 +118,20 @@ def test_a_named_tenant_goes_the_usual_way(app: FastAPI, usual: list[str], anony
         ("/with-a-default", Role.ADMIN, 200),
     ],
 )
-def test_what_asks_for_more_is_solved_by_fastapi(
-    app: FastAPI, usual: list[str], anonymous: TestClient, path: str, role: Role, status: int
+def test_route_with_other_dependencies_takes_fastapis_path(
+    app: FastAPI, fastapi_requests: list[str], anonymous: TestClient, path: str, role: Role, status: int
 ) -> None:
     assert anonymous.get(path, headers={"Authorization": secret(app, role=role)}).status_code == status
-    assert usual == [path]
+    assert fastapi_requests == [path]
 
 
-def test_routes_of_completions_are_direct_and_those_with_a_role_are_not(app: FastAPI) -> None:
-    direct = set(model_route.direct_routes(app))
-    assert {("POST", "/v1/chat/completions"), ("POST", "/v1/completions"), ("POST", "/v1/embeddings")} <= direct
-    assert not {path for _, path in direct} & {"/v1/tokenize", "/v1/detokenize"}
+def test_completions_take_the_fast_path_and_routes_with_a_role_do_not(app: FastAPI) -> None:
+    paths = set(fast_path_calls(app))
+    assert {("POST", "/v1/chat/completions"), ("POST", "/v1/completions"), ("POST", "/v1/embeddings")} <= paths
+    assert not {path for _, path in paths} & {"/v1/tokenize", "/v1/detokenize"}
 
 
 @pytest.mark.parametrize("method", ["GET", "PUT", "OPTIONS"])
-def test_another_method_is_told_so(app: FastAPI, anonymous: TestClient, method: str) -> None:
-    answer = anonymous.request(method, "/v1/completions", headers={"Authorization": secret(app)})
-    assert (answer.status_code, answer.json()["error"]["code"]) == (405, "METHOD_NOT_ALLOWED")
+def test_other_method_on_a_fast_path_is_not_allowed(app: FastAPI, anonymous: TestClient, method: str) -> None:
+    response = anonymous.request(method, "/v1/completions", headers={"Authorization": secret(app)})
+    assert (response.status_code, response.json()["error"]["code"]) == (405, "METHOD_NOT_ALLOWED")

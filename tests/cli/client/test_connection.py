@@ -1,4 +1,4 @@
-"""The command line's client: whose key it carries, and for which tenant it asks."""
+"""The command line's HTTP client: address, key and tenant of its requests."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ import httpx
 import pytest
 import typer
 
-from cli.connection import Connection, connect, describe_error
+from cli.client.connection import Connection, connect, describe_error
 
 
-def test_operator_names_a_tenant_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tenant_header_is_taken_from_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MENS_TENANT", "acme")
     with Connection("http://127.0.0.1:9", "secret").client() as client:
         assert client.headers["X-Mens-Tenant"] == "acme"
         assert client.headers["Authorization"] == "Bearer secret"
 
 
-def test_nobody_else_does(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_tenant_header_without_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MENS_TENANT", raising=False)
     with Connection("http://127.0.0.1:9", "secret").client() as client:
         assert "X-Mens-Tenant" not in client.headers
 
 
-def test_a_command_says_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tenant_of_a_command_wins_over_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MENS_TENANT", "acme")
     connection = Connection("http://127.0.0.1:9", "secret")
     with connection.client(tenant="other") as other, connection.client(tenant="") as own:
@@ -33,7 +33,7 @@ def test_a_command_says_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("given", ["http://h:8000/v1", "http://h:8000/v1/", "http://h:8000//", " http://h:8000"])
-def test_the_base_url_of_openai_s_clients_will_do(given: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_base_url_of_openai_clients_is_accepted(given: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Connection("http://h:8000", "secret").save(tmp_path)
     monkeypatch.setenv("MENS_HOME", str(tmp_path))
     monkeypatch.delenv("MENS_API_KEY", raising=False)
@@ -42,7 +42,7 @@ def test_the_base_url_of_openai_s_clients_will_do(given: str, tmp_path: Path, mo
 
 
 @pytest.mark.parametrize("given", ["h:8000", "//h", "http://", "ftp://h"])
-def test_an_address_without_a_scheme(
+def test_url_without_http_scheme_is_refused(
     given: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("MENS_API_URL", given)
@@ -51,12 +51,12 @@ def test_an_address_without_a_scheme(
     assert f"MENS_API_URL is '{given}'; it has to begin with http:// or https://" in capsys.readouterr().err
 
 
-def test_the_header_is_told_as_the_variable_that_it_comes_from() -> None:
+def test_tenant_header_is_shown_as_its_variable() -> None:
     error = {"code": "REQUEST_INVALID", "message": "X-Mens-Tenant: 'default' is reserved."}
     assert describe_error(httpx.Response(422, json={"error": error})).endswith(": MENS_TENANT: 'default' is reserved.")
 
 
-def test_the_installation_s_key_goes_to_its_own_address_alone(
+def test_saved_key_is_sent_to_its_own_address_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     here = Connection("http://127.0.0.1:9", "secret")

@@ -8,11 +8,18 @@ import pytest
 from typer.testing import CliRunner
 
 from cli.main import app
-from shared.catalog import BaseModelEntry, Catalog, LocalSource, digest_model_folder, load_catalog, save_catalog
+from shared.base_models.catalog import (
+    BaseModelEntry,
+    Catalog,
+    LocalSource,
+    digest_model_folder,
+    load_catalog,
+    save_catalog,
+)
 from shared.settings import Settings
-from tests.shared.tiny_models import RAW, save
+from tests.support.tiny_models import RAW, save
 
-pytestmark = pytest.mark.engine
+pytestmark = pytest.mark.torch
 
 runner = CliRunner()
 
@@ -33,7 +40,7 @@ def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
     return Settings()
 
 
-def test_the_twin_is_registered_beside_its_original(settings: Settings) -> None:
+def test_twin_is_registered_beside_its_original(settings: Settings) -> None:
     result = runner.invoke(app, ["base", "dequantize", "org/tiny"])
     assert result.exit_code == 0, result.output
     assert "MENS_SERVING_BASE=org/tiny-nf4" in result.output
@@ -58,19 +65,19 @@ def test_the_twin_is_registered_beside_its_original(settings: Settings) -> None:
 
 
 @pytest.mark.parametrize("name", ["../escape", "a b", "/abs"])
-def test_a_name_that_is_none_makes_no_folder(settings: Settings, name: str) -> None:
+def test_invalid_twin_name_makes_no_folder(settings: Settings, name: str) -> None:
     before = sorted(settings.home.rglob("*"))
     result = runner.invoke(app, ["base", "dequantize", "org/tiny", f"--as={name}"])
     assert result.exit_code == 1
     assert sorted(settings.home.rglob("*")) == before
 
 
-def test_a_base_that_is_not_there(settings: Settings) -> None:
+def test_unknown_base_is_refused(settings: Settings) -> None:
     result = runner.invoke(app, ["base", "dequantize", "unknown"])
     assert (result.exit_code, "MODEL_NOT_FOUND" in result.output) == (1, True)
 
 
-def test_a_base_that_was_changed_has_no_twin(settings: Settings) -> None:
+def test_changed_base_is_refused(settings: Settings) -> None:
     (settings.home / "bases" / "tiny" / "tokenizer.json").write_text('{"changed": true}')
     result = runner.invoke(app, ["base", "dequantize", "org/tiny"])
     assert (result.exit_code, "BASE_DIGEST_MISMATCH" in result.output) == (1, True)

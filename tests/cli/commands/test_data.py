@@ -1,4 +1,4 @@
-"""``mens data check``: offline, and what it says can be acted on."""
+"""``mens data check``: exit code, bad lines with their reasons, figures, and JSON."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_bad_lines_are_shown_with_number_code_and_reason(tmp_path: Path) -> None
     assert "ROW_RATING_RANGE" in output
     assert "rating must be a whole number from 1 to 5" in output
     assert "ROW_FIELD_MISSING" in output
-    advice = "not usable: mend the lines above, or skip them with --lenient, here as in mens plan and mens train"
+    advice = "not usable: correct the lines above, or skip them with --lenient, here as in mens plan and mens train"
     assert advice in " ".join(output.split())
     assert "--lenient" in help_of("plan")
     assert "--lenient" in help_of("train")
@@ -78,7 +78,7 @@ def test_quarantine_never_overwrites_the_data(tmp_path: Path) -> None:
     assert Path(path).read_bytes() == before
 
 
-def test_nothing_left_is_an_error(tmp_path: Path) -> None:
+def test_file_without_trainable_rows_fails(tmp_path: Path) -> None:
     code, output = check(write(tmp_path / "a.jsonl", pair("1", rating=1)), "--min-rating", "3")
     assert code == 1
     assert "no row is left" in output
@@ -112,7 +112,7 @@ def test_unknown_base_is_named(tmp_path: Path) -> None:
     assert "MODEL_NOT_FOUND" in output
 
 
-def test_base_shows_what_would_be_learnt(tmp_path: Path) -> None:
+def test_base_adds_supervision_figures(tmp_path: Path) -> None:
     folder = make_tokenizer(tmp_path / "base")
     code, output = check(write(tmp_path / "a.jsonl", pair("1"), pair("2")), "--model", str(folder))
     assert code == 0, output

@@ -1,4 +1,4 @@
-"""``mens plan``: offline, for people and for machines."""
+"""``mens plan``: offline, as a table and as JSON."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 from typer.testing import CliRunner
 
 from cli.main import app
-from shared.auto import auto_exec
-from tests.tiny_base import write_base
+from shared.contract.auto_hyperparameters import auto_exec
+from tests.support.tiny_base import write_base
 
 runner = CliRunner()
 
@@ -28,14 +28,14 @@ def rows(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_plan_for_people(base: Path, rows: Path) -> None:
+def test_plan_as_table(base: Path, rows: Path) -> None:
     result = runner.invoke(app, ["plan", str(rows), "--model", str(base), "--preset", "tiny", "--vram-gb", "16"])
     assert result.exit_code == 0, result.output
     for expected in ("30 to train on, 10 held out", "rank 4", "fits", "adapter.rank (preset)", "note:"):
         assert expected in " ".join(result.output.split())
 
 
-def test_bad_lines_are_skipped_where_that_is_asked_for(base: Path, rows: Path) -> None:
+def test_lenient_skips_bad_lines(base: Path, rows: Path) -> None:
     rows.write_text(rows.read_text() + "oops\n")
     plan = ["plan", str(rows), "--model", str(base), "--json"]
     assert "DATASET_LINE_INVALID" in runner.invoke(app, plan).output
@@ -43,7 +43,7 @@ def test_bad_lines_are_skipped_where_that_is_asked_for(base: Path, rows: Path) -
     assert (found["train"]["rows"], found["contract"]["data"]["mode"]) == (40, "lenient")
 
 
-def test_a_plan_for_machines(base: Path, rows: Path) -> None:
+def test_plan_as_json(base: Path, rows: Path) -> None:
     result = runner.invoke(app, ["plan", str(rows), "--model", str(base), "--json"])
     assert json.loads(result.output)["plan"]["train"]["rows"] == 40
 
@@ -57,21 +57,21 @@ def test_a_plan_for_machines(base: Path, rows: Path) -> None:
         (["--domain", "rust-expert"], "CONTRACT_UNSUPPORTED"),
     ],
 )
-def test_what_cannot_run(base: Path, rows: Path, arguments: list[str], code: str) -> None:
+def test_job_that_cannot_run_exits_with_its_code(base: Path, rows: Path, arguments: list[str], code: str) -> None:
     result = runner.invoke(app, ["plan", str(rows), "--model", str(base), *arguments])
     assert (result.exit_code, code in result.output) == (1, True)
 
 
-def test_a_base_that_is_not_there(rows: Path, base: Path) -> None:
+def test_unknown_base_is_refused(rows: Path, base: Path) -> None:
     assert "MODEL_NOT_FOUND" in runner.invoke(app, ["plan", str(rows), "--model", "nobody"]).output
 
 
-def test_a_broken_line_is_named(base: Path, rows: Path) -> None:
+def test_bad_line_is_named(base: Path, rows: Path) -> None:
     rows.write_text('{"prompt": "a", "response": "b"}\noops\n')
     assert "line 2" in runner.invoke(app, ["plan", str(rows), "--model", str(base)]).output
 
 
-def test_it_plans_what_train_trains(base: Path, rows: Path) -> None:
+def test_plan_uses_the_auto_rules_of_train(base: Path, rows: Path) -> None:
     result = runner.invoke(app, ["plan", str(rows), "--model", str(base), "--rank", "8", "--json"])
     contract = json.loads(result.output)["plan"]["contract"]
     expected = auto_exec(40, None)
@@ -79,7 +79,7 @@ def test_it_plans_what_train_trains(base: Path, rows: Path) -> None:
     assert contract["adapter"]["rank"] == 8
 
 
-def test_what_a_contract_leaves_open_still_follows_the_auto_rules(base: Path, rows: Path, tmp_path: Path) -> None:
+def test_auto_rules_fill_what_a_contract_file_leaves_open(base: Path, rows: Path, tmp_path: Path) -> None:
     contract = tmp_path / "contract.json"
     contract.write_text('{"trajectory": {"enabled": true}, "exec": {"seed": 7, "epochs": 2}}')
     result = runner.invoke(app, ["plan", str(rows), "--model", str(base), "--contract", str(contract), "--json"])
@@ -90,7 +90,7 @@ def test_what_a_contract_leaves_open_still_follows_the_auto_rules(base: Path, ro
 
 
 @pytest.mark.parametrize("text", ["[1]", "{exec: 1}", '{"exec": 5}'])
-def test_a_contract_file_that_holds_something_else_is_named(base: Path, rows: Path, tmp_path: Path, text: str) -> None:
+def test_invalid_contract_file_is_named(base: Path, rows: Path, tmp_path: Path, text: str) -> None:
     contract = tmp_path / "contract.json"
     contract.write_text(text)
     result = runner.invoke(app, ["plan", str(rows), "--model", str(base), "--contract", str(contract)])

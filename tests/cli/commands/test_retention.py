@@ -1,4 +1,4 @@
-"""``mens retention`` says what would go, and removes it when it is told to; the worker's own command does the same."""
+"""``mens retention`` lists what the policy removes, and removes it with --apply; so does the worker's own command."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from cli.commands.retention import _size
 from cli.main import app
-from cli.retention import _size
-from shared.db import Database
-from shared.lease import LeaseLedger
-from shared.ledger import Ledger
+from shared.database.connection import Database
+from shared.database.jobs import Jobs
+from shared.database.leases import Leases
 from shared.settings import Settings
-from tests.shared.samples import claimed
+from tests.support.builders import claimed
 from worker import retention as worker_retention
 
 runner = CliRunner()
@@ -28,8 +28,8 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sqlite_template: Path) 
     monkeypatch.setenv("MENS_RETAIN_RUN_DAYS", "0")
     shutil.copy(sqlite_template, tmp_path / "mens.db")
     database = Database(Settings().database_url)
-    leases = LeaseLedger(database, 60)
-    lease = claimed(Ledger(database), leases)
+    leases = Leases(database, 60)
+    lease = claimed(Jobs(database), leases)
     leases.finish(lease, {})
     folder = tmp_path / "runs" / lease.job.id
     folder.mkdir(parents=True)
@@ -37,30 +37,30 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sqlite_template: Path) 
     return folder
 
 
-def test_it_only_says_what_would_go(run: Path) -> None:
+def test_without_apply_it_only_lists(run: Path) -> None:
     result = runner.invoke(app, ["retention"])
     assert result.exit_code == 0
     *rows, last = result.stdout.splitlines()
     assert [row.split("\t") for row in rows] == [
         ["run folder", run.name, "", "1.5 KB", "its job has been over for 0.0 days"]
     ]
-    assert last == "1 would go, 1.5 KB; --apply removes them"
+    assert last == "1 to remove, 1.5 KB; --apply removes them"
     assert result.stderr == "MENS_RETAIN_RUN_DAYS=0.0\n"
     assert run.is_dir()
 
 
-def test_it_removes_when_it_is_told_to(run: Path) -> None:
+def test_apply_removes_what_is_listed(run: Path) -> None:
     result = runner.invoke(app, ["retention", "--apply"])
     assert result.stdout.splitlines()[-1] == "1 removed, 1.5 KB"
     assert not run.exists()
-    assert runner.invoke(app, ["retention"]).stdout.splitlines() == ["0 would go, 0 bytes; --apply removes them"]
+    assert runner.invoke(app, ["retention"]).stdout.splitlines() == ["0 to remove, 0 bytes; --apply removes them"]
 
 
-def test_nothing_is_said_to_go_without_a_policy(
+def test_nothing_is_removed_without_a_rule(
     run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.delenv("MENS_RETAIN_RUN_DAYS")
-    monkeypatch.setenv("MENS_RETAIN_ALIAS_MOVES", "3")  # says what stays
+    monkeypatch.setenv("MENS_RETAIN_ALIAS_MOVES", "3")
     result = runner.invoke(app, ["retention", "--apply"])
     assert (result.exit_code, result.stdout) == (0, "0 removed, 0 bytes\n")
     assert result.stderr == "no retention rule is set; see docs/retention.md\n"
@@ -69,20 +69,20 @@ def test_nothing_is_said_to_go_without_a_policy(
     assert capsys.readouterr() == ("", result.stderr)
 
 
-def test_without_an_installation(
+def test_missing_installation_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("MENS_HOME", str(tmp_path))
     result = runner.invoke(app, ["retention", "--apply"])
     assert (result.exit_code, result.stdout) == (1, "")
-    told = f"error: there is no installation in {tmp_path}. Set MENS_HOME"
-    assert result.stderr.startswith(told)
+    error = f"error: there is no installation in {tmp_path}. Set MENS_HOME"
+    assert result.stderr.startswith(error)
     assert worker_retention.main([]) == 1
-    assert capsys.readouterr().err.startswith(told)
+    assert capsys.readouterr().err.startswith(error)
     assert list(tmp_path.iterdir()) == [], "no empty database is left behind"
 
 
-def test_without_a_database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreachable_database_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MENS_DATABASE_URL", "postgresql+psycopg://nobody@127.0.0.1:9/none")
     monkeypatch.setenv("MENS_RETAIN_CHECKPOINTS", "1")
     result = runner.invoke(app, ["retention"])
@@ -90,7 +90,7 @@ def test_without_a_database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert worker_retention.main([]) == 1
 
 
-def test_the_worker_tiers_own_command(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_of_the_worker_tier(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for arguments, there in (([], True), (["--apply"], False)):
         assert worker_retention.main(arguments) == 0
         (line,) = capsys.readouterr().out.splitlines()

@@ -1,4 +1,4 @@
-"""What ``mens up`` says: commands that work when they are copied, and which programs ended meanwhile. How it is stopped."""
+"""``mens up``: the commands that it prints, its reports of restarted programs, and how it is stopped."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ import psutil
 import pytest
 from rich.console import Console
 
-from cli.connection import Connection
-from cli.programs import PROGRAMS, supervisor_config
-from cli.stack import Stack, StackFailed
-from cli.up import command, heed_signals, print_usage, watch
+from cli.client.connection import Connection
+from cli.commands.up import command, install_signal_handlers, print_usage, watch
+from cli.standalone.programs import PROGRAMS, supervisor_config
+from cli.standalone.stack import Stack, StackFailed
 
 
-def said(home: Path, capsys: pytest.CaptureFixture[str]) -> list[list[str]]:
-    """The commands that are printed for an installation in a folder, each in its words."""
+def printed_commands(home: Path, capsys: pytest.CaptureFixture[str]) -> list[list[str]]:
+    """The commands that are printed for an installation in a folder, each split into its words."""
     stack = Stack(home, "tiny")
     stack.connection = Connection("http://127.0.0.1:8000", "mens-secret")
     print_usage(stack, "tiny")
@@ -31,21 +31,25 @@ def said(home: Path, capsys: pytest.CaptureFixture[str]) -> list[list[str]]:
     return [shlex.split(line) for line in lines]
 
 
-def test_commands_name_a_home_that_is_not_the_default(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_printed_commands_name_a_home_other_than_the_default(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     home = tmp_path / "a [b] c"
-    assert {words[0] for words in said(home, capsys)} == {f"MENS_HOME={home}"}
+    assert {words[0] for words in printed_commands(home, capsys)} == {f"MENS_HOME={home}"}
 
 
-def test_the_default_home_needs_no_name(
+def test_printed_commands_leave_the_default_home_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    words, *_ = said(tmp_path / ".mens", capsys)
+    words, *_ = printed_commands(tmp_path / ".mens", capsys)
     assert words[0].endswith("mens")
-    assert Path(words[2]).is_file(), "the example is named from where the user is"
+    assert Path(words[2]).is_file(), "the path of the example is relative to the present folder"
 
 
-def test_a_program_that_is_not_on_the_path_is_named_from_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_program_outside_the_path_is_named_relative_to_the_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     program = shlex.split(command(tmp_path))[-1]
     assert Path(program).is_file()
@@ -54,14 +58,14 @@ def test_a_program_that_is_not_on_the_path_is_named_from_here(tmp_path: Path, mo
 WORKER = """
 mkdir ran || { sleep 0.5; echo worker ready.; sleep 0.8; echo no more; exit 3; }
 echo worker ready.
-sleep 2.5  # longer than startsecs, so that it counts as started
+sleep 2.5  # longer than startsecs, so that supervisord takes it for started
 kill -9 $$
 """
 
 
 @pytest.fixture
 def supervised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sqlite_template: Path) -> Iterator[Stack]:
-    """A stack under a real supervisord, whose worker is killed once and then ends soon; the API takes no SIGTERM.
+    """A stack under a real supervisord, whose worker is killed once and then ends soon; the API ignores SIGTERM.
 
     The other programs sleep.
     """
@@ -75,34 +79,34 @@ def supervised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sqlite_template:
     for name in PROGRAMS:
         script = name in ("worker", "api")
         monkeypatch.setitem(PROGRAMS, name, f"sh {{home}}/{name}.sh" if script else "sleep 600")
-    monkeypatch.setattr("cli.stack.supervisor_config", impatient)
-    monkeypatch.setattr("cli.up.CHECK_SECONDS", 0.1)
+    monkeypatch.setattr("cli.standalone.stack.supervisor_config", impatient)
+    monkeypatch.setattr("cli.commands.up.CHECK_SECONDS", 0.1)
     stack = Stack(tmp_path, "tiny", drain_seconds=0)
     try:
         stack.start()
         yield stack
     finally:
-        at_once = threading.Event()
-        at_once.set()
-        stack.stop(at_once)
+        cut = threading.Event()
+        cut.set()
+        stack.stop(cut)
 
 
 @pytest.mark.network
-def test_programs_that_end_are_told_and_one_that_keeps_ending_ends_it(
+def test_restarts_are_reported_and_a_program_that_keeps_dying_ends_it(
     supervised: Stack, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(StackFailed) as given_up:
         watch(supervised, Console(), threading.Event())
     log = supervised.home / "logs" / "worker.log"
-    times, told = zip(*(line.split(" ", 1) for line in capsys.readouterr().out.splitlines()), strict=True)
-    assert told == (f"worker ended (terminated by SIGKILL) and was started again; log: {log}", "worker is ready again")
+    times, lines = zip(*(line.split(" ", 1) for line in capsys.readouterr().out.splitlines()), strict=True)
+    assert lines == (f"worker ended (terminated by SIGKILL) and was started again; log: {log}", "worker is ready again")
     assert all(re.fullmatch(r"\d\d:\d\d:\d\d", time) for time in times)
     assert str(given_up.value).startswith(f"worker keeps dying. The end of {log}:\n")
     assert str(given_up.value).endswith("no more")
 
 
 @pytest.mark.network
-def test_stopping_is_cut_by_ctrl_c_and_leaves_nothing_running(supervised: Stack) -> None:
+def test_second_ctrl_c_cuts_the_stop_and_leaves_nothing_running(supervised: Stack) -> None:
     log = supervised.home / "logs" / "api.log"
     while not (log.exists() and "deaf" in log.read_text()):
         time.sleep(0.05)
@@ -110,7 +114,7 @@ def test_stopping_is_cut_by_ctrl_c_and_leaves_nothing_running(supervised: Stack)
     assert len(running) >= len(PROGRAMS)
     stop, cut = threading.Event(), threading.Event()
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    heed_signals(stop, cut)
+    install_signal_handlers(stop, cut)
     try:
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.raise_signal(number)
@@ -121,5 +125,5 @@ def test_stopping_is_cut_by_ctrl_c_and_leaves_nothing_running(supervised: Stack)
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-    assert 1 <= time.monotonic() - began < 8, "it waits until it is told not to, and no longer"
+    assert 1 <= time.monotonic() - began < 8, "it waits for the second Ctrl-C, and no longer"
     assert not [process for process in running if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]

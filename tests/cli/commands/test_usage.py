@@ -6,12 +6,12 @@ import json
 
 import pytest
 
-from cli import usage
-from shared.deletion import Deletions
-from shared.tenancy import SHARED, Role
-from shared.usage import Account, Amount
-from tests.cli.conftest import Command, Installation
-from tests.shared.samples import new_adapter
+from cli.commands import usage
+from shared.database.deletions import Deletions
+from shared.database.tenancy import SHARED, Role
+from shared.database.usage import Account, Amount
+from tests.support.builders import new_adapter
+from tests.support.cli_installation import CliInstallation, Command
 
 PERIOD = ("--from", "2026-11-01", "--to", "2026-11-02")
 
@@ -19,8 +19,8 @@ pytestmark = pytest.mark.network
 
 
 @pytest.fixture
-def mens(installation: Installation) -> Command:
-    """Runs ``mens usage`` with the key ci, which used two models on two days, and returns what it says."""
+def mens(installation: CliInstallation) -> Command:
+    """Runs ``mens usage`` with the key ci, which used two models on two days, and returns its output."""
     key = installation.become("ci")
     accounts = [
         Account(f"2026-11-{day:02}", key.id, model, key.tenant) for day in (1, 2) for model in ("tiny", "demo@1")
@@ -44,21 +44,21 @@ def test_groups_and_filters(mens: Command) -> None:
     assert mens(*PERIOD, "--by", "") == "4\t40\t16\t8"
 
 
-def test_an_alias_stands_for_the_adapters_that_answer(mens: Command, installation: Installation) -> None:
+def test_alias_stands_for_its_targets(mens: Command, installation: CliInstallation) -> None:
     installation.register(*(new_adapter(f"demo@{number}") for number in (1, 2, 3)))
     installation.mens("aliases", "split", "prod", "demo@1=90", "demo@2=10", "--shadow", "demo@3")
     key = installation.services.keys.all()[-1]
     for model in ("demo@2", "demo@3"):
         installation.services.usage.add({Account("2026-11-02", key.id, model, key.tenant): Amount(1, 7, 0, 1)})
     note, *lines = mens(*PERIOD, "--model", "prod", "--by", "day").splitlines()
-    assert note.startswith("note: usage is kept by adapter: this is that of demo@1, demo@2 under any name")
+    assert note.startswith("note: usage is recorded by adapter: this is that of demo@1, demo@2 under any name")
     assert lines == ["2026-11-01\t1\t10\t4\t2", "2026-11-02\t2\t17\t4\t3"]
     _, *lines = mens(*PERIOD, "--model", "prod", "--by", "model").splitlines()
     assert lines == ["demo@1\t2\t20\t8\t4", "demo@2\t1\t7\t0\t1"]
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "expected"),
     [
         ((*PERIOD, "--key", "alice"), "No usage by ALICE from 2026-11-01 to 2026-11-02."),
         (("--model", "tiny", "--from", "2027-01-01"), "No usage of tiny from 2027-01-01."),
@@ -66,36 +66,38 @@ def test_an_alias_stands_for_the_adapters_that_answer(mens: Command, installatio
         (("--from", "2027-01-01"), "No usage from 2027-01-01."),
     ],
 )
-def test_nothing_is_said_to_be_nothing(
-    mens: Command, installation: Installation, arguments: tuple[str, ...], said: str
+def test_empty_result_is_reported(
+    mens: Command, installation: CliInstallation, arguments: tuple[str, ...], expected: str
 ) -> None:
-    told = installation.invoke("usage", *arguments)
-    assert (told.stdout, told.stderr.replace(installation.key.id, "ALICE")) == ("", said + "\n")
+    result = installation.invoke("usage", *arguments)
+    assert (result.stdout, result.stderr.replace(installation.key.id, "ALICE")) == ("", expected + "\n")
     assert installation.invoke("usage", *arguments, "--json").stdout == "[]\n"
 
 
-def test_a_key_is_named_by_its_id_or_its_name(mens: Command, installation: Installation) -> None:
+def test_key_is_given_by_id_or_name(mens: Command, installation: CliInstallation) -> None:
     ci = installation.services.keys.all()[-1]
     everything = "4\t40\t16\t8"
     assert mens(*PERIOD, "--by", "", "--key", "ci") == mens(*PERIOD, "--by", "", "--key", ci.id) == everything
     installation.become("other")
     installation.services.keys.revoke(ci.id)
-    assert mens(*PERIOD, "--by", "", "--key", "ci") == everything, "the name of the one that had it"
+    assert mens(*PERIOD, "--by", "", "--key", "ci") == everything, "the revoked key that had the name"
     installation.services.keys.create("ci")
-    assert mens(*PERIOD, "--by", "", "--key", "ci").startswith("No usage by key-"), "now another one has it"
+    assert mens(*PERIOD, "--by", "", "--key", "ci").startswith("No usage by key-"), "now another key has it"
     installation.services.keys.revoke(installation.services.keys.all()[-1].id)
-    assert mens("--key", "ci", code=1).startswith("error: 2 keys had the name 'ci'; say which by its id:")
-    for nobody in ("tippo", "key-" + "0" * 26):
-        assert mens("--key", nobody, code=1).startswith(f"error: KEY_NOT_FOUND: There is no key '{nobody}'. List them")
+    assert mens("--key", "ci", code=1).startswith("error: 2 keys had the name 'ci'; give the id of one:")
+    for unknown in ("tippo", "key-" + "0" * 26):
+        assert mens("--key", unknown, code=1).startswith(
+            f"error: KEY_NOT_FOUND: There is no key '{unknown}'. List them"
+        )
 
 
-def test_a_viewer_names_the_own_key(mens: Command, installation: Installation) -> None:
+def test_viewer_may_name_its_own_key_only(mens: Command, installation: CliInstallation) -> None:
     own = installation.become("eve", role=Role.VIEWER)
     assert mens("--key", own.id).startswith("No usage by")
     assert "ROLE_INSUFFICIENT" in mens("--key", installation.key.id, code=1)
 
 
-def test_a_model_that_neither_is_nor_was(mens: Command, installation: Installation) -> None:
+def test_unknown_model_is_refused(mens: Command, installation: CliInstallation) -> None:
     assert mens("--model", "tyni", code=1).startswith("error: MODEL_NOT_FOUND: There is no model 'tyni'.")
     installation.register(new_adapter("late@1"))
     assert mens(*PERIOD, "--model", "late@1") == "No usage of late@1 from 2026-11-01 to 2026-11-02."
@@ -103,12 +105,12 @@ def test_a_model_that_neither_is_nor_was(mens: Command, installation: Installati
     assert mens("--model", "late@1") == "No usage of late@1 in the last 30 days."
 
 
-def test_the_beginning_of_an_adapter_s_id(mens: Command, installation: Installation) -> None:
+def test_adapter_prefix_is_resolved(mens: Command, installation: CliInstallation) -> None:
     installation.register(new_adapter("demo@1"), new_adapter("other@12"))
     assert mens(*PERIOD, "--by", "day", "--model", "demo@") == "2026-11-01\t1\t10\t4\t2\n2026-11-02\t1\t10\t4\t2"
 
 
-def test_an_operator_names_a_tenant(mens: Command, installation: Installation) -> None:
+def test_operator_reads_usage_of_a_tenant(mens: Command, installation: CliInstallation) -> None:
     installation.services.keys.create("alias-of-nobody", "empty")
     bot, _ = installation.services.keys.create("bot", "acme")
     installation.services.usage.add({Account("2026-11-01", bot.id, "theirs", "acme"): Amount(1, 5, 0, 5)})
@@ -118,7 +120,7 @@ def test_an_operator_names_a_tenant(mens: Command, installation: Installation) -
     assert "MODEL_NOT_FOUND" in mens("--model", "theirs", "--tenant", "empty", code=1)
 
 
-def test_all_pages(mens: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_pages_are_read(mens: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = mens(*PERIOD)
     monkeypatch.setattr(usage, "PAGE", 1)
     assert mens(*PERIOD) == whole
@@ -129,5 +131,5 @@ def test_json(mens: Command) -> None:
     assert (line["key_name"], line["requests"], line["prompt_tokens"]) == ("ci", 4, 40)
 
 
-def test_the_api_says_what_is_wrong(mens: Command) -> None:
+def test_api_error_is_shown(mens: Command) -> None:
     assert "grouped by 'hour'" in mens("--by", "hour", code=1)

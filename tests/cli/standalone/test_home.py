@@ -1,4 +1,4 @@
-"""The home folder: one owner at a time, private files, and a key that is never lost for good."""
+"""The home folder: its lock, private files, and the owner's key."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import threading
 from pathlib import Path
 
 from api.migrate import migrate
-from cli.connection import Connection
-from cli.home import api_key, lock_home, write_private
-from shared.db import Database
-from shared.keys import Keys
+from cli.client.connection import Connection
+from cli.standalone.home import api_key, lock_home, write_private
+from shared.database.connection import Database
+from shared.database.keys import Keys
 from shared.settings import Settings
 
 
-def test_a_lost_key_file_costs_no_start_and_no_key(tmp_path: Path) -> None:
+def test_lost_key_file_gets_a_new_key_and_revokes_none(tmp_path: Path) -> None:
     migrate(Settings(home=tmp_path).database_url)
     secrets = [api_key(tmp_path), api_key(tmp_path)]
     for _ in range(2):
@@ -25,7 +25,7 @@ def test_a_lost_key_file_costs_no_start_and_no_key(tmp_path: Path) -> None:
     assert [keys.authenticate(secret).name for secret in secrets] == ["mens-up", "mens-up", "mens-up-2", "mens-up-3"]
 
 
-def test_secrets_are_their_owners_business(tmp_path: Path) -> None:
+def test_secrets_are_readable_by_their_owner_only(tmp_path: Path) -> None:
     path = tmp_path / "secret"
     path.write_text("old")
     path.chmod(0o644)
@@ -35,7 +35,7 @@ def test_secrets_are_their_owners_business(tmp_path: Path) -> None:
         assert stat.S_IMODE(private.stat().st_mode) == 0o600
 
 
-def test_an_earlier_stack_that_is_ending_is_waited_for(tmp_path: Path) -> None:
+def test_lock_waits_for_stack_that_is_ending(tmp_path: Path) -> None:
     first = lock_home(tmp_path)
     (tmp_path / "lock").write_text("999999999")  # the pid of one that is gone
     timer = threading.Timer(0.7, os.close, [first])

@@ -1,4 +1,4 @@
-"""The launches that golden files freeze: settings and a base each, completed without a machine to look at."""
+"""The launches that golden files freeze: settings and a base each, prepared for a stated machine."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from serving.launch import Launch, choose_dtype
-from serving.lora_sizes import choose_sizes
-from serving.parsers import choose_parsers
+from serving.launch.lora_capacity import choose_sizes
+from serving.launch.parsers import choose_parsers
+from serving.launch.prepare import Launch, choose_dtype
 from serving.settings import ServingSettings
-from shared.model_config import parse_model_config
-from shared.tokenizer import Tokenizer
-from tests.shared.families import FAMILIES, Family, make_base
+from shared.base_models.config import parse_model_config
+from shared.tokenization.tokenizer import Tokenizer
+from tests.support.template_families import FAMILIES, Family, make_base
 
 MEMORY = 64 << 30
 FOLDER, DIGEST = Path("/models/base"), "d" * 64
@@ -79,7 +79,7 @@ QWEN35_4B = {
 }
 
 XML_TEMPLATE = """\
-{#- ChatML; calls as XML; every answer after the last question begins with its thoughts. -#}
+{#- ChatML; calls as XML; every answer after the last question begins with its reasoning. -#}
 {%- if tools -%}
 {{- '<|im_start|>system\\nCall like <tool_call>\\n<function=example>\\n</function>\\n</tool_call>\\n' + tools | tojson -}}
 {{- '<|im_end|>\\n' -}}
@@ -103,7 +103,7 @@ XML_TEMPLATE = """\
 
 @dataclass(frozen=True)
 class Base:
-    """What a launch needs to know of a base."""
+    """The facts about a base that a launch needs."""
 
     config: dict[str, Any]
     family: Family
@@ -181,7 +181,7 @@ CASES = {
 
 
 def launch(case: Case, folder: Path) -> Launch:
-    """Complete a case as `serving.launch.prepare` does, with a stated machine and no stored adapter."""
+    """The launch of a case, as `serving.launch.prepare.prepare` makes it, with a stated memory and no stored adapter."""
     base = BASES[case.base]
     settings = ServingSettings(serving_base=case.base, serving_key="secret", **case.settings)
     config = parse_model_config(base.config)

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from serving.engine_args import engine_argv, engine_env
+from serving.launch.engine_args import engine_argv, engine_env
 from serving.settings import ServingSettings, load_settings
 from shared.errors import InvalidRequest
-from tests.serving.launches import CASES, launch
+from tests.serving.launch.launches import CASES, launch
 
-GOLDEN = Path(__file__).parent / "golden"
+GOLDEN = Path(__file__).parents[1] / "golden"
 
 
 @pytest.fixture(autouse=True)
@@ -27,14 +27,14 @@ def no_environment(monkeypatch):
 
 
 def written(argv: list[str], environment: dict[str, str]) -> str:
-    """An option and its value a line; then the environment."""
+    """One option with its value per line, then the environment."""
     starts = [index for index, part in enumerate(argv) if part.startswith("-")]
     lines = [shlex.join(argv[start:end]) for start, end in zip(starts, [*starts[1:], None], strict=True)]
     return "\n".join([*lines, "", *(f"{name}={value}" for name, value in sorted(environment.items()))]) + "\n"
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_golden(name, tmp_path):
+def test_command_line_matches_golden_file(name, tmp_path):
     prepared = launch(CASES[name], tmp_path)
     found = written(engine_argv(prepared), engine_env(prepared))
     path = GOLDEN / f"{name}.txt"
@@ -44,19 +44,19 @@ def test_golden(name, tmp_path):
     assert found == path.read_text()
 
 
-def test_every_golden_file_is_of_a_case():
+def test_every_golden_file_has_a_case():
     assert {path.stem for path in GOLDEN.iterdir()} == CASES.keys()
 
 
-def test_the_key_is_in_no_command_line(tmp_path):
+def test_key_is_not_on_the_command_line(tmp_path):
     prepared = launch(CASES["cuda"], tmp_path)
     assert prepared.settings.serving_key.get_secret_value() == engine_env(prepared)["VLLM_API_KEY"] == "secret"
     assert "secret" not in " ".join(engine_argv(prepared))
     assert "secret" not in str(prepared)
 
 
-def test_what_was_chosen_is_what_the_engine_s_process_reads(monkeypatch, tmp_path):
-    """The wall tells these limits, and the store refuses adapters by them."""
+def test_engine_process_reads_the_chosen_values(monkeypatch, tmp_path):
+    """The guard reports these limits, and the store refuses adapters by them."""
     for name, value in engine_env(launch(CASES["cpu"], tmp_path)).items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("MENS_SERVING_BASE", "mens-tiny")
@@ -65,12 +65,14 @@ def test_what_was_chosen_is_what_the_engine_s_process_reads(monkeypatch, tmp_pat
     assert (settings.serving_dtype, settings.serving_base_digest) == ("float32", "d" * 64)
 
 
-@pytest.mark.parametrize(("asked", "given"), [(1, 1), (2, 8), (8, 8), (17, 32), (257, 320), (512, 512), (None, None)])
-def test_rank_is_rounded_up_to_what_vllm_takes(asked, given):
-    assert ServingSettings(serving_base="b", serving_max_lora_rank=asked).serving_max_lora_rank == given
+@pytest.mark.parametrize(
+    ("requested", "rounded"), [(1, 1), (2, 8), (8, 8), (17, 32), (257, 320), (512, 512), (None, None)]
+)
+def test_rank_is_rounded_up_to_what_vllm_accepts(requested, rounded):
+    assert ServingSettings(serving_base="b", serving_max_lora_rank=requested).serving_max_lora_rank == rounded
 
 
-BAD = [
+INVALID = [
     ({}, "MENS_SERVING_BASE: it must name a base model"),
     ({"MENS_SERVING_BASE": ""}, "MENS_SERVING_BASE: it must name a base model"),
     ({"MENS_SERVING_BASE": "b", "MENS_SERVING_MAX_LORA_RANK": "513"}, "MENS_SERVING_MAX_LORA_RANK:"),
@@ -86,8 +88,8 @@ BAD = [
 ]
 
 
-@pytest.mark.parametrize(("variables", "message"), BAD)
-def test_wrong_settings_are_named(monkeypatch, variables, message):
+@pytest.mark.parametrize(("variables", "message"), INVALID)
+def test_invalid_settings_are_named(monkeypatch, variables, message):
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(InvalidRequest, match=message) as caught:
@@ -95,8 +97,8 @@ def test_wrong_settings_are_named(monkeypatch, variables, message):
     assert caught.value.code == "SETTINGS_INVALID"
 
 
-def test_an_empty_variable_is_an_open_one(monkeypatch):
-    """Compose files hand down `${NAME:-}`."""
+def test_empty_variable_is_unset(monkeypatch):
+    """Compose files pass on `${NAME:-}`."""
     monkeypatch.setenv("MENS_SERVING_BASE", "b")
     for name in ("MAX_LORA_RANK", "MAX_CPU_LORAS", "LORA_MEMORY_BYTES", "QUANTIZATION", "TOOL_PARSER"):
         monkeypatch.setenv(f"MENS_SERVING_{name}", "")

@@ -1,4 +1,4 @@
-"""Ranks and cache sizes: from what plans ask for and from the memory, and never more than there is."""
+"""Ranks and cache sizes: chosen by what plans request and by the memory, and never more than fits."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ from typing import Any
 
 import pytest
 
-from serving.lora_sizes import MOST_CACHED, LoraSizes, choose_sizes, planned_rank
+from serving.launch.lora_capacity import MAX_CACHED, LoraSizes, choose_sizes, planned_rank
 from serving.settings import LORA_RANKS, ServingSettings
+from shared.base_models.config import parse_model_config
+from shared.base_models.tensors import expected_tensors, parameter_count
+from shared.contract.presets import preset_names, resolve_contract
 from shared.errors import InvalidRequest
-from shared.footprint import adapter_file_bytes, lora_tensors
-from shared.model_config import parse_model_config
-from tests.serving.launches import LLAMA_70B, QWEN3_8B, QWEN35_4B, TINY
+from shared.preflight.memory import adapter_file_bytes, lora_tensors
+from tests.serving.launch.launches import LLAMA_70B, QWEN3_8B, QWEN35_4B, TINY
 
 GIB = 1 << 30
 TINY_CONFIG, QWEN, LLAMA = (parse_model_config(raw) for raw in (TINY, QWEN3_8B, LLAMA_70B))
@@ -27,36 +29,36 @@ def sizes(
 
 
 @pytest.mark.parametrize(("config", "rank"), [(TINY_CONFIG, 32), (HYBRID, 32), (QWEN, 16), (LLAMA, 16)])
-def test_the_rank_is_what_plans_of_the_base_ask_for(config, rank):
+def test_max_rank_is_what_plans_of_the_base_request(config, rank):
     """The largest preset has 32; from 9B on the ladder lowers presets to 8, and the contract's own is 16."""
     assert planned_rank(config) == rank
     assert sizes(config).max_rank == rank
 
 
-def test_every_preset_and_the_contract_s_own_rank_are_servable():
-    from shared.model_tensors import expected_tensors, parameter_count
-    from shared.presets import preset_names, resolve_contract
+def test_rank_of_every_preset_is_servable():
+    from shared.contract.flat_keys import parse_contract
 
+    empty = parse_contract({"data": {"train_file": "f"}})
     for config in (TINY_CONFIG, HYBRID, QWEN, LLAMA):
         parameters = parameter_count(expected_tensors(config))
         for preset in [None, *preset_names()]:
-            contract = resolve_contract({"data": {"train_file": "f"}}, preset=preset, parameters=parameters).contract
+            contract = resolve_contract(empty, preset=preset, parameters=parameters).contract
             assert contract.adapter.rank <= sizes(config).max_rank
 
 
-def test_a_larger_stored_adapter_is_served_on():
+def test_larger_stored_adapter_raises_max_rank():
     assert sizes(stored_rank=17).max_rank == 32
     assert sizes(stored_rank=8).max_rank == 16
     assert sizes(stored_rank=512, memory=256 * GIB).max_rank == 512
 
 
-def test_an_adapter_that_leaves_no_room_for_others_is_not_served():
+def test_stored_adapter_without_room_for_others_is_not_served():
     """One huge adapter in the storage must not keep a replica from starting."""
     assert sizes(stored_rank=512, memory=16 * GIB).max_rank == 64
     assert sizes(stored_rank=99999, memory=8 * GIB).max_rank in LORA_RANKS
 
 
-def test_the_cache_is_what_the_memory_holds():
+def test_cache_fills_the_memory():
     found = sizes()
     assert found.room == 16 * GIB
     held = found.max_cpu_loras * found.adapter_bytes
@@ -64,17 +66,17 @@ def test_the_cache_is_what_the_memory_holds():
     assert sizes(serving_lora_memory_bytes=8 * GIB).max_cpu_loras < found.max_cpu_loras / 1.9
 
 
-def test_the_cache_holds_more_than_a_batch():
+def test_cache_holds_more_than_a_batch():
     for memory in (4 * GIB, 5 * GIB, 8 * GIB, 64 * GIB):
         found = sizes(memory=memory, serving_max_loras=4)
         assert found.max_cpu_loras > 4
 
 
-def test_tiny_adapters_are_not_cached_without_end():
-    assert sizes(TINY_CONFIG, dtype="float32", serving_device="cpu").max_cpu_loras == MOST_CACHED
+def test_cache_of_tiny_adapters_is_bounded():
+    assert sizes(TINY_CONFIG, dtype="float32", serving_device="cpu").max_cpu_loras == MAX_CACHED
 
 
-def test_an_adapter_is_as_large_as_its_file_in_fp32():
+def test_adapter_size_equals_its_fp32_file():
     """On a CPU in fp32, where nothing is rounded: the tensors of the file, without its header."""
     found = sizes(TINY_CONFIG, dtype="float32", serving_device="cpu", serving_max_lora_rank=16)
     tensors = lora_tensors(TINY_CONFIG, 16)
@@ -82,44 +84,44 @@ def test_an_adapter_is_as_large_as_its_file_in_fp32():
     assert 0 < adapter_file_bytes(tensors) - found.adapter_bytes < 16384
 
 
-def test_the_head_counts_where_the_engine_adapts_it():
+def test_adapter_size_includes_an_adaptable_head():
     linear = sum(4 * math.prod(shape) for shape in lora_tensors(QWEN, 16).values())
     found = sizes(QWEN, dtype="float32", serving_device="cpu", serving_max_lora_rank=16)
     assert found.adapter_bytes == linear + 4 * 16 * (QWEN.hidden + QWEN.vocab)
 
 
-def test_every_process_holds_every_adapter():
+def test_adapter_size_counts_every_process():
     one, four = sizes(), sizes(serving_tensor_parallel=2, serving_pipeline_parallel=2)
     assert four.adapter_bytes == 4 * one.adapter_bytes
     assert abs(four.max_cpu_loras - one.max_cpu_loras / 4) < 2
 
 
 def test_page_locked_memory_is_rounded_up():
-    """torch gives it in powers of two; a tensor of 16 times 12288 takes that of 16 times 16384."""
+    """torch allocates it in powers of two; a tensor of 16 times 12288 takes that of 16 times 16384."""
     found = sizes(serving_max_lora_rank=16, serving_dtype="float32", dtype="float32").adapter_bytes
     plain = sizes(serving_device="cpu", serving_max_lora_rank=16, dtype="float32").adapter_bytes
     assert plain < found < 2 * plain
 
 
-def test_settings_win():
+def test_settings_override_the_choice():
     found = sizes(serving_max_lora_rank=100, serving_max_cpu_loras=5, stored_rank=512, memory=GIB)
     assert (found.max_rank, found.max_cpu_loras, found.max_loras) == (128, 5, 4)
     assert sizes(serving_max_lora_rank=8, stored_rank=512).max_rank == 8
 
 
-def test_a_number_that_was_asked_for_is_kept_at_the_rank_that_has_room():
+def test_requested_cache_size_is_kept_at_a_lower_rank():
     assert sizes(serving_max_cpu_loras=64).max_cpu_loras == 64
     assert sizes(serving_max_cpu_loras=64, stored_rank=512, memory=64 * GIB).max_rank == 32
     assert sizes(serving_max_cpu_loras=9999, stored_rank=512).max_rank == 16
 
 
-def test_a_batch_may_be_larger_than_the_usual_bound():
+def test_batch_may_exceed_the_cache_bound():
     found = sizes(TINY_CONFIG, serving_max_loras=2000)
     assert (found.max_loras, found.max_cpu_loras) == (2000, 2001)
 
 
 @pytest.mark.parametrize("settings", [{}, {"serving_max_lora_rank": 512}, {"serving_max_loras": 40}])
-def test_no_room_is_told_before_the_engine_finds_out(settings):
+def test_missing_room_is_refused_before_the_engine_starts(settings):
     with pytest.raises(InvalidRequest, match="adapters of rank") as caught:
         sizes(memory=GIB, **settings)
     error = caught.value
@@ -128,7 +130,7 @@ def test_no_room_is_told_before_the_engine_finds_out(settings):
     assert error.details["adapters"] == settings.get("serving_max_loras", 4) + 1
 
 
-def test_the_least_room_that_is_asked_for_is_enough():
+def test_stated_minimum_of_room_is_enough():
     """The refusal's own number, and not a byte less."""
     with pytest.raises(InvalidRequest) as caught:
         sizes(memory=GIB)
@@ -138,5 +140,5 @@ def test_the_least_room_that_is_asked_for_is_enough():
         sizes(serving_lora_memory_bytes=needed - 1)
 
 
-def test_the_line_says_what_was_chosen():
+def test_summary_line():
     assert str(sizes()).startswith("adapters up to rank 16, 4 in a batch, 154 in memory (")

@@ -1,4 +1,4 @@
-"""A launch is complete and sound before vLLM is reached, or there is none."""
+"""Preparing a launch: complete and verified before vLLM starts, or refused."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from serving.launch import choose_dtype, prepare, stored_rank
+from serving.launch.prepare import choose_dtype, prepare, stored_rank
+from serving.process import open_store
 from serving.settings import ServingSettings
-from shared.catalog import BaseModelEntry, Catalog, LocalSource, TwinOf, digest_model_folder, save_catalog
+from shared.artifacts.folder_storage import FolderStorage
+from shared.artifacts.manifests import CONFIG_NAME, MANIFEST_NAME, WEIGHTS_NAME, AdapterManifest
+from shared.base_models.catalog import BaseModelEntry, Catalog, LocalSource, TwinOf, digest_model_folder, save_catalog
+from shared.base_models.config import parse_model_config
 from shared.errors import MensError
-from shared.manifest import CONFIG_NAME, MANIFEST_NAME, WEIGHTS_NAME, AdapterManifest
-from shared.model_config import parse_model_config
-from shared.storage import Storage
-from tests.serving.launches import QWEN35_4B, TINY
-from tests.tiny_base import write_base
+from tests.serving.launch.launches import QWEN35_4B, TINY
+from tests.support.tiny_base import write_base
 
 ZEROS = "0" * 64
 
@@ -42,7 +43,7 @@ def settings(home: Path, **more: object) -> ServingSettings:
 
 
 def store(home: Path, rank: int, digests: dict[str, str], name: str = "a") -> str:
-    """Store an adapter's manifest; its files are not looked at here."""
+    """Store an adapter's manifest; its files are not read here."""
     manifest = AdapterManifest.model_validate(
         {
             "adapter_method": "qlora",
@@ -65,7 +66,7 @@ def store(home: Path, rank: int, digests: dict[str, str], name: str = "a") -> st
     made = home / "made"
     made.mkdir(exist_ok=True)
     (made / MANIFEST_NAME).write_bytes(manifest.to_bytes())
-    Storage(home / "storage").put_folder("adapters", manifest.digest, made, [], MANIFEST_NAME)
+    FolderStorage(home / "storage").put_folder("adapters", manifest.digest, made, [], MANIFEST_NAME)
     return manifest.digest
 
 
@@ -75,41 +76,41 @@ def refusal(home: Path, **more: object) -> MensError:
     return caught.value
 
 
-def test_a_launch_leaves_nothing_open(home):
+def test_launch_is_complete(home):
     launch = prepare(settings(home))
     assert (launch.folder, launch.dtype) == (home / "base", "float32")
     assert launch.base_digest == register(home).digest
     assert (launch.sizes.max_rank, launch.sizes.max_loras) == (32, 4)
     assert launch.sizes.max_cpu_loras > 4
-    assert str(launch) == f"Serving b in float32: {launch.sizes}; tool calls: hermes, thoughts: not read."
+    assert str(launch) == f"Serving b in float32: {launch.sizes}; tool calls: hermes, reasoning: not parsed."
 
 
-def test_a_stored_adapter_of_a_larger_rank_is_served_after_a_restart(home):
+def test_stored_adapter_of_larger_rank_raises_max_rank(home):
     store(home, 40, register(home).digests)
     assert prepare(settings(home)).sizes.max_rank == 64
     assert prepare(settings(home, serving_max_lora_rank=8)).sizes.max_rank == 8
 
 
-def test_stored_adapters_of_other_bases_and_broken_ones_count_for_nothing(home):
-    entry, storage = register(home), Storage(home / "storage")
+def test_stored_rank_ignores_other_bases_and_broken_adapters(home):
+    entry, storage = register(home), FolderStorage(home / "storage")
     assert stored_rank(storage, entry) == 0
     store(home, 100, {"config.json": ZEROS})
     broken = store(home, 200, entry.digests)
     (storage.folder("adapters", broken) / MANIFEST_NAME).write_text("{}")
-    store(home, 24, entry.digests, name="sound")
+    store(home, 24, entry.digests, name="valid")
     (home / "storage" / "adapters" / hashlib.sha256(b"half").hexdigest()).mkdir()
     (home / "storage" / "adapters" / "lost+found").mkdir()
     assert stored_rank(storage, entry) == 24
 
 
-def test_a_twin_serves_the_adapters_of_its_original(home):
+def test_stored_rank_of_twin_includes_its_original(home):
     original = {"config.json": ZEROS}
     twin = register(home, twin_of=TwinOf(name="original", digests=original, double_quant=True))
     store(home, 50, original)
-    assert stored_rank(Storage(home / "storage"), twin) == 50
+    assert stored_rank(FolderStorage(home / "storage"), twin) == 50
 
 
-def test_a_base_that_was_changed_is_not_served(home):
+def test_changed_base_is_refused(home):
     with (home / "base" / "config.json").open("a") as file:
         file.write(" ")
     assert refusal(home).code == "BASE_DIGEST_MISMATCH"
@@ -121,37 +122,37 @@ def change_config(home: Path, **changes: object) -> None:
     register(home)
 
 
-def test_a_base_that_is_stored_in_4_bits_is_not_served(home):
-    """Its tensors are not those that an adapter is checked against, and nothing was trained on it."""
+def test_base_stored_in_4_bits_is_refused(home):
+    """Its tensors are not those that an adapter is checked against, and no adapter was trained on it."""
     change_config(home, quantization_config={"quant_method": "bitsandbytes", "load_in_4bit": True})
     assert refusal(home).code == "MODEL_CONFIG_INVALID"
 
 
-def test_a_base_of_an_unknown_family_is_not_served(home):
+def test_base_of_unknown_family_is_refused(home):
     change_config(home, model_type="gemma4")
     assert refusal(home).code == "MODEL_FAMILY_UNSUPPORTED"
 
 
-def test_a_base_on_which_the_engine_takes_no_adapters_is_not_served(home):
+def test_base_without_adapter_support_is_refused(home):
     gpt2 = {"model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 2, "vocab_size": 260}
     change_config(home, **gpt2)
     error = refusal(home)
     assert (error.code, error.param) == ("NOT_SERVABLE_FAMILY", "config.json")
 
 
-def test_adapters_without_room_are_told_at_the_start(home):
+def test_adapters_without_room_are_refused_at_the_start(home):
     error = refusal(home, serving_lora_memory_bytes=1 << 20, serving_max_loras=500)
     assert error.code == "ADAPTERS_DO_NOT_FIT"
 
 
-def test_a_base_without_a_template_completes_text(home):
+def test_base_without_template_has_no_tool_parser(home):
     (home / "base" / "chat_template.jinja").unlink()
     register(home)
     assert prepare(settings(home)).parsers.tool is None
 
 
 @pytest.mark.parametrize(
-    ("config", "device", "asked", "dtype"),
+    ("config", "device", "requested", "dtype"),
     [
         (TINY, "cpu", None, "float32"),
         (TINY, "cpu", "bfloat16", "bfloat16"),
@@ -160,21 +161,19 @@ def test_a_base_without_a_template_completes_text(home):
         (QWEN35_4B, "cuda", "float32", "float32"),
     ],
 )
-def test_dtype(config, device, asked, dtype):
-    asked_for = ServingSettings(serving_base="b", serving_device=device, serving_dtype=asked)
-    assert choose_dtype(asked_for, parse_model_config(config)) == dtype
+def test_dtype_by_base_and_device(config, device, requested, dtype):
+    configured = ServingSettings(serving_base="b", serving_device=device, serving_dtype=requested)
+    assert choose_dtype(configured, parse_model_config(config)) == dtype
 
 
-def test_an_engine_that_would_end_at_its_first_request_is_not_started():
-    asked = ServingSettings(serving_base="b", serving_dtype="float32")
+def test_float32_is_refused_for_linear_attention_on_cpu():
+    configured = ServingSettings(serving_base="b", serving_dtype="float32")
     with pytest.raises(MensError, match="bfloat16 alone") as caught:
-        choose_dtype(asked, parse_model_config(QWEN35_4B))
+        choose_dtype(configured, parse_model_config(QWEN35_4B))
     assert caught.value.code == "SETTINGS_INVALID"
 
 
-def test_a_store_without_a_largest_rank_is_none(home):
-    from serving.runtime import open_store
-
+def test_store_needs_a_largest_rank(home):
     with pytest.raises(MensError, match="MENS_SERVING_MAX_LORA_RANK") as caught:
         open_store(settings(home))
     assert caught.value.code == "SETTINGS_INVALID"

@@ -1,4 +1,4 @@
-"""`python -m serving` refuses to start with one coded line, and says nothing else."""
+"""`python -m serving` refuses to start with one line that carries an error code, and prints nothing else."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ import sys
 
 import pytest
 
-from shared.catalog import BaseModelEntry, Catalog, LocalSource, save_catalog
+from serving.process import open_store
+from serving.settings import ServingSettings
+from shared.base_models.catalog import BaseModelEntry, Catalog, LocalSource, save_catalog
+from shared.errors import ArtifactInvalid
 
 pytestmark = pytest.mark.network
 
@@ -25,8 +28,8 @@ def start(tmp_path, **variables):
     return done.returncode, done.stderr
 
 
-def register(tmp_path, lab, folder):
-    entry = BaseModelEntry(name="b", source=LocalSource(path=str(folder)), digests=lab.entry.digests)
+def register(tmp_path, serving_installation, folder):
+    entry = BaseModelEntry(name="b", source=LocalSource(path=str(folder)), digests=serving_installation.entry.digests)
     save_catalog(tmp_path / "catalog.json", Catalog(bases=[entry]))
 
 
@@ -37,7 +40,7 @@ def assert_one_line(outcome, code):
     assert stderr.count("\n") == 1
 
 
-def test_no_base_named(tmp_path):
+def test_no_base_configured(tmp_path):
     assert_one_line(start(tmp_path), "SETTINGS_INVALID")
 
 
@@ -50,37 +53,35 @@ def test_broken_catalogue(tmp_path):
     assert_one_line(start(tmp_path, MENS_SERVING_BASE="b"), "CATALOG_INVALID")
 
 
-def test_base_folder_gone(tmp_path, lab):
-    register(tmp_path, lab, tmp_path / "nowhere")
+def test_base_folder_gone(tmp_path, serving_installation):
+    register(tmp_path, serving_installation, tmp_path / "nowhere")
     assert_one_line(start(tmp_path, MENS_SERVING_BASE="b"), "MODEL_NOT_FOUND")
 
 
 @pytest.mark.parametrize("file", ["config.json", "model.safetensors", "tokenizer.json", "chat_template.jinja"])
-def test_base_with_a_changed_file(tmp_path, lab, file):
+def test_base_with_a_changed_file(tmp_path, serving_installation, file):
     folder = tmp_path / "base"
-    shutil.copytree(lab.base, folder)
-    register(tmp_path, lab, folder)
+    shutil.copytree(serving_installation.base, folder)
+    register(tmp_path, serving_installation, folder)
     with (folder / file).open("ab") as changed:
         changed.write(b" ")
     assert_one_line(start(tmp_path, MENS_SERVING_BASE="b"), "BASE_DIGEST_MISMATCH")
 
 
-def test_base_that_is_not_the_asked_one(tmp_path, lab):
-    register(tmp_path, lab, lab.base)
+def test_base_with_another_digest_than_required(tmp_path, serving_installation):
+    register(tmp_path, serving_installation, serving_installation.base)
     assert_one_line(start(tmp_path, MENS_SERVING_BASE="b", MENS_SERVING_BASE_DIGEST="0" * 64), "BASE_DIGEST_MISMATCH")
 
 
-def test_catalogue_that_changed_since_the_start(tmp_path, lab):
-    """The engine goes on with the old base, so adapters of the new one must not be let in."""
-    from serving.runtime import open_store
-    from serving.settings import ServingSettings
-    from shared.errors import ArtifactInvalid
-
-    register(tmp_path, lab, lab.base)
-    digest = lab.entry.digest
+def test_base_changed_in_catalogue_since_the_start(tmp_path, serving_installation):
+    """The engine keeps the old base, so it must not get adapters of the new one."""
+    register(tmp_path, serving_installation, serving_installation.base)
+    digest = serving_installation.entry.digest
     settings = ServingSettings(home=tmp_path, serving_base="b", serving_base_digest=digest, serving_max_lora_rank=16)
-    assert open_store(settings).base.digests == lab.entry.digests
-    changed = BaseModelEntry(name="b", source=LocalSource(path=str(lab.base)), digests={"config.json": "0" * 64})
+    assert open_store(settings).base.digests == serving_installation.entry.digests
+    changed = BaseModelEntry(
+        name="b", source=LocalSource(path=str(serving_installation.base)), digests={"config.json": "0" * 64}
+    )
     save_catalog(tmp_path / "catalog.json", Catalog(bases=[changed]))
     with pytest.raises(ArtifactInvalid, match="BASE_DIGEST_MISMATCH"):
         open_store(settings)
@@ -91,9 +92,9 @@ def test_key_is_never_in_an_error(tmp_path):
     assert "very-secret" not in stderr
 
 
-def test_serving_imports_nothing_of_the_engine_nor_of_a_web_framework():
+def test_launcher_imports_neither_vllm_nor_a_web_framework():
     code = (
-        "import sys, serving.__main__, serving.wall, serving.adapters\n"
+        "import sys, serving.__main__, serving.middleware.guard, serving.adapter_store\n"
         "banned = {'torch', 'vllm', 'transformers', 'fastapi', 'starlette', 'sqlalchemy', 'celery', 'api', 'worker'}\n"
         "print(sorted(banned & sys.modules.keys()))"
     )

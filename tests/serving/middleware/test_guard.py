@@ -1,4 +1,4 @@
-"""The wall, around an application that says which path reached it."""
+"""The guard, in front of an application that records which requests reached it."""
 
 from __future__ import annotations
 
@@ -8,16 +8,24 @@ from types import SimpleNamespace
 
 import pytest
 
-from serving.runtime import process_settings
-from serving.wall import KEYED_ROUTES, OPEN_ROUTES, Wall, configured_dtype, engine_dtype, serving_limits
-from shared.catalog import TwinOf
+from serving.middleware.guard import (
+    KEYED_ROUTES,
+    OPEN_ROUTES,
+    GuardMiddleware,
+    configured_dtype,
+    engine_dtype,
+    replica_capabilities,
+)
+from serving.process import process_settings
+from shared.base_models.catalog import TwinOf
+from tests.support.asgi_call import call_asgi
 
-KEY = "wall-key"
+KEY = "guard-key"
 ZEROS = "0" * 64
 
 
-class Inside:
-    """A fake ASGI application that remembers the scopes which reached it."""
+class FakeVllm:
+    """An ASGI application that records the scopes and bodies that reached it."""
 
     def __init__(self):
         self.scopes = []
@@ -31,98 +39,74 @@ class Inside:
             self.bodies.append((await receive())["body"] if scope["method"] == "POST" else b"")
 
 
-class Reply:
-    def __init__(self, messages):
-        self.messages = messages
-        start, body = messages[0], messages[-1]
-        self.status = start.get("status")
-        self.headers = dict(start.get("headers", []))
-        self.body = body.get("body", b"")
-
-    @property
-    def error(self):
-        return json.loads(self.body)["error"]
-
-
-def call(wall, method, path, *, key=KEY, raw=None, headers=None, body=b"", **scope):
-    sent = []
-
-    async def receive():
-        return {"type": "http.request", "body": body}
-
-    async def send(message):
-        sent.append(message)
-
-    if headers is None:
-        headers = [] if key is None else [(b"authorization", f"Bearer {key}".encode())]
-    fields = {"type": "http", "method": method, "path": path, "headers": headers, "raw_path": raw or path.encode()}
-    asyncio.run(wall(fields | scope, receive, send))
-    return Reply(sent)
+def call(guard, method, path, *, key=KEY, **scope):
+    """The guard's response to one request."""
+    return asyncio.run(call_asgi(guard, method, path, key=key, **scope))
 
 
 @pytest.fixture
-def inside():
-    return Inside()
+def vllm():
+    return FakeVllm()
 
 
 @pytest.fixture
-def wall(inside, lab, tmp_path):
-    return Wall(inside, KEY, lambda: lab.store(tmp_path / "cache"))
+def guard(vllm, serving_installation, tmp_path):
+    return GuardMiddleware(vllm, KEY, lambda: serving_installation.store(tmp_path / "cache"))
 
 
 @pytest.mark.parametrize(("method", "path"), sorted(OPEN_ROUTES | KEYED_ROUTES))
-def test_allowed_routes_pass_with_the_key(wall, method, path):
-    assert call(wall, method, path).body == b"inside"
+def test_allowed_routes_pass_with_the_key(guard, method, path):
+    assert call(guard, method, path).body == b"inside"
 
 
-def test_the_body_reaches_vllm_as_it_came(wall, inside):
+def test_body_reaches_vllm_unchanged(guard, vllm):
     for body in (b"", b'{"model": "a", "messages": []}', b"not JSON", b"\xff\xfe"):
-        call(wall, "POST", "/v1/completions", body=body)
-        assert inside.bodies.pop() == body
+        call(guard, "POST", "/v1/completions", body=body)
+        assert vllm.bodies.pop() == body
 
 
 @pytest.mark.parametrize(("method", "path"), sorted(KEYED_ROUTES))
-def test_allowed_routes_ask_for_the_key(wall, inside, method, path):
-    reply = call(wall, method, path, key=None)
-    assert (reply.status, reply.error["code"]) == (401, "KEY_MISSING")
-    assert reply.headers[b"www-authenticate"] == b"Bearer"
-    assert inside.scopes == []
+def test_allowed_routes_require_the_key(guard, vllm, method, path):
+    response = call(guard, method, path, key=None)
+    assert (response.status, response.error["code"]) == (401, "KEY_MISSING")
+    assert response.headers[b"www-authenticate"] == b"Bearer"
+    assert vllm.scopes == []
 
 
-def test_health_needs_no_key(wall):
-    assert call(wall, "GET", "/health", key=None).status == 200
+def test_health_needs_no_key(guard):
+    assert call(guard, "GET", "/health", key=None).status == 200
 
 
-GIVEN = [
+WRONG_HEADERS = [
     b"",
     b"Bearer",
     b"Bearer ",
-    b"Bearer wall-ke",
-    b"Bearer wall-key ",
-    b"Basic wall-key",
-    b"wall-key",
+    b"Bearer guard-ke",
+    b"Bearer guard-key ",
+    b"Basic guard-key",
+    b"guard-key",
     b"Bearer \xff",
 ]
 
 
-@pytest.mark.parametrize("given", GIVEN)
-def test_wrong_keys(wall, inside, given):
-    reply = call(wall, "GET", "/v1/models", headers=[(b"authorization", given)])
-    assert (reply.status, reply.error["code"]) == (401, "KEY_INVALID")
-    assert inside.scopes == []
+@pytest.mark.parametrize("header", WRONG_HEADERS)
+def test_wrong_keys_are_refused(guard, vllm, header):
+    response = call(guard, "GET", "/v1/models", headers=[(b"authorization", header)])
+    assert (response.status, response.error["code"]) == (401, "KEY_INVALID")
+    assert vllm.scopes == []
 
 
-def test_a_second_key_does_not_count(wall):
-    headers = [(b"authorization", b"Bearer no"), (b"authorization", b"Bearer wall-key")]
-    assert call(wall, "GET", "/v1/models", headers=headers).status == 401
+def test_second_authorization_header_is_ignored(guard):
+    headers = [(b"authorization", b"Bearer no"), (b"authorization", b"Bearer guard-key")]
+    assert call(guard, "GET", "/v1/models", headers=headers).status == 401
 
 
-def test_scheme_in_any_case(wall):
-    assert call(wall, "GET", "/v1/models", headers=[(b"Authorization", b"bearer wall-key")]).status == 200
+def test_scheme_is_case_insensitive(guard):
+    assert call(guard, "GET", "/v1/models", headers=[(b"Authorization", b"bearer guard-key")]).status == 200
 
 
-def test_without_a_configured_key_nobody_is_asked(inside):
-    assert call(Wall(inside, ""), "GET", "/v1/models", key=None).status == 200
+def test_no_key_is_required_when_none_is_configured(vllm):
+    assert call(GuardMiddleware(vllm, ""), "GET", "/v1/models", key=None).status == 200
 
 
 CLOSED = [
@@ -162,12 +146,12 @@ CLOSED = [
 
 
 @pytest.mark.parametrize(("method", "path"), CLOSED)
-def test_everything_else_is_closed(wall, inside, method, path):
-    reply = call(wall, method, path)
-    assert reply.status == 404
-    assert reply.error["code"] == "ROUTE_NOT_FOUND"
-    assert {"message", "type", "param", "code"} <= reply.error.keys()
-    assert inside.scopes == []
+def test_all_other_routes_are_closed(guard, vllm, method, path):
+    response = call(guard, method, path)
+    assert response.status == 404
+    assert response.error["code"] == "ROUTE_NOT_FOUND"
+    assert {"message", "type", "param", "code"} <= response.error.keys()
+    assert vllm.scopes == []
 
 
 @pytest.mark.parametrize(
@@ -182,41 +166,41 @@ def test_everything_else_is_closed(wall, inside, method, path):
         (f"/mens/adapters/../a@{ZEROS}", f"/mens/adapters/..%2fa@{ZEROS}".encode()),
     ],
 )
-def test_paths_spelled_in_a_roundabout_way_are_closed(wall, inside, path, raw):
-    reply = call(wall, "GET", path, raw=raw)
-    assert (reply.status, reply.error["code"]) == (404, "ROUTE_NOT_FOUND")
-    assert inside.scopes == []
+def test_percent_encoded_paths_are_closed(guard, vllm, path, raw):
+    response = call(guard, "GET", path, raw_path=raw)
+    assert (response.status, response.error["code"]) == (404, "ROUTE_NOT_FOUND")
+    assert vllm.scopes == []
 
 
-def test_mount_point_is_closed(wall):
-    assert call(wall, "GET", "/v1/models", root_path="/v1").status == 404
+def test_mount_point_is_closed(guard):
+    assert call(guard, "GET", "/v1/models", root_path="/v1").status == 404
 
 
-def test_server_without_raw_path(wall):
-    assert call(wall, "GET", "/v1/models", raw_path=None).status == 200
+def test_server_without_raw_path_is_supported(guard):
+    assert call(guard, "GET", "/v1/models", raw_path=None).status == 200
 
 
-def test_web_socket_is_refused(wall, inside):
-    reply = call(wall, "GET", "/v1/realtime", type="websocket")
-    assert reply.messages == [{"type": "websocket.close", "code": 1008}]
-    assert inside.scopes == []
+def test_web_socket_is_refused(guard, vllm):
+    response = call(guard, "GET", "/v1/realtime", type="websocket")
+    assert response.messages == [{"type": "websocket.close", "code": 1008}]
+    assert vllm.scopes == []
 
 
-def test_lifespan_passes(wall, inside):
-    asyncio.run(wall({"type": "lifespan"}, None, None))
-    assert inside.scopes == [{"type": "lifespan"}]
+def test_lifespan_passes(guard, vllm):
+    asyncio.run(guard({"type": "lifespan"}, None, None))
+    assert vllm.scopes == [{"type": "lifespan"}]
 
 
-def test_unknown_scope_goes_nowhere(wall, inside):
-    assert call_raw(wall, {"type": "gossip"}) == []
-    assert inside.scopes == []
+def test_unknown_scope_is_ignored(guard, vllm):
+    assert call_raw(guard, {"type": "gossip"}) == []
+    assert vllm.scopes == []
 
 
-def test_a_stopping_replica_waits_for_no_half_sent_request_and_answers_nothing_new(wall, inside):
+def test_stopping_replica_refuses_incomplete_and_new_requests(guard, vllm):
     server = SimpleNamespace(should_exit=False)
     app = SimpleNamespace(state=SimpleNamespace(server=server))
     headers = [(b"authorization", f"Bearer {KEY}".encode())]
-    answers = []
+    statuses = []
 
     def scope(method, path):
         return {
@@ -229,106 +213,113 @@ def test_a_stopping_replica_waits_for_no_half_sent_request_and_answers_nothing_n
         }
 
     async def send(message):
-        answers.append(message.get("status"))
+        statuses.append(message.get("status"))
 
     async def test():
-        half = asyncio.create_task(wall(scope("POST", "/v1/completions"), asyncio.Event().wait, send))
+        incomplete = asyncio.create_task(guard(scope("POST", "/v1/completions"), asyncio.Event().wait, send))
         await asyncio.sleep(0.01)
         server.should_exit = True
         async with asyncio.timeout(5):
-            await half
-            await wall(scope("GET", "/health"), None, send)
-            await wall(scope("GET", "/mens/limits"), None, send)
+            await incomplete
+            await guard(scope("GET", "/health"), None, send)
+            await guard(scope("GET", "/mens/limits"), None, send)
 
     asyncio.run(test())
-    assert [status for status in answers if status] == [503, 503, 503]
-    assert inside.scopes == []
+    assert [status for status in statuses if status] == [503, 503, 503]
+    assert vllm.scopes == []
 
 
-def call_raw(wall, scope):
+def call_raw(guard, scope):
     sent = []
 
     async def send(message):
         sent.append(message)
 
-    asyncio.run(wall(scope, None, send))
+    asyncio.run(guard(scope, None, send))
     return sent
 
 
 @pytest.mark.parametrize("at", ["@", "%40"])
-def test_sound_adapter(wall, lab, at):
-    adapter_id = lab.publish("sound", seed=21).adapter_id
-    reply = call(
-        wall, "GET", f"/mens/adapters/{adapter_id}", raw=f"/mens/adapters/{adapter_id}".replace("@", at).encode()
+def test_check_of_valid_adapter(guard, serving_installation, at):
+    adapter_id = serving_installation.publish("sound", seed=21).adapter_id
+    response = call(
+        guard,
+        "GET",
+        f"/mens/adapters/{adapter_id}",
+        raw_path=f"/mens/adapters/{adapter_id}".replace("@", at).encode(),
     )
-    assert (reply.status, json.loads(reply.body)["id"]) == (200, adapter_id)
+    assert (response.status, json.loads(response.body)["id"]) == (200, adapter_id)
 
 
-def test_adapter_check_asks_for_the_key(wall):
-    assert call(wall, "GET", f"/mens/adapters/a@{ZEROS}", key=None).status == 401
+def test_adapter_check_requires_the_key(guard):
+    assert call(guard, "GET", f"/mens/adapters/a@{ZEROS}", key=None).status == 401
 
 
-def test_refused_adapters_say_why(wall, lab):
-    wide = lab.publish("wide", rank=17).adapter_id
+def test_check_of_refused_adapter_returns_the_reason(guard, serving_installation):
+    wide = serving_installation.publish("wide", rank=17).adapter_id
     for adapter_id, status, code in [
         (f"a@{ZEROS}", 404, "ADAPTER_NOT_FOUND"),
         ("a", 400, "NAME_INVALID"),
         (wide, 422, "ADAPTER_RANK_TOO_LARGE"),
     ]:
-        reply = call(wall, "GET", f"/mens/adapters/{adapter_id}")
-        assert (reply.status, reply.error["code"]) == (status, code)
-        assert reply.error["remedy"]
+        response = call(guard, "GET", f"/mens/adapters/{adapter_id}")
+        assert (response.status, response.error["code"]) == (status, code)
+        assert response.error["remedy"]
 
 
-def test_a_fault_of_the_check_itself_is_no_verdict(inside):
+def test_internal_fault_of_check_is_a_500(vllm):
     def broken():
         raise OSError("disk on fire")
 
-    reply = call(Wall(inside, KEY, broken), "GET", f"/mens/adapters/a@{ZEROS}")
-    assert (reply.status, reply.error["code"]) == (500, "INTERNAL_ERROR")
-    assert b"fire" not in reply.body
+    response = call(GuardMiddleware(vllm, KEY, broken), "GET", f"/mens/adapters/a@{ZEROS}")
+    assert (response.status, response.error["code"]) == (500, "INTERNAL_ERROR")
+    assert b"fire" not in response.body
 
 
-def test_no_wall_without_settings(monkeypatch, inside):
-    from serving.runtime import process_settings
+def test_guard_needs_settings(monkeypatch, vllm):
+    from serving.process import process_settings
     from shared.errors import InvalidRequest
 
     process_settings.cache_clear()
     monkeypatch.delenv("MENS_SERVING_BASE", raising=False)
     with pytest.raises(InvalidRequest):
-        Wall(inside)
+        GuardMiddleware(vllm)
 
 
-def test_the_limits_are_told_to_whom_has_the_key(wall, inside, monkeypatch):
+def test_capabilities_require_the_key(guard, vllm, monkeypatch):
     monkeypatch.setenv("MENS_SERVING_BASE", "tiny")
     monkeypatch.setenv("MENS_SERVING_MAX_LORA_RANK", "20")
     process_settings.cache_clear()
     try:
-        assert call(wall, "GET", "/mens/limits", key=None).error["code"] == "KEY_MISSING"
-        answer = json.loads(call(wall, "GET", "/mens/limits").body)
+        assert call(guard, "GET", "/mens/limits", key=None).error["code"] == "KEY_MISSING"
+        found = json.loads(call(guard, "GET", "/mens/limits").body)
     finally:
         process_settings.cache_clear()
-    assert (answer["base"], answer["max_lora_rank"], answer["max_model_len"]) == ("tiny", 32, None)
-    assert not inside.scopes
+    assert (found["base"], found["max_lora_rank"], found["max_model_len"]) == ("tiny", 32, None)
+    assert not vllm.scopes
 
 
-def limits_of(lab, **settings):
-    return serving_limits(lab.settings(**settings), lab.entry, None)
+def capabilities_of(serving_installation, **settings):
+    return replica_capabilities(
+        serving_installation.settings(serving_max_lora_rank=16, **settings), serving_installation.entry, None
+    )
 
 
-def test_limits_of_a_base_are_its_own(lab):
-    found = limits_of(lab, serving_base_digest=lab.entry.digest)
-    assert found["base_digest"] == found["served_digest"] == lab.entry.digest
-    assert found["twin_of"] is None
-    assert limits_of(lab)["served_digest"] == lab.entry.digest
+def test_capabilities_of_a_base(serving_installation):
+    found = capabilities_of(serving_installation, serving_base_digest=serving_installation.entry.digest)
+    assert found.base_digest == found.served_digest == serving_installation.entry.digest
+    assert found.twin_of is None
+    assert capabilities_of(serving_installation).served_digest == serving_installation.entry.digest
 
 
-def test_limits_of_a_twin_name_the_base_that_is_tuned(lab):
+def test_capabilities_of_a_twin_name_its_original(serving_installation):
     original = TwinOf(name="original", digests={"config.json": ZEROS}, double_quant=True)
-    twin = lab.entry.model_copy(update={"twin_of": original})
-    found = serving_limits(lab.settings(serving_base_digest=twin.digest), twin, "float32")
-    assert (found["twin_of"], found["dtype"]) == ("original", "float32")
-    assert found["base_digest"] == twin.tuned_digest != found["served_digest"] == twin.digest
+    twin = serving_installation.entry.model_copy(update={"twin_of": original})
+    found = replica_capabilities(
+        serving_installation.settings(serving_max_lora_rank=16, serving_base_digest=twin.digest), twin, "float32"
+    )
+    assert (found.twin_of, found.dtype) == ("original", "float32")
+    assert found.base_digest == twin.tuned_digest != found.served_digest == twin.digest
 
 
 @pytest.mark.parametrize(
@@ -341,11 +332,11 @@ def test_limits_of_a_twin_name_the_base_that_is_tuned(lab):
         ({"serving_device": "cuda", "serving_dtype": "float32"}, "float32"),
     ],
 )
-def test_dtype_that_the_settings_ask_for(lab, settings, dtype):
-    assert configured_dtype(lab.settings(**settings)) == dtype
+def test_configured_dtype(serving_installation, settings, dtype):
+    assert configured_dtype(serving_installation.settings(**settings)) == dtype
 
 
-def test_dtype_that_the_engine_tells():
+def test_engine_dtype_is_read_from_vllms_config():
     config = SimpleNamespace(model_config=SimpleNamespace(dtype="torch.bfloat16"))
     assert engine_dtype({"app": SimpleNamespace(state=SimpleNamespace(vllm_config=config))}) == "bfloat16"
     assert engine_dtype({"app": SimpleNamespace(state=SimpleNamespace())}) is engine_dtype({}) is None

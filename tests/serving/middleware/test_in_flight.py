@@ -1,4 +1,4 @@
-"""Which model a request names, by vLLM's own reading, and how many requests are under way."""
+"""The model that a request names, as vLLM reads it, and the count of requests in flight."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serving.traffic import Traffic, named_model, read_body
+from serving.middleware.in_flight import InFlightRequests, named_model, read_body
 
 AS_JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
@@ -18,7 +18,7 @@ AS_JSON = st.recursive(
 
 
 @given(st.dictionaries(st.sampled_from(["model", "Model", "messages", "n", ""]), AS_JSON), st.booleans())
-def test_the_name_is_the_one_that_the_standard_library_reads(body: dict[str, object], ascii_only: bool) -> None:
+def test_named_model_matches_the_standard_library(body: dict[str, object], ascii_only: bool) -> None:
     raw = json.dumps(body, ensure_ascii=ascii_only).encode("utf-8", "surrogatepass")
     model = body.get("model")
     assert named_model(raw) == (model if isinstance(model, str) else None)
@@ -42,7 +42,7 @@ def test_the_name_is_the_one_that_the_standard_library_reads(body: dict[str, obj
         (b"", None),
     ],
 )
-def test_odd_bodies(raw: bytes, model: str | None) -> None:
+def test_named_model_of_unusual_bodies(raw: bytes, model: str | None) -> None:
     assert named_model(raw) == model
 
 
@@ -55,7 +55,7 @@ def receiving(*messages):
     return receive
 
 
-def test_a_body_in_pieces_is_read_whole_and_given_once_more() -> None:
+def test_chunked_body_is_read_whole_and_replayed() -> None:
     async def read():
         receive = receiving(
             {"type": "http.request", "body": b"ab", "more_body": True},
@@ -72,35 +72,35 @@ def test_a_body_in_pieces_is_read_whole_and_given_once_more() -> None:
     assert then == {"type": "http.disconnect"}
 
 
-def test_a_caller_who_leaves_while_sending_has_no_request() -> None:
+def test_caller_that_disconnects_mid_body_has_no_request() -> None:
     receive = receiving({"type": "http.request", "body": b"ab", "more_body": True}, {"type": "http.disconnect"})
     assert asyncio.run(read_body(receive)) is None
 
 
-def test_requests_count_until_they_end_however_they_end() -> None:
-    traffic = Traffic()
-    with traffic.request("a"), traffic.request("b"):
-        with traffic.request("a"):
-            assert traffic.under_way("a") == 2
-        with pytest.raises(ZeroDivisionError), traffic.request("a"):
+def test_requests_count_until_they_end() -> None:
+    in_flight = InFlightRequests()
+    with in_flight.track("a"), in_flight.track("b"):
+        with in_flight.track("a"):
+            assert in_flight.count("a") == 2
+        with pytest.raises(ZeroDivisionError), in_flight.track("a"):
             raise ZeroDivisionError
-        assert (traffic.under_way("a"), traffic.under_way("b")) == (1, 1)
-    assert (traffic.under_way("a"), traffic.under_way("c")) == (0, 0)
+        assert (in_flight.count("a"), in_flight.count("b")) == (1, 1)
+    assert (in_flight.count("a"), in_flight.count("c")) == (0, 0)
 
 
-def test_waiting_ends_with_the_last_request_or_with_the_time() -> None:
+def test_wait_idle_ends_with_last_request_or_timeout() -> None:
     async def wait() -> list[bool]:
-        traffic = Traffic()
+        in_flight = InFlightRequests()
         done = asyncio.Event()
 
         async def request() -> None:
-            with traffic.request("a"):
+            with in_flight.track("a"):
                 await done.wait()
 
         running = asyncio.create_task(request())
         await asyncio.sleep(0)
-        found = [await traffic.wait_idle("other", 0), await traffic.wait_idle("a", 0)]
-        waiting = asyncio.create_task(traffic.wait_idle("a", 60))
+        found = [await in_flight.wait_idle("other", 0), await in_flight.wait_idle("a", 0)]
+        waiting = asyncio.create_task(in_flight.wait_idle("a", 60))
         done.set()
         await running
         return [*found, await waiting]
@@ -108,11 +108,11 @@ def test_waiting_ends_with_the_last_request_or_with_the_time() -> None:
     assert asyncio.run(wait()) == [True, False, True]
 
 
-def test_a_closed_model_stays_closed_until_it_is_opened() -> None:
-    traffic = Traffic()
-    assert traffic.close("a") == 0
-    assert traffic.close("a") >= 0
-    assert (traffic.is_closed("a"), traffic.is_closed("b")) == (True, False)
-    traffic.reopen("a")
-    traffic.reopen("a")
-    assert not traffic.is_closed("a")
+def test_closed_model_stays_closed_until_reopened() -> None:
+    in_flight = InFlightRequests()
+    assert in_flight.close("a") == 0
+    assert in_flight.close("a") >= 0
+    assert (in_flight.is_closed("a"), in_flight.is_closed("b")) == (True, False)
+    in_flight.reopen("a")
+    in_flight.reopen("a")
+    assert not in_flight.is_closed("a")

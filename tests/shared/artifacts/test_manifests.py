@@ -13,10 +13,7 @@ import pytest
 from pydantic import ValidationError
 from safetensors.numpy import save_file
 
-from shared.digest import digest_file
-from shared.errors import ArtifactInvalid, Code
-from shared.layout import TensorInfo
-from shared.manifest import (
+from shared.artifacts.manifests import (
     CONFIG_NAME,
     WEIGHTS_NAME,
     AdapterManifest,
@@ -25,6 +22,9 @@ from shared.manifest import (
     verify_adapter,
     verify_base,
 )
+from shared.base_models.weights import TensorInfo
+from shared.errors import ArtifactInvalid, Code
+from shared.hashing import digest_file
 
 RANK = 2
 GOLDEN_DIGEST = "9cb929a6fe0aca747c0e79f010c9f4f957b7baac05630e4b7429153f865dd0d5"
@@ -101,7 +101,7 @@ PROVENANCE = {
 @pytest.mark.parametrize(
     "change", [{}, {"quant": {"base_quant": "nf4", "double_quant": False}}, {"provenance": PROVENANCE}, {"step": 0}]
 )
-def test_bytes_come_back_as_the_same_manifest(change: dict[str, Any]) -> None:
+def test_parsed_bytes_give_the_same_manifest(change: dict[str, Any]) -> None:
     made = manifest(**change)
     copy = parse_manifest(made.to_bytes(), made.digest)
     assert copy == made
@@ -113,7 +113,7 @@ def test_nulls_are_left_out() -> None:
     assert "provenance" not in json.loads(manifest().to_bytes())
 
 
-def test_v3_fields_are_there_under_their_names() -> None:
+def test_v3_fields_keep_their_names() -> None:
     found = json.loads(manifest().to_bytes())
     assert (found["format"], found["version"]) == ("vox_mens_adapter", 3)
     assert found["quant"] == {"base_quant": "nf4", "double_quant": True}
@@ -144,7 +144,7 @@ def test_digest_changes_with_every_field(field: str) -> None:
     "order",
     [[], ["l0.q"], ["l0.q", "l0.q"], ["l0.q", "l0.up", "l0.up"], ["l0.q", "l0.k"], ["l0.q", "l0.up", "l1.q"]],
 )
-def test_layer_order_must_be_the_layers_once_each(order: list[str]) -> None:
+def test_layer_order_must_list_every_layer_once(order: list[str]) -> None:
     with pytest.raises(ValidationError, match="layer_order"):
         manifest(layer_order=order)
 
@@ -181,7 +181,7 @@ def parse_changed(change: dict[str, Any]) -> AdapterManifest:
     "name",
     ["../evil", "/etc/passwd", "a/b", "..", ".", ".hidden", "", "a\\b", "a\n", "a\0b", "x" * 129, "a b", "ü"],
 )
-def test_file_name_that_could_leave_the_folder_is_refused(name: str) -> None:
+def test_file_name_with_a_path_is_refused(name: str) -> None:
     with pytest.raises(ValidationError):
         manifest(files=fields()["files"] | {name: "0" * 64})
 
@@ -208,7 +208,7 @@ def test_peft_keys() -> None:
     )
 
 
-def test_sound_adapter_passes(tmp_path: Path) -> None:
+def test_valid_adapter_passes(tmp_path: Path) -> None:
     made = adapter(tmp_path)
     verify_adapter(tmp_path, made)
     verify_adapter(tmp_path, made, BASE_TENSORS)
@@ -293,7 +293,7 @@ def test_manifest_of_another_rank_is_refused(tmp_path: Path) -> None:
     ],
     ids=str,
 )  # fmt: skip
-def test_config_that_the_engine_cannot_serve_is_refused(tmp_path: Path, change: dict[str, Any]) -> None:
+def test_config_that_vllm_cannot_serve_is_refused(tmp_path: Path, change: dict[str, Any]) -> None:
     made = adapter(tmp_path, config=CONFIG | change)
     error = refusal(verify_adapter, tmp_path, made)
     assert error.code is Code.ADAPTER_NOT_SERVABLE

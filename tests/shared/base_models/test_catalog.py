@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from shared.catalog import (
+from shared.base_models.catalog import (
     BaseModelEntry,
     Catalog,
     HubSource,
@@ -20,9 +20,9 @@ from shared.catalog import (
     save_catalog,
     verify_model_folder,
 )
-from shared.digest import digest_json
 from shared.errors import ArtifactInvalid, Code, InvalidRequest, NotFound
-from tests.shared.samples import base_entry
+from shared.hashing import digest_json
+from tests.support.builders import base_entry
 
 COMMIT = "0123456789abcdef" * 2 + "01234567"
 FILES = {"config.json": b"{}", "tokenizer.json": b"[]", "model.safetensors": b"weights"}
@@ -61,7 +61,7 @@ def test_having_replaces_by_name_and_sorts() -> None:
     assert catalog.get("b").digests == {"config": "e" * 64}
 
 
-def test_unknown_name_is_answered_with_the_known_ones() -> None:
+def test_unknown_name_is_refused_with_the_known_ones() -> None:
     catalog = Catalog().having(base_entry("one")).having(base_entry("two"))
     with pytest.raises(NotFound, match="one, two") as caught:
         catalog.get("three")
@@ -110,7 +110,7 @@ def test_digest_covers_every_name_and_every_file() -> None:
     assert base_entry(**{"config.json": "a" * 64}).digest != base_entry(**{"config.json": "b" * 64}).digest
 
 
-def test_a_twin_has_a_digest_of_its_own_and_its_original_s_adapters(tmp_path: Path) -> None:
+def test_twin_has_its_own_digest_and_its_original_s_adapters(tmp_path: Path) -> None:
     original = base_entry()
     twin = base_entry(**{"config.json": "a" * 64}).model_copy(
         update={"name": "twin", "twin_of": TwinOf(name=original.name, digests=original.digests, double_quant=True)}

@@ -7,20 +7,19 @@ from typing import Any
 
 import pytest
 
-from shared.errors import ArtifactInvalid, Code
-from shared.model_config import MAX_LAYERS, Family, parse_model_config
-from shared.model_tensors import (
+from shared.base_models.config import MAX_LAYERS, parse_model_config
+from shared.base_models.families import SPECS, Family
+from shared.base_models.tensors import (
     default_namespace,
     detect_namespace,
-    embedding_tensors,
     expected_tensors,
     linear_layers,
     lora_modules,
-    lora_targets,
     middle_keys,
     parameter_count,
 )
-from tests.shared.tiny_models import GPT2, HYBRID, RAW, SIZES, build
+from shared.errors import ArtifactInvalid, Code
+from tests.support.tiny_models import GPT2, HYBRID, RAW, SIZES, build
 
 QWEN3 = RAW["qwen3"]
 
@@ -37,7 +36,7 @@ def real_config(name: str) -> dict[str, Any]:
     return config
 
 
-@pytest.mark.engine
+@pytest.mark.torch
 @pytest.mark.parametrize("name", RAW)
 @pytest.mark.parametrize("written", [False, True], ids=["as-given", "as-written"])
 def test_tensors_are_those_that_transformers_builds(name: str, written: bool) -> None:
@@ -53,8 +52,8 @@ def test_tensors_are_those_that_transformers_builds(name: str, written: bool) ->
     assert parameter_count(expected_tensors(config)) == sum(p.numel() for p in language)
 
 
-@pytest.mark.engine
-@pytest.mark.parametrize("family", ["qwen2", "qwen3", "qwen3_5_text", "llama", "mistral", "gpt2"])
+@pytest.mark.torch
+@pytest.mark.parametrize("family", [spec.model_types[-1] for spec in SPECS.values()])
 def test_defaults_of_absent_keys_are_those_of_transformers(family: str) -> None:
     from transformers import AutoConfig
 
@@ -67,7 +66,7 @@ def test_defaults_of_absent_keys_are_those_of_transformers(family: str) -> None:
     )
 
 
-@pytest.mark.engine
+@pytest.mark.torch
 @pytest.mark.parametrize("name", RAW)
 def test_lora_targets_are_those_that_peft_finds(name: str) -> None:
     from peft import LoraConfig, get_peft_model
@@ -83,7 +82,6 @@ def test_lora_targets_are_those_that_peft_finds(name: str) -> None:
         if hasattr(layer, "lora_A")
     }
     assert linear_layers(config) == real
-    assert sum(len(shapes) for shapes in lora_targets(config).values()) == len(real)
 
 
 def test_hybrid_config_without_layer_types_has_every_fourth_layer_full() -> None:
@@ -126,11 +124,6 @@ def test_lora_modules_match_as_peft_does() -> None:
     assert list(lora_modules(config, ["model.layers.1.mlp.up_proj"])) == ["model.layers.1.mlp.up_proj"]
     assert lora_modules(config, ["proj"]) == {}
     assert lora_modules(config, ["lm_head"]) == {"lm_head": (64, 96)}
-
-
-def test_embeddings_are_named() -> None:
-    assert set(embedding_tensors(parse_model_config(QWEN3))) == {"model.embed_tokens.weight", "lm_head.weight"}
-    assert len(embedding_tensors(parse_model_config(RAW["gpt2"]))) == 2
 
 
 @pytest.mark.parametrize("key", ["hidden_size", "num_attention_heads", "num_hidden_layers", "vocab_size"])

@@ -16,10 +16,10 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 
-from shared import hub
-from shared.catalog import BaseModelEntry, HubSource, LocalSource
+from shared.base_models import hub
+from shared.base_models.catalog import BaseModelEntry, HubSource, LocalSource
 from shared.errors import Code, NotFound, Unavailable
-from tests.shared.samples import base_entry
+from tests.support.builders import base_entry
 
 SOURCE = HubSource(repo="Org/Big", revision="0123456789abcdef0123456789abcdef01234567")
 
@@ -40,7 +40,7 @@ def test_relative_folder_is_beside_the_catalogue(tmp_path: Path) -> None:
     assert hub.locate(base_entry(), tmp_path / "catalog.json") == (tmp_path / "bases" / "tiny").resolve()
 
 
-def test_absolute_folder_is_taken_as_it_is(tmp_path: Path) -> None:
+def test_absolute_folder_is_used_unchanged(tmp_path: Path) -> None:
     folder = tmp_path / "elsewhere"
     folder.mkdir()
     assert hub.fetch(LocalSource(path=str(folder)), Path("/catalog.json")) == folder.resolve()
@@ -86,7 +86,7 @@ def test_what_the_hub_does_not_have_is_not_found(kind: type[HfHubHTTPError], mon
     [http_error(HfHubHTTPError, 503), LocalEntryNotFoundError("offline"), ConnectionError("down"), OSError("no")],
     ids=lambda error: type(error).__name__,
 )
-def test_no_answer_is_unavailable(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_download_is_unavailable(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     failing_with(error, monkeypatch)
     with pytest.raises(Unavailable, match="Org/Big") as caught:
         hub.fetch(SOURCE, Path("catalog.json"))
@@ -101,22 +101,20 @@ def test_dropped_connection_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> N
         hub.fetch(SOURCE, Path("catalog.json"))
 
 
-def test_a_control_plane_takes_what_is_in_the_cache_and_downloads_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[dict[str, Any]] = []
+def test_control_plane_reads_the_cache_and_downloads_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[dict[str, Any]] = []
 
     def download(*_: Any, **kwargs: Any) -> str:
-        asked.append(kwargs)
+        calls.append(kwargs)
         return str(tmp_path)
 
     monkeypatch.setattr(hub, "snapshot_download", download)
     entry = base_entry().model_copy(update={"source": SOURCE})
     assert hub.locate_fetched(entry, tmp_path / "catalog.json") == tmp_path
-    assert asked[0]["local_files_only"] is True
+    assert calls[0]["local_files_only"] is True
 
 
-def test_a_hub_model_that_nobody_has_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hub_model_that_is_not_in_the_cache_is_unavailable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HOME", str(tmp_path))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     entry = base_entry().model_copy(update={"source": SOURCE})

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
+from shared.base_models.weights import TensorInfo, read_folder_tensors, read_tensors
 from shared.errors import ArtifactInvalid, Code
-from shared.layout import TensorInfo, read_folder_tensors, read_tensors
 
 DTYPES = {
     "BOOL": np.bool_, "U8": np.uint8, "I8": np.int8, "I16": np.int16, "U16": np.uint16, "F16": np.float16,
@@ -130,7 +130,7 @@ def test_endless_nesting_is_refused(tmp_path: Path) -> None:
 
 
 def test_header_over_the_limit_is_refused_unread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shared.layout.MAX_HEADER_BYTES", 10)
+    monkeypatch.setattr("shared.base_models.weights.MAX_HEADER_BYTES", 10)
     with pytest.raises(ArtifactInvalid, match="header says"):
         read_tensors(write(tmp_path, file_bytes({"a": entry()})))
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.auto import auto_batch_size, auto_epochs, auto_learning_rate
+from shared.contract.auto_hyperparameters import auto_batch_size, auto_epochs, auto_learning_rate
 
 
 @given(st.integers(min_value=0, max_value=10**9))
@@ -19,9 +19,9 @@ def test_auto_stays_within_bounds(rows: int) -> None:
 @pytest.mark.parametrize(
     ("rows", "batch_size", "epochs"), [(1, 1, 10), (16, 1, 10), (64, 4, 10), (1000, 8, 2), (10**6, 8, 1)]
 )
-def test_the_rules(rows: int, batch_size: int, epochs: int) -> None:
+def test_auto_values_by_hand(rows: int, batch_size: int, epochs: int) -> None:
     assert (auto_batch_size(rows), auto_epochs(rows, batch_size)) == (batch_size, epochs)
 
 
-def test_the_rate_is_the_bases_own() -> None:
+def test_learning_rate_is_the_base_s_own() -> None:
     assert (auto_learning_rate(4e-3), auto_learning_rate(None)) == (4e-3, 2e-4)

@@ -1,4 +1,4 @@
-"""Bounds of a curriculum, and how many rows an epoch has: by hand, and against a loop that asks every row."""
+"""Bounds of a curriculum, and how many rows an epoch has: by hand, and against a loop over every row."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.contract import FineTuneContract
-from shared.epochs import highest_difficulty, phase_name, replayed_rows, rows_per_epoch
+from shared.contract.epochs import highest_difficulty, replayed_rows, rows_per_epoch
+from shared.contract.sections import FineTuneContract
 from shared.errors import Code, ContractRejected
-from tests.shared.samples import contract
+from tests.support.builders import contract
 
 level = st.integers(1, 10)
 
@@ -51,13 +51,6 @@ def test_without_a_schedule_the_bound_rises_from_3_to_10(epochs: int) -> None:
     assert found == sorted(found)
     exact = [3 + 7 * epoch / (epochs - 1) for epoch in range(epochs)]
     assert all(0 <= bound - value < 1 or math.isclose(bound, value) for bound, value in zip(found, exact, strict=True))
-
-
-def test_phases_are_named_while_there_are_names() -> None:
-    schedule = {"epoch_1_max_difficulty": 3, "curriculum_phases": ["warmup", "general"]}
-    made = contract(curriculum={"enabled": True}, exec={"curriculum_schedule": schedule})
-    assert [phase_name(made, epoch) for epoch in range(3)] == ["warmup", "general", None]
-    assert phase_name(contract(exec={"curriculum_schedule": schedule}), 0) is None
 
 
 @pytest.mark.parametrize(

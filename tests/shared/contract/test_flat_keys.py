@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.contract import DEFAULT_MODEL_ID, FineTuneContract
+from shared.contract.flat_keys import contract_paths, flat_names, from_flat, parse_backend, parse_contract
+from shared.contract.sections import DEFAULT_MODEL_ID, FineTuneContract
 from shared.errors import Code, ContractRejected
-from shared.flat import contract_paths, flat_names, from_flat, parse_backend, parse_contract
 
 DATA = {"data": {"train_file": "file-1"}}
 JOURNEY = {"r": 16, "lora_alpha": 32, "target_modules": ["q_proj", "v_proj"], "batch_size": 4, "epochs": 3}
@@ -55,7 +55,7 @@ def complete(sections: dict[str, Any]) -> FineTuneContract:
     return parse_contract(sections | {"data": sections.get("data", {}) | DATA["data"]})
 
 
-def test_the_journey_validates_as_it_stands() -> None:
+def test_keys_of_the_example_are_a_valid_contract() -> None:
     made = complete(from_flat(JOURNEY))
     assert (made.adapter.rank, made.adapter.alpha, made.adapter.target_modules) == (16, 32, ["q_proj", "v_proj"])
     assert (made.exec.batch_size, made.exec.epochs, made.model.hf_repo) == (4, 3, DEFAULT_MODEL_ID)
@@ -70,7 +70,7 @@ def test_command_line_key_lands_in_its_section(key: str, value: Any, path: str) 
     complete(sections)
 
 
-def test_every_field_can_be_said_flat() -> None:
+def test_every_field_has_a_flat_key() -> None:
     assert set(flat_names().values()) == set(contract_paths())
 
 
@@ -80,7 +80,7 @@ def test_backend_decides_method_and_quantisation(name: str, method: str, quant: 
 
 
 @pytest.mark.parametrize(("value", "double"), [(True, False), (False, True)])
-def test_no_double_quant_is_turned_round(value: bool, double: bool) -> None:
+def test_no_double_quant_is_negated(value: bool, double: bool) -> None:
     assert from_flat({"qlora_no_double_quant": value}) == {"quant": {"double_quant": double}}
 
 

@@ -11,11 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.contract import FineTuneContract
-from shared.digest import digest_json
-from shared.errors import Code, ContractRejected
-from shared.gates import UNKNOWN
-from shared.planner import (
+from shared.contract.flat_keys import parse_contract
+from shared.contract.gates import UNKNOWN
+from shared.contract.plan import (
     ExecutionPlan,
     optimizer_steps,
     plan_finetune,
@@ -23,8 +21,11 @@ from shared.planner import (
     validation_split,
     warmup_steps,
 )
-from shared.presets import domain_names, resolve_contract
-from tests.shared.samples import base_entry, contract, data_file
+from shared.contract.presets import domain_names, resolve_contract
+from shared.contract.sections import FineTuneContract
+from shared.errors import Code, ContractRejected
+from shared.hashing import digest_json
+from tests.support.builders import base_entry, contract, data_file
 
 GOLDEN_DIGEST = "8d61846e822b2504c2237a7ad0371fb248541ac0806bdd46529b2063bd73aa32"
 
@@ -39,7 +40,7 @@ UNSUPPORTED: dict[str, Any] = {
     "optimizer.experiment": "muon_clip_like",
     "reward.hook": "cargo_build",
 }
-HONOURED: dict[str, Any] = {
+SUPPORTED: dict[str, Any] = {
     "exec.curriculum_schedule": {"epoch_1_max_difficulty": 5},
     "exec.max_vram_fraction": 0.5,
     "exec.qlora_max_skip_rate": 0.0,
@@ -129,7 +130,7 @@ def test_unsupported_field_is_refused_with_its_path(path: str) -> None:
 
 # Fails while values are shown as Python writes them, e.g. <BaseQuant.NF4: 'nf4'>.
 @pytest.mark.parametrize("path", list(UNSUPPORTED))
-def test_remedy_names_the_value_that_is_taken(path: str) -> None:
+def test_remedy_names_the_accepted_value(path: str) -> None:
     section, field = path.split(".")
     with pytest.raises(ContractRejected) as caught:
         reject_unsupported(with_field(path, UNSUPPORTED[path]))
@@ -141,11 +142,11 @@ def test_default_contract_is_supported() -> None:
     reject_unsupported(contract())
 
 
-@pytest.mark.parametrize("path", list(HONOURED))
-def test_honoured_field_is_planned_as_it_was_asked(path: str) -> None:
-    asked = with_field(path, HONOURED[path])
-    made = plan(contract=asked)
-    assert made.contract == asked
+@pytest.mark.parametrize("path", list(SUPPORTED))
+def test_supported_field_is_planned_as_requested(path: str) -> None:
+    requested = with_field(path, SUPPORTED[path])
+    made = plan(contract=requested)
+    assert made.contract == requested
     assert made.contract_digest != plan().contract_digest
 
 
@@ -166,7 +167,7 @@ def test_every_domain_profile_is_tried() -> None:
 
 @pytest.mark.parametrize("name", list(PROFILES))
 def test_domain_profile_is_planned_or_refused(name: str) -> None:
-    made = resolve_contract({"data": {"train_file": "f"}}, domain=name).contract
+    made = resolve_contract(parse_contract({"data": {"train_file": "f"}}), domain=name).contract
     expected = PROFILES[name]
     if expected is None:
         assert plan(contract=made, difficulties={3: 40, 5: 40, 9: 20}).contract == made
@@ -178,7 +179,7 @@ def test_domain_profile_is_planned_or_refused(name: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name, refused in PROFILES.items() if not refused and name != "agents"])
 def test_profile_with_a_curriculum_needs_difficulties(name: str) -> None:
-    made = resolve_contract({"data": {"train_file": "f"}}, domain=name).contract
+    made = resolve_contract(parse_contract({"data": {"train_file": "f"}}), domain=name).contract
     with pytest.raises(ContractRejected, match="a row that states none counts as 5"):
         plan(contract=made, difficulties={5: 100})
 
@@ -233,8 +234,8 @@ def test_a_replay_file_adds_its_share_to_every_epoch() -> None:
 
 
 def test_a_curriculum_has_the_steps_of_what_it_admits() -> None:
-    asked = contract(curriculum={"enabled": True}, data={"train_file": "f", "validation_split_ratio": 0.0})
-    made = plan(contract=asked, difficulties={2: 20, 7: 30, 8: 50})
+    requested = contract(curriculum={"enabled": True}, data={"train_file": "f", "validation_split_ratio": 0.0})
+    made = plan(contract=requested, difficulties={2: 20, 7: 30, 8: 50})
     assert made.optimizer_steps == sum(simulated_steps(rows, 1, 4, 4) for rows in (20, 50, 100))
 
 
@@ -279,8 +280,8 @@ def test_contract_digest_is_by_content_not_by_file_id() -> None:
 
 
 def test_early_stopping_without_a_row_to_validate_on_is_refused():
-    asked = contract(exec={"early_stopping_patience": 2}, data={"train_file": "f", "validation_split_ratio": 0.0})
+    requested = contract(exec={"early_stopping_patience": 2}, data={"train_file": "f", "validation_split_ratio": 0.0})
     with pytest.raises(ContractRejected) as refused:
-        plan(contract=asked)
+        plan(contract=requested)
     assert (refused.value.code, refused.value.param) == (Code.CONTRACT_UNSUPPORTED, "exec.early_stopping_patience")
-    assert plan(contract=asked, validation=data_file(5, "d" * 64)).contract.exec.early_stopping_patience == 2
+    assert plan(contract=requested, validation=data_file(5, "d" * 64)).contract.exec.early_stopping_patience == 2

@@ -8,13 +8,14 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
-from shared.contract import DEFAULT_MODEL_ID, FineTuneContract
-from shared.errors import Code, ContractRejected
-from shared.flat import contract_paths, parse_contract
-from shared.gates import UNKNOWN, check_gates
-from shared.presets import (
+from shared.contract.flat_keys import contract_paths, parse_contract
+from shared.contract.gates import UNKNOWN, check_gates
+from shared.contract.preset_files import Bound, SmallDataset, domain_file, ladder_file, preset_file
+from shared.contract.presets import (
     DEFAULT_PRESET,
+    Resolution,
     auto_row,
     domain_names,
     domain_values,
@@ -23,7 +24,8 @@ from shared.presets import (
     resolve_contract,
     size_row,
 )
-from shared.profiles import Bound, domain_file, ladder_file, preset_file
+from shared.contract.sections import DEFAULT_MODEL_ID, FineTuneContract
+from shared.errors import Code, ContractRejected
 
 DATA = {"data": {"train_file": "file-1"}}
 HYPER = (
@@ -66,6 +68,10 @@ explicit_values: dict[str, st.SearchStrategy[Any]] = {
 explicits = st.fixed_dictionaries({}, optional=explicit_values)
 
 
+def resolve(sections: dict[str, Any], **known: Any) -> Resolution:
+    return resolve_contract(parse_contract(sections), **known)
+
+
 def nested(values: dict[str, Any]) -> dict[str, Any]:
     sections: dict[str, Any] = {"data": {"train_file": "file-1"}}
     for path, value in values.items():
@@ -87,13 +93,13 @@ def hyper(contract: FineTuneContract) -> tuple[float, ...]:
 
 def refused(**changes: Any) -> ContractRejected:
     with pytest.raises(ContractRejected) as caught:
-        resolve_contract(DATA, **changes)
+        resolve(DATA, **changes)
     return caught.value
 
 
 @pytest.mark.parametrize("name", [*TABLE, *ALIASES])
 def test_presets_are_those_of_the_table(name: str) -> None:
-    made = resolve_contract(DATA, preset=name)
+    made = resolve(DATA, preset=name)
     assert hyper(made.contract) == TABLE[ALIASES.get(name, name)]
     assert {made.sources[path] for path in HYPER} == {"preset"}
 
@@ -105,13 +111,13 @@ def test_there_are_no_other_presets() -> None:
     assert preset_file().default_base_model == DEFAULT_MODEL_ID
 
 
-def test_mobile_preset_brings_target_and_device() -> None:
-    made = resolve_contract(DATA, preset="mobile_edge", parameters=800_000_000).contract
+def test_mobile_preset_sets_target_and_device() -> None:
+    made = resolve(DATA, preset="mobile_edge", parameters=800_000_000).contract
     assert (made.artifact.deployment_target, made.device.device, made.exec.batch_size) == ("mobile_edge", "cpu", 1)
 
 
 def test_without_names_the_defaults_stand() -> None:
-    made = resolve_contract(DATA)
+    made = resolve(DATA)
     assert made.contract == parse_contract(DATA)
     assert {path for path, source in made.sources.items() if source != "default"} == {"data.train_file"}
     assert list(made.sources) == contract_paths()
@@ -161,7 +167,7 @@ def test_auto_rows_are_those_of_the_table() -> None:
         "prosumer_16g": (1024, 1, 4, 2e-5, 16384), "prosumer_24g": (768, 2, 1, 1.5e-5, 24576),
         "a6000": (1024, 4, 1, 1e-5, 49152), "a100": (2048, 8, 1, 8e-6, 81920), "h100": (4096, 16, 1, 5e-6, 999999),
     }  # fmt: skip
-    assert hyper(resolve_contract(DATA, preset="auto", vram_mb=16376).contract) == (16, 32, 1024, 1, 4, 3, 100, 2e-5)
+    assert hyper(resolve(DATA, preset="auto", vram_mb=16376).contract) == (16, 32, 1024, 1, 4, 3, 100, 2e-5)
 
 
 @given(memories, memories)
@@ -192,7 +198,7 @@ def test_size_is_a_number_not_a_name(billions: float, row: str | None) -> None:
     ],
 )  # fmt: skip
 def test_ladder_bounds_a_preset(billions: float, vram_mb: int | None, expected: tuple[float, ...]) -> None:
-    made = resolve_contract(DATA, preset="a100", parameters=int(billions * 1e9), vram_mb=vram_mb)
+    made = resolve(DATA, preset="a100", parameters=int(billions * 1e9), vram_mb=vram_mb)
     assert hyper(made.contract) == expected
     changed = {path for path, new, old in zip(HYPER, expected, TABLE["a100"], strict=True) if new != old}
     assert {path for path in HYPER if made.sources[path] == "ladder"} == changed
@@ -203,18 +209,18 @@ def test_ladder_bounds_a_preset(billions: float, vram_mb: int | None, expected: 
     [(499, "tiny", 2, 10), (499, "a100", 3, 50), (500, "tiny", 1, 10), (500, "a100", 3, 200), (1, "vox-gen", 5, 50)],
 )
 def test_few_rows_bound_epochs_and_warmup(rows: int, preset: str, epochs: int, warmup: int) -> None:
-    made = resolve_contract(DATA, preset=preset, rows=rows).contract
+    made = resolve(DATA, preset=preset, rows=rows).contract
     assert (made.exec.epochs, made.exec.warmup_steps) == (epochs, warmup)
 
 
-def test_few_rows_do_not_touch_what_was_asked_for() -> None:
-    made = resolve_contract(DATA | {"exec": {"epochs": 9, "warmup_steps": 80}}, preset="a100", rows=10)
+def test_few_rows_leave_explicit_values_alone() -> None:
+    made = resolve(DATA | {"exec": {"epochs": 9, "warmup_steps": 80}}, preset="a100", rows=10)
     assert (made.contract.exec.epochs, made.contract.exec.warmup_steps) == (9, 80)
 
 
 @pytest.mark.parametrize("name", domain_names())
 def test_domain_is_its_profile_over_the_defaults(name: str) -> None:
-    made = resolve_contract(DATA, domain=name)
+    made = resolve(DATA, domain=name)
     assert value(made.contract, "exec.adapter_tag") == name
     profile = next(profile for profile in domain_file().profiles if profile.id == name)
     for path, expected in (domain_file().defaults | profile.values).items():
@@ -230,47 +236,47 @@ def test_domains_of_the_original_are_all_there() -> None:
 
 
 def test_research_expert_is_usable() -> None:
-    made = resolve_contract(DATA, domain="research-expert").contract
+    made = resolve(DATA, domain="research-expert").contract
     assert made.exec.qlora_ce_last_k == 64
     assert check_gates(made, UNKNOWN) == []
 
 
-def test_what_the_original_left_unwired_arrives() -> None:
-    agents = resolve_contract(DATA, domain="agents").contract
+def test_fields_that_the_original_ignored_are_applied() -> None:
+    agents = resolve(DATA, domain="agents").contract
     assert (agents.exec.max_grad_norm, agents.trajectory.tool_trace_boost, agents.exec.weight_decay) == (0.5, 1.5, 0.01)
-    assert resolve_contract(DATA, domain="rust-expert").contract.reward.hook == "cargo_build"
+    assert resolve(DATA, domain="rust-expert").contract.reward.hook == "cargo_build"
 
 
 def test_loss_window_of_a_domain_fits_a_short_length() -> None:
-    made = resolve_contract(DATA | {"exec": {"seq_len": 16}}, domain="agents").contract
+    made = resolve(DATA | {"exec": {"seq_len": 16}}, domain="agents").contract
     assert made.exec.qlora_ce_last_k == 16
 
 
 def test_domain_over_the_mobile_limits_is_lowered() -> None:
-    made = resolve_contract(DATA, preset="mobile_edge", domain="vox-lang")
+    made = resolve(DATA, preset="mobile_edge", domain="vox-lang")
     assert (made.contract.exec.seq_len, made.sources["exec.seq_len"]) == (512, "ladder")
 
 
 @given(explicits, facts)
 def test_explicit_always_wins(own: dict[str, Any], known: dict[str, Any]) -> None:
-    made = resolve_contract(nested(own), **known)
-    asked = parse_contract(nested(own))
+    made = resolve(nested(own), **known)
+    explicit = parse_contract(nested(own))
     assert {path for path, source in made.sources.items() if source == "explicit"} == {*own, "data.train_file"}
-    assert all(value(made.contract, path) == value(asked, path) for path in own)
+    assert all(value(made.contract, path) == value(explicit, path) for path in own)
 
 
 @given(explicits, facts.filter(lambda known: known["domain"] is not None and known["preset"] != "mobile_edge"))
 def test_domain_wins_over_all_but_explicit(own: dict[str, Any], known: dict[str, Any]) -> None:
-    made = resolve_contract(nested(own), **known)
+    made = resolve(nested(own), **known)
     for path in domain_values(known["domain"]).keys() - own.keys() - {"exec.qlora_ce_last_k"}:
-        alone = resolve_contract(DATA, domain=known["domain"]).contract
+        alone = resolve(DATA, domain=known["domain"]).contract
         assert value(made.contract, path) == value(alone, path)
         assert made.sources[path] == "domain"
 
 
 @given(explicits, facts)
-def test_preset_holds_where_nothing_stronger_speaks(own: dict[str, Any], known: dict[str, Any]) -> None:
-    made = resolve_contract(nested(own), **known)
+def test_preset_holds_where_nothing_stronger_decides(own: dict[str, Any], known: dict[str, Any]) -> None:
+    made = resolve(nested(own), **known)
     preset = preset_values(known["preset"], known["vram_mb"]) if known["preset"] else {}
     for path, source in made.sources.items():
         if source == "preset":
@@ -282,7 +288,7 @@ def test_preset_holds_where_nothing_stronger_speaks(own: dict[str, Any], known: 
 
 @given(facts)
 def test_ladder_bounds_hold_for_what_is_open(known: dict[str, Any]) -> None:
-    made = resolve_contract(DATA, **known)
+    made = resolve(DATA, **known)
     row = size_row(known["parameters"], known["vram_mb"])
     if row is None or made.contract.artifact.deployment_target == "mobile_edge":
         return
@@ -292,32 +298,32 @@ def test_ladder_bounds_hold_for_what_is_open(known: dict[str, Any]) -> None:
 
 
 @given(facts)
-def test_what_is_resolved_from_names_passes_every_gate(known: dict[str, Any]) -> None:
-    made = resolve_contract(DATA, **known).contract
+def test_contract_resolved_from_names_passes_every_gate(known: dict[str, Any]) -> None:
+    made = resolve(DATA, **known).contract
     check_gates(made, replace(UNKNOWN, device="cuda", rows=known["rows"]))
     assert parse_contract(made.model_dump(mode="json")) == made
 
 
 @given(facts)
 def test_resolving_twice_is_resolving_once(known: dict[str, Any]) -> None:
-    first = resolve_contract(DATA, **known)
-    assert resolve_contract(first.contract.model_dump(mode="json"), **known).contract == first.contract
+    first = resolve(DATA, **known)
+    assert resolve(first.contract.model_dump(mode="json"), **known).contract == first.contract
 
 
 def test_explicit_null_stands() -> None:
-    made = resolve_contract(DATA | {"exec": {"curriculum_schedule": None}}, domain="agents")
+    made = resolve(DATA | {"exec": {"curriculum_schedule": None}}, domain="agents")
     assert made.contract.exec.curriculum_schedule is None
 
 
 def test_alias_of_a_field_is_explicit_too() -> None:
-    made = resolve_contract(DATA | {"adapter": {"r": 5, "lora_alpha": 6}}, preset="a100")
+    made = resolve(DATA | {"adapter": {"r": 5, "lora_alpha": 6}}, preset="a100")
     assert (made.contract.adapter.rank, made.contract.adapter.alpha) == (5, 6)
     assert (made.sources["adapter.rank"], made.sources["adapter.alpha"]) == ("explicit", "explicit")
 
 
 def test_broken_explicit_value_is_refused_at_its_path() -> None:
     with pytest.raises(ContractRejected) as caught:
-        resolve_contract(DATA | {"exec": {"epochs": 0}}, preset="tiny")
+        resolve(DATA | {"exec": {"epochs": 0}}, preset="tiny")
     assert (caught.value.code, caught.value.param) == (Code.CONTRACT_INVALID, "exec.epochs")
 
 
@@ -340,3 +346,14 @@ def test_clamp(given_: int, clamped: int) -> None:
 def test_presets_cannot_be_changed_through_what_is_returned() -> None:
     preset_values("tiny")["adapter.rank"] = 99
     assert preset_values("tiny")["adapter.rank"] == 4
+
+
+def test_bounds_of_small_files_change_the_schedule_only() -> None:
+    """What decides how a row is read must be known before the rows are counted."""
+    with pytest.raises(ValidationError, match=r"exec\.seq_len may not depend on the number of rows"):
+        SmallDataset(below_rows=500, bounds={"exec.seq_len": Bound(max=128)})
+
+
+def test_contract_that_nothing_is_decided_for_is_not_parsed_again() -> None:
+    made = parse_contract(DATA)
+    assert resolve_contract(made).contract is made

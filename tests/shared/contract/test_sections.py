@@ -15,20 +15,20 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
-from shared.contract import (
+from shared.contract.sections import (
     DEFAULT_MODEL_ID,
     AdapterSection,
     ContextFilter,
+    ContractValue,
     CurriculumSchedule,
     FineTuneContract,
     MergeContract,
-    Section,
     contract_digest,
     describe_bad_name,
 )
-from tests.shared.samples import contract
+from tests.support.builders import contract
 
-GOLDEN_SCHEMA = Path(__file__).parent / "golden" / "contract.schema.json"
+GOLDEN_SCHEMA = Path(__file__).parents[1] / "golden" / "contract.schema.json"
 CONTENT = {"train_file": "c" * 64, "base": "d" * 64}
 GOLDEN_DIGEST = "732a75cd114b77d5ea20c8a3e9425ba1b6aeefd2d1936fe2f0ed4f3d92c76b4d"
 
@@ -134,7 +134,7 @@ def sections(model: type[BaseModel] = FineTuneContract, path: tuple[str, ...] = 
     """The path of every section of the contract, nested ones too."""
     yield path
     for name, info in model.model_fields.items():
-        if section := part(Section, info):
+        if section := part(ContractValue, info):
             yield from sections(section, (*path, name))
 
 
@@ -155,7 +155,7 @@ def one_field_changed(model: BaseModel, path: str = "") -> Iterator[tuple[str, B
     """Copies of a model, each with another value in one leaf. Nothing is validated: single-valued fields change too."""
     for name, info in type(model).model_fields.items():
         value = getattr(model, name)
-        if section := part(Section, info):
+        if section := part(ContractValue, info):
             inner = section() if value is None else value
             for inner_path, changed in one_field_changed(inner, f"{path}{name}."):
                 yield inner_path, model.model_copy(update={name: changed})
@@ -206,7 +206,7 @@ def test_bad_value_is_refused_at_its_field(path: str, value: Any) -> None:
     assert {error["loc"][:2] for error in caught.value.errors()} == {(section, field)}
 
 
-def test_a_bad_name_is_refused_in_words() -> None:
+def test_invalid_name_is_refused_with_a_sentence() -> None:
     with pytest.raises(ValidationError) as caught:
         FineTuneContract.model_validate(with_value("artifact.alias", "Prod {v2}"))
     [fault] = caught.value.errors()
@@ -216,7 +216,7 @@ def test_a_bad_name_is_refused_in_words() -> None:
 
 
 @pytest.mark.parametrize(("path", "value"), GOOD_EDGES)
-def test_value_at_the_edge_is_taken(path: str, value: Any) -> None:
+def test_value_at_the_edge_is_accepted(path: str, value: Any) -> None:
     section, field = path.split(".")
     assert getattr(getattr(FineTuneContract.model_validate(with_value(path, value)), section), field) == value
 
@@ -326,12 +326,12 @@ def test_published_schema_is_the_golden_one() -> None:
         GOLDEN_SCHEMA.write_text(schema, encoding="utf-8")
     assert schema == GOLDEN_SCHEMA.read_text(encoding="utf-8"), (
         "The contract's JSON Schema has changed. If clients may see this change, refresh the golden file with "
-        "MENS_UPDATE_GOLDEN=1 pytest tests/shared/test_contract.py and commit it."
+        "MENS_UPDATE_GOLDEN=1 pytest tests/shared/contract/test_sections.py and commit it."
     )
 
 
 @pytest.mark.parametrize("dtype", [None, "float32", "bfloat16", "float16"])
-def test_merge_contract_takes_stored_dtypes(dtype: str | None) -> None:
+def test_merge_contract_accepts_stored_dtypes(dtype: str | None) -> None:
     assert MergeContract.model_validate({"adapter": "demo@1", "dtype": dtype}).dtype == dtype
 
 

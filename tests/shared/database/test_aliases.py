@@ -11,21 +11,21 @@ import pytest
 from sqlalchemy import text
 
 from api.migrate import migrate
-from shared import aliases as aliases_module
-from shared.aliases import Alias, Aliases, Move, Mover
-from shared.db import Database
-from shared.deletion import Deletions
+from shared.database import aliases as aliases_module
+from shared.database.adapters import Adapters
+from shared.database.aliases import Actor, Alias, Aliases, Move
+from shared.database.connection import Database
+from shared.database.deletions import Deletions
+from shared.database.jobs import Jobs
+from shared.database.leases import Leases
+from shared.database.routing import Routing, Shadow, Target
+from shared.database.tenancy import SHARED
 from shared.errors import Code, Conflict, InvalidRequest, MensError, NotFound
-from shared.lease import LeaseLedger
-from shared.ledger import Ledger
-from shared.registry import Registry
-from shared.routing import Routing, Shadow, Target
-from shared.tenancy import SHARED
-from tests.shared.conftest import Clock
-from tests.shared.old_rows import write_rows
-from tests.shared.samples import at_once, claimed, new_adapter, snapshot
+from tests.support.builders import at_once, claimed, new_adapter, snapshot
+from tests.support.clock import Clock
+from tests.support.legacy_rows import write_rows
 
-ALICE = Mover(id="key-1", name="alice")
+ALICE = Actor(id="key-1", name="alice")
 TO = [Routing.to(f"demo@{number}") for number in range(4)]
 SPLIT = Routing(
     targets=(Target(adapter="demo@1", weight=90), Target(adapter="demo@2", weight=10)),
@@ -34,10 +34,10 @@ SPLIT = Routing(
 
 
 @pytest.fixture
-def aliases(database: Database, ledger: Ledger, leases: LeaseLedger) -> Aliases:
+def aliases(database: Database, jobs: Jobs, leases: Leases) -> Aliases:
     """Aliases, and four published adapters."""
     made = [new_adapter(f"demo@{number}", final=number == 3) for number in range(4)]
-    leases.finish(claimed(ledger, leases), {}, adapters=made)
+    leases.finish(claimed(jobs, leases), {}, adapters=made)
     return Aliases(database)
 
 
@@ -47,7 +47,7 @@ def code(call: Any, *arguments: Any, **options: Any) -> str:
     return caught.value.code
 
 
-def told(move: Move) -> tuple[Any, ...]:
+def recorded(move: Move) -> tuple[Any, ...]:
     return move.version, move.verb, move.actor, move.actor_id, move.reason, move.before, move.after
 
 
@@ -65,15 +65,15 @@ def test_alias_is_set_and_found(aliases: Aliases, clock: Clock) -> None:
     assert (aliases.get("beta").targets, aliases.get("beta").shadow) == (SPLIT.targets, SPLIT.shadow)
 
 
-def test_every_move_is_recorded_with_who_and_why(aliases: Aliases, clock: Clock) -> None:
-    bob = Mover(id="key-2", name="bob")
+def test_every_move_is_recorded_with_actor_and_reason(aliases: Aliases, clock: Clock) -> None:
+    bob = Actor(id="key-2", name="bob")
     aliases.set("prod", TO[1], ALICE, "first")
     clock.advance(5)
     aliases.set("prod", SPLIT, bob, "canary")
     aliases.rollback("prod", ALICE, "it swears")
     aliases.delete("prod", bob, "done")
     moves = aliases.history("prod")
-    assert [told(move) for move in moves] == [
+    assert [recorded(move) for move in moves] == [
         (4, "delete", "bob", "key-2", "done", TO[1], None),
         (3, "rollback", "alice", "key-1", "it swears", SPLIT, TO[1]),
         (2, "set", "bob", "key-2", "canary", TO[1], SPLIT),
@@ -89,14 +89,16 @@ def test_history_is_paged(aliases: Aliases) -> None:
     assert [move.version for move in aliases.history("prod", before=5, limit=10)] == [4, 3, 2, 1]
 
 
-def test_what_is_as_it_was_is_no_move(aliases: Aliases, database: Database) -> None:
+def test_repeated_set_is_no_move(aliases: Aliases, database: Database) -> None:
     aliases.set("prod", SPLIT, ALICE, "once")
     before = snapshot(database)
     assert aliases.set("prod", SPLIT, ALICE, "again").version == 1
     assert snapshot(database) == before
 
 
-def test_move_whose_record_fails_is_none(aliases: Aliases, database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_move_whose_record_fails_is_rolled_back(
+    aliases: Aliases, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
     aliases.set("prod", TO[1], ALICE)
     before = snapshot(database)
 
@@ -109,40 +111,40 @@ def test_move_whose_record_fails_is_none(aliases: Aliases, database: Database, m
     assert snapshot(database) == before
 
 
-def test_job_moves_its_alias_and_is_named_for_it(
-    aliases: Aliases, ledger: Ledger, leases: LeaseLedger, clock: Clock
+def test_job_moves_its_alias_and_is_recorded_as_actor(
+    aliases: Aliases, jobs: Jobs, leases: Leases, clock: Clock
 ) -> None:
     aliases.set("prod", SPLIT, ALICE, "canary")
-    lease = claimed(ledger, leases)
+    lease = claimed(jobs, leases)
     leases.finish(lease, {}, adapters=[new_adapter("demo@9")], alias="prod")
     assert aliases.get("prod").adapter_id == "demo@9"
     [move, _] = aliases.history("prod")
     job_id = lease.job.id
-    assert told(move) == (2, "set", job_id, job_id, "The job succeeded.", SPLIT, Routing.to("demo@9"))
+    assert recorded(move) == (2, "set", job_id, job_id, "The job succeeded.", SPLIT, Routing.to("demo@9"))
     assert move.moved_at == clock.now
     assert aliases.rollback("prod", ALICE).targets == SPLIT.targets
 
 
-# -- back ----------------------------------------------------------------------------------------------------------
+# -- rollback ----------------------------------------------------------------------------------------------------------
 
 
-def test_rollback_goes_before_the_last_move(aliases: Aliases, registry: Registry) -> None:
+def test_rollback_restores_the_routing_before_the_last_move(aliases: Aliases, adapters: Adapters) -> None:
     aliases.set("prod", TO[1], ALICE)
     aliases.set("prod", TO[2], ALICE)
-    assert (aliases.rollback("prod", ALICE).adapter_id, registry.adapter("prod").id) == ("demo@1", "demo@1")
+    assert (aliases.rollback("prod", ALICE).adapter_id, adapters.get("prod").id) == ("demo@1", "demo@1")
     assert aliases.rollback("prod", ALICE).adapter_id == "demo@2", "a rollback is a move, so it can be rolled back"
     assert aliases.get("prod").version == 4
 
 
-def test_rollback_to_an_adapter_that_is_gone_says_how_to_go_further_back(aliases: Aliases, database: Database) -> None:
+def test_rollback_to_a_deleted_adapter_has_a_remedy(aliases: Aliases, database: Database) -> None:
     aliases.set("prod", TO[1], ALICE)
     aliases.set("prod", TO[2], ALICE)
     Deletions(database).begin("demo@1")
     moves = ((partial(aliases.rollback, "prod", ALICE), True), (partial(aliases.set, "prod", TO[1], ALICE), False))
-    for move, is_told in moves:
+    for move, has_remedy in moves:
         with pytest.raises(NotFound) as caught:
             move()
-        assert (caught.value.code, "to_version" in caught.value.remedy) == (Code.ADAPTER_NOT_FOUND, is_told)
+        assert (caught.value.code, "to_version" in caught.value.remedy) == (Code.ADAPTER_NOT_FOUND, has_remedy)
 
 
 def test_rollback_to_a_version(aliases: Aliases) -> None:
@@ -150,29 +152,31 @@ def test_rollback_to_a_version(aliases: Aliases) -> None:
         aliases.set("prod", routing, ALICE)
     back = aliases.rollback("prod", ALICE, to_version=2)
     assert (back.version, back.targets, back.shadow) == (4, SPLIT.targets, SPLIT.shadow)
-    assert aliases.rollback("prod", ALICE, to_version=4).version == 4, "it is there already"
+    assert aliases.rollback("prod", ALICE, to_version=4).version == 4, "a move to the present routing is none"
 
 
-def test_deleted_alias_is_gone_and_comes_back(aliases: Aliases, registry: Registry) -> None:
+def test_deleted_alias_is_not_found_and_can_be_rolled_back(aliases: Aliases, adapters: Adapters) -> None:
     aliases.set("prod", SPLIT, ALICE)
     aliases.delete("prod", ALICE, "a mistake")
     assert (aliases.find("prod"), aliases.all()) == (None, [])
     assert code(aliases.get, "prod") == Code.ALIAS_NOT_FOUND
     assert code(aliases.delete, "prod", ALICE) == Code.ALIAS_NOT_FOUND
-    assert code(registry.adapter, "prod") == Code.ADAPTER_NOT_FOUND
+    assert code(adapters.get, "prod") == Code.ADAPTER_NOT_FOUND
     assert aliases.rollback("prod", ALICE).targets == SPLIT.targets
     assert [move.version for move in aliases.history("prod")] == [3, 2, 1]
 
 
 @pytest.mark.parametrize("to_version", [None, 9])
-def test_rollback_without_a_way_back(aliases: Aliases, database: Database, to_version: int | None) -> None:
+def test_rollback_without_an_earlier_version_is_refused(
+    aliases: Aliases, database: Database, to_version: int | None
+) -> None:
     aliases.set("prod", TO[1], ALICE)
     before = snapshot(database)
     assert code(aliases.rollback, "prod", ALICE, to_version=to_version) == Code.ALIAS_VERSION_NOT_FOUND
     assert snapshot(database) == before
 
 
-def test_rollback_to_when_it_was_deleted(aliases: Aliases) -> None:
+def test_rollback_to_a_deleted_state_is_refused(aliases: Aliases) -> None:
     aliases.set("prod", TO[1], ALICE)
     aliases.delete("prod", ALICE)
     aliases.set("prod", TO[2], ALICE)
@@ -181,7 +185,7 @@ def test_rollback_to_when_it_was_deleted(aliases: Aliases) -> None:
     assert aliases.rollback("prod", ALICE, to_version=1).adapter_id == "demo@1"
 
 
-def test_unknown_alias(aliases: Aliases, database: Database) -> None:
+def test_unknown_alias_is_not_found(aliases: Aliases, database: Database) -> None:
     before = snapshot(database)
     assert code(aliases.get, "prod") == Code.ALIAS_NOT_FOUND
     assert code(aliases.history, "prod") == Code.ALIAS_NOT_FOUND
@@ -190,7 +194,7 @@ def test_unknown_alias(aliases: Aliases, database: Database) -> None:
     assert snapshot(database) == before
 
 
-# -- what is refused -----------------------------------------------------------------------------------------------
+# -- refusals -----------------------------------------------------------------------------------------------
 
 
 def two(first: str, second: str) -> Routing:
@@ -216,17 +220,17 @@ def shadowed(adapter: str, shadow: str) -> Routing:
         (shadowed("demo@1", "demo@1"), InvalidRequest, Code.REQUEST_INVALID),
     ],
 )
-def test_places_that_are_refused(
+def test_invalid_targets_are_refused(
     aliases: Aliases,
-    ledger: Ledger,
-    leases: LeaseLedger,
+    jobs: Jobs,
+    leases: Leases,
     database: Database,
     routing: Routing,
     kind: type[MensError],
     expected: Code,
 ) -> None:
     made = [new_adapter("demo@secret", published=False), new_adapter("demo@other", base_model="other", final=False)]
-    leases.finish(claimed(ledger, leases), {}, adapters=made)
+    leases.finish(claimed(jobs, leases), {}, adapters=made)
     aliases.set("prod", TO[0], ALICE)
     before = snapshot(database)
     for name in ("prod", "new"):
@@ -254,16 +258,16 @@ def test_move_from_an_old_version_is_refused(aliases: Aliases, database: Databas
     assert aliases.rollback("prod", ALICE, expected=2).version == 3
 
 
-# -- at once -------------------------------------------------------------------------------------------------------
+# -- concurrency -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("known", [True, False])
-def test_moves_at_once_make_one_history(aliases: Aliases, known: bool) -> None:
-    # Fails on PostgreSQL while a row, new or old, is not held from the look at its version to the record of its move.
+def test_concurrent_moves_make_one_history(aliases: Aliases, known: bool) -> None:
+    # Fails on PostgreSQL unless a row, new or existing, is locked from the reading of its version to the record of its move.
     for name in ("prod", "beta"):
         if known:
             aliases.set(name, SPLIT, ALICE)
-        at_once(4, lambda number: aliases.set(name, TO[number], Mover(id=f"key-{number}", name="x")))  # noqa: B023
+        at_once(4, lambda number: aliases.set(name, TO[number], Actor(id=f"key-{number}", name="x")))  # noqa: B023
         moves = aliases.history(name)
         assert [move.version for move in moves] == list(range(4 + known, 0, -1))
         assert {move.after.main for move in moves[:4] if move.after} == {f"demo@{number}" for number in range(4)}
@@ -271,7 +275,7 @@ def test_moves_at_once_make_one_history(aliases: Aliases, known: bool) -> None:
         assert moves[0].after == Routing(targets=aliases.get(name).targets)
 
 
-def test_of_many_that_saw_the_same_version_one_moves(aliases: Aliases) -> None:
+def test_one_of_several_moves_from_the_same_version_succeeds(aliases: Aliases) -> None:
     aliases.set("prod", TO[0], ALICE)
 
     def one(number: int) -> str:
@@ -284,17 +288,17 @@ def test_of_many_that_saw_the_same_version_one_moves(aliases: Aliases) -> None:
     assert aliases.get("prod").version == 2
 
 
-# -- releases ------------------------------------------------------------------------------------------------------
+# -- other releases ------------------------------------------------------------------------------------------------------
 
 
-def test_aliases_from_before_moves_were_recorded_are_taken_over(empty_url: str) -> None:
+def test_migration_records_a_move_of_every_existing_alias(empty_url: str) -> None:
     migrate(empty_url, "0001")
     database = Database(empty_url)
     write_rows(database)
     migrate(empty_url)
     aliases = Aliases(database)
     assert (aliases.get("prod").targets, aliases.get("prod").version) == (Routing.to("demo@1").targets, 1)
-    assert [told(move) for move in aliases.history("prod")] == [
+    assert [recorded(move) for move in aliases.history("prod")] == [
         (1, "set", "migration", "migration", "It was there before moves were recorded.", None, Routing.to("demo@1"))
     ]
     aliases.set("prod", Routing.to("demo@2"), ALICE)
@@ -302,7 +306,9 @@ def test_aliases_from_before_moves_were_recorded_are_taken_over(empty_url: str) 
     database.close()
 
 
-def test_worker_of_the_release_before_moves_an_alias(aliases: Aliases, database: Database, registry: Registry) -> None:
+def test_worker_of_the_previous_release_moves_an_alias(
+    aliases: Aliases, database: Database, adapters: Adapters
+) -> None:
     aliases.set("prod", SPLIT, ALICE)
     new = "INSERT INTO aliases (name, version, moved_at) VALUES (:name, 0, 5000) ON CONFLICT DO NOTHING"
     routing = json.dumps(TO[0].model_dump(mode="json"))
@@ -317,6 +323,6 @@ def test_worker_of_the_release_before_moves_an_alias(aliases: Aliases, database:
                 session.execute(text(statement), {"name": name, "routing": routing})
     for name in ("prod", "new"):
         assert aliases.get(name).targets == TO[0].targets
-        assert registry.adapter(name).id == "demo@0"
+        assert adapters.get(name).id == "demo@0"
         aliases.set(name, TO[1], ALICE)
         assert aliases.rollback(name, ALICE).adapter_id == "demo@0"

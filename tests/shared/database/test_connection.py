@@ -1,4 +1,4 @@
-"""The database behind its two doors: one block, one transaction; and the migrations make the tables of the code."""
+"""Database connections: one block is one transaction, and the migrations make the tables of the code."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from hypothesis import strategies as st
 from sqlalchemy import create_engine, inspect, text
 
 from api.migrate import migrate
-from shared.db import Database
+from shared.database.connection import Database
+from shared.database.jobs import Jobs
+from shared.database.keys import Keys
+from shared.database.tables import Base, UtcTime
 from shared.errors import Code, Unavailable
-from shared.keys import Keys
-from shared.ledger import Ledger
-from shared.tables import Base, UtcTime
-from tests.postgres import PostgresServer, free_port
-from tests.shared.samples import at_once, snapshot, submission
+from tests.support.builders import at_once, snapshot, submission
+from tests.support.ports import free_port
+from tests.support.postgres import PostgresServer
 
 KEY = "INSERT INTO api_keys (id, name, secret_sha256, created_at) VALUES ('1', 'n', 's', 1)"
 EVENT = "INSERT INTO events (job_id, created_at, level, type, message, data) VALUES ('none', 1, 'info', 'x', 'm', '{}')"
@@ -28,8 +29,8 @@ EARLIEST, LATEST = datetime(1971, 1, 1), datetime(2200, 1, 1)  # noqa: DTZ001 (H
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
-def dead_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """URL of a database that is not there."""
+def unreachable_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """URL of a database that cannot be reached."""
     if request.param == "sqlite":
         return f"sqlite:///{tmp_path}/no/such/folder/mens.db"
     return f"postgresql+psycopg://postgres@127.0.0.1:{free_port()}/mens"
@@ -47,7 +48,7 @@ def test_migrations_from_empty_make_the_tables_of_the_code(empty_url: str) -> No
 def test_migrating_again_is_harmless(empty_url: str) -> None:
     migrate(empty_url)
     database = Database(empty_url)
-    Ledger(database).submit(submission())
+    Jobs(database).submit(submission())
     migrate(empty_url)
     assert len(snapshot(database)["jobs"]) == 1
     database.close()
@@ -60,13 +61,13 @@ def test_every_table_has_a_named_primary_key(database: Database) -> None:
     }
 
 
-def test_dead_database_is_unavailable_in_every_door(dead_url: str) -> None:
-    database = Database(dead_url)
+def test_unreachable_database_is_unavailable_in_every_verb(unreachable_url: str) -> None:
+    database = Database(unreachable_url)
     started = time.monotonic()
     calls = [
         database.ping,
-        lambda: Ledger(database).get("ftjob-1"),
-        lambda: Ledger(database).submit(submission()),
+        lambda: Jobs(database).get("ftjob-1"),
+        lambda: Jobs(database).submit(submission()),
         lambda: Keys(database).authenticate("mens-x"),
         lambda: Keys(database).create("x"),
     ]
@@ -80,7 +81,7 @@ def test_dead_database_is_unavailable_in_every_door(dead_url: str) -> None:
 
 
 @pytest.mark.postgres
-def test_cut_connections_are_replaced(postgres_server: PostgresServer) -> None:
+def test_terminated_connections_are_replaced(postgres_server: PostgresServer) -> None:
     url = postgres_server.fresh_url()
     database = Database(url)
     database.ping()
@@ -93,7 +94,7 @@ def test_cut_connections_are_replaced(postgres_server: PostgresServer) -> None:
     postgres_server.give_back(url)
 
 
-def test_living_database_answers(database: Database) -> None:
+def test_ping_of_a_running_database(database: Database) -> None:
     database.ping()
 
 
@@ -112,7 +113,7 @@ def test_read_block_writes_nothing(database: Database) -> None:
     assert snapshot(database) == before
 
 
-def test_writers_queue_up_and_lose_nothing(database: Database) -> None:
+def test_concurrent_writers_lose_no_update(database: Database) -> None:
     """Read, then write: a writer that began with a read lock would fail halfway, or write over another's number."""
     keys = Keys(database)
     key, _ = keys.create("0")
@@ -128,14 +129,14 @@ def test_writers_queue_up_and_lose_nothing(database: Database) -> None:
     assert [(found.id, found.name) for found in keys.all()] == [(key.id, "20")]
 
 
-def test_foreign_keys_are_kept(database: Database) -> None:
+def test_foreign_keys_are_enforced(database: Database) -> None:
     from sqlalchemy.exc import IntegrityError
 
     with pytest.raises(IntegrityError), database.write() as session:
         session.execute(text(EVENT))
 
 
-def test_clock_is_aware_and_right(database: Database) -> None:
+def test_database_clock_is_aware_and_correct(database: Database) -> None:
     with database.read() as session:
         assert abs(database.now(session) - datetime.now(UTC)) < timedelta(seconds=5)
 
@@ -153,11 +154,11 @@ def test_times_are_stored_as_milliseconds_in_order(moment: datetime) -> None:
     assert kind.process_bind_param(None, dialect) is kind.process_result_value(None, dialect) is None
 
 
-def test_who_listens_hears_of_every_write_that_was_made(database: Database) -> None:
+def test_after_write_listeners_are_called_after_commits_only(database: Database) -> None:
     keys: list[int] = []
     database.after_write.append(lambda: keys.append(len(Keys(database).all())))
     Keys(database).create("one")
-    assert keys == [1], "it is there already"
+    assert keys == [1], "the listener reads what was committed"
     with pytest.raises(ZeroDivisionError), database.write() as session:
         session.execute(text("DELETE FROM api_keys"))
         raise ZeroDivisionError

@@ -1,4 +1,4 @@
-"""Random walks through the ledger's verbs (SQLite), beside a model of a few lines that says what must be true."""
+"""Random sequences of the verbs of jobs and leases (SQLite), compared with a model of a few lines."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from shared.db import Database
+from shared.database.connection import Database
+from shared.database.job_states import FINAL, JobState
+from shared.database.jobs import Jobs
+from shared.database.leases import BACKOFF_SECONDS, MAX_FAILURES, Lease, Leases
+from shared.database.records import NewEvent
 from shared.errors import Code, Conflict, JobFailed, LeaseLost
-from shared.job import NewEvent
-from shared.jobstate import FINAL, State
-from shared.lease import BACKOFF_SECONDS, MAX_FAILURES, Lease, LeaseLedger
-from shared.ledger import Ledger
-from tests.shared.samples import new_adapter, submission
+from tests.support.builders import new_adapter, submission
 
 LEASE_SECONDS = 30
 
 
 @dataclass
 class Model:
-    """What one job must look like."""
+    """The expected state of one job."""
 
     state: str = "queued"
     requested: str | None = None
@@ -60,8 +60,8 @@ class Model:
         return self.state == "queued" and (self.not_before is None or self.not_before <= now)
 
 
-class LedgerMachine(RuleBasedStateMachine):
-    """Each rule does one verb to the ledger and to the model; the invariant compares them."""
+class JobsMachine(RuleBasedStateMachine):
+    """Each rule applies one verb to the database and to the model; the invariant compares them."""
 
     template: Path
     jobs = Bundle("jobs")
@@ -74,7 +74,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self.now = datetime(2026, 1, 1, tzinfo=UTC)
         self.database = Database(f"sqlite:///{self.folder}/mens.db")
         self.database.now = lambda session: self.now  # type: ignore[method-assign]
-        self.ledger, self.lessor = Ledger(self.database), LeaseLedger(self.database, LEASE_SECONDS)
+        self.verbs, self.worker = Jobs(self.database), Leases(self.database, LEASE_SECONDS)
         self.models: dict[str, Model] = {}
 
     def teardown(self) -> None:
@@ -84,14 +84,14 @@ class LedgerMachine(RuleBasedStateMachine):
     @precondition(lambda self: sum(model.state not in FINAL for model in self.models.values()) < 2)
     @rule(target=jobs)
     def submit(self) -> str:
-        job, _ = self.ledger.submit(submission())
+        job, _ = self.verbs.submit(submission())
         self.models[job.id] = Model()
         return job.id
 
     @rule(target=leases, job=jobs)
     def claim(self, job: str) -> object:
         model = self.models[job]
-        lease = self.lessor.claim(job, "worker")
+        lease = self.worker.claim(job, "worker")
         assert (lease is not None) == model.ready(self.now)
         if lease is None:
             return multiple()
@@ -102,9 +102,9 @@ class LedgerMachine(RuleBasedStateMachine):
         return lease
 
     @rule(job=jobs, verb=st.sampled_from(["cancel", "pause", "resume"]))
-    def ask(self, job: str, verb: str) -> None:
+    def request(self, job: str, verb: str) -> None:
         model = self.models[job]
-        call: Callable[[str], object] = getattr(self.ledger, verb)
+        call: Callable[[str], object] = getattr(self.verbs, verb)
         if verb == "resume":
             allowed = model.state == "paused"
         elif model.state == "running":
@@ -123,37 +123,37 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @rule(lease=leases)
     def heartbeat(self, lease: Lease) -> None:
-        if self.write(lease, lambda: self.lessor.heartbeat(lease)):
+        if self.write(lease, lambda: self.worker.heartbeat(lease)):
             self.models[lease.job.id].expires = self.now + timedelta(seconds=LEASE_SECONDS)
 
     @rule(lease=leases)
     def report(self, lease: Lease) -> None:
-        self.write(lease, lambda: self.lessor.report(lease, events=[NewEvent(message="step")]))
+        self.write(lease, lambda: self.worker.report(lease, events=[NewEvent(message="step")]))
 
     @precondition(lambda self: len(self.models) % 2 == 0)  # every other job lives longer
     @rule(lease=leases)
     def finish(self, lease: Lease) -> None:
         adapter = new_adapter(f"demo@{lease.job.id}")
-        if self.write(lease, lambda: self.lessor.finish(lease, {}, adapters=[adapter], alias="prod")):
+        if self.write(lease, lambda: self.worker.finish(lease, {}, adapters=[adapter], alias="prod")):
             self.models[lease.job.id].to("succeeded")
 
     @rule(lease=leases, retryable=st.sampled_from([True, True, True, False]))
     def fail(self, lease: Lease, retryable: bool) -> None:
         model = self.models[lease.job.id]
         if retryable and model.requested:
-            return  # what becomes of a request then is the business of test_lease.py
+            return  # test_leases.py tests what becomes of the request then
         error = JobFailed(Code.TRAINER_CRASHED, "It crashed.", retryable=retryable)
-        if self.write(lease, lambda: self.lessor.fail(lease, error)):
+        if self.write(lease, lambda: self.worker.fail(lease, error)):
             model.fail(self.now, retryable)
 
     @rule(lease=consumes(leases))
     def stop(self, lease: Lease) -> None:
-        if self.write(lease, lambda: self.lessor.stop(lease)):
+        if self.write(lease, lambda: self.worker.stop(lease)):
             self.models[lease.job.id].to("cancelled")
 
     @rule(lease=leases)
     def confirm_pause(self, lease: Lease) -> None:
-        if self.write(lease, lambda: self.lessor.confirm_pause(lease)):
+        if self.write(lease, lambda: self.worker.confirm_pause(lease)):
             model = self.models[lease.job.id]
             model.to("cancelled" if model.requested == "cancel" else "paused")
 
@@ -169,18 +169,18 @@ class LedgerMachine(RuleBasedStateMachine):
                     model.to({"cancel": "cancelled", "pause": "paused"}[model.requested])
                 else:
                     model.fail(self.now, retryable=True)
-        assert set(self.lessor.sweep()) == {job for job, model in self.models.items() if model.ready(self.now)}
+        assert set(self.worker.sweep()) == {job for job, model in self.models.items() if model.ready(self.now)}
 
     @invariant()
-    def ledger_is_as_the_model_says(self) -> None:
+    def database_agrees_with_the_model(self) -> None:
         for job_id, model in self.models.items():
-            job = self.ledger.get(job_id)
+            job = self.verbs.get(job_id)
             assert (job.state, job.requested, job.attempt) == (model.state, model.requested, model.attempt)
             assert (job.finished_at is not None) == (job.state in FINAL)
-            assert (job.error is not None) == (job.state is State.FAILED)
+            assert (job.error is not None) == (job.state is JobState.FAILED)
 
     def write(self, lease: Lease, call: Callable[[], object]) -> bool:
-        """Whether the write was taken; it must be, exactly when the model says that the lease is held."""
+        """Whether the write was accepted, which it must be exactly when the model holds the lease."""
         model = self.models[lease.job.id]
         if model.state == "running" and model.attempt == lease.token:
             call()
@@ -190,6 +190,6 @@ class LedgerMachine(RuleBasedStateMachine):
         return False
 
 
-def test_random_walks_agree_with_the_model(sqlite_template: Path) -> None:
-    LedgerMachine.template = sqlite_template
-    run_state_machine_as_test(LedgerMachine, settings=settings(max_examples=40, stateful_step_count=50, deadline=None))
+def test_random_verbs_agree_with_the_model(sqlite_template: Path) -> None:
+    JobsMachine.template = sqlite_template
+    run_state_machine_as_test(JobsMachine, settings=settings(max_examples=40, stateful_step_count=50, deadline=None))

@@ -1,4 +1,4 @@
-"""API keys on both databases: secrets open once shown, tenants are apart, a revoked key stays revoked."""
+"""API keys on both databases: secrets, limits, tenants, revocation."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import pytest
 from pydantic import ValidationError
 from sqlalchemy import text
 
-from shared.changes import Changes
-from shared.db import Database
+from shared.database.change_counter import Changes
+from shared.database.connection import Database
+from shared.database.keys import Keys
+from shared.database.tenancy import SHARED, KeyLimits, Role
 from shared.errors import Code, Conflict, MensError, NotFound, Unauthenticated
-from shared.keys import Keys
-from shared.tenancy import SHARED, KeyLimits, Role
-from tests.shared.samples import at_once, snapshot
+from tests.support.builders import at_once, snapshot
 
 
 def code(call: Any, *arguments: Any) -> str:
@@ -36,7 +36,7 @@ def test_plain_key_is_an_admin_of_shared_without_limits(keys: Keys) -> None:
     assert (key.tenant, key.role, key.requests_per_minute, key.concurrent_requests) == (SHARED, Role.ADMIN, None, None)
 
 
-def test_key_of_the_release_before_is_an_admin_of_shared(keys: Keys, database: Database) -> None:
+def test_key_of_the_previous_release_is_an_admin_of_shared(keys: Keys, database: Database) -> None:
     with database.write() as session:
         columns = "id, name, secret_sha256, created_at"
         session.execute(text(f"INSERT INTO api_keys ({columns}) VALUES ('key-0', 'old', '{'0' * 64}', 1)"))
@@ -66,7 +66,7 @@ def test_limits_change_one_by_one(keys: Keys) -> None:
     assert keys.all()[1] == other
 
 
-def test_limits_of_a_revoked_key_stay(keys: Keys, database: Database) -> None:
+def test_limits_of_a_revoked_key_cannot_change(keys: Keys, database: Database) -> None:
     key, _ = keys.create("bot")
     keys.revoke(key.id)
     before = snapshot(database)
@@ -74,7 +74,7 @@ def test_limits_of_a_revoked_key_stay(keys: Keys, database: Database) -> None:
     assert snapshot(database) == before
 
 
-def test_a_live_keys_name_is_taken_in_its_tenant(keys: Keys, database: Database) -> None:
+def test_name_of_an_unrevoked_key_is_taken_in_its_tenant(keys: Keys, database: Database) -> None:
     first, _ = keys.create("bot", "acme")
     before = snapshot(database)
     with pytest.raises(Conflict) as taken:
@@ -91,7 +91,7 @@ def test_a_live_keys_name_is_taken_in_its_tenant(keys: Keys, database: Database)
     assert second.id != first.id
 
 
-def test_of_many_who_want_a_name_at_once_one_gets_it(keys: Keys) -> None:
+def test_concurrent_creations_with_one_name_succeed_once(keys: Keys) -> None:
     def create(_: int) -> str:
         try:
             return keys.create("bot")[0].id
@@ -103,7 +103,7 @@ def test_of_many_who_want_a_name_at_once_one_gets_it(keys: Keys) -> None:
     assert [key.id for key in keys.all()] == sorted(made)[5:]
 
 
-def test_tenants_keys_are_apart(keys: Keys, database: Database) -> None:
+def test_keys_belong_to_a_tenant(keys: Keys, database: Database) -> None:
     mine, theirs = keys.create("one", "acme")[0], keys.create("two", "other")[0]
     assert keys.all("acme") == [mine]
     assert keys.all() == [mine, theirs]
@@ -116,7 +116,7 @@ def test_tenants_keys_are_apart(keys: Keys, database: Database) -> None:
     assert code(keys.limit, theirs.id, KeyLimits(requests_per_minute=1), "acme") == Code.KEY_NOT_FOUND
     assert snapshot(database) == before
     assert keys.revoke(mine.id, "acme").revoked_at
-    assert keys.revoke(theirs.id).revoked_at, "whoever has the database may revoke any"
+    assert keys.revoke(theirs.id).revoked_at, "without a tenant any key can be revoked"
 
 
 def test_every_change_is_counted_once(keys: Keys, database: Database) -> None:
@@ -135,7 +135,7 @@ def test_every_change_is_counted_once(keys: Keys, database: Database) -> None:
     assert changes.count() == 3
 
 
-def test_key_opens_and_its_secret_is_stored_nowhere(keys: Keys, database: Database) -> None:
+def test_secret_authenticates_and_is_not_stored(keys: Keys, database: Database) -> None:
     key, secret = keys.create("laptop")
     assert secret.startswith("mens-")
     assert len(secret) >= 40
@@ -155,7 +155,7 @@ def test_wrong_secret_is_refused(keys: Keys, wrong: str) -> None:
     assert caught.value.code is Code.KEY_INVALID
 
 
-def test_hash_does_not_open(keys: Keys) -> None:
+def test_stored_hash_does_not_authenticate(keys: Keys) -> None:
     _, secret = keys.create("laptop")
     assert code(keys.authenticate, hashlib.sha256(secret.encode()).hexdigest()) == Code.KEY_INVALID
 
@@ -169,7 +169,7 @@ def test_revoked_key_is_refused_and_the_others_are_not(keys: Keys) -> None:
     assert {key.id: key.revoked_at is None for key in keys.all()} == {first.id: False, second.id: True}
 
 
-def test_revoking_again_keeps_the_first_time(keys: Keys) -> None:
+def test_repeated_revocation_changes_nothing(keys: Keys) -> None:
     key, _ = keys.create("laptop")
     keys.revoke(key.id)
     [first] = keys.all()

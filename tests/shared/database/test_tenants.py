@@ -1,4 +1,4 @@
-"""Tenants on both databases: each sees its own things and the shared ones, and changes its own only."""
+"""Tenants on both databases: each sees its own things and the shared ones, and changes only its own."""
 
 from __future__ import annotations
 
@@ -13,22 +13,23 @@ from alembic.config import Config
 from sqlalchemy import text
 
 from api.migrate import MIGRATIONS, migrate
-from shared.aliases import Aliases, Mover
-from shared.changes import Changes
-from shared.db import Database
+from shared.database.adapters import Adapters, NewAdapter
+from shared.database.aliases import Actor, Aliases
+from shared.database.change_counter import Changes
+from shared.database.connection import Database
+from shared.database.files import Files
+from shared.database.jobs import Jobs
+from shared.database.keys import Keys
+from shared.database.leases import Leases, ResultFile
+from shared.database.routing import Routing
+from shared.database.tables import AdapterRow
+from shared.database.tenancy import BEFORE_TENANTS, SHARED, Role, visible_to
 from shared.errors import Code, Forbidden, MensError
-from shared.keys import Keys
-from shared.lease import LeaseLedger, ResultFile
-from shared.ledger import Ledger
-from shared.registry import NewAdapter, Registry
-from shared.routing import Routing
-from shared.tables import AdapterRow
-from shared.tenancy import BEFORE_TENANTS, SHARED, Role, visible_to
-from tests.shared.old_rows import JOB, write_rows
-from tests.shared.samples import claimed, new_adapter, snapshot, submission
+from tests.support.builders import claimed, new_adapter, snapshot, submission
+from tests.support.legacy_rows import JOB, write_rows
 
 TENANTS = ("acme", "other", SHARED)
-BY = Mover(id="key-1", name="alice")
+BY = Actor(id="key-1", name="alice")
 
 
 def code(call: Callable[..., Any], *arguments: Any, **options: Any) -> str:
@@ -37,9 +38,9 @@ def code(call: Callable[..., Any], *arguments: Any, **options: Any) -> str:
     return caught.value.code
 
 
-def finish(ledger: Ledger, leases: LeaseLedger, tenant: str, *made: NewAdapter, **options: Any) -> str:
+def finish(jobs: Jobs, leases: Leases, tenant: str, *made: NewAdapter, **options: Any) -> str:
     """A job of a tenant that made these adapters; its id."""
-    lease = claimed(ledger.of(tenant), leases)
+    lease = claimed(jobs.of(tenant), leases)
     leases.finish(lease, {}, adapters=list(made), **options)
     return lease.job.id
 
@@ -51,7 +52,7 @@ def ids(things: list[Any]) -> list[str]:
 # -- rules ---------------------------------------------------------------------------------------------------------
 
 
-def test_who_sees_whom() -> None:
+def test_tenant_sees_itself_and_shared() -> None:
     assert visible_to("acme") == ("acme", SHARED)
     assert visible_to(SHARED) == (SHARED,)
 
@@ -65,50 +66,50 @@ def test_each_role_includes_those_before_it() -> None:
 # -- files ---------------------------------------------------------------------------------------------------------
 
 
-def add(registry: Registry, tenant: str, **changes: Any) -> str:
+def add(files: Files, tenant: str, **changes: Any) -> str:
     fields = {"filename": f"{tenant}.jsonl", "purpose": "fine-tune", "size": 1, "sha256": "a" * 64} | changes
-    return registry.of(tenant).add_file(**fields).id
+    return files.of(tenant).add(**fields).id
 
 
-def test_files_are_seen_and_deleted_by_the_right_ones(registry: Registry, database: Database) -> None:
-    file = {tenant: add(registry, tenant) for tenant in TENANTS}
-    acme = registry.of("acme")
-    assert ids(acme.files(after=None, limit=9, purpose=None, newest_first=False)) == [file["acme"], file[SHARED]]
-    assert (acme.file(file["acme"]).tenant, acme.file(file[SHARED]).tenant) == ("acme", SHARED)
+def test_tenant_sees_shared_files_and_deletes_only_its_own(files: Files, database: Database) -> None:
+    file = {tenant: add(files, tenant) for tenant in TENANTS}
+    acme = files.of("acme")
+    assert ids(acme.list(after=None, limit=9, purpose=None, newest_first=False)) == [file["acme"], file[SHARED]]
+    assert (acme.get(file["acme"]).tenant, acme.get(file[SHARED]).tenant) == ("acme", SHARED)
     before = snapshot(database)
-    assert code(acme.file, file["other"]) == code(acme.delete_file, file["other"]) == Code.FILE_NOT_FOUND
-    assert code(acme.delete_file, file[SHARED]) == Code.TENANT_FORBIDDEN
-    assert code(registry.of(SHARED).delete_file, file["acme"]) == Code.FILE_NOT_FOUND
+    assert code(acme.get, file["other"]) == code(acme.delete, file["other"]) == Code.FILE_NOT_FOUND
+    assert code(acme.delete, file[SHARED]) == Code.TENANT_FORBIDDEN
+    assert code(files.of(SHARED).delete, file["acme"]) == Code.FILE_NOT_FOUND
     assert snapshot(database) == before
-    assert [registry.of(tenant).delete_file(file[tenant]) for tenant in TENANTS] == [None, None, "a" * 64], (
-        "equal files of two tenants are one blob, which goes with the last"
+    assert [files.of(tenant).delete(file[tenant]) for tenant in TENANTS] == [None, None, "a" * 64], (
+        "equal files of two tenants are one blob, which is deleted with the last"
     )
 
 
-def test_shared_file_is_kept_for_a_job_that_its_owner_cannot_see(registry: Registry, ledger: Ledger) -> None:
-    file_id = add(registry, SHARED)
-    job, _ = ledger.of("acme").submit(submission(extra={"training_file": file_id}))
+def test_shared_file_is_kept_for_a_job_of_another_tenant(files: Files, jobs: Jobs) -> None:
+    file_id = add(files, SHARED)
+    job, _ = jobs.of("acme").submit(submission(extra={"training_file": file_id}))
     with pytest.raises(MensError) as caught:
-        registry.delete_file(file_id)
+        files.delete(file_id)
     assert caught.value.code is Code.FILE_IN_USE
     assert job.id not in str(caught.value)
 
 
-def test_expired_files_of_every_tenant_go(registry: Registry) -> None:
+def test_expired_files_of_every_tenant_are_deleted(files: Files) -> None:
     past = datetime(2020, 1, 1, tzinfo=UTC)
-    file = {tenant: add(registry, tenant, sha256=tenant, expires_at=past) for tenant in TENANTS}
-    assert sorted(registry.delete_expired_files()) == sorted(TENANTS)
-    assert {code(registry.of(tenant).file, file[tenant]) for tenant in TENANTS} == {Code.FILE_NOT_FOUND}
+    file = {tenant: add(files, tenant, sha256=tenant, expires_at=past) for tenant in TENANTS}
+    assert sorted(files.delete_expired()) == sorted(TENANTS)
+    assert {code(files.of(tenant).get, file[tenant]) for tenant in TENANTS} == {Code.FILE_NOT_FOUND}
 
 
 # -- jobs ----------------------------------------------------------------------------------------------------------
 
 
-def test_jobs_are_seen_by_the_right_ones(ledger: Ledger) -> None:
-    job = {tenant: ledger.of(tenant).submit(submission(labels={"a": "b"}))[0] for tenant in TENANTS}
+def test_tenant_sees_its_own_and_shared_jobs(jobs: Jobs) -> None:
+    job = {tenant: jobs.of(tenant).submit(submission(labels={"a": "b"}))[0] for tenant in TENANTS}
     assert {tenant: made.tenant for tenant, made in job.items()} == {tenant: tenant for tenant in TENANTS}
-    acme = ledger.of("acme")
-    for found in (acme.list_jobs(), acme.list_jobs(labels={"a": "b"})):
+    acme = jobs.of("acme")
+    for found in (acme.list(), acme.list(labels={"a": "b"})):
         assert ids(found) == [job[SHARED].id, job["acme"].id]
     assert acme.get(job[SHARED].id) == job[SHARED]
     assert len(acme.events(job[SHARED].id)) == len(acme.recent_events(job["acme"].id)) == 1
@@ -118,10 +119,10 @@ def test_jobs_are_seen_by_the_right_ones(ledger: Ledger) -> None:
 
 
 @pytest.mark.parametrize("verb", ["cancel", "pause", "resume"])
-def test_jobs_are_changed_by_their_tenant_only(ledger: Ledger, database: Database, verb: str) -> None:
-    job = {tenant: ledger.of(tenant).submit(submission())[0].id for tenant in TENANTS}
+def test_tenant_changes_only_its_own_jobs(jobs: Jobs, database: Database, verb: str) -> None:
+    job = {tenant: jobs.of(tenant).submit(submission())[0].id for tenant in TENANTS}
     before = snapshot(database)
-    change = getattr(ledger.of("acme"), verb)
+    change = getattr(jobs.of("acme"), verb)
     with pytest.raises(MensError) as foreign:
         change(job["other"])
     with pytest.raises(MensError) as unknown:
@@ -133,68 +134,62 @@ def test_jobs_are_changed_by_their_tenant_only(ledger: Ledger, database: Databas
         assert change(job["acme"]).version == 2
 
 
-def test_what_is_learnt_from_jobs_is_of_those_that_are_seen(ledger: Ledger, leases: LeaseLedger) -> None:
+def test_statistics_cover_only_visible_jobs(jobs: Jobs, leases: Leases) -> None:
     for number, tenant in enumerate(TENANTS):
         memory = {"device": tenant, "predicted_bytes": 10, "peak_bytes": 11}
-        leases.finish(claimed(ledger.of(tenant), leases), {"memory": memory, "tokens_per_second": number + 1.0})
-    assert [line.device for line in ledger.of("acme").memory_accuracy()] == ["acme", SHARED]
-    assert ledger.of("other").training_rate("tiny") == 3.0
-    assert ledger.of("nobody").training_rate("tiny") == 3.0
+        leases.finish(claimed(jobs.of(tenant), leases), {"memory": memory, "tokens_per_second": number + 1.0})
+    assert [line.device for line in jobs.of("acme").memory_accuracy()] == ["acme", SHARED]
+    assert jobs.of("other").training_rate("tiny") == 3.0
+    assert jobs.of("nobody").training_rate("tiny") == 3.0
 
 
-def test_what_a_job_makes_is_its_tenants(
-    ledger: Ledger, leases: LeaseLedger, registry: Registry, database: Database
+def test_results_of_a_job_belong_to_its_tenant(
+    jobs: Jobs, leases: Leases, files: Files, adapters: Adapters, database: Database
 ) -> None:
-    lease = claimed(ledger.of("acme"), leases)
+    lease = claimed(jobs.of("acme"), leases)
     result = ResultFile("metrics.csv", 3, "f" * 64)
     job = leases.finish(lease, {}, adapters=[new_adapter("demo@1")], alias="prod", files=[result])
-    leases.quarantine(claimed(ledger.of("acme"), leases), new_adapter("bad@1", published=False, certificates={"a": 1}))
+    leases.quarantine(claimed(jobs.of("acme"), leases), new_adapter("bad@1", published=False, certificates={"a": 1}))
     [file_id] = job.result["result_files"]
-    assert registry.of("acme").file(file_id).tenant == "acme"
-    assert registry.of("acme").adapter("prod").id == "demo@1"
+    assert files.of("acme").get(file_id).tenant == "acme"
+    assert adapters.of("acme").get("prod").id == "demo@1"
     assert Aliases(database, "acme").get("prod").tenant == "acme"
-    assert {adapter.tenant for adapter in registry.of("acme").adapters()} == {"acme"}
+    assert {adapter.tenant for adapter in adapters.of("acme").list()} == {"acme"}
     for tenant in ("other", SHARED):
-        assert code(registry.of(tenant).file, file_id) == Code.FILE_NOT_FOUND
-        assert {code(registry.of(tenant).adapter, name) for name in ("demo@1", "prod", "bad@1")} == {
-            Code.ADAPTER_NOT_FOUND
-        }
+        assert code(files.of(tenant).get, file_id) == Code.FILE_NOT_FOUND
+        assert {code(adapters.of(tenant).get, name) for name in ("demo@1", "prod", "bad@1")} == {Code.ADAPTER_NOT_FOUND}
         assert Aliases(database, tenant).find("prod") is None
 
 
 # -- adapters ------------------------------------------------------------------------------------------------------
 
 
-def test_adapters_of_others_are_not_there(ledger: Ledger, leases: LeaseLedger, registry: Registry) -> None:
+def test_tenant_sees_its_own_and_shared_adapters(jobs: Jobs, leases: Leases, adapters: Adapters) -> None:
     for tenant in TENANTS:
-        finish(ledger, leases, tenant, new_adapter(f"{tenant}@1"))
-    acme = registry.of("acme")
-    assert sorted(ids(acme.adapters())) == sorted(ids(acme.adapters(published_only=True))) == ["acme@1", "shared@1"]
-    assert sorted(ids(acme.adapters(ids=["acme@1", "other@1"]))) == ["acme@1"]
-    assert code(acme.adapter, "other@1") == Code.ADAPTER_NOT_FOUND
-    assert ids(registry.of(SHARED).adapters()) == ["shared@1"]
+        finish(jobs, leases, tenant, new_adapter(f"{tenant}@1"))
+    acme = adapters.of("acme")
+    assert sorted(ids(acme.list())) == sorted(ids(acme.list(published_only=True))) == ["acme@1", "shared@1"]
+    assert sorted(ids(acme.list(ids=["acme@1", "other@1"]))) == ["acme@1"]
+    assert code(acme.get, "other@1") == Code.ADAPTER_NOT_FOUND
+    assert ids(adapters.of(SHARED).list()) == ["shared@1"]
 
 
-def test_same_content_of_two_tenants_is_one_thing_with_two_records(
-    ledger: Ledger, leases: LeaseLedger, registry: Registry
-) -> None:
-    job = {tenant: finish(ledger, leases, tenant, new_adapter("demo@1")) for tenant in TENANTS}
+def test_same_content_of_two_tenants_has_two_records(jobs: Jobs, leases: Leases, adapters: Adapters) -> None:
+    job = {tenant: finish(jobs, leases, tenant, new_adapter("demo@1")) for tenant in TENANTS}
     for tenant in TENANTS:
-        [adapter] = registry.of(tenant).adapters()
+        [adapter] = adapters.of(tenant).list()
         assert (adapter.tenant, adapter.job_id) == (tenant, job[tenant])
-        assert registry.of(tenant).adapter("demo@1") == adapter
+        assert adapters.of(tenant).get("demo@1") == adapter
 
 
-# Fails while a tenant's own record that was never published hides the shared one that can be asked.
-def test_of_two_records_the_one_that_can_be_asked_counts(
-    ledger: Ledger, leases: LeaseLedger, registry: Registry
-) -> None:
-    finish(ledger, leases, "acme", new_adapter("demo@1", published=False))
-    assert registry.of("acme").adapter("demo@1").state == "stored"
-    finish(ledger, leases, SHARED, new_adapter("demo@1"))
-    found = registry.of("acme").adapter("demo@1")
+# Fails while a tenant's own record that was never published hides the shared one that is published.
+def test_of_two_records_the_published_one_is_found(jobs: Jobs, leases: Leases, adapters: Adapters) -> None:
+    finish(jobs, leases, "acme", new_adapter("demo@1", published=False))
+    assert adapters.of("acme").get("demo@1").state == "stored"
+    finish(jobs, leases, SHARED, new_adapter("demo@1"))
+    found = adapters.of("acme").get("demo@1")
     assert (found.state, found.tenant) == ("published", SHARED)
-    assert registry.of("acme").adapters() == registry.of("acme").adapters(published_only=True) == [found]
+    assert adapters.of("acme").list() == adapters.of("acme").list(published_only=True) == [found]
 
 
 def delete(database: Database, tenant: str, adapter_id: str, *, done: bool = False) -> None:
@@ -205,28 +200,28 @@ def delete(database: Database, tenant: str, adapter_id: str, *, done: bool = Fal
 
 
 @pytest.mark.parametrize("done", [False, True])
-def test_adapter_that_is_deleted_is_not_there_but_its_record_is(
-    ledger: Ledger, leases: LeaseLedger, registry: Registry, database: Database, done: bool
+def test_deleted_adapter_is_not_found_but_its_record_is(
+    jobs: Jobs, leases: Leases, adapters: Adapters, database: Database, done: bool
 ) -> None:
-    finish(ledger, leases, "acme", new_adapter("demo@1"), alias="prod")
+    finish(jobs, leases, "acme", new_adapter("demo@1"), alias="prod")
     delete(database, "acme", "demo@1", done=done)
-    acme, aliases = registry.of("acme"), Aliases(database, "acme")
-    assert acme.adapters() == acme.adapters(ids=["demo@1"]) == acme.adapters(published_only=True) == []
-    assert code(acme.adapter, "demo@1") == code(acme.adapter, "prod") == Code.ADAPTER_NOT_FOUND
-    assert acme.adapter("demo@1", deleted=True).state == ("deleted" if done else "deleting")
+    acme, aliases = adapters.of("acme"), Aliases(database, "acme")
+    assert acme.list() == acme.list(ids=["demo@1"]) == acme.list(published_only=True) == []
+    assert code(acme.get, "demo@1") == code(acme.get, "prod") == Code.ADAPTER_NOT_FOUND
+    assert acme.get("demo@1", deleted=True).state == ("deleted" if done else "deleting")
     assert code(aliases.set, "new", Routing.to("demo@1"), BY) == Code.ADAPTER_NOT_FOUND
-    assert code(registry.of("other").adapter, "demo@1", deleted=True) == Code.ADAPTER_NOT_FOUND
-    finish(ledger, leases, SHARED, new_adapter("demo@1"))
-    assert acme.adapter("demo@1").tenant == acme.adapter("demo@1", deleted=True).tenant == SHARED
+    assert code(adapters.of("other").get, "demo@1", deleted=True) == Code.ADAPTER_NOT_FOUND
+    finish(jobs, leases, SHARED, new_adapter("demo@1"))
+    assert acme.get("demo@1").tenant == acme.get("demo@1", deleted=True).tenant == SHARED
 
 
-def test_deleted_adapter_that_is_trained_again_is_there_again(
-    ledger: Ledger, leases: LeaseLedger, registry: Registry, database: Database
+def test_deleted_adapter_that_is_trained_again_is_published(
+    jobs: Jobs, leases: Leases, adapters: Adapters, database: Database
 ) -> None:
-    finish(ledger, leases, SHARED, new_adapter("demo@1"))
+    finish(jobs, leases, SHARED, new_adapter("demo@1"))
     delete(database, SHARED, "demo@1", done=True)
-    job_id = finish(ledger, leases, SHARED, new_adapter("demo@1", metrics={"loss": 1.0}))
-    found = registry.adapter("demo@1")
+    job_id = finish(jobs, leases, SHARED, new_adapter("demo@1", metrics={"loss": 1.0}))
+    found = adapters.get("demo@1")
     assert (found.state, found.job_id, found.metrics) == ("published", job_id, {"loss": 1.0})
 
 
@@ -234,10 +229,10 @@ def test_deleted_adapter_that_is_trained_again_is_there_again(
 
 
 @pytest.fixture
-def published(ledger: Ledger, leases: LeaseLedger) -> None:
+def published(jobs: Jobs, leases: Leases) -> None:
     """An adapter of each tenant, named after it."""
     for tenant in TENANTS:
-        finish(ledger, leases, tenant, new_adapter(f"{tenant}@1"), new_adapter(f"{tenant}@2", final=False))
+        finish(jobs, leases, tenant, new_adapter(f"{tenant}@1"), new_adapter(f"{tenant}@2", final=False))
 
 
 def alias_to(database: Database, tenant: str, name: str, adapter_id: str) -> None:
@@ -245,31 +240,29 @@ def alias_to(database: Database, tenant: str, name: str, adapter_id: str) -> Non
 
 
 @pytest.mark.usefixtures("published")
-def test_a_job_whose_alias_hides_the_shared_one_says_so(
-    database: Database, ledger: Ledger, leases: LeaseLedger
-) -> None:
+def test_job_reports_that_its_alias_hides_the_shared_one(database: Database, jobs: Jobs, leases: Leases) -> None:
     alias_to(database, SHARED, "prod", "shared@1")
 
-    def told(tenant: str, number: int) -> str:
-        job_id = finish(ledger, leases, tenant, new_adapter(f"{tenant}@{number}"), alias="prod")
-        return ledger.of(tenant).events(job_id)[-1].message.partition(". ")[2]
+    def message_of(tenant: str, number: int) -> str:
+        job_id = finish(jobs, leases, tenant, new_adapter(f"{tenant}@{number}"), alias="prod")
+        return jobs.of(tenant).events(job_id)[-1].message.partition(". ")[2]
 
     hidden = "The alias prod points to it and hides shared's alias prod from acme, until it is deleted."
-    assert told("acme", 3) == hidden
-    assert told("acme", 4) == told(SHARED, 5) == "The alias prod points to it.", "acme's hid it already"
+    assert message_of("acme", 3) == hidden
+    assert message_of("acme", 4) == message_of(SHARED, 5) == "The alias prod points to it.", "acme's already hid it"
     Aliases(database, "acme").delete("prod", BY)
-    assert told("acme", 6) == hidden
+    assert message_of("acme", 6) == hidden
 
 
 @pytest.mark.usefixtures("published")
-def test_own_alias_comes_before_the_shared_one(database: Database, registry: Registry) -> None:
+def test_own_alias_hides_the_shared_one(database: Database, adapters: Adapters) -> None:
     alias_to(database, SHARED, "prod", "shared@1")
     alias_to(database, SHARED, "beta", "shared@1")
     alias_to(database, "other", "theirs", "other@1")
     acme = Aliases(database, "acme")
-    assert (acme.get("prod").tenant, registry.of("acme").adapter("prod").id) == (SHARED, "shared@1")
+    assert (acme.get("prod").tenant, adapters.of("acme").get("prod").id) == (SHARED, "shared@1")
     alias_to(database, "acme", "prod", "acme@1")
-    assert (acme.get("prod").tenant, registry.of("acme").adapter("prod").id) == ("acme", "acme@1")
+    assert (acme.get("prod").tenant, adapters.of("acme").get("prod").id) == ("acme", "acme@1")
     assert [(alias.name, alias.tenant, alias.hides) for alias in acme.all()] == [
         ("beta", SHARED, None),
         ("prod", "acme", SHARED),
@@ -279,11 +272,11 @@ def test_own_alias_comes_before_the_shared_one(database: Database, registry: Reg
     assert code(acme.get, "theirs") == code(acme.history, "theirs") == Code.ALIAS_NOT_FOUND
     assert Aliases(database, "other").get("prod").adapter_id == "shared@1"
     acme.delete("prod", BY)
-    assert acme.get("prod").adapter_id == "shared@1", "the shared one is seen again"
+    assert acme.get("prod").adapter_id == "shared@1", "the shared one is visible again"
 
 
 @pytest.mark.usefixtures("published")
-def test_history_is_of_the_alias_that_is_seen(database: Database) -> None:
+def test_history_is_that_of_the_visible_alias(database: Database) -> None:
     acme, shared = Aliases(database, "acme"), Aliases(database)
 
     def verbs() -> list[str]:
@@ -291,7 +284,7 @@ def test_history_is_of_the_alias_that_is_seen(database: Database) -> None:
 
     alias_to(database, "acme", "prod", "acme@1")
     acme.delete("prod", BY)
-    assert verbs() == ["delete", "set"], "none is seen: the own past"
+    assert verbs() == ["delete", "set"], "none is visible: the moves of its own deleted one"
     alias_to(database, SHARED, "prod", "shared@1")
     assert verbs() == ["set"]
     assert acme.rollback("prod", BY).hides == SHARED
@@ -302,7 +295,7 @@ def test_history_is_of_the_alias_that_is_seen(database: Database) -> None:
 
 
 @pytest.mark.usefixtures("published")
-def test_who_has_deleted_the_own_alias_may_not_delete_the_one_that_is_seen_again(database: Database) -> None:
+def test_shared_alias_that_is_visible_again_cannot_be_deleted(database: Database) -> None:
     acme = Aliases(database, "acme")
     alias_to(database, SHARED, "prod", "shared@1")
     alias_to(database, "acme", "prod", "acme@1")
@@ -315,7 +308,7 @@ def test_who_has_deleted_the_own_alias_may_not_delete_the_one_that_is_seen_again
 
 
 @pytest.mark.usefixtures("published")
-def test_aliases_are_moved_by_their_tenant_only(database: Database) -> None:
+def test_tenant_moves_only_its_own_aliases(database: Database) -> None:
     alias_to(database, SHARED, "prod", "shared@1")
     alias_to(database, "other", "theirs", "other@1")
     acme, before = Aliases(database, "acme"), snapshot(database)
@@ -328,7 +321,7 @@ def test_aliases_are_moved_by_their_tenant_only(database: Database) -> None:
 
 
 @pytest.mark.usefixtures("published")
-def test_alias_points_to_what_its_tenant_sees(database: Database) -> None:
+def test_alias_points_only_to_visible_adapters(database: Database) -> None:
     acme, before = Aliases(database, "acme"), snapshot(database)
     for adapter_id in ("other@1", "none@1"):
         assert code(acme.set, "prod", Routing.to(adapter_id), BY) == Code.ADAPTER_NOT_FOUND
@@ -341,13 +334,13 @@ def test_alias_points_to_what_its_tenant_sees(database: Database) -> None:
 
 
 @pytest.mark.usefixtures("published")
-def test_changes_are_counted_with_what_they_change(
-    database: Database, ledger: Ledger, leases: LeaseLedger, registry: Registry
+def test_change_counter_counts_changes_and_nothing_else(
+    database: Database, jobs: Jobs, leases: Leases, files: Files
 ) -> None:
     changes, aliases = Changes(database), Aliases(database)
     silent: list[Callable[[], object]] = [
-        lambda: add(registry, SHARED),
-        lambda: ledger.submit(submission()),
+        lambda: add(files, SHARED),
+        lambda: jobs.submit(submission()),
         lambda: aliases.set("prod", Routing.to("shared@1"), BY),
         lambda: code(aliases.set, "prod", Routing.to("none@1"), BY),
     ]
@@ -356,8 +349,8 @@ def test_changes_are_counted_with_what_they_change(
         lambda: aliases.set("prod", Routing.to("shared@2"), BY),
         lambda: aliases.rollback("prod", BY),
         lambda: aliases.delete("prod", BY),
-        lambda: finish(ledger, leases, "acme", new_adapter("demo@7"), alias="beta"),
-        lambda: leases.quarantine(claimed(ledger, leases), new_adapter("demo@8", published=False)),
+        lambda: finish(jobs, leases, "acme", new_adapter("demo@7"), alias="beta"),
+        lambda: leases.quarantine(claimed(jobs, leases), new_adapter("demo@8", published=False)),
     ]
     for call in loud:
         before = changes.count()
@@ -373,36 +366,37 @@ def test_changes_are_counted_with_what_they_change(
 # -- releases ------------------------------------------------------------------------------------------------------
 
 
-def test_installation_of_one_team_is_the_tenant_shareds(empty_url: str) -> None:
+def test_migration_assigns_existing_rows_to_shared(empty_url: str) -> None:
     migrate(empty_url, "0002")
     database = Database(empty_url)
     write_rows(database, hashlib.sha256(b"secret").hexdigest())
     migrate(empty_url)
     key = Keys(database).authenticate("secret")
     assert (key.tenant, key.role, key.requests_per_minute, key.concurrent_requests) == (SHARED, Role.ADMIN, None, None)
-    registry, ledger = Registry(database), Ledger(database)
-    assert (ledger.get("ftjob-1").tenant, registry.file("file-1").tenant) == (SHARED, SHARED)
-    assert (registry.adapter("prod").id, registry.adapter("prod").tenant) == ("demo@1", SHARED)
+    files, jobs = Files(database), Jobs(database)
+    assert (jobs.get("ftjob-1").tenant, files.get("file-1").tenant) == (SHARED, SHARED)
+    adapter = Adapters(database).get("prod")
+    assert (adapter.id, adapter.tenant) == ("demo@1", SHARED)
     repeated = submission(idempotency_key="key-1", request_digest="1")
-    assert ledger.submit(repeated)[1] is False, "a key that was used before stays used"
+    assert jobs.submit(repeated)[1] is False, "a key that was used before stays used"
     Aliases(database).set("prod", Routing.to("demo@2"), BY)
     database.close()
 
 
-def test_job_of_an_api_of_the_release_before_is_shareds(empty_url: str) -> None:
+def test_job_submitted_by_previous_release_belongs_to_shared(empty_url: str) -> None:
     migrate(empty_url)
     database = Database(empty_url)
     with database.write() as session:
         session.execute(text(JOB.replace(":", "\\:")))
-    ledger = Ledger(database)
-    assert [job.tenant for job in ledger.list_jobs()] == [SHARED]
-    assert ledger.of("acme").get("ftjob-1").tenant == SHARED
-    assert ledger.submit(submission(idempotency_key="key-1", request_digest="1"))[1] is False
+    jobs = Jobs(database)
+    assert [job.tenant for job in jobs.list()] == [SHARED]
+    assert jobs.of("acme").get("ftjob-1").tenant == SHARED
+    assert jobs.submit(submission(idempotency_key="key-1", request_digest="1"))[1] is False
     assert code(Keys(database).create, "one", BEFORE_TENANTS) == Code.NAME_INVALID
     database.close()
 
 
-def test_the_way_back_keeps_what_is_shared(empty_url: str) -> None:
+def test_downgrade_keeps_what_belongs_to_shared(empty_url: str) -> None:
     migrate(empty_url, "0002")
     database = Database(empty_url)
     write_rows(database)
@@ -411,8 +405,8 @@ def test_the_way_back_keeps_what_is_shared(empty_url: str) -> None:
     Keys(database).create("one", "acme")
     Keys(database).create("two", SHARED, Role.VIEWER)
     tenant = "acme-" + "x" * 50
-    add(Registry(database), tenant)
-    job = Ledger(database).of(tenant).submit(submission())[0]
+    add(Files(database), tenant)
+    job = Jobs(database).of(tenant).submit(submission())[0]
     config = Config()
     config.set_main_option("script_location", str(MIGRATIONS))
     config.attributes["database_url"] = empty_url

@@ -8,10 +8,10 @@ from itertools import pairwise
 
 import pytest
 
-from shared.db import Database
+from shared.database.connection import Database
+from shared.database.keys import Keys
+from shared.database.usage import FIGURES, Account, Amount, Group, Period, Usage, UsageLine
 from shared.errors import Unavailable
-from shared.keys import Keys
-from shared.usage import FIGURES, Account, Amount, Group, Period, Usage, UsageLine
 
 ALWAYS = Period(date(2026, 1, 1), date(2026, 12, 31))
 ALL: tuple[Group, ...] = ("day", "key", "model")
@@ -38,7 +38,7 @@ def test_amounts_are_added_and_never_set(usage: Usage) -> None:
     assert found == {"tiny": (3, 30, 12, 12), "demo@1": (1, 1, 0, 1)}
 
 
-def test_two_processes_that_add_at_once_lose_nothing_and_do_not_block_each_other(usage: Usage) -> None:
+def test_concurrent_additions_lose_nothing_and_do_not_deadlock(usage: Usage) -> None:
     # In the other order, so that rows locked in the order of the call would make a deadlock on PostgreSQL.
     there = {account(day, model=f"m{day}"): Amount(1, day, 0, 1) for day in range(1, 29)}
     back = dict(reversed(there.items()))
@@ -48,7 +48,7 @@ def test_two_processes_that_add_at_once_lose_nothing_and_do_not_block_each_other
     assert figures(line) == (20 * 28, 20 * sum(range(1, 29)), 0, 20 * 28)
 
 
-def test_what_is_not_told_apart_is_added_up(usage: Usage, database: Database) -> None:
+def test_usage_is_summed_over_ungrouped_columns(usage: Usage, database: Database) -> None:
     key, _ = Keys(database).create("ci", "acme")
     usage.add({account(1, key.id): Amount(1, 2, 1, 3), account(2, key.id, "demo@1"): Amount(1, 5, 0, 7)})
     usage.add({account(2): Amount(4, 4, 4, 4)})
@@ -63,7 +63,7 @@ def test_what_is_not_told_apart_is_added_up(usage: Usage, database: Database) ->
     assert [figures(line) for line in usage.lines("acme", ALWAYS, [])] == [(6, 11, 5, 14)]
 
 
-def test_filters(usage: Usage) -> None:
+def test_usage_is_filtered_by_period_key_and_model(usage: Usage) -> None:
     usage.add({account(day, f"key-{name}", model): Amount(1) for day in (1, 2, 3) for name in "ab" for model in "xy"})
     usage.add({account(tenant="shared", key="key-s"): Amount(100)})
 
@@ -81,7 +81,7 @@ def test_filters(usage: Usage) -> None:
 
 
 @pytest.mark.parametrize("groups", [["day"], ["model", "day"], list(ALL)])
-def test_pages_show_every_line_once_and_in_order(usage: Usage, groups: list[Group]) -> None:
+def test_pages_list_every_line_once_in_order(usage: Usage, groups: list[Group]) -> None:
     usage.add({account(day, f"key-{name}", f"m,{name}"): Amount(1) for day in (3, 1, 2) for name in "cab"})
     whole = usage.lines("acme", ALWAYS, groups, limit=100)
     paged: list[UsageLine] = []
@@ -92,7 +92,7 @@ def test_pages_show_every_line_once_and_in_order(usage: Usage, groups: list[Grou
     assert all(one < other for one, other in pairwise(keys))
 
 
-def test_database_that_is_away(tmp_path) -> None:
+def test_unreachable_database_is_unavailable(tmp_path) -> None:
     away = Usage(Database("postgresql+psycopg://nobody@127.0.0.1:9/none"))
     with pytest.raises(Unavailable):
         away.add({account(): Amount(1)})

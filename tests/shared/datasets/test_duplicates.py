@@ -10,7 +10,7 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.duplicates import (
+from shared.datasets.duplicates import (
     EXACT_BYTES_PER_ROW,
     MAX_PAIRS,
     NEAR_BYTES_PER_ROW,
@@ -22,9 +22,9 @@ from shared.duplicates import (
     similarity,
     sketch,
 )
-from shared.training_row import Message
+from shared.datasets.rows import Message
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 RANDOM = random.Random(1)
 
 
@@ -120,7 +120,9 @@ def test_bytes_per_row_are_as_stated() -> None:
 
 
 def test_sketch_is_the_same_in_every_process() -> None:
-    code = "from shared.duplicates import sketch, digest64; print(sketch('a b c d e f g').hex(), digest64('x'))"
+    code = (
+        "from shared.datasets.duplicates import sketch, digest64; print(sketch('a b c d e f g').hex(), digest64('x'))"
+    )
     run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert run.stdout.split() == [sketch("a b c d e f g").hex(), str(digest64("x"))]
 

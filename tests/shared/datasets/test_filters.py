@@ -1,4 +1,4 @@
-"""One rule for which rows are trained on."""
+"""Row filters: which rows are trained on."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from shared.contract import ContextFilter, DataSection
-from shared.row_filters import RowFilter, is_trainable
-from shared.training_row import Message, Record, TrainingRow
+from shared.contract.sections import ContextFilter, DataSection
+from shared.datasets.filters import RowFilter, is_trainable
+from shared.datasets.rows import Message, Record, TrainingRow
 
 
 def row(**labels: Any) -> TrainingRow:

@@ -1,4 +1,4 @@
-"""Nothing wrong gets through: every bad row is refused with its code and its line number, and nothing else is raised."""
+"""Invalid rows: every one is refused with its code and its line number, and nothing else is raised."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.dataset import DatasetReport, check_dataset, parse_row, read_rows
+from shared.datasets.reader import DatasetReport, check_dataset, parse_row, read_rows
+from shared.datasets.rows import RowCode, RowError
 from shared.errors import Code, DatasetInvalid
-from shared.row_errors import RowCode, RowError
-from tests.shared.bad_rows import ANSWER, CALL, USER, bad_rows, chat, pair
+from tests.support.invalid_rows import ANSWER, CALL, USER, bad_rows, chat, pair
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 BAD = bad_rows()
 GOOD = [
     pair(),
@@ -41,7 +41,7 @@ def errors_of(*lines: bytes) -> DatasetReport:
     return report
 
 
-def test_there_are_enough_of_them_and_every_code_is_among_them() -> None:
+def test_invalid_rows_cover_every_code() -> None:
     assert len({content for content, _ in BAD}) >= 200
     assert {code for _, code in BAD} == set(RowCode)
 
@@ -114,7 +114,7 @@ def test_cut_row_is_refused(row: bytes, length: int) -> None:
 MEMORY = """
 import sys
 from pathlib import Path
-from shared.dataset import check_dataset, DatasetReport, read_rows
+from shared.datasets.reader import check_dataset, DatasetReport, read_rows
 path = sys.argv[1]
 def peak():  # of this program alone: ru_maxrss would count the parent's memory
     return int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0])

@@ -1,4 +1,4 @@
-"""Training rows: what is put in comes out, and every broken line is named by its number."""
+"""The pass over a training file: valid rows are read unchanged, and every bad line is reported by its number."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.dataset import (
+from shared.datasets.reader import (
     MAX_LINE_BYTES,
     MAX_REPORTED_ERRORS,
     ROLES,
@@ -24,8 +24,8 @@ from shared.dataset import (
     parse_row,
     read_rows,
 )
+from shared.datasets.rows import RowCode
 from shared.errors import Code, DatasetInvalid
-from shared.row_errors import RowCode
 
 GOOD = b'{"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]}\n'
 HI_HELLO = [Message("user", "Hi"), Message("assistant", "Hello")]
@@ -93,7 +93,7 @@ def pair(**fields: Any) -> bytes:
 
 
 @given(chats, labels, st.sampled_from(["messages", "turns"]))
-def test_valid_chat_comes_out_as_it_was_put_in(chat: list[dict[str, Any]], labels: dict[str, Any], key: str) -> None:
+def test_valid_chat_is_read_unchanged(chat: list[dict[str, Any]], labels: dict[str, Any], key: str) -> None:
     row = parse_row(line({key: chat} | labels), 7)
     expected = [Message(**turn) for turn in chat]
     values = [labels.get(name) for name in ("rating", "category", "difficulty", "lane")]
@@ -101,13 +101,13 @@ def test_valid_chat_comes_out_as_it_was_put_in(chat: list[dict[str, Any]], label
 
 
 @given(text, visible, st.sampled_from(["prompt", "instruction"]), st.sampled_from(["response", "output", "completion"]))
-def test_valid_pair_comes_out_as_two_turns(question: str, answer: str, first: str, second: str) -> None:
+def test_valid_pair_is_read_as_two_turns(question: str, answer: str, first: str, second: str) -> None:
     row = parse_row(line({first: question, second: answer}), 1)
     assert row.messages == [Message("user", question), Message("assistant", answer)]
 
 
 @given(st.lists(st.tuples(st.booleans(), st.sampled_from(sorted(BROKEN))), max_size=MAX_REPORTED_ERRORS))
-def test_broken_lines_are_named_with_their_number(choices: list[tuple[bool, str]]) -> None:
+def test_bad_lines_are_reported_with_their_number(choices: list[tuple[bool, str]]) -> None:
     report = DatasetReport()
     rows = list(read_rows([GOOD if good else BROKEN[name][0] for good, name in choices], report))
     expected = {number: name for number, (good, name) in enumerate(choices, start=1) if not good}
@@ -118,7 +118,7 @@ def test_broken_lines_are_named_with_their_number(choices: list[tuple[bool, str]
 
 
 @pytest.mark.parametrize("name", sorted(BROKEN))
-def test_broken_line_has_a_reason_in_words(name: str) -> None:
+def test_bad_line_has_a_reason(name: str) -> None:
     content, reason = BROKEN[name]
     with pytest.raises(ValueError) as caught:
         parse_row(content, 1)
@@ -134,7 +134,7 @@ def test_any_bytes_are_a_row_or_a_reason(content: bytes) -> None:
 
 
 @pytest.mark.parametrize("opening", [b"[", b'{"a":'])
-def test_endless_nesting_is_a_broken_line(opening: bytes) -> None:
+def test_deep_nesting_is_a_bad_line(opening: bytes) -> None:
     # Fails while parse_row lets msgspec's RecursionError pass.
     report = DatasetReport()
     assert not list(read_rows([b'{"unknown": ' + opening * 100_000], report))
@@ -168,7 +168,7 @@ def test_line_of_the_longest_length_is_read_and_one_more_byte_is_not() -> None:
         parse_row(longest.rstrip() + b" \r\n", 1)
 
 
-def test_first_broken_line_raises_without_a_report() -> None:
+def test_first_bad_line_raises_without_a_report() -> None:
     rows = read_rows([GOOD, GOOD, b"{}", b"[]"])
     assert [next(rows).line, next(rows).line] == [1, 2]
     with pytest.raises(DatasetInvalid) as caught:
@@ -239,7 +239,7 @@ def test_memory_does_not_grow_with_the_file() -> None:
 
 
 @pytest.mark.parametrize("end", [b"", b"\n", b"\r\n"])
-def test_byte_order_mark_and_any_line_end_are_taken(tmp_path: Path, end: bytes) -> None:
+def test_byte_order_mark_and_any_line_end_are_accepted(tmp_path: Path, end: bytes) -> None:
     path = tmp_path / "a.jsonl"
     path.write_bytes(b"\xef\xbb\xbf" + GOOD.strip() + b"\r\n" + GOOD.strip() + end)
     with path.open("rb") as file:
@@ -248,7 +248,7 @@ def test_byte_order_mark_and_any_line_end_are_taken(tmp_path: Path, end: bytes) 
     assert check_dataset([b"\xef\xbb\xbf" + GOOD]).rows == 1
 
 
-def test_byte_order_mark_inside_the_file_is_no_json() -> None:
+def test_byte_order_mark_inside_the_file_is_a_bad_line() -> None:
     report = DatasetReport()
     list(read_rows([GOOD, b"\xef\xbb\xbf" + GOOD], report))
     assert [(error.line, error.code) for error in report.errors] == [(2, RowCode.ROW_NOT_JSON)]

@@ -1,4 +1,4 @@
-"""The report of a data file: what is counted, what is found, and what it is refused for."""
+"""The data report: counts, duplicates, leakage, and when a file is refused."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from shared.contract import DataMode
-from shared.data_report import RowFilter, inspect_file, refusal
-from shared.data_shapes import DataReport
+from shared.contract.sections import DataMode
+from shared.datasets.report import RowFilter, inspect_file, refusal
+from shared.datasets.report_types import DataReport
 from shared.errors import Code
 
 LONG = " ".join(f"word{number}" for number in range(100))
@@ -57,12 +57,12 @@ def test_strict_report_is_refused_for_a_bad_line_and_a_lenient_one_is_not(tmp_pa
     error = refusal(strict)
     assert error is not None
     assert (error.code, error.param) == (Code.DATASET_LINE_INVALID, "data.train_file")
-    assert "The training file has 2 broken line(s)" in error.message
+    assert "The training file has 2 bad line(s)" in error.message
     assert refusal(lenient) is None
     assert (strict.usable, lenient.usable) == (False, True)
 
 
-def test_file_with_nothing_left_is_refused_in_both_modes(tmp_path: Path) -> None:
+def test_file_without_trainable_rows_is_refused_in_both_modes(tmp_path: Path) -> None:
     good, empty = write(tmp_path / "a.jsonl", pair()), write(tmp_path / "b.jsonl", pair(rating=1))
     for mode in DataMode:
         report = inspect_file(good, validation=empty, filters=RowFilter(min_rating=3), mode=mode)
@@ -81,7 +81,7 @@ def test_bad_lines_go_to_quarantine_as_they_were(tmp_path: Path) -> None:
     assert entry["reason"]
 
 
-def test_duplicates_and_leakage_are_named_by_line(tmp_path: Path) -> None:
+def test_duplicates_and_leakage_are_reported_by_line(tmp_path: Path) -> None:
     near = LONG.replace("word50", "another")
     training = write(tmp_path / "a.jsonl", pair("1"), pair("q", LONG), pair(" 1 "), pair("q", near))
     validation = write(tmp_path / "b.jsonl", pair("new"), pair("1"), pair("q", LONG.replace("word9 ", "new ")))
@@ -101,7 +101,7 @@ def test_near_duplicates_can_be_left_out(tmp_path: Path) -> None:
     assert (repeats.exact_rows, repeats.near_rows) == (1, 0)
 
 
-def test_labels_beyond_the_first_are_told_as_others(tmp_path: Path) -> None:
+def test_labels_beyond_the_limit_are_counted_as_others(tmp_path: Path) -> None:
     path = write(tmp_path / "a.jsonl", *(pair(str(number), category=f"c{number}") for number in range(100)))
     categories = inspect_file(path).training.categories
     assert len(categories) == 51
@@ -111,9 +111,9 @@ def test_labels_beyond_the_first_are_told_as_others(tmp_path: Path) -> None:
 @pytest.mark.parametrize("rows", [0, 1, 4_500])
 def test_progress_adds_up_to_the_file(tmp_path: Path, rows: int) -> None:
     path = write(tmp_path / "a.jsonl", *(pair(str(number)) for number in range(rows)))
-    told: list[int] = []
-    inspect_file(path, progress=told.append, near=False)
-    assert sum(told) == path.stat().st_size
+    reported: list[int] = []
+    inspect_file(path, progress=reported.append, near=False)
+    assert sum(reported) == path.stat().st_size
 
 
 def test_report_survives_json(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The loop that decides plain chats and the careful path come to the same verdict on every line."""
+"""The fast path for plain chats and the slow path come to the same result on every line."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ from typing import Any
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from shared.dataset import DatasetReport, read_records
-from shared.row_checks import MAX_LINE_BYTES, ROLES, decode_line
-from shared.row_errors import RowError
-from shared.training_row import Record
-from tests.shared.bad_rows import ANSWER, CALL, USER, bad_rows, chat, pair
+from shared.datasets.reader import DatasetReport, read_records
+from shared.datasets.row_validation import MAX_LINE_BYTES, ROLES, decode_line
+from shared.datasets.rows import Record, RowError
+from tests.support.invalid_rows import ANSWER, CALL, USER, bad_rows, chat, pair
 
 Verdict = Record | tuple[str, str, str]
 """The record, or the error's code, field and reason."""
@@ -77,13 +76,13 @@ def careful(line: bytes) -> Verdict:
 @given(lines)
 @settings(max_examples=1_000)
 @example(chat(USER, {"role": "assistant", "content": " "}, USER, ANSWER))
-def test_verdicts_on_rows_of_any_kind(line: bytes) -> None:
+def test_fast_and_slow_path_agree_on_rows_of_any_kind(line: bytes) -> None:
     assert fast(line) == careful(line)
 
 
 @given(good_lines | lines, st.integers(0, 2**32))
 @settings(max_examples=400)
-def test_verdicts_on_damaged_rows(line: bytes, seed: int) -> None:
+def test_fast_and_slow_path_agree_on_damaged_rows(line: bytes, seed: int) -> None:
     draw = random.Random(seed)  # not Hypothesis: its draws would take nearly all of the time
     for _ in range(8):
         damaged = line
@@ -94,14 +93,14 @@ def test_verdicts_on_damaged_rows(line: bytes, seed: int) -> None:
         assert fast(damaged) == careful(damaged)
 
 
-def test_verdicts_on_the_collected_bad_rows() -> None:
+def test_fast_and_slow_path_agree_on_invalid_rows() -> None:
     for line, code in bad_rows():
         verdict: Any = fast(line)
         assert verdict == careful(line)
         assert verdict[0] == code
 
 
-def test_verdicts_around_the_longest_line() -> None:
+def test_fast_and_slow_path_agree_around_the_longest_line() -> None:
     for excess in range(-3, 4):
         for end in (b"", b"\n", b"\r\n", b" \n"):
             text = "x" * (MAX_LINE_BYTES + excess - len(chat(USER | {"content": ""}, ANSWER)))

@@ -1,4 +1,4 @@
-"""The training row: every name it may be written under, and what is carried."""
+"""The training row: every name of its fields, and what it keeps."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 
-from shared.dataset import parse_row
-from shared.row_errors import RowCode
-from shared.training_row import Message, SyntaxSpan
+from shared.datasets.reader import parse_row
+from shared.datasets.rows import Message, RowCode, SyntaxSpan
 
 PAIR = [Message("user", "Hi"), Message("assistant", "Hello")]
 CHAT = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]
@@ -40,11 +39,11 @@ def test_first_name_wins_over_its_aliases() -> None:
     assert parse(prompt=None, instruction="Hi", response=None, output=None, completion="Hello").messages == PAIR
 
 
-def test_empty_messages_leave_the_pair() -> None:
+def test_pair_is_used_when_messages_are_empty() -> None:
     assert parse(messages=[], prompt="Hi", response="Hello").messages == PAIR
 
 
-def test_everything_is_carried() -> None:
+def test_row_keeps_every_field() -> None:
     labels = {
         "rating": 5, "category": "c", "difficulty": 10, "lane": "vox_codegen", "task_family": "t",
         "response_mode": "prose_only", "interruption_decision": {"stop": True}, "agent_trust_score": 0.5,
@@ -61,7 +60,7 @@ def test_spans_reach_from_the_first_to_the_last_character_of_the_answer() -> Non
     assert row.syntax_spans == [SyntaxSpan(0, 2, 2.0, "keyword"), SyntaxSpan(1, 2, 0.0)]
 
 
-def test_message_fields_are_carried() -> None:
+def test_row_keeps_every_field_of_a_message() -> None:
     call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"a": [1]}'}}
     turns = [
         {"role": "user", "content": "Hi", "name": "Ann"},
@@ -90,5 +89,5 @@ def test_surrogate_pairs_and_escaped_nul_are_characters() -> None:
 
 
 def test_every_row_code_is_documented_in_order() -> None:
-    page = (Path(__file__).resolve().parents[2] / "docs" / "data.md").read_text()
+    page = (Path(__file__).resolve().parents[3] / "docs" / "data.md").read_text()
     assert re.findall(r"^\| `(ROW_\w+)` \|", page, re.MULTILINE) == list(RowCode)

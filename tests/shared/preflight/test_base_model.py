@@ -11,12 +11,13 @@ from typing import Any
 
 import pytest
 
+from shared.base_models.config import parse_model_config
+from shared.base_models.tensors import expected_tensors, middle_keys, parameter_count
+from shared.base_models.weights import DTYPE_BITS
 from shared.errors import Code, MensError
-from shared.layout import DTYPE_BITS
-from shared.model_config import parse_model_config
-from shared.model_preflight import REPORTED_KEYS, SAMPLE_KEYS, ModelReport, preflight_model, training_preflight_record
-from shared.model_tensors import expected_tensors, middle_keys, parameter_count
-from tests.shared.tiny_models import RAW, save
+from shared.preflight.base_model import REPORTED_KEYS, SAMPLE_KEYS, preflight_model
+from shared.preflight.types import ModelReport
+from tests.support.tiny_models import RAW, save
 
 Entries = dict[str, tuple[str, tuple[int, ...]]]
 
@@ -56,7 +57,7 @@ def refusal(folder: Path, **arguments: Any) -> MensError:
     return caught.value
 
 
-@pytest.mark.engine
+@pytest.mark.torch
 @pytest.mark.parametrize("name", RAW)
 def test_folder_that_transformers_saved_passes(name: str, tmp_path: Path) -> None:
     report = preflight(save(RAW[name], tmp_path))
@@ -66,7 +67,7 @@ def test_folder_that_transformers_saved_passes(name: str, tmp_path: Path) -> Non
     assert list(report.bytes_by_dtype) == ["F32"]
 
 
-@pytest.mark.engine
+@pytest.mark.torch
 def test_sharded_folder_passes_and_a_lost_shard_is_named(tmp_path: Path) -> None:
     folder = save(RAW["qwen3"], tmp_path, shard_size="100KB")
     report = preflight(folder)
@@ -77,7 +78,7 @@ def test_sharded_folder_passes_and_a_lost_shard_is_named(tmp_path: Path) -> None
     assert (error.code, error.param) == (Code.MODEL_WEIGHTS_NOT_FOUND, report.shards[1])
 
 
-@pytest.mark.engine
+@pytest.mark.torch
 def test_text_only_weights_of_a_composite_config_pass_with_a_note(tmp_path: Path) -> None:
     folder = save(RAW["qwen3_5_text"], tmp_path)
     (folder / "config.json").write_text(json.dumps(RAW["qwen3_5"]))
@@ -236,21 +237,3 @@ def test_truncated_weights_are_refused(tmp_path: Path) -> None:
     raw = (folder / "model.safetensors").read_bytes()
     (folder / "model.safetensors").write_bytes(raw[:-1])
     assert refusal(folder).code is Code.SAFETENSORS_INVALID
-
-
-def test_record_has_the_original_fields_and_the_results(tmp_path: Path) -> None:
-    report = preflight(folder_of(tmp_path, RAW["qwen3"]))
-    record = training_preflight_record(
-        contract_digest="d" * 64, execution_kernel="qlora", notes=["one"], model=report, estimate=None
-    )
-    assert record["schema_version"] == "vox.mens.preflight.v0"
-    assert (record["contract_digest"], record["execution_kernel"], record["notes"]) == ("d" * 64, "qlora", ["one"])
-    assert record["model"]["inventory"]["matched"] == report.inventory.matched
-    assert "estimate" not in record
-    json.dumps(record)
-
-
-@pytest.mark.parametrize(("digest", "kernel"), [("", "qlora"), ("d", "burn")])
-def test_record_refuses_what_its_schema_forbids(digest: str, kernel: str) -> None:
-    with pytest.raises(ValueError, match="no such record"):
-        training_preflight_record(contract_digest=digest, execution_kernel=kernel)

@@ -1,4 +1,4 @@
-"""The whole preflight on real folders and files: what it finds, in which order it refuses, and who it tells."""
+"""The whole preflight on real folders and files: its report, its refusals and their order, and its notes."""
 
 from __future__ import annotations
 
@@ -8,12 +8,15 @@ from typing import Any
 
 import pytest
 
-from shared.catalog import BaseModelEntry, LocalSource, digest_model_folder
-from shared.digest import digest_file
+from shared.base_models.catalog import BaseModelEntry, LocalSource, digest_model_folder
+from shared.contract.flat_keys import parse_contract
 from shared.errors import MensError
-from shared.preflight import Asked, InputFile, Machine, Preflight, preflight
-from shared.servability import ServingLimits
-from tests.tiny_base import write_base
+from shared.hashing import digest_file
+from shared.preflight import pipeline
+from shared.preflight.pipeline import preflight
+from shared.preflight.types import InputFile, JobRequest, Machine, Preflight, ServingLimits
+from shared.tokenization.supervision import SupervisionPass, supervise_file
+from tests.support.tiny_base import write_base
 
 
 @pytest.fixture(scope="module")
@@ -25,14 +28,19 @@ def row(prompt: str, answer: str = "yes", **labels: Any) -> str:
     return json.dumps({"prompt": prompt, "response": answer} | labels)
 
 
-def check(base: Path, folder: Path, rows: list[str], machine: Machine | None = None, **asked: Any) -> Preflight:
+def entry_of(base: Path) -> BaseModelEntry:
+    return BaseModelEntry(name="tiny", source=LocalSource(path=str(base)), digests=digest_model_folder(base))
+
+
+def check(base: Path, folder: Path, rows: list[str], machine: Machine | None = None, **request: Any) -> Preflight:
     path = folder / "rows.jsonl"
     path.write_text("\n".join(rows))
-    entry = BaseModelEntry(name="tiny", source=LocalSource(path=str(base)), digests=digest_model_folder(base))
-    sections = {"model": {"name": "tiny"}, "data": {"train_file": "f"}} | asked.pop("sections", {})
-    replay = _replay(folder, asked.pop("replay", None))
+    sections = {"model": {"name": "tiny"}, "data": {"train_file": "f"}} | request.pop("sections", {})
+    replay = _replay(folder, request.pop("replay", None))
     file = InputFile("f", digest_file(path), path)
-    return preflight(Asked(sections, **asked), entry, base, file, None, machine or Machine(), replay)
+    return preflight(
+        JobRequest(parse_contract(sections), **request), entry_of(base), base, file, None, machine or Machine(), replay
+    )
 
 
 def _replay(folder: Path, rows: list[str] | None) -> InputFile | None:
@@ -46,7 +54,7 @@ def _replay(folder: Path, rows: list[str] | None) -> InputFile | None:
 ROWS = [row(f"question {index}") for index in range(30)]
 
 
-def test_what_is_found(base: Path, tmp_path: Path) -> None:
+def test_report_of_a_good_job(base: Path, tmp_path: Path) -> None:
     found = check(base, tmp_path, ROWS, name="helper")
     assert (found.plan.adapter_name, found.plan.train.rows, found.supervision.rows) == ("helper", 30, 30)
     assert found.model.inventory.complete
@@ -68,13 +76,13 @@ def test_the_adapter_is_named_after_its_alias(base: Path, tmp_path: Path) -> Non
     assert check(base, tmp_path, ROWS, sections={"artifact": {"alias": "prod"}}).plan.adapter_name == "prod"
 
 
-def test_truncation_is_told(base: Path, tmp_path: Path) -> None:
+def test_truncation_is_noted(base: Path, tmp_path: Path) -> None:
     found = check(base, tmp_path, [*ROWS, row("long " * 100)])
     assert any(note.startswith("1 of 31 rows are longer than exec.seq_len") for note in found.notes)
 
 
 @pytest.mark.parametrize(
-    ("asked", "rows", "code"),
+    ("request_", "rows", "code"),
     [
         ({"preset": "nothing"}, ROWS, "UNKNOWN_PRESET"),
         ({"domain": "nothing"}, ROWS, "UNKNOWN_DOMAIN"),
@@ -84,21 +92,73 @@ def test_truncation_is_told(base: Path, tmp_path: Path) -> None:
         ({"sections": {"adapter": {"target_modules": ["nope"]}}}, ROWS, "NOT_SERVABLE_TARGETS"),
         ({}, ["broken"], "DATASET_LINE_INVALID"),
         ({}, [], "DATASET_EMPTY"),
-        ({"sections": {"exec": {"seq_len": 8}}}, [row("x", " " * 3 + "y")], None),
     ],
 )
-def test_refusals(base: Path, tmp_path: Path, asked: dict[str, Any], rows: list[str], code: str | None) -> None:
-    machine = Machine(limits=ServingLimits(max_lora_rank=16))
-    if code is None:
-        check(base, tmp_path, rows, machine, **asked)
-        return
+def test_job_is_refused_with_its_code(
+    base: Path, tmp_path: Path, request_: dict[str, Any], rows: list[str], code: str
+) -> None:
     with pytest.raises(MensError) as refused:
-        check(base, tmp_path, rows, machine, **asked)
+        check(base, tmp_path, rows, Machine(limits=ServingLimits(max_lora_rank=16)), **request_)
     assert refused.value.code == code
     assert refused.value.remedy
 
 
-def test_another_base_than_the_served_one(base: Path, tmp_path: Path) -> None:
+def test_row_cut_to_eight_tokens_is_trained_on(base: Path, tmp_path: Path) -> None:
+    check(base, tmp_path, [row("x", " " * 3 + "y")], sections={"exec": {"seq_len": 8}})
+
+
+@pytest.mark.parametrize("sections", [{"exec": {"seq_len": 513}}, {"adapter": {"rank": 64}}])
+def test_what_needs_no_data_is_checked_before_the_data(
+    base: Path, tmp_path: Path, sections: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pipeline, "inspect_file", lambda *_, **__: pytest.fail("the data was read"))
+    with pytest.raises(MensError, match=r"is (513|64)"):
+        check(base, tmp_path, ROWS, Machine(limits=ServingLimits(max_lora_rank=16)), sections=sections)
+
+
+def test_broken_file_is_not_tokenised_past_its_first_bad_line(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    added: list[int] = []
+    monkeypatch.setattr(SupervisionPass, "add", lambda _, row: added.append(row.line))
+    with pytest.raises(MensError, match="bad line"):
+        check(base, tmp_path, [ROWS[0], "broken", *ROWS])
+    assert added == [1]
+
+
+@pytest.mark.parametrize("name", ["train", "validation", "replay"])
+@pytest.mark.parametrize("content", [row("other"), "broken"])
+def test_changed_file_is_refused_when_it_is_verified(base: Path, tmp_path: Path, name: str, content: str) -> None:
+    files = {}
+    for kind in ("train", "validation", "replay"):
+        path = tmp_path / kind
+        path.write_text("\n".join(ROWS))
+        files[kind] = InputFile(kind, digest_file(path), path, verify=True)
+    request = JobRequest(parse_contract({"model": {"name": "tiny"}, "data": {"train_file": "train"}}))
+
+    def run() -> Preflight:
+        return preflight(request, entry_of(base), base, files["train"], files["validation"], Machine(), files["replay"])
+
+    assert run().plan.train.rows == 30
+    files[name].path.write_text(content)
+    with pytest.raises(MensError, match=f"{files[name].sha256} is not what was uploaded") as refused:
+        run()
+    assert refused.value.code == "STORAGE_OBJECT_MISSING"
+
+
+def test_supervision_is_that_of_the_file_alone(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One pass for both reports finds what a pass for supervision alone finds, sampled or not."""
+    rows = [row(f"question {index}", rating=index % 5 + 1) for index in range(200)] + ["", "broken"]
+    sections = {"data": {"train_file": "f", "mode": "lenient", "min_rating": 3}}
+    for limit in (None, 50):
+        monkeypatch.setattr(pipeline, "SAMPLED_ROWS", limit)
+        found = check(base, tmp_path, rows, Machine(thorough=limit is None), sections=sections)
+        alone = supervise_file(tmp_path / "rows.jsonl", base, seq_len=256, min_rating=3, lenient=True, limit_rows=limit)
+        assert found.supervision == alone
+        assert (alone.sampled, alone.lines) == (limit is not None, 202)
+
+
+def test_base_other_than_the_served_one_is_refused(base: Path, tmp_path: Path) -> None:
     machine = Machine(limits=ServingLimits(max_lora_rank=16, base_digest="0" * 64))
     with pytest.raises(MensError) as refused:
         check(base, tmp_path, ROWS, machine)
@@ -106,10 +166,10 @@ def test_another_base_than_the_served_one(base: Path, tmp_path: Path) -> None:
     check(base, tmp_path, ROWS, machine, sections={"artifact": {"publish": False}})
 
 
-def test_what_does_not_fit_is_refused_with_the_nearest_that_does(base: Path, tmp_path: Path) -> None:
-    asked = {"exec": {"batch_size": 256, "seq_len": 512}}
+def test_job_that_does_not_fit_is_refused_with_the_nearest_that_does(base: Path, tmp_path: Path) -> None:
+    requested = {"exec": {"batch_size": 256, "seq_len": 512}}
     with pytest.raises(MensError) as refused:
-        check(base, tmp_path, ROWS, Machine(vram_bytes=(1 << 30) + (600 << 20)), sections=asked)
+        check(base, tmp_path, ROWS, Machine(vram_bytes=(1 << 30) + (600 << 20)), sections=requested)
     assert refused.value.code == "MEMORY_DOES_NOT_FIT"
     nearest = refused.value.details["nearest_fit"]["configuration"]
     assert nearest["batch_size"] * nearest["grad_accum"] == 256 * 4
@@ -125,19 +185,21 @@ def test_a_refused_field_names_the_profile_that_set_it(base: Path, tmp_path: Pat
 
 
 def test_a_replay_file_is_in_plan_and_estimate(base: Path, tmp_path: Path) -> None:
-    asked = {"data": {"train_file": "f", "replay_file": "r", "replay_ratio": 0.5, "validation_split_ratio": 0.0}}
+    requested = {"data": {"train_file": "f", "replay_file": "r", "replay_ratio": 0.5, "validation_split_ratio": 0.0}}
     old = [row("old", rating=5), row("older"), row("bad", rating=1)]
-    found = check(base, tmp_path, ROWS, sections=asked, replay=old)
+    found = check(base, tmp_path, ROWS, sections=requested, replay=old)
     assert found.plan.replay is not None
     assert found.plan.replay.rows == 2  # of three: one is rated too low
     assert found.estimate.max_tokens == (30 + 2) * 3 * found.plan.contract.exec.seq_len
     assert found.estimate.optimizer_steps == found.plan.optimizer_steps == 2 * 3
 
 
-# Fails while a context filter, which says what is to be learnt now, empties the file of what was learnt before.
+# Fails while a context filter, which selects what is trained on now, empties the file of what was trained on before.
 def test_a_context_filter_leaves_the_replay_file_alone(base: Path, tmp_path: Path) -> None:
-    asked = {"data": {"train_file": "f", "replay_file": "r", "context_filter": {"categories": ["new"]}}}
-    found = check(base, tmp_path, [row(f"{i}", category="new") for i in range(30)], sections=asked, replay=[row("old")])
+    requested = {"data": {"train_file": "f", "replay_file": "r", "context_filter": {"categories": ["new"]}}}
+    found = check(
+        base, tmp_path, [row(f"{i}", category="new") for i in range(30)], sections=requested, replay=[row("old")]
+    )
     assert found.plan.replay is not None
     assert found.plan.replay.rows == 1
 
@@ -150,20 +212,20 @@ def test_a_bad_replay_file_is_refused_by_its_field(base: Path, tmp_path: Path, r
 
 
 def test_a_curriculum_counts_the_rows_that_pass_the_filter(base: Path, tmp_path: Path) -> None:
-    asked = {"curriculum": {"enabled": True}, "data": {"train_file": "f", "validation_split_ratio": 0.0}}
+    requested = {"curriculum": {"enabled": True}, "data": {"train_file": "f", "validation_split_ratio": 0.0}}
     rows = [row(f"{index}", difficulty=3 if index < 16 else 9) for index in range(40)]
-    found = check(base, tmp_path, rows, sections=asked)
+    found = check(base, tmp_path, rows, sections=requested)
     assert found.estimate.optimizer_steps == found.plan.optimizer_steps == 1 + 1 + 3
     easy_but_bad = [
         row(f"{index}", difficulty=3 if index < 16 else 9, rating=1 + (index >= 16) * 4) for index in range(40)
     ]
     with pytest.raises(MensError, match="Epoch 1 has no rows"):
-        check(base, tmp_path, easy_but_bad, sections=asked)
+        check(base, tmp_path, easy_but_bad, sections=requested)
 
 
 def test_a_large_file_is_sampled_by_a_control_plane(
     base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("shared.preflight.SAMPLED_ROWS", 10)
+    monkeypatch.setattr("shared.preflight.pipeline.SAMPLED_ROWS", 10)
     assert check(base, tmp_path, ROWS, Machine(thorough=False)).supervision.sampled
     assert not check(base, tmp_path, ROWS, Machine()).supervision.sampled

@@ -6,12 +6,14 @@ from typing import Any
 
 import pytest
 
+from shared.base_models.config import parse_model_config
+from shared.base_models.families import Family
+from shared.contract.flat_keys import parse_contract
 from shared.errors import Code, ContractRejected
-from shared.flat import parse_contract
-from shared.model_config import parse_model_config
-from shared.servability import ServingLimits, check_servable, serving_notes
-from tests.shared.samples import contract
-from tests.shared.tiny_models import RAW
+from shared.preflight.servability import check_servable, serving_notes
+from shared.preflight.types import ServingLimits
+from tests.support.builders import contract
+from tests.support.tiny_models import RAW
 
 LIMITS = ServingLimits(max_lora_rank=16, base_digest="a" * 64, max_model_len=256)
 
@@ -28,7 +30,7 @@ def test_default_contract_is_servable(name: str) -> None:
     check_servable(contract(), parse_model_config(RAW[name]), LIMITS)
 
 
-def test_rank_over_the_limit_says_both_ways_out() -> None:
+def test_rank_over_the_limit_names_both_remedies() -> None:
     error = refusal(rank=32)
     assert (error.code, error.param) == (Code.NOT_SERVABLE_RANK, "adapter.rank")
     assert error.remedy == "Set adapter.rank to 16 or raise MENS_SERVING_MAX_LORA_RANK."
@@ -66,13 +68,14 @@ def test_head_is_servable_only_when_untied_and_known_to_the_engine(name: str, re
 
 
 @pytest.mark.parametrize(
-    "asked", [{"modules_to_save": ["lm_head"]}, {"use_dora": True}, {"bias": "all"}, {"rank_pattern": {"q_proj": 4}}]
+    "requested",
+    [{"modules_to_save": ["lm_head"]}, {"use_dora": True}, {"bias": "all"}, {"rank_pattern": {"q_proj": 4}}],
 )
-def test_whole_modules_cannot_be_asked_for(asked: dict[str, Any]) -> None:
-    """What the engine refuses in an adapter is no field of a contract, so nobody trains it."""
+def test_whole_modules_are_no_field_of_a_contract(requested: dict[str, Any]) -> None:
+    """What vLLM refuses in an adapter is no field of a contract, so it is not trained."""
     with pytest.raises(ContractRejected) as caught:
-        parse_contract({"data": {"train_file": "f"}, "adapter": asked})
-    (field,) = asked
+        parse_contract({"data": {"train_file": "f"}, "adapter": requested})
+    (field,) = requested
     assert field in str(caught.value.as_dict())
 
 
@@ -81,10 +84,10 @@ def test_hybrid_targets_are_servable() -> None:
     check_servable(contract(adapter=targets), parse_model_config(RAW["qwen3_5"]), LIMITS)
 
 
-def test_unpublished_adapter_may_be_anything() -> None:
-    asked = contract(adapter={"rank": 512}, artifact={"publish": False}, exec={"seq_len": 4096})
-    check_servable(asked, parse_model_config(RAW["gpt2"]), LIMITS, base_digest="b" * 64)
-    assert serving_notes(asked, LIMITS) == []
+def test_unpublished_adapter_need_not_be_servable() -> None:
+    requested = contract(adapter={"rank": 512}, artifact={"publish": False}, exec={"seq_len": 4096})
+    check_servable(requested, parse_model_config(RAW["gpt2"]), LIMITS, base_digest="b" * 64)
+    assert serving_notes(requested, LIMITS) == []
 
 
 def test_long_rows_are_only_a_note() -> None:
@@ -94,8 +97,8 @@ def test_long_rows_are_only_a_note() -> None:
 
 
 @pytest.mark.vllm
-@pytest.mark.parametrize("name", ["qwen2", "qwen3", "qwen3_5", "llama", "mistral", "gpt2"])
-def test_the_engine_says_the_same(name: str) -> None:
+@pytest.mark.parametrize("name", Family)
+def test_vllm_declares_the_same_support(name: str) -> None:
     """What vLLM's own model classes declare."""
     from importlib import import_module
 

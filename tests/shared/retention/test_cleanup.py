@@ -1,4 +1,4 @@
-"""The retention policy on a real database, storage and disk: what is found, what is removed, and what is left."""
+"""The retention policy on a real database, storage and disk: what is found, what is deleted, and what is kept."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from typing import Any
 
 import pytest
 
-from shared.aliases import Mover
-from shared.catalog import BaseModelEntry, Catalog, LocalSource, save_catalog
-from shared.db import Database
-from shared.deletion import Deletions
+from shared.artifacts.manifests import MODEL_MANIFEST_NAME
+from shared.base_models.catalog import BaseModelEntry, Catalog, LocalSource, save_catalog
+from shared.database.aliases import Actor
+from shared.database.connection import Database
+from shared.database.deletions import Deletions
+from shared.database.routing import Routing
+from shared.database.tenancy import SHARED
 from shared.errors import InvalidRequest
-from shared.inventory import MODEL_DELETED
-from shared.model_manifest import MODEL_MANIFEST_NAME
-from shared.routing import Routing
-from shared.tenancy import SHARED
-from tests.shared.conftest import Clock
-from tests.shared.retention_home import Home, named
-from tests.shared.samples import claimed
+from shared.retention.inventory import MODEL_DELETED
+from tests.support.builders import claimed
+from tests.support.clock import Clock
+from tests.support.retention_home import Home, named
 
-BY = Mover(id="key-1", name="alice")
+BY = Actor(id="key-1", name="alice")
 DAY = timedelta(days=1).total_seconds()
 
 
@@ -30,7 +30,7 @@ def home(tmp_path: Path, database: Database, clock: Clock) -> Home:
     return Home(tmp_path, database, clock)
 
 
-def test_nothing_goes_unless_a_setting_says_so(home: Home) -> None:
+def test_nothing_is_deleted_without_a_setting(home: Home) -> None:
     home.train("a", "b", "c", run_bytes=10)
     home.merge("c", "1" * 64)
     home.prepare("data", 1000)
@@ -38,7 +38,7 @@ def test_nothing_goes_unless_a_setting_says_so(home: Home) -> None:
     assert home.keep().find() == home.keep().apply() == []
 
 
-def test_what_aliases_point_to_or_would_go_back_to_stays(home: Home) -> None:
+def test_adapters_of_aliases_and_their_last_moves_are_kept(home: Home) -> None:
     for letter in "abcdef":
         home.train(letter)
         home.aliases.set("prod", Routing.to(f"demo@{letter * 64}"), BY)
@@ -50,11 +50,11 @@ def test_what_aliases_point_to_or_would_go_back_to_stays(home: Home) -> None:
     assert home.states("a") == ["published"]
     assert named(keep.apply()) == [("adapter", letter) for letter in "abc0"]
     assert home.states(*"abcdef0") == [*["deleting"] * 3, *["published"] * 3, "deleting"]
-    assert [doomed.id[5] for doomed in Deletions(home.database).pending()] == list("abc0")
+    assert [deletion.id[5] for deletion in Deletions(home.database).pending()] == list("abc0")
     assert keep.find() == []
 
 
-def test_the_time_counts_from_the_last_alias(home: Home) -> None:
+def test_age_counts_from_the_last_alias(home: Home) -> None:
     home.train("a")
     home.aliases.set("prod", Routing.to(f"demo@{'a' * 64}"), BY)
     home.train("b")
@@ -68,7 +68,7 @@ def test_the_time_counts_from_the_last_alias(home: Home) -> None:
     assert (found.name[5], found.tenant, found.bytes, found.reason) == ("a", SHARED, 200, "no alias since 2026-01-22")
 
 
-def test_each_tenants_own(home: Home) -> None:
+def test_adapters_of_every_tenant_are_deleted(home: Home) -> None:
     home.train("a", tenant="acme")
     home.train("a")
     home.clock.advance(31 * DAY)
@@ -76,17 +76,17 @@ def test_each_tenants_own(home: Home) -> None:
     assert sorted(finding.tenant for finding in found) == ["acme", SHARED]
 
 
-def test_checkpoints_go_beyond_the_newest(home: Home) -> None:
+def test_only_the_newest_checkpoints_are_kept(home: Home) -> None:
     home.train("a", "b", "c", "d")
     home.aliases.set("early", Routing.to(f"demo@{'a' * 64}"), BY)
     assert named(home.keep(retain_checkpoints=1).apply()) == [("checkpoint", "b")]
     assert home.states(*"abcd") == ["published", "deleting", "published", "published"]
 
 
-def test_what_an_unfinished_job_needs_stays(home: Home) -> None:
+def test_adapters_of_unfinished_jobs_are_kept(home: Home) -> None:
     home.train("a", "b")
     merging = home.merging("a")
-    storing = claimed(home.ledger, home.leases)
+    storing = claimed(home.jobs, home.leases)
     home.leases.keep_adapters(storing, ["b" * 64])
     home.clock.advance(31 * DAY)
     keep = home.keep(retain_unaliased_days=30, retain_checkpoints=0)
@@ -96,7 +96,7 @@ def test_what_an_unfinished_job_needs_stays(home: Home) -> None:
     assert named(keep.find()) == [("checkpoint", "a"), ("adapter", "b")]
 
 
-def test_what_is_needed_by_the_time_it_is_removed_stays(home: Home) -> None:
+def test_adapter_aliased_after_it_was_found_is_kept(home: Home) -> None:
     home.train("a")
     home.train("b")
     home.clock.advance(31 * DAY)
@@ -107,22 +107,22 @@ def test_what_is_needed_by_the_time_it_is_removed_stays(home: Home) -> None:
     assert home.states("a", "b") == ["published", "deleting"]
 
 
-def test_run_folders_of_finished_jobs_only(home: Home) -> None:
+def test_run_folders_of_finished_jobs_are_removed(home: Home) -> None:
     old = home.train("a", run_bytes=70)
-    open_ = claimed(home.ledger, home.leases).job.id
+    open_ = claimed(home.jobs, home.leases).job.id
     home.write(home.folder / "runs" / open_ / "engine.log", 10)
-    home.write(home.folder / "runs" / "somebody-elses" / "file", 10)
+    home.write(home.folder / "runs" / "foreign" / "file", 10)
     home.clock.advance(8 * DAY)
     young = home.train("b", run_bytes=10)
     keep = home.keep(retain_run_days=7)
     (found,) = keep.find()
     assert (found.what, found.name, found.bytes) == ("run folder", old, 70)
     assert keep.apply() == [found]
-    assert sorted(path.name for path in (home.folder / "runs").iterdir()) == sorted([open_, young, "somebody-elses"])
+    assert sorted(path.name for path in (home.folder / "runs").iterdir()) == sorted([open_, young, "foreign"])
     assert keep.find() == []
 
 
-def test_merged_models_go_and_their_jobs_say_so(home: Home) -> None:
+def test_deleted_merged_model_is_recorded_in_its_jobs(home: Home) -> None:
     home.train("a")
     first, second = (home.merge("a", "1" * 64) for _ in range(2))
     home.clock.advance(8 * DAY)
@@ -132,30 +132,38 @@ def test_merged_models_go_and_their_jobs_say_so(home: Home) -> None:
     assert keep.apply() == [found]
     assert not home.storage.folder("models", "1" * 64).exists()
     for job_id in (first, second):
-        job = home.ledger.get(job_id)
+        job = home.jobs.get(job_id)
         assert job.result[MODEL_DELETED] and job.result["model_digest"] == "1" * 64
         assert (
-            home.ledger.recent_events(job_id, limit=1)[0].message == "The merged model was deleted: its time is over."
+            home.jobs.recent_events(job_id, limit=1)[0].message
+            == "The merged model was deleted by the retention policy."
         )
     assert keep.find() == keep.apply() == []
 
 
-def test_a_merged_model_stays_while_a_job_may_make_it_again_or_made_it_lately(home: Home) -> None:
+def test_merged_model_is_kept_while_a_merge_may_make_it_again(home: Home) -> None:
     home.train("a")
     home.merge("a", "1" * 64)
     home.clock.advance(8 * DAY)
     keep = home.keep(retain_model_days=7)
     found = keep.find()
-    again = home.merging("a")
+    home.merging("a")
     assert keep.find() == []
     assert [keep.remove(finding) for finding in found] == [False]
-    home.leases.finish(again, {"model_digest": "1" * 64})
+
+
+def test_age_of_a_merged_model_counts_from_its_last_job(home: Home) -> None:
+    home.train("a")
+    home.merge("a", "1" * 64)
+    home.clock.advance(8 * DAY)
+    keep = home.keep(retain_model_days=7)
+    home.merge("a", "1" * 64)
     assert keep.find() == []
     home.clock.advance(8 * DAY)
     assert named(keep.apply()) == [("merged model", "1" * 64)]
 
 
-def test_a_model_that_was_merged_again_after_it_was_deleted(home: Home) -> None:
+def test_model_merged_again_after_its_deletion_is_kept_anew(home: Home) -> None:
     home.train("a")
     home.merge("a", "1" * 64)
     home.clock.advance(8 * DAY)
@@ -167,7 +175,7 @@ def test_a_model_that_was_merged_again_after_it_was_deleted(home: Home) -> None:
     assert named(keep.apply()) == [("merged model", "1" * 64)]
 
 
-def test_a_merged_model_that_is_a_base_stays(home: Home) -> None:
+def test_merged_model_that_is_a_base_is_kept(home: Home) -> None:
     home.train("a")
     home.merge("a", "1" * 64)
     home.store("models", "2" * 64, MODEL_MANIFEST_NAME)
@@ -185,7 +193,7 @@ def test_a_merged_model_that_is_a_base_stays(home: Home) -> None:
     assert not any(keep.remove(finding) for finding in found), "it has become one meanwhile"
 
 
-def test_a_catalogue_that_is_broken_keeps_models_and_nothing_else(home: Home) -> None:
+def test_invalid_catalogue_keeps_models_only(home: Home) -> None:
     home.train("a")
     home.merge("a", "1" * 64)
     home.prepare("one", 100)
@@ -195,13 +203,13 @@ def test_a_catalogue_that_is_broken_keeps_models_and_nothing_else(home: Home) ->
         home.keep(retain_model_days=0).apply()
 
 
-def test_prepared_data_is_bounded_and_a_running_jobs_stays(home: Home) -> None:
+def test_prepared_data_is_bounded_except_for_running_jobs(home: Home) -> None:
     home.prepare("old", 100)
     home.clock.advance(DAY)
     home.prepare("mid", 100)
     home.clock.advance(DAY)
     home.prepare(".half-written.1.ab", 100)
-    running = claimed(home.ledger, home.leases)
+    running = claimed(home.jobs, home.leases)
     home.prepare("running", 100)
     home.clock.advance(DAY)
     home.prepare("newer", 100)
@@ -216,10 +224,10 @@ def test_prepared_data_is_bounded_and_a_running_jobs_stays(home: Home) -> None:
     assert [finding.name for finding in keep.apply()] == ["running"]
 
 
-def test_what_a_killed_process_left_half_removed_goes_with_the_next(home: Home, monkeypatch: Any) -> None:
+def test_half_removed_folder_of_a_killed_process_is_removed_later(home: Home, monkeypatch: Any) -> None:
     home.prepare("one", 100)
     with monkeypatch.context() as patched:
-        patched.setattr("shared.housekeeping.shutil.rmtree", lambda *_, **__: None)
+        patched.setattr("shared.retention.cleanup.shutil.rmtree", lambda *_, **__: None)
         home.keep(prepared_bytes=0).apply()
     assert [name.partition("-")[0] for name in home.prepared()] == [".discarded"]
     home.prepare("two", 100)
@@ -227,5 +235,5 @@ def test_what_a_killed_process_left_half_removed_goes_with_the_next(home: Home, 
     assert home.prepared() == []
 
 
-def test_an_installation_that_has_done_nothing_yet(home: Home) -> None:
+def test_new_installation_has_nothing_to_delete(home: Home) -> None:
     assert home.keep(retain_run_days=0, retain_model_days=0, prepared_bytes=0, retain_checkpoints=0).apply() == []

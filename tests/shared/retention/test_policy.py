@@ -1,4 +1,4 @@
-"""The retention rules: nothing that is needed or young ever goes, and what is neither does."""
+"""The retention rules: what is needed or young is kept, and what is neither is deleted."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.retention import (
+from shared.retention.policy import (
     PastJob,
     Policy,
     PreparedFile,
@@ -16,10 +16,10 @@ from shared.retention import (
     StoredFolder,
     Uses,
     adapters_to_delete,
-    leftovers_to_remove,
     models_to_delete,
     prepared_to_remove,
     run_folders_to_remove,
+    unreferenced_to_remove,
 )
 
 NOW = datetime(2026, 3, 1, tzinfo=UTC)
@@ -54,123 +54,123 @@ folders = st.lists(
 )
 
 
-# -- what never goes -----------------------------------------------------------------------------------------------
+# -- properties -----------------------------------------------------------------------------------------------
 
 
 @given(adapters, uses, limits)
-def test_an_adapter_goes_when_it_is_neither_needed_nor_young(found, used, limit):
-    """Needed: pointed to, gone back to, or an unfinished job's. Young: made, or pointed to, within the limit."""
-    going = [adapter for adapter, _ in adapters_to_delete(found, used, Policy(unaliased=limit), NOW)]
+def test_adapter_is_deleted_when_neither_needed_nor_young(found, used, limit):
+    """Needed: by an alias, by its rollback, or by an unfinished job. Young: made, or pointed to, within the limit."""
+    deleted = [adapter for adapter, _ in adapters_to_delete(found, used, Policy(unaliased=limit), NOW)]
     for adapter in found:
         last = max(adapter.created_at, used.left_at.get(adapter.id, adapter.created_at))
         is_young = limit is None or NOW - last <= limit
-        assert (adapter in going) is not (adapter.id in used.needed or is_young)
+        assert (adapter in deleted) is not (adapter.id in used.needed or is_young)
 
 
 @given(adapters, uses, policies)
-def test_rules_together_take_what_each_takes(found, used, policy):
+def test_combined_rules_delete_what_each_deletes(found, used, policy):
     alone = [Policy(checkpoints=policy.checkpoints), Policy(unaliased=policy.unaliased)]
     taken = {adapter for one in alone for adapter, _ in adapters_to_delete(found, used, one, NOW)}
-    going = adapters_to_delete(found, used, policy, NOW)
-    assert {adapter for adapter, _ in going} == taken
-    assert all(reason for _, reason in going)
+    deleted = adapters_to_delete(found, used, policy, NOW)
+    assert {adapter for adapter, _ in deleted} == taken
+    assert all(reason for _, reason in deleted)
 
 
 @given(adapters, uses, st.integers(0, 3))
-def test_so_many_of_a_jobs_newest_checkpoints_stay(found, used, kept):
-    gone = {adapter for adapter, _ in adapters_to_delete(found, used, Policy(checkpoints=kept), NOW)}
+def test_newest_checkpoints_of_each_job_are_kept(found, used, kept):
+    deleted = {adapter for adapter, _ in adapters_to_delete(found, used, Policy(checkpoints=kept), NOW)}
     for tenant, job in {(adapter.tenant, adapter.job_id) for adapter in found}:
         made = [one for one in found if (one.tenant, one.job_id, one.final) == (tenant, job, False)]
-        left = [one for one in made if one not in gone]
+        left = [one for one in made if one not in deleted]
         assert len(left) >= min(kept, len(made))
         for one in made:
-            if one in gone:
+            if one in deleted:
                 assert sum(other.step >= one.step for other in left) >= kept
-    assert not any(adapter.final or adapter.id in used.needed for adapter in gone)
+    assert not any(adapter.final or adapter.id in used.needed for adapter in deleted)
 
 
 @given(adapters, uses)
-def test_without_a_policy_nothing_goes(found, used):
+def test_nothing_is_deleted_without_a_policy(found, used):
     assert adapters_to_delete(found, used, Policy(), NOW) == []
 
 
 @given(jobs, limits)
-def test_no_run_folder_goes_that_is_young(found, limit):
-    going = run_folders_to_remove(found, Policy(run_folders=limit), NOW)
+def test_only_old_run_folders_are_removed(found, limit):
+    deleted = run_folders_to_remove(found, Policy(run_folders=limit), NOW)
     old = [job.id for job in found if limit is not None and NOW - job.finished_at > limit]
-    assert going == old
+    assert deleted == old
 
 
 @given(jobs, limits, st.frozensets(st.sampled_from(["m1", "m2"])))
-def test_a_merged_model_goes_when_the_last_job_that_made_it_is_old(found, limit, needed):
-    going = models_to_delete(found, needed, Policy(models=limit), NOW)
-    assert len(set(going)) == len(going)
+def test_merged_model_is_deleted_when_its_last_job_is_old(found, limit, needed):
+    deleted = models_to_delete(found, needed, Policy(models=limit), NOW)
+    assert len(set(deleted)) == len(deleted)
     for digest in {job.model for job in found if job.model}:
         newest = max(job.finished_at for job in found if job.model == digest)
         old = limit is not None and NOW - newest > limit
-        assert (digest in going) is (old and digest not in needed)
+        assert (digest in deleted) is (old and digest not in needed)
 
 
 @given(folders, limits, st.frozensets(st.sampled_from("abc")))
-def test_a_stored_folder_goes_when_it_is_old_and_nobody_has_it(found, limit, known):
-    going = leftovers_to_remove(found, known, Policy(leftovers=limit), NOW)
+def test_stored_folder_is_removed_when_old_and_unreferenced(found, limit, known):
+    deleted = unreferenced_to_remove(found, known, Policy(unreferenced=limit), NOW)
     for folder in found:
         old = limit is not None and NOW - folder.written_at > limit
-        assert (folder.digest in going) is (old and folder.digest not in known)
+        assert (folder.digest in deleted) is (old and folder.digest not in known)
 
 
 @given(files, st.none() | st.integers(0, 400), st.none() | ages)
-def test_prepared_data_goes_oldest_first_and_never_what_a_running_job_may_read(found, limit, since):
-    going = prepared_to_remove(found, since, Policy(prepared_bytes=limit))
-    left = [file for file in found if file.name not in going]
-    removed = [file for file in found if file.name in going]
+def test_prepared_data_is_removed_oldest_first_and_not_while_in_use(found, limit, since):
+    deleted = prepared_to_remove(found, since, Policy(prepared_bytes=limit))
+    left = [file for file in found if file.name not in deleted]
+    removed = [file for file in found if file.name in deleted]
     if limit is None:
-        assert going == []
+        assert deleted == []
         return
     assert all(since is None or file.used_at < since for file in removed)
     may_go = [file for file in left if since is None or file.used_at < since]
     assert sum(file.bytes for file in left) <= limit or not may_go
-    assert all(gone.used_at <= kept.used_at for gone in removed for kept in left)
+    assert all(one.used_at <= kept.used_at for one in removed for kept in left)
     without_last = sum(file.bytes for file in left) + (
-        next(file.bytes for file in found if file.name == going[-1]) if going else 0
+        next(file.bytes for file in found if file.name == deleted[-1]) if deleted else 0
     )
-    assert not going or without_last > limit  # not one more than has to
+    assert not deleted or without_last > limit  # not one more than has to
 
 
-# -- what does -----------------------------------------------------------------------------------------------------
+# -- examples -----------------------------------------------------------------------------------------------------
 
 
 def adapter(letter: str, days: int = 30, *, step: int = 1, final: bool = True, tenant: str = "shared") -> StoredAdapter:
     return StoredAdapter(tenant, f"demo@{letter}", "d", "job-1", step, final, NOW - days * DAY)
 
 
-def gone(found: list[StoredAdapter], policy: Policy, **used) -> dict[str, str]:
+def reasons(found: list[StoredAdapter], policy: Policy, **used) -> dict[str, str]:
     return {one.id: reason for one, reason in adapters_to_delete(found, Uses(**used), policy, NOW)}
 
 
-def test_adapters_that_nobody_points_to_go_after_their_time():
+def test_unaliased_adapters_are_deleted_after_their_time():
     found = [adapter("a", 31), adapter("b", 30), adapter("c", 31), adapter("d", 60), adapter("e", 60)]
     left = {"demo@d": NOW - 10 * DAY, "demo@e": NOW - 40 * DAY}
-    assert gone(found, Policy(unaliased=30 * DAY), needed={"demo@c"}, left_at=left) == {
+    assert reasons(found, Policy(unaliased=30 * DAY), needed={"demo@c"}, left_at=left) == {
         "demo@a": "no alias since it was made, 2026-01-29",
         "demo@e": "no alias since 2026-01-20",
     }
 
 
-def test_checkpoints_go_by_their_step_and_results_stay():
+def test_checkpoints_are_deleted_by_step_and_results_are_kept():
     found = [adapter(letter, 0, step=step, final=False) for letter, step in (("a", 10), ("b", 30), ("c", 20))]
     found.append(adapter("d", 0, step=40))
-    assert set(gone(found, Policy(checkpoints=1))) == {"demo@a", "demo@c"}
-    assert set(gone(found, Policy(checkpoints=1), needed={"demo@a"})) == {"demo@c"}
-    assert set(gone(found, Policy(checkpoints=0))) == {"demo@a", "demo@b", "demo@c"}
+    assert set(reasons(found, Policy(checkpoints=1))) == {"demo@a", "demo@c"}
+    assert set(reasons(found, Policy(checkpoints=1), needed={"demo@a"})) == {"demo@c"}
+    assert set(reasons(found, Policy(checkpoints=0))) == {"demo@a", "demo@b", "demo@c"}
 
 
-@pytest.mark.parametrize(("limit", "going"), [(250, []), (249, ["old"]), (150, ["old"]), (149, ["old", "mid"])])
-def test_prepared_data_is_removed_until_the_rest_fits(limit, going):
+@pytest.mark.parametrize(("limit", "deleted"), [(250, []), (249, ["old"]), (150, ["old"]), (149, ["old", "mid"])])
+def test_prepared_data_is_removed_until_the_rest_fits(limit, deleted):
     found = [
         PreparedFile("new", 50, NOW),
         PreparedFile("old", 100, NOW - 2 * DAY),
         PreparedFile("mid", 100, NOW - DAY),
     ]
-    assert prepared_to_remove(found, None, Policy(prepared_bytes=limit)) == going
+    assert prepared_to_remove(found, None, Policy(prepared_bytes=limit)) == deleted
     assert prepared_to_remove(found, NOW - 3 * DAY, Policy(prepared_bytes=limit)) == []

@@ -1,4 +1,4 @@
-"""What failed jobs have stored, on a real database and storage."""
+"""Unreferenced folders, such as failed jobs leave, on a real database and storage."""
 
 from __future__ import annotations
 
@@ -7,13 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from shared.db import Database
-from shared.deletion import Deletions
-from shared.manifest import MANIFEST_NAME
-from shared.model_manifest import MODEL_MANIFEST_NAME
-from tests.shared.conftest import Clock
-from tests.shared.retention_home import Home
-from tests.shared.samples import claimed
+from shared.artifacts.manifests import MANIFEST_NAME, MODEL_MANIFEST_NAME
+from shared.database.connection import Database
+from shared.database.deletions import Deletions
+from tests.support.builders import claimed
+from tests.support.clock import Clock
+from tests.support.retention_home import Home
 
 DAY = timedelta(days=1).total_seconds()
 
@@ -23,10 +22,10 @@ def home(tmp_path: Path, database: Database, clock: Clock) -> Home:
     return Home(tmp_path, database, clock)
 
 
-def test_what_a_failed_job_stored_goes_after_its_time(home: Home) -> None:
+def test_folder_of_a_failed_job_is_removed_after_its_time(home: Home) -> None:
     keep = home.keep(retain_leftover_days=2)
     home.train("a")
-    running = claimed(home.ledger, home.leases)
+    running = claimed(home.jobs, home.leases)
     home.leases.keep_adapters(running, ["b" * 64])
     home.store("adapters", "b" * 64, MANIFEST_NAME)
     home.store("adapters", "c" * 64, MANIFEST_NAME)
@@ -36,12 +35,12 @@ def test_what_a_failed_job_stored_goes_after_its_time(home: Home) -> None:
     home.clock.advance(1.5 * DAY)
     assert [(found.what, found.name[:1], found.bytes) for found in keep.apply()] == [("leftover adapter", "c", 200)]
     assert home.storage.digests("adapters") == ["a" * 64, "b" * 64, "d" * 64]
-    home.ledger.cancel(running.job.id)
+    home.jobs.cancel(running.job.id)
     home.leases.stop(running)
     assert [found.name[:1] for found in keep.apply()] == ["b"]
 
 
-def test_what_a_job_is_about_to_store_by_the_time_it_is_removed_stays(home: Home) -> None:
+def test_folder_reserved_after_it_was_found_is_kept(home: Home) -> None:
     keep = home.keep(retain_leftover_days=2)
     home.train("a")
     home.merge("a", "9" * 64)
@@ -49,16 +48,14 @@ def test_what_a_job_is_about_to_store_by_the_time_it_is_removed_stays(home: Home
     home.store("models", "1" * 64, MODEL_MANIFEST_NAME)
     home.clock.advance(3 * DAY)
     found = keep.find()
-    home.leases.keep_adapters(claimed(home.ledger, home.leases), ["c" * 64])
+    home.leases.keep_adapters(claimed(home.jobs, home.leases), ["c" * 64])
     home.merging("a")
     assert [finding.what for finding in found] == ["leftover adapter", "leftover model"]
     assert not any(keep.remove(finding) for finding in found)
-    assert keep.find() == [], "nor is any of it found again"
+    assert keep.find() == [], "neither is found again"
 
 
-def test_a_storage_of_which_the_database_knows_nothing_is_left_alone(
-    home: Home, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_storage_unknown_to_the_database_is_not_cleaned(home: Home, caplog: pytest.LogCaptureFixture) -> None:
     for letter in "abc":
         home.store("adapters", letter * 64, MANIFEST_NAME)
     home.clock.advance(30 * DAY)
@@ -68,12 +65,12 @@ def test_a_storage_of_which_the_database_knows_nothing_is_left_alone(
     assert len(home.keep(retain_leftover_days=2).apply()) == 3
 
 
-def test_the_folder_of_a_deleted_adapter_that_was_stored_again_goes(home: Home) -> None:
+def test_folder_stored_again_after_its_deletion_is_removed(home: Home) -> None:
     home.train("b")
     home.train("a")
     Deletions(home.database).begin(f"demo@{'a' * 64}")
-    (doomed,) = Deletions(home.database).pending()
-    Deletions(home.database).finish(doomed, lambda: home.storage.discard_folder("adapters", "a" * 64))
+    (deletion,) = Deletions(home.database).pending()
+    Deletions(home.database).finish(deletion, lambda: home.storage.move_to_trash("adapters", "a" * 64))
     home.store("adapters", "a" * 64, MANIFEST_NAME)
     home.clock.advance(3 * DAY)
     assert [finding.name for finding in home.keep(retain_leftover_days=2).apply()] == ["a" * 64]

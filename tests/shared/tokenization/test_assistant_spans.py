@@ -1,4 +1,4 @@
-"""Tools in the form in which the serving tier gives them to a template: keys, order and nulls are part of the text."""
+"""Tools in the form in which vLLM gives them to a template: keys, order and nulls are part of the text."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import json
 import msgspec
 import pytest
 
-from shared.answers import plain_messages, served_tools
-from shared.training_row import Message
+from shared.datasets.rows import Message
+from shared.tokenization.assistant_spans import plain_messages, served_tools
 
 
 @pytest.mark.parametrize("arguments", ['{"b": 1, "a": 2}', {"b": 1, "a": 2}])
-def test_a_call_has_the_order_of_the_serving_tier(arguments: object) -> None:
+def test_tool_call_has_the_key_order_of_vllm(arguments: object) -> None:
     call = {"type": "function", "function": {"name": "f", "arguments": arguments, "more": 1}, "id": "1", "x": 2}
     turn = msgspec.convert({"role": "assistant", "tool_calls": [call]}, Message)
     (found,) = plain_messages([turn])
@@ -25,14 +25,14 @@ def test_a_call_has_the_order_of_the_serving_tier(arguments: object) -> None:
     assert json.dumps(found["tool_calls"]) == json.dumps([expected])
 
 
-def test_arguments_that_are_no_object_stay_as_they_are() -> None:
+def test_arguments_that_are_no_object_are_unchanged() -> None:
     for arguments in ("[1]", "not json", 3):
         call = {"function": {"name": "f", "arguments": arguments}}
         turn = msgspec.convert({"role": "assistant", "tool_calls": [call]}, Message)
         assert plain_messages([turn])[0]["tool_calls"] == [call]
 
 
-def test_a_tool_has_the_keys_of_the_serving_tier() -> None:
+def test_tool_has_the_keys_of_vllm() -> None:
     tools = [
         {"function": {"parameters": {"b": 1, "a": 2}, "name": "f", "extra": 1}, "type": "function", "x": 1},
         {"type": "function", "function": {"name": "g", "strict": True, "description": "d", "parameters": {}}},
@@ -48,7 +48,7 @@ def test_a_tool_has_the_keys_of_the_serving_tier() -> None:
 
 
 @pytest.mark.vllm
-def test_the_serving_engine_has_the_same_form() -> None:
+def test_vllm_gives_templates_the_same_form() -> None:
     protocol = pytest.importorskip("vllm.entrypoints.openai.chat_completion.protocol")
     tools = [
         {"function": {"parameters": {"b": 1}, "name": "f", "extra": 1}, "type": "function", "x": 1},

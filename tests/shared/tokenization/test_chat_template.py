@@ -1,4 +1,4 @@
-"""Chat templates of thirteen families: the text, what of it is learnt, and what no template may do."""
+"""Chat templates of thirteen families: the text, what of it is supervised, and what no template may do."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from shared.answers import find_answers, plain_messages
-from shared.chat_template import MAX_TEXT, ChatTemplate
-from shared.dataset import Message, TrainingRow
+from shared.datasets.reader import Message, TrainingRow
 from shared.errors import Code, InvalidRequest
-from shared.labels import IGNORED, encode_row, label_chats
-from shared.supervision import sample_view
-from shared.tokenizer import Tokenizer
-from tests.shared.families import CASES, FAMILIES, TEMPLATES, make_base
+from shared.tokenization.assistant_spans import find_assistant_spans, plain_messages
+from shared.tokenization.chat_template import MAX_TEXT, ChatTemplate
+from shared.tokenization.labels import IGNORED, label_chats
+from shared.tokenization.tokenizer import Tokenizer
+from tests.support.encoding import encode_row, sample_view
+from tests.support.template_families import CASES, FAMILIES, TEMPLATES, make_base
 
 GOLDEN: dict[str, dict[str, dict[str, Any]]] = json.loads((TEMPLATES / "golden.json").read_text(encoding="utf-8"))
 EVERY = [(family, case) for family in FAMILIES for case in CASES]
@@ -39,8 +39,8 @@ def row_of(case: str, line: int = 7) -> TrainingRow:
 
 
 def runs(tokenizer: Tokenizer, row: TrainingRow) -> list[str]:
-    """The learnt tokens, decoded, one text for each unbroken run."""
-    return [text for text, learnt in pieces(tokenizer, row) if learnt]
+    """The supervised tokens, decoded, one text for each unbroken run."""
+    return [text for text, supervised in pieces(tokenizer, row) if supervised]
 
 
 def pieces(tokenizer: Tokenizer, row: TrainingRow) -> list[tuple[str, bool]]:
@@ -50,7 +50,7 @@ def pieces(tokenizer: Tokenizer, row: TrainingRow) -> list[tuple[str, bool]]:
         if not found or found[-1][1] != (label != IGNORED):
             found.append(([], label != IGNORED))
         found[-1][0].append(id_)
-    return [(tokenizer.decode(ids), learnt) for ids, learnt in found]
+    return [(tokenizer.decode(ids), supervised) for ids, supervised in found]
 
 
 # -- golden
@@ -66,24 +66,28 @@ def test_golden(tokenizers: dict[str, Tokenizer], family: str, case: str) -> Non
     golden, tokenizer = GOLDEN[family][case], tokenizers[family]
     if "refused" in golden:
         with pytest.raises(InvalidRequest) as refused:
-            find_answers(tokenizer, row_of(case))
+            find_assistant_spans(tokenizer, row_of(case))
         assert refused.value.code == Code.TEMPLATE_UNSUPPORTED
         assert refused.value.message == golden["refused"].replace("line 1:", "line 7:")
         assert refused.value.details == {"line": 7}
         return
-    chat = find_answers(tokenizer, row_of(case))
+    chat = find_assistant_spans(tokenizer, row_of(case))
     found = {"text": chat.text, "learnt": runs(tokenizer, row_of(case)), "method": chat.method}
     found |= {"last_turn_only": chat.last_turn_only, "prompt_differs": chat.prompt_differs}
     assert found == golden
 
 
 @pytest.mark.parametrize(("family", "case"), [(f, c) for f, c in EVERY if "refused" not in GOLDEN[f][c]])
-def test_every_learnt_answer_ends_with_a_token_that_stops_generation(
+def test_every_supervised_answer_ends_with_a_stop_token(
     tokenizers: dict[str, Tokenizer], family: str, case: str
 ) -> None:
     tokenizer = tokenizers[family]
-    [labelled] = label_chats(tokenizer, [find_answers(tokenizer, row_of(case))])
-    last = [i for i, learnt in enumerate(labelled.learnt) if learnt and not any(labelled.learnt[i + 1 : i + 2])]
+    [labelled] = label_chats(tokenizer, [find_assistant_spans(tokenizer, row_of(case))])
+    last = [
+        i
+        for i, supervised in enumerate(labelled.supervised)
+        if supervised and not any(labelled.supervised[i + 1 : i + 2])
+    ]
     assert last
     assert {labelled.ids[index] for index in last} <= tokenizer.end_ids
 
@@ -102,25 +106,29 @@ def test_every_learnt_answer_ends_with_a_token_that_stops_generation(
         ("command_r", "<|END_OF_TURN_TOKEN|>"),
     ],
 )
-def test_end_of_turn_is_read_off_the_template(tokenizers: dict[str, Tokenizer], family: str, end: str) -> None:
+def test_end_token_is_found_in_the_template(tokenizers: dict[str, Tokenizer], family: str, end: str) -> None:
     tokenizer = tokenizers[family]
     assert tokenizer.end_token == end
     assert tokenizer.backend.token_to_id(end) in tokenizer.end_ids
 
 
 @pytest.mark.parametrize("family", ["llama3", "gemma", "command_r", "deepseek_r1"])
-def test_bos_comes_once(tokenizers: dict[str, Tokenizer], family: str) -> None:
+def test_bos_is_written_once(tokenizers: dict[str, Tokenizer], family: str) -> None:
     example = encode_row(tokenizers[family], row_of("single"), LONG)
     assert example.ids.count(tokenizers[family].backend.token_to_id(FAMILIES[family].named["bos_token"])) == 1
 
 
 @pytest.mark.parametrize("family", list(FAMILIES))
-def test_sample_view_is_the_whole_text_and_shows_what_is_learnt(tokenizers: dict[str, Tokenizer], family: str) -> None:
+def test_sample_view_has_the_whole_text_and_marks_supervised_pieces(
+    tokenizers: dict[str, Tokenizer], family: str
+) -> None:
     tokenizer, row = tokenizers[family], row_of("unicode")
     view = sample_view(tokenizer, row, seq_len=LONG)
-    assert "".join(text for text, _ in view) == find_answers(tokenizer, row).text
-    learnt = [text.rstrip() for text, is_learnt in view if is_learnt]  # phi3's end token takes a newline with it
-    assert learnt == runs(tokenizer, row)
+    assert "".join(text for text, _ in view) == find_assistant_spans(tokenizer, row).text
+    supervised = [
+        text.rstrip() for text, is_supervised in view if is_supervised
+    ]  # phi3's end token takes a newline with it
+    assert supervised == runs(tokenizer, row)
 
 
 @pytest.mark.parametrize("family", list(FAMILIES))
@@ -150,11 +158,11 @@ def test_marks_are_spans_of_characters() -> None:
     assert spans(template) == []
 
 
-def test_no_marks_are_no_spans() -> None:
+def test_template_without_marks_has_no_spans() -> None:
     assert spans("{% for m in messages %}{{ m.content }}{% endfor %}", "a") is None
 
 
-def test_marks_whose_place_cannot_be_known_are_not_trusted() -> None:
+def test_marks_at_an_unknown_position_are_ignored() -> None:
     """Inside a macro the text is written somewhere else, later."""
     macro = "{% macro say(m) %}[{% generation %}{{ m.content }}{% endgeneration %}]{% endmacro %}"
     assert spans(macro + "<{{ say(messages[0]) }}>", "abc") is None
@@ -179,7 +187,7 @@ def test_marks_whose_place_cannot_be_known_are_not_trusted() -> None:
         ("{% macro again() %}{{ again() }}{% endmacro %}{{ again() }}", "recursion"),
     ],
 )
-def test_a_template_s_failure_is_told_in_its_words(template: str, words: str) -> None:
+def test_error_of_a_template_is_reported_in_its_words(template: str, words: str) -> None:
     with pytest.raises(InvalidRequest) as refused:
         ChatTemplate(template, {}).render(QUESTION)
     assert refused.value.code == Code.TEMPLATE_UNSUPPORTED
@@ -187,20 +195,20 @@ def test_a_template_s_failure_is_told_in_its_words(template: str, words: str) ->
     assert refused.value.param == "model.hf_repo"
 
 
-def test_ordinary_sums_are_done() -> None:
+def test_ordinary_arithmetic_is_allowed() -> None:
     text = ChatTemplate("{{ 24 * 3600 * 1000 }} {{ 2 ** 40 }} {{ '-' * 3 }} {{ 'a'.center(3) }} {{ 2.5 * 2 }}", {})
     assert text.render(QUESTION).text == "86400000 1099511627776 ---  a  5.0"
 
 
-def test_a_template_that_is_none_is_refused() -> None:
+def test_invalid_template_is_refused() -> None:
     with pytest.raises(InvalidRequest, match="endfor"):
         ChatTemplate("{% for message in messages %}", {})
 
 
 def test_time_and_text_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shared.chat_template.MAX_SECONDS", 0.2)
+    monkeypatch.setattr("shared.tokenization.chat_template.MAX_SECONDS", 0.2)
     slow = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
-    with pytest.raises(InvalidRequest, match="works longer than"):
+    with pytest.raises(InvalidRequest, match="takes longer than"):
         ChatTemplate(slow, {}).render(QUESTION)
     with pytest.raises(InvalidRequest, match=f"over {MAX_TEXT} characters"):
         ChatTemplate("{% for i in range(99) %}{{ 'a' * 999999 }}{% endfor %}", {}).render(QUESTION)
@@ -216,10 +224,10 @@ def hf_tokenizers(bases: dict[str, Path]) -> dict[str, Any]:
     return {name: AutoTokenizer.from_pretrained(folder) for name, folder in bases.items()}
 
 
-@pytest.mark.engine
+@pytest.mark.torch
 @pytest.mark.parametrize("prompt", [False, True])
 @pytest.mark.parametrize(("family", "case"), EVERY)
-def test_text_and_ids_are_transformers_own(
+def test_text_and_ids_equal_those_of_transformers(
     tokenizers: dict[str, Tokenizer], hf_tokenizers: dict[str, Any], family: str, case: str, prompt: bool
 ) -> None:
     ours, theirs = tokenizers[family], hf_tokenizers[family]
@@ -249,10 +257,10 @@ MARKED = [
 ]
 
 
-@pytest.mark.engine
+@pytest.mark.torch
 @pytest.mark.parametrize("template", MARKED)
 @pytest.mark.parametrize("case", CASES)
-def test_marks_are_transformers_own(template: str, case: str) -> None:
+def test_marks_equal_those_of_transformers(template: str, case: str) -> None:
     from transformers.utils.chat_template_utils import render_jinja_template
 
     messages = plain_messages(row_of(case).messages)

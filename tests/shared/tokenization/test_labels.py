@@ -1,4 +1,4 @@
-"""Which tokens are learnt: the assistant's and its end token, wherever the row is cut; nothing else, ever."""
+"""Labels: the assistant's tokens and their end token are supervised, wherever the row is cut, and nothing else is."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from shared.answers import find_answers
-from shared.chat_template import ChatTemplate
-from shared.dataset import Message, TrainingRow
+from shared.datasets.reader import Message, TrainingRow
 from shared.errors import Code, InvalidRequest
-from shared.labels import BATCH_ROWS, IGNORED, count_lines, encode_row, encode_rows
-from shared.tokenizer import Tokenizer
-from tests.shared.families import FAMILIES, make_base
+from shared.tokenization.assistant_spans import find_assistant_spans
+from shared.tokenization.chat_template import ChatTemplate
+from shared.tokenization.labels import BATCH_ROWS, IGNORED, format_line_numbers
+from shared.tokenization.tokenizer import Tokenizer
+from tests.support.encoding import encode_row, encode_rows
+from tests.support.template_families import FAMILIES, make_base
 
 LONG = 10_000
 
@@ -60,7 +61,7 @@ def chat(prompt: str, answer: str, line: int = 1) -> TrainingRow:
     return row(("user", prompt), ("assistant", answer), line=line)
 
 
-def learnt(tokenizer: Any, example: Any) -> str:
+def supervised_text(tokenizer: Any, example: Any) -> str:
     return tokenizer.decode([label for label in example.labels if label != IGNORED])
 
 
@@ -75,9 +76,9 @@ def with_template(tokenizer: Tokenizer) -> Callable[[str], Tokenizer]:
     return lambda template: replace(tokenizer, template=ChatTemplate(template, {}))
 
 
-def test_answer_and_end_token_are_learnt_and_nothing_else(tokenizer):
+def test_only_answer_and_end_token_are_supervised(tokenizer):
     example = encode_row(tokenizer, chat("What is a bug?", "A mistake."), LONG)
-    assert learnt(tokenizer, example) == "A mistake.<|im_end|>"
+    assert supervised_text(tokenizer, example) == "A mistake.<|im_end|>"
     assert tokenizer.decode(example.ids) == (
         "<|im_start|>user\nWhat is a bug?<|im_end|>\n<|im_start|>assistant\nA mistake.<|im_end|>\n"
     )
@@ -86,17 +87,19 @@ def test_answer_and_end_token_are_learnt_and_nothing_else(tokenizer):
     assert example.truncated == 0
 
 
-def test_every_assistant_turn_is_learnt(tokenizer):
+def test_every_assistant_turn_is_supervised(tokenizer):
     example = encode_row(tokenizer, row(*TWO_TURNS), LONG)
-    assert learnt(tokenizer, example) == "A mistake in a program.<|im_end|>A change that takes it away.<|im_end|>"
+    assert (
+        supervised_text(tokenizer, example) == "A mistake in a program.<|im_end|>A change that takes it away.<|im_end|>"
+    )
 
 
 @pytest.mark.parametrize("answer", ["naïve café — 数据 🙂", "🙂", "数据", "e\u0301\u200d", "tab\tnew\nline", "  two  "])
-def test_unicode_answers(tokenizer, answer):
-    assert learnt(tokenizer, encode_row(tokenizer, chat("Say it.", answer), LONG)) == answer + "<|im_end|>"
+def test_unicode_answers_are_supervised(tokenizer, answer):
+    assert supervised_text(tokenizer, encode_row(tokenizer, chat("Say it.", answer), LONG)) == answer + "<|im_end|>"
 
 
-def test_truncation_drops_the_beginning_and_labels_move_along(tokenizer):
+def test_truncation_drops_the_beginning_and_keeps_labels_aligned(tokenizer):
     whole = encode_row(tokenizer, row(*TWO_TURNS), LONG)
     for seq_len in range(1, len(whole.ids) + 3):
         cut = encode_row(tokenizer, row(*TWO_TURNS), seq_len)
@@ -105,31 +108,31 @@ def test_truncation_drops_the_beginning_and_labels_move_along(tokenizer):
         assert cut.truncated == max(0, len(whole.ids) - seq_len)
 
 
-def test_targets_leave_out_the_first_token_which_nothing_predicts(tokenizer):
+def test_first_token_is_no_target(tokenizer):
     whole = encode_row(tokenizer, chat("Q", "A long answer."), LONG)
-    learnt_count = sum(label != IGNORED for label in whole.labels)
-    assert whole.targets == learnt_count
+    supervised_count = sum(label != IGNORED for label in whole.labels)
+    assert whole.targets == supervised_count
     first = whole.labels.index(next(label for label in whole.labels if label != IGNORED))
     cut = encode_row(tokenizer, chat("Q", "A long answer."), len(whole.ids) - first)
     assert cut.labels[0] != IGNORED
-    assert cut.targets == learnt_count - 1
+    assert cut.targets == supervised_count - 1
 
 
 @pytest.mark.parametrize(("last_k", "expected"), [(1, 1), (3, 3), (LONG, None), (0, None)])
-def test_last_k_keeps_the_last_learnt_tokens(tokenizer, last_k, expected):
+def test_last_k_keeps_the_last_supervised_tokens(tokenizer, last_k, expected):
     whole = encode_row(tokenizer, row(*TWO_TURNS), LONG)
     kept = encode_row(tokenizer, row(*TWO_TURNS), LONG, last_k)
-    all_learnt = [index for index, label in enumerate(whole.labels) if label != IGNORED]
+    all_supervised = [index for index, label in enumerate(whole.labels) if label != IGNORED]
     kept_indices = [index for index, label in enumerate(kept.labels) if label != IGNORED]
-    assert kept_indices == (all_learnt if expected is None else all_learnt[-expected:])
+    assert kept_indices == (all_supervised if expected is None else all_supervised[-expected:])
     assert kept.ids == whole.ids
 
 
-def test_last_one_is_the_end_token(tokenizer):
-    assert learnt(tokenizer, encode_row(tokenizer, chat("Q", "A"), LONG, 1)) == "<|im_end|>"
+def test_last_1_keeps_the_end_token(tokenizer):
+    assert supervised_text(tokenizer, encode_row(tokenizer, chat("Q", "A"), LONG, 1)) == "<|im_end|>"
 
 
-def test_row_with_nothing_learnt_is_skipped_by_its_line_number(with_template):
+def test_row_without_supervised_tokens_is_skipped_by_line_number(with_template):
     """Cut to its last tokens, a row can lose its whole answer to what the template appends."""
     appending = with_template(MARKS_THEN_PROMPT)
     rows = [chat("a b c d e f g h", "A", line=3), chat("Q", "A", line=4), chat("i j k l m n o p", "B", line=9)]
@@ -138,8 +141,8 @@ def test_row_with_nothing_learnt_is_skipped_by_its_line_number(with_template):
 
 
 def test_many_line_numbers_are_capped():
-    assert count_lines([1, 5]) == "1, 5"
-    assert count_lines(list(range(1, 14))) == "1, 2, 3, 4, 5, 6, 7, 8, 9, 10 and 3 more"
+    assert format_line_numbers([1, 5]) == "1, 5"
+    assert format_line_numbers(list(range(1, 14))) == "1, 2, 3, 4, 5, 6, 7, 8, 9, 10 and 3 more"
 
 
 @pytest.mark.parametrize("answer", ["A change.", "数据 🙂", "ends with a smile 🙂", "line\nline"])
@@ -154,12 +157,12 @@ def test_single_turn_is_the_same_with_and_without_marks(tokenizer, with_template
 
 
 @pytest.mark.parametrize("answer", ["A change.", "bytes of 数", "a smile 🙂"])
-def test_end_token_is_learnt_when_the_marks_leave_it_out(with_template, answer):
+def test_end_token_outside_the_marks_is_supervised(with_template, answer):
     marked = with_template(MARKS_WITHOUT_END_TOKEN)
-    assert learnt(marked, encode_row(marked, chat("Q", answer), LONG)) == answer + "<|im_end|>"
+    assert supervised_text(marked, encode_row(marked, chat("Q", answer), LONG)) == answer + "<|im_end|>"
 
 
-def test_end_tokens_of_other_turns_are_not_learnt(tokenizer):
+def test_end_tokens_of_other_turns_are_not_supervised(tokenizer):
     example = encode_row(tokenizer, row(*TWO_TURNS), LONG)
     assert sum(label in tokenizer.end_ids for label in example.labels) == 2
     assert sum(id_ in tokenizer.end_ids for id_ in example.ids) == 5
@@ -185,14 +188,14 @@ def weighted(*weights: int | None) -> TrainingRow:
     ("weights", "expected"),
     [((None, None), "A0 A1"), ((0, 1), "A1"), ((1, 0), "A0"), ((0, None, 0, 1), "A1 A3"), ((0, 0), "")],
 )
-def test_turns_of_weight_0_are_not_learnt(tokenizer, with_template, kind, weights, expected):
+def test_turns_of_weight_0_are_not_supervised(tokenizer, with_template, kind, weights, expected):
     chosen = tokenizer if kind == "marks" else with_template(PLAIN_TEMPLATE)
     example = encode_row(chosen, weighted(*weights), LONG)
-    assert learnt(chosen, example).replace("<|im_end|>", " ").strip() == expected
-    assert find_answers(chosen, weighted(*weights)).method == kind
+    assert supervised_text(chosen, example).replace("<|im_end|>", " ").strip() == expected
+    assert find_assistant_spans(chosen, weighted(*weights)).method == kind
 
 
-# Marks say which characters are learnt, not whose: with several a turn, the chat is written turn by turn to know.
+# Marks show which characters are supervised, not whose: with several per turn, the chat is written turn by turn.
 SEVERAL_MARKS = (
     "{%- for message in messages %}{%- if message['role'] == 'assistant' %}{% generation %}{{- message['content'][0] }}"
     "{% endgeneration %}{% generation %}{{- message['content'][1:] }}{% endgeneration %}{%- else %}"
@@ -200,24 +203,24 @@ SEVERAL_MARKS = (
 )
 
 
-def test_weights_with_several_marks_a_turn(with_template):
-    chat = find_answers(with_template(SEVERAL_MARKS), weighted(1, 0, 1))
+def test_weights_with_several_marks_per_turn(with_template):
+    chat = find_assistant_spans(with_template(SEVERAL_MARKS), weighted(1, 0, 1))
     assert [chat.text[start:end] for start, end in chat.spans] == ["A", "0", "A", "2"]
     unclear = with_template("{% if messages | length > 4 %}" + SEVERAL_MARKS + "{% endif %}")
     with pytest.raises(InvalidRequest, match="which of them are that turn's"):
-        find_answers(unclear, weighted(1, 0, 1))
+        find_assistant_spans(unclear, weighted(1, 0, 1))
 
 
-def test_marks_that_mark_nothing_are_not_the_last_word(with_template):
+def test_offsets_are_used_when_marks_mark_nothing(with_template):
     """A template may mark only what it was written for; then answers are found by offsets."""
     template = PLAIN_TEMPLATE + "{% if messages | length > 9 %}{% generation %}{% endgeneration %}{% endif %}"
     chosen = with_template(template)
-    assert find_answers(chosen, chat("Q", "A")).method == "offsets"
-    assert learnt(chosen, encode_row(chosen, chat("Q", "A"), LONG)) == "A<|im_end|>"
+    assert find_assistant_spans(chosen, chat("Q", "A")).method == "offsets"
+    assert supervised_text(chosen, encode_row(chosen, chat("Q", "A"), LONG)) == "A<|im_end|>"
 
 
-def test_a_token_over_a_border_is_not_learnt(with_template):
-    """The template's last letters and the answer's first are one token here: learning it would be learning the prompt."""
+def test_token_across_a_border_is_not_supervised(with_template):
+    """The template's last letters and the answer's first are one token here: it would train the model on the prompt."""
     chosen = with_template(
         PLAIN_TEMPLATE.replace("assistant\\n' }}{%- endif", "assistant\\nWh' }}{%- endif").replace(
             "message['content']", "('Wh' if message['role'] == 'assistant' else '') + message['content']"
@@ -225,12 +228,12 @@ def test_a_token_over_a_border_is_not_learnt(with_template):
     )
     example = encode_row(chosen, chat("Q", "at is it"), LONG)
     assert "What" in [chosen.decode([id_]) for id_ in example.ids]
-    assert learnt(chosen, example) == " is it<|im_end|>"
+    assert supervised_text(chosen, example) == " is it<|im_end|>"
 
 
-def test_of_two_end_tokens_the_first_is_learnt(with_template, tokenizer):
+def test_of_two_end_tokens_the_first_is_supervised(with_template, tokenizer):
     twice = with_template(MARKS_WITHOUT_END_TOKEN.replace("<|im_end|>", "<|im_end|><|im_end|>"))
-    assert learnt(twice, encode_row(twice, chat("Q", "A"), LONG)) == "A<|im_end|>"
+    assert supervised_text(twice, encode_row(twice, chat("Q", "A"), LONG)) == "A<|im_end|>"
 
 
 def test_rows_are_encoded_in_batches_and_keep_their_order(tokenizer):
@@ -249,26 +252,26 @@ TEXT = st.text(min_size=1, max_size=40).filter(lambda text: text == text.strip()
 def test_labels_are_ids_of_the_answer(tokenizer, with_template, prompt, answer, seq_len, last_k, marks):
     chosen = tokenizer if marks else with_template(PLAIN_TEMPLATE)
     whole = encode_row(chosen, chat(prompt, answer), LONG)
-    assert learnt(chosen, whole) == answer + "<|im_end|>"
+    assert supervised_text(chosen, whole) == answer + "<|im_end|>"
     cut = encode_row(chosen, chat(prompt, answer), seq_len, last_k)
     assert len(cut.ids) == len(cut.labels) <= seq_len
     assert all(label in (IGNORED, id_) for id_, label in zip(cut.ids, cut.labels, strict=True))
-    learnt_count = sum(label != IGNORED for label in cut.labels)
-    assert learnt_count <= (last_k or LONG)
+    supervised_count = sum(label != IGNORED for label in cut.labels)
+    assert supervised_count <= (last_k or LONG)
 
 
-@pytest.mark.engine
-def test_the_tiny_base_is_learnt_as_transformers_masks_it(tmp_path: Path) -> None:
+@pytest.mark.torch
+def test_labels_equal_the_mask_of_transformers(tmp_path: Path) -> None:
     """The template of `worker/pretrain.py` over the whole example data: ids and marks equal transformers' own."""
     from transformers import AutoTokenizer
 
-    from shared.dataset import read_rows
+    from shared.datasets.reader import read_rows
     from worker.pretrain import CHAT_TEMPLATE
 
     assert FAMILIES["chatml_marked"].template.rstrip() == CHAT_TEMPLATE.rstrip()
     folder = make_base(tmp_path / "tiny", FAMILIES["chatml_marked"], CHAT_TEMPLATE)
     ours, theirs = Tokenizer.load(folder), AutoTokenizer.from_pretrained(folder)
-    with (Path(__file__).parents[2] / "examples" / "support.jsonl").open("rb") as lines:
+    with (Path(__file__).parents[3] / "examples" / "support.jsonl").open("rb") as lines:
         for one in read_rows(lines):
             messages = [{"role": message.role, "content": message.content} for message in one.messages]
             encoded = theirs.apply_chat_template(messages, return_dict=True, return_assistant_tokens_mask=True)
@@ -277,14 +280,16 @@ def test_the_tiny_base_is_learnt_as_transformers_masks_it(tmp_path: Path) -> Non
             assert [int(label != IGNORED) for label in example.labels] == encoded["assistant_masks"]
 
 
-def test_comparing_the_prompt_can_be_left_out(tokenizer, with_template):
+def test_prompt_comparison_can_be_left_out(tokenizer, with_template):
     """Where marks show the answers it changes nothing but `prompt_differs`; without marks it is compared anyhow."""
     thinking = with_template(
         tokenizer.template.text.replace("<|im_start|>assistant\\n", "<|im_start|>assistant\\n<think>")
     )
-    whole = find_answers(thinking, row(*TWO_TURNS))
+    whole = find_assistant_spans(thinking, row(*TWO_TURNS))
     assert whole.method == "marks"
     assert whole.prompt_differs
-    assert find_answers(thinking, row(*TWO_TURNS), compare_prompt=False) == replace(whole, prompt_differs=False)
+    assert find_assistant_spans(thinking, row(*TWO_TURNS), compare_prompt=False) == replace(whole, prompt_differs=False)
     plain = with_template(PLAIN_TEMPLATE)
-    assert find_answers(plain, row(*TWO_TURNS), compare_prompt=False) == find_answers(plain, row(*TWO_TURNS))
+    assert find_assistant_spans(plain, row(*TWO_TURNS), compare_prompt=False) == find_assistant_spans(
+        plain, row(*TWO_TURNS)
+    )

@@ -1,4 +1,4 @@
-"""The supervision report: what a file would teach a base, and when it is refused."""
+"""The supervision report: which tokens of a file would be trained on, and when it is refused."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 
-from shared.dataset import parse_row
+from shared.datasets.reader import parse_row
 from shared.errors import Code, DatasetInvalid, InvalidRequest
-from shared.labels import IGNORED, encode_row
-from shared.supervision import MAX_LISTED, sample_view, supervise_file
-from shared.supervision_report import LineNote, SupervisionReport
-from shared.tokenizer import Tokenizer
-from tests.shared.families import FAMILIES, make_base
+from shared.tokenization.labels import IGNORED
+from shared.tokenization.supervision import MAX_LISTED, supervise_file
+from shared.tokenization.supervision_report import LineNote, SupervisionReport
+from shared.tokenization.tokenizer import Tokenizer
+from tests.support.encoding import encode_row, sample_view
+from tests.support.template_families import FAMILIES, make_base
 
 ROWS = [
     {"prompt": "One?", "response": "First."},
@@ -54,7 +55,7 @@ def write(tmp_path: Path):
     return to_file
 
 
-def test_counts_are_the_trainer_s(write, base):
+def test_counts_equal_those_of_the_trainer(write, base):
     path, tokenizer = write(ROWS[:2]), Tokenizer.load(base)
     lines = path.read_bytes().splitlines()
     for seq_len, last_k in ((1000, 0), (12, 0), (12, 3)):
@@ -70,7 +71,7 @@ def test_counts_are_the_trainer_s(write, base):
         assert report.truncation_fraction == pytest.approx(share)
 
 
-def test_a_good_file_is_not_refused_and_is_shown(write, base):
+def test_good_file_is_not_refused_and_has_a_sample(write, base):
     report = supervise_file(write(ROWS[:2]), base, seq_len=100)
     report.refuse()
     assert report.method == "marks"
@@ -84,11 +85,11 @@ def test_a_good_file_is_not_refused_and_is_shown(write, base):
     assert SupervisionReport.model_validate_json(report.model_dump_json()) == report
 
 
-def test_rows_that_teach_nothing_are_refused_by_line(write, repeating):
+def test_rows_without_supervised_tokens_are_refused_by_line(write, repeating):
     report = supervise_file(write([ROWS[0], ROWS[2], ROWS[1], ROWS[2]]), repeating, seq_len=CUT)
     assert [note.line for note in report.nothing_supervised.first] == [2, 4]
     assert [row.end_learnt for row in report.row_table] == [True, False, True, False]
-    assert report.end_not_learnt.count == 0, "such rows are told once"
+    assert report.end_not_learnt.count == 0, "such rows are noted once"
     with pytest.raises(DatasetInvalid) as refused:
         report.refuse("data.validation_file")
     assert refused.value.code == Code.NOTHING_SUPERVISED
@@ -98,7 +99,7 @@ def test_rows_that_teach_nothing_are_refused_by_line(write, repeating):
     assert [line["line"] for line in refused.value.details["lines"]] == [2, 4]
 
 
-def test_rows_the_template_does_not_take_are_refused_by_line(write, bases):
+def test_rows_that_the_template_refuses_are_refused_by_line(write, bases):
     first_by_assistant = {"messages": [{"role": "assistant", "content": "I begin."}]}
     report = supervise_file(write([ROWS[0], first_by_assistant]), bases["llama2"], seq_len=100)
     assert report.rows == 2
@@ -141,7 +142,7 @@ NO_END = "{% for m in messages %}{{ '<|im_start|>' + m.role + ': ' + m.content }
         (NO_END, "the template writes no end token after the answer"),
     ],
 )
-def test_a_row_that_does_not_teach_to_stop_is_warned_of(write, tmp_path, template, reason):
+def test_row_without_a_supervised_end_token_is_noted(write, tmp_path, template, reason):
     base = make_base(tmp_path / "base", FAMILIES["chatml_marked"], template)
     report = supervise_file(write(ROWS[:1]), base, seq_len=100)
     assert report.end_not_learnt.first == [LineNote(line=1, reason=reason)]
@@ -152,7 +153,7 @@ def test_a_row_that_does_not_teach_to_stop_is_warned_of(write, tmp_path, templat
 @pytest.mark.parametrize(
     ("family", "last_only", "differs"), [("qwen3", 1, 0), ("deepseek_r1", 0, 2), ("qwen25", 0, 0), ("harmony", 1, 0)]
 )
-def test_what_templates_do_to_answers_is_told(write, bases, family, last_only, differs):
+def test_rewritten_answers_are_noted(write, bases, family, last_only, differs):
     turns = [("user", "A?"), ("assistant", "B."), ("user", "C?"), ("assistant", "D.")]
     two = {"messages": [{"role": role, "content": content} for role, content in turns]}
     report = supervise_file(write([ROWS[0], two]), bases[family], seq_len=100)
@@ -160,18 +161,18 @@ def test_what_templates_do_to_answers_is_told(write, bases, family, last_only, d
     assert report.method == "offsets"
 
 
-def test_a_marked_template_whose_prompt_is_another_is_told(write, tmp_path):
+def test_prompt_that_differs_from_training_is_noted(write, tmp_path):
     base = make_base(tmp_path / "base", FAMILIES["chatml_marked"], REPEATING)
     assert supervise_file(write(ROWS[:1]), base, seq_len=100).prompt_differs.count == 1
 
 
-def test_ratings_filter(write, base):
+def test_rows_are_filtered_by_rating(write, base):
     rows = [{**ROWS[0], "rating": rating} for rating in (1, 3, 5)]
     report = supervise_file(write([*rows, ROWS[0]]), base, seq_len=100, min_rating=3)
     assert (report.rows, report.filtered_rows, report.lines) == (3, 1, 4)
 
 
-def test_a_sample_says_so_and_is_the_same_every_time(write, base):
+def test_sample_is_reported_and_reproducible(write, base):
     path = write([{"prompt": f"Q{n}", "response": f"A{n}"} for n in range(200)])
     report = supervise_file(path, base, seq_len=100, limit_rows=10)
     assert (report.sampled, report.rows, report.lines) == (True, 10, 200)
@@ -185,7 +186,7 @@ def test_a_sample_says_so_and_is_the_same_every_time(write, base):
 
 
 @pytest.mark.parametrize("limit", [None, 2])
-def test_a_broken_line_is_refused(write, base, limit):
+def test_bad_line_is_refused(write, base, limit):
     path = write(ROWS[:1])
     path.write_bytes(path.read_bytes() + b"{\n" * 4)
     with pytest.raises(DatasetInvalid) as refused:
@@ -194,13 +195,13 @@ def test_a_broken_line_is_refused(write, base, limit):
     assert refused.value.details["errors"][0]["line"] in range(2, 6)
 
 
-def test_an_empty_file_has_an_empty_report(write, base):
+def test_empty_file_has_an_empty_report(write, base):
     report = supervise_file(write([]), base, seq_len=100)
     assert (report.rows, report.tokens, report.truncation_fraction, report.sample) == (0, 0, 0.0, [])
     report.refuse()
 
 
-def test_a_base_without_tokenizer_is_told(write, tmp_path):
+def test_base_without_a_tokenizer_is_refused(write, tmp_path):
     with pytest.raises(InvalidRequest) as refused:
         supervise_file(write(ROWS[:1]), tmp_path, seq_len=100)
     assert refused.value.code == Code.TOKENIZER_NOT_FOUND
@@ -208,7 +209,7 @@ def test_a_base_without_tokenizer_is_told(write, tmp_path):
 
 @pytest.mark.parametrize("seq_len", [1, 5, 9, 1000])
 @pytest.mark.parametrize("last_k", [0, 2])
-def test_view_shows_the_kept_text_and_what_is_learnt(base, seq_len, last_k):
+def test_view_has_the_kept_text_and_marks_supervised_pieces(base, seq_len, last_k):
     tokenizer = Tokenizer.load(base)
     row = parse_row(json.dumps({"prompt": "Sag 🙂", "response": "Żółć 数据."}).encode(), 1)
     view, example = (
@@ -216,6 +217,6 @@ def test_view_shows_the_kept_text_and_what_is_learnt(base, seq_len, last_k):
         encode_row(tokenizer, row, seq_len, last_k),
     )
     assert all(a[1] != b[1] for a, b in itertools.pairwise(view))
-    assert any(learnt for _, learnt in view) == any(label != IGNORED for label in example.labels)
+    assert any(supervised for _, supervised in view) == any(label != IGNORED for label in example.labels)
     if not last_k and seq_len > 9:
         assert "".join(text for text, _ in view) == tokenizer.decode(example.ids)

@@ -1,4 +1,4 @@
-"""Tokenizer files in all their forms."""
+"""Tokenizers and templates, read from files of every form."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from shared.errors import Code, InvalidRequest
-from shared.tokenizer import Tokenizer
-from tests.shared.families import FAMILIES, make_base
+from shared.tokenization.tokenizer import Tokenizer
+from tests.support.template_families import FAMILIES, make_base
 
 GEMMA = FAMILIES["gemma"]
 CHAT = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello."}]
@@ -34,7 +34,7 @@ def test_special_tokens_in_both_files_and_forms(base: Path, form: str, file: str
     assert Tokenizer.load(base).render(CHAT).text.startswith("<bos><start_of_turn>user")
 
 
-def test_the_config_s_own_tokens_go_before_the_older_map(base: Path) -> None:
+def test_tokens_of_the_config_precede_the_older_map(base: Path) -> None:
     (base / "special_tokens_map.json").write_text(json.dumps({"bos_token": "<eos>"}))
     write_config(base, bos_token="<bos>", added_tokens_decoder={})
     assert Tokenizer.load(base).render(CHAT).text.startswith("<bos>")
@@ -42,7 +42,7 @@ def test_the_config_s_own_tokens_go_before_the_older_map(base: Path) -> None:
     assert Tokenizer.load(base).render(CHAT).text.startswith("<eos>")
 
 
-def test_tokens_that_only_the_config_knows_are_added(base: Path) -> None:
+def test_tokens_of_the_config_alone_are_added(base: Path) -> None:
     size = Tokenizer.load(base).backend.get_vocab_size()
     decoder = {str(size): {"content": "<new>", "special": True}}
     write_config(base, bos_token="<bos>", extra_token="<extra>", added_tokens_decoder=decoder)
@@ -51,15 +51,15 @@ def test_tokens_that_only_the_config_knows_are_added(base: Path) -> None:
     assert tokenizer.encode("<extra>").ids == [size + 1]
 
 
-def test_template_in_the_config(base: Path) -> None:
+def test_template_is_read_from_the_config(base: Path) -> None:
     path = base / "chat_template.jinja"
     write_config(base, bos_token="<bos>", chat_template="other")
-    assert Tokenizer.load(base).template.text == path.read_text(), "the file goes first"
+    assert Tokenizer.load(base).template.text == path.read_text(), "the file has priority"
     path.unlink()
     assert Tokenizer.load(base).render(CHAT).text == "other"
 
 
-def test_named_templates(base: Path) -> None:
+def test_template_for_tools_is_chosen_by_name(base: Path) -> None:
     (base / "chat_template.jinja").unlink()
     both = [{"name": "tool_use", "template": "with tools"}, {"name": "default", "template": "plain"}]
     write_config(base, chat_template=both)
@@ -73,7 +73,7 @@ def test_named_templates(base: Path) -> None:
         Tokenizer.load(base)
 
 
-def test_missing_template_is_told(base: Path) -> None:
+def test_missing_template_is_refused(base: Path) -> None:
     (base / "chat_template.jinja").unlink()
     with pytest.raises(InvalidRequest) as refused:
         Tokenizer.load(base)
@@ -81,7 +81,7 @@ def test_missing_template_is_told(base: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [None, b"", b"{}", b"\xff", b'{"version": "1.0"}'])
-def test_missing_or_broken_tokenizer_is_told(base: Path, content: bytes | None) -> None:
+def test_missing_or_invalid_tokenizer_is_refused(base: Path, content: bytes | None) -> None:
     path = base / "tokenizer.json"
     path.unlink()
     if content is not None:
@@ -92,20 +92,20 @@ def test_missing_or_broken_tokenizer_is_told(base: Path, content: bytes | None) 
     assert refused.value.remedy
 
 
-def test_broken_config_is_told(base: Path) -> None:
+def test_invalid_config_is_refused(base: Path) -> None:
     (base / "tokenizer_config.json").write_text("{")
     with pytest.raises(InvalidRequest, match=r"tokenizer_config\.json is not JSON"):
         Tokenizer.load(base)
 
 
 @pytest.mark.parametrize("ends", [5, [5, 6]])
-def test_ends_of_generation_count_too(base: Path, ends: int | list[int]) -> None:
+def test_end_tokens_of_the_generation_config_count(base: Path, ends: int | list[int]) -> None:
     before = Tokenizer.load(base).end_ids
     (base / "generation_config.json").write_text(json.dumps({"eos_token_id": ends}))
     assert Tokenizer.load(base).end_ids == before | ({5, 6} if isinstance(ends, list) else {5})
 
 
-def test_a_template_without_end_tokens_has_none(tmp_path: Path) -> None:
+def test_template_without_end_tokens_has_none(tmp_path: Path) -> None:
     plain = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
     assert Tokenizer.load(make_base(tmp_path / "plain", GEMMA, plain)).end_token is None
     refusing = "{{ raise_exception('never') }}"
@@ -136,7 +136,7 @@ def test_offsets_cover_the_text(base: Path, text: str) -> None:
     assert covered == len(text)
 
 
-def test_the_digest_is_over_all_that_decides_ids_and_labels(tmp_path: Path) -> None:
+def test_digest_covers_everything_that_determines_ids_and_labels(tmp_path: Path) -> None:
     def digest(name: str, **files: str) -> str:
         folder = make_base(tmp_path / name, FAMILIES["chatml_marked"])
         for file, content in files.items():

@@ -1,4 +1,4 @@
-"""Certificates: pure numbers in, a verdict out."""
+"""Certificates: numbers in, verdicts out."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shared.errors import Code, JobFailed
-from worker.certificates import (
+from worker.jobs.certificates import (
     ENGINE_ERROR_LIMITS,
     LOW_PRECISION_LIMIT,
     Limits,
@@ -24,7 +24,7 @@ from worker.certificates import (
     rms,
     template_report,
 )
-from worker.probe_chats import CHATS, EncodedChats
+from worker.jobs.probe_chats import CHATS, EncodedChats
 
 BASE = ServedBase("tiny", "d" * 64, None, "float32")
 EQUAL = template_report(EncodedChats([(CHATS[0], [1, 2])]), [[1, 2]])
@@ -48,7 +48,7 @@ def judge(on=BASE, template=EQUAL, floor=1e-3, base_shift=None, **changes):
     return certificate(on, measure(**changes), template, Limits(floor, base_shift))
 
 
-def test_a_sound_certificate_is_json_with_every_number():
+def test_passed_certificate_is_json_with_every_number():
     found = judge()
     assert json.loads(json.dumps(found)) == found
     assert (found["passed"], found["failed"], found["probes"], found["positions"]) == (True, [], 1, 2)
@@ -88,12 +88,12 @@ def test_verdicts(changes, failed):
     assert (found["failed"], found["passed"]) == (failed, not failed)
 
 
-def test_nothing_measured_proves_nothing():
+def test_empty_measurements_fail_the_effect():
     empty = Measurements([], [], [], [], [])
     assert certificate(BASE, empty, EQUAL, Limits(1e-3))["failed"] == ["effect"]
 
 
-def test_other_dtypes_have_a_limit_of_their_own():
+def test_low_precision_has_its_own_limit():
     for dtype in ("bfloat16", "float16"):
         on = ServedBase("tiny", "d" * 64, None, dtype)
         assert judge(on, reference=[[-1.0, -1.04]])["passed"]
@@ -102,7 +102,7 @@ def test_other_dtypes_have_a_limit_of_their_own():
 
 
 @pytest.mark.parametrize(
-    ("changes", "code", "said"),
+    ("changes", "code", "parts"),
     [
         ({"served": [[-2.0, -2.0]], "reference": None}, Code.ADAPTER_NO_EFFECT, ["0.00e+00 nats", "noise"]),
         ({"reference": [[-1.0, -1.1]]}, Code.ADAPTER_PARITY_FAILED, ["7.07e-02 nats", "float32", "1e-04"]),
@@ -125,24 +125,24 @@ def test_other_dtypes_have_a_limit_of_their_own():
         ),
     ],
 )
-def test_a_refusal_says_its_numbers_and_carries_every_certificate(changes, code, said):
+def test_refusal_states_numbers_and_carries_every_certificate(changes, code, parts):
     certificates = {"http://one": judge(), "http://two": judge(**changes)}
     with pytest.raises(JobFailed) as failed:
         refuse_failed("a@b", certificates)
     assert failed.value.code == code
     assert "http://two" in failed.value.message
-    assert all(words in failed.value.message for words in said), failed.value.message
+    assert all(part in failed.value.message for part in parts), failed.value.message
     assert failed.value.details == {"certificates": certificates}
     assert failed.value.remedy
     assert not failed.value.retryable
 
 
-def test_sound_certificates_are_not_refused():
+def test_passed_certificates_are_not_refused():
     refuse_failed("a@b", {"http://one": judge(), "http://two": judge()})
 
 
 @given(ids, ids)
-def test_difference_is_found_exactly_where_it_is(ours, theirs):
+def test_first_difference_of_token_ids(ours, theirs):
     found = first_difference(ours, theirs)
     if found is None:
         assert ours == theirs
@@ -155,7 +155,7 @@ def test_difference_is_found_exactly_where_it_is(ours, theirs):
 
 
 @given(st.lists(st.lists(st.tuples(numbers, numbers), max_size=4), max_size=4))
-def test_rms_is_between_nothing_and_the_largest(pairs):
+def test_rms_is_between_zero_and_the_largest(pairs):
     one, other = ([[pair[side] for pair in probe] for probe in pairs] for side in (0, 1))
     found = differences(one, other)
     assert len(found) == sum(map(len, pairs))
@@ -165,7 +165,7 @@ def test_rms_is_between_nothing_and_the_largest(pairs):
 
 
 @given(numbers, st.floats(1e-6, 10))
-def test_the_verdict_is_the_limit_s(start, error):
+def test_engine_error_fails_above_its_limit_only(start, error):
     probe = {"base": [[start + 1]], "base_again": [[start + 1]], "served": [[start]], "trained": None}
     found = judge(reference=[[start - error]], **probe)
     assert ("engine_error" in found["failed"]) == (found["parity"]["engine_error_rms_nats"] > 1e-4)

@@ -1,4 +1,4 @@
-"""The engine as a child process, with small stand-ins for the engine."""
+"""The trainer as a child process, with small programs in its place."""
 
 from __future__ import annotations
 
@@ -13,11 +13,13 @@ from pathlib import Path
 import pytest
 
 from shared.errors import Code, JobFailed
-from worker.engine import LOG_TAIL_LINES, Ending, Engine
-from worker.rundir import PLAN_NAME, write_json
+from tests.support.processes import is_gone
+from tests.support.waiting import eventually
+from worker.jobs.child_process import LOG_TAIL_LINES, ChildProcess, ExitReason
+from worker.run_folder import PLAN_NAME, write_json
 
 PATIENCE = 20
-READY = "tell('ready')\n"
+READY = "emit('ready')\n"
 SLEEP = READY + "time.sleep(60)\n"
 
 
@@ -29,42 +31,27 @@ def run_dir(tmp_path) -> Path:
 
 
 @pytest.fixture
-def start(fake_engine, run_dir):
-    """Starts engines, and ends them however the test ends."""
-    engines = []
+def start(fake_trainer, run_dir):
+    """Starts child processes, and ends them however the test ends."""
+    started = []
 
-    def begin(code: str, **more) -> Engine:
-        engines.append(Engine(fake_engine(code), run_dir, **more))
-        return engines[-1]
+    def begin(code: str, **more) -> ChildProcess:
+        started.append(ChildProcess(fake_trainer(code), run_dir, **more))
+        return started[-1]
 
     yield begin
-    for engine in engines:
-        engine.close()
+    for child in started:
+        child.close()
 
 
-def until(condition, what: str = "it happened"):
-    deadline = time.monotonic() + PATIENCE
-    while not (value := condition()):
-        assert time.monotonic() < deadline, f"waited in vain until {what}"
-        time.sleep(0.01)
-    return value
+def ended(child: ChildProcess) -> ChildProcess:
+    assert child.wait(PATIENCE) is not None
+    return child
 
 
-def gone(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except OSError:
-        return True
-
-
-def ended(engine: Engine) -> Engine:
-    assert engine.wait(PATIENCE) is not None
-    return engine
-
-
-def failure(engine: Engine) -> JobFailed:
+def failure(child: ChildProcess) -> JobFailed:
     with pytest.raises(JobFailed) as failed:
-        ended(engine).ending()
+        ended(child).ending()
     return failed.value
 
 
@@ -72,56 +59,58 @@ def failure(engine: Engine) -> JobFailed:
 
 
 def test_command_and_environment(start, run_dir):
-    code = "tell('told', argv=sys.argv[1:], threads=os.environ.get('OMP_NUM_THREADS'), parent=os.getppid())"
-    engine = ended(start(code, resume=run_dir / "checkpoints" / "step-1", threads=3))
-    payload = engine.new_telemetry()[0]["payload"]
+    code = "emit('started', argv=sys.argv[1:], threads=os.environ.get('OMP_NUM_THREADS'), parent=os.getppid())"
+    child = ended(start(code, resume=run_dir / "checkpoints" / "step-1", threads=3))
+    payload = child.new_telemetry()[0]["payload"]
     plan, folder, *more = payload["argv"]
     assert (Path(plan), Path(folder)) == (run_dir / PLAN_NAME, run_dir)
     assert more == ["--resume", str(run_dir / "checkpoints" / "step-1")]
     assert (payload["threads"], payload["parent"]) == ("3", os.getpid())
 
 
-def test_parent_is_named_and_the_group_is_its_own(start):
-    code = "tell('told', group=os.getpgrp(), parent=os.environ['MENS_PARENT_PID'])"
-    engine = ended(start(code))
-    assert engine.new_telemetry()[0]["payload"] == {"group": engine.pid, "parent": str(os.getpid())}
-    assert engine.pid != os.getpgrp()
+def test_child_knows_its_parent_and_has_its_own_group(start):
+    code = "emit('started', group=os.getpgrp(), parent=os.environ['MENS_PARENT_PID'])"
+    child = ended(start(code))
+    assert child.new_telemetry()[0]["payload"] == {"group": child.pid, "parent": str(os.getpid())}
+    assert child.pid != os.getpgrp()
 
 
-def test_wait_gives_up_after_its_time(start):
-    engine = start(SLEEP)
-    assert engine.wait(0.01) is None
+def test_wait_returns_none_after_its_time(start):
+    child = start(SLEEP)
+    assert child.wait(0.01) is None
 
 
-def test_telemetry_before_there_is_any(start):
+def test_missing_telemetry_file_is_empty(start):
     assert start("time.sleep(60)").new_telemetry() == []
 
 
-def test_each_event_comes_once_and_half_a_line_waits(start, run_dir):
-    engine = start("time.sleep(60)")
+def test_each_event_is_returned_once_and_incomplete_lines_wait(start, run_dir):
+    child = start("time.sleep(60)")
     path = run_dir / "telemetry.jsonl"
     lines = [json.dumps({"event": "step", "payload": {"step": n, "text": "é"}}, ensure_ascii=False) for n in range(4)]
     whole = lines[1].encode()
     with path.open("ab", buffering=0) as file:
         file.write(lines[0].encode() + b"\n" + whole[:-6])
-        assert [line["payload"]["step"] for line in engine.new_telemetry()] == [0]
-        assert engine.new_telemetry() == []
+        assert [line["payload"]["step"] for line in child.new_telemetry()] == [0]
+        assert child.new_telemetry() == []
         file.write(whole[-6:])
-        assert engine.new_telemetry() == []
+        assert child.new_telemetry() == []
         file.write(b"\n" + lines[2].encode() + b"\n" + lines[3].encode() + b"\n")
-        assert [line["payload"]["step"] for line in engine.new_telemetry()] == [1, 2, 3]
-    assert engine.new_telemetry() == []
+        assert [line["payload"]["step"] for line in child.new_telemetry()] == [1, 2, 3]
+    assert child.new_telemetry() == []
 
 
 # -- endings ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("exit_code", "ending"), [(0, Ending.COMPLETE), (10, Ending.PAUSED), (11, Ending.CANCELLED)])
+@pytest.mark.parametrize(
+    ("exit_code", "ending"), [(0, ExitReason.COMPLETE), (10, ExitReason.PAUSED), (11, ExitReason.CANCELLED)]
+)
 def test_exit_codes(start, exit_code, ending):
     assert ended(start(f"sys.exit({exit_code})")).ending() is ending
 
 
-def test_coded_error_of_the_engine(start, run_dir):
+def test_coded_error_of_the_child(start, run_dir):
     error = {
         "code": "OUT_OF_MEMORY",
         "message": "Full.",
@@ -135,12 +124,12 @@ def test_coded_error_of_the_engine(start, run_dir):
     assert failed.as_dict() == error
 
 
-def test_error_file_of_a_run_that_crashed_otherwise_is_not_believed(start, run_dir):
+def test_error_file_counts_only_with_its_exit_code(start, run_dir):
     write_json(run_dir / "error.json", {"code": "OUT_OF_MEMORY", "message": "Old."})
     assert failure(start("sys.exit(1)")).code == Code.TRAINER_CRASHED
 
 
-def test_crash_tells_the_end_of_the_log(start):
+def test_crash_reports_the_end_of_the_log(start):
     failed = failure(start("for n in range(40): print('line', n, flush=True)\nraise ValueError('odd shape')"))
     assert failed.code == Code.TRAINER_CRASHED
     assert not failed.retryable
@@ -150,7 +139,7 @@ def test_crash_tells_the_end_of_the_log(start):
     assert failed.details["exit_code"] == 1
 
 
-def test_crash_without_a_word(start):
+def test_crash_without_output(start):
     failed = failure(start("os._exit(7)"))
     assert failed.code == Code.TRAINER_CRASHED
     assert "exit code 7" in failed.message
@@ -161,14 +150,14 @@ def test_exit_code_3_without_an_error_file_is_a_crash(start):
     assert failure(start("sys.exit(3)")).code == Code.TRAINER_CRASHED
 
 
-def test_killed_engine_may_be_tried_again(start):
+def test_killed_child_is_retryable(start):
     failed = failure(start("os.kill(os.getpid(), signal.SIGKILL)"))
     assert failed.code == Code.TRAINER_KILLED
     assert failed.retryable
     assert "SIGKILL" in failed.message
 
 
-def test_segmentation_fault_is_told_by_name(start):
+def test_signal_is_reported_by_name(start):
     failed = failure(start("os.kill(os.getpid(), signal.SIGSEGV)"))
     assert (failed.code, failed.details["exit_code"]) == (Code.TRAINER_KILLED, -signal.SIGSEGV)
     assert "SIGSEGV" in failed.message
@@ -182,90 +171,91 @@ OBEDIENT = (
 STUBBORN = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\nsignal.signal(signal.SIGUSR1, signal.SIG_IGN)\n"
 
 
-@pytest.mark.parametrize(("checkpoint", "ending"), [(True, Ending.PAUSED), (False, Ending.CANCELLED)])
-def test_asked_to_stop(start, checkpoint, ending):
-    engine = start(OBEDIENT + SLEEP)
-    until(engine.new_telemetry, "it is ready")
-    engine.ask_to_stop(checkpoint=checkpoint, grace_seconds=60)
-    engine.enforce_stop()
-    assert ended(engine).ending() is ending
+@pytest.mark.parametrize(("checkpoint", "ending"), [(True, ExitReason.PAUSED), (False, ExitReason.CANCELLED)])
+def test_stop_request_ends_the_child(start, checkpoint, ending):
+    child = start(OBEDIENT + SLEEP)
+    eventually(child.new_telemetry, PATIENCE, "it is ready")
+    child.request_stop(checkpoint=checkpoint, grace_seconds=60)
+    child.enforce_stop()
+    assert ended(child).ending() is ending
 
 
-@pytest.mark.parametrize(("checkpoint", "ending"), [(True, Ending.PAUSED), (False, Ending.CANCELLED)])
-def test_asked_before_it_listens(start, checkpoint, ending):
-    """Its imports take seconds, and until they are done a signal ends it: no crash, and nothing to try again."""
-    engine = start("tell('starting')\ntime.sleep(60)")
-    until(engine.new_telemetry)
-    engine.ask_to_stop(checkpoint=checkpoint, grace_seconds=60)
-    assert ended(engine).ending() is ending
+@pytest.mark.parametrize(("checkpoint", "ending"), [(True, ExitReason.PAUSED), (False, ExitReason.CANCELLED)])
+def test_stop_request_before_the_handlers_are_set(start, checkpoint, ending):
+    """The trainer's imports take seconds, and until they are done a signal ends it: no crash, and nothing to retry."""
+    child = start("emit('starting')\ntime.sleep(60)")
+    eventually(child.new_telemetry, PATIENCE, "it is starting")
+    child.request_stop(checkpoint=checkpoint, grace_seconds=60)
+    assert ended(child).ending() is ending
 
 
-def test_engine_that_does_not_stop_is_killed_after_its_grace(start):
-    engine = start(STUBBORN + SLEEP)
-    until(engine.new_telemetry, "it is ready")
-    engine.enforce_stop()
-    engine.ask_to_stop(checkpoint=False, grace_seconds=0.2)
-    engine.enforce_stop()
-    assert engine.wait(0.05) is None
-    engine.ask_to_stop(checkpoint=False, grace_seconds=60)  # asking again gives no more time
+def test_child_that_does_not_stop_is_killed_after_grace_time(start):
+    child = start(STUBBORN + SLEEP)
+    eventually(child.new_telemetry, PATIENCE, "it is ready")
+    child.enforce_stop()
+    child.request_stop(checkpoint=False, grace_seconds=0.2)
+    child.enforce_stop()
+    assert child.wait(0.05) is None
+    # A second request gives no more time.
+    child.request_stop(checkpoint=False, grace_seconds=60)
     time.sleep(0.2)
-    engine.enforce_stop()
-    assert engine.wait(PATIENCE) == -signal.SIGKILL
+    child.enforce_stop()
+    assert child.wait(PATIENCE) == -signal.SIGKILL
 
 
-CHILD = "child = subprocess.Popen(['sleep', '60'])\ntell('child', pid=child.pid)\n"
+GRANDCHILD = "sleep = subprocess.Popen(['sleep', '60'])\nemit('grandchild', pid=sleep.pid)\n"
 
 
 @pytest.mark.parametrize("rest", ["time.sleep(60)", "sys.exit(0)"], ids=["alive", "ended"])
-def test_children_of_the_engine_go_with_it(start, rest):
-    engine = start(CHILD + rest)
-    child = until(engine.new_telemetry, "it has a child")[0]["payload"]["pid"]
+def test_close_kills_the_whole_process_group(start, rest):
+    child = start(GRANDCHILD + rest)
+    grandchild = eventually(child.new_telemetry, PATIENCE, "it has a child")[0]["payload"]["pid"]
     if rest == "sys.exit(0)":
-        ended(engine)
-        assert not gone(child)
-    engine.close()
-    until(lambda: gone(child), "the child is gone")
-    assert gone(engine.pid)
+        ended(child)
+        assert not is_gone(grandchild)
+    child.close()
+    eventually(lambda: is_gone(grandchild), PATIENCE, "the grandchild is gone")
+    assert is_gone(child.pid)
 
 
 def test_kill_after_the_end_is_harmless(start):
-    engine = ended(start("pass"))
-    engine.kill()
-    engine.kill()
-    assert engine.ending() is Ending.COMPLETE
+    child = ended(start("pass"))
+    child.kill()
+    child.kill()
+    assert child.ending() is ExitReason.COMPLETE
 
 
-# -- the worker dies --------------------------------------------------------------------------------------------------
+# -- the worker is killed ---------------------------------------------------------------------------------------------
 
 WORKER = """
 import sys, time
 from pathlib import Path
-from worker.engine import Engine
-engine = Engine(sys.argv[1], Path(sys.argv[2]))
-print(engine.pid, flush=True)
+from worker.jobs.child_process import ChildProcess
+child = ChildProcess(sys.argv[1], Path(sys.argv[2]))
+print(child.pid, flush=True)
 time.sleep(60)
 """
-DIES_WITH_PARENT = "from worker.process import die_with_worker\ndie_with_worker()\n"
+DIES_WITH_PARENT = "from worker.child_runtime import exit_with_worker\nexit_with_worker()\n"
 
 
-def test_engine_dies_when_its_worker_is_killed(fake_engine, run_dir):
-    module = fake_engine(DIES_WITH_PARENT + SLEEP)
+def test_child_exits_when_its_worker_is_killed(fake_trainer, run_dir):
+    module = fake_trainer(DIES_WITH_PARENT + SLEEP)
     command = [sys.executable, "-c", WORKER, module, str(run_dir)]
     worker = subprocess.Popen(command, stdout=subprocess.PIPE)
     try:
         pid = int(worker.stdout.readline())
-        until((run_dir / "telemetry.jsonl").exists, "the engine is ready")
-        assert not gone(pid)
+        eventually((run_dir / "telemetry.jsonl").exists, PATIENCE, "the child is ready")
+        assert not is_gone(pid)
         worker.kill()
         worker.wait()
-        until(lambda: gone(pid), "the engine is gone")
+        eventually(lambda: is_gone(pid), PATIENCE, "the child is gone")
     finally:
         worker.kill()
         worker.communicate()
 
 
-def test_engine_whose_worker_died_before_it_began_ends_at_once(fake_engine, run_dir):
-    module = fake_engine(DIES_WITH_PARENT + SLEEP)
+def test_child_of_a_dead_worker_exits_at_once(fake_trainer, run_dir):
+    module = fake_trainer(DIES_WITH_PARENT + SLEEP)
     environment = {**os.environ, "MENS_PARENT_PID": "1"}
     command = [sys.executable, "-m", module, "plan.json", str(run_dir)]
     done = subprocess.run(command, env=environment, timeout=PATIENCE, check=False)

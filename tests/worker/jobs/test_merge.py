@@ -1,20 +1,19 @@
-"""The merge job with the real engine, from claim to success."""
+"""The merge job with the real child process, from claim to success."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-import worker.merge_job
-from shared.contract import MergeContract
-from shared.digest import digest_file
+import worker.jobs.merge
+from shared.artifacts.manifests import CONFIG_NAME, MANIFEST_NAME, MODEL_MANIFEST_NAME, WEIGHTS_NAME, ModelManifest
+from shared.contract.plan import MergePlan, PlannedBase
+from shared.contract.sections import MergeContract
+from shared.database.job_states import JobState
+from shared.database.records import Kind
 from shared.errors import Code
-from shared.job import Kind
-from shared.jobstate import State
-from shared.manifest import CONFIG_NAME, MANIFEST_NAME, WEIGHTS_NAME
-from shared.model_manifest import MODEL_MANIFEST_NAME, ModelManifest
-from shared.planner import MergePlan, PlannedBase
-from tests.shared.samples import claimed, new_adapter
+from shared.hashing import digest_file
+from tests.support.builders import claimed, new_adapter
 
 
 @pytest.fixture
@@ -23,39 +22,39 @@ def adapter(finished):
 
 
 @pytest.fixture
-def job(shop, lab, adapter):
+def job(installation, tiny, adapter):
     """A queued merge of a stored adapter."""
     digest = digest_file(adapter / MANIFEST_NAME)
-    shop.storage.put_folder("adapters", digest, adapter, [WEIGHTS_NAME, CONFIG_NAME], MANIFEST_NAME)
-    stored = new_adapter(f"tiny@{digest}", digest=digest, base_model=lab.entry.name)
-    shop.leases.finish(claimed(shop.ledger, shop.leases), {}, adapters=[stored])
+    installation.storage.put_folder("adapters", digest, adapter, [WEIGHTS_NAME, CONFIG_NAME], MANIFEST_NAME)
+    stored = new_adapter(f"tiny@{digest}", digest=digest, base_model=tiny.entry.name)
+    installation.leases.finish(claimed(installation.jobs, installation.leases), {}, adapters=[stored])
     plan = MergePlan(
         contract=MergeContract(adapter=f"tiny@{digest}"),
         adapter_id=f"tiny@{digest}",
         adapter_digest=digest,
-        base=PlannedBase(name=lab.entry.name, digests=lab.entry.digests),
+        base=PlannedBase(name=tiny.entry.name, digests=tiny.entry.digests),
     )
-    return shop.submit(Kind.MERGE, plan.model_dump(mode="json"))
+    return installation.submit(Kind.MERGE, plan.model_dump(mode="json"))
 
 
-def test_a_whole_merge(shop, job, adapter, lab):
+def test_merge_from_claim_to_success(installation, job, adapter, tiny):
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
 
-    shop.worker.run_job(job.id)
-    done = shop.ledger.get(job.id)
-    assert done.state is State.SUCCEEDED, done.error
+    installation.worker.run_job(job.id)
+    done = installation.jobs.get(job.id)
+    assert done.state is JobState.SUCCEEDED, done.error
     digest = done.result["model_digest"]
-    folder = shop.storage.folder("models", digest)
+    folder = installation.storage.folder("models", digest)
     assert digest_file(folder / MODEL_MANIFEST_NAME) == digest
     manifest = ModelManifest.model_validate_json((folder / MODEL_MANIFEST_NAME).read_bytes())
     assert {path.name for path in folder.iterdir()} == {*manifest.files, MODEL_MANIFEST_NAME}
     assert all(digest_file(folder / name) == expected for name, expected in manifest.files.items())
     assert done.result["files"] == sorted(manifest.files)
-    assert "Merging the adapter into its base." in shop.messages(job.id)
+    assert "Merging the adapter into its base." in installation.messages(job.id)
 
     ids = torch.arange(300, 320).reshape(1, 20)
-    base = AutoModelForCausalLM.from_pretrained(lab.base, dtype=torch.float32)
+    base = AutoModelForCausalLM.from_pretrained(tiny.base, dtype=torch.float32)
     with torch.no_grad():
         expected = PeftModel.from_pretrained(base, adapter)(ids).logits
         merged = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)(ids).logits
@@ -63,39 +62,41 @@ def test_a_whole_merge(shop, job, adapter, lab):
 
 
 @pytest.fixture
-def no_engine(monkeypatch):
-    monkeypatch.setattr(worker.merge_job, "Engine", lambda *_, **__: pytest.fail("the engine was started"))
+def no_child(monkeypatch):
+    monkeypatch.setattr(
+        worker.jobs.merge, "ChildProcess", lambda *_, **__: pytest.fail("the child process was started")
+    )
 
 
-def test_adapter_that_is_not_in_the_storage(shop, job, no_engine):
+def test_adapter_missing_from_storage(installation, job, no_child):
     digest = MergePlan.model_validate(job.plan).adapter_digest
-    (shop.storage.folder("adapters", digest) / WEIGHTS_NAME).unlink()
-    shop.worker.run_job(job.id)
-    failed = shop.ledger.get(job.id)
-    assert (failed.state, failed.error["code"]) == (State.FAILED, Code.STORAGE_OBJECT_MISSING)
+    (installation.storage.folder("adapters", digest) / WEIGHTS_NAME).unlink()
+    installation.worker.run_job(job.id)
+    failed = installation.jobs.get(job.id)
+    assert (failed.state, failed.error["code"]) == (JobState.FAILED, Code.STORAGE_OBJECT_MISSING)
 
 
-def test_adapter_that_was_changed_in_the_storage(shop, job):
+def test_adapter_changed_in_storage(installation, job):
     digest = MergePlan.model_validate(job.plan).adapter_digest
-    path = shop.storage.folder("adapters", digest) / WEIGHTS_NAME
+    path = installation.storage.folder("adapters", digest) / WEIGHTS_NAME
     path.chmod(0o600)
     raw = bytearray(path.read_bytes())
     raw[-1] ^= 1
     path.write_bytes(raw)
-    shop.worker.run_job(job.id)
-    failed = shop.ledger.get(job.id)
-    assert (failed.state, failed.error["code"]) == (State.FAILED, Code.ADAPTER_DIGEST_MISMATCH)
-    assert not (shop.storage.root / "models").exists()
+    installation.worker.run_job(job.id)
+    failed = installation.jobs.get(job.id)
+    assert (failed.state, failed.error["code"]) == (JobState.FAILED, Code.ADAPTER_DIGEST_MISMATCH)
+    assert not (installation.storage.root / "models").exists()
 
 
-def test_cancel_before_the_engine_starts(shop, job, no_engine, monkeypatch):
-    fetch = worker.merge_job.fetch_adapter
+def test_cancel_before_the_child_starts(installation, job, no_child, monkeypatch):
+    fetch = worker.jobs.merge.fetch_adapter
 
     def cancel_meanwhile(attempt, plan):
-        shop.ledger.cancel(job.id)
+        installation.jobs.cancel(job.id)
         attempt.keeper.requested = "cancel"
         return fetch(attempt, plan)
 
-    monkeypatch.setattr(worker.merge_job, "fetch_adapter", cancel_meanwhile)
-    shop.worker.run_job(job.id)
-    assert shop.ledger.get(job.id).state is State.CANCELLED
+    monkeypatch.setattr(worker.jobs.merge, "fetch_adapter", cancel_meanwhile)
+    installation.worker.run_job(job.id)
+    assert installation.jobs.get(job.id).state is JobState.CANCELLED

@@ -1,4 +1,4 @@
-"""Probe chats: the trainer's own code and transformers' agree on every one, and templates may refuse some."""
+"""Probe chats: the trainer's own code and transformers agree on every one, and templates may refuse some."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import pytest
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers
 
-from shared.answers import served_tools
-from shared.tokenizer import Tokenizer
-from worker.certificates import template_report
-from worker.probe_chats import CHATS, encode_chats
+from shared.tokenization.assistant_spans import served_tools
+from shared.tokenization.tokenizer import Tokenizer
+from worker.jobs.certificates import template_report
+from worker.jobs.probe_chats import CHATS, encode_chats
 
-TOOLED = (
+TOOL_TEMPLATE = (
     "{% for tool in tools or [] %}[{{ tool | tojson }}]{% endfor %}"
     "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}"
     "{% for call in m.tool_calls or [] %}({{ call.function.name }} {{ call.function.arguments | tojson }}){% endfor %}<|end|>"
@@ -41,22 +41,22 @@ def write_tokenizer(folder: Path, template: str) -> Path:
 
 
 @pytest.fixture
-def tooled(tmp_path):
-    return write_tokenizer(tmp_path, TOOLED)
+def tool_base(tmp_path):
+    return write_tokenizer(tmp_path, TOOL_TEMPLATE)
 
 
-def test_every_kind_of_chat_is_there(tooled):
-    encoded = encode_chats(Tokenizer.load(tooled))
+def test_every_kind_of_chat_is_encoded(tool_base):
+    encoded = encode_chats(Tokenizer.load(tool_base))
     assert encoded.skipped == []
     assert {chat.name for chat, _ in encoded.chats} >= {"system", "multi-turn", "learnt", "tools", "unicode"}
     assert all(ids for _, ids in encoded.chats)
 
 
-def test_ids_equal_those_of_transformers(tooled):
+def test_token_ids_equal_those_of_transformers(tool_base):
     from transformers import PreTrainedTokenizerFast
 
-    theirs = PreTrainedTokenizerFast.from_pretrained(tooled)
-    for chat, ids in encode_chats(Tokenizer.load(tooled)).chats:
+    theirs = PreTrainedTokenizerFast.from_pretrained(tool_base)
+    for chat, ids in encode_chats(Tokenizer.load(tool_base)).chats:
         messages = json.loads(json.dumps(chat.messages))
         for message in messages:
             for call in message.get("tool_calls", []):
@@ -67,19 +67,19 @@ def test_ids_equal_those_of_transformers(tooled):
         assert theirs(text, add_special_tokens=False)["input_ids"] == ids, chat.name
 
 
-def test_what_the_template_refuses_is_skipped_and_named(tmp_path):
+def test_refused_chats_are_skipped_and_named(tmp_path):
     encoded = encode_chats(Tokenizer.load(write_tokenizer(tmp_path, STRICT)))
     assert encoded.skipped == ["system", "tools"]
     assert [chat.name for chat, _ in encoded.chats] == ["plain", "multi-turn", "learnt", "unicode"]
 
 
 @pytest.mark.parametrize("at", range(0, len(STRICT), 7))
-def test_a_changed_byte_that_is_written_is_seen(tmp_path, at):
-    """Any byte of the template: either it changes no id of any probe chat, or the report is red and names a chat."""
+def test_changed_template_byte_is_detected(tmp_path, at):
+    """Any byte of the template: either it changes no id of any probe chat, or the report names a chat that differs."""
     ours = encode_chats(Tokenizer.load(write_tokenizer(tmp_path / "ours", STRICT)))
     changed = STRICT[:at] + ("~" if STRICT[at] != "~" else "-") + STRICT[at + 1 :]
     theirs = {}
-    with suppress(Exception):  # a template that is broken altogether: every chat is refused
+    with suppress(Exception):  # a template that is invalid as a whole: every chat is refused
         found = encode_chats(Tokenizer.load(write_tokenizer(tmp_path / "theirs", changed))).chats
         theirs = {chat.name: ids for chat, ids in found}
     report = template_report(ours, [theirs.get(chat.name) for chat, _ in ours.chats])
@@ -88,7 +88,7 @@ def test_a_changed_byte_that_is_written_is_seen(tmp_path, at):
     assert same or report["difference"]["chat"] in report["chats"]
 
 
-def test_the_chats_are_json_as_clients_send_it():
+def test_chats_are_json_as_clients_send_it():
     assert all(isinstance(json.dumps([chat.messages, chat.tools]), str) for chat in CHATS)
     (call,) = next(chat for chat in CHATS if chat.name == "tools").messages[1]["tool_calls"]
     assert isinstance(call["function"]["arguments"], str)

@@ -1,8 +1,8 @@
-"""From telemetry to what people see."""
+"""From telemetry to a job's events and progress."""
 
 from __future__ import annotations
 
-from worker.progress import MAX_METRIC_EVENTS, PROGRESS_FIELDS, to_events, to_progress
+from worker.jobs.progress import MAX_METRIC_EVENTS, PROGRESS_FIELDS, to_events, to_progress
 
 
 def step(number: int, total: int = 10, loss: float | None = 2.5) -> dict:
@@ -44,7 +44,7 @@ def test_start_and_resume():
     assert resumed.message == "Training resumed from the checkpoint of step 4: 10 steps on cpu."
 
 
-def test_other_events():
+def test_other_kinds_of_events():
     telemetry = [
         {"event": "validation", "payload": {"step": 2, "val_loss": 1.25, "val_token_accuracy": 0.5}},
         {"event": "checkpoint", "payload": {"step": 2, "folder": "step-00000002", "metrics": {}}},
@@ -59,16 +59,16 @@ def test_other_events():
     ]
 
 
-def test_the_end_of_an_epoch():
+def test_epoch_complete_message():
     payload = {"epoch": 0, "global_step": 6, "steps": 6, "avg_loss": 2.5, "val_loss": None}
-    told = to_events(
+    events = to_events(
         [
             {"event": "epoch_complete", "payload": payload},
             {"event": "epoch_complete", "payload": payload | {"epoch": 1, "val_loss": 1.25}},
             {"event": "epoch_complete", "payload": payload | {"avg_loss": None}},
         ]
     )
-    assert [event.message for event in told] == [
+    assert [event.message for event in events] == [
         "Epoch 1 complete after 6 steps: training loss=2.5000.",
         "Epoch 2 complete after 6 steps: training loss=2.5000, validation loss=1.2500.",
         "Epoch 1 complete after 6 steps.",
@@ -77,20 +77,20 @@ def test_the_end_of_an_epoch():
 
 def test_warnings():
     causes = {"component": "trainer", "requested_device_kind": "cuda", "causes": ["no_cuda_device", "old_driver"]}
-    told = to_events(
+    events = to_events(
         [
             {"event": "gpu_fallback", "payload": causes},
             {"event": "tracker_failed", "payload": {"tracker": "mlflow", "error": "ConnectionError"}},
         ]
     )
-    assert [event.level for event in told] == ["warn", "warn"]
-    assert [event.message for event in told] == [
+    assert [event.level for event in events] == ["warn", "warn"]
+    assert [event.message for event in events] == [
         "trainer runs on the CPU, not on cuda: no_cuda_device, old_driver.",
         "The tracker mlflow was dropped (ConnectionError); training goes on.",
     ]
 
 
-def test_a_long_run_keeps_about_as_many_events_as_a_job_should():
+def test_step_events_of_a_long_run_are_bounded():
     total = 50 * MAX_METRIC_EVENTS
     steps = [event.data["step"] for event in to_events([step(number, total) for number in range(1, total + 1)])]
     assert MAX_METRIC_EVENTS <= len(steps) <= MAX_METRIC_EVENTS + 2

@@ -1,23 +1,24 @@
-"""Publishing, against a small stand-in for serving replicas."""
+"""Publishing, with fake serving replicas."""
 
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from email.message import Message
 from typing import Any
 from urllib.parse import unquote
 
 import pytest
 
-import worker.publish
+import worker.jobs.publish
 from shared.errors import ArtifactInvalid, Code, JobFailed, Unavailable
 from shared.replicas import replica_name
-from worker.certificates import Limits, ServedBase
-from worker.probe_chats import CHATS, EncodedChats
-from worker.publish import Proof, certify
+from tests.support.http_stub import http_stub
+from worker.jobs.certificates import Limits, ServedBase
+from worker.jobs.probe_chats import CHATS, EncodedChats
+from worker.jobs.publish import ProbeSet, certify
 
 BASE, ADAPTER, KEY = "tiny-qwen3", "tiny@" + "a" * 64, "serving-key"
 PROBES = [{"token_ids": [5, 6, 7, 8], "positions": [2, 3]}, {"token_ids": [9, 10], "positions": [1]}]
@@ -27,8 +28,14 @@ TOKENS = [1, 2, 3]
 
 
 @dataclass
-class Replica:
-    """What the stand-in does, and what it was asked."""
+class FakeReplica:
+    """A replica whose responses the test sets.
+
+    Attributes:
+        effect, noise: nats by which the adapter's, and each repetition of the base's, log-probabilities differ.
+        away: how many requests get a 503 first.
+        seen: method, path and body of each request. keys: the keys that they carried.
+    """
 
     effect: float = 0.5
     noise: float = 0.0
@@ -39,10 +46,13 @@ class Replica:
     away: int = 0
     url: str = ""
     seen: list[tuple[str, str, dict[str, Any]]] = field(default_factory=list)
+    keys: set[str | None] = field(default_factory=set)
     calls: int = 0
 
-    def answer(self, method: str, path: str, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+    def respond(self, method: str, path: str, content: bytes, headers: Message) -> tuple[int, dict[str, Any]]:
+        body = json.loads(content) if content else {}
         self.seen.append((method, path, body))
+        self.keys.add(headers.get("Authorization"))
         if self.away > 0:
             self.away -= 1
             return 503, {}
@@ -58,63 +68,46 @@ class Replica:
         return 200, {"choices": [{"prompt_logprobs": [None, *entries[1:]]}]}
 
 
-def handler(replica: Replica) -> type[BaseHTTPRequestHandler]:
-    class Handler(BaseHTTPRequestHandler):
-        def _reply(self) -> None:
-            size = int(self.headers.get("Content-Length") or 0)
-            body = json.loads(self.rfile.read(size)) if size else {}
-            body["_key"] = self.headers.get("Authorization")
-            status, value = replica.answer(self.command, self.path, body)
-            raw = json.dumps(value).encode()
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(raw)))
-            self.end_headers()
-            self.wfile.write(raw)
-
-        do_GET = do_POST = _reply
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    return Handler
-
-
 @pytest.fixture
-def serve() -> Iterator[Callable[..., Replica]]:
-    servers = []
+def serve() -> Iterator[Callable[..., FakeReplica]]:
+    """Starts fake replicas; keywords are their attributes."""
+    with ExitStack() as servers:
 
-    def start(**behaviour: Any) -> Replica:
-        replica = Replica(**behaviour)
-        server = ThreadingHTTPServer(("127.0.0.1", 0), handler(replica))
-        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
-        servers.append(server)
-        replica.url = f"http://127.0.0.1:{server.server_address[1]}"
-        return replica
+        def start(**behaviour: Any) -> FakeReplica:
+            replica = FakeReplica(**behaviour)
+            replica.url = servers.enter_context(http_stub(replica.respond))
+            return replica
 
-    yield start
-    for server in servers:
-        server.shutdown()
-        server.server_close()
+        yield start
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    monkeypatch.setattr(worker.publish, "RETRY_SECONDS", 0.01)
+    monkeypatch.setattr(worker.jobs.publish, "RETRY_SECONDS", 0.01)
 
 
 def encode():
     return EncodedChats([(chat, TOKENS) for chat in CHATS])
 
 
-def prove(*replicas: Replica, probes=PROBES, floor: float = 1e-3, timeout: float = 5.0, heed=lambda: None, **more: Any):
+def publish(
+    *replicas: FakeReplica,
+    probes=PROBES,
+    floor: float = 1e-3,
+    timeout: float = 5.0,
+    raise_if_stopped=lambda: None,
+    **more: Any,
+):
     fields = {"encode_chats": encode, "reference": None, "limits": Limits(floor), **more}
     urls = [replica.url for replica in replicas]
-    return certify(urls, KEY, Proof(ADAPTER, probes, **fields), timeout_seconds=timeout, heed=heed)
+    return certify(
+        urls, KEY, ProbeSet(ADAPTER, probes, **fields), timeout_seconds=timeout, raise_if_stopped=raise_if_stopped
+    )
 
 
-def test_certificate_of_an_adapter_that_acts(serve):
+def test_certificate_of_an_adapter_with_effect(serve):
     replica = serve(effect=0.5)
-    found = prove(replica)[replica_name(replica.url)]
+    found = publish(replica)[replica_name(replica.url)]
     assert (found["passed"], found["probes"], found["positions"], found["noise_rms_nats"]) == (True, 2, 3, 0.0)
     assert found["effect_rms_nats"] == found["effect_max_nats"] == pytest.approx(0.5)
     assert found["base"] == {"name": BASE, "digest": "d" * 64, "twin_of": None, "dtype": "float32"}
@@ -123,17 +116,17 @@ def test_certificate_of_an_adapter_that_acts(serve):
     assert found["parity"]["base_shift_rms_nats"] is None
 
 
-def test_what_the_replica_is_asked(serve):
+def test_requests_to_the_replica(serve):
     replica = serve()
-    prove(replica)
+    publish(replica)
     method, path, body = replica.seen[0]
     assert (method, unquote(path)) == ("GET", f"/mens/adapters/{ADAPTER}")
     assert path.count("/") == 3
-    assert {one["_key"] for _, _, one in replica.seen} == {f"Bearer {KEY}"}
-    assert body == {"_key": f"Bearer {KEY}"}
+    assert body == {}
+    assert replica.keys == {f"Bearer {KEY}"}
     completions = [one for _, path, one in replica.seen if path == "/v1/completions"]
-    asked = [(one["model"], one["prompt"]) for one in completions]
-    assert asked == [(model, probe["token_ids"]) for model in (BASE, BASE, ADAPTER) for probe in PROBES]
+    requested = [(one["model"], one["prompt"]) for one in completions]
+    assert requested == [(model, probe["token_ids"]) for model in (BASE, BASE, ADAPTER) for probe in PROBES]
     assert all(one["prompt_logprobs"] == 0 and one["temperature"] == 0 for one in completions)
     chats = [one for _, path, one in replica.seen if path == "/tokenize"]
     assert [one["messages"] for one in chats] == [chat.messages for chat in CHATS]
@@ -142,65 +135,65 @@ def test_what_the_replica_is_asked(serve):
     assert [chat.name for chat, one in zip(CHATS, chats, strict=True) if "tools" in one] == ["tools"]
 
 
-def test_the_base_is_asked_by_the_name_it_is_served_under(serve):
+def test_base_is_requested_by_its_served_name(serve):
     replica = serve(limits=(200, {**LIMITS, "base": "tiny-twin", "twin_of": BASE}))
-    found = prove(replica)[replica_name(replica.url)]
+    found = publish(replica)[replica_name(replica.url)]
     assert found["base"]["twin_of"] == BASE
     assert {one["model"] for _, path, one in replica.seen if path == "/v1/completions"} == {"tiny-twin", ADAPTER}
 
 
-def test_scores_of_the_trainer_and_of_the_reference_are_compared(serve):
-    """The stand-in says -2.5 of every token of the adapter."""
+def test_trained_and_reference_scores_are_compared(serve):
+    """The fake replica returns -2.5 for every token of the adapter."""
     probes = [{**probe, "trained": [-2.4 for _ in probe["positions"]]} for probe in PROBES]
-    asked = []
+    calls = []
 
     def reference(served):
-        asked.append(served)
+        calls.append(served)
         return [[-2.5 for _ in probe["positions"]] for probe in PROBES]
 
     one, other = serve(effect=0.5), serve(effect=0.5)
-    found = prove(one, other, probes=probes, reference=reference)[replica_name(other.url)]["parity"]
-    assert asked == [SERVED, SERVED]
+    found = publish(one, other, probes=probes, reference=reference)[replica_name(other.url)]["parity"]
+    assert calls == [SERVED, SERVED]
     assert (found["engine_error_rms_nats"], found["engine_error_limit_nats"]) == (pytest.approx(0), 1e-4)
     assert (found["base_shift_rms_nats"], found["base_shift_limit_nats"]) == (pytest.approx(0.1), None)
 
 
-def test_an_engine_that_computes_otherwise_is_refused(serve):
+def test_engine_error_over_its_limit_is_refused(serve):
     def reference(_):
         return [[-2.6 for _ in probe["positions"]] for probe in PROBES]
 
     with pytest.raises(JobFailed) as failed:
-        prove(serve(effect=0.5), reference=reference)
+        publish(serve(effect=0.5), reference=reference)
     assert failed.value.code == Code.ADAPTER_PARITY_FAILED
     assert "1.00e-01 nats" in failed.value.message
 
 
 @pytest.mark.parametrize("tokens", [(200, {"tokens": [1, 2, 4]}), (200, {"tokens": [1, 2]}), (400, {})])
-def test_other_tokens_are_refused(serve, tokens):
+def test_other_token_ids_are_refused(serve, tokens):
     replica = serve(tokens=tokens)
     with pytest.raises(JobFailed) as failed:
-        prove(replica)
+        publish(replica)
     assert failed.value.code == Code.ADAPTER_TEMPLATE_MISMATCH
     assert failed.value.details["certificates"][replica_name(replica.url)]["template"]["difference"]["chat"] == "plain"
 
 
 @pytest.mark.parametrize("limits", [(200, {"base": BASE, "max_lora_rank": 16}), (404, {}), (200, [])])
-def test_a_replica_of_another_release_is_told_as_such(serve, limits):
+def test_replica_of_another_release_is_named_as_the_cause(serve, limits):
     with pytest.raises(JobFailed) as failed:
-        prove(serve(limits=limits))
+        publish(serve(limits=limits))
     assert failed.value.code == Code.SERVING_REFUSED
     assert "same release" in failed.value.remedy
 
 
-def test_a_replica_that_does_not_tell_its_dtype_is_held_to_that_of_accelerators(serve):
+def test_unknown_dtype_is_judged_as_bfloat16(serve):
     replica = serve(limits=(200, {**LIMITS, "dtype": None}))
-    assert prove(replica)[replica_name(replica.url)]["base"]["dtype"] == "bfloat16"
+    assert publish(replica)[replica_name(replica.url)]["base"]["dtype"] == "bfloat16"
 
 
-def test_every_replica_is_proven(serve):
+def test_every_replica_is_certified(serve):
     one, other = serve(), serve(effect=0.0)
     with pytest.raises(JobFailed) as failed:
-        prove(one, other)
+        publish(one, other)
     assert failed.value.code == Code.ADAPTER_NO_EFFECT
     assert replica_name(other.url) in failed.value.message
     assert set(failed.value.details["certificates"]) == {replica_name(one.url), replica_name(other.url)}
@@ -208,7 +201,7 @@ def test_every_replica_is_proven(serve):
 
 
 @pytest.mark.parametrize(
-    ("effect", "noise", "floor", "acts"),
+    ("effect", "noise", "floor", "passes"),
     [
         (0.002, 0.0, 1e-3, True),
         (0.001, 0.0, 1e-3, False),
@@ -218,90 +211,90 @@ def test_every_replica_is_proven(serve):
         (0.5, 0.2, 1e-3, False),
     ],
 )
-def test_effect_must_exceed_floor_and_noise(serve, effect, noise, floor, acts):
+def test_effect_must_exceed_floor_and_noise(serve, effect, noise, floor, passes):
     replica = serve(effect=effect, noise=noise)
-    if acts:
-        assert prove(replica, floor=floor)
+    if passes:
+        assert publish(replica, floor=floor)
     else:
         with pytest.raises(JobFailed) as failed:
-            prove(replica, floor=floor)
+            publish(replica, floor=floor)
         assert failed.value.code == Code.ADAPTER_NO_EFFECT
 
 
-def test_no_probes_prove_nothing(serve):
+def test_no_probes_fail_the_effect(serve):
     with pytest.raises(JobFailed) as failed:
-        prove(serve(), probes=[])
+        publish(serve(), probes=[])
     assert failed.value.code == Code.ADAPTER_NO_EFFECT
 
 
 @pytest.mark.parametrize(
-    ("code", "passed_on"),
+    ("code", "expected"),
     [("ADAPTER_RANK_TOO_LARGE", Code.ADAPTER_RANK_TOO_LARGE), ("SOMETHING_NEWER", Code.SERVING_REFUSED)],
 )
-def test_refusal_is_passed_on_with_its_code(serve, code, passed_on):
+def test_refusal_is_passed_on_with_its_code(serve, code, expected):
     error = {"code": code, "message": "Rank 17 is over 16.", "remedy": "Lower it.", "param": "rank"}
     replica = serve(check=(422, {"error": error}))
     with pytest.raises(ArtifactInvalid) as refused:
-        prove(replica)
-    assert (refused.value.code, refused.value.message) == (passed_on, "Rank 17 is over 16.")
+        publish(replica)
+    assert (refused.value.code, refused.value.message) == (expected, "Rank 17 is over 16.")
     assert (refused.value.remedy, refused.value.param) == ("Lower it.", "rank")
     assert not refused.value.retryable
     assert len(replica.seen) == 1
 
 
 @pytest.mark.parametrize("status", [401, 403])
-def test_wrong_serving_key_is_told_as_such(serve, status):
+def test_wrong_serving_key_is_named_as_the_cause(serve, status):
     with pytest.raises(JobFailed) as failed:
-        prove(serve(check=(status, {})))
+        publish(serve(check=(status, {})))
     assert failed.value.code == Code.SERVING_REFUSED
     assert "MENS_SERVING_KEY" in failed.value.remedy
 
 
-def test_refused_probe(serve):
+def test_refused_probe_fails_the_job(serve):
     with pytest.raises(JobFailed) as failed:
-        prove(serve(completion_status=400))
+        publish(serve(completion_status=400))
     assert failed.value.code == Code.SERVING_REFUSED
     assert "too long" in failed.value.message
 
 
-def test_replica_that_comes_back_is_waited_for(serve):
+def test_unavailable_replica_is_waited_for(serve):
     replica = serve(away=3)
-    beats = []
-    assert prove(replica, heed=lambda: beats.append(1))[replica_name(replica.url)]["positions"] == 3
-    assert len(beats) == 4
+    checks = []
+    assert publish(replica, raise_if_stopped=lambda: checks.append(1))[replica_name(replica.url)]["positions"] == 3
+    assert len(checks) == 4
 
 
-def test_replica_that_stays_away_is_told_after_the_timeout(serve):
+def test_replica_unavailable_beyond_the_timeout_fails(serve):
     with pytest.raises(Unavailable) as failed:
-        prove(serve(away=10_000), timeout=0.05)
+        publish(serve(away=10_000), timeout=0.05)
     assert failed.value.code == Code.SERVING_UNAVAILABLE
     assert failed.value.retryable
 
 
-def test_nobody_listens(serve):
-    gone = Replica(url="http://127.0.0.1:9")
+def test_unreachable_replica_fails(serve):
+    unreachable = FakeReplica(url="http://127.0.0.1:9")
     with pytest.raises(Unavailable) as failed:
-        prove(gone, timeout=0.0)
+        publish(unreachable, timeout=0.0)
     assert failed.value.code == Code.SERVING_UNAVAILABLE
 
 
-def test_a_job_that_must_stop_does_not_wait_on(serve):
+def test_stopped_job_ends_the_wait(serve):
     class Stop(Exception):
         pass
 
     replica = serve(away=10_000)
 
-    def heed() -> None:
+    def raise_if_stopped() -> None:
         if len(replica.seen) >= 2:
             raise Stop
 
     with pytest.raises(Stop):
-        prove(replica, heed=heed, timeout=60)
+        publish(replica, raise_if_stopped=raise_if_stopped, timeout=60)
     assert len(replica.seen) == 2
 
 
-def test_no_replica_configured():
+def test_no_replica_configured_fails():
     with pytest.raises(JobFailed) as failed:
-        prove()
+        publish()
     assert failed.value.code == Code.SERVING_UNAVAILABLE
     assert not failed.value.retryable

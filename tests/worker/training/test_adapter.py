@@ -9,10 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from shared.contract import QuantSection
-from shared.digest import digest_file
-from shared.layout import read_folder_tensors, read_tensors
-from shared.manifest import (
+from shared.artifacts.manifests import (
     CONFIG_NAME,
     MANIFEST_NAME,
     WEIGHTS_NAME,
@@ -21,28 +18,31 @@ from shared.manifest import (
     verify_adapter,
     verify_base,
 )
+from shared.base_models.weights import read_folder_tensors, read_tensors
+from shared.contract.sections import QuantSection
+from shared.hashing import digest_file
 from worker.training.adapter import base_key_map, logical_name, save_adapter
-from worker.training.model import attach_lora, load_quantised
+from worker.training.model.load import attach_lora, load_quantised
 
 CPU = torch.device("cpu")
 
 
 @pytest.fixture(scope="module")
-def tuned(lab, tmp_path_factory):
-    plan = lab.plan_run(tmp_path_factory.mktemp("adapter")).plan
-    return plan, attach_lora(load_quantised(lab.base, QuantSection(), CPU), plan.contract.adapter, seed=3)
+def tuned(tiny, tmp_path_factory):
+    plan = tiny.plan_run(tmp_path_factory.mktemp("adapter")).plan
+    return plan, attach_lora(load_quantised(tiny.base, QuantSection(), CPU), plan.contract.adapter, seed=3)
 
 
-def test_folder_verifies_against_its_manifest_and_its_base(finished, lab):
+def test_folder_verifies_against_its_manifest_and_its_base(finished, tiny):
     folder = finished.run_dir / "adapter"
     raw = (folder / MANIFEST_NAME).read_bytes()
     manifest = parse_manifest(raw, hashlib.sha256(raw).hexdigest())
-    verify_adapter(folder, manifest, read_folder_tensors(lab.base))
-    verify_base(manifest, lab.entry.digests)
+    verify_adapter(folder, manifest, read_folder_tensors(tiny.base))
+    verify_base(manifest, tiny.entry.digests)
     assert manifest.files == {name: digest_file(folder / name) for name in (WEIGHTS_NAME, CONFIG_NAME)}
 
 
-def test_manifest_says_what_was_trained(finished, lab, tokenizer):
+def test_manifest_says_what_was_trained(finished, tiny, tokenizer):
     folder = finished.run_dir / "adapter"
     manifest = json.loads((folder / MANIFEST_NAME).read_bytes())
     plan = finished.run.plan
@@ -52,8 +52,8 @@ def test_manifest_says_what_was_trained(finished, lab, tokenizer):
     assert manifest["quant"] == {"base_quant": "nf4", "double_quant": True}
     assert (manifest["rank"], manifest["alpha"], manifest["step"]) == (4, 8, 12)
     assert (manifest["vocab"], manifest["d_model"]) == (2048, 128)
-    assert (manifest["name"], manifest["base_model"]) == ("tiny", lab.entry.name)
-    assert manifest["base_digests"] == lab.entry.digests
+    assert (manifest["name"], manifest["base_model"]) == ("tiny", tiny.entry.name)
+    assert manifest["base_digests"] == tiny.entry.digests
     assert manifest["contract_digest"] == plan.contract_digest
     assert manifest["template_digest"] == hashlib.sha256(tokenizer.chat_template.encode()).hexdigest()
     provenance = {"base_family": "qwen3", "license_class": "apache-2.0", "attribution_required": False}
@@ -73,21 +73,21 @@ def test_trained_b_is_not_zero(finished):
     assert all(tensor.any() for tensor in tensors.values())
 
 
-def test_config_is_peft_s_and_free_of_paths(finished, lab):
+def test_config_is_peft_s_and_free_of_paths(finished, tiny):
     raw = (finished.run_dir / "adapter" / CONFIG_NAME).read_text()
     config = json.loads(raw)
     assert (config["peft_type"], config["task_type"], config["r"], config["lora_alpha"]) == ("LORA", "CAUSAL_LM", 4, 8)
-    assert config["base_model_name_or_path"] == lab.entry.name
+    assert config["base_model_name_or_path"] == tiny.entry.name
     assert config["inference_mode"] is True
     assert config["target_modules"] == sorted(config["target_modules"])
     assert "/" not in raw
 
 
-def test_peft_itself_loads_the_folder(finished, lab):
+def test_peft_itself_loads_the_folder(finished, tiny):
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
 
-    base = AutoModelForCausalLM.from_pretrained(lab.base, dtype=torch.float32)
+    base = AutoModelForCausalLM.from_pretrained(tiny.base, dtype=torch.float32)
     ids = torch.arange(300, 320).reshape(1, 20)
     with torch.no_grad():
         before = base(ids).logits
@@ -124,19 +124,19 @@ def test_layers_are_in_the_order_of_their_numbers():
     assert list(base_key_map(keys)) == ["l1.up", "l2.up", "l10.up"]
 
 
-def test_digest_depends_on_nothing_but_weights_and_plan(tuned, tokenizer, tmp_path, lab):
+def test_digest_depends_on_nothing_but_weights_and_plan(tuned, tokenizer, tmp_path, tiny):
     plan, model = tuned
-    one = save_adapter(model, tokenizer, plan, 5, tmp_path / "one", lab.base)
-    other = save_adapter(model, tokenizer, plan, 5, tmp_path / "a" / "longer" / "path", lab.base)
+    one = save_adapter(model, tokenizer, plan, 5, tmp_path / "one", tiny.base)
+    other = save_adapter(model, tokenizer, plan, 5, tmp_path / "a" / "longer" / "path", tiny.base)
     assert one.adapter_id == other.adapter_id == f"tiny@{one.digest}"
     assert one.digest == digest_file(tmp_path / "one" / MANIFEST_NAME)
-    assert save_adapter(model, tokenizer, plan, 6, tmp_path / "later", lab.base).digest != one.digest
+    assert save_adapter(model, tokenizer, plan, 6, tmp_path / "later", tiny.base).digest != one.digest
 
 
-def test_a_plan_that_went_through_json_gives_the_same_digest(tuned, tokenizer, tmp_path, lab):
+def test_a_plan_that_went_through_json_gives_the_same_digest(tuned, tokenizer, tmp_path, tiny):
     plan, model = tuned
     again = type(plan).model_validate_json(plan.model_dump_json())
     assert again == plan
     folders = [(one, tmp_path / str(number)) for number, one in enumerate((plan, again))]
-    digests = [save_adapter(model, tokenizer, one, 5, folder, lab.base).digest for one, folder in folders]
+    digests = [save_adapter(model, tokenizer, one, 5, folder, tiny.base).digest for one, folder in folders]
     assert digests[0] == digests[1]

@@ -12,14 +12,14 @@ import torch
 from safetensors.torch import load_file
 
 import worker.training.checkpoint
-from shared.contract import QuantSection
+from shared.artifacts.manifests import CONFIG_NAME, MANIFEST_NAME, WEIGHTS_NAME, AdapterManifest, verify_adapter
+from shared.base_models.weights import read_folder_tensors
+from shared.contract.sections import QuantSection
 from shared.errors import Code, JobFailed
-from shared.layout import read_folder_tensors
-from shared.manifest import CONFIG_NAME, MANIFEST_NAME, WEIGHTS_NAME, AdapterManifest, verify_adapter
-from worker.rundir import CHECKPOINTS_FOLDER, list_checkpoints
+from worker.run_folder import CHECKPOINTS_FOLDER, list_checkpoints
 from worker.training.checkpoint import KEEP, SCHEMA, Progress, load_checkpoint, save_checkpoint
-from worker.training.guarantee import Guarantee, environment
-from worker.training.model import attach_lora, load_quantised, trainable
+from worker.training.model.load import attach_lora, load_quantised, trainable
+from worker.training.reproducibility import Guarantee, environment
 
 CPU = torch.device("cpu")
 HERE = environment(CPU)
@@ -28,9 +28,9 @@ HERE = environment(CPU)
 class Bench:
     """A model and an optimizer that has made a step."""
 
-    def __init__(self, lab, folder):
-        self.plan, self.base = lab.plan_run(folder).plan, lab.base
-        quantised = load_quantised(lab.base, QuantSection(), CPU)
+    def __init__(self, tiny, folder):
+        self.plan, self.base = tiny.plan_run(folder).plan, tiny.base
+        quantised = load_quantised(tiny.base, QuantSection(), CPU)
         self.model = attach_lora(quantised, self.plan.contract.adapter, seed=0)
         self.optimizer = torch.optim.AdamW(trainable(self.model))
 
@@ -45,17 +45,17 @@ class Bench:
 
 
 @pytest.fixture(scope="module")
-def bench(lab, tmp_path_factory) -> Bench:
-    made = Bench(lab, tmp_path_factory.mktemp("bench"))
+def bench(tiny, tmp_path_factory) -> Bench:
+    made = Bench(tiny, tmp_path_factory.mktemp("bench"))
     made.step(1)
     return made
 
 
 @pytest.fixture
-def save(lab, bench, tokenizer, tmp_path):
+def save(tiny, bench, tokenizer, tmp_path):
     def write(step: int):
         progress = Progress(step, 100 * step, [{"step": step, "train_loss": 1.5}])
-        return save_checkpoint(tmp_path, bench.plan, bench.model, tokenizer, bench.optimizer, progress, HERE, lab.base)
+        return save_checkpoint(tmp_path, bench.plan, bench.model, tokenizer, bench.optimizer, progress, HERE, tiny.base)
 
     return write
 
@@ -88,17 +88,17 @@ def test_checkpoint_is_a_sound_adapter(save, tiny_base):
     verify_adapter(folder, manifest, read_folder_tensors(tiny_base))
 
 
-def test_weights_moments_and_random_state_come_back(save, bench, lab, tmp_path):
+def test_weights_moments_and_random_state_come_back(save, bench, tiny, tmp_path):
     torch.manual_seed(77)
     random.seed(77)
     np.random.seed(77)  # noqa: NPY002
     folder = save(2)
     expected_draw, other_draws = torch.rand(4), (random.random(), np.random.rand())  # noqa: NPY002
-    other = Bench(lab, tmp_path / "other")
+    other = Bench(tiny, tmp_path / "other")
     torch.manual_seed(5)
     random.seed(5)
     np.random.seed(5)  # noqa: NPY002
-    progress = load_checkpoint(folder, bench.plan, other.model, other.optimizer, HERE, lab.base)
+    progress = load_checkpoint(folder, bench.plan, other.model, other.optimizer, HERE, tiny.base)
     assert progress == Progress(2, 200, [{"step": 2, "train_loss": 1.5}], resumed_from=[2])
     assert torch.equal(torch.rand(4), expected_draw)
     assert (random.random(), np.random.rand()) == other_draws  # noqa: NPY002

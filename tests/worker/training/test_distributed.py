@@ -14,8 +14,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker.training.telemetry import Score
-from worker.training.world import World, digest_of, local_rank, share_rows
+from worker.training.distributed import DistributedContext, digest_of, local_rank, share_rows
+from worker.training.reporting.telemetry import Score
 
 SECONDS = 120
 lengths_of_rows = st.lists(st.integers(1, 5000), max_size=64)
@@ -57,7 +57,7 @@ def test_equal_rows_are_dealt_out_evenly(length, rows, size):
 
 @given(lengths_of_rows, processes)
 def test_each_process_finds_its_own_part_of_the_same_deal(lengths, size):
-    assert [World(rank, size).share(lengths) for rank in range(size)] == share_rows(lengths, size)
+    assert [DistributedContext(rank, size).share(lengths) for rank in range(size)] == share_rows(lengths, size)
 
 
 # -- alone ------------------------------------------------------------------------------------------------------------
@@ -66,18 +66,18 @@ def test_each_process_finds_its_own_part_of_the_same_deal(lengths, size):
 def test_alone_everything_is_free(monkeypatch):
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "TORCHELASTIC_RUN_ID"):
         monkeypatch.delenv(name, raising=False)
-    world, state = World.join(torch.device("cpu")), torch.get_rng_state()
+    distributed, state = DistributedContext.join(torch.device("cpu")), torch.get_rng_state()
     score, parameter = Score(1.5, 0.3, 7), torch.nn.Parameter(torch.ones(2))
-    world.seed_step(1, 2)
-    world.wait()
-    world.sum_gradients([parameter])
-    world.refuse_difference({"plan": "a"})
-    world.leave()
-    assert (world, local_rank()) == (World(), 0)
-    assert world.total(score) is score
-    assert (world.sum([1, 2.5]), world.largest([True, -3])) == ([1, 2.5], [True, -3])
-    assert world.in_turn(lambda: "done") == "done"
-    assert world.share([3, 9, 4]) == [0, 1, 2]
+    distributed.seed_step(1, 2)
+    distributed.wait()
+    distributed.sum_gradients([parameter])
+    distributed.refuse_difference({"plan": "a"})
+    distributed.leave()
+    assert (distributed, local_rank()) == (DistributedContext(), 0)
+    assert distributed.total(score) is score
+    assert (distributed.sum([1, 2.5]), distributed.largest([True, -3])) == ([1, 2.5], [True, -3])
+    assert distributed.main_process_first(lambda: "done") == "done"
+    assert distributed.share([3, 9, 4]) == [0, 1, 2]
     assert parameter.grad is None
     assert torch.equal(torch.get_rng_state(), state)
 
@@ -95,9 +95,9 @@ import json, os, sys, time
 from pathlib import Path
 import torch
 from shared.errors import JobFailed
-from worker.process import PeerLost
-from worker.training.telemetry import Score
-from worker.training.world import World
+from worker.child_runtime import PeerLost
+from worker.training.reporting.telemetry import Score
+from worker.training.distributed import World
 
 torch.set_num_threads(1)
 world, folder, told = World.join(torch.device("cpu")), Path(sys.argv[1]), {}

@@ -10,13 +10,13 @@ import torch
 from bitsandbytes.functional import dequantize_4bit
 from bitsandbytes.nn import Linear4bit
 
-from shared.contract import AdapterSection, QuantSection
-from worker.training.attention import DOCUMENTS
-from worker.training.batches import MicroBatch, collate
-from worker.training.fused_lora import fuse_lora
+from shared.contract.sections import AdapterSection, QuantSection
+from worker.training.data.batches import MicroBatch, collate
+from worker.training.data.prepared import Row
 from worker.training.loss import accumulate_gradients, evaluate, weighted_loss
-from worker.training.model import attach_lora, load_quantised, trainable
-from worker.training.prepared import Row
+from worker.training.model.attention import DOCUMENTS
+from worker.training.model.load import attach_lora, load_quantised, trainable
+from worker.training.model.lora_fusion import fuse_lora
 
 CPU = torch.device("cpu")
 PAD = 0
@@ -137,7 +137,7 @@ def test_shares_of_a_step_add_up_to_it(model):
     whole = gradients(model, [batch_of(UNEQUAL)])
     model.zero_grad(set_to_none=True)
     for share in (UNEQUAL[:1], UNEQUAL[1:]):
-        accumulate_gradients(model, [batch_of(share)], CPU, mass=20.0)
+        accumulate_gradients(model, [batch_of(share)], CPU, weight_sum=20.0)
     summed = {name: one.grad for name, one in model.named_parameters() if one.requires_grad}
     assert_same_gradients(summed, whole, 1e-5)
 

@@ -9,11 +9,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from shared.footprint import moment_bytes
-from tests.shared.samples import contract
+from shared.preflight.memory import moment_bytes
+from tests.support.builders import contract
 from worker.training.optimizer import build_optimizer, optimizer_tensors, restore_optimizer
 
-pytestmark = pytest.mark.engine
 CPU = torch.device("cpu")
 KINDS = ["adamw", "paged_adamw_8bit"]
 SHAPES = [(16, 512), (640, 16), (8, 24)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from worker.training.guarantee import Guarantee, compare, environment, weaker
+from worker.training.reproducibility import Guarantee, compare, environment, weaker
 
 HERE = environment(torch.device("cpu"))
 

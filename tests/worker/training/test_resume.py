@@ -19,10 +19,11 @@ import torch
 
 import worker.training.checkpoint
 import worker.training.loss
-from shared.digest import digest_file
-from shared.manifest import CONFIG_NAME, MANIFEST_NAME, WEIGHTS_NAME
-from worker.process import EXIT_FAILED, StopRequested, run_engine
-from worker.rundir import (
+from shared.artifacts.manifests import CONFIG_NAME, MANIFEST_NAME, WEIGHTS_NAME
+from shared.hashing import digest_file
+from tests.support.training_runs import PauseAfter
+from worker.child_runtime import EXIT_FAILED, StopRequested, run_engine
+from worker.run_folder import (
     ADAPTER_FOLDER,
     METRICS_NAME,
     PLAN_NAME,
@@ -31,9 +32,8 @@ from worker.rundir import (
     list_checkpoints,
     read_json,
 )
-from worker.training.batches import MicroBatch
+from worker.training.data.batches import MicroBatch
 
-pytestmark = pytest.mark.engine
 STEPS = 30
 RUN = {
     "exec": {"epochs": 10, "batch_size": 1, "grad_accum": 2, "warmup_steps": 3, "seq_len": 64},
@@ -43,9 +43,9 @@ HELD_OUT = [{"prompt": "What is a fix?", "response": "A change."}]
 SECONDS = 90
 
 
-def plan(lab, folder: Path, checkpoint_every: int = 1):
+def plan(tiny, folder: Path, checkpoint_every: int = 1):
     sections = RUN | {"exec": RUN["exec"] | {"checkpoint_every": checkpoint_every}}
-    return lab.plan_run(folder, validation=HELD_OUT, **sections)
+    return tiny.plan_run(folder, validation=HELD_OUT, **sections)
 
 
 def result(run_dir: Path) -> dict[str, str]:
@@ -60,65 +60,51 @@ def resume_story(run_dir: Path) -> tuple[str, list[int]]:
 
 
 @pytest.fixture(scope="module")
-def whole(lab, tmp_path_factory):
+def whole(tiny, tmp_path_factory):
     """The uninterrupted run, every checkpoint kept."""
     folder = tmp_path_factory.mktemp("whole")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(worker.training.checkpoint, "KEEP", STEPS)
-        run_dir = lab.train(plan(lab, folder), folder / "run")
+        run_dir = tiny.train(plan(tiny, folder), folder / "run")
     assert len(list_checkpoints(run_dir)) == STEPS - 1
     assert resume_story(run_dir) == ("bit_exact", [])
     return run_dir
 
 
 @pytest.mark.parametrize("step", range(1, STEPS))
-def test_killed_after_any_step(lab, whole, tmp_path, step):
+def test_killed_after_any_step(tiny, whole, tmp_path, step):
     torch.rand(step)  # the process that goes on has drawn other numbers before
-    resumed = lab.train(plan(lab, tmp_path), tmp_path / "run", resume=list_checkpoints(whole)[step - 1])
+    resumed = tiny.train(plan(tiny, tmp_path), tmp_path / "run", resume=list_checkpoints(whole)[step - 1])
     assert result(resumed) == result(whole)
     assert resume_story(resumed) == ("bit_exact", [step])
 
 
-class PauseAfter:
-    """Asks for a pause once it has been looked at that many times."""
-
-    cancel_requested = False
-
-    def __init__(self, steps: int) -> None:
-        self._left = steps
-
-    @property
-    def pause_requested(self) -> bool:
-        self._left -= 1
-        return self._left <= 0
-
-
 @pytest.mark.parametrize("step", [1, 7, 29, 30])
-def test_paused_at_a_step_between_checkpoints(lab, tmp_path, step):
-    run = plan(lab, tmp_path, checkpoint_every=100)
-    uninterrupted = lab.train(run, tmp_path / "whole")
+def test_paused_at_a_step_between_checkpoints(tiny, tmp_path, step):
+    run = plan(tiny, tmp_path, checkpoint_every=100)
+    uninterrupted = tiny.train(run, tmp_path / "whole")
     with pytest.raises(StopRequested):
-        lab.train(run, tmp_path / "first", stop=PauseAfter(step))
-    resumed = lab.train(run, tmp_path / "second", resume=list_checkpoints(tmp_path / "first")[-1])
+        tiny.train(run, tmp_path / "first", stop=PauseAfter(step))
+    resumed = tiny.train(run, tmp_path / "second", resume=list_checkpoints(tmp_path / "first")[-1])
     assert result(resumed) == result(uninterrupted)
 
 
-def test_stopped_again_and_again(lab, whole, tmp_path):
-    run, checkpoint, stops = plan(lab, tmp_path), None, []
+def test_stopped_again_and_again(tiny, whole, tmp_path):
+    run, checkpoint, stops = plan(tiny, tmp_path), None, []
     for attempt in range(4):
         with pytest.raises(StopRequested):
-            lab.train(run, tmp_path / str(attempt), resume=checkpoint, stop=PauseAfter(6))
+            tiny.train(run, tmp_path / str(attempt), resume=checkpoint, stop=PauseAfter(6))
         checkpoint = list_checkpoints(tmp_path / str(attempt))[-1]
         stops.append(6 * (attempt + 1))
-    resumed = lab.train(run, tmp_path / "last", resume=checkpoint)
+    resumed = tiny.train(run, tmp_path / "last", resume=checkpoint)
     assert result(resumed) == result(whole)
     assert resume_story(resumed) == ("bit_exact", stops)
 
 
 @pytest.mark.parametrize("step", [5, 17, 28])
-def test_kill_minus_nine_of_the_process(lab, whole, tmp_path, step):
+def test_kill_minus_nine_of_the_process(tiny, whole, tmp_path, step):
     """A process of its own, ended while it works on a later step; it goes on from whatever was whole on the disk."""
-    run, first = plan(lab, tmp_path), tmp_path / "first"
+    run, first = plan(tiny, tmp_path), tmp_path / "first"
     first.mkdir()
     (first / PLAN_NAME).write_text(run.model_dump_json())
     command = [sys.executable, "-m", "worker.train", str(first / PLAN_NAME), str(first)]
@@ -129,7 +115,7 @@ def test_kill_minus_nine_of_the_process(lab, whole, tmp_path, step):
         process.send_signal(signal.SIGKILL)
         process.wait()
     assert not (first / SUMMARY_NAME).exists()
-    resumed = lab.train(run, tmp_path / "second", resume=list_checkpoints(first)[-1])
+    resumed = tiny.train(run, tmp_path / "second", resume=list_checkpoints(first)[-1])
     assert result(resumed) == result(whole)
 
 
@@ -163,31 +149,31 @@ class SmallDevice:
         return self.real(model, batch, device, divisor)
 
 
-def test_a_step_that_runs_out_of_memory_is_done_again_in_smaller_pieces(lab, tmp_path, monkeypatch):
+def test_a_step_that_runs_out_of_memory_is_done_again_in_smaller_pieces(tiny, tmp_path, monkeypatch):
     """The same rows, so the same gradient up to rounding; and the smaller pieces stay."""
-    run = lab.plan_run(tmp_path, exec={"epochs": 3, "batch_size": 6, "seq_len": 64})
-    plenty = lab.train(run, tmp_path / "plenty")
+    run = tiny.plan_run(tmp_path, exec={"epochs": 3, "batch_size": 6, "seq_len": 64})
+    plenty = tiny.train(run, tmp_path / "plenty")
     SmallDevice(monkeypatch, from_call=2, share=0.5)
-    scarce = lab.train(run, tmp_path / "scarce")
+    scarce = tiny.train(run, tmp_path / "scarce")
     assert losses(scarce) == pytest.approx(losses(plenty), rel=1e-4)
     assert read_json(scarce / SUMMARY_NAME)["resume"]["memory_retries"] == 1
 
 
-def test_a_run_that_ran_out_of_memory_resumes_as_itself(lab, tmp_path, monkeypatch):
+def test_a_run_that_ran_out_of_memory_resumes_as_itself(tiny, tmp_path, monkeypatch):
     exec_ = {"epochs": 6, "batch_size": 6, "seq_len": 32, "checkpoint_every": 1}
-    run = lab.plan_run(tmp_path, exec=exec_, adapter={"dropout": 0.1})
+    run = tiny.plan_run(tmp_path, exec=exec_, adapter={"dropout": 0.1})
     with monkeypatch.context() as patch:
         SmallDevice(patch, from_call=3, share=0.5)
-        whole = lab.train(run, tmp_path / "whole")
-    resumed = lab.train(run, tmp_path / "second", resume=list_checkpoints(whole)[-1])
+        whole = tiny.train(run, tmp_path / "whole")
+    resumed = tiny.train(run, tmp_path / "second", resume=list_checkpoints(whole)[-1])
     assert result(resumed) == result(whole)
     assert read_json(resumed / SUMMARY_NAME)["resume"]["memory_retries"] == 1
 
 
-def test_when_the_smaller_pieces_do_not_fit_either_the_job_ends_with_advice(lab, tmp_path, monkeypatch):
-    run = lab.plan_run(tmp_path, exec={"epochs": 3, "batch_size": 6, "seq_len": 64})
+def test_when_the_smaller_pieces_do_not_fit_either_the_job_ends_with_advice(tiny, tmp_path, monkeypatch):
+    run = tiny.plan_run(tmp_path, exec={"epochs": 3, "batch_size": 6, "seq_len": 64})
     SmallDevice(monkeypatch, from_call=2, share=0.1)
-    assert run_engine(lambda: lab.train(run, tmp_path / "run"), tmp_path) == EXIT_FAILED
+    assert run_engine(lambda: tiny.train(run, tmp_path / "run"), tmp_path) == EXIT_FAILED
     error = read_json(tmp_path / "error.json")
     assert error["code"] == "OUT_OF_MEMORY"
     assert "exec.seq_len" in error["remedy"]

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from shared.digest import digest_file
+from shared.artifacts.manifests import WEIGHTS_NAME
 from shared.errors import Code, JobFailed
-from shared.manifest import WEIGHTS_NAME
-from worker.engine import Ending, Engine
-from worker.rundir import (
+from shared.hashing import digest_file
+from worker.jobs.child_process import ChildProcess, ExitReason
+from worker.run_folder import (
     ADAPTER_FOLDER,
     LOG_NAME,
     METRICS_NAME,
@@ -27,7 +27,7 @@ from worker.rundir import (
     read_json,
 )
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.timeout(240)
 
 SECONDS = 120
 ROWS = [{"prompt": f"What is {n}?", "response": " ".join(["It is a word."] * n)} for n in range(1, 6)]
@@ -36,8 +36,8 @@ EXEC = {"epochs": 4, "batch_size": 2, "grad_accum": 2, "seq_len": 64, "checkpoin
 """Steps of four rows and of one: then one of two processes has nothing to do."""
 
 
-def plan(lab, folder: Path, **sections):
-    return lab.plan_run(folder, ROWS, HELD_OUT, **({"exec": EXEC} | sections))
+def plan(tiny, folder: Path, **sections):
+    return tiny.plan_run(folder, ROWS, HELD_OUT, **({"exec": EXEC} | sections))
 
 
 def told(run_dir: Path, event: str) -> list[dict]:
@@ -51,11 +51,11 @@ def start(tmp_path):
     """Starts engines of two processes, and ends them however the test ends."""
     engines = []
 
-    def begin(run, name: str = "run", resume: Path | None = None, module: str = "worker.train") -> Engine:
+    def begin(run, name: str = "run", resume: Path | None = None, module: str = "worker.train") -> ChildProcess:
         run_dir = tmp_path / name
         run_dir.mkdir()
         (run_dir / PLAN_NAME).write_text(run.model_dump_json())
-        engines.append(Engine(module, run_dir, resume=resume, threads=2, processes=2))
+        engines.append(ChildProcess(module, run_dir, resume=resume, threads=2, processes=2))
         return engines[-1]
 
     yield begin
@@ -71,7 +71,7 @@ def until(condition, what: str):
     return value
 
 
-def ended(engine: Engine) -> Ending:
+def ended(engine: ChildProcess) -> ExitReason:
     assert engine.wait(SECONDS) is not None, (engine.run_dir / LOG_NAME).read_text()
     return engine.ending()
 
@@ -80,17 +80,17 @@ def ended(engine: Engine) -> Ending:
 
 
 @pytest.fixture(scope="module")
-def one(lab, tmp_path_factory) -> Path:
+def one(tiny, tmp_path_factory) -> Path:
     """The run in one process."""
     folder = tmp_path_factory.mktemp("one")
-    return lab.train(plan(lab, folder), folder / "run")
+    return tiny.train(plan(tiny, folder), folder / "run")
 
 
 @pytest.fixture(scope="module", params=["auto", "always"], ids=["whole base", "base in parts"])
-def two(lab, tmp_path_factory, request) -> Path:
+def two(tiny, tmp_path_factory, request) -> Path:
     """The run in two, by torchrun itself, as one would start it by hand."""
     folder = tmp_path_factory.mktemp("two")
-    (folder / PLAN_NAME).write_text(plan(lab, folder).model_dump_json())
+    (folder / PLAN_NAME).write_text(plan(tiny, folder).model_dump_json())
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     command = [*torchrun, "-m", "worker.train", str(folder / PLAN_NAME), str(folder / "run")]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "MENS_SHARD_BASE": request.param}
@@ -130,7 +130,7 @@ def test_validation_is_that_of_one_process(one, two):
 
 def test_the_adapter_is_that_of_one_process(one, two):
     alone, shared = (load_file(run_dir / ADAPTER_FOLDER / WEIGHTS_NAME) for run_dir in (one, two))
-    assert alone.keys() == shared.keys()
+    assert alone.keys() == shared.database.keys()
     for name, weights in alone.items():
         assert (shared[name] - weights).norm() <= 1e-5 * weights.norm(), name
     assert all(weights.abs().max() > 0 for weights in alone.values())
@@ -147,20 +147,20 @@ def test_one_process_writes(one, two):
 # -- one engine to the worker -----------------------------------------------------------------------------------------
 
 
-def test_paused_and_taken_up_again(lab, tmp_path, start):
+def test_paused_and_taken_up_again(tiny, tmp_path, start):
     """Dropout on: the masks of each process are drawn again as they would have been."""
-    run = plan(lab, tmp_path, exec=EXEC | {"epochs": 20, "checkpoint_every": 100}, adapter={"dropout": 0.1})
-    assert ended(start(run, "whole")) is Ending.COMPLETE
+    run = plan(tiny, tmp_path, exec=EXEC | {"epochs": 20, "checkpoint_every": 100}, adapter={"dropout": 0.1})
+    assert ended(start(run, "whole")) is ExitReason.COMPLETE
     engine = start(run, "first")
     until(lambda: len(told(engine.run_dir, "step")) >= 4, "the fourth step")
-    engine.ask_to_stop(checkpoint=True, grace_seconds=60)
-    assert ended(engine) is Ending.PAUSED
+    engine.request_stop(checkpoint=True, grace_seconds=60)
+    assert ended(engine) is ExitReason.PAUSED
     steps = told(engine.run_dir, "step")[-1]["step"]
     assert steps < 40
     checkpoint = list_checkpoints(engine.run_dir)[-1]
     assert checkpoint.name == f"step-{steps:08d}"
     resumed = start(run, "second", resume=checkpoint)
-    assert ended(resumed) is Ending.COMPLETE
+    assert ended(resumed) is ExitReason.COMPLETE
     assert told(resumed.run_dir, "train_start")[0]["guarantee"] == "bit_exact"
     weights = [tmp_path / name / ADAPTER_FOLDER / WEIGHTS_NAME for name in ("whole", "second")]
     assert digest_file(weights[0]) == digest_file(weights[1])
@@ -180,10 +180,10 @@ sys.exit(worker.train.main())
 """
 
 
-def test_one_process_may_run_out_of_memory(lab, tmp_path, two, start, fake_engine):
+def test_one_process_may_run_out_of_memory(tiny, tmp_path, two, start, fake_trainer):
     """It alone does its share again; then all take smaller pieces, with the same numbers."""
-    engine = start(plan(lab, tmp_path), module=fake_engine(SMALL_DEVICE.format(always=False)))
-    assert ended(engine) is Ending.COMPLETE
+    engine = start(plan(tiny, tmp_path), module=fake_trainer(SMALL_DEVICE.format(always=False)))
+    assert ended(engine) is ExitReason.COMPLETE
     losses, plenty = ([step["loss"] for step in told(run_dir, "step")] for run_dir in (engine.run_dir, two))
     assert losses == pytest.approx(plenty, rel=1e-5)
     state = read_json(list_checkpoints(engine.run_dir)[-1] / "trainer_state.json")
@@ -192,8 +192,8 @@ def test_one_process_may_run_out_of_memory(lab, tmp_path, two, start, fake_engin
     assert state["token_budget"] < whole["token_budget"]
 
 
-def test_one_process_that_has_no_room_at_all_ends_the_run_with_its_code(lab, tmp_path, start, fake_engine):
-    engine = start(plan(lab, tmp_path), module=fake_engine(SMALL_DEVICE.format(always=True)))
+def test_one_process_that_has_no_room_at_all_ends_the_run_with_its_code(tiny, tmp_path, start, fake_trainer):
+    engine = start(plan(tiny, tmp_path), module=fake_trainer(SMALL_DEVICE.format(always=True)))
     with pytest.raises(JobFailed) as failed:
         ended(engine)
     assert failed.value.code == Code.OUT_OF_MEMORY

@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from worker.training.packing import pack
-from worker.training.prepared import Row
+from worker.training.data.packing import pack
+from worker.training.data.prepared import Row
 
 Numbers = npt.NDArray[np.int64]
 """Row numbers."""
@@ -45,7 +45,7 @@ class MicroBatch:
     predictors: torch.Tensor
     targets: torch.Tensor
     weights: torch.Tensor
-    mass: float
+    weight_sum: float
     tokens: int
 
     @property
@@ -62,7 +62,7 @@ def split_validation(rows: int, held_out: int, seed: int) -> tuple[Numbers, Numb
     return np.array(shuffled[:cut], dtype=np.int64), np.array(shuffled[cut:], dtype=np.int64)
 
 
-def lay_out(lengths: Sequence[int], token_budget: int, *, packed: bool) -> list[list[int]]:
+def plan_micro_batches(lengths: Sequence[int], token_budget: int, *, packed: bool) -> list[list[int]]:
     """Cut a step's rows into micro-batches; positions in ``lengths``.
 
     A row longer than the budget is a micro-batch of its own.
@@ -147,6 +147,6 @@ def _micro_batch(
                 np.float32
             )
         ),
-        mass=float(sum(weights.sum(dtype=np.float64) for weights in token_weights)),
+        weight_sum=float(sum(weights.sum(dtype=np.float64) for weights in token_weights)),
         tokens=sum(len(row.ids) for row in rows),
     )

@@ -8,14 +8,13 @@ from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
 
-from shared.contract import FineTuneContract
+from shared.contract.plan import DataFile, TrainingRun, validation_split
+from shared.contract.sections import FineTuneContract
 from shared.errors import Code, JobFailed
-from shared.planner import DataFile, TrainingRun, validation_split
-from shared.tokenizer import Tokenizer
-from worker.training.batches import Numbers, split_validation
-from worker.training.curriculum import Difficulties
-from worker.training.prepare import PreparedRows, Row, prepare
-from worker.training.replay import replay_contract
+from shared.tokenization.tokenizer import Tokenizer
+from worker.training.data.batches import Numbers, split_validation
+from worker.training.data.prepare import PreparedRows, Row, prepare
+from worker.training.data.row_order import Difficulties, replay_contract
 
 COMPARED_ROWS = 8
 COMPARED_TEXT = " Two  words\n\n\tand Ångström, e\u0301, 数据 🙂, don't 12345 x_y(): \n"

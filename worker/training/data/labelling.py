@@ -1,4 +1,4 @@
-"""Rows as flat arrays of token ids and loss weights: `shared/labels.py`'s rule for many rows at once."""
+"""Rows as flat arrays of token ids and loss weights: `shared/tokenization/labels.py`'s rule for many rows at once."""
 
 from __future__ import annotations
 
@@ -9,13 +9,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from shared.answers import Chat, find_answers
-from shared.dataset import TrainingRow
-from shared.labels import LabelledChat, label_chats
-from shared.tokenizer import Tokenizer
-from worker.training.byte_lengths import byte_lengths, is_kept
-from worker.training.encoders import Encoder
-from worker.training.prepared import TokenizerName
+from shared.datasets.reader import TrainingRow
+from shared.tokenization.assistant_spans import Chat, find_assistant_spans
+from shared.tokenization.labels import LabelledChat, label_chats
+from shared.tokenization.tokenizer import Tokenizer
+from worker.training.data.fast_encoding import Encoder, byte_lengths, is_kept
+from worker.training.data.prepared import TokenizerName
 
 Flags = npt.NDArray[np.bool_]
 Counts = npt.NDArray[np.int64]
@@ -117,7 +116,7 @@ class Labeller:
             InvalidRequest: ``TEMPLATE_UNSUPPORTED``, with the line number.
             EncodersDiffer: label the whole file again with ``fast=False``.
         """
-        chats = [find_answers(self._tokenizer, row, compare_prompt=False) for row in rows]
+        chats = [find_assistant_spans(self._tokenizer, row, compare_prompt=False) for row in rows]
         if self._bytes is None:
             return by_offsets(self._tokenizer, rows, chats)
         ids, lengths = self._encoder.encode([chat.text for chat in chats])
@@ -215,7 +214,7 @@ def _weigh(row: TrainingRow, labelled: LabelledChat) -> npt.NDArray[np.float32]:
     for start, end, weight in weighted_spans(row, labelled.chat):
         overlaps = (offsets[:, 0] < end) & (offsets[:, 1] > start)
         weights[overlaps] = np.maximum(weights[overlaps], np.float32(weight))
-    return weights * np.array(labelled.learnt, np.bool_)
+    return weights * np.array(labelled.supervised, np.bool_)
 
 
 def weighted_spans(row: TrainingRow, chat: Chat) -> list[tuple[int, int, float]]:

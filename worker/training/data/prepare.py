@@ -17,17 +17,16 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from shared.contract import DataMode, FineTuneContract
-from shared.dataset import DatasetReport, TrainingRow, read_rows
-from shared.digest import digest_json
+from shared.contract.sections import DataMode, FineTuneContract
+from shared.datasets.filters import RowFilter
+from shared.datasets.reader import DatasetReport, TrainingRow, read_rows
 from shared.errors import Code, DatasetInvalid
-from shared.labels import count_lines
-from shared.row_filters import RowFilter
-from shared.tokenizer import Tokenizer
-from shared.trajectory import row_weight
-from worker.training.encoders import EncodersDiffer
-from worker.training.labelling import LabelledRows, Labeller
-from worker.training.prepared import (
+from shared.hashing import digest_json
+from shared.tokenization.labels import format_line_numbers
+from shared.tokenization.tokenizer import Tokenizer
+from worker.training.data.fast_encoding import EncodersDiffer
+from worker.training.data.labelling import LabelledRows, Labeller
+from worker.training.data.prepared import (
     FORMAT_VERSION,
     MAX_SKIPPED_LINES,
     PreparationReport,
@@ -37,6 +36,7 @@ from worker.training.prepared import (
     new_folder,
     open_prepared,
 )
+from worker.training.data.row_weights import row_weight
 
 __all__ = ["PreparationReport", "PreparedRows", "Row", "prepare"]
 
@@ -234,7 +234,7 @@ class _Tally:
 
 
 def _nothing_left(tally: _Tally, contract: FineTuneContract) -> DatasetInvalid:
-    lines = count_lines(tally.skipped_lines)
+    lines = format_line_numbers(tally.skipped_lines)
     return DatasetInvalid(
         Code.NOTHING_SUPERVISED,
         f"No row has an assistant token to learn within {contract.exec.seq_len} tokens: lines {lines}.",
@@ -255,7 +255,7 @@ def _refuse_losses(report: PreparationReport, contract: FineTuneContract) -> Non
     raise DatasetInvalid(
         Code.SKIP_RATE_EXCEEDED,
         f"{skipped} of {attempted} rows cannot be learnt from, over exec.qlora_max_skip_rate ({limit:g}): "
-        f"lines {count_lines(report.skipped_lines)}.",
+        f"lines {format_line_numbers(report.skipped_lines)}.",
         remedy="Mend those rows, or raise exec.qlora_max_skip_rate.",
         param="exec.qlora_max_skip_rate",
         details={"attempted": attempted, "skipped": report.skipped, "lines": report.skipped_lines},

@@ -1,18 +1,32 @@
-"""Which rows each optimizer step trains on: a pure function of the rows, the contract and the step, so a resume needs no cursor."""
+"""Which rows an epoch and a step take: order, curriculum (easy rows first) and replay (rows of a second file). Pure.
+
+A pure function of difficulties, sizes, contract and epoch, so a resumed run needs no cursor. The replay file is walked in
+one shuffled order, epoch after epoch and round again: within an epoch no row comes twice, and over a run none comes more
+than once more often than another.
+"""
 
 from __future__ import annotations
 
+import random
 from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 
-from shared.contract import FineTuneContract
-from shared.epochs import rows_per_epoch
-from shared.planner import planned_steps
-from worker.training.curriculum import Difficulties, histogram
-from worker.training.replay import mixed_order
+import numpy as np
+import numpy.typing as npt
+
+from shared.contract.epochs import (
+    HARDEST,
+    Histogram,
+    admitted_per_epoch,
+    highest_difficulty,
+    replayed_rows,
+    rows_per_epoch,
+)
+from shared.contract.plan import planned_steps
+from shared.contract.sections import FineTuneContract
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +45,7 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Order:
+class RowOrder:
     """The order of a whole run.
 
     Attributes:
@@ -82,3 +96,84 @@ class Order:
                 number += 1
                 if number > done:
                     yield Step(epoch, number, order[start : start + size])
+
+
+Difficulties = npt.NDArray[np.uint8]
+"""Of every row that is trained on, 1 to 10."""
+Indices = npt.NDArray[np.int64]
+
+
+def histogram(difficulties: Difficulties) -> Histogram:
+    """Rows by difficulty."""
+    counts = np.bincount(difficulties, minlength=HARDEST + 1)
+    return {level: int(rows) for level, rows in enumerate(counts) if rows}
+
+
+def admitted(difficulties: Difficulties, contract: FineTuneContract, epoch: int) -> npt.NDArray[np.bool_]:
+    """Which rows are easy enough for this epoch."""
+    mask: npt.NDArray[np.bool_] = difficulties <= highest_difficulty(contract, epoch)
+    return mask
+
+
+def epoch_order(difficulties: Difficulties, contract: FineTuneContract, epoch: int) -> Indices:
+    """Indices of the epoch's rows as they are trained on, each once.
+
+    Shuffled with the contract's seed and the epoch; under a curriculum the easy ones come first, and rows of one
+    difficulty are shuffled among themselves.
+    """
+    order = shuffled(np.flatnonzero(admitted(difficulties, contract, epoch)), f"epoch-{contract.exec.seed}-{epoch}")
+    if contract.curriculum.enabled:
+        order = order[np.argsort(difficulties[order], kind="stable")]
+    return order
+
+
+def shuffled(indices: Indices, seed: str) -> Indices:
+    """The indices in an order that the seed decides, the same with every release of NumPy."""
+    order = indices.tolist()
+    random.Random(seed).shuffle(order)
+    return np.array(order, dtype=np.int64)
+
+
+def mixed_order(difficulties: Difficulties, replay: int, contract: FineTuneContract, epoch: int) -> Indices:
+    """Indices of the epoch's rows as they are trained on.
+
+    Args:
+        difficulties: of the training rows, shape (rows,).
+        replay: rows of the replay file; 0 when there is none.
+        contract: curriculum, replay ratio, seed.
+        epoch: from 0.
+
+    Returns:
+        Indices into the training rows followed by the replay rows: ``i < len(difficulties)`` is a training row, the
+        rest is replay row ``i - len(difficulties)``. The training rows keep their curriculum order.
+    """
+    order = epoch_order(difficulties, contract, epoch)
+    if not replay:
+        return order
+    drawn = replay_draw(difficulties, replay, contract, epoch)
+    places = random.Random(f"replay-places-{contract.exec.seed}-{epoch}").sample(
+        range(len(order) + len(drawn)), len(drawn)
+    )
+    mixed = np.empty(len(order) + len(drawn), dtype=np.int64)
+    is_replay = np.zeros(len(mixed), dtype=np.bool_)
+    is_replay[places] = True
+    mixed[is_replay] = drawn + len(difficulties)
+    mixed[~is_replay] = order
+    return mixed
+
+
+def replay_contract(contract: FineTuneContract) -> FineTuneContract:
+    """The contract under which the replay file is prepared: its context filter is about what is to be learnt now."""
+    return contract.model_copy(update={"data": contract.data.model_copy(update={"context_filter": None})})
+
+
+def replay_draw(difficulties: Difficulties, replay: int, contract: FineTuneContract, epoch: int) -> Indices:
+    """Rows of the replay file that this epoch mixes in: indices into that file, each once."""
+    counts = [
+        replayed_rows(rows, replay, contract.data.replay_ratio)
+        for rows in admitted_per_epoch(histogram(difficulties), contract)
+    ]
+    walk = shuffled(np.arange(replay, dtype=np.int64), f"replay-{contract.exec.seed}")
+    start = sum(counts[:epoch])
+    drawn: Indices = walk[np.arange(start, start + counts[epoch]) % replay]
+    return drawn

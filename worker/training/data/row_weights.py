@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import math
 
-from shared.contract import TrajectorySection
-from shared.row_filters import Labelled
+from shared.contract.sections import TrajectorySection
+from shared.datasets.filters import Labelled
 
 MAX_WEIGHT = 8.0
 TRACE_MARKS = ("tool_trace", "trajectory")

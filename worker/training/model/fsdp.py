@@ -2,7 +2,7 @@
 
 Every process keeps a part of each block's frozen weights, NF4 as it is, and the block's whole weights exist only while it
 works. The adapter is not sharded: its parameters, gradients, optimizer and checkpoints are those of one process, and
-gradients are added up as without sharding (`worker/training/world.py`). Embedding and head stay whole.
+gradients are added up as without sharding (`worker/training/distributed.py`). Embedding and head stay whole.
 
 Gathering is a collective, so all processes go through the blocks equally often: whoever has fewer micro-batches goes along
 with empty ones.
@@ -19,8 +19,8 @@ from peft import PeftModel
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from worker.training.batches import MicroBatch
-from worker.training.world import World
+from worker.training.data.batches import MicroBatch
+from worker.training.distributed import DistributedContext
 
 VARIABLE = "MENS_SHARD_BASE"
 
@@ -47,10 +47,10 @@ def shard_base(model: PeftModel, device: torch.device) -> None:
         model.to(device)
 
 
-def in_step(batches: Iterable[MicroBatch], world: World) -> Iterator[MicroBatch]:
+def in_step(batches: Iterable[MicroBatch], distributed: DistributedContext) -> Iterator[MicroBatch]:
     """A process's micro-batches, with empty ones in place of those that only others have."""
     own = list(batches)
-    (most,) = world.largest([len(own)])
+    (most,) = distributed.largest([len(own)])
     for batch, _ in zip_longest(own, range(int(most))):
         yield batch or empty_batch()
 
@@ -65,7 +65,7 @@ def empty_batch() -> MicroBatch:
         predictors=torch.zeros(0, dtype=torch.int64),
         targets=torch.zeros(0, dtype=torch.int64),
         weights=torch.zeros(0),
-        mass=0.0,
+        weight_sum=0.0,
         tokens=0,
     )
 

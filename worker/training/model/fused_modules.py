@@ -11,7 +11,7 @@ from bitsandbytes.functional import dequantize_4bit
 from bitsandbytes.nn import Linear4bit
 from torch import Tensor, nn
 
-from worker.training.fused_functions import SharedInput, SwiGlu
+from worker.training.model.fused_functions import SharedInput, SwiGlu
 
 SWIGLU = ("gate_proj", "up_proj", "down_proj")
 PROBE_TOKENS = 4

@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TypeVar
 
-from shared.layout import read_folder_tensors
-from shared.model_config import Family, parse_model_config
-from shared.model_tensors import detect_namespace
+from shared.base_models.config import parse_model_config
+from shared.base_models.tensors import detect_namespace
+from shared.base_models.weights import read_folder_tensors
 
 T = TypeVar("T")
 PEFT_PREFIX = "base_model.model"
@@ -25,8 +25,7 @@ COMPOSITE = "model.language_model"
 def namespaces(base: Path) -> tuple[str, str]:
     """What stands before the blocks: (in the class that is trained, in the base's files)."""
     config = parse_model_config(json.loads((base / "config.json").read_bytes()))
-    trained = "transformer" if config.family is Family.GPT2 else "model"
-    return trained, detect_namespace(config, read_folder_tensors(base))
+    return config.spec.namespace, detect_namespace(config, read_folder_tensors(base))
 
 
 def renamed(weights: Mapping[str, T], source: str, target: str) -> dict[str, T]:

@@ -16,13 +16,13 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from shared.contract import AdapterSection, Device, DeviceSection, FineTuneContract, QuantSection
+from shared.base_models.config import ModelConfig, parse_model_config
+from shared.contract.sections import AdapterSection, Device, DeviceSection, FineTuneContract, QuantSection
 from shared.errors import Code, ContractRejected
-from shared.model_config import ModelConfig, parse_model_config
-from worker.training.attention import DOCUMENTS, can_pack
-from worker.training.budget import Budget
-from worker.training.fused_lora import FusionReport, fuse_lora
-from worker.training.sharding import shard_base
+from worker.training.model.attention import DOCUMENTS, can_pack
+from worker.training.model.fsdp import shard_base
+from worker.training.model.lora_fusion import FusionReport, fuse_lora
+from worker.training.model.memory_budget import Budget
 
 
 def pick_device(asked: DeviceSection, local_rank: int = 0) -> torch.device:

@@ -1,4 +1,4 @@
-"""Run a peft model's LoRA layers through the fused functions of `worker/training/fused_functions.py`.
+"""Run a peft model's LoRA layers through the fused functions of `worker/training/model/fused_functions.py`.
 
 Only the way in which modules compute is changed, by a forward of their own on the instances concerned. Parameters, names,
 saving, loading, merging and the optimizer see the PEFT model that was there before, and whatever peft is asked to do
@@ -20,7 +20,7 @@ from peft.tuners.lora.bnb import Linear4bit as LoraLinear4bit
 from torch import nn
 from transformers.activations import SiLUActivation
 
-from worker.training.fused_modules import SWIGLU, FusedMlp, InputGroup, Projection, compute_dtype_of
+from worker.training.model.fused_modules import SWIGLU, FusedMlp, InputGroup, Projection, compute_dtype_of
 
 # Children that families of decoders call one after the other on the same tensor.
 SHARED_INPUTS = (

@@ -1,6 +1,6 @@
 """How a run uses the memory there is: tokens a micro-batch, recomputed activations, a cache of dequantised weights.
 
-On an accelerator the plan's own memory arithmetic (`shared/estimate.py`) decides, fastest choice first: nothing is
+On an accelerator the plan's own memory arithmetic (`shared/preflight/estimate.py`) decides, fastest choice first: nothing is
 recomputed and micro-batches are large; then the cache is kept if there still is room; only if need be activations are
 recomputed. On a CPU larger micro-batches are not faster, so they are what the contract's batch would be, padded: the same
 on every machine, and with it the adapter's bytes.
@@ -11,15 +11,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 
 import torch
 
-from shared.contract import FineTuneContract
-from shared.estimate import RUNTIME_BYTES, VRAM_FRACTION, Configuration, vram_parts
-from shared.model_config import ModelConfig
-from shared.model_tensors import linear_layers
-from worker.training.head import chunk_rows
+from shared.base_models.config import ModelConfig
+from shared.base_models.tensors import linear_layers
+from shared.contract.sections import FineTuneContract
+from shared.host import available_memory
+from shared.preflight.estimate import RUNTIME_BYTES, VRAM_FRACTION, vram_parts
+from shared.preflight.types import Configuration
+from worker.training.model.lm_head import chunk_rows
 
 MAX_TOKENS = 65_536
 """Larger micro-batches keep an accelerator no busier."""
@@ -68,7 +69,7 @@ def choose_budget(
         smallest: the least of a number over all processes: they must decide alike.
     """
     if device.type != "cuda":
-        budget = cpu_budget(contract, config, free_memory() // processes)
+        budget = cpu_budget(contract, config, available_memory() // processes)
     else:
         free, total = torch.cuda.mem_get_info(device)  # a serving replica may share the device
         limit = min(math.floor(total * (contract.exec.max_vram_fraction or VRAM_FRACTION)), free)
@@ -136,13 +137,3 @@ def predict(
 def cache_bytes(config: ModelConfig, element_bytes: int) -> int:
     """Size of all quantised weights when they are kept dequantised."""
     return element_bytes * sum(inputs * outputs for inputs, outputs in linear_layers(config).values())
-
-
-def free_memory() -> int:
-    """Bytes that this machine, or the container, could still give."""
-    facts = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
-    free = int(facts["MemAvailable"].split()[0]) * 1024
-    limit, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
-    if limit.is_file() and (text := limit.read_text().strip()) != "max":
-        free = min(free, max(0, int(text) - int(used.read_text())))
-    return free

@@ -5,14 +5,13 @@ No text of the training data can pass: strings are taken in a few named fields o
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
+
+from worker.training.metrics import StepReport, finite
 
 SKIP_REASONS = ("no_supervised_positions", "short_seq", "token_id_oob", "curriculum")
-
 TEXT_FIELDS = frozenset(
     {
         "base_model",
@@ -40,7 +39,6 @@ TEXT_FIELDS = frozenset(
 )
 """The only fields that hold strings: ids, digests, folder names, words of a fixed list."""
 _IDENTIFIER = re.compile(r"[\w.@:/+=-]{0,200}", re.ASCII)
-
 TRACKED = {
     "loss": "train/loss",
     "loss_ema": "train/loss_ema",
@@ -59,54 +57,6 @@ TRACKED = {
 """Field of an event → name of the scalar that trackers get."""
 
 
-class Score(NamedTuple):
-    """Means over ``targets`` supervised positions: loss in nats, share of positions the arg-max predicts."""
-
-    loss: float
-    accuracy: float
-    targets: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepReport:
-    """A finished optimizer step.
-
-    Attributes:
-        epoch: 0-based.
-        step: 1-based, over the whole run.
-        norm: gradient norm before clipping.
-        rate: learning rate.
-        tokens: real tokens of the step's rows.
-        positions: positions computed, padding included.
-        weighted_rows: rows whose trajectory weight is not 1.
-        syntax_weight_sum: sum of the targets' weights.
-        token_budget: most tokens of a micro-batch; 0 when micro-batches are not packed by tokens.
-        attended_keys: sum over the step's queries of the keys each attends to, Σ l·(l+1)/2 for rows of l tokens under
-            full causal attention; None takes every row as long as their mean, which is a lower bound.
-    """
-
-    epoch: int
-    step: int
-    score: Score
-    norm: float
-    rate: float
-    tokens: int
-    positions: int
-    micro_batches: int
-    rows: int
-    weighted_rows: int = 0
-    syntax_weight_sum: float = 0.0
-    token_budget: int = 0
-    attended_keys: int | None = None
-
-    @property
-    def keys(self) -> float:
-        """Sum of attended keys, measured or bounded from below."""
-        if self.attended_keys is not None:
-            return self.attended_keys
-        return self.tokens * (self.tokens / max(self.rows, 1) + 1) / 2
-
-
 def refuse_text(payload: Mapping[str, Any]) -> None:
     """Raises:
     ValueError: a string in a field that may hold none, or one that is no identifier (white space is enough).
@@ -123,16 +73,6 @@ def refuse_text(payload: Mapping[str, Any]) -> None:
 def identifier(text: str) -> str:
     """A name such as a device's as telemetry takes it: every run of other characters becomes a dash."""
     return re.sub(r"[^\w.@:/+=-]+", "-", text, flags=re.ASCII)[:200]
-
-
-def mean(values: list[float]) -> float | None:
-    """Arithmetic mean; None of nothing."""
-    return sum(values) / len(values) if values else None
-
-
-def finite(value: float) -> float | None:
-    """The value, or None for what JSON cannot say."""
-    return value if math.isfinite(value) else None
 
 
 def _place(report: StepReport, total_steps: int) -> dict[str, Any]:

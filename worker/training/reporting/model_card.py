@@ -11,13 +11,13 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from shared.digest import digest_json
-from shared.model_tensors import expected_tensors, parameter_count
-from worker.training.curves import Panel, Series, smooth, svg
-from worker.training.facts import RunFacts
-from worker.training.guarantee import Guarantee
-from worker.training.tracker_clients import Value
-from worker.training.trackers import flatten
+from shared.base_models.tensors import expected_tensors, parameter_count
+from shared.hashing import digest_json
+from worker.training.reporting.facts import RunFacts
+from worker.training.reporting.svg_charts import Panel, Series, smooth, svg
+from worker.training.reporting.tracker_clients import Value
+from worker.training.reporting.trackers import flatten
+from worker.training.reproducibility import Guarantee
 
 CARD_NAME = "MODEL_CARD.md"
 CURVES_NAME = "loss.svg"

@@ -12,11 +12,11 @@ from importlib.metadata import PackageNotFoundError, distribution, version
 from pathlib import Path
 from typing import Any
 
-from shared.contract import AdapterTargets, DeploymentTarget, FineTuneContract
-from shared.manifest import CONFIG_NAME, MANIFEST_NAME, WEIGHTS_NAME
-from shared.model_config import FULL, LINEAR
-from shared.model_tensors import linear_layers
-from worker.rundir import (
+from shared.artifacts.manifests import CONFIG_NAME, MANIFEST_NAME, WEIGHTS_NAME
+from shared.base_models.families import FULL, LINEAR
+from shared.base_models.tensors import linear_layers
+from shared.contract.sections import AdapterTargets, DeploymentTarget, FineTuneContract
+from worker.run_folder import (
     ADAPTER_FOLDER,
     METRICS_NAME,
     PLAN_NAME,
@@ -27,11 +27,12 @@ from worker.rundir import (
     TRAINING_MANIFEST_NAME,
     write_json,
 )
-from worker.training.events import SKIP_REASONS, mean
-from worker.training.facts import RunFacts, artifacts
-from worker.training.model_card import CARD_NAME, CURVES_NAME, write_model_card
-from worker.training.prepared import PreparationReport
-from worker.training.tracker_clients import TENSORBOARD_FOLDER
+from worker.training.data.prepared import PreparationReport
+from worker.training.metrics import mean
+from worker.training.reporting.events import SKIP_REASONS
+from worker.training.reporting.facts import RunFacts, artifacts
+from worker.training.reporting.model_card import CARD_NAME, CURVES_NAME, write_model_card
+from worker.training.reporting.tracker_clients import TENSORBOARD_FOLDER
 
 SUMMARY_SCHEMA = "vox_mens_run_summary_v1"
 SKIP_STATS_SCHEMA = "vox_mens_training_skip_stats_v1"
@@ -155,7 +156,7 @@ def objective_note(contract: FineTuneContract) -> str:
 
 def git_sha(environment: Mapping[str, str]) -> str | None:
     """Commit of the running code: as the operator says, else the checkout's, else as pip noted it, else None."""
-    if stated := environment.get(GIT_SHA_VARIABLE) or _checked_out(Path(__file__).parents[2]):
+    if stated := environment.get(GIT_SHA_VARIABLE) or _checked_out(Path(__file__).parents[3]):
         return stated
     try:
         noted = json.loads(distribution("mens").read_text("direct_url.json") or "{}")

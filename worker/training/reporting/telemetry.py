@@ -15,11 +15,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from worker.process import StopRequested
-from worker.rundir import METRICS_NAME, TELEMETRY_NAME
-from worker.training.events import SKIP_REASONS, TRACKED, Score, StepReport, finite, mean, refuse_text, step_payload
-from worker.training.speed import Machine, Pace
-from worker.training.trackers import Status, Trackers
+from worker.child_runtime import StopRequested
+from worker.run_folder import METRICS_NAME, TELEMETRY_NAME
+from worker.training.metrics import Score, StepReport, finite, mean
+from worker.training.reporting.events import SKIP_REASONS, TRACKED, refuse_text, step_payload
+from worker.training.reporting.throughput import Machine, Pace
+from worker.training.reporting.trackers import Status, Trackers
 
 __all__ = ["METRIC_COLUMNS", "TELEMETRY_SCHEMA_VERSION", "Score", "StepReport", "Telemetry", "TrainingSummary"]
 

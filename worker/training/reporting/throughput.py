@@ -7,11 +7,16 @@ import resource
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from shared.contract import AdapterSection
-from shared.footprint import lora_tensors
-from shared.model_config import FULL, ModelConfig
-from shared.model_tensors import linear_layers, parameter_count
+from shared.base_models.config import ModelConfig
+from shared.base_models.families import FULL
+from shared.base_models.tensors import linear_layers, parameter_count
+from shared.contract.sections import AdapterSection
+from shared.preflight.memory import lora_tensors
+
+if TYPE_CHECKING:
+    import torch
 
 RATE_SMOOTHING = 0.2
 STEPS_BEFORE_ETA = 8
@@ -87,9 +92,17 @@ def workload(config: ModelConfig, adapter: AdapterSection, *, checkpointing: boo
     )
 
 
-def resident_peak_bytes() -> int:
-    """The most memory that this process has held, Python and libraries included (Linux counts KiB)."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+def peak_bytes(device: torch.device | None = None) -> int:
+    """The most memory in bytes that this process has held so far.
+
+    On a GPU that is what torch's allocator reserved, beside the device context; on a CPU, or without a device, the resident
+    set of the whole process, Python and libraries included. The two are never to be compared.
+    """
+    if device is not None and device.type == "cuda":
+        import torch
+
+        return torch.cuda.max_memory_reserved(device)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # Linux counts KiB
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +117,7 @@ class Machine:
 
     work: Workload | None = None
     peak_flops: float | None = None
-    peak_memory: Callable[[], int] = resident_peak_bytes
+    peak_memory: Callable[[], int] = peak_bytes
 
     def mfu(self, *, tokens: int, attended_keys: float, targets: int, seconds: float) -> float | None:
         """Model FLOPs utilisation of a step, 0 to 1; None when work or peak is not known, or nothing was computed."""

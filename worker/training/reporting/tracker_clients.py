@@ -1,6 +1,6 @@
 """The clients of TensorBoard, MLflow and Weights & Biases behind one small protocol.
 
-Each is imported when a run begins to use it. Any exception of a client drops it (`worker/training/trackers.py`).
+Each is imported when a run begins to use it. Any exception of a client drops it (`worker/training/reporting/trackers.py`).
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+from worker.settings import TrackerName
+
 TENSORBOARD_FOLDER = "tensorboard"
 TENSORBOARD_FLUSH_SECONDS = 5
 PROJECT = "mens"
@@ -20,16 +22,7 @@ MLFLOW_BATCH = 100
 """Metrics or parameters a request; MLflow takes 1,000 metrics and 100 parameters."""
 WANDB_START_SECONDS = 20.0
 """How long W&B's server may take to take a run; with the client's 90 an engine would wait for it at its end."""
-
 Value = str | int | float | bool | None
-
-
-class TrackerName(StrEnum):
-    """Trackers that there are."""
-
-    TENSORBOARD = "tensorboard"
-    MLFLOW = "mlflow"
-    WANDB = "wandb"
 
 
 class Status(StrEnum):

@@ -18,18 +18,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from shared.planner import ExecutionPlan
-from worker.training.tracker_clients import CLIENTS, Point, Status, TrackedRun, Tracker, TrackerName, Value
+from shared.contract.plan import ExecutionPlan
+from worker.settings import DEFAULT_TRACKERS, TrackerName, parse_trackers
+from worker.training.reporting.tracker_clients import CLIENTS, Point, Status, TrackedRun, Tracker, Value
 
 __all__ = ["DEFAULT_TRACKERS", "Status", "TrackerName", "Trackers", "parse_trackers", "run_params", "trackers_of"]
-
 FINISH_SECONDS = 30.0
 """How long a finished run waits for what is still to be sent."""
 PATIENCE = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2", "MLFLOW_HTTP_REQUEST_TIMEOUT": "10"}
 """MLflow would otherwise try for many minutes before it says that its server is away."""
 DISCRETION = {"MLFLOW_DISABLE_TELEMETRY": "true", "WANDB_ERROR_REPORTING": "false"}
 """The clients' own reports to their makers are off, unless the operator turns them on."""
-DEFAULT_TRACKERS = (TrackerName.TENSORBOARD,)
 VARIABLE = "MENS_TRACKERS"
 
 
@@ -106,16 +105,6 @@ class Trackers:
                 del self._live[name]
                 print(f"the tracker {name} is dropped: {without_credentials(repr(error))}", file=sys.stderr, flush=True)
                 self._failures.put(Failure(name, type(error).__name__))
-
-
-def parse_trackers(text: str) -> list[TrackerName]:
-    """Tracker names of a comma-separated list, each once, in its order; ``none`` means none.
-
-    Raises:
-        ValueError: a name that is none of them.
-    """
-    names = [part.strip().lower() for part in text.split(",") if part.strip()]
-    return [] if names == ["none"] else [TrackerName(name) for name in dict.fromkeys(names)]
 
 
 def trackers_of(environment: Mapping[str, str]) -> Trackers:

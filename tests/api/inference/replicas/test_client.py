@@ -1,40 +1,45 @@
-"""Replicas over real sockets: connections that are kept, left alone in time, and told apart when they fail."""
+"""The HTTP client for replicas over real sockets: which connections are kept, and which failures are which error."""
 
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 
-from api import replica_client
-from api.replica_client import ENGINE_DEAD, BrokenOff, NotReached, ReplicaAnswer, ReplicaClient
+from api.inference.replicas import client as replica_client
+from api.inference.replicas.client import (
+    ReplicaClient,
+    ReplicaDisconnected,
+    ReplicaResponse,
+    ReplicaUnreachable,
+)
 
 pytestmark = pytest.mark.network
 
 HEAD = b"HTTP/1.1 200 OK\r\nserver: x\r\ncontent-type: text/plain\r\ntransfer-encoding: chunked\r\n\r\n"
-ANSWER = HEAD + b"5\r\nhello\r\n0\r\n\r\n"
+RESPONSE = HEAD + b"5\r\nhello\r\n0\r\n\r\n"
 
 
-class Server:
-    """Answers every request alike.
+class FixedServer:
+    """A server with one response to every request.
 
     Attributes:
         heads: of the requests.
         bodies: of the requests.
-        connections: how many there were. asked, closed: one more for every request, and for every connection
-            that the client has closed.
+        connections: how many there were.
+        received: released at every request.
+        closed: released at every connection that the client has closed.
     """
 
-    def __init__(self, answer: bytes = ANSWER) -> None:
-        self.answer = answer
+    def __init__(self, response: bytes = RESPONSE) -> None:
+        self.response = response
         self.heads: list[str] = []
         self.bodies: list[bytes] = []
         self.connections = 0
-        self.asked = asyncio.Semaphore(0)
+        self.received = asyncio.Semaphore(0)
         self.closed = asyncio.Semaphore(0)
 
     async def __call__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -44,8 +49,8 @@ class Server:
                 head = (await reader.readuntil(b"\r\n\r\n")).decode()
                 self.heads.append(head)
                 self.bodies.append(await reader.readexactly(int(head.partition("Content-Length: ")[2].split()[0])))
-                self.asked.release()
-                writer.write(self.answer)
+                self.received.release()
+                writer.write(self.response)
         except (asyncio.IncompleteReadError, ConnectionError):
             self.closed.release()
         finally:
@@ -53,7 +58,7 @@ class Server:
 
 
 @asynccontextmanager
-async def listening(server: Server) -> AsyncIterator[str]:
+async def listening(server: FixedServer) -> AsyncIterator[str]:
     listener = await asyncio.start_server(server, "127.0.0.1", 0)
     try:
         yield f"http://127.0.0.1:{listener.sockets[0].getsockname()[1]}"
@@ -61,18 +66,18 @@ async def listening(server: Server) -> AsyncIterator[str]:
         listener.close()
 
 
-async def whole(answer: ReplicaAnswer) -> bytes:
+async def whole(response: ReplicaResponse) -> bytes:
     body = b""
-    while chunk := await answer.read_some():
+    while chunk := await response.read_some():
         body += chunk
-    answer.close()
+    response.close()
     return body
 
 
 async def client_and_server(
-    test: Callable[[ReplicaClient, Server, str], Coroutine[Any, Any, None]], **made: Any
+    test: Callable[[ReplicaClient, FixedServer, str], Coroutine[Any, Any, None]], **made: Any
 ) -> None:
-    server, client = Server(**made), ReplicaClient("secret", 5)
+    server, client = FixedServer(**made), ReplicaClient("secret", 5)
     async with listening(server) as url:
         try:
             await test(client, server, url)
@@ -80,12 +85,12 @@ async def client_and_server(
             await client.aclose()
 
 
-def test_what_a_replica_is_told() -> None:
-    async def test(client: ReplicaClient, server: Server, url: str) -> None:
+def test_request_has_host_key_and_body() -> None:
+    async def test(client: ReplicaClient, server: FixedServer, url: str) -> None:
         body = b"x" * 3_000_000
-        answer = await client.post(f"{url}/v1/completions?a=b", body)
-        assert (answer.status, answer.ok, answer.headers) == (200, True, {"content-type": "text/plain"})
-        assert await whole(answer) == b"hello"
+        response = await client.post(f"{url}/v1/completions?a=b", body)
+        assert (response.status, response.ok, response.headers) == (200, True, {"content-type": "text/plain"})
+        assert await whole(response) == b"hello"
         await whole(await client.get(url))
         assert server.bodies == [body, b""]
         lines = server.heads[0].split("\r\n")
@@ -96,8 +101,8 @@ def test_what_a_replica_is_told() -> None:
     asyncio.run(client_and_server(test))
 
 
-def test_a_connection_is_kept_while_it_is_young(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def test(client: ReplicaClient, server: Server, url: str) -> None:
+def test_connection_is_kept_until_it_is_too_old(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test(client: ReplicaClient, server: FixedServer, url: str) -> None:
         for _ in range(3):
             assert await whole(await client.post(url, b"{}")) == b"hello"
         assert server.connections == 1
@@ -110,8 +115,8 @@ def test_a_connection_is_kept_while_it_is_young(monkeypatch: pytest.MonkeyPatch)
     asyncio.run(client_and_server(test))
 
 
-def test_two_requests_at_once_have_a_connection_each() -> None:
-    async def test(client: ReplicaClient, server: Server, url: str) -> None:
+def test_concurrent_requests_have_a_connection_each() -> None:
+    async def test(client: ReplicaClient, server: FixedServer, url: str) -> None:
         first, second = await client.post(url, b"{}"), await client.post(url, b"{}")
         assert await whole(first) == await whole(second) == b"hello"
         assert server.connections == 2
@@ -119,10 +124,10 @@ def test_two_requests_at_once_have_a_connection_each() -> None:
     asyncio.run(client_and_server(test))
 
 
-def test_those_that_were_many_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def test(client: ReplicaClient, server: Server, url: str) -> None:
-        for answer in [await client.post(url, b"{}") for _ in range(5)]:
-            await whole(answer)
+def test_idle_connections_that_are_too_old_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test(client: ReplicaClient, server: FixedServer, url: str) -> None:
+        for response in [await client.post(url, b"{}") for _ in range(5)]:
+            await whole(response)
         monkeypatch.setattr(replica_client, "KEEPALIVE_SECONDS", 0.02)
         await asyncio.sleep(0.03)
         await whole(await client.post(url, b"{}"))
@@ -135,34 +140,37 @@ def test_those_that_were_many_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> N
     asyncio.run(client_and_server(test))
 
 
-def test_an_answer_that_is_left_unread_is_no_longer_listened_to() -> None:
-    async def test(client: ReplicaClient, server: Server, url: str) -> None:
-        answer = await client.post(url, b"{}")
-        answer.close()
-        assert await answer.read_some() == b""
+def test_closing_an_unread_response_closes_the_connection() -> None:
+    async def test(client: ReplicaClient, server: FixedServer, url: str) -> None:
+        response = await client.post(url, b"{}")
+        response.close()
+        assert await response.read_some() == b""
         async with asyncio.timeout(5):
             await server.closed.acquire()
         await client.aclose()
 
-    asyncio.run(client_and_server(test, answer=HEAD))
+    asyncio.run(client_and_server(test, response=HEAD))
 
 
-def test_a_cancelled_request_ends_at_the_replica() -> None:
-    async def test(client: ReplicaClient, server: Server, url: str) -> None:
-        asking = asyncio.create_task(client.post(url, b"{}"))
-        await server.asked.acquire()
-        asking.cancel()
+def test_cancelled_request_closes_the_connection() -> None:
+    async def test(client: ReplicaClient, server: FixedServer, url: str) -> None:
+        sending = asyncio.create_task(client.post(url, b"{}"))
+        await server.received.acquire()
+        sending.cancel()
         with pytest.raises(asyncio.CancelledError):
-            await asking
+            await sending
         async with asyncio.timeout(5):
             await server.closed.acquire()
 
-    asyncio.run(client_and_server(test, answer=b""))
+    asyncio.run(client_and_server(test, response=b""))
 
 
-def test_a_replica_that_restarts_is_connected_to_again() -> None:
+def test_connection_closed_by_the_replica_is_made_again() -> None:
     async def test() -> None:
-        client, server = ReplicaClient("", 5), Server(ANSWER.replace(b"\r\n\r\n", b"\r\nconnection: close\r\n\r\n", 1))
+        client, server = (
+            ReplicaClient("", 5),
+            FixedServer(RESPONSE.replace(b"\r\n\r\n", b"\r\nconnection: close\r\n\r\n", 1)),
+        )
         async with listening(server) as url:
             for _ in range(2):
                 assert await whole(await client.post(url, b"{}")) == b"hello"
@@ -176,7 +184,7 @@ def test_each_loop_has_its_own_connections() -> None:
     client = ReplicaClient("", 5)
 
     async def test() -> None:
-        server = Server()
+        server = FixedServer()
         async with listening(server) as url:
             assert await whole(await client.post(url, b"{}")) == b"hello"
             assert server.connections == 1
@@ -199,36 +207,25 @@ def test_each_loop_has_its_own_connections() -> None:
         f"http://{'a' * 70}.invalid/",
     ],
 )
-def test_what_is_never_reached(url: str) -> None:
-    with pytest.raises(NotReached):
+def test_no_connection_is_unreachable(url: str) -> None:
+    with pytest.raises(ReplicaUnreachable):
         asyncio.run(ReplicaClient("", 5).post(url, b"{}"))
 
 
-def test_one_that_speaks_no_tls_is_not_reached(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replica_without_tls_is_unreachable_by_https(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replica_client, "CONNECT_SECONDS", 0.2)
 
-    async def test(client: ReplicaClient, server: Server, url: str) -> None:
-        with pytest.raises(NotReached):
+    async def test(client: ReplicaClient, server: FixedServer, url: str) -> None:
+        with pytest.raises(ReplicaUnreachable):
             await client.post(url.replace("http:", "https:"), b"{}")
 
     asyncio.run(client_and_server(test))
 
 
-@pytest.mark.parametrize("answer", [b"nonsense\r\n\r\n", HEAD + b"zz"])
-def test_what_breaks(answer: bytes) -> None:
-    async def test(client: ReplicaClient, server: Server, url: str) -> None:
-        with pytest.raises(BrokenOff):
+@pytest.mark.parametrize("response", [b"nonsense\r\n\r\n", HEAD + b"zz"])
+def test_broken_response_is_a_disconnect(response: bytes) -> None:
+    async def test(client: ReplicaClient, server: FixedServer, url: str) -> None:
+        with pytest.raises(ReplicaDisconnected):
             await whole(await client.post(url, b"{}"))
 
-    asyncio.run(client_and_server(test, answer=answer))
-
-
-@pytest.mark.engine
-def test_how_vllm_tells_that_its_engine_is_dead() -> None:
-    from vllm.entrypoints.serve.exception_handling.error_response import create_error_response
-    from vllm.v1.engine.exceptions import EngineDeadError
-
-    told = create_error_response(EngineDeadError()).model_dump()
-    for content in (json.dumps(told), json.dumps(told, separators=(",", ":"))):
-        assert ENGINE_DEAD.search(content.encode())
-    assert not ENGINE_DEAD.search(json.dumps({"got": '"message": "EngineCore encountered an issue"'}).encode())
+    asyncio.run(client_and_server(test, response=response))

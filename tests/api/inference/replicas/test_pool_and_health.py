@@ -1,4 +1,4 @@
-"""Routing by rule, and by real sockets: what is dead, slow, new or back, and where requests go meanwhile."""
+"""The replica pool, its health monitor and failover: the rules, and dead, slow, new and returning replicas on real sockets."""
 
 from __future__ import annotations
 
@@ -15,25 +15,27 @@ from fastapi import FastAPI
 from hypothesis import given
 from hypothesis import strategies as st
 
-from api.main import create_app
-from api.replicas import (
+from api.inference.replicas.pool import (
     FIRST_BACKOFF_SECONDS,
     FORGET_SECONDS,
     LATE_STREAMS,
     LONGEST_BACKOFF_SECONDS,
-    Busiest,
+    ModelPopularity,
     Replica,
-    Replicas,
-    State,
-    bound,
+    ReplicaPool,
+    ReplicaState,
+    in_flight_limit,
     in_order,
 )
+from api.main import create_app
 from api.settings import ApiSettings
 from shared.errors import Unavailable
 from shared.replicas import discover
 from tests.api.conftest import BASE
-from tests.api.raw_replica import RawReplica, eventually
-from tests.api.test_gateway import ADAPTER, register_adapters, serve
+from tests.support.asgi_server import serve
+from tests.support.gateway import ADAPTER, register_adapters
+from tests.support.socket_replica import RawReplica
+from tests.support.waiting import eventually
 
 URLS = [f"http://10.0.0.{number}:8001" for number in range(1, 9)]
 MODELS = st.lists(st.text(min_size=1, max_size=20), min_size=1, max_size=50, unique=True)
@@ -42,14 +44,14 @@ SOME_URLS = st.lists(st.sampled_from(URLS), min_size=2, unique=True)
 pytestmark = pytest.mark.network
 
 
-def up(urls: list[str]) -> Replicas:
-    replicas = Replicas(urls)
+def up(urls: list[str]) -> ReplicaPool:
+    replicas = ReplicaPool(urls)
     for replica in replicas.all:
-        replica.state = State.UP
+        replica.state = ReplicaState.UP
     return replicas
 
 
-def taken(replicas: Replicas, model: str, tried: Any = ()) -> Replica:
+def taken(replicas: ReplicaPool, model: str, tried: Any = ()) -> Replica:
     replica = replicas.take(model, tried)
     assert replica
     return replica
@@ -58,24 +60,24 @@ def taken(replicas: Replicas, model: str, tried: Any = ()) -> Replica:
 # -- the rule --------------------------------------------------------------------------------------------------------
 
 
-def test_that_a_replica_was_not_there_yet_is_no_error_of_it() -> None:
+def test_errors_before_the_first_healthy_check_are_dropped() -> None:
     replica = Replica("http://10.0.0.1:8001")
     replica.failed_check("health check: connection refused")
-    assert replica.last_error, "but for as long as it is not there"
-    replica.is_healthy(0.0)
+    assert replica.last_error, "for as long as it was never healthy"
+    replica.passed_check(0.0)
     assert (replica.last_error, replica.last_error_at) == (None, None)
     replica.failed_check("health check: status 503")
-    replica.is_healthy(0.0)
+    replica.passed_check(0.0)
     assert replica.last_error == "health check: status 503"
 
 
 @given(SOME_URLS, MODELS, st.randoms())
-def test_a_replica_that_leaves_moves_its_own_models_only(urls: list[str], models: list[str], random: Any) -> None:
+def test_removed_replica_moves_only_its_own_models(urls: list[str], models: list[str], random: Any) -> None:
     gone, order = random.choice(urls), random.sample(urls, len(urls))
     for model in models:
         before = in_order(up(urls).all, model)
         after = in_order([replica for replica in up(order).all if replica.url != gone], model)
-        assert [r.url for r in after] == [r.url for r in before if r.url != gone], "whatever order they are listed in"
+        assert [r.url for r in after] == [r.url for r in before if r.url != gone], "in whatever order they are listed"
 
 
 @pytest.mark.parametrize("count", range(2, 9))
@@ -86,74 +88,80 @@ def test_models_are_spread_over_all_replicas(count: int) -> None:
 
 
 @given(SOME_URLS, st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 2)), max_size=200))
-def test_no_replica_ever_takes_more_than_the_bound(urls: list[str], requests: list[tuple[str, int]]) -> None:
-    replicas, under_way = up(urls), []
+def test_no_replica_exceeds_the_in_flight_limit(urls: list[str], requests: list[tuple[str, int]]) -> None:
+    replicas, in_flight = up(urls), []
     for model, ends in requests:
-        limit, before = bound(replicas.all), {replica.url: replica.in_flight for replica in replicas.all}
+        limit, before = in_flight_limit(replicas.all), {replica.url: replica.in_flight for replica in replicas.all}
         replica = taken(replicas, model)
-        under_way.append(replica)
+        in_flight.append(replica)
         assert replica.in_flight <= limit
         earlier = in_order(replicas.all, model)[: in_order(replicas.all, model).index(replica)]
-        assert all(before[other.url] >= limit for other in earlier), "only full ones are passed over"
-        for _ in range(min(ends, len(under_way))):
-            replicas.release(under_way.pop(0))
-    assert sum(replica.in_flight for replica in replicas.all) == len(under_way)
+        assert all(before[other.url] >= limit for other in earlier), "only replicas at the limit are passed over"
+        for _ in range(min(ends, len(in_flight))):
+            replicas.release(in_flight.pop(0))
+    assert sum(replica.in_flight for replica in replicas.all) == len(in_flight)
 
 
-def test_who_may_be_asked() -> None:
-    replicas = Replicas(URLS[:5])
-    for replica, state in zip(replicas.all, State, strict=True):
+def test_candidates_are_the_best_available_states() -> None:
+    replicas = ReplicaPool(URLS[:5])
+    for replica, state in zip(replicas.all, ReplicaState, strict=True):
         replica.state = state
     (best,) = replicas.candidates()
-    assert best.state is State.UP
-    assert {replica.state for replica in replicas.candidates([best])} == {State.NEW, State.WARMING, State.SLOW}
-    (worst,) = replicas.candidates([replica for replica in replicas.all if replica.state is not State.DOWN])
-    assert worst.state is State.DOWN
+    assert best.state is ReplicaState.UP
+    assert {replica.state for replica in replicas.candidates([best])} == {
+        ReplicaState.NEW,
+        ReplicaState.WARMING,
+        ReplicaState.SLOW,
+    }
+    (worst,) = replicas.candidates([replica for replica in replicas.all if replica.state is not ReplicaState.DOWN])
+    assert worst.state is ReplicaState.DOWN
     assert replicas.take("m", replicas.all) is None
-    assert Replicas().take("m") is None
+    assert ReplicaPool().take("m") is None
 
 
-def test_one_that_stays_keeps_its_state() -> None:
+def test_replica_that_stays_keeps_its_state() -> None:
     replicas = up(URLS[:3])
     kept, urls = replicas.all[1], replicas.urls
-    come, gone = replicas.know([URLS[5], URLS[1], URLS[1]])
-    assert ([r.url for r in come], {r.url for r in gone}) == ([URLS[5]], {URLS[0], URLS[2]})
-    assert (replicas.all[1], replicas.all[1].state, replicas.all[0].state) == (kept, State.UP, State.NEW)
+    added, removed = replicas.update([URLS[5], URLS[1], URLS[1]])
+    assert ([r.url for r in added], {r.url for r in removed}) == ([URLS[5]], {URLS[0], URLS[2]})
+    assert (replicas.all[1], replicas.all[1].state, replicas.all[0].state) == (kept, ReplicaState.UP, ReplicaState.NEW)
     assert replicas.urls is urls
     assert urls == [URLS[5], URLS[1]]
 
 
-def test_slow_for_longer_each_time() -> None:
-    replica, now, waits = Replica("u", State.UP), 1000.0, []
+def test_slow_replica_is_out_for_longer_each_time() -> None:
+    replica, now, waits = Replica("u", ReplicaState.UP), 1000.0, []
     for _ in range(8):
-        while replica.state is State.UP:
-            replica.began(30.0, 30.0, now)
+        while replica.state is ReplicaState.UP:
+            replica.stream_began(30.0, 30.0, now)
         waits.append(replica.back_at - now)
-        replica.is_healthy(replica.back_at - 0.1)
-        assert replica.state is State.SLOW
+        replica.passed_check(replica.back_at - 0.1)
+        assert replica.state is ReplicaState.SLOW
         now = replica.back_at
-        replica.is_healthy(now)
-        assert replica.state is State.UP
+        replica.passed_check(now)
+        assert replica.state is ReplicaState.UP
     assert waits == [min(FIRST_BACKOFF_SECONDS * 2**n, LONGEST_BACKOFF_SECONDS) for n in range(8)]
-    replica.began(30.0, 30.0, now + FORGET_SECONDS + 1)
-    assert replica.back_at == now + FORGET_SECONDS + 1 + FIRST_BACKOFF_SECONDS, "one is enough, and all is forgiven"
+    replica.stream_began(30.0, 30.0, now + FORGET_SECONDS + 1)
+    assert replica.back_at == now + FORGET_SECONDS + 1 + FIRST_BACKOFF_SECONDS, (
+        "one late stream is enough, and the back-off starts again"
+    )
 
 
-def test_one_stream_in_time_clears_a_replica() -> None:
-    replica = Replica("u", State.UP)
+def test_stream_in_time_resets_the_count_of_late_ones() -> None:
+    replica = Replica("u", ReplicaState.UP)
     for seconds in ([30.0] * (LATE_STREAMS - 1) + [0.1]) * 3:
-        replica.began(seconds, 30.0, 0.0)
-    assert replica.state is State.UP
+        replica.stream_began(seconds, 30.0, 0.0)
+    assert replica.state is ReplicaState.UP
 
 
-def test_busy_means_lately() -> None:
-    busiest = Busiest()
+def test_popularity_counts_the_last_minutes_only() -> None:
+    popularity = ModelPopularity()
     for model, times, now in [("old", 9, 0), ("a", 2, 250), ("b", 3, 301), ("a", 2, 330)]:
         for _ in range(times):
-            busiest.count(model, now)
-    assert busiest.top(2, 310) == ["a", "b"]
-    assert busiest.top(8, 299) == ["old", "a", "b"]
-    assert busiest.top(8, 10_000) == []
+            popularity.count(model, now)
+    assert popularity.top(2, 310) == ["a", "b"]
+    assert popularity.top(8, 299) == ["old", "a", "b"]
+    assert popularity.top(8, 10_000) == []
 
 
 # -- where they are --------------------------------------------------------------------------------------------------
@@ -165,7 +173,7 @@ def test_static_urls_come_first_and_once() -> None:
     assert discover([], "[::1]:9") == ["http://[::1]:9"]
 
 
-def test_a_name_without_addresses() -> None:
+def test_name_without_addresses_is_unavailable() -> None:
     with pytest.raises(Unavailable, match=r"nobody\.invalid"):
         discover(["http://a:1"], "nobody.invalid:8001")
 
@@ -175,9 +183,9 @@ def test_a_name_without_addresses() -> None:
 
 @pytest.fixture
 def tier() -> Iterator[dict[str, RawReplica]]:
-    """Three replicas by URL, in the order in which the adapter asks them."""
+    """Three replicas by URL, in the order of the adapter."""
     replicas = {replica.url: replica for replica in (RawReplica(name) for name in "xyz")}
-    order = [replica.url for replica in in_order(Replicas(replicas).all, ADAPTER)]
+    order = [replica.url for replica in in_order(ReplicaPool(replicas).all, ADAPTER)]
     yield {url: replicas[url] for url in order}
     for replica in replicas.values():
         replica.stop()
@@ -189,15 +197,15 @@ def settings(settings: ApiSettings) -> ApiSettings:
 
 
 @pytest.fixture
-def door(app: FastAPI, tier: dict[str, RawReplica]) -> Iterator[httpx.Client]:
-    """A front door of three replicas, all up."""
+def api(app: FastAPI, tier: dict[str, RawReplica]) -> Iterator[httpx.Client]:
+    """A client of an API with three replicas, all up."""
     app.state.services.settings.serving_urls[:] = list(tier)
-    with entered(app) as client:
+    with RunningApi(app) as client:
         yield client
 
 
-class entered:
-    """A client of an application on a real socket, whose replicas are watched."""
+class RunningApi:
+    """A context with a client of an application on a real socket, whose health monitor runs."""
 
     def __init__(self, app: FastAPI) -> None:
         self._app = app
@@ -208,7 +216,7 @@ class entered:
         self._server = serve(self._app, lifespan="on")
         url = next(self._server)
         self._client = httpx.Client(base_url=url, headers={"Authorization": f"Bearer {secret}"}, timeout=10)
-        self._client.post("/v1/completions", json={"model": BASE})  # the watch begins
+        self._client.post("/v1/completions", json={"model": BASE})  # the health monitor starts
         if self._app.state.services.settings.serving_urls:
             eventually(lambda: set(states(self._client).values()) == {"up"})
         return self._client
@@ -226,64 +234,62 @@ def idle(client: httpx.Client) -> bool:
     return all(replica["in_flight"] == 0 for replica in client.get("/v1/replicas").json()["data"])
 
 
-def ask(client: httpx.Client, model: str = ADAPTER, **body: Any) -> str:
-    """Name of the replica that answered."""
-    answer = client.post("/v1/completions", json={"model": model, **body})
-    assert answer.status_code == 200, answer.text
-    return str(answer.json()["by"]) if not body.get("stream") else answer.text.split()[1]
+def served_by(client: httpx.Client, model: str = ADAPTER, **body: Any) -> str:
+    """Name of the replica that responded."""
+    response = client.post("/v1/completions", json={"model": model, **body})
+    assert response.status_code == 200, response.text
+    return str(response.json()["by"]) if not body.get("stream") else response.text.split()[1]
 
 
-def test_an_adapter_stays_where_it_is_warm(door: httpx.Client, tier: dict[str, RawReplica]) -> None:
+def test_adapters_requests_stay_at_one_replica(api: httpx.Client, tier: dict[str, RawReplica]) -> None:
     first, *others = tier.values()
-    assert {ask(door) for _ in range(10)} == {first.name}
+    assert {served_by(api) for _ in range(10)} == {first.name}
     assert not [model for other in others for model in other.models if model == ADAPTER]
-    assert idle(door)
+    assert idle(api)
 
 
-def test_many_at_once_are_shared(door: httpx.Client, tier: dict[str, RawReplica]) -> None:
+def test_concurrent_requests_are_shared_by_all_replicas(api: httpx.Client, tier: dict[str, RawReplica]) -> None:
     for replica in tier.values():
         replica.mode = "stream"
     with ThreadPoolExecutor(24) as threads:
-        answers = list(threads.map(lambda _: ask(door, stream=True), range(24)))
-    assert min(answers.count(replica.name) for replica in tier.values()) >= 2
-    assert idle(door)
+        names = list(threads.map(lambda _: served_by(api, stream=True), range(24)))
+    assert min(names.count(replica.name) for replica in tier.values()) >= 2
+    assert idle(api)
 
 
-def test_a_dead_replica_is_out_at_once_and_back_warm(door: httpx.Client, tier: dict[str, RawReplica]) -> None:
+def test_dead_replica_is_out_at_once_and_back_when_warm(api: httpx.Client, tier: dict[str, RawReplica]) -> None:
     first, second, _ = tier.values()
-    assert ask(door) == first.name
+    assert served_by(api) == first.name
     first.stop()
-    assert ask(door) == second.name
-    assert states(door)[first.url] == "down"
+    assert served_by(api) == second.name
+    assert states(api)[first.url] == "down"
     first.asked.clear()
     first.start()
-    eventually(lambda: states(door)[first.url] == "up")
-    assert {ADAPTER, BASE} <= set(first.models), "the busiest were loaded before anybody was sent there"
+    eventually(lambda: states(api)[first.url] == "up")
+    assert {ADAPTER, BASE} <= set(first.models), "the most requested were loaded before it got a request"
     assert all(body["max_tokens"] == 1 for body in first.asked)
-    assert ask(door) == first.name
+    assert served_by(api) == first.name
 
 
-def test_a_new_one_that_cannot_be_warmed_takes_part_all_the_same(
-    door: httpx.Client, tier: dict[str, RawReplica]
-) -> None:
+def test_replica_that_cannot_be_warmed_is_used_all_the_same(api: httpx.Client, tier: dict[str, RawReplica]) -> None:
     first, *_ = tier.values()
     first.stop()
-    ask(door)
+    served_by(api)
     first.mode = "500"
     first.start()
-    eventually(lambda: states(door)[first.url] == "up")
+    eventually(lambda: states(api)[first.url] == "up")
 
 
 @pytest.mark.parametrize("health", [500, 503])
-def test_failed_health_checks_take_a_replica_out(door: httpx.Client, tier: dict[str, RawReplica], health: int) -> None:
+def test_failed_health_checks_take_a_replica_out(api: httpx.Client, tier: dict[str, RawReplica], health: int) -> None:
     first, second, _ = tier.values()
     first.health, before = health, int(time.time())
-    eventually(lambda: states(door)[first.url] == "down")
-    assert ask(door) == second.name
+    eventually(lambda: states(api)[first.url] == "down")
+    assert served_by(api) == second.name
     first.health = 200
-    eventually(lambda: states(door)[first.url] == "up")
-    (seen,) = [replica for replica in door.get("/v1/replicas").json()["data"] if replica["url"] == first.url]
-    assert seen["last_error"] == f"health check: status {health}", "it stays, with its time"
+    eventually(lambda: states(api)[first.url] == "up")
+    (seen,) = [replica for replica in api.get("/v1/replicas").json()["data"] if replica["url"] == first.url]
+    assert seen["last_error"] == f"health check: status {health}", "the error stays, with its time"
     assert before <= seen["last_error_at"] <= time.time()
 
 
@@ -291,105 +297,105 @@ def test_failed_health_checks_take_a_replica_out(door: httpx.Client, tier: dict[
     ("mode", "streams"),
     [("503", False), ("drop", False), ("dead", False), ("drop", True), ("headers", True), ("dead", True)],
 )
-def test_what_has_not_begun_is_asked_elsewhere(
-    door: httpx.Client, tier: dict[str, RawReplica], mode: str, streams: bool
+def test_request_without_a_first_byte_is_sent_to_the_next_replica(
+    api: httpx.Client, tier: dict[str, RawReplica], mode: str, streams: bool
 ) -> None:
     first, second, _ = tier.values()
     first.mode, second.mode = mode, "stream" if streams else "answer"
-    assert ask(door, stream=streams) == second.name
+    assert served_by(api, stream=streams) == second.name
     assert (first.models.count(ADAPTER), second.models.count(ADAPTER)) == (1, 1)
-    assert idle(door)
+    assert idle(api)
 
 
-def test_what_has_begun_is_never_asked_again(
-    door: httpx.Client, tier: dict[str, RawReplica], caplog: pytest.LogCaptureFixture
+def test_response_that_has_begun_is_never_requested_again(
+    api: httpx.Client, tier: dict[str, RawReplica], caplog: pytest.LogCaptureFixture
 ) -> None:
     first, *others = tier.values()
     first.mode = "one"
     with caplog.at_level("WARNING"):
-        answer = door.post("/v1/completions", json={"model": ADAPTER, "stream": True})
-    error = json.loads(answer.text.split("\n\n")[-2].removeprefix("data: "))["error"]
-    assert (error["code"], first.url in answer.text) == ("SERVING_FAILED", False)
+        response = api.post("/v1/completions", json={"model": ADAPTER, "stream": True})
+    error = json.loads(response.text.split("\n\n")[-2].removeprefix("data: "))["error"]
+    assert (error["code"], first.url in response.text) == ("SERVING_FAILED", False)
     assert not [model for other in others for model in other.models if model == ADAPTER]
-    (told,) = [record for record in caplog.records if "broke off amid an answer" in record.message]
-    assert (told.levelname, told.exc_info, first.url in told.message) == ("WARNING", None, True)
+    (record,) = [record for record in caplog.records if "disconnected in the middle of a response" in record.message]
+    assert (record.levelname, record.exc_info, first.url in record.message) == ("WARNING", None, True)
     assert not [record for record in caplog.records if record.levelname == "ERROR"]
-    eventually(lambda: idle(door))
+    eventually(lambda: idle(api))
 
 
-def test_an_answer_that_is_cut_short_is_cut_for_the_caller(door: httpx.Client, tier: dict[str, RawReplica]) -> None:
+def test_truncated_response_is_truncated_for_the_caller(api: httpx.Client, tier: dict[str, RawReplica]) -> None:
     next(iter(tier.values())).mode = "short"
     with pytest.raises(httpx.RemoteProtocolError):
-        ask(door)
-    eventually(lambda: idle(door))
+        served_by(api)
+    eventually(lambda: idle(api))
 
 
-def test_an_error_of_the_model_is_the_callers(door: httpx.Client, tier: dict[str, RawReplica]) -> None:
+def test_error_response_is_passed_on_without_failover(api: httpx.Client, tier: dict[str, RawReplica]) -> None:
     first, *others = tier.values()
     first.mode = "500"
-    assert door.post("/v1/completions", json={"model": ADAPTER}).status_code == 500
+    assert api.post("/v1/completions", json={"model": ADAPTER}).status_code == 500
     assert not [model for other in others for model in other.models if model == ADAPTER]
 
 
-def test_a_slow_replica_is_cut_and_then_left_out(door: httpx.Client, tier: dict[str, RawReplica]) -> None:
+def test_replica_with_late_streams_becomes_slow(api: httpx.Client, tier: dict[str, RawReplica]) -> None:
     first, second, _ = tier.values()
     first.mode, second.mode = "hang", "stream"
     for _ in range(LATE_STREAMS):
-        assert ask(door, stream=True) == second.name
-    assert states(door)[first.url] == "slow"
-    assert ask(door, stream=True) == second.name
+        assert served_by(api, stream=True) == second.name
+    assert states(api)[first.url] == "slow"
+    assert served_by(api, stream=True) == second.name
     assert first.models.count(ADAPTER) == LATE_STREAMS
-    assert idle(door)
+    assert idle(api)
 
 
-def test_a_long_answer_that_is_not_streamed_is_not_slow(
-    app: FastAPI, door: httpx.Client, tier: dict[str, RawReplica]
+def test_response_that_is_not_streamed_has_no_first_byte_limit(
+    app: FastAPI, api: httpx.Client, tier: dict[str, RawReplica]
 ) -> None:
     first, *_ = tier.values()
     first.mode = "hang"
     with pytest.raises(httpx.ReadTimeout):
-        door.post("/v1/completions", json={"model": ADAPTER}, timeout=1.0)  # more than three times first_byte_seconds
-    assert states(door)[first.url] == "up"
-    eventually(lambda: idle(door))
+        api.post("/v1/completions", json={"model": ADAPTER}, timeout=1.0)  # more than three times first_byte_seconds
+    assert states(api)[first.url] == "up"
+    eventually(lambda: idle(api))
 
 
-def test_what_breaks_two_replicas_goes_to_no_third(door: httpx.Client, tier: dict[str, RawReplica]) -> None:
+def test_request_that_breaks_two_replicas_is_sent_to_no_third(api: httpx.Client, tier: dict[str, RawReplica]) -> None:
     for replica in tier.values():
         replica.mode = "drop"
-    answer = door.post("/v1/completions", json={"model": ADAPTER})
-    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "SERVING_UNAVAILABLE")
+    response = api.post("/v1/completions", json={"model": ADAPTER})
+    assert (response.status_code, response.json()["error"]["code"]) == (503, "SERVING_UNAVAILABLE")
     assert [replica.models.count(ADAPTER) for replica in tier.values()] == [1, 1, 0]
 
 
-def test_all_down(door: httpx.Client, tier: dict[str, RawReplica]) -> None:
+def test_all_replicas_down_is_unavailable(api: httpx.Client, tier: dict[str, RawReplica]) -> None:
     for replica in tier.values():
         replica.stop()
     for _ in range(2):
-        answer = door.post("/v1/completions", json={"model": ADAPTER})
-        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "SERVING_UNAVAILABLE")
-        assert answer.headers["retry-after"]
-    assert set(states(door).values()) == {"down"}
-    assert idle(door)
+        response = api.post("/v1/completions", json={"model": ADAPTER})
+        assert (response.status_code, response.json()["error"]["code"]) == (503, "SERVING_UNAVAILABLE")
+        assert response.headers["retry-after"]
+    assert set(states(api).values()) == {"down"}
+    assert idle(api)
 
 
-def test_the_only_one_is_asked_as_soon_as_it_is_back(app: FastAPI) -> None:
-    """Whoever sees it answer must not be refused because the next health check is still to come."""
+def test_only_replica_gets_requests_as_soon_as_it_is_back(app: FastAPI) -> None:
+    """A request must not be refused because the next health check is still to come."""
     replica = RawReplica("only")
     app.state.services.settings.serving_urls[:] = [replica.url]
-    with entered(app) as client:
-        app.state.services.watch._interval = 30.0
+    with RunningApi(app) as client:
+        app.state.services.gateway.failover.health._interval = 30.0
         eventually(lambda: replica.stop() or client.post("/v1/completions", json={"model": ADAPTER}).is_error)
         eventually(lambda: states(client)[replica.url] == "down")
         replica.start()
-        assert ask(client) == "only"
+        assert served_by(client) == "only"
         eventually(lambda: states(client)[replica.url] == "up")
     replica.stop()
 
 
-def test_replicas_behind_a_name_come_and_go(
+def test_replicas_follow_the_addresses_of_a_dns_name(
     settings: ApiSettings, app: FastAPI, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The name's table is the test's; looking up, health and requests are real, on two loopback addresses."""
+    """The DNS table is the test's; lookups, health checks and requests are real, on two loopback addresses."""
     one = RawReplica("one", "127.0.0.2")
     two = RawReplica("two", "127.0.0.3", one.port)
     table, resolve = ["127.0.0.2"], socket.getaddrinfo
@@ -403,18 +409,18 @@ def test_replicas_behind_a_name_come_and_go(
 
     monkeypatch.setattr(socket, "getaddrinfo", lookup)
     named = create_app(settings.model_copy(update={"serving_dns": f"replicas.test:{one.port}"}))
-    with entered(named) as client:
+    with RunningApi(named) as client:
         eventually(lambda: states(client) == {one.url: "up"})
-        assert ask(client) == "one"
+        assert served_by(client) == "one"
         table.append("127.0.0.3")
         eventually(lambda: states(client) == {one.url: "up", two.url: "up"})
         assert ADAPTER in two.models, "warmed"
-        assert named.state.services.serving_tier.urls == [one.url, two.url]
+        assert named.state.services.replica_limits.urls == [one.url, two.url]
         table.clear()
-        ask(client)
-        assert set(states(client)) == {one.url, two.url}, "a resolver that is away takes nobody out"
+        served_by(client)
+        assert set(states(client)) == {one.url, two.url}, "a name without addresses takes no replica out"
         table.append("127.0.0.3")
         eventually(lambda: states(client) == {two.url: "up"})
-        assert ask(client) == "two"
+        assert served_by(client) == "two"
     one.stop()
     two.stop()

@@ -1,4 +1,4 @@
-"""Metering: what a replica is asked so that it tells usage, and counts that reach the database sooner or later."""
+"""The usage meter: requests get usage from vLLM, and the counts reach the database sooner or later."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from typing import Any
 
 import pytest
 
-from api import metering
-from api.metering import Meter
-from api.taps import CompletionEvents, ResponseEvents, WholeBody
-from shared.db import Database
-from shared.keys import Key
-from shared.tenancy import Role
-from shared.usage import FIGURES, Account, Amount, Period, Usage
+from api.inference.usage import meter as metering
+from api.inference.usage.meter import Meter
+from api.inference.usage.taps import CompletionEvents, ResponseEvents, WholeBody
+from shared.database.connection import Database
+from shared.database.keys import Key
+from shared.database.tenancy import Role
+from shared.database.usage import FIGURES, Account, Amount, Period, Usage
 
 CHAT = "/v1/chat/completions"
-ANSWER = json.dumps({"usage": {"prompt_tokens": 5, "completion_tokens": 2, "prompt_tokens_details": None}}).encode()
+RESPONSE = json.dumps({"usage": {"prompt_tokens": 5, "completion_tokens": 2, "prompt_tokens_details": None}}).encode()
 ALWAYS = Period(date(2026, 1, 1), date(9999, 1, 1))
 
 
@@ -37,8 +37,8 @@ def key(name: str = "key-a", tenant: str = "acme") -> Key:
     )
 
 
-class Remembered:
-    """A database of usage that can be away. An event is set when something was added, or refused."""
+class FakeUsage:
+    """A usage table in memory, whose database can be away."""
 
     def __init__(self) -> None:
         self.is_away = False
@@ -48,14 +48,14 @@ class Remembered:
     def add(self, amounts: dict[Account, Amount]) -> None:
         self.attempts += 1
         if self.is_away:
-            raise ConnectionError("nobody there")
+            raise ConnectionError("connection refused")
         for account, amount in amounts.items():
             self.rows[account] = self.rows.get(account, Amount()) + amount
 
 
-def answer(meter: Meter, model: str = "demo@1", of: Key | None = None) -> None:
+def respond(meter: Meter, model: str = "demo@1", of: Key | None = None) -> None:
     _, tap = meter.of(of or key(), model, CHAT, {})
-    assert tap(ANSWER) == ANSWER
+    assert tap(RESPONSE) == RESPONSE
     tap.end()
     tap.close()
 
@@ -70,12 +70,12 @@ def run(test: Callable[[], Awaitable[None]]) -> None:
     asyncio.run(test())  # type: ignore[arg-type]
 
 
-# -- what is asked ----------------------------------------------------------------------------------------------------
+# -- what is sent to the replica ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("path", [CHAT, "/v1/completions"])
 @pytest.mark.parametrize("stream", [True, 1, "true", "on"])
-def test_streams_are_asked_for_usage_in_every_event(path: str, stream: object) -> None:
+def test_streams_request_usage_in_every_event(path: str, stream: object) -> None:
     given = {"model": "m", "stream": stream, "stream_options": {"other": 1}}
     before = json.dumps(given)
     body, tap = Meter(Usage(Database("sqlite://"))).of(key(), "m", path, given)
@@ -94,7 +94,7 @@ def test_streams_are_asked_for_usage_in_every_event(path: str, stream: object) -
         ("/v1/embeddings", {"stream": True}, WholeBody),
         ("/v1/responses", {"stream": False}, WholeBody),
         ("/v1/responses", {"stream": True}, ResponseEvents),
-        # what vLLM refuses, it shall refuse
+        # requests that vLLM refuses reach it unchanged
         (CHAT, {"stream": "perhaps"}, WholeBody),
         (CHAT, {"stream": True, "stream_options": "all"}, WholeBody),
         (CHAT, {"stream": True, "stream_options": {"include_usage": "perhaps"}}, WholeBody),
@@ -102,7 +102,7 @@ def test_streams_are_asked_for_usage_in_every_event(path: str, stream: object) -
         (CHAT, {"stream_options": {"include_usage": True}}, WholeBody),
     ],
 )
-def test_all_else_is_sent_as_it_is(path: str, body: dict[str, Any], kind: type) -> None:
+def test_other_requests_are_sent_unchanged(path: str, body: dict[str, Any], kind: type) -> None:
     sent, tap = Meter(Usage(Database("sqlite://"))).of(key(), "m", path, body)
     assert sent is body
     assert isinstance(tap, kind)
@@ -116,15 +116,15 @@ def test_all_else_is_sent_as_it_is(path: str, body: dict[str, Any], kind: type) 
         ({"include_usage": None}, False, False),
         ({"include_usage": 1}, True, False),
         ({"include_usage": True, "continuous_usage_stats": "yes"}, True, True),
-        ({"continuous_usage_stats": True}, False, False),  # vLLM heeds it only together with the other
+        ({"continuous_usage_stats": True}, False, False),  # vLLM ignores it without the other
     ],
 )
-def test_the_caller_gets_the_usage_that_it_asked_for(options: dict[str, Any] | None, last: bool, every: bool) -> None:
-    told = b'"usage":{"prompt_tokens":1,"total_tokens":2,"completion_tokens":1}'
+def test_caller_gets_the_usage_that_it_requested(options: dict[str, Any] | None, last: bool, every: bool) -> None:
+    usage = b'"usage":{"prompt_tokens":1,"total_tokens":2,"completion_tokens":1}'
     piece = b'data: {"id":"c","choices":[{"index":0}]%b}\n\n'
-    end = b'data: {"id":"c","choices":[],' + told + b"}\n\n"
+    end = b'data: {"id":"c","choices":[],' + usage + b"}\n\n"
     _, tap = Meter(Usage(Database("sqlite://"))).of(key(), "m", CHAT, {"stream": True, "stream_options": options})
-    assert tap(piece % (b"," + told) + end) == piece % (b"," + told if every else b"") + (end if last else b"")
+    assert tap(piece % (b"," + usage) + end) == piece % (b"," + usage if every else b"") + (end if last else b"")
 
 
 # -- what is counted --------------------------------------------------------------------------------------------------
@@ -136,13 +136,13 @@ def test_counts_by_day_key_and_model_reach_the_database(database: Database) -> N
     first_day = datetime.now(UTC).date()
 
     async def count() -> None:
-        meters = [Meter(usage, interval=0.01), Meter(usage, interval=60)]  # two processes
+        meters = [Meter(usage, interval=0.01), Meter(usage, interval=60)]  # as two processes
         for meter in meters:
-            answer(meter)
-            answer(meter)
-            answer(meter, "tiny")
-            answer(meter, of=key("key-b", "shared"))
-        await until(lambda: bool(usage.lines("acme", ALWAYS, [])))  # by itself
+            respond(meter)
+            respond(meter)
+            respond(meter, "tiny")
+            respond(meter, of=key("key-b", "shared"))
+        await until(lambda: bool(usage.lines("acme", ALWAYS, [])))  # without a flush by the test
         for meter in meters:
             await meter.close()
 
@@ -161,8 +161,8 @@ def test_counts_by_day_key_and_model_reach_the_database(database: Database) -> N
     assert days <= {first_day.isoformat(), datetime.now(UTC).date().isoformat()}
 
 
-def test_an_answer_that_is_never_closed_counts_nothing() -> None:
-    usage = Remembered()
+def test_tap_that_is_never_closed_counts_nothing() -> None:
+    usage = FakeUsage()
 
     async def refuse() -> None:
         meter = Meter(usage, interval=0.01)  # type: ignore[arg-type]
@@ -174,37 +174,37 @@ def test_an_answer_that_is_never_closed_counts_nothing() -> None:
     assert usage.attempts == 0
 
 
-def test_a_database_that_was_away_gets_all_of_it_later(caplog: pytest.LogCaptureFixture) -> None:
-    usage = Remembered()
+def test_database_gets_all_counts_after_an_outage(caplog: pytest.LogCaptureFixture) -> None:
+    usage = FakeUsage()
 
     async def outage() -> None:
         meter = Meter(usage, interval=0.01)  # type: ignore[arg-type]
         usage.is_away = True
         for _ in range(100):
-            answer(meter)
+            respond(meter)
         await until(lambda: usage.attempts >= 3)
-        answer(meter)
+        respond(meter)
         usage.is_away = False
         await until(lambda: bool(usage.rows))
-        answer(meter)
+        respond(meter)
         await meter.close()
 
     run(outage)
     [amount] = usage.rows.values()
     assert amount == Amount(102, 510, 0, 204)
-    assert caplog.text.count("nobody there") == 1
+    assert caplog.text.count("connection refused") == 1
 
 
-def test_what_is_counted_while_it_is_being_written_is_not_lost() -> None:
-    usage = Remembered()
+def test_counts_during_a_write_are_not_lost() -> None:
+    usage = FakeUsage()
 
     async def count() -> None:
         meter = Meter(usage, interval=60)  # type: ignore[arg-type]
-        answer(meter)
+        respond(meter)
         writing = asyncio.create_task(meter.flush())
         await asyncio.sleep(0)
         usage.is_away = True
-        answer(meter)
+        respond(meter)
         await writing
         usage.is_away = False
         await meter.flush()
@@ -215,31 +215,31 @@ def test_what_is_counted_while_it_is_being_written_is_not_lost() -> None:
     assert amount.requests == 2
 
 
-def test_a_shutdown_without_a_database_says_what_is_lost(caplog: pytest.LogCaptureFixture) -> None:
-    usage = Remembered()
+def test_shutdown_without_a_database_logs_the_lost_usage(caplog: pytest.LogCaptureFixture) -> None:
+    usage = FakeUsage()
     usage.is_away = True
 
     async def stop() -> None:
         meter = Meter(usage, interval=60)  # type: ignore[arg-type]
-        answer(meter, "precious@1")
+        respond(meter, "precious@1")
         await meter.close()
 
     run(stop)
     assert "precious@1" in caplog.text
 
 
-def test_a_shutdown_that_the_database_keeps_waiting_says_what_may_be_lost(
+def test_shutdown_that_times_out_logs_the_usage_that_may_be_lost(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    usage, answers = Remembered(), threading.Event()
+    usage, database_answers = FakeUsage(), threading.Event()
     monkeypatch.setattr(metering, "CLOSE_SECONDS", 0.05)
-    monkeypatch.setattr(usage, "add", lambda counted: answers.wait(10))
+    monkeypatch.setattr(usage, "add", lambda counted: database_answers.wait(10))
 
     async def stop() -> None:
         meter = Meter(usage, interval=60)  # type: ignore[arg-type]
-        answer(meter, "precious@1")
+        respond(meter, "precious@1")
         await meter.close()
-        answers.set()
+        database_answers.set()
 
     run(stop)
     assert "precious@1" in caplog.text

@@ -1,4 +1,4 @@
-"""Taps: a caller gets byte for byte what it asked for, whatever the texts are and wherever the network cuts."""
+"""Usage taps: a caller gets byte for byte what it requested, whatever the texts are and wherever the network cuts."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from api.taps import CompletionEvents, ResponseEvents, Tap, WholeBody
-from shared.usage import Amount
+from api.inference.usage.taps import CompletionEvents, ResponseEvents, Tap, WholeBody
+from shared.database.usage import Amount
 
 TRAPS = (
     ',"usage":{',
@@ -36,7 +36,7 @@ def event(body: dict[str, Any]) -> bytes:
 
 @dataclass(frozen=True)
 class Piece:
-    """One event of a stream: what a choice says, and how far it is."""
+    """One event of a stream: a choice's text, and its token count so far."""
 
     choice: int
     text: str
@@ -52,13 +52,13 @@ FINAL = usage(14, 30, prompt_tokens_details={"cached_tokens": 8, "multimodal_tok
 
 
 def stream(pieces: Iterable[Piece], *, every: bool, last: bool, first: dict[str, Any] | None = None) -> bytes:
-    """What vLLM sends. With usage in every event or not, with the last event or not; all else is the same."""
+    """What vLLM sends: with usage in every event or not, with the last event or not; all else is the same."""
     head = {"id": "chatcmpl-1", "object": "chat.completion.chunk", "created": 1790000000, "model": 'we"ird'}
     events, tail = [], first or {}
     for piece in pieces:
         choice = {"index": piece.choice, "delta": {"content": piece.text}, "logprobs": None, "finish_reason": None}
-        told = {"usage": usage(piece.prompt_tokens, piece.completion_tokens)} if every else {}
-        events.append(event({**head, "choices": [choice], **told, **tail}))
+        usage_ = {"usage": usage(piece.prompt_tokens, piece.completion_tokens)} if every else {}
+        events.append(event({**head, "choices": [choice], **usage_, **tail}))
         tail = {}
     if last:
         events.append(event({**head, "choices": [], "usage": FINAL, "system_fingerprint": "vllm-0"}))
@@ -72,24 +72,24 @@ def run(tap: Tap, data: bytes, cuts: Iterable[int] = ()) -> bytes:
 
 
 class Counted(list[Amount]):
-    """Takes the amounts."""
+    """The amounts that taps have counted."""
 
     def __call__(self, amount: Amount) -> None:
         self.append(amount)
 
 
 def completions(counted: Callable[[Amount], None], *, choices: int = 1, last: bool = False, every: bool = False) -> Tap:
-    return CompletionEvents(counted, choices=choices, last=last, every=every)
+    return CompletionEvents(counted, choices=choices, keep_last=last, keep_every=every)
 
 
 PIECES = st.lists(st.builds(Piece, st.integers(0, 1), TEXTS, st.integers(1, 100)), min_size=1, max_size=5)
 
 
 @given(PIECES, CUTS, st.sampled_from([(False, False), (True, False), (True, True)]), TEXTS)
-def test_the_caller_gets_what_vllm_would_have_sent_without_us(
-    pieces: list[Piece], cuts: list[int], asked: tuple[bool, bool], prompt: str
+def test_caller_gets_what_vllm_would_have_sent_without_the_gateway(
+    pieces: list[Piece], cuts: list[int], requested: tuple[bool, bool], prompt: str
 ) -> None:
-    last, every = asked
+    last, every = requested
     first = {"prompt_token_ids": None, "prompt_text": prompt}
     counted = Counted()
     tap = completions(counted, choices=2, last=last, every=every)
@@ -100,7 +100,7 @@ def test_the_caller_gets_what_vllm_would_have_sent_without_us(
 
 
 @given(PIECES, st.integers(0, 4000))
-def test_a_caller_who_leaves_early_is_counted_with_what_was_told_until_then(pieces: list[Piece], cut: int) -> None:
+def test_early_disconnect_counts_the_tokens_reported_so_far(pieces: list[Piece], cut: int) -> None:
     data = stream(pieces, every=True, last=False)[: -len(DONE)]
     counted = Counted()
     tap = completions(counted, choices=2)
@@ -108,8 +108,8 @@ def test_a_caller_who_leaves_early_is_counted_with_what_was_told_until_then(piec
     tap.close()
     seen = pieces[: data[:cut].count(b"\n\n")]
     assert passed == stream(seen, every=False, last=False)[: -len(DONE)]
-    of_choice = {piece.choice: piece.completion_tokens for piece in seen}
-    assert counted == [Amount(1, 7 if seen else 0, 0, sum(of_choice.values()))]
+    by_choice = {piece.choice: piece.completion_tokens for piece in seen}
+    assert counted == [Amount(1, 7 if seen else 0, 0, sum(by_choice.values()))]
 
 
 def test_no_whole_event_is_held_back() -> None:
@@ -119,7 +119,7 @@ def test_no_whole_event_is_held_back() -> None:
         assert tap(whole) == stream([piece], every=False, last=False)[: -len(DONE)]
 
 
-def test_prompts_are_added_up_and_choices_share_theirs() -> None:
+def test_prompts_are_added_up_and_count_once_for_their_choices() -> None:
     # Two prompts with two choices each; the last choice has not begun.
     counted = Counted()
     tap = completions(counted, choices=2)
@@ -140,8 +140,8 @@ def test_closing_twice_counts_once() -> None:
     assert counted == [Amount(1)]
 
 
-def test_what_vllm_does_not_stream_keeps_its_usage() -> None:
-    # Beam search: the whole answer comes as one event, its usage is no addition of ours.
+def test_whole_response_in_one_event_keeps_its_usage() -> None:
+    # Beam search: the whole response comes as one event, and its usage was not requested by the gateway.
     whole = event({"id": "c", "choices": [{"index": 0, "text": "x"}], "system_fingerprint": None, "usage": usage(3, 4)})
     counted = Counted()
     tap = completions(counted)
@@ -150,7 +150,7 @@ def test_what_vllm_does_not_stream_keeps_its_usage() -> None:
     assert counted == [Amount(1, 3, 0, 4)]
 
 
-def test_an_error_in_the_stream_passes_and_what_was_told_before_counts() -> None:
+def test_error_in_a_stream_passes_and_earlier_usage_counts() -> None:
     begun, broken = stream([Piece(0, "a", 1)], every=True, last=False)[: -len(DONE)], event({"error": {"message": "x"}})
     counted = Counted()
     tap = completions(counted)
@@ -159,19 +159,19 @@ def test_an_error_in_the_stream_passes_and_what_was_told_before_counts() -> None
     assert counted == [Amount(1, 7, 0, 1)]
 
 
-def test_an_end_without_its_blank_line_is_passed_on() -> None:
+def test_last_event_without_its_blank_line_is_passed_on() -> None:
     assert run(completions(Counted()), b"data: [DONE]") == b"data: [DONE]"
 
 
 @given(TEXTS, CUTS, st.sampled_from(["chat", "responses"]))
-def test_a_body_in_one_piece_passes_as_it_comes(text: str, cuts: list[int], kind: str) -> None:
-    # What a caller can put into an answer, its tools' schemas, says nothing of usage.
+def test_whole_body_passes_unchanged_and_is_counted(text: str, cuts: list[int], kind: str) -> None:
+    # What a caller can put into a response, its tools' schemas, must not count as usage.
     forged = {"usage": {"prompt_tokens": 1000, "input_tokens": 1000}}
-    told = {
+    usage_ = {
         "chat": usage(3, 4, prompt_tokens_details={"cached_tokens": 2}),
         "responses": {"input_tokens": 3, "output_tokens": 4, "input_tokens_details": {"cached_tokens": 2, "turns": []}},
     }[kind]
-    data = json.dumps({"choices": [text], "tools": [forged], "usage": told, "after": forged}).encode()
+    data = json.dumps({"choices": [text], "tools": [forged], "usage": usage_, "after": forged}).encode()
     counted = Counted()
     tap = WholeBody(counted)
     assert run(tap, data, cuts) == data
@@ -191,7 +191,7 @@ def test_a_body_in_one_piece_passes_as_it_comes(text: str, cuts: list[int], kind
         b"\xff",
     ],
 )
-def test_a_body_that_tells_nothing_is_a_request_without_tokens(body: bytes) -> None:
+def test_body_without_usage_is_a_request_without_tokens(body: bytes) -> None:
     counted = Counted()
     tap = WholeBody(counted)
     assert run(tap, body) == body
@@ -208,11 +208,11 @@ def test_embeddings_have_prompt_tokens_only() -> None:
 
 
 @given(TEXTS, CUTS, st.sampled_from(["completed", "incomplete", "failed"]))
-def test_a_responses_stream_passes_unchanged_and_counts_at_its_end(text: str, cuts: list[int], how: str) -> None:
-    told = {"input_tokens": 3, "output_tokens": 4, "input_tokens_details": {"cached_tokens": 2}}
+def test_responses_stream_passes_unchanged_and_counts_at_its_end(text: str, cuts: list[int], how: str) -> None:
+    usage_ = {"input_tokens": 3, "output_tokens": 4, "input_tokens_details": {"cached_tokens": 2}}
     created = {"type": "response.created", "response": {"instructions": text, "usage": None}}
     delta = {"type": "response.output_text.delta", "delta": f"event: response.completed\ndata: {text}"}
-    ended = {"type": f"response.{how}", "response": {"instructions": f"data: {text}", "usage": told}}
+    ended = {"type": f"response.{how}", "response": {"instructions": f"data: {text}", "usage": usage_}}
     data = b"".join(f"event: {body['type']}\n".encode() + event(body) for body in (created, delta, ended))
     counted = Counted()
     tap = ResponseEvents(counted)
@@ -221,7 +221,7 @@ def test_a_responses_stream_passes_unchanged_and_counts_at_its_end(text: str, cu
     assert counted == [Amount(1, 3, 2, 4)]
 
 
-def test_a_responses_stream_that_is_left_early_is_a_request_without_tokens() -> None:
+def test_responses_stream_left_early_is_a_request_without_tokens() -> None:
     counted = Counted()
     tap = ResponseEvents(counted)
     tap(b"event: response.created\n" + event({"type": "response.created", "response": {"usage": None}}))

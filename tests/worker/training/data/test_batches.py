@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from worker.training.batches import MicroBatch, collate, lay_out, split_validation
-from worker.training.prepared import Row
+from worker.training.data.batches import MicroBatch, collate, plan_micro_batches, split_validation
+from worker.training.data.prepared import Row
 
 PAD = 0
 
@@ -49,7 +49,7 @@ def test_targets_are_predicted_by_the_token_before_them(rows, packed):
     found, expected = predictions(batch), expected_predictions(rows)
     assert [one[:2] for one in found] == [one[:2] for one in expected]
     assert [one[2] for one in found] == pytest.approx([one[2] for one in expected])
-    assert batch.mass == pytest.approx(sum(float(one.weights.sum()) for one in rows), rel=1e-5)
+    assert batch.weight_sum == pytest.approx(sum(float(one.weights.sum()) for one in rows), rel=1e-5)
     assert batch.tokens == sum(len(one.ids) for one in rows)
 
 
@@ -85,17 +85,17 @@ def test_padded_rows_keep_their_own_line(rows):
     packed=st.booleans(),
 )
 def test_a_layout_holds_every_row_once_within_the_budget(lengths, budget, packed):
-    groups = lay_out(lengths, budget, packed=packed)
+    groups = plan_micro_batches(lengths, budget, packed=packed)
     assert sorted(index for group in groups for index in group) == list(range(len(lengths)))
     capacity = max(budget, *lengths)
     for group in groups:
         sizes = [lengths[index] for index in group]
         assert (sum(sizes) if packed else len(sizes) * max(sizes)) <= capacity
-    assert groups == lay_out(lengths, budget, packed=packed)
+    assert groups == plan_micro_batches(lengths, budget, packed=packed)
 
 
 def test_rows_of_similar_length_are_padded_together():
-    assert lay_out([3, 50, 4, 48, 2], 100, packed=False) == [[1, 3], [2, 0, 4]]
+    assert plan_micro_batches([3, 50, 4, 48, 2], 100, packed=False) == [[1, 3], [2, 0, 4]]
 
 
 @pytest.mark.parametrize(("rows", "held_out"), [(10, 3), (1, 0), (40, 10)])

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.contract import FineTuneContract
-from shared.epochs import highest_difficulty, rows_per_epoch
-from tests.shared.samples import contract
-from worker.training.curriculum import Difficulties, admitted, epoch_order, histogram
+from shared.contract.epochs import highest_difficulty, rows_per_epoch
+from shared.contract.sections import FineTuneContract
+from tests.support.builders import contract
+from worker.training.data.row_order import Difficulties, admitted, epoch_order, histogram
 
 PLAIN = contract()
 EASY_FIRST = contract(curriculum={"enabled": True})

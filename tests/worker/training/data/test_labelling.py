@@ -15,17 +15,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import normalizers, pre_tokenizers
 
-from shared.answers import find_answers
-from shared.chat_template import ChatTemplate
-from shared.dataset import Message, TrainingRow
+from shared.datasets.reader import Message, TrainingRow
+from shared.datasets.rows import SyntaxSpan
 from shared.errors import InvalidRequest
-from shared.labels import IGNORED, encode_row
-from shared.tokenizer import Tokenizer
-from shared.training_row import SyntaxSpan
-from tests.shared.families import CASES, FAMILIES, make_base
-from worker.training.byte_lengths import byte_lengths
-from worker.training.encoders import HARD_TEXTS, Encoder, EncodersDiffer
-from worker.training.labelling import LabelledRows, Labeller, by_offsets
+from shared.tokenization.assistant_spans import find_assistant_spans
+from shared.tokenization.chat_template import ChatTemplate
+from shared.tokenization.labels import IGNORED
+from shared.tokenization.tokenizer import Tokenizer
+from tests.support.encoding import encode_row
+from tests.support.template_families import CASES, FAMILIES, make_base
+from worker.training.data.fast_encoding import HARD_TEXTS, Encoder, EncodersDiffer, byte_lengths
+from worker.training.data.labelling import LabelledRows, Labeller, by_offsets
 
 LONG = 100_000
 PLAIN_TEMPLATE = (
@@ -55,7 +55,7 @@ def same(one: LabelledRows, other: LabelledRows) -> bool:
 
 
 def reference(tokenizer: Tokenizer, rows: list[TrainingRow]) -> LabelledRows:
-    return by_offsets(tokenizer, rows, [find_answers(tokenizer, row) for row in rows])
+    return by_offsets(tokenizer, rows, [find_assistant_spans(tokenizer, row) for row in rows])
 
 
 def accepted(tokenizer: Tokenizer) -> list[TrainingRow]:
@@ -64,7 +64,7 @@ def accepted(tokenizer: Tokenizer) -> list[TrainingRow]:
     for number, case in enumerate(CASES.values(), start=1):
         row = TrainingRow(number, [Message(**turn) for turn in case["messages"]], tools=case.get("tools"))
         try:
-            find_answers(tokenizer, row)
+            find_assistant_spans(tokenizer, row)
         except InvalidRequest:
             continue
         rows.append(row)
@@ -197,7 +197,7 @@ def test_spans_of_content_that_is_not_found_count_nothing(tokenizer):
         ),
     )
     row = chat(("user", "q"), ("assistant", "abc"), spans=[SyntaxSpan(0, 3, 4.0)])
-    assert "ABC" in find_answers(upper, row).text
+    assert "ABC" in find_assistant_spans(upper, row).text
     assert {weight for _, weight in weights_of(upper, row)} == {1.0}
 
 
@@ -273,7 +273,7 @@ def test_the_library_itself_makes_the_same_ids(tokenizers: dict[str, Tokenizer],
     for chosen in tokenizers.values():
         encoder = Encoder(chosen.backend, fast=True)
         rows = accepted(chosen)
-        texts = [find_answers(chosen, row).text for row in rows] + list(HARD_TEXTS)
+        texts = [find_assistant_spans(chosen, row).text for row in rows] + list(HARD_TEXTS)
         ids, lengths = encoder.encode(texts)
         expected = [chosen.encode(text).ids for text in texts]
         assert lengths.tolist() == [len(one) for one in expected]

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from worker.training.packing import efficiency, pack
+from worker.training.data.packing import efficiency, pack
 
 CASES = st.integers(1, 300).flatmap(lambda capacity: st.tuples(st.lists(st.integers(1, capacity)), st.just(capacity)))
 

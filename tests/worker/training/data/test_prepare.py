@@ -16,17 +16,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shared.contract import FineTuneContract
-from shared.dataset import read_rows
+from shared.contract.sections import FineTuneContract
+from shared.datasets.reader import read_rows
 from shared.errors import Code, DatasetInvalid, InvalidRequest
-from shared.labels import IGNORED, encode_rows
-from shared.tokenizer import Tokenizer
-from tests.shared.families import FAMILIES, make_base
-from worker.training import prepare as preparation
-from worker.training.prepare import PreparedRows, content_key, prepare
-from worker.training.prepared import ABANDONED_SECONDS, INDEX_NAME, open_prepared
+from shared.tokenization.labels import IGNORED
+from shared.tokenization.tokenizer import Tokenizer
+from tests.support.encoding import encode_rows
+from tests.support.template_families import FAMILIES, make_base
+from worker.training.data import prepare as preparation
+from worker.training.data.prepare import PreparedRows, content_key, prepare
+from worker.training.data.prepared import ABANDONED_SECONDS, INDEX_NAME, open_prepared
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 EXAMPLES = ROOT / "examples" / "support.jsonl"
 VOCAB = 5000
 Preparing = Callable[..., PreparedRows]
@@ -313,21 +314,23 @@ def test_what_a_killed_process_left_goes_after_a_day(preparing, tmp_path):
 PREPARING = """
 import sys
 from pathlib import Path
-from tests.worker.training.test_prepare import EXAMPLES, VOCAB, contract, digest
-from shared.tokenizer import Tokenizer
-from worker.training.prepare import prepare
-base, cache = map(Path, sys.argv[1:])
-rows = prepare(EXAMPLES, digest(EXAMPLES), Tokenizer.load(base), contract(), cache, VOCAB)
+from shared.contract.sections import FineTuneContract
+from shared.tokenization.tokenizer import Tokenizer
+from worker.training.data.prepare import prepare
+contract = FineTuneContract.model_validate_json(sys.argv[1])
+base, cache, path = map(Path, sys.argv[2:5])
+rows = prepare(path, sys.argv[5], Tokenizer.load(base), contract, cache, int(sys.argv[6]))
 print(len(rows), rows.report.tokens)
 """
 
 
 def test_processes_that_prepare_the_same_at_once(base, tmp_path):
-    command = [sys.executable, "-c", PREPARING, str(base), str(tmp_path / "cache")]
+    arguments = [contract().model_dump_json(), base, tmp_path / "cache", EXAMPLES, digest(EXAMPLES), VOCAB]
+    command = [sys.executable, "-c", PREPARING, *map(str, arguments)]
     started = [subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) for _ in range(4)]
-    said = {process.communicate(timeout=120)[0] for process in started}
+    outputs = {process.communicate(timeout=120)[0] for process in started}
     assert [process.returncode for process in started] == [0] * 4
-    assert len(said) == 1
+    assert len(outputs) == 1
     assert len(list((tmp_path / "cache").iterdir())) == 1
 
 

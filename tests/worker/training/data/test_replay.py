@@ -8,12 +8,11 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.contract import FineTuneContract
-from shared.epochs import rows_per_epoch
-from shared.row_filters import RowFilter
-from tests.shared.samples import contract
-from worker.training.curriculum import epoch_order, histogram
-from worker.training.replay import mixed_order, replay_contract, replay_draw
+from shared.contract.epochs import rows_per_epoch
+from shared.contract.sections import FineTuneContract
+from shared.datasets.filters import RowFilter
+from tests.support.builders import contract
+from worker.training.data.row_order import epoch_order, histogram, mixed_order, replay_contract, replay_draw
 
 
 def asked(ratio: float, epochs: int = 6, *, easy_first: bool = False) -> FineTuneContract:

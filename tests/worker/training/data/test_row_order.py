@@ -7,15 +7,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.worker.conftest import contract_for
-from worker.training.order import Order
+from tests.support.training_runs import contract_for
+from worker.training.data.row_order import RowOrder
 
 DIFFICULTIES = np.array([1, 9, 5, 3, 7, 5, 2, 10, 4, 6, 8], dtype=np.uint8)
 
 
-def order(replay: int = 0, **sections: dict) -> Order:
+def order(replay: int = 0, **sections: dict) -> RowOrder:
     exec_ = {"epochs": 3, "batch_size": 2, "grad_accum": 2, **sections.pop("exec", {})}
-    return Order(contract_for("base", exec=exec_, **sections), DIFFICULTIES, replay)
+    return RowOrder(contract_for("base", exec=exec_, **sections), DIFFICULTIES, replay)
 
 
 def rows_of(steps, epoch: int) -> list[int]:

@@ -10,11 +10,9 @@ import numpy as np
 import pytest
 
 from shared.errors import Code, JobFailed
-from shared.tokenizer import Tokenizer
-from worker.training.data import refuse_other_tokens
-from worker.training.prepared import Row
-
-pytestmark = pytest.mark.engine
+from shared.tokenization.tokenizer import Tokenizer
+from worker.training.data.dataset import refuse_other_tokens
+from worker.training.data.prepared import Row
 
 TEXT = "What is a bug? A mistake — 数据 🙂."
 

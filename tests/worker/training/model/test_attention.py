@@ -15,7 +15,7 @@ from transformers import (
     Qwen3Config,
 )
 
-from worker.training.attention import DOCUMENTS, attend_within_documents, can_pack
+from worker.training.model.attention import DOCUMENTS, attend_within_documents, can_pack
 
 SIZES = {
     "hidden_size": 64,

@@ -17,19 +17,18 @@ from peft import PeftModel, get_peft_model_state_dict
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from shared.catalog import BaseModelEntry, LocalSource, digest_model_folder
-from shared.contract import AdapterSection, QuantSection
-from shared.layout import read_folder_tensors
-from shared.manifest import WEIGHTS_NAME, AdapterManifest, verify_adapter
-from shared.planner import plan_finetune
-from tests.shared.samples import contract, data_file
-from tests.shared.tiny_models import RAW, save
-from tests.tiny_base import write_base
+from shared.artifacts.manifests import WEIGHTS_NAME, AdapterManifest, verify_adapter
+from shared.base_models.catalog import BaseModelEntry, LocalSource, digest_model_folder
+from shared.base_models.weights import read_folder_tensors
+from shared.contract.plan import plan_finetune
+from shared.contract.sections import AdapterSection, QuantSection
+from tests.support.builders import contract, data_file
+from tests.support.tiny_base import write_base
+from tests.support.tiny_models import RAW, save
 from worker.merge import merge_weights
 from worker.training.adapter import save_adapter
-from worker.training.model import attach_lora, load_quantised, load_tokenizer
+from worker.training.model.load import attach_lora, load_quantised, load_tokenizer
 
-pytestmark = pytest.mark.engine
 CPU = torch.device("cpu")
 WINDOW = 8
 FAMILIES: dict[str, dict[str, Any]] = {

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn.functional import linear, silu
 
-from worker.training.fused_functions import SharedInput, SwiGlu
-
-pytestmark = pytest.mark.engine
+from worker.training.model.fused_functions import SharedInput, SwiGlu
 
 
 @dataclass(frozen=True)

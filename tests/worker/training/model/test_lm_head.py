@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.functional import cross_entropy
 
-import worker.training.head
-from worker.training.head import chunk_rows, head_loss
+import worker.training.model.lm_head
+from worker.training.model.lm_head import chunk_rows, head_loss
 
 VOCAB, WIDTH = 37, 8
 
@@ -25,7 +25,7 @@ def case(targets: int, seed: int, *, bias: bool = False):
 
 @pytest.fixture(params=[1, 3, 1000], ids=lambda rows: f"{rows} rows a chunk")
 def chunked(request, monkeypatch):
-    monkeypatch.setattr(worker.training.head, "CHUNK_ELEMENTS", request.param * VOCAB)
+    monkeypatch.setattr(worker.training.model.lm_head, "CHUNK_ELEMENTS", request.param * VOCAB)
 
 
 @pytest.mark.parametrize("bias", [False, True])
@@ -70,5 +70,5 @@ def test_nothing_is_computed_for_a_gradient_nobody_wants():
 
 
 def test_logits_of_a_large_vocabulary_are_bounded():
-    assert chunk_rows(151_936) * 151_936 <= worker.training.head.CHUNK_ELEMENTS
+    assert chunk_rows(151_936) * 151_936 <= worker.training.model.lm_head.CHUNK_ELEMENTS
     assert chunk_rows(1 << 40) == 1

@@ -7,9 +7,16 @@ import torch
 from bitsandbytes.nn import Linear4bit
 from peft.tuners.lora import LoraLayer
 
-from shared.contract import AdapterSection, DeviceSection, QuantSection
+from shared.contract.sections import AdapterSection, DeviceSection, QuantSection
 from shared.errors import Code, ContractRejected
-from worker.training.model import attach_lora, compute_dtype, load_quantised, load_tokenizer, pick_device, trainable
+from worker.training.model.load import (
+    attach_lora,
+    compute_dtype,
+    load_quantised,
+    load_tokenizer,
+    pick_device,
+    trainable,
+)
 
 CPU = torch.device("cpu")
 IDS = torch.arange(300, 320).reshape(1, 20)
@@ -101,8 +108,8 @@ def test_target_modules_that_fit_nothing_are_refused(base):
     assert "no_such_proj" in refused.value.message
 
 
-def test_llama_is_adapted_too(llama_lab):
-    model = attach_lora(load_quantised(llama_lab.base, QuantSection(), CPU), SECTION, seed=0)
+def test_llama_is_adapted_too(tiny_llama):
+    model = attach_lora(load_quantised(tiny_llama.base, QuantSection(), CPU), SECTION, seed=0)
     assert len(trainable(model)) == 4 * 7 * 2
 
 

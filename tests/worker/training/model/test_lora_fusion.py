@@ -13,11 +13,9 @@ from bitsandbytes.nn import Linear4bit
 from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dict, set_peft_model_state_dict
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from shared.contract import AdapterSection, QuantSection
-from worker.training.fused_lora import FusionReport, fuse_lora
-from worker.training.model import attach_lora, load_quantised, trainable
-
-pytestmark = pytest.mark.engine
+from shared.contract.sections import AdapterSection, QuantSection
+from worker.training.model.load import attach_lora, load_quantised, trainable
+from worker.training.model.lora_fusion import FusionReport, fuse_lora
 
 CPU = torch.device("cpu")
 LAYERS = 2
@@ -182,7 +180,7 @@ def test_in_bf16_gradients_are_as_near_to_fp32s_as_pefts(bases, tuned, monkeypat
     if device == "cuda" and not torch.cuda.is_available():
         pytest.skip("no accelerator")
     _, exact = learn(tuned())
-    monkeypatch.setattr("worker.training.model.compute_dtype", lambda device: torch.bfloat16)
+    monkeypatch.setattr("worker.training.model.load.compute_dtype", lambda device: torch.bfloat16)
     base = load_quantised(bases("qwen3"), QuantSection(), torch.device(device))
     theirs = attach_lora(base, AdapterSection(rank=4, alpha=8), seed=3).train()
     copy_lora(tuned(), theirs)

@@ -13,16 +13,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
-from shared.contract import ProvenanceSection
-from shared.manifest import AdapterManifest
-from shared.model_config import parse_model_config
-from worker.rundir import read_json
+from shared.artifacts.manifests import AdapterManifest
+from shared.base_models.config import parse_model_config
+from shared.contract.sections import ProvenanceSection
+from worker.run_folder import read_json
 from worker.training.checkpoint import Progress
-from worker.training.facts import RunFacts
-from worker.training.guarantee import Guarantee
-from worker.training.model_card import CARD_NAME, CURVES_NAME, draw_curves, front_matter, inline, model_card, table
-from worker.training.prepared import PreparationReport
-from worker.training.telemetry import TrainingSummary
+from worker.training.data.prepared import PreparationReport
+from worker.training.reporting.facts import RunFacts
+from worker.training.reporting.model_card import (
+    CARD_NAME,
+    CURVES_NAME,
+    draw_curves,
+    front_matter,
+    inline,
+    model_card,
+    table,
+)
+from worker.training.reporting.telemetry import TrainingSummary
+from worker.training.reproducibility import Guarantee
 
 SECTIONS = ["Base model", "Data", "Recipe", "Curves", "Evaluation", "Reproduce", "Limits"]
 EVIL = "Evil | <script>alert(1)</script> [x](http://e) `code` **bold** _it_ # \n---\nlicense: mit"
@@ -41,13 +49,13 @@ def html(card: str) -> str:
 
 
 @pytest.fixture
-def facts(finished, lab) -> RunFacts:
+def facts(finished, tiny) -> RunFacts:
     """A run with validation, truncation and skipped rows."""
     raw = (finished.run_dir / "adapter" / "adapter_manifest.json").read_bytes()
     return RunFacts(
         run_id="01K9ZZZZZZZZZZZZZZZZZZZZZZ",
         plan=finished.run.plan,
-        config=parse_model_config(json.loads((lab.base / "config.json").read_bytes())),
+        config=parse_model_config(json.loads((tiny.base / "config.json").read_bytes())),
         manifest=AdapterManifest.model_validate_json(raw),
         progress=Progress(4, 1200, METRICS),
         summary=TrainingSummary(1.5, 3, 30, 250.0),

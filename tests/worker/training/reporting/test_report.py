@@ -10,16 +10,16 @@ from importlib.metadata import version
 
 import pytest
 
-import worker.training.report
-from shared.contract import DeploymentTarget
-from shared.manifest import AdapterManifest
-from shared.model_config import parse_model_config
-from worker.rundir import SUMMARY_NAME, TRAINING_MANIFEST_NAME, read_json
+import worker.training.reporting.report
+from shared.artifacts.manifests import AdapterManifest
+from shared.base_models.config import parse_model_config
+from shared.contract.sections import DeploymentTarget
+from worker.run_folder import SUMMARY_NAME, TRAINING_MANIFEST_NAME, read_json
 from worker.training.checkpoint import Progress
-from worker.training.facts import RunFacts, new_run_id
-from worker.training.model_card import CARD_NAME, CURVES_NAME
-from worker.training.prepared import PreparationReport
-from worker.training.report import (
+from worker.training.data.prepared import PreparationReport
+from worker.training.reporting.facts import RunFacts, new_run_id
+from worker.training.reporting.model_card import CARD_NAME, CURVES_NAME
+from worker.training.reporting.report import (
     MOBILE_NOTE,
     SKIP_STATS_NAME,
     SKIP_STATS_SCHEMA,
@@ -28,7 +28,7 @@ from worker.training.report import (
     objective_note,
     write_reports,
 )
-from worker.training.telemetry import TrainingSummary
+from worker.training.reporting.telemetry import TrainingSummary
 
 MEMORY = {"device": "cpu", "predicted_bytes": 100, "peak_bytes": 90}
 SPECIFIED_SUMMARY = [
@@ -155,13 +155,13 @@ def test_one_run_has_one_id(finished):
 
 
 @pytest.fixture
-def facts(finished, lab) -> RunFacts:
+def facts(finished, tiny) -> RunFacts:
     """Facts of a run that is not needed for real."""
     raw = (finished.run_dir / "adapter" / "adapter_manifest.json").read_bytes()
     return RunFacts(
         run_id="01K9ZZZZZZZZZZZZZZZZZZZZZZ",
         plan=finished.run.plan,
-        config=parse_model_config(json.loads((lab.base / "config.json").read_bytes())),
+        config=parse_model_config(json.loads((tiny.base / "config.json").read_bytes())),
         manifest=AdapterManifest.model_validate_json(raw),
         progress=Progress(3, 30, []),
         summary=TrainingSummary(1.5, 3, 30, 250.0),
@@ -265,27 +265,27 @@ def test_notes_follow_from_the_contract(facts, written):
 
 def test_the_commit_is_the_operators_word_or_the_checkouts_or_none(monkeypatch):
     assert git_sha({"MENS_GIT_SHA": "abc123"}) == "abc123"
-    monkeypatch.setattr(worker.training.report, "_checked_out", lambda _root: "def456")
+    monkeypatch.setattr(worker.training.reporting.report, "_checked_out", lambda _root: "def456")
     assert git_sha({}) == "def456"
-    monkeypatch.setattr(worker.training.report, "_checked_out", lambda _root: None)
+    monkeypatch.setattr(worker.training.reporting.report, "_checked_out", lambda _root: None)
     assert git_sha({}) is None  # an editable installation has no commit
 
 
 def test_a_folder_that_is_no_checkout_has_no_commit(tmp_path):
-    assert worker.training.report._checked_out(tmp_path) is None
+    assert worker.training.reporting.report._checked_out(tmp_path) is None
     (tmp_path / ".git").mkdir()
-    assert worker.training.report._checked_out(tmp_path) is None
+    assert worker.training.reporting.report._checked_out(tmp_path) is None
 
 
 def test_the_summary_comes_last(written, tmp_path, monkeypatch):
     seen = {}
-    real = worker.training.report.write_json
+    real = worker.training.reporting.report.write_json
 
     def noting(path, value):
         seen[path.name] = {file.name for file in path.parent.iterdir()}
         real(path, value)
 
-    monkeypatch.setattr(worker.training.report, "write_json", noting)
+    monkeypatch.setattr(worker.training.reporting.report, "write_json", noting)
     written()
     assert list(seen) == [SKIP_STATS_NAME, TRAINING_MANIFEST_NAME, SUMMARY_NAME]
     assert seen[SUMMARY_NAME] >= {SKIP_STATS_NAME, TRAINING_MANIFEST_NAME, CARD_NAME, CURVES_NAME}

@@ -9,7 +9,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker.training.curves import MAX_POINTS, PANEL_HEIGHT, WIDTH, Panel, Series, smooth, svg, thin, ticks
+from worker.training.reporting.svg_charts import (
+    MAX_POINTS,
+    PANEL_HEIGHT,
+    WIDTH,
+    Panel,
+    Series,
+    smooth,
+    svg,
+    thin,
+    ticks,
+)
 
 SVG = "{http://www.w3.org/2000/svg}"
 numbers = st.floats(-1e9, 1e9, allow_nan=False)

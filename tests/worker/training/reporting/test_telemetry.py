@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from shared.errors import Code, JobFailed
-from worker.process import StopRequested
-from worker.rundir import TELEMETRY_NAME, read_json
-from worker.training.events import SKIP_REASONS, TEXT_FIELDS
-from worker.training.speed import Machine, Workload
-from worker.training.telemetry import METRIC_COLUMNS, Score, StepReport, Telemetry
-from worker.training.tracker_clients import Status
-from worker.training.trackers import Failure
+from worker.child_runtime import StopRequested
+from worker.run_folder import TELEMETRY_NAME, read_json
+from worker.training.reporting.events import SKIP_REASONS, TEXT_FIELDS
+from worker.training.reporting.telemetry import METRIC_COLUMNS, Score, StepReport, Telemetry
+from worker.training.reporting.throughput import Machine, Workload
+from worker.training.reporting.tracker_clients import Status
+from worker.training.reporting.trackers import Failure
 
 SPECIFIED_STEP_FIELDS = [
     "epoch",

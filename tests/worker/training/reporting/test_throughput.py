@@ -6,22 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import worker.training.speed
-from shared.contract import AdapterSection
-from shared.model_config import parse_model_config
-from worker.training.speed import STEPS_BEFORE_ETA, Machine, Pace, Workload, dense_bf16_peak, workload
+import worker.training.reporting.throughput
+from shared.base_models.config import parse_model_config
+from shared.contract.sections import AdapterSection
+from tests.support.base_configs import QWEN3_8B
+from worker.training.reporting.throughput import STEPS_BEFORE_ETA, Machine, Pace, Workload, dense_bf16_peak, workload
 
-QWEN3_8B = {
-    "model_type": "qwen3",
-    "hidden_size": 4096,
-    "num_hidden_layers": 36,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "head_dim": 128,
-    "intermediate_size": 12288,
-    "vocab_size": 151936,
-    "tie_word_embeddings": False,
-}
 HYBRID = {
     "model_type": "qwen3_5_text",
     "hidden_size": 64,
@@ -42,7 +32,7 @@ HYBRID = {
 def clock(monkeypatch):
     """Time that the test moves."""
     now = [0.0]
-    monkeypatch.setattr(worker.training.speed.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(worker.training.reporting.throughput.time, "monotonic", lambda: now[0])
 
     def tick(seconds):
         now[0] += seconds

@@ -11,12 +11,12 @@ import time
 
 import pytest
 
-from shared.planner import plan_finetune
-from tests.worker.conftest import contract_for
-from worker.settings import WorkerSettings
-from worker.training import trackers as module
-from worker.training.tracker_clients import CLIENTS, Mlflow, Point, Status, TrackedRun, TrackerName
-from worker.training.trackers import Trackers, flatten, parse_trackers, run_params, trackers_of, without_credentials
+from shared.contract.plan import plan_finetune
+from tests.support.training_runs import contract_for
+from worker.settings import TrackerName, WorkerSettings, parse_trackers
+from worker.training.reporting import trackers as module
+from worker.training.reporting.tracker_clients import CLIENTS, Mlflow, Point, Status, TrackedRun
+from worker.training.reporting.trackers import Trackers, flatten, run_params, trackers_of, without_credentials
 
 RUN_ID = "01K9ZZZZZZZZZZZZZZZZZZZZZZ"
 LOSSES = {1: 3.5, 2: 2.5, 3: 1.25}
@@ -25,8 +25,8 @@ LOSSES = {1: 3.5, 2: 2.5, 3: 1.25}
 @pytest.fixture
 def plan():
     """A plan that is never run."""
-    from shared.catalog import BaseModelEntry, LocalSource
-    from shared.planner import DataFile
+    from shared.base_models.catalog import BaseModelEntry, LocalSource
+    from shared.contract.plan import DataFile
 
     entry = BaseModelEntry(name="base", source=LocalSource(path="base"), digests={"config.json": "0" * 64})
     return plan_finetune(
@@ -78,6 +78,7 @@ def test_crc32c_of_the_standards_example():
     assert crc32c(bytes(32)) == 0x8A9136AA
 
 
+@pytest.mark.torch  # tensorboardX loads it where it is installed
 def test_tensorboard_files_hold_what_was_told(plan, tmp_path):
     from tensorboardX.proto.event_pb2 import Event
 
@@ -116,7 +117,7 @@ def mlflow_home(mlflow_store, request, tmp_path, monkeypatch):
     return mlflow_store, request.node.name
 
 
-@pytest.mark.engine
+@pytest.mark.network
 def test_mlflow_holds_what_was_told_and_a_resume_goes_on_with_the_run(plan, tmp_path, mlflow_home):
     from mlflow import MlflowClient
 
@@ -137,7 +138,7 @@ def test_mlflow_holds_what_was_told_and_a_resume_goes_on_with_the_run(plan, tmp_
     assert {metric.step: metric.value for metric in history} == LOSSES | {4: 1.0}
 
 
-@pytest.mark.engine
+@pytest.mark.network
 def test_more_than_one_batch_arrives(plan, tmp_path, mlflow_home, monkeypatch):
     from mlflow import MlflowClient
 
@@ -156,6 +157,7 @@ def test_more_than_one_batch_arrives(plan, tmp_path, mlflow_home, monkeypatch):
 # -- W&B --------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.network
 def test_wandb_offline_keeps_the_run_in_the_run_folder(plan, tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
@@ -179,6 +181,7 @@ def test_a_tracker_without_its_address_is_dropped(name, plan, tmp_path, monkeypa
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.torch  # as above
 def test_a_tracker_that_is_not_installed_is_dropped_and_the_others_go_on(plan, tmp_path, monkeypatch):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "sqlite:///nowhere.db")
     monkeypatch.setitem(sys.modules, "mlflow", None)

@@ -1,0 +1,220 @@
+"""The gateway: the way of one request to a model, from its body to a response that has begun. Start reading here.
+
+A model's name resolves to what a replica serves. An alias may be split between adapters; the same user, session or
+conversation gets the same adapter every time. The response header ``X-Mens-Adapter`` names the adapter. A caller who
+disconnects cancels its request at the replica.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from types import MappingProxyType
+from typing import Any
+
+import msgspec
+from fastapi import Request, Response
+from starlette.requests import ClientDisconnect
+
+from api.inference.cache_salt import with_cache_salt
+from api.inference.disconnect import DisconnectWatcher
+from api.inference.lookup_cache import LookupCache
+from api.inference.rate_limits.limiter import RateLimiter
+from api.inference.replicas.failover import Failover
+from api.inference.response import ProxiedResponse
+from api.inference.shadow import ShadowTraffic
+from api.inference.usage.meter import Meter
+from api.inference.vllm_errors import error_from_replica
+from shared.database.keys import Key
+from shared.database.routing import Routing, sticky_point
+from shared.errors import Code, InvalidRequest, NotFound, TooLarge
+
+CLIENT_GONE = 499
+"""Status in the log for a caller that disconnected; it is never received."""
+SESSION_HEADER = "x-session-id"
+
+Validate = Callable[[dict[str, Any]], dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Gateway:
+    """The way of one request to a model: limits, name, replica, response.
+
+    Attributes:
+        limiter: admits a key.
+        lookup: names → adapters and bases.
+        meter: counts tokens.
+        failover: sends a request to replicas.
+        shadows: sends copies to shadow adapters.
+        cache_secret: keeps tenants apart in vLLM's prefix cache.
+        max_body_bytes: largest request body.
+    """
+
+    limiter: RateLimiter
+    lookup: LookupCache
+    meter: Meter
+    failover: Failover
+    shadows: ShadowTraffic
+    cache_secret: str
+    max_body_bytes: int
+
+    async def forward(
+        self, request: Request, key: Key, tenant: str, path: str, *, validate: Validate | None = None
+    ) -> Response:
+        """A serving replica's response to a request, in the replica's own shape.
+
+        Args:
+            request: its body is not read yet.
+            key: whose limits and usage count.
+            tenant: whose names count; an operator's key may act for another tenant than its own.
+            path: of the replica.
+            validate: checks the request's body and returns the one to send.
+
+        Raises:
+            InvalidRequest: ``REQUEST_INVALID``. TooLarge: ``BODY_TOO_LARGE``. And what ``validate`` and :meth:`open` raise.
+        """
+        try:
+            body = await read_body(request, self.max_body_bytes)
+        except ClientDisconnect:
+            return Response(status_code=CLIENT_GONE)
+        response = await self.open(request, key, tenant, path, validate(body) if validate else body)
+        return response or Response(status_code=CLIENT_GONE)
+
+    async def open(
+        self, request: Request, key: Key, tenant: str, path: str, body: dict[str, Any]
+    ) -> ProxiedResponse | None:
+        """A serving replica's response, begun, its key's slot held and its tokens counted; None: the caller disconnected.
+
+        The caller of this method closes the response, by sending it or by ``aclose``.
+
+        Args:
+            request: its body is read already; its disconnect is watched, and its headers may choose the adapter.
+            key: whose limits and usage count.
+            tenant: whose names count.
+            path: of the replica.
+            body: what is sent to the replica, except for the model, which may be an alias.
+
+        Raises:
+            TooMany: ``RATE_LIMITED``, ``CONCURRENCY_LIMITED``. InvalidRequest: ``REQUEST_INVALID``.
+            NotFound: ``MODEL_NOT_FOUND``. Unavailable: ``SERVING_UNAVAILABLE``. And what :func:`error_from_replica` returns.
+        """
+        admission = await self.limiter.admit(key)
+        disconnect, response = DisconnectWatcher(request.receive), None
+        try:
+            choice = await choose_model(self.lookup, tenant, body, request.headers)
+            salted = with_cache_salt(body, self.cache_secret, tenant)
+            forwarded, tap = self.meter.of(key, choice.served, path, salted)
+            upstream = await disconnect.run_until_disconnect(
+                self.failover.first_response(path, forwarded, choice.served)
+            )
+            if upstream is None:
+                return None
+            if upstream.is_error:
+                raise await error_from_replica(upstream, body, choice.served)
+            shadow, send_copy = choice.routing.shadow if choice.routing else None, None
+            if shadow and random.random() < shadow.share:
+                copy = partial(self.failover.first_response, path, forwarded, shadow.adapter)
+                send_copy = partial(self.shadows.offer, body["model"], shadow.adapter, copy)
+            response = ProxiedResponse(
+                upstream, tap, admission, disconnect, adapter=choice.adapter, on_complete=send_copy
+            )
+            return response
+        finally:
+            if response is None:
+                disconnect.stop()
+                await admission.release()
+
+
+async def read_body(request: Request, limit: int) -> dict[str, Any]:
+    """The request's JSON object.
+
+    Raises:
+        TooLarge: ``BODY_TOO_LARGE``. InvalidRequest: ``REQUEST_INVALID``: not a JSON object. ClientDisconnect.
+    """
+    raw = bytearray()
+    more = True
+    while more:
+        message = await request.receive()
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnect
+        raw += message.get("body", b"")
+        more = message.get("more_body", False)
+        if len(raw) > limit:
+            raise TooLarge(Code.BODY_TOO_LARGE, f"The request body is larger than {limit} bytes.")
+    try:
+        body = msgspec.json.decode(raw)
+    except (ValueError, RecursionError) as error:
+        raise InvalidRequest(Code.REQUEST_INVALID, f"The request body is not JSON: {error}.") from None
+    if not isinstance(body, dict):
+        raise InvalidRequest(Code.REQUEST_INVALID, "The request body is not a JSON object.")
+    return body
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The model that answers a request. A base model has neither ``adapter`` nor ``routing``.
+
+    Attributes:
+        served: name by which the replicas know it.
+    """
+
+    served: str
+    adapter: str | None = None
+    routing: Routing | None = None
+
+
+async def choose_model(
+    lookup: LookupCache, tenant: str, body: dict[str, Any], headers: Mapping[str, str] = MappingProxyType({})
+) -> Choice:
+    """The model that a request's ``model`` means: a base by its name, an adapter or alias by an adapter's immutable id.
+
+    Args:
+        tenant: whose names count, before those of ``shared``.
+        headers: the request's, which may name a session.
+
+    Raises:
+        NotFound: ``MODEL_NOT_FOUND``. InvalidRequest: ``REQUEST_INVALID``: no name.
+    """
+    model = body.get("model")
+    if not isinstance(model, str) or not model:
+        raise InvalidRequest(Code.REQUEST_INVALID, "`model` must be a name.", param="model")
+    if lookup.is_base(model):
+        return Choice(model)
+    # PostgreSQL takes no NUL character in a text, and no name of ours has an unprintable one.
+    routing = await lookup.find(tenant, model) if model.isprintable() else None
+    if routing is None:
+        # `is_base` may be a moment old, and the base may have been added since.
+        if any(base.name == model for base in lookup.catalog().bases):
+            return Choice(model)
+        raise NotFound(
+            Code.MODEL_NOT_FOUND,
+            f"There is no model {model!r}.",
+            remedy="List what there is with GET /v1/models.",
+            param="model",
+        )
+    if len(routing.targets) == 1:
+        return Choice(routing.main, routing.main, routing)
+    adapter_id = routing.choose(sticky_point(model, sticky_key(body, headers.get(SESSION_HEADER, ""))))
+    return Choice(adapter_id, adapter_id, routing)
+
+
+def sticky_key(body: dict[str, Any], session: str = "") -> str:
+    """What stays the same over the requests of one user, session or conversation, so that they get the same adapter.
+
+    The user that the request names comes first, then the session, then the beginning of the conversation: everything up to
+    its first user message, because a system prompt alone is shared by many conversations.
+    """
+    for name in ("safety_identifier", "user"):
+        if isinstance(body.get(name), str) and body[name]:
+            return json.dumps(["user", body[name]])
+    if session:
+        return json.dumps(["session", session])
+    messages = body.get("messages", body.get("input"))  # the Responses API's chats are its input
+    if not isinstance(messages, list):
+        return json.dumps(["prompt", body.get("prompt", messages)])
+    roles = [message.get("role") if isinstance(message, dict) else None for message in messages]
+    beginning = messages[: roles.index("user") + 1] if "user" in roles else messages[:1]
+    return json.dumps(["messages", beginning], sort_keys=True)

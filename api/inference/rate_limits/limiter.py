@@ -1,0 +1,173 @@
+"""Rate limits of API keys: requests a minute, and requests in flight at once. All API processes count together (docs/usage.md)."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import uuid
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from types import MappingProxyType, TracebackType
+from typing import Any, Self
+
+from api.errors import limit_headers
+from api.inference.rate_limits.stores import HOLD_SECONDS, LimitedRequest, Refusal, SharedStore, ValkeyStore, Verdict
+from shared.database.keys import Key
+from shared.errors import Code, TooMany
+
+RENEW_SECONDS = HOLD_SECONDS / 3
+PAUSES = (0.02, 0.08, 0.2)
+"""Seconds between tries for a slot, which may be free in a moment: a caller that has read a whole response, or has
+disconnected from it, can send its next request before the slot of the last one is released."""
+SLOT_WAIT_SECONDS = 1
+"""``Retry-After`` of a request that found no slot: a guess, because it is unknown when one will be free."""
+logger = logging.getLogger(__name__)
+
+
+class Admission:
+    """An admitted request. Its holder releases it in the end, however the request ends.
+
+    Attributes:
+        headers: for the response: the state of the key's limits.
+    """
+
+    def __init__(
+        self, headers: Mapping[str, str] = MappingProxyType({}), release: Callable[[], Awaitable[None]] | None = None
+    ) -> None:
+        self.headers = headers
+        self._release = release
+
+    async def release(self) -> None:
+        """Release the slot, also when this is cancelled; the second call does nothing."""
+        release, self._release = self._release, None
+        if release:
+            await release()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.release()
+
+
+FREE = Admission()
+"""Of a key without limits."""
+
+
+class RateLimiter:
+    """Admits requests to models.
+
+        admission = await limiter.admit(key)     # first of all, before the body is read
+        headers.update(admission.headers)        # of the response
+        await admission.release()                # in the end; for a stream, before its end is sent
+
+    Args:
+        store: counts and holds slots.
+        pauses: seconds between tries for a slot.
+        renew_seconds: how often held slots are renewed.
+    """
+
+    def __init__(
+        self, store: SharedStore, *, pauses: Sequence[float] = PAUSES, renew_seconds: float = RENEW_SECONDS
+    ) -> None:
+        self._store = store
+        self._pauses = pauses
+        self._renew_seconds = renew_seconds
+        self._held: set[LimitedRequest] = set()
+        self._renewing: asyncio.Task[None] | None = None
+        self._releases: set[asyncio.Task[None]] = set()
+
+    async def admit(self, key: Key) -> Admission:
+        """Count a request and take its slot. A key without limits costs nothing.
+
+        Raises:
+            TooMany: ``RATE_LIMITED`` or ``CONCURRENCY_LIMITED``.
+        """
+        if key.requests_per_minute is None and key.concurrent_requests is None:
+            return FREE
+        request = LimitedRequest(key.id, uuid.uuid4().hex, key.requests_per_minute, key.concurrent_requests)
+        try:
+            verdict = await self._store.acquire(request)
+            # A few tries here cost less than a retry by the client.
+            for pause in self._pauses:
+                if verdict.refusal is not Refusal.SLOTS:
+                    break
+                await asyncio.sleep(pause)
+                verdict = await self._store.acquire(request)
+        except asyncio.CancelledError:  # the store may have taken the slot already
+            self._release(request)
+            raise
+        state = _limit_state(request, verdict)
+        if verdict.refusal:
+            raise _too_many(key, verdict.refusal, state)
+        if request.concurrent_requests is None:
+            return Admission(limit_headers(state))
+        self._held.add(request)
+        if self._renewing is None or self._renewing.done():
+            self._renewing = asyncio.create_task(self._renew())
+        return Admission(limit_headers(state), lambda: asyncio.shield(self._release(request)))
+
+    async def close(self) -> None:
+        """Wait for the releases in flight, and close the connections."""
+        if self._renewing:
+            self._renewing.cancel()
+        await asyncio.gather(*self._releases, return_exceptions=True)
+        await self._store.close()
+
+    def _release(self, request: LimitedRequest) -> asyncio.Task[None]:
+        """Release a slot in a task of its own, which is not cancelled with the request."""
+        self._held.discard(request)
+        task = asyncio.create_task(self._store.release(request.key_id, request.slot))
+        self._releases.add(task)
+        task.add_done_callback(self._releases.discard)
+        return task
+
+    async def _renew(self) -> None:
+        """Renew the held slots again and again, until there are none."""
+        while self._held:
+            await asyncio.sleep(self._renew_seconds)
+            slots: dict[str, list[str]] = defaultdict(list)
+            for request in self._held:
+                slots[request.key_id].append(request.slot)
+            for key_id, names in slots.items():
+                await self._store.renew(key_id, names)
+
+
+def make_limiter(broker_url: str) -> RateLimiter:
+    """A limiter that shares its counts with all processes that have the same broker, if that is a single Valkey or Redis."""
+    try:
+        return RateLimiter(SharedStore(ValkeyStore(broker_url)))
+    except ValueError as error:
+        logger.warning("the broker cannot hold limits, so each API process limits keys for itself: %s", error)
+        return RateLimiter(SharedStore(None))
+
+
+def _limit_state(request: LimitedRequest, verdict: Verdict) -> dict[str, Any]:
+    """The key's limits and what is left of them: details of an error, and what the headers are made from."""
+    state: dict[str, Any] = {}
+    if request.requests_per_minute is not None:
+        state["requests_per_minute"] = request.requests_per_minute
+        state["remaining_requests"] = max(request.requests_per_minute - verdict.used, 0)
+        state["reset_seconds"] = round(verdict.reset, 3)
+    if request.concurrent_requests is not None:
+        state["concurrent_requests"] = request.concurrent_requests
+    if verdict.refusal is Refusal.RATE:
+        state["retry_after_seconds"] = max(math.ceil(verdict.wait), 1)
+    elif verdict.refusal is Refusal.SLOTS:
+        state["retry_after_seconds"] = SLOT_WAIT_SECONDS
+    return state
+
+
+def _too_many(key: Key, refusal: Refusal, state: dict[str, Any]) -> TooMany:
+    if refusal is Refusal.RATE:
+        code, limit, unit = Code.RATE_LIMITED, key.requests_per_minute, "a minute"
+        remedy = f"Try again in {state['retry_after_seconds']} s."
+    else:
+        code, limit, unit = Code.CONCURRENCY_LIMITED, key.concurrent_requests, "in flight at once"
+        remedy = "Try again when one of them has ended."
+    requests = "1 request" if limit == 1 else f"{limit} requests"
+    message = f"The key {key.name!r} has reached its limit of {requests} to models {unit}."
+    return TooMany(code, message, remedy=remedy, details=state)

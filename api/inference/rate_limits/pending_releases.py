@@ -1,0 +1,66 @@
+"""Pending releases: slots that were released while Valkey did not answer, released there as soon as it does."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+
+from redis.exceptions import RedisError
+
+RETRY_SECONDS = 1.0
+MAX_PENDING = 10_000
+"""Releases that are kept, so that a long outage fills no memory; a slot beyond them is free when its hold is over."""
+
+Release = Callable[[str, str], Awaitable[None]]
+
+
+class PendingReleases:
+    """Releases slots until that succeeds, in a task that runs only while a release is pending.
+
+    A slot's name belongs to one request, so releasing one late or twice frees no other request's slot.
+
+    Args:
+        release: takes a key's id and a slot; raises ``RedisError`` or ``OSError`` while Valkey does not answer.
+        hold: seconds after which a slot is free by itself, and its release no longer pending.
+        retry: seconds between two tries.
+    """
+
+    def __init__(self, release: Release, *, hold: float, retry: float = RETRY_SECONDS) -> None:
+        self._release = release
+        self._hold = hold
+        self._retry = retry
+        self._pending: dict[str, tuple[str, float]] = {}
+        self._retrying: asyncio.Task[None] | None = None
+
+    def add(self, key_id: str, slot: str) -> None:
+        """Release a slot soon."""
+        if len(self._pending) < MAX_PENDING:
+            self._pending[slot] = (key_id, time.monotonic() + self._hold)
+        if self._retrying is None or self._retrying.done():
+            self._retrying = asyncio.create_task(self._keep_trying())
+
+    def remove(self, slot: str) -> None:
+        """Drop a slot's release: it was taken again, and its new holder will release it."""
+        self._pending.pop(slot, None)
+
+    async def close(self) -> None:
+        """Try a last time."""
+        if self._retrying:
+            self._retrying.cancel()
+        await self._try()
+
+    async def _keep_trying(self) -> None:
+        while self._pending:
+            await asyncio.sleep(self._retry)
+            await self._try()
+
+    async def _try(self) -> None:
+        """Release the pending slots, the oldest first, up to the first that Valkey does not take."""
+        for slot, (key_id, until) in list(self._pending.items()):
+            if time.monotonic() < until:
+                try:
+                    await self._release(key_id, slot)
+                except (RedisError, OSError):
+                    return
+            self._pending.pop(slot, None)

@@ -1,0 +1,169 @@
+"""Failover: sends a request to one replica after the other, until the response of one has begun.
+
+A replica is skipped when it refuses the connection, disconnects, answers 502 or 503 or that its engine has died, or takes
+too long to begin a stream, as long as not one byte has been sent to the caller; after that, never. A request that was with
+two replicas when they disconnected is sent to no third: it may be what breaks them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from api.inference.replicas.client import ReplicaClient, ReplicaDisconnected, ReplicaResponse, ReplicaUnreachable
+from api.inference.replicas.health import HealthMonitor
+from api.inference.replicas.pool import Replica, ReplicaPool, ReplicaState
+from shared.errors import Code, Unavailable
+from shared.replicas import replica_name
+
+SKIPPED_STATUSES = frozenset({502, 503})
+MAX_DISCONNECTS = 2
+
+logger = logging.getLogger(__name__)
+
+
+class FirstByteTimeout(Exception):
+    """A stream did not begin in time, and there is another replica."""
+
+
+REASONS: dict[type[Exception], str] = {
+    FirstByteTimeout: "sent no first byte in time",
+    ReplicaUnreachable: "accepts no connection",
+    ReplicaDisconnected: "disconnected",
+}
+"""Why a replica was skipped, as callers get it."""
+
+
+@dataclass(frozen=True)
+class Failover:
+    """Sends requests to the replicas of a pool.
+
+    Attributes:
+        first_byte_seconds: how long a stream may take to begin while another replica is up.
+    """
+
+    pool: ReplicaPool
+    client: ReplicaClient
+    health: HealthMonitor
+    first_byte_seconds: float
+
+    async def first_response(self, path: str, body: dict[str, Any], served: str) -> ReplicaResponse:
+        """The first response that has begun. The caller closes it.
+
+        Args:
+            path: of the replica.
+            body: the request; its model is replaced.
+            served: name by which the replicas know the model.
+
+        Raises:
+            Unavailable: ``SERVING_UNAVAILABLE``.
+        """
+        self.health.start()  # where the application's lifespan was not run
+        self.pool.popularity.count(served, time.monotonic())
+        content = msgspec.json.encode({**body, "model": served})
+        attempt = Attempt(self, path, content, body.get("stream") is True)
+        while attempt.disconnects < MAX_DISCONNECTS and (replica := self.pool.take(served, attempt.tried)):
+            if response := await attempt.send_to(replica):
+                return response
+        states = "; ".join(f"{replica_name(replica.url)} is {replica.state}" for replica in self.pool.all)
+        raise Unavailable(
+            Code.SERVING_UNAVAILABLE,
+            f"No serving replica answers ({attempt.reason or states or 'none is known'}).",
+            remedy="Try again shortly; if it stays so, look at the serving tier.",
+        )
+
+
+class Attempt:
+    """One request on its way from replica to replica.
+
+    Attributes:
+        tried: the replicas that it was sent to.
+        disconnects: how many took it and disconnected, or lost their engine.
+        reason: why the last was skipped.
+    """
+
+    def __init__(self, failover: Failover, path: str, content: bytes, streams: bool) -> None:
+        self._failover = failover
+        self._path = path
+        self._content = content
+        self._streams = streams
+        self._timed_out = False
+        self.tried: list[Replica] = []
+        self.disconnects = 0
+        self.reason = ""
+
+    async def send_to(self, replica: Replica) -> ReplicaResponse | None:
+        """The replica's response, begun; None when it is skipped. Releases the replica unless it returns a response."""
+        self.tried.append(replica)
+        response: ReplicaResponse | None = None
+        try:
+            response = await self._begin(replica)
+        except (FirstByteTimeout, ReplicaUnreachable, ReplicaDisconnected) as error:
+            detail = self._log_skipped(replica, REASONS[type(error)], str(error) or type(error).__name__)
+            if isinstance(error, ReplicaUnreachable):
+                replica.refused_connection(detail)
+            elif isinstance(error, ReplicaDisconnected):
+                self.disconnects += 1
+                replica.failed_request(detail)
+        finally:
+            if response is None:  # also when this is cancelled, because the caller has disconnected
+                self._failover.pool.release(replica)
+        if response is None:
+            return None
+        if response.status in SKIPPED_STATUSES or response.engine_is_dead:
+            # The server answers, but not this request: it is stopping, or its engine has died, perhaps of this request.
+            self.disconnects += response.engine_is_dead
+            what = "has lost its engine" if response.engine_is_dead else f"answered {response.status}"
+            response.close()
+            replica.failed_request(self._log_skipped(replica, what))
+            return None
+        if replica.state is ReplicaState.DOWN:
+            replica.check_now.set()  # it is back: the check warms it
+        return response
+
+    async def _begin(self, replica: Replica) -> ReplicaResponse:
+        """The response with its first bytes. Only a stream has to begin in time, and only at one replica: all may be slow."""
+        started, limit, pool = time.monotonic(), self._failover.first_byte_seconds, self._failover.pool
+        has_limit = (
+            self._streams
+            and not self._timed_out
+            and len(pool.all) > 1
+            and any(other.state is ReplicaState.UP for other in pool.candidates(self.tried))
+        )
+        try:
+            async with asyncio.timeout(limit if has_limit else None):
+                response = await self._failover.client.post(replica.url + self._path, self._content)
+                try:
+                    await response.read_first()
+                except BaseException:
+                    response.close()
+                    raise
+        except TimeoutError:
+            self._timed_out = True
+            replica.stream_began(limit, limit, time.monotonic())
+            raise FirstByteTimeout(f"no first byte within {limit:g} s") from None
+        if self._streams:
+            now = time.monotonic()
+            replica.stream_began(now - started, limit, now)
+        response.on_close = partial(pool.release, replica)
+        response.on_disconnect = partial(_record_late_disconnect, replica)
+        return response
+
+    def _log_skipped(self, replica: Replica, what: str, detail: str = "") -> str:
+        """The reason with the replica's address, for the operator; callers get the reason without the address."""
+        self.reason = f"{replica_name(replica.url)} {what}"
+        logger.warning("replica skipped: %s: %s", replica.url, detail or what)
+        return f"{replica.url}: {detail or what}"
+
+
+def _record_late_disconnect(replica: Replica, error: ReplicaDisconnected) -> None:
+    """The response had begun, so the request is sent to no other replica; the caller gets the error."""
+    reason = f"disconnected in the middle of a response: {error or type(error).__name__}"
+    logger.warning("replica %s %s", replica.url, reason)
+    replica.failed_request(f"{replica.url}: {reason}")

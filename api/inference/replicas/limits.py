@@ -1,0 +1,64 @@
+"""Limits of the serving tier, read from its replicas, so that nothing is trained that could not be served."""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass, field
+
+import httpx
+
+from shared.preflight.types import ServingLimits
+from shared.replicas import ReplicaCapabilities
+
+TIMEOUT_SECONDS = 2.0
+CACHE_SECONDS = 10.0
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class ReplicaLimits:
+    """The replicas' limits, cached for a few seconds.
+
+    Args:
+        urls: of every replica.
+        key: the serving key.
+    """
+
+    urls: list[str]
+    key: str
+    _cached: dict[str, ServingLimits] = field(default_factory=dict)
+    _read_at: float = 0.0
+
+    def limits(self) -> ServingLimits | None:
+        """The tightest limits of all replicas; None when none of them answers.
+
+        A serving tier that does not answer is no reason to refuse a job: it may be back before the training ends, and
+        publishing checks again.
+        """
+        if time.monotonic() - self._read_at > CACHE_SECONDS:
+            self._cached = {url: found for url in self.urls if (found := self._read(url))}
+            self._read_at = time.monotonic()
+        limits = list(self._cached.values())
+        if not limits:
+            return None
+        lengths = [each.max_model_len for each in limits if each.max_model_len is not None]
+        digests = [each.base_digest for each in limits if each.base_digest is not None]
+        return ServingLimits(
+            max_lora_rank=min(each.max_lora_rank for each in limits),
+            base_digest=digests[0] if digests else None,
+            max_model_len=min(lengths, default=None),
+        )
+
+    def _read(self, url: str) -> ServingLimits | None:
+        headers = {"Authorization": f"Bearer {self.key}"} if self.key else {}
+        try:
+            response = httpx.get(f"{url}/mens/limits", headers=headers, timeout=TIMEOUT_SECONDS, trust_env=False)
+            found = ReplicaCapabilities.model_validate_json(response.raise_for_status().content)
+        except (httpx.HTTPError, ValueError) as error:  # a body of another shape: another release, or another program
+            logger.warning("the replica %s does not report what it can serve: %s", url, error)
+            return None
+        return ServingLimits(
+            max_lora_rank=found.max_lora_rank, base_digest=found.base_digest, max_model_len=found.max_model_len
+        )

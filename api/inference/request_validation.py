@@ -1,0 +1,114 @@
+"""Rejects requests that vLLM would accept but that cannot be meant, or that it would answer otherwise than they say. Pure.
+
+Empty `messages`, a message without content, an unknown role, a prompt without text. Each request to OpenAI's Responses
+API is answered by itself: a replica would keep a stored response in its own memory for ever, and no other replica would
+know it, so a request that needs a stored response is refused rather than answered by chance.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from shared.datasets.row_validation import ROLES
+from shared.errors import Code, InvalidRequest
+
+EMPTY: tuple[Any, ...] = ("", [], {})
+INSTEAD_OF_CONTENT = {
+    "assistant": ("tool_calls", "reasoning", "reasoning_content", "refusal", "function_call", "audio"),
+    "developer": ("tools",),
+}
+"""By role, the fields of a message that may stand for its content."""
+NEED_A_STORED_RESPONSE = ("previous_response_id", "conversation", "background")
+
+
+def validate_chat(body: dict[str, Any]) -> dict[str, Any]:
+    """The body of a chat completion, unchanged, if its messages can be what the caller meant.
+
+    Raises:
+        InvalidRequest: ``REQUEST_INVALID``: no messages, one without content, or one by a role that chats do not have.
+    """
+    _refuse_empty(body, "messages")
+    messages = body.get("messages")
+    for index, message in enumerate(messages if isinstance(messages, list) else ()):
+        role = message.get("role") if isinstance(message, dict) else None
+        if not isinstance(role, str):
+            continue  # vLLM refuses it, and says what is wrong with it
+        if role not in ROLES:
+            raise InvalidRequest(
+                Code.REQUEST_INVALID,
+                f"messages[{index}].role is {role!r}.",
+                remedy=f"Make it one of {', '.join(ROLES)}.",
+                param=f"messages[{index}].role",
+            )
+        content = message.get("content")
+        # An assistant's `"content": null` is what clients send back of an answer of which no text was left, such as a
+        # thought that was cut short.
+        is_null_answer = role == "assistant" and content is None and "content" in message
+        has_substitute = is_null_answer or any(map(message.get, INSTEAD_OF_CONTENT.get(role, ())))
+        if not content and content != "" and not has_substitute:
+            raise InvalidRequest(
+                Code.REQUEST_INVALID,
+                f"messages[{index}] has no content.",
+                remedy="Give it a text, which may be empty; only an assistant's message with `tool_calls` can do without.",
+                param=f"messages[{index}].content",
+            )
+    return body
+
+
+def validate_completion(body: dict[str, Any]) -> dict[str, Any]:
+    """The body of a text completion, unchanged, unless its prompt is empty.
+
+    A prompt that is left out is vLLM's to refuse: it takes one as embeddings too.
+
+    Raises:
+        InvalidRequest: ``REQUEST_INVALID``.
+    """
+    if not body.get("prompt_embeds"):
+        _refuse_empty(body, "prompt")
+    return body
+
+
+def validate_response(body: dict[str, Any]) -> dict[str, Any]:
+    """The body of a request to the Responses API as it is sent to a replica: nothing is stored.
+
+    Raises:
+        InvalidRequest: ``RESPONSE_NOT_STORED``. ``TOOL_UNSUPPORTED``: a tool that the server itself would have to run.
+            ``REQUEST_INVALID``: the input, or a message of it that is not the model's own, is empty.
+    """
+    for name in NEED_A_STORED_RESPONSE:
+        if body.get(name):
+            raise _not_stored(name, "Send the whole conversation in `input`, and wait for the answer.")
+    if body.get("store") is True:
+        raise _not_stored("store", "Leave `store` out, or set it to false.")
+    tools, items = body.get("tools"), body.get("input")
+    for index, tool in enumerate(tools if isinstance(tools, list) else ()):
+        kind = tool.get("type") if isinstance(tool, dict) else None
+        if kind != "function":
+            raise InvalidRequest(
+                Code.TOOL_UNSUPPORTED,
+                f"A tool of the type {kind!r} would have to be run by the server, and it runs none.",
+                remedy="Describe it as a function, and run it yourself.",
+                param=f"tools[{index}].type",
+            )
+    _refuse_empty(body, "input")
+    for index, item in enumerate(items if isinstance(items, list) else ()):
+        if isinstance(item, dict) and item.get("content") == [] and item.get("role") not in (None, "assistant"):
+            raise InvalidRequest(
+                Code.REQUEST_INVALID,
+                f"input[{index}] has no content.",
+                remedy="Give it a text, or leave it out.",
+                param=f"input[{index}].content",
+            )
+    return {**body, "store": False}
+
+
+def _refuse_empty(body: dict[str, Any], field: str) -> None:
+    if body.get(field) in EMPTY:
+        remedy = "Say in it what the model is to answer."
+        raise InvalidRequest(Code.REQUEST_INVALID, f"`{field}` is empty.", remedy=remedy, param=field)
+
+
+def _not_stored(param: str, remedy: str) -> InvalidRequest:
+    return InvalidRequest(
+        Code.RESPONSE_NOT_STORED, f"`{param}` needs responses that are stored, and none is.", remedy=remedy, param=param
+    )

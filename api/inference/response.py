@@ -1,0 +1,119 @@
+"""A replica's response on its way to the caller: its tokens are counted, its bytes are sent as they come, and it is closed."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterable, Awaitable, Callable
+from typing import Self
+
+from fastapi import Response
+from starlette.types import Receive, Scope, Send
+
+from api.errors import error_event, interrupted_response
+from api.inference.disconnect import DisconnectWatcher
+from api.inference.rate_limits.limiter import Admission
+from api.inference.replicas.client import ReplicaDisconnected, ReplicaResponse
+from api.inference.usage.taps import Tap
+
+ADAPTER_HEADER = "x-mens-adapter"
+EVENT_END = b"\n\n"
+"""Ends an event: the replica may have disconnected in the middle of one."""
+
+
+class ProxiedResponse(Response):
+    """A replica's response whose first bytes have come. It is read once, and closed once however that ends.
+
+    Awaited as an ASGI application it sends itself, or what :meth:`converted` made of it, and closes itself. A caller who
+    disconnects ends it, and vLLM stops generating. When the replica disconnects, a stream gets the error as its last event
+    and no end mark; the connection of any other response is closed before its end.
+
+    Attributes:
+        passed_headers: for the caller, names in lower case; ``x-mens-adapter`` among them.
+
+    Args:
+        upstream: the replica's response.
+        tap: what the bytes run through.
+        admission: released when all is read, or when this is closed.
+        disconnect: watches the caller; stopped when this is closed.
+        adapter: id of the adapter that generates the response; None for a base.
+        on_complete: awaited when all is read.
+    """
+
+    def __init__(
+        self,
+        upstream: ReplicaResponse,
+        tap: Tap,
+        admission: Admission,
+        disconnect: DisconnectWatcher,
+        *,
+        adapter: str | None = None,
+        on_complete: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
+        self.status_code = upstream.status
+        self.background = None
+        self.passed_headers = {**upstream.headers, **admission.headers}
+        if adapter:
+            self.passed_headers[ADAPTER_HEADER] = adapter
+        self._content: AsyncIterable[bytes] = self
+        self._upstream, self._tap, self._admission, self._disconnect = upstream, tap, admission, disconnect
+        self._on_complete = on_complete
+        self._ended = False
+
+    def converted(self, content: AsyncIterable[bytes], headers: dict[str, str]) -> Self:
+        """This response with another body: the bytes of an iterator over it.
+
+        Args:
+            headers: beside those of the replica, or instead of them; names in lower case.
+        """
+        self._content = content
+        self.passed_headers |= headers
+        return self
+
+    def __aiter__(self) -> Self:
+        """The replica's bytes as they come, through the tap."""
+        return self
+
+    async def __anext__(self) -> bytes:
+        """Raises:
+        ReplicaDisconnected: it disconnected, or was silent for too long.
+        """
+        while not self._ended:
+            chunk = await self._upstream.read_some()
+            self._ended = not chunk
+            if passed := self._tap(chunk) if chunk else self._tap.end():
+                return passed
+        # Before the caller sees the end: its next request may come at once, and needs the slot.
+        await self._admission.release()
+        on_complete, self._on_complete = self._on_complete, None
+        if on_complete is not None:
+            await on_complete()
+        raise StopAsyncIteration
+
+    async def aclose(self) -> None:
+        """Close the replica's response, count what was used, and release the slot."""
+        self._disconnect.stop()
+        self._upstream.close()
+        try:
+            self._tap.close()
+        finally:
+            await self._admission.release()
+
+    async def __call__(self, _scope: Scope, _receive: Receive, send: Send) -> None:
+        """Send it."""
+        is_stream = self.passed_headers.get("content-type", "").startswith("text/event-stream")
+        interrupted = False
+        try:
+            await self._disconnect.run_until_disconnect(self._send(send))
+        except ReplicaDisconnected:
+            interrupted = True
+        finally:
+            await self.aclose()  # before the caller sees the end, as in `__anext__`
+        # A response without its last message makes the server close the connection: the caller sees that it is not whole.
+        if interrupted and is_stream:
+            await send({"type": "http.response.body", "body": EVENT_END + error_event(interrupted_response())})
+
+    async def _send(self, send: Send) -> None:
+        headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in self.passed_headers.items()]
+        await send({"type": "http.response.start", "status": self.status_code, "headers": headers})
+        async for chunk in self._content:
+            await send({"type": "http.response.body", "body": chunk, "more_body": True})
+        await send({"type": "http.response.body", "body": b""})

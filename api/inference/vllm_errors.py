@@ -1,0 +1,104 @@
+"""A replica's error response in the API's one error shape: vLLM's message, field and status, with a stable code.
+
+An error that is no fault of the caller's request does not look like one: a key that the replica refuses is this
+installation's, and an adapter that the replica does not find is damaged, because only published ones are requested.
+`api/inference/vllm_messages.py` turns what vLLM writes in Python's notation into fields and reasons.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from http import HTTPStatus
+from typing import Any
+
+from api.errors import UpstreamError
+from api.inference.replicas.client import ERROR_EVENT, ReplicaDisconnected, ReplicaResponse
+from api.inference.vllm_messages import ClientError, explain
+from shared.errors import Code, MensError, Unavailable
+
+MAX_CHARS = 2000
+"""What is read and passed on of a replica's message: vLLM repeats in it what the caller wrote, however long that is."""
+logger = logging.getLogger(__name__)
+
+
+async def error_from_replica(response: ReplicaResponse, body: dict[str, Any], served: str) -> MensError:
+    """The error for a replica's error response. The response is read and closed.
+
+    Args:
+        response: the replica's.
+        body: the request as the caller wrote it.
+        served: name by which the replica knows the model.
+
+    Returns:
+        ``REQUEST_REJECTED``, ``CONTEXT_LENGTH_EXCEEDED``, ``SERVING_FAILED``, ``TASK_UNSUPPORTED``, ``SERVING_REFUSED`` or
+        ``SERVING_UNAVAILABLE``.
+    """
+    try:
+        error = _error_object(b"".join([chunk async for chunk in response]))
+    except ReplicaDisconnected:
+        error = {}
+    finally:
+        response.close()
+    status, code, model = response.status, error.get("code"), body["model"]
+    # A stream has begun with 200 when its first event is an error: then the status is the event's code.
+    if status < HTTPStatus.BAD_REQUEST:
+        status = code if isinstance(code, int) and 400 <= code < 600 else HTTPStatus.INTERNAL_SERVER_ERROR
+    if status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
+        return Unavailable(
+            Code.SERVING_UNAVAILABLE,
+            "The serving replica does not accept the API's key.",
+            remedy="Give both tiers the same MENS_SERVING_KEY.",
+            retryable=False,
+        )
+    if status != HTTPStatus.NOT_FOUND:
+        return _passed_on(status, error, body)
+    # vLLM has the routes of the tasks of its model and no others; the guard in front of it answers alike.
+    if error.get("detail") == "Not Found" or code == Code.ROUTE_NOT_FOUND:
+        return UpstreamError(
+            Code.TASK_UNSUPPORTED,
+            f"{model!r} cannot do this: its base generates text, and the serving tier has no such route for it.",
+            remedy="Name a model that can, or send a chat completion.",
+            param="model",
+            status=HTTPStatus.BAD_REQUEST,
+        )
+    return Unavailable(
+        Code.SERVING_REFUSED,
+        f"The serving tier refuses to load {model!r} ({served}).",
+        remedy="Its files may be damaged; the serving replica's log has the reason's code.",
+        retryable=False,
+    )
+
+
+def _error_object(content: bytes) -> dict[str, Any]:
+    """The error object of a body, or of a stream's first event; empty when there is none."""
+    if content.startswith(ERROR_EVENT):
+        content = content.removeprefix(b"data: ").partition(b"\n\n")[0]
+    try:
+        body = json.loads(content)
+    except (ValueError, RecursionError):
+        return {}
+    error = body.get("error", body) if isinstance(body, dict) else None
+    return error if isinstance(error, dict) else {}
+
+
+def _passed_on(status: int, error: dict[str, Any], body: dict[str, Any]) -> UpstreamError:
+    """vLLM's own error, explained; as vLLM wrote it where its text is of an unknown form."""
+    failed = status >= HTTPStatus.INTERNAL_SERVER_ERROR
+    text = str(error.get("message") or f"The serving replica answered with status {status}.")
+    text = text if len(text) <= MAX_CHARS else text[:MAX_CHARS] + " …"
+    param = error["param"].removeprefix("body.") if isinstance(error.get("param"), str) else None
+    try:
+        explained = explain(text, param, body)
+    except Exception:
+        logger.exception("a replica's error message was not understood")
+        explained = ClientError(text, param, {})
+    return UpstreamError(
+        Code.SERVING_FAILED if failed else explained.code,
+        explained.message,
+        remedy=explained.remedy,
+        status=status,
+        param=explained.param,
+        details=explained.details,
+        retryable=failed and status != HTTPStatus.NOT_IMPLEMENTED,
+    )

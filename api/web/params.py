@@ -1,0 +1,46 @@
+"""Parameters that several routes have: ids in paths, cursors and limits of lists; and the shapes of lists and pages."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Generic, Literal, TypeVar
+
+from fastapi import Header, Path, Query
+from pydantic import BaseModel
+
+Item = TypeVar("Item")
+
+NO_NUL = r"^[^\x00]*$"
+"""PostgreSQL takes no text with a NUL character."""
+Id = Annotated[str, Path(max_length=160, pattern=r"^[^\x00]+$")]
+IdempotencyKey = Annotated[
+    str | None,
+    Header(
+        alias="Idempotency-Key",
+        min_length=1,
+        max_length=255,
+        description="A repeated request with the same key returns the same job.",
+    ),
+]
+Limit = Annotated[int, Query(ge=1, le=100, description="Items per page.")]
+After = Annotated[str | None, Query(pattern=NO_NUL, description="Id of the last item of the previous page.")]
+
+
+class Page(BaseModel, Generic[Item]):
+    """One page of a list. The next page is requested with the last item: its id as ``after``, or as the route says."""
+
+    object: Literal["list"] = "list"
+    data: list[Item]
+    has_more: bool
+
+
+class WholeList(BaseModel, Generic[Item]):
+    """A whole list, which is short enough to have no pages."""
+
+    object: Literal["list"] = "list"
+    data: list[Item]
+
+
+def page_of(items: Sequence[Item], limit: int) -> Page[Item]:
+    """A page from a query that fetched one item more than the page shows."""
+    return Page(data=list(items[:limit]), has_more=len(items) > limit)

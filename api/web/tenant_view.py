@@ -1,0 +1,66 @@
+"""Tenant view: the jobs, files, adapters and aliases that a caller sees and may change.
+
+Routes reach these through the view alone, so that none can forget to limit what it returns to the caller's tenant.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from fastapi import Depends
+
+from api.inference.lookup_cache import LookupCache
+from api.services import Services, ServicesDep
+from api.web.auth import Caller, CallerDep
+from shared.database.adapters import Adapters
+from shared.database.aliases import Aliases
+from shared.database.deletions import Deletions
+from shared.database.files import Files
+from shared.database.job_states import JobState
+from shared.database.jobs import Jobs
+from shared.database.records import Job
+
+
+@dataclass(frozen=True, slots=True)
+class TenantView:
+    """The verbs of the database, limited to one tenant."""
+
+    jobs: Jobs
+    files: Files
+    adapters: Adapters
+    aliases: Aliases
+    deletions: Deletions
+    lookup: LookupCache
+
+    def job(self, job_id: str) -> Job:
+        """A job. A caller who reads that it succeeded finds its alias moved in the next request.
+
+        Raises:
+            NotFound: ``JOB_NOT_FOUND``.
+        """
+        job = self.jobs.get(job_id)
+        if job.state is JobState.SUCCEEDED:
+            self.lookup.invalidate()  # the worker has moved the alias, in another process
+        return job
+
+
+def tenant_view(services: Services, caller: Caller) -> TenantView:
+    """The view of the tenant that a caller acts for."""
+    tenant = caller.tenant
+    return TenantView(
+        jobs=services.jobs.of(tenant),
+        files=services.files.of(tenant),
+        adapters=services.adapters.of(tenant),
+        aliases=services.aliases.of(tenant),
+        deletions=Deletions(services.database, tenant),
+        lookup=services.lookup,
+    )
+
+
+async def caller_tenant_view(services: ServicesDep, caller: CallerDep) -> TenantView:
+    """The view of the tenant that the request's caller acts for."""
+    return tenant_view(services, caller)
+
+
+TenantViewDep = Annotated[TenantView, Depends(caller_tenant_view)]

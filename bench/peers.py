@@ -1,0 +1,87 @@
+"""The environment of the peers that are measured against: ``.cache/bench-venv``, as ``locks/bench.lock`` pins it.
+
+It stands on the environment that runs the bench: peers and product share one build of torch, transformers, peft and
+bitsandbytes, on a CPU and on a GPU, and the lock has only what the product does not need.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+import subprocess
+import sys
+import sysconfig
+import venv
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from bench.command import PeerMissing
+
+ROOT = Path(__file__).resolve().parents[1]
+LOCK = ROOT / "locks" / "bench.lock"
+FOLDER = ROOT / ".cache" / "bench-venv"
+PYTHON = FOLDER / "bin" / "python"
+
+
+def require(*modules: str) -> None:
+    """Check that this environment has what a bench imports.
+
+    Raises:
+        PeerMissing: it lacks a module.
+    """
+    missing = [name for name in modules if importlib.util.find_spec(name) is None]
+    if missing:
+        raise PeerMissing(f"not installed: {', '.join(missing)}. `make install` makes an environment that has it.")
+
+
+def peers_python(*modules: str) -> Path:
+    """The interpreter that has the peers; installs them when the lock or this environment has changed.
+
+    Args:
+        modules: what the bench imports beyond the lock, e.g. ``unsloth``, which has no build for a CPU.
+
+    Raises:
+        PeerMissing: they cannot be installed, or one of ``modules`` is not there.
+    """
+    pins = LOCK.read_text()
+    if all(_is_installed(pin) for pin in pins.split()):
+        python = Path(sys.executable)
+    else:
+        python, stamp = PYTHON, FOLDER / "installed.txt"
+        state = f"{sys.version}\n{sysconfig.get_path('purelib')}\n{pins}"
+        if not stamp.exists() or stamp.read_text() != state:
+            _install()
+            stamp.write_text(state)
+    for module in modules:
+        look = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({module!r}) is None)"
+        if subprocess.run([python, "-c", look], check=False).returncode:
+            command = f"{sys.executable} -m pip --python {python} install {module}"
+            raise PeerMissing(f"not installed: {module}. `{command}`, or leave it out of `--variants`.")
+    return python
+
+
+def _is_installed(pin: str) -> bool:
+    name, _, wanted = pin.partition("==")
+    try:
+        return version(name) == wanted
+    except PackageNotFoundError:
+        return False
+
+
+def _install() -> None:
+    """Make the environment anew.
+
+    Raises:
+        PeerMissing: pip ended with an error.
+    """
+    print(f"installing the peers of locks/{LOCK.name} into {FOLDER}", file=sys.stderr)
+    shutil.rmtree(FOLDER, ignore_errors=True)
+    venv.create(FOLDER, symlinks=True)
+    own = Path(sysconfig.get_path("purelib", "venv", {"base": str(FOLDER), "platbase": str(FOLDER)}))
+    # Whatever the lock does not pin is imported from the environment that runs the bench.
+    (own / "product.pth").write_text(sysconfig.get_path("purelib"))
+    command = [sys.executable, "-m", "pip", "--python", str(PYTHON), "install", "--no-deps", "-r", str(LOCK)]
+    pip = subprocess.run(command, capture_output=True, text=True, check=False)
+    if pip.returncode:
+        names = ", ".join(pin.partition("==")[0] for pin in LOCK.read_text().split())
+        raise PeerMissing(f"not installed: {names}. `{' '.join(command)}` ended with\n{pip.stderr[-2000:]}")

@@ -1,0 +1,55 @@
+"""Shortened ids: a prefix that only one id has stands for it. The API takes whole ids only."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from cli.client.connection import fail, find_all
+
+WHOLE_ADAPTER_ID = r"[^@]+@[0-9a-f]{64}"
+JOB_ID_CHARS = len("ftjob-") + 26
+LISTED_IDS = 10
+"""How many ids are listed when a prefix is that of several."""
+
+
+def resolve_adapter_id(text: str, least_digits: int = 0, tenant: str | None = None) -> str:
+    """The adapter id that an id or its prefix, ``name@`` and digits of its digest, stands for; other names, and a prefix
+    that no adapter has, are returned unchanged. Ends the command when several adapters have the prefix.
+
+    Args:
+        text: what was typed; a trailing ``…`` says only that something was left out.
+        least_digits: how many digits of the digest a prefix must have.
+        tenant: the tenant whose adapters are searched, as in :func:`cli.client.connection.call`.
+    """
+    if "@" not in text or re.fullmatch(WHOLE_ADAPTER_ID, text):
+        return text
+    typed = text.rstrip("…")
+    ids = [adapter["id"] for adapter in find_all("/v1/adapters", tenant)]
+    # An id that is the prefix of another one stands for itself.
+    found = _require_one(typed, [typed] if typed in ids else [each for each in ids if each.startswith(typed)])
+    if found != typed and len(typed.partition("@")[2]) < least_digits:
+        fail(f"{text} means {found}; give the whole id here, or {least_digits} digits of it at least")
+    return found
+
+
+def resolve_job_id(text: str) -> str:
+    """The job id that an id or its prefix stands for; a prefix that no job has is returned unchanged. Ends the command when
+    several jobs have the prefix.
+    """
+    typed = text.rstrip("…")
+    if not typed.startswith("ftjob-") or len(typed) >= JOB_ID_CHARS:
+        return text
+    # Jobs are listed from the greatest id down, so a page that begins after the prefix filled up with the last letter
+    # begins with the jobs that have the prefix.
+    page = find_all("/v1/jobs", after=typed.ljust(JOB_ID_CHARS, "z"), limit=LISTED_IDS + 1)
+    return _require_one(typed, [job["id"] for job in page if job["id"].startswith(typed)])
+
+
+def _require_one(typed: str, found: Sequence[str]) -> str:
+    """The only id that was found, or what was typed when there is none; ends the command with a list of several."""
+    if len(found) > 1:
+        more = ["…"] if len(found) > LISTED_IDS else []
+        lines = "".join(f"\n  {line}" for line in [*found[:LISTED_IDS], *more])
+        fail(f"several ids begin with {typed}; type more of the one you mean:{lines}")
+    return found[0] if found else typed

@@ -1,0 +1,100 @@
+"""Follows a job until it has finished: polls it, shows its progress, and prints why it was queued again."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn
+
+from cli.client.connection import Connection, connect, describe_error, fail, note
+
+POLL_SECONDS = 0.5
+SECONDS_PER_LINE = 5.0
+OUTAGE_SECONDS = 60.0
+"""How long an API that does not respond is waited for."""
+FINAL = ("succeeded", "failed", "cancelled")
+
+
+def follow(job_id: str, console: Console, connection: Connection | None = None) -> dict[str, Any]:
+    """Show a job's progress, and why it was queued again if it was, until it has finished; returns the finished job."""
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[facts]}"))
+    with Progress(*columns, console=console, transient=False, disable=not console.is_terminal) as bar:
+        task = bar.add_task("waiting", total=None, facts="")
+        job: dict[str, Any] = {}
+        plain = _PlainProgress()
+        for job in poll(job_id, connection or connect()):
+            for event in job["events"]:
+                # Warnings: an attempt failed or was given back, and so the job is queued again.
+                if (event["level"], event["type"]) == ("warn", "message"):
+                    console.print(" ".join(event["message"].split()), markup=False, highlight=False, soft_wrap=True)
+            progress, stage = job["progress"], job["stage"] or job["state"]
+            facts = describe_progress(progress)
+            if bar.disable:
+                plain.show(stage, facts)
+            else:
+                done, total = progress.get("step", 0), progress.get("total_steps")
+                bar.update(task, description=stage, completed=done, total=total, facts=facts)
+    return job
+
+
+def poll(job_id: str, connection: Connection) -> Iterator[dict[str, Any]]:
+    """The job's versions until it has finished or is paused, each with its new events. An unchanged job costs a 304; an API
+    that restarts, or has lost its database, is waited for, and ends the command when that takes too long.
+    """
+    etag, last_event = "", 0
+    last_response, warned = time.monotonic(), False
+    with connection.client() as client:
+        while True:
+            response: httpx.Response | None
+            try:
+                headers = {"If-None-Match": etag}
+                response = client.get(f"/v1/jobs/{job_id}", params={"after": last_event}, headers=headers)
+            except httpx.TransportError:
+                response = None
+            if response is None or response.is_server_error:
+                if time.monotonic() - last_response > OUTAGE_SECONDS:
+                    watch = f"`mens jobs watch {job_id}`"
+                    fail(f"no response from {connection.url}. The job goes on by itself; follow it with {watch}")
+                if not warned:
+                    note(f"{connection.url} does not respond; trying again")
+                    warned = True
+            else:
+                last_response = time.monotonic()
+                if response.is_client_error:
+                    fail(describe_error(response))
+                # Otherwise it is a 304: the job has not changed.
+                if response.is_success:
+                    etag, job = response.headers["etag"], response.json()
+                    last_event = max((event["seq"] for event in job["events"]), default=last_event)
+                    yield job
+                    if job["state"] in (*FINAL, "paused"):
+                        return
+            time.sleep(POLL_SECONDS)
+
+
+class _PlainProgress:
+    """Progress on an output that is no terminal: a line when the stage changes, and every few seconds."""
+
+    def __init__(self) -> None:
+        self._stage, self._next = "", 0.0
+
+    def show(self, stage: str, facts: str) -> None:
+        if stage != self._stage or time.monotonic() > self._next:
+            typer.echo(f"{stage}  {facts}".rstrip())
+            self._stage, self._next = stage, time.monotonic() + SECONDS_PER_LINE
+
+
+def describe_progress(progress: dict[str, Any]) -> str:
+    """Step, loss and remaining time, in one line."""
+    if not progress:
+        return ""
+    loss, eta = progress.get("loss"), progress.get("eta_seconds")
+    parts = [f"step {progress['step']}/{progress['total_steps']}"]
+    parts += [f"loss {loss:.3f}"] if loss is not None else []
+    parts += [f"ETA {eta // 60:.0f}:{eta % 60:02.0f}"] if eta else []
+    return "  ".join(parts)

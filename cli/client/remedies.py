@@ -1,0 +1,59 @@
+"""Remedies of API errors as commands: what a user of the command line does where the API names a route or a header.
+
+A remedy is found by the error's code, and by code and field where one code has several. An error that is not listed here
+keeps the API's own remedy, which then names nothing that a command could replace.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from shared.errors import Code
+
+LIST_MODELS = "List what there is with `mens models`."
+LEAVE_TENANT_OUT = "Leave MENS_TENANT unset and --tenant out"
+SEE_HELP = "See the command's --help for what is expected"
+
+REMEDIES: dict[Code | tuple[Code, str], str] = {
+    Code.KEY_MISSING: "Set MENS_API_KEY; an admin makes a key with `mens keys create NAME`.",
+    Code.KEY_INVALID: "Set MENS_API_KEY to one that an admin made with `mens keys create NAME`.",
+    Code.KEY_NOT_FOUND: "List them: `mens keys list`.",
+    Code.KEY_REVOKED: "Make another: `mens keys create NAME`.",
+    Code.TENANT_NOT_FOUND: "Check MENS_TENANT and --tenant; a tenant is made with its first key: "
+    "`mens keys create NAME --tenant TENANT`.",
+    (Code.TENANT_FORBIDDEN, "X-Mens-Tenant"): f"{LEAVE_TENANT_OUT}, or use a key of that tenant.",
+    (Code.TENANT_FORBIDDEN, "tenant"): f"{LEAVE_TENANT_OUT}.",
+    (Code.ROLE_INSUFFICIENT, "key_id"): "Leave --key out for your own key's.",
+    Code.FILE_NOT_FOUND: "Give the file itself: `mens train FILE` uploads it.",
+    Code.JOB_NOT_FOUND: "List them: `mens jobs list`.",
+    (Code.MODEL_NOT_FOUND, "model"): LIST_MODELS,
+    (
+        Code.MODEL_NOT_DELETABLE,
+        "model",
+    ): "Delete an alias with `mens aliases delete NAME`, and an adapter by its own id. "
+    "A base is taken out of the catalogue's file; adapters that were trained on it are of no use then.",
+    (Code.ADAPTER_NOT_FOUND, "model"): LIST_MODELS,
+    (Code.ADAPTER_NOT_FOUND, "adapter"): LIST_MODELS,
+    (
+        Code.ADAPTER_NOT_FOUND,
+        "targets",
+    ): "List what there is with `mens models`; an alias points to adapters, not to other "
+    "aliases. To roll back past a deleted adapter, give --to-version.",
+    Code.ALIAS_NOT_FOUND: "List what there is with `mens aliases list`.",
+    Code.ALIAS_VERSION_NOT_FOUND: "See where it was with `mens aliases history NAME`.",
+}
+
+
+def to_cli_remedy(error: dict[str, Any]) -> str:
+    """What to do about an error of the API, for a user of the command line.
+
+    Args:
+        error: the value of ``error`` in the response.
+    """
+    code, field, mens = error["code"], error.get("param") or "", error.get("mens", {})
+    # Only invalid fields of a body or a query list faults under these two codes; the API then refers to its OpenAPI document.
+    if code in (Code.REQUEST_INVALID, Code.NAME_INVALID) and "errors" in mens.get("details", {}):
+        is_contract = field.partition(".")[0] == "contract"
+        return SEE_HELP + ("; the contract's schema is at GET /v1/contract/schema." if is_contract else ".")
+    known = REMEDIES.get((code, field)) or REMEDIES.get(code)
+    return known or str(mens.get("remedy", ""))

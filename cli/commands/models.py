@@ -1,0 +1,155 @@
+"""``mens models`` and ``mens chat``: lists models, shows one with its certificates, deletes an adapter, sends one message."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Annotated, Any
+from urllib.parse import quote
+
+import httpx
+import typer
+
+from cli.client.connection import call, connect, describe_error, describe_unreachable, fail, find, find_all
+from cli.client.id_prefixes import resolve_adapter_id
+from cli.commands.aliases import describe_alias, describe_share, describe_targets
+from cli.output import print_table
+
+NUMBERS = {"effect": "effect_rms_nats", "engine error": "engine_error_rms_nats", "base shift": "base_shift_rms_nats"}
+"""What is shown of a certificate, in nats; docs/certificates.md explains the numbers."""
+
+app = typer.Typer(help="List every name that `model` accepts: bases, adapters, aliases; show one; delete an adapter.")
+
+
+@app.callback(invoke_without_command=True)
+def models(context: typer.Context) -> None:
+    """List every name that `model` accepts: bases, adapters, aliases."""
+    if context.invoked_subcommand is not None:
+        return
+    rows = []
+    for model in find_all("/v1/models"):
+        mens = model["mens"]
+        points_to = describe_targets(mens["targets"]) if "targets" in mens else str(mens.get("adapter_id", ""))
+        # A base of the catalogue belongs to no tenant.
+        tenant = "" if mens["kind"] == "base" else model["owned_by"]
+        rows.append((model["id"], mens["kind"], mens.get("base_model", ""), points_to, tenant))
+    print_table(("model", "kind", "base", "points to", "tenant"), rows)
+
+
+@app.command()
+def show(
+    name: Annotated[
+        str, typer.Argument(help="Base model, alias, or adapter id or its beginning; quarantined adapters, too.")
+    ],
+    as_json: Annotated[bool, typer.Option("--json", help="The whole record, as JSON.")] = False,
+) -> None:
+    """Show one model: its kind, base, tenant and aliases, and its certificate of each replica (docs/certificates.md)."""
+    name = resolve_adapter_id(name)
+    found = look_up(name)
+    if as_json:
+        typer.echo(json.dumps(found, indent=2))
+        return
+    typer.echo(describe(name, found))
+
+
+@app.command()
+def delete(
+    adapter: Annotated[
+        str, typer.Argument(help="Id of the adapter, NAME@DIGEST; 8 digits are enough if no other has them.")
+    ],
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
+) -> None:
+    """Delete an adapter: no request is routed to it any more, and its files are deleted once every replica has unloaded it."""
+    adapter = resolve_adapter_id(adapter, least_digits=8)
+    if not yes:
+        typer.confirm(f"Delete {adapter}? This cannot be undone", abort=True)
+    call("DELETE", f"/v1/models/{quote(adapter, safe='')}")
+    typer.echo(f"{adapter} is deleted; its files are removed shortly (docs/retention.md).")
+
+
+def chat(
+    model: Annotated[str, typer.Argument(help="Base model, alias, or adapter id or its beginning.")],
+    message: Annotated[str, typer.Argument(help="The message.")],
+    system: Annotated[str | None, typer.Option(help="System prompt.")] = None,
+    max_tokens: Annotated[int, typer.Option(help="Most tokens of the answer.")] = 256,
+    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
+) -> None:
+    """Send one message to a model; the answer is streamed."""
+    messages = [{"role": "system", "content": system}] if system else []
+    body = {"messages": [*messages, {"role": "user", "content": message}], "stream": True}
+    body |= {"model": resolve_adapter_id(model), "max_tokens": max_tokens, "temperature": temperature}
+    connection = connect()
+    try:
+        with connection.client() as client, client.stream("POST", "/v1/chat/completions", json=body) as response:
+            if response.is_error:
+                response.read()
+                fail(describe_error(response))
+            for line in response.iter_lines():
+                if line.startswith("data: ") and line != "data: [DONE]":
+                    choices = json.loads(line.removeprefix("data: ")).get("choices") or [{}]
+                    typer.echo(choices[0].get("delta", {}).get("content") or "", nl=False)
+    except httpx.HTTPError as error:
+        fail(describe_unreachable(connection, error))
+    typer.echo()
+
+
+def look_up(name: str) -> dict[str, Any]:
+    """A model by its name in ``model``, or an adapter that no request can name; ends the command when there is none.
+
+    Returns:
+        ``model``: as the list of models shows it; None for an adapter that is not published. ``adapters``: the adapter, or
+        the targets and the shadow of the alias; none for a base. ``aliases``: those that point to one of the adapters.
+    """
+    model = find(f"/v1/models/{quote(name, safe='')}")
+    if model and model["mens"]["kind"] == "base":
+        return {"model": model, "adapters": [], "aliases": []}
+    aliases = find_all("/v1/aliases")
+    named = next((alias for alias in aliases if alias["name"] == name), None)
+    targets = [*named["targets"], *filter(None, [named["shadow"]])] if named else []
+    ids = [target["adapter"] for target in targets] or [name]
+    adapters = []
+    for adapter_id in ids:
+        path = quote(adapter_id, safe="")
+        # Where there is no such adapter, the error is the one for models: a base would be one.
+        adapters.append(find(f"/v1/adapters/{path}") or call("GET", f"/v1/models/{path}"))
+    pointing = [alias for alias in aliases if any(describe_share(alias, adapter_id) for adapter_id in ids)]
+    return {"model": model, "adapters": adapters, "aliases": pointing}
+
+
+def describe(name: str, found: dict[str, Any]) -> str:
+    """What was looked up, as text: a paragraph for the base or alias, and one for each adapter."""
+    model, aliases = found["model"], found["aliases"]
+    blocks: list[list[str]] = []
+    if not found["adapters"]:
+        blocks.append(
+            [f"{model['id']}  base model of the catalogue, for every tenant", f"digest   {model['mens']['digest']}"]
+        )
+    for alias in aliases:
+        if alias["name"] == name:
+            moved = f"moved    {alias['moved_at'][:19]}: {describe_alias(alias)}"
+            blocks.append([f"{name}  alias", f"tenant   {alias['tenant']}", moved])
+    blocks += [list(_describe_adapter(adapter, aliases)) for adapter in found["adapters"]]
+    return "\n\n".join("\n".join(block) for block in blocks)
+
+
+def _describe_adapter(adapter: dict[str, Any], aliases: list[dict[str, Any]]) -> Iterator[str]:
+    shares = filter(None, (describe_share(alias, adapter["id"]) for alias in aliases))
+    yield f"{adapter['id']}  {'adapter' if adapter['final'] else 'checkpoint'}, {adapter['state']}"
+    yield f"base     {adapter['base_model']}"
+    yield f"tenant   {adapter['tenant']}"
+    yield f"job      {adapter['job_id']}, step {adapter['step']}"
+    yield f"aliases  {', '.join(shares) or 'none'}"
+    for name, certificate in adapter["certificates"].items():
+        yield f"proof    {name}: {_describe_certificate(certificate)}"
+    if not adapter["certificates"]:
+        yield "proof    none: no replica has measured it"
+
+
+def _describe_certificate(certificate: dict[str, Any]) -> str:
+    failed = ", ".join(certificate["failed"])
+    measured = certificate | certificate["parity"]
+    numbers = []
+    for name, key in NUMBERS.items():
+        nats = measured[key]
+        numbers.append(f"{name} not taken" if nats is None else f"{name} {nats:.3g} nats")
+    return f"{f'failed ({failed})' if failed else 'passed'}; {', '.join(numbers)}"

@@ -1,0 +1,209 @@
+"""The storage interface: blobs under the SHA-256 of their bytes, artifacts under the SHA-256 of their manifest.
+
+An artifact is an adapter or a merged model: several files and a manifest that names them. `FolderStorage`
+(`folder_storage.py`) is the one implementation today, `open_storage.py` makes it from the settings. The interface asks
+for nothing that an object store (S3) cannot do: bytes go in and out as streams, and a local path holds inside a `with`
+block only, so that an object store can hand out a temporary or cached copy.
+
+Every implementation keeps three promises; `tests/shared/artifacts/test_storage.py` checks them.
+
+1. A name is complete or absent. An artifact exists when its manifest does, and the manifest is written last.
+2. Content cannot change under its name, so writing it again is harmless.
+3. `unpublish` and `move_to_trash` are quick: callers run them inside a database transaction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from types import TracebackType
+from typing import BinaryIO, Literal, Protocol, Self
+
+from shared.errors import ArtifactInvalid, Code, NotFound
+
+ArtifactKind = Literal["adapters", "models"]
+
+MAX_MANIFEST_BYTES = 16 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class ArtifactSize:
+    """How much an artifact holds and when it was last written to, whether its manifest is there or not."""
+
+    bytes: int
+    written_at: datetime
+
+
+class BlobWriter(Protocol):
+    """Receives a blob in pieces and hashes it on the way; nothing is visible before :meth:`commit`.
+
+    A context manager: leaving it without a commit leaves nothing behind.
+    """
+
+    @property
+    def size(self) -> int:
+        """Bytes written so far."""
+        ...
+
+    def write(self, chunk: bytes) -> None:
+        """Raises:
+        Unavailable: ``STORAGE_FULL``.
+        """
+        ...
+
+    def commit(self) -> str:
+        """Make the blob durable and visible; returns its SHA-256, which is its name.
+
+        Raises:
+            Unavailable: ``STORAGE_FULL``.
+        """
+        ...
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
+class Storage(Protocol):
+    """Blobs and artifacts. Safe to use from many threads and processes."""
+
+    def writer(self) -> BlobWriter:
+        """A writer of one blob."""
+        ...
+
+    def put_file(self, source: Path) -> str:
+        """Store a copy of a local file as a blob; returns its SHA-256."""
+        ...
+
+    def has_blob(self, sha256: str) -> bool:
+        """Whether the blob is stored."""
+        ...
+
+    def open_blob(self, sha256: str) -> BinaryIO:
+        """A blob's bytes as a stream, which the caller closes.
+
+        Raises:
+            NotFound: ``STORAGE_OBJECT_MISSING``.
+        """
+        ...
+
+    def local_file(self, sha256: str, *, verify: bool = False) -> AbstractContextManager[Path]:
+        """A blob as a local file, for reading alone; the path holds until the `with` block ends.
+
+        Args:
+            sha256: the blob's name.
+            verify: also read the bytes and compare them with the name.
+
+        Raises:
+            NotFound: ``STORAGE_OBJECT_MISSING``. ArtifactInvalid: ``STORAGE_OBJECT_MISSING``: the bytes are not those
+                that were stored (``verify`` only).
+        """
+        ...
+
+    def delete_blob(self, sha256: str) -> None:
+        """Remove a blob; an absent one is no error."""
+        ...
+
+    def put_folder(self, kind: ArtifactKind, digest: str, source: Path, names: list[str], manifest: str) -> None:
+        """Store an artifact from a local folder: the named files first, the manifest last. Idempotent.
+
+        Args:
+            kind: of the artifact.
+            digest: SHA-256 of the manifest's bytes, the artifact's identity.
+            source: folder that holds the files.
+            names: plain names of the files beside the manifest.
+            manifest: name of the manifest file.
+
+        Raises:
+            NotFound: ``STORAGE_OBJECT_MISSING``: not a digest. Unavailable: ``STORAGE_FULL``.
+        """
+        ...
+
+    def fetch_folder(self, kind: ArtifactKind, digest: str, names: list[str], target: Path) -> None:
+        """Copy an artifact's named files into an existing folder of the caller's own.
+
+        Raises:
+            NotFound: ``STORAGE_OBJECT_MISSING``. ArtifactInvalid: ``ADAPTER_MANIFEST_INVALID``: a name that is not a plain
+                file of the artifact. Unavailable: ``STORAGE_FULL``: the target's disk is full.
+        """
+        ...
+
+    def manifest_bytes(self, kind: ArtifactKind, digest: str, manifest: str) -> bytes:
+        """The artifact's manifest. One over ``MAX_MANIFEST_BYTES`` is cut, so that its digest cannot fit.
+
+        Raises:
+            NotFound: ``STORAGE_OBJECT_MISSING``: never stored, not completely stored, or unpublished.
+        """
+        ...
+
+    def holds(self, kind: ArtifactKind, digest: str, manifest: str) -> bool:
+        """Whether the artifact exists, which is whether its manifest does."""
+        ...
+
+    def digests(self, kind: ArtifactKind) -> list[str]:
+        """Digests of all artifacts of a kind in order, including those without a manifest."""
+        ...
+
+    def digests_at(self, kind: ArtifactKind, folders: Collection[Path]) -> frozenset[str]:
+        """Digests of the artifacts whose stored files are one of these local folders, as a base in the catalogue may be.
+
+        Always empty where the storage is not on a local disk: nothing can use its files in place.
+        """
+        ...
+
+    def measure(self, kind: ArtifactKind, digest: str) -> ArtifactSize | None:
+        """Size and age of an artifact, with or without its manifest; None when nothing of it is stored."""
+        ...
+
+    def unpublish(self, kind: ArtifactKind, digest: str, manifest: str) -> None:
+        """Remove the artifact's manifest, so that it does not exist from now on. Its other files stay. Idempotent."""
+        ...
+
+    def move_to_trash(self, kind: ArtifactKind, digest: str) -> None:
+        """Remove an artifact with all its files; it can be stored again at once. An absent one is no error.
+
+        The bytes may be freed later, by :meth:`purge_trash`.
+        """
+        ...
+
+    def purge_trash(self) -> None:
+        """Free the bytes of everything in the trash, whichever process moved it there."""
+        ...
+
+
+def check_digest(digest: str) -> None:
+    """Refuse what is not a digest; it would become part of a path or key.
+
+    Raises:
+        NotFound: ``STORAGE_OBJECT_MISSING``.
+    """
+    if not is_digest(digest):
+        raise NotFound(Code.STORAGE_OBJECT_MISSING, f"{digest!r} is not a SHA-256 digest.")
+
+
+def is_digest(text: str) -> bool:
+    """Whether a text is 64 lower-case hexadecimal digits."""
+    return len(text) == 64 and all(character in "0123456789abcdef" for character in text)
+
+
+def missing_object(name: str) -> NotFound:
+    """The error of an object that is not stored."""
+    return NotFound(
+        Code.STORAGE_OBJECT_MISSING,
+        f"The storage does not hold {name}.",
+        remedy="Restore it from a backup; if it was just made, check that every tier uses the same storage.",
+    )
+
+
+def changed_blob(sha256: str) -> ArtifactInvalid:
+    """The error of a blob whose bytes are not those that were stored."""
+    return ArtifactInvalid(
+        Code.STORAGE_OBJECT_MISSING,
+        f"The stored file {sha256} is not what was uploaded.",
+        remedy="Upload it again, or restore the storage from a backup.",
+    )

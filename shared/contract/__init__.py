@@ -1,0 +1,4 @@
+"""What a job may request (the contract), and the execution plan that it becomes. Pure.
+
+Start with `sections.py` (the fine-tune contract) and `plan.py` (contract → plan). Imports `shared.base_models` and below.
+"""

@@ -1,0 +1,133 @@
+"""Adapters: those that jobs registered, found by id or alias, and the state of each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any, Literal
+
+from pydantic import computed_field
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from shared.database.change_counter import bump
+from shared.database.connection import Database
+from shared.database.records import Value
+from shared.database.tables import AdapterRow
+from shared.database.tenancy import SHARED, TenantName, visible_to
+from shared.database.visibility import adapter_row, adapters_by_id, alias_rows
+from shared.errors import Code, NotFound
+
+
+class Adapter(Value):
+    """A stored adapter. ``final`` marks a job's result, the others are its checkpoints."""
+
+    id: str
+    tenant: str
+    digest: str
+    base_model: str
+    job_id: str
+    step: int
+    final: bool
+    published: bool
+    manifest: dict[str, Any]
+    metrics: dict[str, Any]
+    certificates: dict[str, Any]
+    created_at: datetime
+    deleting_at: datetime | None
+    deleted_at: datetime | None
+
+    @computed_field(  # type: ignore[prop-decorator]
+        description="published; stored: never certified; quarantined: certified, and a certificate failed; "
+        "deleting: no request is routed to it any longer; deleted: its files have been removed."
+    )
+    @property
+    def state(self) -> Literal["published", "stored", "quarantined", "deleting", "deleted"]:
+        if self.deleting_at:
+            return "deleted" if self.deleted_at else "deleting"
+        if self.published:
+            return "published"
+        return "quarantined" if self.certificates else "stored"
+
+
+class NewAdapter(Value):
+    """An adapter that a job registers as it finishes."""
+
+    id: str
+    digest: str
+    base_model: str
+    step: int
+    final: bool
+    published: bool
+    manifest: dict[str, Any]
+    metrics: dict[str, Any] = {}
+    certificates: dict[str, Any] = {}
+
+
+class Adapters:
+    """Adapters as a tenant sees them: its own, and those of ``shared``. Each verb is one transaction."""
+
+    def __init__(self, database: Database, tenant: TenantName = SHARED) -> None:
+        self._db = database
+        self._tenants = visible_to(tenant)
+
+    def of(self, tenant: TenantName) -> Adapters:
+        """Adapters as another tenant sees them."""
+        return Adapters(self._db, tenant)
+
+    def get(self, name: str, *, deleted: bool = False) -> Adapter:
+        """An adapter by its id or by an alias: of several that share an alias, the one with the most weight.
+
+        Args:
+            deleted: whether an adapter that is being or has been deleted is found too: its record stays.
+
+        Raises:
+            NotFound: ``ADAPTER_NOT_FOUND``.
+        """
+        with self._db.read() as session:
+            aliased = [alias.adapter_id for alias in alias_rows(session, self._tenants, name)]
+            row = adapter_row(session, self._tenants, next(iter(aliased), None) or name, deleted=deleted)
+            if row is None:
+                raise NotFound(
+                    Code.ADAPTER_NOT_FOUND,
+                    f"There is no adapter or alias {name!r}.",
+                    remedy="List what there is with GET /v1/models.",
+                    param="model",
+                )
+            return Adapter.model_validate(row)
+
+    def list(self, *, ids: Sequence[str] | None = None, published_only: bool = False) -> Sequence[Adapter]:
+        """Adapters, newest first: all, or those with the given ids; none that is being or has been deleted."""
+        query = select(AdapterRow).where(AdapterRow.tenant.in_(self._tenants), AdapterRow.deleting_at.is_(None))
+        query = query.order_by(AdapterRow.created_at.desc(), AdapterRow.step.desc())
+        if ids is not None:
+            query = query.where(AdapterRow.id.in_(ids))
+        if published_only:
+            query = query.where(AdapterRow.published)
+        with self._db.read() as session:
+            rows = adapters_by_id(session.scalars(query), self._tenants)
+            return [Adapter.model_validate(row) for row in rows.values()]
+
+
+def register_adapters(
+    session: Session, tenant: TenantName, job_id: str, adapters: list[NewAdapter], now: datetime
+) -> None:
+    """Add a job's adapters to its tenant's, inside the caller's transaction.
+
+    An existing one is not changed, unless it is published or quarantined now and was not published before. A deleted one
+    is registered anew.
+    """
+    # In the order of their ids, as every transaction locks adapters.
+    for adapter in sorted(adapters, key=lambda adapter: adapter.id):
+        row = session.get(AdapterRow, (tenant, adapter.id), with_for_update=True)
+        if row is not None and row.deleting_at is not None:
+            session.delete(row)
+            session.flush()
+            row = None
+        if row is None:
+            session.add(AdapterRow(tenant=tenant, job_id=job_id, created_at=now, **adapter.model_dump()))
+        elif not row.published and (adapter.published or adapter.certificates):
+            row.published, row.certificates = adapter.published, adapter.certificates
+    session.flush()
+    if adapters:
+        bump(session, "adapters")

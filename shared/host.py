@@ -1,0 +1,138 @@
+"""This machine: memory that a process may use, processes that exit with their parent, full disks, sizes of folders."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import multiprocessing
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
+from pathlib import Path, PurePosixPath
+
+from shared.errors import Code, Unavailable
+
+_PR_SET_PDEATHSIG = 1
+
+# Of cgroup v2 and v1: the files with a group's limit and use, and of the use the part that is reclaimed first.
+_UNIFIED = ("memory.max", "memory.current", "inactive_file")
+_LEGACY = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+
+
+def exit_with_parent(parent: int | None = None, signal_number: signal.Signals = signal.SIGKILL) -> None:
+    """Ask the kernel to send this process a signal when its parent dies.
+
+    vLLM runs its engine in a child process. When the server is killed outright (kill -9, the kernel out of memory), that
+    child would run for ever and keep the GPU's memory, so that the next start finds none.
+
+    Args:
+        parent: pid of the process that started this one. If it has died before this call, this process ends at once.
+            None takes the one that started it through `multiprocessing`, and does nothing where none did.
+        signal_number: the signal.
+    """
+    if parent is None:
+        # The parent that multiprocessing remembers: the present one may be another already.
+        parent = getattr(multiprocessing.parent_process(), "pid", None)
+    if parent is None or not sys.platform.startswith("linux"):
+        return
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal_number)
+    # The parent may have died before the kernel knew of the wish.
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+@contextmanager
+def disk_errors() -> Iterator[None]:
+    """Turn a full disk or an exhausted quota into a coded, retryable error; other faults pass unchanged.
+
+    Raises:
+        Unavailable: ``STORAGE_FULL``.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise Unavailable(
+            Code.STORAGE_FULL, "The storage has no space left.", remedy="Free or add disk space, then try again."
+        ) from error
+
+
+def measure_folder(folder: Path) -> tuple[int, datetime]:
+    """Bytes of all files below a folder, and when one of them was last written; 0 and 1970 when there is no file."""
+    size, newest = 0, 0.0
+    for path, _, names in os.walk(folder):
+        for name in names:
+            # A file may be removed while this walks.
+            with suppress(FileNotFoundError):
+                stat = Path(path, name).lstat()
+                size, newest = size + stat.st_size, max(newest, stat.st_mtime)
+    return size, datetime.fromtimestamp(newest, UTC)
+
+
+def allowed_memory(proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup")) -> int:
+    """Bytes that this process and its children may have together: the machine's, or a control group's limit.
+
+    Args:
+        proc: where procfs is mounted.
+        groups: where control groups are mounted, the unified tree or the older one with a folder a controller.
+    """
+    return min([_meminfo(proc, "MemTotal"), *(limit for limit, _ in _group_limits(proc, groups))])
+
+
+def available_memory(proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup")) -> int:
+    """Bytes that this process could still take: what the machine has free, or its control group has left.
+
+    Args:
+        proc: as for `allowed_memory`.
+        groups: as for `allowed_memory`.
+    """
+    left = (max(0, limit - used) for limit, used in _group_limits(proc, groups))
+    return min([_meminfo(proc, "MemAvailable"), *left])
+
+
+def _meminfo(proc: Path, field: str) -> int:
+    facts = dict(line.split(":", 1) for line in (proc / "meminfo").read_text().splitlines())
+    return int(facts[field].split()[0]) * 1024
+
+
+def _group_limits(proc: Path, groups: Path) -> Iterator[tuple[int, int]]:
+    """Limit and use in bytes of this process's group and of every group around it that has a limit."""
+    for folder, (limit_name, use_name, reclaimable) in _group_folders(proc, groups):
+        try:
+            limit = (folder / limit_name).read_text().strip()
+            # "max" where there is no limit.
+            if limit.isdigit():
+                yield int(limit), _group_use(folder, use_name, reclaimable)
+        except OSError:
+            # The root group has no limit file, and a container does not see the groups around it.
+            continue
+
+
+def _group_use(folder: Path, use_name: str, reclaimable: str) -> int:
+    """Bytes in use, without the file cache that the kernel reclaims first: reading a model's files fills it."""
+    use = folder / use_name
+    if not use.is_file():
+        return 0
+    stat = folder / "memory.stat"
+    facts = dict(line.split() for line in stat.read_text().splitlines()) if stat.is_file() else {}
+    return max(0, int(use.read_text()) - int(facts.get(reclaimable, 0)))
+
+
+def _group_folders(proc: Path, groups: Path) -> Iterator[tuple[Path, tuple[str, str, str]]]:
+    membership = proc / "self" / "cgroup"
+    for line in membership.read_text().splitlines() if membership.is_file() else ():
+        number, controllers, path = line.split(":", 2)
+        # Hierarchy 0 is the unified one (cgroup v2); version 1 has a line for each hierarchy of controllers.
+        if number == "0":
+            root, names = groups, _UNIFIED
+        elif "memory" in controllers.split(","):
+            root, names = groups / "memory", _LEGACY
+        else:
+            continue
+        group = PurePosixPath(path)
+        for one in (group, *group.parents):
+            yield root / one.relative_to("/"), names

@@ -1,0 +1,4 @@
+"""Everything that can be known before training: the same checks for API, worker and command line.
+
+Start with `pipeline.py`; `types.py` has what goes in and out. Imports every package of `shared` but `database` and `retention`.
+"""

@@ -1,0 +1,231 @@
+"""Inputs and results of the preflight: the job request, its files, the machine, the reports. Values only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from shared.base_models.config import ModelConfig
+from shared.base_models.families import HEAD_FAMILIES, LORA_FAMILIES, Family
+from shared.contract.plan import ExecutionPlan
+from shared.contract.presets import Source
+from shared.contract.sections import FineTuneContract
+from shared.datasets.report_types import DataReport
+from shared.tokenization.supervision_report import SupervisionReport
+
+
+class PreflightValue(BaseModel):
+    """Frozen, closed value: the base of every pydantic model of this package."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+
+
+@dataclass(frozen=True, slots=True)
+class JobRequest:
+    """A fine-tune job as its caller requests it, before presets and checks.
+
+    Attributes:
+        contract: as the caller wrote it; presets leave the fields that were set (``model_fields_set``) as they are.
+        preset: a preset's name, or ``auto``.
+        domain: a domain profile's name.
+        name: left part of the adapter's id; the contract's tag when None.
+        train_lines: lines of the training file, when the caller has counted them.
+    """
+
+    contract: FineTuneContract
+    preset: str | None = None
+    domain: str | None = None
+    name: str | None = None
+    train_lines: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class InputFile:
+    """A training, validation or replay file on this machine.
+
+    Attributes:
+        lines: its lines, when they have been counted.
+        verify: compare its bytes with ``sha256`` while they are read: storage may have changed since the upload.
+    """
+
+    file_id: str
+    sha256: str
+    path: Path
+    lines: int | None = None
+    verify: bool = False
+
+
+class ServingLimits(PreflightValue):
+    """What the serving tier was started with.
+
+    Attributes:
+        max_lora_rank: largest rank; settings round it up to one of vLLM's own.
+        base_digest: of the served base (`BaseModelEntry.digest`); None when nothing is known.
+        max_model_len: longest context in tokens; None for the model's own.
+        families: architectures that can take an adapter.
+        head_families: those of them whose untied ``lm_head`` can.
+    """
+
+    max_lora_rank: int
+    base_digest: str | None = None
+    max_model_len: int | None = None
+    families: frozenset[Family] = LORA_FAMILIES
+    head_families: frozenset[Family] = HEAD_FAMILIES
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """Facts about where the job will run and be served; None is unknown.
+
+    Attributes:
+        device: ``cpu``, ``cuda`` or ``auto``.
+        vram_bytes: memory of the training device.
+        limits: of the serving tier.
+        tokens_per_second: measured training rate for this base.
+        thorough: tokenise every row. A control plane that handles a request tokenises a sample of a large file
+            instead, reports that it did, and leaves the rest to the worker.
+    """
+
+    device: str = "auto"
+    vram_bytes: int | None = None
+    limits: ServingLimits | None = None
+    tokens_per_second: float | None = None
+    thorough: bool = True
+
+
+PREFLIGHT_SCHEMA = "vox.mens.preflight.v0"
+
+
+class Coverage(PreflightValue):
+    """How many of the expected tensor names were found; ``missing`` is capped."""
+
+    expected: int
+    matched: int
+    missing: tuple[str, ...]
+
+    @property
+    def complete(self) -> bool:
+        return 0 < self.expected == self.matched
+
+
+class ModelReport(PreflightValue):
+    """What the checks of the model folder found.
+
+    Attributes:
+        namespace: what stands before the layers' names in the weights.
+        middle: one key per layer. inventory: every tensor of the language model, right shape and dtype.
+        parameters: of the language model as the config describes it; a tied head counts once.
+        bytes_by_dtype: bytes of everything in the shards, by safetensors' dtype.
+    """
+
+    config: ModelConfig
+    namespace: str
+    shards: tuple[str, ...]
+    tensors: int
+    middle: Coverage
+    inventory: Coverage
+    parameters: int
+    bytes_by_dtype: dict[str, int]
+    notes: tuple[str, ...]
+
+
+class Vram(PreflightValue):
+    """Device memory by part, at the worst moment: a micro-batch of full-length rows."""
+
+    quantised_weights: int = Field(description="NF4 weights with their quantisation state.")
+    other_weights: int = Field(description="Embeddings, head, norms, biases, convolutions in compute dtype.")
+    adapter: int = Field(description="LoRA parameters, fp32.")
+    gradients: int
+    optimizer: int = Field(description="AdamW's two moments: fp32, or 8 bit with their scales.")
+    activations: int
+    logits: int = Field(description="Logits and their loss.")
+    runtime: int = Field(description="Stated allowance.")
+
+    @property
+    def total(self) -> int:
+        return int(sum(self.model_dump().values()))
+
+
+class Disk(PreflightValue):
+    """Storage by part."""
+
+    base: int = Field(description="The base model's weights at its own dtype.")
+    checkpoints: int = Field(description="All that are kept at a time.")
+    adapter: int
+    merge: int = Field(description="A merged model, if one is made.")
+
+    @property
+    def total(self) -> int:
+        return int(sum(self.model_dump().values()))
+
+
+class Configuration(PreflightValue):
+    """The knobs that decide memory."""
+
+    batch_size: int
+    grad_accum: int
+    seq_len: int
+    checkpointing: bool
+    head_chunk: int | None = Field(
+        None, description="Tokens whose logits exist at a time; null: a whole micro-batch's."
+    )
+
+
+class NearestFit(PreflightValue):
+    """The nearest configuration that fits."""
+
+    configuration: Configuration
+    vram_bytes: int
+    changes_result: bool = Field(description="True when rows had to be shortened; else the result is the same.")
+    advice: str
+
+
+class Estimate(PreflightValue):
+    """What a job needs. ``fits`` is None when the device is not known, ``seconds`` when the rate is not."""
+
+    configuration: Configuration
+    vram: Vram
+    vram_bytes: int
+    vram_budget: int | None
+    disk: Disk
+    disk_bytes: int
+    parameters: int
+    trainable_parameters: int
+    optimizer_steps: int
+    tokens: int | None = Field(description="Trained tokens of all epochs; None when the mean length is not known.")
+    max_tokens: int
+    seconds: float | None
+    fits: bool | None
+    nearest_fit: NearestFit | None
+    notes: tuple[str, ...]
+
+
+class Preflight(PreflightValue):
+    """What the preflight found, and the plan it leads to.
+
+    Attributes:
+        sources: what decided each field of the contract.
+        notes: what the operator should know although nothing forbids it.
+    """
+
+    plan: ExecutionPlan
+    model: ModelReport
+    data: DataReport
+    supervision: SupervisionReport
+    estimate: Estimate
+    sources: dict[str, Source]
+    notes: list[str]
+
+    def record(self) -> dict[str, Any]:
+        """Content of ``training-preflight.json``: the original's four fields, and each result under its name."""
+        results = {"model": self.model, "data": self.data, "supervision": self.supervision, "estimate": self.estimate}
+        return {
+            "schema_version": PREFLIGHT_SCHEMA,
+            "contract_digest": self.plan.contract_digest,
+            "execution_kernel": self.plan.execution_kernel,
+            "notes": self.notes,
+            **{name: result.model_dump(mode="json") for name, result in results.items()},
+        }

@@ -1,0 +1,84 @@
+"""Stored folders that no job accounts for: it failed, was cancelled or was killed after it had stored them.
+
+A job reserves an adapter before it stores it (:func:`shared.database.deletions.reserve_adapters`), and nothing of an
+unfinished job is unreferenced. What was found is checked once more when it is removed, while every unfinished job's row is
+locked, so that none begins to store the same content meanwhile.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from shared.artifacts.storage import ArtifactKind, Storage
+from shared.database.connection import Database
+from shared.database.deletions import STORING, open_jobs
+from shared.database.records import Kind
+from shared.database.tables import AdapterRow, JobRow
+from shared.retention.inventory import MODEL, MODEL_DELETED
+from shared.retention.policy import Policy, StoredFolder, unreferenced_to_remove
+
+logger = logging.getLogger(__name__)
+
+KINDS: tuple[ArtifactKind, ...] = ("adapters", "models")
+
+
+def unreferenced_folders(database: Database, storage: Storage, policy: Policy) -> list[tuple[ArtifactKind, str]]:
+    """Kind and digest of the unreferenced folders that the policy removes."""
+    if policy.unreferenced is None:
+        return []
+    # The storage is read before the database: what is stored in between is known by then.
+    stored = {
+        kind: [
+            StoredFolder(digest, size.written_at)
+            for digest in storage.digests(kind)
+            if (size := storage.measure(kind, digest))
+        ]
+        for kind in KINDS
+    }
+    with database.read() as session:
+        now = database.now(session)
+        unfinished = open_jobs(session)
+        known = {kind: _known_digests(session, kind, unfinished) for kind in KINDS}
+    found: list[tuple[ArtifactKind, str]] = []
+    for kind in KINDS:
+        digests = known[kind]
+        if digests is None or not stored[kind]:
+            continue
+        # A database that knows nothing of what is stored is another installation's, or new.
+        if not any(folder.digest in digests for folder in stored[kind]):
+            logger.warning(
+                "retention: the database knows none of the %d stored %s, so none is removed", len(stored[kind]), kind
+            )
+            continue
+        found += [(kind, digest) for digest in unreferenced_to_remove(stored[kind], digests, policy, now)]
+    return found
+
+
+def remove_unreferenced(database: Database, storage: Storage, kind: ArtifactKind, digest: str) -> bool:
+    """Remove a stored folder, unless something needs it by now; returns whether it was removed."""
+    # A disk that hangs does so here, where no job's row is locked.
+    if storage.measure(kind, digest) is None:
+        return False
+    with database.write() as session:
+        known = _known_digests(session, kind, open_jobs(session, lock=True))
+        if known is None or digest in known:
+            return False
+        storage.move_to_trash(kind, digest)
+    storage.purge_trash()
+    return True
+
+
+def _known_digests(session: Session, kind: ArtifactKind, unfinished: Sequence[JobRow]) -> set[str] | None:
+    """Digests that a job accounts for; None while a job runs that does not say beforehand what it will store."""
+    if kind == "adapters":
+        reserved = {digest for job in unfinished for digest in job.progress.get(STORING, [])}
+        return reserved | set(session.scalars(select(AdapterRow.digest).where(AdapterRow.deleted_at.is_(None))))
+    # A merge knows its model's digest when it has made it, and not before.
+    if any(job.kind == Kind.MERGE for job in unfinished):
+        return None
+    merged = session.scalars(select(JobRow.result).where(JobRow.kind == Kind.MERGE))
+    return {result[MODEL] for result in merged if MODEL in result and MODEL_DELETED not in result}

@@ -1,0 +1,110 @@
+"""Labels: from chat rows to token ids, of which the assistant's and their end tokens are supervised and no others.
+
+This is the only label builder, so what is checked before a job is what the trainer trains on. Which characters are the
+assistant's is found in `assistant_spans.py`; here characters become tokens. A token that crosses the border of a span is
+not supervised, an end token that directly follows supervised tokens always is. Truncation drops the beginning, and labels
+move with the tokens.
+"""
+
+from __future__ import annotations
+
+import itertools
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from shared.tokenization.assistant_spans import Chat, Span
+from shared.tokenization.tokenizer import Encoding, Tokenizer
+
+T = TypeVar("T")
+
+IGNORED = -100
+"""Label of a position that carries no loss (PyTorch's default ``ignore_index``)."""
+BATCH_ROWS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """One encoded row.
+
+    Attributes:
+        line: the row's line number in its file.
+        ids: token ids, at most ``seq_len``.
+        labels: same length; ``labels[i]`` is ``ids[i]`` where it is supervised, else ``IGNORED``. The loss shifts them
+            by one against the input.
+        truncated: number of tokens cut off at the beginning.
+    """
+
+    line: int
+    ids: list[int]
+    labels: list[int]
+    truncated: int
+
+    @property
+    def targets(self) -> int:
+        """Number of positions that carry loss: no position predicts the first token."""
+        return sum(label != IGNORED for label in self.labels[1:])
+
+
+@dataclass(frozen=True, slots=True)
+class LabelledChat:
+    """A chat's tokens, before anything is cut off.
+
+    Attributes:
+        offsets: (start, end) of each token in the chat's text.
+        supervised: whether each token is supervised.
+    """
+
+    chat: Chat
+    ids: list[int]
+    offsets: list[Span]
+    supervised: list[bool]
+
+    def example(self, seq_len: int, last_k: int = 0) -> Example:
+        """Keep the last ``seq_len`` tokens, and of the supervised ones the last ``last_k`` (0: all)."""
+        kept = [index for index, supervised in enumerate(self.supervised) if supervised][-last_k:]
+        labels = [IGNORED] * len(self.ids)
+        for index in kept:
+            labels[index] = self.ids[index]
+        return Example(self.chat.line, self.ids[-seq_len:], labels[-seq_len:], max(0, len(self.ids) - seq_len))
+
+
+def label_chats(tokenizer: Tokenizer, chats: Sequence[Chat]) -> list[LabelledChat]:
+    """Tokenise chats, and find which of the tokens are supervised."""
+    encodings = tokenizer.encode_batch([chat.text for chat in chats])
+    return [
+        LabelledChat(chat, found.ids, found.offsets, _supervised(found, chat.spans, tokenizer.end_ids))
+        for chat, found in zip(chats, encodings, strict=True)
+    ]
+
+
+def in_batches(rows: Iterable[T], size: int = BATCH_ROWS) -> Iterator[list[T]]:
+    """Cut a stream into lists."""
+    iterator = iter(rows)
+    while batch := list(itertools.islice(iterator, size)):
+        yield batch
+
+
+def format_line_numbers(skipped: list[int], shown: int = 10) -> str:
+    """Line numbers for a message, at most ``shown`` of them."""
+    more = f" and {len(skipped) - shown} more" if len(skipped) > shown else ""
+    return ", ".join(str(line) for line in itertools.islice(skipped, shown)) + more
+
+
+def _supervised(encoding: Encoding, spans: list[Span], end_ids: frozenset[int]) -> list[bool]:
+    """Which tokens are supervised: those wholly within a span, and the end token that follows them."""
+    ids, offsets = encoding.ids, encoding.offsets
+    inside = [False] * len(ids)
+    for start, end in spans:
+        for index in range(bisect_left(offsets, (start, start)), len(ids)):
+            first, last = offsets[index]
+            if first >= end:
+                break
+            inside[index] = last <= end
+    # A model that is never trained on the end token never stops. Of two end tokens in a row only the first is supervised,
+    # because generation stops there.
+    return [
+        inside[index] or (index > 0 and ids[index] in end_ids and inside[index - 1] and ids[index - 1] not in end_ids)
+        for index in range(len(ids))
+    ]

@@ -1,0 +1,91 @@
+"""Pending releases: tried until they succeed, not for longer than the slots are held, and limited in number.
+
+Against a real Valkey: tests/api/inference/rate_limits/test_limiter.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from redis.exceptions import TimeoutError as ValkeyTimeoutError
+
+import api.inference.rate_limits.pending_releases
+from api.inference.rate_limits.pending_releases import PendingReleases
+
+
+class Broker:
+    """Releases slots, unless it is away."""
+
+    def __init__(self) -> None:
+        self.away = True
+        self.tried: list[str] = []
+        self.released: list[str] = []
+
+    async def release(self, _key_id: str, slot: str) -> None:
+        self.tried.append(slot)
+        if self.away:
+            raise ValkeyTimeoutError
+        self.released.append(slot)
+
+
+def test_release_is_tried_until_it_succeeds() -> None:
+    async def check() -> None:
+        broker = Broker()
+        pending = PendingReleases(broker.release, hold=60, retry=0.01)
+        for slot in ("a", "b"):
+            pending.add("key", slot)
+        await asyncio.sleep(0.05)
+        assert set(broker.tried) == {"a"}, "while the first release fails, the rest is not tried"
+        broker.away = False
+        await asyncio.sleep(0.05)
+        assert broker.released == ["a", "b"]
+        pending.add("key", "c")  # the task that released the others has ended
+        await asyncio.sleep(0.05)
+        assert broker.released == ["a", "b", "c"]
+
+    asyncio.run(check())
+
+
+def test_release_of_a_slot_that_has_expired_is_dropped() -> None:
+    async def check() -> None:
+        broker = Broker()
+        pending = PendingReleases(broker.release, hold=0.03, retry=0.01)
+        pending.add("key", "a")
+        await asyncio.sleep(0.1)
+        tries = len(broker.tried)
+        await asyncio.sleep(0.05)
+        assert (broker.released, len(broker.tried)) == ([], tries)
+        assert len(asyncio.all_tasks()) == 1
+
+    asyncio.run(check())
+
+
+def test_removed_slot_is_not_released() -> None:
+    async def check() -> None:
+        broker = Broker()
+        pending = PendingReleases(broker.release, hold=60, retry=0.01)
+        for slot in ("a", "b"):
+            pending.add("key", slot)
+        pending.remove("a")
+        pending.remove("never added")
+        broker.away = False
+        await asyncio.sleep(0.05)
+        assert broker.released == ["b"]
+
+    asyncio.run(check())
+
+
+def test_releases_over_the_maximum_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(api.inference.rate_limits.pending_releases, "MAX_PENDING", 2)
+
+    async def check() -> None:
+        broker = Broker()
+        pending = PendingReleases(broker.release, hold=60, retry=0.01)
+        for slot in ("a", "b", "c"):
+            pending.add("key", slot)
+        broker.away = False
+        await asyncio.sleep(0.05)
+        assert broker.released == ["a", "b"]
+
+    asyncio.run(check())

@@ -1,0 +1,199 @@
+"""The gateway against a fake replica; `tests/system/test_gateway.py` runs it against the real vLLM."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import FastAPI
+from fastapi.testclient import TestClient
+
+from shared.base_models.catalog import Catalog, save_catalog
+from shared.database.records import new_id
+from shared.database.tenancy import KeyLimits, Role
+from tests.api.conftest import BASE
+from tests.support.asgi_server import serve
+from tests.support.gateway import ADAPTER, UNPUBLISHED, FakeReplica, register_adapters
+from tests.support.waiting import eventually
+
+pytestmark = pytest.mark.network
+
+
+@pytest.fixture
+def replica() -> Iterator[FakeReplica]:
+    replica = FakeReplica()
+    for url in serve(replica):
+        replica.url = url
+        yield replica
+
+
+@pytest.fixture
+def api(app: FastAPI, replica: FakeReplica) -> Iterator[httpx.Client]:
+    """A client of the API on a real socket: a disconnect is a real one."""
+    services = app.state.services
+    services.settings.serving_urls[:] = [replica.url]  # read at the first request
+    _, secret = services.keys.create("test")
+    register_adapters(app)
+    for url in serve(app, lifespan="on"):
+        with httpx.Client(base_url=url, headers={"Authorization": f"Bearer {secret}"}, timeout=10) as client:
+            yield client
+
+
+@pytest.mark.parametrize(("model", "served"), [(BASE, BASE), (ADAPTER, ADAPTER), ("helper", ADAPTER)])
+def test_model_is_sent_by_the_name_that_the_replica_serves(
+    api: httpx.Client, replica: FakeReplica, model: str, served: str
+) -> None:
+    messages = [{"role": "user", "content": "?"}]
+    response = api.post("/v1/chat/completions", json={"model": model, "messages": messages, "x": [1]})
+    assert response.json() == {"served": served}
+    assert response.headers.get("x-mens-adapter") == (None if served == BASE else served)
+    (sent,) = replica.asked
+    assert sent.pop("cache_salt")
+    assert sent == {"path": "/v1/chat/completions", "model": served, "messages": messages, "x": [1]}
+
+
+def test_new_base_is_served_at_once(app: FastAPI, api: httpx.Client, replica: FakeReplica) -> None:
+    assert api.post("/v1/completions", json={"model": BASE, "prompt": "x"}).json() == {"served": BASE}
+    path, bases = app.state.services.settings.catalog_path, app.state.services.catalog().bases
+    save_catalog(path, Catalog(bases=[*bases, bases[0].model_copy(update={"name": "new-base"})]))
+    assert api.post("/v1/completions", json={"model": "new-base", "prompt": "x"}).json() == {"served": "new-base"}
+
+
+@pytest.mark.parametrize("model", ["nobody", UNPUBLISHED, "../etc/passwd", "", None, 3, [BASE]])
+def test_unknown_names_do_not_reach_the_replica(api: httpx.Client, replica: FakeReplica, model: object) -> None:
+    response = api.post("/v1/chat/completions", json={"model": model})
+    assert response.status_code in (400, 404)
+    assert response.json()["error"]["param"] == "model"
+    assert not replica.asked
+
+
+@pytest.mark.parametrize(
+    ("content", "code"),
+    [
+        (b"{", "REQUEST_INVALID"),
+        (b"[]", "REQUEST_INVALID"),
+        (b"[" * 9_000, "REQUEST_INVALID"),
+        (b'{"model": "\\ud800"}', "REQUEST_INVALID"),
+        (b'{"model": "\xff"}', "REQUEST_INVALID"),
+        (b"x" * 10_001, "BODY_TOO_LARGE"),
+    ],
+)
+def test_invalid_bodies_are_refused(api: httpx.Client, content: bytes, code: str) -> None:
+    assert api.post("/v1/completions", content=content).json()["error"]["code"] == code
+
+
+def test_stream_is_passed_on_as_it_comes(api: httpx.Client) -> None:
+    arrivals = []
+    with api.stream("POST", "/v1/completions", json={"model": BASE, "stream": True}) as response:
+        assert response.headers["content-type"] == "text/event-stream"
+        arrivals = [(time.monotonic(), chunk) for chunk in response.iter_raw()]
+    assert b"".join(chunk for _, chunk in arrivals).endswith(b"data: 49\n\n")
+    assert arrivals[-1][0] - arrivals[0][0] > 0.3, "the first chunk did not wait for the last"
+
+
+def test_disconnect_from_a_stream_cancels_it_at_the_replica(api: httpx.Client, replica: FakeReplica) -> None:
+    with api.stream("POST", "/v1/completions", json={"model": BASE, "stream": True}) as response:
+        next(response.iter_raw())
+    assert replica.abandoned.wait(2)
+
+
+def test_disconnect_before_the_response_cancels_it_at_the_replica(api: httpx.Client, replica: FakeReplica) -> None:
+    replica.delay = 8
+    with pytest.raises(httpx.ReadTimeout):
+        api.post("/v1/completions", json={"model": BASE}, timeout=0.5)
+    assert replica.abandoned.wait(2)
+
+
+def test_replica_that_is_down_is_skipped(app: FastAPI, api: httpx.Client, replica: FakeReplica) -> None:
+    app.state.services.settings.serving_urls[:] = ["http://127.0.0.1:9", "http://127.0.0.1:10", replica.url]
+    for _ in range(3):
+        assert api.post("/v1/completions", json={"model": BASE}).status_code == 200
+
+
+def test_no_replica_is_a_503(app: FastAPI, client: TestClient) -> None:
+    register_adapters(app)
+    response = client.post("/v1/chat/completions", json={"model": "helper"})
+    assert (response.status_code, response.json()["error"]["code"]) == (503, "SERVING_UNAVAILABLE")
+    assert response.headers["retry-after"]
+
+
+def test_adapter_that_the_replica_refuses_is_a_503(api: httpx.Client) -> None:
+    response = api.post("/v1/chat/completions", json={"model": f"helper@{'c' * 64}"})
+    assert (response.status_code, response.json()["error"]["code"]) == (503, "SERVING_REFUSED")
+
+
+def test_other_paths_of_the_replica_are_not_reachable(api: httpx.Client, replica: FakeReplica) -> None:
+    for path in (
+        "/v1/load_lora_adapter",
+        "/invocations",
+        "/tokenize",
+        "/metrics",
+        "/v1/chat/completions/../../metrics",
+    ):
+        assert api.post(path, json={"model": BASE}).status_code in (404, 405)
+    assert not replica.asked
+
+
+# -- tenants, moves and limits ---------------------------------------------------------------------------------------
+
+
+def complete_as(app: FastAPI, api: httpx.Client, tenant: str, **body: Any) -> httpx.Response:
+    """A completion with a new key of a tenant."""
+    _, secret = app.state.services.keys.create(new_id("k"), tenant)
+    headers = {"Authorization": f"Bearer {secret}"}
+    return api.post("/v1/completions", json={"model": BASE} | body, headers=headers)
+
+
+def test_tenants_have_different_cache_salts(app: FastAPI, api: httpx.Client, replica: FakeReplica) -> None:
+    for tenant, own in (("acme", None), ("acme", None), ("other", None), ("acme", "mine"), ("other", "mine")):
+        assert complete_as(app, api, tenant, **({"cache_salt": own} if own else {})).status_code == 200
+    salts = [str(asked["cache_salt"]) for asked in replica.asked]
+    assert salts[0] == salts[1]
+    assert len(set(salts)) == 4
+    assert "mine" not in " ".join(salts)
+
+
+def test_moved_alias_is_followed_by_the_next_request(app: FastAPI, api: httpx.Client, replica: FakeReplica) -> None:
+    another = f"helper@{'c' * 64}"
+    assert api.post("/v1/completions", json={"model": "helper"}).headers["x-mens-adapter"] == ADAPTER
+    for number in range(10):
+        adapter = (another, ADAPTER)[number % 2]
+        assert api.put("/v1/aliases/helper", json={"adapter": adapter}).status_code == 200
+        api.post("/v1/completions", json={"model": "helper"})
+        assert replica.asked[-1]["model"] == adapter
+    assert api.delete("/v1/aliases/helper").status_code == 200
+    assert api.post("/v1/completions", json={"model": "helper"}).status_code == 404
+
+
+@pytest.mark.parametrize("ending", ["read", "disconnected", "refused", "unknown"])
+def test_slot_is_held_until_the_response_ends(
+    app: FastAPI, api: httpx.Client, replica: FakeReplica, ending: str
+) -> None:
+    limits = KeyLimits(concurrent_requests=1)
+    _, secret = app.state.services.keys.create("one", "acme", Role.VIEWER, limits)
+    api.headers["Authorization"] = f"Bearer {secret}"
+    body = {"model": {"refused": f"helper@{'c' * 64}", "unknown": "nobody"}.get(ending, BASE), "stream": True}
+    with api.stream("POST", "/v1/completions", json=body) as response:
+        assert response.is_success is (ending in ("read", "disconnected"))
+        if response.is_success:
+            second = api.post("/v1/completions", json={"model": BASE})
+            assert (second.status_code, second.json()["error"]["code"]) == (429, "CONCURRENCY_LIMITED")
+        if ending == "disconnected":
+            next(response.iter_raw())
+        else:
+            response.read()
+    if ending == "disconnected":
+        assert replica.abandoned.wait(2)
+    assert api.post("/v1/completions", json={"model": BASE}).status_code == 200
+
+
+def test_successful_requests_are_counted(app: FastAPI, api: httpx.Client) -> None:
+    for model in ("helper", "helper", BASE, "nobody", f"helper@{'c' * 64}"):
+        api.post("/v1/completions", json={"model": model, "stream": model == BASE})
+    app.state.services.gateway.meter._interval = 0.0
+    eventually(lambda: len(api.get("/v1/usage").json()["data"]) == 2, seconds=10)
+    counted = {line["model"]: line["requests"] for line in api.get("/v1/usage").json()["data"]}
+    assert counted == {ADAPTER: 2, BASE: 1}

@@ -1,0 +1,92 @@
+"""Shortened ids, against a real API on a real socket."""
+
+from __future__ import annotations
+
+import pytest
+
+from shared.database.tenancy import Role
+from tests.support.builders import new_adapter, submission
+from tests.support.cli_installation import CliInstallation
+
+OLD, NEW, OTHER = (f"demo@{digits:0<64}" for digits in ("1f3c9a2b", "1f3c9a2e", "9c"))
+
+pytestmark = pytest.mark.network
+
+
+@pytest.fixture
+def with_adapters(installation: CliInstallation) -> CliInstallation:
+    """Three adapters of one name; the digests of two begin alike."""
+    installation.register(*(new_adapter(adapter, final=adapter == OLD) for adapter in (OLD, NEW, OTHER)))
+    return installation
+
+
+def test_prefix_resolves_to_the_adapter(with_adapters: CliInstallation) -> None:
+    assert with_adapters.mens("aliases", "set", "prod", "demo@9c") == f"prod → {OTHER}, version 1"
+    split = with_adapters.mens(
+        "aliases", "split", "prod", "demo@9…=90", "demo@1f3c9a2e=10", "--shadow", "demo@1f3c9a2b"
+    )
+    assert split == f"prod → {OTHER} 90 %, {NEW} 10 % (shadow: {OLD} 10 %), version 2"
+    assert with_adapters.mens("models", "show", "demo@9").startswith(f"{OTHER}  checkpoint, published")
+
+
+def test_ambiguous_prefix_lists_the_adapters(with_adapters: CliInstallation) -> None:
+    several = "error: several ids begin with demo@1f3; type more of the one you mean:\n"
+    output = with_adapters.mens("aliases", "set", "prod", "demo@1f3", code=1)
+    assert output.startswith(several)
+    assert sorted(output.removeprefix(several).split()) == [OLD, NEW]
+    assert with_adapters.mens("aliases", "list") == ""
+
+
+def test_chat_resolves_a_prefix(with_adapters: CliInstallation) -> None:
+    unserved = with_adapters.mens("chat", OTHER, "hi", code=1)
+    assert "MODEL_NOT_FOUND" not in unserved
+    assert with_adapters.mens("chat", "demo@9", "hi", code=1) == unserved
+    assert with_adapters.mens("chat", "demo@e", "hi", code=1).startswith("error: MODEL_NOT_FOUND")
+
+
+def test_unknown_prefix_is_refused_by_the_api(with_adapters: CliInstallation) -> None:
+    assert with_adapters.mens("aliases", "set", "prod", "demo@e", code=1).startswith("error: ADAPTER_NOT_FOUND")
+    assert with_adapters.mens("models", "show", "demo@e", code=1).startswith("error: MODEL_NOT_FOUND")
+    assert "demo" in with_adapters.mens("aliases", "set", "prod", "demo", code=1), "a name alone may be an alias's"
+
+
+def test_whole_id_that_is_a_prefix_of_another_stands_for_itself(with_adapters: CliInstallation) -> None:
+    with_adapters.register(new_adapter("short@1"), new_adapter("short@12", final=False))
+    assert with_adapters.mens("aliases", "set", "prod", "short@1") == "prod → short@1, version 1"
+
+
+def test_deletion_needs_eight_digits_and_names_the_adapter(with_adapters: CliInstallation) -> None:
+    refused = with_adapters.mens("models", "delete", "demo@9c00000", "--yes", code=1)
+    assert refused == f"error: demo@9c00000 means {OTHER}; give the whole id here, or 8 digits of it at least"
+    assert "several" in with_adapters.mens("models", "delete", "demo@1f3c9a2", "--yes", code=1)
+    assert with_adapters.mens("models", "delete", "demo@9c000000", code=1).startswith(f"Delete {OTHER}?"), (
+        "it was not confirmed"
+    )
+    assert with_adapters.mens("models", "delete", "demo@9c000000", "--yes").startswith(f"{OTHER} is deleted")
+    assert OTHER not in with_adapters.mens("models")
+
+
+def test_prefix_resolves_to_the_job(installation: CliInstallation) -> None:
+    jobs = installation.services.jobs
+    first, second = (jobs.submit(submission())[0].id for _ in range(2))
+    common = next(first[:end] for end in range(len(first), 0, -1) if second.startswith(first[:end]))
+    output = installation.mens("jobs", "cancel", common, code=1)
+    assert sorted(output.splitlines()[1:]) == [f"  {first}", f"  {second}"]
+    own = first[: len(common) + 1]
+    assert installation.mens("jobs", "cancel", own) == f"{first} is cancelled"
+    assert installation.mens("jobs", "pause", f"{second[:-1]}…") == f"{second} is paused"
+    assert installation.mens("jobs", "show", "ftjob-zzz", code=1).startswith("error: JOB_NOT_FOUND")
+
+
+def test_ambiguous_job_prefix_lists_ten_jobs(installation: CliInstallation) -> None:
+    jobs = [installation.services.jobs.submit(submission())[0].id for _ in range(12)]
+    *listed, last = installation.mens("jobs", "show", "ftjob-0", code=1).splitlines()[1:]
+    assert [line.strip() for line in listed] == sorted(jobs, reverse=True)[:10]
+    assert last == "  …"
+
+
+def test_prefix_of_another_tenants_job_is_not_found(with_adapters: CliInstallation) -> None:
+    with_adapters.become("tess", "acme", Role.TRAINER)
+    mine = with_adapters.services.jobs.of("acme").submit(submission())[0].id
+    with_adapters.become("tom", "other", Role.TRAINER)
+    assert "JOB_NOT_FOUND" in with_adapters.mens("jobs", "show", mine[:-1], code=1)

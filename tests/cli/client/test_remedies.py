@@ -1,0 +1,121 @@
+"""Remedies of API errors as commands, found by code and field."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from cli.client.connection import describe_error
+from cli.client.remedies import to_cli_remedy
+from shared.errors import Code
+
+ROOT = Path(__file__).resolve().parents[3]
+NOT_CALLED = ("api/openai", "api/ollama", "api/routes/fine_tuning.py", "api/routes/ollama.py")
+"""Views of the API that the command line never calls."""
+HTTP_WORDS = re.compile(r"/v1/|X-Mens|Bearer|`tenant`|`key_id`")
+NO_COMMAND = ("GET /v1/contract/schema", "GET /v1/openapi.json")
+"""Routes for which there is no command."""
+
+
+def error(code: Code, field: str | None = None, remedy: str = "", **details: Any) -> dict[str, Any]:
+    """An error as the API sends it."""
+    return {"code": code, "message": f"No. {remedy}", "param": field, "mens": {"remedy": remedy, "details": details}}
+
+
+def raised() -> Iterator[dict[str, Any]]:
+    """Every error with a remedy that the API, or `shared` below it, makes; X for what is filled in."""
+    for path in [*(ROOT / "api").rglob("*.py"), *(ROOT / "shared").rglob("*.py")]:
+        if path.relative_to(ROOT).as_posix().startswith(NOT_CALLED):
+            continue
+        tree = ast.parse(path.read_text())
+        texts = {
+            target.id: "".join(_text(node.value, {}))
+            for node in tree.body
+            if isinstance(node, ast.Assign)
+            for target in node.targets
+            if isinstance(target, ast.Name)
+        }
+        for call in ast.walk(tree):
+            if isinstance(call, ast.Call) and call.args:
+                parts = {part.arg: "".join(_text(part.value, texts)) for part in call.keywords if part.arg}
+                for code in re.findall(r"\bCode\.([A-Z0-9_]+)", ast.unparse(call.args[0])):
+                    if "remedy" in parts:
+                        yield error(Code(code), parts.get("param"), parts["remedy"])
+
+
+def _text(node: ast.expr, names: dict[str, str]) -> Iterator[str]:
+    if isinstance(node, ast.Constant):
+        yield str(node.value)
+    elif isinstance(node, ast.Name):
+        yield names.get(node.id, "")
+    elif isinstance(node, ast.JoinedStr):
+        for part in node.values:
+            yield str(part.value) if isinstance(part, ast.Constant) else "X"
+
+
+def test_no_remedy_names_a_route_that_has_a_command() -> None:
+    over_http = [each for each in raised() if HTTP_WORDS.search(each["mens"]["remedy"])]
+    assert len(over_http) > 10
+    for each in over_http:
+        remedy = to_cli_remedy(each)
+        for route in NO_COMMAND:
+            remedy = remedy.replace(route, "")
+        assert not HTTP_WORDS.search(remedy), each
+
+
+@pytest.mark.parametrize(
+    ("code", "field", "remedy"),
+    [
+        (Code.MODEL_NOT_FOUND, "model", "List what there is with `mens models`."),
+        (Code.ALIAS_NOT_FOUND, "name", "List what there is with `mens aliases list`."),
+        (Code.ALIAS_VERSION_NOT_FOUND, "to_version", "See where it was with `mens aliases history NAME`."),
+        (Code.JOB_NOT_FOUND, None, "List them: `mens jobs list`."),
+        (Code.KEY_NOT_FOUND, "key_id", "List them: `mens keys list`."),
+        (Code.KEY_INVALID, None, "Set MENS_API_KEY to one that an admin made with `mens keys create NAME`."),
+        (Code.TENANT_FORBIDDEN, "tenant", "Leave MENS_TENANT unset and --tenant out."),
+        (Code.FILE_NOT_FOUND, "data.train_file", "Give the file itself: `mens train FILE` uploads it."),
+    ],
+)
+def test_remedy_is_found_by_code_and_field(code: Code, field: str | None, remedy: str) -> None:
+    assert to_cli_remedy(error(code, field, "Something with GET /v1/other.")) == remedy
+
+
+@pytest.mark.parametrize(
+    ("code", "field"),
+    [(Code.TENANT_FORBIDDEN, None), (Code.MODEL_NOT_FOUND, "source.path"), (Code.REQUEST_INVALID, "group_by")],
+)
+def test_other_remedies_of_a_code_are_kept(code: Code, field: str | None) -> None:
+    assert to_cli_remedy(error(code, field, "Ask an admin.")) == "Ask an admin."
+
+
+@pytest.mark.parametrize(
+    ("field", "remedy"),
+    [
+        ("kind", "See the command's --help for what is expected."),
+        (
+            "contract.exec.epochs",
+            "See the command's --help for what is expected; the contract's schema is at GET /v1/contract/schema.",
+        ),
+    ],
+)
+def test_invalid_field_refers_to_help(field: str, remedy: str) -> None:
+    faults = [{"param": field, "reason": "wrong"}]
+    assert to_cli_remedy(error(Code.REQUEST_INVALID, field, "See GET /v1/openapi.json.", errors=faults)) == remedy
+
+
+def test_only_the_remedy_of_a_message_is_replaced() -> None:
+    remedy = "List what there is with GET /v1/models."
+    body = error(Code.MODEL_NOT_FOUND, "model", remedy) | {"message": f"There is no model 'GET /v1/models'. {remedy}"}
+    shown = describe_error(httpx.Response(404, json={"error": body}))
+    assert shown == "MODEL_NOT_FOUND: There is no model 'GET /v1/models'. List what there is with `mens models`."
+
+
+def test_error_without_our_block_is_passed_on() -> None:
+    body = {"code": "boom", "message": "An error of another program."}
+    assert describe_error(httpx.Response(502, json={"error": body})) == "boom: An error of another program."

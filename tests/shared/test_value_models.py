@@ -1,0 +1,40 @@
+"""Pydantic models of `shared`: one frozen base per package, and no two classes of one name."""
+
+from __future__ import annotations
+
+import ast
+from collections import Counter
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+from pydantic import BaseModel
+
+from shared.base_models.config import ModelValue
+from shared.contract.sections import ContractValue
+from shared.preflight.types import PreflightValue
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize(
+    ("package", "base"), [("base_models", ModelValue), ("contract", ContractValue), ("preflight", PreflightValue)]
+)
+def test_every_model_of_a_package_has_its_frozen_base(package: str, base: type[BaseModel]) -> None:
+    assert base.model_config["frozen"]
+    assert base.model_config["extra"] == "forbid"
+    for path in (ROOT / "shared" / package).glob("*.py"):
+        module = import_module(f"shared.{package}.{path.stem}")
+        for value in vars(module).values():
+            if isinstance(value, type) and issubclass(value, BaseModel) and value.__module__ == module.__name__:
+                assert issubclass(value, base), value
+
+
+def test_class_names_are_unique() -> None:
+    names = Counter(
+        node.name
+        for path in (ROOT / "shared").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ClassDef)
+    )
+    assert [name for name, count in names.items() if count > 1] == []

@@ -1,0 +1,65 @@
+"""Test doubles that count how often a file is opened, a contract validated and the gates tried."""
+
+from __future__ import annotations
+
+import builtins
+import io
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shared.contract import gates, sections
+from shared.contract.sections import FineTuneContract
+from shared.errors import Code
+
+ALIAS = "counted"
+"""Alias of a contract whose validations are counted: pydantic checks the name once each time.
+
+The job needs a name of its own, because the plan would take the alias for it and check it once more.
+"""
+
+
+class Counts:
+    """What has been counted since the start, or since :meth:`reset`."""
+
+    def __init__(self) -> None:
+        self.validations = 0
+        self.gate_runs = 0
+        self._opened: Counter[str] = Counter()
+
+    def reset(self) -> None:
+        self.__init__()  # type: ignore[misc]
+
+    def reads(self, path: Path) -> int:
+        """How often a file was opened."""
+        return self._opened[str(path)]
+
+    def add_open(self, file: Any) -> None:
+        self._opened[str(file)] += 1
+
+
+def counting(patch: pytest.MonkeyPatch) -> Counts:
+    """Count from now on."""
+    counts = Counts()
+    real_open, describe = io.open, sections.describe_bad_name
+
+    def counted_open(file: Any, *args: Any, **kwargs: Any) -> Any:
+        counts.add_open(file)
+        return real_open(file, *args, **kwargs)
+
+    def counted_name(text: str) -> str | None:
+        counts.validations += text == ALIAS
+        return describe(text)
+
+    def counted_gate(contract: FineTuneContract, context: gates.GateContext) -> bool:
+        counts.gate_runs += 1
+        return False
+
+    patch.setattr(io, "open", counted_open)
+    patch.setattr(builtins, "open", counted_open)
+    patch.setattr(sections, "describe_bad_name", counted_name)
+    first = gates.Gate(Code.GPU_REQUIRED, "device.device", counted_gate, "", "")
+    patch.setattr(gates, "GATES", (first, *gates.GATES))
+    return counts

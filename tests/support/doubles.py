@@ -1,0 +1,14 @@
+"""Test doubles of parts that several tiers' tests replace."""
+
+from __future__ import annotations
+
+
+class FakeJobQueue:
+    """A job queue that remembers which jobs were enqueued and sends no message."""
+
+    def __init__(self) -> None:
+        self.enqueued: list[str] = []
+
+    def enqueue(self, job_id: str) -> bool:
+        self.enqueued.append(job_id)
+        return True

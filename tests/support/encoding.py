@@ -1,0 +1,35 @@
+"""Rows encoded one by one and shown in pieces, by the label builder that the supervision report uses."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+
+from shared.datasets.rows import TrainingRow
+from shared.tokenization.assistant_spans import find_assistant_spans
+from shared.tokenization.labels import Example, in_batches, label_chats
+from shared.tokenization.supervision import text_pieces
+from shared.tokenization.tokenizer import Tokenizer
+
+
+def encode_row(tokenizer: Tokenizer, row: TrainingRow, seq_len: int, last_k: int = 0) -> Example:
+    """One encoded row: its last ``seq_len`` tokens, of which the last ``last_k`` supervised ones have labels (0: all)."""
+    [labelled] = label_chats(tokenizer, [find_assistant_spans(tokenizer, row)])
+    return labelled.example(seq_len, last_k)
+
+
+def encode_rows(
+    tokenizer: Tokenizer, rows: Iterable[TrainingRow], seq_len: int, last_k: int
+) -> tuple[list[Example], list[int]]:
+    """Encoded rows, and the line numbers of those without a supervised token, which are left out."""
+    batches = (
+        label_chats(tokenizer, [find_assistant_spans(tokenizer, row) for row in batch]) for batch in in_batches(rows)
+    )
+    examples = [labelled.example(seq_len, last_k) for labelled in itertools.chain.from_iterable(batches)]
+    return [one for one in examples if one.targets], [one.line for one in examples if not one.targets]
+
+
+def sample_view(tokenizer: Tokenizer, row: TrainingRow, *, seq_len: int, last_k: int = 0) -> list[tuple[str, bool]]:
+    """A row in pieces of text, each with whether it is supervised."""
+    [labelled] = label_chats(tokenizer, [find_assistant_spans(tokenizer, row)])
+    return text_pieces(labelled, labelled.example(seq_len, last_k))

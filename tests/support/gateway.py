@@ -1,0 +1,84 @@
+"""What tests of the gateway share: a replica that responds like vLLM, and published adapters."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from dataclasses import dataclass, field
+from typing import Any
+
+from fastapi import FastAPI
+
+from shared.database.adapters import NewAdapter
+from shared.database.leases import Leases
+from shared.database.records import Kind, Submission
+from tests.support.builders import BASE
+
+ADAPTER = f"helper@{'a' * 64}"
+UNPUBLISHED = f"helper@{'b' * 64}"
+
+
+@dataclass
+class FakeReplica:
+    """An ASGI application that responds like vLLM.
+
+    Attributes:
+        asked: bodies of the requests, each with its path.
+        abandoned: set once a caller has disconnected.
+        delay: seconds before the response begins.
+    """
+
+    url: str = ""
+    asked: list[dict[str, Any]] = field(default_factory=list)
+    abandoned: threading.Event = field(default_factory=threading.Event)
+    delay: float = 0.0
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] != "http":
+            return
+        if scope["path"] == "/health":
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            await send({"type": "http.response.body", "body": b""})
+            return
+        body = json.loads((await receive())["body"])
+        self.asked.append(body | {"path": scope["path"]})
+        status = 404 if body["model"].endswith("c" * 64) else 200
+        content = b"text/event-stream" if body.get("stream") else b"application/json"
+        pause = asyncio.ensure_future(asyncio.sleep(self.delay))
+        gone = asyncio.ensure_future(receive())
+        await asyncio.wait({pause, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if gone.done():
+            self.abandoned.set()
+            return
+        await send({"type": "http.response.start", "status": status, "headers": [(b"content-type", content)]})
+        for index in range(50 if body.get("stream") else 1):
+            if gone.done():
+                self.abandoned.set()
+                return
+            chunk = f"data: {index}\n\n" if body.get("stream") else json.dumps({"served": body["model"]})
+            await send({"type": "http.response.body", "body": chunk.encode(), "more_body": True})
+            await asyncio.sleep(0.02 if body.get("stream") else 0)
+        await send({"type": "http.response.body", "body": b""})
+
+
+def register_adapters(app: FastAPI) -> None:
+    """Register the adapters as one job's results, and the alias ``helper`` on the last of them."""
+    leases = Leases(app.state.services.database, 60)
+    submission = Submission(kind=Kind.FINETUNE, base_model=BASE, name="helper", contract={}, plan={})
+    job, _ = app.state.services.jobs.submit(submission)
+    lease = leases.claim(job.id, "w")
+    assert lease
+
+    def adapter(name: str, *, final: bool, published: bool) -> NewAdapter:
+        digest = name.partition("@")[2]
+        return NewAdapter(
+            id=name, digest=digest, base_model=BASE, step=1, final=final, published=published, manifest={}
+        )
+
+    adapters = [
+        adapter(ADAPTER, final=True, published=True),
+        adapter(UNPUBLISHED, final=False, published=False),
+        adapter(f"helper@{'c' * 64}", final=False, published=True),
+    ]
+    leases.finish(lease, {}, adapters=adapters, alias="helper")

@@ -1,0 +1,264 @@
+"""Every ending of an attempt is one database write, with small functions in place of the real work."""
+
+from __future__ import annotations
+
+import time
+from datetime import UTC, datetime
+
+import pytest
+
+import worker.jobs.runner
+from shared.database.job_states import JobState
+from shared.database.leases import MAX_FAILURES
+from shared.database.records import Kind
+from shared.errors import Code, JobFailed, LeaseLost, Unavailable
+
+
+@pytest.fixture
+def work(monkeypatch):
+    """Puts a function in place of the fine-tune runner."""
+
+    def replace(function) -> None:
+        monkeypatch.setitem(worker.jobs.runner.RUNNERS, Kind.FINETUNE, function)
+
+    return replace
+
+
+@pytest.fixture
+def run(installation, work):
+    """Runs a new job with a function as its work; returns the job's row afterwards."""
+
+    def go(function):
+        work(function)
+        job = installation.submit()
+        installation.worker.run_job(job.id)
+        return installation.jobs.get(job.id)
+
+    return go
+
+
+def raising(error: Exception):
+    def function(attempt) -> None:
+        raise error
+
+    return function
+
+
+def until_stopped(request):
+    """Work that sends a request and then goes on until the attempt must stop."""
+
+    def function(attempt) -> None:
+        request(attempt.lease.job.id)
+        deadline = time.monotonic() + 10
+        while time.monotonic() < deadline:
+            attempt.raise_if_stopped()
+            time.sleep(0.01)
+
+    return function
+
+
+def test_success(run, installation):
+    job = run(lambda attempt: attempt.leases.finish(attempt.lease, {"adapter_id": "tiny@1"}))
+    assert job.state is JobState.SUCCEEDED
+    assert job.result["adapter_id"] == "tiny@1"
+    assert job.attempt == 1
+    assert job.finished_at
+    assert installation.messages(job.id) == ["Job created and queued.", "Attempt 1 started.", "Job succeeded."]
+
+
+def test_each_kind_has_its_runner(installation, monkeypatch):
+    seen = []
+    monkeypatch.setitem(worker.jobs.runner.RUNNERS, Kind.MERGE, lambda attempt: seen.append(attempt.lease.job.kind))
+    installation.worker.run_job(installation.submit(Kind.MERGE).id)
+    assert seen == [Kind.MERGE]
+    assert set(worker.jobs.runner.RUNNERS) == set(Kind)
+
+
+def test_coded_failure(run):
+    error = JobFailed(Code.LOSS_NOT_FINITE, "It was NaN.", remedy="Lower it.", details={"step": 3})
+    job = run(raising(error))
+    assert (job.state, job.error) == (JobState.FAILED, error.as_dict())
+
+
+def test_retryable_failure_goes_back_to_the_queue(run, installation):
+    job = run(raising(Unavailable(Code.SERVING_UNAVAILABLE, "No answer.")))
+    assert job.state is JobState.QUEUED
+    assert job.error is None
+    assert "Trying again in 1 s." in installation.messages(job.id)[-1]
+    assert installation.leases.claim(job.id, "second") is None
+    installation.skip_backoff(job.id)
+    assert installation.leases.claim(job.id, "second").token == 2
+
+
+def test_job_fails_after_its_last_retry(run, installation):
+    job = run(raising(Unavailable(Code.SERVING_UNAVAILABLE, "No answer.")))
+    for _ in range(MAX_FAILURES - 1):
+        installation.skip_backoff(job.id)
+        installation.worker.run_job(job.id)
+    job = installation.jobs.get(job.id)
+    assert (job.state, job.attempt, job.error["code"]) == (JobState.FAILED, MAX_FAILURES, Code.ATTEMPTS_EXHAUSTED)
+    assert job.error["details"]["last"]["code"] == Code.SERVING_UNAVAILABLE
+
+
+def test_unexpected_exception_fails_the_job_with_a_code(run):
+    job = run(raising(KeyError("metrics")))
+    assert (job.state, job.error["code"]) == (JobState.FAILED, Code.INTERNAL_ERROR)
+    assert "KeyError" in job.error["message"]
+
+
+def test_cancel(run, installation):
+    assert run(until_stopped(installation.jobs.cancel)).state is JobState.CANCELLED
+
+
+def test_pause_and_resume(run, installation, work):
+    job = run(until_stopped(installation.jobs.pause))
+    assert job.state is JobState.PAUSED
+    installation.worker.run_job(job.id)
+    assert installation.jobs.get(job.id).state is JobState.PAUSED
+    installation.jobs.resume(job.id)
+    work(lambda attempt: attempt.leases.finish(attempt.lease, {}))
+    installation.worker.run_job(job.id)
+    assert (installation.jobs.get(job.id).state, installation.jobs.get(job.id).attempt) == (JobState.SUCCEEDED, 2)
+
+
+def test_shutdown_returns_the_job_without_counting_a_failure(run, installation):
+    job = run(until_stopped(lambda _: installation.worker.stopping.set()))
+    assert job.state is JobState.QUEUED
+    assert installation.messages(job.id)[-1] == "Given back to the queue: the worker stops."
+    assert installation.leases.claim(job.id, "second").token == 2
+
+
+def test_stopping_worker_claims_nothing(installation, work):
+    work(lambda attempt: pytest.fail("it was claimed"))
+    installation.worker.stopping.set()
+    job = installation.submit()
+    installation.worker.run_job(job.id)
+    assert installation.jobs.get(job.id).state is JobState.QUEUED
+
+
+@pytest.mark.parametrize(
+    "ending",
+    [
+        lambda attempt: attempt.leases.finish(attempt.lease, {"adapter_id": "stale@1"}),
+        lambda attempt: attempt.enter("training", "stale"),
+        lambda attempt: None,
+        raising(JobFailed(Code.TRAINER_CRASHED, "stale")),
+        raising(KeyError("stale")),
+    ],
+    ids=["finish", "report", "return", "failure", "bug"],
+)
+def test_lost_lease_writes_nothing(installation, work, ending):
+    versions = []
+
+    def function(attempt) -> None:
+        installation.expire_lease(attempt.lease.job.id)
+        assert installation.leases.claim(attempt.lease.job.id, "second")
+        versions.append(installation.jobs.get(attempt.lease.job.id).version)
+        ending(attempt)
+
+    work(function)
+    job = installation.submit()
+    installation.worker.run_job(job.id)
+    after = installation.jobs.get(job.id)
+    assert (after.state, after.attempt, after.version, after.error) == (JobState.RUNNING, 2, versions[0], None)
+    assert not any("stale" in message for message in installation.messages(job.id))
+
+
+def test_raise_if_stopped_raises_the_lost_lease(run, installation):
+    def lose(job_id: str) -> None:
+        installation.expire_lease(job_id)
+
+    raised = []
+
+    def function(attempt) -> None:
+        try:
+            until_stopped(lose)(attempt)
+        except LeaseLost as error:
+            raised.append(error.code)
+            raise
+
+    assert run(function).state is JobState.QUEUED
+    assert raised == [Code.LEASE_LOST]
+
+
+def test_message_for_a_missing_job_is_harmless(installation, work):
+    work(lambda attempt: pytest.fail("it was claimed"))
+    installation.worker.run_job("ftjob-unknown")
+    job = installation.submit()
+    installation.jobs.cancel(job.id)
+    installation.worker.run_job(job.id)
+    assert installation.jobs.get(job.id).state is JobState.CANCELLED
+
+
+def test_job_is_claimed_once(installation, work):
+    claimed = []
+
+    def function(attempt) -> None:
+        claimed.append(attempt.lease.token)
+        installation.second_worker().run_job(attempt.lease.job.id)
+        attempt.leases.finish(attempt.lease, {})
+
+    work(function)
+    job = installation.submit()
+    installation.worker.run_job(job.id)
+    installation.worker.run_job(job.id)
+    assert claimed == [1]
+
+
+def test_final_write_waits_for_the_database(run, installation, monkeypatch):
+    monkeypatch.setattr(worker.jobs.runner, "WRITE_RETRY_SECONDS", 0.01)
+    real, tries = installation.leases.fail, []
+
+    def fail(*args):
+        tries.append(1)
+        if len(tries) < 4:
+            raise Unavailable(Code.DATABASE_UNAVAILABLE, "No answer.")
+        return real(*args)
+
+    monkeypatch.setattr(installation.leases, "fail", fail)
+    assert run(raising(JobFailed(Code.TRAINER_CRASHED, "It crashed."))).state is JobState.FAILED
+    assert len(tries) == 4
+
+
+def test_final_write_gives_up_when_the_lease_is_over(open_installation, work, monkeypatch):
+    installation = open_installation(lease_seconds=0.1)
+    monkeypatch.setattr(worker.jobs.runner, "WRITE_RETRY_SECONDS", 0.01)
+
+    def fail(*_: object) -> None:
+        raise Unavailable(Code.DATABASE_UNAVAILABLE, "No answer.")
+
+    monkeypatch.setattr(installation.leases, "fail", fail)
+    work(raising(JobFailed(Code.TRAINER_CRASHED, "It crashed.")))
+    with pytest.raises(Unavailable):
+        installation.worker.run_job(installation.submit().id)
+
+
+def test_sweep_enqueues_what_is_ready(installation):
+    queued, running, waiting = installation.submit(), installation.submit(), installation.submit()
+    installation.leases.claim(running.id, "gone")
+    lease = installation.leases.claim(waiting.id, "first")
+    installation.leases.fail(lease, Unavailable(Code.SERVING_UNAVAILABLE, "No answer."))
+    assert installation.worker.sweep() == [queued.id]
+    assert installation.job_queue.enqueued == [queued.id]
+    installation.expire_lease(running.id)
+    assert installation.worker.sweep() == [queued.id, running.id]
+
+
+def test_sweep_without_enqueueing_takes_leases_back(installation):
+    job = installation.submit()
+    installation.leases.claim(job.id, "gone")
+    with installation.database.engine.begin() as connection:
+        connection.exec_driver_sql("UPDATE jobs SET lease_expires_at = 1")
+    assert installation.worker.sweep(enqueue=False) == []
+    assert installation.job_queue.enqueued == []
+    assert installation.jobs.get(job.id).state is JobState.QUEUED
+
+
+def test_sweep_deletes_expired_files(installation, tmp_path):
+    digests = []
+    for name, expires_at in (("old", datetime(2020, 1, 1, tzinfo=UTC)), ("kept", None)):
+        (tmp_path / name).write_text(name)
+        digests.append(installation.storage.put_file(tmp_path / name))
+        installation.files.add(name, "fine-tune", 3, digests[-1], expires_at)
+    installation.worker.sweep()
+    assert [installation.storage.blob_path(digest).exists() for digest in digests] == [False, True]

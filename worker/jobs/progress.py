@@ -1,0 +1,91 @@
+"""From the trainer's telemetry to a job's events and progress: what a job's owner sees while it runs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from shared.database.records import NewEvent
+
+MAX_METRIC_EVENTS = 200
+"""About as many step events as a job keeps, however many steps it has; progress itself is always current."""
+
+PROGRESS_FIELDS = {
+    "step": "step",
+    "total_steps": "total_steps",
+    "epoch": "epoch",
+    "loss": "loss",
+    "token_accuracy": "token_accuracy",
+    "learning_rate": "learning_rate",
+    "tokens_per_sec": "tokens_per_second",
+    "eta_seconds_remaining": "eta_seconds",
+    "progress_fraction": "fraction",
+}
+WARNINGS = ("gpu_fallback", "tracker_failed")
+
+
+def to_events(telemetry: list[dict[str, Any]]) -> list[NewEvent]:
+    """The job events of some lines of telemetry; lines of an unknown kind have none."""
+    events = []
+    for line in telemetry:
+        kind, payload = line["event"], line["payload"]
+        if kind == "step":
+            step, total = payload["step"], payload["total_steps"]
+            if step in (1, total) or step % max(1, total // MAX_METRIC_EVENTS) == 0:
+                events.append(
+                    NewEvent(
+                        level="warn" if payload["loss"] is None else "info",
+                        type="metrics",
+                        message=f"Step {step}/{total}: training loss={_loss(payload['loss'])}",
+                        data={
+                            "step": step,
+                            "train_loss": payload["loss"],
+                            "total_steps": total,
+                            "train_mean_token_accuracy": payload["token_accuracy"],
+                        },
+                    )
+                )
+        elif kind == "validation":
+            text = f"Step {payload['step']}: validation loss={_loss(payload['val_loss'])}"
+            events.append(NewEvent(type="metrics", message=text, data=payload))
+        elif message := _message(kind, payload):
+            events.append(NewEvent(level="warn" if kind in WARNINGS else "info", message=message, data=payload))
+    return events
+
+
+def to_progress(telemetry: list[dict[str, Any]]) -> dict[str, Any]:
+    """The newest progress in some lines of telemetry; empty when they hold no step."""
+    steps = [line["payload"] for line in telemetry if line["event"] == "step"]
+    return {ours: steps[-1][theirs] for theirs, ours in PROGRESS_FIELDS.items()} if steps else {}
+
+
+def _loss(value: float | None) -> str:
+    return "not finite" if value is None else f"{value:.4f}"
+
+
+def _message(kind: str, payload: dict[str, Any]) -> str | None:
+    """The message of a line that carries no metrics; None when the kind is not shown."""
+    match kind:
+        case "train_start":
+            total, device = payload["planned_optimizer_steps_total"], payload["compute_device"]
+            if step := payload["resumed_from_step"]:
+                message = f"Training resumed from the checkpoint of step {step}: {total} steps on {device}."
+            else:
+                message = f"Training started: {payload['pairs_loaded']} rows, {total} steps on {device}."
+        case "checkpoint":
+            message = f"Checkpoint at step {payload['step']}."
+        case "epoch_complete":
+            losses = {"training loss": payload["avg_loss"], "validation loss": payload["val_loss"]}
+            shown = ", ".join(f"{name}={loss:.4f}" for name, loss in losses.items() if loss is not None)
+            message = f"Epoch {payload['epoch'] + 1} complete after {payload['global_step']} steps"
+            message += f": {shown}." if shown else "."
+        case "train_complete":
+            early = ": the validation loss got no better" if payload.get("stopped_early") else ""
+            message = f"Training complete after {payload['global_step']} steps{early}."
+        case "gpu_fallback":
+            causes = ", ".join(payload["causes"])
+            message = f"{payload['component']} runs on the CPU, not on {payload['requested_device_kind']}: {causes}."
+        case "tracker_failed":
+            message = f"The tracker {payload['tracker']} was dropped ({payload['error']}); training goes on."
+        case _:
+            return None
+    return message

@@ -1,0 +1,120 @@
+"""Publishing: measure on every serving replica what an adapter does, before its job may succeed.
+
+The measurements are forward passes and token ids: the replica returns the log-probability of every probe token, for the base and
+for the adapter, and the token ids of the probe chats. `worker/jobs/certificates.py` judges the numbers.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from shared.errors import Code, JobFailed, Unavailable
+from worker.jobs.certificates import (
+    Limits,
+    Measurements,
+    Scores,
+    ServedBase,
+    certificate,
+    refuse_failed,
+    template_report,
+)
+from worker.jobs.probe_chats import EncodedChats
+from worker.replica_client import ReplicaClient
+
+RETRY_SECONDS = 1.0
+REQUEST_SECONDS = 60.0
+
+
+@dataclass(frozen=True)
+class ProbeSet:
+    """The probes that an adapter is measured with.
+
+    Attributes:
+        adapter_id: the adapter, already in storage.
+        probes: `worker/training/probes.py` documents their fields.
+        encode_chats: returns the trainer's token ids of the probe chats; called for every replica.
+        reference: returns the trainer's own scores on the weights that a replica serves; None: the engine error is not
+            measured. It may take long, and must cache what it computes.
+        limits: that the certificates are judged by.
+    """
+
+    adapter_id: str
+    probes: list[dict[str, Any]]
+    encode_chats: Callable[[], EncodedChats]
+    reference: Callable[[ServedBase], Scores] | None
+    limits: Limits
+
+    @property
+    def trained(self) -> Scores | None:
+        """Scores of the NF4 model at the end of training; None when a probe has none."""
+        scores = [probe.get("trained") for probe in self.probes]
+        return None if None in scores else scores  # type: ignore[return-value]
+
+
+def certify(
+    urls: list[str],
+    key: str,
+    probes: ProbeSet,
+    *,
+    timeout_seconds: float,
+    raise_if_stopped: Callable[[], None],
+) -> dict[str, Any]:
+    """Certificates of an adapter, by replica.
+
+    Args:
+        urls: every replica.
+        key: the serving key.
+        probes: what the adapter is measured with.
+        timeout_seconds: how long replicas may be unavailable in total.
+        raise_if_stopped: called while waiting; raises when the job must stop.
+
+    Raises:
+        JobFailed: a certificate failed (see `worker/jobs/certificates.py`), or ``SERVING_REFUSED``.
+        ArtifactInvalid: refused, with the reason's code.
+        Unavailable: ``SERVING_UNAVAILABLE`` for longer than the timeout.
+    """
+    if not urls:
+        raise JobFailed(
+            Code.SERVING_UNAVAILABLE,
+            "No serving replica is configured, so nothing can be published.",
+            remedy="Set MENS_SERVING_URLS or MENS_SERVING_DNS, or set artifact.publish = false.",
+        )
+    deadline = time.monotonic() + timeout_seconds
+    certificates: dict[str, dict[str, Any]] = {}
+    for url in urls:
+        with ReplicaClient(url, key, REQUEST_SECONDS) as replica:
+            while replica.name not in certificates:
+                raise_if_stopped()
+                try:
+                    certificates[replica.name] = _certify_on(replica, probes)
+                except Unavailable:
+                    if time.monotonic() > deadline:
+                        raise
+                    time.sleep(RETRY_SECONDS)
+    # Only at the end, so that the error carries the certificates of all replicas.
+    refuse_failed(probes.adapter_id, certificates)
+    return certificates
+
+
+def _certify_on(replica: ReplicaClient, probes: ProbeSet) -> dict[str, Any]:
+    """Measure the adapter on one replica; the certificate may have failed."""
+    replica.check(probes.adapter_id)
+    found = replica.capabilities()
+    # An engine that was left to choose its dtype and does not report it: every such engine takes 16 bits.
+    served = ServedBase(found.base, found.served_digest, found.twin_of, found.dtype or "bfloat16")
+    base, base_again, tuned = (
+        [replica.scores(model, probe) for probe in probes.probes]
+        for model in (served.name, served.name, probes.adapter_id)
+    )
+    # Encoded now and not once for all replicas: some templates write the date.
+    encoded = probes.encode_chats()
+    ids = [
+        replica.token_ids(probes.adapter_id, chat.messages, prompt=chat.prompt, tools=chat.tools)
+        for chat, _ in encoded.chats
+    ]
+    reference = probes.reference(served) if probes.reference else None
+    measured = Measurements(base, base_again, tuned, probes.trained, reference)
+    return certificate(served, measured, template_report(encoded, ids), probes.limits)

@@ -1,0 +1,179 @@
+"""The worker's HTTP client of one serving replica: capabilities, adapter checks, scores, token ids, unloading. No torch."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+from urllib.parse import quote
+
+import httpx
+from pydantic import BaseModel, ConfigDict
+
+from shared.errors import ArtifactInvalid, Code, JobFailed, Unavailable
+from shared.replicas import ReplicaCapabilities, UnloadProgress, replica_name
+
+CONNECT_SECONDS = 5.0
+
+_Shape = TypeVar("_Shape", bound=BaseModel)
+
+
+class _PromptLogprobs(BaseModel):
+    """The fields that are read of a completion's response: one entry a prompt token, by token id; none for the first."""
+
+    model_config = ConfigDict(frozen=True)
+
+    class Choice(BaseModel):
+        class Entry(BaseModel):
+            logprob: float
+
+        prompt_logprobs: list[dict[int, Entry] | None]
+
+    choices: list[Choice]
+
+
+class _Tokens(BaseModel):
+    """The field that is read of a response of ``/tokenize``."""
+
+    tokens: list[int]
+
+
+class ReplicaClient:
+    """One serving replica.
+
+    Args:
+        url: its base URL. Callers and records see its name instead (`replica_name`).
+        key: the serving key; empty when it requires none.
+        timeout_seconds: for one request.
+    """
+
+    def __init__(self, url: str, key: str, timeout_seconds: float) -> None:
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        timeout = httpx.Timeout(timeout_seconds, connect=min(CONNECT_SECONDS, timeout_seconds))
+        self.url, self.name = url, replica_name(url)
+        # Without the environment's proxies: replicas are inside, and a proxy would see the serving key.
+        self._client = httpx.Client(base_url=url, headers=headers, timeout=timeout, trust_env=False)
+
+    def __enter__(self) -> ReplicaClient:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._client.close()
+
+    def capabilities(self) -> ReplicaCapabilities:
+        """What the replica serves and can serve.
+
+        Raises:
+            JobFailed: ``SERVING_REFUSED``. Unavailable: no response.
+        """
+        return self._read(ReplicaCapabilities, self._send("GET", "/mens/limits"))
+
+    def check(self, adapter_id: str) -> None:
+        """Make the replica fetch and verify an adapter.
+
+        Raises:
+            ArtifactInvalid: refused, with the replica's own code. JobFailed: ``SERVING_REFUSED``: it gave no reason.
+            Unavailable: no response.
+        """
+        response = self._send("GET", _adapter_path(adapter_id))
+        if response.status_code != 200:
+            raise self._refusal(response)
+
+    def unload(self, adapter_id: str, drain_seconds: float) -> UnloadProgress:
+        """Make the replica drain and unload an adapter; the caller repeats the call until it is unloaded.
+
+        Args:
+            adapter_id: of an adapter that the storage no longer has.
+            drain_seconds: how long requests in flight may go on.
+
+        Raises:
+            ArtifactInvalid, JobFailed, Unavailable: as for :meth:`check`.
+        """
+        # A 500 is about this adapter alone: it must not make the caller give up on the replica's other adapters.
+        response = self._request("DELETE", _adapter_path(adapter_id), params={"drain_seconds": drain_seconds})
+        if response.status_code not in (200, 202):
+            raise self._refusal(response)
+        return self._read(UnloadProgress, response)
+
+    def scores(self, model: str, probe: dict[str, Any]) -> list[float]:
+        """Log-probability (nats) of a probe's tokens at its positions, each given all tokens before it.
+
+        Raises:
+            JobFailed: ``SERVING_REFUSED``. Unavailable: no response.
+        """
+        ids = probe["token_ids"]
+        body = {"model": model, "prompt": ids, "max_tokens": 1, "temperature": 0, "prompt_logprobs": 0}
+        response = self._send("POST", "/v1/completions", json=body)
+        if response.status_code != 200:
+            raise self._failed(
+                f"refused a probe of {model} with {response.status_code}: {response.text[:300]}",
+                "Read the serving replica's log; its limits (rank, length) may be too small for this adapter.",
+            )
+        entries = self._read(_PromptLogprobs, response).choices[0].prompt_logprobs
+        try:
+            return [(entries[at] or {})[ids[at]].logprob for at in probe["positions"]]
+        except (IndexError, KeyError):
+            what = f"returned no log-probability for some tokens of a probe of {model}"
+            raise self._failed(what, "Run the same release of Mens on every tier.") from None
+
+    def token_ids(
+        self, model: str, messages: list[dict[str, Any]], *, prompt: bool, tools: list[dict[str, Any]] | None = None
+    ) -> list[int] | None:
+        """Token ids of a chat by the replica's template and tokenizer; None when they refuse it.
+
+        Args:
+            model: an adapter id, or the base's name.
+            messages: the chat.
+            prompt: whether the beginning of the assistant's next turn is added.
+            tools: that the chat declares.
+
+        Raises:
+            JobFailed: ``SERVING_REFUSED``. Unavailable: no response.
+        """
+        body: dict[str, Any] = {"model": model, "messages": messages, "add_generation_prompt": prompt}
+        response = self._send("POST", "/tokenize", json=body | ({"tools": tools} if tools else {}))
+        return self._read(_Tokens, response).tokens if response.status_code == 200 else None
+
+    def _send(self, method: str, path: str, **more: Any) -> httpx.Response:
+        response = self._request(method, path, **more)
+        if response.status_code >= 500:
+            raise self._unavailable(f"status {response.status_code}")
+        return response
+
+    def _request(self, method: str, path: str, **more: Any) -> httpx.Response:
+        try:
+            return self._client.request(method, path, **more)
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            raise self._unavailable(str(error) or type(error).__name__) from error
+
+    def _read(self, shape: type[_Shape], response: httpx.Response) -> _Shape:
+        try:
+            return shape.model_validate_json(response.content)
+        except ValueError:
+            what = f"sent a response of another shape (status {response.status_code})"
+            raise self._failed(what, "Run the same release of Mens on every tier.") from None
+
+    def _refusal(self, response: httpx.Response) -> ArtifactInvalid | JobFailed:
+        """The error that a response of one of our own routes carries."""
+        if response.status_code in (401, 403):
+            return self._failed("does not accept this worker's serving key", "Set the same MENS_SERVING_KEY on both.")
+        try:
+            error: dict[str, Any] = response.json()["error"]
+            code, message = error["code"], str(error["message"])
+        except (ValueError, KeyError, TypeError):
+            what = f"responded with status {response.status_code} and no reason"
+            return self._failed(what, "Is that address a Mens serving replica?")
+        known = Code(code) if code in Code.__members__ else Code.SERVING_REFUSED
+        return ArtifactInvalid(known, message, remedy=error.get("remedy") or "", param=error.get("param"))
+
+    def _failed(self, what: str, remedy: str) -> JobFailed:
+        return JobFailed(Code.SERVING_REFUSED, f"The serving {self.name} {what}.", remedy=remedy)
+
+    def _unavailable(self, reason: str) -> Unavailable:
+        return Unavailable(
+            Code.SERVING_UNAVAILABLE,
+            f"The serving {self.name} does not respond ({reason}).",
+            remedy="Start it, or take it out of MENS_SERVING_URLS.",
+        )
+
+
+def _adapter_path(adapter_id: str) -> str:
+    return f"/mens/adapters/{quote(adapter_id, safe='')}"
