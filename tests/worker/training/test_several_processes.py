@@ -167,15 +167,16 @@ def test_paused_and_taken_up_again(tiny, tmp_path, start):
 
 
 SMALL_DEVICE = """
-import torch, worker.train, worker.training.loss as loss
-real, calls = loss.weighted_loss, []
+import torch, worker.train
+from worker.training.supervised import Supervised
+real, calls = Supervised().loss, []
 def small(model, batch, device, divisor=1.0):
     if model.training and os.environ['RANK'] == '1':
         calls.append(batch.size)
         if len(calls) == 2 or {always}:
             raise torch.OutOfMemoryError('CUDA out of memory. Tried to allocate 2.00 GiB')
     return real(model, batch, device, divisor)
-loss.weighted_loss = small
+Supervised.loss = staticmethod(small)
 sys.exit(worker.train.main())
 """
 
