@@ -18,7 +18,7 @@ from shared.contract.plan import TrainingRun
 from worker.training.data.dataset import Data
 
 
-class TrainingRow(Protocol):
+class Example(Protocol):
     """A row of a method, as far as the trainer looks at it."""
 
     @property
@@ -53,7 +53,7 @@ class Batch(Protocol):
         """Predictions of which each is right or wrong."""
 
 
-RowT = TypeVar("RowT", bound=TrainingRow)
+RowT = TypeVar("RowT", bound=Example)
 BatchT = TypeVar("BatchT", bound=Batch)
 
 

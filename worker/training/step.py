@@ -15,7 +15,7 @@ from worker.training.checkpoint import Progress
 from worker.training.data.row_order import Step
 from worker.training.distributed import DistributedContext
 from worker.training.loss import accumulate_gradients
-from worker.training.method import Batch, TrainingRow
+from worker.training.method import Batch, Example
 from worker.training.metrics import Score, StepReport
 from worker.training.model.load import trainable
 from worker.training.trainer import TrainingContext, agree_on_memory
@@ -74,7 +74,7 @@ def gradients(context: TrainingContext, batches: Sequence[Batch], weight_sum: fl
 def report_step(
     distributed: DistributedContext,
     step: Step,
-    rows: Sequence[TrainingRow],
+    rows: Sequence[Example],
     batches: Sequence[Batch],
     *,
     score: Score,

@@ -19,7 +19,7 @@ from worker.training.checkpoint import Progress
 from worker.training.data.dataset import Data
 from worker.training.data.row_order import RowOrder
 from worker.training.distributed import DistributedContext, digest_of, local_rank
-from worker.training.method import Batch, Method, TrainingRow
+from worker.training.method import Batch, Example, Method
 from worker.training.model.fsdp import in_step, sharding_is_forced
 from worker.training.model.load import (
     build_model,
@@ -76,7 +76,7 @@ class TrainingContext:
         """Learning rate of a 1-based step."""
         return learning_rate(step - 1, self.order.total_steps, self.plan.contract.exec.learning_rate, self.warmup)
 
-    def micro_batches(self, rows: Sequence[TrainingRow], token_budget: int) -> list[Batch]:
+    def micro_batches(self, rows: Sequence[Example], token_budget: int) -> list[Batch]:
         """The tensors of this process's share of some rows, in micro-batches of at most so many tokens; may be none."""
         share = [rows[index] for index in self.distributed.share([sum(row.lengths) for row in rows])]
         packed, pad = packs(self.model), int(self.tokenizer.pad_token_id or 0)  # masked: any id will do
