@@ -48,7 +48,7 @@ class TrainingContext:
     Attributes:
         environment: what a step's bits depend on beside the plan.
         base: the base model's folder.
-        world: this process among those that share the run's steps.
+        distributed: this process among those that share the run's steps.
     """
 
     plan: ExecutionPlan

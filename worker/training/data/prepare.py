@@ -256,7 +256,7 @@ def _refuse_losses(report: PreparationReport, contract: FineTuneContract) -> Non
         Code.SKIP_RATE_EXCEEDED,
         f"{skipped} of {attempted} rows cannot be learnt from, over exec.qlora_max_skip_rate ({limit:g}): "
         f"lines {format_line_numbers(report.skipped_lines)}.",
-        remedy="Mend those rows, or raise exec.qlora_max_skip_rate.",
+        remedy="Correct those rows, or raise exec.qlora_max_skip_rate.",
         param="exec.qlora_max_skip_rate",
         details={"attempted": attempted, "skipped": report.skipped, "lines": report.skipped_lines},
     )
