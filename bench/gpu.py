@@ -78,7 +78,7 @@ def compare(options: argparse.Namespace) -> bool:
     ):
         trainers = Trainers(processes, Path(folder), request, threads=1)
         probed = json.loads(trainers.run("bench.gpu_variants", "probe", options.device))
-        bench = Bench(trainers, options)
+        bench = Comparison(trainers, options)
         outcomes = bench.measure()
         limit = Roofline(request.shape, trainers.recipe, probed)
         return bench.report(outcomes, limit) and not bench.failures
@@ -98,7 +98,7 @@ def check_device(device: str) -> None:
         raise PeerMissing("no CUDA device that torch can use; `--device cpu --size tiny` runs the variants on a CPU.")
 
 
-class Bench:
+class Comparison:
     """The variants of one comparison.
 
     Args:

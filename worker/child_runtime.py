@@ -1,7 +1,8 @@
-"""What the engine's process and the worker that starts it have agreed on: exit codes, signals, and dying together."""
+"""The protocol between a child process and the worker that starts it: exit codes, signals, and ending together."""
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import sys
@@ -15,11 +16,11 @@ from shared.host import disk_errors, exit_with_parent
 from worker.run_folder import ENDING_NAME, ERROR_NAME, FIRST_PROCESS_NAME, write_json
 
 EXIT_FAILED = 3
-"""The engine failed with a coded error, written to ``error.json``."""
+"""The child process failed with a coded error, written to ``error.json``."""
 EXIT_PAUSED = 10
-"""The engine wrote a checkpoint and stopped because it was asked to."""
+"""The trainer wrote a checkpoint and stopped, as requested."""
 EXIT_CANCELLED = 11
-"""The engine stopped because it was asked to; nothing more was written."""
+"""The child process stopped, as requested; nothing more was written."""
 EXIT_PEER_LOST = 12
 """This process of several ended because another one had; only the launcher sees it (`worker/torchrun.py`)."""
 
@@ -28,9 +29,13 @@ CANCEL_SIGNAL = signal.SIGTERM
 
 PARENT_VARIABLE = "MENS_PARENT_PID"
 
+# bitsandbytes warns at its import, into each child's log, that a package is missing which would fetch compiled code; it
+# must be missing. A child program imports this module before anything that imports bitsandbytes.
+logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
+
 
 class StopRequested(Exception):
-    """Raised between two steps, once the process was asked to stop."""
+    """Raised between two steps, once a stop was requested of the process."""
 
     def __init__(self, exit_code: int) -> None:
         super().__init__(exit_code)
@@ -68,7 +73,7 @@ class StopSignals:
 
 
 def exit_with_worker() -> None:
-    """End with the worker that started this engine (its pid is in ``MENS_PARENT_PID``); nothing when run by hand."""
+    """End with the worker that started this child process (its pid is in ``MENS_PARENT_PID``); nothing when run by hand."""
     if parent := os.environ.get(PARENT_VARIABLE):
         exit_with_parent(int(parent))
 
@@ -85,10 +90,10 @@ def announce(run_dir: Path) -> None:
 
 
 def run_engine(work: Callable[[], object], run_dir: Path) -> int:
-    """Run an engine's work and turn however it ends into an exit code and, on failure, an ``error.json``.
+    """Run a child process's work and turn however it ends into an exit code and, on failure, an ``error.json``.
 
     torchrun makes 1 of every exit code and ends the other processes at the first that is not 0. So under torchrun the
-    code goes into ``ending.json``, and a process that was asked to stop ends with 0.
+    code goes into ``ending.json``, and a process that stopped as requested ends with 0.
     """
     code = _run(work, run_dir)
     if not under_torchrun():

@@ -15,6 +15,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+# First, because it silences a warning of bitsandbytes at its import.
+from worker.child_runtime import EXIT_FAILED
+
+# isort: split
 import torch
 from bitsandbytes.functional import dequantize_4bit, quantize_4bit
 from safetensors import safe_open
@@ -24,7 +28,6 @@ from shared.base_models.config import parse_model_config
 from shared.base_models.tensors import linear_layers
 from shared.base_models.weights import read_folder_tensors, read_tensors
 from shared.errors import ArtifactInvalid, Code, ContractRejected, MensError
-from worker.child_runtime import EXIT_FAILED
 from worker.training.model.layer_names import namespaces
 
 BLOCK_SIZE = 64

@@ -13,6 +13,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+# First, because it silences a warning of bitsandbytes at its import.
+from worker.child_runtime import StopSignals, exit_with_worker, run_engine
+
+# isort: split
 import torch
 from peft import PeftConfig, get_peft_model
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
@@ -27,14 +31,14 @@ from shared.artifacts.manifests import (
     verify_base,
 )
 from shared.base_models.catalog import MODEL_FILES
+from shared.base_models.tensors import COMPOSITE_NAMESPACE
 from shared.base_models.weights import read_folder_tensors
 from shared.contract.plan import MergeRun
 from shared.errors import ArtifactInvalid, Code, InvalidRequest
 from shared.hashing import canonical_json, digest_file
-from worker.child_runtime import StopSignals, exit_with_worker, run_engine
 from worker.run_folder import MODEL_FOLDER, SUMMARY_NAME, write_json
 from worker.training.adapter import load_adapter
-from worker.training.model.layer_names import COMPOSITE, namespaces
+from worker.training.model.layer_names import namespaces
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -110,9 +114,8 @@ def check_base(run: MergeRun, adapter: AdapterManifest, base: Path) -> None:
 
 def merge_weights(base: Path, adapter: Path, dtype: str | None, target: Path) -> None:
     """W' = W + (B·A)·alpha/rank in fp32, by peft; stored in ``dtype``, else in the base's own."""
-    whole = (
-        namespaces(base)[1] == COMPOSITE
-    )  # then the vision tower stays, and layers are called what the files call them
+    # Then the vision tower stays, and layers are called what the files call them.
+    whole = namespaces(base)[1] == COMPOSITE_NAMESPACE
     kind = AutoModelForImageTextToText if whole else AutoModelForCausalLM
     model = kind.from_pretrained(
         base, dtype=torch.float32, trust_remote_code=False, local_files_only=True, use_safetensors=True

@@ -1,4 +1,4 @@
-"""The run folder: what the engine writes there and the worker reads, by name. No torch, no queue.
+"""The run folder: what the child process writes there and the worker reads, by name. No torch, no queue.
 
 plan.json  training-preflight.json                           before it runs
 telemetry.jsonl  tensorboard/  engine.log  error.json         while it runs

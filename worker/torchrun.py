@@ -1,4 +1,4 @@
-"""The engine in several processes: ``python -m worker.torchrun PROCESSES MODULE plan.json run_dir/ [options]``.
+"""The trainer in several processes: ``python -m worker.torchrun PROCESSES MODULE plan.json run_dir/ [options]``.
 
 torchrun starts, watches and ends them, in this very process. What it leaves out is done here, so that the worker sees one
 engine whether it has one process or eight: signals are passed on to the first process, the exit code is the engine's own,
@@ -22,7 +22,7 @@ LOOK_AGAIN_SECONDS = 0.2
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the module in so many processes; returns the engine's exit code (`worker/child_runtime.py`)."""
+    """Run the module in so many processes; returns the trainer's exit code (`worker/child_runtime.py`)."""
     processes, module, plan, run_dir, *options = argv
     exit_with_worker()
     os.environ[PARENT_VARIABLE] = str(os.getpid())  # torchrun's processes are children of this one
@@ -85,7 +85,7 @@ class SignalRelay:
 
 
 def die_by(number: signal.Signals) -> None:
-    """End this process by a signal, so that its parent sees what ended the engine."""
+    """End this process by a signal, so that its parent sees what ended the trainer."""
     if number is not signal.SIGKILL:
         signal.signal(number, signal.SIG_DFL)
     os.kill(os.getpid(), number)

@@ -1,6 +1,6 @@
 """The trainer: ``python -m worker.train plan.json run_dir/ [--resume CHECKPOINT] [--cache DIR]``.
 
-Reads a plan, needs neither queue nor database, and writes everything it makes into the run folder. The story, top to
+Reads a plan, needs neither queue nor database, and writes everything it makes into the run folder. The order, top to
 bottom: set up, resume, loop, save. ``torchrun --standalone --nproc-per-node N -m worker.train …`` does the same in several
 processes that share each step, every one on its own GPU; the first one writes.
 """
@@ -75,7 +75,7 @@ def train(
         method: what rows, batches and loss are; supervised fine-tuning by default.
 
     Raises:
-        MensError: with the code of what went wrong. StopRequested: asked to stop, and what was written before.
+        MensError: with the code of what went wrong. StopRequested: a stop was requested, after what had to be written.
     """
     context = set_up(run, run_dir, cache or run_dir / PREPARED_FOLDER, method or Supervised())
     progress = resume_or_start(context, resume)
@@ -100,9 +100,9 @@ def resume_or_start(context: TrainingContext, resume: Path | None) -> Progress:
 
 
 def open_telemetry(context: TrainingContext, progress: Progress) -> Telemetry:
-    """Telemetry and the trackers that the operator wants; the first of several processes tells for all."""
-    leads = context.distributed.is_main
-    trackers = trackers_of(os.environ) if leads else Trackers([])
+    """Telemetry and the trackers that the operator wants; the first of several processes reports for all."""
+    is_main = context.distributed.is_main
+    trackers = trackers_of(os.environ) if is_main else Trackers([])
     trackers.start(context.plan, context.run_dir, progress.run_id)
     report = context.data.report
     return Telemetry(
@@ -113,7 +113,7 @@ def open_telemetry(context: TrainingContext, progress: Progress) -> Telemetry:
         skips=report.skipped,
         trajectory_clamped=report.trajectory_clamped,
         trackers=trackers,
-        quiet=not leads,
+        quiet=not is_main,
     )
 
 
@@ -188,7 +188,7 @@ def checkpoint(context: TrainingContext, progress: Progress, telemetry: Telemetr
 
 
 def stop_if_requested(stop: StopSignals, context: TrainingContext, progress: Progress, telemetry: Telemetry) -> None:
-    """Stop here if any process was asked to, all after the same step: a cancel at once, a pause after a checkpoint."""
+    """Stop here if that was requested of any process, all after the same step: a cancel at once, a pause after a checkpoint."""
     cancel, pause = context.distributed.largest([stop.cancel_requested, stop.pause_requested])
     if cancel:
         raise StopRequested(EXIT_CANCELLED)

@@ -202,7 +202,7 @@ GATES: tuple[Gate, ...] = (
         Code.KERNEL_MISMATCH,
         "backend",
         lambda c, x: x.force_kernel is not None and parse_backend(x.force_kernel) is not infer_kernel(c),
-        "The backend {x.force_kernel} was asked for, but the contract (adapter {c.adapter.method}, base quantisation"
+        "The backend {x.force_kernel} was requested, but the contract (adapter {c.adapter.method}, base quantisation"
         " {c.quant.base}) means another.",
         "Leave the backend out, or change adapter.method and quant.base to suit it.",
     ),
@@ -210,7 +210,7 @@ GATES: tuple[Gate, ...] = (
         Code.BURN_LORA_REJECTED,
         "adapter.method",
         lambda c, _: _is_lora(c),
-        "adapter.method is lora: the Burn LoRA lane can be planned, but is no longer run.",
+        "adapter.method is lora: the Burn LoRA backend can be planned, but is no longer run.",
         "Move to QLoRA: set adapter.method to qlora, quant.base to nf4, data.tokenizer_mode to hf, and name the base in"
         " model.hf_repo.",
     ),

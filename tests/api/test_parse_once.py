@@ -10,7 +10,7 @@ from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
 from shared.preflight import pipeline
-from tests.api.conftest import BASE, ROWS
+from tests.support.builders import BASE, ROWS
 from tests.support.counters import ALIAS, Counts, counting
 
 LARGE = b'{"prompt": "a", "response": "b"}\n' * 600

@@ -19,8 +19,9 @@ from shared.database.connection import Database
 from shared.database.jobs import Jobs
 from shared.database.keys import Keys
 from shared.database.records import Kind, Submission
-from tests.api.conftest import BASE, settings_for
+from tests.support.api_installation import settings_for
 from tests.support.asgi_server import serve
+from tests.support.builders import BASE
 from tests.support.ports import free_port
 from tests.support.scripted_replica import ScriptedReplica
 from tests.support.waiting import eventually

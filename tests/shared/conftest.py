@@ -13,10 +13,9 @@ from shared.database.files import Files
 from shared.database.jobs import Jobs
 from shared.database.keys import Keys
 from shared.database.leases import Leases
+from tests.support.builders import LEASE_SECONDS
 from tests.support.clock import Clock
 from tests.support.postgres import PostgresServer
-
-LEASE_SECONDS = 60.0
 
 
 @pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.postgres)])

@@ -23,6 +23,7 @@ from shared.database.tables import Base
 T = TypeVar("T")
 
 BASE = "tiny"
+LEASE_SECONDS = 60.0
 ROWS = b'{"prompt": "a", "response": "b"}\n' * 40
 
 

@@ -14,6 +14,8 @@ ANSWER = {"role": "assistant", "content": "Hello"}
 CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 NOT_TEXT: list[Any] = [0, 1.5, True, [], {}, ["Hi"], {"text": "Hi"}]
 NOT_WHOLE: list[Any] = [1.5, "3", True, [], {}]
+NOT_TURNS: list[Any] = ["x", 1, {}, [1], ["x"], [None], [[]]]
+NOT_ROLES: list[Any] = [1, None, []]
 TEXT_FIELDS = ["prompt", "response", "instruction", "output", "completion", "category", "lane", "task_family"]
 
 
@@ -73,9 +75,9 @@ def _missing() -> list[tuple[bytes, RowCode]]:
 def _mistyped() -> list[tuple[bytes, RowCode]]:
     texts = [pair(**{name: value}) for name in TEXT_FIELDS for value in NOT_TEXT]
     contents = [chat({"role": "user", "content": value}, ANSWER) for value in NOT_TEXT]
-    lists = [line({name: value}) for name in ("messages", "turns") for value in ("x", 1, {}, [1], ["x"], [None], [[]])]
+    lists = [line({name: value}) for name in ("messages", "turns") for value in NOT_TURNS]
     whole = [pair(**{name: value}) for name in ("rating", "difficulty") for value in NOT_WHOLE]
-    roles = [chat({"role": value, "content": "x"}) for value in (1, None, [])]
+    roles = [chat({"role": value, "content": "x"}) for value in NOT_ROLES]
     more = [
         pair(agent_trust_score="high"), pair(syntax_spans={}), pair(syntax_spans=[1]), pair(tools={}), pair(tools=["f"]),
         chat(USER, ANSWER | {"tool_calls": "f"}), chat(USER, ANSWER | {"tool_calls": [1]}), pair(response_mode=1),

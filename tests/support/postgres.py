@@ -112,7 +112,17 @@ def _start(home: Path) -> PostgresServer:
     binaries = _binaries(home, user)
     data, log = home / "data", home / "log"
     environment = {"PATH": os.environ.get("PATH", ""), "LC_ALL": "C", "HOME": str(home), "TZ": "UTC"}
-    initdb = [binaries / "initdb", "-D", data, "-U", "postgres", "--auth=trust", "--locale=C", "--encoding=UTF8", "-N"]
+    initdb: list[str | Path] = [
+        binaries / "initdb",
+        "-D",
+        data,
+        "-U",
+        "postgres",
+        "--auth=trust",
+        "--locale=C",
+        "--encoding=UTF8",
+        "-N",
+    ]
     done = subprocess.run(
         initdb, cwd=home, env=environment, capture_output=True, text=True, timeout=60, check=False, **user
     )

@@ -118,7 +118,8 @@ class TinyBase:
 
         run_dir.mkdir(parents=True, exist_ok=True)
         torch.set_num_threads(1)
-        train(run, run_dir, resume, stop or NeverStop(), **more)
+        signals: Any = stop or NeverStop()
+        train(run, run_dir, resume, signals, **more)
         return run_dir
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
+import psutil
 
 from tests.support.ports import free_port
 from tests.support.processes import stop_at_exit, wait_until_healthy
@@ -37,6 +38,18 @@ class VllmServer:
         """A client that sends the key, unless it is None."""
         headers = {} if key is None else {"Authorization": f"Bearer {key}"}
         return httpx.Client(base_url=self.url, headers=headers, timeout=60, trust_env=False)
+
+    @contextmanager
+    def stopped_engine(self) -> Iterator[None]:
+        """The engine's processes stand still meanwhile, and with them every request; the HTTP server goes on."""
+        processes = psutil.Process(self.pid).children(recursive=True)
+        for process in processes:
+            process.suspend()
+        try:
+            yield
+        finally:
+            for process in processes:
+                process.resume()
 
 
 @contextmanager

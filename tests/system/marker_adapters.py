@@ -14,7 +14,7 @@ import string
 from dataclasses import dataclass
 from typing import Any
 
-from tests.serving.conftest import MODULES, Lab, describe
+from tests.support.serving_installation import MODULES, ServingInstallation, describe_adapter
 
 LETTERS_EACH = 4
 MOST = len(string.ascii_letters) // LETTERS_EACH
@@ -38,21 +38,21 @@ class Marker:
     answers: dict[str, str]
 
 
-def make_markers(lab: Lab, count: int, prompts: list[str], tokens: int) -> list[Marker]:
+def make_markers(installation: ServingInstallation, count: int, prompts: list[str], tokens: int) -> list[Marker]:
     """Build, ask and store so many adapters; ``tokens`` is the length of the answers."""
     assert count <= MOST
-    return [_make(lab, number, prompts, tokens) for number in range(count)]
+    return [_make(installation, number, prompts, tokens) for number in range(count)]
 
 
-def _make(lab: Lab, number: int, prompts: list[str], tokens: int) -> Marker:
+def _make(installation: ServingInstallation, number: int, prompts: list[str], tokens: int) -> Marker:
     import torch
     from peft import LoraConfig, get_peft_model
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     torch.manual_seed(number)
     letters = string.ascii_letters[number * LETTERS_EACH :][:LETTERS_EACH]
-    tokenizer = AutoTokenizer.from_pretrained(lab.base)
-    model = AutoModelForCausalLM.from_pretrained(lab.base, dtype=torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(installation.base)
+    model = AutoModelForCausalLM.from_pretrained(installation.base, dtype=torch.float32)
     tuned = get_peft_model(model, LoraConfig(r=RANK, lora_alpha=2 * RANK, target_modules=MODULES))
     with torch.no_grad():
         for name, parameter in tuned.named_parameters():
@@ -60,9 +60,9 @@ def _make(lab: Lab, number: int, prompts: list[str], tokens: int) -> Marker:
                 parameter.normal_(0.0, 0.1)
         embeddings = model.get_input_embeddings().weight[tokenizer.convert_tokens_to_ids(list(letters))]
         _mark(model.model.layers[-1].mlp, embeddings)
-    name, folder = f"marker-{number}", lab.home / "made" / f"marker-{number}"
+    name, folder = f"marker-{number}", installation.home / "made" / f"marker-{number}"
     tuned.save_pretrained(folder)
-    manifest = lab.store_adapter(folder, describe(lab, folder, name, RANK))
+    manifest = installation.store_adapter(folder, describe_adapter(installation, folder, name, RANK))
     answers = {prompt: _answer(tuned, tokenizer, prompt, tokens) for prompt in prompts}
     return Marker(manifest.adapter_id, frozenset(letters), answers)
 

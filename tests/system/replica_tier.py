@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
-from tests.serving.conftest import KEY, Lab, _free_port, _stopper, _wait_ready
 
 from api.migrate import migrate
 from shared.artifacts.folder_storage import FolderStorage
@@ -23,17 +22,20 @@ from shared.database.keys import Keys
 from shared.database.leases import Leases
 from shared.database.records import Kind, Submission
 from shared.settings import Settings
+from tests.support.ports import free_port
+from tests.support.processes import stop_at_exit, wait_until_healthy
+from tests.support.serving_installation import KEY, ServingInstallation
 
 
 class Program:
     """A process group of the installation; a new one has the settings of the one that was killed."""
 
-    def __init__(self, lab: Lab, module: str, **settings: object) -> None:
-        self.port = _free_port()
+    def __init__(self, installation: ServingInstallation, module: str, **settings: object) -> None:
+        self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         setting = "serving_port" if module == "serving" else "api_port"
-        self._environment = {**os.environ, **lab.environment(**{setting: self.port}, **settings)}
-        self._module, self._log = module, lab.home / f"{module}-{self.port}.log"
+        self._environment = {**os.environ, **installation.environment(**{setting: self.port}, **settings)}
+        self._module, self._log = module, installation.home / f"{module}-{self.port}.log"
         self.start()
 
     def start(self) -> None:
@@ -45,11 +47,11 @@ class Program:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-        self.stop = _stopper(self._process)
+        self.stop = stop_at_exit(self._process)
 
     def wait(self) -> None:
         """Until it answers."""
-        _wait_ready(self._process, self.port, self._log)
+        wait_until_healthy(self._process, self.port, self._log)
 
     def kill(self) -> None:
         os.killpg(self._process.pid, signal.SIGKILL)
@@ -104,22 +106,22 @@ def loaded(replica: Program) -> set[str]:
         return {model["id"] for model in client.get("/v1/models").json()["data"]}
 
 
-def make_lab(base: Path) -> Lab:
+def make_installation(base: Path) -> ServingInstallation:
     """An installation's folder around a base model's."""
     home = base.parent / "home"
     source = LocalSource(path=str(base))
     entry = BaseModelEntry(name="tiny-base", source=source, digests=digest_model_folder(base))
     save_catalog(home / "catalog.json", Catalog(bases=[entry]))
-    return Lab(home, base, entry, FolderStorage(home / "storage"))
+    return ServingInstallation(home, base, entry, FolderStorage(home / "storage"))
 
 
 class Publisher:
     """Finishes jobs as a worker does: a process beside the front door, which is told nothing."""
 
-    def __init__(self, lab: Lab) -> None:
-        url = Settings(home=lab.home).database_url
+    def __init__(self, installation: ServingInstallation) -> None:
+        url = Settings(home=installation.home).database_url
         migrate(url)
-        self._base = lab.entry.name
+        self._base = installation.entry.name
         self._database = Database(url)
         self._leases = Leases(self._database, 60)
 
@@ -129,8 +131,8 @@ class Publisher:
 
     def publish(self, models: list[str], alias: str) -> list[str]:
         """One job's adapters, the last of them its result, to which the alias moves; where the alias points then."""
-        asked = Submission(kind=Kind.FINETUNE, base_model=self._base, name=alias, contract={}, plan={})
-        lease = self._leases.claim(Jobs(self._database).submit(asked)[0].id, "test")
+        submission = Submission(kind=Kind.FINETUNE, base_model=self._base, name=alias, contract={}, plan={})
+        lease = self._leases.claim(Jobs(self._database).submit(submission)[0].id, "test")
         assert lease
         adapters = [self._adapter(model, step, final=model == models[-1]) for step, model in enumerate(models)]
         self._leases.finish(lease, {}, adapters=adapters, alias=alias)

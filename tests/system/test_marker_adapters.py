@@ -20,11 +20,11 @@ from typing import Any
 
 import httpx
 import pytest
-from tests.serving.conftest import build_base
 
+from tests.support.serving_installation import build_base
 from tests.system.marker_adapters import Marker, make_markers
 from tests.system.marker_load import Load, MovingAlias, Outcome, Prompt, Question, ask, settled
-from tests.system.replica_tier import Program, Publisher, Tier, loaded, make_lab
+from tests.system.replica_tier import Program, Publisher, Tier, loaded, make_installation
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
 
@@ -114,20 +114,20 @@ class World:
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     base = tmp_path_factory.mktemp("markers") / "base"
     build_base(base)
-    lab = make_lab(base)
-    replicas = [Program(lab, "serving", **ROOM) for _ in range(2)]
-    publisher = Publisher(lab)
+    installation = make_installation(base)
+    replicas = [Program(installation, "serving", **ROOM) for _ in range(2)]
+    publisher = Publisher(installation)
     urls = ",".join(replica.url for replica in replicas)
-    door = Program(lab, "api", serving_urls=urls, health_seconds=0.5, first_byte_seconds=FIRST_BYTE_SECONDS)
+    door = Program(installation, "api", serving_urls=urls, health_seconds=0.5, first_byte_seconds=FIRST_BYTE_SECONDS)
     try:
-        made = make_markers(lab, ADAPTERS + NEWCOMERS, [prompt.text for prompt in PROMPTS], max(LENGTHS))
+        made = make_markers(installation, ADAPTERS + NEWCOMERS, [prompt.text for prompt in PROMPTS], max(LENGTHS))
         markers = {marker.adapter_id: marker for marker in made}
         latest, first = MovingAlias("latest"), list(markers)[:ADAPTERS]
         latest.move(lambda: publisher.publish(first, latest.name))
         tier = Tier(door, replicas, publisher.create_key())
         for program in (*replicas, door):
             program.wait()
-        yield World(tier, publisher, lab.entry.name, markers, first, list(markers)[ADAPTERS:], latest)
+        yield World(tier, publisher, installation.entry.name, markers, first, list(markers)[ADAPTERS:], latest)
     finally:
         for program in (door, *replicas):
             program.stop()

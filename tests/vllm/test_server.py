@@ -257,11 +257,11 @@ def test_keyed_routes_respond_with_the_key(client, serving_installation):
 
 
 def test_stream_passes_the_guard_piece_by_piece(client, serving_installation):
-    """vLLM may put two tokens into one event when the machine is busy, but never twenty."""
+    """vLLM puts tokens into one event when its server has not come to run meanwhile, but never so many."""
     body = {
         "model": serving_installation.entry.name,
         "prompt": "hello",
-        "max_tokens": 20,
+        "max_tokens": 200,
         "stream": True,
         "ignore_eos": True,
     }

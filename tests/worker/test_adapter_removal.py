@@ -33,7 +33,7 @@ DRAINING = (202, {"id": "demo@a", "state": "draining", "requests": 1})
 
 
 @dataclass
-class FakeReplica:
+class UnloadingReplica:
     """Returns its responses one by one, the last for ever.
 
     Attributes:
@@ -62,7 +62,7 @@ class Installation:
     settings: WorkerSettings
     database: Database
     storage: FolderStorage
-    replicas: list[FakeReplica]
+    replicas: list[UnloadingReplica]
     tenant: str = SHARED
 
     @property
@@ -101,7 +101,7 @@ def install(database: Database, tmp_path: Path) -> Iterator[Callable[..., Instal
     with ExitStack() as servers:
 
         def make(*responses: list[tuple[int, dict[str, Any]]], **settings: Any) -> Installation:
-            replicas = [FakeReplica(list(given), storage) for given in responses]
+            replicas = [UnloadingReplica(list(given), storage) for given in responses]
             for replica in replicas:
                 replica.url = servers.enter_context(http_stub(replica.respond))
             return Installation(WorkerSettings(home=tmp_path, serving_key=KEY, **settings), database, storage, replicas)
@@ -151,7 +151,7 @@ def test_unreachable_replica_is_waited_for_until_patience_ends(install, caplog) 
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         installation = install([UNLOADED], unload_patience_seconds=3600)
-        unreachable = FakeReplica([], installation.storage, url=f"http://127.0.0.1:{closed.getsockname()[1]}")
+        unreachable = UnloadingReplica([], installation.storage, url=f"http://127.0.0.1:{closed.getsockname()[1]}")
         installation.replicas.append(unreachable)
         adapter_id = installation.make()
         installation.delete(adapter_id)

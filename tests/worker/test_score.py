@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM
 
 import worker.score
 from shared.artifacts.manifests import WEIGHTS_NAME
+from shared.base_models.tensors import COMPOSITE_NAMESPACE
 from shared.contract.sections import AdapterSection, DeviceSection
 from shared.errors import ArtifactInvalid, Code
 from tests.support.tiny_models import RAW, save
@@ -21,7 +22,7 @@ from worker.child_runtime import EXIT_FAILED
 from worker.jobs.child_process import ChildProcess, ExitReason
 from worker.run_folder import SCORES_NAME, ScoreRun, read_json, write_json
 from worker.score import load, main
-from worker.training.model.layer_names import COMPOSITE, renamed
+from worker.training.model.layer_names import renamed
 from worker.training.model.load import attach_lora
 from worker.training.probes import score_probes
 
@@ -97,8 +98,8 @@ def test_a_composite_model_s_adapter_names_its_layers_as_the_files_do(tmp_path):
     base, cpu = save(RAW["qwen3_5"], tmp_path / "base"), torch.device("cpu")
     model = with_effect(AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32))
     model.save_pretrained(tmp_path / "adapter")
-    weights = renamed(load_file(tmp_path / "adapter" / WEIGHTS_NAME), "model", COMPOSITE)
-    assert any(f".{COMPOSITE}." in name for name in weights)
+    weights = renamed(load_file(tmp_path / "adapter" / WEIGHTS_NAME), "model", COMPOSITE_NAMESPACE)
+    assert any(f".{COMPOSITE_NAMESPACE}." in name for name in weights)
     save_file(weights, tmp_path / "adapter" / WEIGHTS_NAME)
     probes = [{"token_ids": [5, 9, 30, 40, 80], "positions": [1, 2, 3, 4]}]
     loaded = load(base, tmp_path / "adapter", torch.float32, cpu)

@@ -1,7 +1,7 @@
 """Several processes that train one model, each on its share of a step's rows, as started by torchrun.
 
 What is trained is a few LoRA matrices, so there is no wrapper around the model: every process divides its loss by the whole
-step's mass and leaves its gradients, they are added up once a step, and all make the same step of the optimizer. The
+step's weight sum and leaves its gradients, they are added up once a step, and all make the same step of the optimizer. The
 numbers are those of one process up to rounding in fp32. Alone, every method is free and does nothing.
 """
 

@@ -1,4 +1,4 @@
-"""Probe sequences: a few encoded rows, by token id, with which the serving tier is asked what the adapter does there."""
+"""Probe sequences: a few encoded rows, by token id, on which the serving tier's and the trainer's log-probabilities are compared."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def make_probes(
     Args:
         rows: the first of them become probes.
         model: the model at the end of training, on ``device``; its log-probabilities (nats, one a position) go into
-            ``trained``. None: they are left out, and the base shift cannot be told.
+            ``trained``. None: they are left out, and the base shift cannot be reported.
         device: the model's.
     """
     probes = [probe for row in rows[:MAX_PROBES] if (probe := _probe(row))["positions"]]

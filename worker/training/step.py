@@ -1,4 +1,4 @@
-"""One step of the optimizer: gradients of all its rows, clipped, applied, told."""
+"""One step of the optimizer: gradients of all its rows, clipped, applied, reported."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ class Supervised:
         return [collate([rows[index] for index in group], pad_token, packed=packed) for group in groups]
 
     def empty_batch(self) -> MicroBatch:
-        """One token that nothing is learnt from."""
+        """One token without a target."""
         return empty_batch()
 
     def loss(

@@ -1,4 +1,4 @@
-"""What the training loop works with: model, optimizer, data and their order, and what can be told of them."""
+"""What the training loop works with: model, optimizer, data and their order, and what can be reported of them."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class TrainingContext:
     Attributes:
         environment: what a step's bits depend on beside the plan.
         base: the base model's folder.
-        world: this process among those that share the run's steps.
+        distributed: this process among those that share the run's steps.
     """
 
     plan: ExecutionPlan
@@ -102,7 +102,7 @@ class TrainingContext:
         return Machine(work=work, peak_flops=of_all, peak_memory=lambda: peak_bytes(self.device))
 
     def engine(self) -> dict[str, object]:
-        """What the engine decided by itself."""
+        """What the trainer decided by itself."""
         return {
             "layout": "packed" if packs(self.model) else "padded",
             **self.budget.as_dict(),

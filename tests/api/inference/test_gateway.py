@@ -14,8 +14,8 @@ from fastapi.testclient import TestClient
 from shared.base_models.catalog import Catalog, save_catalog
 from shared.database.records import new_id
 from shared.database.tenancy import KeyLimits, Role
-from tests.api.conftest import BASE
 from tests.support.asgi_server import serve
+from tests.support.builders import BASE
 from tests.support.gateway import ADAPTER, UNPUBLISHED, FakeReplica, register_adapters
 from tests.support.waiting import eventually
 

@@ -24,8 +24,8 @@ from shared.database.aliases import Actor
 from shared.database.routing import Routing, Shadow
 from shared.database.tenancy import KeyLimits, Role
 from shared.database.usage import Period
-from tests.api.conftest import BASE
 from tests.support.asgi_server import serve
+from tests.support.builders import BASE
 from tests.support.gateway import ADAPTER, register_adapters
 from tests.support.valkey import running_valkey
 

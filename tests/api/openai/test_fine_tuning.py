@@ -11,7 +11,7 @@ from fastapi.testclient import TestClient
 from shared.database.job_states import Stage
 from shared.database.leases import Leases
 from shared.errors import Code, JobFailed
-from tests.api.conftest import BASE
+from tests.support.builders import BASE
 
 
 def create(client: TestClient, train_file: str, **body: Any) -> Any:

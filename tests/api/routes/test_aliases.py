@@ -21,9 +21,8 @@ from api.main import create_app
 from shared.database.adapters import NewAdapter
 from shared.database.leases import Leases
 from shared.database.records import Kind, Submission
-from tests.api.conftest import BASE
 from tests.support.asgi_server import serve
-from tests.support.builders import at_once
+from tests.support.builders import BASE, at_once
 from tests.support.gateway import FakeReplica
 from tests.support.waiting import eventually
 

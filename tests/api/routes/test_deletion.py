@@ -9,7 +9,7 @@ from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
 from shared.database.tenancy import SHARED, Role
-from tests.api.conftest import BASE
+from tests.support.builders import BASE
 from tests.support.tenants import Installation
 
 

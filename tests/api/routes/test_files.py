@@ -14,7 +14,7 @@ from fastapi.testclient import TestClient
 from api.settings import ApiSettings
 from shared.artifacts.folder_storage import FolderStorage
 from shared.database.files import Files
-from tests.api.conftest import ROWS
+from tests.support.builders import ROWS
 from tests.support.copying_storage import copied_file
 
 BOUNDARY = "b0undary"

@@ -12,7 +12,7 @@ from fastapi.testclient import TestClient
 from shared.database.leases import Leases
 from shared.database.records import NewEvent
 from shared.errors import Code, JobFailed
-from tests.api.conftest import BASE
+from tests.support.builders import BASE
 
 
 def error_of(response: Any) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from fastapi.testclient import TestClient
 from api.main import create_app
 from api.settings import ApiSettings
 from shared.database.tenancy import Role
-from tests.api.conftest import BASE
+from tests.support.builders import BASE
 
 BOT = {"name": "bot", "role": "trainer", "requests_per_minute": 60, "concurrent_requests": 4}
 

@@ -10,8 +10,8 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from tests.api.conftest import BASE
 from tests.support.asgi_server import serve
+from tests.support.builders import BASE
 from tests.support.gateway import ADAPTER, register_adapters
 from tests.support.scripted_replica import ScriptedReplica
 

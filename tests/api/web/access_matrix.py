@@ -12,7 +12,7 @@ from typing import Any
 
 from shared.database.records import new_id
 from shared.database.tenancy import Role
-from tests.api.conftest import BASE
+from tests.support.builders import BASE
 from tests.support.tenants import NOBODY, Installation
 
 UPLOAD = {"data": {"purpose": "fine-tune"}, "files": {"file": ("rows.jsonl", b'{"prompt": "a", "response": "b"}\n')}}

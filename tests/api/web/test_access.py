@@ -19,8 +19,8 @@ from fastapi.testclient import TestClient
 from api.main import create_app
 from api.services import make_services
 from shared.database.tenancy import SHARED, visible_to
-from tests.api.conftest import settings_for
 from tests.api.web.access_matrix import ADAPTER, ALIAS, FILE, FINISHED, KEY, MATRIX, Case, Kind, Rule
+from tests.support.api_installation import settings_for
 from tests.support.doubles import FakeJobQueue
 from tests.support.tenants import ACME, NOBODY, TENANTS, Asker, Installation
 

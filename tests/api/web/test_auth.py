@@ -9,7 +9,7 @@ from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
 from shared.database.tenancy import Role
-from tests.api.conftest import application
+from tests.support.api_installation import application
 
 OPEN = {"/health", "/ready"}
 

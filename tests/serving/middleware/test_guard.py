@@ -24,7 +24,7 @@ KEY = "guard-key"
 ZEROS = "0" * 64
 
 
-class FakeVllm:
+class RecordingVllm:
     """An ASGI application that records the scopes and bodies that reached it."""
 
     def __init__(self):
@@ -46,7 +46,7 @@ def call(guard, method, path, *, key=KEY, **scope):
 
 @pytest.fixture
 def vllm():
-    return FakeVllm()
+    return RecordingVllm()
 
 
 @pytest.fixture

@@ -4,26 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from shared.artifacts.storage import Storage
-
-MANIFEST = "manifest.json"
-NAMES = ["a.safetensors", "config.json"]
-
-
-@dataclass(frozen=True)
-class Source:
-    """A folder with an artifact's files."""
-
-    folder: Path
-    digest: str
-
-    def put(self, storage: Storage) -> None:
-        storage.put_folder("adapters", self.digest, self.folder, NAMES, MANIFEST)
+from tests.support.artifact_source import MANIFEST, NAMES, Source
 
 
 @pytest.fixture

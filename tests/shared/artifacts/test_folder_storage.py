@@ -16,7 +16,7 @@ from shared.artifacts.folder_storage import FolderStorage
 from shared.artifacts.open_storage import open_storage
 from shared.errors import ArtifactInvalid, Code, NotFound, Unavailable
 from shared.settings import Settings
-from tests.shared.artifacts.conftest import MANIFEST, NAMES, Source
+from tests.support.artifact_source import MANIFEST, NAMES, Source
 from tests.support.builders import at_once
 
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from shared.artifacts.folder_storage import FolderStorage
 from shared.artifacts.storage import Storage
 from shared.errors import ArtifactInvalid, Code, NotFound
-from tests.shared.artifacts.conftest import MANIFEST, NAMES, Source
+from tests.support.artifact_source import MANIFEST, NAMES, Source
 from tests.support.builders import at_once
 from tests.support.copying_storage import CopyingStorage
 

@@ -17,8 +17,7 @@ from shared.database.jobs import Jobs
 from shared.database.leases import BACKOFF_SECONDS, MAX_FAILURES, Lease, Leases, ResultFile
 from shared.database.records import NewEvent
 from shared.errors import Code, JobFailed, LeaseLost, NotFound
-from tests.shared.conftest import LEASE_SECONDS
-from tests.support.builders import at_once, claimed, job_in, new_adapter, snapshot, submission
+from tests.support.builders import LEASE_SECONDS, at_once, claimed, job_in, new_adapter, snapshot, submission
 from tests.support.clock import Clock
 
 CRASH = JobFailed(Code.TRAINER_CRASHED, "The trainer crashed.", remedy="Read its log.")

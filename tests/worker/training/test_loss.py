@@ -135,7 +135,7 @@ def test_a_rows_weight_moves_its_gradient_and_not_the_divisor(model):
 
 
 def test_shares_of_a_step_add_up_to_it(model):
-    """What several processes do: each its own micro-batches, all divided by the whole step's mass."""
+    """What several processes do: each its own micro-batches, all divided by the whole step's weight sum."""
     whole = gradients(model, [batch_of(UNEQUAL)])
     model.zero_grad(set_to_none=True)
     for share in (UNEQUAL[:1], UNEQUAL[1:]):

@@ -126,7 +126,7 @@ def pad_rows(rows: Sequence[Row], pad_token: int) -> MicroBatch:
 
 
 def empty_batch() -> MicroBatch:
-    """One token that nothing is learnt from."""
+    """One token without a target."""
     return MicroBatch(
         ids=torch.zeros((1, 1), dtype=torch.int64),
         positions=torch.zeros((1, 1), dtype=torch.int64),
@@ -149,18 +149,18 @@ def _micro_batch(
     boundaries: torch.Tensor | None,
     mask: torch.Tensor | None,
 ) -> MicroBatch:
-    learnt = [np.flatnonzero(row.weights) for row in rows]
-    token_weights = [row.weights[at] for row, at in zip(rows, learnt, strict=True)]
+    supervised = [np.flatnonzero(row.weights) for row in rows]
+    token_weights = [row.weights[at] for row, at in zip(rows, supervised, strict=True)]
     return MicroBatch(
         ids=torch.from_numpy(ids),
         positions=torch.from_numpy(positions),
         boundaries=boundaries,
         mask=mask,
         predictors=torch.from_numpy(
-            np.concatenate([at + offset - 1 for at, offset in zip(learnt, offsets, strict=True)])
+            np.concatenate([at + offset - 1 for at, offset in zip(supervised, offsets, strict=True)])
         ),
         targets=torch.from_numpy(
-            np.concatenate([row.ids[at] for row, at in zip(rows, learnt, strict=True)]).astype(np.int64)
+            np.concatenate([row.ids[at] for row, at in zip(rows, supervised, strict=True)]).astype(np.int64)
         ),
         weights=torch.from_numpy(
             np.concatenate([weights * row.weight for row, weights in zip(rows, token_weights, strict=True)]).astype(

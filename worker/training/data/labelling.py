@@ -28,7 +28,7 @@ class LabelledRows:
     Attributes:
         lengths: int64, (rows,): tokens of each row.
         ids: uint32, (tokens,).
-        weights: float32, (tokens,); 0 where a token is not learnt. The first token of a row may have a weight here;
+        weights: float32, (tokens,); 0 where a token is not supervised. The first token of a row may have a weight here;
             it is no target.
     """
 
@@ -50,12 +50,12 @@ class LabelledRows:
         """Positions of each row that carry loss."""
         return self.per_row(self.weights > 0)
 
-    def last_learnt(self, last_k: int) -> LabelledRows:
-        """Of each row's learnt tokens keep the last ``last_k``; 0 keeps all."""
+    def last_supervised(self, last_k: int) -> LabelledRows:
+        """Of each row's supervised tokens keep the last ``last_k``; 0 keeps all."""
         if not last_k:
             return self
-        learnt = self.weights > 0
-        count = np.cumsum(learnt)
+        supervised = self.weights > 0
+        count = np.cumsum(supervised)
         after = np.repeat(self._last_of(count), self.lengths) - count
         return replace(self, weights=np.where(after < last_k, self.weights, 0).astype(np.float32))
 
@@ -139,7 +139,7 @@ class Labeller:
         return weights
 
     def _with_end_tokens(self, batch: TokenBytes, inside: Flags) -> Flags:
-        """An end token that directly follows learnt tokens is learnt, of two in a row the first."""
+        """An end token that directly follows supervised tokens is supervised, of two in a row the first."""
         is_end = np.isin(batch.ids, list(self._tokenizer.end_ids))
         follows = np.zeros_like(inside)
         follows[1:] = inside[:-1] & ~is_end[:-1]
@@ -185,7 +185,7 @@ class TokenBytes:
 
 
 def _in_bytes(chat: Chat) -> list[tuple[int, int]]:
-    """What is learnt of a chat, in bytes of its text."""
+    """What is supervised of a chat, in bytes of its text."""
     if chat.text.isascii():
         return chat.spans
     found, place, size = [], 0, 0
@@ -208,7 +208,7 @@ def by_offsets(tokenizer: Tokenizer, rows: Sequence[TrainingRow], chats: Sequenc
 
 
 def _weigh(row: TrainingRow, labelled: LabelledChat) -> npt.NDArray[np.float32]:
-    """1 where a token is learnt, more where it overlaps a span of the row's that weighs more."""
+    """1 where a token is supervised, more where it overlaps a span of the row's that weighs more."""
     weights = np.ones(len(labelled.ids), np.float32)
     offsets = np.array(labelled.offsets, np.int64).reshape(-1, 2)
     for start, end, weight in weighted_spans(row, labelled.chat):
@@ -221,7 +221,7 @@ def weighted_spans(row: TrainingRow, chat: Chat) -> list[tuple[int, int, float]]
     """The row's syntax spans as (start, end, weight) in characters of the chat's text.
 
     They count from the last turn's content. Where the template does not write it as it is, or in more than one place,
-    nobody knows where they are, and none counts.
+    their places are unknown, and none counts.
     """
     content = row.messages[-1].content
     if not row.syntax_spans or not content or not chat.spans:

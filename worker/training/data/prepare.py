@@ -156,8 +156,8 @@ def _add(
     contract: FineTuneContract,
     vocab_size: int,
 ) -> None:
-    """Cut a batch to size, leave out what cannot be learnt from, write the rest."""
-    cut = labelled.last_learnt(contract.exec.qlora_ce_last_k).last_tokens(contract.exec.seq_len)
+    """Cut a batch to size, leave out rows without a supervised token, write the rest."""
+    cut = labelled.last_supervised(contract.exec.qlora_ce_last_k).last_tokens(contract.exec.seq_len)
     reasons = _reasons(cut, vocab_size)
     kept = reasons == 0
     weights = [row_weight(row, contract.trajectory) for row in rows]
@@ -256,7 +256,7 @@ def _refuse_losses(report: PreparationReport, contract: FineTuneContract) -> Non
         Code.SKIP_RATE_EXCEEDED,
         f"{skipped} of {attempted} rows cannot be learnt from, over exec.qlora_max_skip_rate ({limit:g}): "
         f"lines {format_line_numbers(report.skipped_lines)}.",
-        remedy="Mend those rows, or raise exec.qlora_max_skip_rate.",
+        remedy="Correct those rows, or raise exec.qlora_max_skip_rate.",
         param="exec.qlora_max_skip_rate",
         details={"attempted": attempted, "skipped": report.skipped, "lines": report.skipped_lines},
     )

@@ -77,7 +77,7 @@ class Row:
     Attributes:
         line: 1-based line in its file.
         ids: uint32, (tokens,).
-        weights: float32, (tokens,): the loss weight of each token as a target; 0 is not learnt. ``weights[0]`` is always
+        weights: float32, (tokens,): the loss weight of each token as a target; 0 is not supervised. ``weights[0]`` is always
             0, for nothing predicts the first token.
         difficulty: 1 to 10; 5 when the row has none.
         weight: of the whole row.

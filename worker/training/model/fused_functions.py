@@ -30,7 +30,7 @@ Grads = Sequence[Tensor | None]  # dL/dy of each projection; None where the loss
 
 
 class Frozen(Protocol):
-    """A linear layer that is not learnt."""
+    """A linear layer that is not trained."""
 
     @property
     def bias(self) -> Tensor | None:

@@ -18,8 +18,6 @@ from shared.base_models.weights import read_folder_tensors
 
 T = TypeVar("T")
 PEFT_PREFIX = "base_model.model"
-COMPOSITE = "model.language_model"
-"""Namespace of the language part of a vision-language model."""
 
 
 def namespaces(base: Path) -> tuple[str, str]:

@@ -80,7 +80,7 @@ def head_loss(
 def _learnt_head_loss(
     head: torch.nn.Module, hidden: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """As :func:`head_loss`, of a head that is learnt: its logits are computed again in the backward pass."""
+    """As :func:`head_loss`, of a head that is trained: its logits are computed again in the backward pass."""
     logits = head(hidden).float()
     losses = cross_entropy(logits, targets, reduction="none")
     return (losses * weights).sum(), (logits.argmax(-1) == targets).sum()

@@ -25,21 +25,21 @@ from worker.training.model.lora_fusion import FusionReport, fuse_lora
 from worker.training.model.memory_budget import Budget
 
 
-def pick_device(asked: DeviceSection, local_rank: int = 0) -> torch.device:
-    """The device the contract allows: a GPU when there is one, unless the CPU was asked for.
+def pick_device(requested: DeviceSection, local_rank: int = 0) -> torch.device:
+    """The device the contract allows: a GPU when there is one, unless the CPU was requested.
 
     Raises:
         ContractRejected: ``GPU_REQUIRED``: this machine has none, and a CPU will not do.
     """
-    if asked.device is not Device.CPU and torch.cuda.is_available():
+    if requested.device is not Device.CPU and torch.cuda.is_available():
         return torch.device("cuda", local_rank)
-    needs_gpu = asked.require_gpu or (asked.device is Device.CUDA and not asked.allow_cpu_fallback)
+    needs_gpu = requested.require_gpu or (requested.device is Device.CUDA and not requested.allow_cpu_fallback)
     if needs_gpu:
         raise ContractRejected(
             Code.GPU_REQUIRED,
             "The contract wants a GPU, and this worker has none that torch can use.",
             remedy="Run the job on a worker with a GPU, or set device.allow_cpu_fallback to true and device.require_gpu to false.",
-            param="device.require_gpu" if asked.require_gpu else "device.device",
+            param="device.require_gpu" if requested.require_gpu else "device.device",
         )
     return torch.device("cpu")
 

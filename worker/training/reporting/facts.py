@@ -31,7 +31,7 @@ class RunFacts:
         last_epoch_steps: optimizer steps of the last epoch.
         planned_steps: optimizer steps of the whole run; more than were made when it stopped early.
         device: ``cpu`` or ``cuda``; ``device_name`` is the accelerator's own name.
-        engine: what this engine decided by itself, as plain values, e.g. layout, token budget, checkpointing.
+        engine: what the trainer decided by itself, as plain values, e.g. layout, token budget, checkpointing.
     """
 
     run_id: str

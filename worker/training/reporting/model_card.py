@@ -169,7 +169,7 @@ def _data(facts: RunFacts) -> str:
         ("rows trained on", facts.training_rows),
         ("rows validated on", f"{facts.validation_rows} ({_validation_source(facts)})"),
         ("tokens of the file", f"{report.tokens:,}"),
-        ("of these learnt", f"{report.supervised_tokens:,} ({share(report.supervised_tokens, report.tokens)})"),
+        ("of these supervised", f"{report.supervised_tokens:,} ({share(report.supervised_tokens, report.tokens)})"),
         ("rows cut at the beginning", f"{report.truncated_rows} ({report.truncated_tokens:,} tokens)"),
         ("rows left out", skipped or "none"),
         ("filters", ", ".join(f"{key}: {value}" for key, value in filters.items())),

@@ -1,4 +1,4 @@
-"""What a run tells the world while it goes on: `telemetry.jsonl` for machines, `metrics.csv` as OpenAI's result file.
+"""What a run reports while it goes on: `telemetry.jsonl` for machines, `metrics.csv` as OpenAI's result file.
 
 One line per event: ``{"ts_ms", "event", "payload"}``; `docs/runs.md` lists events and fields.
 """
@@ -122,7 +122,7 @@ class Telemetry:
             self.skips[reason] = count
 
     def step(self, report: StepReport) -> None:
-        """Tell of a finished optimizer step; a value that is not finite is told as null."""
+        """Report a finished optimizer step; a value that is not finite is reported as null."""
         seconds = self._pace.step()
         self._tokens += report.tokens
         loss = finite(report.score.loss)
@@ -188,7 +188,7 @@ class Telemetry:
         self._pace.mark()
 
     def gpu_fallback(self, component: str, requested_device_kind: str, causes: Iterable[str]) -> None:
-        """Something was asked of a GPU and is done on the CPU; ``causes`` are words such as ``no_cuda_device``."""
+        """Something was requested of a GPU and is done on the CPU; ``causes`` are words such as ``no_cuda_device``."""
         causes = list(causes)
         self.emit(
             "gpu_fallback",

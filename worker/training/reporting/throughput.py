@@ -54,7 +54,7 @@ class Workload:
         linears: weights of the frozen linear layers in the blocks, N.
         lora: LoRA parameters.
         attention: n_h · d · L over the layers of full attention. What a linear-attention layer does beside its
-            projections is left out, so the MFU of a hybrid model is told a little low.
+            projections is left out, so the MFU of a hybrid model is reported a little low.
         head: hidden size times vocabulary, h · V.
         checkpointing: whether activations are computed twice.
     """

@@ -21,7 +21,7 @@ PROJECT = "mens"
 MLFLOW_BATCH = 100
 """Metrics or parameters a request; MLflow takes 1,000 metrics and 100 parameters."""
 WANDB_START_SECONDS = 20.0
-"""How long W&B's server may take to take a run; with the client's 90 an engine would wait for it at its end."""
+"""How long W&B's server may take to take a run; with the client's 90 the trainer would wait for it at its end."""
 Value = str | int | float | bool | None
 
 
@@ -43,7 +43,7 @@ class Point(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TrackedRun:
-    """What a tracker is told of a run at its beginning.
+    """What a tracker gets of a run at its beginning.
 
     Attributes:
         run_id: the same for all attempts at a run, so that a tracker goes on where it was.

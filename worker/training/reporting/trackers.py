@@ -1,7 +1,7 @@
 """TensorBoard, MLflow and Weights & Biases on a thread of their own.
 
 A tracker is a convenience. It never slows a step: a queue stands between, and network calls are made by the thread. It
-never fails a run: the first error drops the tracker, and is told once. What is sent: the plan's values and digests, and
+never fails a run: the first error drops the tracker, and is reported once. What is sent: the plan's values and digests, and
 the scalars of telemetry; no text of the training data, no console output, no code.
 """
 
@@ -53,7 +53,7 @@ class Trackers:
         self._thread: threading.Thread | None = None
 
     def start(self, plan: ExecutionPlan, run_dir: Path, run_id: str, params: Mapping[str, Value] | None = None) -> None:
-        """Begin. Returns at once: clients are imported and servers asked by the thread."""
+        """Begin. Returns at once: the thread imports clients and connects to servers."""
         if self._live:
             for name, value in (PATIENCE | DISCRETION).items():
                 os.environ.setdefault(name, value)
@@ -84,7 +84,7 @@ class Trackers:
         return failures
 
     def _work(self) -> None:
-        """Take all that waits, write it in one call a tracker, until the end is told."""
+        """Take all that waits, write it in one call a tracker, until the end is reported."""
         while True:
             items = [self._inbox.get()]
             while not self._inbox.empty():

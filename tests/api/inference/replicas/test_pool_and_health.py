@@ -31,8 +31,8 @@ from api.main import create_app
 from api.settings import ApiSettings
 from shared.errors import Unavailable
 from shared.replicas import discover
-from tests.api.conftest import BASE
 from tests.support.asgi_server import serve
+from tests.support.builders import BASE
 from tests.support.gateway import ADAPTER, register_adapters
 from tests.support.socket_replica import RawReplica
 from tests.support.waiting import eventually

@@ -210,7 +210,7 @@ def test_spans_of_content_that_is_not_found_count_nothing(tokenizer):
 )
 def test_cut_as_the_label_builder_cuts(labellers, rows, seq_len, last_k):
     tokenizer, labeller = labellers["marks"]
-    found = labeller.label(rows).last_learnt(last_k).last_tokens(seq_len)
+    found = labeller.label(rows).last_supervised(last_k).last_tokens(seq_len)
     examples = [encode_row(tokenizer, row, seq_len, last_k) for row in rows]
     assert found.lengths.tolist() == [len(example.ids) for example in examples]
     assert found.ids.tolist() == [id_ for example in examples for id_ in example.ids]

@@ -107,7 +107,7 @@ def test_sections_in_their_order(facts):
 def test_data_and_recipe_are_the_measured_ones(facts):
     shown = html(model_card(facts, PACKAGES))
     for cells in (
-        "<td>of these learnt</td>\n<td>250 (25.0 %)</td>",
+        "<td>of these supervised</td>\n<td>250 (25.0 %)</td>",
         "<td>rows cut at the beginning</td>\n<td>2 (17 tokens)</td>",
         "<td>rows left out</td>\n<td>3 short seq</td>",
         f"<td>its SHA-256</td>\n<td>{facts.plan.train.sha256}</td>",

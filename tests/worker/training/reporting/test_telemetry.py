@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import json
 import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -56,11 +58,18 @@ def report(number: int, loss: float = 2.0, norm: float = 1.0, **more) -> StepRep
     return StepReport(step=number, score=Score(loss, 0.5, 8), norm=norm, **fields)
 
 
+@pytest.fixture
+def open_telemetry() -> Iterator[Callable[..., Telemetry]]:
+    """Makes a :class:`Telemetry`, whose file is closed after the test."""
+    with ExitStack() as stack:
+        yield lambda *args, **more: stack.enter_context(Telemetry(*args, **more))
+
+
 # -- lines ------------------------------------------------------------------------------------------------------------
 
 
-def test_every_line_is_there_at_once(tmp_path):
-    telemetry = Telemetry(tmp_path, 10, [])
+def test_every_line_is_there_at_once(tmp_path, open_telemetry):
+    telemetry = open_telemetry(tmp_path, 10, [])
     before = time.time_ns() // 1_000_000
     telemetry.emit("train_start", {"seed": 1})
     line = events(tmp_path)[0]
@@ -68,17 +77,17 @@ def test_every_line_is_there_at_once(tmp_path):
     assert before <= line["ts_ms"] <= time.time_ns() // 1_000_000
 
 
-def test_a_second_run_in_the_folder_appends(tmp_path):
+def test_a_second_run_in_the_folder_appends(tmp_path, open_telemetry):
     for _ in range(2):
-        Telemetry(tmp_path, 10, []).emit("train_start", {})
+        open_telemetry(tmp_path, 10, []).emit("train_start", {})
     assert len(events(tmp_path)) == 2
 
 
 # -- steps ------------------------------------------------------------------------------------------------------------
 
 
-def test_step_event(tmp_path):
-    telemetry = Telemetry(tmp_path, 10, [], skips={"short_seq": 3}, trajectory_clamped=2)
+def test_step_event(tmp_path, open_telemetry):
+    telemetry = open_telemetry(tmp_path, 10, [], skips={"short_seq": 3}, trajectory_clamped=2)
     telemetry.step(report(3, weighted_rows=1, syntax_weight_sum=8.5, token_budget=64))
     step = payload(tmp_path)
     assert set(SPECIFIED_STEP_FIELDS) <= step.keys()
@@ -99,9 +108,9 @@ def test_step_event(tmp_path):
     assert step["syntax_weight_sum"] == 8.5
 
 
-def test_mfu_and_memory_are_the_machines(tmp_path):
+def test_mfu_and_memory_are_the_machines(tmp_path, open_telemetry):
     work = Workload(linears=1000, lora=10, attention=4, head=100, checkpointing=False)
-    telemetry = Telemetry(tmp_path, 10, [], machine=Machine(work=work, peak_flops=1e9, peak_memory=lambda: 77))
+    telemetry = open_telemetry(tmp_path, 10, [], machine=Machine(work=work, peak_flops=1e9, peak_memory=lambda: 77))
     telemetry.step(report(1, attended_keys=320))
     step = payload(tmp_path)
     per_token = 4 * 1000 + 6 * 10 + 3 * 4 * 4 * 10 + 4 * 100 * 0.25
@@ -118,8 +127,8 @@ def test_attended_keys_of_equal_rows_are_exact_without_being_told():
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
-def test_values_that_are_not_finite_are_null(tmp_path, value):
-    telemetry = Telemetry(tmp_path, 10, [])
+def test_values_that_are_not_finite_are_null(tmp_path, open_telemetry, value):
+    telemetry = open_telemetry(tmp_path, 10, [])
     telemetry.step(report(1, loss=value, norm=value))
     assert payload(tmp_path)["loss"] is None
     assert payload(tmp_path)["grad_norm"] is None
@@ -127,20 +136,20 @@ def test_values_that_are_not_finite_are_null(tmp_path, value):
     assert telemetry.rows == []
 
 
-def test_the_smoothed_loss_goes_on_after_a_resume(tmp_path):
+def test_the_smoothed_loss_goes_on_after_a_resume(tmp_path, open_telemetry):
     (tmp_path / "whole").mkdir()
     (tmp_path / "resumed").mkdir()
-    whole = Telemetry(tmp_path / "whole", 10, [])
+    whole = open_telemetry(tmp_path / "whole", 10, [])
     for number, loss in enumerate((4.0, 2.0, 1.0), 1):
         whole.step(report(number, loss=loss))
-    resumed = Telemetry(tmp_path / "resumed", 10, [dict(row) for row in whole.rows[:2]])
+    resumed = open_telemetry(tmp_path / "resumed", 10, [dict(row) for row in whole.rows[:2]])
     resumed.step(report(3, loss=1.0))
     assert payload(tmp_path / "whole")["loss_ema"] == pytest.approx(0.9 * (4 + 0.1 * (2 - 4)) + 0.1)
     assert payload(tmp_path / "resumed")["loss_ema"] == payload(tmp_path / "whole")["loss_ema"]
 
 
-def test_skips_are_updated_and_strangers_refused(tmp_path):
-    telemetry = Telemetry(tmp_path, 10, [], skips={"token_id_oob": 1})
+def test_skips_are_updated_and_strangers_refused(tmp_path, open_telemetry):
+    telemetry = open_telemetry(tmp_path, 10, [], skips={"token_id_oob": 1})
     telemetry.skipped(curriculum=5)
     telemetry.step(report(1))
     assert telemetry.skip_fields() == {f"skip_{reason}": telemetry.skips[reason] for reason in SKIP_REASONS}
@@ -152,8 +161,8 @@ def test_skips_are_updated_and_strangers_refused(tmp_path):
 # -- other events -----------------------------------------------------------------------------------------------------
 
 
-def test_metrics_of_a_step_share_a_row(tmp_path):
-    telemetry = Telemetry(tmp_path, 10, [{"step": 1, "train_loss": 3.0, "train_accuracy": 0.1}])
+def test_metrics_of_a_step_share_a_row(tmp_path, open_telemetry):
+    telemetry = open_telemetry(tmp_path, 10, [{"step": 1, "train_loss": 3.0, "train_accuracy": 0.1}])
     telemetry.step(report(2))
     telemetry.validation(2, Score(1.5, 0.25, 4))
     telemetry.validation(2, None)
@@ -165,16 +174,16 @@ def test_metrics_of_a_step_share_a_row(tmp_path):
     assert rows[1:] == [["1", "3.0", "0.1", "", ""], ["2", "2.0", "0.5", "1.5", "0.25"], ["3", "2.0", "0.5", "", ""]]
 
 
-def test_checkpoint_event_carries_the_metrics_of_its_step(tmp_path):
-    telemetry = Telemetry(tmp_path, 10, [])
+def test_checkpoint_event_carries_the_metrics_of_its_step(tmp_path, open_telemetry):
+    telemetry = open_telemetry(tmp_path, 10, [])
     telemetry.step(report(4))
     telemetry.checkpoint(4, tmp_path / "step-00000004")
     assert payload(tmp_path)["folder"] == "step-00000004"
     assert payload(tmp_path)["metrics"] == {"step": 4, "train_loss": 2.0, "train_accuracy": 0.5}
 
 
-def test_an_epochs_mean_is_of_its_own_steps_whoever_did_them(tmp_path):
-    telemetry = Telemetry(tmp_path, 4, [{"step": 1, "train_loss": 9.0}, {"step": 3, "train_loss": 3.0}])
+def test_an_epochs_mean_is_of_its_own_steps_whoever_did_them(tmp_path, open_telemetry):
+    telemetry = open_telemetry(tmp_path, 4, [{"step": 1, "train_loss": 9.0}, {"step": 3, "train_loss": 3.0}])
     telemetry.step(report(4, loss=2.0))
     folder = tmp_path / "step-00000004"
     telemetry.epoch_complete(1, steps=2, step=4, score=Score(1.5, 0.5, 9), val_steps=3, checkpoint=folder)
@@ -193,8 +202,8 @@ def test_an_epochs_mean_is_of_its_own_steps_whoever_did_them(tmp_path):
     ) * 3
 
 
-def test_gpu_fallback(tmp_path):
-    Telemetry(tmp_path, 1, []).gpu_fallback("trainer", "cuda", ["no_cuda_device"])
+def test_gpu_fallback(tmp_path, open_telemetry):
+    open_telemetry(tmp_path, 1, []).gpu_fallback("trainer", "cuda", ["no_cuda_device"])
     assert payload(tmp_path) == {
         "component": "trainer",
         "requested_device_kind": "cuda",
@@ -202,8 +211,8 @@ def test_gpu_fallback(tmp_path):
     }
 
 
-def test_summary_counts_this_process(tmp_path):
-    telemetry = Telemetry(tmp_path, 10, [{"step": 1, "train_loss": 3.0}])
+def test_summary_counts_this_process(tmp_path, open_telemetry):
+    telemetry = open_telemetry(tmp_path, 10, [{"step": 1, "train_loss": 3.0}])
     assert telemetry.summary().ms_per_step is None
     telemetry.step(report(2))
     time.sleep(0.01)
@@ -285,8 +294,8 @@ def test_trackers_hear_how_it_ended(tmp_path, error, status):
         {"loss": [1.0, "word"]},
     ],
 )
-def test_text_is_refused(tmp_path, bad):
-    telemetry = Telemetry(tmp_path, 10, [])
+def test_text_is_refused(tmp_path, open_telemetry, bad):
+    telemetry = open_telemetry(tmp_path, 10, [])
     with pytest.raises(ValueError, match="takes no such text"):
         telemetry.emit("step", bad)
     assert events(tmp_path) == []
