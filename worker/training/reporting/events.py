@@ -1,4 +1,4 @@
-"""What an event of `telemetry.jsonl` holds: the fields of a step, and which fields may hold a string at all. Pure.
+"""Fields of a `step` event that follow from its report, which fields may hold a string, names that trackers get. Pure.
 
 No text of the training data can pass: strings are taken in a few named fields only, and only as identifiers.
 """
