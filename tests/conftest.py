@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import re
+import sys
 from collections.abc import Iterator
 from functools import cache
 from importlib.util import find_spec
@@ -71,6 +72,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(folder)
     if hasattr(config, "workerinput"):
         items.sort(key=lambda item: 0 if {"system", "bench"} & {mark.name for mark in item.iter_markers()} else 1)
+
+
+@pytest.fixture(autouse=True)
+def torch_is_not_loaded(request: pytest.FixtureRequest) -> Iterator[None]:
+    """In a run that leaves torch out, the first test that loads it all the same fails: it would cost each process seconds."""
+    loaded_before = "torch" in sys.modules
+    yield
+    left_out = LEFT_OUT.fullmatch(request.config.option.markexpr)
+    if left_out and "torch" in left_out[1].split(" or ") and "torch" in sys.modules:
+        assert loaded_before, "this test loads torch: mark it, or name its place in tests/worker/conftest.py"
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -166,7 +177,7 @@ def database(database_url: str) -> Iterator[Database]:
 
 @pytest.fixture(scope="session")
 def serving_installation(tmp_path_factory: pytest.TempPathFactory) -> ServingInstallation:
-    """An installation with one tiny base for serving; the tests of serving, of vLLM and of the adapter store share it."""
+    """An installation with one tiny base for serving, whose model and adapters compute: what vLLM's tests share."""
     from tests.support.serving_installation import make_serving_installation
 
     return make_serving_installation(tmp_path_factory.mktemp("serving"))

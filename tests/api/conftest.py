@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
-from copy import copy
 from pathlib import Path
 
 import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
-from starlette.datastructures import State
 
 from api.services import make_services
 from api.settings import ApiSettings
-from tests.support.api_installation import application, settings_for
+from tests.support.api_installation import application_of, settings_for
 from tests.support.builders import BASE, ROWS
 from tests.support.doubles import FakeJobQueue
 from tests.support.tiny_base import write_base
@@ -31,18 +29,11 @@ def settings(tmp_path: Path, base_folder: Path) -> ApiSettings:
     return settings_for(tmp_path, base_folder)
 
 
-@pytest.fixture(scope="session")
-def routes() -> FastAPI:
-    return application()
-
-
 @pytest.fixture
-def app(settings: ApiSettings, sqlite_template: Path, routes: FastAPI) -> FastAPI:
+def app(settings: ApiSettings, sqlite_template: Path) -> FastAPI:
     """An application of its own, but for the routes: a test that adds one uses ``create_app``."""
     shutil.copy(sqlite_template, settings.home / "mens.db")
-    app = copy(routes)
-    app.state = State({"services": make_services(settings, job_queue=FakeJobQueue())})
-    return app
+    return application_of(make_services(settings, job_queue=FakeJobQueue()))
 
 
 @pytest.fixture

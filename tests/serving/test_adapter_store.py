@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -13,7 +14,10 @@ import pytest
 from serving.private_cache import LOCK_NAME
 from shared.artifacts.manifests import CONFIG_NAME, MANIFEST_NAME, WEIGHTS_NAME
 from shared.base_models.catalog import TwinOf
+from shared.base_models.weights import read_tensors
 from shared.errors import ArtifactInvalid, Code, InvalidRequest, MensError, NotFound
+from tests.support.serving_installation import build_base, save_adapter
+from tests.support.tiny_base import write_adapter
 
 ZEROS = "0" * 64
 
@@ -40,6 +44,17 @@ def victim(serving_installation, request, tmp_path):
     """An adapter of this test alone, which it may damage."""
     labels = (f"victim-{hashlib.sha256(request.node.name.encode()).hexdigest()[:8]}-{number}" for number in count())
     return serving_installation.publish(next(labels), seed=22)
+
+
+@pytest.mark.torch
+def test_adapters_of_these_tests_are_what_peft_saves(tmp_path):
+    base = tmp_path / "base"
+    build_base(base)
+    save_adapter(base, tmp_path / "saved", seed=1, rank=4)
+    write_adapter(base, tmp_path / "written", seed=1, rank=4)
+    saved, written = (json.loads((tmp_path / name / CONFIG_NAME).read_text()) for name in ("saved", "written"))
+    assert saved | {"target_modules": sorted(saved["target_modules"])} == written
+    assert read_tensors(tmp_path / "saved" / WEIGHTS_NAME) == read_tensors(tmp_path / "written" / WEIGHTS_NAME)
 
 
 def refused(store, adapter_id):

@@ -16,7 +16,7 @@ from shared.errors import Code, Unavailable
 
 ZEROS = "0" * 64
 
-pytestmark = pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed")
+pytestmark = [pytest.mark.torch, pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed")]
 
 
 @pytest.fixture

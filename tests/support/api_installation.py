@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from copy import copy
 from functools import cache
 from pathlib import Path
 
 from fastapi import FastAPI
+from starlette.datastructures import State
 
 from api.main import create_app
+from api.services import Services
 from api.settings import ApiSettings
 from shared.base_models.catalog import BaseModelEntry, Catalog, LocalSource, digest_model_folder, save_catalog
 from tests.support.builders import BASE
@@ -37,3 +40,10 @@ def _entry(base_folder: Path) -> BaseModelEntry:
 def application() -> FastAPI:
     """An application for its routes alone: making them takes a third of a second, too much for each of 500 tests."""
     return create_app(ApiSettings(home="/nonexistent"))
+
+
+def application_of(services: Services) -> FastAPI:
+    """An application of its own, but for the routes: a test that adds one uses ``create_app``."""
+    app = copy(application())
+    app.state = State({"services": services})
+    return app

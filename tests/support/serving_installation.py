@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -41,12 +42,14 @@ class ServingInstallation:
         base: the base's folder.
         entry: the base's entry in the catalogue.
         storage: where adapters are published.
+        save_adapter: makes an adapter's folder.
     """
 
     home: Path
     base: Path
     entry: BaseModelEntry
     storage: FolderStorage
+    save_adapter: Callable[..., None]
     _published: dict[str, AdapterManifest] = field(default_factory=dict)
 
     def environment(self, **more: object) -> dict[str, str]:
@@ -69,13 +72,13 @@ class ServingInstallation:
         return self.storage.folder("adapters", manifest.digest)
 
     def publish(self, name: str, *, seed: int = 0, rank: int = 8, **changes: Any) -> AdapterManifest:
-        """Make a peft adapter with an effect, and store it; `changes` are to the manifest. Equal calls share one adapter."""
+        """Make and store an adapter; `changes` are to the manifest. Equal calls share one adapter."""
         label = repr((name, seed, rank, sorted(changes.items())))
         if label not in self._published:
             # Made once for a seed and rank: many adapters differ in their manifest only.
             saved = self.home / "saved" / f"seed-{seed}-rank-{rank}"
             if not saved.exists():
-                save_adapter(self.base, saved, seed=seed, rank=rank)
+                self.save_adapter(self.base, saved, seed=seed, rank=rank)
             folder = self.home / "made" / hashlib.sha256(label.encode()).hexdigest()[:16]
             shutil.copytree(saved, folder)
             self._published[label] = self.store_adapter(folder, describe_adapter(self, folder, name, rank, **changes))
@@ -158,10 +161,14 @@ def build_base(folder: Path) -> None:
     tokenizer.save_pretrained(folder)
 
 
-def make_serving_installation(folder: Path) -> ServingInstallation:
+def make_serving_installation(
+    folder: Path,
+    build_base: Callable[[Path], object] = build_base,
+    save_adapter: Callable[..., None] = save_adapter,
+) -> ServingInstallation:
     """Build the base in a folder, and an installation around it: catalogue and storage."""
     base, home = folder / "base", folder / "home"
     build_base(base)
     entry = BaseModelEntry(name="tiny-base", source=LocalSource(path=str(base)), digests=digest_model_folder(base))
     save_catalog(home / "catalog.json", Catalog(bases=[entry]))
-    return ServingInstallation(home, base, entry, FolderStorage(home / "storage"))
+    return ServingInstallation(home, base, entry, FolderStorage(home / "storage"), save_adapter)

@@ -60,11 +60,6 @@ def assistant(installation: Installation) -> str:
 
 
 @pytest.fixture
-def client(installation: Installation) -> OpenAI:
-    """A stock OpenAI client that refuses any answer whose shape is not OpenAI's."""
-    return OpenAI(
-        base_url=f"{installation.connection.url}/v1",
-        api_key=installation.connection.key,
-        max_retries=0,
-        _strict_response_validation=True,
-    )
+def client(installation: Installation) -> Iterator[OpenAI]:
+    with installation.openai() as client:
+        yield client

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from openai import OpenAI
+
 from cli.client.connection import Connection
 from cli.standalone.stack import Stack
 
@@ -33,6 +35,15 @@ class Installation:
             response = client.request(method, path, **request)
         assert not response.is_error, response.text
         return response.json()
+
+    def openai(self) -> OpenAI:
+        """A stock OpenAI client that refuses any answer whose shape is not OpenAI's."""
+        return OpenAI(
+            base_url=f"{self.connection.url}/v1",
+            api_key=self.connection.key,
+            max_retries=0,
+            _strict_response_validation=True,
+        )
 
     def upload(self, name: str = "support.jsonl") -> str:
         """Id of an uploaded example file."""

@@ -24,7 +24,7 @@ from shared.database.records import Kind, Submission
 from shared.settings import Settings
 from tests.support.ports import free_port
 from tests.support.processes import stop_at_exit, wait_until_healthy
-from tests.support.serving_installation import KEY, ServingInstallation
+from tests.support.serving_installation import KEY, ServingInstallation, save_adapter
 
 
 class Program:
@@ -112,7 +112,7 @@ def make_installation(base: Path) -> ServingInstallation:
     source = LocalSource(path=str(base))
     entry = BaseModelEntry(name="tiny-base", source=source, digests=digest_model_folder(base))
     save_catalog(home / "catalog.json", Catalog(bases=[entry]))
-    return ServingInstallation(home, base, entry, FolderStorage(home / "storage"))
+    return ServingInstallation(home, base, entry, FolderStorage(home / "storage"), save_adapter)
 
 
 class Publisher:

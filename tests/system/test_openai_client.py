@@ -28,31 +28,28 @@ def wait(client: OpenAI, job: FineTuningJob, seconds: float = 120) -> FineTuning
 @pytest.fixture(scope="module")
 def tuned(installation: Installation) -> FineTuningJob:
     """A finished job, created as any OpenAI user would."""
-    client = OpenAI(
-        base_url=f"{installation.connection.url}/v1",
-        api_key=installation.connection.key,
-        max_retries=0,
-        _strict_response_validation=True,
-    )
-    with (ROOT / "examples" / "support.jsonl").open("rb") as file:
-        training = client.files.create(file=file, purpose="fine-tune")
-    with (ROOT / "examples" / "support.validation.jsonl").open("rb") as file:
-        validation = client.files.create(file=file, purpose="fine-tune")
-    job = client.fine_tuning.jobs.create(
-        model=BASE,
-        training_file=training.id,
-        validation_file=validation.id,
-        suffix="openai",
-        seed=7,
-        metadata={"team": "support"},
-        method={
-            "type": "supervised",
-            "supervised": {"hyperparameters": {"n_epochs": 12, "batch_size": 8, "learning_rate_multiplier": "auto"}},
-        },
-        extra_body={"mens": {"exec": {"seq_len": 128, "checkpoint_every": 84}, "artifact": {"alias": "openai"}}},
-    )
-    assert job.status in ("queued", "validating_files", "running")
-    return wait(client, job)
+    with installation.openai() as client:
+        with (ROOT / "examples" / "support.jsonl").open("rb") as file:
+            training = client.files.create(file=file, purpose="fine-tune")
+        with (ROOT / "examples" / "support.validation.jsonl").open("rb") as file:
+            validation = client.files.create(file=file, purpose="fine-tune")
+        job = client.fine_tuning.jobs.create(
+            model=BASE,
+            training_file=training.id,
+            validation_file=validation.id,
+            suffix="openai",
+            seed=7,
+            metadata={"team": "support"},
+            method={
+                "type": "supervised",
+                "supervised": {
+                    "hyperparameters": {"n_epochs": 12, "batch_size": 8, "learning_rate_multiplier": "auto"}
+                },
+            },
+            extra_body={"mens": {"exec": {"seq_len": 128, "checkpoint_every": 84}, "artifact": {"alias": "openai"}}},
+        )
+        assert job.status in ("queued", "validating_files", "running")
+        return wait(client, job)
 
 
 def test_finished_job(client: OpenAI, tuned: FineTuningJob) -> None:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-import sys
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -77,15 +76,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             continue
         if TORCH_PLACES & {item.path, *item.path.parents} or TORCH_FIXTURES & set(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.torch)
-
-
-@pytest.fixture(autouse=True)
-def torch_is_loaded_by_marked_tests_only(request: pytest.FixtureRequest) -> Iterator[None]:
-    """In a run without torch, fails the first test that loads it all the same."""
-    loaded_before = "torch" in sys.modules
-    yield
-    if "torch" in sys.modules and not loaded_before:
-        assert request.node.get_closest_marker("torch"), "this test loads torch: name its place in TORCH_PLACES"
 
 
 # -- training runs ----------------------------------------------------------------------------------------------------

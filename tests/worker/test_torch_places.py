@@ -21,7 +21,7 @@ def test_every_place_that_loads_torch_exists() -> None:
 
 
 def test_unit_tier_is_collected_without_torch() -> None:
-    """That its tests run without torch, the fixture `torch_is_loaded_by_marked_tests_only` checks."""
+    """That its tests run without torch, the fixture `torch_is_not_loaded` checks."""
     command = [sys.executable, "-c", COLLECT, str(Path(__file__).parent)]
     collected = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
     assert collected.returncode == 0, collected.stdout[-2000:] + collected.stderr[-2000:]

@@ -102,11 +102,12 @@ def gateway(app: FastAPI) -> Iterator[RunningGateway]:
     yield from open_gateway(app, interval=0.02)
 
 
-def open_gateway(app: FastAPI, interval: float) -> Iterator[RunningGateway]:
+def open_gateway(app: FastAPI, interval: float, **parts: Any) -> Iterator[RunningGateway]:
+    """The gateway with a meter of that interval; `parts` take the place of others of its parts."""
     replica = UsageReplica()
     services = app.state.services
     meter = Meter(services.usage, interval)
-    services = app.state.services = replace(services, gateway=replace(services.gateway, meter=meter))
+    services = app.state.services = replace(services, gateway=replace(services.gateway, meter=meter, **parts))
     register_adapters(app)
     for replica_url in serve(replica):
         services.settings.serving_urls[:] = [replica_url]
@@ -170,30 +171,29 @@ def test_consecutive_requests_always_find_their_slot(gateway: RunningGateway) ->
         assert used(client, lambda requests: requests >= 31) == {BASE: (31, 31 * PROMPT_TOKENS, 31 * EVENTS)}
 
 
-def test_concurrent_requests_to_two_processes_share_a_limit(gateway: RunningGateway, tmp_path: Path) -> None:
-    with running_valkey(tmp_path) as valkey, gateway.client(rate=100, slots=2) as client:
+def test_concurrent_requests_to_two_processes_share_a_limit(app: FastAPI, tmp_path: Path) -> None:
+    with running_valkey(tmp_path) as valkey:
         limiter = RateLimiter(SharedStore(ValkeyStore(valkey.url)), pauses=())
-        gateway.app.state.services = replace(
-            gateway.services, gateway=replace(gateway.services.gateway, limiter=limiter)
-        )
+        for gateway in open_gateway(app, interval=0.02, limiter=limiter):
+            asyncio.run(request_beside_another_process(gateway, valkey.url))
+            assert valkey.client().keys("*slots*") == []
+
+
+async def request_beside_another_process(gateway: RunningGateway, valkey_url: str) -> None:
+    """With one of the key's two slots held by another process, one of two requests is served and one refused."""
+    other = RateLimiter(SharedStore(ValkeyStore(valkey_url)), pauses=())
+    with gateway.client(rate=100, slots=2) as client, ThreadPoolExecutor(2) as pool:
         key = client.headers["authorization"].removeprefix("Bearer ")
-        other = RateLimiter(SharedStore(ValkeyStore(valkey.url)), pauses=())
-
-        async def elsewhere() -> None:
-            async with await other.admit(gateway.services.keys.authenticate(key)):
-                with ThreadPoolExecutor(2) as pool:
-                    futures = [pool.submit(complete, client, stream=True, user=SLOW) for _ in range(2)]
-                    responses = await asyncio.gather(*map(asyncio.wrap_future, futures))
-            await other.close()
-            assert sorted(response.status_code for response in responses) == [200, 429]
-            [served, refused] = sorted(responses, key=lambda response: response.status_code)
-            assert refused.json()["error"]["code"] == "CONCURRENCY_LIMITED"
-            assert refused.headers["retry-after"] == "1"
-            assert served.headers["x-ratelimit-limit-requests"] == "100"
-            assert served.headers["x-ratelimit-remaining-requests"] == "98"
-
-        asyncio.run(elsewhere())
-        assert valkey.client().keys("*slots*") == []
+        async with await other.admit(gateway.services.keys.authenticate(key)):
+            futures = [pool.submit(complete, client, stream=True, user=SLOW) for _ in range(2)]
+            responses = await asyncio.gather(*map(asyncio.wrap_future, futures))
+    await other.close()
+    [served, refused] = sorted(responses, key=lambda response: response.status_code)
+    assert (served.status_code, refused.status_code) == (200, 429)
+    assert refused.json()["error"]["code"] == "CONCURRENCY_LIMITED"
+    assert refused.headers["retry-after"] == "1"
+    assert served.headers["x-ratelimit-limit-requests"] == "100"
+    assert served.headers["x-ratelimit-remaining-requests"] == "98"
 
 
 def test_openais_client_raises_its_rate_limit_error(gateway: RunningGateway) -> None:

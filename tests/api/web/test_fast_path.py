@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import copy
 from typing import Annotated, Any
 
 import pytest
@@ -12,6 +13,7 @@ from starlette.responses import JSONResponse
 
 from api.main import create_app
 from api.services import ServicesDep
+from api.settings import ApiSettings
 from api.web.auth import CallerDep, KeyDep, require_caller, requires
 from api.web.fast_path import FastPathRoute, fast_path_calls
 from shared.database.keys import Keys
@@ -46,17 +48,9 @@ async def with_a_default(request: Request, caller: CallerDep, word: str = "") ->
     return respond(caller)
 
 
-@pytest.fixture
-def app(app: FastAPI) -> FastAPI:
-    """An application with routes of its own, because tests add some."""
-    own = create_app(app.state.services.settings)
-    own.state.services = app.state.services
-    return own
-
-
-@pytest.fixture
-def fastapi_requests(app: FastAPI, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Paths of requests that took FastAPI's path."""
+@pytest.fixture(scope="module")
+def recorded() -> tuple[FastAPI, list[str]]:
+    """An application with the routes above, and the paths of requests that took FastAPI's path in it."""
     seen: list[str] = []
     make_handler = APIRoute.get_route_handler
 
@@ -69,9 +63,26 @@ def fastapi_requests(app: FastAPI, monkeypatch: pytest.MonkeyPatch) -> list[str]
 
         return handle
 
-    monkeypatch.setattr(APIRoute, "get_route_handler", get_route_handler)
-    app.include_router(router, dependencies=[Depends(require_caller)])
-    return seen
+    app = create_app(ApiSettings(home="/nonexistent"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(APIRoute, "get_route_handler", get_route_handler)
+        app.include_router(router, dependencies=[Depends(require_caller)])
+    return app, seen
+
+
+@pytest.fixture
+def app(app: FastAPI, recorded: tuple[FastAPI, list[str]]) -> FastAPI:
+    """An application of its own, but for the routes, which are made once."""
+    own = copy(recorded[0])
+    own.state = app.state
+    return own
+
+
+@pytest.fixture
+def fastapi_requests(recorded: tuple[FastAPI, list[str]]) -> list[str]:
+    """Paths of this test's requests that took FastAPI's path."""
+    recorded[1].clear()
+    return recorded[1]
 
 
 def secret(app: FastAPI, tenant: str = SHARED, role: Role = Role.VIEWER) -> str:

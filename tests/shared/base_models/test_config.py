@@ -75,7 +75,10 @@ def test_lora_targets_are_those_that_peft_finds(name: str) -> None:
     config = parse_model_config(RAW[name])
     raw = RAW[name]
     model = AutoModelForCausalLM.from_config(Qwen3_5TextConfig(**HYBRID)) if "text_config" in raw else build(raw)
-    tuned = get_peft_model(model, LoraConfig(r=2, target_modules="all-linear", task_type="CAUSAL_LM"))
+    lora = LoraConfig(
+        r=2, target_modules="all-linear", task_type="CAUSAL_LM", fan_in_fan_out=config.family is Family.GPT2
+    )
+    tuned = get_peft_model(model, lora)
     real = {
         module.removeprefix("base_model.model."): (layer.in_features, layer.out_features)
         for module, layer in tuned.named_modules()
