@@ -130,7 +130,7 @@ def test_validation_is_that_of_one_process(one, two):
 
 def test_the_adapter_is_that_of_one_process(one, two):
     alone, shared = (load_file(run_dir / ADAPTER_FOLDER / WEIGHTS_NAME) for run_dir in (one, two))
-    assert alone.keys() == shared.database.keys()
+    assert alone.keys() == shared.keys()
     for name, weights in alone.items():
         assert (shared[name] - weights).norm() <= 1e-5 * weights.norm(), name
     assert all(weights.abs().max() > 0 for weights in alone.values())
