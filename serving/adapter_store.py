@@ -2,7 +2,7 @@
 
     id  support@9f2c…  ─► manifest bytes from storage, SHA-256 = the id's digest
                        ─► this base, this rank?
-                       ─► copy into a private folder ─► digests, tensors, shapes, config ─► rename to cache/<digest>
+                       ─► copy into a private folder ─► digests, shapes, values, config ─► rename to cache/<digest>
 
 The engine reads only the cache, so what was verified is what is loaded, whatever happens to the storage afterwards. An
 adapter exists as long as the storage has its manifest. A folder is removed from the cache when the manifest is gone and
@@ -63,6 +63,7 @@ class AdapterStore:
             self._cache = PrivateCache(cache, keep=self._is_stored)
         self._max_rank = max_rank
         self._verified: dict[str, ServableAdapter] = {}
+        self._refused: dict[str, ArtifactInvalid] = {}
         # A fixed number of locks, not one per digest: callers choose the digests and could make any number of them.
         self._locks = [threading.Lock() for _ in range(LOCKS)]
 
@@ -81,6 +82,8 @@ class AdapterStore:
             if known is not None and known.folder.is_dir():
                 return known
             manifest = self._servable_manifest(adapter_id, digest)
+            if digest in self._refused:
+                raise self._refused[digest].with_traceback(None)
             adapter = ServableAdapter(adapter_id, self._install(digest, manifest), manifest)
             self._verified[adapter_id] = adapter
             return adapter
@@ -102,6 +105,7 @@ class AdapterStore:
         digest = split_adapter_id(adapter_id)[1]
         with self._lock_of(digest):
             self._verified.pop(adapter_id, None)
+            self._refused.pop(digest, None)
             self._cache.remove(digest)
 
     def close(self) -> None:
@@ -158,11 +162,19 @@ class AdapterStore:
         return target
 
     def _verify(self, folder: Path, manifest: AdapterManifest) -> None:
+        """Verify the files; what is wrong with the very bytes that were published is remembered, not found out again."""
         try:
             verify_adapter(folder, manifest, self._base_tensors)
+        except ArtifactInvalid as error:
+            # Other bytes than those that were published may be put right.
+            if error.code is not Code.ADAPTER_DIGEST_MISMATCH:
+                self._refused[manifest.digest] = error
+            raise
         except (ValueError, TypeError, AttributeError, RecursionError) as error:
             # The digests match, so it was published like this: a file whose content is not what its name promises.
-            raise _broken(str(folder.name), f"a file cannot be read ({type(error).__name__})") from error
+            refusal = _broken(str(folder.name), f"a file cannot be read ({type(error).__name__})")
+            self._refused[manifest.digest] = refusal
+            raise refusal from error
 
 
 def split_adapter_id(adapter_id: str) -> tuple[str, str]:

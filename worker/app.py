@@ -13,9 +13,10 @@ import logging
 import os
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
-from celery.signals import beat_embedded_init, setup_logging, worker_shutting_down
+from celery.signals import beat_embedded_init, setup_logging, worker_ready, worker_shutting_down
 
 from shared.database.connection import Database
 from shared.host import exit_with_parent
@@ -134,6 +135,27 @@ def stop_worker(**_: Any) -> None:
 def exit_beat_with_worker(**_: Any) -> None:
     """The embedded beat is a process of its own; it must not outlive the worker that started it."""
     exit_with_parent(os.getppid())
+
+
+@worker_ready.connect  # type: ignore[untyped-decorator]
+def end_with_beat(sender: Any, **_: Any) -> None:
+    """A worker whose embedded beat has died ends too, and whatever supervises it starts both again.
+
+    Celery does not look after that process. Without it nothing is swept, resumed or deleted any more, while the worker itself
+    responds to every check.
+    """
+    if (beat := sender.controller.beat) is not None:
+        threading.Thread(target=_exit_after, args=(beat.pid,), name="beat-watch", daemon=True).start()
+
+
+def _exit_after(child: int) -> None:
+    # Celery reaps it when it stops it. The child closes every descriptor, so that its sentinel would tell nothing.
+    with suppress(ChildProcessError):
+        os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
+    if not worker().stopping.is_set():
+        logging.getLogger(__name__).critical("The scheduler's process has ended, so this worker ends too.")
+        # At once, as if it had been killed: a task may hold up an orderly end for minutes, and each can be run again.
+        os._exit(1)
 
 
 @setup_logging.connect  # type: ignore[untyped-decorator]

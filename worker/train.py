@@ -38,6 +38,7 @@ from worker.training.reporting.facts import new_run_id
 from worker.training.reporting.report import write_reports
 from worker.training.reporting.telemetry import Telemetry
 from worker.training.reporting.trackers import Trackers, trackers_of
+from worker.training.reproducibility import compare, fix_order_of_sums
 from worker.training.step import optimizer_step
 from worker.training.supervised import Supervised
 from worker.training.trainer import TrainingContext, agree_to_start, describe, gather_facts, set_up
@@ -54,6 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--cache", type=Path, help="folder of encoded data files; inside the run folder by default")
     arguments = parser.parse_args(argv)
     exit_with_worker()
+    fix_order_of_sums()
     stop, run_dir = StopSignals(), arguments.run_dir
     run_dir.mkdir(parents=True, exist_ok=True)
     announce(run_dir)
@@ -92,7 +94,8 @@ def train(
 def resume_or_start(context: TrainingContext, resume: Path | None) -> Progress:
     """The beginning of a run, or the place where an earlier attempt left it."""
     if resume is None:
-        return Progress(0, 0, [], token_budget=context.budget.tokens, run_id=new_run_id())
+        guarantee, _ = compare(context.environment, context.environment)
+        return Progress(0, 0, [], token_budget=context.budget.tokens, run_id=new_run_id(), guarantee=guarantee)
     parts = (context.plan, context.model, context.optimizer)
     progress = load_checkpoint(resume, *parts, context.environment, context.base)
     progress.token_budget = min(progress.token_budget, context.budget.tokens)  # this device may be a smaller one

@@ -14,10 +14,11 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, model_validator
 
+from shared.artifacts.tensor_values import verify_values
 from shared.base_models.catalog import Sha256
 from shared.base_models.families import is_transposed
 from shared.base_models.weights import TensorInfo, read_tensors
-from shared.contract.sections import AdapterMethod, BaseQuant, Name, ProvenanceSection
+from shared.contract.sections import MAX_ALPHA, AdapterMethod, BaseQuant, Name, ProvenanceSection
 from shared.errors import ArtifactInvalid, Code
 from shared.hashing import canonical_json, digest_file
 
@@ -39,6 +40,8 @@ UNSERVABLE_FEATURES = (
     "use_qalora",
 )
 """PEFT options that vLLM refuses or, worse, accepts and ignores."""
+MAX_CONFIG_BYTES = 1 << 20
+"""PEFT writes about 1 kB, and more only where every layer is named."""
 FileName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
 """A plain file name: no separator and no leading dot, so that a file stays in its own folder."""
 
@@ -64,7 +67,7 @@ class AdapterManifest(BaseModel):
     vocab: int = Field(ge=1)
     d_model: int = Field(ge=1)
     rank: int = Field(ge=1)
-    alpha: int = Field(ge=1)
+    alpha: int = Field(ge=1, le=MAX_ALPHA)
     base_model: str
     provenance: ProvenanceSection | None = None
     name: Name = Field(description="Left part of the adapter's id.")
@@ -78,8 +81,9 @@ class AdapterManifest(BaseModel):
     def _names_agree(self) -> AdapterManifest:
         if sorted(self.layer_order) != sorted(self.base_key_map):
             raise ValueError("layer_order and base_key_map name different layers, or one twice")
-        if not {WEIGHTS_NAME, CONFIG_NAME} <= self.files.keys():
-            raise ValueError(f"files must name {WEIGHTS_NAME} and {CONFIG_NAME}")
+        # What PEFT or vLLM would also load from the folder (another tokenizer, more weights) was never trained here.
+        if {WEIGHTS_NAME, CONFIG_NAME} != self.files.keys():
+            raise ValueError(f"files must name {WEIGHTS_NAME} and {CONFIG_NAME}, and no other")
         return self
 
     def to_bytes(self) -> bytes:
@@ -122,7 +126,7 @@ def peft_keys(base_key: str) -> tuple[str, str]:
 
 
 def verify_adapter(folder: Path, manifest: AdapterManifest, base_tensors: dict[str, TensorInfo] | None = None) -> None:
-    """Check an adapter folder against its manifest: digests, tensor names, shapes, PEFT's config.
+    """Check an adapter folder against its manifest: digests, tensor names, shapes, values, PEFT's config.
 
     Args:
         folder: holds the files that the manifest names.
@@ -130,16 +134,19 @@ def verify_adapter(folder: Path, manifest: AdapterManifest, base_tensors: dict[s
         base_tensors: the base model's tensors; when given, every A and B must fit its base tensor.
 
     Raises:
-        ArtifactInvalid: ``ADAPTER_DIGEST_MISMATCH``, ``ADAPTER_SHAPE_MISMATCH``, ``ADAPTER_MANIFEST_INVALID`` or
-            ``SAFETENSORS_INVALID``, naming the file or tensor.
+        ArtifactInvalid: ``ADAPTER_DIGEST_MISMATCH``, ``ADAPTER_SHAPE_MISMATCH``, ``ADAPTER_DTYPE_UNSUPPORTED``,
+            ``ADAPTER_VALUES_INVALID``, ``ADAPTER_NOT_SERVABLE``, ``ADAPTER_MANIFEST_INVALID`` or ``SAFETENSORS_INVALID``,
+            naming the file or tensor.
     """
     for name, expected in manifest.files.items():
         path = folder / name
         # A link could lead elsewhere after this check.
         if path.is_symlink() or not path.is_file() or digest_file(path) != expected:
             raise _mismatch(name)
-    _verify_tensors(read_tensors(folder / WEIGHTS_NAME), manifest, base_tensors)
+    tensors = read_tensors(folder / WEIGHTS_NAME)
+    _verify_tensors(tensors, manifest, base_tensors)
     _verify_config(folder / CONFIG_NAME, manifest)
+    verify_values(folder / WEIGHTS_NAME, tensors)
 
 
 def verify_base(manifest: AdapterManifest, base_digests: dict[str, str]) -> None:
@@ -179,7 +186,9 @@ def _verify_tensors(
 
 def _verify_config(path: Path, manifest: AdapterManifest) -> None:
     try:
-        config = json.loads(path.read_bytes())
+        # A longer one is cut, so that it is no JSON and costs nothing.
+        with path.open("rb") as file:
+            config = json.loads(file.read(MAX_CONFIG_BYTES))
     except (ValueError, RecursionError):
         config = None
     if not isinstance(config, dict):

@@ -15,6 +15,7 @@ from typing import Annotated, Literal
 from pydantic import Field, StringConstraints, ValidationError
 
 from shared.base_models.config import ModelValue
+from shared.base_models.weights import PICKLE_SUFFIXES
 from shared.errors import ArtifactInvalid, Code, InvalidRequest, NotFound
 from shared.hashing import digest_file, digest_json
 
@@ -31,6 +32,22 @@ MODEL_FILES = (
     "*.safetensors",
 )
 """What is fetched from a hub and what a digest covers. Never pickle (`.bin`, `.pt`), never Python code."""
+UNUSED_FILES = (
+    *(f"*{suffix}" for suffix in sorted(PICKLE_SUFFIXES)),
+    "*.py",
+    "*.md",
+    "*.pdf",
+    "LICENSE*",
+    "LICENCE*",
+    "NOTICE*",
+    "USE_POLICY*",
+    ".*",
+    "model_manifest.json",
+    "preprocessor_config.json",
+    "video_preprocessor_config.json",
+)
+"""What may lie beside them, because nothing here opens it: pickle, code, licences, what hubs and git keep, how pictures
+are scaled. Any other file may be one that transformers or vLLM would use: a further template, tokenizer or config."""
 
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 CatalogName = Annotated[
@@ -143,12 +160,31 @@ def model_files(folder: Path) -> list[Path]:
     return sorted({path for pattern in MODEL_FILES for path in folder.glob(pattern) if path.is_file()})
 
 
+def refuse_unknown_files(folder: Path) -> None:
+    """Refuse a folder with files that no digest covers and that may be loaded nevertheless.
+
+    Raises:
+        ArtifactInvalid: ``BASE_FILE_UNKNOWN`` naming the first of them, and all in the details.
+    """
+    known = {*model_files(folder), *(path for pattern in UNUSED_FILES for path in folder.glob(pattern))}
+    if unknown := sorted(path.name for path in folder.iterdir() if path not in known):
+        raise ArtifactInvalid(
+            Code.BASE_FILE_UNKNOWN,
+            f"{unknown[0]} in the base model's folder is covered by no digest, and a library may load it.",
+            remedy=f"Move it out of the folder; what is used there is {', '.join(MODEL_FILES)}.",
+            param=unknown[0],
+            details={"unknown": unknown[:100]},
+        )
+
+
 def digest_model_folder(folder: Path) -> dict[str, str]:
     """SHA-256 of every model file in a folder, by file name.
 
     Raises:
-        ArtifactInvalid: ``CATALOG_INVALID`` when config.json, tokenizer.json or the safetensors weights are missing.
+        ArtifactInvalid: ``CATALOG_INVALID`` when config.json, tokenizer.json or the safetensors weights are missing;
+            ``BASE_FILE_UNKNOWN``.
     """
+    refuse_unknown_files(folder)
     files = model_files(folder)
     names = {path.name for path in files}
     missing = [name for name in ("config.json", "tokenizer.json") if name not in names]
@@ -168,8 +204,9 @@ def verify_model_folder(entry: BaseModelEntry, folder: Path) -> None:
     """Check that a folder holds exactly the bytes that the catalogue names, and no further model file.
 
     Raises:
-        ArtifactInvalid: ``BASE_DIGEST_MISMATCH`` naming the first file that differs.
+        ArtifactInvalid: ``BASE_FILE_UNKNOWN``, or ``BASE_DIGEST_MISMATCH`` naming the first file that differs.
     """
+    refuse_unknown_files(folder)
     # A further file counts too, because it may be loaded: a chat template, another shard.
     present = {path.name for path in model_files(folder)}
     for name in sorted(present | entry.digests.keys()):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,9 @@ from shared.errors import ArtifactInvalid, Code
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 PICKLE_SUFFIXES = frozenset({".bin", ".pt", ".pth", ".ckpt", ".pkl"})
-MAX_HEADER_BYTES = 100_000_000
+MAX_HEADER_BYTES = 4 << 20
+"""Most bytes of a header. A tensor takes about 120, so this is 30,000 tensors; safetensors' own limit of 100 MB lets a
+file take a minute and gigabytes to be refused."""
 DTYPE_BITS = {
     "BOOL": 8, "U8": 8, "I8": 8, "F8_E4M3": 8, "F8_E5M2": 8, "I16": 16, "U16": 16, "F16": 16, "BF16": 16,
     "I32": 32, "U32": 32, "F32": 32, "I64": 64, "U64": 64, "F64": 64,
@@ -22,10 +24,12 @@ DTYPE_BITS = {
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """One tensor's entry in the header."""
+    """One tensor's entry in the header; where its data are in the file does not make it another tensor."""
 
     dtype: str
     shape: tuple[int, ...]
+    start: int = field(default=0, compare=False)
+    size: int = field(default=0, compare=False)
 
 
 Tensors = dict[str, TensorInfo]
@@ -44,7 +48,7 @@ def read_tensors(path: Path) -> Tensors:
         length = int.from_bytes(file.read(8), "little")
         # Checked before the header is read: a forged length must not take the memory.
         if size < 8 or length > min(MAX_HEADER_BYTES, size - 8):
-            raise _invalid(path, f"the header says {length} bytes, the file has {size}")
+            raise _invalid(path, f"the header says {length} bytes of {size}; at most {MAX_HEADER_BYTES} are read")
         raw = file.read(length)
     try:
         header = json.loads(raw)
@@ -54,7 +58,7 @@ def read_tensors(path: Path) -> Tensors:
         raise _invalid(path, "the header is not an object of tensors")
     header.pop("__metadata__", None)
     _check_offsets(path, header, size - 8 - length)
-    return {name: _tensor(path, name, entry) for name, entry in header.items()}
+    return {name: _tensor(path, name, entry, 8 + length) for name, entry in header.items()}
 
 
 def read_folder_tensors(folder: Path) -> Tensors:
@@ -145,12 +149,12 @@ def _check_offsets(path: Path, header: Header, data_bytes: int) -> None:
         raise _invalid(path, f"its tensors take {position} bytes of {data_bytes}")
 
 
-def _tensor(path: Path, name: str, entry: dict[str, object]) -> TensorInfo:
+def _tensor(path: Path, name: str, entry: dict[str, object], data_start: int) -> TensorInfo:
     match entry:
         case {"dtype": str(dtype), "shape": list(shape), "data_offsets": [int(start), int(end)]} if (
             dtype in DTYPE_BITS and all(isinstance(n, int) and n >= 0 for n in shape)
         ):
-            info = TensorInfo(dtype, tuple(shape))
+            info = TensorInfo(dtype, tuple(shape), data_start + start, end - start)
         case _:
             raise _invalid(path, f"tensor {name!r} has a malformed entry")
     if (end - start) * 8 != math.prod(info.shape) * DTYPE_BITS[dtype]:

@@ -27,6 +27,7 @@ from shared.hashing import digest_json
 DEFAULT_MODEL_ID = "Qwen/Qwen3.5-4B"
 """The base model of a contract that names none."""
 MAX_CE_LAST_K = 64
+MAX_ALPHA = 4096
 
 BAD_NAME = "bad_name"
 """Pydantic's error type of a name that :func:`describe_bad_name` describes."""
@@ -187,7 +188,7 @@ class AdapterSection(ContractValue):
 
     method: AdapterMethod = AdapterMethod.QLORA
     rank: int = Field(16, ge=1, le=512, validation_alias=AliasChoices("rank", "r"))
-    alpha: int = Field(32, ge=1, le=4096, validation_alias=AliasChoices("alpha", "lora_alpha"))
+    alpha: int = Field(32, ge=1, le=MAX_ALPHA, validation_alias=AliasChoices("alpha", "lora_alpha"))
     dropout: float = Field(0.0, ge=0.0, lt=1.0)
     targets: AdapterTargets = AdapterTargets.FULL_GRAPH
     target_modules: list[str] | None = Field(

@@ -1,6 +1,7 @@
 """The compose file holds together, and only the front door is reachable, from this machine alone."""
 
 import json
+import re
 import subprocess
 from importlib.util import find_spec
 from pathlib import Path
@@ -94,8 +95,27 @@ def test_data_outlives_the_containers(services: dict[str, dict[str, Any]]) -> No
     kept = {name: {mount["source"] for mount in service.get("volumes", [])} for name, service in services.items()}
     assert kept["postgres"] == {"postgres"}
     assert kept["valkey"] == {"valkey"}
-    assert all(kept[name] == {"data"} for name in OURS - {"migrate"})
+    assert all(kept[name] == {"data", "hub"} for name in OURS - {"migrate", "serving"})
+    assert kept["serving"] == {"data", "hub", "serving"}
     assert "--appendonly yes" in " ".join(services["valkey"]["command"])
+
+
+def test_what_the_engine_loads_is_written_by_serving_alone(services: dict[str, dict[str, Any]], root: Path) -> None:
+    mounts = {mount["target"]: mount for mount in services["serving"]["volumes"]}
+    assert mounts["/var/lib/mens"]["read_only"]
+    places = services["serving"]["environment"]
+    private = mounts[places["MENS_SERVING_CACHE_DIR"]]
+    assert not private.get("read_only")
+    users = [
+        name for name in OURS for mount in services[name].get("volumes", []) if mount["source"] == private["source"]
+    ]
+    assert users == ["serving"]
+    # A new volume takes its owner from the image's folder of that path.
+    for name in ("api", "worker", "serving"):
+        assert services[name]["environment"]["HF_HOME"] == places["HF_HOME"]
+        dockerfile = (root / name / "Dockerfile").read_text()
+        for mount in services[name]["volumes"]:
+            assert re.search(rf"install -d .*-o 10001 .*{mount['target']}\b", dockerfile), (name, mount["target"])
 
 
 def test_serving_holds_no_key_of_the_control_plane(services: dict[str, dict[str, Any]]) -> None:

@@ -210,6 +210,24 @@ def test_every_pod_is_confined(documents: list[Document]) -> None:
             assert mounts == {volume["name"] for volume in pod["volumes"]}, name
 
 
+def test_what_the_engine_loads_is_in_a_volume_of_its_pod_alone(chart: Chart) -> None:
+    (pod,) = [pod for name, pod in pods(chart.render(MINIMAL)) if name == "serving"]
+    (mount,) = [mount for mount in pod["containers"][0]["volumeMounts"] if mount["name"] == "private"]
+    assert mount["mountPath"] == environment(pod)["MENS_SERVING_CACHE_DIR"]
+    assert {"name": "private", "emptyDir": {}} in pod["volumes"]
+
+
+@pytest.mark.parametrize(("source", "read_only"), [({"kind": "local", "path": "x"}, True), ({"kind": "hub"}, None)])
+def test_serving_writes_to_the_shared_volume_only_to_download(
+    chart: Chart, source: Any, read_only: bool | None
+) -> None:
+    catalog = {"version": 1, "bases": [{"name": "other", "source": source}, {"name": "qwen3-0.6b", "source": source}]}
+    for name, pod in pods(chart.render({**MINIMAL, "catalog": catalog})):
+        for mount in pod["containers"][0]["volumeMounts"]:
+            if mount["name"] == "data":
+                assert mount.get("readOnly") == (read_only if name == "serving" else None), name
+
+
 def test_service_names_leak_into_no_environment(documents: list[Document]) -> None:
     # Kubernetes would set MENS_SERVING_PORT=tcp://… for the Service mens-serving.
     assert all(pod["enableServiceLinks"] is False for _, pod in pods(documents))

@@ -192,6 +192,37 @@ def test_shapes_of_another_model_are_refused(serving_installation, store, tmp_pa
     assert store_and_refuse(serving_installation, store, folder) == Code.ADAPTER_SHAPE_MISMATCH
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), 1e30], ids=str)
+def test_values_that_would_break_the_replica_are_refused_once_and_for_all(
+    serving_installation, store, cache, tmp_path, monkeypatch, value
+):
+    from safetensors.numpy import load_file, save_file
+
+    folder = shutil.copytree(
+        serving_installation.folder(serving_installation.publish("valid", seed=21)), tmp_path / "made"
+    )
+    tensors = load_file(folder / WEIGHTS_NAME)
+    last = max(tensors)
+    tensors[last] = tensors[last].copy()
+    tensors[last][-1, -1] = value
+    save_file(tensors, folder / WEIGHTS_NAME)
+    manifest = store_changed(serving_installation, folder)
+    assert refused(store, manifest.adapter_id) == Code.ADAPTER_VALUES_INVALID
+    assert cached(cache) == []
+    # Asking again reads nothing: callers may ask as often as they like.
+    monkeypatch.setattr("serving.adapter_store.verify_adapter", None)
+    assert refused(store, manifest.adapter_id) == Code.ADAPTER_VALUES_INVALID
+
+
+def test_restored_adapter_is_served_again(serving_installation, store, victim):
+    path = serving_installation.folder(victim) / WEIGHTS_NAME
+    raw = path.read_bytes()
+    path.write_bytes(raw[:-1] + bytes([raw[-1] ^ 1]))
+    assert refused(store, victim.adapter_id) == Code.ADAPTER_DIGEST_MISMATCH
+    path.write_bytes(raw)
+    assert store.fetch(victim.adapter_id).manifest == victim
+
+
 @pytest.mark.parametrize(
     ("config", "code"),
     [
@@ -214,10 +245,15 @@ def test_unservable_config_is_refused(serving_installation, store, tmp_path, con
 
 
 def store_and_refuse(serving_installation, store, folder):
-    """Store a changed folder under its own, correct digests; the code it is refused with."""
+    """The code that a changed folder is refused with."""
+    return refused(store, store_changed(serving_installation, folder).adapter_id)
+
+
+def store_changed(serving_installation, folder):
+    """Store a changed folder under its own, correct digests."""
     digests = {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in (WEIGHTS_NAME, CONFIG_NAME)}
     manifest = serving_installation.publish("valid", seed=21).model_copy(update={"files": digests})
-    return refused(store, serving_installation.store_adapter(folder, manifest).adapter_id)
+    return serving_installation.store_adapter(folder, manifest)
 
 
 def test_non_canonical_manifest_is_refused(serving_installation, store, valid):

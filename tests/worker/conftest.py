@@ -13,6 +13,8 @@ import pytest
 
 # Before torch is imported: a second thread makes tiny matrices slower, much slower beside another process.
 os.environ["OMP_NUM_THREADS"] = "1"
+# As the trainer does by itself: MKL reads it once, at the first product of whichever test comes first.
+os.environ["MKL_CBWR"] = "AUTO"
 
 from shared.artifacts.folder_storage import FolderStorage
 from shared.base_models.catalog import Catalog, save_catalog

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -9,6 +13,9 @@ from pathlib import Path
 import pytest
 
 from shared.queue import CONTROL_QUEUE, CONTROL_TASKS
+from tests.support.processes import is_gone, stop_at_exit
+from tests.support.valkey import running_valkey
+from tests.support.waiting import eventually
 from worker.app import app, one_at_a_time
 
 
@@ -65,3 +72,37 @@ def test_control_worker_has_a_thread_for_each_task(file: str) -> None:
     (control,) = [line for line in text.splitlines() if "mens.control" in line]
     words = control.replace(",", " ").replace('"', " ").split()
     assert words[words.index("--concurrency") + 1] == str(len(CONTROL_TASKS))
+
+
+@pytest.mark.network
+@pytest.mark.parametrize("victim", ["beat", "worker"])
+def test_control_worker_and_its_beat_end_together(tmp_path: Path, victim: str) -> None:
+    """Celery does not look after the embedded beat: a supervisor can only start both again when both end."""
+    with running_valkey(tmp_path) as valkey:
+        command = [sys.executable, "-m", "celery", "-A", "worker.app", "worker", "--without-mingle", "--without-gossip"]
+        more = ["--queues", "mens.control", "--beat", "--schedule", str(tmp_path / "schedule"), "--loglevel", "INFO"]
+        log = tmp_path / "log"
+        with log.open("wb") as output:
+            control = subprocess.Popen(
+                [*command, *more],
+                env={
+                    **os.environ,
+                    "MENS_HOME": str(tmp_path / "home"),
+                    "MENS_BROKER_URL": valkey.url,
+                    "MENS_SWEEP_SECONDS": "1",
+                },
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+        stop = stop_at_exit(control)
+        try:
+            eventually(
+                lambda: log.read_bytes().count(b"task mens.sweep") > 2, 120, "they do their work, beside each other"
+            )
+            (beat,) = [int(pid) for pid in Path(f"/proc/{control.pid}/task/{control.pid}/children").read_text().split()]
+            os.kill(beat if victim == "beat" else control.pid, signal.SIGKILL)
+            assert control.wait(60) == (1 if victim == "beat" else -signal.SIGKILL)
+            eventually(lambda: is_gone(beat), 60, "the beat has ended")
+        finally:
+            stop()

@@ -59,7 +59,7 @@ class Progress:
         non_finite: steps in a row, up to this one, that changed nothing because loss or gradient was not finite.
         memory_retries: times that a step ran out of memory and was done again in smaller micro-batches.
         resumed_from: steps at which earlier attempts were taken up.
-        guarantee: how this run compares with one that was never interrupted.
+        guarantee: how this run compares with an equal one, and with one that was never interrupted.
         tokens_per_second: mean rate of this attempt, once it has ended; not part of a checkpoint.
     """
 

@@ -37,7 +37,7 @@ from worker.training.reporting.events import identifier
 from worker.training.reporting.facts import RunFacts, memory_report
 from worker.training.reporting.telemetry import TELEMETRY_SCHEMA_VERSION, Telemetry
 from worker.training.reporting.throughput import Machine, dense_bf16_peak, peak_bytes, workload
-from worker.training.reproducibility import environment
+from worker.training.reproducibility import Guarantee, environment
 from worker.training.schedule import learning_rate
 
 
@@ -169,6 +169,9 @@ def agree_on_memory(context: TrainingContext, progress: Progress) -> None:
     """Where one process ran out of memory all take smaller pieces from now on, and so will a run that goes on from here."""
     smallest, retries = context.distributed.largest([-progress.token_budget, progress.memory_retries])
     progress.token_budget, progress.memory_retries = -int(smallest), int(retries)
+    # An equal run on a machine with more free memory adds the same numbers up in another order.
+    if progress.memory_retries:
+        progress.guarantee = Guarantee.STATE_EXACT
 
 
 def describe(context: TrainingContext, progress: Progress) -> dict[str, object]:

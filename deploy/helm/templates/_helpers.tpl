@@ -32,7 +32,8 @@
 {{- end -}}
 
 {{- /* The helpers below take a tier: dict "root" $ "component" NAME "image" REPOSITORY "values" VALUES
-       "secrets" (list of keys) "env" (dict of tier settings) "gpu" BOOL. */ -}}
+       "secrets" (list of keys) "env" (dict of tier settings) "gpu" BOOL "private" (a folder that is this pod's alone)
+       "readOnlyData" BOOL. */ -}}
 
 {{- define "mens.selector" -}}
 app.kubernetes.io/name: {{ default .root.Chart.Name .root.Values.nameOverride }}
@@ -99,6 +100,10 @@ volumes:
   - name: catalog
     configMap:
       name: {{ include "mens.fullname" .root }}-catalog
+  {{- if .private }}
+  - name: private
+    emptyDir: {}
+  {{- end }}
   {{- if .gpu }}
   - name: shm
     emptyDir:
@@ -143,6 +148,8 @@ env:
     value: /var/lib/mens/runs
   - name: MENS_CATALOG_PATH
     value: /etc/mens/catalog.json
+  - name: HF_HOME
+    value: /var/lib/mens/hub
   - name: MENS_DRAIN_SECONDS
     value: {{ .root.Values.drainSeconds | quote }}
   {{- range $name, $value := .env }}
@@ -158,9 +165,16 @@ volumeMounts:
     mountPath: /tmp
   - name: data
     mountPath: /var/lib/mens
+    {{- if .readOnlyData }}
+    readOnly: true
+    {{- end }}
   - name: catalog
     mountPath: /etc/mens
     readOnly: true
+  {{- with .private }}
+  - name: private
+    mountPath: {{ . }}
+  {{- end }}
   {{- if .gpu }}
   - name: shm
     mountPath: /dev/shm

@@ -157,10 +157,11 @@ def test_layer_order_may_be_any_order() -> None:
     "change",
     [
         {"format": "vox_populi_adapter"}, {"version": 2}, {"version": 4}, {"adapter_method": "dora"}, {"rank": 0},
-        {"alpha": 0}, {"vocab": 0}, {"d_model": 0}, {"step": -1}, {"name": "Up"}, {"name": "../up"}, {"extra": 1},
+        {"alpha": 0}, {"alpha": 4097}, {"vocab": 0}, {"d_model": 0}, {"step": -1}, {"name": "Up"}, {"name": "../up"}, {"extra": 1},
         {"base_digests": {}}, {"contract_digest": "C" * 64}, {"template_digest": "d" * 63}, {"base_model": None},
         {"base_key_map": {}, "layer_order": []}, {"quant": {"base_quant": "int8"}}, {"quant": {}},
         {"files": {WEIGHTS_NAME: "e" * 64}}, {"files": {CONFIG_NAME: "e" * 64}},
+        {"files": dict.fromkeys((WEIGHTS_NAME, CONFIG_NAME, "tokenizer.json"), "e" * 64)},
     ],
     ids=str,
 )  # fmt: skip
@@ -312,7 +313,7 @@ def test_config_without_a_needed_key_is_refused(tmp_path: Path, missing: str) ->
     assert refusal(verify_adapter, tmp_path, made).param == missing
 
 
-@pytest.mark.parametrize("raw", [b"{", b"[]", b"5", b"\xff"], ids=repr)
+@pytest.mark.parametrize("raw", [b"{", b"[]", b"5", b"\xff", b" " * (1 << 20) + b"{}"], ids=lambda raw: repr(raw[:9]))
 def test_config_that_is_no_object_is_refused(tmp_path: Path, raw: bytes) -> None:
     assert isinstance(refusal(verify_adapter, tmp_path, adapter(tmp_path, config=raw)), ArtifactInvalid)
 

@@ -122,10 +122,10 @@ def test_twin_has_its_own_digest_and_its_original_s_adapters(tmp_path: Path) -> 
 
 def test_folder_digests_cover_model_files_and_nothing_else(folder: Path) -> None:
     others = {"pytorch_model.bin": b"pickle", "modeling.py": b"code", "README.md": b"words", "x.pt": b"pickle"}
-    for name, content in others.items():
+    for name, content in (others | {"LICENSE.txt": b"words", ".gitattributes": b""}).items():
         (folder / name).write_bytes(content)
     (folder / "chat_template.jinja").write_bytes(b"template")
-    (folder / "more.safetensors").mkdir()
+    (folder / ".cache").mkdir()
     expected = FILES | {"chat_template.jinja": b"template"}
     assert digest_model_folder(folder) == {name: sha256(content) for name, content in expected.items()}
 
@@ -157,3 +157,20 @@ def test_changed_or_missing_file_is_named(folder: Path, name: str, gone: bool) -
         verify_model_folder(entry, folder)
     assert caught.value.code is Code.BASE_DIGEST_MISMATCH
     assert caught.value.param == name
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["chat_template.json", "additional_chat_templates/other.jinja", "added_tokens.json", "tokenizer.model", "params.json",
+     "processor_config.json", "more.safetensors/weights", "other.jinja", "license.json"],
+)  # fmt: skip
+def test_file_that_a_library_may_load_is_refused(folder: Path, name: str) -> None:
+    entry = base_entry(**digest_model_folder(folder))
+    (folder / name).parent.mkdir(exist_ok=True)
+    (folder / name).write_bytes(b"{}")
+    for check in (digest_model_folder, lambda path: verify_model_folder(entry, path)):
+        with pytest.raises(ArtifactInvalid) as caught:
+            check(folder)
+        assert caught.value.code is Code.BASE_FILE_UNKNOWN
+        assert caught.value.param == name.split("/", maxsplit=1)[0]
+        assert caught.value.details == {"unknown": [name.split("/", maxsplit=1)[0]]}

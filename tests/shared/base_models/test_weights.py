@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from shared.base_models.weights import TensorInfo, read_folder_tensors, read_tensors
+from shared.base_models.weights import MAX_HEADER_BYTES, TensorInfo, read_folder_tensors, read_tensors
 from shared.errors import ArtifactInvalid, Code
 
 DTYPES = {
@@ -131,7 +131,7 @@ def test_endless_nesting_is_refused(tmp_path: Path) -> None:
 
 def test_header_over_the_limit_is_refused_unread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shared.base_models.weights.MAX_HEADER_BYTES", 10)
-    with pytest.raises(ArtifactInvalid, match="header says"):
+    with pytest.raises(ArtifactInvalid, match="at most 10 are read"):
         read_tensors(write(tmp_path, file_bytes({"a": entry()})))
 
 
@@ -171,3 +171,14 @@ def test_folder_is_read_shard_by_shard(tmp_path: Path) -> None:
     (tmp_path / "other.bin").write_bytes(b"not read")
     assert read_folder_tensors(tmp_path) == {"a": TensorInfo("F32", (2, 3)), "b": TensorInfo("I8", (4,))}
     assert read_folder_tensors(tmp_path / "nowhere") == {}
+
+
+def test_largest_header_is_refused_quickly(tmp_path: Path) -> None:
+    header = {f"model.layers.{n}.mlp.up_proj.weight": entry(8 * n, 8 * n + 8) for n in range(42_000)}
+    raw = json.dumps(header).encode()
+    assert MAX_HEADER_BYTES < len(raw) < 1.2 * MAX_HEADER_BYTES
+    path = write(tmp_path, file_bytes(raw, b"\0" * 8 * len(header)))
+    with pytest.raises(ArtifactInvalid, match="header says"):
+        read_tensors(path)
+    kept = {name: header[name] for name in list(header)[:30_000]}
+    assert len(read_tensors(write(tmp_path, file_bytes(kept, b"\0" * 8 * len(kept))))) == 30_000

@@ -119,6 +119,35 @@ def test_kill_minus_nine_of_the_process(tiny, whole, tmp_path, step):
     assert result(resumed) == result(whole)
 
 
+def test_equal_runs_beside_each_other_give_equal_bytes(tiny, whole, tmp_path):
+    """In processes that differ in all that a process may differ in: hash seed, heap, and how often each gets the processor."""
+    run, processes = plan(tiny, tmp_path), []
+    for number in range(3):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        (folder / PLAN_NAME).write_text(run.model_dump_json())
+        variables = os.environ | {
+            "OMP_NUM_THREADS": "1",
+            "PYTHONHASHSEED": str(number),
+            "MALLOC_ARENA_MAX": str(1 + number),
+        }
+        variables.pop("MKL_CBWR")
+        command = [
+            "nice",
+            "-n",
+            str(5 * number),
+            sys.executable,
+            "-m",
+            "worker.train",
+            str(folder / PLAN_NAME),
+            str(folder),
+        ]
+        processes.append(subprocess.Popen(command, env=variables, stderr=subprocess.DEVNULL))
+    assert [process.wait() for process in processes] == [0, 0, 0]
+    assert [result(tmp_path / str(number)) for number in range(3)] == [result(whole)] * 3
+    assert [resume_story(tmp_path / str(number)) for number in range(3)] == [("bit_exact", [])] * 3
+
+
 def wait_for_step(run_dir: Path, step: int) -> None:
     until = time.monotonic() + SECONDS
     while time.monotonic() < until:
@@ -157,6 +186,8 @@ def test_a_step_that_runs_out_of_memory_is_done_again_in_smaller_pieces(tiny, tm
     scarce = tiny.train(run, tmp_path / "scarce")
     assert losses(scarce) == pytest.approx(losses(plenty), rel=1e-4)
     assert read_json(scarce / SUMMARY_NAME)["resume"]["memory_retries"] == 1
+    # Sums of other pieces: no equal run on a machine with more free memory has these bits.
+    assert resume_story(scarce) == ("state_exact", [])
 
 
 def test_a_run_that_ran_out_of_memory_resumes_as_itself(tiny, tmp_path, monkeypatch):

@@ -226,11 +226,15 @@ def _reproduce(facts: RunFacts, packages: Mapping[str, str]) -> str:
 
 def _guarantee(facts: RunFacts) -> str:
     """What may be said of this run's interruptions and of a second run."""
-    equal = "On a CPU equal plans, packages and thread counts give equal bytes; an accelerator may round differently."
+    exact = facts.progress.guarantee is Guarantee.BIT_EXACT
+    equal = (
+        "Equal plans, packages and thread counts on such a machine give equal bytes."
+        if exact
+        else "A second run of the plan may round differently: an accelerator's sums, or a step that ran out of memory."
+    )
     if not facts.progress.resumed_from:
         return f"The run was not interrupted. {equal}"
     steps = ", ".join(map(str, facts.progress.resumed_from))
-    exact = facts.progress.guarantee is Guarantee.BIT_EXACT
     as_if = "its bytes are those of a run that was not" if exact else "its state was whole, its rounding may differ"
     return f"The run was interrupted and taken up from its checkpoints at step {steps}: {as_if}. {equal}"
 

@@ -1,0 +1,52 @@
+"""kill -9 of each process of an installation on one machine: every one is back within a stated time, and does its work again."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import psutil
+import pytest
+
+from tests.support.waiting import eventually
+from tests.system.loop import BASE, Installation
+
+BACK_SECONDS = 60
+"""As docs/architecture.md states; a replica takes as long as vLLM needs to start."""
+REPLICA_BACK_SECONDS = 180
+
+
+def descendants(installation: Installation) -> dict[int, str]:
+    """Every process of the installation by its id: the program that it is, or that it is a child of."""
+    found = {}
+    for program in installation.stack.processes():
+        parent = psutil.Process(program["pid"])
+        found |= {process.pid: program["name"] for process in (parent, *parent.children(recursive=True))}
+    return found
+
+
+@pytest.mark.parametrize("program", ["valkey", "worker", "control", "control's beat", "serving", "api"])
+def test_killed_process_is_back(installation: Installation, program: str) -> None:
+    name = program.partition("'")[0]
+    before = sorted(descendants(installation).values())
+    children = psutil.Process(installation.stack.pid(name)).children()
+    victim = children[0].pid if name != program else installation.stack.pid(name)
+    installation.stack.new_events()
+    os.kill(victim, signal.SIGKILL)
+    events: list[str] = []
+
+    def is_back() -> bool:
+        events.extend(installation.stack.new_events())
+        return f"{name} is ready again" in events
+
+    eventually(is_back, REPLICA_BACK_SECONDS if name == "serving" else BACK_SECONDS, f"{program} is back")
+    eventually(lambda: sorted(descendants(installation).values()) == before, BACK_SECONDS, "all processes are there")
+    assert victim not in descendants(installation)
+    assert installation.call("GET", "/ready")
+    assert installation.ask(BASE)
+
+
+def test_everything_works_after_all_that(installation: Installation) -> None:
+    """A job needs the API, the broker, the control worker's schedule, a worker, its trainer and a replica."""
+    job = installation.wait_for_success(installation.train(name="after-kills", epochs=1, publish=False))
+    assert job["attempt"] == 1
