@@ -1,0 +1,196 @@
+"""``mens migrate openai``: saves what OpenAI still has of a team's tuned models. Needs no installation."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from cli.client.connection import fail, note
+from cli.migration.archive import INVENTORY, SECRECY, Archive, is_archive, is_finished, read_entries, write_json
+from cli.migration.export import ProjectExport, export_project
+from cli.migration.inventory import Inventory, ProjectInventory, inspect_project, make_inventory
+from cli.migration.openai_client import DEFAULT_KEY_VARIABLE, OpenAIClient, ProjectKey, read_key
+from cli.migration.pages import Reader
+from cli.migration.sections import Section
+from cli.migration.shutdown_dates import TABLE_SOURCE, describe_days
+from cli.output import print_table
+from shared.errors import MensError
+
+app = typer.Typer(no_args_is_help=True, help="Leave another provider.")
+openai = typer.Typer(
+    no_args_is_help=True,
+    help="Leave OpenAI: save what a key can reach before it ends.\n\n"
+    "OpenAI switches its Evals API off on 30 November 2026, takes the last fine-tuning job on 6 January 2027 and shuts the last "
+    "tuned models down on 14 January 2027. What was not saved by then cannot be compared with later.\n\n"
+    "Start with `mens migrate openai inventory`, then `mens migrate openai export`. The key is read from OPENAI_API_KEY; "
+    "nothing at OpenAI is changed.",
+)
+app.add_typer(openai, name="openai")
+SECONDS_PER_LINE = 10.0
+SHOWN_REFUSALS = 10
+
+ArchiveFolder = Annotated[Path, typer.Argument(file_okay=False, help="Folder of the archive.")]
+KeyVariables = Annotated[
+    list[str],
+    typer.Option(
+        "--key-env",
+        metavar="VARIABLE",
+        help="Environment variable with a project's key; give it again for each further project, since a key sees its own "
+        "project only. A variable that is not set is asked for. The archive names projects by these variables.",
+    ),
+]
+
+
+@app.callback()
+def migrate() -> None:
+    """Leave another provider."""
+
+
+@openai.command("inventory")
+def inventory(
+    archive: ArchiveFolder = Path("openai-archive"),
+    key_env: KeyVariables = [DEFAULT_KEY_VARIABLE],  # noqa: B006  # Typer copies it
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be listed; send nothing.")] = False,
+) -> None:
+    """List what the projects have, sorted by what ends first: tuned models, jobs, files, evals.
+
+    Fetches lists only, no content. Writes inventory.json into the archive's folder.
+    """
+    if dry_run:
+        typer.echo(f"would list models, jobs, files, evals and their runs with {_listed(key_env)}, into {archive}")
+        return
+    today = datetime.now(UTC).date()
+    projects: list[ProjectInventory] = []
+    failures: list[str] = []
+    for key in _keys(key_env):
+        # Lists that an export reads later have to be fresh then.
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            _activity(key) as client,
+            Archive(Path(folder) / "lists") as lists,
+        ):
+            try:
+                projects.append(inspect_project(Reader(client.client, lists, client.show), today))
+            except MensError as error:
+                failures.append(f"{key.project}: {error}")
+    found = make_inventory(projects, today)
+    if projects:
+        with Archive(archive):
+            write_json(archive / INVENTORY, found)
+        _show_inventory(found)
+        note(f"written to {archive / INVENTORY}; next: `mens migrate openai export {archive}`")
+    if failures:
+        fail("\n".join(failures))
+
+
+@openai.command("export")
+def export(
+    archive: ArchiveFolder = Path("openai-archive"),
+    key_env: KeyVariables = [DEFAULT_KEY_VARIABLE],  # noqa: B006  # Typer copies it
+    only: Annotated[
+        list[Section], typer.Option("--only", help="Fetch this section; give it again for more. Left out: all of them.")
+    ] = [],  # noqa: B006  # Typer copies it
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be fetched; send nothing.")] = False,
+) -> None:
+    """Save evals, models, jobs, files, stored chats and batches as they come, in this order.
+
+    Can be killed and run again at any time: what the archive has is not requested again, and what OpenAI refused is. An
+    archive is a snapshot; for a newer one, name a new folder. Exit code 1 if a project could not be read to its end.
+    """
+    sections = only or list(Section)
+    if dry_run:
+        kept = [entry for entry in read_entries(archive).values() if entry.file] if is_archive(archive) else []
+        size = f"{sum(entry.bytes for entry in kept):,} bytes"
+        state = f"which has {len(kept)} responses, {size}, of {'a finished' if is_finished(archive) else 'an unfinished'} export"
+        typer.echo(f"would fetch {', '.join(sections)} with {_listed(key_env)}, into {archive}, {state}")
+        return
+    keys = _keys(key_env)
+    results = []
+    with Archive(archive) as target:
+        for key in keys:
+            with _activity(key) as client:
+                results.append(export_project(client.client, target, sections, client.show))
+        target.finish()
+    for result in results:
+        _show_export(result)
+    typer.echo(f"{archive}: {SECRECY}")
+    if failed := [result for result in results if result.failure]:
+        fail("\n".join(f"{result.project} is not complete. {result.failure}" for result in failed))
+
+
+def _keys(variables: list[str]) -> list[ProjectKey]:
+    def prompt(variable: str) -> str:
+        return str(typer.prompt(f"{variable} (not shown)", hide_input=True, err=True))
+
+    return [read_key(variable, prompt if sys.stdin.isatty() else None) for variable in dict.fromkeys(variables)]
+
+
+def _listed(variables: list[str]) -> str:
+    return f"the key{'s' if variables[1:] else ''} in {', '.join(variables)}"
+
+
+class _Activity:
+    """A client, and what it does as one moving line, or as a line from time to time where there is no terminal."""
+
+    def __init__(self, key: ProjectKey, bar: Progress) -> None:
+        self.client = OpenAIClient(key, note=bar.console.print if not bar.disable else note)
+        self._project, self._bar, self._count = key.project, bar, 0
+        self._task = bar.add_task(key.project, total=None)
+        self._next = time.monotonic() + SECONDS_PER_LINE
+
+    def show(self, path: str) -> None:
+        self._count += 1
+        self._bar.update(self._task, description=f"{self._project}: {self._count} responses, {path}")
+        if self._bar.disable and time.monotonic() > self._next:
+            note(f"{self._project}: {self._count} responses")
+            self._next = time.monotonic() + SECONDS_PER_LINE
+
+
+@contextmanager
+def _activity(key: ProjectKey) -> Iterator[_Activity]:
+    console = Console(stderr=True)
+    columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        activity = _Activity(key, bar)
+        with activity.client:
+            yield activity
+
+
+def _show_inventory(found: Inventory) -> None:
+    lines: list[tuple[str, str, str, str, str]] = []
+    for what, end in (("evals", found.evals_end_on), ("new fine-tuning jobs", found.training_ends_on)):
+        lines.append((str(end), describe_days((end - found.day).days), f"OpenAI's {what}", "", TABLE_SOURCE))
+    for project in found.projects:
+        for model in project.models:
+            ends_on = str(model.ends_on or "?")
+            lines.append((ends_on, describe_days(model.days_left), model.name, project.project, model.date_from))
+    print_table(("ends", "days left", "what", "project", "date from"), sorted(lines))
+    for project in found.projects:
+        files = ", ".join(f"{group.count} {name}" for name, group in sorted(project.files.items())) or "none"
+        jobs = ", ".join(f"{count} {state}" for state, count in sorted(project.jobs.items())) or "none"
+        typer.echo(
+            f"{project.project}: jobs: {jobs}; files: {files}; {project.evals} evals with {project.eval_runs} runs"
+        )
+        for refusal in project.refused:
+            typer.echo(f"  not listed: {refusal}")
+
+
+def _show_export(result: ProjectExport) -> None:
+    objects = ", ".join(f"{count} {kind}" for kind, count in result.objects.items() if count) or "nothing"
+    typer.echo(f"{result.project}: {objects} ({result.sent} requests in this run)")
+    for line in result.notes:
+        typer.echo(f"  may not be whole: {line}")
+    for entry in result.refused[:SHOWN_REFUSALS]:
+        typer.echo(f"  refused: {entry.path}: {entry.status} {entry.code} {entry.message}".rstrip())
+    if (more := len(result.refused) - SHOWN_REFUSALS) > 0:
+        typer.echo(f"  refused: {more} more, in manifest.json")

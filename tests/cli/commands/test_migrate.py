@@ -1,0 +1,152 @@
+"""``mens migrate openai``: what its steps print and write, what they never send, and where the key is not."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+from typer.testing import CliRunner
+
+from cli.main import app
+from shared.errors import Code, MensError
+from tests.support.fake_openai import KEY, NAMELESS, OTHER_KEY, TUNED, ServedOpenAI
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("COLUMNS", "250")
+    monkeypatch.setenv("MENS_HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def invoke(*arguments: str) -> Result:
+    return CliRunner().invoke(app, ["migrate", "openai", *arguments])
+
+
+def mens(*arguments: str, code: int = 0) -> str:
+    result = invoke(*arguments)
+    assert result.exit_code == code, result.output
+    return result.output
+
+
+def test_inventory_is_sorted_by_what_ends_first(openai: ServedOpenAI, here: Path) -> None:
+    lines = mens("inventory", "a").splitlines()
+    assert [line.split("\t")[2] for line in lines[:5]] == [
+        "OpenAI's evals",
+        "OpenAI's new fine-tuning jobs",
+        NAMELESS,
+        f"{TUNED}:ckpt-step-2",
+        TUNED,
+    ]
+    assert (
+        "OPENAI_API_KEY: jobs: 1 failed, 2 succeeded; files: 2 fine-tune, 2 fine-tune-results, 1 vision; 3 evals"
+        in lines[5]
+    )
+    written = json.loads((here / "a" / "inventory.json").read_bytes())
+    model = next(model for model in written["projects"][0]["models"] if model["name"] == TUNED)
+    assert model["jobs"] == ["ftjob-new"]
+    assert (model["ends_on"], model["date_from"]) == ("2027-02-01", "shutdown_date of the model")
+    # An inventory is not kept for the export, which lists everything again.
+    assert not (here / "a" / "raw").exists()
+
+
+def test_inventory_of_two_projects_goes_on_without_the_one_that_fails(
+    openai: ServedOpenAI, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SECOND", OTHER_KEY)
+    monkeypatch.setenv("REVOKED", "sk-proj-revoked")
+    variables = [f"--key-env={name}" for name in ("REVOKED", "OPENAI_API_KEY", "SECOND")]
+    output = mens("inventory", "a", *variables, code=1)
+    assert "ft:gpt-4o-2024-08-06:acme:support:ZzYyXx99" in output
+    assert "REVOKED: OPENAI_KEY_INVALID" in output
+    projects = json.loads((here / "a" / "inventory.json").read_bytes())["projects"]
+    assert [project["project"] for project in projects] == ["OPENAI_API_KEY", "SECOND"]
+
+
+def test_inventory_says_what_was_not_listed(openai: ServedOpenAI) -> None:
+    openai.fake.evals_end = 410
+    assert "not listed: evals: 410 invalid_request_error The Evals API has been shut down." in mens("inventory", "a")
+
+
+def test_a_model_that_is_gone_is_known_from_its_job(openai: ServedOpenAI, here: Path) -> None:
+    models = openai.fake.projects[KEY].lists["models"]
+    models[:] = [model for model in models if model["id"] != TUNED]
+    mens("inventory", "a")
+    written = json.loads((here / "a" / "inventory.json").read_bytes())["projects"][0]["models"]
+    assert {model["name"]: model["is_listed"] for model in written}[TUNED] is False
+
+
+def test_export_says_what_the_archive_holds_and_what_was_refused(openai: ServedOpenAI) -> None:
+    output = mens("export", "a")
+    assert "3 evals, 2 eval runs, 7 eval output items, 3 tuned models, 3 jobs" in output
+    assert (
+        "refused: files/file-train/content: 403 invalid_request_error Not allowed to download files of purpose: fine-tune"
+        in output
+    )
+    assert "as secret as your training data" in output
+
+
+def test_export_follows_an_inventory_in_the_same_folder(openai: ServedOpenAI, here: Path) -> None:
+    mens("inventory", "a")
+    mens("export", "a", "--only", "evals")
+    assert {path.name for path in (here / "a" / "raw" / "OPENAI_API_KEY").iterdir()} == {"evals"}
+
+
+def test_export_of_an_unfinished_project_fails_and_keeps_the_others(
+    openai: ServedOpenAI, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("REVOKED", "sk-proj-revoked")
+    output = mens("export", "a", "--key-env", "REVOKED", "--key-env", "OPENAI_API_KEY", code=1)
+    assert "REVOKED is not complete. OPENAI_KEY_INVALID" in output
+    assert (here / "a/raw/OPENAI_API_KEY/jobs/page-0001.json").is_file()
+
+
+@pytest.mark.parametrize("step", ["inventory", "export"])
+def test_a_dry_run_sends_nothing_and_writes_nothing(openai: ServedOpenAI, here: Path, step: str) -> None:
+    assert "into a" in mens(step, "a", "--dry-run")
+    assert not openai.fake.requests
+    assert not (here / "a").exists()
+
+
+def test_a_dry_run_says_what_an_archive_has(openai: ServedOpenAI) -> None:
+    mens("export", "a", "--only", "jobs")
+    assert "10 responses" in mens("export", "a", "--dry-run")
+
+
+@pytest.mark.parametrize("step", ["inventory", "export"])
+def test_a_key_that_is_missing_is_named_by_its_variable(
+    openai: ServedOpenAI, here: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    monkeypatch.delenv("OPENAI_API_KEY")
+    result = invoke(step, "a")
+    assert isinstance(result.exception, MensError)
+    assert result.exception.code == Code.OPENAI_KEY_INVALID
+    assert "OPENAI_API_KEY is not set" in str(result.exception)
+    assert not (here / "a").exists()
+
+
+def test_the_key_is_in_no_file_no_output_and_no_log(
+    openai: ServedOpenAI, here: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    openai.fake.forbidden_files = {"file-train"}
+    output = mens("inventory", "a") + mens("export", "a")
+    openai.fake.projects.clear()
+    output += mens("export", "b", code=1)
+    # Nor is a part of it, as OpenAI quotes keys.
+    for part in (KEY, KEY[:8], KEY[-4:]):
+        assert part not in output
+        assert part not in caplog.text
+        for path in here.rglob("*"):
+            assert part not in str(path)
+            assert not path.is_file() or part.encode() not in path.read_bytes()
+
+
+def test_help_teaches_the_order_of_steps() -> None:
+    text = " ".join(mens("--help").split())
+    assert "Start with `mens migrate openai inventory`" in text
+    assert "30 November 2026" in text
