@@ -73,9 +73,14 @@ def request_key(project: str, method: str, path: str, query: Mapping[str, str]) 
     return " ".join([project, method, path, *(f"{name}={query[name]}" for name in sorted(query))])
 
 
+def safe_name(name: str) -> str:
+    """A file's name for an id that OpenAI chose: it leads out of no folder and is not hidden."""
+    return re.sub(r"^\.", "%2E", quote(name, safe=""))
+
+
 def file_name(*parts: str) -> str:
-    """A path in the archive, of ids that OpenAI chose: none of them leads out of its folder or hides."""
-    return "/".join([RAW, *(re.sub(r"^\.", "%2E", quote(part, safe="")) for part in parts)])
+    """The path of a body in the archive."""
+    return "/".join([RAW, *map(safe_name, parts)])
 
 
 class Archive:
@@ -138,7 +143,7 @@ class Archive:
             body.flush()
             os.fsync(body.fileno())
             path = self.folder / entry.file
-            _make_private(path.parent, self.folder)
+            make_private(path.parent, self.folder)
             (self.folder / _PARTIAL).replace(path)
             entry = msgspec.structs.replace(entry, bytes=path.stat().st_size, sha256=_digest(body))
         self._journal.write(msgspec.json.encode(entry) + b"\n")
@@ -227,7 +232,8 @@ def _open_journal(path: Path) -> BinaryIO:
     return file
 
 
-def _make_private(folder: Path, root: Path) -> None:
+def make_private(folder: Path, root: Path) -> None:
+    """Make a folder below an archive's, and those between, for their owner only."""
     for path in reversed([folder, *folder.parents]):
         if path.is_relative_to(root):
             path.mkdir(mode=0o700, exist_ok=True)

@@ -150,3 +150,40 @@ def test_help_teaches_the_order_of_steps() -> None:
     text = " ".join(mens("--help").split())
     assert "Start with `mens migrate openai inventory`" in text
     assert "30 November 2026" in text
+
+
+def test_record_says_what_it_would_send_and_asks_first(openai: ServedOpenAI, here: Path) -> None:
+    mens("export", "a")
+    openai.fake.requests.clear()
+    declined = CliRunner().invoke(
+        app, ["migrate", "openai", "record", "a", "--limit", "2", "--price-in", "3", "--price-out", "12"], input="n\n"
+    )
+    assert declined.exit_code == 1
+    assert f"{TUNED}: 2 prompts" in declined.output
+    assert "8 requests are to be sent: about" in declined.output
+    assert "at your prices that is at most about 0.2" in declined.output
+    assert not openai.fake.requests
+
+
+def test_record_needs_no_key_to_say_what_it_would_send(
+    openai: ServedOpenAI, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mens("export", "a")
+    monkeypatch.delenv("OPENAI_API_KEY")
+    assert "requests are to be sent" in mens("record", "a", "--dry-run")
+    assert not (here / "a" / "golden").exists()
+
+
+def test_record_writes_answers_and_has_nothing_to_do_afterwards(openai: ServedOpenAI, here: Path) -> None:
+    mens("export", "a")
+    output = mens("record", "a", "--model", TUNED, "--limit", "2", "--yes")
+    assert "4 answers, 56 tokens; 0 were there; 0 refused" in output
+    assert len(list((here / "a/golden/OPENAI_API_KEY").iterdir())) == 1
+    assert "0 requests are to be sent" in mens("record", "a", "--model", TUNED, "--limit", "2")
+    assert KEY not in "".join(path.read_text() for path in (here / "a").rglob("*") if path.is_file())
+
+
+def test_record_of_a_project_that_was_not_exported_is_refused(openai: ServedOpenAI) -> None:
+    mens("export", "a")
+    result = invoke("record", "a", "--key-env", "OTHER", "--yes")
+    assert "has no project OTHER; it has OPENAI_API_KEY" in str(result.exception)
