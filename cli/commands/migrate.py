@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from cli.client.connection import fail, note
+from cli.commands import migrate_offline
 from cli.migration.archive import INVENTORY, SECRECY, Archive, is_archive, is_finished, read_entries, write_json
 from cli.migration.contents import Contents
 from cli.migration.export import ProjectExport, export_project
@@ -50,6 +51,7 @@ openai = typer.Typer(
     "nothing at OpenAI is changed.",
 )
 app.add_typer(openai, name="openai")
+openai.add_typer(migrate_offline.app)
 SECONDS_PER_LINE = 10.0
 SHOWN_REFUSALS = 10
 

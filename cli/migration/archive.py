@@ -129,9 +129,8 @@ class Archive:
     def body(self) -> Iterator[BinaryIO]:
         """An empty private file for a body that is on its way."""
         path = self.folder / _PARTIAL
-        path.unlink(missing_ok=True)
         try:
-            with os.fdopen(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600), "w+b") as file:
+            with open_private(path) as file:
                 yield file
         finally:
             # A refusal may quote a part of the key.
@@ -202,11 +201,16 @@ def verify(folder: Path, entries: list[Entry]) -> list[str]:
     ]
 
 
+def open_private(path: Path) -> BinaryIO:
+    """A new empty file for its owner only, in the place of one that was there."""
+    path.unlink(missing_ok=True)
+    return os.fdopen(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600), "w+b")
+
+
 def write_private(path: Path, content: bytes) -> None:
     """Write a file at once or not at all, for its owner only."""
     partial = path.with_name(f".{path.name}.partial")
-    partial.unlink(missing_ok=True)
-    with os.fdopen(os.open(partial, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb") as file:
+    with open_private(partial) as file:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())

@@ -187,3 +187,50 @@ def test_record_of_a_project_that_was_not_exported_is_refused(openai: ServedOpen
     mens("export", "a")
     result = invoke("record", "a", "--key-env", "OTHER", "--yes")
     assert "has no project OTHER; it has OPENAI_API_KEY" in str(result.exception)
+
+
+def test_convert_accounts_for_every_line_and_its_files_pass_data_check(openai: ServedOpenAI, here: Path) -> None:
+    mens("export", "a")
+    output = mens("convert", "a")
+    assert "OPENAI_API_KEY train.jsonl: missing; give its original (100 bytes): --original PATH" in output
+    assert "OPENAI_API_KEY valid.jsonl: 4 lines: 4 kept, 0 changed, 0 dropped" in output
+    checked = CliRunner().invoke(app, ["data", "check", "a/data/OPENAI_API_KEY/file-valid.jsonl"])
+    assert checked.exit_code == 0
+
+
+def test_convert_refuses_to_lose_images_until_it_is_allowed_to(openai: ServedOpenAI, here: Path) -> None:
+    mens("export", "a", "--only", "jobs")
+    image = {"type": "image_url", "image_url": {"url": "https://example.com/cat.png"}}
+    rows = [
+        [{"role": "user", "content": [image] if n < 7 else "Q"}, {"role": "assistant", "content": "A"}]
+        for n in range(100)
+    ]
+    (here / "mine.jsonl").write_text("".join(json.dumps({"messages": row}) + "\n" for row in rows))
+    output = mens("convert", "a", "--original", "mine.jsonl", code=1)
+    assert "dropped: image: 7 (line 1, 2, 3, 4, 5, …)" in output
+    assert "not written: mine.jsonl. To go on without rows that have images: --allow-image-loss" in output
+    assert not (here / "a/data/originals/mine.jsonl").exists()
+    mens("convert", "a", "--original", "mine.jsonl", "--allow-image-loss")
+    assert (here / "a/data/originals/mine.jsonl").read_text().count("\n") == 93
+
+
+def test_convert_needs_no_network_no_key_and_is_repeatable(
+    openai: ServedOpenAI, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mens("export", "a")
+    monkeypatch.delenv("OPENAI_API_KEY")
+    openai.fake.requests.clear()
+    assert "to data/OPENAI_API_KEY/file-valid.jsonl" in mens("convert", "a", "--dry-run")
+    assert not (here / "a" / "data").exists()
+    mens("convert", "a")
+    first = {path: path.read_bytes() for path in (here / "a" / "data").rglob("*.jsonl")}
+    mens("convert", "a")
+    assert first == {path: path.read_bytes() for path in (here / "a" / "data").rglob("*.jsonl")}
+    assert not openai.fake.requests
+
+
+def test_convert_wants_an_archive(here: Path) -> None:
+    (here / "letters").mkdir()
+    result = invoke("convert", "letters")
+    assert isinstance(result.exception, MensError)
+    assert result.exception.code == Code.ARCHIVE_INVALID
