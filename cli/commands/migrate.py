@@ -202,7 +202,7 @@ def record(
             asked = [plan for plan in plans if plan.project == key.project]
             done = Recording()
             try:
-                with _activity(key) as client:
+                with _activity(key, sum(len(plan.questions) for plan in asked)) as client:
                     record_answers(client.client, target, asked, bounds, done, client.show)
             except MensError as error:
                 failures.append(f"{key.project} is not complete. {error}")
@@ -230,26 +230,30 @@ def _listed(variables: list[str]) -> str:
 class _Activity:
     """A client, and what it does as one moving line, or as a line from time to time where there is no terminal."""
 
-    def __init__(self, key: ProjectKey, bar: Progress) -> None:
+    def __init__(self, key: ProjectKey, bar: Progress, total: int | None) -> None:
         self.client = OpenAIClient(key, note=bar.console.print if not bar.disable else note)
         self._project, self._bar, self._count = key.project, bar, 0
+        self._of_total = f" of {total}" if total else ""
         self._task = bar.add_task(key.project, total=None)
         self._next = time.monotonic() + SECONDS_PER_LINE
 
     def show(self, path: str) -> None:
         self._count += 1
-        self._bar.update(self._task, description=f"{self._project}: {self._count} responses, {path}")
+        self._bar.update(self._task, description=f"{self._describe()}, {path}")
         if self._bar.disable and time.monotonic() > self._next:
-            note(f"{self._project}: {self._count} responses")
+            note(self._describe())
             self._next = time.monotonic() + SECONDS_PER_LINE
+
+    def _describe(self) -> str:
+        return f"{self._project}: {self._count}{self._of_total} responses"
 
 
 @contextmanager
-def _activity(key: ProjectKey) -> Iterator[_Activity]:
+def _activity(key: ProjectKey, total: int | None = None) -> Iterator[_Activity]:
     console = Console(stderr=True)
     columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        activity = _Activity(key, bar)
+        activity = _Activity(key, bar, total)
         with activity.client:
             yield activity
 

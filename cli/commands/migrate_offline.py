@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from pathlib import Path
 from typing import Annotated
@@ -14,6 +15,7 @@ from cli.client.connection import fail, note
 from cli.migration.archive import Archive
 from cli.migration.contents import Contents
 from cli.migration.outcomes import Method, RowOptions
+from cli.migration.scan import ADVICE, scan, source_files
 from cli.migration.training_files import (
     REPORT,
     Choices,
@@ -99,6 +101,30 @@ def convert(
     note(f"every line is accounted for beside its file; the sums are in {archive / REPORT}")
     if refused := [converted.name for converted in done if converted.report and converted.report.refused]:
         fail(f"not written: {', '.join(refused)}. To go on without rows that have images: --allow-image-loss")
+
+
+@app.command("scan")
+def scan_code(
+    path: Annotated[Path, typer.Argument(exists=True, help="Folder of a program's source, or one file.")] = Path(),
+    as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON, a line each.")] = False,
+) -> None:
+    """Name the places of a program that will not work, or not in the same way, once its base URL is your installation's.
+
+    Looks for model names, moderation, batches, assistants, stored responses, images, functions and more, by text; a finding is a
+    place to look at. Sends nothing and changes nothing; hidden folders and installed packages are passed over.
+    """
+    findings = list(scan(source_files(path)))
+    if as_json:
+        for finding in findings:
+            place = {"path": str(finding.path), "line": finding.line, "kind": finding.kind, "text": finding.text}
+            typer.echo(json.dumps({**place, "advice": ADVICE[finding.kind]}))
+        return
+    for kind, advice in ADVICE.items():
+        if places := [finding for finding in findings if finding.kind is kind]:
+            typer.echo(f"{kind} ({len(places)}): {advice}")
+            for finding in places:
+                typer.echo(f"  {finding.path}:{finding.line}: {finding.text}")
+    note(f"{len(findings)} findings in {len({finding.path for finding in findings})} files")
 
 
 def _fate(file: TrainingFile) -> str:

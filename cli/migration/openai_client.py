@@ -29,7 +29,8 @@ LONGEST_WAIT_SECONDS = 900.0
 """A `Retry-After` beyond this ends the command; run again, it takes up where it stopped."""
 NOT_WORTH_WAITING = ("insufficient_quota", "billing_hard_limit_reached")
 """Codes of a 429 that no waiting can help."""
-_SECRET = re.compile(r"sk-[A-Za-z0-9_*.-]{4,}")
+SECRET = re.compile(r"\bsk-[A-Za-z0-9_*.-]{4,}")
+"""A key, whole or shortened as OpenAI quotes it."""
 
 Query = Mapping[str, str]
 
@@ -158,7 +159,7 @@ class OpenAIClient:
 
     def without_key(self, text: str) -> str:
         """A text without the key, whole or shortened as OpenAI quotes it."""
-        return _SECRET.sub("(key)", text.replace(self._key.secret, "(key)"))
+        return SECRET.sub("(key)", text.replace(self._key.secret, "(key)"))
 
     def _wait(self, seconds: float, failure: str) -> None:
         if seconds > LONGEST_WAIT_SECONDS:

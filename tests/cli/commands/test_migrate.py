@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -234,3 +236,46 @@ def test_convert_wants_an_archive(here: Path) -> None:
     result = invoke("convert", "letters")
     assert isinstance(result.exception, MensError)
     assert result.exception.code == Code.ARCHIVE_INVALID
+
+
+def test_scan_names_places_with_advice(here: Path) -> None:
+    (here / "src").mkdir()
+    (here / "src" / "app.py").write_text(f'ask(model="{TUNED}")\nclient.moderations.create()\n')
+    output = mens("scan", "src")
+    assert (
+        f'tuned model (1): make an alias for the successor, and name that\n  src/app.py:1: ask(model="{TUNED}")'
+        in output
+    )
+    assert "moderation (1): there is none" in output
+    assert "2 findings in 1 files" in output
+    first = json.loads(mens("scan", "src", "--json").splitlines()[0])
+    assert (first["path"], first["line"], first["kind"]) == ("src/app.py", 1, "tuned model")
+
+
+def test_nothing_but_the_command_lines_own_packages_is_needed(here: Path) -> None:
+    others = [
+        "api",
+        "sqlalchemy",
+        "alembic",
+        "celery",
+        "redis",
+        "fastapi",
+        "huggingface_hub",
+        "torch",
+        "transformers",
+        "vllm",
+        "numpy",
+        "safetensors",
+    ]
+    program = f"""
+import sys
+class Blocked:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {others!r}: raise ImportError(name)
+sys.meta_path.insert(0, Blocked())
+from cli.main import app
+app(["migrate", "openai", "export", "a", "--dry-run"])
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "would fetch evals" in done.stdout
