@@ -136,7 +136,7 @@ def export(
         for key in keys:
             with _activity(key) as client:
                 results.append(export_project(client.client, target, sections, client.show))
-        target.finish()
+        target.finish({result.project: result.failure for result in results if result.failure})
     for result in results:
         _show_export(result)
     typer.echo(f"{archive}: {SECRECY}")

@@ -15,6 +15,7 @@ from cli.client.connection import fail, note
 from cli.migration.archive import Archive
 from cli.migration.contents import Contents
 from cli.migration.outcomes import Method, RowOptions
+from cli.migration.redaction import Redaction
 from cli.migration.scan import ADVICE, scan, source_files
 from cli.migration.training_files import (
     REPORT,
@@ -68,6 +69,14 @@ def convert(
             help="A chat of several answers becomes a row for each, for templates that rewrite history.",
         ),
     ] = False,
+    redact: Annotated[
+        Path | None,
+        typer.Option(
+            exists=True,
+            dir_okay=False,
+            help="Rules that take personal data out, a line each: EXPRESSION => REPLACEMENT.",
+        ),
+    ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say which files would be converted; write nothing.")
     ] = False,
@@ -83,6 +92,7 @@ def convert(
             typer.echo(f"{file.project} {file.name} ({file.file_id}): {_fate(file)}")
         return
     rows = RowOptions(keep_refusals, developer_as_system, as_supervised, split_answers)
+    choices = Choices(rows, strip, allow_image_loss, Redaction(redact) if redact else None)
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn())
     with (
@@ -93,7 +103,7 @@ def convert(
         done = convert_files(
             target,
             files,
-            Choices(rows, strip, allow_image_loss),
+            choices,
             lambda name, read: bar.update(tasks[name], completed=read),
         )
     for converted in done:

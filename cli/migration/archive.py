@@ -61,9 +61,14 @@ class Entry(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Manifest(msgspec.Struct, frozen=True):
-    """The index of a finished archive, by request."""
+    """The index of an archive, by request.
+
+    Attributes:
+        unfinished: by project why it could not be read to its end; empty when all was.
+    """
 
     finished_at: str
+    unfinished: dict[str, str]
     requests: list[Entry]
     format: Literal["mens-openai-archive/1"] = "mens-openai-archive/1"
 
@@ -150,9 +155,9 @@ class Archive:
         self._entries[entry.key] = entry
         return entry
 
-    def finish(self) -> None:
-        """Write the manifest, which takes in the journal."""
-        manifest = Manifest(now(), self.entries())
+    def finish(self, unfinished: Mapping[str, str] | None = None) -> None:
+        """Write the manifest, which takes in the journal; ``unfinished`` is as in :class:`Manifest`."""
+        manifest = Manifest(now(), dict(unfinished or {}), self.entries())
         write_private(self.folder / MANIFEST, msgspec.json.format(msgspec.json.encode(manifest)) + b"\n")
         self._journal.seek(0)
         self._journal.truncate()
@@ -164,9 +169,11 @@ def is_archive(folder: Path) -> bool:
 
 
 def is_finished(folder: Path) -> bool:
-    """Whether the last run on an archive has reached its end."""
-    journal = folder / JOURNAL
-    return (folder / MANIFEST).is_file() and not (journal.is_file() and journal.stat().st_size)
+    """Whether the last run on an archive has read every project to its end."""
+    journal, manifest = folder / JOURNAL, folder / MANIFEST
+    if not manifest.is_file() or (journal.is_file() and journal.stat().st_size):
+        return False
+    return not msgspec.json.decode(manifest.read_bytes(), type=Manifest).unfinished
 
 
 def read_entries(folder: Path) -> dict[str, Entry]:

@@ -15,8 +15,9 @@ import msgspec
 
 from cli.migration.archive import open_private
 from cli.migration.markers import SAMPLED_ROWS, find_markers
-from cli.migration.outcomes import Markers, Method, Note, Outcome, Reason, Row, RowOptions
+from cli.migration.outcomes import Change, Markers, Method, Note, Outcome, Reason, Row, RowOptions
 from cli.migration.prompts import to_request
+from cli.migration.redaction import Redaction
 from cli.migration.rows import convert_row, is_preference
 from shared.datasets.duplicates import digest64, normalised
 from shared.datasets.row_validation import FAILURES, check_record, decode, explain
@@ -87,6 +88,7 @@ class FileTask:
     Attributes:
         output: where the rows go; beside it, with the suffix ``.report.jsonl``, what became of each line.
         trained: digests of the rows of the file that this one validates.
+        redaction: applied to each row first.
         held_out: ids of prompts that the old model was asked, which must not be trained on.
     """
 
@@ -96,6 +98,7 @@ class FileTask:
     options: RowOptions = field(default_factory=RowOptions)
     strip: bool = False
     allow_image_loss: bool = False
+    redaction: Redaction | None = None
     trained: frozenset[int] | set[int] = frozenset()
     held_out: frozenset[str] = frozenset()
 
@@ -171,7 +174,7 @@ def _convert_line(line: bytes, task: FileTask, seen: set[int]) -> tuple[Outcome,
 
 def _convert_plain(line: bytes, task: FileTask) -> tuple[Outcome, bytes, int] | None:
     """The fast path: a row without anything special that Mens' reader takes is kept, byte for byte. None: not of this kind."""
-    if task.method is not Method.SUPERVISED or task.options.strip or _SPECIAL.search(line):
+    if task.method is not Method.SUPERVISED or task.options.strip or task.redaction or _SPECIAL.search(line):
         return None
     try:
         record = decode(line)
@@ -198,7 +201,11 @@ def _convert_special(line: bytes, task: FileTask) -> tuple[Outcome, bytes, int]:
         return Outcome(reason=explain(line, error).code), b"", 0
     if not isinstance(row, dict):
         return Outcome(reason=RowCode.ROW_NOT_OBJECT), b"", 0
-    outcome = convert_row(row, task.method, task.options)
+    redacted = task.redaction.apply(row) if task.redaction else row
+    is_redacted = redacted != row
+    outcome = convert_row(redacted, task.method, task.options)
+    if is_redacted and not outcome.reason:
+        outcome.change(Change.REDACTED)
     # What no rule touched stays as its author wrote it.
     lines = [msgspec.json.encode(converted) for converted in outcome.rows] if outcome.changes else [line]
     if outcome.reason:

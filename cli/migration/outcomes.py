@@ -24,6 +24,7 @@ class Change(StrEnum):
     MARKERS_STRIPPED = "markers_stripped"
     PREFERRED_ANSWER_TAKEN = "preferred_answer_taken"
     SPLIT_INTO_ANSWERS = "split_into_answers"
+    REDACTED = "redacted"
 
 
 class Reason(StrEnum):

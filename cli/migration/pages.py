@@ -13,6 +13,8 @@ from cli.migration.openai_client import OpenAIClient, Query
 
 PAGES = {"limit": "100"}
 OLDEST_FIRST = {"limit": "100", "order": "asc"}
+MAX_DELETED = 10
+"""How many objects at the end of a page may have been deleted before the next page was requested."""
 NOT_JSON = "not_json"
 Item = dict[str, Any]
 
@@ -96,7 +98,7 @@ class Reader:
             if not new:
                 self.notes.append(f"{path}: page {number} says that there is more, and brings nothing new")
                 return
-            after, number = [str(item.get("id")) for item in page.data], number + 1
+            after, number = [str(item.get("id")) for item in page.data[-MAX_DELETED:]], number + 1
 
 
 def _following(query: Query, after: list[str]) -> Query:

@@ -15,6 +15,7 @@ from cli.migration.convert import FileReport, FileTask, convert_file, guess_meth
 from cli.migration.outcomes import Method, RowOptions
 from cli.migration.pages import Item
 from cli.migration.record import GOLDEN
+from cli.migration.redaction import Redaction
 
 DATA, REPORT = "data", "convert-report.json"
 ORIGINALS = "originals"
@@ -47,6 +48,7 @@ class Choices:
     rows: RowOptions
     strip: bool = False
     allow_image_loss: bool = False
+    redaction: Redaction | None = None
 
 
 class ConvertedFile(msgspec.Struct, frozen=True):
@@ -135,7 +137,15 @@ def convert_files(
             make_private(output.parent, archive.folder)
             trained = set().union(*(digests.get(name, set()) for name in file.validates))
             task = FileTask(
-                file.path, output, method, choices.rows, choices.strip, choices.allow_image_loss, trained, held_out
+                file.path,
+                output,
+                method,
+                choices.rows,
+                strip=choices.strip,
+                allow_image_loss=choices.allow_image_loss,
+                redaction=choices.redaction,
+                trained=trained,
+                held_out=held_out,
             )
             report, digests[file.file_id] = convert_file(task, partial(advance, file.name))
         done.append(ConvertedFile(file.project, file.file_id, file.name, file.size, file.jobs, report))
@@ -145,5 +155,5 @@ def convert_files(
 
 def _held_out(folder: Path) -> frozenset[str]:
     """Ids of training prompts that `record` has asked the old model, for want of others."""
-    lines = (line for path in sorted((folder / GOLDEN).rglob("*.jsonl")) for line in path.open("rb"))
+    lines = (line for path in sorted((folder / GOLDEN).rglob("*.jsonl")) for line in path.read_bytes().splitlines())
     return frozenset(prompt["id"] for prompt in map(msgspec.json.decode, lines) if prompt["source"] == "training")

@@ -105,6 +105,7 @@ def test_export_of_an_unfinished_project_fails_and_keeps_the_others(
     output = mens("export", "a", "--key-env", "REVOKED", "--key-env", "OPENAI_API_KEY", code=1)
     assert "REVOKED is not complete. OPENAI_KEY_INVALID" in output
     assert (here / "a/raw/OPENAI_API_KEY/jobs/page-0001.json").is_file()
+    assert "of an unfinished export" in mens("export", "a", "--dry-run")
 
 
 @pytest.mark.parametrize("step", ["inventory", "export"])
@@ -229,6 +230,13 @@ def test_convert_needs_no_network_no_key_and_is_repeatable(
     mens("convert", "a")
     assert first == {path: path.read_bytes() for path in (here / "a" / "data").rglob("*.jsonl")}
     assert not openai.fake.requests
+
+
+def test_convert_takes_personal_data_out(openai: ServedOpenAI, here: Path) -> None:
+    mens("export", "a")
+    (here / "rules").write_text("Answer => (removed)\n")
+    assert "changed: redacted: 4" in mens("convert", "a", "--redact", "rules")
+    assert "Answer" not in (here / "a/data/OPENAI_API_KEY/file-valid.jsonl").read_text()
 
 
 def test_convert_wants_an_archive(here: Path) -> None:

@@ -69,6 +69,14 @@ def test_what_is_stored_is_found_until_its_file_is_lost(tmp_path: Path) -> None:
         assert archive.find(entry.key) is None
 
 
+def test_an_archive_whose_project_could_not_be_read_is_unfinished(tmp_path: Path) -> None:
+    with Archive(tmp_path / "a") as archive:
+        archive.finish({"P": "OpenAI does not respond."})
+        assert not is_finished(archive.folder)
+        archive.finish()
+        assert is_finished(archive.folder)
+
+
 def test_verify_names_the_files_that_have_changed(tmp_path: Path) -> None:
     with Archive(tmp_path / "a") as archive:
         first, second = add(archive, "x", b"11"), add(archive, "y", b"22")
@@ -96,7 +104,7 @@ def test_a_journal_that_is_cut_anywhere_is_read_on(cut: int, tmp_path_factory: p
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"[]", b'{"format": "mens-openai-archive/9", "finished_at": "", "requests": []}']
+    "content", [b"", b"[]", b'{"format": "mens-openai-archive/9", "finished_at": "", "unfinished": {}, "requests": []}']
 )
 def test_an_index_that_is_none_is_named(tmp_path: Path, content: bytes) -> None:
     (tmp_path / MANIFEST).write_bytes(content)

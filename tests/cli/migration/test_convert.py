@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from cli.migration.convert import FileReport, FileTask, convert_file, guess_method, report_of
 from cli.migration.outcomes import Method, RowOptions
 from cli.migration.prompts import to_request
+from cli.migration.redaction import Redaction
 from shared.datasets.reader import DatasetReport, read_records
 from shared.hashing import digest_json
 from tests.support.fake_openai import chat_line
@@ -134,6 +135,15 @@ def test_a_line_that_is_far_too_long_is_one_line(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr("cli.migration.convert.LONGEST_LINE_BYTES", 100)
     report, _ = convert(tmp_path, b"x" * 450 + b"\n" + b'{"prompt":"Q","completion":"A"}\n')
     assert (report.lines, dict(report.drops), report.kept) == (2, {"ROW_TOO_LONG": 1}, 1)
+
+
+def test_redaction_comes_first_and_is_accounted_for(tmp_path: Path) -> None:
+    (tmp_path / "rules").write_text("# mail\n\n[\\w.]+@[\\w.]+ => (mail)\n")
+    content = chat_line("I am ann@example.com", "Hello.") + chat_line("Q", "A")
+    report, output = convert(tmp_path, content, redaction=Redaction(tmp_path / "rules"))
+    assert json.loads(output.splitlines()[0])["messages"][0]["content"] == "I am (mail)"
+    assert (dict(report.changes), report.kept) == ({"redacted": 1}, 1)
+    assert b"example.com" not in b"".join(path.read_bytes() for path in tmp_path.glob("out*"))
 
 
 LINES = [

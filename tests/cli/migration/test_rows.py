@@ -136,7 +136,7 @@ def test_changes(row: dict[str, Any], options: RowOptions, rows: list[Any], chan
 
 
 def test_every_change_has_a_row() -> None:
-    assert {change for *_, changes in CHANGED for change in changes} == set(Change)
+    assert {change for *_, changes in CHANGED for change in changes} == set(Change) - {Change.REDACTED}
 
 
 @pytest.mark.parametrize("rule", [*Change, *Reason, *Note], ids=str)
