@@ -17,12 +17,14 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from cli.client.connection import fail, note
 from cli.commands import migrate_offline
-from cli.migration.archive import INVENTORY, SECRECY, Archive, is_archive, is_finished, read_entries, write_json
-from cli.migration.contents import Contents
-from cli.migration.export import ProjectExport, export_project
-from cli.migration.inventory import Inventory, ProjectInventory, inspect_project, make_inventory
-from cli.migration.openai_client import DEFAULT_KEY_VARIABLE, OpenAIClient, ProjectKey, read_key
-from cli.migration.pages import Reader
+from cli.migration.archive.contents import Contents
+from cli.migration.archive.export import ProjectExport, export_project
+from cli.migration.archive.folder import INVENTORY, SECRECY, Archive, is_archive, is_finished, read_entries, write_json
+from cli.migration.archive.inventory import Inventory, ProjectInventory, inspect_project, make_inventory
+from cli.migration.archive.openai_client import DEFAULT_KEY_VARIABLE, OpenAIClient, ProjectKey, read_key
+from cli.migration.archive.pages import Reader
+from cli.migration.archive.sections import Section
+from cli.migration.archive.shutdown_dates import TABLE_SOURCE, describe_days
 from cli.migration.prompts import choose_prompts
 from cli.migration.record import (
     GOLDEN,
@@ -36,8 +38,6 @@ from cli.migration.record import (
     sum_estimates,
     write_golden,
 )
-from cli.migration.sections import Section
-from cli.migration.shutdown_dates import TABLE_SOURCE, describe_days
 from cli.output import print_table
 from shared.errors import MensError
 

@@ -12,12 +12,11 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 
 from cli.client.connection import fail, note
-from cli.migration.archive import Archive
-from cli.migration.contents import Contents
-from cli.migration.outcomes import Method, RowOptions
-from cli.migration.redaction import Redaction
-from cli.migration.scan import ADVICE, scan, source_files
-from cli.migration.training_files import (
+from cli.migration.archive.contents import Contents
+from cli.migration.archive.folder import Archive
+from cli.migration.conversion.outcomes import Method, RowOptions
+from cli.migration.conversion.redaction import Redaction
+from cli.migration.conversion.training_files import (
     REPORT,
     Choices,
     ConvertedFile,
@@ -26,6 +25,7 @@ from cli.migration.training_files import (
     find_files,
     output_of,
 )
+from cli.migration.scan import ADVICE, scan, source_files
 
 app = typer.Typer()
 

@@ -1,4 +1,4 @@
-"""Leaving OpenAI: what a key can reach is saved as it came, for as long as OpenAI still has it.
+"""Leaving OpenAI: what a key can reach is saved as it came, asked for its answers, and converted.
 
-Start with `export.py`. Every step reads the folder of the one before. Imports `shared`.
+Start with `archive/export.py`. Every step reads the folder of the one before. Imports `shared`.
 """

@@ -9,8 +9,8 @@ from typing import Any
 
 import msgspec
 
-from cli.migration.contents import Contents
-from cli.migration.sections import url_path
+from cli.migration.archive.contents import Contents
+from cli.migration.archive.sections import url_path
 from shared.datasets.duplicates import NearIndex, digest64, sketch
 from shared.hashing import digest_json
 

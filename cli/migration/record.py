@@ -9,7 +9,7 @@ from typing import Any, BinaryIO
 
 import msgspec
 
-from cli.migration.archive import (
+from cli.migration.archive.folder import (
     Archive,
     Entry,
     file_name,
@@ -19,10 +19,10 @@ from cli.migration.archive import (
     safe_name,
     write_private,
 )
-from cli.migration.openai_client import OpenAIClient
-from cli.migration.pages import NOT_JSON
+from cli.migration.archive.openai_client import OpenAIClient
+from cli.migration.archive.pages import NOT_JSON
+from cli.migration.archive.shutdown_dates import parse_name
 from cli.migration.prompts import Choice, Prompt
-from cli.migration.shutdown_dates import parse_name
 from shared.hashing import digest_json
 
 CHARACTERS_PER_TOKEN = 4

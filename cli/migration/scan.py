@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from cli.migration.openai_client import SECRET
+from cli.migration.archive.openai_client import SECRET
 
 MAX_FILE_BYTES = 2_000_000
 """Larger files are data or generated."""

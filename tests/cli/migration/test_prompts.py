@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from cli.migration.archive import Archive
-from cli.migration.contents import Contents
-from cli.migration.export import export_project
+from cli.migration.archive.contents import Contents
+from cli.migration.archive.export import export_project
+from cli.migration.archive.folder import Archive
 from cli.migration.prompts import choose_prompts, spoken, to_request
 from tests.support.fake_openai import KEY, NAMELESS, TUNED, ServedOpenAI, chat_line, stored_file
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cli.migration.redaction import Redaction
+from cli.migration.conversion.redaction import Redaction
 from shared.errors import InvalidRequest
 
 

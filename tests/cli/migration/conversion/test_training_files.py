@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from cli.migration.archive import Archive
-from cli.migration.contents import Contents, plain_metrics
-from cli.migration.export import export_project
-from cli.migration.outcomes import Method, RowOptions
+from cli.migration.archive.contents import Contents, plain_metrics
+from cli.migration.archive.export import export_project
+from cli.migration.archive.folder import Archive
+from cli.migration.conversion.outcomes import Method, RowOptions
+from cli.migration.conversion.training_files import Choices, convert_files, find_files, output_of
 from cli.migration.prompts import file_requests
 from cli.migration.record import GOLDEN
-from cli.migration.training_files import Choices, convert_files, find_files, output_of
 from shared.hashing import digest_json
 from tests.support.fake_openai import KEY, METRICS, ServedOpenAI, chat_line, job, stored_file
 

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from enum import StrEnum
 from urllib.parse import quote
 
-from cli.migration.pages import OLDEST_FIRST, Item, Reader
-from cli.migration.shutdown_dates import is_tuned
+from cli.migration.archive.pages import OLDEST_FIRST, Item, Reader
+from cli.migration.archive.shutdown_dates import is_tuned
 
 MAX_CHATS = 2_000
 """Stored chats of one model that are fetched; each costs a request."""

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cli.migration.archive import (
+from cli.migration.archive.folder import (
     JOURNAL,
     MANIFEST,
     Archive,

@@ -13,12 +13,12 @@ from typing import Any, BinaryIO
 
 import msgspec
 
-from cli.migration.archive import open_private
-from cli.migration.markers import SAMPLED_ROWS, find_markers
-from cli.migration.outcomes import Change, Markers, Method, Note, Outcome, Reason, Row, RowOptions
+from cli.migration.archive.folder import open_private
+from cli.migration.conversion.markers import SAMPLED_ROWS, find_markers
+from cli.migration.conversion.outcomes import Change, Markers, Method, Note, Outcome, Reason, Row, RowOptions
+from cli.migration.conversion.redaction import Redaction
+from cli.migration.conversion.rows import convert_row, is_preference
 from cli.migration.prompts import to_request
-from cli.migration.redaction import Redaction
-from cli.migration.rows import convert_row, is_preference
 from shared.datasets.duplicates import digest64, normalised
 from shared.datasets.row_validation import FAILURES, check_record, decode, explain
 from shared.datasets.rows import RowCode

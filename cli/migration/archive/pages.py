@@ -8,8 +8,8 @@ from typing import Any, BinaryIO
 
 import msgspec
 
-from cli.migration.archive import Archive, Entry, file_name, now, request_key
-from cli.migration.openai_client import OpenAIClient, Query
+from cli.migration.archive.folder import Archive, Entry, file_name, now, request_key
+from cli.migration.archive.openai_client import OpenAIClient, Query
 
 PAGES = {"limit": "100"}
 OLDEST_FIRST = {"limit": "100", "order": "asc"}

@@ -10,10 +10,10 @@ from typing import Any
 
 import msgspec
 
-from cli.migration.archive import Entry, is_archive, read_entries
-from cli.migration.pages import Item
-from cli.migration.sections import url_path
-from cli.migration.shutdown_dates import is_tuned, parse_name
+from cli.migration.archive.folder import Entry, is_archive, read_entries
+from cli.migration.archive.pages import Item
+from cli.migration.archive.sections import url_path
+from cli.migration.archive.shutdown_dates import is_tuned, parse_name
 from shared.errors import ArtifactInvalid, Code
 
 

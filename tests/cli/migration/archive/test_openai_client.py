@@ -8,7 +8,7 @@ from email.utils import format_datetime
 
 import pytest
 
-from cli.migration.openai_client import ATTEMPTS, ProjectKey, Reply, read_key
+from cli.migration.archive.openai_client import ATTEMPTS, ProjectKey, Reply, read_key
 from shared.errors import Code, Unauthenticated, Unavailable
 from tests.support.fake_openai import KEY, Response, ServedOpenAI, error_response, json_response
 

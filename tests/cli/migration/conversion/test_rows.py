@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cli.migration.outcomes import Change, Markers, Method, Note, Outcome, Reason, RowOptions
-from cli.migration.rows import convert_row
+from cli.migration.conversion.outcomes import Change, Markers, Method, Note, Outcome, Reason, RowOptions
+from cli.migration.conversion.rows import convert_row
 from shared.datasets.row_validation import decode_line
 
 USER = {"role": "user", "content": "Q"}
@@ -141,7 +141,7 @@ def test_every_change_has_a_row() -> None:
 
 @pytest.mark.parametrize("rule", [*Change, *Reason, *Note], ids=str)
 def test_every_rule_is_documented(rule: str) -> None:
-    page = Path(__file__).resolve().parents[3] / "docs" / "migration.md"
+    page = Path(__file__).resolve().parents[4] / "docs" / "migration.md"
     assert f"`{rule}`" in page.read_text()
 
 

@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
-from cli.migration.archive import Archive, Entry
-from cli.migration.openai_client import OpenAIClient
-from cli.migration.pages import Reader
-from cli.migration.sections import FETCH, Section
+from cli.migration.archive.folder import Archive, Entry
+from cli.migration.archive.openai_client import OpenAIClient
+from cli.migration.archive.pages import Reader
+from cli.migration.archive.sections import FETCH, Section
 from shared.errors import MensError
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from cli.migration.outcomes import Change, Markers, Method, Note, Outcome, Reason, Row, RowOptions
+from cli.migration.conversion.outcomes import Change, Markers, Method, Note, Outcome, Reason, Row, RowOptions
 from shared.datasets.row_validation import decode_line
 from shared.datasets.rows import RowError
 

@@ -6,7 +6,7 @@ from datetime import date
 
 import pytest
 
-from cli.migration.shutdown_dates import (
+from cli.migration.archive.shutdown_dates import (
     MODEL_SOURCE,
     TABLE_SOURCE,
     TunedName,

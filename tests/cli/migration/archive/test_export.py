@@ -18,10 +18,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cli.migration.archive import MANIFEST, Archive, read_entries, verify
-from cli.migration.export import ProjectExport, export_project
-from cli.migration.openai_client import OpenAIClient
-from cli.migration.sections import Section
+from cli.migration.archive.export import ProjectExport, export_project
+from cli.migration.archive.folder import MANIFEST, Archive, read_entries, verify
+from cli.migration.archive.openai_client import OpenAIClient
+from cli.migration.archive.sections import Section
 from tests.support.fake_openai import KEY, OTHER_KEY, TUNED, FakeOpenAI, Response, ServedOpenAI, serve_fake_openai
 
 ITEMS = "evals/eval_0/runs/evalrun_0/output_items"
@@ -130,7 +130,7 @@ def test_a_page_that_is_no_page_is_a_refusal_and_is_requested_again(openai: Serv
 
 
 def test_a_cap_on_stored_chats_is_noted(openai: ServedOpenAI, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cli.migration.sections.MAX_CHATS", 2)
+    monkeypatch.setattr("cli.migration.archive.sections.MAX_CHATS", 2)
     result = export(openai, tmp_path / "a", Section.CHATS)
     assert (result.objects["stored chats"], result.notes) == (2, ["chat/completions: the first 2 only"])
     assert TUNED.replace(":", "%3A") in {path.name for path in (tmp_path / "a/raw/P/chats").iterdir()}

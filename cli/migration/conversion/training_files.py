@@ -9,13 +9,13 @@ from pathlib import Path
 
 import msgspec
 
-from cli.migration.archive import Archive, make_private, safe_name, write_json
-from cli.migration.contents import Contents
-from cli.migration.convert import FileReport, FileTask, convert_file, guess_method
-from cli.migration.outcomes import Method, RowOptions
-from cli.migration.pages import Item
+from cli.migration.archive.contents import Contents
+from cli.migration.archive.folder import Archive, make_private, safe_name, write_json
+from cli.migration.archive.pages import Item
+from cli.migration.conversion.files import FileReport, FileTask, convert_file, guess_method
+from cli.migration.conversion.outcomes import Method, RowOptions
+from cli.migration.conversion.redaction import Redaction
 from cli.migration.record import GOLDEN
-from cli.migration.redaction import Redaction
 
 DATA, REPORT = "data", "convert-report.json"
 ORIGINALS = "originals"

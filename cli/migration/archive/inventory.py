@@ -7,9 +7,9 @@ from datetime import date
 
 import msgspec
 
-from cli.migration.pages import OLDEST_FIRST, Item, Reader
-from cli.migration.sections import tuned_models, url_path
-from cli.migration.shutdown_dates import EVALS_END, TRAINING_ENDS, ending_of, parse_name
+from cli.migration.archive.pages import OLDEST_FIRST, Item, Reader
+from cli.migration.archive.sections import tuned_models, url_path
+from cli.migration.archive.shutdown_dates import EVALS_END, TRAINING_ENDS, ending_of, parse_name
 
 FORMAT = "mens-openai-inventory/1"
 

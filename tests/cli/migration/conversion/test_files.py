@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cli.migration.convert import FileReport, FileTask, convert_file, guess_method, report_of
-from cli.migration.outcomes import Method, RowOptions
+from cli.migration.conversion.files import FileReport, FileTask, convert_file, guess_method, report_of
+from cli.migration.conversion.outcomes import Method, RowOptions
+from cli.migration.conversion.redaction import Redaction
 from cli.migration.prompts import to_request
-from cli.migration.redaction import Redaction
 from shared.datasets.reader import DatasetReport, read_records
 from shared.hashing import digest_json
 from tests.support.fake_openai import chat_line
@@ -132,7 +132,7 @@ def test_the_method_of_a_file_without_a_job_is_its_rows(tmp_path: Path) -> None:
 
 
 def test_a_line_that_is_far_too_long_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cli.migration.convert.LONGEST_LINE_BYTES", 100)
+    monkeypatch.setattr("cli.migration.conversion.files.LONGEST_LINE_BYTES", 100)
     report, _ = convert(tmp_path, b"x" * 450 + b"\n" + b'{"prompt":"Q","completion":"A"}\n')
     assert (report.lines, dict(report.drops), report.kept) == (2, {"ROW_TOO_LONG": 1}, 1)
 
