@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
-import sys
 import tempfile
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from cli.client.connection import fail, note
 from cli.commands import migrate_offline
+from cli.commands.migrate_clients import KeyVariables, activity, read_keys
 from cli.migration.archive.contents import Contents
 from cli.migration.archive.export import ProjectExport, export_project
 from cli.migration.archive.folder import INVENTORY, SECRECY, Archive, is_archive, is_finished, read_entries, write_json
 from cli.migration.archive.inventory import Inventory, ProjectInventory, inspect_project, make_inventory
-from cli.migration.archive.openai_client import DEFAULT_KEY_VARIABLE, OpenAIClient, ProjectKey, read_key
+from cli.migration.archive.openai_client import DEFAULT_KEY_VARIABLE
 from cli.migration.archive.pages import Reader
 from cli.migration.archive.sections import Section
 from cli.migration.archive.shutdown_dates import TABLE_SOURCE, describe_days
+from cli.migration.archive.usage import requests_by_model
 from cli.migration.prompts import choose_prompts
 from cli.migration.record import (
     GOLDEN,
@@ -52,19 +48,9 @@ openai = typer.Typer(
 )
 app.add_typer(openai, name="openai")
 openai.add_typer(migrate_offline.app)
-SECONDS_PER_LINE = 10.0
 SHOWN_REFUSALS = 10
 
 ArchiveFolder = Annotated[Path, typer.Argument(file_okay=False, help="Folder of the archive.")]
-KeyVariables = Annotated[
-    list[str],
-    typer.Option(
-        "--key-env",
-        metavar="VARIABLE",
-        help="Environment variable with a project's key; give it again for each further project, since a key sees its own "
-        "project only. A variable that is not set is asked for. The archive names projects by these variables.",
-    ),
-]
 
 
 @app.callback()
@@ -76,6 +62,12 @@ def migrate() -> None:
 def inventory(
     archive: ArchiveFolder = Path("openai-archive"),
     key_env: KeyVariables = [DEFAULT_KEY_VARIABLE],  # noqa: B006  # Typer copies it
+    usage_key_env: Annotated[
+        str | None,
+        typer.Option(
+            metavar="VARIABLE", help="Variable with an organisation's admin key: adds requests of the last 60 days."
+        ),
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be listed; send nothing.")] = False,
 ) -> None:
     """List what the projects have, sorted by what ends first: tuned models, jobs, files, evals.
@@ -88,15 +80,19 @@ def inventory(
     today = datetime.now(UTC).date()
     projects: list[ProjectInventory] = []
     failures: list[str] = []
-    for key in _keys(key_env):
+    requests = None
+    for usage_key in read_keys([usage_key_env] if usage_key_env else []):
+        with activity(usage_key) as admin:
+            requests = requests_by_model(admin.client, today)
+    for key in read_keys(key_env):
         # Lists that an export reads later have to be fresh then.
         with (
             tempfile.TemporaryDirectory() as folder,
-            _activity(key) as client,
+            activity(key) as client,
             Archive(Path(folder) / "lists") as lists,
         ):
             try:
-                projects.append(inspect_project(Reader(client.client, lists, client.show), today))
+                projects.append(inspect_project(Reader(client.client, lists, client.show), today, requests))
             except MensError as error:
                 failures.append(f"{key.project}: {error}")
     found = make_inventory(projects, today)
@@ -130,11 +126,11 @@ def export(
         state = f"which has {len(kept)} responses, {size}, of {'a finished' if is_finished(archive) else 'an unfinished'} export"
         typer.echo(f"would fetch {', '.join(sections)} with {_listed(key_env)}, into {archive}, {state}")
         return
-    keys = _keys(key_env)
+    keys = read_keys(key_env)
     results = []
     with Archive(archive) as target:
         for key in keys:
-            with _activity(key) as client:
+            with activity(key) as client:
                 results.append(export_project(client.client, target, sections, client.show))
         target.finish({result.project: result.failure for result in results if result.failure})
     for result in results:
@@ -198,11 +194,11 @@ def record(
         if not yes:
             typer.confirm("Send them?", abort=True)
         bounds, failures = Bounds(max_requests, max_tokens), []
-        for key in _keys(key_env):
+        for key in read_keys(key_env):
             asked = [plan for plan in plans if plan.project == key.project]
             done = Recording()
             try:
-                with _activity(key, sum(len(plan.questions) for plan in asked)) as client:
+                with activity(key, sum(len(plan.questions) for plan in asked)) as client:
                     record_answers(client.client, target, asked, bounds, done, client.show)
             except MensError as error:
                 failures.append(f"{key.project} is not complete. {error}")
@@ -216,57 +212,21 @@ def record(
         fail("\n".join(failures))
 
 
-def _keys(variables: list[str]) -> list[ProjectKey]:
-    def prompt(variable: str) -> str:
-        return str(typer.prompt(f"{variable} (not shown)", hide_input=True, err=True))
-
-    return [read_key(variable, prompt if sys.stdin.isatty() else None) for variable in dict.fromkeys(variables)]
-
-
 def _listed(variables: list[str]) -> str:
     return f"the key{'s' if variables[1:] else ''} in {', '.join(variables)}"
 
 
-class _Activity:
-    """A client, and what it does as one moving line, or as a line from time to time where there is no terminal."""
-
-    def __init__(self, key: ProjectKey, bar: Progress, total: int | None) -> None:
-        self.client = OpenAIClient(key, note=bar.console.print if not bar.disable else note)
-        self._project, self._bar, self._count = key.project, bar, 0
-        self._of_total = f" of {total}" if total else ""
-        self._task = bar.add_task(key.project, total=None)
-        self._next = time.monotonic() + SECONDS_PER_LINE
-
-    def show(self, path: str) -> None:
-        self._count += 1
-        self._bar.update(self._task, description=f"{self._describe()}, {path}")
-        if self._bar.disable and time.monotonic() > self._next:
-            note(self._describe())
-            self._next = time.monotonic() + SECONDS_PER_LINE
-
-    def _describe(self) -> str:
-        return f"{self._project}: {self._count}{self._of_total} responses"
-
-
-@contextmanager
-def _activity(key: ProjectKey, total: int | None = None) -> Iterator[_Activity]:
-    console = Console(stderr=True)
-    columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        activity = _Activity(key, bar, total)
-        with activity.client:
-            yield activity
-
-
 def _show_inventory(found: Inventory) -> None:
-    lines: list[tuple[str, str, str, str, str]] = []
+    lines: list[tuple[str, ...]] = []
     for what, end in (("evals", found.evals_end_on), ("new fine-tuning jobs", found.training_ends_on)):
-        lines.append((str(end), describe_days((end - found.day).days), f"OpenAI's {what}", "", TABLE_SOURCE))
+        lines.append((str(end), describe_days((end - found.day).days), f"OpenAI's {what}", "", "", TABLE_SOURCE))
     for project in found.projects:
         for model in project.models:
             ends_on = str(model.ends_on or "?")
-            lines.append((ends_on, describe_days(model.days_left), model.name, project.project, model.date_from))
-    print_table(("ends", "days left", "what", "project", "date from"), sorted(lines))
+            requests = "" if model.requests is None else str(model.requests)
+            days = describe_days(model.days_left)
+            lines.append((ends_on, days, model.name, project.project, requests, model.date_from))
+    print_table(("ends", "days left", "what", "project", "requests", "date from"), sorted(lines))
     for project in found.projects:
         files = ", ".join(f"{group.count} {name}" for name, group in sorted(project.files.items())) or "none"
         jobs = ", ".join(f"{count} {state}" for state, count in sorted(project.jobs.items())) or "none"

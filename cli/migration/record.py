@@ -273,4 +273,4 @@ def write_golden(archive: Archive, plan: ModelPlan) -> int:
 
 def golden_file(project: str, model: str) -> str:
     """Path of a model's recorded answers in the archive."""
-    return f"{GOLDEN}/{project}/{safe_name(model)}.jsonl"
+    return f"{GOLDEN}/{safe_name(project)}/{safe_name(model)}.jsonl"

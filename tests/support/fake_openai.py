@@ -20,6 +20,7 @@ from cli.migration.archive.openai_client import OpenAIClient, ProjectKey
 
 KEY = "sk-proj-first0123456789abcdefghijklmnop"
 OTHER_KEY = "sk-proj-second0123456789abcdefghijklmno"
+ADMIN_KEY = "sk-admin-0123456789abcdefghijklmnopqrst"
 PAGE_SIZE = 2
 TUNED = "ft:gpt-4o-mini-2024-07-18:acme:support:9xAbCdEf"
 NAMELESS = "ft:gpt-4.1-mini-2025-04-14:acme::BcDeFg12"
@@ -89,6 +90,8 @@ class FakeOpenAI:
         if self.limited.get(path, 0) > 0:
             self.limited[path] -= 1
             return error_response(429, "rate_limit_exceeded", "Slow down.", **{"Retry-After": "7"})
+        if path.startswith("organization/"):
+            return self._usage(key, url.query)
         project = self.projects.get(key)
         if project is None:
             return error_response(401, "invalid_api_key", f"Incorrect API key provided: {key[:8]}****{key[-4:]}.")
@@ -96,6 +99,16 @@ class FakeOpenAI:
             return self._post(path, json.loads(body))
         query = {name: values[-1] for name, values in parse_qs(url.query).items()}
         return self._get(project, path, query)
+
+    def _usage(self, key: str, query: str) -> Response:
+        if key != ADMIN_KEY:
+            return error_response(403, None, "You have insufficient permissions for this operation.")
+        result = {"object": "organization.usage.completions.result", "num_model_requests": 3, "model": TUNED}
+        bucket = {"object": "bucket", "results": [result] if "group_by%5B%5D=model" in query else []}
+        first = "page=" not in query
+        return json_response(
+            {"data": [bucket, {"results": []}], "has_more": first, "next_page": "2" if first else None}
+        )
 
     def _post(self, path: str, request: Object) -> Response:
         if path == "fine_tuning/jobs":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from datetime import date
 
 import msgspec
@@ -22,6 +23,7 @@ class TunedModel(msgspec.Struct, frozen=True):
         date_from: who says so.
         is_listed: whether OpenAI still lists it; else it is known from its job only.
         jobs: the jobs that made it, as far as they are the project's.
+        requests: of the whole organisation in the last 60 days; None when no admin's key was given.
     """
 
     name: str
@@ -32,6 +34,7 @@ class TunedModel(msgspec.Struct, frozen=True):
     date_from: str
     is_listed: bool
     jobs: list[str]
+    requests: int | None
 
 
 class FileGroup(msgspec.Struct):
@@ -74,8 +77,12 @@ def make_inventory(projects: list[ProjectInventory], today: date) -> Inventory:
     return Inventory(FORMAT, today, EVALS_END, TRAINING_ENDS, projects)
 
 
-def inspect_project(reader: Reader, today: date) -> ProjectInventory:
-    """List what a project has: models, jobs, files, evals and their runs. No content is fetched."""
+def inspect_project(reader: Reader, today: date, requests: Mapping[str, int] | None = None) -> ProjectInventory:
+    """List what a project has: models, jobs, files, evals and their runs. No content is fetched.
+
+    Args:
+        requests: of the last 60 days by model, where that is known.
+    """
     makers: dict[str, list[str]] = {}
     states: Counter[str] = Counter()
     for job in reader.items("fine_tuning/jobs", ("jobs",)):
@@ -84,7 +91,12 @@ def inspect_project(reader: Reader, today: date) -> ProjectInventory:
             makers.setdefault(str(model), []).append(str(job["id"]))
     listed = tuned_models(reader)
     # A model that is gone is in its job, and in no list.
-    models = [_tuned_model(name, listed.get(name), makers.get(name, []), today) for name in {**listed, **makers}]
+    models = [
+        _tuned_model(
+            name, listed.get(name), makers.get(name, []), today, None if requests is None else requests.get(name, 0)
+        )
+        for name in {**listed, **makers}
+    ]
     files: dict[str, FileGroup] = {}
     for file in reader.items("files", ("files",)):
         group = files.setdefault(str(file.get("purpose")), FileGroup())
@@ -106,7 +118,16 @@ def inspect_project(reader: Reader, today: date) -> ProjectInventory:
     )
 
 
-def _tuned_model(name: str, entry: Item | None, jobs: list[str], today: date) -> TunedModel:
+def _tuned_model(name: str, entry: Item | None, jobs: list[str], today: date, requests: int | None) -> TunedModel:
     parts, ending = parse_name(name), ending_of(name, (entry or {}).get("shutdown_date"))
-    days = ending.days_left(today)
-    return TunedModel(name, parts.base, parts.suffix, ending.day, days, ending.source, entry is not None, jobs)
+    return TunedModel(
+        name=name,
+        base=parts.base,
+        suffix=parts.suffix,
+        ends_on=ending.day,
+        days_left=ending.days_left(today),
+        date_from=ending.source,
+        is_listed=entry is not None,
+        jobs=jobs,
+        requests=requests,
+    )

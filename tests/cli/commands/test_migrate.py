@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from cli.main import app
 from shared.errors import Code, MensError
-from tests.support.fake_openai import KEY, NAMELESS, OTHER_KEY, TUNED, ServedOpenAI
+from tests.support.fake_openai import ADMIN_KEY, KEY, NAMELESS, OTHER_KEY, TUNED, ServedOpenAI
 
 
 @pytest.fixture(autouse=True)
@@ -67,6 +67,18 @@ def test_inventory_of_two_projects_goes_on_without_the_one_that_fails(
     assert "REVOKED: OPENAI_KEY_INVALID" in output
     projects = json.loads((here / "a" / "inventory.json").read_bytes())["projects"]
     assert [project["project"] for project in projects] == ["OPENAI_API_KEY", "SECOND"]
+
+
+def test_inventory_says_what_was_requested_lately_with_an_admins_key(
+    openai: ServedOpenAI, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENAI_ADMIN_KEY", ADMIN_KEY)
+    mens("inventory", "a", "--usage-key-env", "OPENAI_ADMIN_KEY")
+    models = json.loads((here / "a" / "inventory.json").read_bytes())["projects"][0]["models"]
+    assert {model["name"]: model["requests"] for model in models} == {TUNED: 6, NAMELESS: 0, f"{TUNED}:ckpt-step-2": 0}
+    refused = invoke("inventory", "a", "--usage-key-env", "OPENAI_API_KEY").exception
+    assert isinstance(refused, MensError)
+    assert "Set OPENAI_API_KEY to an admin key" in str(refused)
 
 
 def test_inventory_says_what_was_not_listed(openai: ServedOpenAI) -> None:
