@@ -9,7 +9,7 @@ from typing import Annotated
 import httpx
 import typer
 
-from cli.commands import aliases, bases, data, demo, jobs, keys, models, plan, replicas, retention, up, usage
+from cli.commands import aliases, bases, data, demo, jobs, keys, migrate, models, plan, replicas, retention, up, usage
 from shared.errors import MensError
 
 app = typer.Typer(
@@ -30,6 +30,7 @@ app.command("alias", hidden=True)(aliases.set_alias)  # the short form of `alias
 app.add_typer(bases.app, name="base")
 app.add_typer(keys.app, name="keys")
 app.add_typer(data.app, name="data")
+app.add_typer(migrate.app, name="migrate")
 app.command("usage")(usage.usage)
 app.command("replicas")(replicas.replicas)
 app.command("retention")(retention.retention)

@@ -1,4 +1,4 @@
-"""An installation for the command line's tests."""
+"""An installation, and an OpenAI, for the command line's tests."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from api.settings import ApiSettings
 from tests.support.api_installation import application_of
 from tests.support.asgi_server import serve
 from tests.support.cli_installation import CliInstallation
+from tests.support.fake_openai import KEY, FakeOpenAI, ServedOpenAI, serve_fake_openai
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -36,3 +37,13 @@ def installation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sqlite_templat
         monkeypatch.setenv("MENS_API_URL", url)
         monkeypatch.setenv("MENS_API_KEY", secret)
         yield CliInstallation(services, url, key, monkeypatch)
+
+
+@pytest.fixture
+def openai(monkeypatch: pytest.MonkeyPatch) -> Iterator[ServedOpenAI]:
+    """A fake OpenAI, to which commands of this process are pointed, with the first project's key."""
+    fake = FakeOpenAI()
+    with serve_fake_openai(fake) as url:
+        monkeypatch.setenv("OPENAI_BASE_URL", url)
+        monkeypatch.setenv("OPENAI_API_KEY", KEY)
+        yield ServedOpenAI(fake, url)

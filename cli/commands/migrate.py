@@ -1,0 +1,248 @@
+"""``mens migrate openai``: saves what OpenAI still has of a team's tuned models. Needs no installation."""
+
+from __future__ import annotations
+
+import tempfile
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from cli.client.connection import fail, note
+from cli.commands import migrate_offline
+from cli.commands.migrate_clients import KeyVariables, activity, read_keys
+from cli.migration.archive.contents import Contents
+from cli.migration.archive.export import ProjectExport, export_project
+from cli.migration.archive.folder import INVENTORY, SECRECY, Archive, is_archive, is_finished, read_entries, write_json
+from cli.migration.archive.inventory import Inventory, ProjectInventory, inspect_project, make_inventory
+from cli.migration.archive.openai_client import DEFAULT_KEY_VARIABLE
+from cli.migration.archive.pages import Reader
+from cli.migration.archive.sections import Section
+from cli.migration.archive.shutdown_dates import TABLE_SOURCE, describe_days
+from cli.migration.archive.usage import requests_by_model
+from cli.migration.prompts import choose_prompts
+from cli.migration.record import (
+    GOLDEN,
+    Bounds,
+    ModelPlan,
+    Recording,
+    Sampling,
+    describe_plans,
+    questions,
+    record_answers,
+    sum_estimates,
+    write_golden,
+)
+from cli.output import print_table
+from shared.errors import MensError
+
+app = typer.Typer(no_args_is_help=True, help="Leave another provider.")
+openai = typer.Typer(
+    no_args_is_help=True,
+    help="Leave OpenAI: save what a key can reach before it ends.\n\n"
+    "OpenAI switches its Evals API off on 30 November 2026, takes the last fine-tuning job on 6 January 2027 and shuts the last "
+    "tuned models down on 14 January 2027. What was not saved by then cannot be compared with later.\n\n"
+    "Start with `mens migrate openai inventory`, then `mens migrate openai export`. The key is read from OPENAI_API_KEY; "
+    "nothing at OpenAI is changed.",
+)
+app.add_typer(openai, name="openai")
+openai.add_typer(migrate_offline.app)
+SHOWN_REFUSALS = 10
+
+ArchiveFolder = Annotated[Path, typer.Argument(file_okay=False, help="Folder of the archive.")]
+
+
+@app.callback()
+def migrate() -> None:
+    """Leave another provider."""
+
+
+@openai.command("inventory")
+def inventory(
+    archive: ArchiveFolder = Path("openai-archive"),
+    key_env: KeyVariables = [DEFAULT_KEY_VARIABLE],  # noqa: B006  # Typer copies it
+    usage_key_env: Annotated[
+        str | None,
+        typer.Option(
+            metavar="VARIABLE", help="Variable with an organisation's admin key: adds requests of the last 60 days."
+        ),
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be listed; send nothing.")] = False,
+) -> None:
+    """List what the projects have, sorted by what ends first: tuned models, jobs, files, evals.
+
+    Fetches lists only, no content. Writes inventory.json into the archive's folder.
+    """
+    if dry_run:
+        typer.echo(f"would list models, jobs, files, evals and their runs with {_listed(key_env)}, into {archive}")
+        return
+    today = datetime.now(UTC).date()
+    projects: list[ProjectInventory] = []
+    failures: list[str] = []
+    requests = None
+    for usage_key in read_keys([usage_key_env] if usage_key_env else []):
+        with activity(usage_key) as admin:
+            requests = requests_by_model(admin.client, today)
+    for key in read_keys(key_env):
+        # Lists that an export reads later have to be fresh then.
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            activity(key) as client,
+            Archive(Path(folder) / "lists") as lists,
+        ):
+            try:
+                projects.append(inspect_project(Reader(client.client, lists, client.show), today, requests))
+            except MensError as error:
+                failures.append(f"{key.project}: {error}")
+    found = make_inventory(projects, today)
+    if projects:
+        with Archive(archive):
+            write_json(archive / INVENTORY, found)
+        _show_inventory(found)
+        note(f"written to {archive / INVENTORY}; next: `mens migrate openai export {archive}`")
+    if failures:
+        fail("\n".join(failures))
+
+
+@openai.command("export")
+def export(
+    archive: ArchiveFolder = Path("openai-archive"),
+    key_env: KeyVariables = [DEFAULT_KEY_VARIABLE],  # noqa: B006  # Typer copies it
+    only: Annotated[
+        list[Section], typer.Option("--only", help="Fetch this section; give it again for more. Left out: all of them.")
+    ] = [],  # noqa: B006  # Typer copies it
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be fetched; send nothing.")] = False,
+) -> None:
+    """Save evals, models, jobs, files, stored chats and batches as they come, in this order.
+
+    Can be killed and run again at any time: what the archive has is not requested again, and what OpenAI refused is. An
+    archive is a snapshot; for a newer one, name a new folder. Exit code 1 if a project could not be read to its end.
+    """
+    sections = only or list(Section)
+    if dry_run:
+        kept = [entry for entry in read_entries(archive).values() if entry.file] if is_archive(archive) else []
+        size = f"{sum(entry.bytes for entry in kept):,} bytes"
+        state = f"which has {len(kept)} responses, {size}, of {'a finished' if is_finished(archive) else 'an unfinished'} export"
+        typer.echo(f"would fetch {', '.join(sections)} with {_listed(key_env)}, into {archive}, {state}")
+        return
+    keys = read_keys(key_env)
+    results = []
+    with Archive(archive) as target:
+        for key in keys:
+            with activity(key) as client:
+                results.append(export_project(client.client, target, sections, client.show))
+        target.finish({result.project: result.failure for result in results if result.failure})
+    for result in results:
+        _show_export(result)
+    typer.echo(f"{archive}: {SECRECY}")
+    if failed := [result for result in results if result.failure]:
+        fail("\n".join(f"{result.project} is not complete. {result.failure}" for result in failed))
+
+
+@openai.command("record")
+def record(
+    archive: Annotated[Path, typer.Argument(exists=True, file_okay=False, help="Folder of an export.")] = Path(
+        "openai-archive"
+    ),
+    key_env: KeyVariables = [DEFAULT_KEY_VARIABLE],  # noqa: B006  # Typer copies it
+    model: Annotated[
+        list[str], typer.Option("--model", help="Only this tuned model, or checkpoint; may be repeated.")
+    ] = [],  # noqa: B006  # Typer copies it
+    prompts: Annotated[
+        Path | None,
+        typer.Option(exists=True, dir_okay=False, help="JSONL file with prompts of your own; they come first."),
+    ] = None,
+    trained: Annotated[
+        list[Path],
+        typer.Option(
+            exists=True, dir_okay=False, help="Training file that the archive lacks: its prompts are left out."
+        ),
+    ] = [],  # noqa: B006  # Typer copies it
+    limit: Annotated[
+        int, typer.Option(min=1, help="Prompts a model: 250 show a difference of .05, 700 one of .03.")
+    ] = 500,
+    samples: Annotated[int, typer.Option(min=0, help="More answers to each, to know the model's own noise.")] = 0,
+    temperature: Annotated[float, typer.Option(min=0, max=2, help="Your production temperature, for --samples.")] = 1.0,
+    max_answer_tokens: Annotated[int, typer.Option(min=1, help="Longest answer.")] = 2048,
+    control: Annotated[bool, typer.Option(help="Ask the untuned base too, to see what tuning had given.")] = True,
+    max_requests: Annotated[int | None, typer.Option(min=1, help="Stop after so many requests.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(min=1, help="Stop after so many tokens.")] = None,
+    price_in: Annotated[float | None, typer.Option(min=0, help="Your price of a million prompt tokens.")] = None,
+    price_out: Annotated[float | None, typer.Option(min=0, help="Your price of a million answer tokens.")] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask before spending.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be sent; send nothing.")] = False,
+) -> None:
+    """Ask tuned models, before they are gone, what a successor will be compared on. This costs money at OpenAI.
+
+    Prompts are validation rows, stored chats, eval items, batches and yours; none that was trained on. Says requests and
+    tokens, and asks before it begins. Can be interrupted: what has an answer is not sent again. Writes golden/.
+    """
+    contents, sampling = Contents(archive), Sampling(samples, temperature, max_answer_tokens, control)
+    plans = [
+        ModelPlan(project, name, choice, list(questions(name, choice, sampling)))
+        for project in key_env
+        for name in model or contents.last_models(project)
+        for choice in [choose_prompts(contents, project, name, limit=limit, own=prompts, trained=trained)]
+    ]
+    with Archive(archive) as target:
+        cost = sum_estimates(target, plans)
+        for line in describe_plans(plans, cost, price_in, price_out):
+            typer.echo(line)
+        if dry_run or not cost.requests:
+            return
+        if not yes:
+            typer.confirm("Send them?", abort=True)
+        bounds, failures = Bounds(max_requests, max_tokens), []
+        for key in read_keys(key_env):
+            asked = [plan for plan in plans if plan.project == key.project]
+            done = Recording()
+            try:
+                with activity(key, sum(len(plan.questions) for plan in asked)) as client:
+                    record_answers(client.client, target, asked, bounds, done, client.show)
+            except MensError as error:
+                failures.append(f"{key.project} is not complete. {error}")
+            bounds = bounds.after(done)
+            typer.echo(f"{key.project}: {done.describe()}")
+            for plan in asked:
+                lines = write_golden(target, plan)
+                typer.echo(f"{plan.model}: {lines} prompts with answers in {archive / GOLDEN / plan.project}")
+        target.finish()
+    if failures:
+        fail("\n".join(failures))
+
+
+def _listed(variables: list[str]) -> str:
+    return f"the key{'s' if variables[1:] else ''} in {', '.join(variables)}"
+
+
+def _show_inventory(found: Inventory) -> None:
+    lines: list[tuple[str, ...]] = []
+    for what, end in (("evals", found.evals_end_on), ("new fine-tuning jobs", found.training_ends_on)):
+        lines.append((str(end), describe_days((end - found.day).days), f"OpenAI's {what}", "", "", TABLE_SOURCE))
+    for project in found.projects:
+        for model in project.models:
+            ends_on = str(model.ends_on or "?")
+            requests = "" if model.requests is None else str(model.requests)
+            days = describe_days(model.days_left)
+            lines.append((ends_on, days, model.name, project.project, requests, model.date_from))
+    print_table(("ends", "days left", "what", "project", "requests", "date from"), sorted(lines))
+    for project in found.projects:
+        files = ", ".join(f"{group.count} {name}" for name, group in sorted(project.files.items())) or "none"
+        jobs = ", ".join(f"{count} {state}" for state, count in sorted(project.jobs.items())) or "none"
+        typer.echo(
+            f"{project.project}: jobs: {jobs}; files: {files}; {project.evals} evals with {project.eval_runs} runs"
+        )
+        for refusal in project.refused:
+            typer.echo(f"  not listed: {refusal}")
+
+
+def _show_export(result: ProjectExport) -> None:
+    objects = ", ".join(f"{count} {kind}" for kind, count in result.objects.items() if count) or "nothing"
+    typer.echo(f"{result.project}: {objects} ({result.sent} requests in this run)")
+    for line in result.notes:
+        typer.echo(f"  may not be whole: {line}")
+    for entry in result.refused[:SHOWN_REFUSALS]:
+        typer.echo(f"  refused: {entry.path}: {entry.status} {entry.code} {entry.message}".rstrip())
+    if (more := len(result.refused) - SHOWN_REFUSALS) > 0:
+        typer.echo(f"  refused: {more} more, in manifest.json")

@@ -1,0 +1,74 @@
+"""Keys of OpenAI projects for commands, from the environment or a prompt, and clients that show what they do."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from cli.client.connection import note
+from cli.migration.archive.openai_client import OpenAIClient, ProjectKey, read_key
+
+SECONDS_PER_LINE = 10.0
+
+KeyVariables = Annotated[
+    list[str],
+    typer.Option(
+        "--key-env",
+        metavar="VARIABLE",
+        help="Environment variable with a project's key; give it again for each further project, since a key sees its own "
+        "project only. A variable that is not set is asked for. The archive names projects by these variables.",
+    ),
+]
+
+
+def read_keys(variables: list[str]) -> list[ProjectKey]:
+    """The keys in some variables; on a terminal, one that is not set is asked for.
+
+    Raises:
+        Unauthenticated: one is missing, or cannot be a key.
+    """
+
+    def prompt(variable: str) -> str:
+        return str(typer.prompt(f"{variable} (not shown)", hide_input=True, err=True))
+
+    return [read_key(variable, prompt if sys.stdin.isatty() else None) for variable in dict.fromkeys(variables)]
+
+
+class Activity:
+    """A client, and what it does as one moving line, or as a line from time to time where there is no terminal."""
+
+    def __init__(self, key: ProjectKey, bar: Progress, total: int | None) -> None:
+        self.client = OpenAIClient(key, note=bar.console.print if not bar.disable else note)
+        self._project, self._bar, self._count = key.project, bar, 0
+        self._of_total = f" of {total}" if total else ""
+        self._task = bar.add_task(key.project, total=None)
+        self._next = time.monotonic() + SECONDS_PER_LINE
+
+    def show(self, path: str) -> None:
+        """Count a response, and show which one."""
+        self._count += 1
+        self._bar.update(self._task, description=f"{self._describe()}, {path}")
+        if self._bar.disable and time.monotonic() > self._next:
+            note(self._describe())
+            self._next = time.monotonic() + SECONDS_PER_LINE
+
+    def _describe(self) -> str:
+        return f"{self._project}: {self._count}{self._of_total} responses"
+
+
+@contextmanager
+def activity(key: ProjectKey, total: int | None = None) -> Iterator[Activity]:
+    """A client with one key, closed at the end; ``total`` is how many responses are expected, if that is known."""
+    console = Console(stderr=True)
+    columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        shown = Activity(key, bar, total)
+        with shown.client:
+            yield shown

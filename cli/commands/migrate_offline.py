@@ -1,0 +1,161 @@
+"""The steps of ``mens migrate openai`` that need neither OpenAI nor a network."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
+
+from cli.client.connection import fail, note
+from cli.migration.archive.contents import Contents
+from cli.migration.archive.folder import Archive
+from cli.migration.conversion.outcomes import Method, RowOptions
+from cli.migration.conversion.redaction import Redaction
+from cli.migration.conversion.training_files import (
+    REPORT,
+    Choices,
+    ConvertedFile,
+    TrainingFile,
+    convert_files,
+    find_files,
+    output_of,
+)
+from cli.migration.scan import ADVICE, scan, source_files
+
+app = typer.Typer()
+
+
+@app.command("convert")
+def convert(
+    archive: Annotated[Path, typer.Argument(exists=True, file_okay=False, help="Folder of an export.")] = Path(
+        "openai-archive"
+    ),
+    original: Annotated[
+        list[Path],
+        typer.Option(
+            exists=True, help="Local file or folder of originals, for what could not be downloaded; may be repeated."
+        ),
+    ] = [],  # noqa: B006  # Typer copies it
+    allow_image_loss: Annotated[
+        bool,
+        typer.Option(
+            "--allow-image-loss", help="Write files that lose more than 5 % of their rows, which have images."
+        ),
+    ] = False,
+    strip: Annotated[
+        bool,
+        typer.Option(
+            "--strip", help="Remove the separators and stop tokens that were found in prompts and completions."
+        ),
+    ] = False,
+    keep_refusals: Annotated[
+        bool, typer.Option("--keep-refusals", help="A refusal becomes the answer's text; else its row is dropped.")
+    ] = False,
+    developer_as_system: Annotated[
+        bool, typer.Option("--developer-as-system", help="For bases whose chat template has no role `developer`.")
+    ] = False,
+    as_supervised: Annotated[
+        bool, typer.Option("--as-supervised", help="Of a preference (DPO), train on the preferred answer.")
+    ] = False,
+    split_answers: Annotated[
+        bool,
+        typer.Option(
+            "--split-answers",
+            help="A chat of several answers becomes a row for each, for templates that rewrite history.",
+        ),
+    ] = False,
+    redact: Annotated[
+        Path | None,
+        typer.Option(
+            exists=True,
+            dir_okay=False,
+            help="Rules that take personal data out, a line each: EXPRESSION => REPLACEMENT.",
+        ),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say which files would be converted; write nothing.")
+    ] = False,
+) -> None:
+    """Turn training and validation files into rows of Mens', and account for every line: kept, changed how, dropped why.
+
+    Needs no network. Writes data/PROJECT/FILE.jsonl, beside each a .report.jsonl with a line a line, and convert-report.json.
+    Exit code 1 if a file would lose more than 5 % of its rows for their images: it is not written without --allow-image-loss.
+    """
+    files = find_files(Contents(archive), original)
+    if dry_run:
+        for file in files:
+            typer.echo(f"{file.project} {file.name} ({file.file_id}): {_fate(file)}")
+        return
+    rows = RowOptions(keep_refusals, developer_as_system, as_supervised, split_answers)
+    choices = Choices(rows, strip, allow_image_loss, Redaction(redact) if redact else None)
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn())
+    with (
+        Archive(archive) as target,
+        Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar,
+    ):
+        tasks = {file.name: bar.add_task(file.name, total=file.size) for file in files if file.path}
+        done = convert_files(
+            target,
+            files,
+            choices,
+            lambda name, read: bar.update(tasks[name], completed=read),
+        )
+    for converted in done:
+        _show(converted)
+    note(f"every line is accounted for beside its file; the sums are in {archive / REPORT}")
+    if refused := [converted.name for converted in done if converted.report and converted.report.refused]:
+        fail(f"not written: {', '.join(refused)}. To go on without rows that have images: --allow-image-loss")
+
+
+@app.command("scan")
+def scan_code(
+    path: Annotated[Path, typer.Argument(exists=True, help="Folder of a program's source, or one file.")] = Path(),
+    as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON, a line each.")] = False,
+) -> None:
+    """Name the places of a program that will not work, or not in the same way, once its base URL is your installation's.
+
+    Looks for model names, moderation, batches, assistants, stored responses, images, functions and more, by text; a finding is a
+    place to look at. Sends nothing and changes nothing; hidden folders and installed packages are passed over.
+    """
+    findings = list(scan(source_files(path)))
+    if as_json:
+        for finding in findings:
+            place = {"path": str(finding.path), "line": finding.line, "kind": finding.kind, "text": finding.text}
+            typer.echo(json.dumps({**place, "advice": ADVICE[finding.kind]}))
+        return
+    for kind, advice in ADVICE.items():
+        if places := [finding for finding in findings if finding.kind is kind]:
+            typer.echo(f"{kind} ({len(places)}): {advice}")
+            for finding in places:
+                typer.echo(f"  {finding.path}:{finding.line}: {finding.text}")
+    note(f"{len(findings)} findings in {len({finding.path for finding in findings})} files")
+
+
+def _fate(file: TrainingFile) -> str:
+    return f"to {output_of(file)}" if file.path else "missing; give its original: --original PATH"
+
+
+def _show(converted: ConvertedFile) -> None:
+    report, name = converted.report, f"{converted.project} {converted.name}"
+    if report is None:
+        typer.echo(f"{name}: missing; give its original ({converted.size} bytes): --original PATH")
+        return
+    typer.echo(f"{name}: {report.lines} lines: {report.kept} kept, {report.changed} changed, {report.dropped} dropped")
+    for title, counts in (("changed", report.changes), ("dropped", report.drops), ("note", report.notes)):
+        for rule, count in Counter(counts).most_common():
+            lines = ", ".join(map(str, report.examples[rule]))
+            typer.echo(
+                f"  {title}: {rule}: {count} (line {lines}{', …' if count > len(report.examples[rule]) else ''})"
+            )
+    if report.separator or report.stop:
+        what = "were removed" if report.stripped else "are still there; to remove them: --strip"
+        typer.echo(f"  prompts end with {report.separator!r}, completions with {report.stop!r}; they {what}")
+    if report.method is not Method.SUPERVISED and report.output:
+        typer.echo(f"  rows for {report.method} are kept as they are; this release cannot train on them")
+    typer.echo(f"  {report.refused or 'written to ' + report.output}")

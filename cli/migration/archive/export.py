@@ -1,0 +1,53 @@
+"""An export of one project into an archive: section by section, whatever OpenAI refuses in between."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+
+from cli.migration.archive.folder import Archive, Entry
+from cli.migration.archive.openai_client import OpenAIClient
+from cli.migration.archive.pages import Reader
+from cli.migration.archive.sections import FETCH, Section
+from shared.errors import MensError
+
+
+@dataclass(slots=True)
+class ProjectExport:
+    """What the archive has of one project now.
+
+    Attributes:
+        objects: how many objects of each kind.
+        refused: requests that OpenAI refused; they are sent again by the next export.
+        notes: lists that may not be whole, and why.
+        sent: requests of this run.
+        failure: why the project could not be read to its end; empty when it was.
+    """
+
+    project: str
+    objects: Counter[str] = field(default_factory=Counter)
+    refused: list[Entry] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    sent: int = 0
+    failure: str = ""
+
+
+def export_project(
+    client: OpenAIClient,
+    archive: Archive,
+    sections: Collection[Section] = tuple(Section),
+    advance: Callable[[str], None] = lambda _: None,
+) -> ProjectExport:
+    """Fetch what the archive has not got yet of one project. A refusal is counted and does not end the export."""
+    reader = Reader(client, archive, advance)
+    result = ProjectExport(client.project, refused=reader.refused, notes=reader.notes)
+    try:
+        for section in Section:
+            if section in sections:
+                FETCH[section](reader, result.objects)
+    # A project whose key is refused must not keep the others from being saved.
+    except MensError as error:
+        result.failure = str(error)
+    result.sent = reader.sent
+    return result

@@ -1,0 +1,258 @@
+"""The archive: a folder of raw response bodies, readable by its owner only, and the index that says what each one is.
+
+A body is written beside its place and moved there; then a line of the journal says so. The manifest takes in the journal
+last. So a run that is killed anywhere leaves an archive that the next one completes, and one that was never interrupted
+is the same but for its times.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, BinaryIO, Literal
+from urllib.parse import quote
+
+import msgspec
+
+from shared.errors import ArtifactInvalid, Code, Conflict
+from shared.hashing import CHUNK_BYTES, digest_file
+
+MANIFEST, JOURNAL, INVENTORY, RAW = "manifest.json", "journal.jsonl", "inventory.json", "raw"
+_PARTIAL, _LOCK = ".partial", ".lock"
+SECRECY = (
+    "It holds prompts, answers and training rows as they are, so it is as secret as your training data. Only you can read "
+    "its files on this machine; treat copies alike. It holds no key."
+)
+
+
+class Entry(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One request and what came of it.
+
+    Attributes:
+        file: path of the body in the archive; empty when the request was refused.
+        code: OpenAI's code of a refusal, or ``not_json`` for a body that is none.
+    """
+
+    project: str
+    method: str
+    path: str
+    query: dict[str, str]
+    status: int
+    fetched_at: str
+    file: str = ""
+    sha256: str = ""
+    bytes: int = 0
+    code: str = ""
+    message: str = ""
+
+    @property
+    def key(self) -> str:
+        return request_key(self.project, self.method, self.path, self.query)
+
+    @property
+    def is_refused(self) -> bool:
+        return not self.file
+
+
+class Manifest(msgspec.Struct, frozen=True):
+    """The index of an archive, by request.
+
+    Attributes:
+        unfinished: by project why it could not be read to its end; empty when all was.
+    """
+
+    finished_at: str
+    unfinished: dict[str, str]
+    requests: list[Entry]
+    format: Literal["mens-openai-archive/1"] = "mens-openai-archive/1"
+
+
+def request_key(project: str, method: str, path: str, query: Mapping[str, str]) -> str:
+    """What makes two requests the same one."""
+    return " ".join([project, method, path, *(f"{name}={query[name]}" for name in sorted(query))])
+
+
+def safe_name(name: str) -> str:
+    """A file's name for an id that OpenAI chose: it leads out of no folder and is not hidden."""
+    return re.sub(r"^\.", "%2E", quote(name, safe=""))
+
+
+def file_name(*parts: str) -> str:
+    """The path of a body in the archive."""
+    return "/".join([RAW, *map(safe_name, parts)])
+
+
+class Archive:
+    """An archive that is being written; a context manager, because only one process may write."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._entries: dict[str, Entry] = {}
+
+    def __enter__(self) -> Archive:
+        if self.folder.exists() and any(self.folder.iterdir()) and not is_archive(self.folder):
+            raise ArtifactInvalid(
+                Code.ARCHIVE_INVALID, f"{self.folder} holds other files.", remedy="Name a new folder, or an archive's."
+            )
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.folder.chmod(0o700)
+        self._lock = os.open(self.folder / _LOCK, os.O_CREAT | os.O_RDWR, 0o600)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(self._lock)
+            raise Conflict(
+                Code.ARCHIVE_INVALID, f"Another process writes into {self.folder}.", remedy="Wait until it has ended."
+            ) from None
+        self._entries = read_entries(self.folder)
+        self._journal = _open_journal(self.folder / JOURNAL)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._journal.close()
+        os.close(self._lock)
+
+    def find(self, key: str) -> Entry | None:
+        """The entry of a request whose body is here; None for one that was never sent, was refused or lost its body."""
+        entry = self._entries.get(key)
+        if entry is None or entry.is_refused:
+            return None
+        path = self.folder / entry.file
+        return entry if path.is_file() and path.stat().st_size == entry.bytes else None
+
+    def entries(self) -> list[Entry]:
+        """Every request, by project, path and page."""
+        return sorted(self._entries.values(), key=lambda entry: (entry.key, entry.file))
+
+    @contextmanager
+    def body(self) -> Iterator[BinaryIO]:
+        """An empty private file for a body that is on its way."""
+        path = self.folder / _PARTIAL
+        try:
+            with open_private(path) as file:
+                yield file
+        finally:
+            # A refusal may quote a part of the key.
+            path.unlink(missing_ok=True)
+
+    def add(self, entry: Entry, body: BinaryIO | None) -> Entry:
+        """Keep a body under the entry's file, and then the entry, with the body's size and digest."""
+        if body is not None:
+            body.flush()
+            os.fsync(body.fileno())
+            path = self.folder / entry.file
+            make_private(path.parent, self.folder)
+            (self.folder / _PARTIAL).replace(path)
+            entry = msgspec.structs.replace(entry, bytes=path.stat().st_size, sha256=_digest(body))
+        self._journal.write(msgspec.json.encode(entry) + b"\n")
+        self._journal.flush()
+        self._entries[entry.key] = entry
+        return entry
+
+    def finish(self, unfinished: Mapping[str, str] | None = None) -> None:
+        """Write the manifest, which takes in the journal; ``unfinished`` is as in :class:`Manifest`."""
+        manifest = Manifest(now(), dict(unfinished or {}), self.entries())
+        write_private(self.folder / MANIFEST, msgspec.json.format(msgspec.json.encode(manifest)) + b"\n")
+        self._journal.seek(0)
+        self._journal.truncate()
+
+
+def is_archive(folder: Path) -> bool:
+    """Whether a folder is an archive, finished or not."""
+    return any((folder / name).is_file() for name in (MANIFEST, JOURNAL, INVENTORY, _LOCK))
+
+
+def is_finished(folder: Path) -> bool:
+    """Whether the last run on an archive has read every project to its end."""
+    journal, manifest = folder / JOURNAL, folder / MANIFEST
+    if not manifest.is_file() or (journal.is_file() and journal.stat().st_size):
+        return False
+    return not msgspec.json.decode(manifest.read_bytes(), type=Manifest).unfinished
+
+
+def read_entries(folder: Path) -> dict[str, Entry]:
+    """The entries of an archive by request; what the journal says is newer than the manifest.
+
+    Raises:
+        ArtifactInvalid: the manifest is not one.
+    """
+    entries: list[Entry] = []
+    try:
+        if (folder / MANIFEST).is_file():
+            manifest = msgspec.json.decode((folder / MANIFEST).read_bytes(), type=Manifest)
+            entries += manifest.requests
+        if (folder / JOURNAL).is_file():
+            # A line without its end was being written when its process was killed.
+            lines = (folder / JOURNAL).read_bytes().rpartition(b"\n")[0].splitlines()
+            entries += [msgspec.json.decode(line, type=Entry) for line in lines]
+    except ValueError as error:
+        message = f"The index of {folder} cannot be read: {error}."
+        raise ArtifactInvalid(
+            Code.ARCHIVE_INVALID, message, remedy="Use a copy, or export into a new folder."
+        ) from None
+    return {entry.key: entry for entry in entries}
+
+
+def verify(folder: Path, entries: list[Entry]) -> list[str]:
+    """The files of an archive that are missing or are not, byte for byte, what was fetched."""
+    return [
+        entry.file
+        for entry in entries
+        if entry.file and not ((folder / entry.file).is_file() and digest_file(folder / entry.file) == entry.sha256)
+    ]
+
+
+def open_private(path: Path) -> BinaryIO:
+    """A new empty file for its owner only, in the place of one that was there."""
+    path.unlink(missing_ok=True)
+    return os.fdopen(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600), "w+b")
+
+
+def write_private(path: Path, content: bytes) -> None:
+    """Write a file at once or not at all, for its owner only."""
+    partial = path.with_name(f".{path.name}.partial")
+    with open_private(partial) as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    partial.replace(path)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write a value as indented JSON with :func:`write_private`."""
+    write_private(path, msgspec.json.format(msgspec.json.encode(value)) + b"\n")
+
+
+def now() -> str:
+    """The time in UTC, to the second."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def _open_journal(path: Path) -> BinaryIO:
+    file = os.fdopen(os.open(path, os.O_CREAT | os.O_RDWR, 0o600), "r+b")
+    content = file.read()
+    # What comes next must not continue a torn line.
+    file.seek(content.rfind(b"\n") + 1)
+    file.truncate()
+    return file
+
+
+def make_private(folder: Path, root: Path) -> None:
+    """Make a folder below an archive's, and those between, for their owner only."""
+    for path in reversed([folder, *folder.parents]):
+        if path.is_relative_to(root):
+            path.mkdir(mode=0o700, exist_ok=True)
+
+
+def _digest(file: BinaryIO) -> str:
+    sha256 = hashlib.sha256()
+    file.seek(0)
+    while chunk := file.read(CHUNK_BYTES):
+        sha256.update(chunk)
+    return sha256.hexdigest()

@@ -1,0 +1,79 @@
+"""When OpenAI ends what: the date of a model's own entry, else one of a table, which says where it is from."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from datetime import date
+
+EVALS_END = date(2026, 11, 30)
+TRAINING_ENDS = date(2027, 1, 6)
+TABLE_SOURCE = "OpenAI's Deprecations page, as read in November 2026"
+MODEL_SOURCE = "shutdown_date of the model"
+_PASSED, _JANUARY = date(2026, 10, 23), date(2027, 1, 14)
+TUNED_MODELS_END: dict[str, date] = {
+    "babbage-002": _PASSED,
+    "davinci-002": _PASSED,
+    "gpt-3.5-turbo": _PASSED,
+    "gpt-4": _PASSED,
+    "gpt-4.1-nano-2025-04-14": _PASSED,
+    "o4-mini-2025-04-16": _PASSED,
+    "gpt-4o-2024-08-06": _JANUARY,
+    "gpt-4o-2024-11-20": _JANUARY,
+    "gpt-4o-mini-2024-07-18": _JANUARY,
+    "gpt-4.1-2025-04-14": _JANUARY,
+    "gpt-4.1-mini-2025-04-14": _JANUARY,
+}
+"""Last day of the tuned models of a base. A base that is not listed is looked up without its date, then not at all."""
+_TUNED = re.compile(r"ft:(?P<base>[^:]+):(?P<org>[^:]*):(?P<suffix>[^:]*):(?P<id>[^:]+)(?::ckpt-step-(?P<step>\d+))?")
+
+
+@dataclass(frozen=True, slots=True)
+class TunedName:
+    """The parts of ``ft:BASE:ORG:SUFFIX:ID``; ``suffix`` is empty where the job had none, ``step`` of what is no checkpoint."""
+
+    base: str
+    suffix: str
+    step: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """When a model ends, and who says so; ``day`` is None when neither OpenAI nor the table does."""
+
+    day: date | None
+    source: str
+
+    def days_left(self, today: date) -> int | None:
+        """Days until then; negative when it is over."""
+        return (self.day - today).days if self.day else None
+
+
+def is_tuned(model: str) -> bool:
+    """Whether a model's name is a tuned one's: ``ft:base:…``, or ``base:ft-…`` as it was until 2023."""
+    return model.startswith("ft:") or ":ft-" in model
+
+
+def parse_name(model: str) -> TunedName:
+    """The parts of a tuned model's name; of a name of another form, what is before its first colon is the base."""
+    if not (found := _TUNED.fullmatch(model)):
+        return TunedName(model.partition(":")[0], "", None)
+    return TunedName(found["base"], found["suffix"], int(found["step"]) if found["step"] else None)
+
+
+def ending_of(model: str, shutdown_date: object) -> Ending:
+    """When a tuned model ends: what OpenAI says in its entry wins over the table."""
+    try:
+        return Ending(date.fromisoformat(str(shutdown_date)), MODEL_SOURCE)
+    except ValueError:
+        pass
+    base = parse_name(model).base
+    day = TUNED_MODELS_END.get(base) or TUNED_MODELS_END.get(re.sub(r"-(\d{4}-\d\d-\d\d|\d{4})$", "", base))
+    return Ending(day, TABLE_SOURCE if day else "not announced")
+
+
+def describe_days(days: int | None) -> str:
+    """Days left, for a person."""
+    if days is None:
+        return "?"
+    return "gone" if days < 0 else str(days)

@@ -1,0 +1,36 @@
+"""Separators and stop tokens of files from before chats: what nearly each prompt or completion ends with."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from itertools import islice
+
+from cli.migration.conversion.outcomes import Markers, Row
+
+SAMPLED_ROWS = 2_000
+LONGEST_MARKER = 24
+SHARE = 0.95
+FEWEST_ROWS = 5
+
+
+def find_markers(rows: Iterable[Row]) -> Markers:
+    """What more than 95 % of the first rows' prompts and completions end with."""
+    pairs = [
+        (row["prompt"], row["completion"])
+        for row in islice(rows, SAMPLED_ROWS)
+        if isinstance(row.get("prompt"), str) and isinstance(row.get("completion"), str)
+    ]
+    return Markers(_common_end([prompt for prompt, _ in pairs]), _common_end([answer for _, answer in pairs]))
+
+
+def _common_end(texts: list[str]) -> str:
+    """The longest ending that most texts share; none if it is a word's, or a sentence's last character."""
+    if len(texts) < FEWEST_ROWS:
+        return ""
+    for length in range(LONGEST_MARKER, 1, -1):
+        endings = Counter(text[-length:] for text in texts if len(text) > length)
+        ending, count = next(iter(endings.most_common(1)), ("", 0))
+        if count > SHARE * len(texts):
+            return "" if ending.isalnum() else ending
+    return ""

@@ -1,0 +1,102 @@
+"""What can become of a row: kept, changed by named rules, or dropped for a named reason; and the choices that are the user's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+Row = dict[str, Any]
+
+
+class Change(StrEnum):
+    """What was changed in a row."""
+
+    TEXT_PARTS_JOINED = "text_parts_joined"
+    FUNCTIONS_TO_TOOLS = "functions_to_tools"
+    FUNCTION_CALL_TO_TOOL_CALL = "function_call_to_tool_call"
+    FUNCTION_ROLE_TO_TOOL = "function_role_to_tool"
+    WEIGHT_TO_INTEGER = "weight_to_integer"
+    WEIGHT_OF_OTHER_ROLE_REMOVED = "weight_of_other_role_removed"
+    DEVELOPER_TO_SYSTEM = "developer_to_system"
+    REFUSAL_AS_ANSWER = "refusal_as_answer"
+    TRAILING_TURNS_CUT = "trailing_turns_cut"
+    MARKERS_STRIPPED = "markers_stripped"
+    PREFERRED_ANSWER_TAKEN = "preferred_answer_taken"
+    SPLIT_INTO_ANSWERS = "split_into_answers"
+    REDACTED = "redacted"
+
+
+class Reason(StrEnum):
+    """Why a row was dropped; a row that Mens' reader refuses is dropped for that reader's code."""
+
+    IMAGE = "image"
+    AUDIO = "audio"
+    OTHER_PART = "other_part"
+    REFUSAL = "refusal"
+    FUNCTION_WITHOUT_CALL = "function_without_call"
+    NO_ANSWER = "no_answer"
+    NOT_A_PREFERENCE = "not_a_preference"
+    PREFERENCE = "preference"
+    NOT_A_TASK = "not_a_task"
+    IN_TRAINING_FILE = "in_training_file"
+    ASKED_OF_THE_OLD_MODEL = "asked_of_the_old_model"
+
+
+class Note(StrEnum):
+    """What a row keeps although it has another effect here, or none."""
+
+    PARALLEL_TOOL_CALLS = "parallel_tool_calls"
+    STRICT_TOOL = "strict_tool"
+    NAME_OF_MESSAGE = "name_of_message"
+    SEVERAL_ANSWERS = "several_answers"
+    REPEATED = "repeated"
+
+
+class Method(StrEnum):
+    """What a job did with its rows."""
+
+    SUPERVISED = "supervised"
+    DPO = "dpo"
+    REINFORCEMENT = "reinforcement"
+
+
+@dataclass(frozen=True, slots=True)
+class Markers:
+    """What ends each prompt and each completion of a file of the time before chats; empty for nothing."""
+
+    separator: str = ""
+    stop: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RowOptions:
+    """Choices that are the user's.
+
+    Attributes:
+        keep_refusals: a refusal becomes the answer's text; else its row is dropped.
+        developer_as_system: for a base whose template has no role `developer`.
+        as_supervised: of a preference the preferred answer is trained on.
+        split_answers: a chat of several answers becomes a row for each.
+        strip: remove these markers.
+    """
+
+    keep_refusals: bool = False
+    developer_as_system: bool = False
+    as_supervised: bool = False
+    split_answers: bool = False
+    strip: Markers | None = None
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What became of a row: it is dropped if ``reason`` is not empty, changed if ``changes`` is not, and else kept."""
+
+    rows: list[Row] = field(default_factory=list)
+    changes: list[Change] = field(default_factory=list)
+    notes: list[Note] = field(default_factory=list)
+    reason: str = ""
+
+    def change(self, change: Change) -> None:
+        if change not in self.changes:
+            self.changes.append(change)

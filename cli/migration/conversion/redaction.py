@@ -1,0 +1,55 @@
+"""Takes personal data out of rows, by the user's own rules."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from shared.errors import Code, InvalidRequest
+
+ARROW = " => "
+NEVER_CHANGED = frozenset({"role", "type", "id", "tool_call_id", "tools", "functions"})
+"""Keys whose values are not what a person or a model has written."""
+
+
+class Redaction:
+    """Rules that replace what regular expressions find in the text of a row.
+
+    Args:
+        path: a file with a rule a line, ``EXPRESSION => REPLACEMENT``; blank lines and those that begin with # are passed over.
+
+    Raises:
+        InvalidRequest: a line is no rule.
+    """
+
+    def __init__(self, path: Path) -> None:
+        lines = enumerate(path.read_text().splitlines(), start=1)
+        self._rules = [_rule(line, number) for number, line in lines if line.strip() and not line.startswith("#")]
+
+    def apply(self, value: Any) -> Any:
+        """A JSON value with the rules applied to its text, one after the other."""
+        if isinstance(value, str):
+            for expression, replacement in self._rules:
+                value = expression.sub(replacement, value)
+            return value
+        if isinstance(value, list):
+            return [self.apply(item) for item in value]
+        if isinstance(value, dict):
+            return {name: item if name in NEVER_CHANGED else self.apply(item) for name, item in value.items()}
+        return value
+
+
+def _rule(line: str, number: int) -> tuple[re.Pattern[str], str]:
+    expression, arrow, replacement = line.partition(ARROW)
+    error: Exception | str = "" if arrow else f"it has no {ARROW.strip()!r}"
+    try:
+        compiled = re.compile(expression)
+        # A replacement may name groups that the expression has not got, which shows at its first use.
+        compiled.sub(replacement, "")
+    except (re.error, IndexError) as failure:
+        error = failure
+    if error:
+        message = f"Line {number} of the redaction rules is no rule: {error}."
+        raise InvalidRequest(Code.REQUEST_INVALID, message, remedy=f"Write EXPRESSION{ARROW}REPLACEMENT.")
+    return compiled, replacement

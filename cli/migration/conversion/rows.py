@@ -1,0 +1,229 @@
+"""One row of OpenAI's as a row of Mens': kept, changed by named rules, or dropped for a named reason.
+
+Converting what was converted changes nothing, and what is not dropped passes ``mens data check``, whose own reader judges it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from cli.migration.conversion.outcomes import Change, Markers, Method, Note, Outcome, Reason, Row, RowOptions
+from shared.datasets.row_validation import decode_line
+from shared.datasets.rows import RowError
+
+
+class _Dropped(Exception):
+    """A row that no rule can save."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+DEFAULTS = RowOptions()
+
+
+def convert_row(row: Row, method: Method = Method.SUPERVISED, options: RowOptions = DEFAULTS) -> Outcome:
+    """Convert one row, which is changed in place."""
+    outcome = Outcome()
+    try:
+        if method is Method.REINFORCEMENT:
+            outcome.rows = [_task(row)]
+        elif method is Method.DPO and not options.as_supervised:
+            outcome.rows = [_preference(row)]
+        else:
+            outcome.rows = _supervised(row, options, outcome)
+    except _Dropped as dropped:
+        return Outcome(reason=dropped.reason)
+    return outcome
+
+
+def _task(row: Row) -> Row:
+    messages = row.get("messages")
+    if not _is_chat(messages) or row["messages"][-1].get("role") == "assistant":
+        raise _Dropped(Reason.NOT_A_TASK)
+    return row
+
+
+def is_preference(row: Row) -> bool:
+    """Whether a row is one of OpenAI's preferences, in its present names or the older ones."""
+    return isinstance(row.get("input"), dict) and any(isinstance(row.get(name), list) for name in _PREFERRED)
+
+
+_PREFERRED = ("preferred_output", "preferred_completion")
+
+
+def _preference(row: Row) -> Row:
+    if not (is_preference(row) and _is_chat(row["input"].get("messages"))):
+        raise _Dropped(Reason.NOT_A_PREFERENCE)
+    return row
+
+
+def _supervised(row: Row, options: RowOptions, outcome: Outcome) -> list[Row]:
+    if is_preference(row):
+        if not options.as_supervised:
+            raise _Dropped(Reason.PREFERENCE)
+        row = _preferred(_preference(row))
+        outcome.change(Change.PREFERRED_ANSWER_TAKEN)
+    if _is_chat(row.get("messages")):
+        _convert_chat(row, row["messages"], options, outcome)
+    elif options.strip and isinstance(row.get("prompt"), str) and isinstance(row.get("completion"), str):
+        _strip(row, options.strip, outcome)
+    rows = [row]
+    if options.split_answers and Note.SEVERAL_ANSWERS in outcome.notes:
+        rows = _one_row_an_answer(row)
+        outcome.change(Change.SPLIT_INTO_ANSWERS)
+        outcome.notes.remove(Note.SEVERAL_ANSWERS)
+    try:
+        for converted in rows:
+            decode_line(msgspec.json.encode(converted))
+    except RowError as error:
+        raise _Dropped(error.code) from None
+    return rows
+
+
+def _convert_chat(row: Row, messages: list[Row], options: RowOptions, outcome: Outcome) -> None:
+    _convert_functions(row, outcome)
+    for message in messages:
+        _convert_message(message, options, outcome)
+    if not any(message.get("role") == "assistant" for message in messages):
+        raise _Dropped(Reason.NO_ANSWER)
+    while messages[-1].get("role") != "assistant":
+        messages.pop()
+        outcome.change(Change.TRAILING_TURNS_CUT)
+    _take_notes(row, outcome)
+
+
+def _is_chat(messages: object) -> bool:
+    return isinstance(messages, list) and bool(messages) and all(isinstance(message, dict) for message in messages)
+
+
+def _preferred(row: Row) -> Row:
+    asked = row["input"]
+    answers = next(row[name] for name in _PREFERRED if isinstance(row.get(name), list))
+    more = {name: asked[name] for name in ("tools", "parallel_tool_calls") if name in asked}
+    return {"messages": [*asked["messages"], *(answer for answer in answers if isinstance(answer, dict))], **more}
+
+
+def _convert_functions(row: Row, outcome: Outcome) -> None:
+    """OpenAI's older form of tools: ``functions``, ``function_call`` and the role ``function``."""
+    functions = row.pop("functions", None)
+    if row.pop("function_call", None) is not None or functions:
+        outcome.change(Change.FUNCTIONS_TO_TOOLS)
+    if functions:
+        described = functions if isinstance(functions, list) else [functions]
+        row["tools"] = [*(row.get("tools") or []), *({"type": "function", "function": each} for each in described)]
+    taken = {call.get("id") for message in row["messages"] for call in _calls(message)}
+    number, waiting = 0, ""
+    for message in row["messages"]:
+        if call := message.get("function_call"):
+            while (name := f"call_{(number := number + 1)}") in taken:
+                pass
+            waiting = name
+            del message["function_call"]
+            message["tool_calls"] = [*_calls(message), {"id": name, "type": "function", "function": call}]
+            outcome.change(Change.FUNCTION_CALL_TO_TOOL_CALL)
+        elif message.get("role") == "function":
+            if not waiting:
+                raise _Dropped(Reason.FUNCTION_WITHOUT_CALL)
+            message["role"], message["tool_call_id"], waiting = "tool", waiting, ""
+            outcome.change(Change.FUNCTION_ROLE_TO_TOOL)
+
+
+def _calls(message: Row) -> list[Row]:
+    calls = message.get("tool_calls")
+    return [call for call in calls if isinstance(call, dict)] if isinstance(calls, list) else []
+
+
+def _convert_message(message: Row, options: RowOptions, outcome: Outcome) -> None:
+    if message.get("audio"):
+        raise _Dropped(Reason.AUDIO)
+    if isinstance(message.get("content"), list):
+        message["content"] = _joined(message["content"], options, outcome)
+        outcome.change(Change.TEXT_PARTS_JOINED)
+    if message.get("refusal") and not message.get("content"):
+        message["content"] = _refusal(message.pop("refusal"), options, outcome)
+    if message.get("role") == "developer" and options.developer_as_system:
+        message["role"] = "system"
+        outcome.change(Change.DEVELOPER_TO_SYSTEM)
+    if "weight" in message:
+        _convert_weight(message, outcome)
+
+
+def _joined(parts: list[Any], options: RowOptions, outcome: Outcome) -> str:
+    """The text of a message that is a list of parts, put together as chat templates do: with nothing in between."""
+    texts = []
+    for part in parts:
+        kind = part.get("type") if isinstance(part, dict) else ""
+        if kind in {"image_url", "input_image", "image"}:
+            # Never the text alone: the answer would be learnt as a guess.
+            raise _Dropped(Reason.IMAGE)
+        if kind in {"input_audio", "audio"}:
+            raise _Dropped(Reason.AUDIO)
+        if kind == "refusal":
+            texts.append(_refusal(part.get("refusal"), options, outcome))
+        elif kind == "text" and isinstance(part.get("text"), str):
+            texts.append(part["text"])
+        else:
+            raise _Dropped(Reason.OTHER_PART)
+    return "".join(texts)
+
+
+def _refusal(text: object, options: RowOptions, outcome: Outcome) -> str:
+    if not (options.keep_refusals and isinstance(text, str)):
+        raise _Dropped(Reason.REFUSAL)
+    outcome.change(Change.REFUSAL_AS_ANSWER)
+    return text
+
+
+def _convert_weight(message: Row, outcome: Outcome) -> None:
+    weight = message["weight"]
+    if message.get("role") != "assistant":
+        del message["weight"]
+        outcome.change(Change.WEIGHT_OF_OTHER_ROLE_REMOVED)
+    # `True` and 1.0 are equal to 1, and no whole numbers in JSON.
+    elif isinstance(weight, bool | float) and weight in {0, 1}:
+        message["weight"] = int(weight)
+        outcome.change(Change.WEIGHT_TO_INTEGER)
+
+
+def _strip(row: Row, markers: Markers, outcome: Outcome) -> None:
+    prompt, completion = row["prompt"], row["completion"]
+    while markers.separator and row["prompt"].endswith(markers.separator):
+        row["prompt"] = row["prompt"].removesuffix(markers.separator)
+    while markers.stop and row["completion"].endswith(markers.stop):
+        row["completion"] = row["completion"].removesuffix(markers.stop)
+    # OpenAI's guide of that time had each completion begin with a space.
+    row["completion"] = row["completion"].lstrip(" ")
+    if (prompt, completion) != (row["prompt"], row["completion"]):
+        outcome.change(Change.MARKERS_STRIPPED)
+
+
+def _is_learnt(message: Row) -> bool:
+    return message.get("role") == "assistant" and message.get("weight") != 0
+
+
+def _take_notes(row: Row, outcome: Outcome) -> None:
+    tools = row.get("tools") if isinstance(row.get("tools"), list) else []
+    functions = [
+        tool["function"] for tool in tools or [] if isinstance(tool, dict) and isinstance(tool.get("function"), dict)
+    ]
+    found = {
+        Note.PARALLEL_TOOL_CALLS: "parallel_tool_calls" in row,
+        Note.STRICT_TOOL: any("strict" in function for function in functions),
+        Note.NAME_OF_MESSAGE: any(message.get("name") and message.get("role") != "tool" for message in row["messages"]),
+        Note.SEVERAL_ANSWERS: sum(map(_is_learnt, row["messages"])) > 1,
+    }
+    outcome.notes += [note for note, holds in found.items() if holds]
+
+
+def _one_row_an_answer(row: Row) -> list[Row]:
+    """A row for each answer that is learnt: what is before it, of which nothing else is learnt."""
+    rows = []
+    for end, message in enumerate(row["messages"]):
+        if _is_learnt(message):
+            before = [{**m, "weight": 0} if m.get("role") == "assistant" else m for m in row["messages"][:end]]
+            rows.append({**row, "messages": [*before, message]})
+    return rows

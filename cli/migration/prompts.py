@@ -1,0 +1,191 @@
+"""Which prompts a tuned model is asked before it ends: none that it was trained on, and the same ones whenever it is run."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from cli.migration.archive.contents import Contents
+from cli.migration.archive.sections import url_path
+from shared.datasets.duplicates import NearIndex, digest64, sketch
+from shared.hashing import digest_json
+
+PROMPT_FIELDS = ("tools", "functions", "response_format", "parallel_tool_calls", "tool_choice")
+"""What a request has beside its messages that changes the answer and that rows, chats and batches have kept."""
+NOT_SENT = ("weight", "refusal", "annotations", "audio", "id")
+TYPICAL_ROW_BYTES = 200
+SET_ASIDE = 10
+"""Of training rows, when there is nothing else, each tenth is asked and not trained on again."""
+
+Request = dict[str, Any]
+
+
+class Prompt(msgspec.Struct, frozen=True):
+    """One prompt.
+
+    Attributes:
+        id: digest of the request.
+        source: ``yours``, ``validation``, ``eval``, ``chat``, ``batch``, or ``training`` when there was nothing else.
+        request: a chat request without model and sampling.
+    """
+
+    id: str
+    source: str
+    request: Request
+
+
+class Choice(msgspec.Struct, frozen=True):
+    """The prompts of a model.
+
+    Attributes:
+        left_out: how many were not taken, by reason.
+        notes: what a reader of the comparison has to know.
+    """
+
+    prompts: list[Prompt]
+    left_out: dict[str, int]
+    notes: list[str]
+
+
+def choose_prompts(
+    contents: Contents, project: str, model: str, *, limit: int, own: Path | None = None, trained: Iterable[Path] = ()
+) -> Choice:
+    """The prompts to ask a model: the user's own first, then the others in an order that only depends on them.
+
+    Args:
+        limit: how many at most.
+        own: a file of the user's prompts, in any form of a row.
+        trained: training files that the archive does not have.
+    """
+    jobs = [job for job in contents.jobs(project) if model_of(model) == job.get("fine_tuned_model")]
+    files = [contents.file(project, str(job["training_file"])) for job in jobs if job.get("training_file")]
+    known = [*trained, *(path for path in files if path)]
+    rows = sum(path.stat().st_size for path in known) // TYPICAL_ROW_BYTES
+    seen = _Trained(rows, (request["messages"] for path in known for request in file_requests(path)))
+    left_out: Counter[str] = Counter()
+    chosen: dict[str, Prompt] = {}
+    for source, request in _candidates(contents, project, model, jobs, own):
+        reason = seen.reason(request["messages"])
+        prompt = Prompt(digest_json(request), source, request)
+        if reason or prompt.id in chosen:
+            left_out[reason or "twice"] += 1
+        else:
+            chosen[prompt.id] = prompt
+    notes = []
+    if not known:
+        notes.append(
+            "no training file is at hand, so prompts that the model was trained on may be among these: --trained FILE"
+        )
+    if not chosen:
+        chosen = {prompt.id: prompt for path in known for prompt in _set_aside(path)}
+        if chosen:
+            notes.append("these are training rows, which favours the old model; they must not be trained on again")
+    ordered = sorted(chosen.values(), key=lambda prompt: (prompt.source != "yours", prompt.id))
+    if ordered[limit:]:
+        left_out[f"over the limit of {limit}"] = len(ordered) - limit
+    return Choice(ordered[:limit], dict(left_out), notes)
+
+
+def model_of(name: str) -> str:
+    """The model that a checkpoint's name belongs to; any other name as it is."""
+    return name.partition(":ckpt-step-")[0]
+
+
+def file_requests(path: Path) -> Iterator[Request]:
+    """The prompts of a JSONL file's rows; what is no row of a chat is passed over."""
+    with path.open("rb") as lines:
+        for line in lines:
+            try:
+                row = msgspec.json.decode(line)
+            except (msgspec.DecodeError, UnicodeDecodeError):
+                continue
+            if isinstance(row, dict) and (request := to_request(row)):
+                yield request
+
+
+def to_request(row: dict[str, Any]) -> Request | None:
+    """The prompt of a row, chat or batch line: its messages up to the last answer, and its tools and format."""
+    body = row.get("body") or row.get("input") or row
+    if not isinstance(body, dict):
+        return None
+    messages = body.get("messages")
+    if not messages and isinstance(body.get("prompt"), str):
+        messages = [{"role": "user", "content": body["prompt"]}]
+    if not (isinstance(messages, list) and all(isinstance(message, dict) for message in messages)):
+        return None
+    while messages and messages[-1].get("role") == "assistant":
+        messages = messages[:-1]
+    sent = [
+        {name: value for name, value in message.items() if name not in NOT_SENT and value is not None}
+        for message in messages
+    ]
+    more = {name: body[name] for name in PROMPT_FIELDS if body.get(name)}
+    return {"messages": sent, **more} if sent else None
+
+
+def spoken(messages: Iterable[dict[str, Any]]) -> str:
+    """What prompts are compared by: their turns without system text, which all of a file's rows may share."""
+    turns = (f"<{m.get('role')}> {_text(m)}" for m in messages if m.get("role") not in {"system", "developer"})
+    return " ".join(" ".join(turns).lower().split())
+
+
+def _text(message: dict[str, Any]) -> str:
+    content = message.get("content")
+    text = content if isinstance(content, str) else msgspec.json.encode(content).decode() if content else ""
+    return text + (msgspec.json.encode(message["tool_calls"]).decode() if message.get("tool_calls") else "")
+
+
+class _Trained:
+    """The prompts of training files, exactly and nearly."""
+
+    def __init__(self, expected_rows: int, conversations: Iterable[list[dict[str, Any]]]) -> None:
+        self._exact: set[int] = set()
+        self._near = NearIndex(expected_rows)
+        for number, messages in enumerate(conversations, start=1):
+            text = spoken(messages)
+            self._exact.add(digest64(text))
+            self._near.add(sketch(text), digest64(text), number)
+
+    def reason(self, messages: list[dict[str, Any]]) -> str:
+        """Why a prompt is not asked; empty if it is."""
+        text = spoken(messages)
+        digest = digest64(text)
+        if digest in self._exact:
+            return "trained on"
+        return "nearly trained on" if self._near.find(sketch(text), digest, 0) else ""
+
+
+def _set_aside(path: Path) -> Iterator[Prompt]:
+    for request in file_requests(path):
+        if digest64(spoken(request["messages"])) % SET_ASIDE == 0:
+            yield Prompt(digest_json(request), "training", request)
+
+
+def _candidates(
+    contents: Contents, project: str, model: str, jobs: list[dict[str, Any]], own: Path | None
+) -> Iterator[tuple[str, Request]]:
+    if own:
+        yield from (("yours", request) for request in file_requests(own))
+    for job in jobs:
+        if path := contents.file(project, str(job.get("validation_file"))):
+            yield from (("validation", request) for request in file_requests(path))
+    for chat in contents.items(project, "chat/completions", model=model):
+        turns = contents.items(project, url_path("chat", "completions", str(chat["id"]), "messages"))
+        if request := to_request({**chat, "messages": list(turns)}):
+            yield "chat", request
+    yield from (("eval", request) for request in _eval_requests(contents, project))
+    for _, file in contents.files(project, "batch"):
+        yield from (("batch", request) for request in file_requests(file))
+
+
+def _eval_requests(contents: Contents, project: str) -> Iterator[Request]:
+    for evaluation in contents.items(project, "evals"):
+        runs = url_path("evals", str(evaluation["id"]), "runs")
+        for run in contents.items(project, runs):
+            for item in contents.items(project, f"{runs}/{url_path(str(run['id']), 'output_items')}"):
+                if request := to_request({"messages": (item.get("sample") or {}).get("input")}):
+                    yield request

@@ -1,0 +1,276 @@
+"""Asks tuned models, and their bases as a control, and keeps the answers: the one step that costs money."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, BinaryIO
+
+import msgspec
+
+from cli.migration.archive.folder import (
+    Archive,
+    Entry,
+    file_name,
+    make_private,
+    now,
+    request_key,
+    safe_name,
+    write_private,
+)
+from cli.migration.archive.openai_client import OpenAIClient
+from cli.migration.archive.pages import NOT_JSON
+from cli.migration.archive.shutdown_dates import parse_name
+from cli.migration.prompts import Choice, Prompt
+from shared.hashing import digest_json
+
+CHARACTERS_PER_TOKEN = 4
+SEED = 1337
+GREEDY = {"temperature": 0, "seed": SEED}
+WITH_LOGPROBS = {"logprobs": True, "top_logprobs": 5}
+GOLDEN = "golden"
+GONE = ("model_not_found", "model_not_available", "deployment_not_found")
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """One request: a prompt to a model, once."""
+
+    model: str
+    prompt: Prompt
+    sample: int
+    body: dict[str, Any]
+
+    @property
+    def query(self) -> dict[str, str]:
+        """What it is known by in the archive."""
+        return {"request": digest_json(self.body), "sample": str(self.sample)}
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How a model is asked.
+
+    Attributes:
+        samples: answers at ``temperature``, beside the one at temperature 0.
+        max_answer_tokens: the longest answer.
+        control: whether the base is asked too.
+    """
+
+    samples: int = 0
+    temperature: float = 1.0
+    max_answer_tokens: int = 2048
+    control: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class ModelPlan:
+    """What a tuned model of a project is asked."""
+
+    project: str
+    model: str
+    choice: Choice
+    questions: list[Question]
+
+
+@dataclass(slots=True)
+class Recording:
+    """What a run has done.
+
+    Attributes:
+        known: questions that had their answer already.
+        tokens: as OpenAI counts them, prompts and answers.
+        stopped: why it ended early; empty when it did not.
+        gone: models that OpenAI does not serve any more.
+    """
+
+    answered: int = 0
+    known: int = 0
+    refused: int = 0
+    tokens: int = 0
+    stopped: str = ""
+    gone: list[str] = field(default_factory=list)
+
+    def describe(self) -> str:
+        """One line for a person."""
+        parts = [
+            f"{self.answered} answers, {self.tokens} tokens",
+            f"{self.known} were there",
+            f"{self.refused} refused",
+        ]
+        parts += [f"gone: {', '.join(self.gone)}"] if self.gone else []
+        return "; ".join(parts + ([self.stopped] if self.stopped else []))
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What a run may use; None is no bound."""
+
+    requests: int | None = None
+    tokens: int | None = None
+
+    def reached(self, done: Recording) -> str:
+        """Which bound is reached; empty when none is."""
+        if self.requests is not None and done.answered + done.refused >= self.requests:
+            return "--max-requests is reached"
+        if self.tokens is not None and done.tokens >= self.tokens:
+            return "--max-tokens is reached"
+        return ""
+
+    def after(self, done: Recording) -> Bounds:
+        """What is left of the bounds."""
+        requests = None if self.requests is None else self.requests - done.answered - done.refused
+        return Bounds(requests, None if self.tokens is None else self.tokens - done.tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """What the requests that are still to be sent cost at most. Prompt tokens are a guess, of 4 characters each."""
+
+    requests: int
+    prompt_tokens: int
+    answer_tokens: int
+
+
+def questions(model: str, choice: Choice, sampling: Sampling) -> Iterator[Question]:
+    """The requests for a model, prompt by prompt: the model and its base, at temperature 0 and then the samples."""
+    models = [model, parse_name(model).base] if sampling.control else [model]
+    for prompt in choice.prompts:
+        for asked in models:
+            for sample in range(1 + sampling.samples):
+                how = GREEDY if sample == 0 else {"temperature": sampling.temperature, "seed": SEED + sample}
+                bound = {"max_completion_tokens": sampling.max_answer_tokens}
+                yield Question(
+                    asked, prompt, sample, {"model": asked, **prompt.request, **how, **bound, **WITH_LOGPROBS}
+                )
+
+
+def sum_estimates(archive: Archive, plans: list[ModelPlan]) -> Estimate:
+    """What the questions cost that the archive has no answer to."""
+    left = [
+        question for plan in plans for question in plan.questions if not archive.find(key_of(plan.project, question))
+    ]
+    characters = sum(len(msgspec.json.encode(question.prompt.request)) for question in left)
+    bounds = sum(question.body["max_completion_tokens"] for question in left)
+    return Estimate(len(left), characters // CHARACTERS_PER_TOKEN, bounds)
+
+
+def describe_plans(
+    plans: list[ModelPlan], cost: Estimate, price_in: float | None, price_out: float | None
+) -> Iterator[str]:
+    """What is going to be sent, for the person who pays. Prices are the user's own, of a million tokens."""
+    for plan in plans:
+        sources = Counter(prompt.source for prompt in plan.choice.prompts)
+        of_sources = ", ".join(f"{count} {source}" for source, count in sources.items()) or "none"
+        left_out = ", ".join(f"{count} {reason}" for reason, count in plan.choice.left_out.items()) or "none"
+        yield f"{plan.model}: {len(plan.choice.prompts)} prompts ({of_sources}); left out: {left_out}"
+        yield from (f"  note: {note}" for note in plan.choice.notes)
+    tokens = f"about {cost.prompt_tokens:,} prompt tokens, at most {cost.answer_tokens:,} answer tokens"
+    yield f"{cost.requests} requests are to be sent: {tokens}"
+    if price_in is not None and price_out is not None:
+        price = (cost.prompt_tokens * price_in + cost.answer_tokens * price_out) / 1_000_000
+        yield f"at your prices that is at most about {price:,.2f}"
+
+
+def key_of(project: str, question: Question) -> str:
+    """What a question is known by in the archive."""
+    return request_key(project, "POST", "chat/completions", question.query)
+
+
+def record_answers(
+    client: OpenAIClient,
+    archive: Archive,
+    plans: list[ModelPlan],
+    bounds: Bounds,
+    done: Recording,
+    advance: Callable[[str], None] = lambda _: None,
+) -> None:
+    """Send the questions that have no answer yet, until a bound is reached. A model that is gone does not stop the others.
+
+    Args:
+        done: is counted up, so that it says what was spent even when this raises.
+
+    Raises:
+        Unauthenticated: the key was refused.
+        Unavailable: OpenAI does not respond.
+    """
+    for question in (question for plan in plans for question in plan.questions):
+        advance(question.model)
+        if archive.find(key_of(client.project, question)):
+            done.known += 1
+        elif question.model not in done.gone:
+            if reached := bounds.reached(done):
+                done.stopped = reached
+                break
+            entry = _ask(client, archive, question)
+            if entry.is_refused:
+                done.refused += 1
+                done.gone += [question.model] if entry.code in GONE or entry.status == 404 else []
+            else:
+                done.answered += 1
+                done.tokens += _tokens(archive, entry)
+
+
+def _ask(client: OpenAIClient, archive: Archive, question: Question) -> Entry:
+    with archive.body() as body:
+        reply = client.send("POST", "chat/completions", body, body=question.body)
+        if reply.status == 400 and "logprobs" in reply.message:
+            plain = {name: value for name, value in question.body.items() if name not in WITH_LOGPROBS}
+            reply = client.send("POST", "chat/completions", body, body=plain)
+        query = question.query
+        entry = Entry(
+            client.project,
+            "POST",
+            "chat/completions",
+            query,
+            reply.status,
+            now(),
+            code=reply.code,
+            message=reply.message,
+        )
+        if reply.status != 200:
+            return archive.add(entry, None)
+        if not _is_completion(body):
+            return archive.add(msgspec.structs.replace(entry, code=NOT_JSON), None)
+        name = f"{query['request'][:32]}-{question.sample}.json"
+        return archive.add(
+            msgspec.structs.replace(entry, file=file_name(client.project, "answers", question.model, name)), body
+        )
+
+
+def _is_completion(body: BinaryIO) -> bool:
+    body.seek(0)
+    try:
+        return bool(msgspec.json.decode(body.read())["choices"])
+    except (msgspec.DecodeError, KeyError, TypeError):
+        return False
+
+
+def _tokens(archive: Archive, entry: Entry) -> int:
+    usage = msgspec.json.decode((archive.folder / entry.file).read_bytes()).get("usage") or {}
+    return int(usage.get("total_tokens") or 0)
+
+
+def write_golden(archive: Archive, plan: ModelPlan) -> int:
+    """Write ``golden/PROJECT/MODEL.jsonl``, a line a prompt with the answers that the archive has; returns how many lines.
+
+    A line is {id, source, request, model, answers: [{model, sample, file, sha256, response}]}.
+    """
+    lines: dict[str, dict[str, Any]] = {}
+    for question in plan.questions:
+        if entry := archive.find(key_of(plan.project, question)):
+            prompt = msgspec.to_builtins(question.prompt)
+            line = lines.setdefault(question.prompt.id, {**prompt, "model": plan.model, "answers": []})
+            response = msgspec.json.decode((archive.folder / entry.file).read_bytes())
+            answer = {"model": question.model, "sample": question.sample, "file": entry.file, "sha256": entry.sha256}
+            line["answers"].append({**answer, "response": response})
+    path = archive.folder / golden_file(plan.project, plan.model)
+    make_private(path.parent, archive.folder)
+    write_private(path, b"".join(msgspec.json.encode(line) + b"\n" for line in lines.values()))
+    return len(lines)
+
+
+def golden_file(project: str, model: str) -> str:
+    """Path of a model's recorded answers in the archive."""
+    return f"{GOLDEN}/{safe_name(project)}/{safe_name(model)}.jsonl"
