@@ -11,9 +11,9 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, NoReturn
 
-from pydantic import BaseModel, Field
+from pydantic import AfterValidator, BaseModel, Field
 
 from shared.base_models.catalog import BaseModelEntry, Sha256
 from shared.contract.epochs import Histogram, rows_per_epoch
@@ -46,15 +46,28 @@ class DataFile(ContractValue):
     rows: int = Field(description="Rows that pass the filters.")
 
 
+class FrozenDict(dict[str, str]):
+    """A dictionary that is never changed: part of a value that others have a digest of."""
+
+    def _refuse(self, *_: object, **__: object) -> NoReturn:
+        raise TypeError("a plan is not changed")
+
+    __setitem__ = __delitem__ = __ior__ = clear = pop = popitem = setdefault = update = _refuse
+
+
 class PlannedBase(ContractValue):
     """The base model by content."""
 
     name: str
-    digests: dict[str, Sha256]
+    digests: Annotated[dict[str, Sha256], AfterValidator(FrozenDict)]
 
 
 class ExecutionPlan(ContractValue):
-    """Everything a fine-tune attempt does, decided. Equal plans train equal adapters."""
+    """Everything a fine-tune attempt does, decided. Equal plans train equal adapters.
+
+    A field that a release adds gets a default that means what the releases before did, so a plan that one of them has stored
+    is still that plan: its digest is of what was stored.
+    """
 
     version: Literal[1] = 1
     execution_kernel: Literal["qlora"] = "qlora"
@@ -71,8 +84,8 @@ class ExecutionPlan(ContractValue):
 
     @property
     def digest(self) -> str:
-        """SHA-256 of the plan's canonical JSON."""
-        return digest_json(self.model_dump(mode="json"))
+        """SHA-256 of the plan's canonical JSON, as it was stored: without fields that came later."""
+        return digest_json(self.model_dump(mode="json", exclude_unset=True))
 
 
 class TrainingInputs(ContractValue):
@@ -89,6 +102,10 @@ class TrainingRun(ContractValue):
 
     plan: ExecutionPlan
     inputs: TrainingInputs
+
+    def to_json(self) -> str:
+        """The file's content; the plan in it is the stored one, so that it keeps its digest."""
+        return self.model_dump_json(indent=2, exclude_unset=True)
 
 
 class MergePlan(ContractValue):
@@ -158,7 +175,7 @@ def plan_finetune(
     content |= {"replay_file": replay.sha256} if replay else {}
     replayed = replay.rows if replay else 0
     epochs = rows_per_epoch(train.rows - held_out, contract, difficulties=difficulties, replay=replayed)
-    return ExecutionPlan(
+    plan = ExecutionPlan(
         contract=contract,
         contract_digest=contract_digest(contract, content),
         base=PlannedBase(name=base.name, digests=base.digests),
@@ -170,6 +187,8 @@ def plan_finetune(
         adapter_name=adapter_name,
         notes=tuple(notes),
     )
+    # Every field is set, as in the stored plan: the digest is of what is set.
+    return ExecutionPlan.model_validate(plan.model_dump(mode="json"))
 
 
 def validation_split(rows: int, ratio: float) -> int:

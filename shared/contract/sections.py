@@ -223,7 +223,12 @@ class ExecSection(ContractValue):
     weight_decay: float = Field(0.01, ge=0.0, le=1.0)
     max_grad_norm: float = Field(1.0, gt=0.0, le=1e6)
     seed: int = Field(42, ge=0, le=2**31 - 1)
-    checkpoint_every: int = Field(500, ge=1, le=10_000_000, description="Optimizer steps between checkpoints.")
+    checkpoint_every: int = Field(
+        500, ge=1, le=10_000_000, description="Optimizer steps between checkpoints; each epoch's end has one too."
+    )
+    checkpoint_minutes: float = Field(
+        5.0, gt=0.0, le=1440.0, description="After so long without a checkpoint one is written, only to resume from."
+    )
     early_stopping_patience: int | None = Field(
         None, ge=1, description="Stop after so many validations in a row that were no better than the best one before."
     )
@@ -330,10 +335,10 @@ def contract_digest(contract: FineTuneContract, content: dict[str, str]) -> str:
     Args:
         contract: the contract; shards count as a set, so their order does not matter.
         content: content hashes by role, e.g. ``{"train_file": sha256, "base": base digest}``. They stand for the file
-            ids, which differ from one installation to the next.
+            ids and for the base's name or path, which differ from one installation to the next.
     """
     fields: dict[str, Any] = contract.model_dump(
-        mode="json", exclude={"data": {"train_file", "validation_file", "replay_file"}}
+        mode="json", exclude={"model": {"hf_repo"}, "data": {"train_file", "validation_file", "replay_file"}}
     )
     # A set: the order of shards changes nothing that is trained.
     fields["model"]["weight_shards"] = sorted(fields["model"]["weight_shards"] or [])

@@ -33,7 +33,7 @@ CPU_RUNTIME_BYTES = 440 << 20
 """Resident set of Python with torch, transformers and peft, measured."""
 VRAM_FRACTION = 0.85
 """Share of the device that a plan may fill when ``exec.max_vram_fraction`` is not set (specification §3.6)."""
-CHECKPOINTS_KEPT = 3
+CHECKPOINTS_KEPT = 4
 MIN_SEQ_LEN = 64
 
 

@@ -74,7 +74,7 @@ def train(attempt: Attempt, plan: ExecutionPlan) -> None:
     attempt.run_dir.mkdir(parents=True, exist_ok=True)
     with locate_inputs(attempt, plan) as inputs:
         run = TrainingRun(plan=plan, inputs=inputs)
-        (attempt.run_dir / PLAN_NAME).write_text(run.model_dump_json(indent=2))
+        (attempt.run_dir / PLAN_NAME).write_text(run.to_json())
         check_inputs(attempt, run)
         attempt.raise_if_stopped()
         attempt.enter(Stage.TRAINING, "Starting the trainer.")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +16,8 @@ from shared.contract.flat_keys import parse_contract
 from shared.contract.gates import UNKNOWN
 from shared.contract.plan import (
     ExecutionPlan,
+    TrainingInputs,
+    TrainingRun,
     optimizer_steps,
     plan_finetune,
     reject_unsupported,
@@ -27,7 +30,8 @@ from shared.errors import Code, ContractRejected
 from shared.hashing import digest_json
 from tests.support.builders import base_entry, contract, data_file
 
-GOLDEN_DIGEST = "8d61846e822b2504c2237a7ad0371fb248541ac0806bdd46529b2063bd73aa32"
+GOLDEN = Path(__file__).parents[1] / "golden"
+GOLDEN_DIGEST = "9d1992b1068f4d24cff4e32c5c7841544ebf6504084923ff5111d1edda32c531"
 
 UNSUPPORTED: dict[str, Any] = {
     "quant.base": "none",
@@ -254,6 +258,27 @@ def test_plan_comes_back_from_json_as_the_same_value() -> None:
 
 def test_planning_twice_gives_the_same_digest() -> None:
     assert plan().digest == plan().digest == GOLDEN_DIGEST, "plans are stored by digest: a change orphans them"
+
+
+@pytest.mark.parametrize("path", sorted(GOLDEN.glob("plan-*.json")), ids=lambda path: path.stem)
+def test_a_plan_that_an_earlier_release_has_stored_keeps_its_digest(path: Path) -> None:
+    """Each file is what a release stored, and the digest that its checkpoints name."""
+    stored = json.loads(path.read_text())
+    made = ExecutionPlan.model_validate(stored["plan"])
+    assert made.digest == stored["digest"]
+    inputs = TrainingInputs(base="base", train="rows.jsonl", validation=None)
+    run = TrainingRun.model_validate_json(TrainingRun(plan=made, inputs=inputs).to_json())
+    assert run.plan.digest == stored["digest"], "the trainer reads the plan from a file"
+
+
+def test_a_plan_is_not_changed_through_its_dictionaries() -> None:
+    digests = plan().base.digests
+    for change in (lambda: digests.update(a="b"), lambda: digests.pop("config.json"), digests.clear):
+        with pytest.raises(TypeError):
+            change()
+    with pytest.raises(TypeError):
+        digests["config.json"] = "0" * 64
+    assert digests == base_entry().digests
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ from tests.support.builders import contract
 
 GOLDEN_SCHEMA = Path(__file__).parents[1] / "golden" / "contract.schema.json"
 CONTENT = {"train_file": "c" * 64, "base": "d" * 64}
-GOLDEN_DIGEST = "732a75cd114b77d5ea20c8a3e9425ba1b6aeefd2d1936fe2f0ed4f3d92c76b4d"
+GOLDEN_DIGEST = "b3da8614ec410f61cd667ed0e3b7b058d24978ff438848530b2aa74c1eefc731"
 
 DEFAULTS: dict[str, Any] = {
     "model": {"hf_repo": "tiny", "weight_shards": None, "config_json": None, "tokenizer_json": None},
@@ -48,7 +48,7 @@ DEFAULTS: dict[str, Any] = {
     "quant": {"base": "nf4", "double_quant": True},
     "exec": {
         "epochs": 3, "seq_len": 256, "batch_size": 4, "grad_accum": 4, "learning_rate": 2e-4, "warmup_steps": 100,
-        "weight_decay": 0.01, "max_grad_norm": 1.0, "seed": 42, "checkpoint_every": 500,
+        "weight_decay": 0.01, "max_grad_norm": 1.0, "seed": 42, "checkpoint_every": 500, "checkpoint_minutes": 5.0,
         "early_stopping_patience": None, "resume_from": None,
         "max_vram_fraction": None, "adapter_tag": None, "qlora_require_full_proxy_stack": False,
         "qlora_allow_partial_proxy_stack": False,
@@ -164,7 +164,7 @@ def one_field_changed(model: BaseModel, path: str = "") -> Iterator[tuple[str, B
 
 
 CHANGED = dict(one_field_changed(contract()))
-FILE_IDS = {"data.train_file", "data.validation_file", "data.replay_file"}
+BY_CONTENT = {"model.hf_repo", "data.train_file", "data.validation_file", "data.replay_file"}
 
 
 def digest(value: FineTuneContract) -> str:
@@ -293,13 +293,13 @@ def test_walk_reaches_every_leaf() -> None:
     assert CHANGED.keys() == leaves | {"collateral_damage_verified"}
 
 
-@pytest.mark.parametrize("path", sorted(CHANGED.keys() - FILE_IDS))
+@pytest.mark.parametrize("path", sorted(CHANGED.keys() - BY_CONTENT))
 def test_digest_changes_with_every_knob(path: str) -> None:
     assert digest(CHANGED[path]) != digest(contract())
 
 
-@pytest.mark.parametrize("path", sorted(FILE_IDS))
-def test_digest_does_not_change_with_file_ids(path: str) -> None:
+@pytest.mark.parametrize("path", sorted(BY_CONTENT))
+def test_digest_does_not_change_with_names_of_content(path: str) -> None:
     assert CHANGED[path] != contract()
     assert digest(CHANGED[path]) == digest(contract())
 
