@@ -1,7 +1,7 @@
 """Everything that can be known before training, in one pass: for the API at submission, the worker as its first stage,
 and the command line offline. Reads headers, config, tokenizer and data; no weight, no GPU library.
 
-    contract ─► gates ─► model folder ─► presets ─► gates ─► length, servability ─► tokenizer
+    contract ─► gates ─► model folder ─► presets ─► gates ─► length, targets, servability ─► tokenizer
              ─► data and supervision, each file read once ─► presets, gates and plan, with rows ─► estimate
 
 Cheap checks come first. The first thing that makes the job impossible raises, with its code and what to do about it.
@@ -26,7 +26,7 @@ from shared.datasets.report import inspect_file, refusal
 from shared.datasets.report_types import DataReport, FileReport
 from shared.datasets.rows import Record, as_row
 from shared.errors import ArtifactInvalid, Code, ContractRejected
-from shared.preflight.base_model import preflight_model
+from shared.preflight.base_model import check_targets, preflight_model
 from shared.preflight.estimate import CPU_RUNTIME_BYTES, RUNTIME_BYTES, estimate
 from shared.preflight.servability import check_servable, serving_notes
 from shared.preflight.types import Estimate, InputFile, JobRequest, Machine, Preflight
@@ -86,6 +86,7 @@ def preflight(
             remedy=f"Set exec.seq_len to {positions} or less.",
             param="exec.seq_len",
         )
+    check_targets(resolution.contract.adapter.target_modules, model.config)
     if machine.limits:
         check_servable(resolution.contract, model.config, machine.limits, base_digest=base.digest)
     data, supervision = _read_data(resolution.contract, Tokenizer.load(base_folder), train, validation, machine)

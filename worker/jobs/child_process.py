@@ -20,10 +20,10 @@ from worker.child_runtime import (
     EXIT_CANCELLED,
     EXIT_FAILED,
     EXIT_PAUSED,
-    PARENT_VARIABLE,
     PAUSE_SIGNAL,
     PEER_LOST_NOTE,
 )
+from worker.jobs.child_environment import child_environment
 from worker.run_folder import ERROR_NAME, LOG_NAME, PLAN_NAME, TELEMETRY_NAME, read_json
 
 LAUNCHER = "worker.torchrun"
@@ -70,7 +70,7 @@ class ChildProcess:
             stdin=subprocess.DEVNULL,
             stdout=self._log,
             stderr=self._log,
-            env=_environment(threads, processes),
+            env=child_environment(os.environ, threads, processes),
             # Its own group: Ctrl-C in the worker's terminal does not reach it, and a kill reaches its children too.
             process_group=0,
         )
@@ -195,18 +195,3 @@ def visible_gpus(devices: Path = Path("/dev")) -> int:
         return here
     names = itertools.takewhile(lambda name: name not in ("", "-1"), (name.strip() for name in named.split(",")))
     return min(here, len(list(names)))
-
-
-def _environment(threads: int, processes: int) -> dict[str, str]:
-    environment = {**os.environ, PARENT_VARIABLE: str(os.getpid()), "TOKENIZERS_PARALLELISM": "false"}
-    # All files are local; bitsandbytes would fetch compiled code.
-    environment["HF_HUB_OFFLINE"] = "1"
-    # Micro-batches differ in size, which fragments the memory of fixed segments.
-    if not environment.keys() & {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"}:
-        environment["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
-    # Otherwise each process would use all threads.
-    if processes > 1:
-        threads = max(1, (threads or len(os.sched_getaffinity(0))) // processes)
-    if threads:
-        environment["OMP_NUM_THREADS"] = str(threads)
-    return environment

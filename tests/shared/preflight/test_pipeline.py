@@ -89,7 +89,7 @@ def test_truncation_is_noted(base: Path, tmp_path: Path) -> None:
         ({"sections": {"adapter": {"method": "lora"}, "quant": {"base": "none"}}}, ["broken"], "BURN_HF_GPT2_ONLY"),
         ({"sections": {"exec": {"seq_len": 513}}}, ROWS, "SEQ_LEN_TOO_LARGE"),
         ({"sections": {"adapter": {"rank": 64}}}, ROWS, "NOT_SERVABLE_RANK"),
-        ({"sections": {"adapter": {"target_modules": ["nope"]}}}, ROWS, "NOT_SERVABLE_TARGETS"),
+        ({"sections": {"adapter": {"target_modules": ["nope"]}}}, ROWS, "TARGET_MODULES_UNKNOWN"),
         ({}, ["broken"], "DATASET_LINE_INVALID"),
         ({}, [], "DATASET_EMPTY"),
     ],
@@ -101,6 +101,19 @@ def test_job_is_refused_with_its_code(
         check(base, tmp_path, rows, Machine(limits=ServingLimits(max_lora_rank=16)), **request_)
     assert refused.value.code == code
     assert refused.value.remedy
+
+
+@pytest.mark.parametrize("artifact", [{"publish": False}, {}])
+@pytest.mark.parametrize("targets", [["foo"], ["q_proj", "foo"], ["proj"], ["embed_tokens"]])
+def test_targets_are_checked_against_the_base_whatever_is_known_of_the_server(
+    base: Path, tmp_path: Path, targets: list[str], artifact: dict[str, Any]
+) -> None:
+    with pytest.raises(MensError) as refused:
+        check(base, tmp_path, ["broken"], sections={"adapter": {"target_modules": targets}, "artifact": artifact})
+    error = refused.value
+    assert (error.code, error.param) == ("TARGET_MODULES_UNKNOWN", "adapter.target_modules")
+    assert "q_proj" in error.details["choices"]
+    assert error.details["unknown"] == targets[-1:]
 
 
 def test_row_cut_to_eight_tokens_is_trained_on(base: Path, tmp_path: Path) -> None:
