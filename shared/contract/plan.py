@@ -80,6 +80,15 @@ class ExecutionPlan(ContractValue):
     validation_rows: int = Field(description="Rows held out of the training file.")
     optimizer_steps: int = Field(description="Upper bound; rows with nothing supervised are skipped and counted.")
     adapter_name: Name
+    candle_proxy_stack_eligible: bool = Field(
+        True, description="Whether the base's layers can be counted in its weights."
+    )
+    candle_proxy_stack_complete: bool | None = Field(
+        None, description="Whether every layer is there; null: not counted."
+    )
+    candle_proxy_stack_keys_matched: int | None = Field(None, description="Layers whose output projection was found.")
+    candle_proxy_stack_keys_expected: int | None = Field(None, description="Layers that the base's config implies.")
+    candle_compat_mode: bool = Field(True, description="True for QLoRA, the only kernel that is run.")
     notes: tuple[str, ...] = Field((), description="What the operator should know although nothing forbids it.")
 
     @property
@@ -159,7 +168,8 @@ def plan_finetune(
         ContractRejected: a gate's code, ``CONTRACT_UNSUPPORTED``, or ``CORPUS_TOO_SMALL`` when a curriculum leaves an
             epoch without rows; with the field's path.
     """
-    notes = check_gates(contract, context or replace(UNKNOWN, rows=train.rows))
+    facts = context or replace(UNKNOWN, rows=train.rows)
+    notes = check_gates(contract, facts)
     reject_unsupported(contract)
     held_out = 0 if validation else validation_split(train.rows, contract.data.validation_split_ratio)
     if contract.exec.early_stopping_patience and not (validation or held_out):
@@ -175,6 +185,7 @@ def plan_finetune(
     content |= {"replay_file": replay.sha256} if replay else {}
     replayed = replay.rows if replay else 0
     epochs = rows_per_epoch(train.rows - held_out, contract, difficulties=difficulties, replay=replayed)
+    stack = facts.proxy_stack
     plan = ExecutionPlan(
         contract=contract,
         contract_digest=contract_digest(contract, content),
@@ -185,6 +196,9 @@ def plan_finetune(
         validation_rows=held_out,
         optimizer_steps=planned_steps(epochs, contract),
         adapter_name=adapter_name,
+        candle_proxy_stack_complete=None if stack is None else 0 < stack[1] == stack[0],
+        candle_proxy_stack_keys_matched=None if stack is None else stack[0],
+        candle_proxy_stack_keys_expected=None if stack is None else stack[1],
         notes=tuple(notes),
     )
     # Every field is set, as in the stored plan: the digest is of what is set.
@@ -231,6 +245,7 @@ def reject_unsupported(contract: FineTuneContract) -> None:
         ("exec.resume_from", contract.exec.resume_from, None, "a job resumes from its own checkpoints by itself"),
         ("optimizer.experiment", contract.optimizer.experiment, OptimizerExperiment.OFF, "there is no experiment"),
         ("chatml", contract.chatml, ChatmlSection(), "the server writes chats with the base's own template"),
+        ("collateral_damage_verified", contract.collateral_damage_verified, False, "nothing here has verified it"),
         ("reward.hook", contract.reward.hook, None, "nothing is scored in supervised training"),
     ]
     if contract.device.device is Device.METAL:

@@ -7,6 +7,7 @@ is an error with its name. The order is the original system's, its codes too whe
 
 from __future__ import annotations
 
+import json
 import math
 from collections import Counter
 from collections.abc import Collection, Sequence
@@ -91,6 +92,15 @@ def preflight_model(folder: Path, *, tokenizer_mode: TokenizerMode | str, strict
         bytes_by_dtype=dict(sorted(bytes_by_dtype.items())),
         notes=tuple(_notes(folder, config, namespace, len(tensors.keys() - expected.keys()), middle, inventory)),
     )
+
+
+def read_model_type(folder: Path) -> str | None:
+    """``model_type`` of the folder's config.json as it stands there; None where it cannot be read."""
+    try:
+        value = json.loads((folder / "config.json").read_bytes()).get("model_type")
+    except (OSError, ValueError, RecursionError, AttributeError):
+        return None  # `preflight_model` says what is wrong with it
+    return value if isinstance(value, str) else None
 
 
 def check_targets(target_modules: Sequence[str] | None, config: ModelConfig) -> None:

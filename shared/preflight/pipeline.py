@@ -9,6 +9,7 @@ Cheap checks come first. The first thing that makes the job impossible raises, w
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
@@ -24,9 +25,10 @@ from shared.datasets.filters import RowFilter
 from shared.datasets.reader import Hasher, count_lines
 from shared.datasets.report import inspect_file, refusal
 from shared.datasets.report_types import DataReport, FileReport
+from shared.datasets.row_weights import row_weight
 from shared.datasets.rows import Record, as_row
 from shared.errors import ArtifactInvalid, Code, ContractRejected
-from shared.preflight.base_model import check_targets, preflight_model
+from shared.preflight.base_model import check_targets, preflight_model, read_model_type
 from shared.preflight.estimate import CPU_RUNTIME_BYTES, RUNTIME_BYTES, estimate
 from shared.preflight.servability import check_servable, serving_notes
 from shared.preflight.types import Estimate, InputFile, JobRequest, Machine, Preflight
@@ -63,8 +65,9 @@ def preflight(
     Raises:
         MensError: the code of the first thing that makes the job impossible.
     """
-    # Before a file is opened: what the contract alone forbids.
-    _check_alone(request.contract, machine)
+    # Before weights and data are opened: what the contract alone forbids.
+    facts = GateContext(machine.device, read_model_type(base_folder), None, None, force_kernel=request.backend)
+    _check_alone(request.contract, facts)
     model = preflight_model(base_folder, tokenizer_mode=TokenizerMode.HF)
     resolve = partial(
         resolve_contract,
@@ -77,7 +80,7 @@ def preflight(
     resolution = resolve()
     # The same object when presets and ladder decided nothing: then the gates have seen it already.
     if resolution.contract is not request.contract:
-        _check_resolved(resolution, machine)
+        _check_resolved(resolution, facts)
     seq_len, positions = resolution.contract.exec.seq_len, model.config.max_positions
     if positions is not None and seq_len > positions:
         raise ContractRejected(
@@ -96,7 +99,8 @@ def preflight(
     if is_small_dataset(rows):
         resolution = resolve(rows=rows)
     contract = resolution.contract
-    context = GateContext(machine.device, model.config.model_type, model.config.layers, rows)
+    stack = model.middle.matched, model.middle.expected
+    context = replace(facts, n_layers=model.config.layers, rows=rows, proxy_stack=stack)
     plan = plan_finetune(
         contract,
         base,
@@ -127,18 +131,17 @@ def preflight(
     )
 
 
-def _check_alone(contract: FineTuneContract, machine: Machine) -> None:
+def _check_alone(contract: FineTuneContract, facts: GateContext) -> None:
     """What the contract alone forbids, before a file is opened."""
     # Whether the cap is too low is seen in the plan, once the base's depth is known.
-    cap = contract.exec.qlora_proxy_max_layers
-    check_gates(contract, GateContext(device=machine.device, model_type="unknown", n_layers=cap, rows=None))
+    check_gates(contract, replace(facts, n_layers=contract.exec.qlora_proxy_max_layers))
     reject_unsupported(contract)
 
 
-def _check_resolved(resolution: Resolution, machine: Machine) -> None:
+def _check_resolved(resolution: Resolution, facts: GateContext) -> None:
     """The same for fields that presets decided; the error names the preset or profile that set the field."""
     try:
-        _check_alone(resolution.contract, machine)
+        _check_alone(resolution.contract, facts)
     except ContractRejected as error:
         origin = resolution.sources.get(error.param or "", "explicit")
         if origin in ("explicit", "default"):
@@ -161,13 +164,18 @@ def _read_data(
             with train.path.open("rb") as file:
                 lines = count_lines(file)
         chosen = sample_lines(lines, SAMPLED_ROWS)
+    heaviest: float | None = None
     supervision = SupervisionPass(
         tokenizer, seq_len=contract.exec.seq_len, last_k=contract.exec.qlora_ce_last_k, filters=filters
     )
 
     def supervise(record: Record, line: int) -> None:
+        nonlocal heaviest
         if chosen is None or line in chosen:
-            supervision.add(as_row(record, line))
+            row = as_row(record, line)
+            supervision.add(row)
+            if not heaviest and filters.admits(row):
+                heaviest, _ = row_weight(row, contract.trajectory)
 
     hashers = _hasher(train), _hasher(validation)
     report = inspect_file(
@@ -184,6 +192,13 @@ def _read_data(
     _verify(validation, hashers[1])
     if error := refusal(report, filters):
         raise error
+    if heaviest == 0:
+        raise ContractRejected(
+            Code.NOTHING_SUPERVISED,
+            "The boosts of the trajectory section make every row weigh 0, so nothing would be learnt.",
+            remedy="Raise the boost that is 0, or set trajectory.enabled to false.",
+            param="trajectory",
+        )
     lines = report.training.rows + report.training.error_count
     return report, supervision.report(lines, sampled=chosen is not None)
 

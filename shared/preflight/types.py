@@ -33,6 +33,7 @@ class JobRequest:
         domain: a domain profile's name.
         name: left part of the adapter's id; the contract's tag when None.
         train_lines: lines of the training file, when the caller has counted them.
+        backend: a training backend's name, which the contract must agree with.
     """
 
     contract: FineTuneContract
@@ -40,6 +41,7 @@ class JobRequest:
     domain: str | None = None
     name: str | None = None
     train_lines: int | None = None
+    backend: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -244,7 +244,6 @@ def test_research_expert_is_usable() -> None:
 def test_fields_that_the_original_ignored_are_applied() -> None:
     agents = resolve(DATA, domain="agents").contract
     assert (agents.exec.max_grad_norm, agents.trajectory.tool_trace_boost, agents.exec.weight_decay) == (0.5, 1.5, 0.01)
-    assert resolve(DATA, domain="rust-expert").contract.reward.hook == "cargo_build"
 
 
 def test_loss_window_of_a_domain_fits_a_short_length() -> None:

@@ -72,6 +72,10 @@ DEFAULTS: dict[str, Any] = {
 }  # fmt: skip
 
 BAD_VALUES: list[tuple[str, Any]] = [
+    ("adapter.rank", True), ("adapter.rank", "16"), ("exec.learning_rate", True), ("exec.learning_rate", "1e-4"),
+    ("exec.checkpoint_minutes", 0), ("exec.max_vram_fraction", True), ("data.context_filter", {"rating_min": True}),
+    ("quant.double_quant", "no"), ("quant.double_quant", 1), ("device.require_gpu", "yes"),
+    ("artifact.allow_placeholder_attention_merge", "false"),
     ("model.hf_repo", ""), ("model.hf_repo", None), ("model.hf_repo", "x" * 201),
     ("data.train_file", ""), ("data.train_file", None), ("data.tokenizer_mode", "bpe"),
     ("data.min_rating", -1), ("data.min_rating", 6), ("data.min_rating", 2.5),

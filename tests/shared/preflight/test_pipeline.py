@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from shared.base_models.catalog import BaseModelEntry, LocalSource, digest_model_folder
+from shared.contract import presets
 from shared.contract.flat_keys import parse_contract
 from shared.errors import MensError
 from shared.hashing import digest_file
@@ -54,6 +55,37 @@ def _replay(folder: Path, rows: list[str] | None) -> InputFile | None:
 ROWS = [row(f"question {index}") for index in range(30)]
 
 
+SPANNED = {"prompt": "q", "response": "yes", "syntax_spans": [{"start": 0, "end": 2, "weight": 1e300}]}
+
+
+def test_lora_is_refused_by_what_the_base_is(base: Path, tmp_path: Path) -> None:
+    """GPT-2 is what the original's LoRA engine could plan, so it is refused as what is no longer run."""
+    gpt2 = tmp_path / "gpt2"
+    gpt2.mkdir()
+    (gpt2 / "config.json").write_text('{"model_type": "gpt2"}')
+    lora = {"adapter": {"method": "lora"}, "quant": {"base": "none"}}
+    for folder, code in (
+        (gpt2, "BURN_LORA_REJECTED"),
+        (base, "BURN_HF_GPT2_ONLY"),
+        (tmp_path, "BURN_HF_CONFIG_REQUIRED"),
+    ):
+        request = JobRequest(parse_contract({"data": {"train_file": "f"}} | lora))
+        with pytest.raises(MensError) as refused:
+            preflight(request, entry_of(base), folder, InputFile("f", "0" * 64, tmp_path / "none"), None, Machine())
+        assert refused.value.code == code
+
+
+def test_rows_that_weigh_something_are_planned_beside_those_that_do_not(base: Path, tmp_path: Path) -> None:
+    rows = [row("q", category="tool_trace"), *ROWS]
+    check(base, tmp_path, rows, sections={"trajectory": {"enabled": True, "tool_trace_boost": 0}})
+
+
+def test_the_plan_counts_the_bases_layers(base: Path, tmp_path: Path) -> None:
+    plan = check(base, tmp_path, ROWS).plan
+    assert plan.candle_proxy_stack_complete
+    assert plan.candle_proxy_stack_keys_matched == plan.candle_proxy_stack_keys_expected == 2
+
+
 def test_report_of_a_good_job(base: Path, tmp_path: Path) -> None:
     found = check(base, tmp_path, ROWS, name="helper")
     assert (found.plan.adapter_name, found.plan.train.rows, found.supervision.rows) == ("helper", 30, 30)
@@ -90,6 +122,14 @@ def test_truncation_is_noted(base: Path, tmp_path: Path) -> None:
         ({"sections": {"exec": {"seq_len": 513}}}, ROWS, "SEQ_LEN_TOO_LARGE"),
         ({"sections": {"adapter": {"rank": 64}}}, ROWS, "NOT_SERVABLE_RANK"),
         ({"sections": {"adapter": {"target_modules": ["nope"]}}}, ROWS, "TARGET_MODULES_UNKNOWN"),
+        ({"backend": "torch"}, ["broken"], "UNKNOWN_BACKEND"),
+        ({"backend": "lora"}, ["broken"], "KERNEL_MISMATCH"),
+        ({}, [json.dumps(SPANNED)], "DATASET_LINE_INVALID"),
+        (
+            {"sections": {"trajectory": {"enabled": True, "tool_trace_boost": 0}}},
+            [row("q", category="tool_trace")] * 30,
+            "NOTHING_SUPERVISED",
+        ),
         ({}, ["broken"], "DATASET_LINE_INVALID"),
         ({}, [], "DATASET_EMPTY"),
     ],
@@ -190,7 +230,10 @@ def test_job_that_does_not_fit_is_refused_with_the_nearest_that_does(base: Path,
         check(base, tmp_path, ROWS, Machine(vram_bytes=1 << 20))
 
 
-def test_a_refused_field_names_the_profile_that_set_it(base: Path, tmp_path: Path) -> None:
+def test_a_refused_field_names_the_profile_that_set_it(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(presets, "domain_values", lambda name: {"reward.hook": "cargo_build"})
     with pytest.raises(MensError) as refused:
         check(base, tmp_path, ROWS, domain="rust-expert")
     assert (refused.value.code, refused.value.param) == ("CONTRACT_UNSUPPORTED", "reward.hook")
