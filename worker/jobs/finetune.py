@@ -32,6 +32,7 @@ from worker.jobs.certificates import Limits
 from worker.jobs.child_process import ChildProcess, count_processes
 from worker.jobs.publish import ProbeSet, certify
 from worker.jobs.reference_scores import ReferenceScores
+from worker.jobs.stall import StallWatch
 from worker.run_folder import (
     ADAPTER_FOLDER,
     CHECKPOINTS_FOLDER,
@@ -87,7 +88,7 @@ def train(attempt: Attempt, plan: ExecutionPlan) -> None:
             threads=settings.trainer_threads,
             processes=count_processes(settings.trainer_processes, plan.contract),
         )
-        attempt.follow(child)
+        attempt.follow(child, StallWatch(settings.trainer_start_seconds, settings.trainer_stall_seconds))
 
 
 @contextmanager

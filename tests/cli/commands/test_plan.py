@@ -54,7 +54,7 @@ def test_plan_as_json(base: Path, rows: Path) -> None:
         (["--max-lora-rank", "8"], "NOT_SERVABLE_RANK"),
         (["--vram-gb", "0.5"], "MEMORY_DOES_NOT_FIT"),
         (["--preset", "4081"], "UNKNOWN_PRESET"),
-        (["--domain", "rust-expert"], "CONTRACT_UNSUPPORTED"),
+        (["--domain", "rust"], "UNKNOWN_DOMAIN"),
     ],
 )
 def test_job_that_cannot_run_exits_with_its_code(base: Path, rows: Path, arguments: list[str], code: str) -> None:
