@@ -85,7 +85,7 @@ HANG = "while True: time.sleep(60)\n"
 
 @pytest.mark.parametrize(
     ("code", "stall"),
-    [("emit('train_start')\n" + HANG, StallWatch(0.2, 1e9)), (STUBBORN + STEP + HANG, StallWatch(1e9, 0.2))],
+    [("emit('ready')\n" + HANG, StallWatch(0.2, 1e9)), (STUBBORN + STEP + HANG, StallWatch(1e9, 0.2))],
     ids=["before its first step", "after a step"],
 )
 def test_a_trainer_that_hangs_is_killed_and_the_job_tried_again(installation, monkeypatch, fake_trainer, code, stall):
