@@ -76,6 +76,7 @@ def preflight(
         domain=request.domain,
         parameters=model.parameters,
         vram_mb=None if machine.vram_bytes is None else machine.vram_bytes >> 20,
+        max_positions=model.config.max_positions,
     )
     resolution = resolve()
     # The same object when presets and ladder decided nothing: then the gates have seen it already.
@@ -113,7 +114,7 @@ def preflight(
     )
     supervision.refuse()
     needs = _estimate(plan, model.config, data.training, supervision, machine, context)
-    notes = [*plan.notes]
+    notes = [*plan.notes, *resolution.notes]
     if supervision.truncated_rows:
         notes.append(
             f"{supervision.truncated_rows} of {supervision.rows} rows are longer than exec.seq_len"
@@ -250,22 +251,36 @@ def _estimate(
             difficulties=data.trainable_difficulties,
             replay=plan.replay.rows if plan.replay else 0,
         ),
-        vram_bytes=machine.vram_bytes,
+        vram_bytes=machine.vram_bytes if on_gpu else machine.host_bytes,
         tokens_per_second=machine.tokens_per_second,
         checkpointing=on_gpu,
         compute_bytes=2 if on_gpu else 4,
         runtime_bytes=RUNTIME_BYTES if on_gpu else CPU_RUNTIME_BYTES,
     )
-    if needs.fits is False:
-        nearest = needs.nearest_fit
-        raise ContractRejected(
-            Code.MEMORY_DOES_NOT_FIT,
-            f"The job takes {needs.vram_bytes >> 20} MiB; the device has {(needs.vram_budget or 0) >> 20} MiB for it.",
-            remedy=nearest.advice if nearest else needs.notes[-1],
-            param="exec.batch_size",
-            details={"vram": needs.vram.model_dump(), "nearest_fit": nearest.model_dump() if nearest else None},
+    if needs.fits is False and needs.vram_bytes > (needs.vram_budget or 0) * machine.devices:
+        _refuse_unless_split(needs)
+        note = "The job takes more than the device has in one piece; the trainer cuts its steps into smaller ones, or the base."
+        needs = needs.model_copy(update={"notes": (*needs.notes, note)})
+    if on_gpu and machine.free_bytes is not None and needs.vram_bytes > machine.free_bytes:
+        note = (
+            f"Of the device's memory {machine.free_bytes >> 20} MiB are free now, less than the job takes in one piece."
         )
+        needs = needs.model_copy(update={"notes": (*needs.notes, note)})
     return needs
+
+
+def _refuse_unless_split(needs: Estimate) -> None:
+    """Refuse a job over the device's memory, unless the trainer makes it fit by itself: it cuts a step into pieces."""
+    nearest = needs.nearest_fit
+    if nearest and not nearest.changes_result:
+        return
+    raise ContractRejected(
+        Code.MEMORY_DOES_NOT_FIT,
+        f"The job takes {needs.vram_bytes >> 20} MiB; the device has {(needs.vram_budget or 0) >> 20} MiB for it.",
+        remedy=nearest.advice if nearest else needs.notes[-1],
+        param="exec.seq_len" if nearest else "model.hf_repo",
+        details={"vram": needs.vram.model_dump(), "nearest_fit": nearest.model_dump() if nearest else None},
+    )
 
 
 def _data_file(file: InputFile, found: FileReport) -> DataFile:

@@ -84,7 +84,9 @@ class Machine:
 
     Attributes:
         device: ``cpu``, ``cuda`` or ``auto``.
-        vram_bytes: memory of the training device.
+        vram_bytes: memory of the GPU. free_bytes: what other programs have left of it now.
+        devices: GPUs that share a job; a base that fits none of them is held in parts.
+        host_bytes: main memory for training on the CPU.
         limits: of the serving tier.
         tokens_per_second: measured training rate for this base.
         thorough: tokenise every row. A control plane that handles a request tokenises a sample of a large file
@@ -93,6 +95,9 @@ class Machine:
 
     device: str = "auto"
     vram_bytes: int | None = None
+    free_bytes: int | None = None
+    devices: int = 1
+    host_bytes: int | None = None
     limits: ServingLimits | None = None
     tokens_per_second: float | None = None
     thorough: bool = True

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import signal
@@ -24,6 +23,7 @@ from worker.child_runtime import (
     PEER_LOST_NOTE,
 )
 from worker.jobs.child_environment import child_environment
+from worker.machine import visible_gpus
 from worker.run_folder import ERROR_NAME, LOG_NAME, PLAN_NAME, TELEMETRY_NAME, read_json
 
 LAUNCHER = "worker.torchrun"
@@ -185,13 +185,3 @@ def last_message(tail: list[str]) -> str:
     """The last log line of a crashed program; of several processes, of one that did not merely lose another."""
     own = [line for line in tail if not line.startswith(PEER_LOST_NOTE)]
     return (own or tail or ["no output"])[-1]
-
-
-def visible_gpus(devices: Path = Path("/dev")) -> int:
-    """Number of GPUs that CUDA would show, without CUDA: a worker's task never loads torch."""
-    here = len([path for path in devices.glob("nvidia[0-9]*") if path.name.removeprefix("nvidia").isdigit()])
-    named = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if named is None:
-        return here
-    names = itertools.takewhile(lambda name: name not in ("", "-1"), (name.strip() for name in named.split(",")))
-    return min(here, len(list(names)))

@@ -24,8 +24,9 @@ from shared.database.leases import ResultFile
 from shared.database.records import NewEvent
 from shared.errors import JobFailed
 from shared.hashing import digest_file
+from shared.preflight.machine import machine_of
 from shared.preflight.pipeline import preflight
-from shared.preflight.types import InputFile, JobRequest, Machine
+from shared.preflight.types import InputFile, JobRequest
 from shared.replicas import discover
 from worker.jobs.attempt import Attempt
 from worker.jobs.certificates import Limits
@@ -33,6 +34,7 @@ from worker.jobs.child_process import ChildProcess, count_processes
 from worker.jobs.publish import ProbeSet, certify
 from worker.jobs.reference_scores import ReferenceScores
 from worker.jobs.stall import StallWatch
+from worker.machine import describe_machine
 from worker.run_folder import (
     ADAPTER_FOLDER,
     CHECKPOINTS_FOLDER,
@@ -123,7 +125,7 @@ def check_inputs(attempt: Attempt, run: TrainingRun) -> None:
         Path(inputs.base),
         InputFile(plan.train.file_id, plan.train.sha256, Path(inputs.train), verify=True),
         _input_file(plan.validation, inputs.validation),
-        Machine(),
+        machine_of(describe_machine(attempt.settings.trainer_processes)),
         _input_file(plan.replay, inputs.replay),
     )
     record = checked.record()

@@ -219,15 +219,63 @@ def test_base_other_than_the_served_one_is_refused(base: Path, tmp_path: Path) -
     check(base, tmp_path, ROWS, machine, sections={"artifact": {"publish": False}})
 
 
-def test_job_that_does_not_fit_is_refused_with_the_nearest_that_does(base: Path, tmp_path: Path) -> None:
-    requested = {"exec": {"batch_size": 256, "seq_len": 512}}
+MIB = 1 << 20
+LONG = {"exec": {"batch_size": 256, "seq_len": 512}}
+
+
+def test_job_that_fits_in_smaller_pieces_is_planned_and_told(base: Path, tmp_path: Path) -> None:
+    """The trainer cuts a step into micro-batches by itself, so the result is the same."""
+    found = check(base, tmp_path, ROWS, Machine(device="cuda", vram_bytes=(1 << 30) + 600 * MIB), sections=LONG)
+    assert found.estimate.fits is False
+    nearest = found.estimate.nearest_fit
+    assert nearest is not None
+    assert not nearest.changes_result
+    assert nearest.configuration.batch_size * nearest.configuration.grad_accum == 256 * 4
+    assert any("cuts its steps into smaller ones" in note for note in found.notes)
+
+
+def test_job_that_cannot_fit_is_refused(base: Path, tmp_path: Path) -> None:
+    for machine in (
+        Machine(device="cuda", vram_bytes=MIB),
+        Machine(device="cpu", host_bytes=MIB),
+        Machine(device="cpu", vram_bytes=80 << 30, host_bytes=MIB),
+    ):
+        with pytest.raises(MensError, match="takes") as refused:
+            check(base, tmp_path, ROWS, machine)
+        assert refused.value.code == "MEMORY_DOES_NOT_FIT"
+        assert refused.value.param
+
+
+def test_only_shorter_rows_would_fit_so_the_job_is_refused_with_how_short(base: Path, tmp_path: Path) -> None:
+    requested = {"exec": {"batch_size": 1, "seq_len": 512, "max_vram_fraction": 1.0}}
+    one_row = check(base, tmp_path, ROWS, sections=requested).estimate.vram_bytes
     with pytest.raises(MensError) as refused:
-        check(base, tmp_path, ROWS, Machine(vram_bytes=(1 << 30) + (600 << 20)), sections=requested)
-    assert refused.value.code == "MEMORY_DOES_NOT_FIT"
-    nearest = refused.value.details["nearest_fit"]["configuration"]
-    assert nearest["batch_size"] * nearest["grad_accum"] == 256 * 4
-    with pytest.raises(MensError, match="takes"):
-        check(base, tmp_path, ROWS, Machine(vram_bytes=1 << 20))
+        check(base, tmp_path, ROWS, Machine(device="cuda", vram_bytes=one_row - 1), sections=requested)
+    nearest = refused.value.details["nearest_fit"]
+    assert refused.value.param == "exec.seq_len"
+    assert nearest["changes_result"]
+    assert nearest["configuration"]["seq_len"] < 512
+
+
+def test_a_base_may_be_held_in_parts_by_several_gpus(base: Path, tmp_path: Path) -> None:
+    check(base, tmp_path, ROWS, Machine(device="cuda", vram_bytes=300 * MIB, devices=8))
+
+
+def test_memory_that_others_hold_is_told(base: Path, tmp_path: Path) -> None:
+    found = check(base, tmp_path, ROWS, Machine(device="cuda", vram_bytes=80 << 30, free_bytes=MIB))
+    assert any("1 MiB are free now" in note for note in found.notes)
+
+
+def test_the_gpu_decides_what_the_preset_auto_is(base: Path, tmp_path: Path) -> None:
+    lengths = [
+        check(base, tmp_path, ROWS, machine, preset="auto").plan.contract.exec.seq_len
+        for machine in (
+            Machine(device="cuda", vram_bytes=80 << 30),
+            Machine(device="cpu", host_bytes=80 << 30),
+            Machine(),
+        )
+    ]
+    assert lengths == [512, 256, 256], "the row of 80 GB is longer than this base can read"
 
 
 def test_a_refused_field_names_the_profile_that_set_it(
