@@ -41,11 +41,14 @@ class CreateFinetune(BaseModel):
     domain: str | None = Field(None, description="Domain profile; it takes precedence over the preset.")
     name: Name | None = Field(None, description="First part of the adapter's id; exec.adapter_tag when null.")
     backend: str | None = Field(None, description="A training backend, which must be the one that the contract means.")
+    auto: list[str] = Field([], description="Fields of the contract that a client's auto rules have set, not its user.")
     metadata: Metadata = {}
 
     def request(self) -> JobRequest:
         """The contract with its presets."""
-        return JobRequest(self.contract, self.preset, self.domain, self.name, backend=self.backend)
+        return JobRequest(
+            self.contract, self.preset, self.domain, self.name, backend=self.backend, auto=frozenset(self.auto)
+        )
 
 
 class CreateMerge(BaseModel):
@@ -74,7 +77,7 @@ class PlanAnswer(BaseModel):
     plan: ExecutionPlan
     plan_digest: str
     sources: dict[str, str] = Field(
-        description="Source of each field's value: explicit, domain, ladder, preset, default."
+        description="Source of each field's value: explicit, auto, domain, ladder, preset, default."
     )
     preflight: dict[str, Any] = Field(description="Content of training-preflight.json.")
 

@@ -32,7 +32,8 @@ DEFAULT_PRESET = "4080"
 """The preset of a command line that names none; `resolve_contract` itself has no default."""
 VRAM_SLACK = 0.97
 
-Source = Literal["explicit", "domain", "ladder", "preset", "default"]
+Source = Literal["explicit", "auto", "domain", "ladder", "preset", "default"]
+"""``auto``: a rule of `shared/contract/auto_hyperparameters.py` has set it, before presets; it stands like an explicit one."""
 
 
 class Resolution(ContractValue):

@@ -127,7 +127,7 @@ def preflight(
         data=data,
         supervision=supervision,
         estimate=needs,
-        sources=resolution.sources,
+        sources={path: "auto" if path in request.auto else source for path, source in resolution.sources.items()},
         notes=[*notes, *model.notes, *data.notes, *served, *needs.notes],
     )
 

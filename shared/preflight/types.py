@@ -34,6 +34,7 @@ class JobRequest:
         name: left part of the adapter's id; the contract's tag when None.
         train_lines: lines of the training file, when the caller has counted them.
         backend: a training backend's name, which the contract must agree with.
+        auto: fields of the contract that no caller but an auto rule has set.
     """
 
     contract: FineTuneContract
@@ -42,6 +43,7 @@ class JobRequest:
     name: str | None = None
     train_lines: int | None = None
     backend: str | None = None
+    auto: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
