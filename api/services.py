@@ -29,6 +29,7 @@ from shared.database.jobs import Jobs
 from shared.database.keys import Keys
 from shared.database.usage import Usage
 from shared.queue import JobQueue, make_celery
+from shared.worker_registry import WorkerRegistry
 
 
 @dataclass
@@ -56,6 +57,7 @@ class Services:
     usage: Usage
     storage: Storage
     job_queue: JobQueue
+    workers: WorkerRegistry
     lookup: LookupCache
     replicas: ReplicaPool
     replica_limits: ReplicaLimits
@@ -80,6 +82,7 @@ class Services:
         await gateway.limiter.close()
         await gateway.meter.close()
         await self.lookup.close()
+        self.workers.close()
         self.database.close()
 
 
@@ -114,6 +117,7 @@ def make_services(
         usage=usage,
         storage=open_storage(settings),
         job_queue=job_queue or JobQueue(make_celery(settings.broker_url)),
+        workers=WorkerRegistry(settings.broker_url),
         lookup=lookup,
         replicas=replicas,
         replica_limits=replica_limits or ReplicaLimits(replicas.urls, key),

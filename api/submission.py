@@ -14,8 +14,10 @@ from shared.contract.sections import FineTuneContract, MergeContract
 from shared.database.records import Job, Kind, Submission
 from shared.errors import Code, Conflict, ContractRejected
 from shared.hashing import digest_json
+from shared.preflight.machine import machine_of
 from shared.preflight.pipeline import preflight
-from shared.preflight.types import InputFile, JobRequest, Machine, Preflight
+from shared.preflight.types import InputFile, JobRequest, Preflight
+from shared.worker_registry import common_machine
 
 
 def check_contract(services: Services, view: TenantView, request: JobRequest) -> Preflight:
@@ -40,7 +42,9 @@ def check_contract(services: Services, view: TenantView, request: JobRequest) ->
         validation = open_file("data.validation_file", data.validation_file) if data.validation_file else None
         replay = open_file("data.replay_file", data.replay_file) if data.replay_file else None
         rate = view.jobs.training_rate(base.name)
-        machine = Machine(limits=services.replica_limits.limits(), tokens_per_second=rate, thorough=False)
+        worker = common_machine(services.workers.machines())
+        limits = services.replica_limits.limits()
+        machine = machine_of(worker, limits=limits, tokens_per_second=rate, thorough=False)
         folder = locate_fetched(base, services.settings.catalog_path)
         return preflight(request, base, folder, train, validation, machine, replay)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from importlib.metadata import version
 from typing import Annotated
@@ -9,6 +10,7 @@ from typing import Annotated
 import httpx
 import typer
 
+from cli.client.json_errors import note_json, wants_json
 from cli.commands import aliases, bases, data, demo, jobs, keys, migrate, models, plan, replicas, retention, up, usage
 from shared.errors import MensError
 
@@ -49,6 +51,7 @@ def _options(
     ] = False,
 ) -> None:
     """Options of ``mens`` itself, before a command."""
+    note_json(False)
 
 
 def main() -> None:
@@ -57,6 +60,9 @@ def main() -> None:
         app()
     # Commands report errors of the API themselves, so what arrives here is mostly a setting that is wrong.
     except MensError as error:
+        if wants_json():
+            typer.echo(json.dumps({"error": error.as_dict()}, indent=2))
+            sys.exit(1)
         typer.secho(f"error: {error}", fg=typer.colors.RED, err=True)
         sys.exit(1)
     except (httpx.HTTPError, OSError, ValueError) as error:

@@ -7,9 +7,12 @@ messages are acknowledged on receipt, and no broker setting can run a job twice.
 from __future__ import annotations
 
 import logging
+from json import JSONDecodeError
+from typing import Any
 
 from celery import Celery
 from kombu.exceptions import OperationalError
+from kombu.transport import TRANSPORT_ALIASES, redis, virtual
 
 JOBS_QUEUE = "mens.jobs"
 CONTROL_QUEUE = "mens.control"
@@ -22,8 +25,43 @@ CONTROL_TASKS = (SWEEP, REMOVE_DELETED, APPLY_RETENTION)
 logger = logging.getLogger(__name__)
 
 
+class MalformedEntry(ValueError):
+    """An entry of a queue that is no message."""
+
+
+class Message(virtual.Message):  # type: ignore[misc]
+    """A message whose envelope is checked: kombu trusts what lies in the queue."""
+
+    def __init__(self, payload: Any, channel: Any = None, **more: Any) -> None:
+        try:
+            super().__init__(payload, channel, **more)
+        except Exception as error:
+            raise MalformedEntry(str(error)) from error
+
+
+class Channel(redis.Channel):  # type: ignore[misc]
+    """A channel that drops what is no message. kombu's would end the worker, each one that takes such an entry."""
+
+    Message = Message
+
+    def _brpop_read(self, **options: Any) -> Any:
+        try:
+            return super()._brpop_read(**options)
+        except (JSONDecodeError, UnicodeDecodeError, MalformedEntry) as error:
+            logger.warning("dropped an entry of the job queue that is no message: %s", error)
+            return True
+
+
+class Transport(redis.Transport):  # type: ignore[misc]
+    """kombu's transport with that channel."""
+
+    Channel = Channel
+
+
 def make_celery(broker_url: str) -> Celery:
     """The Celery application, configured alike where messages are sent and where they are received."""
+    # kombu finds a transport by the URL's scheme.
+    TRANSPORT_ALIASES.update(dict.fromkeys(("redis", "rediss"), f"{__name__}:Transport"))
     celery = Celery("mens", broker=broker_url)
     celery.conf.update(
         # A job's result is in its row.

@@ -32,8 +32,10 @@ from shared.queue import (
 )
 from shared.retention.cleanup import RetentionRunner
 from shared.settings import read_settings
+from shared.worker_registry import WorkerRegistry
 from worker.adapter_removal import AdapterRemover, make_adapter_remover
 from worker.jobs.runner import Worker, make_worker
+from worker.machine import MachineReporter
 from worker.settings import WorkerSettings
 
 settings = read_settings(WorkerSettings)
@@ -125,10 +127,25 @@ def queued_messages() -> int:
         return int(channel.queue_declare(JOBS_QUEUE, passive=False).message_count)
 
 
+@functools.cache
+def machine_reporter() -> MachineReporter:
+    """What tells the API of this process's machine, made on first use."""
+    return MachineReporter(WorkerRegistry(settings.broker_url), worker().name, settings.trainer_processes)
+
+
+@worker_ready.connect  # type: ignore[untyped-decorator]
+def report_machine(sender: Any, **_: Any) -> None:
+    """A worker that takes jobs tells what it trains on; the control worker trains nothing."""
+    if JOBS_QUEUE in sender.app.amqp.queues.consume_from:
+        machine_reporter().start()
+
+
 @worker_shutting_down.connect  # type: ignore[untyped-decorator]
 def stop_worker(**_: Any) -> None:
     """On a warm shutdown the running job writes a checkpoint and goes back to the queue."""
     worker().stopping.set()
+    if machine_reporter.cache_info().currsize:
+        machine_reporter().stop()
 
 
 @beat_embedded_init.connect  # type: ignore[untyped-decorator]

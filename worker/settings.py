@@ -51,6 +51,12 @@ class WorkerSettings(RetentionSettings):
     )
     retention_seconds: float = Field(3600.0, gt=0, description="How often the retention policy is applied.")
     stop_grace_seconds: float = Field(60.0, gt=0, description="Time for the trainer to stop before it is killed.")
+    trainer_start_seconds: float = Field(
+        3600.0, gt=0, description="How long a trainer may be silent until its first step is done."
+    )
+    trainer_stall_seconds: float = Field(
+        600.0, gt=0, description="How long it may be silent after that; or 20 times its longest silence so far."
+    )
     publish_timeout_seconds: float = Field(180.0, gt=0, description="How long a serving replica may be unavailable.")
     unload_patience_seconds: float = Field(
         3600.0, ge=0, description="How long an unavailable replica delays the deletion of an adapter's files."

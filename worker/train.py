@@ -29,7 +29,14 @@ from worker.child_runtime import (
 )
 from worker.run_folder import ADAPTER_FOLDER, PREPARED_FOLDER
 from worker.training.adapter import save_adapter
-from worker.training.checkpoint import Progress, checkpoint_at, load_checkpoint, save_checkpoint
+from worker.training.checkpoint import (
+    Progress,
+    adopt_checkpoints,
+    checkpoint_at,
+    load_checkpoint,
+    remove_interim,
+    save_checkpoint,
+)
 from worker.training.early_stopping import is_exhausted, score_at
 from worker.training.loss import evaluate
 from worker.training.method import Method
@@ -98,6 +105,8 @@ def resume_or_start(context: TrainingContext, resume: Path | None) -> Progress:
         return Progress(0, 0, [], token_budget=context.budget.tokens, run_id=new_run_id(), guarantee=guarantee)
     parts = (context.plan, context.model, context.optimizer)
     progress = load_checkpoint(resume, *parts, context.environment, context.base)
+    if context.distributed.is_main:
+        adopt_checkpoints(resume, context.run_dir)
     progress.token_budget = min(progress.token_budget, context.budget.tokens)  # this device may be a smaller one
     return progress
 
@@ -122,27 +131,24 @@ def open_telemetry(context: TrainingContext, progress: Progress) -> Telemetry:
 
 def train_loop(context: TrainingContext, progress: Progress, telemetry: Telemetry, stop: StopSignals) -> None:
     """All optimizer steps that are still to do, with checkpoints and validation between them."""
-    exec_, total = context.plan.contract.exec, context.order.total_steps
-    epoch, began, tokens_before = context.order.epoch_of(progress.step), time.monotonic(), progress.trained_tokens
-    telemetry.skipped(curriculum=context.order.left_out(epoch))
+    exec_ = context.plan.contract.exec
+    epoch, began, tokens_before = -1, time.monotonic(), progress.trained_tokens
     for step in context.order.after(progress.step):
+        if is_exhausted(progress.metrics, exec_.early_stopping_patience):
+            if step.epoch == context.order.epoch_of(progress.step):
+                end_epoch(context, progress, telemetry, step.epoch)  # cut short
+            break
         if step.epoch != epoch:
-            end_epoch(context, progress, telemetry, epoch)
-            if is_exhausted(progress.metrics, exec_.early_stopping_patience):
-                break
             epoch = step.epoch
             telemetry.skipped(curriculum=context.order.left_out(epoch))
-        elif is_exhausted(progress.metrics, exec_.early_stopping_patience):
-            end_epoch(context, progress, telemetry, epoch)  # cut short
-            break
         telemetry.step(optimizer_step(context, progress, step))
         refuse_divergence(progress)
-        if step.number % exec_.checkpoint_every == 0 and step.number < total:
+        if context.order.ends_epoch(step):
+            end_epoch(context, progress, telemetry, epoch)
+        elif step.number % exec_.checkpoint_every == 0:
             validate(context, progress, telemetry)
             checkpoint(context, progress, telemetry)
-        stop_if_requested(stop, context, progress, telemetry)
-    else:
-        end_epoch(context, progress, telemetry, epoch)
+        stop_or_secure(stop, context, progress, telemetry)
     if progress.trained_tokens > tokens_before:
         progress.tokens_per_second = (progress.trained_tokens - tokens_before) / (time.monotonic() - began)
     telemetry.save_metrics()
@@ -157,8 +163,10 @@ def validate(context: TrainingContext, progress: Progress, telemetry: Telemetry)
 
 
 def end_epoch(context: TrainingContext, progress: Progress, telemetry: Telemetry, epoch: int) -> None:
-    """Validate and tell."""
+    """Validate, write a checkpoint unless the run is over, and tell."""
     validate(context, progress, telemetry)
+    if progress.step < context.order.total_steps:
+        checkpoint(context, progress, telemetry)
     telemetry.epoch_complete(
         epoch,
         steps=context.order.steps_of(epoch),
@@ -181,22 +189,34 @@ def refuse_divergence(progress: Progress) -> None:
         )
 
 
-def checkpoint(context: TrainingContext, progress: Progress, telemetry: Telemetry) -> None:
-    """Write a checkpoint, tell."""
-    if context.distributed.is_main:
+def checkpoint(context: TrainingContext, progress: Progress, telemetry: Telemetry, *, interim: bool = False) -> None:
+    """Write a checkpoint of this step, unless there is one, and tell.
+
+    Args:
+        interim: only to go on from, see :func:`worker.training.checkpoint.save_checkpoint`.
+    """
+    if context.distributed.is_main and not checkpoint_at(context.run_dir, progress.step):
         parts = (context.plan, context.model, context.tokenizer, context.optimizer)
-        folder = save_checkpoint(context.run_dir, *parts, progress, context.environment, context.base)
+        made_on, base = context.environment, context.base
+        folder = save_checkpoint(context.run_dir, *parts, progress, made_on, base, interim=interim)
         telemetry.checkpoint(progress.step, folder)
     context.distributed.barrier()  # nobody runs ahead of what is on the disk
+    progress.checkpointed_at = time.monotonic()
 
 
-def stop_if_requested(stop: StopSignals, context: TrainingContext, progress: Progress, telemetry: Telemetry) -> None:
-    """Stop here if that was requested of any process, all after the same step: a cancel at once, a pause after a checkpoint."""
-    cancel, pause = context.distributed.largest([stop.cancel_requested, stop.pause_requested])
+def stop_or_secure(stop: StopSignals, context: TrainingContext, progress: Progress, telemetry: Telemetry) -> None:
+    """Stop here if that was requested of any process, all after the same step: a cancel at once, a pause after a checkpoint.
+
+    Otherwise write a checkpoint when the last one is ``exec.checkpoint_minutes`` old. It is not validated: what early
+    stopping sees would depend on the clock.
+    """
+    overdue = time.monotonic() - progress.checkpointed_at >= 60 * context.plan.contract.exec.checkpoint_minutes
+    cancel, pause, due = context.distributed.largest([stop.cancel_requested, stop.pause_requested, overdue])
     if cancel:
         raise StopRequested(EXIT_CANCELLED)
+    if pause or (due and progress.step < context.order.total_steps):
+        checkpoint(context, progress, telemetry, interim=True)
     if pause:
-        checkpoint(context, progress, telemetry)
         raise StopRequested(EXIT_PAUSED)
 
 
@@ -209,6 +229,7 @@ def finish(context: TrainingContext, progress: Progress, telemetry: Telemetry) -
     manifest = save_adapter(context.model, context.tokenizer, context.plan, progress.step, folder, context.base)
     write_probes(context.run_dir, probes)
     write_reports(context.run_dir, gather_facts(context, manifest, progress, telemetry))
+    remove_interim(context.run_dir)  # the run is complete, so nothing goes on from them
     early = progress.step < context.order.total_steps
     done = {
         "run_id": progress.run_id,

@@ -37,6 +37,13 @@ STATUS: dict[JobState, Status] = {
     JobState.CANCELLED: "cancelled",
 }
 
+RESOLVED = {
+    "batch_size": "exec.batch_size",
+    "n_epochs": "exec.epochs",
+    "learning_rate_multiplier": "exec.learning_rate",
+}
+"""OpenAI's hyperparameters, and the fields that they become."""
+
 FIELDS = {"data.train_file": "training_file", "data.validation_file": "validation_file", "model.hf_repo": "model"}
 """Fields of the contract that have another name in OpenAI's request."""
 
@@ -73,12 +80,31 @@ def to_contract(
         return FineTuneContract.model_validate(sections), resolved
     except ValidationError as error:
         path, reason = next(iter(describe_faults(error.errors(), sections).items()))
+        field = f"mens.{path}"
+        if path.removeprefix("exec.") in own.keys() - body.mens.model_dump(exclude_unset=True).get("exec", {}).keys():
+            field = _sent_as(path, body)
         raise ContractRejected(
             Code.NAME_INVALID if error.errors()[0]["type"] == BAD_NAME else Code.CONTRACT_INVALID,
-            f"mens.{path}: {reason}.",
+            f"{field}: {reason}.",
             remedy="The contract's schema is at GET /v1/contract/schema.",
-            param=f"mens.{path}",
+            param=field,
         ) from None
+
+
+def _sent_as(path: str, body: CreateFineTuningJob) -> str:
+    """The request's own field that became a field of the contract; of a learning rate, the multiplier."""
+    name = next((name for name, resolved in RESOLVED.items() if resolved == path), path.removeprefix("exec."))
+    if name not in RESOLVED:
+        return name
+    return f"method.supervised.hyperparameters.{name}" if body.method else f"hyperparameters.{name}"
+
+
+def auto_fields(body: CreateFineTuningJob) -> frozenset[str]:
+    """The fields of :func:`to_contract`'s contract that the auto rules decide, not the request."""
+    requested = body.method.supervised.hyperparameters if body.method else body.hyperparameters or Hyperparameters()
+    given = body.mens.model_dump(exclude_unset=True).get("exec", {})
+    paths = {path for name, path in RESOLVED.items() if getattr(requested, name) == "auto"} | {"exec.grad_accum"}
+    return frozenset(path for path in paths if path.removeprefix("exec.") not in given)
 
 
 def resolve_auto(requested: Hyperparameters, rows: int) -> dict[str, float]:

@@ -6,6 +6,7 @@ from fastapi import APIRouter, Request
 
 from api.openai.fine_tuning import (
     CHECKPOINT_PREFIX,
+    auto_fields,
     checkpoint_view,
     event_seq,
     event_view,
@@ -43,7 +44,7 @@ def create_job(
         job = submit_finetune(
             services,
             view,
-            JobRequest(contract, name=to_name(body.suffix), train_lines=lines),
+            JobRequest(contract, name=to_name(body.suffix), train_lines=lines, auto=auto_fields(body)),
             labels=body.metadata or {},
             idempotency_key=idempotency_key,
             hyperparameters=hyperparameters,

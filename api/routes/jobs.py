@@ -40,11 +40,15 @@ class CreateFinetune(BaseModel):
     preset: str | None = Field(None, description="Preset for the fields that the contract leaves open, or `auto`.")
     domain: str | None = Field(None, description="Domain profile; it takes precedence over the preset.")
     name: Name | None = Field(None, description="First part of the adapter's id; exec.adapter_tag when null.")
+    backend: str | None = Field(None, description="A training backend, which must be the one that the contract means.")
+    auto: list[str] = Field([], description="Fields of the contract that a client's auto rules have set, not its user.")
     metadata: Metadata = {}
 
     def request(self) -> JobRequest:
         """The contract with its presets."""
-        return JobRequest(self.contract, self.preset, self.domain, self.name)
+        return JobRequest(
+            self.contract, self.preset, self.domain, self.name, backend=self.backend, auto=frozenset(self.auto)
+        )
 
 
 class CreateMerge(BaseModel):
@@ -64,6 +68,7 @@ class PlanRequest(BaseModel):
     preset: str | None = None
     domain: str | None = None
     name: Name | None = None
+    backend: str | None = None
 
 
 class PlanAnswer(BaseModel):
@@ -72,7 +77,7 @@ class PlanAnswer(BaseModel):
     plan: ExecutionPlan
     plan_digest: str
     sources: dict[str, str] = Field(
-        description="Source of each field's value: explicit, domain, ladder, preset, default."
+        description="Source of each field's value: explicit, auto, domain, ladder, preset, default."
     )
     preflight: dict[str, Any] = Field(description="Content of training-preflight.json.")
 
@@ -99,7 +104,8 @@ def create_job(
 @router.post("/plans", dependencies=TRAINER)
 def plan(body: PlanRequest, services: ServicesDep, view: TenantViewDep) -> PlanAnswer:
     """Dry run: all checks of a submission, and the execution plan that it would store. Nothing is written."""
-    checked = check_contract(services, view, JobRequest(body.contract, body.preset, body.domain, body.name))
+    request = JobRequest(body.contract, body.preset, body.domain, body.name, backend=body.backend)
+    checked = check_contract(services, view, request)
     return PlanAnswer(
         plan=checked.plan, plan_digest=checked.plan.digest, sources=checked.sources, preflight=checked.record()
     )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -16,7 +17,9 @@ from typing import Any, NoReturn
 import httpx
 import typer
 
+from cli.client.json_errors import wants_json
 from cli.client.remedies import to_cli_remedy
+from shared.errors import Code, MensError
 from shared.settings import Settings, read_settings
 
 CONNECTION_NAME = "connection.json"
@@ -128,10 +131,24 @@ def note(message: str) -> None:
     typer.echo(message, err=True)
 
 
-def fail(message: str) -> NoReturn:
-    """End the command with an error on stderr and exit code 1."""
-    typer.secho(f"error: {message}", fg=typer.colors.RED, err=True)
+def fail(message: str, error: Mapping[str, Any] | None = None) -> NoReturn:
+    """End the command with an error on stderr and exit code 1; with ``--json``, as JSON on stdout.
+
+    Args:
+        message: for people.
+        error: for machines: at least code, message and param; made of the message when left out.
+    """
+    if wants_json():
+        unknown = {"code": str(Code.REQUEST_INVALID), "message": message, "param": None}
+        typer.echo(json.dumps({"error": dict(error) if error else unknown}, indent=2))
+    else:
+        typer.secho(f"error: {message}", fg=typer.colors.RED, err=True)
     raise typer.Exit(1)
+
+
+def fail_with(error: MensError) -> NoReturn:
+    """End the command with one of our own errors."""
+    fail(str(error), error.as_dict())
 
 
 def _send(method: str, path: str, tenant: str | None = None, **request: Any) -> httpx.Response:
@@ -145,5 +162,16 @@ def _send(method: str, path: str, tenant: str | None = None, **request: Any) -> 
 
 def _parse(response: httpx.Response) -> Any:
     if response.is_error:
-        fail(describe_error(response))
+        fail(describe_error(response), _error_of(response))
     return response.json()
+
+
+def _error_of(response: httpx.Response) -> dict[str, Any] | None:
+    """The API's error with our own fields beside OpenAI's; None where another program has answered."""
+    try:
+        error: dict[str, Any] = response.json()["error"]
+    except (ValueError, KeyError, TypeError):
+        return None
+    mens = error.get("mens", {})
+    shown = {"code": error["code"], "message": error["message"], "param": error.get("param")}
+    return {**shown, **mens}

@@ -14,7 +14,8 @@ from rich.markup import escape
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from cli.client.connection import fail
+from cli.client.connection import fail, fail_with
+from cli.client.json_errors import note_json
 from shared.base_models.catalog import load_catalog
 from shared.contract.sections import ContextFilter, DataMode
 from shared.datasets.filters import RowFilter
@@ -56,7 +57,7 @@ def check(
     seq_len: Annotated[int, typer.Option(min=8, help="Most tokens of a row, with --model.")] = 256,
     sample: Annotated[int, typer.Option(min=1, help="How many rows are tokenised, with --model.")] = 2000,
     near: Annotated[bool, typer.Option(help="Look for near duplicates too; --no-near is faster.")] = True,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", callback=note_json, help="Print the report as JSON.")] = False,
 ) -> None:
     """Check a training file: every bad line with number and reason, duplicates, leakage. Exit code 1 if it is unusable."""
     if quarantine and any(path and quarantine.resolve() == path.resolve() for path in (file, validation)):
@@ -99,7 +100,7 @@ def report_supervision(file: Path, model: str, seq_len: int, min_rating: int, sa
             folder = locate(load_catalog(settings.catalog_path).get(model), settings.catalog_path)
         return supervise_file(file, folder, seq_len=seq_len, min_rating=min_rating, limit_rows=sample)
     except MensError as error:
-        fail(str(error))
+        fail_with(error)
 
 
 def show(report: DataReport, file: Path, validation: Path | None, quarantine: Path | None) -> None:

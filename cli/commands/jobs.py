@@ -13,10 +13,11 @@ from rich.console import Console
 from cli.client.connection import call, fail
 from cli.client.id_prefixes import resolve_adapter_id, resolve_job_id
 from cli.client.job_progress import FINAL, describe_progress, follow
+from cli.client.json_errors import note_json
 from cli.commands.aliases import describe_hiding
 from cli.output import print_table
 from shared.contract.auto_hyperparameters import auto_exec
-from shared.contract.sections import DataMode
+from shared.contract.sections import DataMode, FineTuneContract
 from shared.datasets.reader import count_lines
 
 app = typer.Typer(no_args_is_help=True, help="Jobs: list, show, watch, cancel, pause, resume, merge.")
@@ -55,12 +56,12 @@ def train(
     watch: Annotated[bool, typer.Option(help="Follow the job to its end.")] = True,
 ) -> None:
     """Tune a base model on a JSONL file. Check it first with `mens data check FILE` and `mens plan FILE --model NAME`."""
-    sections: dict[str, dict[str, Any]] = read_sections(contract) if contract else {}
+    sections: dict[str, Any] = read_sections(contract) if contract else {}
+    rules: dict[str, float] = {}
     if not (preset or domain):
         base = call("GET", f"/v1/models/{quote(model, safe='')}")["mens"]
         with file.open("rb") as content:
-            rows = count_lines(content)
-        sections["exec"] = auto_exec(rows, base.get("learning_rate")) | sections.get("exec", {})
+            rules = auto_exec(count_lines(content), base.get("learning_rate"))
     options: dict[str, dict[str, Any]] = {
         "data": {
             "train_file": upload(file),
@@ -76,7 +77,9 @@ def train(
     for section, values in options.items():
         given = {key: value for key, value in values.items() if value is not None}
         sections[section] = sections.get(section, {}) | given
-    body = {"kind": "finetune", "contract": sections, "name": name, "preset": preset, "domain": domain}
+    body: dict[str, Any] = {"kind": "finetune", "contract": sections, "name": name, "preset": preset, "domain": domain}
+    body["auto"] = sorted(f"exec.{field}" for field in rules.keys() - sections["exec"].keys())
+    sections["exec"] = rules | sections["exec"]
     job = call("POST", "/v1/jobs", json=body)
     console.print(f"created {job['id']}: {summary(job)}", soft_wrap=True)
     notes = call("GET", f"{_path(job['id'])}/preflight")["notes"]
@@ -90,12 +93,17 @@ def train(
 
 
 def read_sections(path: Path) -> dict[str, Any]:
-    """The sections of a contract file; ends the command when it holds something else."""
+    """The sections of a contract file, or of what `mens plan --json` has printed; ends the command for anything else."""
     try:
         sections = json.loads(path.read_text())
     except ValueError as error:
         fail(f"{path} is not JSON: {error}")
-    if not isinstance(sections, dict) or not all(isinstance(section, dict) for section in sections.values()):
+    if isinstance(sections, dict) and isinstance(sections.get("plan"), dict):
+        sections = sections["plan"].get("contract")
+    names = FineTuneContract.model_fields
+    if not isinstance(sections, dict) or not all(
+        isinstance(value, dict) or names.get(name, names["data"]).annotation is bool for name, value in sections.items()
+    ):
         fail(f'{path} must hold an object of sections, e.g. {{"exec": {{"epochs": 3}}}}.')
     return sections
 
@@ -121,7 +129,7 @@ def upload(path: Path) -> str:
 
 
 @app.command("list")
-def list_jobs(limit: Annotated[int, typer.Option(help="How many.")] = 20) -> None:
+def list_jobs(limit: Annotated[int, typer.Option(min=1, max=100, help="How many.")] = 20) -> None:
     """Show the newest jobs."""
     rows = []
     for job in call("GET", "/v1/jobs", params={"limit": limit})["data"]:
@@ -136,7 +144,7 @@ def list_jobs(limit: Annotated[int, typer.Option(help="How many.")] = 20) -> Non
 @app.command("show")
 def show(
     job_id: JobId,
-    as_json: Annotated[bool, typer.Option("--json", help="The whole record, as JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", callback=note_json, help="The whole record, as JSON.")] = False,
 ) -> None:
     """Show a job: state, progress, outcome and its last events."""
     job = call("GET", _path(job_id), params={"after": "0"} if as_json else {"last": LAST_EVENTS})

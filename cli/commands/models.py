@@ -12,6 +12,7 @@ import typer
 
 from cli.client.connection import call, connect, describe_error, describe_unreachable, fail, find, find_all
 from cli.client.id_prefixes import resolve_adapter_id
+from cli.client.json_errors import note_json
 from cli.commands.aliases import describe_alias, describe_share, describe_targets
 from cli.output import print_table
 
@@ -41,7 +42,7 @@ def show(
     name: Annotated[
         str, typer.Argument(help="Base model, alias, or adapter id or its beginning; quarantined adapters, too.")
     ],
-    as_json: Annotated[bool, typer.Option("--json", help="The whole record, as JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", callback=note_json, help="The whole record, as JSON.")] = False,
 ) -> None:
     """Show one model: its kind, base, tenant and aliases, and its certificate of each replica (docs/certificates.md)."""
     name = resolve_adapter_id(name)

@@ -11,15 +11,16 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from cli.client.connection import fail
+from cli.client.connection import fail_with
+from cli.client.json_errors import note_json
 from cli.commands.bases import entry_and_folder
 from cli.commands.jobs import read_sections
 from shared.contract.auto_hyperparameters import auto_exec
 from shared.contract.flat_keys import parse_contract
 from shared.contract.plan import warmup_steps
-from shared.contract.sections import DataMode
+from shared.contract.sections import DEVICE_NAMES, DataMode, Device
 from shared.datasets.reader import count_lines
-from shared.errors import MensError
+from shared.errors import Code, ContractRejected, MensError
 from shared.preflight.pipeline import preflight
 from shared.preflight.types import InputFile, JobRequest, Machine, Preflight, ServingLimits
 from shared.settings import Settings, read_settings
@@ -50,17 +51,19 @@ def plan(
     rank: Annotated[int | None, typer.Option(help="LoRA rank. Default: 16.")] = None,
     preset: Annotated[str | None, typer.Option(help="A preset instead of the auto rules.")] = None,
     domain: Annotated[str | None, typer.Option(help="A domain profile.")] = None,
-    device: Annotated[str, typer.Option(help="cpu, cuda or auto.")] = "auto",
+    backend: Annotated[str | None, typer.Option(help="qlora: what the contract must mean.")] = None,
+    device: Annotated[str, typer.Option(help="What the job will find: cpu, cuda (gpu) or auto.")] = "auto",
     vram_gb: Annotated[
-        float | None, typer.Option(help="Memory of the training GPU in GiB; checks whether the job fits.")
+        float | None, typer.Option(min=0.001, help="Memory of the training GPU in GiB; checks whether the job fits.")
     ] = None,
-    max_lora_rank: Annotated[int | None, typer.Option(help="Largest rank of the serving tier.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print plan and preflight as JSON.")] = False,
+    max_lora_rank: Annotated[int | None, typer.Option(min=1, help="Largest rank of the serving tier.")] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", callback=note_json, help="Print plan and preflight as JSON.")
+    ] = False,
 ) -> None:
     """Run every check of a job and show its plan. Exit code 1 with code and remedy if the job could not run."""
     sections: dict[str, Any] = read_sections(contract) if contract else {}
     options: dict[str, dict[str, Any]] = {
-        "model": {"hf_repo": model},
         "data": {
             "train_file": file.name,
             "replay_file": replay.name if replay else None,
@@ -70,17 +73,19 @@ def plan(
         "adapter": {"rank": rank},
     }
     limits = ServingLimits(max_lora_rank=max_lora_rank) if max_lora_rank else None
-    machine = Machine(device=device, vram_bytes=int(vram_gb * GIB) if vram_gb else None, limits=limits)
     try:
+        machine = Machine(_device(device), vram_bytes=int(vram_gb * GIB) if vram_gb else None, limits=limits)
         base, folder = entry_and_folder(read_settings(Settings), model)
+        options["model"] = {"hf_repo": base.name}  # not the path that was typed: another machine has another
         train = _input(file)
-        if not (preset or domain):
-            sections["exec"] = auto_exec(train.lines or 0, base.learning_rate) | sections.get("exec", {})
         for section, values in options.items():
             given = {key: value for key, value in values.items() if value is not None}
             sections[section] = sections.get(section, {}) | given
+        rules = {} if preset or domain else auto_exec(train.lines or 0, base.learning_rate)
+        auto = frozenset(f"exec.{name}" for name in rules.keys() - sections["exec"].keys())
+        sections["exec"] = rules | sections["exec"]
         checked = preflight(
-            JobRequest(parse_contract(sections), preset, domain),
+            JobRequest(parse_contract(sections), preset, domain, backend=backend, auto=auto),
             base,
             folder,
             train,
@@ -89,11 +94,28 @@ def plan(
             _input(replay) if replay else None,
         )
     except MensError as error:
-        fail(str(error))
+        fail_with(error)
     if as_json:
         typer.echo(json.dumps({"plan": checked.plan.model_dump(mode="json"), **checked.record()}, indent=2))
     else:
         show(checked)
+
+
+def _device(name: str) -> str:
+    """A preflight's device from any spelling of one.
+
+    Raises:
+        ContractRejected: ``CONTRACT_INVALID``, or ``CONTRACT_UNSUPPORTED`` for one that no worker trains on.
+    """
+    device = DEVICE_NAMES.get(name.strip().lower())
+    if device is None or device is Device.METAL:
+        raise ContractRejected(
+            Code.CONTRACT_INVALID if device is None else Code.CONTRACT_UNSUPPORTED,
+            f"{name!r} is no device that a worker trains on.",
+            remedy="Use cpu, cuda or auto.",
+            param="device",
+        )
+    return str(device)
 
 
 def show(checked: Preflight) -> None:

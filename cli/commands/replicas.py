@@ -9,10 +9,11 @@ from typing import Annotated
 import typer
 
 from cli.client.connection import find_all, note
+from cli.client.json_errors import note_json
 from cli.output import print_table
 
 
-def replicas(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
+def replicas(as_json: Annotated[bool, typer.Option("--json", callback=note_json, help="Print JSON.")] = False) -> None:
     """Show the serving replicas: state, requests in flight, the last error of each, and when. For an admin of `shared`.
 
     It is the view of one API process (docs/serving.md explains the states).

@@ -12,6 +12,7 @@ import typer
 
 from cli.client.connection import call, find, find_all, note
 from cli.client.id_prefixes import resolve_adapter_id
+from cli.client.json_errors import note_json
 from cli.commands.keys import RemoteKeys, check_tenant, find_id
 from cli.output import print_table
 
@@ -46,7 +47,7 @@ def usage(
             help="Only this tenant's; left out: that of MENS_API_KEY.",
         ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", callback=note_json, help="Print JSON.")] = False,
 ) -> None:
     """Show requests and tokens by day, key and model: of the tenant with an admin's key, else of the key itself."""
     key_id = key

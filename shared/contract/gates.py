@@ -39,6 +39,7 @@ class GateContext:
         rows: rows that can be trained on.
         experimental_optimizer: whether the installation has optimizers to try out; no release has yet.
         force_kernel: a backend's name that the contract must agree with.
+        proxy_stack: how many layers' output projections the base's weights have, and how many its config implies.
     """
 
     device: str
@@ -47,6 +48,7 @@ class GateContext:
     rows: int | None
     experimental_optimizer: bool = False
     force_kernel: str | None = None
+    proxy_stack: tuple[int, int] | None = None
 
     @property
     def layout(self) -> str:
@@ -104,6 +106,10 @@ def check_gates(contract: FineTuneContract, context: GateContext) -> list[str]:
         notes.append("device.device is cuda, but there is no GPU: the job falls back to the CPU.")
     if context.rows is not None and context.rows < MIN_CORPUS_PAIRS:
         notes.append(f"The training file has {context.rows} rows; {MIN_CORPUS_PAIRS} or more is advised.")
+    if not contract.artifact.allow_placeholder_attention_merge:
+        notes.append(
+            "artifact.allow_placeholder_attention_merge is false, as it always is: a merge folds every tensor in."
+        )
     if _is_mobile(contract):
         notes.append("The adapter keeps to the mobile limits, but no on-device runtime or export is part of Mens.")
     return notes

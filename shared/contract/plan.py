@@ -11,9 +11,9 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, NoReturn
 
-from pydantic import BaseModel, Field
+from pydantic import AfterValidator, BaseModel, Field
 
 from shared.base_models.catalog import BaseModelEntry, Sha256
 from shared.contract.epochs import Histogram, rows_per_epoch
@@ -46,15 +46,28 @@ class DataFile(ContractValue):
     rows: int = Field(description="Rows that pass the filters.")
 
 
+class FrozenDict(dict[str, str]):
+    """A dictionary that is never changed: part of a value that others have a digest of."""
+
+    def _refuse(self, *_: object, **__: object) -> NoReturn:
+        raise TypeError("a plan is not changed")
+
+    __setitem__ = __delitem__ = __ior__ = clear = pop = popitem = setdefault = update = _refuse
+
+
 class PlannedBase(ContractValue):
     """The base model by content."""
 
     name: str
-    digests: dict[str, Sha256]
+    digests: Annotated[dict[str, Sha256], AfterValidator(FrozenDict)]
 
 
 class ExecutionPlan(ContractValue):
-    """Everything a fine-tune attempt does, decided. Equal plans train equal adapters."""
+    """Everything a fine-tune attempt does, decided. Equal plans train equal adapters.
+
+    A field that a release adds gets a default that means what the releases before did, so a plan that one of them has stored
+    is still that plan: its digest is of what was stored.
+    """
 
     version: Literal[1] = 1
     execution_kernel: Literal["qlora"] = "qlora"
@@ -67,12 +80,21 @@ class ExecutionPlan(ContractValue):
     validation_rows: int = Field(description="Rows held out of the training file.")
     optimizer_steps: int = Field(description="Upper bound; rows with nothing supervised are skipped and counted.")
     adapter_name: Name
+    candle_proxy_stack_eligible: bool = Field(
+        True, description="Whether the base's layers can be counted in its weights."
+    )
+    candle_proxy_stack_complete: bool | None = Field(
+        None, description="Whether every layer is there; null: not counted."
+    )
+    candle_proxy_stack_keys_matched: int | None = Field(None, description="Layers whose output projection was found.")
+    candle_proxy_stack_keys_expected: int | None = Field(None, description="Layers that the base's config implies.")
+    candle_compat_mode: bool = Field(True, description="True for QLoRA, the only kernel that is run.")
     notes: tuple[str, ...] = Field((), description="What the operator should know although nothing forbids it.")
 
     @property
     def digest(self) -> str:
-        """SHA-256 of the plan's canonical JSON."""
-        return digest_json(self.model_dump(mode="json"))
+        """SHA-256 of the plan's canonical JSON, as it was stored: without fields that came later."""
+        return digest_json(self.model_dump(mode="json", exclude_unset=True))
 
 
 class TrainingInputs(ContractValue):
@@ -89,6 +111,10 @@ class TrainingRun(ContractValue):
 
     plan: ExecutionPlan
     inputs: TrainingInputs
+
+    def to_json(self) -> str:
+        """The file's content; the plan in it is the stored one, so that it keeps its digest."""
+        return self.model_dump_json(indent=2, exclude_unset=True)
 
 
 class MergePlan(ContractValue):
@@ -142,7 +168,8 @@ def plan_finetune(
         ContractRejected: a gate's code, ``CONTRACT_UNSUPPORTED``, or ``CORPUS_TOO_SMALL`` when a curriculum leaves an
             epoch without rows; with the field's path.
     """
-    notes = check_gates(contract, context or replace(UNKNOWN, rows=train.rows))
+    facts = context or replace(UNKNOWN, rows=train.rows)
+    notes = check_gates(contract, facts)
     reject_unsupported(contract)
     held_out = 0 if validation else validation_split(train.rows, contract.data.validation_split_ratio)
     if contract.exec.early_stopping_patience and not (validation or held_out):
@@ -158,7 +185,8 @@ def plan_finetune(
     content |= {"replay_file": replay.sha256} if replay else {}
     replayed = replay.rows if replay else 0
     epochs = rows_per_epoch(train.rows - held_out, contract, difficulties=difficulties, replay=replayed)
-    return ExecutionPlan(
+    stack = facts.proxy_stack
+    plan = ExecutionPlan(
         contract=contract,
         contract_digest=contract_digest(contract, content),
         base=PlannedBase(name=base.name, digests=base.digests),
@@ -168,8 +196,13 @@ def plan_finetune(
         validation_rows=held_out,
         optimizer_steps=planned_steps(epochs, contract),
         adapter_name=adapter_name,
+        candle_proxy_stack_complete=None if stack is None else 0 < stack[1] == stack[0],
+        candle_proxy_stack_keys_matched=None if stack is None else stack[0],
+        candle_proxy_stack_keys_expected=None if stack is None else stack[1],
         notes=tuple(notes),
     )
+    # Every field is set, as in the stored plan: the digest is of what is set.
+    return ExecutionPlan.model_validate(plan.model_dump(mode="json"))
 
 
 def validation_split(rows: int, ratio: float) -> int:
@@ -212,6 +245,7 @@ def reject_unsupported(contract: FineTuneContract) -> None:
         ("exec.resume_from", contract.exec.resume_from, None, "a job resumes from its own checkpoints by itself"),
         ("optimizer.experiment", contract.optimizer.experiment, OptimizerExperiment.OFF, "there is no experiment"),
         ("chatml", contract.chatml, ChatmlSection(), "the server writes chats with the base's own template"),
+        ("collateral_damage_verified", contract.collateral_damage_verified, False, "nothing here has verified it"),
         ("reward.hook", contract.reward.hook, None, "nothing is scored in supervised training"),
     ]
     if contract.device.device is Device.METAL:

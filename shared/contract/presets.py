@@ -32,14 +32,16 @@ DEFAULT_PRESET = "4080"
 """The preset of a command line that names none; `resolve_contract` itself has no default."""
 VRAM_SLACK = 0.97
 
-Source = Literal["explicit", "domain", "ladder", "preset", "default"]
+Source = Literal["explicit", "auto", "domain", "ladder", "preset", "default"]
+"""``auto``: a rule of `shared/contract/auto_hyperparameters.py` has set it, before presets; it stands like an explicit one."""
 
 
 class Resolution(ContractValue):
-    """A complete contract, and what decided each of its fields."""
+    """A complete contract, what decided each of its fields, and which value of a chosen preset or domain was not kept."""
 
     contract: FineTuneContract
     sources: dict[str, Source]
+    notes: tuple[str, ...] = ()
 
 
 def preset_names() -> list[str]:
@@ -109,6 +111,7 @@ def resolve_contract(
     parameters: int | None = None,
     vram_mb: int | None = None,
     rows: int | None = None,
+    max_positions: int | None = None,
 ) -> Resolution:
     """Complete a contract; the module's docstring has the order of precedence.
 
@@ -120,6 +123,7 @@ def resolve_contract(
         parameters: of the base model, counted from its config.
         vram_mb: memory of the card.
         rows: rows that are trained on.
+        max_positions: of the base: the longest row that it can read.
 
     Returns:
         The contract, the same object when nothing was decided for it, and the source of each field.
@@ -132,16 +136,25 @@ def resolve_contract(
     if preset is not None:
         draft.take(preset_values(preset, vram_mb), "preset")
     if size := size_row(parameters, vram_mb):
-        draft.bound(size.bounds)
+        draft.bound(size.bounds, _describe_size(parameters, vram_mb))
     if rows is not None and is_small_dataset(rows):
-        draft.bound(ladder_file().small_dataset.bounds)
+        draft.bound(ladder_file().small_dataset.bounds, f"the file has {rows} rows")
     if domain is not None:
         draft.take(domain_values(domain), "domain")
+    if max_positions is not None:
+        draft.bound({"exec.seq_len": Bound(max=max_positions)}, f"the base has {max_positions} positions")
     # Last, because these limits follow from fields that may have just been decided.
     limits = MOBILE_LIMITS if draft.values["artifact.deployment_target"] == DeploymentTarget.MOBILE_EDGE else {}
     seq_len = min(draft.values["exec.seq_len"], limits.get("exec.seq_len", draft.values["exec.seq_len"]))
-    draft.bound({path: Bound(max=limit) for path, limit in {**limits, "exec.qlora_ce_last_k": seq_len}.items()})
-    return Resolution(contract=draft.contract(), sources=draft.sources)
+    why = "the deployment target is mobile_edge" if limits else f"exec.seq_len is {seq_len}"
+    draft.bound({path: Bound(max=limit) for path, limit in {**limits, "exec.qlora_ce_last_k": seq_len}.items()}, why)
+    return Resolution(contract=draft.contract(), sources=draft.sources, notes=tuple(draft.notes))
+
+
+def _describe_size(parameters: int | None, vram_mb: int | None) -> str:
+    size = "of unknown size" if parameters is None else f"of {parameters / 1e9:.2g}B parameters"
+    card = "GPU memory is not known" if vram_mb is None else f"the GPU has {vram_mb} MiB"
+    return f"the base is {size} and {card}"
 
 
 class _Draft:
@@ -150,6 +163,7 @@ class _Draft:
     def __init__(self, contract: FineTuneContract) -> None:
         self._contract = contract
         self._decided: set[str] = set()
+        self.notes: list[str] = []
         self.values: Values = {}
         self.sources: dict[str, Source] = {}
         for path in contract_paths():
@@ -167,9 +181,15 @@ class _Draft:
                 self.values[path], self.sources[path] = value, source
                 self._decided.add(path)
 
-    def bound(self, bounds: Mapping[str, Bound]) -> None:
-        """Move the fields that are not explicit into their bounds."""
+    def bound(self, bounds: Mapping[str, Bound], why: str) -> None:
+        """Move the fields that are not explicit into their bounds, and note it where somebody chose the value by a name."""
         clamped = {path: bound.clamp(self.values[path]) for path, bound in bounds.items()}
+        for path, value in clamped.items():
+            source, before = self.sources[path], self.values[path]
+            if source in ("preset", "domain") and value != before:
+                self.notes.append(
+                    f"{path} is {value}, not {before} as the {source} has it, because {why}. Set it yourself to keep it."
+                )
         self.take({path: value for path, value in clamped.items() if value != self.values[path]}, "ladder")
 
     def contract(self) -> FineTuneContract:

@@ -17,6 +17,8 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    Strict,
+    StrictBool,
     StringConstraints,
     model_validator,
 )
@@ -49,6 +51,10 @@ def _check_name(value: object) -> object:
         raise PydanticCustomError(BAD_NAME, "{fault}", {"fault": fault})
     return value
 
+
+Integer = Annotated[int, Strict()]
+Number = Annotated[float, Strict()]
+"""Not lenient as pydantic is by default: true is no number, and no text is one."""
 
 Name = Annotated[str, StringConstraints(pattern=_NAME_PATTERN), BeforeValidator(_check_name)]
 """A name that callers choose (alias, suffix, base model): safe in a URL, a file name and a log line."""
@@ -134,16 +140,16 @@ class ProvenanceSection(ContractValue):
     base_family: str | None = None
     upstream_model_id: str | None = None
     license_class: str | None = None
-    attribution_required: bool = False
+    attribution_required: StrictBool = False
 
 
 class ContextFilter(ContractValue):
     """Which rows are trained on, by their own metadata."""
 
     categories: list[str] | None = None
-    difficulty_min: Annotated[int, Field(ge=1, le=10)] | None = None
-    difficulty_max: Annotated[int, Field(ge=1, le=10)] | None = None
-    rating_min: Annotated[int, Field(ge=1, le=5)] | None = None
+    difficulty_min: Annotated[Integer, Field(ge=1, le=10)] | None = None
+    difficulty_max: Annotated[Integer, Field(ge=1, le=10)] | None = None
+    rating_min: Annotated[Integer, Field(ge=1, le=5)] | None = None
 
     @model_validator(mode="after")
     def _admits_something(self) -> Self:
@@ -165,9 +171,11 @@ class DataSection(ContractValue):
     train_file: str = Field(min_length=1, description="Id of an uploaded JSONL file.")
     validation_file: str | None = Field(None, description="Id of an uploaded JSONL file; else a split of the first.")
     tokenizer_mode: TokenizerMode = TokenizerMode.HF
-    min_rating: int = Field(3, ge=0, le=5, description="Rows rated lower are left out; 0 keeps all; unrated rows stay.")
+    min_rating: Integer = Field(
+        3, ge=0, le=5, description="Rows rated lower are left out; 0 keeps all; unrated rows stay."
+    )
     context_filter: ContextFilter | None = None
-    validation_split_ratio: float = Field(
+    validation_split_ratio: Number = Field(
         0.05,
         ge=0.0,
         le=0.5,
@@ -178,7 +186,7 @@ class DataSection(ContractValue):
     replay_file: str | None = Field(
         None, description="Id of an uploaded JSONL file whose rows are mixed into each epoch, against forgetting."
     )
-    replay_ratio: float = Field(
+    replay_ratio: Number = Field(
         0.1, ge=0.0, le=0.5, description="Replayed rows of an epoch for each of its other rows; with replay_file only."
     )
 
@@ -187,9 +195,9 @@ class AdapterSection(ContractValue):
     """The shape of the adapter."""
 
     method: AdapterMethod = AdapterMethod.QLORA
-    rank: int = Field(16, ge=1, le=512, validation_alias=AliasChoices("rank", "r"))
-    alpha: int = Field(32, ge=1, le=MAX_ALPHA, validation_alias=AliasChoices("alpha", "lora_alpha"))
-    dropout: float = Field(0.0, ge=0.0, lt=1.0)
+    rank: Integer = Field(16, ge=1, le=512, validation_alias=AliasChoices("rank", "r"))
+    alpha: Integer = Field(32, ge=1, le=MAX_ALPHA, validation_alias=AliasChoices("alpha", "lora_alpha"))
+    dropout: Number = Field(0.0, ge=0.0, lt=1.0)
     targets: AdapterTargets = AdapterTargets.FULL_GRAPH
     target_modules: list[str] | None = Field(
         None, min_length=1, description="Module names, e.g. q_proj; every linear layer but the head when null."
@@ -200,43 +208,50 @@ class QuantSection(ContractValue):
     """How the frozen base is held in memory."""
 
     base: BaseQuant = BaseQuant.NF4
-    double_quant: bool = True
+    double_quant: StrictBool = True
 
 
 class CurriculumSchedule(ContractValue):
     """Highest difficulty admitted per epoch; an epoch without a value has the last one given before it."""
 
-    epoch_1_max_difficulty: Annotated[int, Field(ge=1, le=10)] | None = None
-    epoch_2_max_difficulty: Annotated[int, Field(ge=1, le=10)] | None = None
-    epoch_3_max_difficulty: Annotated[int, Field(ge=1, le=10)] | None = None
+    epoch_1_max_difficulty: Annotated[Integer, Field(ge=1, le=10)] | None = None
+    epoch_2_max_difficulty: Annotated[Integer, Field(ge=1, le=10)] | None = None
+    epoch_3_max_difficulty: Annotated[Integer, Field(ge=1, le=10)] | None = None
     curriculum_phases: list[str] | None = None
 
 
 class ExecSection(ContractValue):
     """How it is trained."""
 
-    epochs: int = Field(3, ge=1, le=1000)
-    seq_len: int = Field(256, ge=8, le=1 << 20, description="Tokens per row; longer rows lose their beginning.")
-    batch_size: int = Field(4, ge=1, le=4096, description="Rows per micro-batch.")
-    grad_accum: int = Field(4, ge=1, le=4096, description="Micro-batches per optimizer step.")
-    learning_rate: float = Field(2e-4, gt=0.0, le=1.0)
-    warmup_steps: int = Field(100, ge=0, le=1_000_000, description="Optimizer steps; at most 10 % of them are used.")
-    weight_decay: float = Field(0.01, ge=0.0, le=1.0)
-    max_grad_norm: float = Field(1.0, gt=0.0, le=1e6)
-    seed: int = Field(42, ge=0, le=2**31 - 1)
-    checkpoint_every: int = Field(500, ge=1, le=10_000_000, description="Optimizer steps between checkpoints.")
-    early_stopping_patience: int | None = Field(
+    epochs: Integer = Field(3, ge=1, le=1000)
+    seq_len: Integer = Field(256, ge=8, le=1 << 20, description="Tokens per row; longer rows lose their beginning.")
+    batch_size: Integer = Field(4, ge=1, le=4096, description="Rows per micro-batch.")
+    grad_accum: Integer = Field(4, ge=1, le=4096, description="Micro-batches per optimizer step.")
+    learning_rate: Number = Field(2e-4, gt=0.0, le=1.0)
+    warmup_steps: Integer = Field(
+        100, ge=0, le=1_000_000, description="Optimizer steps; at most 10 % of them are used."
+    )
+    weight_decay: Number = Field(0.01, ge=0.0, le=1.0)
+    max_grad_norm: Number = Field(1.0, gt=0.0, le=1e6)
+    seed: Integer = Field(42, ge=0, le=2**31 - 1)
+    checkpoint_every: Integer = Field(
+        500, ge=1, le=10_000_000, description="Optimizer steps between checkpoints; each epoch's end has one too."
+    )
+    checkpoint_minutes: Number = Field(
+        5.0, gt=0.0, le=1440.0, description="After so long without a checkpoint one is written, only to resume from."
+    )
+    early_stopping_patience: Integer | None = Field(
         None, ge=1, description="Stop after so many validations in a row that were no better than the best one before."
     )
     resume_from: str | None = None
-    max_vram_fraction: float | None = Field(None, gt=0.0, le=1.0)
+    max_vram_fraction: Number | None = Field(None, gt=0.0, le=1.0)
     adapter_tag: Name | None = None
-    qlora_require_full_proxy_stack: bool = False
-    qlora_allow_partial_proxy_stack: bool = False
-    qlora_max_skip_rate: float | None = Field(None, ge=0.0, le=1.0)
-    qlora_lm_head_only: bool = False
-    qlora_proxy_max_layers: int | None = Field(None, ge=0)
-    qlora_ce_last_k: int = Field(
+    qlora_require_full_proxy_stack: StrictBool = False
+    qlora_allow_partial_proxy_stack: StrictBool = False
+    qlora_max_skip_rate: Number | None = Field(None, ge=0.0, le=1.0)
+    qlora_lm_head_only: StrictBool = False
+    qlora_proxy_max_layers: Integer | None = Field(None, ge=0)
+    qlora_ce_last_k: Integer = Field(
         0, ge=0, le=MAX_CE_LAST_K, description="Loss on the last K assistant tokens; 0 means all."
     )
     curriculum_schedule: CurriculumSchedule | None = Field(
@@ -247,10 +262,10 @@ class ExecSection(ContractValue):
 class ArtifactSection(ContractValue):
     """What comes out."""
 
-    adapter_schema_version: int = Field(3, ge=3, le=3)
-    allow_placeholder_attention_merge: bool = True
+    adapter_schema_version: Integer = Field(3, ge=3, le=3)
+    allow_placeholder_attention_merge: StrictBool = True
     deployment_target: DeploymentTarget = DeploymentTarget.WORKSTATION
-    publish: bool = Field(True, description="False: train and store only, do not prove it on the serving tier.")
+    publish: StrictBool = Field(True, description="False: train and store only, do not prove it on the serving tier.")
     alias: Name | None = Field(None, description="Alias that is moved to the adapter when the job succeeds.")
 
 
@@ -263,18 +278,18 @@ class DeviceSection(ContractValue):
     ] = Field(
         Device.AUTO, description="Also: best, default, vulkan, dx12, d3d12 (auto); gpu, nvidia (cuda); mps (metal)."
     )
-    require_gpu: bool = Field(False, description="True: never train on a CPU.")
-    allow_cpu_fallback: bool = Field(True, description="False: fail when an accelerator cannot be used.")
+    require_gpu: StrictBool = Field(False, description="True: never train on a CPU.")
+    allow_cpu_fallback: StrictBool = Field(True, description="False: fail when an accelerator cannot be used.")
 
 
 class TrajectorySection(ContractValue):
     """Rows that weigh more in the loss, by their own metadata."""
 
-    enabled: bool = False
-    tool_trace_boost: float = Field(1.1, ge=0.0)
-    failure_category_boost: float = Field(1.15, ge=0.0)
-    quality_floor: Annotated[int, Field(ge=1, le=5)] | None = None
-    quality_boost: float = Field(1.05, ge=0.0)
+    enabled: StrictBool = False
+    tool_trace_boost: Number = Field(1.1, ge=0.0)
+    failure_category_boost: Number = Field(1.15, ge=0.0)
+    quality_floor: Annotated[Integer, Field(ge=1, le=5)] | None = None
+    quality_boost: Number = Field(1.05, ge=0.0)
 
 
 class OptimizerSection(ContractValue):
@@ -287,7 +302,7 @@ class OptimizerSection(ContractValue):
 class CurriculumSection(ContractValue):
     """Easy rows first: each epoch admits rows up to a difficulty, in ascending order."""
 
-    enabled: bool = False
+    enabled: StrictBool = False
 
 
 class ChatmlSection(ContractValue):
@@ -322,7 +337,7 @@ class FineTuneContract(ContractValue):
     curriculum: CurriculumSection = CurriculumSection()
     chatml: ChatmlSection = ChatmlSection()
     reward: RewardSection = RewardSection()
-    collateral_damage_verified: bool = False
+    collateral_damage_verified: StrictBool = False
 
 
 def contract_digest(contract: FineTuneContract, content: dict[str, str]) -> str:
@@ -331,10 +346,10 @@ def contract_digest(contract: FineTuneContract, content: dict[str, str]) -> str:
     Args:
         contract: the contract; shards count as a set, so their order does not matter.
         content: content hashes by role, e.g. ``{"train_file": sha256, "base": base digest}``. They stand for the file
-            ids, which differ from one installation to the next.
+            ids and for the base's name or path, which differ from one installation to the next.
     """
     fields: dict[str, Any] = contract.model_dump(
-        mode="json", exclude={"data": {"train_file", "validation_file", "replay_file"}}
+        mode="json", exclude={"model": {"hf_repo"}, "data": {"train_file", "validation_file", "replay_file"}}
     )
     # A set: the order of shards changes nothing that is trained.
     fields["model"]["weight_shards"] = sorted(fields["model"]["weight_shards"] or [])

@@ -264,7 +264,7 @@ def line_errors(report: DatasetReport, param: str = "data.train_file") -> Datase
     return DatasetInvalid(
         Code.DATASET_LINE_INVALID,
         f"The {_kind(param)} file has {report.error_count} bad line(s); the first is line {first.line}: {first.reason}.",
-        remedy="Fix them and upload the file again; `mens data check FILE` lists them all.",
+        remedy="Fix them and upload the file again; `mens data check FILE --quarantine BAD` writes all of them, with reasons, into BAD.",
         param=param,
         details={
             "error_count": report.error_count,

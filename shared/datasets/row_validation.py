@@ -9,7 +9,7 @@ from typing import Any, NoReturn, get_args
 
 import msgspec
 
-from shared.datasets.rows import Message, Record, Role, RowCode, RowError, TrainingRow, as_row
+from shared.datasets.rows import MAX_SPAN_WEIGHT, Message, Record, Role, RowCode, RowError, TrainingRow, as_row
 
 MAX_LINE_BYTES = 1_000_000
 """Longest line in bytes, without its line end."""
@@ -35,7 +35,7 @@ _RANGES = {
     "difficulty": (RowCode.ROW_DIFFICULTY_RANGE, "a whole number from 1 to 10"),
     "start": (RowCode.ROW_SPAN_OUT_OF_RANGE, "0 or more"),
     "end": (RowCode.ROW_SPAN_OUT_OF_RANGE, "0 or more"),
-    "weight": (RowCode.ROW_WEIGHT_INVALID, "0 or more"),
+    "weight": (RowCode.ROW_WEIGHT_INVALID, f"0 to {MAX_SPAN_WEIGHT}"),
 }
 _CHOICES = {
     "role": (RowCode.ROW_ROLE_UNKNOWN, f"one of {', '.join(ROLES)}"),

@@ -64,7 +64,9 @@ Role = Literal["system", "developer", "user", "assistant", "tool"]
 Rating = Annotated[int, msgspec.Meta(ge=1, le=5)]
 Difficulty = Annotated[int, msgspec.Meta(ge=1, le=10)]
 Offset = Annotated[int, msgspec.Meta(ge=0)]
-SpanWeight = Annotated[float, msgspec.Meta(ge=0)]
+MAX_SPAN_WEIGHT = 100
+"""So that no token drowns all others of its step, and no product overflows."""
+SpanWeight = Annotated[float, msgspec.Meta(ge=0, le=MAX_SPAN_WEIGHT)]
 
 
 class Message(msgspec.Struct, frozen=True, gc=False):

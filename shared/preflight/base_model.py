@@ -7,9 +7,10 @@ is an error with its name. The order is the original system's, its codes too whe
 
 from __future__ import annotations
 
+import json
 import math
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from shared.base_models.config import ModelConfig, broken_model, parse_model_config
@@ -18,6 +19,8 @@ from shared.base_models.tensors import (
     Shape,
     detect_namespace,
     expected_tensors,
+    linear_layers,
+    lora_modules,
     middle_keys,
     parameter_count,
 )
@@ -89,6 +92,35 @@ def preflight_model(folder: Path, *, tokenizer_mode: TokenizerMode | str, strict
         bytes_by_dtype=dict(sorted(bytes_by_dtype.items())),
         notes=tuple(_notes(folder, config, namespace, len(tensors.keys() - expected.keys()), middle, inventory)),
     )
+
+
+def read_model_type(folder: Path) -> str | None:
+    """``model_type`` of the folder's config.json as it stands there; None where it cannot be read."""
+    try:
+        value = json.loads((folder / "config.json").read_bytes()).get("model_type")
+    except (OSError, ValueError, RecursionError, AttributeError):
+        return None  # `preflight_model` says what is wrong with it
+    return value if isinstance(value, str) else None
+
+
+def check_targets(target_modules: Sequence[str] | None, config: ModelConfig) -> None:
+    """Check that every name of a contract's ``adapter.target_modules`` is that of linear layers of the base.
+
+    PEFT itself refuses only when none of the names is, and then after the weights were loaded.
+
+    Raises:
+        ContractRejected: ``TARGET_MODULES_UNKNOWN``; ``details["choices"]`` has the names.
+    """
+    unknown = [target for target in target_modules or () if not lora_modules(config, [target])]
+    if unknown:
+        names = sorted({name.rsplit(".", 1)[-1] for name in linear_layers(config)})
+        raise ContractRejected(
+            Code.TARGET_MODULES_UNKNOWN,
+            f"adapter.target_modules names {', '.join(map(repr, unknown))}; this base's linear layers are {', '.join(names)}.",
+            remedy="Use some of those names, or leave target_modules out to tune them all.",
+            param="adapter.target_modules",
+            details={"unknown": unknown, "choices": names},
+        )
 
 
 def _check_files(folder: Path, tokenizer_mode: TokenizerMode | str) -> None:

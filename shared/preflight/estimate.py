@@ -33,7 +33,7 @@ CPU_RUNTIME_BYTES = 440 << 20
 """Resident set of Python with torch, transformers and peft, measured."""
 VRAM_FRACTION = 0.85
 """Share of the device that a plan may fill when ``exec.max_vram_fraction`` is not set (specification §3.6)."""
-CHECKPOINTS_KEPT = 3
+CHECKPOINTS_KEPT = 4
 MIN_SEQ_LEN = 64
 
 
@@ -76,7 +76,11 @@ def estimate(
     vram = vram_parts(contract, config, requested, compute_bytes, runtime_bytes)
     budget = None if vram_bytes is None else math.floor(vram_bytes * (exec_.max_vram_fraction or VRAM_FRACTION))
     fits = None if budget is None else vram.total <= budget
-    nearest = nearest_fit(contract, config, requested, budget, compute_bytes) if budget and fits is False else None
+    nearest = (
+        nearest_fit(contract, config, requested, budget, compute_bytes, runtime_bytes)
+        if budget and fits is False
+        else None
+    )
     disk = disk_parts(contract, config)
     if epoch_rows is None:
         data = contract.data
@@ -143,7 +147,12 @@ def disk_parts(contract: FineTuneContract, config: ModelConfig) -> Disk:
 
 
 def nearest_fit(
-    contract: FineTuneContract, config: ModelConfig, requested: Configuration, budget: int, compute_bytes: int = 2
+    contract: FineTuneContract,
+    config: ModelConfig,
+    requested: Configuration,
+    budget: int,
+    compute_bytes: int = 2,
+    runtime_bytes: int = RUNTIME_BYTES,
 ) -> NearestFit | None:
     """The configuration nearest to the requested one that needs at most ``budget`` bytes; None when none does.
 
@@ -157,7 +166,7 @@ def nearest_fit(
             for batch_size, grad_accum in _same_effective_batch(requested.batch_size, requested.grad_accum):
                 changes = {"batch_size": batch_size, "grad_accum": grad_accum, "seq_len": seq_len}
                 tried = requested.model_copy(update=changes | {"checkpointing": checkpointing})
-                needed = vram_parts(contract, config, tried, compute_bytes).total
+                needed = vram_parts(contract, config, tried, compute_bytes, runtime_bytes).total
                 if needed <= budget:
                     shortened, advice = seq_len != requested.seq_len, _advice(requested, tried)
                     return NearestFit(configuration=tried, vram_bytes=needed, changes_result=shortened, advice=advice)

@@ -1,7 +1,7 @@
 """Everything that can be known before training, in one pass: for the API at submission, the worker as its first stage,
 and the command line offline. Reads headers, config, tokenizer and data; no weight, no GPU library.
 
-    contract ─► gates ─► model folder ─► presets ─► gates ─► length, servability ─► tokenizer
+    contract ─► gates ─► model folder ─► presets ─► gates ─► length, targets, servability ─► tokenizer
              ─► data and supervision, each file read once ─► presets, gates and plan, with rows ─► estimate
 
 Cheap checks come first. The first thing that makes the job impossible raises, with its code and what to do about it.
@@ -9,6 +9,7 @@ Cheap checks come first. The first thing that makes the job impossible raises, w
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
@@ -24,9 +25,10 @@ from shared.datasets.filters import RowFilter
 from shared.datasets.reader import Hasher, count_lines
 from shared.datasets.report import inspect_file, refusal
 from shared.datasets.report_types import DataReport, FileReport
+from shared.datasets.row_weights import row_weight
 from shared.datasets.rows import Record, as_row
 from shared.errors import ArtifactInvalid, Code, ContractRejected
-from shared.preflight.base_model import preflight_model
+from shared.preflight.base_model import check_targets, preflight_model, read_model_type
 from shared.preflight.estimate import CPU_RUNTIME_BYTES, RUNTIME_BYTES, estimate
 from shared.preflight.servability import check_servable, serving_notes
 from shared.preflight.types import Estimate, InputFile, JobRequest, Machine, Preflight
@@ -63,8 +65,9 @@ def preflight(
     Raises:
         MensError: the code of the first thing that makes the job impossible.
     """
-    # Before a file is opened: what the contract alone forbids.
-    _check_alone(request.contract, machine)
+    # Before weights and data are opened: what the contract alone forbids.
+    facts = GateContext(machine.device, read_model_type(base_folder), None, None, force_kernel=request.backend)
+    _check_alone(request.contract, facts)
     model = preflight_model(base_folder, tokenizer_mode=TokenizerMode.HF)
     resolve = partial(
         resolve_contract,
@@ -73,11 +76,12 @@ def preflight(
         domain=request.domain,
         parameters=model.parameters,
         vram_mb=None if machine.vram_bytes is None else machine.vram_bytes >> 20,
+        max_positions=model.config.max_positions,
     )
     resolution = resolve()
     # The same object when presets and ladder decided nothing: then the gates have seen it already.
     if resolution.contract is not request.contract:
-        _check_resolved(resolution, machine)
+        _check_resolved(resolution, facts)
     seq_len, positions = resolution.contract.exec.seq_len, model.config.max_positions
     if positions is not None and seq_len > positions:
         raise ContractRejected(
@@ -86,6 +90,7 @@ def preflight(
             remedy=f"Set exec.seq_len to {positions} or less.",
             param="exec.seq_len",
         )
+    check_targets(resolution.contract.adapter.target_modules, model.config)
     if machine.limits:
         check_servable(resolution.contract, model.config, machine.limits, base_digest=base.digest)
     data, supervision = _read_data(resolution.contract, Tokenizer.load(base_folder), train, validation, machine)
@@ -95,7 +100,8 @@ def preflight(
     if is_small_dataset(rows):
         resolution = resolve(rows=rows)
     contract = resolution.contract
-    context = GateContext(machine.device, model.config.model_type, model.config.layers, rows)
+    stack = model.middle.matched, model.middle.expected
+    context = replace(facts, n_layers=model.config.layers, rows=rows, proxy_stack=stack)
     plan = plan_finetune(
         contract,
         base,
@@ -108,7 +114,7 @@ def preflight(
     )
     supervision.refuse()
     needs = _estimate(plan, model.config, data.training, supervision, machine, context)
-    notes = [*plan.notes]
+    notes = [*plan.notes, *resolution.notes]
     if supervision.truncated_rows:
         notes.append(
             f"{supervision.truncated_rows} of {supervision.rows} rows are longer than exec.seq_len"
@@ -121,23 +127,22 @@ def preflight(
         data=data,
         supervision=supervision,
         estimate=needs,
-        sources=resolution.sources,
+        sources={path: "auto" if path in request.auto else source for path, source in resolution.sources.items()},
         notes=[*notes, *model.notes, *data.notes, *served, *needs.notes],
     )
 
 
-def _check_alone(contract: FineTuneContract, machine: Machine) -> None:
+def _check_alone(contract: FineTuneContract, facts: GateContext) -> None:
     """What the contract alone forbids, before a file is opened."""
     # Whether the cap is too low is seen in the plan, once the base's depth is known.
-    cap = contract.exec.qlora_proxy_max_layers
-    check_gates(contract, GateContext(device=machine.device, model_type="unknown", n_layers=cap, rows=None))
+    check_gates(contract, replace(facts, n_layers=contract.exec.qlora_proxy_max_layers))
     reject_unsupported(contract)
 
 
-def _check_resolved(resolution: Resolution, machine: Machine) -> None:
+def _check_resolved(resolution: Resolution, facts: GateContext) -> None:
     """The same for fields that presets decided; the error names the preset or profile that set the field."""
     try:
-        _check_alone(resolution.contract, machine)
+        _check_alone(resolution.contract, facts)
     except ContractRejected as error:
         origin = resolution.sources.get(error.param or "", "explicit")
         if origin in ("explicit", "default"):
@@ -160,13 +165,18 @@ def _read_data(
             with train.path.open("rb") as file:
                 lines = count_lines(file)
         chosen = sample_lines(lines, SAMPLED_ROWS)
+    heaviest: float | None = None
     supervision = SupervisionPass(
         tokenizer, seq_len=contract.exec.seq_len, last_k=contract.exec.qlora_ce_last_k, filters=filters
     )
 
     def supervise(record: Record, line: int) -> None:
+        nonlocal heaviest
         if chosen is None or line in chosen:
-            supervision.add(as_row(record, line))
+            row = as_row(record, line)
+            supervision.add(row)
+            if not heaviest and filters.admits(row):
+                heaviest, _ = row_weight(row, contract.trajectory)
 
     hashers = _hasher(train), _hasher(validation)
     report = inspect_file(
@@ -183,6 +193,13 @@ def _read_data(
     _verify(validation, hashers[1])
     if error := refusal(report, filters):
         raise error
+    if heaviest == 0:
+        raise ContractRejected(
+            Code.NOTHING_SUPERVISED,
+            "The boosts of the trajectory section make every row weigh 0, so nothing would be learnt.",
+            remedy="Raise the boost that is 0, or set trajectory.enabled to false.",
+            param="trajectory",
+        )
     lines = report.training.rows + report.training.error_count
     return report, supervision.report(lines, sampled=chosen is not None)
 
@@ -234,22 +251,36 @@ def _estimate(
             difficulties=data.trainable_difficulties,
             replay=plan.replay.rows if plan.replay else 0,
         ),
-        vram_bytes=machine.vram_bytes,
+        vram_bytes=machine.vram_bytes if on_gpu else machine.host_bytes,
         tokens_per_second=machine.tokens_per_second,
         checkpointing=on_gpu,
         compute_bytes=2 if on_gpu else 4,
         runtime_bytes=RUNTIME_BYTES if on_gpu else CPU_RUNTIME_BYTES,
     )
-    if needs.fits is False:
-        nearest = needs.nearest_fit
-        raise ContractRejected(
-            Code.MEMORY_DOES_NOT_FIT,
-            f"The job takes {needs.vram_bytes >> 20} MiB; the device has {(needs.vram_budget or 0) >> 20} MiB for it.",
-            remedy=nearest.advice if nearest else needs.notes[-1],
-            param="exec.batch_size",
-            details={"vram": needs.vram.model_dump(), "nearest_fit": nearest.model_dump() if nearest else None},
+    if needs.fits is False and needs.vram_bytes > (needs.vram_budget or 0) * machine.devices:
+        _refuse_unless_split(needs)
+        note = "The job takes more than the device has in one piece; the trainer cuts its steps into smaller ones, or the base."
+        needs = needs.model_copy(update={"notes": (*needs.notes, note)})
+    if on_gpu and machine.free_bytes is not None and needs.vram_bytes > machine.free_bytes:
+        note = (
+            f"Of the device's memory {machine.free_bytes >> 20} MiB are free now, less than the job takes in one piece."
         )
+        needs = needs.model_copy(update={"notes": (*needs.notes, note)})
     return needs
+
+
+def _refuse_unless_split(needs: Estimate) -> None:
+    """Refuse a job over the device's memory, unless the trainer makes it fit by itself: it cuts a step into pieces."""
+    nearest = needs.nearest_fit
+    if nearest and not nearest.changes_result:
+        return
+    raise ContractRejected(
+        Code.MEMORY_DOES_NOT_FIT,
+        f"The job takes {needs.vram_bytes >> 20} MiB; the device has {(needs.vram_budget or 0) >> 20} MiB for it.",
+        remedy=nearest.advice if nearest else needs.notes[-1],
+        param="exec.seq_len" if nearest else "model.hf_repo",
+        details={"vram": needs.vram.model_dump(), "nearest_fit": nearest.model_dump() if nearest else None},
+    )
 
 
 def _data_file(file: InputFile, found: FileReport) -> DataFile:

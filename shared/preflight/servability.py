@@ -6,7 +6,7 @@ The facts about the serving engine are vLLM 0.32's: which architectures take LoR
 from __future__ import annotations
 
 from shared.base_models.config import ModelConfig
-from shared.base_models.tensors import HEAD, linear_layers, lora_modules
+from shared.base_models.tensors import HEAD, lora_modules
 from shared.contract.sections import FineTuneContract
 from shared.errors import Code, ContractRejected
 from shared.preflight.types import ServingLimits
@@ -21,7 +21,7 @@ def check_servable(
         base_digest: of the base that the contract names; compared only when both sides know theirs.
 
     Raises:
-        ContractRejected: ``NOT_SERVABLE_FAMILY``, ``_BASE``, ``_RANK``, ``_HEAD`` or ``_TARGETS``.
+        ContractRejected: ``NOT_SERVABLE_FAMILY``, ``_BASE``, ``_RANK`` or ``_HEAD``.
     """
     if not contract.artifact.publish:
         return
@@ -62,18 +62,8 @@ def serving_notes(contract: FineTuneContract, limits: ServingLimits) -> list[str
 
 
 def _check_target(target: str, config: ModelConfig, limits: ServingLimits) -> None:
-    """Refuse a name among ``adapter.target_modules`` that is no linear layer, or a head that cannot be adapted."""
-    matched = lora_modules(config, [target])
-    if not matched:
-        names = sorted({name.rsplit(".", 1)[-1] for name in linear_layers(config)})
-        raise ContractRejected(
-            Code.NOT_SERVABLE_TARGETS,
-            f"adapter.target_modules names {target!r}; this base's linear layers are {', '.join(names)}.",
-            remedy="Use some of those names, or leave target_modules out to tune them all.",
-            param="adapter.target_modules",
-            details={"target": target, "choices": names},
-        )
-    if HEAD not in matched:
+    """Refuse a head among ``adapter.target_modules`` that cannot be adapted."""
+    if HEAD not in lora_modules(config, [target]):
         return
     if config.tied:
         reason = "this base ties its lm_head to the embedding, so an adapter of it would belong to no stored tensor"

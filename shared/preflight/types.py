@@ -33,6 +33,8 @@ class JobRequest:
         domain: a domain profile's name.
         name: left part of the adapter's id; the contract's tag when None.
         train_lines: lines of the training file, when the caller has counted them.
+        backend: a training backend's name, which the contract must agree with.
+        auto: fields of the contract that no caller but an auto rule has set.
     """
 
     contract: FineTuneContract
@@ -40,6 +42,8 @@ class JobRequest:
     domain: str | None = None
     name: str | None = None
     train_lines: int | None = None
+    backend: str | None = None
+    auto: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +86,9 @@ class Machine:
 
     Attributes:
         device: ``cpu``, ``cuda`` or ``auto``.
-        vram_bytes: memory of the training device.
+        vram_bytes: memory of the GPU. free_bytes: what other programs have left of it now.
+        devices: GPUs that share a job; a base that fits none of them is held in parts.
+        host_bytes: main memory for training on the CPU.
         limits: of the serving tier.
         tokens_per_second: measured training rate for this base.
         thorough: tokenise every row. A control plane that handles a request tokenises a sample of a large file
@@ -91,6 +97,9 @@ class Machine:
 
     device: str = "auto"
     vram_bytes: int | None = None
+    free_bytes: int | None = None
+    devices: int = 1
+    host_bytes: int | None = None
     limits: ServingLimits | None = None
     tokens_per_second: float | None = None
     thorough: bool = True

@@ -9,10 +9,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from celery.contrib.testing.worker import start_worker
 
 from shared.queue import CONTROL_QUEUE, JOBS_QUEUE, RUN_JOB, SWEEP, JobQueue, make_celery
 from tests.support.ports import free_port
 from tests.support.valkey import Valkey, running_valkey
+from tests.support.waiting import eventually
 
 
 @pytest.fixture
@@ -69,3 +71,21 @@ def test_enqueue_after_the_broker_died_fails_quickly(broker: Valkey) -> None:
 def test_message_is_acknowledged_on_receipt_and_results_are_not_kept() -> None:
     conf = make_celery("redis://127.0.0.1:1/0").conf
     assert (conf.task_acks_late, conf.task_ignore_result, conf.accept_content) == (False, True, ["json"])
+
+
+NO_MESSAGES = [b"hello", b"\xff\xfe", b"[1]", b"{}", b'{"properties": {"body_encoding": "base64"}, "body": "%"}']
+
+
+def test_entries_that_are_no_message_are_dropped_and_the_job_behind_them_is_run(broker: Valkey) -> None:
+    celery = make_celery(broker.url)
+    ran: list[str] = []
+
+    @celery.task(name=RUN_JOB)  # type: ignore[untyped-decorator]
+    def run(job_id: str) -> None:
+        ran.append(job_id)
+
+    broker.client().lpush(JOBS_QUEUE, *NO_MESSAGES)
+    JobQueue(celery).enqueue("ftjob-1")
+    with start_worker(celery, pool="solo", perform_ping_check=False, queues=[JOBS_QUEUE]):
+        eventually(lambda: ran, 20, "the job is run")
+    assert ran == ["ftjob-1"]

@@ -11,7 +11,8 @@ import pytest
 from shared.contract.sections import FineTuneContract
 from shared.errors import Code, JobFailed
 from tests.support.training_runs import contract_for
-from worker.jobs.child_process import ChildProcess, ExitReason, count_processes, visible_gpus
+from worker.jobs.child_process import ChildProcess, ExitReason, count_processes
+from worker.machine import visible_gpus
 from worker.run_folder import ENDING_NAME, ERROR_NAME, LOG_NAME, TELEMETRY_NAME, read_json, write_json
 
 PATIENCE = 60

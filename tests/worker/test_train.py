@@ -290,6 +290,35 @@ def test_pause_in_the_last_step_loses_nothing(tiny, tmp_path):
     assert adapter_digests(second) == adapter_digests(tiny.train(run, tmp_path / "whole"))
 
 
+def steps_of(run_dir: Path) -> list[int]:
+    return [int(folder.name.removeprefix("step-")) for folder in list_checkpoints(run_dir)]
+
+
+def test_a_default_run_has_a_checkpoint_at_each_epochs_end(tiny, tmp_path):
+    run_dir = tiny.train(tiny.plan_run(tmp_path, exec={"epochs": 3}), tmp_path / "run")
+    assert steps_of(run_dir) == [3, 6]
+    assert [one["checkpoint"] for one in telemetry(run_dir, "epoch_complete")] == [
+        "step-00000003",
+        "step-00000006",
+        None,
+    ]
+
+
+def test_within_a_long_epoch_time_makes_checkpoints_that_are_no_result(tiny, tmp_path):
+    run = tiny.plan_run(tmp_path, validation=HELD_OUT, exec={"epochs": 2, "checkpoint_minutes": 1e-9})
+    whole = tiny.train(run, tmp_path / "whole")
+    assert [one["step"] for one in telemetry(whole, "checkpoint")] == [1, 2, 3, 4, 5]
+    assert [one["step"] for one in telemetry(whole, "validation")] == [3, 6], "early stopping must not see the clock"
+    assert steps_of(whole) == [3]
+
+    with pytest.raises(StopRequested):
+        tiny.train(run, tmp_path / "killed", stop=StopAfter(5, pause=False))
+    assert steps_of(tmp_path / "killed") == [3, 4]
+    second = tiny.train(run, tmp_path / "second", resume=list_checkpoints(tmp_path / "killed")[-1])
+    assert adapter_digests(second) == adapter_digests(whole)
+    assert steps_of(second) == [3], "the result's checkpoints do not depend on the interruption"
+
+
 def test_cancel_writes_no_checkpoint(tiny, tmp_path):
     with pytest.raises(StopRequested) as stopped:
         tiny.train(tiny.plan_run(tmp_path), tmp_path / "run", stop=StopAfter(1, pause=False))
@@ -349,7 +378,7 @@ def test_telemetry_tells_the_run_and_no_text(finished):
     assert lines[0]["event"] == "train_start"
     assert lines[-1]["event"] == "train_complete"
     assert [step["step"] for step in telemetry(finished.run_dir, "step")] == list(range(1, 13))
-    assert [one["step"] for one in telemetry(finished.run_dir, "checkpoint")] == [2, 4, 6, 8, 10]
+    assert [one["step"] for one in telemetry(finished.run_dir, "checkpoint")] == [2, 3, 4, 6, 8, 9, 10]
     raw = (finished.run_dir / TELEMETRY_NAME).read_text()
     for text in ("What is", "mistake", "brief", str(finished.run_dir)):
         assert text not in raw

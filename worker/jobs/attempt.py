@@ -18,6 +18,7 @@ from shared.errors import LeaseLost, Unavailable
 from worker.jobs.child_process import ChildProcess, ExitReason
 from worker.jobs.heartbeat import LeaseKeeper
 from worker.jobs.progress import to_events, to_progress
+from worker.jobs.stall import StallWatch
 from worker.settings import WorkerSettings
 
 POLL_SECONDS = 0.2
@@ -117,16 +118,23 @@ class Attempt:
         if self.keeper.requested == "pause" or self.shutting_down():
             raise Stopped(ExitReason.PAUSED)
 
-    def follow(self, child: ChildProcess) -> None:
+    def follow(self, child: ChildProcess, stall: StallWatch | None = None) -> None:
         """Wait for the end of a child process, report its telemetry, and pass stop requests on to it.
+
+        Args:
+            child: the process; it is killed if this raises.
+            stall: ends it when it gets nowhere.
 
         Raises:
             MensError: the child failed, with its code. LeaseLost, Stopped: see :meth:`raise_if_stopped`.
         """
         try:
             while child.wait(POLL_SECONDS) is None:
-                self._report_telemetry(child)
+                telemetry = self._report_telemetry(child)
                 self._stop_if_requested(child)
+                if stall and not (self.keeper.requested or self.shutting_down()):  # these have a time of their own
+                    stall.note(telemetry)
+                    stall.check()
             self._report_telemetry(child)
             reason = child.ending()
         except LeaseLost:
@@ -138,9 +146,10 @@ class Attempt:
         if reason is not ExitReason.COMPLETE:
             raise Stopped(reason)
 
-    def _report_telemetry(self, child: ChildProcess) -> None:
+    def _report_telemetry(self, child: ChildProcess) -> list[dict[str, Any]]:
         telemetry = child.new_telemetry()
         self.report(events=to_events(telemetry), progress=to_progress(telemetry))
+        return telemetry
 
     def _stop_if_requested(self, child: ChildProcess) -> None:
         grace = self.settings.stop_grace_seconds

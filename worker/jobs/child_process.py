@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import signal
@@ -20,10 +19,11 @@ from worker.child_runtime import (
     EXIT_CANCELLED,
     EXIT_FAILED,
     EXIT_PAUSED,
-    PARENT_VARIABLE,
     PAUSE_SIGNAL,
     PEER_LOST_NOTE,
 )
+from worker.jobs.child_environment import child_environment
+from worker.machine import visible_gpus
 from worker.run_folder import ERROR_NAME, LOG_NAME, PLAN_NAME, TELEMETRY_NAME, read_json
 
 LAUNCHER = "worker.torchrun"
@@ -70,7 +70,7 @@ class ChildProcess:
             stdin=subprocess.DEVNULL,
             stdout=self._log,
             stderr=self._log,
-            env=_environment(threads, processes),
+            env=child_environment(os.environ, threads, processes),
             # Its own group: Ctrl-C in the worker's terminal does not reach it, and a kill reaches its children too.
             process_group=0,
         )
@@ -185,28 +185,3 @@ def last_message(tail: list[str]) -> str:
     """The last log line of a crashed program; of several processes, of one that did not merely lose another."""
     own = [line for line in tail if not line.startswith(PEER_LOST_NOTE)]
     return (own or tail or ["no output"])[-1]
-
-
-def visible_gpus(devices: Path = Path("/dev")) -> int:
-    """Number of GPUs that CUDA would show, without CUDA: a worker's task never loads torch."""
-    here = len([path for path in devices.glob("nvidia[0-9]*") if path.name.removeprefix("nvidia").isdigit()])
-    named = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if named is None:
-        return here
-    names = itertools.takewhile(lambda name: name not in ("", "-1"), (name.strip() for name in named.split(",")))
-    return min(here, len(list(names)))
-
-
-def _environment(threads: int, processes: int) -> dict[str, str]:
-    environment = {**os.environ, PARENT_VARIABLE: str(os.getpid()), "TOKENIZERS_PARALLELISM": "false"}
-    # All files are local; bitsandbytes would fetch compiled code.
-    environment["HF_HUB_OFFLINE"] = "1"
-    # Micro-batches differ in size, which fragments the memory of fixed segments.
-    if not environment.keys() & {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"}:
-        environment["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
-    # Otherwise each process would use all threads.
-    if processes > 1:
-        threads = max(1, (threads or len(os.sched_getaffinity(0))) // processes)
-    if threads:
-        environment["OMP_NUM_THREADS"] = str(threads)
-    return environment

@@ -24,14 +24,17 @@ from shared.database.leases import ResultFile
 from shared.database.records import NewEvent
 from shared.errors import JobFailed
 from shared.hashing import digest_file
+from shared.preflight.machine import machine_of
 from shared.preflight.pipeline import preflight
-from shared.preflight.types import InputFile, JobRequest, Machine
+from shared.preflight.types import InputFile, JobRequest
 from shared.replicas import discover
 from worker.jobs.attempt import Attempt
 from worker.jobs.certificates import Limits
 from worker.jobs.child_process import ChildProcess, count_processes
 from worker.jobs.publish import ProbeSet, certify
 from worker.jobs.reference_scores import ReferenceScores
+from worker.jobs.stall import StallWatch
+from worker.machine import describe_machine
 from worker.run_folder import (
     ADAPTER_FOLDER,
     CHECKPOINTS_FOLDER,
@@ -74,7 +77,7 @@ def train(attempt: Attempt, plan: ExecutionPlan) -> None:
     attempt.run_dir.mkdir(parents=True, exist_ok=True)
     with locate_inputs(attempt, plan) as inputs:
         run = TrainingRun(plan=plan, inputs=inputs)
-        (attempt.run_dir / PLAN_NAME).write_text(run.model_dump_json(indent=2))
+        (attempt.run_dir / PLAN_NAME).write_text(run.to_json())
         check_inputs(attempt, run)
         attempt.raise_if_stopped()
         attempt.enter(Stage.TRAINING, "Starting the trainer.")
@@ -87,7 +90,7 @@ def train(attempt: Attempt, plan: ExecutionPlan) -> None:
             threads=settings.trainer_threads,
             processes=count_processes(settings.trainer_processes, plan.contract),
         )
-        attempt.follow(child)
+        attempt.follow(child, StallWatch(settings.trainer_start_seconds, settings.trainer_stall_seconds))
 
 
 @contextmanager
@@ -122,7 +125,7 @@ def check_inputs(attempt: Attempt, run: TrainingRun) -> None:
         Path(inputs.base),
         InputFile(plan.train.file_id, plan.train.sha256, Path(inputs.train), verify=True),
         _input_file(plan.validation, inputs.validation),
-        Machine(),
+        machine_of(describe_machine(attempt.settings.trainer_processes)),
         _input_file(plan.replay, inputs.replay),
     )
     record = checked.record()

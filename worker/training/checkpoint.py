@@ -4,7 +4,8 @@
                                 trainer_state.safetensors  (optimizer state, states of all random generators)
                                 trainer_state.json         (step, plan digest, metrics; written last inside)
 
-A checkpoint is written beside its place and renamed, so one that can be seen is complete. The last few are kept.
+A checkpoint is written beside its place and renamed, so one that can be seen is complete. The last few are kept, and of
+interim ones, which are only there to go on from, the newest.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import json
 import os
 import random
 import shutil
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,7 +27,7 @@ from transformers import PreTrainedTokenizerBase
 
 from shared.contract.plan import ExecutionPlan
 from shared.errors import Code, JobFailed
-from worker.run_folder import CHECKPOINTS_FOLDER, list_checkpoints, write_json
+from worker.run_folder import CHECKPOINTS_FOLDER, list_checkpoints, read_json, write_json
 from worker.training.adapter import load_weights, save_adapter
 from worker.training.model.load import trainable
 from worker.training.optimizer import optimizer_tensors, restore_optimizer
@@ -61,6 +63,7 @@ class Progress:
         resumed_from: steps at which earlier attempts were taken up.
         guarantee: how this run compares with an equal one, and with one that was never interrupted.
         tokens_per_second: mean rate of this attempt, once it has ended; not part of a checkpoint.
+        checkpointed_at: monotonic time of this attempt's last checkpoint, or of its start; not part of a checkpoint.
     """
 
     step: int
@@ -73,6 +76,7 @@ class Progress:
     resumed_from: list[int] = field(default_factory=list)
     guarantee: Guarantee = Guarantee.BIT_EXACT
     tokens_per_second: float | None = None
+    checkpointed_at: float = field(default_factory=time.monotonic, compare=False)
 
 
 def save_checkpoint(
@@ -84,12 +88,15 @@ def save_checkpoint(
     progress: Progress,
     made_on: dict[str, str | int],
     base: Path,
+    *,
+    interim: bool = False,
 ) -> Path:
-    """Write a checkpoint of a step that is done; older ones past ``KEEP`` are removed.
+    """Write a checkpoint of a step that is done; older ones past ``KEEP``, and all other interim ones, are removed.
 
     Args:
         made_on: what the bits of a step depend on, from :func:`worker.training.reproducibility.environment`.
         base: the base model's folder.
+        interim: it is only there to go on from, and no part of the run's result.
     """
     target = _folder(run_dir, progress.step)
     temporary = target.with_name(f".{target.name}.{os.getpid()}")
@@ -97,16 +104,42 @@ def save_checkpoint(
     try:
         save_adapter(model, tokenizer, plan, progress.step, temporary, base)
         save_file(_tensors(model, optimizer), temporary / f"{STATE_NAME}.safetensors")
-        write_json(temporary / f"{STATE_NAME}.json", _state(plan, progress, made_on))
+        write_json(temporary / f"{STATE_NAME}.json", _state(plan, progress, made_on) | {"interim": interim})
         _sync(temporary)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)  # on a full disk its room is what the error needs to be told
         raise
     shutil.rmtree(target, ignore_errors=True)
     temporary.rename(target)
-    for old in list_checkpoints(run_dir)[:-KEEP]:
-        shutil.rmtree(old)
+    checkpoints = list_checkpoints(run_dir)
+    kept = [folder for folder in checkpoints if not is_interim(folder)][-KEEP:]
+    for old in checkpoints[:-1]:
+        if old not in kept:
+            shutil.rmtree(old)
     return target
+
+
+def is_interim(checkpoint: Path) -> bool:
+    """Whether a checkpoint is only there to go on from."""
+    return bool((read_json(checkpoint / f"{STATE_NAME}.json") or {}).get("interim"))
+
+
+def remove_interim(run_dir: Path) -> None:
+    """Remove the interim checkpoints of a complete run."""
+    for folder in list_checkpoints(run_dir):
+        if is_interim(folder):
+            shutil.rmtree(folder)
+
+
+def adopt_checkpoints(resume: Path, run_dir: Path) -> None:
+    """Take over the checkpoint that a run goes on from, and those before it: they are part of its result."""
+    for earlier in list_checkpoints(resume.parent.parent):
+        adopted = run_dir / CHECKPOINTS_FOLDER / earlier.name
+        if earlier.name <= resume.name and not adopted.exists():
+            temporary = adopted.with_name(f".{adopted.name}.{os.getpid()}")
+            shutil.rmtree(temporary, ignore_errors=True)
+            shutil.copytree(earlier, temporary)
+            temporary.rename(adopted)
 
 
 def _sync(folder: Path) -> None:

@@ -24,6 +24,13 @@ def test_auto_values_are_returned_resolved(client: TestClient, train_file: str) 
     assert job["method"]["supervised"]["hyperparameters"] == job["hyperparameters"]
 
 
+def test_what_a_rule_has_set_is_not_called_explicit(client: TestClient, train_file: str) -> None:
+    job = create(client, train_file, hyperparameters={"batch_size": 2}, mens={"exec": {"grad_accum": 1}}).json()
+    sources = client.get(f"/v1/jobs/{job['id']}/preflight").json()["sources"]
+    names = ("epochs", "learning_rate", "batch_size", "grad_accum")
+    assert [sources[f"exec.{name}"] for name in names] == ["auto", "auto", "explicit", "explicit"]
+
+
 def test_mens_block_overrides_the_contract(client: TestClient, train_file: str) -> None:
     mens = {"adapter": {"r": 4}, "exec": {"epochs": 5}, "artifact": {"publish": False}}
     job = create(client, train_file, mens=mens, suffix="mine", seed=3).json()
@@ -44,6 +51,17 @@ def test_any_suffix_becomes_a_valid_name(client: TestClient, train_file: str, su
     [
         ({"suffix": ""}, "REQUEST_INVALID", "suffix"),
         ({"hyperparameters": {"n_epochs": 51}}, "REQUEST_INVALID", "hyperparameters.n_epochs"),
+        (
+            {"hyperparameters": {"learning_rate_multiplier": 1e9}},
+            "CONTRACT_INVALID",
+            "hyperparameters.learning_rate_multiplier",
+        ),
+        (
+            {"method": {"type": "supervised", "supervised": {"hyperparameters": {"learning_rate_multiplier": 1e9}}}},
+            "CONTRACT_INVALID",
+            "method.supervised.hyperparameters.learning_rate_multiplier",
+        ),
+        ({"mens": {"exec": {"learning_rate": 2}}}, "CONTRACT_INVALID", "mens.exec.learning_rate"),
         ({"n_epochs": 3}, "REQUEST_INVALID", "n_epochs"),
         ({"method": {"type": "dpo"}}, "REQUEST_INVALID", "method.type"),
         ({"integrations": [{"type": "wandb"}]}, "REQUEST_INVALID", "integrations"),

@@ -12,6 +12,7 @@ from api.capabilities import CAPABILITIES
 from api.inference.replicas.limits import ReplicaLimits
 from shared.database.leases import Leases
 from shared.preflight.types import ServingLimits
+from shared.worker_registry import WorkerMachine
 from tests.support.asgi_server import serve
 
 
@@ -20,7 +21,9 @@ from tests.support.asgi_server import serve
     ("change", "code", "status"),
     [
         ({"preset": "nope"}, "UNKNOWN_PRESET", 422),
-        ({"domain": "rust-expert"}, "CONTRACT_UNSUPPORTED", 422),
+        ({"contract": {"reward": {"hook": "cargo_build"}}}, "CONTRACT_UNSUPPORTED", 422),
+        ({"backend": "lora"}, "KERNEL_MISMATCH", 422),
+        ({"backend": "torch"}, "UNKNOWN_BACKEND", 422),
         ({"contract": {"exec": {"seq_len": 4096}}}, "SEQ_LEN_TOO_LARGE", 422),
         ({"contract": {"adapter": {"rank": 64}}}, "NOT_SERVABLE_RANK", 422),
     ],
@@ -148,3 +151,21 @@ def test_lenient_contract_skips_invalid_lines(client: TestClient, job_body: dict
     assert job["plan"]["train"]["rows"] == 9
     notes = client.get(f"/v1/jobs/{job['id']}/preflight").json()["notes"]
     assert "1 bad lines are skipped." in notes
+
+
+def test_the_plan_is_for_the_machine_that_the_workers_report(
+    app: FastAPI, client: TestClient, job_body: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fails while a submitted job is planned for a machine of which nothing is known."""
+    body = {name: value for name, value in job_body.items() if name != "kind"} | {"preset": "auto"}
+
+    def plan(machine: WorkerMachine) -> Any:
+        monkeypatch.setattr(app.state.services.workers, "machines", lambda: [machine])
+        return client.post("/v1/plans", json=body)
+
+    large = plan(WorkerMachine(device="cuda", devices=1, memory_bytes=80 << 30, free_bytes=80 << 30))
+    small = plan(WorkerMachine(device="cuda", devices=1, memory_bytes=8 << 30, free_bytes=8 << 30))
+    batches = [answer.json()["plan"]["contract"]["exec"]["batch_size"] for answer in (large, small)]
+    assert batches == [8, 1]
+    none = plan(WorkerMachine(device="cuda", devices=1, memory_bytes=1 << 20, free_bytes=0))
+    assert (none.status_code, none.json()["error"]["code"]) == (422, "MEMORY_DOES_NOT_FIT")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -54,7 +55,10 @@ def test_plan_as_json(base: Path, rows: Path) -> None:
         (["--max-lora-rank", "8"], "NOT_SERVABLE_RANK"),
         (["--vram-gb", "0.5"], "MEMORY_DOES_NOT_FIT"),
         (["--preset", "4081"], "UNKNOWN_PRESET"),
-        (["--domain", "rust-expert"], "CONTRACT_UNSUPPORTED"),
+        (["--domain", "rust"], "UNKNOWN_DOMAIN"),
+        (["--device", "toaster"], "CONTRACT_INVALID"),
+        (["--device", "metal"], "CONTRACT_UNSUPPORTED"),
+        (["--backend", "lora"], "KERNEL_MISMATCH"),
     ],
 )
 def test_job_that_cannot_run_exits_with_its_code(base: Path, rows: Path, arguments: list[str], code: str) -> None:
@@ -101,3 +105,49 @@ def test_invalid_contract_file_is_named(base: Path, rows: Path, tmp_path: Path, 
 
 def test_help_shows_the_defaults() -> None:
     assert "Default: auto." in " ".join(runner.invoke(app, ["plan", "--help"]).output.replace("│", " ").split())
+
+
+def test_a_plan_takes_the_contract_that_it_printed(base: Path, rows: Path, tmp_path: Path) -> None:
+    """The whole output, or the contract in it; the same plan comes out."""
+    command = ["plan", str(rows), "--model", str(base), "--json"]
+    printed = json.loads(runner.invoke(app, [*command, "--rank", "4"]).output)
+    for name, content in (("whole", printed), ("contract", printed["plan"]["contract"])):
+        path = tmp_path / f"{name}.json"
+        path.write_text(json.dumps(content))
+        result = runner.invoke(app, [*command, "--contract", str(path)])
+        assert result.exit_code == 0, result.output
+        assert json.loads(result.output)["plan"] == printed["plan"]
+
+
+def test_every_spelling_of_a_device_is_taken(base: Path, rows: Path) -> None:
+    result = runner.invoke(app, ["plan", str(rows), "--model", str(base), "--device", "GPU"])
+    assert result.exit_code == 0, result.output
+
+
+@pytest.mark.parametrize("option", ["--vram-gb", "--max-lora-rank"])
+def test_negative_sizes_are_refused(base: Path, rows: Path, option: str) -> None:
+    assert runner.invoke(app, ["plan", str(rows), "--model", str(base), option, "-1"]).exit_code == 2
+
+
+def test_a_failure_is_json_where_json_was_requested(base: Path, rows: Path) -> None:
+    result = runner.invoke(app, ["plan", str(rows), "--model", str(base), "--json", "--batch-size", "-1"])
+    error = json.loads(result.output)["error"]
+    assert (result.exit_code, error["code"], error["param"]) == (1, "CONTRACT_INVALID", "exec.batch_size")
+    assert error["message"]
+
+
+def test_a_value_of_an_auto_rule_is_not_called_explicit(base: Path, rows: Path) -> None:
+    result = runner.invoke(app, ["plan", str(rows), "--model", str(base), "--epochs", "2"])
+    shown = " ".join(result.output.split())
+    assert "exec.batch_size (auto)" in shown
+    assert "exec.epochs (" not in shown
+
+
+def test_the_path_of_a_base_is_in_no_digest(base: Path, rows: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "elsewhere" / base.name
+    shutil.copytree(base, copy)
+    plans = [
+        json.loads(runner.invoke(app, ["plan", str(rows), "--model", str(path), "--json"]).output)["plan"]
+        for path in (base, copy)
+    ]
+    assert plans[0] == plans[1]

@@ -244,7 +244,6 @@ def test_research_expert_is_usable() -> None:
 def test_fields_that_the_original_ignored_are_applied() -> None:
     agents = resolve(DATA, domain="agents").contract
     assert (agents.exec.max_grad_norm, agents.trajectory.tool_trace_boost, agents.exec.weight_decay) == (0.5, 1.5, 0.01)
-    assert resolve(DATA, domain="rust-expert").contract.reward.hook == "cargo_build"
 
 
 def test_loss_window_of_a_domain_fits_a_short_length() -> None:
@@ -357,3 +356,19 @@ def test_bounds_of_small_files_change_the_schedule_only() -> None:
 def test_contract_that_nothing_is_decided_for_is_not_parsed_again() -> None:
     made = parse_contract(DATA)
     assert resolve_contract(made).contract is made
+
+
+def test_what_is_lowered_of_a_chosen_preset_is_told() -> None:
+    found = resolve(DATA, preset="a100", parameters=8_000_000_000, vram_mb=8_000)
+    lowered = {path for path, source in found.sources.items() if source == "ladder"}
+    assert "adapter.rank" in lowered
+    for path in lowered:
+        (note,) = [note for note in found.notes if note.startswith(f"{path} is ")]
+        assert "as the preset has it" in note
+        assert "8B parameters and the GPU has 8000 MiB" in note
+    assert resolve(DATA, preset="a100", parameters=300_000_000, vram_mb=80_000).notes == ()
+    short = resolve(DATA, preset="a100", max_positions=512)
+    assert (short.contract.exec.seq_len, len(short.notes)) == (512, 1)
+    assert resolve(DATA, parameters=8_000_000_000).notes == (), "nobody has chosen the defaults"
+    explicit = resolve(DATA | {"adapter": {"rank": 32}}, preset="a100", parameters=8_000_000_000, vram_mb=8_000)
+    assert not any(note.startswith("adapter.rank") for note in explicit.notes)

@@ -30,7 +30,7 @@ from tests.support.builders import contract
 
 GOLDEN_SCHEMA = Path(__file__).parents[1] / "golden" / "contract.schema.json"
 CONTENT = {"train_file": "c" * 64, "base": "d" * 64}
-GOLDEN_DIGEST = "732a75cd114b77d5ea20c8a3e9425ba1b6aeefd2d1936fe2f0ed4f3d92c76b4d"
+GOLDEN_DIGEST = "b3da8614ec410f61cd667ed0e3b7b058d24978ff438848530b2aa74c1eefc731"
 
 DEFAULTS: dict[str, Any] = {
     "model": {"hf_repo": "tiny", "weight_shards": None, "config_json": None, "tokenizer_json": None},
@@ -48,7 +48,7 @@ DEFAULTS: dict[str, Any] = {
     "quant": {"base": "nf4", "double_quant": True},
     "exec": {
         "epochs": 3, "seq_len": 256, "batch_size": 4, "grad_accum": 4, "learning_rate": 2e-4, "warmup_steps": 100,
-        "weight_decay": 0.01, "max_grad_norm": 1.0, "seed": 42, "checkpoint_every": 500,
+        "weight_decay": 0.01, "max_grad_norm": 1.0, "seed": 42, "checkpoint_every": 500, "checkpoint_minutes": 5.0,
         "early_stopping_patience": None, "resume_from": None,
         "max_vram_fraction": None, "adapter_tag": None, "qlora_require_full_proxy_stack": False,
         "qlora_allow_partial_proxy_stack": False,
@@ -72,6 +72,10 @@ DEFAULTS: dict[str, Any] = {
 }  # fmt: skip
 
 BAD_VALUES: list[tuple[str, Any]] = [
+    ("adapter.rank", True), ("adapter.rank", "16"), ("exec.learning_rate", True), ("exec.learning_rate", "1e-4"),
+    ("exec.checkpoint_minutes", 0), ("exec.max_vram_fraction", True), ("data.context_filter", {"rating_min": True}),
+    ("quant.double_quant", "no"), ("quant.double_quant", 1), ("device.require_gpu", "yes"),
+    ("artifact.allow_placeholder_attention_merge", "false"),
     ("model.hf_repo", ""), ("model.hf_repo", None), ("model.hf_repo", "x" * 201),
     ("data.train_file", ""), ("data.train_file", None), ("data.tokenizer_mode", "bpe"),
     ("data.min_rating", -1), ("data.min_rating", 6), ("data.min_rating", 2.5),
@@ -164,7 +168,7 @@ def one_field_changed(model: BaseModel, path: str = "") -> Iterator[tuple[str, B
 
 
 CHANGED = dict(one_field_changed(contract()))
-FILE_IDS = {"data.train_file", "data.validation_file", "data.replay_file"}
+BY_CONTENT = {"model.hf_repo", "data.train_file", "data.validation_file", "data.replay_file"}
 
 
 def digest(value: FineTuneContract) -> str:
@@ -293,13 +297,13 @@ def test_walk_reaches_every_leaf() -> None:
     assert CHANGED.keys() == leaves | {"collateral_damage_verified"}
 
 
-@pytest.mark.parametrize("path", sorted(CHANGED.keys() - FILE_IDS))
+@pytest.mark.parametrize("path", sorted(CHANGED.keys() - BY_CONTENT))
 def test_digest_changes_with_every_knob(path: str) -> None:
     assert digest(CHANGED[path]) != digest(contract())
 
 
-@pytest.mark.parametrize("path", sorted(FILE_IDS))
-def test_digest_does_not_change_with_file_ids(path: str) -> None:
+@pytest.mark.parametrize("path", sorted(BY_CONTENT))
+def test_digest_does_not_change_with_names_of_content(path: str) -> None:
     assert CHANGED[path] != contract()
     assert digest(CHANGED[path]) == digest(contract())
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from shared.base_models.catalog import BaseModelEntry, LocalSource, digest_model_folder
+from shared.contract import presets
 from shared.contract.flat_keys import parse_contract
 from shared.errors import MensError
 from shared.hashing import digest_file
@@ -54,6 +55,37 @@ def _replay(folder: Path, rows: list[str] | None) -> InputFile | None:
 ROWS = [row(f"question {index}") for index in range(30)]
 
 
+SPANNED = {"prompt": "q", "response": "yes", "syntax_spans": [{"start": 0, "end": 2, "weight": 1e300}]}
+
+
+def test_lora_is_refused_by_what_the_base_is(base: Path, tmp_path: Path) -> None:
+    """GPT-2 is what the original's LoRA engine could plan, so it is refused as what is no longer run."""
+    gpt2 = tmp_path / "gpt2"
+    gpt2.mkdir()
+    (gpt2 / "config.json").write_text('{"model_type": "gpt2"}')
+    lora = {"adapter": {"method": "lora"}, "quant": {"base": "none"}}
+    for folder, code in (
+        (gpt2, "BURN_LORA_REJECTED"),
+        (base, "BURN_HF_GPT2_ONLY"),
+        (tmp_path, "BURN_HF_CONFIG_REQUIRED"),
+    ):
+        request = JobRequest(parse_contract({"data": {"train_file": "f"}} | lora))
+        with pytest.raises(MensError) as refused:
+            preflight(request, entry_of(base), folder, InputFile("f", "0" * 64, tmp_path / "none"), None, Machine())
+        assert refused.value.code == code
+
+
+def test_rows_that_weigh_something_are_planned_beside_those_that_do_not(base: Path, tmp_path: Path) -> None:
+    rows = [row("q", category="tool_trace"), *ROWS]
+    check(base, tmp_path, rows, sections={"trajectory": {"enabled": True, "tool_trace_boost": 0}})
+
+
+def test_the_plan_counts_the_bases_layers(base: Path, tmp_path: Path) -> None:
+    plan = check(base, tmp_path, ROWS).plan
+    assert plan.candle_proxy_stack_complete
+    assert plan.candle_proxy_stack_keys_matched == plan.candle_proxy_stack_keys_expected == 2
+
+
 def test_report_of_a_good_job(base: Path, tmp_path: Path) -> None:
     found = check(base, tmp_path, ROWS, name="helper")
     assert (found.plan.adapter_name, found.plan.train.rows, found.supervision.rows) == ("helper", 30, 30)
@@ -89,7 +121,15 @@ def test_truncation_is_noted(base: Path, tmp_path: Path) -> None:
         ({"sections": {"adapter": {"method": "lora"}, "quant": {"base": "none"}}}, ["broken"], "BURN_HF_GPT2_ONLY"),
         ({"sections": {"exec": {"seq_len": 513}}}, ROWS, "SEQ_LEN_TOO_LARGE"),
         ({"sections": {"adapter": {"rank": 64}}}, ROWS, "NOT_SERVABLE_RANK"),
-        ({"sections": {"adapter": {"target_modules": ["nope"]}}}, ROWS, "NOT_SERVABLE_TARGETS"),
+        ({"sections": {"adapter": {"target_modules": ["nope"]}}}, ROWS, "TARGET_MODULES_UNKNOWN"),
+        ({"backend": "torch"}, ["broken"], "UNKNOWN_BACKEND"),
+        ({"backend": "lora"}, ["broken"], "KERNEL_MISMATCH"),
+        ({}, [json.dumps(SPANNED)], "DATASET_LINE_INVALID"),
+        (
+            {"sections": {"trajectory": {"enabled": True, "tool_trace_boost": 0}}},
+            [row("q", category="tool_trace")] * 30,
+            "NOTHING_SUPERVISED",
+        ),
         ({}, ["broken"], "DATASET_LINE_INVALID"),
         ({}, [], "DATASET_EMPTY"),
     ],
@@ -101,6 +141,19 @@ def test_job_is_refused_with_its_code(
         check(base, tmp_path, rows, Machine(limits=ServingLimits(max_lora_rank=16)), **request_)
     assert refused.value.code == code
     assert refused.value.remedy
+
+
+@pytest.mark.parametrize("artifact", [{"publish": False}, {}])
+@pytest.mark.parametrize("targets", [["foo"], ["q_proj", "foo"], ["proj"], ["embed_tokens"]])
+def test_targets_are_checked_against_the_base_whatever_is_known_of_the_server(
+    base: Path, tmp_path: Path, targets: list[str], artifact: dict[str, Any]
+) -> None:
+    with pytest.raises(MensError) as refused:
+        check(base, tmp_path, ["broken"], sections={"adapter": {"target_modules": targets}, "artifact": artifact})
+    error = refused.value
+    assert (error.code, error.param) == ("TARGET_MODULES_UNKNOWN", "adapter.target_modules")
+    assert "q_proj" in error.details["choices"]
+    assert error.details["unknown"] == targets[-1:]
 
 
 def test_row_cut_to_eight_tokens_is_trained_on(base: Path, tmp_path: Path) -> None:
@@ -166,18 +219,69 @@ def test_base_other_than_the_served_one_is_refused(base: Path, tmp_path: Path) -
     check(base, tmp_path, ROWS, machine, sections={"artifact": {"publish": False}})
 
 
-def test_job_that_does_not_fit_is_refused_with_the_nearest_that_does(base: Path, tmp_path: Path) -> None:
-    requested = {"exec": {"batch_size": 256, "seq_len": 512}}
+MIB = 1 << 20
+LONG = {"exec": {"batch_size": 256, "seq_len": 512}}
+
+
+def test_job_that_fits_in_smaller_pieces_is_planned_and_told(base: Path, tmp_path: Path) -> None:
+    """The trainer cuts a step into micro-batches by itself, so the result is the same."""
+    found = check(base, tmp_path, ROWS, Machine(device="cuda", vram_bytes=(1 << 30) + 600 * MIB), sections=LONG)
+    assert found.estimate.fits is False
+    nearest = found.estimate.nearest_fit
+    assert nearest is not None
+    assert not nearest.changes_result
+    assert nearest.configuration.batch_size * nearest.configuration.grad_accum == 256 * 4
+    assert any("cuts its steps into smaller ones" in note for note in found.notes)
+
+
+def test_job_that_cannot_fit_is_refused(base: Path, tmp_path: Path) -> None:
+    for machine in (
+        Machine(device="cuda", vram_bytes=MIB),
+        Machine(device="cpu", host_bytes=MIB),
+        Machine(device="cpu", vram_bytes=80 << 30, host_bytes=MIB),
+    ):
+        with pytest.raises(MensError, match="takes") as refused:
+            check(base, tmp_path, ROWS, machine)
+        assert refused.value.code == "MEMORY_DOES_NOT_FIT"
+        assert refused.value.param
+
+
+def test_only_shorter_rows_would_fit_so_the_job_is_refused_with_how_short(base: Path, tmp_path: Path) -> None:
+    requested = {"exec": {"batch_size": 1, "seq_len": 512, "max_vram_fraction": 1.0}}
+    one_row = check(base, tmp_path, ROWS, sections=requested).estimate.vram_bytes
     with pytest.raises(MensError) as refused:
-        check(base, tmp_path, ROWS, Machine(vram_bytes=(1 << 30) + (600 << 20)), sections=requested)
-    assert refused.value.code == "MEMORY_DOES_NOT_FIT"
-    nearest = refused.value.details["nearest_fit"]["configuration"]
-    assert nearest["batch_size"] * nearest["grad_accum"] == 256 * 4
-    with pytest.raises(MensError, match="takes"):
-        check(base, tmp_path, ROWS, Machine(vram_bytes=1 << 20))
+        check(base, tmp_path, ROWS, Machine(device="cuda", vram_bytes=one_row - 1), sections=requested)
+    nearest = refused.value.details["nearest_fit"]
+    assert refused.value.param == "exec.seq_len"
+    assert nearest["changes_result"]
+    assert nearest["configuration"]["seq_len"] < 512
 
 
-def test_a_refused_field_names_the_profile_that_set_it(base: Path, tmp_path: Path) -> None:
+def test_a_base_may_be_held_in_parts_by_several_gpus(base: Path, tmp_path: Path) -> None:
+    check(base, tmp_path, ROWS, Machine(device="cuda", vram_bytes=300 * MIB, devices=8))
+
+
+def test_memory_that_others_hold_is_told(base: Path, tmp_path: Path) -> None:
+    found = check(base, tmp_path, ROWS, Machine(device="cuda", vram_bytes=80 << 30, free_bytes=MIB))
+    assert any("1 MiB are free now" in note for note in found.notes)
+
+
+def test_the_gpu_decides_what_the_preset_auto_is(base: Path, tmp_path: Path) -> None:
+    lengths = [
+        check(base, tmp_path, ROWS, machine, preset="auto").plan.contract.exec.seq_len
+        for machine in (
+            Machine(device="cuda", vram_bytes=80 << 30),
+            Machine(device="cpu", host_bytes=80 << 30),
+            Machine(),
+        )
+    ]
+    assert lengths == [512, 256, 256], "the row of 80 GB is longer than this base can read"
+
+
+def test_a_refused_field_names_the_profile_that_set_it(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(presets, "domain_values", lambda name: {"reward.hook": "cargo_build"})
     with pytest.raises(MensError) as refused:
         check(base, tmp_path, ROWS, domain="rust-expert")
     assert (refused.value.code, refused.value.param) == ("CONTRACT_UNSUPPORTED", "reward.hook")

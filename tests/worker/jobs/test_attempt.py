@@ -16,6 +16,7 @@ from shared.errors import Code, LeaseLost, MensError, Unavailable
 from worker.jobs.attempt import Attempt
 from worker.jobs.child_process import ChildProcess
 from worker.jobs.heartbeat import LeaseKeeper
+from worker.jobs.stall import StallWatch
 
 STEP = (
     "emit('step', step=3, total_steps=9, epoch=0, loss=1.5, token_accuracy=.5, learning_rate=.1, tokens_per_sec=7.0,"
@@ -38,7 +39,7 @@ def quick(monkeypatch):
     monkeypatch.setattr("worker.jobs.attempt.POLL_SECONDS", 0.02)
 
 
-def run(installation, monkeypatch, module: str, when_ready=lambda job_id: None):
+def run(installation, monkeypatch, module: str, when_ready=lambda job_id: None, stall: StallWatch | None = None):
     """Run a job whose work is to follow that module as a child process; returns the job's row afterwards."""
     job = installation.submit()
     children = []
@@ -51,7 +52,7 @@ def run(installation, monkeypatch, module: str, when_ready=lambda job_id: None):
             assert time.monotonic() < deadline
             time.sleep(0.01)
         when_ready(job.id)
-        attempt.follow(children[0])
+        attempt.follow(children[0], stall)
         attempt.leases.finish(attempt.lease, {})
 
     monkeypatch.setitem(worker.jobs.runner.RUNNERS, Kind.FINETUNE, work)
@@ -77,6 +78,26 @@ def test_killed_child_is_retried(installation, monkeypatch, fake_trainer):
     job = run(installation, monkeypatch, fake_trainer(STEP + "os.kill(os.getpid(), 9)"))
     assert job.state is JobState.QUEUED
     assert any("TRAINER_KILLED" in message for message in installation.messages(job.id))
+
+
+HANG = "while True: time.sleep(60)\n"
+
+
+@pytest.mark.parametrize(
+    ("code", "stall"),
+    [("emit('ready')\n" + HANG, StallWatch(0.2, 1e9)), (STUBBORN + STEP + HANG, StallWatch(1e9, 0.2))],
+    ids=["before its first step", "after a step"],
+)
+def test_a_trainer_that_hangs_is_killed_and_the_job_tried_again(installation, monkeypatch, fake_trainer, code, stall):
+    job = run(installation, monkeypatch, fake_trainer(code), stall=stall)
+    assert job.state is JobState.QUEUED
+    assert any("TRAINER_STALLED" in message for message in installation.messages(job.id))
+
+
+def test_a_trainer_that_is_slow_but_moves_is_left_alone(installation, monkeypatch, fake_trainer):
+    steps = "for _ in range(5):\n    time.sleep(.1)\n    " + STEP
+    job = run(installation, monkeypatch, fake_trainer(steps), stall=StallWatch(1e9, 0.4))
+    assert job.state is JobState.SUCCEEDED
 
 
 def test_cancel(installation, monkeypatch, fake_trainer):

@@ -75,6 +75,25 @@ def test_child_knows_its_parent_and_has_its_own_group(start):
     assert child.pid != os.getpgrp()
 
 
+def test_child_gets_none_of_the_workers_secrets(start, monkeypatch):
+    secrets = {
+        "MENS_DATABASE_URL": "postgresql://mens:secret@db/mens",
+        "MENS_BROKER_URL": "redis://:secret@broker",
+        "MENS_SERVING_KEY": "secret",
+        "MENS_SERVING_URLS": "http://replica",
+        "HF_TOKEN": "secret",
+        "AWS_SECRET_ACCESS_KEY": "secret",
+        "SOMEBODY_ELSES_PASSWORD": "secret",
+    }
+    for name, value in (secrets | {"MENS_TRACKERS": "none", "CUDA_VISIBLE_DEVICES": "0"}).items():
+        monkeypatch.setenv(name, value)
+    environment = ended(start("emit('started', **os.environ)")).new_telemetry()[0]["payload"]
+    assert not environment.keys() & secrets.keys()
+    assert not any("secret" in value for value in environment.values())
+    assert (environment["MENS_TRACKERS"], environment["CUDA_VISIBLE_DEVICES"]) == ("none", "0")
+    assert {"PATH", "HOME"} <= environment.keys()
+
+
 def test_wait_returns_none_after_its_time(start):
     child = start(SLEEP)
     assert child.wait(0.01) is None

@@ -53,9 +53,10 @@ def bench(tiny, tmp_path_factory) -> Bench:
 
 @pytest.fixture
 def save(tiny, bench, tokenizer, tmp_path):
-    def write(step: int):
+    def write(step: int, *, interim: bool = False):
         progress = Progress(step, 100 * step, [{"step": step, "train_loss": 1.5}])
-        return save_checkpoint(tmp_path, bench.plan, bench.model, tokenizer, bench.optimizer, progress, HERE, tiny.base)
+        parts = (bench.plan, bench.model, tokenizer, bench.optimizer)
+        return save_checkpoint(tmp_path, *parts, progress, HERE, tiny.base, interim=interim)
 
     return write
 
@@ -127,6 +128,16 @@ def test_the_last_few_are_kept(save, tmp_path):
     kept = [folder.name for folder in list_checkpoints(tmp_path)]
     assert kept == ["step-00000006", "step-00000008", "step-00000010"]
     assert len(kept) == KEEP
+
+
+def test_of_interim_checkpoints_the_newest_is_kept_and_displaces_no_other(save, tmp_path):
+    for step in (2, 4, 6, 8):
+        save(step)
+    for step in (9, 10):
+        save(step, interim=True)
+    assert [folder.name[-2:] for folder in list_checkpoints(tmp_path)] == ["04", "06", "08", "10"]
+    save(12)
+    assert [folder.name[-2:] for folder in list_checkpoints(tmp_path)] == ["06", "08", "12"]
 
 
 def test_order_is_by_step_not_by_text(save, tmp_path):

@@ -20,6 +20,7 @@ import numpy.typing as npt
 from shared.contract.sections import DataMode, FineTuneContract
 from shared.datasets.filters import RowFilter
 from shared.datasets.reader import DatasetReport, TrainingRow, read_rows
+from shared.datasets.row_weights import row_weight
 from shared.errors import Code, DatasetInvalid
 from shared.hashing import digest_json
 from shared.tokenization.labels import format_line_numbers
@@ -36,7 +37,6 @@ from worker.training.data.prepared import (
     new_folder,
     open_prepared,
 )
-from worker.training.data.row_weights import row_weight
 
 __all__ = ["PreparationReport", "PreparedRows", "Row", "prepare"]
 

@@ -68,14 +68,22 @@ class RowOrder:
         """Optimizer steps of all epochs; an epoch's last, incomplete one counts."""
         return planned_steps(self.epochs, self.contract)
 
+    @cached_property
+    def last_steps(self) -> list[int]:
+        """Number of each epoch's last step."""
+        return list(accumulate(self.steps_of(epoch) for epoch in range(len(self.epochs))))
+
     def steps_of(self, epoch: int) -> int:
         """Optimizer steps of an epoch."""
         return planned_steps([self.epochs[epoch]], self.contract)
 
     def epoch_of(self, step: int) -> int:
         """Epoch of a 1-based step; the first one's before any step."""
-        ends = list(accumulate(self.steps_of(epoch) for epoch in range(len(self.epochs))))
-        return bisect_left(ends, step) if step else 0
+        return bisect_left(self.last_steps, step) if step else 0
+
+    def ends_epoch(self, step: Step) -> bool:
+        """Whether a step is the last one of its epoch."""
+        return step.number == self.last_steps[step.epoch]
 
     def left_out(self, epoch: int) -> int:
         """Times that the curriculum has kept a row out, in the epochs up to this one."""

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shared.contract.sections import TrajectorySection
+from shared.datasets.row_weights import MAX_WEIGHT, row_weight
 from shared.datasets.rows import Message, TrainingRow
-from worker.training.data.row_weights import MAX_WEIGHT, row_weight
 
 BOOSTS = TrajectorySection(
     enabled=True, tool_trace_boost=1.5, failure_category_boost=2.0, quality_floor=4, quality_boost=3.0

@@ -1,0 +1,34 @@
+"""The machine that a job is planned for, from what its worker reports."""
+
+from __future__ import annotations
+
+from shared.preflight.types import Machine, ServingLimits
+from shared.worker_registry import WorkerMachine
+
+
+def machine_of(
+    worker: WorkerMachine | None,
+    *,
+    limits: ServingLimits | None = None,
+    tokens_per_second: float | None = None,
+    thorough: bool = True,
+) -> Machine:
+    """A preflight's machine.
+
+    Args:
+        worker: where the job will train; None: nothing is known of it.
+        limits: of the serving tier.
+        tokens_per_second: as for :class:`Machine`; so is ``thorough``.
+    """
+    if worker is None:
+        return Machine(limits=limits, tokens_per_second=tokens_per_second, thorough=thorough)
+    return Machine(
+        device=worker.device,
+        vram_bytes=worker.memory_bytes,
+        free_bytes=worker.free_bytes,
+        devices=max(1, worker.devices),
+        host_bytes=worker.host_bytes,
+        limits=limits,
+        tokens_per_second=tokens_per_second,
+        thorough=thorough,
+    )

@@ -1,0 +1,127 @@
+"""What the workers' machines are: each worker reports its own to Valkey, and the API plans jobs for what is there.
+
+Nothing here is true for long, so it is not in the database: a worker that has reported nothing for a while is gone. Without
+Valkey nothing is known, and a job is refused for lack of memory by its worker only.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+from redis import Redis
+from redis.backoff import NoBackoff
+from redis.exceptions import RedisError
+from redis.retry import Retry
+
+KEY = "mens:workers"
+REPORT_SECONDS = 30.0
+LIVE_SECONDS = 3 * REPORT_SECONDS
+TIMEOUT_SECONDS = 2.0
+
+logger = logging.getLogger(__name__)
+
+
+class WorkerMachine(BaseModel):
+    """The machine that a worker trains on; None is unknown.
+
+    Attributes:
+        device: what a job whose device is ``auto`` trains on.
+        device_name: of the GPUs. devices: how many of them share a job.
+        memory_bytes: of the smallest of its GPUs. free_bytes: what other programs have left of it.
+        host_bytes: main memory that it may use.
+    """
+
+    model_config = ConfigDict(frozen=True)
+    device: Literal["cpu", "cuda"]
+    device_name: str = ""
+    devices: int = 0
+    memory_bytes: int | None = None
+    free_bytes: int | None = None
+    host_bytes: int | None = None
+
+
+class _Entry(BaseModel):
+    """A report and when it was made, by Valkey's clock."""
+
+    seen_at: float
+    machine: WorkerMachine
+
+
+class WorkerRegistry:
+    """Reports of workers, in one hash by their names."""
+
+    def __init__(self, broker_url: str) -> None:
+        self._redis: Any = Redis.from_url(
+            broker_url,
+            socket_timeout=TIMEOUT_SECONDS,
+            socket_connect_timeout=TIMEOUT_SECONDS,
+            retry=Retry(NoBackoff(), 0),  # a submission waits for this
+        )
+
+    def report(self, worker: str, machine: WorkerMachine) -> bool:
+        """Say what a worker's machine is; False when Valkey does not take it."""
+        try:
+            entry = _Entry(seen_at=self._now(), machine=machine)
+            self._redis.hset(KEY, worker, entry.model_dump_json())
+        except RedisError as error:
+            logger.warning("the machine of %s could not be reported: %s", worker, error)
+            return False
+        return True
+
+    def forget(self, worker: str) -> None:
+        """Take a worker out that stops."""
+        try:
+            self._redis.hdel(KEY, worker)
+        except RedisError as error:
+            logger.warning("%s could not be taken out: %s", worker, error)
+
+    def machines(self) -> list[WorkerMachine]:
+        """Machines of the workers that live; none when Valkey does not answer."""
+        try:
+            since = self._now() - LIVE_SECONDS
+            entries = {name: _parse(raw) for name, raw in self._redis.hgetall(KEY).items()}
+            if gone := [name for name, entry in entries.items() if entry is None or entry.seen_at < since]:
+                self._redis.hdel(KEY, *gone)
+        except RedisError as error:
+            logger.warning("the workers' machines are not known: %s", error)
+            return []
+        return [entry.machine for entry in entries.values() if entry and entry.seen_at >= since]
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._redis.close()
+
+    def _now(self) -> float:
+        seconds, microseconds = self._redis.time()
+        return float(seconds) + float(microseconds) / 1e6
+
+
+def common_machine(machines: Sequence[WorkerMachine]) -> WorkerMachine | None:
+    """What a job can count on that any of these workers may take: the least of each; None without a worker."""
+    gpus = [machine for machine in machines if machine.device == "cuda"]
+    if not machines:
+        return None
+    # Where some have a GPU, those without one are expected to take what fits them.
+    alike = gpus or machines
+    return WorkerMachine(
+        device=alike[0].device,
+        device_name=alike[0].device_name,
+        devices=min(machine.devices for machine in alike),
+        memory_bytes=_least([machine.memory_bytes for machine in alike]),
+        free_bytes=_least([machine.free_bytes for machine in alike]),
+        host_bytes=_least([machine.host_bytes for machine in alike]),
+    )
+
+
+def _least(values: Sequence[int | None]) -> int | None:
+    return min((value for value in values if value is not None), default=None)
+
+
+def _parse(raw: bytes) -> _Entry | None:
+    try:
+        return _Entry.model_validate_json(raw)
+    except ValidationError:
+        return None

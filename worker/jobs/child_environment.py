@@ -1,0 +1,92 @@
+"""The environment of a child process: what a training program needs, and none of the worker's secrets.
+
+A trainer reads data that callers wrote. It needs neither database nor broker nor serving tier, so it gets no address and no
+key of them: what is not named here is left out.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+from worker.child_runtime import PARENT_VARIABLE
+
+NAMES = frozenset(
+    [
+        "PATH",
+        "HOME",
+        "USER",
+        "LOGNAME",
+        "LANG",
+        "LANGUAGE",
+        "TZ",
+        "TMPDIR",
+        "VIRTUAL_ENV",
+        "LD_LIBRARY_PATH",
+        "LD_PRELOAD",
+        "CC",
+        "CXX",
+        "CPATH",
+        "LIBRARY_PATH",
+        "SSL_CERT_FILE",
+        "SSL_CERT_DIR",
+        "REQUESTS_CA_BUNDLE",
+        "HTTP_PROXY",
+        "HTTPS_PROXY",
+        "NO_PROXY",
+        "http_proxy",
+        "https_proxy",
+        "no_proxy",
+        "MENS_TRACKERS",
+        "MENS_SHARD_BASE",
+        "MENS_GIT_SHA",
+    ]
+)
+"""Of the machine, and the three settings that the trainer reads itself."""
+PREFIXES = (
+    *(
+        "LC_",
+        "XDG_",
+        "PYTHON",
+        "CUDA",
+        "NVIDIA_",
+        "NCCL_",
+        "GLOO_",
+        "TORCH",
+        "PYTORCH_",
+        "TRITON_",
+        "BNB_",
+        "BITSANDBYTES_",
+    ),
+    *("OMP_", "MKL_", "KMP_", "OPENBLAS_", "GOMP_", "HF_", "HUGGINGFACE_", "TRANSFORMERS_", "TOKENIZERS_", "MALLOC_"),
+    *("MLFLOW_", "WANDB_", "TENSORBOARD_"),
+)
+"""Of libraries: devices, threads, caches, and the trackers, whose keys the trainer uses."""
+HUB_KEYS = frozenset({"HF_TOKEN", "HUGGINGFACE_HUB_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_TOKEN_PATH"})
+"""The base is on the disk before a child starts."""
+
+
+def child_environment(given: Mapping[str, str], threads: int, processes: int) -> dict[str, str]:
+    """Environment of the processes that share a run.
+
+    Args:
+        given: the worker's.
+        threads: CPU threads of all processes together; 0 leaves it to torch.
+        processes: how many there are.
+    """
+    environment = {
+        name: value
+        for name, value in given.items()
+        if (name in NAMES or name.startswith(PREFIXES)) and name not in HUB_KEYS
+    }
+    # All files are local; bitsandbytes would fetch compiled code.
+    environment |= {PARENT_VARIABLE: str(os.getpid()), "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
+    # Micro-batches differ in size, which fragments the memory of fixed segments.
+    if not environment.keys() & {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"}:
+        environment["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
+    # Otherwise each process would use all threads.
+    if processes > 1:
+        threads = max(1, (threads or len(os.sched_getaffinity(0))) // processes)
+    if threads:
+        environment["OMP_NUM_THREADS"] = str(threads)
+    return environment

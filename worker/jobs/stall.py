@@ -1,0 +1,59 @@
+"""Notices a trainer that no longer gets anywhere: it would hold its GPU for ever, alive for all that the worker can see."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from shared.errors import Code, JobFailed
+
+STALL_FACTOR = 20
+"""A silence is a stall when it is so many times as long as the longest one so far, validations and checkpoints included."""
+
+
+class StallWatch:
+    """Compares how long a trainer has been silent with how long it usually is.
+
+    Args:
+        start_seconds: how long it may be silent until its first step is done: it loads the base and encodes the data.
+        stall_seconds: how long it may be silent in any case after that.
+        clock: monotonic seconds.
+    """
+
+    def __init__(self, start_seconds: float, stall_seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._start_seconds, self._stall_seconds, self._clock = start_seconds, stall_seconds, clock
+        self._heard_at = clock()
+        self._longest: float | None = None  # silence between two reports, once a step is done
+
+    def note(self, telemetry: Sequence[dict[str, Any]]) -> None:
+        """Take in what the trainer has reported since the last call; may be nothing."""
+        if not telemetry:
+            return
+        now = self._clock()
+        steps = [line["payload"].get("step_seconds") or 0.0 for line in telemetry if line["event"] == "step"]
+        if self._longest is not None:
+            self._longest = max(self._longest, now - self._heard_at)
+        elif steps:
+            self._longest = max(steps)  # how long the start took says nothing of what follows
+        self._heard_at = now
+
+    def check(self) -> None:
+        """Raises:
+        JobFailed: ``TRAINER_STALLED``, retryable.
+        """
+        silent = self._clock() - self._heard_at
+        if self._longest is None:
+            allowed, what = self._start_seconds, "has not done its first step"
+            remedy = "If base or data take so long to load, raise MENS_TRAINER_START_SECONDS."
+        else:
+            allowed = max(self._stall_seconds, STALL_FACTOR * self._longest)
+            what, remedy = "has reported nothing", "If its steps take so long, raise MENS_TRAINER_STALL_SECONDS."
+        if silent > allowed:
+            raise JobFailed(
+                Code.TRAINER_STALLED,
+                f"The trainer {what} for {silent:.0f} s; {allowed:.0f} s are allowed.",
+                remedy=f"The job is tried again from its last checkpoint. {remedy}",
+                details={"silent_seconds": round(silent, 1), "allowed_seconds": round(allowed, 1)},
+                retryable=True,
+            )
