@@ -24,6 +24,7 @@ from api.inference.disconnect import DisconnectWatcher
 from api.inference.lookup_cache import LookupCache
 from api.inference.rate_limits.limiter import RateLimiter
 from api.inference.replicas.failover import Failover
+from api.inference.request_fields.grammars import GrammarLimits
 from api.inference.response import ProxiedResponse
 from api.inference.shadow import ShadowTraffic
 from api.inference.usage.meter import Meter
@@ -37,6 +38,7 @@ CLIENT_GONE = 499
 SESSION_HEADER = "x-session-id"
 
 Validate = Callable[[dict[str, Any]], dict[str, Any]]
+Convert = Callable[[ProxiedResponse, dict[str, Any]], Response]
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,7 @@ class Gateway:
         shadows: sends copies to shadow adapters.
         cache_secret: keeps tenants apart in vLLM's prefix cache.
         max_body_bytes: largest request body.
+        grammar_limits: largest schemas and grammars of a request.
     """
 
     limiter: RateLimiter
@@ -60,9 +63,17 @@ class Gateway:
     shadows: ShadowTraffic
     cache_secret: str
     max_body_bytes: int
+    grammar_limits: GrammarLimits
 
     async def forward(
-        self, request: Request, key: Key, tenant: str, path: str, *, validate: Validate | None = None
+        self,
+        request: Request,
+        key: Key,
+        tenant: str,
+        path: str,
+        *,
+        validate: Validate | None = None,
+        convert: Convert | None = None,
     ) -> Response:
         """A serving replica's response to a request, in the replica's own shape.
 
@@ -72,6 +83,7 @@ class Gateway:
             tenant: whose names count; an operator's key may act for another tenant than its own.
             path: of the replica.
             validate: checks the request's body and returns the one to send.
+            convert: gives a response the shape that the request's body asks for.
 
         Raises:
             InvalidRequest: ``REQUEST_INVALID``. TooLarge: ``BODY_TOO_LARGE``. And what ``validate`` and :meth:`open` raise.
@@ -81,7 +93,9 @@ class Gateway:
         except ClientDisconnect:
             return Response(status_code=CLIENT_GONE)
         response = await self.open(request, key, tenant, path, validate(body) if validate else body)
-        return response or Response(status_code=CLIENT_GONE)
+        if response is None:
+            return Response(status_code=CLIENT_GONE)
+        return convert(response, body) if convert else response
 
     async def open(
         self, request: Request, key: Key, tenant: str, path: str, body: dict[str, Any]
@@ -98,9 +112,10 @@ class Gateway:
             body: what is sent to the replica, except for the model, which may be an alias.
 
         Raises:
-            TooMany: ``RATE_LIMITED``, ``CONCURRENCY_LIMITED``. InvalidRequest: ``REQUEST_INVALID``.
-            NotFound: ``MODEL_NOT_FOUND``. Unavailable: ``SERVING_UNAVAILABLE``. And what :func:`error_from_replica` returns.
+            TooMany: ``RATE_LIMITED``, ``CONCURRENCY_LIMITED``.
+            InvalidRequest: ``REQUEST_INVALID``, ``GRAMMAR_TOO_LARGE``, ``GRAMMAR_TOO_DEEP``. NotFound: ``MODEL_NOT_FOUND``. Unavailable: ``SERVING_UNAVAILABLE``. And what :func:`error_from_replica` returns.
         """
+        self.grammar_limits.check(body)
         admission = await self.limiter.admit(key)
         disconnect, response = DisconnectWatcher(request.receive), None
         try:

@@ -9,6 +9,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from api.inference.request_fields.functions import with_tools
+from api.inference.request_fields.known import check_chat_fields, check_completion_fields, check_response_fields
+from api.inference.request_fields.types import check_chat_tools, check_types
 from shared.datasets.row_validation import ROLES
 from shared.errors import Code, InvalidRequest
 
@@ -22,11 +25,17 @@ NEED_A_STORED_RESPONSE = ("previous_response_id", "conversation", "background")
 
 
 def validate_chat(body: dict[str, Any]) -> dict[str, Any]:
-    """The body of a chat completion, unchanged, if its messages can be what the caller meant.
+    """The body of a chat completion as it is sent to a replica, if its messages can be what the caller meant.
 
     Raises:
-        InvalidRequest: ``REQUEST_INVALID``: no messages, one without content, or one by a role that chats do not have.
+        InvalidRequest: ``REQUEST_INVALID``: no messages, one without content, one by a role that chats do not have, or a field
+            of a wrong type. ``FIELD_UNKNOWN``, ``FIELD_UNSUPPORTED``, ``RESPONSE_NOT_STORED``.
     """
+    check_chat_fields(body)
+    check_types(body)
+    body = with_tools(body)
+    check_chat_tools(body)
+    body = with_strict_forced_calls(body)
     _refuse_empty(body, "messages")
     messages = body.get("messages")
     for index, message in enumerate(messages if isinstance(messages, list) else ()):
@@ -56,13 +65,15 @@ def validate_chat(body: dict[str, Any]) -> dict[str, Any]:
 
 
 def validate_completion(body: dict[str, Any]) -> dict[str, Any]:
-    """The body of a text completion, unchanged, unless its prompt is empty.
+    """The body of a text completion, unchanged, unless its prompt is empty or a field is wrong.
 
     A prompt that is left out is vLLM's to refuse: it takes one as embeddings too.
 
     Raises:
-        InvalidRequest: ``REQUEST_INVALID``.
+        InvalidRequest: ``REQUEST_INVALID``, ``FIELD_UNKNOWN``, ``FIELD_UNSUPPORTED``.
     """
+    check_completion_fields(body)
+    check_types(body)
     if not body.get("prompt_embeds"):
         _refuse_empty(body, "prompt")
     return body
@@ -73,8 +84,11 @@ def validate_response(body: dict[str, Any]) -> dict[str, Any]:
 
     Raises:
         InvalidRequest: ``RESPONSE_NOT_STORED``. ``TOOL_UNSUPPORTED``: a tool that the server itself would have to run.
-            ``REQUEST_INVALID``: the input, or a message of it that is not the model's own, is empty.
+            ``REQUEST_INVALID``: the input, or a message of it that is not the model's own, is empty, or a field is of a wrong
+            type. ``FIELD_UNKNOWN``, ``FIELD_UNSUPPORTED``.
     """
+    check_response_fields(body)
+    check_types(body)
     for name in NEED_A_STORED_RESPONSE:
         if body.get(name):
             raise _not_stored(name, "Send the whole conversation in `input`, and wait for the answer.")
@@ -99,7 +113,27 @@ def validate_response(body: dict[str, Any]) -> dict[str, Any]:
                 remedy="Give it a text, or leave it out.",
                 param=f"input[{index}].content",
             )
-    return {**body, "store": False}
+    return {**with_strict_forced_calls(body), "store": False}
+
+
+def with_strict_forced_calls(body: dict[str, Any]) -> dict[str, Any]:
+    """The request, whose tools are strict where ``tool_choice`` forces a call and they do not say otherwise.
+
+    vLLM holds a call to the function's schema only when the tool is strict; a forced call would be any JSON.
+    """
+    tools, choice = body.get("tools"), body.get("tool_choice")
+    if not isinstance(tools, list) or not (choice == "required" or isinstance(choice, dict)):
+        return body
+    return {**body, "tools": [_strict(tool) for tool in tools]}
+
+
+def _strict(tool: Any) -> Any:
+    """A chat's tool has its function in a field, a tool of the Responses API is one."""
+    if not isinstance(tool, dict):
+        return tool
+    if isinstance(function := tool.get("function"), dict):
+        return tool if function.get("strict") is not None else {**tool, "function": {**function, "strict": True}}
+    return tool if tool.get("strict") is not None else {**tool, "strict": True}
 
 
 def _refuse_empty(body: dict[str, Any], field: str) -> None:

@@ -6,7 +6,13 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
+from api.inference.request_fields.functions import (
+    events_with_function_call,
+    uses_functions,
+    whole_with_function_call,
+)
 from api.inference.request_validation import validate_chat, validate_completion, validate_response
+from api.inference.response import ProxiedResponse
 from api.services import ServicesDep
 from api.web.auth import TRAINER, CallerDep
 from api.web.fast_path import FastPathRoute
@@ -41,8 +47,16 @@ async def chat_completions(request: Request, services: ServicesDep, caller: Call
     The response header X-Mens-Adapter names the adapter.
     """
     return await services.gateway.forward(
-        request, caller.key, caller.tenant, "/v1/chat/completions", validate=validate_chat
+        request, caller.key, caller.tenant, "/v1/chat/completions", validate=validate_chat, convert=_as_requested
     )
+
+
+def _as_requested(response: ProxiedResponse, body: dict[str, Any]) -> Response:
+    """The response with ``function_call`` where the request has ``functions``."""
+    if not uses_functions(body):
+        return response
+    convert = events_with_function_call if body.get("stream") else whole_with_function_call
+    return response.converted(convert(response), {})
 
 
 @router.post("/completions", openapi_extra=BODY)

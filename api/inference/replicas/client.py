@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 from urllib.parse import urlsplit
 
+from api.inference.event_stream import ERROR_EVENT
 from api.inference.replicas.http_connection import BadResponse, HttpConnection
 
 CONNECT_SECONDS = 5.0
@@ -21,7 +22,6 @@ KEEPALIVE_SECONDS = 4.0
 """Shorter than a replica's five: a request on a connection that the replica closes at the same moment would fail."""
 PASSED_HEADERS = ("content-type", "x-request-id", "retry-after")
 """Headers of a replica's response that the caller gets."""
-ERROR_EVENT = b'data: {"error":'
 ENGINE_DEAD = re.compile(rb'"message": ?"EngineCore encountered an issue')
 """vLLM's response to requests in flight when its engine dies. In what a caller wrote the quotes are escaped, so it cannot look
 like this."""
@@ -100,6 +100,13 @@ class ReplicaResponse:
             if self.on_disconnect:
                 self.on_disconnect(error)
             raise
+
+    def failed(self) -> ReplicaDisconnected:
+        """Record that the replica has failed in the middle of its stream, and said so; the error to raise."""
+        error = ReplicaDisconnected("an error in the middle of a stream")
+        if self.on_disconnect:
+            self.on_disconnect(error)
+        return error
 
     def __aiter__(self) -> ReplicaResponse:
         """The body's bytes as they come."""

@@ -14,9 +14,9 @@ from typing import TypeVar
 
 import msgspec
 
+from api.inference.event_stream import DATA, ERROR_EVENT, EVENT_END
 from shared.database.usage import Amount
 
-EVENT_END = b"\n\n"
 USAGE = b',"usage":{"prompt_tokens":'
 OBJECT = re.compile(rb"\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\}")
 """Usage as vLLM writes it: numbers, and objects of numbers."""
@@ -25,7 +25,6 @@ NO_CHOICES = b'"choices":[]'
 CHOICES_END = b"]"
 CHOICE = re.compile(rb',"choices":\[\{"index":(\d+)')
 RESPONSE_ENDS = tuple(b"event: response.%s\n" % how for how in (b"completed", b"incomplete", b"failed"))
-DATA = b"data: "
 
 Kind = TypeVar("Kind")
 
@@ -36,6 +35,8 @@ class Tap(ABC):
     Args:
         count: called with the amount when the tap is closed.
     """
+
+    has_failed = False
 
     def __init__(self, count: Callable[[Amount], None]) -> None:
         self._count: Callable[[Amount], None] | None = count
@@ -120,15 +121,25 @@ class WholeBody(Tap):
 
 
 class Events(Tap):
-    """A stream, event by event. Only the beginning of an event whose end has not come is held back."""
+    """A stream, event by event. Only the beginning of an event whose end has not come is held back.
+
+    Attributes:
+        has_failed: whether an event was vLLM's error. Neither it nor what comes after it is passed on.
+    """
 
     def __init__(self, count: Callable[[Amount], None]) -> None:
         super().__init__(count)
         self._begun = b""
 
     def __call__(self, chunk: bytes) -> bytes:
+        if self.has_failed:
+            return b""
         data = self._begun + chunk if self._begun else chunk
         *events, self._begun = data.split(EVENT_END)
+        if ERROR_EVENT in data:
+            failed = next((index for index, event in enumerate(events) if event.startswith(ERROR_EVENT)), None)
+            if failed is not None:
+                self.has_failed, self._begun, events = True, b"", events[:failed]
         return b"".join([self._passed(event + EVENT_END) for event in events])
 
     def end(self) -> bytes:
