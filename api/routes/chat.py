@@ -6,16 +6,19 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
+from api.inference.gateway import Convert, Validate
 from api.inference.request_fields.functions import (
     events_with_function_call,
     uses_functions,
     whole_with_function_call,
 )
+from api.inference.request_fields.known import refuse_token_ids
 from api.inference.request_validation import validate_chat, validate_completion, validate_response
 from api.inference.response import ProxiedResponse
-from api.services import ServicesDep
-from api.web.auth import TRAINER, CallerDep
+from api.services import Services, ServicesDep
+from api.web.auth import TRAINER, Caller, CallerDep
 from api.web.fast_path import FastPathRoute
+from shared.database.tenancy import Role
 
 router = APIRouter(prefix="/v1", tags=["chat (OpenAI)"], route_class=FastPathRoute)
 
@@ -46,33 +49,19 @@ async def chat_completions(request: Request, services: ServicesDep, caller: Call
 
     The response header X-Mens-Adapter names the adapter.
     """
-    return await services.gateway.forward(
-        request, caller.key, caller.tenant, "/v1/chat/completions", validate=validate_chat, convert=_as_requested
-    )
-
-
-def _as_requested(response: ProxiedResponse, body: dict[str, Any]) -> Response:
-    """The response with ``function_call`` where the request has ``functions``."""
-    if not uses_functions(body):
-        return response
-    convert = events_with_function_call if body.get("stream") else whole_with_function_call
-    return response.converted(convert(response), {})
+    return await _forward(request, services, caller, "/v1/chat/completions", validate_chat, _as_requested)
 
 
 @router.post("/completions", openapi_extra=BODY)
 async def completions(request: Request, services: ServicesDep, caller: CallerDep) -> Response:
     """A text completion by a base model, an adapter or an alias, in OpenAI's shape, streamed or not."""
-    return await services.gateway.forward(
-        request, caller.key, caller.tenant, "/v1/completions", validate=validate_completion
-    )
+    return await _forward(request, services, caller, "/v1/completions", validate_completion)
 
 
 @router.post("/responses", openapi_extra=BODY)
 async def responses(request: Request, services: ServicesDep, caller: CallerDep) -> Response:
     """A response of OpenAI's Responses API, streamed or not. Nothing is stored: a request carries the whole conversation."""
-    return await services.gateway.forward(
-        request, caller.key, caller.tenant, "/v1/responses", validate=validate_response
-    )
+    return await _forward(request, services, caller, "/v1/responses", validate_response)
 
 
 @router.post("/embeddings", openapi_extra=BODY)
@@ -91,3 +80,29 @@ async def tokenize(request: Request, services: ServicesDep, caller: CallerDep) -
 async def detokenize(request: Request, services: ServicesDep, caller: CallerDep) -> Response:
     """The text of ``tokens``, in vLLM's shape."""
     return await services.gateway.forward(request, caller.key, caller.tenant, "/detokenize")
+
+
+async def _forward(
+    request: Request,
+    services: Services,
+    caller: Caller,
+    path: str,
+    validate: Validate,
+    convert: Convert | None = None,
+) -> Response:
+    """The gateway's response; a caller who may not read token ids gets none in an answer either."""
+
+    def check(body: dict[str, Any]) -> dict[str, Any]:
+        if not caller.role.includes(Role.TRAINER):
+            refuse_token_ids(body)
+        return validate(body)
+
+    return await services.gateway.forward(request, caller.key, caller.tenant, path, validate=check, convert=convert)
+
+
+def _as_requested(response: ProxiedResponse, body: dict[str, Any]) -> Response:
+    """The response with ``function_call`` where the request has ``functions``."""
+    if not uses_functions(body):
+        return response
+    convert = events_with_function_call if body.get("stream") else whole_with_function_call
+    return response.converted(convert(response), {})

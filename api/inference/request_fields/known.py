@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 from typing import Any
 
-from shared.errors import Code, InvalidRequest
+from shared.errors import Code, Forbidden, InvalidRequest
 
 _SAMPLING = frozenset(
     [
@@ -193,6 +193,35 @@ INSTEAD = {
     "guided_whitespace_pattern": "structured_outputs.whitespace_pattern",
 }
 """Fields of earlier releases of vLLM, and what they are called today."""
+
+
+TOKEN_IDS = (
+    "return_token_ids",
+    "return_tokens_as_token_ids",
+    "prompt_logprobs",
+    "logprob_token_ids",
+    "enable_response_messages",
+)
+"""Fields that have token ids in the answer."""
+
+
+def refuse_token_ids(body: dict[str, Any]) -> None:
+    """For a caller who may not read token ids, as from ``/v1/tokenize``.
+
+    Raises:
+        Forbidden: ``ROLE_INSUFFICIENT``.
+    """
+    for name in TOKEN_IDS:
+        value = body.get(name)
+        if (
+            value is not None and value is not False and value != []
+        ):  # 0 for `prompt_logprobs` gives those of the prompt
+            raise Forbidden(
+                Code.ROLE_INSUFFICIENT,
+                f"`{name}` returns token ids, which need the role trainer.",
+                remedy="Leave it out, or ask an admin of the tenant for such a key.",
+                param=name,
+            )
 
 
 def check_chat_fields(body: dict[str, Any]) -> None:

@@ -73,6 +73,20 @@ def test_tokenization_requires_a_trainer(app: FastAPI, api: httpx.Client, replic
     assert not {"/tokenize", "/detokenize"} & {path for path, _ in replica.asked}
 
 
+@pytest.mark.parametrize("field", ["return_token_ids", "prompt_logprobs", "return_tokens_as_token_ids"])
+def test_token_ids_in_an_answer_require_a_trainer(
+    app: FastAPI, api: httpx.Client, replica: ScriptedReplica, field: str
+) -> None:
+    for route in ("/v1/chat/completions", "/v1/completions"):
+        for value in (0, 1, True):
+            response = post(app, api, route, Role.VIEWER, **{field: value})
+            assert (response.status_code, response.json()["error"]["param"]) == (403, field)
+        assert not replica.asked
+        assert post(app, api, route, Role.VIEWER, **{field: None}).is_success
+        assert post(app, api, route, **{field: 1}).is_success
+        replica.asked.clear()
+
+
 def test_unknown_model_is_sent_to_no_replica(app: FastAPI, api: httpx.Client, replica: ScriptedReplica) -> None:
     for route in PATHS:
         response = post(app, api, route, model="nobody")
