@@ -11,7 +11,7 @@ from typing import Any
 
 from api.inference.request_fields.functions import with_tools
 from api.inference.request_fields.known import check_chat_fields, check_completion_fields, check_response_fields
-from api.inference.request_fields.types import check_chat_tools, check_types
+from api.inference.request_fields.types import check_chat_tools
 from shared.datasets.row_validation import ROLES
 from shared.errors import Code, InvalidRequest
 
@@ -28,11 +28,10 @@ def validate_chat(body: dict[str, Any]) -> dict[str, Any]:
     """The body of a chat completion as it is sent to a replica, if its messages can be what the caller meant.
 
     Raises:
-        InvalidRequest: ``REQUEST_INVALID``: no messages, one without content, one by a role that chats do not have, or a field
-            of a wrong type. ``FIELD_UNKNOWN``, ``FIELD_UNSUPPORTED``, ``RESPONSE_NOT_STORED``.
+        InvalidRequest: ``REQUEST_INVALID``: no messages, one without content, one by a role that chats do not have, or tools
+            that are no functions. ``FIELD_UNKNOWN``, ``FIELD_UNSUPPORTED``, ``RESPONSE_NOT_STORED``.
     """
     check_chat_fields(body)
-    check_types(body)
     body = with_tools(body)
     check_chat_tools(body)
     body = with_strict_forced_calls(body)
@@ -73,7 +72,6 @@ def validate_completion(body: dict[str, Any]) -> dict[str, Any]:
         InvalidRequest: ``REQUEST_INVALID``, ``FIELD_UNKNOWN``, ``FIELD_UNSUPPORTED``.
     """
     check_completion_fields(body)
-    check_types(body)
     if not body.get("prompt_embeds"):
         _refuse_empty(body, "prompt")
     return body
@@ -84,11 +82,10 @@ def validate_response(body: dict[str, Any]) -> dict[str, Any]:
 
     Raises:
         InvalidRequest: ``RESPONSE_NOT_STORED``. ``TOOL_UNSUPPORTED``: a tool that the server itself would have to run.
-            ``REQUEST_INVALID``: the input, or a message of it that is not the model's own, is empty, or a field is of a wrong
-            type. ``FIELD_UNKNOWN``, ``FIELD_UNSUPPORTED``.
+            ``REQUEST_INVALID``: the input, or a message of it that is not the model's own, is empty.
+            ``FIELD_UNKNOWN``, ``FIELD_UNSUPPORTED``.
     """
     check_response_fields(body)
-    check_types(body)
     for name in NEED_A_STORED_RESPONSE:
         if body.get(name):
             raise _not_stored(name, "Send the whole conversation in `input`, and wait for the answer.")

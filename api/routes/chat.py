@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
-from api.inference.gateway import Convert, Validate
+from api.errors import error_response
+from api.inference.gateway import LIMIT_HEADERS, Convert, Validate
 from api.inference.request_fields.functions import (
     events_with_function_call,
     uses_functions,
@@ -19,6 +21,10 @@ from api.services import Services, ServicesDep
 from api.web.auth import TRAINER, Caller, CallerDep
 from api.web.fast_path import FastPathRoute
 from shared.database.tenancy import Role
+from shared.errors import MensError
+
+OPENAI_VERSION = "2020-10-01"
+"""The version of OpenAI's API that its own responses name."""
 
 router = APIRouter(prefix="/v1", tags=["chat (OpenAI)"], route_class=FastPathRoute)
 
@@ -90,14 +96,34 @@ async def _forward(
     validate: Validate,
     convert: Convert | None = None,
 ) -> Response:
-    """The gateway's response; a caller who may not read token ids gets none in an answer either."""
+    """The gateway's response, an error's too, with OpenAI's headers.
+
+    A caller who may not read token ids gets none in an answer either.
+    """
+    started = time.perf_counter()
 
     def check(body: dict[str, Any]) -> dict[str, Any]:
         if not caller.role.includes(Role.TRAINER):
             refuse_token_ids(body)
         return validate(body)
 
-    return await services.gateway.forward(request, caller.key, caller.tenant, path, validate=check, convert=convert)
+    response: Response
+    try:
+        response = await services.gateway.forward(
+            request, caller.key, caller.tenant, path, validate=check, convert=convert
+        )
+    except MensError as error:
+        response = error_response(error)
+        response.headers.update(getattr(request.state, LIMIT_HEADERS, {}))
+    headers = {
+        "openai-version": OPENAI_VERSION,
+        "openai-processing-ms": f"{(time.perf_counter() - started) * 1000:.0f}",
+    }
+    if isinstance(response, ProxiedResponse):
+        response.passed_headers |= headers
+    else:
+        response.headers.update(headers)
+    return response
 
 
 def _as_requested(response: ProxiedResponse, body: dict[str, Any]) -> Response:

@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from api.inference.request_fields import known
+from api.inference.request_fields.types import check_types
 from api.inference.request_validation import validate_chat, validate_completion, validate_response
 from shared.errors import InvalidRequest
 
@@ -58,6 +59,7 @@ def test_vllm_fails_on_no_malformed_field(
     for change in changes(fields):
         try:
             sent = validate({"model": serving_installation.entry.name, **body, **change})
+            check_types(sent)
         except InvalidRequest:
             continue
         # Not on a kept connection: what vLLM closes after one failure must not hide the next.

@@ -15,6 +15,7 @@ from typing import TypeVar
 import msgspec
 
 from api.inference.event_stream import DATA, ERROR_EVENT, EVENT_END
+from api.inference.response_shape import in_openais_shape
 from shared.database.usage import Amount
 
 USAGE = b',"usage":{"prompt_tokens":'
@@ -24,6 +25,8 @@ KEY_LENGTH = len(b',"usage":')
 NO_CHOICES = b'"choices":[]'
 CHOICES_END = b"]"
 CHOICE = re.compile(rb',"choices":\[\{"index":(\d+)')
+WITH_RESPONSE = tuple(b"event: response.%s" % what for what in (b"c", b"i", b"f", b"output_item.done"))
+"""Events that have the response (created, in_progress, completed, incomplete, failed), or a part of it that is complete."""
 RESPONSE_ENDS = tuple(b"event: response.%s\n" % how for how in (b"completed", b"incomplete", b"failed"))
 
 Kind = TypeVar("Kind")
@@ -105,7 +108,7 @@ _completed = msgspec.json.Decoder(Completed)
 
 
 class WholeBody(Tap):
-    """A response in one piece. It passes as it comes, and is decoded when all of it has passed."""
+    """A response in one piece, which is JSON. It passes when all of it has come, in OpenAI's shape."""
 
     def __init__(self, count: Callable[[Amount], None]) -> None:
         super().__init__(count)
@@ -113,7 +116,10 @@ class WholeBody(Tap):
 
     def __call__(self, chunk: bytes) -> bytes:
         self._chunks.append(chunk)
-        return chunk
+        return b""
+
+    def end(self) -> bytes:
+        return in_openais_shape(b"".join(self._chunks))
 
     def amount(self) -> Amount:
         body = _decode(_body, b"".join(self._chunks))
@@ -193,7 +199,7 @@ class CompletionEvents(Events):
             return event
         choice = CHOICE.search(event)
         self._by_choice[choice[1] if choice else b"0"] = found[0]
-        return event if self._keep_every else event[:start] + event[found.end() :]
+        return in_openais_shape(event) if self._keep_every else event[:start] + event[found.end() :]
 
 
 class ResponseEvents(Events):
@@ -210,7 +216,7 @@ class ResponseEvents(Events):
     def _passed(self, event: bytes) -> bytes:
         if event.startswith(RESPONSE_ENDS):
             self._last = event
-        return event
+        return in_openais_shape(event) if event.startswith(WITH_RESPONSE) else event
 
 
 def _decode(decoder: msgspec.json.Decoder[Kind], data: bytes) -> Kind | None:

@@ -167,11 +167,9 @@ def test_functions_are_sent_as_tools() -> None:
 @pytest.mark.parametrize(
     ("validate", "wrong", "param"),
     [
-        (validate_chat, {"structured_outputs": ""}, "structured_outputs"),
         (validate_chat, {"tools": [{}]}, "tools[0].function"),
         (validate_chat, {"temprature": 1}, "temprature"),
-        (validate_completion, {"top_k": 1 << 64}, "top_k"),
-        (validate_response, {"structured_outputs": []}, "structured_outputs"),
+        (validate_completion, {"promt": "x"}, "promt"),
         (validate_response, {"inputs": "x"}, "inputs"),
     ],
 )

@@ -11,7 +11,7 @@ import pytest
 from fastapi import FastAPI
 
 from shared.database.records import new_id
-from shared.database.tenancy import Role
+from shared.database.tenancy import KeyLimits, Role
 from tests.support.asgi_server import serve
 from tests.support.gateway import ADAPTER, register_adapters
 from tests.support.scripted_replica import ScriptedReplica
@@ -85,6 +85,25 @@ def test_token_ids_in_an_answer_require_a_trainer(
         assert post(app, api, route, Role.VIEWER, **{field: None}).is_success
         assert post(app, api, route, **{field: 1}).is_success
         replica.asked.clear()
+
+
+def test_every_answer_has_openais_headers(app: FastAPI, api: httpx.Client, replica: ScriptedReplica) -> None:
+    limits = KeyLimits(requests_per_minute=90)
+    _, secret = app.state.services.keys.create("limited", role=Role.VIEWER, limits=limits)
+    for route in ("/v1/chat/completions", "/v1/completions", "/v1/responses"):
+        field = PROMPTS.get(route, "input")
+        for body, status in (
+            ({"model": "helper"}, 200),
+            ({"model": "nobody"}, 404),
+            ({"model": "helper", "x": 1}, 400),
+        ):
+            headers = {"Authorization": f"Bearer {secret}"}
+            response = api.post(route, json={field: "Hello", **body}, headers=headers)
+            assert response.status_code == status
+            assert response.headers["openai-version"]
+            assert float(response.headers["openai-processing-ms"]) >= 0
+            # A request that was not admitted does not count.
+            assert ("x-ratelimit-remaining-requests" in response.headers) is (status != 400)
 
 
 def test_unknown_model_is_sent_to_no_replica(app: FastAPI, api: httpx.Client, replica: ScriptedReplica) -> None:
@@ -173,6 +192,20 @@ def test_functions_are_answered_with_a_function_call(app: FastAPI, api: httpx.Cl
     assert (choice["finish_reason"], "tool_calls" in choice["message"]) == ("function_call", False)
     (_, sent), *_ = replica.asked
     assert (sent["tools"][0]["function"]["name"], sent["tool_choice"]) == ("add", "auto")
+
+
+def test_malformed_field_is_sent_to_no_replica(app: FastAPI, api: httpx.Client, replica: ScriptedReplica) -> None:
+    """vLLM would answer 500 and close the connection."""
+    for route, body, param in (
+        ("/v1/chat/completions", {"structured_outputs": ""}, "structured_outputs"),
+        ("/v1/chat/completions", {"tools": [{}], "tool_choice": {"function": {"name": "x"}}}, "tools[0].function"),
+        ("/v1/completions", {"top_k": 1 << 64}, "top_k"),
+        ("/v1/responses", {"structured_outputs": [], "input": "x"}, "structured_outputs"),
+    ):
+        response = post(app, api, route, **body)
+        error = response.json()["error"]
+        assert (response.status_code, error["code"], error["param"]) == (400, "REQUEST_INVALID", param)
+    assert not replica.asked
 
 
 def test_large_schema_is_sent_to_no_replica(app: FastAPI, api: httpx.Client, replica: ScriptedReplica) -> None:

@@ -388,6 +388,30 @@ def test_all_replicas_down_is_unavailable(api: httpx.Client, tier: dict[str, Raw
     assert idle(api)
 
 
+def test_caller_may_wait_for_the_only_replica(app: FastAPI) -> None:
+    replica = RawReplica("only")
+    app.state.services.settings.serving_urls[:] = [replica.url]
+    with RunningApi(app) as client, ThreadPoolExecutor(1) as pool:
+
+        def ask(wait: str | None) -> httpx.Response:
+            headers = {} if wait is None else {"Mens-Max-Wait": wait}
+            return client.post("/v1/completions", json={"model": ADAPTER}, headers=headers, timeout=60)
+
+        assert ask(None).is_success
+        replica.stop()
+        for wait in (None, "0", "0.2"):
+            response = ask(wait)
+            assert (response.status_code, response.json()["error"]["code"]) == (503, "SERVING_UNAVAILABLE")
+        eventually(lambda: states(client)[replica.url] == "down")
+        waits = pool.submit(ask, "50")
+        replica.start()
+        assert waits.result(55).json()["by"] == "only"
+        for wrong in ("soon", "-1", "nan", ""):
+            refused = ask(wrong)
+            assert (refused.status_code, refused.json()["error"]["param"]) == (400, "Mens-Max-Wait")
+    replica.stop()
+
+
 def test_only_replica_gets_requests_as_soon_as_it_is_back(app: FastAPI) -> None:
     """A request must not be refused because the next health check is still to come."""
     replica = RawReplica("only")
