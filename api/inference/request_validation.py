@@ -114,23 +114,25 @@ def validate_response(body: dict[str, Any]) -> dict[str, Any]:
 
 
 def with_strict_forced_calls(body: dict[str, Any]) -> dict[str, Any]:
-    """The request, whose tools are strict where ``tool_choice`` forces a call and they do not say otherwise.
+    """The request, whose tools are strict where ``tool_choice`` forces a call of them and they do not say otherwise.
 
     vLLM holds a call to the function's schema only when the tool is strict; a forced call would be any JSON.
     """
     tools, choice = body.get("tools"), body.get("tool_choice")
     if not isinstance(tools, list) or not (choice == "required" or isinstance(choice, dict)):
         return body
-    return {**body, "tools": [_strict(tool) for tool in tools]}
+    named = choice.get("function", choice) if isinstance(choice, dict) else None
+    name = named.get("name") if isinstance(named, dict) else None
+    return {**body, "tools": [_strict(tool, name) for tool in tools]}
 
 
-def _strict(tool: Any) -> Any:
-    """A chat's tool has its function in a field, a tool of the Responses API is one."""
-    if not isinstance(tool, dict):
+def _strict(tool: Any, name: str | None) -> Any:
+    """A strict copy of a tool that can be called: the named one, or any. A chat's tool has its function in a field."""
+    function = tool.get("function", tool) if isinstance(tool, dict) else None
+    if not isinstance(function, dict) or function.get("strict") is not None or name not in (None, function.get("name")):
         return tool
-    if isinstance(function := tool.get("function"), dict):
-        return tool if function.get("strict") is not None else {**tool, "function": {**function, "strict": True}}
-    return tool if tool.get("strict") is not None else {**tool, "strict": True}
+    strict = {**function, "strict": True}
+    return strict if function is tool else {**tool, "function": strict}
 
 
 def _refuse_empty(body: dict[str, Any], field: str) -> None:

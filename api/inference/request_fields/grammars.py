@@ -36,7 +36,8 @@ class GrammarLimits:
         """
         total = 0
         for param, grammar in grammars(body):
-            total += len(grammar) if isinstance(grammar, str) else len(msgspec.json.encode(grammar))
+            text = grammar.encode() if isinstance(grammar, str) else msgspec.json.encode(grammar)
+            total += len(text)
             if total > self.max_bytes:
                 raise InvalidRequest(
                     Code.GRAMMAR_TOO_LARGE,
@@ -45,7 +46,8 @@ class GrammarLimits:
                     param=param,
                     details={"max_bytes": self.max_bytes},
                 )
-            if is_deeper(grammar, self.max_depth):
+            # Most have fewer objects and lists than they may have levels, and are not looked into.
+            if text.count(b"{") + text.count(b"[") > self.max_depth and is_deeper(grammar, self.max_depth):
                 raise InvalidRequest(
                     Code.GRAMMAR_TOO_DEEP,
                     f"`{param}` has objects or lists more than {self.max_depth} levels deep.",
@@ -56,7 +58,7 @@ class GrammarLimits:
 
 
 def grammars(body: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """What vLLM compiles of a request, each with its field: texts, and JSON values of any kind."""
+    """What vLLM compiles of a request, each with its field: texts, and JSON values of any kind. Of tools the strict ones."""
     if isinstance(outputs := body.get("structured_outputs"), dict):
         for name in COMPILED:
             if outputs.get(name):
@@ -68,11 +70,9 @@ def grammars(body: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     tools = body.get("tools")
     for index, tool in enumerate(tools if isinstance(tools, list) else ()):
         function = tool.get("function", tool) if isinstance(tool, dict) else None
-        if isinstance(function, dict) and function.get("parameters"):
-            yield (
-                f"tools[{index}].parameters" if function is tool else f"tools[{index}].function.parameters",
-                function["parameters"],
-            )
+        if isinstance(function, dict) and function.get("strict") is True and function.get("parameters"):
+            field = "parameters" if function is tool else "function.parameters"
+            yield f"tools[{index}].{field}", function["parameters"]
 
 
 def is_deeper(value: Any, depth: int) -> bool:

@@ -150,6 +150,9 @@ def test_forced_call_is_held_to_its_schema(choice: Any) -> None:
     sent = validate_chat(chat(HELLO) | {"tools": [free, loose], "tool_choice": choice})
     assert [tool["function"].get("strict") for tool in sent["tools"]] == [True, False]
     assert "strict" not in free["function"], "the caller's body is not changed"
+    other = {"type": "function", "function": {"name": "other"}}
+    (tool,) = validate_chat(chat(HELLO) | {"tools": [other], "tool_choice": choice})["tools"]
+    assert ("strict" in tool["function"]) is (choice == "required"), "of a named call only that function"
     body = chat(HELLO) | {"tools": [free], "tool_choice": "auto"}
     assert validate_chat(body) is body
     answer = validate_response({"input": "x", "tools": [{"type": "function", **PAINT}], "tool_choice": choice})

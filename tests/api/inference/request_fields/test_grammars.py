@@ -24,8 +24,8 @@ PLACES: list[tuple[Any, str]] = [
     (lambda schema: {"structured_outputs": {"json": schema}}, "structured_outputs.json"),
     (lambda schema: {"response_format": {"type": "json_schema", "json_schema": {"schema": schema}}}, "response_format"),
     (lambda schema: {"text": {"format": {"type": "json_schema", "schema": schema}}}, "text.format"),
-    (lambda schema: {"tools": [{"function": {"parameters": schema}}]}, "tools[0].function.parameters"),
-    (lambda schema: {"tools": [{"type": "function", "parameters": schema}]}, "tools[0].parameters"),
+    (lambda schema: {"tools": [{"function": {"strict": True, "parameters": schema}}]}, "tools[0].function.parameters"),
+    (lambda schema: {"tools": [{"type": "function", "strict": True, "parameters": schema}]}, "tools[0].parameters"),
 ]
 
 
@@ -48,11 +48,17 @@ def test_text_over_the_limit_is_refused(kind: str) -> None:
 
 
 def test_texts_of_one_request_count_together() -> None:
-    tool = {"function": {"parameters": {"description": "x" * 90}}}
+    tool = {"function": {"strict": True, "parameters": {"description": "x" * 90}}}
     LIMITS.check({"tools": [tool]})
     with pytest.raises(InvalidRequest) as refused:
         LIMITS.check({"tools": [tool, tool]})
     assert refused.value.param == "tools[1].function.parameters"
+
+
+def test_tools_that_are_not_strict_are_no_grammars() -> None:
+    """vLLM shows them to the model and compiles nothing; an agent may have many."""
+    for strict in (None, False):
+        LIMITS.check({"tools": [{"function": {"strict": strict, "parameters": {"description": LONG}}}]})
 
 
 def test_depth_is_seen_in_a_text_too() -> None:
