@@ -15,6 +15,7 @@ from api.inference.replicas.failover import Failover
 from api.inference.replicas.health import HealthMonitor
 from api.inference.replicas.limits import ReplicaLimits
 from api.inference.replicas.pool import ReplicaPool
+from api.inference.request_fields.grammars import GrammarLimits
 from api.inference.shadow import ShadowTraffic
 from api.inference.usage.meter import Meter
 from api.settings import ApiSettings
@@ -129,6 +130,7 @@ def make_services(
             shadows=ShadowTraffic(),
             cache_secret=key,
             max_body_bytes=settings.max_body_bytes,
+            grammar_limits=GrammarLimits(settings.max_grammar_bytes, settings.max_grammar_depth),
         ),
     )
 

@@ -14,6 +14,10 @@ class ApiSettings(Settings):
     api_port: int = Field(8000, ge=0, le=65535, description="Port to listen on.")
     max_file_bytes: int = Field(1 << 30, gt=0, description="Largest upload.")
     max_body_bytes: int = Field(16 << 20, gt=0, description="Largest chat request.")
+    max_grammar_bytes: int = Field(
+        16 << 10, gt=0, description="Schemas, regular expressions, grammars and choices of one request to a model."
+    )
+    max_grammar_depth: int = Field(32, gt=0, le=64, description="Objects and lists in one another in such a schema.")
     health_seconds: float = Field(2.0, gt=0, description="How often the health of the replicas, and DNS, is checked.")
     warm_seconds: float = Field(30.0, ge=0, description="How long a new replica may load the busiest adapters.")
     first_byte_seconds: float = Field(

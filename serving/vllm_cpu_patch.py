@@ -1,22 +1,44 @@
-"""A patch of vLLM's LoRA on a CPU: the base model's rows of a batch get no adapter's weights.
+"""A patch of vLLM's LoRA on a CPU: each row of a batch gets the weights of its own request's adapter, the base's rows none.
 
-vLLM marks such rows with slot -1. Its CPU operators take that for an index, so in a batch with adapters the base computes
+vLLM marks the base's rows with slot -1. Its CPU operators take that for an index, so in a batch with adapters the base computes
 with the weights in the last slot: another adapter's, as soon as every slot is taken (vLLM 0.32; vllm pull request 48421).
 Here the result of the first of the two LoRA matrices is zero for such rows, as it is in vLLM's GPU kernels.
+
+For prompt log-probabilities vLLM computes the logits of one request's prompt with the slots of the batch's sampler rows, one
+for each request. With two requests in the batch their numbers differ, and the engine ends (vllm issue 16668). Here those rows
+get the slot of the request that they belong to.
 """
 
 from __future__ import annotations
 
+from contextvars import ContextVar
 from typing import Any
 
+import torch
+from vllm.lora.ops.torch_ops import bgmv_expand, bgmv_shrink
 from vllm.lora.punica_wrapper.punica_cpu import PunicaWrapperCPU
 from vllm.platforms import current_platform
 
 BASE_SLOT = -1
+prompt_adapter: ContextVar[int | None] = ContextVar("prompt_adapter", default=None)
+"""vLLM's number of the adapter whose prompt's logits are computed, 0 for the base; None: the rows are the sampler's."""
 
 
 class PatchedPunicaWrapperCPU(PunicaWrapperCPU):  # type: ignore[misc]  # vLLM is not type-checked with us
     """The class that vLLM uses instead of its own."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._adapters: list[int | None] = []
+        # Here, because only the process with the engine makes a wrapper, and the others should not import the runner.
+        patch_model_runner()
+
+    def update_metadata(
+        self, mapping: Any, lora_index_to_id: list[int | None], max_loras: int, vocab_size: int, **kwargs: Any
+    ) -> None:
+        """Take the mapping of the next batch's rows to adapters, and of slots to adapters."""
+        super().update_metadata(mapping, lora_index_to_id, max_loras, vocab_size, **kwargs)
+        self._adapters = list(lora_index_to_id)
 
     def add_shrink(self, y: Any, x: Any, lora_a_stacked: Any, scale: float, **kwargs: Any) -> None:
         """``y[i] = x @ lora_a_stacked[i] * scale``, and zero in the base's rows."""
@@ -24,6 +46,54 @@ class PatchedPunicaWrapperCPU(PunicaWrapperCPU):  # type: ignore[misc]  # vLLM i
         base_rows = self.token_lora_indices == BASE_SLOT
         for part in y:
             part.view(-1, part.shape[-1])[base_rows] = 0
+
+    def add_lora_logits(
+        self, y: Any, x: Any, lora_a_stacked: Any, lora_b_stacked: Any, scale: float, **_kwargs: Any
+    ) -> None:
+        """``y += x @ lora_a_stacked * scale @ lora_b_stacked``, except in the base's rows."""
+        x, y = x.view(-1, x.shape[-1]), y.view(-1, y.shape[-1])
+        slots = self._logits_slots()
+        shrunk = torch.zeros((len(x), lora_b_stacked.size(-1)), dtype=torch.float32, device=x.device)
+        bgmv_shrink(x, lora_a_stacked, shrunk, slots, scale)
+        shrunk[(slots == BASE_SLOT).expand(len(x))] = 0
+        bgmv_expand(shrunk, lora_b_stacked, y, slots, add_inputs=True)
+
+    def _logits_slots(self) -> Any:
+        """The slot of each row; of one prompt's rows a single one, which the operators use for all of them."""
+        adapter = prompt_adapter.get()
+        if adapter is None:
+            return self.sampler_indices
+        slot = self._adapters.index(adapter) if adapter else BASE_SLOT
+        return torch.tensor([slot], dtype=torch.long, device=self.device)
+
+
+def patch_model_runner() -> None:
+    """Have vLLM's model runner say whose prompt's logits it computes. Idempotent."""
+    from vllm.v1.worker.cpu_model_runner import CPUModelRunner
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
+    compute = GPUModelRunner._get_prompt_logprobs_dict  # noqa: SLF001
+
+    def get_prompt_logprobs_dict(runner: Any, hidden_states: Any, num_scheduled_tokens: dict[str, int]) -> Any:
+        """As vLLM's, one request at a time. A request that is complete is taken out of the runner's dictionary."""
+        pending: dict[str, int] = runner.num_prompt_logprobs
+        found: dict[str, Any] = {}
+        try:
+            for request in list(pending):
+                runner.num_prompt_logprobs = {request: pending[request]}
+                row = runner.input_batch.req_id_to_index.get(request)
+                token = prompt_adapter.set(0 if row is None else int(runner.input_batch.request_lora_mapping[row]))
+                try:
+                    found |= compute(runner, hidden_states, num_scheduled_tokens)
+                finally:
+                    prompt_adapter.reset(token)
+                if request not in runner.num_prompt_logprobs:
+                    del pending[request]
+        finally:
+            runner.num_prompt_logprobs = pending
+        return found
+
+    CPUModelRunner._get_prompt_logprobs_dict = get_prompt_logprobs_dict  # noqa: SLF001
 
 
 def apply_patch() -> None:

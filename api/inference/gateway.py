@@ -24,6 +24,8 @@ from api.inference.disconnect import DisconnectWatcher
 from api.inference.lookup_cache import LookupCache
 from api.inference.rate_limits.limiter import RateLimiter
 from api.inference.replicas.failover import Failover
+from api.inference.request_fields.grammars import GrammarLimits
+from api.inference.request_fields.types import check_types
 from api.inference.response import ProxiedResponse
 from api.inference.shadow import ShadowTraffic
 from api.inference.usage.meter import Meter
@@ -32,11 +34,17 @@ from shared.database.keys import Key
 from shared.database.routing import Routing, sticky_point
 from shared.errors import Code, InvalidRequest, NotFound, TooLarge
 
+LIMIT_HEADERS = "mens_limit_headers"
+"""Name in a request's state of the headers with its key's limits, for the response to an error."""
 CLIENT_GONE = 499
 """Status in the log for a caller that disconnected; it is never received."""
 SESSION_HEADER = "x-session-id"
+WAIT_HEADER = "mens-max-wait"
+"""How many seconds the caller would rather wait for a replica than get 503."""
+MAX_WAIT_SECONDS = 60.0
 
 Validate = Callable[[dict[str, Any]], dict[str, Any]]
+Convert = Callable[[ProxiedResponse, dict[str, Any]], Response]
 
 
 @dataclass(frozen=True)
@@ -51,6 +59,7 @@ class Gateway:
         shadows: sends copies to shadow adapters.
         cache_secret: keeps tenants apart in vLLM's prefix cache.
         max_body_bytes: largest request body.
+        grammar_limits: largest schemas and grammars of a request.
     """
 
     limiter: RateLimiter
@@ -60,9 +69,17 @@ class Gateway:
     shadows: ShadowTraffic
     cache_secret: str
     max_body_bytes: int
+    grammar_limits: GrammarLimits
 
     async def forward(
-        self, request: Request, key: Key, tenant: str, path: str, *, validate: Validate | None = None
+        self,
+        request: Request,
+        key: Key,
+        tenant: str,
+        path: str,
+        *,
+        validate: Validate | None = None,
+        convert: Convert | None = None,
     ) -> Response:
         """A serving replica's response to a request, in the replica's own shape.
 
@@ -72,6 +89,7 @@ class Gateway:
             tenant: whose names count; an operator's key may act for another tenant than its own.
             path: of the replica.
             validate: checks the request's body and returns the one to send.
+            convert: gives a response the shape that the request's body asks for.
 
         Raises:
             InvalidRequest: ``REQUEST_INVALID``. TooLarge: ``BODY_TOO_LARGE``. And what ``validate`` and :meth:`open` raise.
@@ -81,7 +99,9 @@ class Gateway:
         except ClientDisconnect:
             return Response(status_code=CLIENT_GONE)
         response = await self.open(request, key, tenant, path, validate(body) if validate else body)
-        return response or Response(status_code=CLIENT_GONE)
+        if response is None:
+            return Response(status_code=CLIENT_GONE)
+        return convert(response, body) if convert else response
 
     async def open(
         self, request: Request, key: Key, tenant: str, path: str, body: dict[str, Any]
@@ -98,17 +118,20 @@ class Gateway:
             body: what is sent to the replica, except for the model, which may be an alias.
 
         Raises:
-            TooMany: ``RATE_LIMITED``, ``CONCURRENCY_LIMITED``. InvalidRequest: ``REQUEST_INVALID``.
-            NotFound: ``MODEL_NOT_FOUND``. Unavailable: ``SERVING_UNAVAILABLE``. And what :func:`error_from_replica` returns.
+            TooMany: ``RATE_LIMITED``, ``CONCURRENCY_LIMITED``.
+            InvalidRequest: ``REQUEST_INVALID``, ``GRAMMAR_TOO_LARGE``, ``GRAMMAR_TOO_DEEP``. NotFound: ``MODEL_NOT_FOUND``. Unavailable: ``SERVING_UNAVAILABLE``. And what :func:`error_from_replica` returns.
         """
+        check_types(body)
+        self.grammar_limits.check(body)
         admission = await self.limiter.admit(key)
+        setattr(request.state, LIMIT_HEADERS, admission.headers)
         disconnect, response = DisconnectWatcher(request.receive), None
         try:
             choice = await choose_model(self.lookup, tenant, body, request.headers)
             salted = with_cache_salt(body, self.cache_secret, tenant)
             forwarded, tap = self.meter.of(key, choice.served, path, salted)
             upstream = await disconnect.run_until_disconnect(
-                self.failover.first_response(path, forwarded, choice.served)
+                self.failover.first_response(path, forwarded, choice.served, max_wait(request.headers))
             )
             if upstream is None:
                 return None
@@ -126,6 +149,28 @@ class Gateway:
             if response is None:
                 disconnect.stop()
                 await admission.release()
+
+
+def max_wait(headers: Mapping[str, str]) -> float:
+    """The seconds that a request may wait for a replica: what the caller's header says, 60 at most; without it 0.
+
+    Raises:
+        InvalidRequest: ``REQUEST_INVALID``.
+    """
+    if (given := headers.get(WAIT_HEADER)) is None:
+        return 0.0
+    try:
+        seconds = float(given)
+    except ValueError:
+        seconds = -1.0
+    if not seconds >= 0:
+        raise InvalidRequest(
+            Code.REQUEST_INVALID,
+            "The header `Mens-Max-Wait` is no number of seconds.",
+            remedy=f"Make it one from 0 to {MAX_WAIT_SECONDS:g}, or leave it out.",
+            param="Mens-Max-Wait",
+        )
+    return min(seconds, MAX_WAIT_SECONDS)
 
 
 async def read_body(request: Request, limit: int) -> dict[str, Any]:

@@ -9,6 +9,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from api.inference.request_fields.functions import with_tools
+from api.inference.request_fields.known import check_chat_fields, check_completion_fields, check_response_fields
+from api.inference.request_fields.types import check_chat_tools
 from shared.datasets.row_validation import ROLES
 from shared.errors import Code, InvalidRequest
 
@@ -22,11 +25,16 @@ NEED_A_STORED_RESPONSE = ("previous_response_id", "conversation", "background")
 
 
 def validate_chat(body: dict[str, Any]) -> dict[str, Any]:
-    """The body of a chat completion, unchanged, if its messages can be what the caller meant.
+    """The body of a chat completion as it is sent to a replica, if its messages can be what the caller meant.
 
     Raises:
-        InvalidRequest: ``REQUEST_INVALID``: no messages, one without content, or one by a role that chats do not have.
+        InvalidRequest: ``REQUEST_INVALID``: no messages, one without content, one by a role that chats do not have, or tools
+            that are no functions. ``FIELD_UNKNOWN``, ``FIELD_UNSUPPORTED``, ``RESPONSE_NOT_STORED``.
     """
+    check_chat_fields(body)
+    body = with_tools(body)
+    check_chat_tools(body)
+    body = with_strict_forced_calls(body)
     _refuse_empty(body, "messages")
     messages = body.get("messages")
     for index, message in enumerate(messages if isinstance(messages, list) else ()):
@@ -56,13 +64,14 @@ def validate_chat(body: dict[str, Any]) -> dict[str, Any]:
 
 
 def validate_completion(body: dict[str, Any]) -> dict[str, Any]:
-    """The body of a text completion, unchanged, unless its prompt is empty.
+    """The body of a text completion, unchanged, unless its prompt is empty or a field is wrong.
 
     A prompt that is left out is vLLM's to refuse: it takes one as embeddings too.
 
     Raises:
-        InvalidRequest: ``REQUEST_INVALID``.
+        InvalidRequest: ``REQUEST_INVALID``, ``FIELD_UNKNOWN``, ``FIELD_UNSUPPORTED``.
     """
+    check_completion_fields(body)
     if not body.get("prompt_embeds"):
         _refuse_empty(body, "prompt")
     return body
@@ -74,7 +83,9 @@ def validate_response(body: dict[str, Any]) -> dict[str, Any]:
     Raises:
         InvalidRequest: ``RESPONSE_NOT_STORED``. ``TOOL_UNSUPPORTED``: a tool that the server itself would have to run.
             ``REQUEST_INVALID``: the input, or a message of it that is not the model's own, is empty.
+            ``FIELD_UNKNOWN``, ``FIELD_UNSUPPORTED``.
     """
+    check_response_fields(body)
     for name in NEED_A_STORED_RESPONSE:
         if body.get(name):
             raise _not_stored(name, "Send the whole conversation in `input`, and wait for the answer.")
@@ -99,7 +110,29 @@ def validate_response(body: dict[str, Any]) -> dict[str, Any]:
                 remedy="Give it a text, or leave it out.",
                 param=f"input[{index}].content",
             )
-    return {**body, "store": False}
+    return {**with_strict_forced_calls(body), "store": False}
+
+
+def with_strict_forced_calls(body: dict[str, Any]) -> dict[str, Any]:
+    """The request, whose tools are strict where ``tool_choice`` forces a call of them and they do not say otherwise.
+
+    vLLM holds a call to the function's schema only when the tool is strict; a forced call would be any JSON.
+    """
+    tools, choice = body.get("tools"), body.get("tool_choice")
+    if not isinstance(tools, list) or not (choice == "required" or isinstance(choice, dict)):
+        return body
+    named = choice.get("function", choice) if isinstance(choice, dict) else None
+    name = named.get("name") if isinstance(named, dict) else None
+    return {**body, "tools": [_strict(tool, name) for tool in tools]}
+
+
+def _strict(tool: Any, name: str | None) -> Any:
+    """A strict copy of a tool that can be called: the named one, or any. A chat's tool has its function in a field."""
+    function = tool.get("function", tool) if isinstance(tool, dict) else None
+    if not isinstance(function, dict) or function.get("strict") is not None or name not in (None, function.get("name")):
+        return tool
+    strict = {**function, "strict": True}
+    return strict if function is tool else {**tool, "function": strict}
 
 
 def _refuse_empty(body: dict[str, Any], field: str) -> None:

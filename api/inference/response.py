@@ -10,20 +10,19 @@ from starlette.types import Receive, Scope, Send
 
 from api.errors import error_event, interrupted_response
 from api.inference.disconnect import DisconnectWatcher
+from api.inference.event_stream import EVENT_END
 from api.inference.rate_limits.limiter import Admission
 from api.inference.replicas.client import ReplicaDisconnected, ReplicaResponse
 from api.inference.usage.taps import Tap
 
 ADAPTER_HEADER = "x-mens-adapter"
-EVENT_END = b"\n\n"
-"""Ends an event: the replica may have disconnected in the middle of one."""
 
 
 class ProxiedResponse(Response):
     """A replica's response whose first bytes have come. It is read once, and closed once however that ends.
 
     Awaited as an ASGI application it sends itself, or what :meth:`converted` made of it, and closes itself. A caller who
-    disconnects ends it, and vLLM stops generating. When the replica disconnects, a stream gets the error as its last event
+    disconnects ends it, and vLLM stops generating. When the replica disconnects or its engine dies, a stream gets the error as its last event
     and no end mark; the connection of any other response is closed before its end.
 
     Attributes:
@@ -74,9 +73,11 @@ class ProxiedResponse(Response):
 
     async def __anext__(self) -> bytes:
         """Raises:
-        ReplicaDisconnected: it disconnected, or was silent for too long.
+        ReplicaDisconnected: it disconnected, was silent for too long, or reported in its stream that it has failed.
         """
         while not self._ended:
+            if self._tap.has_failed:
+                raise self._upstream.failed()
             chunk = await self._upstream.read_some()
             self._ended = not chunk
             if passed := self._tap(chunk) if chunk else self._tap.end():
@@ -108,7 +109,7 @@ class ProxiedResponse(Response):
         finally:
             await self.aclose()  # before the caller sees the end, as in `__anext__`
         # A response without its last message makes the server close the connection: the caller sees that it is not whole.
-        if interrupted and is_stream:
+        if interrupted and is_stream:  # EVENT_END: it may have disconnected in the middle of an event
             await send({"type": "http.response.body", "body": EVENT_END + error_event(interrupted_response())})
 
     async def _send(self, send: Send) -> None:

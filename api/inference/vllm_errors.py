@@ -13,12 +13,16 @@ from http import HTTPStatus
 from typing import Any
 
 from api.errors import UpstreamError
-from api.inference.replicas.client import ERROR_EVENT, ReplicaDisconnected, ReplicaResponse
+from api.inference.event_stream import DATA, ERROR_EVENT, EVENT_END
+from api.inference.replicas.client import ReplicaDisconnected, ReplicaResponse
+from api.inference.request_fields.grammars import grammars
 from api.inference.vllm_messages import ClientError, explain
 from shared.errors import Code, MensError, Unavailable
 
 MAX_CHARS = 2000
 """What is read and passed on of a replica's message: vLLM repeats in it what the caller wrote, however long that is."""
+UNANSWERABLE = "Internal server error"
+"""vLLM's whole message, with status 500, when it can choose no token: a grammar such as ``root ::= root`` allows none."""
 logger = logging.getLogger(__name__)
 
 
@@ -73,7 +77,7 @@ async def error_from_replica(response: ReplicaResponse, body: dict[str, Any], se
 def _error_object(content: bytes) -> dict[str, Any]:
     """The error object of a body, or of a stream's first event; empty when there is none."""
     if content.startswith(ERROR_EVENT):
-        content = content.removeprefix(b"data: ").partition(b"\n\n")[0]
+        content = content.removeprefix(DATA).partition(EVENT_END)[0]
     try:
         body = json.loads(content)
     except (ValueError, RecursionError):
@@ -84,6 +88,14 @@ def _error_object(content: bytes) -> dict[str, Any]:
 
 def _passed_on(status: int, error: dict[str, Any], body: dict[str, Any]) -> UpstreamError:
     """vLLM's own error, explained; as vLLM wrote it where its text is of an unknown form."""
+    if error.get("message") == UNANSWERABLE and (field := next(grammars(body), None)):
+        return UpstreamError(
+            Code.REQUEST_REJECTED,
+            "No answer fits the request's schema or grammar.",
+            remedy="Look for a rule or a `$ref` that refers to itself alone.",
+            status=HTTPStatus.BAD_REQUEST,
+            param=field[0],
+        )
     failed = status >= HTTPStatus.INTERNAL_SERVER_ERROR
     text = str(error.get("message") or f"The serving replica answered with status {status}.")
     text = text if len(text) <= MAX_CHARS else text[:MAX_CHARS] + " …"

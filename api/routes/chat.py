@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
+from api.errors import error_response
+from api.inference.gateway import LIMIT_HEADERS, Convert, Validate
+from api.inference.request_fields.functions import (
+    events_with_function_call,
+    uses_functions,
+    whole_with_function_call,
+)
+from api.inference.request_fields.known import refuse_token_ids
 from api.inference.request_validation import validate_chat, validate_completion, validate_response
-from api.services import ServicesDep
-from api.web.auth import TRAINER, CallerDep
+from api.inference.response import ProxiedResponse
+from api.services import Services, ServicesDep
+from api.web.auth import TRAINER, Caller, CallerDep
 from api.web.fast_path import FastPathRoute
+from shared.database.tenancy import Role
+from shared.errors import MensError
+
+OPENAI_VERSION = "2020-10-01"
+"""The version of OpenAI's API that its own responses name."""
 
 router = APIRouter(prefix="/v1", tags=["chat (OpenAI)"], route_class=FastPathRoute)
 
@@ -40,25 +55,19 @@ async def chat_completions(request: Request, services: ServicesDep, caller: Call
 
     The response header X-Mens-Adapter names the adapter.
     """
-    return await services.gateway.forward(
-        request, caller.key, caller.tenant, "/v1/chat/completions", validate=validate_chat
-    )
+    return await _forward(request, services, caller, "/v1/chat/completions", validate_chat, _as_requested)
 
 
 @router.post("/completions", openapi_extra=BODY)
 async def completions(request: Request, services: ServicesDep, caller: CallerDep) -> Response:
     """A text completion by a base model, an adapter or an alias, in OpenAI's shape, streamed or not."""
-    return await services.gateway.forward(
-        request, caller.key, caller.tenant, "/v1/completions", validate=validate_completion
-    )
+    return await _forward(request, services, caller, "/v1/completions", validate_completion)
 
 
 @router.post("/responses", openapi_extra=BODY)
 async def responses(request: Request, services: ServicesDep, caller: CallerDep) -> Response:
     """A response of OpenAI's Responses API, streamed or not. Nothing is stored: a request carries the whole conversation."""
-    return await services.gateway.forward(
-        request, caller.key, caller.tenant, "/v1/responses", validate=validate_response
-    )
+    return await _forward(request, services, caller, "/v1/responses", validate_response)
 
 
 @router.post("/embeddings", openapi_extra=BODY)
@@ -77,3 +86,49 @@ async def tokenize(request: Request, services: ServicesDep, caller: CallerDep) -
 async def detokenize(request: Request, services: ServicesDep, caller: CallerDep) -> Response:
     """The text of ``tokens``, in vLLM's shape."""
     return await services.gateway.forward(request, caller.key, caller.tenant, "/detokenize")
+
+
+async def _forward(
+    request: Request,
+    services: Services,
+    caller: Caller,
+    path: str,
+    validate: Validate,
+    convert: Convert | None = None,
+) -> Response:
+    """The gateway's response, an error's too, with OpenAI's headers.
+
+    A caller who may not read token ids gets none in an answer either.
+    """
+    started = time.perf_counter()
+
+    def check(body: dict[str, Any]) -> dict[str, Any]:
+        if not caller.role.includes(Role.TRAINER):
+            refuse_token_ids(body)
+        return validate(body)
+
+    response: Response
+    try:
+        response = await services.gateway.forward(
+            request, caller.key, caller.tenant, path, validate=check, convert=convert
+        )
+    except MensError as error:
+        response = error_response(error)
+        response.headers.update(getattr(request.state, LIMIT_HEADERS, {}))
+    headers = {
+        "openai-version": OPENAI_VERSION,
+        "openai-processing-ms": f"{(time.perf_counter() - started) * 1000:.0f}",
+    }
+    if isinstance(response, ProxiedResponse):
+        response.passed_headers |= headers
+    else:
+        response.headers.update(headers)
+    return response
+
+
+def _as_requested(response: ProxiedResponse, body: dict[str, Any]) -> Response:
+    """The response with ``function_call`` where the request has ``functions``."""
+    if not uses_functions(body):
+        return response
+    convert = events_with_function_call if body.get("stream") else whole_with_function_call
+    return response.converted(convert(response), {})

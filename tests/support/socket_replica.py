@@ -13,8 +13,8 @@ class RawReplica:
     """Listens on a port of its own that it keeps when it is stopped and started again.
 
     Attributes:
-        mode: what becomes of a completion: ``answer``, ``stream``, ``503``, ``500``, ``drop`` (before anything),
-            ``dead`` (its engine is), ``headers`` (then drop), ``one`` (one event, then drop), ``short`` (half of an answer, then drop), ``hang``.
+        mode: what becomes of a completion: ``answer``, ``stream``, ``503``, ``500``, ``500 and close`` (without
+            saying so), ``drop`` (before anything), ``dead`` (its engine is), ``headers`` (then drop), ``one`` (one event, then drop), ``short`` (half of an answer, then drop), ``hang``.
         health: status of the health route.
         asked: bodies of completions, in order.
     """
@@ -87,12 +87,12 @@ class RawReplica:
         if mode == "hang":
             await reader.read(1)  # until the caller goes
             return False
-        if mode in ("answer", "short", "503", "500"):
-            status = int(mode) if mode.isdecimal() else 200
+        if mode in ("answer", "short", "503", "500", "500 and close"):
+            status = int(mode[:3]) if mode[0] == "5" else 200
             content = json.dumps({"by": self.name, "served": body["model"]}).encode()
             whole = f"HTTP/1.1 {status} x\r\ncontent-length: {len(content)}\r\n\r\n".encode() + content
             writer.write(whole[:-10] if mode == "short" else whole)
-            return mode != "short"
+            return mode not in ("short", "500 and close")
         writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n")
         for _ in range({"headers": 0, "one": 1}.get(mode, 20)):
             event = f"data: {self.name}\n\n".encode()

@@ -1,8 +1,10 @@
-"""The patch of vLLM's CPU build: in a batch with adapters the base's rows get no adapter's weights."""
+"""The patch of vLLM's CPU build: each row of a batch gets its own request's adapter, also where prompts are scored."""
 
 from __future__ import annotations
 
 import threading
+
+import pytest
 
 SLOTS = 2
 ROWS = (0, 1, 2, 0)
@@ -38,6 +40,86 @@ def test_vllm_still_needs_the_patch():
     from vllm.lora.punica_wrapper.punica_cpu import PunicaWrapperCPU
 
     assert lora_delta(PunicaWrapperCPU)[0][[0, 3]].any()
+
+
+def head_delta(wrapper_class, rows):
+    """What a LoRA of ``lm_head`` adds to the logits of so many rows, and what the adapters 1 and 2 would add to each."""
+    import torch
+    from vllm.lora.layers import LoRAMapping
+
+    torch.manual_seed(0)
+    wrapper = wrapper_class(max_num_batched_tokens=8, max_batches=8, device="cpu")
+    wrapper.update_metadata(LoRAMapping(ROWS, ROWS, is_prefill=True), [1, 2], SLOTS, vocab_size=8)
+    x, a, b = torch.randn(rows, 6), torch.randn(SLOTS, 1, 3, 6), torch.randn(SLOTS, 1, 5, 3)
+    y = torch.zeros(rows, 5)
+    wrapper.add_lora_logits(y, x, a, b, 0.5)
+    return y, [torch.stack([0.5 * b[slot, 0] @ a[slot, 0] @ row for row in x]) for slot in range(SLOTS)]
+
+
+def test_sampled_rows_get_the_head_of_their_adapter():
+    import torch
+
+    from serving.vllm_cpu_patch import PatchedPunicaWrapperCPU
+
+    found, (first, second) = head_delta(PatchedPunicaWrapperCPU, len(ROWS))
+    assert not found[[0, 3]].any()
+    torch.testing.assert_close(found[1:3], torch.stack([first[1], second[2]]))
+
+
+@pytest.mark.parametrize("rows", [1, 3, 7])
+@pytest.mark.parametrize("adapter", [0, 1, 2])
+def test_rows_of_a_prompt_get_the_head_of_its_own_adapter(rows, adapter):
+    """However many requests are in the batch, and whatever adapters they have."""
+    import torch
+
+    from serving.vllm_cpu_patch import PatchedPunicaWrapperCPU, prompt_adapter
+
+    token = prompt_adapter.set(adapter)
+    try:
+        found, deltas = head_delta(PatchedPunicaWrapperCPU, rows)
+    finally:
+        prompt_adapter.reset(token)
+    torch.testing.assert_close(found, deltas[adapter - 1] if adapter else torch.zeros_like(found))
+
+
+def test_vllm_still_fails_on_the_rows_of_a_prompt():
+    """When this fails, vLLM has fixed the bug (vllm issue 16668): remove this part of serving/vllm_cpu_patch.py."""
+    from vllm.lora.punica_wrapper.punica_cpu import PunicaWrapperCPU
+
+    with pytest.raises(RuntimeError):
+        head_delta(PunicaWrapperCPU, 7)
+
+
+def test_prompts_are_scored_beside_streams(vllm_server, serving_installation):
+    """Anybody's ``echo`` with ``logprobs``, and every job's own proof, beside whatever else the batch has."""
+    models = [serving_installation.entry.name, serving_installation.publish("scored", seed=31).adapter_id]
+
+    def ask(**body):
+        with vllm_server.client() as client:
+            response = client.post("/v1/completions", json={"prompt": "the red fox", "temperature": 0, **body})
+        assert response.status_code == 200, response.text
+        return response.json()["choices"]
+
+    def score(model):
+        (choice,) = ask(model=model, max_tokens=1, prompt_logprobs=1)
+        return [next(iter(token.values()))["logprob"] for token in choice["prompt_logprobs"] if token]
+
+    alone = [score(model) for model in models]
+    assert alone[0] != alone[1]
+    others = [
+        threading.Thread(target=ask, kwargs={"model": model, "max_tokens": 200, "ignore_eos": True})
+        for model in models * 2
+    ]
+    for other in others:
+        other.start()
+    beside = [[score(model) for model in models] for _ in range(3)]
+    echoed = ask(model=models[1], prompt=["the red fox runs", "a ship"], echo=True, logprobs=2, max_tokens=1)
+    assert any(other.is_alive() for other in others), "prompts were scored while others were answered"
+    for other in others:
+        other.join()
+    for scores in beside:
+        assert scores == [pytest.approx(each, abs=1e-4) for each in alone]
+    assert [choice["text"].startswith(("the red", "a ship")) for choice in echoed] == [True, True]
 
 
 def test_base_is_unchanged_beside_a_full_batch_of_adapters(vllm_server, serving_installation):

@@ -1,6 +1,7 @@
 """HTTP client for serving replicas: pooled kept-alive connections, responses read as they come, two kinds of errors.
 
-`ReplicaUnreachable` says that the replica has seen nothing of the request, `ReplicaDisconnected` that it may have.
+`ReplicaUnreachable` says that the replica has seen nothing of the request, `ReplicaDisconnected` that it may have. A request
+that a reused connection lost before a byte of the response is sent once more, on a new one.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 from urllib.parse import urlsplit
 
+from api.inference.event_stream import ERROR_EVENT
 from api.inference.replicas.http_connection import BadResponse, HttpConnection
 
 CONNECT_SECONDS = 5.0
@@ -20,7 +22,6 @@ KEEPALIVE_SECONDS = 4.0
 """Shorter than a replica's five: a request on a connection that the replica closes at the same moment would fail."""
 PASSED_HEADERS = ("content-type", "x-request-id", "retry-after")
 """Headers of a replica's response that the caller gets."""
-ERROR_EVENT = b'data: {"error":'
 ENGINE_DEAD = re.compile(rb'"message": ?"EngineCore encountered an issue')
 """vLLM's response to requests in flight when its engine dies. In what a caller wrote the quotes are escaped, so it cannot look
 like this."""
@@ -99,6 +100,13 @@ class ReplicaResponse:
             if self.on_disconnect:
                 self.on_disconnect(error)
             raise
+
+    def failed(self) -> ReplicaDisconnected:
+        """Record that the replica has failed in the middle of its stream, and said so; the error to raise."""
+        error = ReplicaDisconnected("an error in the middle of a stream")
+        if self.on_disconnect:
+            self.on_disconnect(error)
+        return error
 
     def __aiter__(self) -> ReplicaResponse:
         """The body's bytes as they come."""
@@ -187,25 +195,41 @@ class ReplicaClient:
     async def _send(self, method: str, url: str, content: bytes) -> ReplicaResponse:
         try:
             target = _target(url)
-            connection = self._take_idle(target.origin)
-            if connection is None:
-                secure, host, port = target.origin
-                async with asyncio.timeout(CONNECT_SECONDS):
-                    _, connection = await asyncio.get_running_loop().create_connection(
-                        lambda: HttpConnection(self._silence_seconds), host, port, ssl=_tls() if secure else None
-                    )
-        except (OSError, ValueError) as error:
+        except ValueError as error:
             raise ReplicaUnreachable(_why(error)) from error
         head = f"{method} {target.head}{self._headers}Content-Length: {len(content)}\r\n\r\n"
+        request = head.encode() + content
+        idle = self._take_idle(target.origin)
+        connection = idle or await self._connect(target.origin)
         try:
-            connection.send(head.encode() + content)
-            await connection.head()
-        except BaseException as error:
-            connection.close()
-            if isinstance(error, _CONNECTION_ERRORS):
+            await _exchange(connection, request)
+        except ConnectionError as error:
+            if connection is not idle or connection.has_received:
                 raise ReplicaDisconnected(_why(error)) from error
-            raise
+            # Most likely the replica closed the idle connection before it saw the request. It may also have ended because of
+            # the request, so a replica that takes no new connection counts as one that broke on it.
+            try:
+                connection = await self._connect(target.origin)
+                await _exchange(connection, request)
+            except (ReplicaUnreachable, *_CONNECTION_ERRORS) as second:
+                raise ReplicaDisconnected(_why(second)) from second
+        except _CONNECTION_ERRORS as error:
+            raise ReplicaDisconnected(_why(error)) from error
         return ReplicaResponse(connection, partial(self._give_back, target.origin))
+
+    async def _connect(self, origin: tuple[bool, str, int]) -> HttpConnection:
+        """Raises:
+        ReplicaUnreachable: no connection.
+        """
+        secure, host, port = origin
+        try:
+            async with asyncio.timeout(CONNECT_SECONDS):
+                _, connection = await asyncio.get_running_loop().create_connection(
+                    lambda: HttpConnection(self._silence_seconds), host, port, ssl=_tls() if secure else None
+                )
+        except (OSError, ValueError) as error:
+            raise ReplicaUnreachable(_why(error)) from error
+        return connection
 
     def _take_idle(self, origin: tuple[bool, str, int]) -> HttpConnection | None:
         """The idle connection that was used last, so that those that are too many become too old."""
@@ -231,6 +255,20 @@ class ReplicaClient:
                 idle.pop(0).close()
             if not idle:
                 del self._idle[each]
+
+
+async def _exchange(connection: HttpConnection, request: bytes) -> None:
+    """Send a request and wait for the response's head; the connection is closed when none comes, or this is cancelled.
+
+    Raises:
+        BadResponse, OSError: none will come.
+    """
+    try:
+        connection.send(request)
+        await connection.head()
+    except BaseException:
+        connection.close()
+        raise
 
 
 def _is_fresh(connection: HttpConnection) -> bool:

@@ -24,6 +24,7 @@ from shared.replicas import replica_name
 
 SKIPPED_STATUSES = frozenset({502, 503})
 MAX_DISCONNECTS = 2
+WAIT_STEP_SECONDS = 0.05
 
 logger = logging.getLogger(__name__)
 
@@ -53,13 +54,16 @@ class Failover:
     health: HealthMonitor
     first_byte_seconds: float
 
-    async def first_response(self, path: str, body: dict[str, Any], served: str) -> ReplicaResponse:
+    async def first_response(
+        self, path: str, body: dict[str, Any], served: str, wait_seconds: float = 0.0
+    ) -> ReplicaResponse:
         """The first response that has begun. The caller closes it.
 
         Args:
             path: of the replica.
             body: the request; its model is replaced.
             served: name by which the replicas know the model.
+            wait_seconds: how long to wait for a replica to come back when none is left.
 
         Raises:
             Unavailable: ``SERVING_UNAVAILABLE``.
@@ -68,15 +72,29 @@ class Failover:
         self.pool.popularity.count(served, time.monotonic())
         content = msgspec.json.encode({**body, "model": served})
         attempt = Attempt(self, path, content, body.get("stream") is True)
-        while attempt.disconnects < MAX_DISCONNECTS and (replica := self.pool.take(served, attempt.tried)):
-            if response := await attempt.send_to(replica):
-                return response
+        deadline = time.monotonic() + wait_seconds
+        while attempt.disconnects < MAX_DISCONNECTS:
+            if replica := self.pool.take(served, attempt.tried):
+                if response := await attempt.send_to(replica):
+                    return response
+            elif not await self._one_is_back(deadline):
+                break
+            else:
+                attempt.tried.clear()
         states = "; ".join(f"{replica_name(replica.url)} is {replica.state}" for replica in self.pool.all)
         raise Unavailable(
             Code.SERVING_UNAVAILABLE,
             f"No serving replica answers ({attempt.reason or states or 'none is known'}).",
             remedy="Try again shortly; if it stays so, look at the serving tier.",
         )
+
+    async def _one_is_back(self, deadline: float) -> bool:
+        """Wait until a replica is not down, at least a moment; whether there is one before the deadline (monotonic, s)."""
+        while time.monotonic() + WAIT_STEP_SECONDS <= deadline:
+            await asyncio.sleep(WAIT_STEP_SECONDS)
+            if any(replica.state is not ReplicaState.DOWN for replica in self.pool.all):
+                return True
+        return False
 
 
 class Attempt:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from http import HTTPStatus
 from typing import cast
 
 import httptools
@@ -35,6 +36,7 @@ class HttpConnection(asyncio.Protocol):
     Attributes:
         status: of the response.
         headers: of the response, names in lower case; of a repeated one the last.
+        has_received: whether a byte has come since the request was sent.
 
     Args:
         silence_seconds: the longest that nothing may come while something is awaited.
@@ -50,7 +52,7 @@ class HttpConnection(asyncio.Protocol):
         self._deadline = 0.0
         self._failure: Exception | None = None
         self._idle_since = 0.0
-        self._broken = False
+        self._broken = self.has_received = False
         self._begin()
         self._complete = True  # no exchange is in flight
 
@@ -68,6 +70,7 @@ class HttpConnection(asyncio.Protocol):
             request: head and body.
         """
         self._begin()
+        self.has_received = False
         self._transport.write(request)
 
     async def head(self) -> None:
@@ -94,7 +97,12 @@ class HttpConnection(asyncio.Protocol):
         return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
     def is_reusable(self) -> bool:
-        """Whether the exchange has ended, and another can begin."""
+        """Whether the exchange has ended, and another can begin.
+
+        Not after a status of 5xx: uvicorn closes the connection after an error that vLLM did not catch, and does not say so.
+        """
+        if self.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+            return False
         is_empty = not self._is_paused and not self._transport.get_write_buffer_size()  # in both directions
         return self._complete and is_empty and not self._broken and not self._transport.is_closing()
 
@@ -151,6 +159,7 @@ class HttpConnection(asyncio.Protocol):
         self._transport.set_write_buffer_limits(0)
 
     def data_received(self, data: bytes) -> None:
+        self.has_received = True
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:

@@ -14,9 +14,10 @@ from typing import TypeVar
 
 import msgspec
 
+from api.inference.event_stream import DATA, ERROR_EVENT, EVENT_END
+from api.inference.response_shape import in_openais_shape
 from shared.database.usage import Amount
 
-EVENT_END = b"\n\n"
 USAGE = b',"usage":{"prompt_tokens":'
 OBJECT = re.compile(rb"\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\}")
 """Usage as vLLM writes it: numbers, and objects of numbers."""
@@ -24,8 +25,9 @@ KEY_LENGTH = len(b',"usage":')
 NO_CHOICES = b'"choices":[]'
 CHOICES_END = b"]"
 CHOICE = re.compile(rb',"choices":\[\{"index":(\d+)')
+WITH_RESPONSE = tuple(b"event: response.%s" % what for what in (b"c", b"i", b"f", b"output_item.done"))
+"""Events that have the response (created, in_progress, completed, incomplete, failed), or a part of it that is complete."""
 RESPONSE_ENDS = tuple(b"event: response.%s\n" % how for how in (b"completed", b"incomplete", b"failed"))
-DATA = b"data: "
 
 Kind = TypeVar("Kind")
 
@@ -36,6 +38,8 @@ class Tap(ABC):
     Args:
         count: called with the amount when the tap is closed.
     """
+
+    has_failed = False
 
     def __init__(self, count: Callable[[Amount], None]) -> None:
         self._count: Callable[[Amount], None] | None = count
@@ -104,7 +108,7 @@ _completed = msgspec.json.Decoder(Completed)
 
 
 class WholeBody(Tap):
-    """A response in one piece. It passes as it comes, and is decoded when all of it has passed."""
+    """A response in one piece, which is JSON. It passes when all of it has come, in OpenAI's shape."""
 
     def __init__(self, count: Callable[[Amount], None]) -> None:
         super().__init__(count)
@@ -112,7 +116,10 @@ class WholeBody(Tap):
 
     def __call__(self, chunk: bytes) -> bytes:
         self._chunks.append(chunk)
-        return chunk
+        return b""
+
+    def end(self) -> bytes:
+        return in_openais_shape(b"".join(self._chunks))
 
     def amount(self) -> Amount:
         body = _decode(_body, b"".join(self._chunks))
@@ -120,15 +127,25 @@ class WholeBody(Tap):
 
 
 class Events(Tap):
-    """A stream, event by event. Only the beginning of an event whose end has not come is held back."""
+    """A stream, event by event. Only the beginning of an event whose end has not come is held back.
+
+    Attributes:
+        has_failed: whether an event was vLLM's error. Neither it nor what comes after it is passed on.
+    """
 
     def __init__(self, count: Callable[[Amount], None]) -> None:
         super().__init__(count)
         self._begun = b""
 
     def __call__(self, chunk: bytes) -> bytes:
+        if self.has_failed:
+            return b""
         data = self._begun + chunk if self._begun else chunk
         *events, self._begun = data.split(EVENT_END)
+        if ERROR_EVENT in data:
+            failed = next((index for index, event in enumerate(events) if event.startswith(ERROR_EVENT)), None)
+            if failed is not None:
+                self.has_failed, self._begun, events = True, b"", events[:failed]
         return b"".join([self._passed(event + EVENT_END) for event in events])
 
     def end(self) -> bytes:
@@ -182,7 +199,7 @@ class CompletionEvents(Events):
             return event
         choice = CHOICE.search(event)
         self._by_choice[choice[1] if choice else b"0"] = found[0]
-        return event if self._keep_every else event[:start] + event[found.end() :]
+        return in_openais_shape(event) if self._keep_every else event[:start] + event[found.end() :]
 
 
 class ResponseEvents(Events):
@@ -199,7 +216,7 @@ class ResponseEvents(Events):
     def _passed(self, event: bytes) -> bytes:
         if event.startswith(RESPONSE_ENDS):
             self._last = event
-        return event
+        return in_openais_shape(event) if event.startswith(WITH_RESPONSE) else event
 
 
 def _decode(decoder: msgspec.json.Decoder[Kind], data: bytes) -> Kind | None:

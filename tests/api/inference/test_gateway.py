@@ -47,12 +47,12 @@ def test_model_is_sent_by_the_name_that_the_replica_serves(
     api: httpx.Client, replica: FakeReplica, model: str, served: str
 ) -> None:
     messages = [{"role": "user", "content": "?"}]
-    response = api.post("/v1/chat/completions", json={"model": model, "messages": messages, "x": [1]})
+    response = api.post("/v1/chat/completions", json={"model": model, "messages": messages, "stop": ["x"]})
     assert response.json() == {"served": served}
     assert response.headers.get("x-mens-adapter") == (None if served == BASE else served)
     (sent,) = replica.asked
     assert sent.pop("cache_salt")
-    assert sent == {"path": "/v1/chat/completions", "model": served, "messages": messages, "x": [1]}
+    assert sent == {"path": "/v1/chat/completions", "model": served, "messages": messages, "stop": ["x"]}
 
 
 def test_new_base_is_served_at_once(app: FastAPI, api: httpx.Client, replica: FakeReplica) -> None:

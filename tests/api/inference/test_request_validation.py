@@ -66,7 +66,7 @@ def test_message_without_content_is_refused(message: dict[str, Any]) -> None:
     assert "tool_calls" in refused.value.remedy
 
 
-@pytest.mark.parametrize("role", ["usr", "User", "human", "function", ""])
+@pytest.mark.parametrize("role", ["usr", "User", "human", ""])
 def test_unknown_role_is_refused(role: str) -> None:
     with pytest.raises(InvalidRequest, match="role") as refused:
         validate_chat(chat(HELLO | {"role": role}))
@@ -139,6 +139,47 @@ def test_input_message_without_content_is_refused() -> None:
 )
 def test_input_item_with_content_is_accepted(item: Any) -> None:
     assert validate_response({"input": [item]})["input"] == [item]
+
+
+PAINT = {"name": "paint", "parameters": {}}
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "paint"}}])
+def test_forced_call_is_held_to_its_schema(choice: Any) -> None:
+    free, loose = {"type": "function", "function": PAINT}, {"type": "function", "function": PAINT | {"strict": False}}
+    sent = validate_chat(chat(HELLO) | {"tools": [free, loose], "tool_choice": choice})
+    assert [tool["function"].get("strict") for tool in sent["tools"]] == [True, False]
+    assert "strict" not in free["function"], "the caller's body is not changed"
+    other = {"type": "function", "function": {"name": "other"}}
+    (tool,) = validate_chat(chat(HELLO) | {"tools": [other], "tool_choice": choice})["tools"]
+    assert ("strict" in tool["function"]) is (choice == "required"), "of a named call only that function"
+    body = chat(HELLO) | {"tools": [free], "tool_choice": "auto"}
+    assert validate_chat(body) is body
+    answer = validate_response({"input": "x", "tools": [{"type": "function", **PAINT}], "tool_choice": choice})
+    assert answer["tools"][0]["strict"] is True
+
+
+def test_functions_are_sent_as_tools() -> None:
+    sent = validate_chat(chat(HELLO) | {"functions": [PAINT], "function_call": {"name": "paint"}})
+    assert sent["tools"] == [{"type": "function", "function": PAINT | {"strict": True}}]
+    result = {"role": "function", "name": "paint", "content": "done"}
+    asked = {"role": "assistant", "content": None, "function_call": {"name": "paint", "arguments": "{}"}}
+    assert [m["role"] for m in validate_chat(chat(HELLO, asked, result))["messages"]] == ["user", "assistant", "tool"]
+
+
+@pytest.mark.parametrize(
+    ("validate", "wrong", "param"),
+    [
+        (validate_chat, {"tools": [{}]}, "tools[0].function"),
+        (validate_chat, {"temprature": 1}, "temprature"),
+        (validate_completion, {"promt": "x"}, "promt"),
+        (validate_response, {"inputs": "x"}, "inputs"),
+    ],
+)
+def test_wrong_field_is_refused(validate: Any, wrong: dict[str, Any], param: str) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        validate({"messages": [HELLO]} | wrong if validate is validate_chat else wrong)
+    assert refused.value.param == param
 
 
 @pytest.mark.torch

@@ -62,6 +62,15 @@ def test_refusal_is_in_openais_shape() -> None:
     assert (error["message"], error["param"]) == (VLLM["message"], "temperature")
 
 
+def test_grammar_that_allows_no_token_is_the_callers() -> None:
+    """vLLM answers 500 as if it had failed."""
+    body = {"error": {"message": "Internal server error", "type": "InternalServerError", "code": 500}}
+    error = refused(500, body, structured_outputs={"grammar": "root ::= root"})
+    assert (error.code, status_of(error), error.param) == ("REQUEST_REJECTED", 400, "structured_outputs.grammar")
+    assert not error.retryable
+    assert refused(500, body).code == "SERVING_FAILED"
+
+
 def test_field_has_the_path_in_the_callers_body() -> None:
     assert refused(400, {"error": {**VLLM, "param": "body.tools.0.function"}}).param == "tools[0].function"
 

@@ -11,7 +11,7 @@ import pytest
 from fastapi import FastAPI
 
 from shared.database.records import new_id
-from shared.database.tenancy import Role
+from shared.database.tenancy import KeyLimits, Role
 from tests.support.asgi_server import serve
 from tests.support.gateway import ADAPTER, register_adapters
 from tests.support.scripted_replica import ScriptedReplica
@@ -27,6 +27,8 @@ PATHS = {
     "/v1/detokenize": "/detokenize",
 }
 FOR_TRAINERS = {"/v1/tokenize", "/v1/detokenize"}
+PROMPTS = {"/v1/chat/completions": "user", "/v1/completions": "prompt"}
+"""A field that the route takes a text in; `input` for the others."""
 
 
 @pytest.fixture
@@ -56,18 +58,52 @@ def test_each_route_is_sent_to_its_path_of_the_replica(
     app: FastAPI, api: httpx.Client, replica: ScriptedReplica
 ) -> None:
     for route, path in PATHS.items():
-        response = post(app, api, route, input="Hello")
+        field = PROMPTS.get(route, "input")
+        response = post(app, api, route, **{field: "Hello"})
         assert (response.status_code, response.json()) == (200, {"said": "so"})
         assert response.headers["x-mens-adapter"] == ADAPTER
         sent_path, sent = replica.asked[-1]
-        assert (sent_path, sent["model"], sent["input"]) == (path, ADAPTER, "Hello")
+        assert (sent_path, sent["model"], sent[field]) == (path, ADAPTER, "Hello")
 
 
 def test_tokenization_requires_a_trainer(app: FastAPI, api: httpx.Client, replica: ScriptedReplica) -> None:
     for route in PATHS:
-        response = post(app, api, route, Role.VIEWER, input="Hello")
+        response = post(app, api, route, Role.VIEWER, **{PROMPTS.get(route, "input"): "Hello"})
         assert response.status_code == (403 if route in FOR_TRAINERS else 200), route
     assert not {"/tokenize", "/detokenize"} & {path for path, _ in replica.asked}
+
+
+@pytest.mark.parametrize("field", ["return_token_ids", "prompt_logprobs", "return_tokens_as_token_ids"])
+def test_token_ids_in_an_answer_require_a_trainer(
+    app: FastAPI, api: httpx.Client, replica: ScriptedReplica, field: str
+) -> None:
+    for route in ("/v1/chat/completions", "/v1/completions"):
+        for value in (0, 1, True):
+            response = post(app, api, route, Role.VIEWER, **{field: value})
+            assert (response.status_code, response.json()["error"]["param"]) == (403, field)
+        assert not replica.asked
+        assert post(app, api, route, Role.VIEWER, **{field: None}).is_success
+        assert post(app, api, route, **{field: 1}).is_success
+        replica.asked.clear()
+
+
+def test_every_answer_has_openais_headers(app: FastAPI, api: httpx.Client, replica: ScriptedReplica) -> None:
+    limits = KeyLimits(requests_per_minute=90)
+    _, secret = app.state.services.keys.create("limited", role=Role.VIEWER, limits=limits)
+    for route in ("/v1/chat/completions", "/v1/completions", "/v1/responses"):
+        field = PROMPTS.get(route, "input")
+        for body, status in (
+            ({"model": "helper"}, 200),
+            ({"model": "nobody"}, 404),
+            ({"model": "helper", "x": 1}, 400),
+        ):
+            headers = {"Authorization": f"Bearer {secret}"}
+            response = api.post(route, json={field: "Hello", **body}, headers=headers)
+            assert response.status_code == status
+            assert response.headers["openai-version"]
+            assert float(response.headers["openai-processing-ms"]) >= 0
+            # A request that was not admitted does not count.
+            assert ("x-ratelimit-remaining-requests" in response.headers) is (status != 400)
 
 
 def test_unknown_model_is_sent_to_no_replica(app: FastAPI, api: httpx.Client, replica: ScriptedReplica) -> None:
@@ -125,10 +161,60 @@ def test_stream_that_begins_with_an_error_is_an_error_response(
     body = {"error": {"message": "Grammar error: bogus.", "type": "BadRequestError", "param": None, "code": 400}}
     replica.pieces = [f"data: {json.dumps(body)}\n\n".encode(), b"data: [DONE]\n\n"]
     for route in ("/v1/chat/completions", "/v1/completions", "/v1/responses"):
-        response = post(app, api, route, stream=True, input="Hello")
+        response = post(app, api, route, stream=True, **{PROMPTS.get(route, "input"): "Hello"})
         assert (response.status_code, response.json()["error"]["code"]) == (400, "REQUEST_REJECTED")
-    replica.pieces = [b'data: {"choices": []}\n\n', *replica.pieces]
-    late = post(app, api, "/v1/completions", stream=True)
-    assert (late.status_code, late.content) == (200, b"".join(replica.pieces)), (
-        "an error in the middle of a stream is passed on"
-    )
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_stream_in_which_the_engine_dies_ends_with_our_error(
+    app: FastAPI, api: httpx.Client, replica: ScriptedReplica, together: bool
+) -> None:
+    """vLLM writes an error with a number for a code, and ``[DONE]``, as if all were well."""
+    died = {"message": "EngineCore encountered an issue.", "type": "InternalServerError", "param": None, "code": 500}
+    first = b'data: {"choices": []}\n\n'
+    last = [f"data: {json.dumps({'error': died})}\n\n".encode(), b"data: [DONE]\n\n"]
+    replica.pieces = [b"".join([first, *last])] if together else [first, *last]
+    for route in ("/v1/chat/completions", "/v1/completions"):
+        response = post(app, api, route, stream=True)
+        begun, *events = [event for event in response.text.split("\n\n") if event]
+        assert (response.status_code, begun + "\n\n") == (200, first.decode())
+        (error,) = [json.loads(event.removeprefix("data: "))["error"] for event in events]
+        assert error["code"] == "SERVING_FAILED"
+
+
+def test_functions_are_answered_with_a_function_call(app: FastAPI, api: httpx.Client, replica: ScriptedReplica) -> None:
+    called = {"name": "add", "arguments": "{}"}
+    message = {"role": "assistant", "content": None, "tool_calls": [{"id": "x", "function": called}]}
+    replica.answers({"choices": [{"message": message, "finish_reason": "tool_calls"}]})
+    ask = {"messages": [{"role": "user", "content": "?"}], "functions": [{"name": "add"}], "function_call": "auto"}
+    (choice,) = post(app, api, "/v1/chat/completions", **ask).json()["choices"]
+    assert choice["message"]["function_call"] == called
+    assert (choice["finish_reason"], "tool_calls" in choice["message"]) == ("function_call", False)
+    (_, sent), *_ = replica.asked
+    assert (sent["tools"][0]["function"]["name"], sent["tool_choice"]) == ("add", "auto")
+
+
+def test_malformed_field_is_sent_to_no_replica(app: FastAPI, api: httpx.Client, replica: ScriptedReplica) -> None:
+    """vLLM would answer 500 and close the connection."""
+    for route, body, param in (
+        ("/v1/chat/completions", {"structured_outputs": ""}, "structured_outputs"),
+        ("/v1/chat/completions", {"tools": [{}], "tool_choice": {"function": {"name": "x"}}}, "tools[0].function"),
+        ("/v1/completions", {"top_k": 1 << 64}, "top_k"),
+        ("/v1/responses", {"structured_outputs": [], "input": "x"}, "structured_outputs"),
+    ):
+        response = post(app, api, route, **body)
+        error = response.json()["error"]
+        assert (response.status_code, error["code"], error["param"]) == (400, "REQUEST_INVALID", param)
+    assert not replica.asked
+
+
+def test_large_schema_is_sent_to_no_replica(app: FastAPI, api: httpx.Client, replica: ScriptedReplica) -> None:
+    schema = {"enum": ["x" * 9_000]}
+    for route, body in (
+        ("/v1/chat/completions", {"response_format": {"type": "json_schema", "json_schema": {"schema": schema}}}),
+        ("/v1/completions", {"structured_outputs": {"json": schema}}),
+        ("/v1/responses", {"input": "x", "text": {"format": {"type": "json_schema", "schema": schema}}}),
+    ):
+        error = post(app, api, route, **body).json()["error"]
+        assert error["code"] == "GRAMMAR_TOO_LARGE"
+    assert not replica.asked

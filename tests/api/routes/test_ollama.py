@@ -121,7 +121,6 @@ def test_error_in_a_stream_is_its_last_line(
     *whole, last = lines(ollama.post("/api/chat", json={"model": BASE, "messages": HELLO}))
     assert [line["done"] for line in whole] == [False]
     assert (last["code"], "done" in last) == ("SERVING_FAILED", False)
-    assert ("EngineCore died" in last["error"]) is (len(pieces) == 2)
 
 
 def test_errors_have_ollamas_shape(ollama: httpx.Client, replica: ScriptedReplica) -> None:

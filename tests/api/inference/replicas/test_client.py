@@ -16,6 +16,7 @@ from api.inference.replicas.client import (
     ReplicaResponse,
     ReplicaUnreachable,
 )
+from tests.support.socket_replica import RawReplica
 
 pytestmark = pytest.mark.network
 
@@ -176,6 +177,95 @@ def test_connection_closed_by_the_replica_is_made_again() -> None:
                 assert await whole(await client.post(url, b"{}")) == b"hello"
         assert server.connections == 2
         assert "Authorization" not in server.heads[0]
+
+    asyncio.run(test())
+
+
+@pytest.mark.parametrize("mode", ["500", "500 and close"])
+def test_connection_is_not_reused_after_a_server_error(mode: str) -> None:
+    replica = RawReplica("a")
+
+    async def test() -> None:
+        client = ReplicaClient("", 5)
+        for replica.mode, status in ((mode, 500), ("answer", 200)) * 20:
+            response = await client.post(replica.url, b'{"model": "m"}')
+            await whole(response)
+            assert response.status == status
+        await client.aclose()
+
+    asyncio.run(test())
+    replica.stop()
+    assert len(replica.asked) == 40, "none was sent twice"
+
+
+class ClosingServer(FixedServer):
+    """Closes a connection at its second request, after the last words.
+
+    Attributes:
+        last_words: what it sends before.
+        serves: how many connections get a response at all.
+    """
+
+    last_words = b""
+    serves = 100
+
+    async def __call__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        for last in (self.connections > self.serves, True):
+            await reader.readuntil(b"\r\n\r\n{}")
+            self.received.release()
+            writer.write(self.last_words if last else self.response)
+            if last:
+                break
+        writer.close()
+
+
+async def closed_at_the_second_request(server: ClosingServer) -> bytes:
+    """The response to a second request on the connection of the first."""
+    client = ReplicaClient("", 5)
+    async with listening(server) as url:
+        try:
+            await whole(await client.post(url, b"{}"))
+            return await whole(await client.post(url, b"{}"))
+        finally:
+            await client.aclose()
+
+
+def test_request_that_a_reused_connection_lost_is_sent_once_more() -> None:
+    server = ClosingServer()
+    assert asyncio.run(closed_at_the_second_request(server)) == b"hello"
+    assert server.connections == 2
+
+
+def test_request_is_not_sent_again_once_a_byte_has_come() -> None:
+    server = ClosingServer()
+    server.last_words = b"HTTP/1.1"
+    with pytest.raises(ReplicaDisconnected):
+        asyncio.run(closed_at_the_second_request(server))
+    assert server.connections == 1
+
+
+def test_request_is_sent_once_more_and_not_again() -> None:
+    server = ClosingServer()
+    server.serves = 1
+    with pytest.raises(ReplicaDisconnected):
+        asyncio.run(closed_at_the_second_request(server))
+    assert server.connections == 2
+
+
+def test_replica_that_ended_at_a_request_is_not_unreachable() -> None:
+    """It may have ended because of the request, which then must not go to every other replica."""
+
+    async def test() -> None:
+        client, server = ReplicaClient("", 5), ClosingServer()
+        listener = await asyncio.start_server(server, "127.0.0.1", 0)
+        url = f"http://127.0.0.1:{listener.sockets[0].getsockname()[1]}"
+        await whole(await client.post(url, b"{}"))
+        listener.close()
+        with pytest.raises(ReplicaDisconnected):
+            await client.post(url, b"{}")
+        await client.aclose()
+        await listener.wait_closed()
 
     asyncio.run(test())
 

@@ -90,11 +90,23 @@ def test_response_is_the_same_wherever_it_is_cut(pieces: list[bytes], cuts: list
     run(test())
 
 
+def test_connection_is_not_reusable_after_a_server_error() -> None:
+    """uvicorn closes it after some of them, and does not say so."""
+
+    async def test() -> None:
+        connection, _ = connected()
+        connection.data_received(b"HTTP/1.1 500 No\r\nContent-Length: 0\r\n\r\n")
+        assert await read(connection) == b""
+        assert not connection.is_reusable()
+
+    run(test())
+
+
 @pytest.mark.parametrize(
     ("raw", "status", "body"),
     [
         (WHOLE + b"12345", 200, b"12345"),
-        (b"HTTP/1.1 503 No\r\nContent-Length: 0\r\n\r\n", 503, b""),
+        (b"HTTP/1.1 404 No\r\nContent-Length: 0\r\n\r\n", 404, b""),
         (b"HTTP/1.1 204 Nothing\r\n\r\n", 204, b""),
     ],
 )

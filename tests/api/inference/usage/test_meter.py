@@ -55,7 +55,8 @@ class FakeUsage:
 
 def respond(meter: Meter, model: str = "demo@1", of: Key | None = None) -> None:
     _, tap = meter.of(of or key(), model, CHAT, {})
-    assert tap(RESPONSE) == RESPONSE
+    assert not tap(RESPONSE)
+    assert tap.end() == RESPONSE
     tap.end()
     tap.close()
 

@@ -150,11 +150,14 @@ def test_whole_response_in_one_event_keeps_its_usage() -> None:
     assert counted == [Amount(1, 3, 0, 4)]
 
 
-def test_error_in_a_stream_passes_and_earlier_usage_counts() -> None:
+def test_error_in_a_stream_is_not_passed_and_earlier_usage_counts() -> None:
     begun, broken = stream([Piece(0, "a", 1)], every=True, last=False)[: -len(DONE)], event({"error": {"message": "x"}})
     counted = Counted()
     tap = completions(counted)
-    assert run(tap, begun + broken + DONE).endswith(broken + DONE)
+    passed = run(tap, begun + broken + DONE)
+    assert passed.startswith(b"data: ")
+    assert b"error" not in passed
+    assert b"[DONE]" not in passed
     tap.close()
     assert counted == [Amount(1, 7, 0, 1)]
 
@@ -219,6 +222,16 @@ def test_responses_stream_passes_unchanged_and_counts_at_its_end(text: str, cuts
     assert run(tap, data, cuts) == data
     tap.close()
     assert counted == [Amount(1, 3, 2, 4)]
+
+
+@pytest.mark.parametrize("cut", range(0, 120, 7))
+def test_nothing_is_passed_from_an_error_event_on(cut: int) -> None:
+    before, error = b'data: {"id":"a","choices":[]}\n\n', b'data: {"error":{"code":500}}\n\n'
+    data = before + error + b"data: [DONE]\n\n"
+    tap = CompletionEvents(Counted(), choices=1, keep_last=True, keep_every=True)
+    assert not tap.has_failed
+    assert tap(data[:cut]) + tap(data[cut:]) + tap.end() == before
+    assert tap.has_failed
 
 
 def test_responses_stream_left_early_is_a_request_without_tokens() -> None:

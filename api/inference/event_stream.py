@@ -1,0 +1,8 @@
+"""How vLLM writes server-sent events."""
+
+from __future__ import annotations
+
+EVENT_END = b"\n\n"
+DATA = b"data: "
+ERROR_EVENT = b'data: {"error":'
+"""The beginning of an event that ends a stream: vLLM refuses the request, or has failed."""

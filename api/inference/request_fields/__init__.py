@@ -1,0 +1,4 @@
+"""The fields of a request to a model: which there are, of which type, how large, and what older ones mean today. Pure.
+
+`known.py` first: a field that nobody reads is refused and never dropped.
+"""

@@ -1,0 +1,71 @@
+"""Types of the fields that vLLM reads before it has checked them: with a wrong one it fails instead of refusing the request.
+
+vLLM answers such a request with 500 and closes the connection. All other fields it checks itself, and says what is wrong.
+`tests/vllm/test_malformed_fields.py` looks for more of them in the installed vLLM.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from shared.errors import Code, InvalidRequest
+
+SMALLEST, LARGEST = -(1 << 63), (1 << 64) - 1
+"""Integers beyond these cannot be sent to vLLM's engine."""
+TRANSFERS = ("kv_transfer_params", "ec_transfer_params")
+"""Names in ``vllm_xargs`` that vLLM takes for settings of its own, and then fails."""
+
+
+def check_types(body: dict[str, Any]) -> None:
+    """Raises:
+    InvalidRequest: ``REQUEST_INVALID``.
+    """
+    outputs, extra = body.get("structured_outputs"), body.get("vllm_xargs")
+    if outputs is not None and not isinstance(outputs, dict):
+        raise _wrong("structured_outputs", "an object")
+    for name, value in body.items():
+        if type(value) is int and not SMALLEST <= value <= LARGEST:
+            raise _wrong(name, "a number of 64 bits")
+    for name in ("repetition_detection", "vllm_xargs"):
+        numbers = body.get(name)
+        for key, value in numbers.items() if isinstance(numbers, dict) else ():
+            if type(value) is int and not SMALLEST <= value <= LARGEST:
+                raise _wrong(f"{name}.{key}", "a number of 64 bits")
+    for name in TRANSFERS:
+        if isinstance(extra, dict) and name in extra:
+            raise InvalidRequest(
+                Code.REQUEST_INVALID,
+                f"`vllm_xargs` cannot have `{name}`.",
+                remedy=f"Use the field `{name}`.",
+                param=f"vllm_xargs.{name}",
+            )
+
+
+def check_chat_tools(body: dict[str, Any]) -> None:
+    """Check ``tools`` of a chat: functions with names.
+
+    Raises:
+        InvalidRequest: ``REQUEST_INVALID``.
+    """
+    tools = body.get("tools")
+    if tools is None:
+        return
+    if not isinstance(tools, list):
+        raise _wrong("tools", "a list")
+    for index, tool in enumerate(tools):
+        if not isinstance(tool, dict):
+            raise _wrong(f"tools[{index}]", "an object")
+        function = tool.get("function")
+        if not isinstance(function, dict):
+            raise _wrong(f"tools[{index}].function", "an object")
+        if not isinstance(function.get("name"), str) or not function["name"]:
+            raise _wrong(f"tools[{index}].function.name", "a text that is not empty")
+
+
+def _wrong(param: str, expected: str) -> InvalidRequest:
+    return InvalidRequest(
+        Code.REQUEST_INVALID,
+        f"`{param}` is not {expected}.",
+        remedy=f"Make it {expected}, or leave it out.",
+        param=param,
+    )

@@ -1,0 +1,107 @@
+"""``functions`` become tools on the way there, and calls ``function_call`` on the way back."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from api.inference.request_fields.functions import (
+    events_with_function_call,
+    uses_functions,
+    whole_with_function_call,
+    with_tools,
+)
+from shared.errors import InvalidRequest
+
+HELLO = {"role": "user", "content": "Hello"}
+ADD = {"name": "add", "parameters": {"type": "object"}}
+CALLED = {"name": "add", "arguments": "{}"}
+
+
+def test_functions_become_tools() -> None:
+    body = {"model": "m", "messages": [HELLO], "functions": [ADD], "function_call": {"name": "add"}}
+    assert with_tools(body) == {
+        "model": "m",
+        "messages": [HELLO],
+        "tools": [{"type": "function", "function": ADD}],
+        "tool_choice": {"type": "function", "function": {"name": "add"}},
+        "parallel_tool_calls": False,
+    }
+    assert with_tools({"functions": [ADD], "function_call": "none"})["tool_choice"] == "none"
+    assert "tool_choice" not in with_tools({"functions": [ADD]})
+
+
+def test_body_without_functions_is_not_copied() -> None:
+    body = {"messages": [HELLO], "tools": [], "tool_choice": None}
+    assert with_tools(body) is body
+    assert not uses_functions(body)
+    assert with_tools({"functions": None, "x": 1}) == {"x": 1}
+
+
+def test_calls_and_results_in_the_chat_become_those_of_tools() -> None:
+    asked = {"role": "assistant", "content": None, "function_call": CALLED}
+    answered = {"role": "function", "name": "add", "content": "3"}
+    (_, call, result) = with_tools({"messages": [HELLO, asked, answered]})["messages"]
+    assert call == {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [{"id": "call_1", "type": "function", "function": CALLED}],
+    }
+    assert result == {"role": "tool", "content": "3", "tool_call_id": "call_1"}
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"functions": []}, "functions"),
+        ({"functions": "x"}, "functions"),
+        ({"functions": [ADD, {}]}, "functions[1].name"),
+        ({"functions": ["add"]}, "functions[0].name"),
+        ({"functions": [ADD], "tools": [{}]}, "functions"),
+        ({"functions": [ADD], "function_call": "required"}, "function_call"),
+        ({"functions": [ADD], "function_call": {"name": 3}}, "function_call"),
+    ],
+)
+def test_wrong_functions_are_refused(body: dict[str, Any], param: str) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        with_tools({"messages": [HELLO], **body})
+    assert (refused.value.code, refused.value.param) == ("REQUEST_INVALID", param)
+
+
+async def _pieces(*pieces: bytes) -> AsyncIterator[bytes]:
+    for piece in pieces:
+        yield piece
+
+
+async def _read(content: AsyncIterator[bytes]) -> bytes:
+    return b"".join([piece async for piece in content])
+
+
+def choice(field: str, **message: Any) -> dict[str, Any]:
+    return {"choices": [{"index": 0, field: message, "finish_reason": "tool_calls"}]}
+
+
+def test_whole_answer_has_a_function_call() -> None:
+    content = json.dumps(choice("message", content=None, tool_calls=[{"id": "x", "function": CALLED}])).encode()
+    (found,) = json.loads(asyncio.run(_read(whole_with_function_call(_pieces(content[:20], content[20:])))))["choices"]
+    assert found == {
+        "index": 0,
+        "message": {"content": None, "function_call": CALLED},
+        "finish_reason": "function_call",
+    }
+
+
+def test_events_have_a_function_call_wherever_they_are_cut() -> None:
+    plain = b'data: {"choices":[{"delta":{"content":"a"}}]}\n\n'
+    called = b"data: " + json.dumps(choice("delta", tool_calls=[{"index": 0, "function": CALLED}])).encode() + b"\n\n"
+    whole = plain + called + b"data: [DONE]\n\n"
+    for cut in range(len(whole)):
+        sent = asyncio.run(_read(events_with_function_call(_pieces(whole[:cut], whole[cut:]))))
+        first, second, last = sent.split(b"\n\n")[:-1]
+        assert (first + b"\n\n", last) == (plain, b"data: [DONE]")
+        (found,) = json.loads(second.removeprefix(b"data: "))["choices"]
+        assert (found["delta"], found["finish_reason"]) == ({"function_call": CALLED}, "function_call")

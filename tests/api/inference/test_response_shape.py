@@ -1,0 +1,73 @@
+"""The shape of responses: null where OpenAI has nothing is left out, in fields and never in texts."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from api.inference.response_shape import in_openais_shape
+
+CHAT: dict[str, Any] = {
+    "id": "c",
+    "choices": [
+        {
+            "index": 0,
+            "message": {
+                "role": "assistant",
+                "content": "x",
+                "refusal": None,
+                "annotations": None,
+                "function_call": None,
+            },
+            "logprobs": None,
+        }
+    ],
+    "system_fingerprint": None,
+    "usage": {"prompt_tokens": 1, "completion_tokens_details": None},
+}
+PART = {"annotations": [], "text": "x", "type": "output_text", "logprobs": None}
+RESPONSE: dict[str, Any] = {
+    "id": "r",
+    "incomplete_details": None,
+    "output": [{"content": [PART]}],
+    "text": None,
+    "usage": None,
+    "user": None,
+}
+
+
+def shaped(body: Any) -> Any:
+    return json.loads(in_openais_shape(json.dumps(body, separators=(",", ":")).encode()))
+
+
+def test_chat_completion_has_no_null_that_openai_never_writes() -> None:
+    body = shaped(CHAT)
+    (choice,) = body["choices"]
+    assert choice["message"] == {"role": "assistant", "content": "x", "refusal": None}
+    assert choice["logprobs"] is None, "OpenAI writes null here"
+    assert body["usage"] == {"prompt_tokens": 1}
+    assert "system_fingerprint" not in body
+
+
+def test_response_has_an_error_field_and_no_null_text() -> None:
+    body = shaped(RESPONSE)
+    assert (body["error"], body["incomplete_details"], body["usage"]) == (None, None, None)
+    assert not {"text", "user"} & set(body)
+    assert body["output"][0]["content"][0]["logprobs"] == []
+    assert shaped(body) == body, "once is enough"
+
+
+def test_texts_are_left_alone() -> None:
+    text = ',"annotations":null,"user":null,"incomplete_details":1'
+    assert shaped({"a": 1, "content": text}) == {"a": 1, "content": text}
+    values = {"a": 1, "text": "x", "user": "u", "annotations": [], "function_call": {"name": "f"}}
+    assert shaped(values) == values
+
+
+def test_openais_client_takes_them() -> None:
+    from openai.types.chat import ChatCompletion
+
+    body = shaped(CHAT | {"created": 1, "model": "m", "object": "chat.completion"})
+    body["choices"][0]["finish_reason"] = "stop"
+    body["usage"] |= {"completion_tokens": 1, "total_tokens": 2}
+    assert ChatCompletion.model_validate(body, strict=True).choices[0].message.annotations is None

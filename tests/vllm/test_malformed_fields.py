@@ -1,0 +1,119 @@
+"""Malformed fields: what the gateway lets through, the installed vLLM refuses with 4xx or answers. It never fails on it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+
+from api.inference.request_fields import known
+from api.inference.request_fields.types import check_types
+from api.inference.request_validation import validate_chat, validate_completion, validate_response
+from shared.errors import InvalidRequest
+
+WRONG: tuple[Any, ...] = (0, -1, 1 << 64, 1.5, "", "x", [], [None], [{}], {}, {"a": 1})
+NAMED = {"type": "function", "function": {"name": "add"}}
+OUTPUTS: tuple[Any, ...] = (
+    {"json": ""},
+    {"json": {"type": "bogus"}},
+    {"regex": "("},
+    {"choice": []},
+    {"grammar": "x"},
+    {"structural_tag": {}},
+)
+ROUTES: list[tuple[str, frozenset[str], Callable[..., Any], dict[str, Any]]] = [
+    ("chat/completions", known.CHAT, validate_chat, {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1}),
+    ("completions", known.COMPLETION, validate_completion, {"prompt": "x", "max_tokens": 1}),
+    ("responses", known.RESPONSE, validate_response, {"input": "x", "max_output_tokens": 1}),
+]
+
+
+def changes(fields: frozenset[str]) -> Iterator[dict[str, Any]]:
+    """Each field with each wrong value, and some that are wrong further inside."""
+    for field in sorted(fields - {"model"}):
+        for value in WRONG:
+            yield {field: value}
+    for outputs in OUTPUTS:
+        yield {"structured_outputs": outputs}
+    for tools in ("x", [{}], [{"function": {}}], [{"function": {"name": 1}}]):
+        for choice in (NAMED, "required", "auto", {}):
+            yield {"tools": tools, "tool_choice": choice}
+    for transfer in ("kv_transfer_params", "ec_transfer_params"):
+        yield {"vllm_xargs": {transfer: "x"}}
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(("route", "fields", "validate", "body"), ROUTES, ids=[route[0] for route in ROUTES])
+def test_vllm_fails_on_no_malformed_field(
+    client: httpx.Client,
+    serving_installation: Any,
+    route: str,
+    fields: frozenset[str],
+    validate: Callable[..., Any],
+    body: dict[str, Any],
+) -> None:
+    failed = []
+    for change in changes(fields):
+        try:
+            sent = validate({"model": serving_installation.entry.name, **body, **change})
+            check_types(sent)
+        except InvalidRequest:
+            continue
+        # Not on a kept connection: what vLLM closes after one failure must not hide the next.
+        content, headers = msgspec.json.encode(sent), {"content-type": "application/json", "connection": "close"}
+        response = client.post(f"/v1/{route}", content=content, headers=headers)
+        if response.status_code >= 500 or '"code": 500' in response.text[:500]:
+            failed.append((change, response.status_code, response.text[:200]))
+    assert not failed
+
+
+@pytest.mark.parametrize("outputs", [{"json": {"$ref": "#"}}, {"grammar": "root ::= root"}])
+def test_grammar_that_allows_no_token_has_a_message_that_is_known(
+    client: httpx.Client, serving_installation: Any, outputs: dict[str, Any]
+) -> None:
+    from api.inference.vllm_errors import UNANSWERABLE
+
+    body = {"model": serving_installation.entry.name, "prompt": "x", "max_tokens": 4, "structured_outputs": outputs}
+    response = client.post("/v1/completions", json=body)
+    assert (response.status_code, response.json()["error"]["message"]) == (500, UNANSWERABLE)
+
+
+def test_json_is_written_without_white_space_and_fits_its_schema(
+    client: httpx.Client, serving_installation: Any
+) -> None:
+    """A random model would go on with line breaks until its tokens are over."""
+    numbers = {"type": "object", "properties": {"n": {"type": "boolean"}}, "required": ["n"]}
+    schema = {"type": "json_schema", "json_schema": {"name": "x", "schema": numbers | {"additionalProperties": False}}}
+    for seed in range(12):
+        body = {
+            "model": serving_installation.entry.name,
+            "messages": [{"role": "user", "content": f"{seed}"}],
+            "max_tokens": 40,
+            "seed": seed,
+            "response_format": schema,
+        }
+        (choice,) = client.post("/v1/chat/completions", json=body).json()["choices"]
+        assert choice["message"]["content"] in ('{"n":true}', '{"n":false}', '{"n": true}', '{"n": false}')
+
+
+def test_forced_call_fits_its_functions_schema(client: httpx.Client, serving_installation: Any) -> None:
+    colour = {"type": "object", "properties": {"colour": {"enum": ["red", "green"]}}, "required": ["colour"]}
+    paint = {"name": "paint", "parameters": colour | {"additionalProperties": False}}
+    for choice in ("required", {"type": "function", "function": {"name": "paint"}}):
+        for seed in range(6):
+            body = {
+                "model": serving_installation.entry.name,
+                "messages": [{"role": "user", "content": f"{seed}"}],
+                "max_tokens": 150,
+                "seed": seed,
+                "tools": [{"type": "function", "function": paint}],
+                "tool_choice": choice,
+            }
+            (answer,) = client.post("/v1/chat/completions", json=validate_chat(body)).json()["choices"]
+            if answer["finish_reason"] == "length":
+                continue  # a random model may write white space until its tokens are over
+            (call,) = answer["message"]["tool_calls"]
+            assert msgspec.json.decode(call["function"]["arguments"])["colour"] in ("red", "green")
