@@ -28,6 +28,7 @@ STATUS: dict[type[MensError], HTTPStatus] = {
     errors.Unauthenticated: HTTPStatus.UNAUTHORIZED,
     errors.Forbidden: HTTPStatus.FORBIDDEN,
     errors.TooMany: HTTPStatus.TOO_MANY_REQUESTS,
+    errors.TooSlow: HTTPStatus.REQUEST_TIMEOUT,
     errors.NotFound: HTTPStatus.NOT_FOUND,
     errors.Conflict: HTTPStatus.CONFLICT,
     errors.LeaseLost: HTTPStatus.CONFLICT,
@@ -43,6 +44,8 @@ OPENAI_TYPES = {
     429: "rate_limit_error",
 }
 RETRY_AFTER_SECONDS = 2
+OLLAMA_PATHS = "/api/"
+SEE_TAGS = "List what there is with GET /api/tags."
 SEE_OPENAPI = "See GET /v1/openapi.json for what is expected."
 SEE_CONTRACT = "See GET /v1/openapi.json for what is expected; the contract's schema is at GET /v1/contract/schema."
 logger = logging.getLogger(__name__)
@@ -52,6 +55,23 @@ def error_response(error: MensError, status: int | None = None) -> JSONResponse:
     """The HTTP response for an error."""
     status = status or status_of(error)
     return JSONResponse({"error": _body(error, status)}, status, headers=headers_of(error, status))
+
+
+def error_response_at(path: str, error: MensError) -> JSONResponse:
+    """The HTTP response for an error, in the shape that clients of a path know."""
+    return ollama_error_response(error) if path.startswith(OLLAMA_PATHS) else error_response(error)
+
+
+def ollama_error_response(error: MensError) -> JSONResponse:
+    """The HTTP response for an error in Ollama's shape."""
+    status = status_of(error)
+    return JSONResponse(ollama_error_body(error), status, headers=headers_of(error, status))
+
+
+def ollama_error_body(error: MensError) -> dict[str, str]:
+    """``{"error": message, "code": code}``."""
+    remedy = SEE_TAGS if error.code == Code.MODEL_NOT_FOUND else error.remedy
+    return {"error": f"{error.message} {remedy}".strip(), "code": str(error.code)}
 
 
 def error_event(error: MensError) -> bytes:

@@ -14,6 +14,7 @@ from api.settings import ApiSettings
 from api.web.access_log import AccessLog
 from api.web.auth import require_caller
 from api.web.fast_path import FastPathMiddleware
+from api.web.request_guard import RequestGuard
 from shared.settings import read_settings
 
 VERSION = "0.1.0"
@@ -55,6 +56,7 @@ def create_app(settings: ApiSettings | None = None, services: Services | None = 
         dependencies=[Depends(require_caller)],
     )(app.openapi)
     app.add_middleware(FastPathMiddleware)
+    app.add_middleware(RequestGuard)
     app.add_middleware(AccessLog)  # the last added is the outermost
     return app
 

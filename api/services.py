@@ -9,6 +9,7 @@ from fastapi import Depends, Request
 
 from api.inference.gateway import Gateway
 from api.inference.lookup_cache import LookupCache
+from api.inference.rate_limits.failed_authentications import FailedAuthentications
 from api.inference.rate_limits.limiter import RateLimiter, make_limiter
 from api.inference.replicas.client import ReplicaClient
 from api.inference.replicas.failover import Failover
@@ -57,6 +58,7 @@ class Services:
     storage: Storage
     job_queue: JobQueue
     lookup: LookupCache
+    failed_authentications: FailedAuthentications
     replicas: ReplicaPool
     replica_limits: ReplicaLimits
     gateway: Gateway
@@ -115,6 +117,7 @@ def make_services(
         storage=open_storage(settings),
         job_queue=job_queue or JobQueue(make_celery(settings.broker_url)),
         lookup=lookup,
+        failed_authentications=FailedAuthentications(settings.failed_authentications_per_minute),
         replicas=replicas,
         replica_limits=replica_limits or ReplicaLimits(replicas.urls, key),
         gateway=Gateway(

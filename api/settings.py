@@ -13,7 +13,24 @@ class ApiSettings(Settings):
     api_host: str = Field("127.0.0.1", description="Address to listen on.")
     api_port: int = Field(8000, ge=0, le=65535, description="Port to listen on.")
     max_file_bytes: int = Field(1 << 30, gt=0, description="Largest upload.")
-    max_body_bytes: int = Field(16 << 20, gt=0, description="Largest chat request.")
+    max_body_bytes: int = Field(16 << 20, gt=0, description="Largest request to a model.")
+    max_request_bytes: int = Field(
+        1 << 20, gt=0, description="Largest body of any other request; of uploads only the file counts."
+    )
+    max_head_bytes: int = Field(64 << 10, gt=0, description="Largest request line and headers of a request, together.")
+    head_seconds: float = Field(10.0, gt=0, description="Time for a request's headers to come.")
+    body_seconds: float = Field(
+        30.0, gt=0, description="Longest silence of a client in the middle of a body; and its lead over 16 KiB/s."
+    )
+    max_connections: int = Field(
+        2000, gt=0, description="Client connections at once; idle ones are closed for new ones."
+    )
+    trusted_proxies: str = Field(
+        "", description="Addresses of proxies whose X-Forwarded-For names the client, comma-separated; `*`: of all."
+    )
+    failed_authentications_per_minute: int = Field(
+        60, gt=0, description="Unknown keys a minute that one client address may try before it gets 429."
+    )
     health_seconds: float = Field(2.0, gt=0, description="How often the health of the replicas, and DNS, is checked.")
     warm_seconds: float = Field(30.0, ge=0, description="How long a new replica may load the busiest adapters.")
     first_byte_seconds: float = Field(

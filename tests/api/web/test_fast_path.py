@@ -17,7 +17,7 @@ from api.web.fast_path import FastPathRoute, fast_path_calls
 from shared.database.keys import Keys
 from shared.database.tenancy import SHARED, Role
 
-router = APIRouter(route_class=FastPathRoute)
+router = APIRouter(prefix="/v1", route_class=FastPathRoute)
 
 
 def respond(caller: Any) -> Response:
@@ -79,7 +79,7 @@ def secret(app: FastAPI, tenant: str = SHARED, role: Role = Role.VIEWER) -> str:
 
 
 def test_simple_route_takes_the_fast_path(app: FastAPI, fastapi_requests: list[str], anonymous: TestClient) -> None:
-    response = anonymous.get("/direct", headers={"Authorization": secret(app, "acme", Role.TRAINER)})
+    response = anonymous.get("/v1/direct", headers={"Authorization": secret(app, "acme", Role.TRAINER)})
     assert response.json() == {"tenant": "acme", "role": "trainer"}
     assert not fastapi_requests
 
@@ -88,7 +88,7 @@ def test_simple_route_takes_the_fast_path(app: FastAPI, fastapi_requests: list[s
 def test_fast_path_without_a_valid_key_is_refused(
     fastapi_requests: list[str], anonymous: TestClient, header: str | None
 ) -> None:
-    response = anonymous.get("/direct", headers={"Authorization": header} if header else {})
+    response = anonymous.get("/v1/direct", headers={"Authorization": header} if header else {})
     assert response.status_code == 401
     assert response.json()["error"]["code"] == ("KEY_INVALID" if header == "Bearer wrong" else "KEY_MISSING")
 
@@ -99,23 +99,23 @@ def test_request_that_names_a_tenant_takes_fastapis_path(
     operator, admin = secret(app, SHARED, Role.ADMIN), secret(app, "acme", Role.ADMIN)
 
     def send(authorization: str, tenant: str) -> tuple[int, Any]:
-        response = anonymous.get("/direct", headers={"Authorization": authorization, "X-Mens-Tenant": tenant})
+        response = anonymous.get("/v1/direct", headers={"Authorization": authorization, "X-Mens-Tenant": tenant})
         return response.status_code, response.json()
 
     assert send(operator, "acme") == (200, {"tenant": "acme", "role": "admin"})
     assert send(operator, "NO NAME")[0] == 422
     status, body = send(admin, "other")
     assert (status, body["error"]["code"]) == (403, "TENANT_FORBIDDEN")
-    assert fastapi_requests == ["/direct"] * 3
+    assert fastapi_requests == ["/v1/direct"] * 3
 
 
 @pytest.mark.parametrize(
     ("path", "role", "status"),
     [
-        ("/trainers", Role.VIEWER, 403),
-        ("/trainers", Role.TRAINER, 200),
-        ("/with-a-header", Role.ADMIN, 422),
-        ("/with-a-default", Role.ADMIN, 200),
+        ("/v1/trainers", Role.VIEWER, 403),
+        ("/v1/trainers", Role.TRAINER, 200),
+        ("/v1/with-a-header", Role.ADMIN, 422),
+        ("/v1/with-a-default", Role.ADMIN, 200),
     ],
 )
 def test_route_with_other_dependencies_takes_fastapis_path(
