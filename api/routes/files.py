@@ -15,7 +15,7 @@ from api.openai.fine_tuning import file_view
 from api.openai.types import Deleted, FileObject
 from api.services import Services, ServicesDep
 from api.web.auth import TRAINER
-from api.web.params import After, Id, Page, page_of
+from api.web.params import After, Id, Page
 from api.web.tenant_view import TenantView, TenantViewDep
 from api.web.uploads import Upload, receive_upload
 from shared.database.files import File
@@ -44,6 +44,13 @@ UPLOAD_SCHEMA = {
 }
 
 
+class FilePage(Page[FileObject]):
+    """One page of files, with the ids of its first and last."""
+
+    first_id: str | None
+    last_id: str | None
+
+
 @router.post("", openapi_extra=UPLOAD_SCHEMA, dependencies=TRAINER)
 async def create_file(request: Request, services: ServicesDep, view: TenantViewDep) -> FileObject:
     """Upload a JSONL file. It is streamed to storage and hashed; its rows are checked when a job uses it."""
@@ -62,10 +69,12 @@ def list_files(
     limit: Annotated[int, Query(ge=1, le=10_000)] = 1000,
     order: Literal["asc", "desc"] = "desc",
     purpose: Annotated[str | None, Query(pattern=r"^[^\x00]*$")] = None,
-) -> Page[FileObject]:
+) -> FilePage:
     """Uploaded files, newest first by default."""
     files = view.files.list(after=after, limit=limit, purpose=purpose, newest_first=order == "desc")
-    return page_of([file_view(file) for file in files], limit)
+    page = [file_view(file) for file in files[:limit]]
+    first, last = (page[0].id, page[-1].id) if page else (None, None)
+    return FilePage(data=page, has_more=len(files) > limit, first_id=first, last_id=last)
 
 
 @router.get("/{file_id}")

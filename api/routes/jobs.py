@@ -196,21 +196,28 @@ def existing_job(job_id: Id, view: TenantViewDep) -> Job:
     return view.jobs.get(job_id)
 
 
+def first_cursor(
+    last_event_id: Annotated[str | None, Header()] = None,
+    after: Annotated[str | None, Query(description="Start after this event (an id or seq).")] = None,
+) -> int:
+    """The event to start after, read before the stream begins, so that a wrong one is a 400."""
+    last = event_seq(last_event_id or None, "Last-Event-ID")
+    return (event_seq(after) or 0) if last is None else last
+
+
 @router.get("/jobs/{job_id}/events", response_class=EventSourceResponse)
 async def stream_events(
     job: Annotated[Job, Depends(existing_job)],
     services: ServicesDep,
     view: TenantViewDep,
     request: Request,
-    last_event_id: Annotated[str | None, Header()] = None,
-    after: Annotated[str | None, Query(description="Start after this event (an id or seq).")] = None,
+    cursor: Annotated[int, Depends(first_cursor)],
 ) -> AsyncIterator[ServerSentEvent]:
     """A job's events as server-sent events, from the beginning or after Last-Event-ID, until the job has ended.
 
     The last event, ``event: job``, carries the finished job. After a stream that ends without it, request the events after
     the last one received.
     """
-    cursor = event_seq(last_event_id or after) or 0
     while not (services.shutdown.has_begun or await request.is_disconnected()):
         current, events = await run_in_threadpool(_job_and_events, view, job.id, cursor)
         for event in events:

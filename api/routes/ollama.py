@@ -13,7 +13,13 @@ from fastapi.routing import APIRoute
 from pydantic import ValidationError
 from starlette.requests import ClientDisconnect
 
-from api.errors import interrupted_response, ollama_error_body, ollama_error_response, validation_error
+from api.errors import (
+    OllamaErrorAnswer,
+    interrupted_response,
+    ollama_error_body,
+    ollama_error_response,
+    validation_error,
+)
 from api.inference.gateway import CLIENT_GONE, read_body
 from api.inference.replicas.client import ReplicaDisconnected
 from api.inference.response import ProxiedResponse
@@ -52,7 +58,12 @@ class OllamaRoute(APIRoute):
         return respond
 
 
-router = APIRouter(prefix="/api", tags=["chat (Ollama)"], route_class=OllamaRoute)
+router = APIRouter(
+    prefix="/api",
+    tags=["chat (Ollama)"],
+    route_class=OllamaRoute,
+    responses={"4XX": {"model": OllamaErrorAnswer, "description": "Refused; docs/errors.md has the codes."}},
+)
 
 
 BODY: dict[str, Any] = {
