@@ -8,7 +8,21 @@ from contextlib import asynccontextmanager
 from fastapi import Depends, FastAPI
 
 from api import errors
-from api.routes import aliases, chat, deletion, files, fine_tuning, health, jobs, keys, models, ollama, replicas, usage
+from api.routes import (
+    aliases,
+    chat,
+    deletion,
+    files,
+    fine_tuning,
+    health,
+    job_events,
+    jobs,
+    keys,
+    models,
+    ollama,
+    replicas,
+    usage,
+)
 from api.services import Services, make_services
 from api.settings import ApiSettings
 from api.web.access_log import AccessLog
@@ -24,6 +38,7 @@ KEYED_ROUTERS = (
     files.router,
     fine_tuning.router,
     jobs.router,
+    job_events.router,
     models.router,
     deletion.router,
     aliases.router,

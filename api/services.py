@@ -7,6 +7,7 @@ from typing import Annotated
 
 from fastapi import Depends, Request
 
+from api.event_feed import EventFeed
 from api.inference.gateway import Gateway
 from api.inference.lookup_cache import LookupCache
 from api.inference.rate_limits.failed_authentications import FailedAuthentications
@@ -58,6 +59,7 @@ class Services:
     storage: Storage
     job_queue: JobQueue
     lookup: LookupCache
+    event_feed: EventFeed
     failed_authentications: FailedAuthentications
     replicas: ReplicaPool
     replica_limits: ReplicaLimits
@@ -81,6 +83,7 @@ class Services:
         await gateway.failover.client.aclose()
         await gateway.limiter.close()
         await gateway.meter.close()
+        await self.event_feed.close()
         await self.lookup.close()
         self.database.close()
 
@@ -117,6 +120,7 @@ def make_services(
         storage=open_storage(settings),
         job_queue=job_queue or JobQueue(make_celery(settings.broker_url)),
         lookup=lookup,
+        event_feed=EventFeed(database, settings.event_poll_seconds, settings.max_event_streams),
         failed_authentications=FailedAuthentications(settings.failed_authentications_per_minute),
         replicas=replicas,
         replica_limits=replica_limits or ReplicaLimits(replicas.urls, key),

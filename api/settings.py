@@ -37,4 +37,5 @@ class ApiSettings(Settings):
         30.0, gt=0, description="A stream that has not begun by then is sent to another replica."
     )
     upstream_timeout_seconds: float = Field(600.0, gt=0, description="Longest silence of a serving replica.")
-    event_poll_seconds: float = Field(0.5, gt=0, description="How often an event stream looks for new events.")
+    event_poll_seconds: float = Field(0.5, gt=0, description="How often event streams look for new events.")
+    max_event_streams: int = Field(20, gt=0, description="Event streams of one key at once, in one API process.")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -251,6 +251,13 @@ class Jobs:
                     param="Idempotency-Key",
                 )
             return None if row is None else Job.model_validate(row)
+
+
+def job_versions(database: Database, job_ids: Collection[str]) -> dict[str, int]:
+    """The versions of jobs of any tenant; a version changes with every write to its job, its events among them."""
+    query = select(JobRow.id, JobRow.version).where(JobRow.id.in_(job_ids))
+    with database.read() as session:
+        return {row.id: row.version for row in session.execute(query)}
 
 
 def memory_accuracy(device: str, errors: list[float]) -> MemoryAccuracy:

@@ -16,9 +16,10 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from api.server import Server, server_config
+from api.server import Server
 from api.settings import ApiSettings
 from tests.api.conftest import settings_for
+from tests.support.api_server import make_server
 from tests.support.asgi_server import run_server
 from tests.support.raw_http import connect, head, read_response, read_to_end, send_all
 from tests.support.waiting import eventually
@@ -33,16 +34,12 @@ OPEN_BODY = b'{"messages": '
 @pytest.fixture
 def settings(tmp_path: Path, base_folder: Path) -> ApiSettings:
     settings = settings_for(tmp_path, base_folder)
-    return settings.model_copy(
-        update={"max_connections": MANY, "head_seconds": 0.3, "body_seconds": 0.3, "api_port": 0, "drain_seconds": 1}
-    )
+    return settings.model_copy(update={"max_connections": MANY, "head_seconds": 0.3, "body_seconds": 0.3})
 
 
 @pytest.fixture
 def server(app: FastAPI, settings: ApiSettings) -> Server:
-    config = server_config(app, settings)
-    config.lifespan = "off"
-    return Server(config, app.state.services)
+    return make_server(app, settings)
 
 
 @pytest.fixture
