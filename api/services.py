@@ -125,7 +125,7 @@ def make_services(
         replicas=replicas,
         replica_limits=replica_limits or ReplicaLimits(replicas.urls, key),
         gateway=Gateway(
-            limiter=limiter or make_limiter(settings.broker_url),
+            limiter=limiter or make_limiter(settings.broker_url, settings.tenant_limits),
             lookup=lookup,
             meter=meter or Meter(usage),
             failover=_make_failover(settings, replicas, key),

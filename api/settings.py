@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
+from shared.database.tenancy import LARGEST_LIMIT, FileQuota, KeyLimits
 from shared.settings import Settings
 
 
@@ -28,6 +29,22 @@ class ApiSettings(Settings):
     trusted_proxies: str = Field(
         "", description="Addresses of proxies whose X-Forwarded-For names the client, comma-separated; `*`: of all."
     )
+    tenant_requests_per_minute: int | None = Field(
+        None, gt=0, le=LARGEST_LIMIT, description="Requests to models a minute of all keys of a tenant; null: no limit."
+    )
+    tenant_concurrent_requests: int | None = Field(
+        None, gt=0, le=LARGEST_LIMIT, description="Requests to models at once of all keys of a tenant; null: no limit."
+    )
+    tenant_uploads_per_minute: int | None = Field(
+        120, gt=0, description="Uploads a minute of a tenant; null: no limit."
+    )
+    tenant_plans_per_minute: int | None = Field(
+        120, gt=0, description="Plans and new jobs a minute of a tenant; null: no limit."
+    )
+    tenant_max_files: int | None = Field(None, gt=0, description="Files that a tenant may keep; null: no limit.")
+    tenant_max_bytes: int | None = Field(
+        None, gt=0, description="Bytes of the files that a tenant keeps, together; null: no limit."
+    )
     failed_authentications_per_minute: int = Field(
         60, gt=0, description="Unknown keys a minute that one client address may try before it gets 429."
     )
@@ -39,3 +56,15 @@ class ApiSettings(Settings):
     upstream_timeout_seconds: float = Field(600.0, gt=0, description="Longest silence of a serving replica.")
     event_poll_seconds: float = Field(0.5, gt=0, description="How often event streams look for new events.")
     max_event_streams: int = Field(20, gt=0, description="Event streams of one key at once, in one API process.")
+
+    @property
+    def file_quota(self) -> FileQuota:
+        """How much a tenant may store."""
+        return FileQuota(self.tenant_max_files, self.tenant_max_bytes)
+
+    @property
+    def tenant_limits(self) -> KeyLimits:
+        """Limits of a tenant's requests to models."""
+        return KeyLimits(
+            requests_per_minute=self.tenant_requests_per_minute, concurrent_requests=self.tenant_concurrent_requests
+        )

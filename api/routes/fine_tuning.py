@@ -19,6 +19,7 @@ from api.services import ServicesDep
 from api.submission import submit_finetune
 from api.web.auth import TRAINER
 from api.web.params import After, Id, IdempotencyKey, Limit, Page, page_of
+from api.web.tenant_rates import PLAN_LIMIT
 from api.web.tenant_view import TenantView, TenantViewDep
 from shared.database.records import Job, Kind
 from shared.datasets.reader import count_lines
@@ -30,7 +31,7 @@ router = APIRouter(prefix="/v1/fine_tuning/jobs", tags=["fine-tuning (OpenAI)"])
 MAX_FILTERS = 16
 
 
-@router.post("", dependencies=TRAINER)
+@router.post("", dependencies=[*TRAINER, PLAN_LIMIT])
 def create_job(
     body: CreateFineTuningJob, services: ServicesDep, view: TenantViewDep, idempotency_key: IdempotencyKey = None
 ) -> FineTuningJob:

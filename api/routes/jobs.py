@@ -14,6 +14,7 @@ from api.services import ServicesDep
 from api.submission import check_contract, submit_finetune, submit_merge
 from api.web.auth import TRAINER
 from api.web.params import After, Id, IdempotencyKey, Limit, Page, WholeList, page_of
+from api.web.tenant_rates import PLAN_LIMIT
 from api.web.tenant_view import TenantViewDep
 from shared.contract.plan import ExecutionPlan
 from shared.contract.sections import FineTuneContract, MergeContract, Name
@@ -78,7 +79,7 @@ class JobAnswer(Job):
     events: list[Event] | None = None
 
 
-@router.post("/jobs", status_code=status.HTTP_201_CREATED, dependencies=TRAINER)
+@router.post("/jobs", status_code=status.HTTP_201_CREATED, dependencies=[*TRAINER, PLAN_LIMIT])
 def create_job(
     body: Annotated[CreateFinetune | CreateMerge, Field(discriminator="kind")],
     services: ServicesDep,
@@ -91,7 +92,7 @@ def create_job(
     return submit_finetune(services, view, body.request(), labels=body.metadata, idempotency_key=idempotency_key)
 
 
-@router.post("/plans", dependencies=TRAINER)
+@router.post("/plans", dependencies=[*TRAINER, PLAN_LIMIT])
 def plan(body: PlanRequest, services: ServicesDep, view: TenantViewDep) -> PlanAnswer:
     """Dry run: all checks of a submission, and the execution plan that it would store. Nothing is written."""
     checked = check_contract(services, view, JobRequest(body.contract, body.preset, body.domain, body.name))
