@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import gc
 import logging
-import math
+import resource
 import sys
 from contextlib import suppress
 
-import uvicorn
-
 from api.main import create_app
-from api.server import Server
+from api.server import Server, server_config
 from api.settings import ApiSettings
 from shared.settings import read_settings
 
@@ -25,20 +23,19 @@ def main() -> None:
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s %(message)s")
     logging.getLogger("api").setLevel(logging.INFO)  # not the root's: httpx logs every request at this level
     app = create_app(settings)
+    _raise_file_limit()
     sys.setswitchinterval(SWITCH_SECONDS)
     gc.collect()
     # The objects of the application live for ever: later collections, for which callers wait, need not look at them.
     gc.freeze()
-    config = uvicorn.Config(
-        app,
-        host=settings.api_host,
-        port=settings.api_port,
-        timeout_graceful_shutdown=math.ceil(settings.drain_seconds),
-        server_header=False,
-        access_log=False,  # the application writes its own, after the response
-    )
     with suppress(KeyboardInterrupt):  # uvicorn has stopped in its own way, and then raises the signal again
-        Server(config, app.state.services).run()
+        Server(server_config(app, settings), app.state.services).run()
+
+
+def _raise_file_limit() -> None:
+    """Let the process open as many connections as the system allows it; the usual first limit is 1024."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 if __name__ == "__main__":

@@ -11,10 +11,12 @@ from collections.abc import Iterable, Mapping
 from http import HTTPStatus
 from typing import Any
 
-from fastapi import FastAPI, Request
+from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from pydantic import BaseModel
 from starlette.exceptions import HTTPException
+from starlette.routing import Match, Route
 
 from shared import errors
 from shared.contract.sections import BAD_NAME, describe_bad_name
@@ -28,6 +30,7 @@ STATUS: dict[type[MensError], HTTPStatus] = {
     errors.Unauthenticated: HTTPStatus.UNAUTHORIZED,
     errors.Forbidden: HTTPStatus.FORBIDDEN,
     errors.TooMany: HTTPStatus.TOO_MANY_REQUESTS,
+    errors.TooSlow: HTTPStatus.REQUEST_TIMEOUT,
     errors.NotFound: HTTPStatus.NOT_FOUND,
     errors.Conflict: HTTPStatus.CONFLICT,
     errors.LeaseLost: HTTPStatus.CONFLICT,
@@ -43,15 +46,68 @@ OPENAI_TYPES = {
     429: "rate_limit_error",
 }
 RETRY_AFTER_SECONDS = 2
+OPENAI_PATHS = (
+    "/v1/files", "/v1/fine_tuning", "/v1/models", "/v1/chat", "/v1/completions", "/v1/responses", "/v1/embeddings",
+)  # fmt: skip
+"""Beginnings of the paths where OpenAI's clients expect OpenAI's statuses."""
+OLLAMA_PATHS = "/api/"
+SEE_TAGS = "List what there is with GET /api/tags."
 SEE_OPENAPI = "See GET /v1/openapi.json for what is expected."
 SEE_CONTRACT = "See GET /v1/openapi.json for what is expected; the contract's schema is at GET /v1/contract/schema."
 logger = logging.getLogger(__name__)
+
+
+class ErrorFields(BaseModel):
+    """An error in OpenAI's shape, with a block of ours."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str
+    mens: dict[str, Any]
+
+
+class ErrorAnswer(BaseModel):
+    """Body of every error response, except for Ollama's routes."""
+
+    error: ErrorFields
+
+
+class OllamaErrorAnswer(BaseModel):
+    """Body of every error response of Ollama's routes."""
+
+    error: str
+    code: str
 
 
 def error_response(error: MensError, status: int | None = None) -> JSONResponse:
     """The HTTP response for an error."""
     status = status or status_of(error)
     return JSONResponse({"error": _body(error, status)}, status, headers=headers_of(error, status))
+
+
+def error_response_at(path: str, error: MensError) -> JSONResponse:
+    """The HTTP response for an error, in the shape that clients of a path know."""
+    return ollama_error_response(error) if path.startswith(OLLAMA_PATHS) else error_response(error)
+
+
+def ollama_error_response(error: MensError) -> JSONResponse:
+    """The HTTP response for an error in Ollama's shape."""
+    status = status_of(error)
+    return JSONResponse(ollama_error_body(error), status, headers=headers_of(error, status))
+
+
+def ollama_error_body(error: MensError) -> dict[str, str]:
+    """``{"error": message, "code": code}``."""
+    remedy = SEE_TAGS if error.code == Code.MODEL_NOT_FOUND else None
+    return {"error": public_message(error, remedy), "code": str(error.code)}
+
+
+def public_message(error: MensError, remedy: str | None = None) -> str:
+    """What callers are told; why the database does not respond, its address among it, is for the log alone."""
+    is_internal = error.code == Code.DATABASE_UNAVAILABLE
+    message = "The database did not respond." if is_internal else error.message
+    return f"{message} {error.remedy if remedy is None else remedy}".strip()
 
 
 def error_event(error: MensError) -> bytes:
@@ -110,7 +166,7 @@ def validation_error(error: RequestValidationError, remedy: str = "") -> Invalid
 def _body(error: MensError, status: int) -> dict[str, Any]:
     default = "server_error" if status >= 500 else "invalid_request_error"
     return {
-        "message": f"{error.message} {error.remedy}".strip(),
+        "message": public_message(error),
         "type": OPENAI_TYPES.get(status, default),
         "param": error.param,
         "code": str(error.code),
@@ -118,9 +174,9 @@ def _body(error: MensError, status: int) -> dict[str, Any]:
     }
 
 
-def _handle(request: Request, error: Exception) -> JSONResponse:
+def _handle(request: Request, error: Exception) -> Response:
     if isinstance(error, RequestValidationError):
-        return error_response(validation_error(error), HTTPStatus.UNPROCESSABLE_ENTITY)
+        return _refuse_fields(request, validation_error(error))
     if isinstance(error, HTTPException):
         return _handle_http_exception(request, error)
     if not isinstance(error, MensError):
@@ -128,24 +184,52 @@ def _handle(request: Request, error: Exception) -> JSONResponse:
         error = errors.JobFailed(
             Code.INTERNAL_ERROR, "The server met an unexpected error.", remedy="The API's log has the details."
         )
+    if isinstance(error, errors.ContractRejected):
+        return _refuse_fields(request, error)
+    if error.code == Code.DATABASE_UNAVAILABLE:
+        logger.warning("%s %s: %s", request.method, request.url.path, error.message)
     return error_response(error)
 
 
-def _handle_http_exception(request: Request, error: HTTPException) -> JSONResponse:
+def _refuse_fields(request: Request, error: MensError) -> JSONResponse:
+    """OpenAI's clients know wrong fields as 400, and everybody else as 422."""
+    is_openais = request.url.path.startswith(OPENAI_PATHS)
+    return error_response(error, HTTPStatus.BAD_REQUEST if is_openais else HTTPStatus.UNPROCESSABLE_ENTITY)
+
+
+def _handle_http_exception(request: Request, error: HTTPException) -> Response:
     # A slash in an alias's name, quoted as it has to be in a path, matches no route, so no route refused the name.
     _, _, name = request.url.path.partition("/v1/aliases/")
     has_slash = bool(name) and b"%2f" in request.scope.get("raw_path", b"").lower()
     if error.status_code == HTTPStatus.NOT_FOUND and has_slash and (fault := describe_bad_name(name)):
         named = InvalidRequest(Code.NAME_INVALID, f"name: {fault}.", remedy=SEE_OPENAPI, param="name")
         return error_response(named, HTTPStatus.UNPROCESSABLE_ENTITY)
+    headers = dict(error.headers or {})
     if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+        headers["Allow"] = ", ".join(_allowed_methods(request))
+        if request.method == "OPTIONS":
+            return Response(status_code=HTTPStatus.NO_CONTENT, headers=headers)
         code, message = Code.METHOD_NOT_ALLOWED, f"{request.method} is not allowed on {request.url.path}."
     elif error.status_code == HTTPStatus.NOT_FOUND:
         code, message = Code.ROUTE_NOT_FOUND, f"There is no route {request.method} {request.url.path}."
     else:
         code, message = Code.REQUEST_INVALID, str(error.detail)
     remedy = "See GET /v1/openapi.json for what there is."
-    return error_response(InvalidRequest(code, message, remedy=remedy), error.status_code)
+    response = error_response(InvalidRequest(code, message, remedy=remedy), error.status_code)
+    response.headers.update(headers)
+    return response
+
+
+def _allowed_methods(request: Request) -> list[str]:
+    """Methods of all routes with the request's path."""
+    routes = [route for route in request.app.routes if isinstance(route, Route) and route.include_in_schema]
+    methods = {
+        method
+        for route in routes
+        if route.matches(request.scope)[0] is not Match.NONE
+        for method in route.methods or ()
+    }
+    return sorted(methods | {"OPTIONS"} | ({"HEAD"} if "GET" in methods else set()))
 
 
 OUTSIDE = ("path", "query", "header")

@@ -8,12 +8,28 @@ from contextlib import asynccontextmanager
 from fastapi import Depends, FastAPI
 
 from api import errors
-from api.routes import aliases, chat, deletion, files, fine_tuning, health, jobs, keys, models, ollama, replicas, usage
+from api.routes import (
+    aliases,
+    chat,
+    deletion,
+    files,
+    fine_tuning,
+    health,
+    job_events,
+    jobs,
+    keys,
+    models,
+    ollama,
+    replicas,
+    usage,
+)
 from api.services import Services, make_services
 from api.settings import ApiSettings
 from api.web.access_log import AccessLog
 from api.web.auth import require_caller
 from api.web.fast_path import FastPathMiddleware
+from api.web.normalized_path import NormalizedPath
+from api.web.request_guard import RequestGuard
 from shared.settings import read_settings
 
 VERSION = "0.1.0"
@@ -22,6 +38,7 @@ KEYED_ROUTERS = (
     files.router,
     fine_tuning.router,
     jobs.router,
+    job_events.router,
     models.router,
     deletion.router,
     aliases.router,
@@ -39,7 +56,16 @@ def create_app(settings: ApiSettings | None = None, services: Services | None = 
         settings: from the environment when None.
         services: made from the settings when None.
     """
-    app = FastAPI(title="Mens", version=VERSION, lifespan=_lifespan, docs_url=None, redoc_url=None, openapi_url=None)
+    app = FastAPI(
+        title="Mens",
+        version=VERSION,
+        lifespan=_lifespan,
+        docs_url=None,
+        redoc_url=None,
+        openapi_url=None,
+        redirect_slashes=False,  # there are none any more
+        responses={"4XX": {"model": errors.ErrorAnswer, "description": "Refused; docs/errors.md has the codes."}},
+    )
     app.state.services = services or make_services(settings or read_settings(ApiSettings))
     errors.install(app)
     app.include_router(health.router)
@@ -55,6 +81,8 @@ def create_app(settings: ApiSettings | None = None, services: Services | None = 
         dependencies=[Depends(require_caller)],
     )(app.openapi)
     app.add_middleware(FastPathMiddleware)
+    app.add_middleware(RequestGuard)
+    app.add_middleware(NormalizedPath)
     app.add_middleware(AccessLog)  # the last added is the outermost
     return app
 

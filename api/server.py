@@ -1,12 +1,36 @@
-"""Graceful shutdown of an API process: responses in flight end first, as in a replica (`serving/middleware/graceful_shutdown.py`)."""
+"""The HTTP server of an API process: its limits on connections (`api/connection.py`), and its graceful shutdown.
+
+At a shutdown responses in flight end first, as in a replica (`serving/middleware/graceful_shutdown.py`).
+"""
 
 from __future__ import annotations
 
+import math
+from functools import partial
 from types import FrameType
+from typing import Any
 
 import uvicorn
 
+from api.connection import Connection, Connections
 from api.services import Services
+from api.settings import ApiSettings
+
+
+def server_config(app: Any, settings: ApiSettings) -> uvicorn.Config:
+    """How uvicorn serves the application."""
+    return uvicorn.Config(
+        app,
+        host=settings.api_host,
+        port=settings.api_port,
+        http=partial(Connection, Connections(settings)),  # type: ignore[arg-type]  # it is only called
+        ws="none",
+        proxy_headers=bool(settings.trusted_proxies),
+        forwarded_allow_ips=settings.trusted_proxies,
+        timeout_graceful_shutdown=math.ceil(settings.drain_seconds),
+        server_header=False,
+        access_log=False,  # the application writes its own, after the response
+    )
 
 
 class Server(uvicorn.Server):

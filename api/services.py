@@ -7,8 +7,10 @@ from typing import Annotated
 
 from fastapi import Depends, Request
 
+from api.event_feed import EventFeed
 from api.inference.gateway import Gateway
 from api.inference.lookup_cache import LookupCache
+from api.inference.rate_limits.failed_authentications import FailedAuthentications
 from api.inference.rate_limits.limiter import RateLimiter, make_limiter
 from api.inference.replicas.client import ReplicaClient
 from api.inference.replicas.failover import Failover
@@ -60,6 +62,8 @@ class Services:
     job_queue: JobQueue
     workers: WorkerRegistry
     lookup: LookupCache
+    event_feed: EventFeed
+    failed_authentications: FailedAuthentications
     replicas: ReplicaPool
     replica_limits: ReplicaLimits
     gateway: Gateway
@@ -82,6 +86,7 @@ class Services:
         await gateway.failover.client.aclose()
         await gateway.limiter.close()
         await gateway.meter.close()
+        await self.event_feed.close()
         await self.lookup.close()
         self.workers.close()
         self.database.close()
@@ -120,10 +125,12 @@ def make_services(
         job_queue=job_queue or JobQueue(make_celery(settings.broker_url)),
         workers=WorkerRegistry(settings.broker_url),
         lookup=lookup,
+        event_feed=EventFeed(database, settings.event_poll_seconds, settings.max_event_streams),
+        failed_authentications=FailedAuthentications(settings.failed_authentications_per_minute),
         replicas=replicas,
         replica_limits=replica_limits or ReplicaLimits(replicas.urls, key),
         gateway=Gateway(
-            limiter=limiter or make_limiter(settings.broker_url),
+            limiter=limiter or make_limiter(settings.broker_url, settings.tenant_limits),
             lookup=lookup,
             meter=meter or Meter(usage),
             failover=_make_failover(settings, replicas, key),

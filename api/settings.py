@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
+from shared.database.tenancy import LARGEST_LIMIT, FileQuota, KeyLimits
 from shared.settings import Settings
 
 
@@ -13,15 +14,61 @@ class ApiSettings(Settings):
     api_host: str = Field("127.0.0.1", description="Address to listen on.")
     api_port: int = Field(8000, ge=0, le=65535, description="Port to listen on.")
     max_file_bytes: int = Field(1 << 30, gt=0, description="Largest upload.")
-    max_body_bytes: int = Field(16 << 20, gt=0, description="Largest chat request.")
+    max_body_bytes: int = Field(16 << 20, gt=0, description="Largest request to a model.")
     max_grammar_bytes: int = Field(
         16 << 10, gt=0, description="Schemas, regular expressions, grammars and choices of one request to a model."
     )
     max_grammar_depth: int = Field(32, gt=0, le=64, description="Objects and lists in one another in such a schema.")
+    max_request_bytes: int = Field(
+        1 << 20, gt=0, description="Largest body of any other request; of uploads only the file counts."
+    )
+    max_head_bytes: int = Field(64 << 10, gt=0, description="Largest request line and headers of a request, together.")
+    head_seconds: float = Field(10.0, gt=0, description="Time for a request's headers to come.")
+    body_seconds: float = Field(
+        30.0, gt=0, description="Longest silence of a client in the middle of a body; and its lead over 16 KiB/s."
+    )
+    max_connections: int = Field(
+        2000, gt=0, description="Client connections at once; idle ones are closed for new ones."
+    )
+    trusted_proxies: str = Field(
+        "", description="Addresses of proxies whose X-Forwarded-For names the client, comma-separated; `*`: of all."
+    )
+    tenant_requests_per_minute: int | None = Field(
+        None, gt=0, le=LARGEST_LIMIT, description="Requests to models a minute of all keys of a tenant; null: no limit."
+    )
+    tenant_concurrent_requests: int | None = Field(
+        None, gt=0, le=LARGEST_LIMIT, description="Requests to models at once of all keys of a tenant; null: no limit."
+    )
+    tenant_uploads_per_minute: int | None = Field(
+        120, gt=0, description="Uploads a minute of a tenant; null: no limit."
+    )
+    tenant_plans_per_minute: int | None = Field(
+        120, gt=0, description="Plans and new jobs a minute of a tenant; null: no limit."
+    )
+    tenant_max_files: int | None = Field(None, gt=0, description="Files that a tenant may keep; null: no limit.")
+    tenant_max_bytes: int | None = Field(
+        None, gt=0, description="Bytes of the files that a tenant keeps, together; null: no limit."
+    )
+    failed_authentications_per_minute: int = Field(
+        60, gt=0, description="Unknown keys a minute that one client address may try before it gets 429."
+    )
     health_seconds: float = Field(2.0, gt=0, description="How often the health of the replicas, and DNS, is checked.")
     warm_seconds: float = Field(30.0, ge=0, description="How long a new replica may load the busiest adapters.")
     first_byte_seconds: float = Field(
         30.0, gt=0, description="A stream that has not begun by then is sent to another replica."
     )
     upstream_timeout_seconds: float = Field(600.0, gt=0, description="Longest silence of a serving replica.")
-    event_poll_seconds: float = Field(0.5, gt=0, description="How often an event stream looks for new events.")
+    event_poll_seconds: float = Field(0.5, gt=0, description="How often event streams look for new events.")
+    max_event_streams: int = Field(20, gt=0, description="Event streams of one key at once, in one API process.")
+
+    @property
+    def file_quota(self) -> FileQuota:
+        """How much a tenant may store."""
+        return FileQuota(self.tenant_max_files, self.tenant_max_bytes)
+
+    @property
+    def tenant_limits(self) -> KeyLimits:
+        """Limits of a tenant's requests to models."""
+        return KeyLimits(
+            requests_per_minute=self.tenant_requests_per_minute, concurrent_requests=self.tenant_concurrent_requests
+        )

@@ -7,7 +7,8 @@
     │   └── TooLarge             over a stated size limit
     ├── Unauthenticated      no key, or a key that is not known
     ├── Forbidden            the key is known, but it may not do this
-    ├── TooMany              the key has reached one of its limits; try again
+    ├── TooMany              a limit of the key, its tenant or the client's address is reached; try again
+    ├── TooSlow              the request did not come in the time that it has; try again
     ├── NotFound             the named thing does not exist
     ├── Conflict             the thing exists, but its state forbids this
     │   └── LeaseLost            another attempt owns the job now; stop writing
@@ -38,6 +39,7 @@ class Code(StrEnum):
     IDEMPOTENCY_CONFLICT = "IDEMPOTENCY_CONFLICT"
     KEY_MISSING = "KEY_MISSING"
     KEY_INVALID = "KEY_INVALID"
+    AUTHENTICATION_THROTTLED = "AUTHENTICATION_THROTTLED"
     KEY_NOT_FOUND = "KEY_NOT_FOUND"
     KEY_NAME_TAKEN = "KEY_NAME_TAKEN"
     KEY_REVOKED = "KEY_REVOKED"
@@ -46,9 +48,13 @@ class Code(StrEnum):
     TENANT_NOT_FOUND = "TENANT_NOT_FOUND"
     RATE_LIMITED = "RATE_LIMITED"
     CONCURRENCY_LIMITED = "CONCURRENCY_LIMITED"
+    QUOTA_EXCEEDED = "QUOTA_EXCEEDED"
     NAME_INVALID = "NAME_INVALID"
     ROUTE_NOT_FOUND = "ROUTE_NOT_FOUND"
     METHOD_NOT_ALLOWED = "METHOD_NOT_ALLOWED"
+    HEAD_TOO_LARGE = "HEAD_TOO_LARGE"
+    REQUEST_TIMEOUT = "REQUEST_TIMEOUT"
+    CONNECTIONS_LIMITED = "CONNECTIONS_LIMITED"
     INTERNAL_ERROR = "INTERNAL_ERROR"
     # files and data
     FILE_NOT_FOUND = "FILE_NOT_FOUND"
@@ -255,7 +261,13 @@ class Forbidden(MensError):
 
 
 class TooMany(MensError):
-    """The key has reached one of its limits; ``details["retry_after_seconds"]`` is when to try again."""
+    """A limit of the key, its tenant or the client's address is reached; ``details["retry_after_seconds"]``: try again then."""
+
+    default_retryable = True
+
+
+class TooSlow(MensError):
+    """The request did not come in the time that it has."""
 
     default_retryable = True
 

@@ -37,6 +37,7 @@ OUTAGE_SECONDS = 60.0
 MAX_AGE_SECONDS = 10.0
 """Nothing is cached for longer, so that changes by a writer that does not count them (the release before, a person with SQL)
 become visible too."""
+MAX_KNOWN_KEYS = 100_000
 
 logger = logging.getLogger(__name__)
 
@@ -68,6 +69,7 @@ class LookupCache:
         self._bases: frozenset[str] = frozenset()
         self._bases_read_at = -POLL_SECONDS
         self._cached = CacheGeneration()
+        self._known: set[bytes] = set()
         self._cached_at = 0.0
         self._count: int | None = None
         self._writes = self._writes_seen = 0
@@ -85,11 +87,18 @@ class LookupCache:
             Unauthenticated: ``KEY_INVALID``: unknown or revoked. Unavailable: ``DATABASE_UNAVAILABLE``.
         """
         cached = await self._current()
-        # Only the secret's digest is kept. BLAKE2 is quicker here than OpenSSL's functions.
-        digest = hashlib.blake2b(secret.encode(), digest_size=32).digest()
+        digest = _digest(secret)
         if (key := cached.keys.get(digest)) is None:
+            self._known.discard(digest)
             key = cached.keys[digest] = await run_in_threadpool(self._keys.authenticate, secret)
+            if len(self._known) >= MAX_KNOWN_KEYS:
+                self._known.clear()
+            self._known.add(digest)
         return key
+
+    def has_known(self, secret: str) -> bool:
+        """Whether the last lookup of a secret found its key, however long ago; so it is no guess."""
+        return _digest(secret) in self._known
 
     async def find(self, tenant: str, name: str) -> Routing | None:
         """The routing of a name as a tenant sees it: an alias's, or one to a published adapter; None: there is neither.
@@ -212,3 +221,8 @@ class LookupCache:
                     logger.warning("the database answers again")
                 self._answered_at, self._is_down = began, False
             self._writes_seen = writes
+
+
+def _digest(secret: str) -> bytes:
+    """What is kept of a secret. BLAKE2 is quicker here than OpenSSL's functions."""
+    return hashlib.blake2b(secret.encode(), digest_size=32).digest()

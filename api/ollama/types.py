@@ -32,20 +32,25 @@ def _refuse_unless_empty(value: Any) -> None:
 Unsupported = Annotated[Any, AfterValidator(_refuse_unless_empty)]
 """A field that clients may send empty."""
 
+Small = Annotated[int, Field(ge=-(2**31), lt=2**31)]
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+
 
 class Options(Closed):
     """Sampling options. The model's own generation settings decide those that are left out."""
 
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    seed: int | None = None
+    temperature: Finite | None = None
+    top_p: Finite | None = None
+    top_k: Small | None = None
+    min_p: Finite | None = None
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
     stop: list[str] | str | None = None
-    num_predict: int | None = Field(None, description="Maximum number of tokens to generate; negative: as many as fit.")
-    repeat_penalty: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
+    num_predict: Small | None = Field(
+        None, description="Maximum number of tokens to generate; negative: as many as fit."
+    )
+    repeat_penalty: Finite | None = None
+    presence_penalty: Finite | None = None
+    frequency_penalty: Finite | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -71,7 +76,7 @@ class OllamaRequest(Closed):
     options: Options | None = None
     think: bool | Literal["low", "medium", "high"] | None = None
     logprobs: bool | None = None
-    top_logprobs: int | None = None
+    top_logprobs: Small | None = None
     keep_alive: float | str | None = Field(
         None, description="Accepted and ignored: adapters are loaded and unloaded on demand."
     )

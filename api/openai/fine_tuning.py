@@ -189,7 +189,7 @@ def event_view(event: Event) -> FineTuningEvent:
     )
 
 
-def event_seq(event_id: str | None) -> int | None:
+def event_seq(event_id: str | None, param: str = "after") -> int | None:
     """The cursor in an event's id.
 
     Raises:
@@ -198,7 +198,7 @@ def event_seq(event_id: str | None) -> int | None:
     if event_id is None:
         return None
     if not (match := re.fullmatch(rf"(?:{EVENT_PREFIX})?(\d{{1,18}})", event_id)):
-        raise InvalidRequest(Code.REQUEST_INVALID, f"{event_id!r} is not an event's id.", param="after")
+        raise InvalidRequest(Code.REQUEST_INVALID, f"{event_id[:80]!r} is not an event's id.", param=param)
     return int(match[1])
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Header, Query, Response
@@ -72,12 +73,12 @@ def expected_version(
     """
     if if_match is None or if_match.strip() == "*":
         return None
-    version = if_match.strip().removeprefix("W/").strip('"')
-    if not version.isdecimal():
+    version = re.fullmatch(r'(?:W/)?"?([0-9]{1,10})"?', if_match.strip())
+    if version is None or int(version[1]) > LARGEST_VERSION:
         raise InvalidRequest(
-            Code.REQUEST_INVALID, f"If-Match is {if_match!r}, which is not an alias's ETag.", param="If-Match"
+            Code.REQUEST_INVALID, f"If-Match is {if_match[:80]!r}, which is not an alias's ETag.", param="If-Match"
         )
-    return int(version)
+    return int(version[1])
 
 
 ExpectedVersion = Annotated[int | None, Depends(expected_version)]

@@ -14,12 +14,13 @@ from fastapi.responses import FileResponse
 from api.openai.fine_tuning import file_view
 from api.openai.types import Deleted, FileObject
 from api.services import Services, ServicesDep
-from api.web.auth import TRAINER
-from api.web.params import After, Id, Page, page_of
+from api.web.auth import TRAINER, CallerDep
+from api.web.params import After, Id, Page
+from api.web.tenant_rates import UPLOAD_LIMIT
 from api.web.tenant_view import TenantView, TenantViewDep
 from api.web.uploads import Upload, receive_upload
-from shared.database.files import File
-from shared.errors import Code, InvalidRequest, Unavailable
+from shared.database.files import File, over_quota
+from shared.errors import Code, InvalidRequest, TooLarge, Unavailable
 
 router = APIRouter(prefix="/v1/files", tags=["files (OpenAI)"])
 
@@ -44,13 +45,29 @@ UPLOAD_SCHEMA = {
 }
 
 
-@router.post("", openapi_extra=UPLOAD_SCHEMA, dependencies=TRAINER)
-async def create_file(request: Request, services: ServicesDep, view: TenantViewDep) -> FileObject:
+class FilePage(Page[FileObject]):
+    """One page of files, with the ids of its first and last."""
+
+    first_id: str | None
+    last_id: str | None
+
+
+@router.post("", openapi_extra=UPLOAD_SCHEMA, dependencies=[*TRAINER, UPLOAD_LIMIT])
+async def create_file(request: Request, services: ServicesDep, view: TenantViewDep, caller: CallerDep) -> FileObject:
     """Upload a JSONL file. It is streamed to storage and hashed; its rows are checked when a job uses it."""
-    limit = services.settings.max_file_bytes
-    upload = await receive_upload(request.stream(), dict(request.headers), services.storage, limit, FIELDS)
+    largest, quota = services.settings.max_file_bytes, services.settings.file_quota
+    room = await run_in_threadpool(view.files.room, quota)
+    limit = largest if room is None else min(largest, room)
+    try:
+        upload = await receive_upload(request.stream(), dict(request.headers), services.storage, limit, FIELDS)
+    except TooLarge:
+        if limit < largest:
+            raise over_quota(caller.tenant, f"{quota.bytes} bytes") from None
+        raise
     purpose, expires_at = _purpose_and_expiry(upload)
-    file = await run_in_threadpool(view.files.add, upload.filename, purpose, upload.size, upload.sha256, expires_at)
+    file = await run_in_threadpool(
+        view.files.add, upload.filename, purpose, upload.size, upload.sha256, expires_at, quota
+    )
     await run_in_threadpool(_refuse_lost, view, services, file)
     return file_view(file)
 
@@ -62,10 +79,12 @@ def list_files(
     limit: Annotated[int, Query(ge=1, le=10_000)] = 1000,
     order: Literal["asc", "desc"] = "desc",
     purpose: Annotated[str | None, Query(pattern=r"^[^\x00]*$")] = None,
-) -> Page[FileObject]:
+) -> FilePage:
     """Uploaded files, newest first by default."""
     files = view.files.list(after=after, limit=limit, purpose=purpose, newest_first=order == "desc")
-    return page_of([file_view(file) for file in files], limit)
+    page = [file_view(file) for file in files[:limit]]
+    first, last = (page[0].id, page[-1].id) if page else (None, None)
+    return FilePage(data=page, has_more=len(files) > limit, first_id=first, last_id=last)
 
 
 @router.get("/{file_id}")

@@ -20,16 +20,19 @@ from api.services import ServicesDep
 from api.submission import submit_finetune
 from api.web.auth import TRAINER
 from api.web.params import After, Id, IdempotencyKey, Limit, Page, page_of
+from api.web.tenant_rates import PLAN_LIMIT
 from api.web.tenant_view import TenantView, TenantViewDep
 from shared.database.records import Job, Kind
 from shared.datasets.reader import count_lines
-from shared.errors import Code, MensError, NotFound
+from shared.errors import Code, InvalidRequest, MensError, NotFound
 from shared.preflight.types import JobRequest
 
 router = APIRouter(prefix="/v1/fine_tuning/jobs", tags=["fine-tuning (OpenAI)"])
 
+MAX_FILTERS = 16
 
-@router.post("", dependencies=TRAINER)
+
+@router.post("", dependencies=[*TRAINER, PLAN_LIMIT])
 def create_job(
     body: CreateFineTuningJob, services: ServicesDep, view: TenantViewDep, idempotency_key: IdempotencyKey = None
 ) -> FineTuningJob:
@@ -57,13 +60,22 @@ def create_job(
 
 @router.get("")
 def list_jobs(request: Request, view: TenantViewDep, after: After = None, limit: Limit = 20) -> Page[FineTuningJob]:
-    """Fine-tuning jobs, newest first; ``metadata[key]=value`` filters."""
+    """Fine-tuning jobs, newest first; ``metadata[key]=value`` filters, and ``metadata=null`` for jobs without metadata."""
+    given = request.query_params
     labels = {
         key.removeprefix("metadata[").removesuffix("]"): value
-        for key, value in request.query_params.items()
+        for key, value in given.items()
         if key.startswith("metadata[") and key.endswith("]")
     }
-    found = view.jobs.list(after=after, limit=limit, kind=Kind.FINETUNE, labels=labels)
+    if len(labels) > MAX_FILTERS:
+        message = f"{len(labels)} filters by metadata are more than {MAX_FILTERS}, which a job has at most."
+        raise InvalidRequest(Code.REQUEST_INVALID, message, remedy="Filter by fewer.", param="metadata")
+    if given.get("metadata") not in (None, "null"):
+        message = "metadata is a filter as `metadata[key]=value`, or `null` for jobs without any."
+        raise InvalidRequest(Code.REQUEST_INVALID, message, param="metadata")
+    found = view.jobs.list(
+        after=after, limit=limit, kind=Kind.FINETUNE, labels=labels, has_labels=False if "metadata" in given else None
+    )
     return page_of([job_view(job) for job in found], limit)
 
 

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
 from typing import Annotated, Any, Literal
 
-import anyio
-from fastapi import APIRouter, Depends, Header, Query, Request, Response, status
-from fastapi.concurrency import run_in_threadpool
-from fastapi.sse import EventSourceResponse, ServerSentEvent
+from fastapi import APIRouter, Header, Query, Response, status
 from pydantic import BaseModel, ConfigDict, Field
 
 from api.capabilities import CAPABILITIES, CapabilityMatrix
@@ -18,11 +14,11 @@ from api.services import ServicesDep
 from api.submission import check_contract, submit_finetune, submit_merge
 from api.web.auth import TRAINER
 from api.web.params import After, Id, IdempotencyKey, Limit, Page, WholeList, page_of
-from api.web.tenant_view import TenantView, TenantViewDep
+from api.web.tenant_rates import PLAN_LIMIT
+from api.web.tenant_view import TenantViewDep
 from shared.contract.plan import ExecutionPlan
 from shared.contract.sections import FineTuneContract, MergeContract, Name
 from shared.database.adapters import Adapter
-from shared.database.job_states import FINAL
 from shared.database.records import Event, Job, Kind, MemoryAccuracy
 from shared.preflight.types import JobRequest
 
@@ -88,7 +84,7 @@ class JobAnswer(Job):
     events: list[Event] | None = None
 
 
-@router.post("/jobs", status_code=status.HTTP_201_CREATED, dependencies=TRAINER)
+@router.post("/jobs", status_code=status.HTTP_201_CREATED, dependencies=[*TRAINER, PLAN_LIMIT])
 def create_job(
     body: Annotated[CreateFinetune | CreateMerge, Field(discriminator="kind")],
     services: ServicesDep,
@@ -101,7 +97,7 @@ def create_job(
     return submit_finetune(services, view, body.request(), labels=body.metadata, idempotency_key=idempotency_key)
 
 
-@router.post("/plans", dependencies=TRAINER)
+@router.post("/plans", dependencies=[*TRAINER, PLAN_LIMIT])
 def plan(body: PlanRequest, services: ServicesDep, view: TenantViewDep) -> PlanAnswer:
     """Dry run: all checks of a submission, and the execution plan that it would store. Nothing is written."""
     request = JobRequest(body.contract, body.preset, body.domain, body.name, backend=body.backend)
@@ -195,40 +191,3 @@ def resume_job(job_id: Id, services: ServicesDep, view: TenantViewDep) -> Job:
 def list_checkpoints(job_id: Id, view: TenantViewDep) -> WholeList[Adapter]:
     """The job's stored checkpoints and its result, newest first."""
     return WholeList(data=view.adapters.list(ids=view.jobs.get(job_id).result.get("adapters", [])))
-
-
-def existing_job(job_id: Id, view: TenantViewDep) -> Job:
-    """The job, looked up before the stream begins, so that an unknown id is a 404."""
-    return view.jobs.get(job_id)
-
-
-@router.get("/jobs/{job_id}/events", response_class=EventSourceResponse)
-async def stream_events(
-    job: Annotated[Job, Depends(existing_job)],
-    services: ServicesDep,
-    view: TenantViewDep,
-    request: Request,
-    last_event_id: Annotated[str | None, Header()] = None,
-    after: Annotated[str | None, Query(description="Start after this event (an id or seq).")] = None,
-) -> AsyncIterator[ServerSentEvent]:
-    """A job's events as server-sent events, from the beginning or after Last-Event-ID, until the job has ended.
-
-    The last event, ``event: job``, carries the finished job. After a stream that ends without it, request the events after
-    the last one received.
-    """
-    cursor = event_seq(last_event_id or after) or 0
-    while not (services.shutdown.has_begun or await request.is_disconnected()):
-        current, events = await run_in_threadpool(_job_and_events, view, job.id, cursor)
-        for event in events:
-            cursor = event.seq
-            yield ServerSentEvent(data=event, event=event.type, id=str(event.seq))
-        if current.state in FINAL and len(events) < EVENTS_PER_POLL:
-            yield ServerSentEvent(data=current, event="job")
-            return
-        await anyio.sleep(services.settings.event_poll_seconds)
-
-
-def _job_and_events(view: TenantView, job_id: str, cursor: int) -> tuple[Job, Sequence[Event]]:
-    # The job first: one that is read in a final state has all its events already.
-    job = view.job(job_id)
-    return job, view.jobs.events(job_id, after=cursor, limit=EVENTS_PER_POLL)

@@ -13,7 +13,13 @@ from fastapi.routing import APIRoute
 from pydantic import ValidationError
 from starlette.requests import ClientDisconnect
 
-from api.errors import headers_of, interrupted_response, status_of, validation_error
+from api.errors import (
+    OllamaErrorAnswer,
+    interrupted_response,
+    ollama_error_body,
+    ollama_error_response,
+    validation_error,
+)
 from api.inference.gateway import CLIENT_GONE, read_body
 from api.inference.replicas.client import ReplicaDisconnected
 from api.inference.response import ProxiedResponse
@@ -27,7 +33,6 @@ from shared.errors import Code, MensError, NotFound
 
 NDJSON = "application/x-ndjson"
 SEE_FIELDS = "docs/ollama.md says which fields and options count, and which may only be sent empty."
-SEE_TAGS = "List what there is with GET /api/tags."
 
 RequestT = TypeVar("RequestT", ChatRequest, GenerateRequest)
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
@@ -44,16 +49,21 @@ class OllamaRoute(APIRoute):
             try:
                 return await handle(request)
             except RequestValidationError as error:
-                return _error_response(validation_error(error, SEE_FIELDS))
+                return ollama_error_response(validation_error(error, SEE_FIELDS))
             except MensError as error:
-                return _error_response(error)
+                return ollama_error_response(error)
             except ClientDisconnect:
                 return Response(status_code=CLIENT_GONE)
 
         return respond
 
 
-router = APIRouter(prefix="/api", tags=["chat (Ollama)"], route_class=OllamaRoute)
+router = APIRouter(
+    prefix="/api",
+    tags=["chat (Ollama)"],
+    route_class=OllamaRoute,
+    responses={"4XX": {"model": OllamaErrorAnswer, "description": "Refused; docs/errors.md has the codes."}},
+)
 
 
 BODY: dict[str, Any] = {
@@ -148,20 +158,10 @@ async def _lines(response: ProxiedResponse, builder: ResponseBuilder) -> AsyncIt
                 yield _line(line)
         yield _line(builder.last())
     except MensError as error:
-        yield _line(_error_body(error))
+        yield _line(ollama_error_body(error))
     except ReplicaDisconnected:
-        yield _line(_error_body(interrupted_response()))
+        yield _line(ollama_error_body(interrupted_response()))
 
 
 def _line(content: dict[str, Any]) -> bytes:
     return json.dumps(content, ensure_ascii=False).encode() + b"\n"
-
-
-def _error_body(error: MensError) -> dict[str, str]:
-    remedy = SEE_TAGS if error.code == Code.MODEL_NOT_FOUND else error.remedy
-    return {"error": f"{error.message} {remedy}".strip(), "code": str(error.code)}
-
-
-def _error_response(error: MensError) -> JSONResponse:
-    status = status_of(error)
-    return JSONResponse(_error_body(error), status, headers=headers_of(error, status))

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, date, datetime
 from typing import Annotated
 
 from fastapi import APIRouter, Query
+from pydantic import BeforeValidator
 
 from api.services import Services, ServicesDep
 from api.web.auth import Caller, CallerDep
@@ -18,8 +20,17 @@ router = APIRouter(prefix="/v1/usage", tags=["usage"])
 
 DEFAULT_DAYS = 30
 
-From = Annotated[date | None, Query(alias="from", description="First day, UTC; by default 29 days before the last.")]
-To = Annotated[date | None, Query(description="Last day, UTC; today by default.")]
+
+def _check_day(text: object) -> object:
+    if isinstance(text, str) and not re.fullmatch(r"[0-9]{4}-[0-9]{2}-[0-9]{2}", text):
+        raise ValueError("a day is written as in 2026-11-30")
+    return text
+
+
+Day = Annotated[date, BeforeValidator(_check_day)]
+"""Without the check, pydantic takes a number for a time in seconds."""
+From = Annotated[Day | None, Query(alias="from", description="First day, UTC; by default 29 days before the last.")]
+To = Annotated[Day | None, Query(description="Last day, UTC; today by default.")]
 GroupBy = Annotated[
     str, Query(description="What the lines are grouped by: some of `day`, `key` and `model`, comma-separated.")
 ]

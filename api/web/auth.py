@@ -7,18 +7,32 @@ who may use it.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
-from fastapi import Depends, Header, params
+from fastapi import Depends, Header, Request, params
 from fastapi.concurrency import run_in_threadpool
-from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+from fastapi.security import HTTPBearer
 
 from api.services import ServicesDep
 from shared.database.keys import Key
 from shared.database.tenancy import SHARED, Role, TenantName
-from shared.errors import Code, Forbidden, NotFound, Unauthenticated
+from shared.errors import Code, Forbidden, NotFound
 
 _bearer = HTTPBearer(auto_error=False, description="A key made with `mens keys create NAME`.")
+
+AUTHENTICATED = "mens.authenticated"
+"""Where in the ASGI scope the request guard puts :class:`Authenticated`."""
+
+
+class Authenticated(NamedTuple):
+    """A request's key.
+
+    Attributes:
+        secret: of the key, so that whoever responds for long can authenticate it again.
+    """
+
+    key: Key
+    secret: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,21 +49,10 @@ class Caller:
         return self.key.tenant == SHARED and self.key.role is Role.ADMIN
 
 
-async def require_key(
-    services: ServicesDep, credentials: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]
-) -> Key:
-    """The caller's key.
-
-    Raises:
-        Unauthenticated: ``KEY_MISSING`` or ``KEY_INVALID``.
-    """
-    if credentials is None or not credentials.credentials:
-        raise Unauthenticated(
-            Code.KEY_MISSING,
-            "The request carries no API key.",
-            remedy="Send `Authorization: Bearer KEY`; make one with `mens keys create NAME`.",
-        )
-    return await services.lookup.authenticate(credentials.credentials)
+async def require_key(request: Request, _: Annotated[object, Depends(_bearer)]) -> Key:
+    """The caller's key, which the request guard has authenticated (`api/web/request_guard.py`)."""
+    authenticated: Authenticated = request.scope[AUTHENTICATED]
+    return authenticated.key
 
 
 KeyDep = Annotated[Key, Depends(require_key)]
@@ -66,7 +69,7 @@ async def require_caller(services: ServicesDep, key: KeyDep, tenant: TenantHeade
     """The caller, acting for the key's tenant or the one that is named.
 
     Raises:
-        Unauthenticated: see :func:`require_key`. Forbidden: ``TENANT_FORBIDDEN``: the key may not act for that tenant.
+        Forbidden: ``TENANT_FORBIDDEN``: the key may not act for that tenant.
         NotFound: ``TENANT_NOT_FOUND``: the tenant never had a key; a typing error would create a tenant that no key sees.
     """
     caller = Caller(key, tenant or key.tenant, key.role)

@@ -14,16 +14,14 @@ from fastapi import FastAPI, Request, Response
 from fastapi.dependencies.models import Dependant
 from fastapi.routing import APIRoute
 from fastapi.security import HTTPBearer
-from fastapi.security.utils import get_authorization_scheme_param
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from api.errors import error_response
 from api.services import Services, get_services
-from api.web.auth import require_caller, require_key
+from api.web.auth import AUTHENTICATED, Authenticated, require_caller, require_key
 from shared.errors import MensError
 
 TENANT_HEADER = b"x-mens-tenant"
-BEARER = "bearer"
 
 Endpoint = Callable[..., Awaitable[Response]]
 
@@ -50,13 +48,11 @@ class FastPathMiddleware:
         if self._calls is None:  # at the first request the application has all its routes
             self._calls = fast_path_calls(scope["app"])
         call = self._calls.get((scope["method"], scope["path"]))
-        if call is None:
-            return await self._app(scope, receive, send)
-        request = Request(scope, receive)
-        if (secret := _plain_secret(request)) is None:
+        # Where a tenant is named, FastAPI applies the rules.
+        if call is None or any(name == TENANT_HEADER for name, _ in scope["headers"]):
             return await self._app(scope, receive, send)
         try:
-            response = await call(request, secret)
+            response = await call(Request(scope, receive))
         except MensError as error:
             response = error_response(error)
         return await response(scope, receive, send)
@@ -72,12 +68,13 @@ class FastPathCall:
         self._request_name = dependant.request_param_name
         self._parameters = [(each.name, each.call) for each in dependant.dependencies if each.name]
 
-    async def __call__(self, request: Request, secret: str) -> Response:
+    async def __call__(self, request: Request) -> Response:
         """Raises:
-        MensError: what the authentication and the endpoint raise.
+        MensError: what the endpoint raises.
         """
         services: Services = request.app.state.services
-        caller = await require_caller(services, await services.lookup.authenticate(secret))
+        authenticated: Authenticated = request.scope[AUTHENTICATED]
+        caller = await require_caller(services, authenticated.key)
         values: dict[object, object] = {get_services: services, require_caller: caller, require_key: caller.key}
         arguments = {name: values[call] for name, call in self._parameters}
         return await self._endpoint(**arguments, **{self._request_name: request})
@@ -96,18 +93,6 @@ def is_simple(dependant: Dependant) -> bool:
     known = [call in (get_services, require_caller, require_key) or isinstance(call, HTTPBearer) for call in calls]
     names = {dependant.request_param_name, *(each.name for each in dependant.dependencies if each.name)}
     return all(known) and names == set(signature(dependant.call).parameters)
-
-
-def _plain_secret(request: Request) -> str | None:
-    """The caller's secret; None when there is none, or when a tenant is named, whose rules are FastAPI's to apply."""
-    authorization = None
-    for name, value in request.scope["headers"]:
-        if name == TENANT_HEADER:
-            return None
-        if name == b"authorization" and authorization is None:
-            authorization = value.decode("latin-1")
-    scheme, secret = get_authorization_scheme_param(authorization)
-    return secret if scheme.lower() == BEARER and secret else None
 
 
 def _flat(dependant: Dependant) -> Iterator[Dependant]:

@@ -15,7 +15,7 @@ from streaming_form_data.targets import BaseTarget, ValueTarget
 from streaming_form_data.validators import MaxSizeValidator, ValidationError
 
 from shared.artifacts.storage import BlobWriter, Storage
-from shared.errors import Code, InvalidRequest, TooLarge
+from shared.errors import Code, DatasetInvalid, InvalidRequest, TooLarge
 
 CHUNK_BYTES = 1 << 20
 MAX_FIELD_BYTES = 4096
@@ -63,15 +63,16 @@ async def receive_upload(
     Raises:
         TooLarge: ``FILE_TOO_LARGE``. InvalidRequest: ``REQUEST_INVALID``: no multipart body, or no file in it.
     """
-    declared = int(headers.get("content-length", "0") or 0)
-    if declared > limit + MULTIPART_OVERHEAD_BYTES:
-        raise file_too_large(limit)
     with storage.writer() as writer:
         target = _BlobTarget(writer, limit)
         fields = {name: ValueTarget(MaxSizeValidator(MAX_FIELD_BYTES)) for name in field_names}
         await _parse(body, headers, target, fields)
         if target.multipart_filename is None:
             raise _invalid("The form has no part named `file` with a file name.", "file")
+        if writer.size == 0:
+            raise DatasetInvalid(
+                Code.DATASET_EMPTY, "The file is empty.", remedy="Upload a file with one row a line.", param="file"
+            )
         sha256 = await run_in_threadpool(writer.commit)
     values = {name: field.value.decode(errors="replace") for name, field in fields.items() if field.value}
     # The last part of the client's path. It is shown to people, and never used as a path.
@@ -108,6 +109,8 @@ async def _parse(
                 await run_in_threadpool(parser.data_received, bytes(pending))
                 pending.clear()
         await run_in_threadpool(parser.data_received, bytes(pending))
+    except UnicodeDecodeError as error:
+        raise _invalid("A name in the multipart body is not UTF-8.", "file") from error
     except ParseFailedException as error:
         raise _invalid("The multipart body is broken.", None) from error
     except ValidationError as error:

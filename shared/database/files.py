@@ -12,9 +12,9 @@ from shared.database.connection import Database, whole_milliseconds
 from shared.database.job_states import FINAL
 from shared.database.records import Value, new_id
 from shared.database.tables import FileRow, JobRow
-from shared.database.tenancy import SHARED, TenantName, check_owner, visible_to
+from shared.database.tenancy import NO_QUOTA, SHARED, FileQuota, TenantName, check_owner, visible_to
 from shared.database.visibility import storable
-from shared.errors import Code, Conflict, NotFound
+from shared.errors import Code, Conflict, Forbidden, NotFound
 
 
 class File(Value):
@@ -42,9 +42,35 @@ class Files:
         """Files as another tenant sees them."""
         return Files(self._db, tenant)
 
-    def add(self, filename: str, purpose: str, size: int, sha256: str, expires_at: datetime | None = None) -> File:
-        """Record a stored blob of ``size`` bytes as a file."""
+    def room(self, quota: FileQuota) -> int | None:
+        """Bytes that the tenant may still store; None: any number. ``shared`` has no quota.
+
+        Raises:
+            Forbidden: ``QUOTA_EXCEEDED``: no file, or not one byte.
+        """
+        with self._db.read() as session:
+            return self._room(session, quota)
+
+    def add(
+        self,
+        filename: str,
+        purpose: str,
+        size: int,
+        sha256: str,
+        expires_at: datetime | None = None,
+        quota: FileQuota = NO_QUOTA,
+    ) -> File:
+        """Record a stored blob of ``size`` bytes as a file.
+
+        Raises:
+            Forbidden: ``QUOTA_EXCEEDED``.
+        """
         with self._db.write() as session:
+            if quota != NO_QUOTA:
+                _lock(session, f"quota of {self._tenant}")
+                room = self._room(session, quota)
+                if room is not None and size > room:
+                    raise over_quota(self._tenant, f"{quota.bytes} bytes")
             row = add_file(session, self._tenant, filename, purpose, size, sha256, expires_at)
             return File.model_validate(row)
 
@@ -129,6 +155,17 @@ class Files:
                 continue
         return [sha256 for sha256 in blobs if sha256]
 
+    def _room(self, session: Session, quota: FileQuota) -> int | None:
+        if quota == NO_QUOTA or self._tenant == SHARED:
+            return None
+        query = select(func.count(), func.coalesce(func.sum(FileRow.bytes), 0)).where(FileRow.tenant == self._tenant)
+        count, size = session.execute(query).one()
+        if quota.files is not None and count >= quota.files:
+            raise over_quota(self._tenant, f"{quota.files} files")
+        if quota.bytes is not None and size >= quota.bytes:
+            raise over_quota(self._tenant, f"{quota.bytes} bytes")
+        return None if quota.bytes is None else quota.bytes - int(size)
+
     def _row(self, session: Session, file_id: str, field: str = "file_id", *, lock: bool = False) -> FileRow:
         row = session.get(FileRow, storable(file_id), with_for_update=lock)
         if row is None or row.tenant not in self._tenants:
@@ -167,10 +204,22 @@ def add_file(
     return row
 
 
-def _lock_content(session: Session, sha256: str) -> None:
-    """Hold a content until the transaction ends: adding and removing files with it wait for each other.
+def over_quota(tenant: str, quota: str) -> Forbidden:
+    """The error for a file that does not fit into a tenant's quota."""
+    return Forbidden(
+        Code.QUOTA_EXCEEDED,
+        f"The tenant {tenant!r} may store {quota}, and this file does not fit in.",
+        remedy="Delete files that are not needed: DELETE /v1/files/{file_id}.",
+        param="file",
+    )
 
-    On SQLite all writers wait for each other anyhow.
-    """
+
+def _lock_content(session: Session, sha256: str) -> None:
+    """Hold a content until the transaction ends: adding and removing files with it wait for each other."""
+    _lock(session, sha256)
+
+
+def _lock(session: Session, name: str) -> None:
+    """Hold a name until the transaction ends. On SQLite all writers wait for each other anyhow."""
     if session.get_bind().dialect.name == "postgresql":
-        session.execute(select(func.pg_advisory_xact_lock(func.hashtextextended(sha256, 0))))
+        session.execute(select(func.pg_advisory_xact_lock(func.hashtextextended(name, 0))))

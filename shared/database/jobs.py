@@ -8,11 +8,11 @@ from __future__ import annotations
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Select, func, select
+from sqlalchemy import Select, Text, cast, func, select
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
@@ -97,13 +97,25 @@ class Jobs:
         limit: int = 20,
         kind: Kind | None = None,
         labels: dict[str, str] | None = None,
+        has_labels: bool | None = None,
     ) -> Sequence[Job]:
-        """A page of jobs, newest first. One more than ``limit`` means that there are more."""
+        """A page of jobs, newest first. One more than ``limit`` means that there are more.
+
+        Args:
+            after: id of the last job of the page before.
+            limit: of the page.
+            kind: of the jobs; None: any.
+            labels: that a job has to have, at least.
+            has_labels: whether it has any; None: either way.
+        """
         query = select(JobRow).where(JobRow.tenant.in_(self._tenants)).order_by(JobRow.id.desc())
         if after:
             query = query.where(JobRow.id < after)
         if kind:
             query = query.where(JobRow.kind == kind)
+        if has_labels is not None:
+            is_empty = cast(JobRow.labels, Text) == "{}"
+            query = query.where(~is_empty if has_labels else is_empty)
         for key, value in (labels or {}).items():
             if self._db.is_sqlite:
                 # Not a JSON path, in which the caller's key would have to be quoted.
@@ -239,6 +251,13 @@ class Jobs:
                     param="Idempotency-Key",
                 )
             return None if row is None else Job.model_validate(row)
+
+
+def job_versions(database: Database, job_ids: Collection[str]) -> dict[str, int]:
+    """The versions of jobs of any tenant; a version changes with every write to its job, its events among them."""
+    query = select(JobRow.id, JobRow.version).where(JobRow.id.in_(job_ids))
+    with database.read() as session:
+        return {row.id: row.version for row in session.execute(query)}
 
 
 def memory_accuracy(device: str, errors: list[float]) -> MemoryAccuracy:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
 
@@ -76,6 +76,16 @@ class KeyLimits(BaseModel):
 
 
 UNLIMITED = KeyLimits()
+
+
+class FileQuota(NamedTuple):
+    """How many files a tenant may keep, and how many bytes they may have together; None is no limit."""
+
+    files: int | None = None
+    bytes: int | None = None
+
+
+NO_QUOTA = FileQuota()
 
 
 def visible_to(tenant: str) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from shared import errors
-from shared.errors import Code, JobFailed, MensError, NotFound, TooMany, Unavailable
+from shared.errors import Code, JobFailed, MensError, NotFound, TooMany, TooSlow, Unavailable
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "errors.md"
 BRANCH = re.compile(r"^(?P<indent>(?:│   |    )*)(?:├── |└── )(?P<name>\w+) {2,}(?P<meaning>\S.*)$")
@@ -88,8 +88,8 @@ def test_as_dict_of_the_shortest_error() -> None:
 
 
 @pytest.mark.parametrize("kind", tree())
-def test_only_unavailable_and_too_many_are_retryable_by_default(kind: type[MensError]) -> None:
-    assert kind(Code.INTERNAL_ERROR, "x").retryable is issubclass(kind, (Unavailable, TooMany))
+def test_what_may_succeed_later_is_retryable_by_default(kind: type[MensError]) -> None:
+    assert kind(Code.INTERNAL_ERROR, "x").retryable is issubclass(kind, (Unavailable, TooMany, TooSlow))
 
 
 def test_text_has_code_message_and_remedy() -> None:

@@ -12,8 +12,17 @@ from types import MappingProxyType, TracebackType
 from typing import Any, Self
 
 from api.errors import limit_headers
-from api.inference.rate_limits.stores import HOLD_SECONDS, LimitedRequest, Refusal, SharedStore, ValkeyStore, Verdict
+from api.inference.rate_limits.stores import (
+    HOLD_SECONDS,
+    Account,
+    LimitedRequest,
+    Refusal,
+    SharedStore,
+    ValkeyStore,
+    Verdict,
+)
 from shared.database.keys import Key
+from shared.database.tenancy import SHARED, UNLIMITED, KeyLimits
 from shared.errors import Code, TooMany
 
 RENEW_SECONDS = HOLD_SECONDS / 3
@@ -68,12 +77,19 @@ class RateLimiter:
         store: counts and holds slots.
         pauses: seconds between tries for a slot.
         renew_seconds: how often held slots are renewed.
+        tenant_limits: of each tenant but ``shared``, for all of its keys together.
     """
 
     def __init__(
-        self, store: SharedStore, *, pauses: Sequence[float] = PAUSES, renew_seconds: float = RENEW_SECONDS
+        self,
+        store: SharedStore,
+        *,
+        pauses: Sequence[float] = PAUSES,
+        renew_seconds: float = RENEW_SECONDS,
+        tenant_limits: KeyLimits = UNLIMITED,
     ) -> None:
         self._store = store
+        self._tenant_limits = tenant_limits
         self._pauses = pauses
         self._renew_seconds = renew_seconds
         self._held: set[LimitedRequest] = set()
@@ -86,9 +102,10 @@ class RateLimiter:
         Raises:
             TooMany: ``RATE_LIMITED`` or ``CONCURRENCY_LIMITED``.
         """
-        if key.requests_per_minute is None and key.concurrent_requests is None:
+        accounts = self._accounts(key)
+        if not accounts:
             return FREE
-        request = LimitedRequest(key.id, uuid.uuid4().hex, key.requests_per_minute, key.concurrent_requests)
+        request = LimitedRequest(uuid.uuid4().hex, accounts)
         try:
             verdict = await self._store.acquire(request)
             # A few tries here cost less than a retry by the client.
@@ -100,15 +117,43 @@ class RateLimiter:
         except asyncio.CancelledError:  # the store may have taken the slot already
             self._release(request)
             raise
-        state = _limit_state(request, verdict)
+        account = accounts[verdict.account]
+        state = _limit_state(account, verdict)
         if verdict.refusal:
-            raise _too_many(key, verdict.refusal, state)
-        if request.concurrent_requests is None:
+            who = f"key {key.name!r}" if account.name == key.id else f"tenant {key.tenant!r}"
+            raise _too_many(who, account, verdict.refusal, state)
+        if account.name != key.id:  # the headers are of the key's own limits
+            state = {}
+        if not request.holders:
             return Admission(limit_headers(state))
         self._held.add(request)
         if self._renewing is None or self._renewing.done():
             self._renewing = asyncio.create_task(self._renew())
         return Admission(limit_headers(state), lambda: asyncio.shield(self._release(request)))
+
+    async def count(self, key: Key, action: str, per_minute: int | None) -> None:
+        """Count something that the key's tenant may do so many times a minute; ``shared`` may do it at any time.
+
+        Args:
+            key: of the caller.
+            action: in the plural, as in ``uploads``.
+            per_minute: None: no limit.
+
+        Raises:
+            TooMany: ``RATE_LIMITED``.
+        """
+        if per_minute is None or key.tenant == SHARED:
+            return
+        account = Account(f"tenant:{key.tenant}:{action}", per_minute, None)
+        verdict = await self._store.acquire(LimitedRequest("", (account,)))
+        if verdict.refusal:
+            wait = max(math.ceil(verdict.wait), 1)
+            raise TooMany(
+                Code.RATE_LIMITED,
+                f"The tenant {key.tenant!r} has reached its limit of {per_minute} {action} a minute.",
+                remedy=f"Try again in {wait} s.",
+                details={"retry_after_seconds": wait},
+            )
 
     async def close(self) -> None:
         """Wait for the releases in flight, and close the connections."""
@@ -117,13 +162,27 @@ class RateLimiter:
         await asyncio.gather(*self._releases, return_exceptions=True)
         await self._store.close()
 
+    def _accounts(self, key: Key) -> tuple[Account, ...]:
+        """The key and its tenant, as far as they have limits."""
+        accounts: tuple[Account, ...] = ()
+        if key.requests_per_minute is not None or key.concurrent_requests is not None:
+            accounts = (Account(key.id, key.requests_per_minute, key.concurrent_requests),)
+        if self._tenant_limits != UNLIMITED and key.tenant != SHARED:
+            limits = self._tenant_limits
+            accounts += (Account(f"tenant:{key.tenant}", limits.requests_per_minute, limits.concurrent_requests),)
+        return accounts
+
     def _release(self, request: LimitedRequest) -> asyncio.Task[None]:
         """Release a slot in a task of its own, which is not cancelled with the request."""
         self._held.discard(request)
-        task = asyncio.create_task(self._store.release(request.key_id, request.slot))
+        task = asyncio.create_task(self._release_each(request))
         self._releases.add(task)
         task.add_done_callback(self._releases.discard)
         return task
+
+    async def _release_each(self, request: LimitedRequest) -> None:
+        for account in request.holders:
+            await self._store.release(account, request.slot)
 
     async def _renew(self) -> None:
         """Renew the held slots again and again, until there are none."""
@@ -131,29 +190,30 @@ class RateLimiter:
             await asyncio.sleep(self._renew_seconds)
             slots: dict[str, list[str]] = defaultdict(list)
             for request in self._held:
-                slots[request.key_id].append(request.slot)
-            for key_id, names in slots.items():
-                await self._store.renew(key_id, names)
+                for account in request.holders:
+                    slots[account].append(request.slot)
+            for account, names in slots.items():
+                await self._store.renew(account, names)
 
 
-def make_limiter(broker_url: str) -> RateLimiter:
+def make_limiter(broker_url: str, tenant_limits: KeyLimits = UNLIMITED) -> RateLimiter:
     """A limiter that shares its counts with all processes that have the same broker, if that is a single Valkey or Redis."""
     try:
-        return RateLimiter(SharedStore(ValkeyStore(broker_url)))
+        return RateLimiter(SharedStore(ValkeyStore(broker_url)), tenant_limits=tenant_limits)
     except ValueError as error:
         logger.warning("the broker cannot hold limits, so each API process limits keys for itself: %s", error)
-        return RateLimiter(SharedStore(None))
+        return RateLimiter(SharedStore(None), tenant_limits=tenant_limits)
 
 
-def _limit_state(request: LimitedRequest, verdict: Verdict) -> dict[str, Any]:
-    """The key's limits and what is left of them: details of an error, and what the headers are made from."""
+def _limit_state(account: Account, verdict: Verdict) -> dict[str, Any]:
+    """An account's limits and what is left of them: details of an error, and what the headers are made from."""
     state: dict[str, Any] = {}
-    if request.requests_per_minute is not None:
-        state["requests_per_minute"] = request.requests_per_minute
-        state["remaining_requests"] = max(request.requests_per_minute - verdict.used, 0)
+    if account.requests_per_minute is not None:
+        state["requests_per_minute"] = account.requests_per_minute
+        state["remaining_requests"] = max(account.requests_per_minute - verdict.used, 0)
         state["reset_seconds"] = round(verdict.reset, 3)
-    if request.concurrent_requests is not None:
-        state["concurrent_requests"] = request.concurrent_requests
+    if account.concurrent_requests is not None:
+        state["concurrent_requests"] = account.concurrent_requests
     if verdict.refusal is Refusal.RATE:
         state["retry_after_seconds"] = max(math.ceil(verdict.wait), 1)
     elif verdict.refusal is Refusal.SLOTS:
@@ -161,13 +221,13 @@ def _limit_state(request: LimitedRequest, verdict: Verdict) -> dict[str, Any]:
     return state
 
 
-def _too_many(key: Key, refusal: Refusal, state: dict[str, Any]) -> TooMany:
+def _too_many(who: str, account: Account, refusal: Refusal, state: dict[str, Any]) -> TooMany:
     if refusal is Refusal.RATE:
-        code, limit, unit = Code.RATE_LIMITED, key.requests_per_minute, "a minute"
+        code, limit, unit = Code.RATE_LIMITED, account.requests_per_minute, "a minute"
         remedy = f"Try again in {state['retry_after_seconds']} s."
     else:
-        code, limit, unit = Code.CONCURRENCY_LIMITED, key.concurrent_requests, "in flight at once"
+        code, limit, unit = Code.CONCURRENCY_LIMITED, account.concurrent_requests, "in flight at once"
         remedy = "Try again when one of them has ended."
     requests = "1 request" if limit == 1 else f"{limit} requests"
-    message = f"The key {key.name!r} has reached its limit of {requests} to models {unit}."
+    message = f"The {who} has reached its limit of {requests} to models {unit}."
     return TooMany(code, message, remedy=remedy, details=state)

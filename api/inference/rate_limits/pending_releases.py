@@ -21,7 +21,7 @@ class PendingReleases:
     A slot's name belongs to one request, so releasing one late or twice frees no other request's slot.
 
     Args:
-        release: takes a key's id and a slot; raises ``RedisError`` or ``OSError`` while Valkey does not answer.
+        release: takes an account's name and a slot; raises ``RedisError`` or ``OSError`` while Valkey does not answer.
         hold: seconds after which a slot is free by itself, and its release no longer pending.
         retry: seconds between two tries.
     """
@@ -30,19 +30,19 @@ class PendingReleases:
         self._release = release
         self._hold = hold
         self._retry = retry
-        self._pending: dict[str, tuple[str, float]] = {}
+        self._pending: dict[tuple[str, str], float] = {}
         self._retrying: asyncio.Task[None] | None = None
 
-    def add(self, key_id: str, slot: str) -> None:
+    def add(self, account: str, slot: str) -> None:
         """Release a slot soon."""
         if len(self._pending) < MAX_PENDING:
-            self._pending[slot] = (key_id, time.monotonic() + self._hold)
+            self._pending[account, slot] = time.monotonic() + self._hold
         if self._retrying is None or self._retrying.done():
             self._retrying = asyncio.create_task(self._keep_trying())
 
-    def remove(self, slot: str) -> None:
+    def remove(self, account: str, slot: str) -> None:
         """Drop a slot's release: it was taken again, and its new holder will release it."""
-        self._pending.pop(slot, None)
+        self._pending.pop((account, slot), None)
 
     async def close(self) -> None:
         """Try a last time."""
@@ -57,10 +57,10 @@ class PendingReleases:
 
     async def _try(self) -> None:
         """Release the pending slots, the oldest first, up to the first that Valkey does not take."""
-        for slot, (key_id, until) in list(self._pending.items()):
+        for (account, slot), until in list(self._pending.items()):
             if time.monotonic() < until:
                 try:
-                    await self._release(key_id, slot)
+                    await self._release(account, slot)
                 except (RedisError, OSError):
                     return
-            self._pending.pop(slot, None)
+            self._pending.pop((account, slot), None)

@@ -33,46 +33,55 @@ ACQUIRE = """
 local time = redis.call('TIME')
 local second = tonumber(time[1])
 local now = second * 1000 + math.floor(tonumber(time[2]) / 1000)
-local slot, rate, slots = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
-local window, hold = tonumber(ARGV[4]), tonumber(ARGV[5])
-local used, newest, counts = 0, second, {}
+local slot, window, hold = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
+local states = {}
 
-if rate > 0 then
-  local all = redis.call('HGETALL', KEYS[1])
-  for i = 1, #all, 2 do
-    if tonumber(all[i]) <= second - window then
-      redis.call('HDEL', KEYS[1], all[i])
-    else
-      table.insert(counts, {tonumber(all[i]), tonumber(all[i + 1])})
-      used = used + tonumber(all[i + 1])
+-- First every account is checked, then every account is charged. Of each: its requests, its slots, and its two limits.
+for account = 1, #KEYS / 2 do
+  local requests, held = KEYS[2 * account - 1], KEYS[2 * account]
+  local rate, slots = tonumber(ARGV[2 * account + 2]), tonumber(ARGV[2 * account + 3])
+  local used, counts = 0, {}
+  if rate > 0 then
+    local all = redis.call('HGETALL', requests)
+    for i = 1, #all, 2 do
+      if tonumber(all[i]) <= second - window then
+        redis.call('HDEL', requests, all[i])
+      else
+        table.insert(counts, {tonumber(all[i]), tonumber(all[i + 1])})
+        used = used + tonumber(all[i + 1])
+      end
     end
-  end
-  table.sort(counts, function(a, b) return a[1] < b[1] end)
-  if used >= rate then
-    local left = used
-    for _, count in ipairs(counts) do
-      left = left - count[2]
-      if left < rate then
-        return {'rate', used, (counts[#counts][1] + window) * 1000 - now, (count[1] + window) * 1000 - now}
+    table.sort(counts, function(a, b) return a[1] < b[1] end)
+    if used >= rate then
+      local left = used
+      for _, count in ipairs(counts) do
+        left = left - count[2]
+        if left < rate then
+          return {'rate', used, (counts[#counts][1] + window) * 1000 - now, (count[1] + window) * 1000 - now, account}
+        end
       end
     end
   end
-end
-
-if slots > 0 then
-  redis.call('ZREMRANGEBYSCORE', KEYS[2], '-inf', now)
-  if redis.call('ZCARD', KEYS[2]) >= slots then
-    return {'slots', used, #counts > 0 and (counts[#counts][1] + window) * 1000 - now or 0, 0}
+  if slots > 0 then
+    redis.call('ZREMRANGEBYSCORE', held, '-inf', now)
+    if redis.call('ZCARD', held) >= slots then
+      return {'slots', used, #counts > 0 and (counts[#counts][1] + window) * 1000 - now or 0, 0, account}
+    end
   end
-  redis.call('ZADD', KEYS[2], now + hold * 1000, slot)
-  redis.call('EXPIRE', KEYS[2], hold)
+  states[account] = {requests, held, rate, slots, used}
 end
 
-if rate > 0 then
-  redis.call('HINCRBY', KEYS[1], second, 1)
-  redis.call('EXPIRE', KEYS[1], window)
+for _, state in ipairs(states) do
+  if state[4] > 0 then
+    redis.call('ZADD', state[2], now + hold * 1000, slot)
+    redis.call('EXPIRE', state[2], hold)
+  end
+  if state[3] > 0 then
+    redis.call('HINCRBY', state[1], second, 1)
+    redis.call('EXPIRE', state[1], window)
+  end
 end
-return {'', used + 1, (second + window) * 1000 - now, 0}
+return {'', states[1][5] + 1, (second + window) * 1000 - now, 0, 1}
 """
 RENEW = """
 local time = redis.call('TIME')
@@ -84,13 +93,24 @@ redis.call('EXPIRE', KEYS[1], ARGV[1])
 logger = logging.getLogger(__name__)
 
 
-class LimitedRequest(NamedTuple):
-    """A request of a key that has limits. ``slot`` is the unique name of the slot that it would hold."""
+class Account(NamedTuple):
+    """What has limits: a key, or a tenant with all of its keys. None is no limit."""
 
-    key_id: str
-    slot: str
+    name: str
     requests_per_minute: int | None
     concurrent_requests: int | None
+
+
+class LimitedRequest(NamedTuple):
+    """A request that counts for one or more accounts. ``slot`` is the unique name of the slot that it would hold in each."""
+
+    slot: str
+    accounts: tuple[Account, ...]
+
+    @property
+    def holders(self) -> list[str]:
+        """Names of the accounts where it holds a slot."""
+        return [account.name for account in self.accounts if account.concurrent_requests is not None]
 
 
 class Refusal(StrEnum):
@@ -108,12 +128,14 @@ class Verdict(NamedTuple):
         used: requests that count now, this one included.
         reset: until none of them counts any more.
         wait: until one more is admitted; only of ``Refusal.RATE``: it is unknown when a slot will be free.
+        account: which the state is of: the one that refuses, or the first.
     """
 
     refusal: Refusal | None
     used: int
     reset: float
     wait: float
+    account: int = 0
 
 
 class Store(Protocol):
@@ -122,10 +144,10 @@ class Store(Protocol):
     async def acquire(self, request: LimitedRequest) -> Verdict:
         """Count the request and take its slot, or neither."""
 
-    async def release(self, key_id: str, slot: str) -> None:
+    async def release(self, account: str, slot: str) -> None:
         """Free a slot; one that is free already stays so."""
 
-    async def renew(self, key_id: str, slots: Sequence[str]) -> None:
+    async def renew(self, account: str, slots: Sequence[str]) -> None:
         """Hold slots for longer."""
 
 
@@ -157,17 +179,19 @@ class ValkeyStore:
         self._renew = self._client.register_script(RENEW)
 
     async def acquire(self, request: LimitedRequest) -> Verdict:
-        limits = (request.requests_per_minute or 0, request.concurrent_requests or 0)
-        keys = [f"mens:limits:{{{request.key_id}}}:requests", _slots_name(request.key_id)]
-        reply = await self._acquire(keys=keys, args=[request.slot, *limits, self._window, self.hold])
-        refusal, used, reset, wait = reply
-        return Verdict(Refusal(refusal) if refusal else None, used, reset / 1000, wait / 1000)
+        keys, limits = [], []
+        for name, rate, slots in request.accounts:
+            keys += [f"mens:limits:{{{name}}}:requests", _slots_name(name)]
+            limits += [rate or 0, slots or 0]
+        reply = await self._acquire(keys=keys, args=[request.slot, self._window, self.hold, *limits])
+        refusal, used, reset, wait, account = reply
+        return Verdict(Refusal(refusal) if refusal else None, used, reset / 1000, wait / 1000, account - 1)
 
-    async def release(self, key_id: str, slot: str) -> None:
-        await self._client.zrem(_slots_name(key_id), slot)
+    async def release(self, account: str, slot: str) -> None:
+        await self._client.zrem(_slots_name(account), slot)
 
-    async def renew(self, key_id: str, slots: Sequence[str]) -> None:
-        await self._renew(keys=[_slots_name(key_id)], args=[self.hold, *slots])
+    async def renew(self, account: str, slots: Sequence[str]) -> None:
+        await self._renew(keys=[_slots_name(account)], args=[self.hold, *slots])
 
     async def close(self) -> None:
         """Close the connections."""
@@ -190,26 +214,34 @@ class ProcessStore:
 
     async def acquire(self, request: LimitedRequest) -> Verdict:
         now = self._clock()
-        counts = self._counts[request.key_id] = {
-            second: count for second, count in self._counts[request.key_id].items() if second > int(now) - self._window
+        verdicts = [self._check(account, now)._replace(account=index) for index, account in enumerate(request.accounts)]
+        if refused := next((verdict for verdict in verdicts if verdict.refusal), None):
+            return refused
+        for name, rate, slots in request.accounts:
+            if slots is not None:
+                self._slots[name].add(request.slot)
+            if rate is not None:
+                counts = self._counts[name]
+                counts[int(now)] = counts.get(int(now), 0) + 1
+        return Verdict(None, verdicts[0].used + 1, int(now) + self._window - now, 0.0)
+
+    def _check(self, account: Account, now: float) -> Verdict:
+        name, rate, slots = account
+        counts = self._counts[name] = {
+            second: count for second, count in self._counts[name].items() if second > int(now) - self._window
         }
-        used, rate = sum(counts.values()), request.requests_per_minute
+        used = sum(counts.values())
         reset = max(counts) + self._window - now if counts else 0.0
         if rate is not None and used >= rate:
             return Verdict(Refusal.RATE, used, reset, self._free_at(counts, rate) - now)
-        held, slots = self._slots[request.key_id], request.concurrent_requests
-        if slots is not None and len(held) >= slots:
+        if slots is not None and len(self._slots[name]) >= slots:
             return Verdict(Refusal.SLOTS, used, reset, 0.0)
-        if slots is not None:
-            held.add(request.slot)
-        if rate is not None:
-            counts[int(now)] = counts.get(int(now), 0) + 1
-        return Verdict(None, used + 1, int(now) + self._window - now, 0.0)
+        return Verdict(None, used, reset, 0.0)
 
-    async def release(self, key_id: str, slot: str) -> None:
-        self._slots[key_id].discard(slot)
+    async def release(self, account: str, slot: str) -> None:
+        self._slots[account].discard(slot)
 
-    async def renew(self, key_id: str, slots: Sequence[str]) -> None:
+    async def renew(self, account: str, slots: Sequence[str]) -> None:
         pass
 
     def _free_at(self, counts: dict[int, int], rate: int) -> float:
@@ -251,28 +283,30 @@ class SharedStore:
             self._went_away(error)
             if self._pending:
                 # Valkey may have taken the slot before it failed, or take it when it reads the request later.
-                self._pending.add(request.key_id, request.slot)
+                for name in request.holders:
+                    self._pending.add(name, request.slot)
             return await self._process.acquire(request)
         self._away_until = 0.0
         if self._pending and not verdict.refusal:
-            self._pending.remove(request.slot)
+            for name in request.holders:
+                self._pending.remove(name, request.slot)
         return verdict
 
-    async def release(self, key_id: str, slot: str) -> None:
-        await self._process.release(key_id, slot)
+    async def release(self, account: str, slot: str) -> None:
+        await self._process.release(account, slot)
         if valkey := self._reachable():
             try:
-                await valkey.release(key_id, slot)
+                await valkey.release(account, slot)
                 return
             except (RedisError, OSError) as error:
                 self._went_away(error)
         if self._pending:
-            self._pending.add(key_id, slot)
+            self._pending.add(account, slot)
 
-    async def renew(self, key_id: str, slots: Sequence[str]) -> None:
+    async def renew(self, account: str, slots: Sequence[str]) -> None:
         if valkey := self._reachable():
             try:
-                await valkey.renew(key_id, slots)
+                await valkey.renew(account, slots)
             except (RedisError, OSError) as error:
                 self._went_away(error)
 
@@ -292,5 +326,5 @@ class SharedStore:
         self._away_until = time.monotonic() + self._away_seconds
 
 
-def _slots_name(key_id: str) -> str:
-    return f"mens:limits:{{{key_id}}}:slots"
+def _slots_name(account: str) -> str:
+    return f"mens:limits:{{{account}}}:slots"

@@ -168,6 +168,6 @@ def test_limits_of_a_revoked_key_cannot_be_changed(client: TestClient) -> None:
 
 
 def test_ids_with_a_nul_character_are_refused(client: TestClient) -> None:
-    for method, path in (("DELETE", "/v1/keys/a%00"), ("GET", "/v1/files/a%00"), ("GET", "/v1/jobs/a%00")):
+    for method, path in (("DELETE", "/v1/keys/a%00"), ("GET", "/v1/adapters/a%00"), ("GET", "/v1/jobs/a%00")):
         assert error_of(client.request(method, path))[:2] == (422, "REQUEST_INVALID")
-    assert error_of(client.get("/v1/models/a%00"))[:2] == (422, "REQUEST_INVALID")
+    assert error_of(client.get("/v1/models/a%00"))[:2] == (400, "REQUEST_INVALID")

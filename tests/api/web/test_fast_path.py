@@ -19,7 +19,7 @@ from api.web.fast_path import FastPathRoute, fast_path_calls
 from shared.database.keys import Keys
 from shared.database.tenancy import SHARED, Role
 
-router = APIRouter(route_class=FastPathRoute)
+router = APIRouter(prefix="/v1", route_class=FastPathRoute)
 
 
 def respond(caller: Any) -> Response:
@@ -90,7 +90,7 @@ def secret(app: FastAPI, tenant: str = SHARED, role: Role = Role.VIEWER) -> str:
 
 
 def test_simple_route_takes_the_fast_path(app: FastAPI, fastapi_requests: list[str], anonymous: TestClient) -> None:
-    response = anonymous.get("/direct", headers={"Authorization": secret(app, "acme", Role.TRAINER)})
+    response = anonymous.get("/v1/direct", headers={"Authorization": secret(app, "acme", Role.TRAINER)})
     assert response.json() == {"tenant": "acme", "role": "trainer"}
     assert not fastapi_requests
 
@@ -99,7 +99,7 @@ def test_simple_route_takes_the_fast_path(app: FastAPI, fastapi_requests: list[s
 def test_fast_path_without_a_valid_key_is_refused(
     fastapi_requests: list[str], anonymous: TestClient, header: str | None
 ) -> None:
-    response = anonymous.get("/direct", headers={"Authorization": header} if header else {})
+    response = anonymous.get("/v1/direct", headers={"Authorization": header} if header else {})
     assert response.status_code == 401
     assert response.json()["error"]["code"] == ("KEY_INVALID" if header == "Bearer wrong" else "KEY_MISSING")
 
@@ -110,23 +110,23 @@ def test_request_that_names_a_tenant_takes_fastapis_path(
     operator, admin = secret(app, SHARED, Role.ADMIN), secret(app, "acme", Role.ADMIN)
 
     def send(authorization: str, tenant: str) -> tuple[int, Any]:
-        response = anonymous.get("/direct", headers={"Authorization": authorization, "X-Mens-Tenant": tenant})
+        response = anonymous.get("/v1/direct", headers={"Authorization": authorization, "X-Mens-Tenant": tenant})
         return response.status_code, response.json()
 
     assert send(operator, "acme") == (200, {"tenant": "acme", "role": "admin"})
     assert send(operator, "NO NAME")[0] == 422
     status, body = send(admin, "other")
     assert (status, body["error"]["code"]) == (403, "TENANT_FORBIDDEN")
-    assert fastapi_requests == ["/direct"] * 3
+    assert fastapi_requests == ["/v1/direct"] * 3
 
 
 @pytest.mark.parametrize(
     ("path", "role", "status"),
     [
-        ("/trainers", Role.VIEWER, 403),
-        ("/trainers", Role.TRAINER, 200),
-        ("/with-a-header", Role.ADMIN, 422),
-        ("/with-a-default", Role.ADMIN, 200),
+        ("/v1/trainers", Role.VIEWER, 403),
+        ("/v1/trainers", Role.TRAINER, 200),
+        ("/v1/with-a-header", Role.ADMIN, 422),
+        ("/v1/with-a-default", Role.ADMIN, 200),
     ],
 )
 def test_route_with_other_dependencies_takes_fastapis_path(
@@ -142,7 +142,8 @@ def test_completions_take_the_fast_path_and_routes_with_a_role_do_not(app: FastA
     assert not {path for _, path in paths} & {"/v1/tokenize", "/v1/detokenize"}
 
 
-@pytest.mark.parametrize("method", ["GET", "PUT", "OPTIONS"])
+@pytest.mark.parametrize("method", ["GET", "PUT", "HEAD"])
 def test_other_method_on_a_fast_path_is_not_allowed(app: FastAPI, anonymous: TestClient, method: str) -> None:
     response = anonymous.request(method, "/v1/completions", headers={"Authorization": secret(app)})
-    assert (response.status_code, response.json()["error"]["code"]) == (405, "METHOD_NOT_ALLOWED")
+    assert (response.status_code, response.headers["Allow"]) == (405, "OPTIONS, POST")
+    assert method == "HEAD" or response.json()["error"]["code"] == "METHOD_NOT_ALLOWED"

@@ -220,6 +220,8 @@ def test_list_by_labels(jobs: Jobs, labels: dict[str, str], expected: list[str])
     for name, values in made.items():
         submit(jobs, name=name, labels=values)
     assert {job.name for job in jobs.list(labels=labels)} == set(expected)
+    assert {job.name for job in jobs.list(has_labels=False)} == {"none"}
+    assert {job.name for job in jobs.list(has_labels=True)} == {"one", "both", "other"}
 
 
 # Some fail on SQLite while the label's name is pasted into a JSON path, and letters are stored as escapes.

@@ -15,9 +15,17 @@ from hypothesis import strategies as st
 
 from api.errors import error_response
 from api.inference.rate_limits.limiter import FREE, RateLimiter, make_limiter
-from api.inference.rate_limits.stores import LimitedRequest, ProcessStore, Refusal, SharedStore, ValkeyStore, Verdict
+from api.inference.rate_limits.stores import (
+    Account,
+    LimitedRequest,
+    ProcessStore,
+    Refusal,
+    SharedStore,
+    ValkeyStore,
+    Verdict,
+)
 from shared.database.keys import Key
-from shared.database.tenancy import Role
+from shared.database.tenancy import SHARED, KeyLimits, Role
 from shared.errors import Code, TooMany
 from tests.support.ports import free_port
 from tests.support.valkey import Valkey, running_valkey
@@ -126,7 +134,7 @@ def test_rate_is_never_exceeded_and_wait_is_exact(rate: int, steps: list[float])
         nonlocal now
         for step in steps:
             now += step
-            verdict = await store.acquire(LimitedRequest("k", "slot", rate, None))
+            verdict = await store.acquire(LimitedRequest("slot", (Account("k", rate, None),)))
             counting = [moment for moment in admitted if int(moment) > int(now) - 60]
             if verdict.refusal is None:
                 admitted.append(now)
@@ -151,7 +159,9 @@ def test_valkey_and_process_stores_return_the_same_verdicts(valkey: Valkey) -> N
         for number, (rate, slots) in enumerate(
             [(3, 2), (3, 2), (3, 2), (3, 5), (3, 5), (1, 5), (None, 3), (None, 9), (9, None)]
         ):
-            verdicts = [await store.acquire(LimitedRequest("k", f"slot-{number}", rate, slots)) for store in stores]
+            verdicts = [
+                await store.acquire(LimitedRequest(f"slot-{number}", (Account("k", rate, slots),))) for store in stores
+            ]
             refusals = [verdict.refusal for verdict in verdicts]
             assert refusals[0] is refusals[1], number
             if rate is not None:
@@ -464,5 +474,44 @@ def test_headers_of_responses_and_refusals() -> None:
         assert b'"type":"rate_limit_error"' in bytes(response.body)
         assert b'"code":"RATE_LIMITED"' in bytes(response.body)
         assert "x-should-retry" not in response.headers
+
+    run(check)
+
+
+# -- tenants --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_shared", [True, False])
+def test_key_and_tenant_are_charged_together_or_not_at_all(valkey: Valkey, is_shared: bool) -> None:
+    limits = KeyLimits(requests_per_minute=3, concurrent_requests=2)
+
+    async def check() -> None:
+        store = SharedStore(ValkeyStore(valkey.url)) if is_shared else SharedStore(None)
+        one = RateLimiter(store, pauses=(), tenant_limits=limits)
+        first = await one.admit(key(2, name="key-a"))
+        assert first.headers["x-ratelimit-remaining-requests"] == "1"
+        second = await one.admit(key(name="key-b"))  # a key without limits of its own
+        assert not second.headers
+        by_slots = await refused(one, key(2, name="key-a"))
+        assert (by_slots.code, "tenant 'acme'" in by_slots.message) == (Code.CONCURRENCY_LIMITED, True)
+        await first.release()
+        third = await one.admit(key(2, name="key-a"))
+        assert third.headers["x-ratelimit-remaining-requests"] == "0", "the refused one was not charged"
+        await second.release()
+        by_rate = await refused(one, key(9, name="key-c"))
+        assert (by_rate.code, "tenant 'acme'" in by_rate.message) == (Code.RATE_LIMITED, True)
+        await third.release()
+        if is_shared:
+            assert valkey.client().zcard("mens:limits:{tenant:acme}:slots") == 0
+        await one.close()
+
+    run(check)
+
+
+def test_shared_has_no_limits_of_a_tenant() -> None:
+    async def check() -> None:
+        one = RateLimiter(SharedStore(None), pauses=(), tenant_limits=KeyLimits(requests_per_minute=1))
+        free = key().model_copy(update={"tenant": SHARED})
+        assert [await one.admit(free) for _ in range(3)] == [FREE] * 3
 
     run(check)

@@ -67,8 +67,8 @@ def test_removed_slot_is_not_released() -> None:
         pending = PendingReleases(broker.release, hold=60, retry=0.01)
         for slot in ("a", "b"):
             pending.add("key", slot)
-        pending.remove("a")
-        pending.remove("never added")
+        pending.remove("key", "a")
+        pending.remove("key", "never added")
         broker.away = False
         await asyncio.sleep(0.05)
         assert broker.released == ["b"]

@@ -1,0 +1,254 @@
+"""A client's connection: uvicorn's HTTP protocol, with limits that hold before a request reaches the application.
+
+uvicorn's own has none for the size of a request's head, for the time that it takes, or for what a client goes on sending after
+it was answered; and its limit on connections refuses everybody while strangers hold idle ones.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from http import HTTPStatus
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+from api.errors import error_response
+from api.settings import ApiSettings
+from shared.errors import Code, InvalidRequest, MensError, TooLarge, TooSlow, Unavailable
+
+DRAIN_SECONDS = 10.0
+"""How long a client may go on sending a request that was answered already. A connection that is closed with unread bytes makes
+the client's system throw the answer away."""
+
+
+class Phase(Enum):
+    """What the client is sending."""
+
+    NOTHING = auto()
+    HEAD = auto()
+    BODY = auto()
+
+
+@dataclass
+class Connections:
+    """What the connections of one server share.
+
+    Attributes:
+        idle: those without a request in progress, in the order in which they became idle.
+    """
+
+    settings: ApiSettings
+    idle: dict[Connection, None] = field(default_factory=dict)
+
+
+class Connection(HttpToolsProtocol):
+    """One client's connection.
+
+    Args:
+        shared: with the server's other connections.
+        more: uvicorn's.
+    """
+
+    def __init__(self, shared: Connections, **more: Any) -> None:
+        super().__init__(**more)
+        self._shared = shared
+        self._head_limit = shared.settings.max_head_bytes
+        self._phase = Phase.NOTHING
+        self._head_bytes = 0
+        self._unparsed = 0
+        self._is_draining = False
+        self._deadline: asyncio.TimerHandle | None = None
+
+    # -- the connection --------------------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's
+        """Take a connection. Over the limit the one that has been idle for longest is closed for it; if none is, it is refused."""
+        self._closing = transport
+        super().connection_made(_DrainedTransport(transport, self))  # type: ignore[arg-type]
+        if len(self.connections) > self._shared.settings.max_connections:
+            if not self._shared.idle:
+                self._refuse(_connections_limited())
+                self.close()
+                return
+            next(iter(self._shared.idle)).close()
+        self._become_idle()
+        self._set_deadline(self._shared.settings.head_seconds)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forget the connection."""
+        self._shared.idle.pop(self, None)
+        self._clear_deadline()
+        super().connection_lost(exc)
+
+    def close(self) -> None:
+        """Close the connection at once; what was written is still sent."""
+        self._shared.idle.pop(self, None)
+        self.connections.discard(self)
+        self._clear_deadline()
+        self._closing.close()
+
+    def drain(self) -> None:
+        """Close the connection after what was written, when the client has stopped sending, or after :data:`DRAIN_SECONDS`."""
+        if self._is_draining:
+            return
+        if self._phase is Phase.NOTHING or self._closing.is_closing():
+            self.close()
+            return
+        self._is_draining = True
+        self._shared.idle.pop(self, None)
+        self.flow.resume_reading()
+        if self._closing.can_write_eof():
+            self._closing.write_eof()
+        self._set_deadline(DRAIN_SECONDS)
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether what the client still sends is thrown away."""
+        return self._is_draining
+
+    def shutdown(self) -> None:
+        """End the connection, after the response in progress if there is one; uvicorn calls this when the server stops."""
+        if self._is_draining or self in self._shared.idle:
+            self.close()
+        else:
+            super().shutdown()
+
+    # -- what comes ------------------------------------------------------------------------------------------------------
+
+    def data_received(self, data: bytes) -> None:
+        """Parse what came. The parser keeps an unfinished line, so bytes by which it gets no further are counted too."""
+        if self._is_draining:
+            return
+        self._unparsed += len(data)
+        super().data_received(data)
+        if self._is_draining or self._closing.is_closing():
+            return
+        if self._unparsed > self._head_limit or self._head_bytes > self._head_limit:
+            self._refuse(_head_too_large(self._head_limit), HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
+        elif self in self._shared.idle and self._deadline is None:
+            self._set_deadline(self._shared.settings.head_seconds)
+
+    def on_message_begin(self) -> None:
+        """Begin a request."""
+        self._phase, self._head_bytes = Phase.HEAD, 0
+        super().on_message_begin()
+
+    def on_url(self, url: bytes) -> None:
+        """Take a part of the request line."""
+        self._count(len(url))
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Take a header; what looks like one after a chunked body is counted and not kept."""
+        self._count(len(name) + len(value) + len(": \r\n"))
+        if self._phase is Phase.HEAD and self._head_bytes <= self._head_limit:
+            super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        """Hand the request to the application, unless its head is too large."""
+        if self._head_bytes > self._head_limit:
+            raise _HeadTooLargeError
+        self._phase, self._unparsed = Phase.BODY, 0
+        self._clear_deadline()
+        self._shared.idle.pop(self, None)
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        """Take a part of a body."""
+        self._unparsed = 0
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """End a request."""
+        self._phase, self._unparsed = Phase.NOTHING, 0
+        super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        """Wait for the next request; after an answer to half a request there is none."""
+        super().on_response_complete()
+        if self._closing.is_closing() or self._is_draining or not self.cycle.response_complete:
+            return  # the last: a request that was sent before this response is in progress already
+        if self._phase is Phase.BODY:
+            self.drain()
+        else:
+            self._become_idle()
+
+    # -- refusals --------------------------------------------------------------------------------------------------------
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuse what is no HTTP, or has too large a head; uvicorn calls this when its parser or a callback has failed."""
+        if self._head_bytes > self._head_limit:
+            self._refuse(_head_too_large(self._head_limit), HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
+        else:
+            self._refuse(InvalidRequest(Code.REQUEST_INVALID, msg, remedy="Send HTTP/1.1."))
+
+    def _count(self, size: int) -> None:
+        self._head_bytes += size
+        self._unparsed = 0
+
+    def _refuse(self, error: MensError, status: int | None = None) -> None:
+        """Answer without the application, unless it is answering."""
+        if self.cycle is None or self.cycle.response_complete:
+            response = error_response(error, status)
+            response.headers["Connection"] = "close"
+            head = b"".join(b"%s: %s\r\n" % pair for pair in response.raw_headers)
+            self._closing.write(STATUS_LINE[response.status_code] + head + b"\r\n" + bytes(response.body))
+        self.drain()
+
+    # -- time ------------------------------------------------------------------------------------------------------------
+
+    def _become_idle(self) -> None:
+        self._shared.idle[self] = None
+
+    def _set_deadline(self, seconds: float) -> None:
+        self._clear_deadline()
+        self._deadline = self.loop.call_later(seconds, self._on_deadline)
+
+    def _clear_deadline(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def _on_deadline(self) -> None:
+        """Close a connection whose head, or whose rest of a request, has not come; one that sent nothing gets no answer."""
+        if self._phase is Phase.HEAD and not self._is_draining:
+            self._refuse(_head_too_slow(self._shared.settings.head_seconds))
+        self.close()
+
+
+class _DrainedTransport:
+    """A transport as uvicorn sees it: what uvicorn closes is drained first."""
+
+    def __init__(self, transport: asyncio.Transport, connection: Connection) -> None:
+        self._transport = transport
+        self._connection = connection
+        self.write = transport.write
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def close(self) -> None:
+        self._connection.drain()
+
+    def is_closing(self) -> bool:
+        return self._connection.is_draining or self._transport.is_closing()
+
+
+class _HeadTooLargeError(Exception):
+    """Ends the parsing of a request."""
+
+
+def _head_too_large(limit: int) -> TooLarge:
+    message = f"The request line and headers are larger than {limit} bytes."
+    return TooLarge(Code.HEAD_TOO_LARGE, message, remedy="Send fewer or shorter ones.")
+
+
+def _head_too_slow(seconds: float) -> TooSlow:
+    message = f"The request's headers did not come within {seconds:g} s."
+    return TooSlow(Code.REQUEST_TIMEOUT, message, remedy="Send them at once.")
+
+
+def _connections_limited() -> Unavailable:
+    return Unavailable(Code.CONNECTIONS_LIMITED, "All connections are in use.", remedy="Try again.")

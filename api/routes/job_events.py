@@ -1,0 +1,110 @@
+"""A job's events as a stream: /v1/jobs/{job_id}/events."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from functools import partial
+from typing import Annotated, NamedTuple
+
+from fastapi import APIRouter, Depends, Header, Query, Request
+from fastapi.sse import EventSourceResponse, ServerSentEvent
+
+from api.errors import error_response
+from api.openai.fine_tuning import event_seq
+from api.services import ServicesDep
+from api.web.auth import AUTHENTICATED, Authenticated, CallerDep
+from api.web.params import Id
+from api.web.tenant_view import TenantView, TenantViewDep
+from shared.database.job_states import FINAL
+from shared.database.records import Job
+from shared.errors import MensError
+
+router = APIRouter(prefix="/v1", tags=["jobs"])
+
+EVENTS_PER_READ = 500
+
+
+class StreamPart(NamedTuple):
+    """What one read of the database adds to a stream.
+
+    Attributes:
+        events: as they are sent, each with its ``seq``.
+        last: ends the stream of a job that has ended.
+        has_more: whether another read would add more.
+    """
+
+    events: list[tuple[int, ServerSentEvent]]
+    last: ServerSentEvent | None
+    has_more: bool
+
+
+def existing_job(job_id: Id, view: TenantViewDep) -> Job:
+    """The job, looked up before the stream begins, so that an unknown id is a 404."""
+    return view.jobs.get(job_id)
+
+
+def first_cursor(
+    last_event_id: Annotated[str | None, Header()] = None,
+    after: Annotated[str | None, Query(description="Start after this event (an id or seq).")] = None,
+) -> int:
+    """The event to start after, read before the stream begins, so that a wrong one is a 400."""
+    last = event_seq(last_event_id or None, "Last-Event-ID")
+    return (event_seq(after) or 0) if last is None else last
+
+
+async def one_stream(services: ServicesDep, caller: CallerDep) -> AsyncIterator[None]:
+    """One of the key's streams, until the response has ended; a 429 before it begins where there are too many."""
+    with services.event_feed.stream_of(caller.key):
+        yield
+
+
+@router.get("/jobs/{job_id}/events", response_class=EventSourceResponse, dependencies=[Depends(one_stream)])
+async def stream_events(
+    job: Annotated[Job, Depends(existing_job)],
+    services: ServicesDep,
+    view: TenantViewDep,
+    caller: CallerDep,
+    request: Request,
+    cursor: Annotated[int, Depends(first_cursor)],
+) -> AsyncIterator[ServerSentEvent]:
+    """A job's events as server-sent events, from the beginning or after Last-Event-ID, until the job has ended.
+
+    The last event, ``event: job``, carries the finished job. After a stream that ends without it, request the events after
+    the last one received. ``event: error`` ends the stream of a key that was revoked meanwhile.
+    """
+    authenticated: Authenticated = request.scope[AUTHENTICATED]
+    feed, seen = services.event_feed, None
+    try:
+        async for version in feed.versions(job.id):
+            if services.shutdown.has_begun or await request.is_disconnected():
+                return
+            await services.lookup.authenticate(authenticated.secret)
+            is_behind = version is None or version != seen
+            while is_behind:
+                what = (caller.tenant, job.id, cursor, version)
+                part = await feed.read(what, partial(read_part, view, job.id, cursor))
+                for seq, event in part.events:
+                    await services.lookup.authenticate(authenticated.secret)  # from memory
+                    cursor = seq
+                    yield event
+                if part.last:
+                    yield part.last
+                    return
+                is_behind = part.has_more
+            seen = version
+    except MensError as error:
+        yield ServerSentEvent(raw_data=bytes(error_response(error).body).decode(), event="error")
+
+
+def read_part(view: TenantView, job_id: str, cursor: int) -> StreamPart:
+    """The events after the cursor, rendered once for all streams that wait for them."""
+    # The job first: one that is read in a final state has all its events already.
+    job = view.job(job_id)
+    events = view.jobs.events(job_id, after=cursor, limit=EVENTS_PER_READ)
+    has_more = len(events) == EVENTS_PER_READ
+    rendered = [
+        (event.seq, ServerSentEvent(raw_data=event.model_dump_json(), event=event.type, id=str(event.seq)))
+        for event in events
+    ]
+    last = ServerSentEvent(raw_data=job.model_dump_json(), event="job") if job.state in FINAL and not has_more else None
+    return StreamPart(rendered, last, has_more)

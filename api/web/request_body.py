@@ -1,0 +1,139 @@
+"""Request bodies: how large one may be, by route, and how slowly it may come."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import NamedTuple
+
+from starlette.requests import ClientDisconnect
+from starlette.types import Message, Receive, Scope
+
+from api.settings import ApiSettings
+from api.web.uploads import MULTIPART_OVERHEAD_BYTES, file_too_large
+from shared.errors import Code, MensError, TooLarge, TooSlow
+
+MODEL_PATHS = frozenset(
+    {
+        "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings", "/v1/tokenize", "/v1/detokenize",
+        "/api/chat", "/api/generate",
+    }
+)  # fmt: skip
+UPLOAD_PATHS = frozenset({"/v1/files"})
+SLOWEST_BYTES_PER_SECOND = 16 << 10
+"""A body that comes more slowly than this runs out of its time."""
+LONGEST_LENGTH = 18
+"""Digits of a Content-Length that is worth reading."""
+
+
+class BodyRule(NamedTuple):
+    """How a route takes its body.
+
+    Attributes:
+        limit: largest body in bytes.
+        is_streamed: whether the route reads it piece by piece; else it is complete before the route is called.
+        too_large: the error for a larger one.
+    """
+
+    limit: int
+    is_streamed: bool
+    too_large: MensError
+
+
+def body_rule(settings: ApiSettings, path: str) -> BodyRule:
+    """How the route of a path takes its body."""
+    if path in UPLOAD_PATHS:
+        limit = settings.max_file_bytes
+        return BodyRule(limit + MULTIPART_OVERHEAD_BYTES, is_streamed=True, too_large=file_too_large(limit))
+    name = "max_body_bytes" if path in MODEL_PATHS else "max_request_bytes"
+    limit = getattr(settings, name)
+    message, remedy = f"The request body is larger than {limit} bytes.", f"Shorten it, or raise MENS_{name.upper()}."
+    return BodyRule(limit, is_streamed=False, too_large=TooLarge(Code.BODY_TOO_LARGE, message, remedy=remedy))
+
+
+async def limited_receive(scope: Scope, receive: Receive, rule: BodyRule, seconds: float) -> Receive:
+    """What the application receives a body from; a body that is not streamed has come when this returns.
+
+    Args:
+        scope: of the request.
+        receive: the server's.
+        rule: the route's.
+        seconds: longest silence, and lead over :data:`SLOWEST_BYTES_PER_SECOND`.
+
+    Raises:
+        TooLarge: ``BODY_TOO_LARGE``, ``FILE_TOO_LARGE``. TooSlow: ``REQUEST_TIMEOUT``. Of a streamed body, also what is returned
+            raises them. ClientDisconnect.
+    """
+    has_body, length = False, b"0"
+    for name, value in scope["headers"]:
+        if name == b"content-length":
+            has_body, length = value != b"0", value
+        elif name == b"transfer-encoding":
+            has_body = True
+    if not has_body:
+        return receive
+    if len(length) > LONGEST_LENGTH or (length.isdigit() and int(length) > rule.limit):
+        raise rule.too_large
+    body = _LimitedBody(receive, rule, seconds)
+    if rule.is_streamed:
+        return body.receive
+    return _replay(await body.read(), receive)
+
+
+class _LimitedBody:
+    """A body as it comes, within its size and its time."""
+
+    def __init__(self, receive: Receive, rule: BodyRule, seconds: float) -> None:
+        self._receive = receive
+        self._rule = rule
+        self._seconds = seconds
+        self._size = 0
+        self._is_complete = False
+        self._began = asyncio.get_running_loop().time()
+
+    async def read(self) -> bytes:
+        """The whole body."""
+        pieces = bytearray()
+        while not self._is_complete:
+            message = await self.receive()
+            if message["type"] == "http.disconnect":
+                raise ClientDisconnect
+            pieces += message.get("body", b"")
+        return bytes(pieces)
+
+    async def receive(self) -> Message:
+        """The next message; after the body's end, whenever the client disconnects."""
+        if self._is_complete:
+            return await self._receive()
+        lead = self._began + self._seconds + self._size / SLOWEST_BYTES_PER_SECOND
+        silence = asyncio.get_running_loop().time() + self._seconds
+        try:
+            async with asyncio.timeout_at(min(lead, silence)):
+                message = await self._receive()
+        except TimeoutError:
+            raise _too_slow(self._seconds) from None
+        self._size += len(message.get("body", b""))
+        self._is_complete = not message.get("more_body", False)
+        if self._size > self._rule.limit:
+            raise self._rule.too_large
+        return message
+
+
+def _replay(body: bytes, receive: Receive) -> Receive:
+    message: Message | None = {"type": "http.request", "body": body, "more_body": False}
+
+    async def replay() -> Message:
+        nonlocal message
+        if message is None:
+            return await receive()
+        first, message = message, None
+        return first
+
+    return replay
+
+
+def _too_slow(seconds: float) -> TooSlow:
+    return TooSlow(
+        Code.REQUEST_TIMEOUT,
+        f"The request's body did not come: {seconds:g} s of silence, or less than {SLOWEST_BYTES_PER_SECOND} bytes a second.",
+        remedy="Send it without pauses.",
+    )

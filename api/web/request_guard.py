@@ -1,0 +1,85 @@
+"""Request guard: nothing reads or parses the body of a request before its key is known, and no body is too large or too slow.
+
+FastAPI parses a body before it solves a route's dependencies, the key among them. So this middleware, outside everything but
+the access log, authenticates each request, and puts the result where `api/web/auth.py` and the fast path find it.
+"""
+
+from __future__ import annotations
+
+from fastapi.security.utils import get_authorization_scheme_param
+from starlette.requests import ClientDisconnect
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from api.errors import error_response_at
+from api.inference.gateway import CLIENT_GONE
+from api.services import Services
+from api.web.auth import AUTHENTICATED, Authenticated
+from api.web.request_body import body_rule, limited_receive
+from shared.errors import Code, MensError, TooSlow, Unauthenticated
+
+KEYED_PATHS = ("/v1/", "/api/")
+"""Beginnings of the paths that require a key: all but those of `api/routes/health.py`, and those where nothing is."""
+BEARER = "bearer"
+
+
+class RequestGuard:
+    """Middleware that refuses requests without a known key, and bodies over their route's limits of size and time."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Respond, or let the request through."""
+        if scope["type"] != "http" or not scope["path"].startswith(KEYED_PATHS):
+            return await self._app(scope, receive, send)
+        services: Services = scope["app"].state.services
+        settings = services.settings
+        try:
+            scope[AUTHENTICATED] = await authenticate(services, scope)
+            rule = body_rule(settings, scope["path"])
+            receive = await limited_receive(scope, receive, rule, settings.body_seconds)
+        except MensError as error:
+            response: Response = error_response_at(scope["path"], error)
+            if isinstance(error, TooSlow):
+                response.headers["Connection"] = "close"  # the rest may never come
+            return await response(scope, receive, send)
+        except ClientDisconnect:
+            return await Response(status_code=CLIENT_GONE)(scope, receive, send)
+        return await self._app(scope, receive, send)
+
+
+async def authenticate(services: Services, scope: Scope) -> Authenticated:
+    """The key of a request.
+
+    Raises:
+        Unauthenticated: ``KEY_MISSING``, ``KEY_INVALID``. TooMany: ``AUTHENTICATION_THROTTLED``: the client's address has tried too
+            many unknown keys; keys that were known are never refused for that. Unavailable: ``DATABASE_UNAVAILABLE``.
+    """
+    secret = _secret(scope)
+    lookup, failures = services.lookup, services.failed_authentications
+    if lookup.has_known(secret):
+        return Authenticated(await lookup.authenticate(secret), secret)
+    address = (scope.get("client") or ("",))[0]
+    failures.begin(address)
+    is_unknown = False
+    try:
+        return Authenticated(await lookup.authenticate(secret), secret)
+    except Unauthenticated:
+        is_unknown = True
+        raise
+    finally:
+        if not is_unknown:
+            failures.give_back(address)
+
+
+def _secret(scope: Scope) -> str:
+    header = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
+    scheme, secret = get_authorization_scheme_param(header.decode("latin-1"))
+    if scheme.lower() != BEARER or not secret:
+        raise Unauthenticated(
+            Code.KEY_MISSING,
+            "The request carries no API key.",
+            remedy="Send `Authorization: Bearer KEY`; make one with `mens keys create NAME`.",
+        )
+    return secret

@@ -1,0 +1,165 @@
+"""Event streams: limited by key, authenticated again while they last, and cheap for everybody else."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import FastAPI
+
+from api.event_feed import EventFeed
+from api.settings import ApiSettings
+from shared.database import jobs
+from shared.database.jobs import Jobs
+from shared.database.keys import Key
+from shared.database.leases import Leases
+from shared.database.records import Job, Kind, NewEvent, Submission
+from shared.errors import Code, Unavailable
+from tests.support.api_server import make_server
+from tests.support.asgi_server import run_server
+from tests.support.builders import BASE
+from tests.support.waiting import eventually
+
+pytestmark = pytest.mark.network
+
+LIMIT = 30
+
+
+@dataclass
+class Installation:
+    """A served API with a running job."""
+
+    app: FastAPI
+    client: httpx.Client
+    key: Key
+    job: Job
+
+    def report(self, message: str) -> None:
+        """Write an event of the job."""
+        services = self.app.state.services
+        leases = Leases(services.database, 60)
+        lease = leases.claim(self.job.id, "w")
+        assert lease
+        leases.report(lease, events=[NewEvent(message=message)])
+
+    def events(self) -> Any:
+        """A stream of the job's events."""
+        return self.client.stream("GET", f"/v1/jobs/{self.job.id}/events")
+
+
+@pytest.fixture
+def installation(app: FastAPI, settings: ApiSettings) -> Iterator[Installation]:
+    services = app.state.services
+    feed = EventFeed(services.database, settings.event_poll_seconds, LIMIT)
+    object.__setattr__(services, "event_feed", feed)
+    key, secret = services.keys.create("k", "acme")
+    submission = Submission(kind=Kind.FINETUNE, base_model=BASE, name="helper", contract={}, plan={})
+    job, _ = services.jobs.of("acme").submit(submission)
+    server = run_server(make_server(app, settings))
+    headers = {"Authorization": f"Bearer {secret}"}
+    with httpx.Client(base_url=next(server), headers=headers, timeout=20, trust_env=False) as client:
+        yield Installation(app, client, key, job)
+    next(server, None)
+
+
+def read_until(pieces: Iterator[str], wanted: str) -> str:
+    text = ""
+    while wanted not in text:
+        text += next(pieces)
+    return text
+
+
+def test_events_come_while_the_job_runs(installation: Installation) -> None:
+    with installation.events() as response:
+        pieces = response.iter_text()
+        read_until(pieces, "created and queued")
+        installation.report("the first")
+        assert "created and queued" not in read_until(pieces, "the first"), "no event twice"
+
+
+def test_streams_of_a_key_are_limited(installation: Installation) -> None:
+    with ExitStack() as stack:
+        for _ in range(LIMIT):
+            assert stack.enter_context(installation.events()).status_code == 200
+        refused = installation.client.get(f"/v1/jobs/{installation.job.id}/events")
+        assert (refused.status_code, refused.json()["error"]["code"]) == (429, "CONCURRENCY_LIMITED")
+        assert refused.headers["Retry-After"]
+        _, other = installation.app.state.services.keys.create("other", "acme")
+        with installation.client.stream(
+            "GET", f"/v1/jobs/{installation.job.id}/events", headers={"Authorization": f"Bearer {other}"}
+        ) as response:
+            assert response.status_code == 200, "another key has its own"
+
+    def is_admitted() -> bool:
+        with installation.events() as response:
+            return response.status_code == 200
+
+    eventually(is_admitted, what="a stream that was closed makes room")
+
+
+def test_revoked_key_gets_no_more_events(installation: Installation) -> None:
+    with installation.events() as response:
+        pieces = response.iter_text()
+        read_until(pieces, "created and queued")
+        installation.app.state.services.keys.revoke(installation.key.id)
+        installation.report("not for everybody")
+        rest = "".join(pieces)
+    assert "not for everybody" not in rest
+    error = next(line for line in rest.splitlines() if line.startswith("data: "))
+    assert json.loads(error.removeprefix("data: "))["error"]["code"] == "KEY_INVALID"
+    assert "event: error" in rest
+
+
+def test_many_streams_read_the_database_together(installation: Installation, monkeypatch: pytest.MonkeyPatch) -> None:
+    reads: list[str] = []
+    read_events, read_versions = Jobs.events, jobs.job_versions
+
+    def events(self: Jobs, job_id: str, **more: Any) -> Any:
+        reads.append("events")
+        return read_events(self, job_id, **more)
+
+    def versions(*arguments: Any) -> Any:
+        reads.append("versions")
+        return read_versions(*arguments)
+
+    monkeypatch.setattr("shared.database.jobs.Jobs.events", events)
+    monkeypatch.setattr("api.event_feed.job_versions", versions)
+    with ExitStack() as stack:
+        streams = [stack.enter_context(installation.events()).iter_text() for _ in range(LIMIT)]
+        for pieces in streams:
+            read_until(pieces, "created and queued")
+
+        def polls() -> int:
+            return reads.count("versions")
+
+        eventually(lambda: polls() > 2)
+        reads.clear()
+        eventually(lambda: polls() > 5)
+        assert "events" not in reads, "nothing has changed"
+        reads.clear()
+        installation.report("the first")
+        for pieces in streams:
+            read_until(pieces, "the first")
+        assert reads.count("events") < LIMIT / 3
+
+
+def test_stream_outlives_an_outage_of_the_database(installation: Installation, monkeypatch: pytest.MonkeyPatch) -> None:
+    outages: list[int] = []
+
+    def fail(*_: Any) -> Any:
+        outages.append(1)
+        raise Unavailable(Code.DATABASE_UNAVAILABLE, "away")
+
+    with installation.events() as response:
+        pieces = response.iter_text()
+        read_until(pieces, "created and queued")
+        with monkeypatch.context() as away:
+            away.setattr("api.event_feed.job_versions", fail)
+            eventually(lambda: len(outages) > 2)
+        installation.report("the first")
+        read_until(pieces, "the first")

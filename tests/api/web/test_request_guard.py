@@ -1,0 +1,143 @@
+"""The request guard: no body is read before the key is known, and every body has its limit."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from fastapi import FastAPI
+from fastapi.testclient import TestClient
+
+from api.inference.rate_limits.failed_authentications import FailedAuthentications
+from api.routes import chat, ollama
+from api.web.request_body import MODEL_PATHS
+from shared.database.tenancy import Role
+from shared.errors import Unavailable
+
+TRIES = 3
+
+
+def headers_of(app: FastAPI, role: Role = Role.ADMIN) -> dict[str, str]:
+    return {"Authorization": f"Bearer {app.state.services.keys.create('k', 'acme', role)[1]}"}
+
+
+async def forbidden_receive() -> Any:
+    raise AssertionError("the body was read")
+
+
+@pytest.mark.parametrize("header", [None, "Bearer wrong", "Basic abc"])
+@pytest.mark.parametrize("path", ["/v1/jobs", "/v1/files", "/v1/chat/completions", "/api/chat", "/v1/nothing"])
+def test_body_is_not_read_before_the_key_is_known(app: FastAPI, header: str | None, path: str) -> None:
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    headers = [(b"content-length", b"48000000"), (b"content-type", b"application/json")]
+    headers += [(b"authorization", header.encode())] if header else []
+    scope = {"type": "http", "method": "POST", "path": path, "raw_path": path.encode(), "headers": headers}
+    asyncio.run(app({**scope, "query_string": b"", "client": ("1.2.3.4", 5)}, forbidden_receive, send))
+    assert sent[0]["status"] == 401
+
+
+@pytest.mark.parametrize(
+    ("path", "limit", "code"),
+    [
+        ("/v1/jobs", 1 << 20, "BODY_TOO_LARGE"),
+        ("/v1/keys", 1 << 20, "BODY_TOO_LARGE"),
+        ("/v1/nothing", 1 << 20, "BODY_TOO_LARGE"),
+        ("/v1/chat/completions", 10_000, "BODY_TOO_LARGE"),
+        ("/api/chat", 10_000, "BODY_TOO_LARGE"),
+        ("/v1/files", 100_000 + (64 << 10), "FILE_TOO_LARGE"),
+    ],
+)
+@pytest.mark.parametrize("is_declared", [True, False])
+def test_body_over_the_routes_limit_is_refused(
+    app: FastAPI, client: TestClient, path: str, limit: int, code: str, is_declared: bool
+) -> None:
+    piece = b"[]" * 1000
+    pieces = [piece] * (limit // len(piece) + 2)
+    kind = "multipart/form-data; boundary=x" if path == "/v1/files" else "application/json"
+    content = b"".join(pieces) if is_declared else iter(pieces)
+    if path == "/v1/files":
+        start = b'--x\r\nContent-Disposition: form-data; name="other"\r\n\r\n'
+        content = start + b"".join(pieces) if is_declared else iter([start, *pieces])
+    response = client.post(path, content=content, headers={"Content-Type": kind})
+    error = response.json()
+    assert response.status_code == 413
+    assert (error["code"] if path.startswith("/api/") else error["error"]["code"]) == code
+
+
+def test_length_of_many_digits_is_refused(client: TestClient) -> None:
+    response = client.post("/v1/keys", content=b"{}", headers={"Content-Length": "9" * 5000})
+    assert response.status_code == 413
+
+
+def test_every_route_to_a_model_has_the_limit_of_models() -> None:
+    routes = {
+        route.path for router in (chat.router, ollama.router) for route in router.routes if "POST" in route.methods
+    }  # type: ignore[attr-defined]
+    assert routes - {"/api/{path:path}"} == MODEL_PATHS
+
+
+# -- failed authentications ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def throttled(app: FastAPI) -> FastAPI:
+    """An application where an address may try three unknown keys a minute."""
+    object.__setattr__(app.state.services, "failed_authentications", FailedAuthentications(TRIES))
+    return app
+
+
+def guess(client: TestClient) -> Any:
+    return client.get("/v1/models", headers={"Authorization": "Bearer mens-guess"})
+
+
+def test_guessing_keys_is_throttled(throttled: FastAPI, anonymous: TestClient) -> None:
+    assert [guess(anonymous).status_code for _ in range(TRIES)] == [401] * TRIES
+    response = guess(anonymous)
+    assert (response.status_code, response.json()["error"]["code"]) == (429, "AUTHENTICATION_THROTTLED")
+    assert 1 <= int(response.headers["Retry-After"]) <= 20
+
+
+def test_guessing_delays_nobody_else(throttled: FastAPI, anonymous: TestClient) -> None:
+    known = headers_of(throttled)
+    assert anonymous.get("/v1/models", headers=known).status_code == 200
+    for _ in range(TRIES + 1):
+        guess(anonymous)
+    throttled.state.services.lookup.invalidate()
+    assert anonymous.get("/v1/models", headers=known).status_code == 200, "a known key of the same address"
+    other = TestClient(throttled, client=("10.0.0.9", 1))
+    assert guess(other).status_code == 401, "another address"
+
+
+def test_known_keys_never_count(throttled: FastAPI, anonymous: TestClient) -> None:
+    for number in range(2 * TRIES):
+        headers = {"Authorization": f"Bearer {throttled.state.services.keys.create(f'k{number}')[1]}"}
+        assert anonymous.get("/v1/models", headers=headers).status_code == 200
+
+
+def test_revoked_key_counts_from_its_second_try(throttled: FastAPI, anonymous: TestClient) -> None:
+    key, secret = throttled.state.services.keys.create("k")
+    headers = {"Authorization": f"Bearer {secret}"}
+    assert anonymous.get("/v1/models", headers=headers).status_code == 200
+    throttled.state.services.keys.revoke(key.id)
+    statuses = [anonymous.get("/v1/models", headers=headers).status_code for _ in range(TRIES + 2)]
+    assert statuses == [401] * (TRIES + 1) + [429]
+
+
+def test_outage_of_the_database_is_no_failure(
+    throttled: FastAPI, anonymous: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def unavailable(_: str) -> Any:
+        raise Unavailable("DATABASE_UNAVAILABLE", "away")  # type: ignore[arg-type]
+
+    monkeypatch.setattr(throttled.state.services.lookup, "authenticate", unavailable)
+    assert [guess(anonymous).status_code for _ in range(2 * TRIES)] == [503] * 2 * TRIES
+
+
+def test_missing_keys_cost_no_lookup_and_are_not_counted(throttled: FastAPI, anonymous: TestClient) -> None:
+    assert [anonymous.get("/v1/models").status_code for _ in range(2 * TRIES)] == [401] * 2 * TRIES
+    assert guess(anonymous).status_code == 401
