@@ -1,9 +1,7 @@
-"""Pydantic models of `shared`: one frozen base per package, and no two classes of one name."""
+"""Pydantic models of `shared`: one frozen base per package."""
 
 from __future__ import annotations
 
-import ast
-from collections import Counter
 from importlib import import_module
 from pathlib import Path
 
@@ -28,13 +26,3 @@ def test_every_model_of_a_package_has_its_frozen_base(package: str, base: type[B
         for value in vars(module).values():
             if isinstance(value, type) and issubclass(value, BaseModel) and value.__module__ == module.__name__:
                 assert issubclass(value, base), value
-
-
-def test_class_names_are_unique() -> None:
-    names = Counter(
-        node.name
-        for path in (ROOT / "shared").rglob("*.py")
-        for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.ClassDef)
-    )
-    assert [name for name, count in names.items() if count > 1] == []
