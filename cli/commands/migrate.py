@@ -23,12 +23,12 @@ from cli.migration.archive.shutdown_dates import TABLE_SOURCE, describe_days
 from cli.migration.archive.usage import requests_by_model
 from cli.migration.prompts import choose_prompts
 from cli.migration.record import (
-    GOLDEN,
     Bounds,
     ModelPlan,
     Recording,
     Sampling,
     describe_plans,
+    golden_file,
     questions,
     record_answers,
     sum_estimates,
@@ -189,27 +189,36 @@ def record(
         cost = sum_estimates(target, plans)
         for line in describe_plans(plans, cost, price_in, price_out):
             typer.echo(line)
-        if dry_run or not cost.requests:
+        if dry_run:
             return
-        if not yes:
+        if cost.requests and not yes:
             typer.confirm("Send them?", abort=True)
-        bounds, failures = Bounds(max_requests, max_tokens), []
-        for key in read_keys(key_env):
-            asked = [plan for plan in plans if plan.project == key.project]
-            done = Recording()
-            try:
-                with activity(key, sum(len(plan.questions) for plan in asked)) as client:
-                    record_answers(client.client, target, asked, bounds, done, client.show)
-            except MensError as error:
-                failures.append(f"{key.project} is not complete. {error}")
-            bounds = bounds.after(done)
-            typer.echo(f"{key.project}: {done.describe()}")
-            for plan in asked:
-                lines = write_golden(target, plan)
-                typer.echo(f"{plan.model}: {lines} prompts with answers in {archive / GOLDEN / plan.project}")
+        failures = _send(target, plans, key_env, Bounds(max_requests, max_tokens)) if cost.requests else []
+        # Also when nothing was to be sent: an earlier run may have been killed before it came to this.
+        for plan in plans:
+            lines = write_golden(target, plan)
+            typer.echo(
+                f"{plan.model}: {lines} prompts with answers in {archive / golden_file(plan.project, plan.model)}"
+            )
         target.finish()
     if failures:
         fail("\n".join(failures))
+
+
+def _send(target: Archive, plans: list[ModelPlan], key_env: list[str], bounds: Bounds) -> list[str]:
+    """Send the questions of every project; returns why some could not be read to their end."""
+    failures = []
+    for key in read_keys(key_env):
+        asked = [plan for plan in plans if plan.project == key.project]
+        done = Recording()
+        try:
+            with activity(key, sum(len(plan.questions) for plan in asked)) as client:
+                record_answers(client.client, target, asked, bounds, done, client.show)
+        except MensError as error:
+            failures.append(f"{key.project} is not complete. {error}")
+        bounds = bounds.after(done)
+        typer.echo(f"{key.project}: {done.describe()}")
+    return failures
 
 
 def _listed(variables: list[str]) -> str:

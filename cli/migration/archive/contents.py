@@ -15,6 +15,7 @@ from cli.migration.archive.pages import Item
 from cli.migration.archive.sections import url_path
 from cli.migration.archive.shutdown_dates import is_tuned, parse_name
 from shared.errors import ArtifactInvalid, Code
+from shared.hashing import digest_file
 
 
 class Contents:
@@ -80,9 +81,18 @@ class Contents:
         return self.items(project, "fine_tuning/jobs")
 
     def file(self, project: str, file_id: str) -> Path | None:
-        """The content of a file, if the archive has it."""
-        entries = self._entries.get((project, url_path("files", file_id, "content")))
-        return self.folder / entries[0].file if entries else None
+        """The content of a file, if the archive has it.
+
+        Raises:
+            ArtifactInvalid: it is not, byte for byte, what was fetched.
+        """
+        for entry in self._entries.get((project, url_path("files", file_id, "content")), []):
+            path = self.folder / entry.file
+            if not path.is_file() or digest_file(path) != entry.sha256:
+                remedy = "Use a copy of the archive, or delete the file and export again."
+                raise ArtifactInvalid(Code.ARCHIVE_INVALID, f"{path} is not what was fetched.", remedy=remedy)
+            return path
+        return None
 
     def files(self, project: str, purpose: str) -> Iterator[tuple[Item, Path]]:
         """Files of a purpose whose content the archive has."""

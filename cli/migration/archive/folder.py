@@ -21,7 +21,7 @@ from urllib.parse import quote
 import msgspec
 
 from shared.errors import ArtifactInvalid, Code, Conflict
-from shared.hashing import CHUNK_BYTES, digest_file
+from shared.hashing import CHUNK_BYTES
 
 MANIFEST, JOURNAL, INVENTORY, RAW = "manifest.json", "journal.jsonl", "inventory.json", "raw"
 _PARTIAL, _LOCK = ".partial", ".lock"
@@ -156,8 +156,13 @@ class Archive:
         return entry
 
     def finish(self, unfinished: Mapping[str, str] | None = None) -> None:
-        """Write the manifest, which takes in the journal; ``unfinished`` is as in :class:`Manifest`."""
-        manifest = Manifest(now(), dict(unfinished or {}), self.entries())
+        """Write the manifest, which takes in the journal.
+
+        Args:
+            unfinished: as in :class:`Manifest`; None leaves it as it is.
+        """
+        known = _read_manifest(self.folder).unfinished if unfinished is None else dict(unfinished)
+        manifest = Manifest(now(), known, self.entries())
         write_private(self.folder / MANIFEST, msgspec.json.format(msgspec.json.encode(manifest)) + b"\n")
         self._journal.seek(0)
         self._journal.truncate()
@@ -170,42 +175,42 @@ def is_archive(folder: Path) -> bool:
 
 def is_finished(folder: Path) -> bool:
     """Whether the last run on an archive has read every project to its end."""
-    journal, manifest = folder / JOURNAL, folder / MANIFEST
-    if not manifest.is_file() or (journal.is_file() and journal.stat().st_size):
+    journal = folder / JOURNAL
+    if not (folder / MANIFEST).is_file() or (journal.is_file() and journal.stat().st_size):
         return False
-    return not msgspec.json.decode(manifest.read_bytes(), type=Manifest).unfinished
+    return not _read_manifest(folder).unfinished
 
 
 def read_entries(folder: Path) -> dict[str, Entry]:
     """The entries of an archive by request; what the journal says is newer than the manifest.
 
     Raises:
-        ArtifactInvalid: the manifest is not one.
+        ArtifactInvalid: manifest or journal cannot be read.
     """
-    entries: list[Entry] = []
-    try:
-        if (folder / MANIFEST).is_file():
-            manifest = msgspec.json.decode((folder / MANIFEST).read_bytes(), type=Manifest)
-            entries += manifest.requests
-        if (folder / JOURNAL).is_file():
-            # A line without its end was being written when its process was killed.
-            lines = (folder / JOURNAL).read_bytes().rpartition(b"\n")[0].splitlines()
+    entries = _read_manifest(folder).requests
+    if (folder / JOURNAL).is_file():
+        # A line without its end was being written when its process was killed.
+        lines = (folder / JOURNAL).read_bytes().rpartition(b"\n")[0].splitlines()
+        try:
             entries += [msgspec.json.decode(line, type=Entry) for line in lines]
-    except ValueError as error:
-        message = f"The index of {folder} cannot be read: {error}."
-        raise ArtifactInvalid(
-            Code.ARCHIVE_INVALID, message, remedy="Use a copy, or export into a new folder."
-        ) from None
+        except msgspec.DecodeError as error:
+            raise _unreadable(folder / JOURNAL, error) from None
     return {entry.key: entry for entry in entries}
 
 
-def verify(folder: Path, entries: list[Entry]) -> list[str]:
-    """The files of an archive that are missing or are not, byte for byte, what was fetched."""
-    return [
-        entry.file
-        for entry in entries
-        if entry.file and not ((folder / entry.file).is_file() and digest_file(folder / entry.file) == entry.sha256)
-    ]
+def _read_manifest(folder: Path) -> Manifest:
+    """The manifest of an archive; an empty one before the first run has reached its end."""
+    if not (folder / MANIFEST).is_file():
+        return Manifest("", {}, [])
+    try:
+        return msgspec.json.decode((folder / MANIFEST).read_bytes(), type=Manifest)
+    except msgspec.DecodeError as error:
+        raise _unreadable(folder / MANIFEST, error) from None
+
+
+def _unreadable(path: Path, error: Exception) -> ArtifactInvalid:
+    message = f"The index {path} cannot be read: {error}."
+    return ArtifactInvalid(Code.ARCHIVE_INVALID, message, remedy="Use a copy, or export into a new folder.")
 
 
 def open_private(path: Path) -> BinaryIO:

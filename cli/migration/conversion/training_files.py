@@ -110,7 +110,7 @@ def _training_file(contents: Contents, project: str, file_id: str, item: Item, m
 
 
 def output_of(file: TrainingFile) -> str:
-    """Path of a converted file in the archive. Rows that Mens cannot train on yet are told by their name."""
+    """Path of a converted file in the archive. The name says which rows Mens cannot train on yet."""
     kind = "" if file.method is Method.SUPERVISED else f".{file.method}"
     return f"{DATA}/{safe_name(file.project)}/{safe_name(file.file_id)}{kind}.jsonl"
 

@@ -19,9 +19,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cli.migration.archive.export import ProjectExport, export_project
-from cli.migration.archive.folder import MANIFEST, Archive, read_entries, verify
+from cli.migration.archive.folder import MANIFEST, Archive, read_entries
 from cli.migration.archive.openai_client import OpenAIClient
 from cli.migration.archive.sections import Section
+from shared.hashing import digest_file
 from tests.support.fake_openai import KEY, OTHER_KEY, TUNED, FakeOpenAI, Response, ServedOpenAI, serve_fake_openai
 
 ITEMS = "evals/eval_0/runs/evalrun_0/output_items"
@@ -64,8 +65,8 @@ def test_everything_is_there_with_its_digest(openai: ServedOpenAI, tmp_path: Pat
     }
     assert [(entry.path, entry.status) for entry in result.refused] == [("files/file-train/content", 403)]
     assert not result.failure
-    entries = list(read_entries(tmp_path / "a").values())
-    assert not verify(tmp_path / "a", entries)
+    kept = [entry for entry in read_entries(tmp_path / "a").values() if entry.file]
+    assert all(digest_file(tmp_path / "a" / entry.file) == entry.sha256 for entry in kept)
     assert (tmp_path / "a/raw/P/files/content/file-plain").read_bytes().startswith(b"step,train_loss")
 
 

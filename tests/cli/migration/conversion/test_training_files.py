@@ -14,6 +14,7 @@ from cli.migration.conversion.outcomes import Method, RowOptions
 from cli.migration.conversion.training_files import Choices, convert_files, find_files, output_of
 from cli.migration.prompts import file_requests
 from cli.migration.record import GOLDEN
+from shared.errors import ArtifactInvalid
 from shared.hashing import digest_json
 from tests.support.fake_openai import KEY, METRICS, ServedOpenAI, chat_line, job, stored_file
 
@@ -115,6 +116,14 @@ def test_metrics_are_read_in_both_of_openais_forms(folder: Path, name: str) -> N
     path = Contents(folder).file("P", name)
     assert path is not None
     assert plain_metrics(path.read_bytes()) == METRICS
+
+
+def test_a_file_that_was_changed_since_is_refused(folder: Path) -> None:
+    path = Contents(folder).file("P", "file-valid")
+    assert path is not None
+    path.write_bytes(path.read_bytes().replace(b"Answer", b"Rumour"))
+    with pytest.raises(ArtifactInvalid, match="is not what was fetched"):
+        find_files(Contents(folder), [])
 
 
 def test_what_is_no_base64_is_left_as_it_is() -> None:
