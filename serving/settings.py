@@ -42,6 +42,9 @@ class ServingSettings(Settings):
     serving_cache_dir: Path = Field(
         Path(), validate_default=True, description="Verified copies of adapters; best on a disk of this machine."
     )
+    serving_self_test_seconds: float = Field(
+        10.0, gt=0, description="Seconds between two answers by which a replica tests its engine."
+    )
     serving_cpu_threads: int = Field(1, ge=1, description="Threads on a CPU; more slow a tiny model down.")
     serving_max_loras: int = Field(4, ge=1, description="Different adapters in one batch.")
     serving_max_cpu_loras: int | None = Field(

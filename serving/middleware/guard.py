@@ -31,6 +31,7 @@ from serving.adapter_store import AdapterStore
 from serving.middleware.asgi_types import App, Receive, Scope, Send
 from serving.middleware.graceful_shutdown import GracefulShutdown
 from serving.middleware.in_flight import InFlightRequests, named_model, read_body
+from serving.middleware.self_test import SelfTest
 from serving.middleware.unloading import Unloader
 from serving.middleware.vllm_engine import Engine
 from serving.process import process_settings, process_store
@@ -100,6 +101,7 @@ class GuardMiddleware:
         self._in_flight = InFlightRequests()
         self._unloader = Unloader(self._in_flight, open_store)
         self._shutdown = GracefulShutdown()
+        self._self_test = SelfTest(app, self._key)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One connection: the server's own lifespan passes, HTTP requests are checked, web sockets are refused."""
@@ -107,8 +109,15 @@ class GuardMiddleware:
             case "lifespan":
                 # vLLM has set its signal handlers by now.
                 if server_of(scope) is not None:
-                    self._shutdown.handle_sigterm(process_settings().drain_seconds)
+                    settings = process_settings()
+                    self._shutdown.handle_sigterm(settings.drain_seconds)
+                    # Broken answers need no time to end.
+                    broken = partial(self._shutdown.begin, 0)
+                    self._self_test.start(
+                        settings.serving_base, settings.serving_self_test_seconds, scope["app"], broken
+                    )
                 await self._app(scope, receive, send)
+                self._self_test.stop()
             case "http":
                 try:
                     adapter_id = self._admit(scope)
@@ -144,7 +153,9 @@ class GuardMiddleware:
         response: BaseModel | None = None
         model = ""
         try:
-            if adapter_id is not None:
+            if _route(scope) in OPEN_ROUTES:
+                self._self_test.raise_if_failed()
+            elif adapter_id is not None:
                 response = await self._adapter_route(scope, adapter_id)
             elif _route(scope) == CAPABILITIES_ROUTE:
                 store, settings = await asyncio.to_thread(self._open_store), process_settings()

@@ -1,0 +1,182 @@
+"""A replica's test of itself: every few seconds one real answer of the base, compared with the first one after the start.
+
+vLLM's ``/health`` says that the engine's loop runs, not that it computes. What gets into the keys and values that all
+requests share (a NaN is enough) makes every model respond with nothing, with status 200, until the replica is started again.
+So ``/health`` is 503 until there is a first answer, and once an answer is none, not finite or not the first one's; then the
+replica ends, and what supervises it starts it anew.
+
+It is here and not in the API's health monitor because an orchestrator's probe sees only this replica, and because each of
+several API processes would ask. Two tokens every ten seconds delay nobody. They wait in the engine's queue like any
+request: a replica that is busy is tested a little later, never skipped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import math
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from serving.middleware.asgi_types import App, Message
+from shared.errors import Code, Unavailable
+
+PROMPT = "."
+"""Short, because the engine reads whole blocks of its memory: a NaN that another request left behind is found behind the prompt,
+and a long one would overwrite it."""
+TOLERANCE = 0.25
+"""Nats by which the most likely token's log-probability may differ: in bfloat16 a fuller batch rounds differently."""
+ANSWER_SECONDS = 120.0
+"""An engine that gives no two tokens in this time helps no caller."""
+
+log = logging.getLogger("vllm.mens.self_test")
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What one answer says of the engine.
+
+    Attributes:
+        fault: what is wrong; None when nothing is.
+        logprob: of its first token, in nats.
+        is_certain: a sound engine cannot have given this answer.
+    """
+
+    fault: str | None = None
+    logprob: float = math.nan
+    is_certain: bool = False
+
+
+class SelfTest:
+    """Asks the engine, in its own process and event loop. Passes while it was never started, as in a test without vLLM.
+
+    Args:
+        app: vLLM's application, behind the guard.
+        key: the serving key, for which vLLM asks too.
+    """
+
+    def __init__(self, app: App, key: bytes) -> None:
+        self._app = app
+        self._key = key
+        self._reference: float | None = None
+        self._fault: str | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self, model: str, seconds: float, state: Any, on_fault: Callable[[], None]) -> None:
+        """Begin to ask.
+
+        Args:
+            model: the base's name.
+            seconds: between two answers.
+            state: what vLLM's routes find in their scope as ``app``.
+            on_fault: called once, when the engine is found broken.
+        """
+        self._fault = "the engine has not answered yet"
+        self._task = asyncio.create_task(self._keep_asking(model, seconds, state, on_fault))
+
+    def stop(self) -> None:
+        """Ask no more."""
+        if self._task is not None:
+            self._task.cancel()
+
+    def raise_if_failed(self) -> None:
+        """Raises:
+        Unavailable: ``SERVING_UNAVAILABLE``: the engine has not answered yet, or no longer answers as it did.
+        """
+        if self._fault is not None:
+            raise Unavailable(
+                Code.SERVING_UNAVAILABLE,
+                f"This replica failed its own test: {self._fault}.",
+                remedy="Use another replica; this one starts again. Its log says more.",
+            )
+
+    async def _keep_asking(self, model: str, seconds: float, state: Any, on_fault: Callable[[], None]) -> None:
+        while True:
+            verdict = await self._ask(model, state)
+            # Once more, so that an answer that was cut off or rounded otherwise ends no replica. A NaN may be gone the next
+            # time: the request that met it has overwritten it, and other requests will meet the others.
+            if verdict.fault and not verdict.is_certain:
+                verdict = await self._ask(model, state)
+            self._fault = verdict.fault
+            if verdict.fault:
+                log.critical("The engine is broken: %s. This replica ends, to be started again.", verdict.fault)
+                on_fault()
+                return
+            await asyncio.sleep(seconds)
+
+    async def _ask(self, model: str, state: Any) -> Verdict:
+        try:
+            async with asyncio.timeout(ANSWER_SECONDS):
+                status, body = await self._complete(model, state)
+        except TimeoutError:
+            return Verdict(f"no answer within {ANSWER_SECONDS:g} s")
+        except Exception as error:
+            log.exception("The engine could not be asked.")
+            return Verdict(f"asking it failed ({type(error).__name__})")
+        verdict = judge(status, body, self._reference)
+        if verdict.fault is None and self._reference is None:
+            log.info("The first answer's log-probability is %.4f.", verdict.logprob)
+            self._reference = verdict.logprob
+        return verdict
+
+    async def _complete(self, model: str, state: Any) -> tuple[int, bytes]:
+        """One request to vLLM's own route. The salt makes it compute anew, in memory that other requests have used."""
+        body = json.dumps(
+            {
+                "model": model,
+                "prompt": PROMPT,
+                "max_tokens": 2,
+                "temperature": 0,
+                "ignore_eos": True,
+                "logprobs": 1,
+                "cache_salt": uuid.uuid4().hex,
+            }
+        ).encode()
+        path = "/v1/completions"
+        headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+        if self._key:
+            headers.append((b"authorization", b"Bearer " + self._key))
+        scope = {
+            "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "POST", "scheme": "http",
+            "path": path, "raw_path": path.encode(), "root_path": "", "query_string": b"", "headers": headers,
+            "client": None, "server": None, "app": state, "state": {},
+        }  # fmt: skip
+        messages: Iterator[Message] = iter([{"type": "http.request", "body": body, "more_body": False}])
+        never = asyncio.Event()
+        status, parts = 500, bytearray()
+
+        async def receive() -> Message:
+            if (message := next(messages, None)) is None:
+                await never.wait()  # a caller that does not hang up
+            assert message is not None
+            return message
+
+        async def send(message: Message) -> None:
+            nonlocal status
+            status = message.get("status", status)
+            parts.extend(message.get("body", b""))
+
+        await self._app(scope, receive, send)
+        return status, bytes(parts)
+
+
+def judge(status: int, body: bytes, reference: float | None) -> Verdict:
+    """The verdict on one answer.
+
+    Args:
+        status: of the response. body: a completion in OpenAI's shape.
+        reference: the first token's log-probability after the start; None when this is that answer.
+    """
+    try:
+        found = [float(one) for one in json.loads(body)["choices"][0]["logprobs"]["token_logprobs"]]
+    except (ValueError, LookupError, TypeError):
+        # vLLM refuses to write NaN as JSON, with status 400; to this request it has no other reason.
+        return Verdict(f"no log-probabilities (status {status})", is_certain=status == 400)
+    if len(found) != 2 or not all(map(math.isfinite, found)):
+        return Verdict(f"log-probabilities {found}", is_certain=True)
+    if reference is not None and abs(found[0] - reference) > TOLERANCE:
+        return Verdict(f"log-probability {found[0]:.4f}, which was {reference:.4f} after the start", found[0])
+    return Verdict(None, found[0])
