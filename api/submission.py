@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
@@ -9,6 +11,7 @@ from typing import Any
 from api.services import Services
 from api.web.tenant_view import TenantView
 from shared.base_models.hub import locate_fetched
+from shared.contract.flat_keys import from_flat, parse_contract
 from shared.contract.plan import MergePlan, PlannedBase
 from shared.contract.sections import FineTuneContract, MergeContract
 from shared.database.records import Job, Kind, Submission
@@ -18,6 +21,9 @@ from shared.preflight.machine import machine_of
 from shared.preflight.pipeline import preflight
 from shared.preflight.types import InputFile, JobRequest, Preflight
 from shared.worker_registry import common_machine
+
+INLINE_NAME = "inline.jsonl"
+"""File name of rows that came with a job."""
 
 
 def check_contract(services: Services, view: TenantView, request: JobRequest) -> Preflight:
@@ -57,6 +63,7 @@ def submit_finetune(
     labels: dict[str, str],
     idempotency_key: str | None,
     hyperparameters: dict[str, Any] | None = None,
+    sent: Any = None,
 ) -> Job:
     """Check a contract completely, write the job, and enqueue it.
 
@@ -67,6 +74,7 @@ def submit_finetune(
         labels: the caller's metadata.
         idempotency_key: the same key and request give the same job.
         hyperparameters: OpenAI's three, resolved, for a job of OpenAI's API.
+        sent: what a repeated request with the same key must equal; its plan when None.
 
     Raises:
         MensError: see :func:`check_contract`; ``IDEMPOTENCY_CONFLICT``.
@@ -89,9 +97,50 @@ def submit_finetune(
         extra=extra,
         labels=labels,
         idempotency_key=idempotency_key,
-        request_digest=digest_json({"plan": plan.digest, "labels": labels}),
+        request_digest=digest_json({"plan": plan.digest if sent is None else sent, "labels": labels}),
     )
     return _submit(services, view, submission)
+
+
+def submit_rows(
+    services: Services,
+    view: TenantView,
+    rows: list[dict[str, Any]],
+    flat: dict[str, Any],
+    request: Callable[[FineTuneContract], JobRequest],
+    *,
+    labels: dict[str, str],
+    idempotency_key: str | None,
+) -> Job:
+    """Submit a job whose rows came with the request: they are stored as a file first, as if it had been uploaded.
+
+    Args:
+        services: the API's. view: of the tenant whose job it is.
+        rows: of the training file.
+        flat: the contract, by flat keys (`shared/contract/flat_keys.py`).
+        request: makes the job request of the contract. labels, idempotency_key: as in :func:`submit_finetune`.
+
+    Raises:
+        MensError: as :func:`submit_finetune`; then no file is left.
+    """
+    # Before anything is stored; the file's id is not known yet.
+    parse_contract(from_flat(flat | {"train_file": "inline"}))
+    with services.storage.writer() as writer:
+        for row in rows:
+            writer.write(json.dumps(row, ensure_ascii=False).encode() + b"\n")
+        file = view.files.add(INLINE_NAME, "fine-tune", writer.size, writer.commit())
+    job = None
+    try:
+        contract = parse_contract(from_flat(flat | {"train_file": file.id}))
+        sent = {"rows": rows, "flat": flat}
+        job = submit_finetune(
+            services, view, request(contract), labels=labels, idempotency_key=idempotency_key, sent=sent
+        )
+    finally:
+        # Refused, or the job of an earlier request, which has a file of its own.
+        if job is None or job.contract["data"]["train_file"] != file.id:
+            view.files.delete(file.id, services.storage.delete_blob)
+    return job
 
 
 def submit_merge(

@@ -11,7 +11,7 @@ import httpx
 import typer
 
 from cli.client.json_errors import note_json, wants_json
-from cli.commands import aliases, bases, data, demo, jobs, keys, migrate, models, plan, replicas, retention, up, usage
+from cli.commands import aliases, bases, data, demo, jobs, keys, migrate, models, plan, replicas, retention, status, up, usage
 from shared.errors import MensError
 
 app = typer.Typer(
@@ -22,7 +22,7 @@ app = typer.Typer(
 )
 app.command("up")(up.up)
 app.command("demo")(demo.demo)
-app.command("train")(jobs.train)
+app.command("train", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(jobs.train)
 app.command("plan")(plan.plan)
 app.command("chat")(models.chat)
 app.add_typer(models.app, name="models")
@@ -35,6 +35,9 @@ app.add_typer(data.app, name="data")
 app.add_typer(migrate.app, name="migrate")
 app.command("usage")(usage.usage)
 app.command("replicas")(replicas.replicas)
+app.command("probe")(status.probe)
+app.command("status")(status.status)
+app.command("watch-telemetry")(status.watch_telemetry)
 app.command("retention")(retention.retention)
 
 

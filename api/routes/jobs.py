@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Header, Query, Response, status
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
 from api.capabilities import CAPABILITIES, CapabilityMatrix
 from api.openai.fine_tuning import event_seq
 from api.openai.types import Metadata
 from api.services import ServicesDep
-from api.submission import check_contract, submit_finetune, submit_merge
+from api.submission import check_contract, submit_finetune, submit_merge, submit_rows
 from api.web.auth import TRAINER
 from api.web.params import After, Id, IdempotencyKey, Limit, Page, WholeList, page_of
 from api.web.tenant_rates import PLAN_LIMIT
@@ -21,6 +21,7 @@ from shared.contract.sections import FineTuneContract, MergeContract, Name
 from shared.database.adapters import Adapter
 from shared.database.records import Event, Job, Kind, MemoryAccuracy
 from shared.preflight.types import JobRequest
+from shared.worker_registry import WorkerMachine
 
 router = APIRouter(prefix="/v1", tags=["jobs"])
 
@@ -56,6 +57,45 @@ class CreateMerge(BaseModel):
     metadata: Metadata = {}
 
 
+class CreateFromRows(BaseModel):
+    """Request for a fine-tune job in one flat object, with its rows: every other key is a flat name of a contract's field."""
+
+    model_config = ConfigDict(extra="allow")
+    model: str = Field(min_length=1, description="Name of the base model.")
+    data: list[dict[str, Any]] = Field(min_length=1, description="Training rows, as they would stand in a JSONL file.")
+    preset: str | None = None
+    domain: str | None = None
+    name: Name | None = None
+    metadata: Metadata = {}
+
+    def request(self, contract: FineTuneContract) -> JobRequest:
+        """The job request of the contract that the flat keys make."""
+        return JobRequest(contract, self.preset, self.domain, self.name, train_lines=len(self.data))
+
+    def flat(self) -> dict[str, Any]:
+        """The keys of the contract."""
+        return {"model": self.model, **(self.model_extra or {})}
+
+
+def _kind_of(body: Any) -> str:
+    """Which body a request has: one without a kind and a contract is flat."""
+    if isinstance(body, CreateMerge | CreateFromRows):
+        return "merge" if isinstance(body, CreateMerge) else "rows"
+    if not isinstance(body, dict):
+        return "finetune"
+    if "kind" not in body and "contract" not in body and "data" in body:
+        return "rows"
+    return str(body.get("kind", "finetune"))
+
+
+CreateJob = Annotated[
+    Annotated[CreateFinetune, Tag("finetune")]
+    | Annotated[CreateMerge, Tag("merge")]
+    | Annotated[CreateFromRows, Tag("rows")],
+    Discriminator(_kind_of),
+]
+
+
 class PlanRequest(BaseModel):
     """Request for a dry run of a fine-tune contract."""
 
@@ -86,14 +126,19 @@ class JobAnswer(Job):
 
 @router.post("/jobs", status_code=status.HTTP_201_CREATED, dependencies=[*TRAINER, PLAN_LIMIT])
 def create_job(
-    body: Annotated[CreateFinetune | CreateMerge, Field(discriminator="kind")],
+    body: CreateJob,
     services: ServicesDep,
     view: TenantViewDep,
     idempotency_key: IdempotencyKey = None,
 ) -> Job:
-    """Create a job from its contract. A repeated request with the same Idempotency-Key returns the same job."""
+    """Create a job from its contract, or from rows and flat keys. A repeated request with the same Idempotency-Key returns
+    the same job.
+    """
     if isinstance(body, CreateMerge):
         return submit_merge(services, view, body.contract, labels=body.metadata, idempotency_key=idempotency_key)
+    if isinstance(body, CreateFromRows):
+        key, labels = idempotency_key, body.metadata
+        return submit_rows(services, view, body.data, body.flat(), body.request, labels=labels, idempotency_key=key)
     return submit_finetune(services, view, body.request(), labels=body.metadata, idempotency_key=idempotency_key)
 
 
@@ -117,6 +162,12 @@ def contract_schema() -> dict[str, Any]:
 def capabilities() -> CapabilityMatrix:
     """What this release trains, merges and serves: one row per capability, with the error code that proves it."""
     return CAPABILITIES
+
+
+@router.get("/workers")
+def list_workers(services: ServicesDep, _view: TenantViewDep) -> WholeList[WorkerMachine]:
+    """The machines of the workers that live, as they report them: what a job can be planned for."""
+    return WholeList(data=services.workers.machines())
 
 
 @router.get("/estimates/accuracy")

@@ -10,15 +10,17 @@ from urllib.parse import quote
 import typer
 from rich.console import Console
 
-from cli.client.connection import call, fail
+from cli.client.connection import call, fail, fail_with
 from cli.client.id_prefixes import resolve_adapter_id, resolve_job_id
 from cli.client.job_progress import FINAL, describe_progress, follow
 from cli.client.json_errors import note_json
 from cli.commands.aliases import describe_hiding
+from cli.commands.contract_flags import parse_flags
 from cli.output import print_table
 from shared.contract.auto_hyperparameters import auto_exec
-from shared.contract.sections import DataMode, FineTuneContract
+from shared.contract.sections import DEFAULT_MODEL_ID, DataMode, FineTuneContract
 from shared.datasets.reader import count_lines
+from shared.errors import ContractRejected
 
 app = typer.Typer(no_args_is_help=True, help="Jobs: list, show, watch, cancel, pause, resume, merge.")
 console = Console()
@@ -28,8 +30,9 @@ JobId = Annotated[str, typer.Argument(help="Id of the job, e.g. ftjob-01…, or 
 
 
 def train(
+    context: typer.Context,
     file: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="JSONL file with the training rows.")],
-    model: Annotated[str, typer.Option(help="Base model, by its name in the catalogue.")],
+    model: Annotated[str, typer.Option(help="Base model, by its name in the catalogue.")] = DEFAULT_MODEL_ID,
     validation: Annotated[
         Path | None, typer.Option(exists=True, dir_okay=False, help="JSONL file to validate on.")
     ] = None,
@@ -55,8 +58,17 @@ def train(
     ] = None,
     watch: Annotated[bool, typer.Option(help="Follow the job to its end.")] = True,
 ) -> None:
-    """Tune a base model on a JSONL file. Check it first with `mens data check FILE` and `mens plan FILE --model NAME`."""
+    """Tune a base model on a JSONL file. Check it first with `mens data check FILE` and `mens plan FILE --model NAME`.
+
+    After FILE every field of the contract is a flag by its flat name, e.g. --alpha 64 --qlora-ce-last-k 16 --curriculum.
+    """
     sections: dict[str, Any] = read_sections(contract) if contract else {}
+    try:
+        further = parse_flags(context.args)
+    except ContractRejected as error:
+        fail_with(error)
+    for section, fields in further.items():
+        sections[section] = sections.get(section, {}) | fields
     rules: dict[str, float] = {}
     if not (preset or domain):
         base = call("GET", f"/v1/models/{quote(model, safe='')}")["mens"]

@@ -196,3 +196,54 @@ def test_ready_without_a_database_is_a_503(app: FastAPI, client: TestClient) -> 
     response = client.get("/ready")
     assert (response.status_code, error_of(response)["code"]) == (503, "DATABASE_UNAVAILABLE")
     assert response.headers["retry-after"]
+
+
+ROWS_AND_KEYS = {
+    "data": [{"prompt": f"question {index}", "completion": "an answer"} for index in range(24)],
+    "r": 8,
+    "lora_alpha": 16,
+    "target_modules": ["q_proj", "v_proj"],
+    "batch_size": 4,
+    "epochs": 2,
+}
+"""The body of the seeds' own example."""
+
+
+def test_rows_and_flat_keys_make_a_job(client: TestClient) -> None:
+    response = client.post("/v1/jobs", json={"model": BASE, **ROWS_AND_KEYS})
+    assert response.status_code == 201, response.text
+    contract = response.json()["contract"]
+    adapter = contract["adapter"]
+    assert (adapter["rank"], adapter["alpha"], adapter["target_modules"]) == (8, 16, ["q_proj", "v_proj"])
+    assert (contract["exec"]["batch_size"], contract["exec"]["epochs"]) == (4, 2)
+    content = client.get(f"/v1/files/{contract['data']['train_file']}/content").text
+    assert [json.loads(line) for line in content.splitlines()] == ROWS_AND_KEYS["data"]
+
+
+def test_a_repeated_request_with_rows_is_the_same_job(client: TestClient) -> None:
+    body, headers = {"model": BASE, **ROWS_AND_KEYS}, {"Idempotency-Key": "one"}
+    first, again = (client.post("/v1/jobs", json=body, headers=headers).json() for _ in range(2))
+    assert first["id"] == again["id"]
+    assert len(client.get("/v1/files").json()["data"]) == 1
+    other = client.post("/v1/jobs", json=body | {"r": 4}, headers=headers)
+    assert error_of(other)["code"] == "IDEMPOTENCY_CONFLICT"
+    assert len(client.get("/v1/files").json()["data"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "code", "param"),
+    [
+        ({"lora_rank_": 3}, "CONTRACT_INVALID", "lora_rank_"),
+        ({"r": True}, "CONTRACT_INVALID", "adapter.rank"),
+        ({"target_modules": ["q_proj", "foo"]}, "TARGET_MODULES_UNKNOWN", "adapter.target_modules"),
+        ({"backend": "torch"}, "UNKNOWN_BACKEND", "backend"),
+        ({"data": [{"prompt": "only"}]}, "DATASET_LINE_INVALID", "data.train_file"),
+        ({"data": []}, "REQUEST_INVALID", "data"),
+    ],
+)
+def test_a_refused_request_with_rows_leaves_no_file(
+    client: TestClient, change: dict[str, Any], code: str, param: str
+) -> None:
+    error = error_of(client.post("/v1/jobs", json={"model": BASE, **ROWS_AND_KEYS, **change}))
+    assert (error["code"], error["param"]) == (code, param)
+    assert client.get("/v1/files").json()["data"] == []

@@ -166,6 +166,7 @@ MATRIX: dict[str, tuple[Case, ...]] = {
     "POST /v1/jobs/{job_id}/pause": (Case(Rule.CHANGE, TRAINER, QUEUED),),
     "POST /v1/jobs/{job_id}/resume": (Case(Rule.CHANGE, TRAINER, PAUSED),),
     "GET /v1/estimates/accuracy": (KEYED,),
+    "GET /v1/workers": (KEYED,),
     "GET /v1/fine_tuning/jobs": (KEYED,),
     "POST /v1/fine_tuning/jobs": (Case(Rule.SEE, TRAINER, FILE, openai_job),),
     "GET /v1/fine_tuning/jobs/{job_id}": (Case(Rule.SEE, kind=FINISHED),),

@@ -171,6 +171,7 @@ NO_LISTS = {
     "GET /v1/contract/schema",
     "GET /v1/capabilities",
     "GET /v1/replicas",
+    "GET /v1/workers",  # machines: they belong to no tenant
     "GET /v1/estimates/accuracy",  # tests/shared/database/test_tenants.py
     "GET /v1/usage",  # tests/api/routes/test_usage.py
     "GET /api/version",

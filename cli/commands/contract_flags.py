@@ -1,0 +1,67 @@
+"""Further flags of ``mens train``: every flat name of a contract's field, and what became of the original's other flags.
+
+``--qlora-ce-last-k 16 --curriculum --alpha=64`` are fields as they are; a flag that is no field names its replacement.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from shared.contract.flat_keys import from_flat
+from shared.errors import Code, ContractRejected
+
+REPLACED = {
+    "data_dir": "Give the file itself: mens train FILE.",
+    "output_dir": "The result is an adapter in storage; `mens models` lists it, MENS_RUNS_DIR has the run folders.",
+    "resume": "A job resumes by itself from its last checkpoint; a paused one with `mens jobs resume ID`.",
+    "force_restart": "Every job of yours starts anew; only attempts at the same job resume.",
+    "data_mode": "Use --lenient to skip bad lines; files are checked as they are.",
+    "fast_corpus": "There is no corpus step: the file is trained on as it is.",
+    "context_filter": "Put data.context_filter into a contract file and give it with --contract.",
+    "process_priority": "Start the worker with `nice`, or set MENS_TRAINER_THREADS.",
+    "background": "Use --no-watch: the job runs on a worker in any case.",
+    "log_dir": "Follow the job with `mens watch-telemetry ID`; its run folder has the trainer's log.",
+    "cloud": "Run workers where the GPUs are; deploy/helm has the chart.",
+    "max_budget": "There is no cloud lane, so nothing is spent.",
+    "train_data_hf": "Fetch the data set first and give the file.",
+    "adapter_upload_hf": "The adapter is a PEFT folder in storage; upload that.",
+    "max_runtime_secs": "Cancel a job with `mens jobs cancel ID`.",
+    "persistent": "Workers are persistent.",
+}
+"""Flags of the original command that are no field of the contract (mens-spec.md §14)."""
+
+
+def parse_flags(arguments: Sequence[str]) -> dict[str, Any]:
+    """The sections that further flags make.
+
+    Raises:
+        ContractRejected: ``CONTRACT_UNSUPPORTED`` for a flag that has a replacement; ``CONTRACT_INVALID`` or
+            ``UNKNOWN_BACKEND`` for one that is no field.
+    """
+    flat: dict[str, Any] = {}
+    waiting = list(arguments)
+    while waiting:
+        flag, given, text = waiting.pop(0).partition("=")
+        if not flag.startswith("--"):
+            raise ContractRejected(
+                Code.CONTRACT_INVALID, f"{flag!r} is no flag.", remedy="See mens train --help.", param=flag
+            )
+        name = flag.removeprefix("--").replace("-", "_")
+        if name in REPLACED:
+            raise ContractRejected(
+                Code.CONTRACT_UNSUPPORTED, f"{flag} is not there any more.", remedy=REPLACED[name], param=flag
+            )
+        if not given and waiting and not waiting[0].startswith("--"):
+            given, text = "=", waiting.pop(0)
+        flat[name] = _value(text) if given else True
+    return from_flat(flat)
+
+
+def _value(text: str) -> Any:
+    """A number, a truth value or a list as JSON has it; else the text, and lists of names with commas between them."""
+    try:
+        return json.loads(f"0{text}" if text.startswith(".") else text)
+    except ValueError:
+        return text.split(",") if "," in text else text

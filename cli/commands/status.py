@@ -1,0 +1,58 @@
+"""``mens probe``, ``mens status`` and ``mens watch-telemetry``: what there is to train on, what runs, how it goes."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+
+from cli.client.connection import connect, find_all
+from cli.client.id_prefixes import resolve_job_id
+from cli.client.job_progress import describe_progress, poll
+from cli.client.json_errors import note_json
+from cli.output import print_table
+
+GIB = 1 << 30
+Json = Annotated[bool, typer.Option("--json", callback=note_json, help="Print JSON.")]
+
+
+def probe(as_json: Json = False) -> None:
+    """Show the machines of the workers: GPUs and memory, as jobs are planned for them."""
+    found = find_all("/v1/workers")
+    if as_json:
+        typer.echo(json.dumps(found, indent=2))
+        return
+    sizes = ("memory_bytes", "free_bytes", "host_bytes")
+    rows = [
+        (one["device"], one["device_name"], str(one["devices"]), *(_gib(one[size]) for size in sizes)) for one in found
+    ]
+    print_table(("device", "name", "GPUs", "memory", "free", "main memory"), rows)
+    if not found:
+        typer.echo("No worker has reported: is one running, and Valkey with it?", err=True)
+
+
+def status(
+    limit: Annotated[int, typer.Option(min=1, max=100, help="How many jobs.")] = 10, as_json: Json = False
+) -> None:
+    """Show how many workers there are and the newest jobs with their progress. `mens jobs show ID` shows one."""
+    workers, jobs = find_all("/v1/workers"), find_all("/v1/jobs", limit=limit)
+    if as_json:
+        typer.echo(json.dumps({"workers": workers, "jobs": jobs}, indent=2))
+        return
+    typer.echo(f"{len(workers)} workers, {sum(one['devices'] for one in workers)} GPUs")
+    rows = [(job["id"], job["state"], job["stage"] or "", describe_progress(job["progress"])) for job in jobs]
+    print_table(("id", "state", "stage", "progress"), rows)
+
+
+def watch_telemetry(
+    job_id: Annotated[str, typer.Argument(help="Id of the job, or its beginning.")],
+) -> None:
+    """Print every event of a job as it comes, steps too, until it has ended; `mens jobs watch` shows a progress bar."""
+    for job in poll(resolve_job_id(job_id), connect()):
+        for event in job["events"]:
+            typer.echo(f"{event['created_at'][11:19]}  {event['message']}")
+
+
+def _gib(size: int | None) -> str:
+    return "" if size is None else f"{size / GIB:.1f} GiB"

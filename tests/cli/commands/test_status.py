@@ -1,0 +1,47 @@
+"""``mens probe``, ``mens status``, ``mens watch-telemetry`` and the flags of ``mens train`` against a real API."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from shared.worker_registry import WorkerMachine
+from tests.support.builders import submission
+from tests.support.cli_installation import CliInstallation
+
+GIB = 1 << 30
+MACHINE = WorkerMachine(device="cuda", device_name="H200", devices=2, memory_bytes=140 * GIB, free_bytes=100 * GIB)
+
+pytestmark = pytest.mark.network
+
+
+@pytest.fixture(autouse=True)
+def one_worker(installation: CliInstallation, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(installation.services.workers, "machines", lambda: [MACHINE])
+
+
+def test_probe_shows_what_workers_report(installation: CliInstallation) -> None:
+    assert installation.mens("probe").splitlines() == ["cuda\tH200\t2\t140.0 GiB\t100.0 GiB"]
+    (found,) = json.loads(installation.mens("probe", "--json"))
+    assert found == MACHINE.model_dump(mode="json")
+
+
+def test_status_shows_workers_and_jobs(installation: CliInstallation) -> None:
+    first, *rest = installation.mens("status").splitlines()
+    assert (first, rest) == ("1 workers, 2 GPUs", [])
+    assert json.loads(installation.mens("status", "--json"))["jobs"] == []
+
+
+def test_telemetry_is_printed_event_by_event(installation: CliInstallation) -> None:
+    job, _ = installation.services.jobs.submit(submission())
+    installation.services.jobs.cancel(job.id)
+    lines = installation.mens("watch-telemetry", job.id[:12]).splitlines()
+    assert [line[10:] for line in lines] == ["Job created and queued.", "Job cancelled."]
+
+
+def test_an_unknown_flag_of_train_is_refused_before_anything_is_sent(installation: CliInstallation, tmp_path) -> None:  # type: ignore[no-untyped-def]
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"prompt": "a", "response": "b"}\n')
+    for flags, code in ((["--alhpa", "3"], "CONTRACT_INVALID"), (["--cloud", "auto"], "CONTRACT_UNSUPPORTED")):
+        assert code in installation.mens("train", str(rows), "--model", "tiny", *flags, code=1)
