@@ -14,9 +14,9 @@ from collections.abc import Callable
 from vllm.lora.request import LoRARequest
 from vllm.lora.resolver import LoRAResolver, LoRAResolverRegistry
 
+from serving import vllm_cpu_patch, vllm_tool_calls_patch
 from serving.adapter_store import AdapterStore, ServableAdapter
 from serving.process import process_settings, process_store
-from serving.vllm_cpu_patch import apply_patch
 from shared.errors import ArtifactInvalid, Code, MensError
 from shared.host import exit_with_parent
 
@@ -70,7 +70,7 @@ class MensResolver(LoRAResolver):  # type: ignore[misc]  # vLLM is not type-chec
 
 
 def register() -> None:
-    """vLLM's plugin entry point: register the resolver, patch vLLM's CPU build, end an engine process with its server.
+    """vLLM's plugin entry point: register the resolver, patch vLLM, end an engine process with its server.
 
     Idempotent. Does nothing where no base is configured.
     """
@@ -80,7 +80,8 @@ def register() -> None:
         log.debug("Not a serving process of Mens. %s", error)
         return
     exit_with_parent()
-    apply_patch()
+    vllm_cpu_patch.apply_patch()
+    vllm_tool_calls_patch.apply_patch()
     if RESOLVER_NAME in LoRAResolverRegistry.get_supported_resolvers():
         return
     LoRAResolverRegistry.register_resolver(RESOLVER_NAME, MensResolver())
