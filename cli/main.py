@@ -11,7 +11,22 @@ import httpx
 import typer
 
 from cli.client.json_errors import note_json, wants_json
-from cli.commands import aliases, bases, data, demo, jobs, keys, migrate, models, plan, replicas, retention, status, up, usage
+from cli.commands import (
+    aliases,
+    bases,
+    data,
+    demo,
+    jobs,
+    keys,
+    migrate,
+    models,
+    plan,
+    replicas,
+    retention,
+    status,
+    up,
+    usage,
+)
 from shared.errors import MensError
 
 app = typer.Typer(
