@@ -15,16 +15,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
+from shared.datasets.dataset_report import DatasetReport, line_errors
 from shared.datasets.filters import RowFilter
-from shared.datasets.reader import (
-    DatasetReport,
-    TrainingRow,
-    count_lines,
-    line_errors,
-    line_stream,
-    parse_row,
-    read_rows,
-)
+from shared.datasets.reader import TrainingRow, count_lines, line_stream, parse_row, read_rows
 from shared.datasets.rows import RowError
 from shared.errors import InvalidRequest
 from shared.tokenization.assistant_spans import Chat, Method, find_assistant_spans
