@@ -137,6 +137,9 @@ def show_supervision(found: SupervisionReport) -> None:
         ("do not teach the base where to stop", found.end_not_learnt),
         ("are trained on in their last answer only", found.last_turn_only),
         ("have another prompt when served than in training", found.prompt_differs),
+        ("have a developer's turn that is written as the system's", found.developer_as_system),
+        ("lose thoughts of their answers", found.thoughts_left_out),
+        ("lose the names of their speakers", found.names_left_out),
     ):
         if notes.count:
             first = notes.first[0]

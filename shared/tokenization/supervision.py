@@ -182,6 +182,10 @@ class _SupervisionCounts:
     no_end: _Notes = field(default_factory=_Notes)
     last_turn_only: _Notes = field(default_factory=_Notes)
     prompt_differs: _Notes = field(default_factory=_Notes)
+    cut: _Notes = field(default_factory=_Notes)
+    developer_as_system: _Notes = field(default_factory=_Notes)
+    thoughts_left_out: _Notes = field(default_factory=_Notes)
+    names_left_out: _Notes = field(default_factory=_Notes)
     sample: list[Piece] = field(default_factory=list)
 
     def add(self, labelled: LabelledChat, tokenizer: Tokenizer) -> None:
@@ -201,10 +205,16 @@ class _SupervisionCounts:
             self.nothing.add(chat.line, f"no assistant token to learn is within {self.seq_len} tokens")
         elif missing:
             self.no_end.add(chat.line, missing)
-        if chat.last_turn_only:
-            self.last_turn_only.add(chat.line, "the template writes earlier answers differently from the last")
-        if chat.prompt_differs:
-            self.prompt_differs.add(chat.line, "the generation prompt is not how the answer's turn begins")
+        for notes, holds, reason in (
+            (self.cut, example.truncated, f"{example.truncated} tokens are cut off at the beginning"),
+            (self.last_turn_only, chat.last_turn_only, "the template writes earlier answers differently from the last"),
+            (self.prompt_differs, chat.prompt_differs, "the generation prompt is not how the answer's turn begins"),
+            (self.developer_as_system, chat.developer_as_system, "the template has no developer"),
+            (self.thoughts_left_out, "thoughts" in chat.left_out, "the template leaves out thoughts of an answer"),
+            (self.names_left_out, "names" in chat.left_out, "the template leaves out names"),
+        ):
+            if holds:
+                notes.add(chat.line, reason)
         if len(self.row_table) < MAX_LISTED:
             self.row_table.append(
                 RowSupervision(
@@ -236,11 +246,15 @@ class _SupervisionCounts:
             row_table=self.row_table,
             token_histogram=_histogram(self.token_sizes),
             supervised_histogram=_histogram(self.supervised_sizes),
+            truncated=self.cut.notes(),
             nothing_supervised=self.nothing.notes(),
             unsupported=self.unsupported.notes(),
             end_not_learnt=self.no_end.notes(),
             last_turn_only=self.last_turn_only.notes(),
             prompt_differs=self.prompt_differs.notes(),
+            developer_as_system=self.developer_as_system.notes(),
+            thoughts_left_out=self.thoughts_left_out.notes(),
+            names_left_out=self.names_left_out.notes(),
             sample=self.sample,
         )
 

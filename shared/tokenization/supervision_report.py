@@ -7,6 +7,8 @@ from pydantic import BaseModel, ConfigDict
 from shared.errors import Code, DatasetInvalid
 from shared.tokenization.assistant_spans import Method
 
+SHOWN_LINES = 5
+
 
 class SupervisionPart(BaseModel):
     model_config = ConfigDict(frozen=True)
@@ -24,6 +26,12 @@ class LineNotes(SupervisionPart):
 
     count: int = 0
     first: list[LineNote] = []
+
+    @property
+    def lines(self) -> str:
+        """The first of the lines, for a message."""
+        shown = ", ".join(str(note.line) for note in self.first[:SHOWN_LINES])
+        return f"line{'s' * (self.count > 1)} {shown}{' …' * (self.count > SHOWN_LINES)}"
 
 
 class RowSupervision(SupervisionPart):
@@ -63,10 +71,13 @@ class SupervisionReport(SupervisionPart):
         method: how answers were found; offsets if any row needed them.
         end_token: the token that the template writes after an answer.
         row_table: the first rows.
+        truncated: the rows that are cut.
         nothing_supervised, unsupported: rows for which the file is refused.
         end_not_learnt: rows whose end token is not supervised: they do not teach the model to stop.
         last_turn_only: rows of which only the last answer can be supervised, because of the template.
         prompt_differs: rows whose prompt at serving time is not how their answer's turn begins in training.
+        developer_as_system: rows with a developer's turn that the template writes as the system's.
+        thoughts_left_out, names_left_out: rows of which the template does not write an answer's thoughts, or a name.
         sample: one row in pieces, to show in colours.
     """
 
@@ -85,12 +96,30 @@ class SupervisionReport(SupervisionPart):
     row_table: list[RowSupervision]
     token_histogram: list[Bucket]
     supervised_histogram: list[Bucket]
+    truncated: LineNotes
     nothing_supervised: LineNotes
     unsupported: LineNotes
     end_not_learnt: LineNotes
     last_turn_only: LineNotes
     prompt_differs: LineNotes
+    developer_as_system: LineNotes
+    thoughts_left_out: LineNotes
+    names_left_out: LineNotes
     sample: list[Piece]
+
+    @property
+    def warnings(self) -> list[str]:
+        """What will not be learnt as the rows say it, one sentence each, with the first lines."""
+        findings = (
+            (self.truncated, "are longer than the limit: their beginning is cut off"),
+            (self.end_not_learnt, "do not teach the base where to stop"),
+            (self.last_turn_only, "are trained on in their last answer only, because the base's template rewrites earlier ones"),
+            (self.prompt_differs, "have another prompt when served than in training"),
+            (self.developer_as_system, "have a developer's turn, which the base's template knows as the system's"),
+            (self.thoughts_left_out, "lose thoughts of their answers, which the base's template does not write"),
+            (self.names_left_out, "lose the names of their speakers, which the base's template does not write"),
+        )  # fmt: skip
+        return [f"{notes.count} rows {what}: {notes.lines}." for notes, what in findings if notes.count]
 
     def refuse(self, param: str = "data.train_file") -> None:
         """Refuse the file if a row of it cannot be trained on.

@@ -182,7 +182,11 @@ BARE = "{% generation %}{{ messages[-1]['content'] }}{% endgeneration %}"
 
 def test_short_rows(preparing, tmp_path):
     folder = make_base(tmp_path / "bare", FAMILIES["chatml_marked"], BARE)
-    rows = preparing([pair("q", "a"), pair("q", "a longer answer")], chosen=Tokenizer.load(folder))
+    alone = {"messages": [{"role": "assistant", "content": "a"}]}
+    rows = preparing(
+        [alone, alone | {"messages": [{"role": "assistant", "content": "a longer answer"}]}],
+        chosen=Tokenizer.load(folder),
+    )
     assert [row.line for row in rows] == [2]
     assert rows.report.skipped["short_seq"] == 1
 
@@ -217,10 +221,11 @@ def test_bad_lines_refuse_or_are_passed_over(preparing):
     assert [row.line for row in preparing(lines, data={"mode": "lenient"})] == [1, 3]
 
 
-def test_a_template_that_does_not_take_a_row_says_which(preparing):
-    turns = [{"role": role, "content": "x"} for role in ("developer", "user", "assistant")]
+def test_a_template_that_does_not_take_a_row_says_which(preparing, tmp_path):
+    turns = [{"role": role, "content": "x"} for role in ("user", "tool", "assistant")]
+    without_tools = Tokenizer.load(make_base(tmp_path / "gemma", FAMILIES["gemma"]))
     with pytest.raises(InvalidRequest, match="line 2") as refused:
-        preparing([pair("a", "b"), {"messages": turns}])
+        preparing([pair("a", "b"), {"messages": turns}], chosen=without_tools)
     assert refused.value.code == Code.TEMPLATE_UNSUPPORTED
 
 
