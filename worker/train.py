@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from shared.contract.plan import TrainingRun
 from shared.contract.sections import Device
@@ -31,12 +32,14 @@ from worker.training.adapter import save_adapter
 from worker.training.checkpoint import Progress, checkpoint_at, load_checkpoint, save_checkpoint
 from worker.training.early_stopping import is_exhausted, score_at
 from worker.training.loss import evaluate
+from worker.training.method import Method
 from worker.training.probes import make_probes, write_probes
 from worker.training.reporting.facts import new_run_id
 from worker.training.reporting.report import write_reports
 from worker.training.reporting.telemetry import Telemetry
 from worker.training.reporting.trackers import Trackers, trackers_of
 from worker.training.step import optimizer_step
+from worker.training.supervised import Supervised
 from worker.training.trainer import TrainingContext, agree_to_start, describe, gather_facts, set_up
 
 MAX_NON_FINITE_STEPS = 3
@@ -58,13 +61,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     return run_engine(lambda: train(run, run_dir, arguments.resume, stop, arguments.cache), run_dir)
 
 
-def train(run: TrainingRun, run_dir: Path, resume: Path | None, stop: StopSignals, cache: Path | None = None) -> None:
+def train(
+    run: TrainingRun,
+    run_dir: Path,
+    resume: Path | None,
+    stop: StopSignals,
+    cache: Path | None = None,
+    method: Method[Any, Any] | None = None,
+) -> None:
     """Train an adapter as planned.
+
+    Args:
+        method: what rows, batches and loss are; supervised fine-tuning by default.
 
     Raises:
         MensError: with the code of what went wrong. StopRequested: asked to stop, and what was written before.
     """
-    context = set_up(run, run_dir, cache or run_dir / PREPARED_FOLDER)
+    context = set_up(run, run_dir, cache or run_dir / PREPARED_FOLDER, method or Supervised())
     progress = resume_or_start(context, resume)
     agree_to_start(context, progress)
     with open_telemetry(context, progress) as telemetry:
@@ -91,7 +104,7 @@ def open_telemetry(context: TrainingContext, progress: Progress) -> Telemetry:
     leads = context.distributed.is_main
     trackers = trackers_of(os.environ) if leads else Trackers([])
     trackers.start(context.plan, context.run_dir, progress.run_id)
-    report = context.data.rows.report
+    report = context.data.report
     return Telemetry(
         context.run_dir,
         context.order.total_steps,
@@ -136,7 +149,8 @@ def validate(context: TrainingContext, progress: Progress, telemetry: Telemetry)
     """Score the validation rows, unless this step has been validated."""
     if not score_at(progress.metrics, progress.step):
         batches = context.validation_batches(progress.token_budget)
-        telemetry.validation(progress.step, evaluate(context.model, batches, context.device, context.distributed.sum))
+        parts = (context.method, context.model, batches, context.device)
+        telemetry.validation(progress.step, evaluate(*parts, context.distributed.sum))
 
 
 def end_epoch(context: TrainingContext, progress: Progress, telemetry: Telemetry, epoch: int) -> None:
@@ -185,7 +199,7 @@ def stop_if_requested(stop: StopSignals, context: TrainingContext, progress: Pro
 
 def finish(context: TrainingContext, progress: Progress, telemetry: Telemetry) -> None:
     """Write the adapter, the probes for the serving tier, and last the reports that mark the run as complete."""
-    probes = make_probes(context.data.validation or context.data.rows, context.model, context.device)
+    probes = make_probes(context.data.probe_rows, context.model, context.device)
     if not context.distributed.is_main:  # the others have answered for their part of the base, where it is in parts
         return
     folder = context.run_dir / ADAPTER_FOLDER

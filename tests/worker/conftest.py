@@ -51,6 +51,7 @@ TORCH_PLACES = {
         "training/test_checkpoint.py",
         "training/test_distributed.py",
         "training/test_loss.py",
+        "training/test_method.py",
         "training/test_optimizer.py",
         "training/test_probes.py",
         "training/test_reproducibility.py",

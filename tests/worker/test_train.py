@@ -147,8 +147,8 @@ def poison(monkeypatch, from_step: int, to_step: int = 10_000) -> None:
     """Make the loss NaN in some optimizer steps."""
     real, calls = worker.training.step.accumulate_gradients, iter(range(1, 100_000))
 
-    def accumulate(model, batches, device, weight_sum):
-        score = real(model, batches, device, weight_sum)
+    def accumulate(method, model, batches, device, weight_sum):
+        score = real(method, model, batches, device, weight_sum)
         return score._replace(loss=float("nan")) if from_step <= next(calls) <= to_step else score
 
     monkeypatch.setattr(worker.training.step, "accumulate_gradients", accumulate)

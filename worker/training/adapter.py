@@ -11,7 +11,6 @@ import re
 from pathlib import Path
 from typing import Any
 
-import torch
 from peft import PeftModel, get_peft_model_state_dict, set_peft_model_state_dict
 from safetensors.torch import load_file, save_file
 from transformers import PreTrainedTokenizerBase
@@ -57,7 +56,8 @@ def save_adapter(
     folder.mkdir(parents=True, exist_ok=True)
     trained = {key: value.detach().float().cpu() for key, value in get_peft_model_state_dict(model).items()}
     weights = renamed(trained, *namespaces(base))
-    save_file(dict(sorted(_contiguous(weights).items())), folder / WEIGHTS_NAME, metadata={"format": "pt"})
+    contiguous = {key: weights[key].contiguous() for key in sorted(weights)}
+    save_file(contiguous, folder / WEIGHTS_NAME, metadata={"format": "pt"})
     config = _peft_config(model, plan.base.name)
     (folder / CONFIG_NAME).write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
     manifest = _manifest(model, tokenizer, plan, step, base_key_map(weights), folder)
@@ -108,10 +108,6 @@ def logical_name(module: str) -> str:
 def template_digest(tokenizer: PreTrainedTokenizerBase) -> str:
     """SHA-256 of the chat template's text."""
     return hashlib.sha256(str(tokenizer.chat_template).encode()).hexdigest()
-
-
-def _contiguous(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    return {key: value.contiguous() for key, value in weights.items()}
 
 
 def _layer_and_name(module: str) -> tuple[int, str]:

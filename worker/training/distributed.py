@@ -137,7 +137,7 @@ class DistributedContext:
         digests = [int.from_bytes(hashlib.sha256(fact.encode()).digest()[:8], signed=True) for fact in facts.values()]
         mine = torch.tensor(digests)
         of_all = [torch.empty_like(mine) for _ in range(self.size)]
-        _gather(of_all, mine)
+        _with_peers(lambda: dist.all_gather(of_all, mine))
         differs = [name for index, name in enumerate(facts) if len({int(one[index]) for one in of_all}) > 1]
         if differs:
             raise JobFailed(
@@ -206,10 +206,6 @@ def _claim(device: torch.device) -> None:
 
 def _all_reduce(tensor: torch.Tensor, operation: dist.ReduceOp.RedOpType) -> None:
     _with_peers(lambda: dist.all_reduce(tensor, operation))
-
-
-def _gather(into: list[torch.Tensor], tensor: torch.Tensor) -> None:
-    _with_peers(lambda: dist.all_gather(into, tensor))
 
 
 def _with_peers(talk: Callable[[], object]) -> None:

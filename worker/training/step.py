@@ -8,25 +8,23 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypeVar
 
-import numpy as np
 import torch
 
 from worker.child_runtime import is_out_of_memory
 from worker.training.checkpoint import Progress
-from worker.training.data.batches import MicroBatch
-from worker.training.data.prepared import Row
 from worker.training.data.row_order import Step
 from worker.training.distributed import DistributedContext
 from worker.training.loss import accumulate_gradients
+from worker.training.method import Batch, Example
+from worker.training.metrics import Score, StepReport
 from worker.training.model.load import trainable
-from worker.training.reporting.telemetry import Score, StepReport
 from worker.training.trainer import TrainingContext, agree_on_memory
 
 
 def optimizer_step(context: TrainingContext, progress: Progress, step: Step) -> StepReport:
     """One step of the optimizer. One whose loss or gradient is not finite changes nothing and is counted."""
     rows, rate = [context.data.row(number) for number in step.rows], context.rate_at(step.number)
-    weight_sum = sum(float(row.weights.sum(dtype=np.float64)) for row in rows)
+    weight_sum = sum(row.weight_sum for row in rows)
     context.distributed.seed_step(context.plan.contract.exec.seed, step.number)
     score, batches = retry_on_out_of_memory(
         partial(context.micro_batches, rows),
@@ -44,7 +42,10 @@ def optimizer_step(context: TrainingContext, progress: Progress, step: Step) -> 
     if finite:
         context.optimizer.step()
     context.optimizer.zero_grad(set_to_none=True)
-    progress.step, progress.trained_tokens = step.number, progress.trained_tokens + sum(len(row.ids) for row in rows)
+    progress.step, progress.trained_tokens = (
+        step.number,
+        progress.trained_tokens + sum(sum(row.lengths) for row in rows),
+    )
     progress.non_finite = 0 if finite else progress.non_finite + 1
     return report_step(
         context.distributed,
@@ -59,22 +60,22 @@ def optimizer_step(context: TrainingContext, progress: Progress, step: Step) -> 
     )
 
 
-def gradients(context: TrainingContext, batches: Sequence[MicroBatch], weight_sum: float) -> Score:
+def gradients(context: TrainingContext, batches: Sequence[Batch], weight_sum: float) -> Score:
     """Leave the gradients of a step's micro-batches, and nothing of an earlier try, in the parameters.
 
     Args:
         batches: this process's.
-        mass: of all the step's rows: what the loss is divided by.
+        weight_sum: of all the step's rows: what the loss is divided by.
     """
     context.optimizer.zero_grad(set_to_none=True)
-    return accumulate_gradients(context.model, batches, context.device, weight_sum=weight_sum)
+    return accumulate_gradients(context.method, context.model, batches, context.device, weight_sum=weight_sum)
 
 
 def report_step(
     distributed: DistributedContext,
     step: Step,
-    rows: Sequence[Row],
-    batches: Sequence[MicroBatch],
+    rows: Sequence[Example],
+    batches: Sequence[Batch],
     *,
     score: Score,
     weight_sum: float,
@@ -83,6 +84,7 @@ def report_step(
     token_budget: int,
 ) -> StepReport:
     """What telemetry says of a step, of which other processes may have micro-batches too."""
+    lengths = [length for row in rows for length in row.lengths]
     positions, micro_batches = distributed.sum([sum(batch.size for batch in batches), len(batches)])
     return StepReport(
         epoch=step.epoch,
@@ -91,13 +93,13 @@ def report_step(
         norm=norm,
         rate=rate,
         rows=len(rows),
-        tokens=sum(len(row.ids) for row in rows),
+        tokens=sum(lengths),
         positions=int(positions),
         micro_batches=int(micro_batches),
         token_budget=token_budget,
         weighted_rows=sum(row.weight != 1.0 for row in rows),
         syntax_weight_sum=weight_sum,
-        attended_keys=sum(len(row.ids) * (len(row.ids) + 1) // 2 for row in rows),
+        attended_keys=sum(length * (length + 1) // 2 for length in lengths),
     )
 
 
@@ -105,12 +107,12 @@ T = TypeVar("T")
 
 
 def retry_on_out_of_memory(
-    plan_micro_batches: Callable[[int], list[MicroBatch]],
-    work: Callable[[list[MicroBatch]], T],
+    plan_micro_batches: Callable[[int], list[Batch]],
+    work: Callable[[list[Batch]], T],
     progress: Progress,
     *,
     retry: bool = True,
-) -> tuple[T, list[MicroBatch]]:
+) -> tuple[T, list[Batch]]:
     """Do a step's forward and backward pass; when memory runs out again, in half the micro-batch, down to single rows.
 
     The step has the same rows either way, so the same gradient up to rounding. The smaller micro-batch stays for the

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from peft import PeftModel
@@ -15,11 +16,10 @@ from shared.artifacts.manifests import AdapterManifest
 from shared.base_models.config import ModelConfig
 from shared.contract.plan import ExecutionPlan, TrainingRun, warmup_steps
 from worker.training.checkpoint import Progress
-from worker.training.data.batches import MicroBatch, collate, plan_micro_batches
-from worker.training.data.dataset import Data, read_data
-from worker.training.data.prepared import PreparedRows, Row
+from worker.training.data.dataset import Data
 from worker.training.data.row_order import RowOrder
 from worker.training.distributed import DistributedContext, digest_of, local_rank
+from worker.training.method import Batch, Example, Method
 from worker.training.model.fsdp import in_step, sharding_is_forced
 from worker.training.model.load import (
     build_model,
@@ -52,6 +52,7 @@ class TrainingContext:
     """
 
     plan: ExecutionPlan
+    method: Method[Any, Any]
     run_dir: Path
     base: Path
     config: ModelConfig
@@ -59,7 +60,7 @@ class TrainingContext:
     model: PeftModel
     fused: FusionReport
     optimizer: torch.optim.Optimizer
-    data: Data
+    data: Data[Any]
     order: RowOrder
     device: torch.device
     budget: Budget
@@ -75,20 +76,21 @@ class TrainingContext:
         """Learning rate of a 1-based step."""
         return learning_rate(step - 1, self.order.total_steps, self.plan.contract.exec.learning_rate, self.warmup)
 
-    def micro_batches(self, rows: Sequence[Row], token_budget: int) -> list[MicroBatch]:
+    def micro_batches(self, rows: Sequence[Example], token_budget: int) -> list[Batch]:
         """The tensors of this process's share of some rows, in micro-batches of at most so many tokens; may be none."""
-        share = [rows[index] for index in self.distributed.share([len(row.ids) for row in rows])]
+        share = [rows[index] for index in self.distributed.share([sum(row.lengths) for row in rows])]
         packed, pad = packs(self.model), int(self.tokenizer.pad_token_id or 0)  # masked: any id will do
-        groups = plan_micro_batches([len(row.ids) for row in share], token_budget, packed=packed) if share else []
-        batches = [collate([share[index] for index in group], pad, packed=packed) for group in groups]
-        return list(in_step(batches, self.distributed)) if self.budget.shard_base else batches
+        batches = self.method.micro_batches(share, token_budget, pad_token=pad, packed=packed) if share else []
+        if not self.budget.shard_base:
+            return batches
+        return list(in_step(batches, self.distributed, self.method.empty_batch))
 
-    def validation_batches(self, token_budget: int) -> Iterator[MicroBatch]:
+    def validation_batches(self, token_budget: int) -> Iterator[Batch]:
         """The tensors of this process's share of the validation rows, a step's worth of them at a time."""
         size = self.plan.contract.exec.batch_size * self.plan.contract.exec.grad_accum * self.distributed.size
         for start in range(0, len(self.data.validation), size):
             stop = min(start + size, len(self.data.validation))
-            rows = [replace(self.data.validation[number], weight=1.0) for number in range(start, stop)]  # plain nats
+            rows = [self.data.validation[number].unweighted() for number in range(start, stop)]
             yield from self.micro_batches(rows, token_budget)
 
     def machine(self) -> Machine:
@@ -105,14 +107,14 @@ class TrainingContext:
             "layout": "packed" if packs(self.model) else "padded",
             **self.budget.as_dict(),
             "fused": asdict(self.fused),
-            "tokenizer": self.data.rows.report.tokenizer,
-            "prepared_from_cache": self.data.rows.report.cached,
+            "tokenizer": self.data.report.tokenizer,
+            "prepared_from_cache": self.data.report.cached,
             "environment": {name: identifier(str(value)) for name, value in self.environment.items()},
         }
 
 
-def set_up(run: TrainingRun, run_dir: Path, cache: Path) -> TrainingContext:
-    """Read the data, load the base in NF4, attach the adapter.
+def set_up(run: TrainingRun, run_dir: Path, cache: Path, method: Method[Any, Any]) -> TrainingContext:
+    """Read the data as the training method does, load the base in NF4, attach the adapter.
 
     Raises:
         MensError: data, base or device are not what the plan needs, with the code of what is wrong.
@@ -120,13 +122,14 @@ def set_up(run: TrainingRun, run_dir: Path, cache: Path) -> TrainingContext:
     contract, base = run.plan.contract, Path(run.inputs.base)
     device, config, tokenizer = pick_device(contract.device, local_rank()), read_config(base), load_tokenizer(base)
     distributed = DistributedContext.join(device)
-    data = distributed.main_process_first(lambda: read_data(run, tokenizer, config.vocab, cache))
+    data = distributed.main_process_first(lambda: method.read(run, tokenizer, config.vocab, cache))
     order = RowOrder(contract, data.difficulties, len(data.replay))
     forced = sharding_is_forced(os.environ)
     budget = choose_budget(contract, config, device, distributed.size, shard_base=forced, smallest=distributed.smallest)
     model, fused = build_model(base, contract, device, budget)
     return TrainingContext(
         plan=run.plan,
+        method=method,
         run_dir=run_dir,
         base=base,
         config=config,
@@ -138,7 +141,7 @@ def set_up(run: TrainingRun, run_dir: Path, cache: Path) -> TrainingContext:
         order=order,
         device=device,
         budget=budget,
-        environment=environment(device, distributed.size) | {"rows": data.rows.key},
+        environment=environment(device, distributed.size) | {"rows": data.key},
         distributed=distributed,
     )
 
@@ -170,7 +173,7 @@ def agree_on_memory(context: TrainingContext, progress: Progress) -> None:
 
 def describe(context: TrainingContext, progress: Progress) -> dict[str, object]:
     """Payload of the ``train_start`` event."""
-    plan, exec_, report = context.plan, context.plan.contract.exec, context.data.rows.report
+    plan, exec_, report = context.plan, context.plan.contract.exec, context.data.report
     return {
         "telemetry_schema": TELEMETRY_SCHEMA_VERSION,
         "run_id": progress.run_id,
@@ -205,7 +208,6 @@ def gather_facts(
     context: TrainingContext, manifest: AdapterManifest, progress: Progress, telemetry: Telemetry
 ) -> RunFacts:
     """All that the reports of a finished run are written from."""
-    validation = context.data.validation
     rows = len(context.data.training)
     return RunFacts(
         run_id=progress.run_id,
@@ -214,10 +216,10 @@ def gather_facts(
         manifest=manifest,
         progress=progress,
         summary=telemetry.summary(),
-        training=context.data.rows.report,
+        training=context.data.report,
         training_rows=rows,
-        validation=validation.report if isinstance(validation, PreparedRows) else None,
-        validation_rows=len(validation),
+        validation=context.data.validation_report,
+        validation_rows=len(context.data.validation),
         skips=telemetry.skips,
         rate_at=context.rate_at,
         last_epoch_steps=context.order.steps_of(context.order.epoch_of(progress.step)),

@@ -69,7 +69,7 @@ def test_alone_everything_is_free(monkeypatch):
     distributed, state = DistributedContext.join(torch.device("cpu")), torch.get_rng_state()
     score, parameter = Score(1.5, 0.3, 7), torch.nn.Parameter(torch.ones(2))
     distributed.seed_step(1, 2)
-    distributed.wait()
+    distributed.barrier()
     distributed.sum_gradients([parameter])
     distributed.refuse_difference({"plan": "a"})
     distributed.leave()
@@ -97,42 +97,42 @@ import torch
 from shared.errors import JobFailed
 from worker.child_runtime import PeerLost
 from worker.training.reporting.telemetry import Score
-from worker.training.distributed import World
+from worker.training.distributed import DistributedContext
 
 torch.set_num_threads(1)
-world, folder, told = World.join(torch.device("cpu")), Path(sys.argv[1]), {}
-told["sum"], told["largest"] = world.sum([1.5, world.rank]), world.largest([world.rank, -world.rank, 0])
+distributed, folder, told = DistributedContext.join(torch.device("cpu")), Path(sys.argv[1]), {}
+told["sum"], told["largest"] = distributed.sum([1.5, distributed.rank]), distributed.largest([distributed.rank, -distributed.rank, 0])
 
 both, mine, nobodys = (torch.nn.Parameter(torch.zeros(2, 3)) for _ in range(3))
-both.grad = torch.full((2, 3), world.rank + 1.0)
-if not world.leads:
+both.grad = torch.full((2, 3), distributed.rank + 1.0)
+if not distributed.is_main:
     mine.grad = torch.arange(6.0).view(2, 3)
-world.sum_gradients([both, mine, nobodys])
+distributed.sum_gradients([both, mine, nobodys])
 told["gradients"] = [None if one.grad is None else one.grad.tolist() for one in (both, mine, nobodys)]
 
-score = Score(0.25, 2 / 3, 3) if world.leads else Score(0.5, 1.0, 1)
-told["score"], told["with idle"] = world.total(score), world.total(score if world.leads else Score(0.0, 0.0, 0))
+score = Score(0.25, 2 / 3, 3) if distributed.is_main else Score(0.5, 1.0, 1)
+told["score"], told["with idle"] = distributed.total(score), distributed.total(score if distributed.is_main else Score(0.0, 0.0, 0))
 
 def encode():
     cached = (folder / "cache").exists()
     time.sleep(0.3)
     (folder / "cache").touch()
     return cached
-told["found"] = world.in_turn(encode)
+told["found"] = distributed.main_process_first(encode)
 
-world.seed_step(7, 1)
+distributed.seed_step(7, 1)
 told["mask"] = torch.rand(3).tolist()
 
-world.refuse_difference({"plan": "a", "rows": "5"})
+distributed.refuse_difference({"plan": "a", "rows": "5"})
 try:
-    world.refuse_difference({"plan": "a", "rows": str(world.rank), "weights": str(world.rank)})
+    distributed.refuse_difference({"plan": "a", "rows": str(distributed.rank), "weights": str(distributed.rank)})
 except JobFailed as error:
     told["refused"] = error.as_dict()
-if not world.leads:
+if not distributed.is_main:
     print(json.dumps(told), flush=True)
     os._exit(0)
 try:
-    world.wait()
+    distributed.barrier()
 except PeerLost:
     told["lost"] = True
 print(json.dumps(told))

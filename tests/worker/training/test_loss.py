@@ -13,13 +13,15 @@ from bitsandbytes.nn import Linear4bit
 from shared.contract.sections import AdapterSection, QuantSection
 from worker.training.data.batches import MicroBatch, collate
 from worker.training.data.prepared import Row
-from worker.training.loss import accumulate_gradients, evaluate, weighted_loss
+from worker.training.loss import accumulate_gradients, evaluate
 from worker.training.model.attention import DOCUMENTS
 from worker.training.model.load import attach_lora, load_quantised, trainable
 from worker.training.model.lora_fusion import fuse_lora
+from worker.training.supervised import Supervised
 
 CPU = torch.device("cpu")
 PAD = 0
+METHOD = Supervised()
 
 
 def example(seed: int, length: int, learnt: int, weight: float = 1.0) -> Row:
@@ -73,7 +75,7 @@ def dense(tiny_base):
 
 def gradients(model, batches: list[MicroBatch]) -> dict[str, torch.Tensor]:
     model.zero_grad(set_to_none=True)
-    accumulate_gradients(model, batches, CPU)
+    accumulate_gradients(METHOD, model, batches, CPU)
     return {name: one.grad.clone() for name, one in model.named_parameters() if one.requires_grad}
 
 
@@ -92,7 +94,7 @@ def packed(request) -> bool:
 
 def test_loss_is_the_sum_over_learnt_positions(model, dense, packed):
     rows = [example(1, 12, 9, weight=0.5), example(2, 5, 1)]
-    loss, hits = weighted_loss(model.eval(), batch_of(rows, packed=packed), CPU)
+    loss, hits = METHOD.loss(model.eval(), batch_of(rows, packed=packed), CPU)
     expected, right = 0.0, 0
     for one in rows:
         logits = dense(input_ids=torch.tensor([one.ids.tolist()]), use_cache=False).logits[0].detach()
@@ -116,8 +118,8 @@ def test_accumulation_over_unequal_micro_batches_equals_one_large_batch(model, r
 
 def test_score_of_accumulated_batches_is_that_of_the_large_one(model):
     model.zero_grad()
-    whole = accumulate_gradients(model, [batch_of(UNEQUAL)], CPU)
-    parts = accumulate_gradients(model, [batch_of([one]) for one in UNEQUAL], CPU)
+    whole = accumulate_gradients(METHOD, model, [batch_of(UNEQUAL)], CPU)
+    parts = accumulate_gradients(METHOD, model, [batch_of([one]) for one in UNEQUAL], CPU)
     assert whole.targets == parts.targets == 9 + 1 + 3 + 7
     assert parts.loss == pytest.approx(whole.loss, rel=1e-6)
     assert parts.accuracy == whole.accuracy
@@ -137,7 +139,7 @@ def test_shares_of_a_step_add_up_to_it(model):
     whole = gradients(model, [batch_of(UNEQUAL)])
     model.zero_grad(set_to_none=True)
     for share in (UNEQUAL[:1], UNEQUAL[1:]):
-        accumulate_gradients(model, [batch_of(share)], CPU, weight_sum=20.0)
+        accumulate_gradients(METHOD, model, [batch_of(share)], CPU, weight_sum=20.0)
     summed = {name: one.grad for name, one in model.named_parameters() if one.requires_grad}
     assert_same_gradients(summed, whole, 1e-5)
 
@@ -160,8 +162,8 @@ def test_a_cache_of_dequantised_weights_changes_no_bit(tiny_base, model):
 def test_the_model_keeps_documents_apart(model):
     """A row's loss is the same in any company."""
     assert model.config._attn_implementation == DOCUMENTS
-    alone = [weighted_loss(model.eval(), batch_of([one]), CPU)[0].item() for one in UNEQUAL]
-    together = weighted_loss(model, batch_of(UNEQUAL), CPU)[0].item()
+    alone = [METHOD.loss(model.eval(), batch_of([one]), CPU)[0].item() for one in UNEQUAL]
+    together = METHOD.loss(model, batch_of(UNEQUAL), CPU)[0].item()
     assert together == pytest.approx(sum(alone), rel=1e-5)
 
 
@@ -170,7 +172,7 @@ def test_gradients_stay_right_after_a_validation(tiny_base, dense):
     model = nf4_model(tiny_base)
     batches = [batch_of(UNEQUAL[:1])]
     before = gradients(model, batches)
-    evaluate(model, [batch_of(UNEQUAL)], CPU)
+    evaluate(METHOD, model, [batch_of(UNEQUAL)], CPU)
     after = gradients(model, batches)
     assert_same_gradients(after, gradients(dense, [batch_of(UNEQUAL[:1], packed=False)]), 1e-4)
     assert all(torch.equal(after[name], before[name]) for name in before)
@@ -187,7 +189,7 @@ def test_every_layer_gets_a_gradient(model):
 @pytest.mark.parametrize("rows", [1, 2, 4])
 def test_evaluation_does_not_depend_on_the_batch_size(model, rows, packed):
     cut = [batch_of(UNEQUAL[start : start + rows], packed=packed) for start in range(0, 4, rows)]
-    score, whole = evaluate(model, cut, CPU), evaluate(model, [batch_of(UNEQUAL)], CPU)
+    score, whole = evaluate(METHOD, model, cut, CPU), evaluate(METHOD, model, [batch_of(UNEQUAL)], CPU)
     assert score is not None
     assert whole is not None
     assert score.loss == pytest.approx(whole.loss, rel=1e-5)
@@ -199,8 +201,8 @@ def test_evaluation_does_not_depend_on_the_batch_size(model, rows, packed):
 def test_evaluation_sees_what_training_sees(model):
     """Validation loss and training loss of the same rows and weights are one number (there is no dropout here)."""
     model.zero_grad()
-    trained = accumulate_gradients(model, [batch_of(UNEQUAL)], CPU)
-    evaluated = evaluate(model, [batch_of(UNEQUAL)], CPU)
+    trained = accumulate_gradients(METHOD, model, [batch_of(UNEQUAL)], CPU)
+    evaluated = evaluate(METHOD, model, [batch_of(UNEQUAL)], CPU)
     assert evaluated is not None
     assert evaluated.loss == pytest.approx(trained.loss, rel=1e-6)
 
@@ -211,10 +213,10 @@ def test_evaluation_leaves_no_gradient_and_turns_dropout_off(tiny_base):
     fuse_lora(model, cache_dequantised=False)
     for parameter in trainable(model):
         parameter.data += 0.1
-    scores = [evaluate(model, [batch_of(UNEQUAL)], CPU) for _ in range(2)]
+    scores = [evaluate(METHOD, model, [batch_of(UNEQUAL)], CPU) for _ in range(2)]
     assert scores[0] == scores[1]
     assert all(parameter.grad is None for parameter in trainable(model))
 
 
 def test_nothing_to_evaluate_is_no_score(model):
-    assert evaluate(model, [], CPU) is None
+    assert evaluate(METHOD, model, [], CPU) is None

@@ -18,7 +18,6 @@ import pytest
 import torch
 
 import worker.training.checkpoint
-import worker.training.loss
 from shared.artifacts.manifests import CONFIG_NAME, MANIFEST_NAME, WEIGHTS_NAME
 from shared.hashing import digest_file
 from tests.support.training_runs import PauseAfter
@@ -33,6 +32,7 @@ from worker.run_folder import (
     read_json,
 )
 from worker.training.data.batches import MicroBatch
+from worker.training.supervised import Supervised
 
 STEPS = 30
 RUN = {
@@ -138,8 +138,8 @@ class SmallDevice:
 
     def __init__(self, monkeypatch, *, from_call: int, share: float) -> None:
         self.calls, self.from_call, self.share, self.tokens = 0, from_call, share, 0.0
-        self.real = worker.training.loss.weighted_loss
-        monkeypatch.setattr(worker.training.loss, "weighted_loss", self)
+        self.real = Supervised().loss
+        monkeypatch.setattr(Supervised, "loss", self)
 
     def __call__(self, model, batch: MicroBatch, device, divisor: float = 1.0):
         self.calls += 1

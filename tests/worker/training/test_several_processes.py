@@ -130,7 +130,7 @@ def test_validation_is_that_of_one_process(one, two):
 
 def test_the_adapter_is_that_of_one_process(one, two):
     alone, shared = (load_file(run_dir / ADAPTER_FOLDER / WEIGHTS_NAME) for run_dir in (one, two))
-    assert alone.keys() == shared.database.keys()
+    assert alone.keys() == shared.keys()
     for name, weights in alone.items():
         assert (shared[name] - weights).norm() <= 1e-5 * weights.norm(), name
     assert all(weights.abs().max() > 0 for weights in alone.values())
@@ -167,15 +167,16 @@ def test_paused_and_taken_up_again(tiny, tmp_path, start):
 
 
 SMALL_DEVICE = """
-import torch, worker.train, worker.training.loss as loss
-real, calls = loss.weighted_loss, []
+import torch, worker.train
+from worker.training.supervised import Supervised
+real, calls = Supervised().loss, []
 def small(model, batch, device, divisor=1.0):
     if model.training and os.environ['RANK'] == '1':
         calls.append(batch.size)
         if len(calls) == 2 or {always}:
             raise torch.OutOfMemoryError('CUDA out of memory. Tried to allocate 2.00 GiB')
     return real(model, batch, device, divisor)
-loss.weighted_loss = small
+Supervised.loss = staticmethod(small)
 sys.exit(worker.train.main())
 """
 

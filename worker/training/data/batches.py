@@ -34,7 +34,7 @@ class MicroBatch:
         predictors: positions in the flattened batch whose hidden rows predict a target, (targets,).
         targets: the token ids they must predict, (targets,).
         weights: what each target counts in the loss: its token's weight times its row's, fp32, (targets,).
-        mass: sum of the tokens' weights, the rows' own left out: what the loss is divided by.
+        weight_sum: sum of the tokens' weights, the rows' own left out: what the loss is divided by.
         tokens: real tokens.
     """
 
@@ -52,6 +52,11 @@ class MicroBatch:
     def size(self) -> int:
         """Positions computed, padding included."""
         return self.ids.numel()
+
+    @property
+    def target_count(self) -> int:
+        """Targets."""
+        return len(self.targets)
 
 
 def split_validation(rows: int, held_out: int, seed: int) -> tuple[Numbers, Numbers]:
@@ -117,6 +122,21 @@ def pad_rows(rows: Sequence[Row], pad_token: int) -> MicroBatch:
         offsets=np.arange(len(rows)) * length,
         boundaries=None,
         mask=torch.from_numpy(mask),
+    )
+
+
+def empty_batch() -> MicroBatch:
+    """One token that nothing is learnt from."""
+    return MicroBatch(
+        ids=torch.zeros((1, 1), dtype=torch.int64),
+        positions=torch.zeros((1, 1), dtype=torch.int64),
+        boundaries=None,
+        mask=None,
+        predictors=torch.zeros(0, dtype=torch.int64),
+        targets=torch.zeros(0, dtype=torch.int64),
+        weights=torch.zeros(0),
+        weight_sum=0.0,
+        tokens=0,
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Generic, TypeVar
 
 from transformers import PreTrainedTokenizerBase
 
@@ -13,7 +14,8 @@ from shared.contract.sections import FineTuneContract
 from shared.errors import Code, JobFailed
 from shared.tokenization.tokenizer import Tokenizer
 from worker.training.data.batches import Numbers, split_validation
-from worker.training.data.prepare import PreparedRows, Row, prepare
+from worker.training.data.prepare import prepare
+from worker.training.data.prepared import PreparationReport, PreparedRows, Row
 from worker.training.data.row_order import Difficulties, replay_contract
 
 COMPARED_ROWS = 8
@@ -21,35 +23,43 @@ COMPARED_TEXT = " Two  words\n\n\tand Ångström, e\u0301, 数据 🙂, don't 12
 """Where tokenizers differ: case, white space, accents, scripts, digits."""
 
 
+RowT = TypeVar("RowT")
+
+
 @dataclass(frozen=True)
-class Data:
-    """Encoded rows.
+class Data(Generic[RowT]):
+    """Encoded rows, of the kind that the training method reads.
 
     Attributes:
         rows: the training file's.
         training: numbers of those that are trained on.
+        difficulties: of those.
         validation: what the model is validated on: a file of its own, or rows held out of the training file.
         replay: rows that are mixed into each epoch; empty when there are none.
+        probe_rows: sequences with supervised tokens; the first of them become probes (`worker/training/probes.py`).
+        report: what became of the training file's rows.
+        validation_report: the same of the validation file, if there is one.
+        key: digest of all that decided the rows' content.
     """
 
-    rows: PreparedRows
+    rows: Sequence[RowT]
     training: Numbers
-    validation: Sequence[Row]
-    replay: Sequence[Row]
+    difficulties: Difficulties
+    validation: Sequence[RowT]
+    replay: Sequence[RowT]
+    probe_rows: Sequence[Row]
+    report: PreparationReport
+    validation_report: PreparationReport | None
+    key: str
 
-    @property
-    def difficulties(self) -> Difficulties:
-        """Of the rows that are trained on."""
-        return self.rows.difficulties[self.training]
-
-    def row(self, number: int) -> Row:
+    def row(self, number: int) -> RowT:
         """A row by the number that the order of steps has for it: training rows first, then replayed ones."""
         if number < len(self.training):
             return self.rows[int(self.training[number])]
         return self.replay[number - len(self.training)]
 
 
-def read_data(run: TrainingRun, tokenizer: PreTrainedTokenizerBase, vocab: int, cache: Path) -> Data:
+def read_data(run: TrainingRun, tokenizer: PreTrainedTokenizerBase, vocab: int, cache: Path) -> Data[Row]:
     """Encode the plan's files, or find them encoded in the cache.
 
     Raises:
@@ -67,7 +77,18 @@ def read_data(run: TrainingRun, tokenizer: PreTrainedTokenizerBase, vocab: int, 
     refuse_other_tokens(labeller, tokenizer, rows)
     held_out = 0 if validation else validation_split(len(rows), contract.data.validation_split_ratio)
     training, kept_apart = split_validation(len(rows), held_out, contract.exec.seed)
-    return Data(rows, training, validation or [rows[int(number)] for number in kept_apart], replay or [])
+    held_out_rows = validation or [rows[int(number)] for number in kept_apart]
+    return Data(
+        rows=rows,
+        training=training,
+        difficulties=rows.difficulties[training],
+        validation=held_out_rows,
+        replay=replay or [],
+        probe_rows=held_out_rows or rows,
+        report=rows.report,
+        validation_report=validation.report if validation else None,
+        key=rows.key,
+    )
 
 
 def refuse_other_tokens(labeller: Tokenizer, tokenizer: PreTrainedTokenizerBase, rows: Sequence[Row]) -> None:

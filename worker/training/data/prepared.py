@@ -94,6 +94,20 @@ class Row:
         """Positions that carry loss."""
         return int(np.count_nonzero(self.weights))
 
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """Tokens of each sequence that is computed for the row: one sequence."""
+        return (len(self.ids),)
+
+    @property
+    def weight_sum(self) -> float:
+        """Sum of the tokens' weights, the row's own left out."""
+        return float(self.weights.sum(dtype=np.float64))
+
+    def unweighted(self) -> Row:
+        """The row as validation counts it: without a weight of its own."""
+        return replace(self, weight=1.0)
+
 
 class PreparedRows(Sequence[Row]):
     """The rows of a folder, memory-mapped and read-only.

@@ -10,8 +10,9 @@ with empty ones.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import zip_longest
+from typing import TypeVar
 
 import torch
 from bitsandbytes.nn import Linear4bit
@@ -19,10 +20,10 @@ from peft import PeftModel
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from worker.training.data.batches import MicroBatch
 from worker.training.distributed import DistributedContext
 
 VARIABLE = "MENS_SHARD_BASE"
+T = TypeVar("T")
 
 
 def sharding_is_forced(environment: Mapping[str, str]) -> bool:
@@ -47,27 +48,12 @@ def shard_base(model: PeftModel, device: torch.device) -> None:
         model.to(device)
 
 
-def in_step(batches: Iterable[MicroBatch], distributed: DistributedContext) -> Iterator[MicroBatch]:
+def in_step(batches: Iterable[T], distributed: DistributedContext, empty_batch: Callable[[], T]) -> Iterator[T]:
     """A process's micro-batches, with empty ones in place of those that only others have."""
     own = list(batches)
     (most,) = distributed.largest([len(own)])
     for batch, _ in zip_longest(own, range(int(most))):
         yield batch or empty_batch()
-
-
-def empty_batch() -> MicroBatch:
-    """One token that nothing is learnt from."""
-    return MicroBatch(
-        ids=torch.zeros((1, 1), dtype=torch.int64),
-        positions=torch.zeros((1, 1), dtype=torch.int64),
-        boundaries=None,
-        mask=None,
-        predictors=torch.zeros(0, dtype=torch.int64),
-        targets=torch.zeros(0, dtype=torch.int64),
-        weights=torch.zeros(0),
-        weight_sum=0.0,
-        tokens=0,
-    )
 
 
 def _blocks(model: PeftModel) -> torch.nn.ModuleList:

@@ -67,7 +67,7 @@ def model_card(facts: RunFacts, packages: Mapping[str, str]) -> str:
         _base_model(facts),
         _data(facts),
         _recipe(facts),
-        _curves(),
+        f"\n## Curves\n\n![Training loss, validation loss and learning rate over the steps]({CURVES_NAME})\n",
         _evaluation(facts),
         _reproduce(facts, packages),
         _limits(facts),
@@ -199,10 +199,6 @@ def _recipe(facts: RunFacts) -> str:
     rows += [("optimizer steps", facts.progress.step), ("tokens", f"{facts.progress.trained_tokens:,}")]
     notes = "".join(f"\n- {inline(note)}" for note in facts.plan.notes)
     return "\n## Recipe\n\n" + table(rows) + (f"\nNotes of the plan:\n{notes}\n" if notes else "")
-
-
-def _curves() -> str:
-    return f"\n## Curves\n\n![Training loss, validation loss and learning rate over the steps]({CURVES_NAME})\n"
 
 
 def _evaluation(facts: RunFacts) -> str:

@@ -102,7 +102,9 @@ def training_manifest(facts: RunFacts, packages: Mapping[str, str]) -> dict[str,
         **_run_fields(facts),
         "training_objective_note": objective_note(contract),
         "training_deployment_target": contract.artifact.deployment_target,
-        "training_deployment_note": _deployment_note(contract),
+        "training_deployment_note": MOBILE_NOTE
+        if contract.artifact.deployment_target is DeploymentTarget.MOBILE_EDGE
+        else None,
         "eval_baseline_delta_note": _delta_note(facts),
     }
 
@@ -195,7 +197,7 @@ def _file_stats(report: PreparationReport, skips: Mapping[str, int]) -> dict[str
 
 
 def _model_fields(facts: RunFacts) -> dict[str, Any]:
-    config = facts.config
+    config, targets = facts.config, facts.plan.contract.adapter.targets
     adapted = len(facts.manifest.layer_order)
     layers = {found[1] for name in facts.manifest.layer_order if (found := re.match(r"l(\d+)\.", name))}
     return {
@@ -209,14 +211,10 @@ def _model_fields(facts: RunFacts) -> dict[str, Any]:
         "candle_qlora_architecture": config.family.value,
         "candle_qlora_linear_layers": config.layer_types.count(LINEAR),
         "candle_qlora_full_layers": config.layer_types.count(FULL),
-        "candle_qlora_graph_id": _graph_id(facts.plan.contract),
+        "candle_qlora_graph_id": "full_graph_v1" if targets is AdapterTargets.FULL_GRAPH else "lm_head_only",
         "candle_qlora_middle_layers_active": len(layers),
         "candle_qlora_proxy_stack_complete": adapted == len(linear_layers(config)),
     }
-
-
-def _graph_id(contract: FineTuneContract) -> str:
-    return "full_graph_v1" if contract.adapter.targets is AdapterTargets.FULL_GRAPH else "lm_head_only"
 
 
 def _data_fields(facts: RunFacts) -> dict[str, Any]:
@@ -269,10 +267,6 @@ def _run_fields(facts: RunFacts) -> dict[str, Any]:
         "candle_qlora_skips_short_seq": skips.get("short_seq", 0),
         "skipped_lines": facts.training.skipped_lines,
     }
-
-
-def _deployment_note(contract: FineTuneContract) -> str | None:
-    return MOBILE_NOTE if contract.artifact.deployment_target is DeploymentTarget.MOBILE_EDGE else None
 
 
 def _delta_note(facts: RunFacts) -> str | None:

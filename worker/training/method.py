@@ -1,0 +1,83 @@
+"""What a training method is: how a file's rows are read, become micro-batches, and micro-batches a loss.
+
+The trainer knows no more of a method than this: steps, memory, several processes, checkpoints, telemetry and the adapter are
+the same for all. The rows, batches and loss of a method are values of its own that only it looks into.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol, Self, TypeVar
+
+import torch
+from peft import PeftModel
+from transformers import PreTrainedTokenizerBase
+
+from shared.contract.plan import TrainingRun
+from worker.training.data.dataset import Data
+
+
+class Example(Protocol):
+    """A row of a method, as far as the trainer looks at it."""
+
+    @property
+    def lengths(self) -> Sequence[int]:
+        """Tokens of each sequence that is computed for the row."""
+
+    @property
+    def weight_sum(self) -> float:
+        """What the row adds to the divisor of its step's loss."""
+
+    @property
+    def weight(self) -> float:
+        """Of the whole row: its share of the loss, not of the divisor."""
+
+    def unweighted(self) -> Self:
+        """The row as validation counts it: without a weight of its own."""
+
+
+class Batch(Protocol):
+    """Tensors of one forward and backward pass, on the CPU, as far as the trainer looks at them."""
+
+    @property
+    def size(self) -> int:
+        """Positions computed, padding included."""
+
+    @property
+    def weight_sum(self) -> float:
+        """Sum of its rows' ``weight_sum``."""
+
+    @property
+    def target_count(self) -> int:
+        """Predictions of which each is right or wrong."""
+
+
+RowT = TypeVar("RowT", bound=Example)
+BatchT = TypeVar("BatchT", bound=Batch)
+
+
+class Method(Protocol[RowT, BatchT]):
+    """A training method: rows → micro-batches → loss."""
+
+    def read(self, run: TrainingRun, tokenizer: PreTrainedTokenizerBase, vocab: int, cache: Path) -> Data[RowT]:
+        """Encode the plan's files, or find them encoded in the cache.
+
+        Raises:
+            MensError: the data is not what the plan needs.
+        """
+
+    def micro_batches(self, rows: Sequence[RowT], token_budget: int, *, pad_token: int, packed: bool) -> list[BatchT]:
+        """Cut rows (one or more) into micro-batches of at most so many tokens; a longer row is a micro-batch of its own.
+
+        Args:
+            packed: whether the model can keep documents apart that stand in one sequence; else rows are padded.
+        """
+
+    def empty_batch(self) -> BatchT:
+        """Of the same shape and a few positions, with nothing to learn: for a process that has no rows where others have."""
+
+    def loss(
+        self, model: PeftModel, batch: BatchT, device: torch.device, divisor: float = 1.0
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The batch's sum of losses by ``divisor`` (a scalar to differentiate), and how many of its targets are right."""

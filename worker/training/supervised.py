@@ -1,0 +1,70 @@
+"""Supervised fine-tuning, the training method: learn the supervised tokens of each row by cross-entropy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from peft import PeftModel
+from transformers import PreTrainedTokenizerBase
+
+from shared.contract.plan import TrainingRun
+from worker.training.data.batches import MicroBatch, collate, empty_batch, plan_micro_batches
+from worker.training.data.dataset import Data, read_data
+from worker.training.data.prepared import Row
+from worker.training.model.lm_head import head_loss
+
+
+class Supervised:
+    """`worker/training/method.py:Method` on rows of token ids, each token with a weight as a target."""
+
+    def read(self, run: TrainingRun, tokenizer: PreTrainedTokenizerBase, vocab: int, cache: Path) -> Data[Row]:
+        """Encode the plan's files, or find them encoded in the cache.
+
+        Raises:
+            DatasetInvalid: ``NOTHING_SUPERVISED``, ``SKIP_RATE_EXCEEDED``. JobFailed: ``TOKENIZER_MISMATCH``.
+        """
+        return read_data(run, tokenizer, vocab, cache)
+
+    def micro_batches(
+        self, rows: Sequence[Row], token_budget: int, *, pad_token: int, packed: bool
+    ) -> list[MicroBatch]:
+        """Rows packed end to end, best fit decreasing; or rows of similar length together, padded."""
+        groups = plan_micro_batches([len(row.ids) for row in rows], token_budget, packed=packed)
+        return [collate([rows[index] for index in group], pad_token, packed=packed) for group in groups]
+
+    def empty_batch(self) -> MicroBatch:
+        """One token that nothing is learnt from."""
+        return empty_batch()
+
+    def loss(
+        self, model: PeftModel, batch: MicroBatch, device: torch.device, divisor: float = 1.0
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Weighted sum of cross-entropies in nats (a scalar to differentiate), and how many targets the arg-max predicts.
+
+        Only the hidden rows that predict a target go through the head.
+
+        Args:
+            divisor: of the loss; it goes into the weights, which are fp32: a gradient in bf16 would round it.
+        """
+        base = model.get_base_model()
+        hidden = base.get_decoder()(
+            input_ids=batch.ids.to(device, non_blocking=True),
+            attention_mask=None if batch.mask is None else batch.mask.to(device),
+            position_ids=batch.positions.to(device, non_blocking=True),
+            use_cache=False,
+            **_documents(batch, device),
+        ).last_hidden_state
+        rows = hidden.flatten(0, 1).index_select(0, batch.predictors.to(device))
+        return head_loss(
+            base.get_output_embeddings(), rows, batch.targets.to(device), batch.weights.to(device) / divisor
+        )
+
+
+def _documents(batch: MicroBatch, device: torch.device) -> dict[str, object]:
+    """What `worker/training/model/attention.py` needs to keep documents apart."""
+    if batch.boundaries is None:
+        return {}
+    longest = int(batch.boundaries.diff().max())
+    return {"cu_seq_lens_q": batch.boundaries.to(device), "max_length_q": longest}
