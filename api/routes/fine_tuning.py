@@ -43,7 +43,7 @@ def create_job(
         job = submit_finetune(
             services,
             view,
-            JobRequest(contract, name=to_name(body.suffix), train_lines=lines),
+            JobRequest(contract, name=to_name(body.suffix), train_lines=lines, batch_is_step=True),
             labels=body.metadata or {},
             idempotency_key=idempotency_key,
             hyperparameters=hyperparameters,

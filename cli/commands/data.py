@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, BinaryIO
 
@@ -16,6 +16,7 @@ from rich.table import Table
 
 from cli.client.connection import fail
 from shared.base_models.catalog import load_catalog
+from shared.base_models.config import parse_model_config
 from shared.contract.sections import ContextFilter, DataMode
 from shared.datasets.filters import RowFilter
 from shared.datasets.report import inspect_file
@@ -53,7 +54,9 @@ def check(
         list[str] | None, typer.Option(help="Keep only rows whose category contains this text.")
     ] = None,
     model: Annotated[str | None, typer.Option(help="Base model: a name in the catalogue, or its folder.")] = None,
-    seq_len: Annotated[int, typer.Option(min=8, help="Most tokens of a row, with --model.")] = 256,
+    seq_len: Annotated[
+        int | None, typer.Option(min=8, help="Most tokens of a row, with --model. Default: what a job would take.")
+    ] = None,
     sample: Annotated[int, typer.Option(min=1, help="How many rows are tokenised, with --model.")] = 2000,
     near: Annotated[bool, typer.Option(help="Look for near duplicates too; --no-near is faster.")] = True,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
@@ -87,9 +90,10 @@ def check(
     raise typer.Exit(0 if report.usable and not refused else 1)
 
 
-def report_supervision(file: Path, model: str, seq_len: int, min_rating: int, sample: int) -> SupervisionReport:
+def report_supervision(file: Path, model: str, seq_len: int | None, min_rating: int, sample: int) -> SupervisionReport:
     """The supervision report of a file for a base: which tokens are trained on, by the trainer's own labels."""
     from shared.base_models.hub import locate  # tokenizers and the hub's client are slow to import
+    from shared.preflight.sequence_length import UNKNOWN_MEMORY_TOKENS
     from shared.tokenization.supervision import supervise_file
 
     try:
@@ -97,6 +101,12 @@ def report_supervision(file: Path, model: str, seq_len: int, min_rating: int, sa
         folder = Path(model)
         if not (folder / "tokenizer.json").is_file():
             folder = locate(load_catalog(settings.catalog_path).get(model), settings.catalog_path)
+        if seq_len is None:
+            seq_len = UNKNOWN_MEMORY_TOKENS
+            # A folder with a tokenizer alone is enough to check data.
+            with suppress(MensError, OSError, ValueError):
+                positions = parse_model_config(json.loads((folder / "config.json").read_bytes())).max_positions
+                seq_len = min(positions or seq_len, seq_len)
         return supervise_file(file, folder, seq_len=seq_len, min_rating=min_rating, limit_rows=sample)
     except MensError as error:
         fail(str(error))

@@ -2,13 +2,14 @@
 and the command line offline. Reads headers, config, tokenizer and data; no weight, no GPU library.
 
     contract ─► gates ─► model folder ─► presets ─► gates ─► length, servability ─► tokenizer
-             ─► data and supervision, each file read once ─► presets, gates and plan, with rows ─► estimate
+             ─► data and supervision, each file read once ─► presets, gates and plan, with rows and their length ─► estimate
 
 Cheap checks come first. The first thing that makes the job impossible raises, with its code and what to do about it.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
@@ -28,6 +29,7 @@ from shared.datasets.rows import Record, as_row
 from shared.errors import ArtifactInvalid, Code, ContractRejected
 from shared.preflight.base_model import preflight_model
 from shared.preflight.estimate import CPU_RUNTIME_BYTES, RUNTIME_BYTES, estimate
+from shared.preflight.sequence_length import open_length
 from shared.preflight.servability import check_servable, serving_notes
 from shared.preflight.types import Estimate, InputFile, JobRequest, Machine, Preflight
 from shared.tokenization.supervision import SupervisionPass, sample_lines
@@ -78,7 +80,10 @@ def preflight(
     # The same object when presets and ladder decided nothing: then the gates have seen it already.
     if resolution.contract is not request.contract:
         _check_resolved(resolution, machine)
-    seq_len, positions = resolution.contract.exec.seq_len, model.config.max_positions
+    context = GateContext(machine.device, model.config.model_type, model.config.layers, rows=None)
+    on_gpu = target_device(resolution.contract, context) is not Device.CPU
+    length = open_length(request, resolution, model.config, machine, on_gpu=on_gpu)
+    seq_len, positions = length.limit if length else resolution.contract.exec.seq_len, model.config.max_positions
     if positions is not None and seq_len > positions:
         raise ContractRejected(
             Code.SEQ_LEN_TOO_LARGE,
@@ -88,14 +93,16 @@ def preflight(
         )
     if machine.limits:
         check_servable(resolution.contract, model.config, machine.limits, base_digest=base.digest)
-    data, supervision = _read_data(resolution.contract, Tokenizer.load(base_folder), train, validation, machine)
+    tokenizer = Tokenizer.load(base_folder)
+    data, supervision = _read_data(resolution.contract, seq_len, tokenizer, train, validation, machine)
     replayed = _read_replay(replay, resolution.contract.data)
     rows = data.training.trainable_rows
-    # Bounds by rows change the schedule only, so what was read and checked above still holds.
-    if is_small_dataset(rows):
-        resolution = resolve(rows=rows)
+    # Bounds by rows change the schedule only, and a length from the data is the one at which rows were cut above.
+    measured = length.decide(resolution.contract, supervision.longest_row) if length else {}
+    if is_small_dataset(rows) or measured:
+        resolution = resolve(rows=rows, measured=measured)
     contract = resolution.contract
-    context = GateContext(machine.device, model.config.model_type, model.config.layers, rows)
+    context = replace(context, rows=rows)
     plan = plan_finetune(
         contract,
         base,
@@ -108,11 +115,12 @@ def preflight(
     )
     supervision.refuse()
     needs = _estimate(plan, model.config, data.training, supervision, machine, context)
-    notes = [*plan.notes]
+    warnings = [*data.warnings, *supervision.warnings]
     if supervision.truncated_rows:
-        notes.append(
+        warnings.append(
             f"{supervision.truncated_rows} of {supervision.rows} rows are longer than exec.seq_len"
-            f" ({contract.exec.seq_len} tokens): their beginning is cut off. Raise exec.seq_len to keep it."
+            f" ({contract.exec.seq_len} tokens): their beginning is cut off, in {supervision.cut.lines}."
+            " Raise exec.seq_len to keep it."
         )
     served = serving_notes(contract, machine.limits) if machine.limits else []
     return Preflight(
@@ -122,7 +130,8 @@ def preflight(
         supervision=supervision,
         estimate=needs,
         sources=resolution.sources,
-        notes=[*notes, *model.notes, *data.notes, *served, *needs.notes],
+        warnings=warnings,
+        notes=list(dict.fromkeys([*plan.notes, *warnings, *model.notes, *data.notes, *served, *needs.notes])),
     )
 
 
@@ -149,7 +158,12 @@ def _check_resolved(resolution: Resolution, machine: Machine) -> None:
 
 
 def _read_data(
-    contract: FineTuneContract, tokenizer: Tokenizer, train: InputFile, validation: InputFile | None, machine: Machine
+    contract: FineTuneContract,
+    seq_len: int,
+    tokenizer: Tokenizer,
+    train: InputFile,
+    validation: InputFile | None,
+    machine: Machine,
 ) -> tuple[DataReport, SupervisionReport]:
     """Read the training file and the validation file, once each: content, rows, duplicates, and what is supervised."""
     filters = RowFilter.of(contract.data)
@@ -160,13 +174,13 @@ def _read_data(
             with train.path.open("rb") as file:
                 lines = count_lines(file)
         chosen = sample_lines(lines, SAMPLED_ROWS)
-    supervision = SupervisionPass(
-        tokenizer, seq_len=contract.exec.seq_len, last_k=contract.exec.qlora_ce_last_k, filters=filters
-    )
+    supervision = SupervisionPass(tokenizer, seq_len=seq_len, last_k=contract.exec.qlora_ce_last_k, filters=filters)
 
     def supervise(record: Record, line: int) -> None:
         if chosen is None or line in chosen:
             supervision.add(as_row(record, line))
+        else:
+            supervision.measure(as_row(record, line))
 
     hashers = _hasher(train), _hasher(validation)
     report = inspect_file(

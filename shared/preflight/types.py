@@ -33,6 +33,8 @@ class JobRequest:
         domain: a domain profile's name.
         name: left part of the adapter's id; the contract's tag when None.
         train_lines: lines of the training file, when the caller has counted them.
+        batch_is_step: ``exec.batch_size`` counts the rows of an optimizer step, as OpenAI's ``batch_size`` does, and may be
+            cut into micro-batches although the contract names it.
     """
 
     contract: FineTuneContract
@@ -40,6 +42,7 @@ class JobRequest:
     domain: str | None = None
     name: str | None = None
     train_lines: int | None = None
+    batch_is_step: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,6 +211,7 @@ class Preflight(PreflightValue):
 
     Attributes:
         sources: what decided each field of the contract.
+        warnings: what rows say that will not be learnt as they say it; the notes have them too.
         notes: what the operator should know although nothing forbids it.
     """
 
@@ -217,6 +221,7 @@ class Preflight(PreflightValue):
     supervision: SupervisionReport
     estimate: Estimate
     sources: dict[str, Source]
+    warnings: list[str]
     notes: list[str]
 
     def record(self) -> dict[str, Any]:
@@ -226,6 +231,7 @@ class Preflight(PreflightValue):
             "schema_version": PREFLIGHT_SCHEMA,
             "contract_digest": self.plan.contract_digest,
             "execution_kernel": self.plan.execution_kernel,
+            "warnings": self.warnings,
             "notes": self.notes,
             **{name: result.model_dump(mode="json") for name, result in results.items()},
         }

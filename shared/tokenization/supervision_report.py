@@ -68,10 +68,11 @@ class SupervisionReport(SupervisionPart):
         tokens, supervised_tokens, truncated_tokens: sums over the rows; tokens and supervised_tokens are counted after
             truncation.
         truncation_fraction: truncated tokens per token before truncation.
+        longest_row: tokens of the longest row before truncation, among the rows looked at and the largest of the others.
         method: how answers were found; offsets if any row needed them.
         end_token: the token that the template writes after an answer.
         row_table: the first rows.
-        truncated: the rows that are cut.
+        cut: the rows that are longer than the limit.
         nothing_supervised, unsupported: rows for which the file is refused.
         end_not_learnt: rows whose end token is not supervised: they do not teach the model to stop.
         last_turn_only: rows of which only the last answer can be supervised, because of the template.
@@ -90,13 +91,14 @@ class SupervisionReport(SupervisionPart):
     truncated_tokens: int
     truncated_rows: int
     truncation_fraction: float
+    longest_row: int
     method: Method
     end_token: str | None
     template_digest: str
     row_table: list[RowSupervision]
     token_histogram: list[Bucket]
     supervised_histogram: list[Bucket]
-    truncated: LineNotes
+    cut: LineNotes
     nothing_supervised: LineNotes
     unsupported: LineNotes
     end_not_learnt: LineNotes
@@ -111,7 +113,6 @@ class SupervisionReport(SupervisionPart):
     def warnings(self) -> list[str]:
         """What will not be learnt as the rows say it, one sentence each, with the first lines."""
         findings = (
-            (self.truncated, "are longer than the limit: their beginning is cut off"),
             (self.end_not_learnt, "do not teach the base where to stop"),
             (self.last_turn_only, "are trained on in their last answer only, because the base's template rewrites earlier ones"),
             (self.prompt_differs, "have another prompt when served than in training"),
