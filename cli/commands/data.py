@@ -76,21 +76,25 @@ def check(
             quarantine=target,
             progress=lambda count: bar.advance(bar.task_ids[0], count),
         )
-    supervised = None
-    if model and report.usable and not report.training.error_count:
-        supervised = report_supervision(file, model, seq_len, min_rating, sample)
+    supervised = {}
+    if model and report.usable:
+        for name, path in (("supervision", file), ("validation_supervision", validation)):
+            if path:
+                supervised[name] = report_supervision(path, model, seq_len, filters, sample, lenient=lenient)
     if as_json:
-        supervision = supervised.model_dump(mode="json") if supervised else None
-        typer.echo(json.dumps(report.model_dump(mode="json") | {"supervision": supervision}, indent=2))
+        found = {"supervision": None} | {name: one.model_dump(mode="json") for name, one in supervised.items()}
+        typer.echo(json.dumps(report.model_dump(mode="json") | found, indent=2))
     else:
         show(report, file, validation, quarantine)
-        if supervised:
-            show_supervision(supervised)
-    refused = supervised is not None and bool(supervised.unsupported.count or supervised.nothing_supervised.count)
+        for name, one in supervised.items():
+            show_supervision(one, "validation " if name == "validation_supervision" else "")
+    refused = any(one.is_refused(lenient=lenient) for one in supervised.values())
     raise typer.Exit(0 if report.usable and not refused else 1)
 
 
-def report_supervision(file: Path, model: str, seq_len: int | None, min_rating: int, sample: int) -> SupervisionReport:
+def report_supervision(
+    file: Path, model: str, seq_len: int | None, filters: RowFilter, sample: int, *, lenient: bool
+) -> SupervisionReport:
     """The supervision report of a file for a base: which tokens are trained on, by the trainer's own labels."""
     from shared.base_models.hub import locate  # tokenizers and the hub's client are slow to import
     from shared.preflight.sequence_length import UNKNOWN_MEMORY_TOKENS
@@ -107,7 +111,7 @@ def report_supervision(file: Path, model: str, seq_len: int | None, min_rating: 
             with suppress(MensError, OSError, ValueError):
                 positions = parse_model_config(json.loads((folder / "config.json").read_bytes())).max_positions
                 seq_len = min(positions or seq_len, seq_len)
-        return supervise_file(file, folder, seq_len=seq_len, min_rating=min_rating, limit_rows=sample)
+        return supervise_file(file, folder, seq_len=seq_len, filters=filters, lenient=lenient, limit_rows=sample)
     except MensError as error:
         fail(str(error))
 
@@ -133,11 +137,11 @@ def show(report: DataReport, file: Path, validation: Path | None, quarantine: Pa
     console.print(_verdict(report), markup=False)
 
 
-def show_supervision(found: SupervisionReport) -> None:
-    """Print how many tokens are supervised, and the rows with a problem."""
+def show_supervision(found: SupervisionReport, kind: str = "") -> None:
+    """Print how many tokens are supervised, and the rows with a problem; ``kind`` is ``"validation "`` of that file."""
     sample = f" (a sample of the file's {found.lines:,} lines)" if found.sampled else ""
     console.print(
-        f"tokens: {found.tokens:,} in {found.rows:,} rows{sample}, {found.supervised_tokens:,} of them supervised; "
+        f"{kind}tokens: {found.tokens:,} in {found.rows:,} rows{sample}, {found.supervised_tokens:,} of them supervised; "
         f"{found.truncated_rows:,} rows are cut ({found.truncation_fraction:.1%} of all tokens)",
         markup=False,
     )
@@ -153,7 +157,9 @@ def show_supervision(found: SupervisionReport) -> None:
     ):
         if notes.count:
             first = notes.first[0]
-            console.print(f"{notes.count:,} rows {what}; the first is line {first.line}: {first.reason}", markup=False)
+            console.print(
+                f"{notes.count:,} {kind}rows {what}; the first is line {first.line}: {first.reason}", markup=False
+            )
 
 
 @contextmanager

@@ -171,8 +171,9 @@ class _Draft:
     def decide(self, values: Values, source: Source) -> None:
         """Set fields."""
         for path, value in values.items():
+            if value != self.values[path]:
+                self._decided.add(path)
             self.values[path], self.sources[path] = value, source
-            self._decided.add(path)
 
     def bound(self, bounds: Mapping[str, Bound]) -> None:
         """Move the fields that are not explicit into their bounds."""

@@ -48,7 +48,7 @@ CONVERTED: dict[Conversion, str] = {
 ROWS_PER_PROGRESS = 2_000
 Progress = Callable[[int], None]
 Observer = Callable[[Record, int], None]
-"""Receives the valid rows of a training file with their line numbers."""
+"""Receives the valid rows of a file with their line numbers."""
 
 
 @dataclass(slots=True)
@@ -109,6 +109,7 @@ def inspect_file(
     quarantine: BinaryIO | None = None,
     progress: Progress | None = None,
     observer: Observer | None = None,
+    validation_observer: Observer | None = None,
     hashers: tuple[Hasher | None, Hasher | None] = (None, None),
 ) -> DataReport:
     """Read a training file and its validation file, once each, and report all that is known about them.
@@ -123,6 +124,7 @@ def inspect_file(
         progress: called from time to time with the number of bytes read since its last call.
         observer: sees the rows of the training file in the same pass, e.g. to tokenise them. In strict mode none after
             the first bad line, because the file is refused then.
+        validation_observer: the same for the validation file.
         hashers: receive the bytes of the training file and of the validation file.
     """
     strict = mode is DataMode.STRICT
@@ -131,7 +133,9 @@ def inspect_file(
     if validation is None:
         warnings = part_warnings(trained)
         return DataReport(mode=mode, training=trained, warnings=warnings, notes=[*warnings, *_notes(trained, mode)])
-    held_out = _read(validation, filters, near, training.near, None, progress, None, hashers[1], strict=strict)
+    held_out = _read(
+        validation, filters, near, training.near, None, progress, validation_observer, hashers[1], strict=strict
+    )
     validated = _file_report(validation, held_out)
     leakage = _repeats(held_out.exact.shared_with(training.exact), held_out.near_leaks)
     warnings = part_warnings(trained) + part_warnings(validated, "validation ")

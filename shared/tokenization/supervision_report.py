@@ -109,10 +109,16 @@ class SupervisionReport(SupervisionPart):
     names_left_out: LineNotes
     sample: list[Piece]
 
-    @property
-    def warnings(self) -> list[str]:
-        """What will not be learnt as the rows say it, one sentence each, with the first lines."""
+    def warnings(self, seq_len: int, kind: str = "") -> list[str]:
+        """What will not be learnt as the rows say it, one sentence each, with the first lines.
+
+        Args:
+            seq_len: at which rows are cut.
+            kind: of the file, if it is not the training file: ``"validation "``.
+        """
         findings = (
+            (self.unsupported, "cannot be written with the base's chat template and are skipped"),
+            (self.nothing_supervised, "would teach the base nothing and are skipped"),
             (self.end_not_learnt, "do not teach the base where to stop"),
             (self.last_turn_only, "are trained on in their last answer only, because the base's template rewrites earlier ones"),
             (self.prompt_differs, "have another prompt when served than in training"),
@@ -120,14 +126,30 @@ class SupervisionReport(SupervisionPart):
             (self.thoughts_left_out, "lose thoughts of their answers, which the base's template does not write"),
             (self.names_left_out, "lose the names of their speakers, which the base's template does not write"),
         )  # fmt: skip
-        return [f"{notes.count} rows {what}: {notes.lines}." for notes, what in findings if notes.count]
+        found = [f"{notes.count} {kind}rows {what}: {notes.lines}." for notes, what in findings if notes.count]
+        if self.truncated_rows:
+            found.append(
+                f"{self.truncated_rows} of {self.rows} {kind}rows are longer than exec.seq_len ({seq_len} tokens): their"
+                f" beginning is cut off, in {self.cut.lines}. Raise exec.seq_len to keep it."
+            )
+        return found
 
-    def refuse(self, param: str = "data.train_file") -> None:
-        """Refuse the file if a row of it cannot be trained on.
+    def is_refused(self, *, lenient: bool = False) -> bool:
+        """Whether a row cannot be trained on; leniently, whether none can."""
+        lost = self.unsupported.count + self.nothing_supervised.count
+        return lost >= max(1, self.rows) if lenient else lost > 0
+
+    def refuse(self, param: str = "data.train_file", *, lenient: bool = False) -> None:
+        """Refuse the file if a row of it cannot be trained on; leniently, if none can.
+
+        Args:
+            param: the field that names the file, for the error.
 
         Raises:
             DatasetInvalid: ``TEMPLATE_UNSUPPORTED`` or ``NOTHING_SUPERVISED``, with line numbers.
         """
+        if not self.is_refused(lenient=lenient):
+            return
         for code, notes, what in (
             (Code.TEMPLATE_UNSUPPORTED, self.unsupported, "cannot be written with the base's chat template"),
             (Code.NOTHING_SUPERVISED, self.nothing_supervised, "would teach the base nothing"),
@@ -138,7 +160,8 @@ class SupervisionReport(SupervisionPart):
             raise DatasetInvalid(
                 code,
                 f"{notes.count} of the file's rows {what}; the first is line {first.line}: {first.reason}",
-                remedy="Fix or remove the lines in details.lines, or raise exec.seq_len where the reason says so.",
+                remedy="Fix or remove the lines in details.lines, skip them (data.mode lenient), or raise exec.seq_len where the"
+                " reason says so.",
                 param=param,
                 details={"count": notes.count, "lines": [note.model_dump() for note in notes.first]},
             )

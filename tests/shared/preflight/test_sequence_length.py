@@ -14,7 +14,7 @@ from shared.contract.flat_keys import parse_contract
 from shared.contract.presets import resolve_contract
 from shared.contract.sections import FineTuneContract
 from shared.hashing import digest_file
-from shared.preflight import pipeline
+from shared.preflight import data_files
 from shared.preflight.estimate import VRAM_FRACTION, estimate
 from shared.preflight.pipeline import preflight
 from shared.preflight.sequence_length import STEP, UNKNOWN_MEMORY_TOKENS, OpenLength, open_length
@@ -78,7 +78,7 @@ def test_what_somebody_wrote_stays(base: Path, tmp_path: Path, request_: dict[st
 
 
 def test_row_outside_the_sample_decides_too(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pipeline, "SAMPLED_ROWS", 5)
+    monkeypatch.setattr(data_files, "SAMPLED_ROWS", 5)
     for place in (0, 17, 39):
         found = check(base, tmp_path, [10] * place + [700] + [10] * (39 - place), Machine(thorough=False))
         assert (found.supervision.sampled, found.plan.contract.exec.seq_len) == (True, 768)

@@ -163,7 +163,9 @@ def test_rows_with_nothing_to_learn_are_counted_with_their_lines(preparing, appe
     lines = [pair("a b c d e f g h i j", "A"), pair("Q", "A"), pair("k l m n o p q r s t", "B")]
     rows = preparing(lines, chosen=appending, exec={"seq_len": 8})
     assert [row.line for row in rows] == [2]
-    assert rows.report.skipped == {"no_supervised_positions": 2, "short_seq": 0, "token_id_oob": 0}
+    assert rows.report.skipped == {
+        "no_supervised_positions": 2, "short_seq": 0, "token_id_oob": 0, "template_refused": 0,
+    }  # fmt: skip
     assert rows.report.skipped_lines == [1, 3]
 
 
@@ -227,6 +229,19 @@ def test_a_template_that_does_not_take_a_row_says_which(preparing, tmp_path):
     with pytest.raises(InvalidRequest, match="line 2") as refused:
         preparing([pair("a", "b"), {"messages": turns}], chosen=without_tools)
     assert refused.value.code == Code.TEMPLATE_UNSUPPORTED
+
+
+@pytest.mark.parametrize("others", [1, 3])
+def test_lenient_rows_that_the_template_refuses_are_skipped(preparing, tmp_path, others):
+    turns = [{"role": role, "content": "x"} for role in ("user", "tool", "assistant")]
+    without_tools = Tokenizer.load(make_base(tmp_path / "gemma", FAMILIES["gemma"]))
+    lines = [{"messages": turns}, *[pair("a", "b")] * others, {"messages": turns}]
+    rows = preparing(lines, chosen=without_tools, data={"mode": "lenient"})
+    assert [row.line for row in rows] == list(range(2, 2 + others))
+    assert (rows.report.skipped["template_refused"], rows.report.skipped_lines) == (2, [1, others + 2])
+    with pytest.raises(DatasetInvalid) as refused:
+        preparing([{"messages": turns}], chosen=without_tools, data={"mode": "lenient"})
+    assert refused.value.code == Code.NOTHING_SUPERVISED
 
 
 # -- the cache
