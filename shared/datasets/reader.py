@@ -24,9 +24,9 @@ from shared.datasets.dataset_report import (
 )
 from shared.datasets.field_conflicts import unused_texts
 from shared.datasets.filters import RowFilter, is_trainable
+from shared.datasets.key_decoder import KeyDecoder
 from shared.datasets.row_validation import FAILURES, MAX_LINE_BYTES, ROLES, check_record, decode, explain, parse_row
 from shared.datasets.rows import Message, Record, RowError, TrainingRow, as_row
-from shared.datasets.written_rows import translate
 
 __all__ = [
     "MAX_LINE_BYTES",
@@ -100,7 +100,7 @@ def read_records(
     lines: Iterable[bytes], report: DatasetReport, quarantine: Quarantine | None = None
 ) -> Iterator[tuple[int, Record]]:
     """Yield (line number, record) of the valid lines; the others are counted in ``report``."""
-    stream = line_stream(lines)
+    stream, keys = line_stream(lines), KeyDecoder()
     for number, line in enumerate(stream, start=1):
         try:
             record = decode(line)
@@ -119,7 +119,7 @@ def read_records(
             check_record(record, line)
             report.add_unused(unused_texts(record))
         except FAILURES as failure:
-            if found := _look_closely(number, line, failure, report, quarantine):
+            if found := _look_closely(number, line, failure, keys, report, quarantine):
                 yield number, found
                 continue
             # Of a line over the limit, the pieces that are still to come are skipped.
@@ -130,13 +130,18 @@ def read_records(
 
 
 def _look_closely(
-    number: int, line: bytes, failure: Exception, report: DatasetReport, quarantine: Quarantine | None
+    number: int,
+    line: bytes,
+    failure: Exception,
+    keys: KeyDecoder,
+    report: DatasetReport,
+    quarantine: Quarantine | None,
 ) -> Record | None:
     """The record of a line that is written in another form; None, and the error reported, when something is wrong with it."""
     try:
         if not isinstance(failure, msgspec.ValidationError):
             raise failure
-        found = translate(line)
+        found = keys.translate(line)
         check_record(found.record, line)
     except FAILURES as reason:
         error = explain(line, reason)

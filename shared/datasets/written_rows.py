@@ -25,7 +25,7 @@ Conversion = Literal["text parts", "functions", "refusal"]
 WrittenRole = Literal[Role, "function"]
 WRITTEN_ROLES: tuple[str, ...] = get_args(WrittenRole)
 """Every role that a line may name."""
-_EMPTY = (b"null", b'""', b"[]", b"{}")
+_EMPTY = [msgspec.Raw(value) for value in (b"null", b'""', b"[]", b"{}")]
 """Values of a key that says nothing, so that it need not be told that it is not used."""
 
 
@@ -90,11 +90,13 @@ class Translated:
     Attributes:
         record: as if it had been written so; its turns are not checked yet.
         unused_keys: keys with a value that is not used, those of a turn as ``messages[].key``.
+        all_keys: of these, and those with an empty value.
         conversions: what was written in another form.
     """
 
     record: Record = field(default_factory=Record)
     unused_keys: set[str] = field(default_factory=set)
+    all_keys: set[str] = field(default_factory=set)
     conversions: set[Conversion] = field(default_factory=set)
 
 
@@ -106,7 +108,8 @@ def translate(line: bytes) -> Translated:
         msgspec.DecodeError: the line is not JSON, or a known key has another type.
     """
     written = _decode_record(line)
-    found = Translated(unused_keys=set(_unused_keys(line)))
+    keys = dict(_unknown_keys(line))
+    found = Translated(unused_keys={key for key, says in keys.items() if says}, all_keys=set(keys))
     fields: dict[str, Any] = {name: getattr(written, name) for name in Record.__struct_fields__}
     for name in ("system", "input", "context"):
         if not isinstance(fields[name], str | None):
@@ -123,17 +126,20 @@ def translate(line: bytes) -> Translated:
     return found
 
 
-def _unused_keys(line: bytes) -> Iterator[str]:
-    keys = _decode_keys(line)
-    yield from (key for key in keys.keys() - _RECORD_KEYS if _says_something(keys[key]))
+def _unknown_keys(line: bytes) -> Iterator[tuple[str, bool]]:
+    """Keys that mean nothing here, and whether each says something; one that does comes last."""
+    row = _decode_keys(line)
+    keys = [(key, says_something(row[key])) for key in row.keys() - _RECORD_KEYS]
     for name in ("messages", "turns"):
-        if name in keys and _says_something(keys[name]):
-            for turn in _decode_turn_keys(keys[name]):
-                yield from (f"{name}[].{key}" for key in turn.keys() - _TURN_KEYS if _says_something(turn[key]))
+        if name in row and says_something(row[name]):
+            for turn in _decode_turn_keys(row[name]):
+                keys += [(f"{name}[].{key}", says_something(turn[key])) for key in turn.keys() - _TURN_KEYS]
+    yield from sorted(keys, key=lambda key: key[1])
 
 
-def _says_something(value: msgspec.Raw) -> bool:
-    return bytes(memoryview(value)[:5]) not in _EMPTY
+def says_something(value: msgspec.Raw) -> bool:
+    """Whether leaving the value out loses anything."""
+    return len(value) > len(b"null") or value not in _EMPTY
 
 
 def _turns(written: list[_WrittenMessage] | None, name: str, found: Translated) -> list[Message] | None:
