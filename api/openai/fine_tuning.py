@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from datetime import UTC, datetime
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -65,7 +67,9 @@ def to_contract(
     resolved = resolve_auto(requested, rows)
     sections = body.mens.model_dump(exclude_unset=True)
     sections["model"] = {"hf_repo": body.model}
-    data = sections.get("data", {}) | {"train_file": body.training_file, "validation_file": body.validation_file}
+    # OpenAI trains on every row; a part of them is held out only where the caller says so.
+    data = {"validation_split_ratio": 0.0} | sections.get("data", {})
+    data |= {"train_file": body.training_file, "validation_file": body.validation_file}
     sections["data"] = {key: value for key, value in data.items() if value is not None}
     own = {
         "batch_size": resolved["batch_size"],
@@ -77,7 +81,7 @@ def to_contract(
         own["seed"] = body.seed
     sections["exec"] = own | sections.get("exec", {})
     try:
-        return FineTuneContract.model_validate(sections), resolved
+        contract = FineTuneContract.model_validate(sections)
     except ValidationError as error:
         path, reason = next(iter(describe_faults(error.errors(), sections).items()))
         field = f"mens.{path}"
@@ -89,6 +93,20 @@ def to_contract(
             remedy="The contract's schema is at GET /v1/contract/schema.",
             param=field,
         ) from None
+    return contract, resolved | _overridden(contract, body.mens.exec, base_rate)
+
+
+def _overridden(contract: FineTuneContract, written: Mapping[str, Any], base_rate: float | None) -> dict[str, float]:
+    """OpenAI's hyperparameters of which the ``mens`` block has the last word."""
+    exec_ = contract.exec
+    values: dict[str, float] = {}
+    if "epochs" in written:
+        values["n_epochs"] = exec_.epochs
+    if {"batch_size", "grad_accum"} & written.keys():
+        values["batch_size"] = exec_.batch_size * exec_.grad_accum
+    if "learning_rate" in written:
+        values["learning_rate_multiplier"] = exec_.learning_rate / auto_learning_rate(base_rate)
+    return values
 
 
 def _sent_as(path: str, body: CreateFineTuningJob) -> str:

@@ -47,7 +47,9 @@ def create_job(
         job = submit_finetune(
             services,
             view,
-            JobRequest(contract, name=to_name(body.suffix), train_lines=lines, auto=auto_fields(body)),
+            JobRequest(
+                contract, name=to_name(body.suffix), train_lines=lines, auto=auto_fields(body), batch_is_step=True
+            ),
             labels=body.metadata or {},
             idempotency_key=idempotency_key,
             hyperparameters=hyperparameters,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, BinaryIO
 
@@ -17,6 +17,7 @@ from rich.table import Table
 from cli.client.connection import fail, fail_with
 from cli.client.json_errors import note_json
 from shared.base_models.catalog import load_catalog
+from shared.base_models.config import parse_model_config
 from shared.contract.sections import ContextFilter, DataMode
 from shared.datasets.filters import RowFilter
 from shared.datasets.report import inspect_file
@@ -54,7 +55,9 @@ def check(
         list[str] | None, typer.Option(help="Keep only rows whose category contains this text.")
     ] = None,
     model: Annotated[str | None, typer.Option(help="Base model: a name in the catalogue, or its folder.")] = None,
-    seq_len: Annotated[int, typer.Option(min=8, help="Most tokens of a row, with --model.")] = 256,
+    seq_len: Annotated[
+        int | None, typer.Option(min=8, help="Most tokens of a row, with --model. Default: what a job would take.")
+    ] = None,
     sample: Annotated[int, typer.Option(min=1, help="How many rows are tokenised, with --model.")] = 2000,
     near: Annotated[bool, typer.Option(help="Look for near duplicates too; --no-near is faster.")] = True,
     as_json: Annotated[bool, typer.Option("--json", callback=note_json, help="Print the report as JSON.")] = False,
@@ -74,23 +77,28 @@ def check(
             quarantine=target,
             progress=lambda count: bar.advance(bar.task_ids[0], count),
         )
-    supervised = None
-    if model and report.usable and not report.training.error_count:
-        supervised = report_supervision(file, model, seq_len, min_rating, sample)
+    supervised = {}
+    if model and report.usable:
+        for name, path in (("supervision", file), ("validation_supervision", validation)):
+            if path:
+                supervised[name] = report_supervision(path, model, seq_len, filters, sample, lenient=lenient)
     if as_json:
-        supervision = supervised.model_dump(mode="json") if supervised else None
-        typer.echo(json.dumps(report.model_dump(mode="json") | {"supervision": supervision}, indent=2))
+        found = {"supervision": None} | {name: one.model_dump(mode="json") for name, one in supervised.items()}
+        typer.echo(json.dumps(report.model_dump(mode="json") | found, indent=2))
     else:
         show(report, file, validation, quarantine)
-        if supervised:
-            show_supervision(supervised)
-    refused = supervised is not None and bool(supervised.unsupported.count or supervised.nothing_supervised.count)
+        for name, one in supervised.items():
+            show_supervision(one, "validation " if name == "validation_supervision" else "")
+    refused = any(one.is_refused(lenient=lenient) for one in supervised.values())
     raise typer.Exit(0 if report.usable and not refused else 1)
 
 
-def report_supervision(file: Path, model: str, seq_len: int, min_rating: int, sample: int) -> SupervisionReport:
+def report_supervision(
+    file: Path, model: str, seq_len: int | None, filters: RowFilter, sample: int, *, lenient: bool
+) -> SupervisionReport:
     """The supervision report of a file for a base: which tokens are trained on, by the trainer's own labels."""
     from shared.base_models.hub import locate  # tokenizers and the hub's client are slow to import
+    from shared.preflight.sequence_length import UNKNOWN_MEMORY_TOKENS
     from shared.tokenization.supervision import supervise_file
 
     try:
@@ -98,7 +106,13 @@ def report_supervision(file: Path, model: str, seq_len: int, min_rating: int, sa
         folder = Path(model)
         if not (folder / "tokenizer.json").is_file():
             folder = locate(load_catalog(settings.catalog_path).get(model), settings.catalog_path)
-        return supervise_file(file, folder, seq_len=seq_len, min_rating=min_rating, limit_rows=sample)
+        if seq_len is None:
+            seq_len = UNKNOWN_MEMORY_TOKENS
+            # A folder with a tokenizer alone is enough to check data.
+            with suppress(MensError, OSError, ValueError):
+                positions = parse_model_config(json.loads((folder / "config.json").read_bytes())).max_positions
+                seq_len = min(positions or seq_len, seq_len)
+        return supervise_file(file, folder, seq_len=seq_len, filters=filters, lenient=lenient, limit_rows=sample)
     except MensError as error:
         fail_with(error)
 
@@ -124,11 +138,11 @@ def show(report: DataReport, file: Path, validation: Path | None, quarantine: Pa
     console.print(_verdict(report), markup=False)
 
 
-def show_supervision(found: SupervisionReport) -> None:
-    """Print how many tokens are supervised, and the rows with a problem."""
+def show_supervision(found: SupervisionReport, kind: str = "") -> None:
+    """Print how many tokens are supervised, and the rows with a problem; ``kind`` is ``"validation "`` of that file."""
     sample = f" (a sample of the file's {found.lines:,} lines)" if found.sampled else ""
     console.print(
-        f"tokens: {found.tokens:,} in {found.rows:,} rows{sample}, {found.supervised_tokens:,} of them supervised; "
+        f"{kind}tokens: {found.tokens:,} in {found.rows:,} rows{sample}, {found.supervised_tokens:,} of them supervised; "
         f"{found.truncated_rows:,} rows are cut ({found.truncation_fraction:.1%} of all tokens)",
         markup=False,
     )
@@ -138,10 +152,15 @@ def show_supervision(found: SupervisionReport) -> None:
         ("do not teach the base where to stop", found.end_not_learnt),
         ("are trained on in their last answer only", found.last_turn_only),
         ("have another prompt when served than in training", found.prompt_differs),
+        ("have a developer's turn that is written as the system's", found.developer_as_system),
+        ("lose thoughts of their answers", found.thoughts_left_out),
+        ("lose the names of their speakers", found.names_left_out),
     ):
         if notes.count:
             first = notes.first[0]
-            console.print(f"{notes.count:,} rows {what}; the first is line {first.line}: {first.reason}", markup=False)
+            console.print(
+                f"{notes.count:,} {kind}rows {what}; the first is line {first.line}: {first.reason}", markup=False
+            )
 
 
 @contextmanager

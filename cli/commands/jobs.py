@@ -46,7 +46,7 @@ def train(
     epochs: Annotated[int | None, typer.Option(help="Passes over the file. Default: auto.")] = None,
     learning_rate: Annotated[float | None, typer.Option(help="Peak learning rate. Default: the base's.")] = None,
     batch_size: Annotated[int | None, typer.Option(help="Rows per optimizer step. Default: auto.")] = None,
-    seq_len: Annotated[int | None, typer.Option(help="Tokens per row. Default: 256.")] = None,
+    seq_len: Annotated[int | None, typer.Option(help="Tokens per row. Default: the longest row's.")] = None,
     rank: Annotated[int | None, typer.Option(help="LoRA rank. Default: 16.")] = None,
     publish: Annotated[
         bool, typer.Option(help="Publish it: measure it on the serving tier first. --no-publish trains only.")

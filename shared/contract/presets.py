@@ -1,6 +1,6 @@
 """Presets, domain profiles and the size ladder: what decides a field that the caller left open.
 
-    explicit  >  domain  >  ladder  >  preset  >  default
+    explicit  >  data  >  domain  >  ladder  >  preset  >  default
 
 - **preset**: a named row of `data/presets.json`, or ``auto``: the largest row of `data/gpu_ladder.json` whose
   ``max_vram_mb`` the card has. A card reports a little less than its nominal memory, so 97 % of a row's figure is enough;
@@ -9,6 +9,7 @@
   14B, 32B and 72B are under the 9B row; below 400M there is none. Unknown memory counts as the least. A file under 500
   rows is under bounds too.
 - **domain**: a profile of `data/domain_profiles.json` over that file's defaults; it names the adapter.
+- **data**: a length that nobody wrote, from the longest row (`shared/preflight/sequence_length.py`).
 - **explicit**: what the caller set, null too. It is never changed.
 
 Last, values that are not explicit are lowered until they fit those around them: the mobile limits, and the loss window
@@ -32,7 +33,7 @@ DEFAULT_PRESET = "4080"
 """The preset of a command line that names none; `resolve_contract` itself has no default."""
 VRAM_SLACK = 0.97
 
-Source = Literal["explicit", "auto", "domain", "ladder", "preset", "default"]
+Source = Literal["explicit", "auto", "data", "domain", "ladder", "preset", "default"]
 """``auto``: a rule of `shared/contract/auto_hyperparameters.py` has set it, before presets; it stands like an explicit one."""
 
 
@@ -112,6 +113,7 @@ def resolve_contract(
     vram_mb: int | None = None,
     rows: int | None = None,
     max_positions: int | None = None,
+    measured: Values | None = None,
 ) -> Resolution:
     """Complete a contract; the module's docstring has the order of precedence.
 
@@ -124,6 +126,7 @@ def resolve_contract(
         vram_mb: memory of the card.
         rows: rows that are trained on.
         max_positions: of the base: the longest row that it can read.
+        measured: values by field path that the data decides, whatever else did.
 
     Returns:
         The contract, the same object when nothing was decided for it, and the source of each field.
@@ -143,6 +146,7 @@ def resolve_contract(
         draft.take(domain_values(domain), "domain")
     if max_positions is not None:
         draft.bound({"exec.seq_len": Bound(max=max_positions)}, f"the base has {max_positions} positions")
+    draft.decide(measured or {}, "data")
     # Last, because these limits follow from fields that may have just been decided.
     limits = MOBILE_LIMITS if draft.values["artifact.deployment_target"] == DeploymentTarget.MOBILE_EDGE else {}
     seq_len = min(draft.values["exec.seq_len"], limits.get("exec.seq_len", draft.values["exec.seq_len"]))
@@ -176,10 +180,14 @@ class _Draft:
 
     def take(self, values: Values, source: Source) -> None:
         """Set the fields that are not explicit."""
+        self.decide({path: value for path, value in values.items() if self.sources[path] != "explicit"}, source)
+
+    def decide(self, values: Values, source: Source) -> None:
+        """Set fields."""
         for path, value in values.items():
-            if self.sources[path] != "explicit":
-                self.values[path], self.sources[path] = value, source
+            if value != self.values[path]:
                 self._decided.add(path)
+            self.values[path], self.sources[path] = value, source
 
     def bound(self, bounds: Mapping[str, Bound], why: str) -> None:
         """Move the fields that are not explicit into their bounds, and note it where somebody chose the value by a name."""

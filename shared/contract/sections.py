@@ -224,7 +224,13 @@ class ExecSection(ContractValue):
     """How it is trained."""
 
     epochs: Integer = Field(3, ge=1, le=1000)
-    seq_len: Integer = Field(256, ge=8, le=1 << 20, description="Tokens per row; longer rows lose their beginning.")
+    seq_len: Integer = Field(
+        256,
+        ge=8,
+        le=1 << 20,
+        description="Tokens per row; longer rows lose their beginning. Left out, with no preset: the longest row's, within "
+        "what base and memory allow.",
+    )
     batch_size: Integer = Field(4, ge=1, le=4096, description="Rows per micro-batch.")
     grad_accum: Integer = Field(4, ge=1, le=4096, description="Micro-batches per optimizer step.")
     learning_rate: Number = Field(2e-4, gt=0.0, le=1.0)

@@ -99,7 +99,8 @@ class Leases:
             row.stage = stage or row.stage
             row.progress = {**row.progress, **(progress or {})}
             if preflight is not None:
-                row.preflight = preflight
+                # What only the submission knew stays: the sources of the contract's values.
+                row.preflight = row.preflight | preflight
             row.version += 1
             add_events(session, row, self._db.now(session), *events)
 

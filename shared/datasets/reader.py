@@ -8,19 +8,25 @@ from __future__ import annotations
 
 import io
 import itertools
-from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
 import msgspec
 
+from shared.datasets.dataset_report import (
+    DatasetReport,
+    LineError,
+    Quarantine,
+    line_errors,
+    nothing_to_train_on,
+)
+from shared.datasets.field_conflicts import unused_texts
 from shared.datasets.filters import RowFilter, is_trainable
+from shared.datasets.key_decoder import KeyDecoder
 from shared.datasets.row_validation import FAILURES, MAX_LINE_BYTES, ROLES, check_record, decode, explain, parse_row
-from shared.datasets.rows import Message, Record, RowCode, RowError, TrainingRow, as_row
-from shared.errors import Code, DatasetInvalid
+from shared.datasets.rows import Message, Record, RowError, TrainingRow, as_row
 
 __all__ = [
     "MAX_LINE_BYTES",
@@ -37,60 +43,12 @@ __all__ = [
     "read_rows",
 ]
 
-MAX_REPORTED_ERRORS = 20
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 READ_BYTES = MAX_LINE_BYTES + 3
 """The longest line with CR and LF, and one byte more to see that a line is longer."""
 BUFFER_BYTES = 1 << 18
 COUNT_BYTES = 1 << 20
 EVERYTHING = RowFilter()
-
-
-@dataclass(frozen=True, slots=True)
-class LineError:
-    """The error of one line; ``field`` is empty when it is about the whole line."""
-
-    line: int
-    reason: str
-    code: RowCode
-    field: str = ""
-
-    def as_dict(self) -> dict[str, str | int]:
-        return {"line": self.line, "code": str(self.code), "field": self.field, "reason": self.reason}
-
-
-@dataclass(slots=True)
-class DatasetReport:
-    """Counts and errors of a pass over a file. ``errors`` is capped at ``MAX_REPORTED_ERRORS``; the counts are not.
-
-    Attributes:
-        rows: valid rows.
-        trainable_rows: valid rows that pass the filter.
-    """
-
-    rows: int = 0
-    trainable_rows: int = 0
-    error_count: int = 0
-    errors: list[LineError] = field(default_factory=list)
-    errors_by_code: Counter[str] = field(default_factory=Counter)
-
-    def add_error(self, line: int, error: RowError) -> None:
-        self.error_count += 1
-        self.errors_by_code[str(error.code)] += 1
-        if len(self.errors) < MAX_REPORTED_ERRORS:
-            self.errors.append(LineError(line, error.reason, error.code, error.field))
-
-
-class Quarantine:
-    """A JSONL file of the skipped lines: {line, code, field, reason, text}."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        self._file = file
-
-    def add(self, line: int, error: RowError, content: bytes) -> None:
-        entry = {"line": line, "code": str(error.code), "field": error.field, "reason": error.reason}
-        text = content.rstrip(b"\r\n").decode(errors="replace")
-        self._file.write(msgspec.json.encode(entry | {"text": text}) + b"\n")
 
 
 class Hasher(Protocol):
@@ -142,14 +100,14 @@ def read_records(
     lines: Iterable[bytes], report: DatasetReport, quarantine: Quarantine | None = None
 ) -> Iterator[tuple[int, Record]]:
     """Yield (line number, record) of the valid lines; the others are counted in ``report``."""
-    stream = line_stream(lines)
+    stream, keys = line_stream(lines), KeyDecoder()
     for number, line in enumerate(stream, start=1):
         try:
             record = decode(line)
             # A plain chat is accepted in this loop, because a call per row would cost a fifth of the speed. What it does
             # not accept is left to `check_record`, so the two never disagree about a line.
             messages = record.messages
-            if messages and record.tools is None and record.syntax_spans is None and len(line) <= MAX_LINE_BYTES:
+            if messages and record.has_messages_only and len(line) <= MAX_LINE_BYTES:
                 for message in messages:
                     content = message.content
                     if not content or content.isspace() or message.weight is not None or message.tool_calls is not None:
@@ -159,16 +117,41 @@ def read_records(
                         yield number, record
                         continue
             check_record(record, line)
+            report.add_unused(unused_texts(record))
         except FAILURES as failure:
-            error = explain(line, failure)
-            report.add_error(number, error)
-            if quarantine:
-                quarantine.add(number, error, line)
+            if found := _look_closely(number, line, failure, keys, report, quarantine):
+                yield number, found
+                continue
             # Of a line over the limit, the pieces that are still to come are skipped.
             if len(line) == READ_BYTES and not line.endswith(b"\n") and isinstance(lines, io.IOBase):
                 next((piece for piece in stream if piece.endswith(b"\n")), None)
         else:
             yield number, record
+
+
+def _look_closely(
+    number: int,
+    line: bytes,
+    failure: Exception,
+    keys: KeyDecoder,
+    report: DatasetReport,
+    quarantine: Quarantine | None,
+) -> Record | None:
+    """The record of a line that is written in another form; None, and the error reported, when something is wrong with it."""
+    try:
+        if not isinstance(failure, msgspec.ValidationError):
+            raise failure
+        found = keys.translate(line)
+        check_record(found.record, line)
+    except FAILURES as reason:
+        error = explain(line, reason)
+        report.add_error(number, error)
+        if quarantine:
+            quarantine.add(number, error, line)
+        return None
+    report.add_unused([*found.unused_keys, *unused_texts(found.record)])
+    report.conversions.update(found.conversions)
+    return found.record
 
 
 def read_rows(
@@ -256,36 +239,3 @@ def check_dataset(
     if not trainable:
         raise nothing_to_train_on(report, row_filter, param)
     return report
-
-
-def line_errors(report: DatasetReport, param: str = "data.train_file") -> DatasetInvalid:
-    """The error of a file with bad lines."""
-    first = report.errors[0]
-    return DatasetInvalid(
-        Code.DATASET_LINE_INVALID,
-        f"The {_kind(param)} file has {report.error_count} bad line(s); the first is line {first.line}: {first.reason}.",
-        remedy="Fix them and upload the file again; `mens data check FILE --quarantine BAD` writes all of them, with reasons, into BAD.",
-        param=param,
-        details={
-            "error_count": report.error_count,
-            "errors_by_code": dict(report.errors_by_code),
-            "errors": [error.as_dict() for error in report.errors],
-        },
-    )
-
-
-def nothing_to_train_on(report: DatasetReport, filters: RowFilter, param: str = "data.train_file") -> DatasetInvalid:
-    """The error of a file of which no row is left to train on."""
-    return DatasetInvalid(
-        Code.DATASET_EMPTY,
-        f"None of the {report.rows} rows of the {_kind(param)} file can be trained on.",
-        remedy=f"Add rows, or lower data.min_rating (now {filters.min_rating}) and widen data.context_filter.",
-        param=param,
-        details={"rows": report.rows, "error_count": report.error_count},
-    )
-
-
-def _kind(param: str) -> str:
-    """``training`` of ``data.train_file``, ``replay`` of ``data.replay_file``: a job has up to three files."""
-    kind = param.removeprefix("data.").removesuffix("_file")
-    return "training" if kind == "train" else kind

@@ -5,6 +5,7 @@ One pass over each file with bounded memory: counts, the first errors, and the i
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections import Counter
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from typing import BinaryIO
 
 from shared.contract.epochs import DEFAULT_DIFFICULTY
 from shared.contract.sections import DataMode
+from shared.datasets.dataset_report import DatasetReport, LineError, Quarantine, line_errors, nothing_to_train_on
 from shared.datasets.duplicates import (
     MAX_NEAR_ROWS,
     ExactIndex,
@@ -24,19 +26,10 @@ from shared.datasets.duplicates import (
     sketch,
 )
 from shared.datasets.filters import RowFilter
-from shared.datasets.reader import (
-    EVERYTHING,
-    DatasetReport,
-    Hasher,
-    LineError,
-    Quarantine,
-    line_errors,
-    nothing_to_train_on,
-    open_data,
-    read_records,
-)
+from shared.datasets.reader import EVERYTHING, Hasher, open_data, read_records
 from shared.datasets.report_types import DataReport, FileReport, Lengths, LinePair, LineProblem, Repeats
 from shared.datasets.rows import Record
+from shared.datasets.written_rows import Conversion
 from shared.errors import DatasetInvalid
 
 __all__ = ["DataReport", "FileReport", "RowFilter", "inspect_file", "refusal"]
@@ -46,10 +39,16 @@ MAX_LABELS = 50
 LENGTHS = (128, 512, 2_048, 8_192, 32_768, 131_072)
 """Upper bounds of the length classes, in characters; one more class is above the last."""
 TYPICAL_ROW_BYTES = 200
+SHOWN_KEYS = 20
+CONVERTED: dict[Conversion, str] = {
+    "text parts": "have content in parts, which are joined by line breaks",
+    "functions": "have functions in OpenAI's older form, which are read as tools and their calls",
+    "refusal": "have a refusal, which is learnt as the answer",
+}
 ROWS_PER_PROGRESS = 2_000
 Progress = Callable[[int], None]
 Observer = Callable[[Record, int], None]
-"""Receives the valid rows of a training file with their line numbers."""
+"""Receives the valid rows of a file with their line numbers."""
 
 
 @dataclass(slots=True)
@@ -110,6 +109,7 @@ def inspect_file(
     quarantine: BinaryIO | None = None,
     progress: Progress | None = None,
     observer: Observer | None = None,
+    validation_observer: Observer | None = None,
     hashers: tuple[Hasher | None, Hasher | None] = (None, None),
 ) -> DataReport:
     """Read a training file and its validation file, once each, and report all that is known about them.
@@ -124,17 +124,22 @@ def inspect_file(
         progress: called from time to time with the number of bytes read since its last call.
         observer: sees the rows of the training file in the same pass, e.g. to tokenise them. In strict mode none after
             the first bad line, because the file is refused then.
+        validation_observer: the same for the validation file.
         hashers: receive the bytes of the training file and of the validation file.
     """
     strict = mode is DataMode.STRICT
     training = _read(path, filters, near, None, quarantine, progress, observer, hashers[0], strict=strict)
     trained = _file_report(path, training)
     if validation is None:
-        return DataReport(mode=mode, training=trained, notes=_notes(trained, mode))
-    held_out = _read(validation, filters, near, training.near, None, progress, None, hashers[1], strict=strict)
+        warnings = part_warnings(trained)
+        return DataReport(mode=mode, training=trained, warnings=warnings, notes=[*warnings, *_notes(trained, mode)])
+    held_out = _read(
+        validation, filters, near, training.near, None, progress, validation_observer, hashers[1], strict=strict
+    )
     validated = _file_report(validation, held_out)
     leakage = _repeats(held_out.exact.shared_with(training.exact), held_out.near_leaks)
-    notes = _notes(trained, mode)
+    warnings = part_warnings(trained) + part_warnings(validated, "validation ")
+    notes = [*warnings, *_notes(trained, mode)]
     if leaked := leakage.exact_rows + leakage.near_rows:
         share = f"{leaked} of {validated.rows} validation rows"
         notes.append(f"{share} are in the training file too: the validation loss is lower than on new rows.")
@@ -143,6 +148,7 @@ def inspect_file(
         training=trained,
         validation=validated,
         leakage=leakage,
+        warnings=warnings,
         notes=notes,
     )
 
@@ -222,6 +228,8 @@ def _file_report(path: Path, found: _FileCounts) -> FileReport:
         error_count=report.error_count,
         errors_by_code=dict(report.errors_by_code.most_common()),
         errors=[LineProblem(line=e.line, code=e.code, field=e.field, reason=e.reason) for e in report.errors],
+        unused_keys=dict(report.unused_keys.most_common()),
+        conversions=dict(report.conversions.most_common()),
         turns=dict(found.turns.most_common()),
         lengths=Lengths(
             bounds=list(LENGTHS),
@@ -252,6 +260,21 @@ def _repeats(exact: PairReport, near: PairReport) -> Repeats:
         near_rows=near.rows,
         near_pairs=[LinePair(**pair.as_dict()) for pair in near.pairs],
     )
+
+
+def part_warnings(file: FileReport, kind: str = "") -> list[str]:
+    """What rows say that is left out, and what is read in another form than it is written in.
+
+    Args:
+        kind: of the file, if it is not the training file: ``"validation "``.
+    """
+    found = []
+    if file.unused_keys:
+        keys = ", ".join(f"{key} ({rows})" for key, rows in itertools.islice(file.unused_keys.items(), SHOWN_KEYS))
+        more = f" and {len(file.unused_keys) - SHOWN_KEYS} more" if len(file.unused_keys) > SHOWN_KEYS else ""
+        found.append(f"Keys of {kind}rows that are not used: {keys}{more}.")
+    found += [f"{rows} {kind}rows {CONVERTED[name]}." for name, rows in file.conversions.items()]
+    return found
 
 
 def _notes(file: FileReport, mode: DataMode) -> list[str]:

@@ -6,6 +6,7 @@ from pydantic import BaseModel, ConfigDict
 
 from shared.contract.sections import DataMode
 from shared.datasets.rows import RowCode
+from shared.datasets.written_rows import Conversion
 
 
 class ReportPart(BaseModel):
@@ -53,7 +54,8 @@ class FileReport(ReportPart):
     """One file. ``rows`` are the valid ones; ``trainable_rows`` of them pass the filter.
 
     ``difficulties`` counts the valid rows as they are labelled, ``trainable_difficulties`` the trainable ones as a
-    curriculum counts them.
+    curriculum counts them. ``unused_keys`` counts rows by key that is not used (of a turn: ``messages[].key``), and
+    ``conversions`` rows by what is read in another form than it is written in.
     """
 
     bytes: int
@@ -62,6 +64,8 @@ class FileReport(ReportPart):
     error_count: int
     errors_by_code: dict[str, int]
     errors: list[LineProblem]
+    unused_keys: dict[str, int] = {}
+    conversions: dict[Conversion, int] = {}
     turns: dict[str, int]
     lengths: Lengths
     ratings: dict[str, int]
@@ -74,12 +78,16 @@ class FileReport(ReportPart):
 
 
 class DataReport(ReportPart):
-    """The report on a training file, its validation file if there is one, and the rows that both have."""
+    """The report on a training file, its validation file if there is one, and the rows that both have.
+
+    ``warnings`` are the notes about what is left out or read in another form.
+    """
 
     mode: DataMode
     training: FileReport
     validation: FileReport | None = None
     leakage: Repeats | None = None
+    warnings: list[str] = []
     notes: list[str] = []
 
     @property

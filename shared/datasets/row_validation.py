@@ -9,14 +9,16 @@ from typing import Any, NoReturn, get_args
 
 import msgspec
 
+from shared.datasets.field_conflicts import refuse_conflicts
 from shared.datasets.rows import MAX_SPAN_WEIGHT, Message, Record, Role, RowCode, RowError, TrainingRow, as_row
+from shared.datasets.written_rows import WRITTEN_ROLES, translate
 
 MAX_LINE_BYTES = 1_000_000
 """Longest line in bytes, without its line end."""
 ROLES: tuple[str, ...] = get_args(Role)
 
 decode = msgspec.json.Decoder(Record).decode
-"""Types, ranges and roles are checked in C; the rest by :func:`check_record`."""
+"""Types, ranges and roles are checked in C; the rest by :func:`check_record`. Other keys: see ``written_rows.py``."""
 FAILURES = (RowError, msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 # msgspec names the field at the end of its messages.
 _LOCATED = re.compile(r"^(?P<what>.*?)(?: - at `(?P<path>[^`]*)`)?$", re.DOTALL)
@@ -38,7 +40,7 @@ _RANGES = {
     "weight": (RowCode.ROW_WEIGHT_INVALID, f"0 to {MAX_SPAN_WEIGHT}"),
 }
 _CHOICES = {
-    "role": (RowCode.ROW_ROLE_UNKNOWN, f"one of {', '.join(ROLES)}"),
+    "role": (RowCode.ROW_ROLE_UNKNOWN, f"one of {', '.join(WRITTEN_ROLES)}"),
     "response_mode": (RowCode.ROW_RESPONSE_MODE_UNKNOWN, "code_only or prose_only"),
     "weight": (RowCode.ROW_WEIGHT_INVALID, "0 or 1"),
 }
@@ -60,7 +62,10 @@ def decode_line(line: bytes) -> Record:
         RowError: what is wrong with it.
     """
     try:
-        record = decode(line)
+        try:
+            record = decode(line)
+        except msgspec.ValidationError:
+            record = translate(line).record
         check_record(record, line)
     except FAILURES as failure:
         raise explain(line, failure) from None
@@ -74,6 +79,7 @@ def check_record(record: Record, line: bytes) -> None:
         RowError: what is wrong with it.
     """
     _check_length(line)
+    refuse_conflicts(record)
     if chat := record.messages or record.turns:
         _check_turns(chat, "messages" if record.messages else "turns")
     else:
@@ -211,7 +217,8 @@ def _check_turn(message: Message, field: str) -> None:
     if message.tool_calls:
         reason = f"{field}.tool_calls: only the assistant calls tools"
         raise RowError(RowCode.ROW_TOOL_CALL_INVALID, reason, f"{field}.tool_calls")
-    if message.content is None or (not message.content and message.role != "tool"):
+    # A tool may have nothing to say, and OpenAI takes an empty system turn.
+    if message.content is None or (not message.content and message.role == "user"):
         raise RowError(RowCode.ROW_CONTENT_EMPTY, f"{field}.content is empty", f"{field}.content")
 
 

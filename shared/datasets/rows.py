@@ -1,12 +1,12 @@
 """The training row: the fields of one line of a training file, its one internal form, and the error codes of a line.
 
-A line is a JSON object with ``messages`` (or ``turns``), or with ``prompt`` (``instruction``) and ``response``
-(``output``, ``completion``); messages win when both are there, and the first name of each list wins over its aliases.
-Unknown keys are ignored and never reach a tokenizer. Of a key that is there twice the last value counts, as everywhere
-in Python.
+A line is a JSON object with ``messages`` (or ``turns``), or with ``prompt`` (``instruction``, Alpaca's ``input``, Dolly's
+``context``) and ``response`` (``output``, ``completion``). Names that say different things are refused
+(``row_validation.py``); keys that have no meaning here are counted, and never reach a tokenizer (``written_rows.py``). Of a
+key that is there twice the last value counts, as everywhere in Python.
 
 Rows are checked in two steps: msgspec checks types, ranges and roles in C, and a plain chat needs only a short loop more;
-a row that fails, or has tools, weights or spans, takes the slow path (``row_validation.py``).
+a row that fails, or has tools, weights or spans, takes the slow path.
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ class RowCode(StrEnum):
     ROW_FIELD_TYPE = "ROW_FIELD_TYPE"
     ROW_NUMBER_RANGE = "ROW_NUMBER_RANGE"
     ROW_ROLE_UNKNOWN = "ROW_ROLE_UNKNOWN"
+    ROW_FIELD_CONFLICT = "ROW_FIELD_CONFLICT"
+    ROW_PART_UNSUPPORTED = "ROW_PART_UNSUPPORTED"
     ROW_CONTENT_EMPTY = "ROW_CONTENT_EMPTY"
     ROW_ANSWER_EMPTY = "ROW_ANSWER_EMPTY"
     ROW_LAST_TURN_NOT_ASSISTANT = "ROW_LAST_TURN_NOT_ASSISTANT"
@@ -69,7 +71,7 @@ MAX_SPAN_WEIGHT = 100
 SpanWeight = Annotated[float, msgspec.Meta(ge=0, le=MAX_SPAN_WEIGHT)]
 
 
-class Message(msgspec.Struct, frozen=True, gc=False):
+class Message(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
     """One turn of a chat. ``content`` may be null when the turn calls tools; a turn of ``weight`` 0 is not supervised."""
 
     role: Role
@@ -89,13 +91,19 @@ class SyntaxSpan(msgspec.Struct, frozen=True, gc=False):
     kind: str | None = None
 
 
-class Record(msgspec.Struct, frozen=True, gc=False):
-    """A line as written, with every name and alias that a field may have."""
+class Record(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
+    """A line in Mens' own form, with every name and alias that a field may have.
+
+    A line with other keys or older forms of a chat is translated into it first (``written_rows.py``).
+    """
 
     messages: list[Message] | None = None
     turns: list[Message] | None = None
+    system: str | None = None
     prompt: str | None = None
     instruction: str | None = None
+    input: str | None = None
+    context: str | None = None
     response: str | None = None
     output: str | None = None
     completion: str | None = None
@@ -110,21 +118,39 @@ class Record(msgspec.Struct, frozen=True, gc=False):
     interruption_decision: Any = None
     agent_trust_score: float | None = None
 
+    @property
+    def has_messages_only(self) -> bool:
+        """Whether nothing but ``messages`` and labels is there, so that nothing else can be wrong with the row."""
+        others = self.turns or self.system or self.prompt or self.instruction or self.input or self.context
+        return not (others or self.response or self.output or self.completion or self.tools or self.syntax_spans)
+
     def conversation(self) -> list[Message]:
         """The turns, from ``messages`` or from prompt and response; empty when neither is complete."""
-        if turns := self.messages or self.turns:
-            return turns
-        prompt, answer = self.pair()
-        if prompt is None or answer is None:
-            return []
-        return [Message("user", prompt), Message("assistant", answer)]
+        turns = self.messages or self.turns
+        if not turns:
+            prompt, answer = self.pair()
+            if prompt is None or answer is None:
+                return []
+            turns = [Message("user", prompt), Message("assistant", answer)]
+        if self.system and turns[0].role not in ("system", "developer"):
+            return [Message("system", self.system), *turns]
+        return turns
 
     def pair(self) -> tuple[str | None, str | None]:
-        """Prompt and response, under the first of their names that has a value."""
-        prompt = self.prompt if self.prompt is not None else self.instruction
-        if self.response is not None:
-            return prompt, self.response
-        return prompt, self.output if self.output is not None else self.completion
+        """Prompt and response, under the first of their names that has a value; None where no name is there.
+
+        What an instruction is about (``input``, ``context``) follows it in a line of its own, as LLaMA-Factory joins them.
+        """
+        question = _first(self.prompt, self.instruction)
+        parts = [text for text in (question, self.input, self.context) if text]
+        prompt = "\n".join(parts) if parts else _first(question, self.input, self.context)
+        return prompt, _first(self.response, self.output, self.completion)
+
+
+def _first(*texts: str | None) -> str | None:
+    """The first text that says something; else the first that is there."""
+    there = [text for text in texts if text is not None]
+    return next((text for text in there if text), there[0] if there else None)
 
 
 class TrainingRow(msgspec.Struct, frozen=True, gc=False):

@@ -163,7 +163,7 @@ def nearest_fit(
     seq_len = requested.seq_len
     while seq_len == requested.seq_len or seq_len >= MIN_SEQ_LEN:
         for checkpointing in sorted({requested.checkpointing, True}):
-            for batch_size, grad_accum in _same_effective_batch(requested.batch_size, requested.grad_accum):
+            for batch_size, grad_accum in same_effective_batch(requested.batch_size, requested.grad_accum):
                 changes = {"batch_size": batch_size, "grad_accum": grad_accum, "seq_len": seq_len}
                 tried = requested.model_copy(update=changes | {"checkpointing": checkpointing})
                 needed = vram_parts(contract, config, tried, compute_bytes, runtime_bytes).total
@@ -174,7 +174,7 @@ def nearest_fit(
     return None
 
 
-def _same_effective_batch(batch_size: int, grad_accum: int) -> list[tuple[int, int]]:
+def same_effective_batch(batch_size: int, grad_accum: int) -> list[tuple[int, int]]:
     """(batch, accumulation) pairs of one product, the batch halved as often as it is even; then one row at a time."""
     pairs = [(batch_size, grad_accum)]
     while pairs[-1][0] % 2 == 0:

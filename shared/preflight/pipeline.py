@@ -2,7 +2,7 @@
 and the command line offline. Reads headers, config, tokenizer and data; no weight, no GPU library.
 
     contract ─► gates ─► model folder ─► presets ─► gates ─► length, targets, servability ─► tokenizer
-             ─► data and supervision, each file read once ─► presets, gates and plan, with rows ─► estimate
+             ─► data and supervision, each file read once ─► presets, gates and plan, with rows and their length ─► estimate
 
 Cheap checks come first. The first thing that makes the job impossible raises, with its code and what to do about it.
 """
@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from hashlib import sha256
 from pathlib import Path
 
 from shared.base_models.catalog import BaseModelEntry
@@ -20,28 +19,19 @@ from shared.contract.epochs import rows_per_epoch
 from shared.contract.gates import GateContext, check_gates, target_device
 from shared.contract.plan import DataFile, ExecutionPlan, plan_finetune, reject_unsupported
 from shared.contract.presets import Resolution, is_small_dataset, resolve_contract
-from shared.contract.sections import DataSection, Device, FineTuneContract, TokenizerMode
-from shared.datasets.filters import RowFilter
-from shared.datasets.reader import Hasher, count_lines
-from shared.datasets.report import inspect_file, refusal
-from shared.datasets.report_types import DataReport, FileReport
-from shared.datasets.row_weights import row_weight
-from shared.datasets.rows import Record, as_row
-from shared.errors import ArtifactInvalid, Code, ContractRejected
+from shared.contract.sections import Device, FineTuneContract, TokenizerMode
+from shared.datasets.report_types import FileReport
+from shared.errors import Code, ContractRejected
 from shared.preflight.base_model import check_targets, preflight_model, read_model_type
+from shared.preflight.data_files import Files, read_files
 from shared.preflight.estimate import CPU_RUNTIME_BYTES, RUNTIME_BYTES, estimate
+from shared.preflight.sequence_length import open_length
 from shared.preflight.servability import check_servable, serving_notes
 from shared.preflight.types import Estimate, InputFile, JobRequest, Machine, Preflight
-from shared.tokenization.supervision import SupervisionPass, sample_lines
 from shared.tokenization.supervision_report import SupervisionReport
 from shared.tokenization.tokenizer import Tokenizer
 
 DEFAULT_NAME = "adapter"
-SAMPLED_ROWS = 20_000
-SMALLEST_ROW_BYTES = 27
-"""Of ``{"prompt":"a","output":"b"}``: a file that has no room for more such rows than are sampled need not be counted."""
-NEAR_DUPLICATE_BYTES = 64 << 20
-"""Above this size a control plane looks for exact duplicates only."""
 
 
 def preflight(
@@ -82,7 +72,9 @@ def preflight(
     # The same object when presets and ladder decided nothing: then the gates have seen it already.
     if resolution.contract is not request.contract:
         _check_resolved(resolution, facts)
-    seq_len, positions = resolution.contract.exec.seq_len, model.config.max_positions
+    on_gpu = target_device(resolution.contract, facts) is not Device.CPU
+    length = open_length(request, resolution, model.config, machine, on_gpu=on_gpu)
+    seq_len, positions = length.limit if length else resolution.contract.exec.seq_len, model.config.max_positions
     if positions is not None and seq_len > positions:
         raise ContractRejected(
             Code.SEQ_LEN_TOO_LARGE,
@@ -93,12 +85,14 @@ def preflight(
     check_targets(resolution.contract.adapter.target_modules, model.config)
     if machine.limits:
         check_servable(resolution.contract, model.config, machine.limits, base_digest=base.digest)
-    data, supervision = _read_data(resolution.contract, Tokenizer.load(base_folder), train, validation, machine)
-    replayed = _read_replay(replay, resolution.contract.data)
+    files = Files(train, validation, replay)
+    found = read_files(resolution.contract, seq_len, Tokenizer.load(base_folder), files, machine)
+    data, supervision = found.data, found.supervision["train"]
     rows = data.training.trainable_rows
-    # Bounds by rows change the schedule only, so what was read and checked above still holds.
-    if is_small_dataset(rows):
-        resolution = resolve(rows=rows)
+    # Bounds by rows change the schedule only, and a length from the data is the one at which rows were cut above.
+    measured = length.decide(resolution.contract, found.longest_row) if length else {}
+    if is_small_dataset(rows) or measured:
+        resolution = resolve(rows=rows, measured=measured)
     contract = resolution.contract
     stack = model.middle.matched, model.middle.expected
     context = replace(facts, n_layers=model.config.layers, rows=rows, proxy_stack=stack)
@@ -109,17 +103,12 @@ def preflight(
         _data_file(validation, data.validation) if validation and data.validation else None,
         request.name or contract.exec.adapter_tag or contract.artifact.alias or DEFAULT_NAME,
         context,
-        replay=replayed,
+        replay=_data_file(replay, found.replay) if replay and found.replay else None,
         difficulties=data.training.trainable_difficulties,
     )
-    supervision.refuse()
+    found.refuse()
     needs = _estimate(plan, model.config, data.training, supervision, machine, context)
-    notes = [*plan.notes, *resolution.notes]
-    if supervision.truncated_rows:
-        notes.append(
-            f"{supervision.truncated_rows} of {supervision.rows} rows are longer than exec.seq_len"
-            f" ({contract.exec.seq_len} tokens): their beginning is cut off. Raise exec.seq_len to keep it."
-        )
+    warnings = found.warnings(contract.exec.seq_len)
     served = serving_notes(contract, machine.limits) if machine.limits else []
     return Preflight(
         plan=plan,
@@ -128,7 +117,10 @@ def preflight(
         supervision=supervision,
         estimate=needs,
         sources={path: "auto" if path in request.auto else source for path, source in resolution.sources.items()},
-        notes=[*notes, *model.notes, *data.notes, *served, *needs.notes],
+        warnings=warnings,
+        notes=list(
+            dict.fromkeys([*plan.notes, *resolution.notes, *warnings, *model.notes, *data.notes, *served, *needs.notes])
+        ),
     )
 
 
@@ -151,81 +143,6 @@ def _check_resolved(resolution: Resolution, facts: GateContext) -> None:
         raise ContractRejected(
             error.code, error.message, remedy=remedy, param=error.param, details=error.details
         ) from None
-
-
-def _read_data(
-    contract: FineTuneContract, tokenizer: Tokenizer, train: InputFile, validation: InputFile | None, machine: Machine
-) -> tuple[DataReport, SupervisionReport]:
-    """Read the training file and the validation file, once each: content, rows, duplicates, and what is supervised."""
-    filters = RowFilter.of(contract.data)
-    chosen, size = None, train.path.stat().st_size
-    if not machine.thorough and size > SAMPLED_ROWS * SMALLEST_ROW_BYTES:
-        lines = train.lines
-        if lines is None:
-            with train.path.open("rb") as file:
-                lines = count_lines(file)
-        chosen = sample_lines(lines, SAMPLED_ROWS)
-    heaviest: float | None = None
-    supervision = SupervisionPass(
-        tokenizer, seq_len=contract.exec.seq_len, last_k=contract.exec.qlora_ce_last_k, filters=filters
-    )
-
-    def supervise(record: Record, line: int) -> None:
-        nonlocal heaviest
-        if chosen is None or line in chosen:
-            row = as_row(record, line)
-            supervision.add(row)
-            if not heaviest and filters.admits(row):
-                heaviest, _ = row_weight(row, contract.trajectory)
-
-    hashers = _hasher(train), _hasher(validation)
-    report = inspect_file(
-        train.path,
-        validation=validation.path if validation else None,
-        filters=filters,
-        mode=contract.data.mode,
-        near=machine.thorough or size <= NEAR_DUPLICATE_BYTES,
-        observer=supervise,
-        hashers=hashers,
-    )
-    # Changed bytes explain bad lines better than the lines do, so they are refused first.
-    _verify(train, hashers[0])
-    _verify(validation, hashers[1])
-    if error := refusal(report, filters):
-        raise error
-    if heaviest == 0:
-        raise ContractRejected(
-            Code.NOTHING_SUPERVISED,
-            "The boosts of the trajectory section make every row weigh 0, so nothing would be learnt.",
-            remedy="Raise the boost that is 0, or set trajectory.enabled to false.",
-            param="trajectory",
-        )
-    lines = report.training.rows + report.training.error_count
-    return report, supervision.report(lines, sampled=chosen is not None)
-
-
-def _read_replay(replay: InputFile | None, wanted: DataSection) -> DataFile | None:
-    if replay is None:
-        return None
-    filters, hasher = RowFilter.of_replay(wanted), _hasher(replay)
-    report = inspect_file(replay.path, filters=filters, mode=wanted.mode, near=False, hashers=(hasher, None))
-    _verify(replay, hasher)
-    if error := refusal(report, filters, "data.replay_file"):
-        raise error
-    return _data_file(replay, report.training)
-
-
-def _hasher(file: InputFile | None) -> Hasher | None:
-    return sha256() if file and file.verify else None
-
-
-def _verify(file: InputFile | None, hasher: Hasher | None) -> None:
-    if file and hasher and hasher.hexdigest() != file.sha256:
-        raise ArtifactInvalid(
-            Code.STORAGE_OBJECT_MISSING,
-            f"The stored file {file.sha256} is not what was uploaded.",
-            remedy="Upload it again, or restore the storage from a backup.",
-        )
 
 
 def _estimate(

@@ -35,6 +35,8 @@ class JobRequest:
         train_lines: lines of the training file, when the caller has counted them.
         backend: a training backend's name, which the contract must agree with.
         auto: fields of the contract that no caller but an auto rule has set.
+        batch_is_step: ``exec.batch_size`` counts the rows of an optimizer step, as OpenAI's ``batch_size`` does, and may be
+            cut into micro-batches although the contract names it.
     """
 
     contract: FineTuneContract
@@ -44,6 +46,7 @@ class JobRequest:
     train_lines: int | None = None
     backend: str | None = None
     auto: frozenset[str] = frozenset()
+    batch_is_step: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,6 +220,7 @@ class Preflight(PreflightValue):
 
     Attributes:
         sources: what decided each field of the contract.
+        warnings: what rows say that will not be learnt as they say it; the notes have them too.
         notes: what the operator should know although nothing forbids it.
     """
 
@@ -226,6 +230,7 @@ class Preflight(PreflightValue):
     supervision: SupervisionReport
     estimate: Estimate
     sources: dict[str, Source]
+    warnings: list[str]
     notes: list[str]
 
     def record(self) -> dict[str, Any]:
@@ -235,6 +240,7 @@ class Preflight(PreflightValue):
             "schema_version": PREFLIGHT_SCHEMA,
             "contract_digest": self.plan.contract_digest,
             "execution_kernel": self.plan.execution_kernel,
+            "warnings": self.warnings,
             "notes": self.notes,
             **{name: result.model_dump(mode="json") for name, result in results.items()},
         }

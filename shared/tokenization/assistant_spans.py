@@ -9,17 +9,15 @@ a whole, or not at all, because its answers could not be found.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-import msgspec
-
-from shared.datasets.reader import Message, TrainingRow
+from shared.datasets.rows import TrainingRow
 from shared.errors import Code, InvalidRequest
 from shared.tokenization.chat_template import Rendered
+from shared.tokenization.completeness import LeftOut, check_complete
+from shared.tokenization.served_form import plain_messages, served_roles, served_tools
 from shared.tokenization.tokenizer import Tokenizer
 
 Span = tuple[int, int]
@@ -41,6 +39,8 @@ class Chat:
         last_turn_only: earlier turns should be supervised too, but the template rewrites them.
         prompt_differs: the generation prompt is not how the answer's turn begins in the chat (a template that adds
             ``<think>`` to prompts only, say): prompts at serving time differ a little from those in training.
+        developer_as_system: the template has no developer, so that turn is written as the system's, as vLLM does.
+        left_out: what the template does not write although the row says it, without the row being refused.
     """
 
     line: int
@@ -49,6 +49,8 @@ class Chat:
     method: Method
     last_turn_only: bool = False
     prompt_differs: bool = False
+    developer_as_system: bool = False
+    left_out: frozenset[LeftOut] = frozenset()
 
 
 def find_assistant_spans(tokenizer: Tokenizer, row: TrainingRow, *, compare_prompt: bool = True) -> Chat:
@@ -65,8 +67,8 @@ def find_assistant_spans(tokenizer: Tokenizer, row: TrainingRow, *, compare_prom
     """
     try:
         chat = _WrittenRow.write(tokenizer, row)
-        chat.refuse_dropped_tools()
-        return chat.by_marks(compare_prompt) or chat.by_offsets()
+        left_out = check_complete(tokenizer, chat.messages, chat.tools, chat.whole.text)
+        found = chat.by_marks(compare_prompt) or chat.by_offsets()
     except InvalidRequest as error:
         raise InvalidRequest(
             error.code,
@@ -75,54 +77,9 @@ def find_assistant_spans(tokenizer: Tokenizer, row: TrainingRow, *, compare_prom
             param=error.param,
             details={"line": row.line},
         ) from error
-
-
-def plain_messages(messages: Iterable[Message]) -> list[dict[str, Any]]:
-    """Turns as vLLM gives them to a template: content is text, tool arguments are objects."""
-    plain = []
-    for message in messages:
-        turn: dict[str, Any] = {"role": message.role, "content": message.content or ""}
-        if message.tool_calls is not None or message.name is not None or message.tool_call_id is not None:
-            fields: dict[str, Any] = msgspec.to_builtins(message)
-            turn |= {
-                key: value for key, value in fields.items() if key != "weight" and value is not None and value != []
-            }
-            if calls := turn.get("tool_calls"):
-                turn["tool_calls"] = [_with_object_arguments(call) for call in calls]
-        plain.append(turn)
-    return plain
-
-
-def _with_object_arguments(call: Any) -> Any:
-    function = call.get("function") if isinstance(call, dict) else None
-    arguments = function.get("arguments") if isinstance(function, dict) else None
-    if isinstance(arguments, str):
-        with suppress(ValueError):
-            arguments = json.loads(arguments or "{}")
-    if not isinstance(function, dict) or not isinstance(arguments, dict):
-        return call
-    function = _ordered(function | {"arguments": arguments}, "arguments", "name")
-    return _ordered(call | {"function": function}, "id", "function", "type")
-
-
-def served_tools(tools: list[Any] | None) -> list[Any] | None:
-    """Tool definitions as vLLM gives them to a template: its keys, its order, null for what is left out."""
-    served = []
-    for tool in tools or ():
-        function = tool.get("function") if isinstance(tool, dict) else None
-        if not isinstance(function, dict) or "name" not in function:
-            # No client could send it.
-            served.append(tool)
-            continue
-        strict = {"strict": function["strict"]} if function.get("strict") is not None else {}
-        described = {key: function.get(key) for key in ("name", "description", "parameters")}
-        served.append({"type": "function", "function": described | strict})
-    return served or None
-
-
-def _ordered(given: dict[str, Any], *first: str) -> dict[str, Any]:
-    """The same keys, some of them first: a template may write a dict as it is, and the order is part of the text."""
-    return {key: given[key] for key in first if key in given} | given
+    if not (left_out or chat.developer_as_system):
+        return found
+    return replace(found, developer_as_system=chat.developer_as_system, left_out=left_out)
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,30 +105,21 @@ class _WrittenRow:
     tools: list[Any] | None
     supervised: list[int]
     whole: Rendered
+    developer_as_system: bool
     written: dict[tuple[int, bool], str] = field(default_factory=dict)
 
     @classmethod
     def write(cls, tokenizer: Tokenizer, row: TrainingRow) -> _WrittenRow:
-        messages, tools = plain_messages(row.messages), served_tools(row.tools)
-        supervised = [
-            i for i, message in enumerate(row.messages) if message.role == "assistant" and message.weight != 0
-        ]
-        return cls(tokenizer, row.line, messages, tools, supervised, tokenizer.render(messages, tools))
+        tools = served_tools(row.tools)
+        turns = served_roles(row.messages, tokenizer.template_for(tools).text)
+        converted = any(turn.role == "developer" for turn in row.messages) and turns != row.messages
+        messages = plain_messages(turns)
+        supervised = [i for i, turn in enumerate(turns) if turn.role == "assistant" and turn.weight != 0]
+        return cls(tokenizer, row.line, messages, tools, supervised, tokenizer.render(messages, tools), converted)
 
     @property
     def answers(self) -> list[int]:
         return [index for index, message in enumerate(self.messages) if message["role"] == "assistant"]
-
-    def refuse_dropped_tools(self) -> None:
-        """Refuse a template that writes nothing for a tool call or its result: an empty answer would be supervised."""
-        for message in self.messages:
-            if message["role"] != "tool" and "tool_calls" not in message:
-                continue
-            functions = [call.get("function") for call in message.get("tool_calls", []) if isinstance(call, dict)]
-            parts = [str(function.get("name", "")) for function in functions if isinstance(function, dict)]
-            parts += [message["content"].strip()] if message["role"] == "tool" else []
-            if not all(part in self.whole.text or json.dumps(part)[1:-1] in self.whole.text for part in parts):
-                raise _unsupported("it leaves out tool calls or their results.")
 
     # -- marks
 

@@ -7,33 +7,22 @@ are not. A file with a row in which nothing is supervised, or which the base's t
 
 from __future__ import annotations
 
-import itertools
 import random
-from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass, field
+from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
+from shared.datasets.dataset_report import DatasetReport, line_errors
 from shared.datasets.filters import RowFilter
-from shared.datasets.reader import (
-    DatasetReport,
-    TrainingRow,
-    count_lines,
-    line_errors,
-    line_stream,
-    parse_row,
-    read_rows,
-)
+from shared.datasets.reader import TrainingRow, count_lines, line_stream, parse_row, read_rows
 from shared.datasets.rows import RowError
 from shared.errors import InvalidRequest
-from shared.tokenization.assistant_spans import Chat, Method, find_assistant_spans
-from shared.tokenization.labels import BATCH_ROWS, IGNORED, Example, LabelledChat, label_chats
-from shared.tokenization.supervision_report import Bucket, LineNote, LineNotes, Piece, RowSupervision, SupervisionReport
+from shared.tokenization.assistant_spans import Chat, find_assistant_spans
+from shared.tokenization.labels import BATCH_ROWS, label_chats
+from shared.tokenization.supervision_counts import SupervisionCounts
+from shared.tokenization.supervision_report import SupervisionReport
 from shared.tokenization.tokenizer import Tokenizer
-
-MAX_LISTED = 20
-MAX_SAMPLE_PIECES = 200
 
 
 def supervise_file(
@@ -92,8 +81,9 @@ class SupervisionPass:
 
     def __init__(self, tokenizer: Tokenizer, *, seq_len: int, last_k: int, filters: RowFilter) -> None:
         self._tokenizer, self._filters = tokenizer, filters
-        self._counts = _SupervisionCounts(seq_len, last_k)
+        self._counts = SupervisionCounts(seq_len, last_k)
         self._batch: list[TrainingRow] = []
+        self._largest = 0
 
     def add(self, row: TrainingRow) -> None:
         """Count a valid row."""
@@ -103,6 +93,20 @@ class SupervisionPass:
         self._batch.append(row)
         if len(self._batch) == BATCH_ROWS:
             self._label()
+
+    def measure(self, row: TrainingRow) -> None:
+        """Let a row that is not in the sample count for the longest one. Only rows with more text than all before are
+        tokenised: of a file in random order a dozen.
+        """
+        size = sum(len(message.content or "") for message in row.messages)
+        if size <= self._largest or not self._filters.admits(row):
+            return
+        self._largest = size
+        with suppress(InvalidRequest):
+            [labelled] = label_chats(
+                self._tokenizer, [find_assistant_spans(self._tokenizer, row, compare_prompt=False)]
+            )
+            self._counts.longest = max(self._counts.longest, len(labelled.ids))
 
     def report(self, lines: int, *, sampled: bool) -> SupervisionReport:
         """The report on the rows so far, of a file of so many lines."""
@@ -114,17 +118,6 @@ class SupervisionPass:
         for labelled in label_chats(self._tokenizer, list(_chats(self._tokenizer, self._batch, self._counts))):
             self._counts.add(labelled, self._tokenizer)
         self._batch.clear()
-
-
-def text_pieces(labelled: LabelledChat, example: Example) -> list[tuple[str, bool]]:
-    """The kept text of a row in pieces, each with whether it is supervised."""
-    flags = [label != IGNORED for label in example.labels]
-    starts = [start for start, _ in labelled.offsets[-len(flags) :]]
-    borders = [index for index, flag in enumerate(flags) if not index or flag != flags[index - 1]]
-    return [
-        (labelled.chat.text[starts[first] : None if after is None else starts[after]], flags[first])
-        for first, after in itertools.zip_longest(borders, borders[1:])
-    ]
 
 
 def _sampled_rows(file: BinaryIO, chosen: Collection[int], lenient: bool) -> Iterator[TrainingRow]:
@@ -145,131 +138,10 @@ def _sampled_rows(file: BinaryIO, chosen: Collection[int], lenient: bool) -> Ite
         is_start = piece.endswith(b"\n")
 
 
-def _chats(tokenizer: Tokenizer, rows: Iterable[TrainingRow], counts: _SupervisionCounts) -> Iterator[Chat]:
+def _chats(tokenizer: Tokenizer, rows: Iterable[TrainingRow], counts: SupervisionCounts) -> Iterator[Chat]:
     for row in rows:
         try:
             yield find_assistant_spans(tokenizer, row)
         except InvalidRequest as error:
             counts.rows += 1
             counts.unsupported.add(row.line, error.message)
-
-
-@dataclass(slots=True)
-class _Notes:
-    count: int = 0
-    first: list[LineNote] = field(default_factory=list)
-
-    def add(self, line: int, reason: str) -> None:
-        self.count += 1
-        if len(self.first) < MAX_LISTED:
-            self.first.append(LineNote(line=line, reason=reason))
-
-    def notes(self) -> LineNotes:
-        return LineNotes(count=self.count, first=self.first)
-
-
-@dataclass(slots=True)
-class _SupervisionCounts:
-    """Counts and notes of the rows so far; its size does not grow with the file."""
-
-    seq_len: int
-    last_k: int
-    rows: int = 0
-    filtered_rows: int = 0
-    tokens: int = 0
-    supervised: int = 0
-    truncated: int = 0
-    truncated_rows: int = 0
-    methods: set[Method] = field(default_factory=set)
-    row_table: list[RowSupervision] = field(default_factory=list)
-    token_sizes: Counter[int] = field(default_factory=Counter)
-    supervised_sizes: Counter[int] = field(default_factory=Counter)
-    nothing: _Notes = field(default_factory=_Notes)
-    unsupported: _Notes = field(default_factory=_Notes)
-    no_end: _Notes = field(default_factory=_Notes)
-    last_turn_only: _Notes = field(default_factory=_Notes)
-    prompt_differs: _Notes = field(default_factory=_Notes)
-    sample: list[Piece] = field(default_factory=list)
-
-    def add(self, labelled: LabelledChat, tokenizer: Tokenizer) -> None:
-        example = labelled.example(self.seq_len, self.last_k)
-        supervised = example.targets
-        self.rows += 1
-        self.tokens += len(example.ids)
-        self.supervised += supervised
-        self.truncated += example.truncated
-        self.truncated_rows += example.truncated > 0
-        self.methods.add(labelled.chat.method)
-        self.token_sizes[_bucket(len(example.ids))] += 1
-        self.supervised_sizes[_bucket(supervised)] += 1
-        missing = _missing_end(labelled, example, tokenizer)
-        chat = labelled.chat
-        if not supervised:
-            self.nothing.add(chat.line, f"no assistant token to learn is within {self.seq_len} tokens")
-        elif missing:
-            self.no_end.add(chat.line, missing)
-        if chat.last_turn_only:
-            self.last_turn_only.add(chat.line, "the template writes earlier answers differently from the last")
-        if chat.prompt_differs:
-            self.prompt_differs.add(chat.line, "the generation prompt is not how the answer's turn begins")
-        if len(self.row_table) < MAX_LISTED:
-            self.row_table.append(
-                RowSupervision(
-                    line=example.line,
-                    tokens=len(example.ids),
-                    supervised=supervised,
-                    end_learnt=supervised > 0 and not missing,
-                    truncated=example.truncated,
-                )
-            )
-        if supervised and not self.sample:
-            pieces = text_pieces(labelled, example)[:MAX_SAMPLE_PIECES]
-            self.sample = [Piece(text=text, learnt=learnt) for text, learnt in pieces]
-
-    def report(self, tokenizer: Tokenizer, lines: int, sampled: bool) -> SupervisionReport:
-        return SupervisionReport(
-            lines=lines,
-            rows=self.rows,
-            sampled=sampled,
-            filtered_rows=self.filtered_rows,
-            tokens=self.tokens,
-            supervised_tokens=self.supervised,
-            truncated_tokens=self.truncated,
-            truncated_rows=self.truncated_rows,
-            truncation_fraction=self.truncated / max(1, self.tokens + self.truncated),
-            method="offsets" if "offsets" in self.methods or not tokenizer.template.has_marks else "marks",
-            end_token=tokenizer.end_token,
-            template_digest=tokenizer.template_digest,
-            row_table=self.row_table,
-            token_histogram=_histogram(self.token_sizes),
-            supervised_histogram=_histogram(self.supervised_sizes),
-            nothing_supervised=self.nothing.notes(),
-            unsupported=self.unsupported.notes(),
-            end_not_learnt=self.no_end.notes(),
-            last_turn_only=self.last_turn_only.notes(),
-            prompt_differs=self.prompt_differs.notes(),
-            sample=self.sample,
-        )
-
-
-def _missing_end(labelled: LabelledChat, example: Example, tokenizer: Tokenizer) -> str:
-    """Why the end token of a supervised answer is not a label; empty when it is one."""
-    # Tokens are cut off at the beginning only, so an answer that is supervised at all keeps its end.
-    flags = [label != IGNORED for label in example.labels]
-    ends = [i for i, flag in enumerate(flags) if flag and not (i + 1 < len(flags) and flags[i + 1])]
-    for end in ends:
-        if example.ids[end] not in tokenizer.end_ids:
-            after = labelled.chat.text[labelled.offsets[end - len(flags)][1] :][:20]
-            if not after:
-                return "the template writes no end token after the answer"
-            return f"after the answer the template writes {after!r}, not an end token"
-    return ""
-
-
-def _bucket(size: int) -> int:
-    """The smallest power of two that is not smaller; 0 for 0."""
-    return 1 << (size - 1).bit_length() if size else 0
-
-
-def _histogram(sizes: Counter[int]) -> list[Bucket]:
-    return [Bucket(up_to=size, rows=rows) for size, rows in sorted(sizes.items())]

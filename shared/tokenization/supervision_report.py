@@ -7,6 +7,8 @@ from pydantic import BaseModel, ConfigDict
 from shared.errors import Code, DatasetInvalid
 from shared.tokenization.assistant_spans import Method
 
+SHOWN_LINES = 5
+
 
 class SupervisionPart(BaseModel):
     model_config = ConfigDict(frozen=True)
@@ -24,6 +26,12 @@ class LineNotes(SupervisionPart):
 
     count: int = 0
     first: list[LineNote] = []
+
+    @property
+    def lines(self) -> str:
+        """The first of the lines, for a message."""
+        shown = ", ".join(str(note.line) for note in self.first[:SHOWN_LINES])
+        return f"line{'s' * (self.count > 1)} {shown}{' …' * (self.count > SHOWN_LINES)}"
 
 
 class RowSupervision(SupervisionPart):
@@ -60,13 +68,17 @@ class SupervisionReport(SupervisionPart):
         tokens, supervised_tokens, truncated_tokens: sums over the rows; tokens and supervised_tokens are counted after
             truncation.
         truncation_fraction: truncated tokens per token before truncation.
+        longest_row: tokens of the longest row before truncation, among the rows looked at and the largest of the others.
         method: how answers were found; offsets if any row needed them.
         end_token: the token that the template writes after an answer.
         row_table: the first rows.
+        cut: the rows that are longer than the limit.
         nothing_supervised, unsupported: rows for which the file is refused.
         end_not_learnt: rows whose end token is not supervised: they do not teach the model to stop.
         last_turn_only: rows of which only the last answer can be supervised, because of the template.
         prompt_differs: rows whose prompt at serving time is not how their answer's turn begins in training.
+        developer_as_system: rows with a developer's turn that the template writes as the system's.
+        thoughts_left_out, names_left_out: rows of which the template does not write an answer's thoughts, or a name.
         sample: one row in pieces, to show in colours.
     """
 
@@ -79,25 +91,65 @@ class SupervisionReport(SupervisionPart):
     truncated_tokens: int
     truncated_rows: int
     truncation_fraction: float
+    longest_row: int
     method: Method
     end_token: str | None
     template_digest: str
     row_table: list[RowSupervision]
     token_histogram: list[Bucket]
     supervised_histogram: list[Bucket]
+    cut: LineNotes
     nothing_supervised: LineNotes
     unsupported: LineNotes
     end_not_learnt: LineNotes
     last_turn_only: LineNotes
     prompt_differs: LineNotes
+    developer_as_system: LineNotes
+    thoughts_left_out: LineNotes
+    names_left_out: LineNotes
     sample: list[Piece]
 
-    def refuse(self, param: str = "data.train_file") -> None:
-        """Refuse the file if a row of it cannot be trained on.
+    def warnings(self, seq_len: int, kind: str = "") -> list[str]:
+        """What will not be learnt as the rows say it, one sentence each, with the first lines.
+
+        Args:
+            seq_len: at which rows are cut.
+            kind: of the file, if it is not the training file: ``"validation "``.
+        """
+        findings = (
+            (self.unsupported, "cannot be written with the base's chat template and are skipped"),
+            (self.nothing_supervised, "would teach the base nothing and are skipped"),
+            (self.end_not_learnt, "do not teach the base where to stop"),
+            (self.last_turn_only, "are trained on in their last answer only, because the base's template rewrites earlier ones"),
+            (self.prompt_differs, "have another prompt when served than in training"),
+            (self.developer_as_system, "have a developer's turn, which the base's template knows as the system's"),
+            (self.thoughts_left_out, "lose thoughts of their answers, which the base's template does not write"),
+            (self.names_left_out, "lose the names of their speakers, which the base's template does not write"),
+        )  # fmt: skip
+        found = [f"{notes.count} {kind}rows {what}: {notes.lines}." for notes, what in findings if notes.count]
+        if self.truncated_rows:
+            found.append(
+                f"{self.truncated_rows} of {self.rows} {kind}rows are longer than exec.seq_len ({seq_len} tokens): their"
+                f" beginning is cut off, in {self.cut.lines}. Raise exec.seq_len to keep it."
+            )
+        return found
+
+    def is_refused(self, *, lenient: bool = False) -> bool:
+        """Whether a row cannot be trained on; leniently, whether none can."""
+        lost = self.unsupported.count + self.nothing_supervised.count
+        return lost >= max(1, self.rows) if lenient else lost > 0
+
+    def refuse(self, param: str = "data.train_file", *, lenient: bool = False) -> None:
+        """Refuse the file if a row of it cannot be trained on; leniently, if none can.
+
+        Args:
+            param: the field that names the file, for the error.
 
         Raises:
             DatasetInvalid: ``TEMPLATE_UNSUPPORTED`` or ``NOTHING_SUPERVISED``, with line numbers.
         """
+        if not self.is_refused(lenient=lenient):
+            return
         for code, notes, what in (
             (Code.TEMPLATE_UNSUPPORTED, self.unsupported, "cannot be written with the base's chat template"),
             (Code.NOTHING_SUPERVISED, self.nothing_supervised, "would teach the base nothing"),
@@ -108,7 +160,8 @@ class SupervisionReport(SupervisionPart):
             raise DatasetInvalid(
                 code,
                 f"{notes.count} of the file's rows {what}; the first is line {first.line}: {first.reason}",
-                remedy="Fix or remove the lines in details.lines, or raise exec.seq_len where the reason says so.",
+                remedy="Fix or remove the lines in details.lines, skip them (data.mode lenient), or raise exec.seq_len where the"
+                " reason says so.",
                 param=param,
                 details={"count": notes.count, "lines": [note.model_dump() for note in notes.first]},
             )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -96,8 +96,16 @@ class Tokenizer:
         self, messages: Sequence[Turn], tools: Sequence[Turn] | None = None, add_generation_prompt: bool = False
     ) -> Rendered:
         """The text of a chat; see :meth:`ChatTemplate.render`."""
-        template = self.tool_template if tools and self.tool_template else self.template
-        return template.render(messages, tools, add_generation_prompt)
+        return self.template_for(tools).render(messages, tools, add_generation_prompt)
+
+    def template_for(self, tools: Sequence[Turn] | None) -> ChatTemplate:
+        """The template of chats with these tools."""
+        return self.tool_template if tools and self.tool_template else self.template
+
+    @cached_property
+    def omissions(self) -> dict[Hashable, Any]:
+        """What the templates leave out, by the shape of a chat: the memory of ``completeness.py``."""
+        return {}
 
     def encode(self, text: str) -> Encoding:
         """Tokens of a text, with no special tokens added."""

@@ -18,7 +18,7 @@ from fastapi import FastAPI
 
 from api.server import Server
 from api.settings import ApiSettings
-from tests.api.conftest import settings_for
+from tests.support.api_installation import settings_for
 from tests.support.api_server import make_server
 from tests.support.asgi_server import run_server
 from tests.support.raw_http import connect, head, read_response, read_to_end, send_all

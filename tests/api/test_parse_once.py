@@ -9,7 +9,7 @@ import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
-from shared.preflight import pipeline
+from shared.preflight import data_files
 from tests.support.builders import BASE, ROWS
 from tests.support.counters import ALIAS, Counts, counting
 
@@ -71,7 +71,7 @@ def test_openai_submission(app: FastAPI, client: TestClient, counts: Counts) -> 
 def test_lines_of_a_large_file_are_counted_once_for_its_sample(
     app: FastAPI, client: TestClient, counts: Counts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pipeline, "SAMPLED_ROWS", 10)
+    monkeypatch.setattr(data_files, "SAMPLED_ROWS", 10)
     file_id, blob = upload(app, client, LARGE)
     for path, body in (
         ("/v1/jobs", native(file_id)),

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from shared.datasets.rows import TrainingRow
 from shared.tokenization.assistant_spans import find_assistant_spans
 from shared.tokenization.labels import Example, in_batches, label_chats
-from shared.tokenization.supervision import text_pieces
+from shared.tokenization.supervision_counts import text_pieces
 from shared.tokenization.tokenizer import Tokenizer
 
 

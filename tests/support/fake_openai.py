@@ -112,10 +112,10 @@ class FakeOpenAI:
 
     def _post(self, path: str, request: Object) -> Response:
         if path == "fine_tuning/jobs":
-            message = (
+            refusal = (
                 "OpenAI is winding down the fine-tuning platform and your organization is no longer able to create"
             )
-            return error_response(403, "training_not_available", f"{message} new fine-tuning training jobs.")
+            return error_response(403, "training_not_available", f"{refusal} new fine-tuning training jobs.")
         message = {"role": "assistant", "content": self.complete(request), "refusal": None}
         usage = {"prompt_tokens": 11, "completion_tokens": 3, "total_tokens": 14}
         choice = {"index": 0, "message": message, "finish_reason": "stop", "logprobs": None}
@@ -215,7 +215,7 @@ def second_project() -> Project:
 def job(name: str, model: str | None, **fields: Any) -> Object:
     method = {"type": "supervised", "supervised": {"hyperparameters": {"n_epochs": 2, "batch_size": "auto"}}}
     usual = {"status": "succeeded", "error": None, "method": method, "hyperparameters": {}, "seed": 7}
-    files = {"training_file": "file-train", "validation_file": None, "result_files": []}
+    files: Object = {"training_file": "file-train", "validation_file": None, "result_files": []}
     return {"id": name, "object": "fine_tuning.job", "fine_tuned_model": model, **usual, **files, **fields}
 
 

@@ -12,7 +12,7 @@ R = RowCode
 USER = {"role": "user", "content": "Hi"}
 ANSWER = {"role": "assistant", "content": "Hello"}
 CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
-NOT_TEXT: list[Any] = [0, 1.5, True, [], {}, ["Hi"], {"text": "Hi"}]
+NOT_TEXT: list[Any] = [0, 1.5, True, {}, ["Hi"], {"text": "Hi"}]
 NOT_WHOLE: list[Any] = [1.5, "3", True, [], {}]
 NOT_TURNS: list[Any] = ["x", 1, {}, [1], ["x"], [None], [[]]]
 NOT_ROLES: list[Any] = [1, None, []]
@@ -33,7 +33,8 @@ def chat(*messages: Any, **fields: Any) -> bytes:
 
 def bad_rows() -> list[tuple[bytes, RowCode]]:
     """Every (line, code)."""
-    return [*_broken_bytes(), *_missing(), *_mistyped(), *_out_of_range(), *_chats(), *_tools(), *_spans()]
+    groups = (_broken_bytes, _missing, _mistyped, _out_of_range, _chats, _tools, _spans, _conflicts, _older_forms)
+    return [row for group in groups for row in group()]
 
 
 def _broken_bytes() -> list[tuple[bytes, RowCode]]:
@@ -103,9 +104,9 @@ def _out_of_range() -> list[tuple[bytes, RowCode]]:
 def _chats() -> list[tuple[bytes, RowCode]]:
     roles = [
         (chat({"role": role, "content": "x"}, ANSWER), R.ROW_ROLE_UNKNOWN)
-        for role in ("", "human", "gpt", "User", "ASSISTANT", "bot", "function", "user ")
+        for role in ("", "human", "gpt", "User", "ASSISTANT", "bot", "functions", "user ")
     ]
-    empty = [chat({"role": role, "content": ""}, ANSWER) for role in ("user", "system", "developer")]
+    empty = [chat({"role": "user", "content": content}, ANSWER) for content in ("", [], [{"type": "text", "text": ""}])]
     null = [chat({"role": role, "content": None}, ANSWER) for role in ("user", "system", "tool")]
     bare = [chat({"role": "user"}, ANSWER), pair(prompt="")]
     last = [
@@ -149,6 +150,38 @@ def _spans() -> list[tuple[bytes, RowCode]]:
     spans.append((chat(USER, ANSWER, syntax_spans=[_span(0, 5), _span(0, 6)]), R.ROW_SPAN_OUT_OF_RANGE))
     weights = [(pair(syntax_spans=[_span(0, 5) | {"weight": value}]), R.ROW_WEIGHT_INVALID) for value in (-1, -0.5)]
     return spans + weights
+
+
+def _conflicts() -> list[tuple[bytes, RowCode]]:
+    asks, says = {"prompt": "Hi"}, {"response": "Hello"}
+    names = [asks | says | {name: "other"} for name in ("instruction", "output", "completion")]
+    beside = [{"messages": [USER, ANSWER], name: "other"} for name in ("prompt", "instruction", "response", "output")]
+    system = [
+        {"messages": [{"role": role, "content": "A"}, USER, ANSWER], "system": "B"} for role in ("system", "developer")
+    ]
+    turns = [{"messages": [USER, ANSWER], "turns": [USER, ANSWER, USER, ANSWER]}]
+    older = {"function_call": CALL["function"]}
+    chats = [
+        chat(USER, ANSWER | older | {"tool_calls": [CALL]}), chat(USER, ANSWER | {"refusal": "No."}),
+        chat(USER | {"refusal": "No."}, ANSWER), chat(USER, ANSWER, tools=[{"name": "f"}], functions=[{"name": "f"}]),
+    ]  # fmt: skip
+    rows = [*map(line, [*names, *beside, *system, *turns]), *chats]
+    return [(text, R.ROW_FIELD_CONFLICT) for text in rows]
+
+
+def _older_forms() -> list[tuple[bytes, RowCode]]:
+    parts: list[Any] = [
+        {"type": "image_url", "image_url": {"url": "data:"}}, {"type": "input_audio"}, {"type": "text"}, {"type": "refusal"},
+    ]  # fmt: skip
+    calls = ANSWER | {"function_call": {"name": "f", "arguments": "{}"}}
+    answers = {"role": "function", "name": "g", "content": "1"}
+    orphans = [chat(USER, answers, ANSWER), chat(USER, calls, answers, ANSWER)]
+    broken = [chat(USER, ANSWER | {"function_call": {"name": "f", "arguments": "x"}}), *orphans]
+    found = [(chat(USER | {"content": [part]}, ANSWER), R.ROW_PART_UNSUPPORTED) for part in parts]
+    found += [(text, R.ROW_TOOL_CALL_INVALID) for text in broken]
+    found.append((chat(USER, ANSWER | {"function_call": {"arguments": "{}"}}), R.ROW_FIELD_MISSING))
+    found.append((chat(USER | {"content": [{"text": "Hi"}]}, ANSWER), R.ROW_FIELD_MISSING))
+    return found
 
 
 def _span(start: int, end: int) -> dict[str, Any]:

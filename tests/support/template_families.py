@@ -152,6 +152,33 @@ CASES: dict[str, dict[str, Any]] = {
         ]
     },
     "no_history": {"messages": [turn("assistant", "I begin.")]},
+    "developer": {"messages": [turn("developer", "Be brief."), turn("user", "Hi"), turn("assistant", "Hello.")]},
+    "late_system": {
+        "messages": [
+            turn("user", "One?"),
+            turn("assistant", "First answer."),
+            turn("system", "Be brief."),
+            turn("user", "Two?"),
+            turn("assistant", "Second answer."),
+        ]
+    },
+    "late_developer": {
+        "messages": [
+            turn("system", "Be kind."),
+            turn("user", "One?"),
+            turn("developer", "Be brief."),
+            turn("assistant", "First answer."),
+        ]
+    },
+    "said_and_called": {
+        "messages": [
+            turn("user", "1 + 1?"),
+            turn("assistant", "Let me see.", tool_calls=[CALL]),
+            turn("tool", "2", tool_call_id="c1"),
+            turn("assistant", "Two."),
+        ],
+        "tools": TOOLS,
+    },
 }
 
 

@@ -15,7 +15,7 @@ import msgspec
 
 from shared.datasets.rows import Message
 from shared.errors import InvalidRequest
-from shared.tokenization.assistant_spans import plain_messages, served_tools
+from shared.tokenization.served_form import plain_messages, served_tools
 from shared.tokenization.tokenizer import Tokenizer
 
 TOOLS: list[dict[str, Any]] = [

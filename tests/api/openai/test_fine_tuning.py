@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -29,6 +30,37 @@ def test_what_a_rule_has_set_is_not_called_explicit(client: TestClient, train_fi
     sources = client.get(f"/v1/jobs/{job['id']}/preflight").json()["sources"]
     names = ("epochs", "learning_rate", "batch_size", "grad_accum")
     assert [sources[f"exec.{name}"] for name in names] == ["auto", "auto", "explicit", "explicit"]
+
+
+def upload(client: TestClient, rows: list[dict[str, Any]]) -> str:
+    content = b"\n".join(json.dumps(row).encode() for row in rows)
+    sent = client.post("/v1/files", files={"file": ("rows.jsonl", content)}, data={"purpose": "fine-tune"})
+    return str(sent.json()["id"])
+
+
+def test_length_is_that_of_the_data(client: TestClient) -> None:
+    rows = [{"prompt": "Hi", "response": "Hello"}] * 20 + [{"prompt": "long " * 80, "response": "Hello"}]
+    job_id = create(client, upload(client, rows)).json()["id"]
+    contract = client.get(f"/v1/jobs/{job_id}").json()["contract"]
+    preflight = client.get(f"/v1/jobs/{job_id}/preflight").json()
+    assert preflight["supervision"]["truncated_rows"] == 0
+    assert contract["exec"]["seq_len"] >= preflight["supervision"]["longest_row"] > 256
+    assert preflight["sources"]["exec.seq_len"] == "data"
+
+
+def test_every_row_is_trained_on_unless_the_contract_says_otherwise(client: TestClient, train_file: str) -> None:
+    plans = []
+    for mens in ({}, {"data": {"validation_split_ratio": 0.05}}):
+        job_id = create(client, train_file, mens=mens).json()["id"]
+        plans.append(client.get(f"/v1/jobs/{job_id}").json()["plan"])
+    assert [plan["validation_rows"] for plan in plans] == [0, 10]
+    assert [plan["train"]["rows"] for plan in plans] == [40, 40]
+
+
+def test_hyperparameters_of_the_mens_block_are_returned(client: TestClient, train_file: str) -> None:
+    mens = {"exec": {"epochs": 5, "batch_size": 2, "grad_accum": 3, "learning_rate": 1e-4}}
+    job = create(client, train_file, mens=mens).json()
+    assert job["hyperparameters"] == {"batch_size": 6, "learning_rate_multiplier": 0.5, "n_epochs": 5}
 
 
 def test_mens_block_overrides_the_contract(client: TestClient, train_file: str) -> None:

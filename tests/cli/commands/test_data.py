@@ -140,3 +140,21 @@ def make_tokenizer(folder: Path) -> Path:
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     (folder / "config.json").write_text(json.dumps({"model_type": "qwen3"}))
     return folder
+
+
+def test_validation_file_is_written_with_the_template_too(tmp_path: Path) -> None:
+    folder = make_tokenizer(tmp_path / "base")
+    training, held_out = (
+        write(tmp_path / "a.jsonl", pair("1")),
+        write(tmp_path / "b.jsonl", pair("2"), pair("3", tools=[{"name": "f"}])),
+    )
+    options = ("--model", str(folder), "--validation", str(held_out))
+    code, output = check(training, *options)
+    assert (code, "1 validation rows cannot be written" in output) == (1, True), output
+    assert check(training, *options, "--lenient")[0] == 0
+
+
+def test_keys_that_are_not_used_are_shown(tmp_path: Path) -> None:
+    code, output = check(write(tmp_path / "a.jsonl", pair("1", source="web"), pair("2")))
+    assert code == 0
+    assert "Keys of rows that are not used: source (1)." in output

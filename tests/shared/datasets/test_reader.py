@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shared.datasets.dataset_report import MAX_REPORTED_ERRORS
 from shared.datasets.reader import (
     MAX_LINE_BYTES,
-    MAX_REPORTED_ERRORS,
     ROLES,
     DatasetReport,
     Message,
@@ -143,11 +143,6 @@ def test_deep_nesting_is_a_bad_line(opening: bytes) -> None:
 
 def test_unknown_keys_are_ignored() -> None:
     assert parse_row(pair(source="web", spans=[{"start": 1}]), 1).messages == HI_HELLO
-
-
-def test_messages_win_over_prompt() -> None:
-    chat = [{"role": "assistant", "content": "x"}]
-    assert parse_row(pair(messages=chat), 1).messages == [Message("assistant", "x")]
 
 
 def test_carriage_return_is_white_space() -> None:

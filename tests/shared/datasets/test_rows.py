@@ -32,11 +32,29 @@ def test_chat_under_every_name(name: str) -> None:
     assert parse(**{name: CHAT}).messages == PAIR
 
 
-def test_first_name_wins_over_its_aliases() -> None:
-    row = parse(prompt="Hi", instruction="no", response="Hello", output="no", completion="no")
+def test_names_that_say_the_same_may_be_there_together() -> None:
+    row = parse(prompt="Hi", instruction="Hi", response="Hello", output="Hello", completion="")
     assert row.messages == PAIR
-    assert parse(messages=CHAT, turns=[*CHAT, *CHAT], prompt="no", response="no").messages == PAIR
+    assert parse(messages=CHAT, turns=CHAT, prompt="Hi", response=" Hello\n").messages == PAIR
     assert parse(prompt=None, instruction="Hi", response=None, output=None, completion="Hello").messages == PAIR
+    assert parse(prompt="", instruction="Hi", response="", output="Hello").messages == PAIR
+
+
+@pytest.mark.parametrize("name", ["input", "context"])
+def test_what_an_instruction_is_about_follows_it(name: str) -> None:
+    row = parse(instruction="Translate:", output="Hello", **{name: "Salut"})
+    assert row.messages == [Message("user", "Translate:\nSalut"), Message("assistant", "Hello")]
+    assert parse(instruction="Hi", output="Hello", **{name: ""}).messages == PAIR
+    assert parse(output="Hello", **{name: "Hi"}).messages == PAIR
+
+
+def test_system_text_becomes_the_first_turn() -> None:
+    opening = Message("system", "Be brief.")
+    assert parse(system="Be brief.", prompt="Hi", response="Hello").messages == [opening, *PAIR]
+    assert parse(system="Be brief.", messages=CHAT).messages == [opening, *PAIR]
+    said = [{"role": "system", "content": "Be brief."}, *CHAT]
+    assert parse(system="Be brief.", messages=said).messages == [opening, *PAIR]
+    assert parse(system="", messages=CHAT).messages == PAIR
 
 
 def test_pair_is_used_when_messages_are_empty() -> None:

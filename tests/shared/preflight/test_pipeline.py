@@ -13,7 +13,7 @@ from shared.contract import presets
 from shared.contract.flat_keys import parse_contract
 from shared.errors import MensError
 from shared.hashing import digest_file
-from shared.preflight import pipeline
+from shared.preflight import data_files
 from shared.preflight.pipeline import preflight
 from shared.preflight.types import InputFile, JobRequest, Machine, Preflight, ServingLimits
 from shared.tokenization.supervision import SupervisionPass, supervise_file
@@ -37,19 +37,25 @@ def check(base: Path, folder: Path, rows: list[str], machine: Machine | None = N
     path = folder / "rows.jsonl"
     path.write_text("\n".join(rows))
     sections = {"model": {"name": "tiny"}, "data": {"train_file": "f"}} | request.pop("sections", {})
-    replay = _replay(folder, request.pop("replay", None))
+    validation, replay = (_file(folder, name, request.pop(name, None)) for name in ("validation", "replay"))
     file = InputFile("f", digest_file(path), path)
     return preflight(
-        JobRequest(parse_contract(sections), **request), entry_of(base), base, file, None, machine or Machine(), replay
+        JobRequest(parse_contract(sections), **request),
+        entry_of(base),
+        base,
+        file,
+        validation,
+        machine or Machine(),
+        replay,
     )
 
 
-def _replay(folder: Path, rows: list[str] | None) -> InputFile | None:
+def _file(folder: Path, name: str, rows: list[str] | None) -> InputFile | None:
     if rows is None:
         return None
-    path = folder / "replay.jsonl"
+    path = folder / f"{name}.jsonl"
     path.write_text("\n".join(rows))
-    return InputFile("r", digest_file(path), path)
+    return InputFile(name, digest_file(path), path)
 
 
 ROWS = [row(f"question {index}") for index in range(30)]
@@ -164,7 +170,7 @@ def test_row_cut_to_eight_tokens_is_trained_on(base: Path, tmp_path: Path) -> No
 def test_what_needs_no_data_is_checked_before_the_data(
     base: Path, tmp_path: Path, sections: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pipeline, "inspect_file", lambda *_, **__: pytest.fail("the data was read"))
+    monkeypatch.setattr(data_files, "inspect_file", lambda *_, **__: pytest.fail("the data was read"))
     with pytest.raises(MensError, match=r"is (513|64)"):
         check(base, tmp_path, ROWS, Machine(limits=ServingLimits(max_lora_rank=16)), sections=sections)
 
@@ -204,7 +210,7 @@ def test_supervision_is_that_of_the_file_alone(base: Path, tmp_path: Path, monke
     rows = [row(f"question {index}", rating=index % 5 + 1) for index in range(200)] + ["", "broken"]
     sections = {"data": {"train_file": "f", "mode": "lenient", "min_rating": 3}}
     for limit in (None, 50):
-        monkeypatch.setattr(pipeline, "SAMPLED_ROWS", limit)
+        monkeypatch.setattr(data_files, "SAMPLED_ROWS", limit)
         found = check(base, tmp_path, rows, Machine(thorough=limit is None), sections=sections)
         alone = supervise_file(tmp_path / "rows.jsonl", base, seq_len=256, min_rating=3, lenient=True, limit_rows=limit)
         assert found.supervision == alone
@@ -330,6 +336,54 @@ def test_a_curriculum_counts_the_rows_that_pass_the_filter(base: Path, tmp_path:
 def test_a_large_file_is_sampled_by_a_control_plane(
     base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("shared.preflight.pipeline.SAMPLED_ROWS", 10)
+    monkeypatch.setattr("shared.preflight.data_files.SAMPLED_ROWS", 10)
     assert check(base, tmp_path, ROWS, Machine(thorough=False)).supervision.sampled
     assert not check(base, tmp_path, ROWS, Machine()).supervision.sampled
+
+
+CALLS = json.dumps(
+    {
+        "messages": [
+            {"role": "user", "content": "1 + 1?"},
+            {"role": "assistant", "tool_calls": [{"function": {"name": "add", "arguments": "{}"}}]},
+        ]
+    }
+)
+"""A row that the base's template does not take: it writes no tool calls."""
+
+
+@pytest.mark.parametrize("name", ["train", "validation", "replay"])
+def test_every_file_goes_through_the_template(base: Path, tmp_path: Path, name: str) -> None:
+    rows = {"train": ROWS, "validation": ROWS, "replay": ROWS}
+    rows[name] = [*ROWS, CALLS]
+    train = rows.pop("train")
+    with pytest.raises(MensError, match="line 31: In line 31: The base's chat template leaves out") as refused:
+        check(base, tmp_path, train, **rows)
+    assert (refused.value.code, refused.value.param) == ("TEMPLATE_UNSUPPORTED", f"data.{name}_file")
+
+
+@pytest.mark.parametrize("name", ["train", "validation", "replay"])
+def test_lenient_skips_rows_that_the_template_refuses_and_says_so(base: Path, tmp_path: Path, name: str) -> None:
+    rows = {"train": ROWS, "validation": ROWS, "replay": ROWS}
+    rows[name] = [CALLS, *ROWS, CALLS]
+    train = rows.pop("train")
+    lenient = {"data": {"train_file": "f", "mode": "lenient"}}
+    kind = "" if name == "train" else f"{name} "
+    found = check(base, tmp_path, train, sections=lenient, **rows)
+    told = f"2 {kind}rows cannot be written with the base's chat template and are skipped: lines 1, 32."
+    assert told in found.warnings
+    with pytest.raises(MensError) as refused:
+        check(base, tmp_path, **{"rows": train, **rows, name if kind else "rows": [CALLS]}, sections=lenient)
+    assert (refused.value.code, refused.value.param) == ("TEMPLATE_UNSUPPORTED", f"data.{name}_file")
+
+
+def test_rows_of_every_file_decide_the_length(base: Path, tmp_path: Path) -> None:
+    for name in ("validation", "replay"):
+        found = check(base, tmp_path, ROWS, **{name: [*ROWS, row("q" * 400)]})
+        assert found.plan.contract.exec.seq_len == 512
+        assert not found.warnings
+
+
+def test_keys_of_replay_rows_are_told(base: Path, tmp_path: Path) -> None:
+    found = check(base, tmp_path, ROWS, replay=[row("old", source="web")])
+    assert found.warnings == ["Keys of replay rows that are not used: source (1)."]

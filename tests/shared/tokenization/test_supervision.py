@@ -12,7 +12,8 @@ import pytest
 from shared.datasets.reader import parse_row
 from shared.errors import Code, DatasetInvalid, InvalidRequest
 from shared.tokenization.labels import IGNORED
-from shared.tokenization.supervision import MAX_LISTED, supervise_file
+from shared.tokenization.supervision import supervise_file
+from shared.tokenization.supervision_counts import MAX_LISTED
 from shared.tokenization.supervision_report import LineNote, SupervisionReport
 from shared.tokenization.tokenizer import Tokenizer
 from tests.support.encoding import encode_row, sample_view

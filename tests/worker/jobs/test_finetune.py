@@ -170,6 +170,24 @@ def failed_with(installation, job):
     return failed.error["code"]
 
 
+def test_what_is_not_learnt_as_it_is_written_is_an_event(installation, tmp_path, monkeypatch):
+    class Trainer(Exception):
+        pass
+
+    def stop(*_: object, **__: object) -> None:
+        raise Trainer
+
+    monkeypatch.setattr(worker.jobs.finetune, "ChildProcess", stop)
+    rows = [{"prompt": "Q", "response": "A", "source": "web"}] * 30 + [{"prompt": "Q " * 60, "response": "A"}]
+    job, _ = installation.submit_finetune(tmp_path / "data", rows=rows, exec={"seq_len": 32})
+    installation.worker.run_job(job.id)
+    events = installation.jobs.events(job.id)
+    warnings = [event.message for event in events if event.level == "warn"]
+    assert "Keys of rows that are not used: source (30)." in warnings
+    assert any("1 of 31 rows are longer than exec.seq_len (32 tokens)" in warning for warning in warnings)
+    assert any("every row is trained on" in event.message for event in events)
+
+
 def test_missing_training_file(installation, tmp_path, no_trainer):
     job, run = installation.submit_finetune(tmp_path / "data")
     installation.storage.delete_blob(run.plan.train.sha256)

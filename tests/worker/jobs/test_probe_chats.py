@@ -10,7 +10,7 @@ import pytest
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers
 
-from shared.tokenization.assistant_spans import served_tools
+from shared.tokenization.served_form import served_tools
 from shared.tokenization.tokenizer import Tokenizer
 from worker.jobs.certificates import template_report
 from worker.jobs.probe_chats import CHATS, encode_chats

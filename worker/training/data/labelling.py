@@ -109,14 +109,26 @@ class Labeller:
         self._encoder = Encoder(tokenizer.backend, fast=fast and self._bytes is not None)
         self.library: TokenizerName = self._encoder.library
 
-    def label(self, rows: Sequence[TrainingRow]) -> LabelledRows:
+    def write(self, row: TrainingRow) -> Chat:
+        """The row as text.
+
+        Raises:
+            InvalidRequest: ``TEMPLATE_UNSUPPORTED``, with the line number.
+        """
+        return find_assistant_spans(self._tokenizer, row, compare_prompt=False)
+
+    def label(self, rows: Sequence[TrainingRow], chats: Sequence[Chat] | None = None) -> LabelledRows:
         """The rows' tokens and weights.
+
+        Args:
+            rows: what to label.
+            chats: the rows as text, where they have been written.
 
         Raises:
             InvalidRequest: ``TEMPLATE_UNSUPPORTED``, with the line number.
             EncodersDiffer: label the whole file again with ``fast=False``.
         """
-        chats = [find_assistant_spans(self._tokenizer, row, compare_prompt=False) for row in rows]
+        chats = [self.write(row) for row in rows] if chats is None else chats
         if self._bytes is None:
             return by_offsets(self._tokenizer, rows, chats)
         ids, lengths = self._encoder.encode([chat.text for chat in chats])

@@ -21,8 +21,9 @@ from shared.contract.sections import DataMode, FineTuneContract
 from shared.datasets.filters import RowFilter
 from shared.datasets.reader import DatasetReport, TrainingRow, read_rows
 from shared.datasets.row_weights import row_weight
-from shared.errors import Code, DatasetInvalid
+from shared.errors import Code, DatasetInvalid, InvalidRequest
 from shared.hashing import digest_json
+from shared.tokenization.assistant_spans import Chat
 from shared.tokenization.labels import format_line_numbers
 from shared.tokenization.tokenizer import Tokenizer
 from worker.training.data.fast_encoding import EncodersDiffer
@@ -46,6 +47,8 @@ BATCH_CHARACTERS = 1 << 20
 DEFAULT_DIFFICULTY = 5
 SKIPS = ("short_seq", "token_id_oob", "no_supervised_positions")
 """Why a row is left out; the first reason that holds is counted."""
+REFUSED = "template_refused"
+"""Why a row is left out in lenient mode, before it has tokens."""
 FAST_BYTES = 4_000_000
 """From this size of a file on, loading the faster tokenizer pays."""
 
@@ -66,7 +69,7 @@ def prepare(
     Raises:
         DatasetInvalid: ``DATASET_LINE_INVALID`` (strict mode), ``NOTHING_SUPERVISED``: no row is left, or
             ``SKIP_RATE_EXCEEDED``: more rows than ``exec.qlora_max_skip_rate`` allows had to be skipped.
-        InvalidRequest: ``TEMPLATE_UNSUPPORTED``, with the line number.
+        InvalidRequest: ``TEMPLATE_UNSUPPORTED``, with the line number (strict mode).
     """
     began = time.monotonic()
     folder = cache / content_key(sha256, tokenizer, contract, vocab_size)
@@ -113,11 +116,28 @@ def _write(folder: Path, path: Path, tokenizer: Tokenizer, contract: FineTuneCon
 def _write_with(labeller: Labeller, folder: Path, path: Path, contract: FineTuneContract, vocab_size: int) -> None:
     tally = _Tally()
     with path.open("rb") as file, RowWriter(folder) as writer:
-        for rows in _in_batches(_admitted(file, contract)):
-            _add(writer, tally, rows, labeller.label(rows), contract, vocab_size)
+        for batch in _in_batches(_admitted(file, contract)):
+            if written := _written(labeller, tally, batch, contract.data.mode):
+                rows, chats = [row for row, _ in written], [chat for _, chat in written]
+                _add(writer, tally, rows, labeller.label(rows, chats), contract, vocab_size)
         if not tally.rows:
             raise _nothing_left(tally, contract)
         writer.finish(tally.report(labeller))
+
+
+def _written(
+    labeller: Labeller, tally: _Tally, rows: Iterable[TrainingRow], mode: DataMode
+) -> list[tuple[TrainingRow, Chat]]:
+    """The rows as text; in lenient mode, those that the template takes, and the others are counted."""
+    found = []
+    for row in rows:
+        try:
+            found.append((row, labeller.write(row)))
+        except InvalidRequest:
+            if mode is DataMode.STRICT:
+                raise
+            tally.refuse(row.line)
+    return found
 
 
 def _admitted(file: Iterable[bytes], contract: FineTuneContract) -> Iterator[TrainingRow]:
@@ -214,6 +234,11 @@ class _Tally:
         room = MAX_SKIPPED_LINES - len(self.skipped_lines)
         self.skipped_lines += itertools.islice(lines[~kept].tolist(), room)
 
+    def refuse(self, line: int) -> None:
+        self.skipped[REFUSED] += 1
+        if len(self.skipped_lines) < MAX_SKIPPED_LINES:
+            self.skipped_lines.append(line)
+
     def add_weights(self, weights: list[tuple[float, bool]]) -> None:
         self.weighted += sum(weight != 1.0 for weight, _ in weights)
         self.clamped += sum(clamped for _, clamped in weights)
@@ -225,7 +250,7 @@ class _Tally:
             supervised_tokens=self.supervised,
             truncated_rows=self.truncated_rows,
             truncated_tokens=self.truncated_tokens,
-            skipped={reason: self.skipped[reason] for reason in SKIPS},
+            skipped={reason: self.skipped[reason] for reason in (*SKIPS, REFUSED)},
             skipped_lines=self.skipped_lines,
             trajectory_weighted=self.weighted,
             trajectory_clamped=self.clamped,

@@ -20,7 +20,7 @@ from typing import Any, Final, Literal, overload
 import numpy as np
 import numpy.typing as npt
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 INDEX_NAME = "prepared.json"
 MAX_SKIPPED_LINES = 100
 RENAME_ATTEMPTS = 8
@@ -47,7 +47,8 @@ class PreparationReport:
         supervised_tokens: positions of these rows with a weight over 0.
         truncated_rows: rows that lost their beginning.
         truncated_tokens: tokens lost that way.
-        skipped: rows left out, by reason: ``no_supervised_positions``, ``short_seq``, ``token_id_oob``.
+        skipped: rows left out, by reason: ``no_supervised_positions``, ``short_seq``, ``token_id_oob``, and in lenient mode
+            ``template_refused``.
         skipped_lines: line numbers of the first ``MAX_SKIPPED_LINES`` of them.
         trajectory_weighted: rows whose own weight is not 1.
         trajectory_clamped: rows whose own weight was cut to its bounds.

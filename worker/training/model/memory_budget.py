@@ -26,6 +26,8 @@ MAX_TOKENS = 65_536
 """Larger micro-batches keep an accelerator no busier."""
 ENOUGH_TOKENS = 8_192
 """Micro-batches of this size are worth more than activations that need no recomputing."""
+CPU_TOKENS = 8_192
+"""Most tokens of a micro-batch of several rows on a CPU, where activations are not recomputed."""
 CPU_CACHE_FRACTION = 0.25
 """Share of the free memory that dequantised weights may take on a CPU."""
 
@@ -80,9 +82,11 @@ def choose_budget(
 
 
 def cpu_budget(contract: FineTuneContract, config: ModelConfig, free_bytes: int) -> Budget:
-    """What the contract's batch would be, padded; the cache where it takes a small part of the memory."""
+    """What the contract's batch would be, padded, within a bound; the cache where it takes a small part of the memory."""
     cached = cache_bytes(config, element_bytes=4) <= CPU_CACHE_FRACTION * free_bytes
-    return Budget(contract.exec.batch_size * contract.exec.seq_len, checkpointing=False, cache_dequantised=cached)
+    seq_len = contract.exec.seq_len
+    tokens = max(seq_len, min(CPU_TOKENS, contract.exec.batch_size * seq_len))
+    return Budget(tokens, checkpointing=False, cache_dequantised=cached)
 
 
 def device_budget(contract: FineTuneContract, config: ModelConfig, limit_bytes: int, processes: int = 1) -> Budget:

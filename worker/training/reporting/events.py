@@ -11,7 +11,7 @@ from typing import Any
 
 from worker.training.metrics import StepReport, finite
 
-SKIP_REASONS = ("no_supervised_positions", "short_seq", "token_id_oob", "curriculum")
+SKIP_REASONS = ("no_supervised_positions", "short_seq", "token_id_oob", "template_refused", "curriculum")
 TEXT_FIELDS = frozenset(
     {
         "base_model",

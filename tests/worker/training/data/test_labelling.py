@@ -190,15 +190,15 @@ def test_spans_are_those_of_the_last_turn(tokenizer):
 
 
 def test_spans_of_content_that_is_not_found_count_nothing(tokenizer):
-    upper = replace(
+    spread = replace(
         tokenizer,
         template=ChatTemplate(
-            tokenizer.template.text.replace("message['content'] }}", "message['content'] | upper }}"), {}
+            tokenizer.template.text.replace("message['content'] }}", "message['content'] | replace(' ', '  ') }}"), {}
         ),
     )
-    row = chat(("user", "q"), ("assistant", "abc"), spans=[SyntaxSpan(0, 3, 4.0)])
-    assert "ABC" in find_assistant_spans(upper, row).text
-    assert {weight for _, weight in weights_of(upper, row)} == {1.0}
+    row = chat(("user", "q"), ("assistant", "ab c"), spans=[SyntaxSpan(0, 3, 4.0)])
+    assert "ab  c" in find_assistant_spans(spread, row).text
+    assert {weight for _, weight in weights_of(spread, row)} == {1.0}
 
 
 # -- cutting

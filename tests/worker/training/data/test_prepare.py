@@ -163,7 +163,9 @@ def test_rows_with_nothing_to_learn_are_counted_with_their_lines(preparing, appe
     lines = [pair("a b c d e f g h i j", "A"), pair("Q", "A"), pair("k l m n o p q r s t", "B")]
     rows = preparing(lines, chosen=appending, exec={"seq_len": 8})
     assert [row.line for row in rows] == [2]
-    assert rows.report.skipped == {"no_supervised_positions": 2, "short_seq": 0, "token_id_oob": 0}
+    assert rows.report.skipped == {
+        "no_supervised_positions": 2, "short_seq": 0, "token_id_oob": 0, "template_refused": 0,
+    }  # fmt: skip
     assert rows.report.skipped_lines == [1, 3]
 
 
@@ -182,7 +184,11 @@ BARE = "{% generation %}{{ messages[-1]['content'] }}{% endgeneration %}"
 
 def test_short_rows(preparing, tmp_path):
     folder = make_base(tmp_path / "bare", FAMILIES["chatml_marked"], BARE)
-    rows = preparing([pair("q", "a"), pair("q", "a longer answer")], chosen=Tokenizer.load(folder))
+    alone = {"messages": [{"role": "assistant", "content": "a"}]}
+    rows = preparing(
+        [alone, alone | {"messages": [{"role": "assistant", "content": "a longer answer"}]}],
+        chosen=Tokenizer.load(folder),
+    )
     assert [row.line for row in rows] == [2]
     assert rows.report.skipped["short_seq"] == 1
 
@@ -217,11 +223,25 @@ def test_bad_lines_refuse_or_are_passed_over(preparing):
     assert [row.line for row in preparing(lines, data={"mode": "lenient"})] == [1, 3]
 
 
-def test_a_template_that_does_not_take_a_row_says_which(preparing):
-    turns = [{"role": role, "content": "x"} for role in ("developer", "user", "assistant")]
+def test_a_template_that_does_not_take_a_row_says_which(preparing, tmp_path):
+    turns = [{"role": role, "content": "x"} for role in ("user", "tool", "assistant")]
+    without_tools = Tokenizer.load(make_base(tmp_path / "gemma", FAMILIES["gemma"]))
     with pytest.raises(InvalidRequest, match="line 2") as refused:
-        preparing([pair("a", "b"), {"messages": turns}])
+        preparing([pair("a", "b"), {"messages": turns}], chosen=without_tools)
     assert refused.value.code == Code.TEMPLATE_UNSUPPORTED
+
+
+@pytest.mark.parametrize("others", [1, 3])
+def test_lenient_rows_that_the_template_refuses_are_skipped(preparing, tmp_path, others):
+    turns = [{"role": role, "content": "x"} for role in ("user", "tool", "assistant")]
+    without_tools = Tokenizer.load(make_base(tmp_path / "gemma", FAMILIES["gemma"]))
+    lines = [{"messages": turns}, *[pair("a", "b")] * others, {"messages": turns}]
+    rows = preparing(lines, chosen=without_tools, data={"mode": "lenient"})
+    assert [row.line for row in rows] == list(range(2, 2 + others))
+    assert (rows.report.skipped["template_refused"], rows.report.skipped_lines) == (2, [1, others + 2])
+    with pytest.raises(DatasetInvalid) as refused:
+        preparing([{"messages": turns}], chosen=without_tools, data={"mode": "lenient"})
+    assert refused.value.code == Code.NOTHING_SUPERVISED
 
 
 # -- the cache

@@ -10,6 +10,7 @@ from shared.base_models.config import parse_model_config
 from tests.support.base_configs import QWEN3_8B
 from tests.support.training_runs import contract_for
 from worker.training.model.memory_budget import (
+    CPU_TOKENS,
     MAX_TOKENS,
     cache_bytes,
     cpu_budget,
@@ -86,6 +87,11 @@ def test_more_memory_never_means_smaller_micro_batches_in_the_same_mode(gib, mor
 def test_a_cpus_micro_batch_is_the_contracts_on_every_machine():
     sizes = {cpu_budget(contract(), CONFIG, free * GIB).tokens for free in (1, 8, 512)}
     assert sizes == {4 * 2048}
+
+
+def test_a_cpus_micro_batch_of_several_rows_is_bounded():
+    sizes = [cpu_budget(contract(seq_len=length), CONFIG, GIB).tokens for length in (256, 4096, 16_384)]
+    assert sizes == [4 * 256, CPU_TOKENS, 16_384]
 
 
 @pytest.mark.parametrize(("free", "cached"), [(4, False), (1000, True)])

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from shared.datasets.rows import Message
-from shared.tokenization.assistant_spans import plain_messages, served_tools
+from shared.tokenization.served_form import plain_messages, served_tools
 
 
 @pytest.mark.parametrize("arguments", ['{"b": 1, "a": 2}', {"b": 1, "a": 2}])

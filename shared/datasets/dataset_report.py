@@ -1,0 +1,109 @@
+"""What a pass over a data file found: counts, the first bad lines, keys that are not used; and the errors of a bad file."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import BinaryIO
+
+import msgspec
+
+from shared.datasets.filters import RowFilter
+from shared.datasets.rows import RowCode, RowError
+from shared.datasets.written_rows import Conversion
+from shared.errors import Code, DatasetInvalid
+
+MAX_REPORTED_ERRORS = 20
+MAX_KEYS = 50
+MAX_KEY_CHARACTERS = 100
+
+
+@dataclass(frozen=True, slots=True)
+class LineError:
+    """The error of one line; ``field`` is empty when it is about the whole line."""
+
+    line: int
+    reason: str
+    code: RowCode
+    field: str = ""
+
+    def as_dict(self) -> dict[str, str | int]:
+        return {"line": self.line, "code": str(self.code), "field": self.field, "reason": self.reason}
+
+
+@dataclass(slots=True)
+class DatasetReport:
+    """Counts and errors of a pass over a file. ``errors`` is capped at ``MAX_REPORTED_ERRORS``; the counts are not.
+
+    Attributes:
+        rows: valid rows.
+        trainable_rows: valid rows that pass the filter.
+        unused_keys: rows by key that is not used, at most ``MAX_KEYS`` keys; keys of a turn as ``messages[].key``.
+        conversions: rows by what was translated (``written_rows.py``).
+    """
+
+    rows: int = 0
+    trainable_rows: int = 0
+    error_count: int = 0
+    errors: list[LineError] = field(default_factory=list)
+    errors_by_code: Counter[str] = field(default_factory=Counter)
+    unused_keys: Counter[str] = field(default_factory=Counter)
+    conversions: Counter[Conversion] = field(default_factory=Counter)
+
+    def add_unused(self, keys: Iterable[str]) -> None:
+        """Count keys of a row that are not used: names that a stranger chose, so their number and length are bounded."""
+        for key in keys:
+            name = key[:MAX_KEY_CHARACTERS]
+            self.unused_keys[name if name in self.unused_keys or len(self.unused_keys) < MAX_KEYS else "(other)"] += 1
+
+    def add_error(self, line: int, error: RowError) -> None:
+        self.error_count += 1
+        self.errors_by_code[str(error.code)] += 1
+        if len(self.errors) < MAX_REPORTED_ERRORS:
+            self.errors.append(LineError(line, error.reason, error.code, error.field))
+
+
+class Quarantine:
+    """A JSONL file of the skipped lines: {line, code, field, reason, text}."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+
+    def add(self, line: int, error: RowError, content: bytes) -> None:
+        entry = {"line": line, "code": str(error.code), "field": error.field, "reason": error.reason}
+        text = content.rstrip(b"\r\n").decode(errors="replace")
+        self._file.write(msgspec.json.encode(entry | {"text": text}) + b"\n")
+
+
+def line_errors(report: DatasetReport, param: str = "data.train_file") -> DatasetInvalid:
+    """The error of a file with bad lines."""
+    first = report.errors[0]
+    return DatasetInvalid(
+        Code.DATASET_LINE_INVALID,
+        f"The {_kind(param)} file has {report.error_count} bad line(s); the first is line {first.line}: {first.reason}.",
+        remedy="Fix them and upload the file again; `mens data check FILE --quarantine BAD` writes all of them, with reasons, into BAD.",
+        param=param,
+        details={
+            "error_count": report.error_count,
+            "errors_by_code": dict(report.errors_by_code),
+            "errors": [error.as_dict() for error in report.errors],
+        },
+    )
+
+
+def nothing_to_train_on(report: DatasetReport, filters: RowFilter, param: str = "data.train_file") -> DatasetInvalid:
+    """The error of a file of which no row is left to train on."""
+    return DatasetInvalid(
+        Code.DATASET_EMPTY,
+        f"None of the {report.rows} rows of the {_kind(param)} file can be trained on.",
+        remedy=f"Add rows, or lower data.min_rating (now {filters.min_rating}) and widen data.context_filter.",
+        param=param,
+        details={"rows": report.rows, "error_count": report.error_count},
+    )
+
+
+def _kind(param: str) -> str:
+    """``training`` of ``data.train_file``, ``replay`` of ``data.replay_file``: a job has up to three files."""
+    kind = param.removeprefix("data.").removesuffix("_file")
+    return "training" if kind == "train" else kind

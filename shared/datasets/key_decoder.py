@@ -1,0 +1,88 @@
+"""A decoder that learns the keys of a file which are not used: most files have the same ones in every row.
+
+``written_rows.translate`` reads a line three times to name them. Once a file's keys are known, a type that has them as
+fields (msgspec's, made at run time) decodes and names them in one pass. What is found is the same.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import msgspec
+
+from shared.datasets.rows import Message, Record
+from shared.datasets.written_rows import Translated, says_something, translate
+
+MAX_LEARNT_KEYS = 64
+_NO_FIELD = re.compile(r'["\\\x00-\x1f]')
+"""What msgspec takes in no field's name; a row with such a key is translated slowly."""
+_ABSENT = msgspec.UNSET
+_RAW = msgspec.Raw | msgspec.UnsetType
+
+
+class KeyDecoder:
+    """Translates the lines of one file."""
+
+    def __init__(self) -> None:
+        self._row_keys: list[str] = []
+        self._turn_keys: list[str] = []
+        self._decode: Callable[[bytes], Any] | None = None
+
+    def translate(self, line: bytes) -> Translated:
+        """As :func:`translate`, and with its errors."""
+        if self._decode is not None:
+            try:
+                return self._narrow(self._decode(line))
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+                pass  # an older form, another key, or an error that has to be explained
+        found = translate(line)
+        self._learn(found.all_keys)
+        return found
+
+    def _learn(self, keys: set[str]) -> None:
+        rows, turns = set(self._row_keys), set(self._turn_keys)
+        for key in keys:
+            name, is_turn = key.removeprefix("messages[]."), key.startswith("messages[].")
+            if not _NO_FIELD.search(name):
+                (turns if is_turn else rows).add(name)
+        grown = len(rows) + len(turns) > len(self._row_keys) + len(self._turn_keys)
+        if not grown or len(rows) + len(turns) > MAX_LEARNT_KEYS:
+            return
+        self._row_keys, self._turn_keys = sorted(rows), sorted(turns)
+        turn = _wider("WideMessage", Message, self._turn_keys)
+        record = _wider("WideRecord", Record, self._row_keys, messages=list[turn] | None)  # type: ignore[valid-type]
+        self._decode = msgspec.json.Decoder(record).decode
+
+    def _narrow(self, wide: Any) -> Translated:
+        fields = {name: getattr(wide, name) for name in Record.__struct_fields__}
+        unused = set(_said([wide], self._row_keys))
+        if turns := wide.messages:
+            fields["messages"] = [
+                Message(turn.role, turn.content, turn.name, turn.tool_calls, turn.tool_call_id, turn.weight)
+                for turn in turns
+            ]
+            unused.update(f"messages[].{key}" for key in _said(turns, self._turn_keys))
+        return Translated(Record(**fields), unused)
+
+
+def _wider(name: str, base: type[msgspec.Struct], keys: list[str], **others: Any) -> type[msgspec.Struct]:
+    """A type with more fields; their values are not decoded."""
+    extra = [(f"unused_{index}", _RAW, _ABSENT) for index in range(len(keys))]
+    replaced = [(field, kind, None) for field, kind in others.items()]
+    names = {f"unused_{index}": key for index, key in enumerate(keys)}
+    return msgspec.defstruct(
+        name, [*replaced, *extra], bases=(base,), rename=names, frozen=True, gc=False, forbid_unknown_fields=True
+    )
+
+
+def _said(values: list[Any], keys: list[str]) -> Iterator[str]:
+    """The keys that say something in one of the values; most do in the first."""
+    for index, key in enumerate(keys):
+        name = f"unused_{index}"
+        for value in values:
+            raw = getattr(value, name)
+            if raw is not _ABSENT and says_something(raw):
+                yield key
+                break

@@ -1,0 +1,197 @@
+"""Lines as other systems write them: keys that mean nothing here, and the older forms of a chat that OpenAI still takes.
+
+They become a :class:`Record`, in which nothing is ambiguous, and what was done is named, for the data report:
+
+    content as a list of text parts       joined by line breaks, as vLLM joins them
+    function_call, functions              tool_calls with made ids (call_1 …), tools
+    a turn by ``function``                the tool's turn that answers the last call of that name
+    an answer's ``refusal``               its content
+    any other key                         left out, and counted
+
+Only lines that the strict decoder does not take come here, so that plain files pay nothing for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
+
+import msgspec
+
+from shared.datasets.rows import Difficulty, Message, Rating, Record, Role, RowCode, RowError, SyntaxSpan
+
+Conversion = Literal["text parts", "functions", "refusal"]
+WrittenRole = Literal[Role, "function"]
+WRITTEN_ROLES: tuple[str, ...] = get_args(WrittenRole)
+"""Every role that a line may name."""
+_EMPTY = [msgspec.Raw(value) for value in (b"null", b'""', b"[]", b"{}")]
+"""Values of a key that says nothing, so that it need not be told that it is not used."""
+
+
+class _Part(msgspec.Struct, gc=False):
+    type: str
+    text: str | None = None
+    refusal: str | None = None
+
+
+class _FunctionCall(msgspec.Struct, gc=False):
+    name: str
+    arguments: str | dict[str, Any] | None = None
+
+
+class _WrittenMessage(msgspec.Struct, gc=False):
+    role: WrittenRole
+    content: str | list[_Part] | None = None
+    name: str | None = None
+    tool_calls: list[dict[str, Any]] | None = None
+    tool_call_id: str | None = None
+    weight: Literal[0, 1] | None = None
+    function_call: _FunctionCall | None = None
+    refusal: str | None = None
+
+
+class _WrittenRecord(msgspec.Struct, gc=False):
+    # The names that are metadata in other people's files may hold anything there.
+    messages: list[_WrittenMessage] | None = None
+    turns: list[_WrittenMessage] | None = None
+    system: Any = None
+    prompt: str | None = None
+    instruction: str | None = None
+    input: Any = None
+    context: Any = None
+    response: str | None = None
+    output: str | None = None
+    completion: str | None = None
+    tools: list[dict[str, Any]] | None = None
+    functions: list[dict[str, Any]] | None = None
+    rating: Rating | None = None
+    category: str | None = None
+    difficulty: Difficulty | None = None
+    lane: str | None = None
+    response_mode: Literal["code_only", "prose_only"] | None = None
+    task_family: str | None = None
+    syntax_spans: list[SyntaxSpan] | None = None
+    interruption_decision: Any = None
+    agent_trust_score: float | None = None
+
+
+_decode_record = msgspec.json.Decoder(_WrittenRecord).decode
+_decode_keys = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+_decode_turn_keys = msgspec.json.Decoder(list[dict[str, msgspec.Raw]]).decode
+_RECORD_KEYS = frozenset(_WrittenRecord.__struct_fields__)
+_TURN_KEYS = frozenset(_WrittenMessage.__struct_fields__)
+
+
+@dataclass(slots=True)
+class Translated:
+    """A line in Mens' own form.
+
+    Attributes:
+        record: as if it had been written so; its turns are not checked yet.
+        unused_keys: keys with a value that is not used, those of a turn as ``messages[].key``.
+        all_keys: of these, and those with an empty value.
+        conversions: what was written in another form.
+    """
+
+    record: Record = field(default_factory=Record)
+    unused_keys: set[str] = field(default_factory=set)
+    all_keys: set[str] = field(default_factory=set)
+    conversions: set[Conversion] = field(default_factory=set)
+
+
+def translate(line: bytes) -> Translated:
+    """Decode a line that the strict decoder does not take.
+
+    Raises:
+        RowError: a part that is not text, a form beside its successor, or a function's turn without its call.
+        msgspec.DecodeError: the line is not JSON, or a known key has another type.
+    """
+    written = _decode_record(line)
+    keys = dict(_unknown_keys(line))
+    found = Translated(unused_keys={key for key, says in keys.items() if says}, all_keys=set(keys))
+    fields: dict[str, Any] = {name: getattr(written, name) for name in Record.__struct_fields__}
+    for name in ("system", "input", "context"):
+        if not isinstance(fields[name], str | None):
+            fields[name] = None
+            found.unused_keys.add(name)
+    tools = written.tools
+    if written.functions:
+        if tools:
+            raise _conflict("functions", "tools are there too")
+        tools = [{"type": "function", "function": function} for function in written.functions]
+        found.conversions.add("functions")
+    turns = {name: _turns(fields[name], name, found) for name in ("messages", "turns")}
+    found.record = Record(**fields | turns | {"tools": tools})
+    return found
+
+
+def _unknown_keys(line: bytes) -> Iterator[tuple[str, bool]]:
+    """Keys that mean nothing here, and whether each says something; one that does comes last."""
+    row = _decode_keys(line)
+    keys = [(key, says_something(row[key])) for key in row.keys() - _RECORD_KEYS]
+    for name in ("messages", "turns"):
+        if name in row and says_something(row[name]):
+            for turn in _decode_turn_keys(row[name]):
+                keys += [(f"{name}[].{key}", says_something(turn[key])) for key in turn.keys() - _TURN_KEYS]
+    yield from sorted(keys, key=lambda key: key[1])
+
+
+def says_something(value: msgspec.Raw) -> bool:
+    """Whether leaving the value out loses anything."""
+    return len(value) > len(b"null") or value not in _EMPTY
+
+
+def _turns(written: list[_WrittenMessage] | None, name: str, found: Translated) -> list[Message] | None:
+    """The turns in their present form; ids of calls count from 1 in a row."""
+    if written is None:
+        return None
+    turns: list[Message] = []
+    open_calls: dict[str, str] = {}
+    made = 0
+    for index, turn in enumerate(written):
+        place = f"{name}[{index}]"
+        role, content = turn.role, _text(turn, place, found)
+        tool_calls, tool_call_id, speaker = turn.tool_calls, turn.tool_call_id, turn.name
+        if call := turn.function_call:
+            if tool_calls:
+                raise _conflict(f"{place}.function_call", "tool_calls are there too")
+            made += 1
+            open_calls[call.name] = f"call_{made}"
+            function = {"name": call.name, "arguments": call.arguments}
+            tool_calls = [{"id": open_calls[call.name], "type": "function", "function": function}]
+            found.conversions.add("functions")
+        if role == "function":
+            if turn.name not in open_calls:
+                reason = f"{place} answers a call of {turn.name!r}, but no turn before it makes one"
+                raise RowError(RowCode.ROW_TOOL_CALL_INVALID, reason, f"{place}.name")
+            role, tool_call_id, speaker = "tool", open_calls[turn.name], None
+            found.conversions.add("functions")
+        turns.append(Message(role, content, speaker, tool_calls, tool_call_id, turn.weight))
+    return turns
+
+
+def _text(turn: _WrittenMessage, place: str, found: Translated) -> str | None:
+    """A turn's content as one text; of an answer that refuses, the refusal."""
+    content = turn.content
+    if isinstance(content, list):
+        content = "\n".join(_part_text(part, f"{place}.content[{index}]") for index, part in enumerate(content))
+        found.conversions.add("text parts")
+    if not turn.refusal:
+        return content
+    if turn.role != "assistant" or content:
+        raise _conflict(f"{place}.refusal", "only an answer without content may refuse")
+    found.conversions.add("refusal")
+    return turn.refusal
+
+
+def _part_text(part: _Part, place: str) -> str:
+    text = {"text": part.text, "refusal": part.refusal}.get(part.type)
+    if text is None:
+        reason = f"{place} is a part of type {part.type[:40]!r}; only parts with text can be trained on"
+        raise RowError(RowCode.ROW_PART_UNSUPPORTED, reason, place)
+    return text
+
+
+def _conflict(place: str, reason: str) -> RowError:
+    return RowError(RowCode.ROW_FIELD_CONFLICT, f"{place}: {reason}", place)

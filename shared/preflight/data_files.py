@@ -1,0 +1,188 @@
+"""A job's data files, read once each: their rows, and what the base would be trained on in them.
+
+Every file goes through the same checks: rows that are validated on or replayed are written with the same template as those
+that are trained on, and would fail the trainer in the same way.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from hashlib import sha256
+from typing import Literal
+
+from shared.contract.sections import DataMode, DataSection, FineTuneContract
+from shared.datasets.filters import RowFilter
+from shared.datasets.reader import Hasher, count_lines
+from shared.datasets.report import Observer, inspect_file, part_warnings, refusal
+from shared.datasets.report_types import DataReport, FileReport
+from shared.datasets.row_weights import row_weight
+from shared.datasets.rows import Record, as_row
+from shared.errors import ArtifactInvalid, Code, ContractRejected
+from shared.preflight.types import InputFile, Machine
+from shared.tokenization.supervision import SupervisionPass, sample_lines
+from shared.tokenization.supervision_report import SupervisionReport
+from shared.tokenization.tokenizer import Tokenizer
+
+SAMPLED_ROWS = 20_000
+SMALLEST_ROW_BYTES = 27
+"""Of ``{"prompt":"a","output":"b"}``: a file that has no room for more such rows than are sampled need not be counted."""
+NEAR_DUPLICATE_BYTES = 64 << 20
+"""Above this size a control plane looks for exact duplicates only."""
+
+Kind = Literal["train", "validation", "replay"]
+
+
+@dataclass(frozen=True, slots=True)
+class Files:
+    """The files of a job; ``train`` is always there."""
+
+    train: InputFile
+    validation: InputFile | None = None
+    replay: InputFile | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """What was found in the files of a job.
+
+    Attributes:
+        data: on the training file and the validation file.
+        replay: on the replay file, if there is one.
+        supervision: by file; the training file's is always there.
+    """
+
+    data: DataReport
+    replay: FileReport | None
+    supervision: dict[Kind, SupervisionReport] = field(default_factory=dict)
+
+    @property
+    def longest_row(self) -> int:
+        """Tokens of the longest row of all files, before truncation."""
+        return max(report.longest_row for report in self.supervision.values())
+
+    def refuse(self) -> None:
+        """Refuse the job if rows cannot be trained, validated on or replayed.
+
+        Raises:
+            DatasetInvalid: ``TEMPLATE_UNSUPPORTED`` or ``NOTHING_SUPERVISED``, with line numbers.
+        """
+        for kind, report in self.supervision.items():
+            report.refuse(f"data.{kind}_file", lenient=self.data.mode is DataMode.LENIENT)
+
+    def warnings(self, seq_len: int) -> list[str]:
+        """What rows say that will not be learnt as they say it."""
+        found = [*self.data.warnings, *(part_warnings(self.replay, "replay ") if self.replay else [])]
+        for kind, report in self.supervision.items():
+            found += report.warnings(seq_len, "" if kind == "train" else f"{kind} ")
+        return found
+
+
+def read_files(
+    contract: FineTuneContract, seq_len: int, tokenizer: Tokenizer, files: Files, machine: Machine
+) -> Findings:
+    """Read each file once: content, rows, duplicates, and what is supervised.
+
+    Args:
+        seq_len: at which rows are cut.
+
+    Raises:
+        ArtifactInvalid: ``STORAGE_OBJECT_MISSING``: a file is not what was uploaded.
+        DatasetInvalid: ``DATASET_LINE_INVALID``, ``DATASET_EMPTY``. ContractRejected: ``NOTHING_SUPERVISED``: every row that is
+            trained on weighs 0.
+    """
+    filters, train, validation = RowFilter.of(contract.data), files.train, files.validation
+    passes = _Passes(contract, seq_len, tokenizer, machine)
+    hashers = _hasher(train), _hasher(validation)
+    report = inspect_file(
+        train.path,
+        validation=validation.path if validation else None,
+        filters=filters,
+        mode=contract.data.mode,
+        near=machine.thorough or train.path.stat().st_size <= NEAR_DUPLICATE_BYTES,
+        observer=passes.observe("train", train, filters),
+        validation_observer=passes.observe("validation", validation, filters) if validation else None,
+        hashers=hashers,
+    )
+    # Changed bytes explain bad lines better than the lines do, so they are refused first.
+    _verify(train, hashers[0])
+    _verify(validation, hashers[1])
+    if error := refusal(report, filters):
+        raise error
+    if passes.heaviest_row == 0:
+        raise ContractRejected(
+            Code.NOTHING_SUPERVISED,
+            "The boosts of the trajectory section make every row weigh 0, so nothing would be learnt.",
+            remedy="Raise the boost that is 0, or set trajectory.enabled to false.",
+            param="trajectory",
+        )
+    replayed = _read_replay(files.replay, contract.data, passes) if files.replay else None
+    counted = {"train": report.training, "validation": report.validation, "replay": replayed}
+    return Findings(report, replayed, {kind: passes.report(kind, counted[kind]) for kind in passes.started})
+
+
+def _read_replay(replay: InputFile, wanted: DataSection, passes: _Passes) -> FileReport:
+    filters, hasher = RowFilter.of_replay(wanted), _hasher(replay)
+    observer = passes.observe("replay", replay, filters)
+    report = inspect_file(
+        replay.path, filters=filters, mode=wanted.mode, near=False, observer=observer, hashers=(hasher, None)
+    )
+    _verify(replay, hasher)
+    if error := refusal(report, filters, "data.replay_file"):
+        raise error
+    return report.training
+
+
+class _Passes:
+    """The supervision passes over the files of a job.
+
+    Attributes:
+        heaviest_row: weight of a row of the training file that weighs something, 0 when none does; None before there was any.
+    """
+
+    def __init__(self, contract: FineTuneContract, seq_len: int, tokenizer: Tokenizer, machine: Machine) -> None:
+        self._contract, self._seq_len, self._tokenizer = contract, seq_len, tokenizer
+        self._thorough = machine.thorough
+        self.started: dict[Kind, tuple[SupervisionPass, bool]] = {}
+        self.heaviest_row: float | None = None
+
+    def observe(self, kind: Kind, file: InputFile, filters: RowFilter) -> Observer:
+        """Receives the rows of a file; of a large one, a sample where the machine is not thorough."""
+        found = SupervisionPass(
+            self._tokenizer, seq_len=self._seq_len, last_k=self._contract.exec.qlora_ce_last_k, filters=filters
+        )
+        chosen = None
+        if not self._thorough and file.path.stat().st_size > SAMPLED_ROWS * SMALLEST_ROW_BYTES:
+            chosen = sample_lines(_lines(file), SAMPLED_ROWS)
+        self.started[kind] = found, chosen is not None
+
+        def observe(record: Record, line: int) -> None:
+            row, take = as_row(record, line), found.add if chosen is None or line in chosen else found.measure
+            take(row)
+            if kind == "train" and not self.heaviest_row and filters.admits(row):
+                self.heaviest_row, _ = row_weight(row, self._contract.trajectory)
+
+        return observe
+
+    def report(self, kind: Kind, counted: FileReport | None) -> SupervisionReport:
+        found, sampled = self.started[kind]
+        return found.report(counted.rows + counted.error_count if counted else 0, sampled=sampled)
+
+
+def _lines(file: InputFile) -> int:
+    if file.lines is not None:
+        return file.lines
+    with file.path.open("rb") as content:
+        return count_lines(content)
+
+
+def _hasher(file: InputFile | None) -> Hasher | None:
+    return sha256() if file and file.verify else None
+
+
+def _verify(file: InputFile | None, hasher: Hasher | None) -> None:
+    if file and hasher and hasher.hexdigest() != file.sha256:
+        raise ArtifactInvalid(
+            Code.STORAGE_OBJECT_MISSING,
+            f"The stored file {file.sha256} is not what was uploaded.",
+            remedy="Upload it again, or restore the storage from a backup.",
+        )

@@ -1,0 +1,91 @@
+"""``exec.seq_len`` where nobody wrote one: the data's longest row, within what the base and the memory allow.
+
+The contract's own default would silently cut the beginning of longer rows, system text first. Pure arithmetic: which rows
+are cut all the same is in the supervision report.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from shared.base_models.config import ModelConfig
+from shared.contract.gates import MOBILE_LIMITS
+from shared.contract.preset_files import Values
+from shared.contract.presets import Resolution
+from shared.contract.sections import DeploymentTarget, FineTuneContract
+from shared.preflight.estimate import (
+    CPU_RUNTIME_BYTES,
+    RUNTIME_BYTES,
+    VRAM_FRACTION,
+    same_effective_batch,
+    vram_parts,
+)
+from shared.preflight.types import Configuration, JobRequest, Machine
+
+STEP = 256
+"""A length is a multiple of this many tokens, so that data which differs a little has the same plan."""
+UNKNOWN_MEMORY_TOKENS = 4_096
+"""Longest row on a device whose memory is not known."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenLength:
+    """A length that is still to be decided by the data.
+
+    Attributes:
+        limit: most tokens of a row.
+        tokens: most tokens of a micro-batch on the device; None when its memory is not known.
+        may_split: a step's rows may be cut into smaller micro-batches.
+    """
+
+    limit: int
+    tokens: int | None
+    may_split: bool
+
+    def decide(self, contract: FineTuneContract, longest: int) -> Values:
+        """Values by field path, for data whose longest row has so many tokens."""
+        exec_ = contract.exec
+        seq_len = min(self.limit, STEP * max(1, math.ceil(longest / STEP)))
+        values: Values = {"exec.seq_len": seq_len}
+        if self.may_split and self.tokens is not None:
+            pairs = same_effective_batch(exec_.batch_size, exec_.grad_accum)
+            batch, accumulated = next((pair for pair in pairs if pair[0] * seq_len <= self.tokens), pairs[-1])
+            if batch != exec_.batch_size:
+                values |= {"exec.batch_size": batch, "exec.grad_accum": accumulated}
+        return values
+
+
+def open_length(
+    request: JobRequest, resolution: Resolution, config: ModelConfig, machine: Machine, *, on_gpu: bool
+) -> OpenLength | None:
+    """What bounds the length that the data will decide; None when caller, preset or profile has decided it."""
+    contract = resolution.contract
+    fixed = {path for path, source in resolution.sources.items() if source == "explicit"} - request.auto
+    if request.preset or request.domain or "exec.seq_len" in fixed:
+        return None
+    may_split = request.batch_is_step or not fixed & {"exec.batch_size", "exec.grad_accum"}
+    tokens = None
+    limits = [config.max_positions or UNKNOWN_MEMORY_TOKENS]
+    if contract.artifact.deployment_target is DeploymentTarget.MOBILE_EDGE:
+        limits.append(MOBILE_LIMITS["exec.seq_len"])
+    if machine.vram_bytes is None:
+        limits.append(UNKNOWN_MEMORY_TOKENS)
+    else:
+        tokens = _tokens_that_fit(contract, config, machine.vram_bytes, on_gpu=on_gpu)
+        rows = 1 if may_split else contract.exec.batch_size
+        # A job that does not fit at all is refused by the estimate, with what would.
+        limits.append(max(STEP, tokens // rows // STEP * STEP))
+    return OpenLength(min(limits), tokens, may_split)
+
+
+def _tokens_that_fit(contract: FineTuneContract, config: ModelConfig, memory: int, *, on_gpu: bool) -> int:
+    """Tokens of the largest micro-batch: memory grows linearly with them."""
+
+    def needed(tokens: int) -> int:
+        one_row = Configuration(batch_size=1, grad_accum=1, seq_len=tokens, checkpointing=on_gpu)
+        runtime = RUNTIME_BYTES if on_gpu else CPU_RUNTIME_BYTES
+        return vram_parts(contract, config, one_row, 2 if on_gpu else 4, runtime).total
+
+    budget = math.floor(memory * (contract.exec.max_vram_fraction or VRAM_FRACTION))
+    return max(0, (budget - needed(0)) // (needed(1) - needed(0)))

@@ -1,0 +1,177 @@
+"""The guard: whatever a row says must be in the text that the base's template writes, or the row is refused.
+
+A template that does not know a role, a part or a place writes nothing for it, without a word. That is found in two ways:
+
+- **by words**: each turn's text, each call's function and each tool must be found in the row's own text;
+- **by shape**: once for each sequence of roles and parts, a chat of that shape with unmistakable words is written. So a
+  short text is missed although it is a part of another one, and so are a call's arguments.
+
+A few things may be left out, and are only told: an answer's thoughts, which many templates drop from earlier turns on
+purpose, here and at serving time, and a speaker's ``name``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from shared.errors import Code, InvalidRequest
+from shared.tokenization.tokenizer import Tokenizer
+
+LeftOut = Literal["thoughts", "names"]
+Part = tuple[str, str]
+"""What it is, for a message; and the text that must be found."""
+END_OF_THOUGHTS = "</think>"
+MAX_SHAPES = 4_096
+_SHOWN = 40
+
+
+@dataclass(frozen=True, slots=True)
+class _Omissions:
+    """What a template leaves out of chats of one shape: the first part, for which they are refused, and names."""
+
+    part: str | None = None
+    names: bool = False
+
+
+def check_complete(
+    tokenizer: Tokenizer, messages: Sequence[dict[str, Any]], tools: list[Any] | None, text: str
+) -> frozenset[LeftOut]:
+    """Refuse a row of which a part is not in its text.
+
+    Args:
+        messages, tools: as they were given to the template.
+        text: what it wrote.
+
+    Returns:
+        What was left out that may be.
+
+    Raises:
+        InvalidRequest: ``TEMPLATE_UNSUPPORTED``.
+    """
+    left_out: set[LeftOut] = set()
+    for what, part in _parts(messages, tools):
+        if _is_written(part, text):
+            continue
+        thoughts, end, answer = part.rpartition(END_OF_THOUGHTS)
+        if not end or not _is_written(answer, text):
+            raise _leaves_out(f"{what} {_excerpt(part)}")
+        if not _is_written(thoughts.strip().removeprefix("<think>"), text):
+            left_out.add("thoughts")
+    omissions = _omissions(tokenizer, messages, tools)
+    if omissions.part:
+        raise _leaves_out(omissions.part)
+    if omissions.names:
+        left_out.add("names")
+    return frozenset(left_out)
+
+
+def _parts(messages: Sequence[dict[str, Any]], tools: list[Any] | None) -> Iterator[Part]:
+    for message in messages:
+        if content := message["content"]:
+            yield f"the {message['role']} turn", content
+        for function in _functions(message.get("tool_calls")):
+            yield "the call of", function["name"]
+    for function in _functions(tools):
+        yield "the tool", function["name"]
+        if isinstance(description := function.get("description"), str):
+            yield "the description of a tool", description
+
+
+def _functions(calls: Any) -> Iterator[dict[str, Any]]:
+    """The functions of tool calls or tools."""
+    for call in calls or ():
+        function = call.get("function", call) if isinstance(call, dict) else None
+        if isinstance(function, dict) and isinstance(function.get("name"), str):
+            yield function
+
+
+def _is_written(part: str, text: str) -> bool:
+    """Whether a template wrote a part: as it is, trimmed, as JSON, or with other white space."""
+    bare = part.strip()
+    return (
+        bare in text
+        or json.dumps(bare, ensure_ascii=False)[1:-1] in text
+        or json.dumps(bare)[1:-1] in text
+        or " ".join(bare.split()) in " ".join(text.split())
+    )
+
+
+def _omissions(tokenizer: Tokenizer, messages: Sequence[dict[str, Any]], tools: list[Any] | None) -> _Omissions:
+    """What the template leaves out of chats of this shape; found once."""
+    known: dict[Hashable, _Omissions] = tokenizer.omissions
+    described = [bool(function.get("description")) for function in _functions(tools)]
+    shape = (*map(_shape, messages), bool(tools), any(described))
+    if shape not in known:
+        if len(known) >= MAX_SHAPES:
+            known.clear()
+        known[shape] = _find_omissions(tokenizer, messages, tools)
+    return known[shape]
+
+
+def _shape(message: dict[str, Any]) -> Hashable:
+    calls = [bool(function.get("arguments")) for function in _functions(message.get("tool_calls"))]
+    return (message["role"], bool(message["content"]), *calls, "name" in message)
+
+
+def _find_omissions(tokenizer: Tokenizer, messages: Sequence[dict[str, Any]], tools: list[Any] | None) -> _Omissions:
+    """Write a chat of the same shape with words that occur nowhere else."""
+    marked = [_marked_turn(message, f"q{index}z") for index, message in enumerate(messages)]
+    marked_tools = [_marked_call(tool, f"q{index}t", "parameters") for index, tool in enumerate(tools or ())] or None
+    try:
+        text = tokenizer.render(marked, marked_tools).text
+    except InvalidRequest:
+        # It wants certain words, and took the row's own.
+        return _Omissions()
+    for original, message in zip(messages, marked, strict=True):
+        for what, mark in _marks(message):
+            if mark not in text:
+                return _Omissions(f"{what} ({original['role']})")
+    if any(function["name"] not in text for function in _functions(marked_tools)):
+        return _Omissions("the tools")
+    return _Omissions(names=any(message["name"] not in text for message in marked if "name" in message))
+
+
+def _marks(message: dict[str, Any]) -> Iterator[Part]:
+    if message["content"]:
+        yield "the content of a turn", message["content"]
+    for function in _functions(message.get("tool_calls")):
+        yield "a call's function", function["name"]
+        if isinstance(arguments := function.get("arguments"), dict):
+            yield from (("a call's arguments", str(mark)) for pair in arguments.items() for mark in pair)
+
+
+def _marked_turn(message: dict[str, Any], mark: str) -> dict[str, Any]:
+    turn = dict(message)
+    if message["content"]:
+        turn["content"] = f"Wc{mark}"
+    if "name" in message:
+        turn["name"] = f"Wn{mark}"
+    if calls := message.get("tool_calls"):
+        turn["tool_calls"] = [_marked_call(call, f"{index}{mark}", "arguments") for index, call in enumerate(calls)]
+    return turn
+
+
+def _marked_call(call: Any, mark: str, field: str) -> Any:
+    """A call or tool with another name, and other arguments if it has any."""
+    if not isinstance(call, dict) or not isinstance(function := call.get("function"), dict) or "name" not in function:
+        return call
+    marked = function | {"name": f"Wf{mark}"}
+    if field == "arguments" and isinstance(function.get(field), dict) and function[field]:
+        marked[field] = {f"Wk{mark}": f"Wv{mark}"}
+    return call | {"function": marked}
+
+
+def _excerpt(text: str) -> str:
+    return repr(text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…")
+
+
+def _leaves_out(part: str) -> InvalidRequest:
+    return InvalidRequest(
+        Code.TEMPLATE_UNSUPPORTED,
+        f"The base's chat template leaves out {part}.",
+        remedy="Take it out of the row, or give the base a chat_template.jinja that writes it.",
+        param="model.hf_repo",
+    )

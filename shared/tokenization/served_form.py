@@ -1,0 +1,80 @@
+"""Rows in the form in which vLLM gives a chat to a template: keys, their order, nulls and roles are part of the text."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+
+from shared.datasets.rows import Message
+
+
+def served_roles(messages: Sequence[Message], template: str) -> list[Message]:
+    """Turns with the roles that vLLM gives to a template.
+
+    A developer's turn is a system turn where the template has no developer. System turns are then one, at the beginning,
+    because many templates take no other.
+    """
+    if not any(message.role == "developer" for message in messages) or _knows_developer(template):
+        return list(messages)
+    system = [message.content for message in messages if message.role in ("system", "developer") and message.content]
+    return [
+        Message("system", "\n\n".join(system)),
+        *(message for message in messages if message.role not in ("system", "developer")),
+    ]
+
+
+def _knows_developer(template: str) -> bool:
+    """vLLM's own test."""
+    return '"developer"' in template or "'developer'" in template
+
+
+def plain_messages(messages: Iterable[Message]) -> list[dict[str, Any]]:
+    """Turns as vLLM gives them to a template: content is text, tool arguments are objects."""
+    plain = []
+    for message in messages:
+        turn: dict[str, Any] = {"role": message.role, "content": message.content or ""}
+        if message.tool_calls is not None or message.name is not None or message.tool_call_id is not None:
+            fields: dict[str, Any] = msgspec.to_builtins(message)
+            turn |= {
+                key: value for key, value in fields.items() if key != "weight" and value is not None and value != []
+            }
+            if calls := turn.get("tool_calls"):
+                turn["tool_calls"] = [_with_object_arguments(call) for call in calls]
+        plain.append(turn)
+    return plain
+
+
+def _with_object_arguments(call: Any) -> Any:
+    function = call.get("function") if isinstance(call, dict) else None
+    arguments = function.get("arguments") if isinstance(function, dict) else None
+    if isinstance(arguments, str):
+        with suppress(ValueError):
+            arguments = json.loads(arguments or "{}")
+    if not isinstance(function, dict) or not isinstance(arguments, dict):
+        return call
+    function = _ordered(function | {"arguments": arguments}, "arguments", "name")
+    return _ordered(call | {"function": function}, "id", "function", "type")
+
+
+def served_tools(tools: list[Any] | None) -> list[Any] | None:
+    """Tool definitions as vLLM gives them to a template: its keys, its order, null for what is left out."""
+    served = []
+    for tool in tools or ():
+        function = tool.get("function") if isinstance(tool, dict) else None
+        if not isinstance(function, dict) or "name" not in function:
+            # No client could send it.
+            served.append(tool)
+            continue
+        strict = {"strict": function["strict"]} if function.get("strict") is not None else {}
+        described = {key: function.get(key) for key in ("name", "description", "parameters")}
+        served.append({"type": "function", "function": described | strict})
+    return served or None
+
+
+def _ordered(given: dict[str, Any], *first: str) -> dict[str, Any]:
+    """The same keys, some of them first: a template may write a dict as it is, and the order is part of the text."""
+    return {key: given[key] for key in first if key in given} | given

@@ -1,0 +1,164 @@
+"""Counts and notes of a supervision report in the making: its size does not grow with the file."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from dataclasses import dataclass, field
+
+from shared.tokenization.assistant_spans import Method
+from shared.tokenization.labels import IGNORED, Example, LabelledChat
+from shared.tokenization.supervision_report import Bucket, LineNote, LineNotes, Piece, RowSupervision, SupervisionReport
+from shared.tokenization.tokenizer import Tokenizer
+
+MAX_LISTED = 20
+MAX_SAMPLE_PIECES = 200
+
+
+@dataclass(slots=True)
+class Notes:
+    count: int = 0
+    first: list[LineNote] = field(default_factory=list)
+
+    def add(self, line: int, reason: str) -> None:
+        self.count += 1
+        if len(self.first) < MAX_LISTED:
+            self.first.append(LineNote(line=line, reason=reason))
+
+    def notes(self) -> LineNotes:
+        return LineNotes(count=self.count, first=self.first)
+
+
+@dataclass(slots=True)
+class SupervisionCounts:
+    """Counts and notes of the rows so far; its size does not grow with the file."""
+
+    seq_len: int
+    last_k: int
+    rows: int = 0
+    filtered_rows: int = 0
+    tokens: int = 0
+    supervised: int = 0
+    truncated: int = 0
+    truncated_rows: int = 0
+    longest: int = 0
+    methods: set[Method] = field(default_factory=set)
+    row_table: list[RowSupervision] = field(default_factory=list)
+    token_sizes: Counter[int] = field(default_factory=Counter)
+    supervised_sizes: Counter[int] = field(default_factory=Counter)
+    nothing: Notes = field(default_factory=Notes)
+    unsupported: Notes = field(default_factory=Notes)
+    no_end: Notes = field(default_factory=Notes)
+    last_turn_only: Notes = field(default_factory=Notes)
+    prompt_differs: Notes = field(default_factory=Notes)
+    cut: Notes = field(default_factory=Notes)
+    developer_as_system: Notes = field(default_factory=Notes)
+    thoughts_left_out: Notes = field(default_factory=Notes)
+    names_left_out: Notes = field(default_factory=Notes)
+    sample: list[Piece] = field(default_factory=list)
+
+    def add(self, labelled: LabelledChat, tokenizer: Tokenizer) -> None:
+        example = labelled.example(self.seq_len, self.last_k)
+        supervised = example.targets
+        self.rows += 1
+        self.tokens += len(example.ids)
+        self.supervised += supervised
+        self.truncated += example.truncated
+        self.truncated_rows += example.truncated > 0
+        self.longest = max(self.longest, len(labelled.ids))
+        self.methods.add(labelled.chat.method)
+        self.token_sizes[_bucket(len(example.ids))] += 1
+        self.supervised_sizes[_bucket(supervised)] += 1
+        missing = _missing_end(labelled, example, tokenizer)
+        chat = labelled.chat
+        if not supervised:
+            self.nothing.add(chat.line, f"no assistant token to learn is within {self.seq_len} tokens")
+        elif missing:
+            self.no_end.add(chat.line, missing)
+        for notes, holds, reason in (
+            (self.cut, example.truncated, f"{example.truncated} tokens are cut off at the beginning"),
+            (self.last_turn_only, chat.last_turn_only, "the template writes earlier answers differently from the last"),
+            (self.prompt_differs, chat.prompt_differs, "the generation prompt is not how the answer's turn begins"),
+            (self.developer_as_system, chat.developer_as_system, "the template has no developer"),
+            (self.thoughts_left_out, "thoughts" in chat.left_out, "the template leaves out thoughts of an answer"),
+            (self.names_left_out, "names" in chat.left_out, "the template leaves out names"),
+        ):
+            if holds:
+                notes.add(chat.line, reason)
+        if len(self.row_table) < MAX_LISTED:
+            self.row_table.append(
+                RowSupervision(
+                    line=example.line,
+                    tokens=len(example.ids),
+                    supervised=supervised,
+                    end_learnt=supervised > 0 and not missing,
+                    truncated=example.truncated,
+                )
+            )
+        if supervised and not self.sample:
+            pieces = text_pieces(labelled, example)[:MAX_SAMPLE_PIECES]
+            self.sample = [Piece(text=text, learnt=learnt) for text, learnt in pieces]
+
+    def report(self, tokenizer: Tokenizer, lines: int, sampled: bool) -> SupervisionReport:
+        return SupervisionReport(
+            lines=lines,
+            rows=self.rows,
+            sampled=sampled,
+            filtered_rows=self.filtered_rows,
+            tokens=self.tokens,
+            supervised_tokens=self.supervised,
+            truncated_tokens=self.truncated,
+            truncated_rows=self.truncated_rows,
+            truncation_fraction=self.truncated / max(1, self.tokens + self.truncated),
+            longest_row=self.longest,
+            method="offsets" if "offsets" in self.methods or not tokenizer.template.has_marks else "marks",
+            end_token=tokenizer.end_token,
+            template_digest=tokenizer.template_digest,
+            row_table=self.row_table,
+            token_histogram=_histogram(self.token_sizes),
+            supervised_histogram=_histogram(self.supervised_sizes),
+            cut=self.cut.notes(),
+            nothing_supervised=self.nothing.notes(),
+            unsupported=self.unsupported.notes(),
+            end_not_learnt=self.no_end.notes(),
+            last_turn_only=self.last_turn_only.notes(),
+            prompt_differs=self.prompt_differs.notes(),
+            developer_as_system=self.developer_as_system.notes(),
+            thoughts_left_out=self.thoughts_left_out.notes(),
+            names_left_out=self.names_left_out.notes(),
+            sample=self.sample,
+        )
+
+
+def text_pieces(labelled: LabelledChat, example: Example) -> list[tuple[str, bool]]:
+    """The kept text of a row in pieces, each with whether it is supervised."""
+    flags = [label != IGNORED for label in example.labels]
+    starts = [start for start, _ in labelled.offsets[-len(flags) :]]
+    borders = [index for index, flag in enumerate(flags) if not index or flag != flags[index - 1]]
+    return [
+        (labelled.chat.text[starts[first] : None if after is None else starts[after]], flags[first])
+        for first, after in itertools.zip_longest(borders, borders[1:])
+    ]
+
+
+def _missing_end(labelled: LabelledChat, example: Example, tokenizer: Tokenizer) -> str:
+    """Why the end token of a supervised answer is not a label; empty when it is one."""
+    # Tokens are cut off at the beginning only, so an answer that is supervised at all keeps its end.
+    flags = [label != IGNORED for label in example.labels]
+    ends = [i for i, flag in enumerate(flags) if flag and not (i + 1 < len(flags) and flags[i + 1])]
+    for end in ends:
+        if example.ids[end] not in tokenizer.end_ids:
+            after = labelled.chat.text[labelled.offsets[end - len(flags)][1] :][:20]
+            if not after:
+                return "the template writes no end token after the answer"
+            return f"after the answer the template writes {after!r}, not an end token"
+    return ""
+
+
+def _bucket(size: int) -> int:
+    """The smallest power of two that is not smaller; 0 for 0."""
+    return 1 << (size - 1).bit_length() if size else 0
+
+
+def _histogram(sizes: Counter[int]) -> list[Bucket]:
+    return [Bucket(up_to=size, rows=rows) for size, rows in sorted(sizes.items())]

@@ -1,0 +1,117 @@
+"""Rows as other systems write them: each form becomes ours, and what is not used is counted by its key."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shared.datasets.dataset_report import MAX_KEY_CHARACTERS, MAX_KEYS
+from shared.datasets.reader import DatasetReport, read_rows
+from shared.datasets.report import inspect_file
+from shared.datasets.rows import Message
+from tests.support.invalid_rows import ANSWER, USER, chat, pair
+
+HELLO = [Message("user", "Hi"), Message("assistant", "Hello")]
+CALLED = {"role": "assistant", "content": "Let me see.", "function_call": {"name": "add", "arguments": '{"a": 1}'}}
+
+
+def read(*lines: bytes) -> tuple[list[list[Message]], DatasetReport]:
+    report = DatasetReport()
+    rows = [row.messages for row in read_rows(lines, report)]
+    assert not report.errors
+    return rows, report
+
+
+def test_parts_of_text_are_joined() -> None:
+    parts = [{"type": "text", "text": "Hi"}, {"type": "text", "text": "there"}]
+    refused = [{"type": "refusal", "refusal": "No."}]
+    [row], report = read(chat(USER | {"content": parts}, ANSWER | {"content": refused}))
+    assert row == [Message("user", "Hi\nthere"), Message("assistant", "No.")]
+    assert report.conversions == {"text parts": 1}
+
+
+def test_functions_become_tools_with_made_ids() -> None:
+    result = {"role": "function", "name": "add", "content": "2"}
+    line = chat(USER, CALLED, result, CALLED, result, ANSWER, functions=[{"name": "add", "parameters": {}}])
+    report = DatasetReport()
+    [row] = read_rows([line], report)
+    assert [message.role for message in row.messages] == ["user", *["assistant", "tool"] * 2, "assistant"]
+    first, answer, second, again = row.messages[1:5]
+    assert first.content == "Let me see."
+    assert first.tool_calls == [
+        {"id": "call_1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
+    ]
+    assert (answer.tool_call_id, answer.content) == ("call_1", "2")
+    assert second.tool_calls
+    assert (second.tool_calls[0]["id"], again.tool_call_id) == ("call_2", "call_2")
+    assert row.tools == [{"type": "function", "function": {"name": "add", "parameters": {}}}]
+    assert report.conversions == {"functions": 1}
+
+
+def test_refusal_becomes_the_answer() -> None:
+    [row], report = read(chat(USER, {"role": "assistant", "content": None, "refusal": "No."}))
+    assert row == [Message("user", "Hi"), Message("assistant", "No.")]
+    assert report.conversions == {"refusal": 1}
+
+
+@pytest.mark.parametrize("role", ["system", "developer"])
+def test_system_turn_may_be_empty(role: str) -> None:
+    [row], _ = read(chat({"role": role, "content": ""}, USER, ANSWER))
+    assert row[0] == Message(role, "")
+
+
+def test_unused_keys_are_counted_by_row() -> None:
+    noted = [USER | {"audio": {"id": "a"}}, ANSWER | {"audio": {"id": "b"}, "annotations": [], "refusal": None}]
+    rows, report = read(
+        pair(source="web", id=3), pair(source="web"), chat(*noted, source=None, tags=[]), chat(USER, ANSWER)
+    )
+    assert rows == [HELLO] * 4
+    assert report.unused_keys == {"source": 2, "id": 1, "messages[].audio": 1}
+
+
+@pytest.mark.parametrize("metadata", [{"context": {"page": 3}}, {"input": ["x"]}, {"context": "page 3"}])
+def test_metadata_under_a_known_name_is_counted_as_not_used(metadata: dict[str, Any]) -> None:
+    rows, report = read(chat(USER, ANSWER, **metadata))
+    assert rows == [HELLO]
+    assert report.unused_keys == dict.fromkeys(metadata, 1)
+
+
+def test_context_that_a_turn_says_is_used() -> None:
+    assert not read(chat(USER, ANSWER, context="Hi"))[1].unused_keys
+
+
+def test_number_and_length_of_unused_keys_are_bounded() -> None:
+    _, report = read(*(pair(**{f"key {number}": 1}) for number in range(MAX_KEYS + 5)), pair(**{"x" * 1_000: 1}))
+    assert len(report.unused_keys) == MAX_KEYS + 1
+    assert report.unused_keys["(other)"] == 6
+    assert max(map(len, read(pair(**{"x" * 1_000: 1}))[1].unused_keys)) == MAX_KEY_CHARACTERS
+
+
+def test_data_report_names_what_is_not_used_and_what_is_converted(tmp_path: Path) -> None:
+    path, held_out = tmp_path / "rows.jsonl", tmp_path / "validation.jsonl"
+    path.write_bytes(b"\n".join([pair(source="web"), chat(USER, CALLED, ANSWER)]))
+    held_out.write_bytes(pair(prompt="new", id=7))
+    report = inspect_file(path, validation=held_out)
+    assert report.training.unused_keys == {"source": 1}
+    assert report.warnings == [
+        "Keys of rows that are not used: source (1).",
+        "1 rows have functions in OpenAI's older form, which are read as tools and their calls.",
+        "Keys of validation rows that are not used: id (1).",
+    ]
+    assert report.notes[:3] == report.warnings
+
+
+def test_deep_and_huge_values_are_rows_or_reasons() -> None:
+    lines = []
+    for depth in (200, 900, 5_000):
+        nested = '{"a":' * depth + "1" + "}" * depth
+        for arguments in (nested, json.dumps(nested), f'{{"a": {"9" * depth}}}', f'{{"a": 1e{depth}}}'):
+            call = f'{{"role": "assistant", "tool_calls": [{{"function": {{"name": "f", "arguments": {arguments}}}}}]}}'
+            lines.append(f'{{"messages": [{json.dumps(USER)}, {call}]}}')
+        lines += [f'{{"prompt": "Hi", "response": "Hello", "x": {nested}}}', f'{{"messages": {"[" * depth}']
+    report = DatasetReport()
+    rows = list(read_rows([line.encode() for line in lines], report))
+    assert len(rows) + report.error_count == len(lines)
