@@ -19,6 +19,7 @@ import msgspec
 from fastapi import Request, Response
 from starlette.requests import ClientDisconnect
 
+from api.errors import CLIENT_GONE
 from api.inference.cache_salt import with_cache_salt
 from api.inference.disconnect import DisconnectWatcher
 from api.inference.lookup_cache import LookupCache
@@ -32,8 +33,6 @@ from shared.database.keys import Key
 from shared.database.routing import Routing, sticky_point
 from shared.errors import Code, InvalidRequest, NotFound, TooLarge
 
-CLIENT_GONE = 499
-"""Status in the log for a caller that disconnected; it is never received."""
 SESSION_HEADER = "x-session-id"
 
 Validate = Callable[[dict[str, Any]], dict[str, Any]]
