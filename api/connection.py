@@ -98,6 +98,9 @@ class Connection(HttpToolsProtocol):
             return
         self._is_draining = True
         self._shared.idle.pop(self, None)
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.cycle.disconnected = True  # what the application still answers is thrown away
+            self.cycle.message_event.set()
         self.flow.resume_reading()
         if self._closing.can_write_eof():
             self._closing.write_eof()

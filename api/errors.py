@@ -16,6 +16,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.routing import Match, Route
 
 from shared import errors
@@ -46,6 +47,8 @@ OPENAI_TYPES = {
     429: "rate_limit_error",
 }
 RETRY_AFTER_SECONDS = 2
+CLIENT_GONE = 499
+"""Status in the log for a caller that disconnected; it is never received."""
 OPENAI_PATHS = (
     "/v1/files", "/v1/fine_tuning", "/v1/models", "/v1/chat", "/v1/completions", "/v1/responses", "/v1/embeddings",
 )  # fmt: skip
@@ -132,7 +135,7 @@ def headers_of(error: MensError, status: int) -> dict[str, str]:
 
 def install(app: FastAPI) -> None:
     """Give every error, ours and the framework's, a response in the one shape."""
-    for kind in (MensError, RequestValidationError, HTTPException, Exception):
+    for kind in (ClientDisconnect, MensError, RequestValidationError, HTTPException, Exception):
         app.add_exception_handler(kind, _handle)
 
 
@@ -175,6 +178,8 @@ def _body(error: MensError, status: int) -> dict[str, Any]:
 
 
 def _handle(request: Request, error: Exception) -> Response:
+    if isinstance(error, ClientDisconnect):
+        return Response(status_code=CLIENT_GONE)
     if isinstance(error, RequestValidationError):
         return _refuse_fields(request, validation_error(error))
     if isinstance(error, HTTPException):

@@ -19,6 +19,7 @@ import msgspec
 from fastapi import Request, Response
 from starlette.requests import ClientDisconnect
 
+from api.errors import CLIENT_GONE
 from api.inference.cache_salt import with_cache_salt
 from api.inference.disconnect import DisconnectWatcher
 from api.inference.lookup_cache import LookupCache
@@ -36,8 +37,6 @@ from shared.errors import Code, InvalidRequest, NotFound, TooLarge
 
 LIMIT_HEADERS = "mens_limit_headers"
 """Name in a request's state of the headers with its key's limits, for the response to an error."""
-CLIENT_GONE = 499
-"""Status in the log for a caller that disconnected; it is never received."""
 SESSION_HEADER = "x-session-id"
 WAIT_HEADER = "mens-max-wait"
 """How many seconds the caller would rather wait for a replica than get 503."""

@@ -14,13 +14,14 @@ from pydantic import ValidationError
 from starlette.requests import ClientDisconnect
 
 from api.errors import (
+    CLIENT_GONE,
     OllamaErrorAnswer,
     interrupted_response,
     ollama_error_body,
     ollama_error_response,
     validation_error,
 )
-from api.inference.gateway import CLIENT_GONE, read_body
+from api.inference.gateway import read_body
 from api.inference.replicas.client import ReplicaDisconnected
 from api.inference.response import ProxiedResponse
 from api.ollama.requests import UpstreamCall, translate_chat, translate_generate

@@ -11,8 +11,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from api.errors import error_response_at
-from api.inference.gateway import CLIENT_GONE
+from api.errors import CLIENT_GONE, error_response_at
 from api.services import Services
 from api.web.auth import AUTHENTICATED, Authenticated
 from api.web.request_body import body_rule, limited_receive

@@ -216,6 +216,26 @@ def answers(url: str) -> Any:
         return False
 
 
+def test_client_that_leaves_in_the_middle_of_an_upload_is_no_error(
+    url: str, key: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    lines = f"Authorization: Bearer {key}", "Content-Type: multipart/form-data; boundary=x", "Content-Length: 1000"
+    with caplog.at_level("INFO", "api.web.access_log"):
+        with connect(url) as client:
+            send_all(client, head("POST", "/v1/files", *lines) + b"--x\r\n")
+        eventually(lambda: "POST /v1/files 499" in caplog.text)
+    assert "unexpected error" not in caplog.text
+
+
+def test_broken_body_ends_the_request_that_waits_for_it(url: str, key: str, caplog: pytest.LogCaptureFixture) -> None:
+    with connect(url) as client:
+        lines = f"Authorization: Bearer {key}", "Content-Type: application/json", "Transfer-Encoding: chunked"
+        send_all(client, head("POST", "/v1/keys", *lines) + b"zz no length\r\n")
+        read_to_end(client)
+    assert is_healthy(url)
+    assert "Exception in ASGI application" not in caplog.text
+
+
 def test_websocket_is_no_way_around(url: str) -> None:
     with connect(url) as stranger:
         lines = (

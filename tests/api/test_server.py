@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,9 +18,9 @@ from shared.database.jobs import Jobs
 from shared.database.keys import Keys
 from shared.database.records import Kind, Submission
 from tests.support.api_installation import settings_for
+from tests.support.api_process import responds, running_api
 from tests.support.asgi_server import serve
 from tests.support.builders import BASE
-from tests.support.ports import free_port
 from tests.support.scripted_replica import ScriptedReplica
 from tests.support.waiting import eventually
 
@@ -59,25 +57,9 @@ def client(installation: ApiSettings) -> Iterator[httpx.Client]:
 @pytest.fixture
 def api(installation: ApiSettings, client: httpx.Client) -> Iterator[subprocess.Popen[bytes]]:
     """The process; the client knows its address."""
-    port = free_port()
-    client.base_url = f"http://127.0.0.1:{port}"
-    given = {"home": str(installation.home), "serving_urls": installation.serving_urls[0], "api_port": str(port)}
-    given |= {"broker_url": installation.broker_url, "drain_seconds": "20"}
-    environment = {f"MENS_{name.upper()}": value for name, value in given.items()}
-    process = subprocess.Popen([sys.executable, "-m", "api"], env={**os.environ, **environment})
-    try:
-        eventually(lambda: responds(client), 30)
-        yield process
-    finally:
-        process.kill()
-        process.wait(10)
-
-
-def responds(client: httpx.Client) -> bool:
-    try:
-        return client.get("/health").status_code == 200
-    except httpx.TransportError:
-        return False
+    with running_api(installation, drain_seconds="20") as api:
+        client.base_url = api.url
+        yield api.process
 
 
 def test_stream_in_flight_is_completed(

@@ -1,0 +1,63 @@
+"""``python -m api`` as a process of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+
+from api.settings import ApiSettings
+from tests.support.ports import free_port
+from tests.support.waiting import eventually
+
+
+@dataclass(frozen=True)
+class ApiProcess:
+    """A process that serves an installation."""
+
+    url: str
+    process: subprocess.Popen[bytes]
+
+    @property
+    def cpu_seconds(self) -> float:
+        """Time that the process has computed."""
+        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    @property
+    def peak_memory(self) -> int:
+        """Most bytes that the process has had in memory."""
+        status = Path(f"/proc/{self.process.pid}/status").read_text()
+        line = next(line for line in status.splitlines() if line.startswith("VmHWM:"))
+        return int(line.split()[1]) * 1024
+
+
+def responds(client: httpx.Client) -> bool:
+    """Whether the API behind a client accepts connections."""
+    try:
+        return client.get("/health").status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+@contextmanager
+def running_api(settings: ApiSettings, **more: str) -> Iterator[ApiProcess]:
+    """An API process that answers; ``more`` are settings of its own."""
+    given = {"home": str(settings.home), "serving_urls": ",".join(settings.serving_urls)}
+    given |= {"broker_url": settings.broker_url, "api_port": str(free_port()), **more}
+    environment = {f"MENS_{name.upper()}": value for name, value in given.items()}
+    url = f"http://127.0.0.1:{given['api_port']}"
+    process = subprocess.Popen([sys.executable, "-m", "api"], env={**os.environ, **environment})
+    try:
+        with httpx.Client(base_url=url, trust_env=False, timeout=5) as client:
+            eventually(lambda: responds(client), 60)
+        yield ApiProcess(url, process)
+    finally:
+        process.kill()
+        process.wait(10)
