@@ -144,7 +144,7 @@ async def run(url: str, count: int, tenants: list[Tenant]) -> Counter[int]:
     """Send so many requests in random order, with event streams all the while."""
     load, is_over, chance = Load(url), asyncio.Event(), random.Random(1)
     streams = [asyncio.create_task(load.follow(tenant, is_over)) for tenant in tenants for _ in range(STREAMS)]
-    kinds: list[Callable[[], list[bytes]]] = [of_nobody, *(lambda t=tenant: of_tenant(t) for tenant in tenants)]  # type: ignore[misc]
+    kinds: list[Callable[[], list[bytes]]] = [of_nobody, *(lambda t=tenant: of_tenant(t) for tenant in tenants)]
     requests = [request for kind in kinds for request in kind()]
     await asyncio.gather(*(load.send(chance.choice(requests)) for _ in range(count)))
     is_over.set()
