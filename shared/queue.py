@@ -29,7 +29,7 @@ class MalformedEntry(ValueError):
     """An entry of a queue that is no message."""
 
 
-class Message(virtual.Message):  # type: ignore[misc]
+class CheckedMessage(virtual.Message):  # type: ignore[misc]
     """A message whose envelope is checked: kombu trusts what lies in the queue."""
 
     def __init__(self, payload: Any, channel: Any = None, **more: Any) -> None:
@@ -42,7 +42,7 @@ class Message(virtual.Message):  # type: ignore[misc]
 class Channel(redis.Channel):  # type: ignore[misc]
     """A channel that drops what is no message. kombu's would end the worker, each one that takes such an entry."""
 
-    Message = Message
+    Message = CheckedMessage
 
     def _brpop_read(self, **options: Any) -> Any:
         try:

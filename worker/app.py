@@ -93,13 +93,13 @@ def one_at_a_time(task: Callable[[], None]) -> Callable[[], None]:
     return run
 
 
-@app.task(name=RUN_JOB)  # type: ignore[untyped-decorator]
+@app.task(name=RUN_JOB, shared=False)  # type: ignore[untyped-decorator]
 def run_job(job_id: str) -> None:
     """Run the job that a queue message names."""
     worker().run_job(job_id)
 
 
-@app.task(name=SWEEP)  # type: ignore[untyped-decorator]
+@app.task(name=SWEEP, shared=False)  # type: ignore[untyped-decorator]
 @one_at_a_time
 def sweep() -> None:
     """Take expired jobs back, and enqueue jobs that have no message in the queue."""
@@ -107,14 +107,14 @@ def sweep() -> None:
     worker().sweep(enqueue=queued_messages() == 0)
 
 
-@app.task(name=REMOVE_DELETED)  # type: ignore[untyped-decorator]
+@app.task(name=REMOVE_DELETED, shared=False)  # type: ignore[untyped-decorator]
 @one_at_a_time
 def remove_deleted() -> None:
     """Carry out deletions of adapters, as far as possible now."""
     adapter_remover().run_round()
 
 
-@app.task(name=APPLY_RETENTION)  # type: ignore[untyped-decorator]
+@app.task(name=APPLY_RETENTION, shared=False)  # type: ignore[untyped-decorator]
 @one_at_a_time
 def apply_retention() -> None:
     """Delete what the retention policy names."""

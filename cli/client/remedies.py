@@ -25,6 +25,8 @@ REMEDIES: dict[Code | tuple[Code, str], str] = {
     (Code.TENANT_FORBIDDEN, "tenant"): f"{LEAVE_TENANT_OUT}.",
     (Code.ROLE_INSUFFICIENT, "key_id"): "Leave --key out for your own key's.",
     Code.FILE_NOT_FOUND: "Give the file itself: `mens train FILE` uploads it.",
+    Code.CONCURRENCY_LIMITED: "Wait for one of them to end, or end it.",
+    Code.QUOTA_EXCEEDED: "Delete what is not needed, or ask the operator to raise the tenant's quota.",
     Code.JOB_NOT_FOUND: "List them: `mens jobs list`.",
     (Code.MODEL_NOT_FOUND, "model"): LIST_MODELS,
     (

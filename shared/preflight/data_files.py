@@ -33,7 +33,7 @@ Kind = Literal["train", "validation", "replay"]
 
 
 @dataclass(frozen=True, slots=True)
-class Files:
+class JobFiles:
     """The files of a job; ``train`` is always there."""
 
     train: InputFile
@@ -78,7 +78,7 @@ class Findings:
 
 
 def read_files(
-    contract: FineTuneContract, seq_len: int, tokenizer: Tokenizer, files: Files, machine: Machine
+    contract: FineTuneContract, seq_len: int, tokenizer: Tokenizer, files: JobFiles, machine: Machine
 ) -> Findings:
     """Read each file once: content, rows, duplicates, and what is supervised.
 

@@ -23,7 +23,7 @@ from shared.contract.sections import Device, FineTuneContract, TokenizerMode
 from shared.datasets.report_types import FileReport
 from shared.errors import Code, ContractRejected
 from shared.preflight.base_model import check_targets, preflight_model, read_model_type
-from shared.preflight.data_files import Files, read_files
+from shared.preflight.data_files import JobFiles, read_files
 from shared.preflight.estimate import CPU_RUNTIME_BYTES, RUNTIME_BYTES, estimate
 from shared.preflight.sequence_length import open_length
 from shared.preflight.servability import check_servable, serving_notes
@@ -85,7 +85,7 @@ def preflight(
     check_targets(resolution.contract.adapter.target_modules, model.config)
     if machine.limits:
         check_servable(resolution.contract, model.config, machine.limits, base_digest=base.digest)
-    files = Files(train, validation, replay)
+    files = JobFiles(train, validation, replay)
     found = read_files(resolution.contract, seq_len, Tokenizer.load(base_folder), files, machine)
     data, supervision = found.data, found.supervision["train"]
     rows = data.training.trainable_rows

@@ -37,10 +37,10 @@ def native(file_id: str, **more: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("content", "more", "validations", "gate_runs"),
     [
-        (LARGE, {}, 1, 2),  # the request; before the base is opened, and with the rows
-        (ROWS, {}, 2, 2),  # a small file bounds the warm-up: another contract
-        (LARGE, {"preset": "tiny"}, 2, 3),  # what the preset decided is checked before the file is read
-        (ROWS, {"preset": "tiny"}, 3, 3),
+        (LARGE, {}, 2, 2),  # the request, and in the stored plan; before the base is opened, and with the rows
+        (ROWS, {}, 3, 2),  # a small file bounds the warm-up: another contract
+        (LARGE, {"preset": "tiny"}, 3, 3),  # what the preset decided is checked before the file is read
+        (ROWS, {"preset": "tiny"}, 4, 3),
     ],
     ids=["plain", "small file", "preset", "preset and small file"],
 )
@@ -65,7 +65,7 @@ def test_openai_submission(app: FastAPI, client: TestClient, counts: Counts) -> 
     counts.reset()
     body = {"model": BASE, "training_file": file_id, "suffix": "other", "mens": {"artifact": {"alias": ALIAS}}}
     assert client.post("/v1/fine_tuning/jobs", json=body).status_code == 200
-    assert (counts.validations, counts.gate_runs, counts.reads(blob)) == (1, 2, 2)
+    assert (counts.validations, counts.gate_runs, counts.reads(blob)) == (2, 2, 2)
 
 
 def test_lines_of_a_large_file_are_counted_once_for_its_sample(

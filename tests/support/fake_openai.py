@@ -246,7 +246,7 @@ def serve_fake_openai(fake: FakeOpenAI) -> Iterator[str]:
     """The base URL of the fake, as ``OPENAI_BASE_URL`` wants it."""
     one_at_a_time = threading.Lock()
 
-    class Handler(BaseHTTPRequestHandler):
+    class OpenAIHandler(BaseHTTPRequestHandler):
         def _respond(self) -> None:
             body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
             key = (self.headers.get("Authorization") or "").removeprefix("Bearer ")
@@ -263,7 +263,7 @@ def serve_fake_openai(fake: FakeOpenAI) -> Iterator[str]:
         def log_message(self, *_: object) -> None:
             pass
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+    with ThreadingHTTPServer(("127.0.0.1", 0), OpenAIHandler) as server:
         threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
         try:
             yield f"http://127.0.0.1:{server.server_address[1]}/v1"

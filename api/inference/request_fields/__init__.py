@@ -1,4 +1,5 @@
 """The fields of a request to a model: which there are, of which type, how large, and what older ones mean today. Pure.
 
-`known.py` first: a field that nobody reads is refused and never dropped.
+Start with `known.py`: a field that nobody reads is refused and never dropped.
+Imports `shared.errors`; no route, no settings.
 """

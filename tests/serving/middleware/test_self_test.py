@@ -56,7 +56,7 @@ def test_answer_is_that_after_the_start(found: float, sound: bool) -> None:
     assert (judge(200, answer(found, -2.0), -1.5).fault is None) is sound
 
 
-class FakeVllm:
+class AnsweringVllm:
     """Responds with the given answers, the last one again and again."""
 
     def __init__(self, *answers: tuple[int, bytes]) -> None:
@@ -73,7 +73,7 @@ class FakeVllm:
         await send({"type": "http.response.body", "body": body[9:]})
 
 
-def run(app: FakeVllm, until: Callable[[SelfTest], bool]) -> tuple[list[str | None], int]:
+def run(app: AnsweringVllm, until: Callable[[SelfTest], bool]) -> tuple[list[str | None], int]:
     """What ``/health`` would have said after each answer, until a condition holds; and how often the replica was ended."""
     said: list[str | None] = []
     ended: list[bool] = []
@@ -98,7 +98,7 @@ def run(app: FakeVllm, until: Callable[[SelfTest], bool]) -> tuple[list[str | No
 
 
 def test_healthy_from_the_first_answer_on() -> None:
-    app = FakeVllm((200, SOUND))
+    app = AnsweringVllm((200, SOUND))
     said, ended = run(app, lambda _: len(app.requests) > 5)
     assert "has not answered yet" in str(said[0])
     assert said[-1] is None
@@ -110,7 +110,7 @@ def test_healthy_from_the_first_answer_on() -> None:
 
 @pytest.mark.parametrize("kind", BROKEN)
 def test_replica_that_breaks_is_unhealthy_and_ends_once(kind: str) -> None:
-    app = FakeVllm((200, SOUND), (200, SOUND), BROKEN[kind])
+    app = AnsweringVllm((200, SOUND), (200, SOUND), BROKEN[kind])
     said, ended = run(app, lambda test: test._task is not None and test._task.done())
     assert ended == 1
     assert None in said
@@ -118,7 +118,7 @@ def test_replica_that_breaks_is_unhealthy_and_ends_once(kind: str) -> None:
 
 
 def test_one_bad_answer_ends_nothing() -> None:
-    app = FakeVllm((200, SOUND), (500, b""), (200, SOUND))
+    app = AnsweringVllm((200, SOUND), (500, b""), (200, SOUND))
     said, ended = run(app, lambda _: len(app.requests) > 6)
     assert (said[-1], ended) == (None, 0)
 
@@ -126,7 +126,7 @@ def test_one_bad_answer_ends_nothing() -> None:
 def test_engine_that_gives_no_answer_is_broken(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("serving.middleware.self_test.ANSWER_SECONDS", 0.01)
 
-    class Hung(FakeVllm):
+    class Hung(AnsweringVllm):
         async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
             self.requests.append(json.loads((await receive())["body"]))
             await receive()

@@ -16,6 +16,7 @@ from tests.support.builders import contract
 from tests.support.counters import ALIAS, counting
 from tests.support.tiny_base import write_base
 from worker.jobs.finetune import check_inputs, locate_inputs
+from worker.settings import WorkerSettings
 
 FILES = ("train", "validation", "replay")
 
@@ -54,9 +55,15 @@ def plan(base: Path, storage: FolderStorage, tmp_path: Path) -> ExecutionPlan:
 def test_preflight_reads_every_file_once(
     base: Path, storage: FolderStorage, plan: ExecutionPlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    attempt = SimpleNamespace(storage=storage, locate_base=lambda _: base, run_dir=tmp_path, report=lambda **_: None)
+    attempt = SimpleNamespace(
+        storage=storage,
+        settings=WorkerSettings(home=tmp_path),
+        locate_base=lambda _: base,
+        run_dir=tmp_path,
+        report=lambda **_: None,
+    )
     counts = counting(monkeypatch)
     with locate_inputs(attempt, plan) as inputs:
         check_inputs(attempt, TrainingRun(plan=plan, inputs=inputs))
     assert {name: counts.reads(Path(getattr(inputs, name))) for name in FILES} == dict.fromkeys(FILES, 1)
-    assert (counts.validations, counts.gate_runs) == (0, 2)
+    assert (counts.validations, counts.gate_runs) == (1, 2)  # the stored plan

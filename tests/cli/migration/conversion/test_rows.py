@@ -267,7 +267,7 @@ options = st.builds(
 
 
 @given(row=rows, method=st.sampled_from(Method), options=options)
-def test_any_row_is_dropped_or_a_row_of_mens_and_converting_it_again_changes_nothing(
+def test_converted_row_is_dropped_or_stays_as_it_is_when_converted_again(
     row: dict[str, Any], method: Method, options: RowOptions
 ) -> None:
     before = copy.deepcopy(row)
