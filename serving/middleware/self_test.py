@@ -7,7 +7,8 @@ replica ends, and what supervises it starts it anew.
 
 It is here and not in the API's health monitor because an orchestrator's probe sees only this replica, and because each of
 several API processes would ask. Two tokens every ten seconds delay nobody. They wait in the engine's queue like any
-request: a replica that is busy is tested a little later, never skipped.
+request: a replica that is busy is tested a little later, never skipped. Silence is no verdict, for under a long queue a sound
+engine is silent too, and to end it then would take the next replica down with its load; the API's health monitor sees slow ones.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ and a long one would overwrite it."""
 TOLERANCE = 0.25
 """Nats by which the most likely token's log-probability may differ: in bfloat16 a fuller batch rounds differently."""
 ANSWER_SECONDS = 120.0
-"""An engine that gives no two tokens in this time helps no caller."""
+"""After this time without an answer it asks again, and says so in the log."""
 
 log = logging.getLogger("vllm.mens.self_test")
 
@@ -95,11 +96,12 @@ class SelfTest:
 
     async def _keep_asking(self, model: str, seconds: float, state: Any, on_fault: Callable[[], None]) -> None:
         while True:
-            verdict = await self._ask(model, state)
+            if (verdict := await self._ask(model, state)) is None:
+                continue
             # Once more, so that an answer that was cut off or rounded otherwise ends no replica. A NaN may be gone the next
             # time: the request that met it has overwritten it, and other requests will meet the others.
             if verdict.fault and not verdict.is_certain:
-                verdict = await self._ask(model, state)
+                verdict = await self._ask(model, state) or verdict
             self._fault = verdict.fault
             if verdict.fault:
                 log.critical("The engine is broken: %s. This replica ends, to be started again.", verdict.fault)
@@ -107,12 +109,14 @@ class SelfTest:
                 return
             await asyncio.sleep(seconds)
 
-    async def _ask(self, model: str, state: Any) -> Verdict:
+    async def _ask(self, model: str, state: Any) -> Verdict | None:
+        """None when no answer came in time."""
         try:
             async with asyncio.timeout(ANSWER_SECONDS):
                 status, body = await self._complete(model, state)
         except TimeoutError:
-            return Verdict(f"no answer within {ANSWER_SECONDS:g} s")
+            log.warning("The engine has not answered within %g s.", ANSWER_SECONDS)
+            return None
         except Exception as error:
             log.exception("The engine could not be asked.")
             return Verdict(f"asking it failed ({type(error).__name__})")

@@ -123,14 +123,16 @@ def test_one_bad_answer_ends_nothing() -> None:
     assert (said[-1], ended) == (None, 0)
 
 
-def test_engine_that_gives_no_answer_is_broken(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_silence_ends_no_replica_and_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("serving.middleware.self_test.ANSWER_SECONDS", 0.01)
 
-    class Hung(AnsweringVllm):
+    class BusyVllm(AnsweringVllm):
         async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-            self.requests.append(json.loads((await receive())["body"]))
-            await receive()
+            if len(self.requests) in (1, 2):
+                self.requests.append(json.loads((await receive())["body"]))
+                await receive()
+            await super().__call__(scope, receive, send)
 
-    app = Hung()
-    _, ended = run(app, lambda test: test._task is not None and test._task.done())
-    assert (ended, len(app.requests)) == (1, 2)
+    app = BusyVllm((200, SOUND))
+    said, ended = run(app, lambda _: len(app.requests) > 5)
+    assert (said[-1], ended) == (None, 0)
