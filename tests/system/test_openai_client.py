@@ -84,7 +84,7 @@ def test_events_are_paged_newest_first(client: OpenAI, tuned: FineTuningJob) -> 
 
 def test_checkpoints_respond_to_chats(client: OpenAI, tuned: FineTuningJob) -> None:
     checkpoints = list(client.fine_tuning.jobs.checkpoints.list(tuned.id))
-    assert [checkpoint.step_number for checkpoint in checkpoints] == [252, 168, 84]
+    assert [checkpoint.step_number for checkpoint in checkpoints] == [252, 231, 210, 189]
     for checkpoint in checkpoints:
         assert checkpoint.metrics.train_loss is not None
         assert checkpoint.metrics.valid_loss is not None

@@ -213,7 +213,9 @@ def abort_midway(
     with ThreadPoolExecutor(1) as pool, server.client() as own:
         with stream(own, manifest.adapter_id, 240, n=choices, temperature=1) as response:
             lines = (line[6:] for line in response.iter_lines() if line.startswith("data: {"))
-            next(lines)
+            begun: set[int] = set()
+            while len(begun) < choices:  # each of them has been answered to
+                begun |= {choice["index"] for choice in json.loads(next(lines))["choices"]}
             with server.stopped_engine():
                 unpublish(installation, manifest)
                 unloading = pool.submit(unload_completely, client, manifest, drain_seconds=0)

@@ -356,7 +356,7 @@ def test_shadow_gets_a_copy_after_the_callers_response(
     app: FastAPI, api: httpx.Client, replica: FakeReplica, stream: bool
 ) -> None:
     put(api, adapter=OLD, shadow={"adapter": THIRD, "share": 1})
-    body = {"model": "prod", "messages": [{"role": "user", "content": "?"}], "stream": stream, "x": [1]}
+    body = {"model": "prod", "messages": [{"role": "user", "content": "?"}], "stream": stream, "stop": ["x"]}
     with api.stream("POST", "/v1/chat/completions", json=body) as response:
         assert response.headers["x-mens-adapter"] == OLD
         chunks = response.iter_raw()

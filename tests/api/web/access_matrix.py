@@ -105,7 +105,11 @@ def chat(model: str) -> dict[str, Any]:
 
 
 def prompt(model: str) -> dict[str, Any]:
-    return {"json": {"model": model, "prompt": "Hello?", "input": "Hello?", "tokens": [1], "stream": False}}
+    return {"json": {"model": model, "prompt": "Hello?", "stream": False}}
+
+
+def respond(model: str) -> dict[str, Any]:
+    return {"json": {"model": model, "input": "Hello?", "stream": False}}
 
 
 def generate(model: str) -> dict[str, Any]:
@@ -133,6 +137,7 @@ NO_REPLICA = 503
 """An allowed request to a model gets as far as the replica, which does not exist."""
 OPEN, KEYED, OPERATE = Case(Rule.OPEN), Case(Rule.KEYED), Case(Rule.OPERATE)
 CHAT = tuple(Case(Rule.SEE, kind=kind, body=chat, passes=NO_REPLICA) for kind in (MODEL, ALIASED))
+RESPOND = tuple(Case(Rule.SEE, kind=kind, body=respond, passes=NO_REPLICA) for kind in (MODEL, ALIASED))
 PROMPT = tuple(Case(Rule.SEE, kind=kind, body=prompt, passes=NO_REPLICA) for kind in (MODEL, ALIASED))
 GENERATE = tuple(Case(Rule.SEE, kind=kind, body=generate, passes=NO_REPLICA) for kind in (MODEL, ALIASED))
 TOKENS = tuple(Case(Rule.SEE, TRAINER, kind, prompt, passes=NO_REPLICA) for kind in (MODEL, ALIASED))
@@ -196,8 +201,8 @@ MATRIX: dict[str, tuple[Case, ...]] = {
     # requests to models
     "POST /v1/chat/completions": CHAT,
     "POST /v1/completions": PROMPT,
-    "POST /v1/responses": PROMPT,
-    "POST /v1/embeddings": PROMPT,
+    "POST /v1/responses": RESPOND,
+    "POST /v1/embeddings": RESPOND,
     "POST /v1/tokenize": TOKENS,
     "POST /v1/detokenize": TOKENS,
     "POST /api/chat": CHAT,

@@ -149,7 +149,9 @@ def look(client: TestClient, route: str, case: Case, asker: Asker, thing: str) -
     """All that an asker can see of a response, except the object's own id."""
     response = send(client, route, case, asker, thing)
     headers = {
-        name: value for name, value in response.headers.items() if name not in ("x-request-id", "content-length")
+        name: value
+        for name, value in response.headers.items()
+        if name not in ("x-request-id", "content-length", "openai-processing-ms")
     }
     return response.status_code, response.text.replace(thing, "THING"), headers
 

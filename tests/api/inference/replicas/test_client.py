@@ -40,11 +40,13 @@ class FixedServer:
         self.heads: list[str] = []
         self.bodies: list[bytes] = []
         self.connections = 0
+        self._open: dict[asyncio.StreamWriter, asyncio.Task[None] | None] = {}
         self.received = asyncio.Semaphore(0)
         self.closed = asyncio.Semaphore(0)
 
     async def __call__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
+        self._open[writer] = asyncio.current_task()
         try:
             while True:
                 head = (await reader.readuntil(b"\r\n\r\n")).decode()
@@ -55,7 +57,16 @@ class FixedServer:
         except (asyncio.IncompleteReadError, ConnectionError):
             self.closed.release()
         finally:
+            del self._open[writer]
             writer.close()
+
+    async def ended(self) -> None:
+        """End the connections that are still open, so that their loop can close."""
+        tasks = [task for task in self._open.values() if task]
+        for writer in list(self._open):
+            writer.close()
+        await asyncio.gather(*tasks)
+        await asyncio.sleep(0)  # transports close in the loop's next round
 
 
 @asynccontextmanager
@@ -65,6 +76,7 @@ async def listening(server: FixedServer) -> AsyncIterator[str]:
         yield f"http://127.0.0.1:{listener.sockets[0].getsockname()[1]}"
     finally:
         listener.close()
+        await server.ended()
 
 
 async def whole(response: ReplicaResponse) -> bytes:
