@@ -14,7 +14,7 @@ from collections.abc import Callable
 from vllm.lora.request import LoRARequest
 from vllm.lora.resolver import LoRAResolver, LoRAResolverRegistry
 
-from serving import vllm_cpu_patch, vllm_tool_calls_patch
+from serving import vllm_cpu_patch, vllm_white_space_patch
 from serving.adapter_store import AdapterStore, ServableAdapter
 from serving.process import process_settings, process_store
 from shared.errors import ArtifactInvalid, Code, MensError
@@ -81,7 +81,7 @@ def register() -> None:
         return
     exit_with_parent()
     vllm_cpu_patch.apply_patch()
-    vllm_tool_calls_patch.apply_patch()
+    vllm_white_space_patch.apply_patch()
     if RESOLVER_NAME in LoRAResolverRegistry.get_supported_resolvers():
         return
     LoRAResolverRegistry.register_resolver(RESOLVER_NAME, MensResolver())

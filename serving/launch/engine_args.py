@@ -16,7 +16,7 @@ CPU_KV_CACHE_BYTES = 64 << 20
 # With the backend "auto" the first request of a process decides which library compiles every later one, and a feature that it
 # does not know is left out in silence; a named one refuses it. Without white space between its tokens, JSON cannot go on for
 # ever with line breaks.
-STRUCTURED_OUTPUTS = json.dumps({"backend": "xgrammar", "disable_any_whitespace": True})
+STRUCTURED_OUTPUTS = json.dumps({"backend": "xgrammar"})
 
 
 def engine_argv(launch: Launch) -> list[str]:

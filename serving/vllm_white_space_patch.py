@@ -1,7 +1,8 @@
-"""A patch of vLLM's tool calls: the JSON of a call's arguments cannot go on for ever with white space.
+"""A patch of vLLM's structured output: JSON cannot go on for ever with white space.
 
-vLLM's option for that (``disable_any_whitespace``) reaches JSON schemas that are compiled by themselves. The arguments of a call
-are a part of a structural tag, whose JSON may have any white space between its tokens (vLLM 0.32).
+vLLM allows either any white space between two tokens of JSON or none (``disable_any_whitespace``, which does not reach the arguments
+of tool calls; vLLM 0.32). None would keep a model from JSON as it was tuned on it, for most training rows were written with
+a space behind colon and comma. So one character is allowed.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import Any
 
 from vllm.v1.structured_output.backend_types import StructuredOutputOptions
 from vllm.v1.structured_output.backend_xgrammar import XgrammarBackend
+from xgrammar import GrammarCompiler
 
 MAX_WHITE_SPACE = 1
 """Characters in a row, between two tokens of JSON."""
@@ -29,8 +31,8 @@ def bounded(tag: Any) -> Any:
 
 
 def apply_patch() -> None:
-    """Make vLLM compile structural tags with the bound, in this process. Idempotent."""
-    compile_grammar = XgrammarBackend.compile_grammar
+    """Make vLLM compile JSON schemas and structural tags with the bound, in this process. Idempotent."""
+    compile_grammar, compile_schema = XgrammarBackend.compile_grammar, GrammarCompiler.compile_json_schema
     if getattr(compile_grammar, "bounds_white_space", False):
         return
 
@@ -39,5 +41,9 @@ def apply_patch() -> None:
             grammar = json.dumps(bounded(json.loads(grammar)))
         return compile_grammar(backend, kind, grammar, *args, **kwargs)
 
+    def compile_bounded_schema(compiler: Any, schema: Any, **kwargs: Any) -> Any:
+        return compile_schema(compiler, schema, **{"max_whitespace_cnt": MAX_WHITE_SPACE, **kwargs})
+
     compile_bounded.bounds_white_space = True  # type: ignore[attr-defined]
     XgrammarBackend.compile_grammar = compile_bounded
+    GrammarCompiler.compile_json_schema = compile_bounded_schema  # type: ignore[method-assign, assignment]
