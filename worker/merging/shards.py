@@ -5,11 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import BinaryIO
 
 import torch
 
@@ -26,7 +24,7 @@ class ShardReader:
     """Reads a base's shard by offset; its pages are not mapped, so that memory holds what is being merged and no more."""
 
     def __init__(self, path: Path) -> None:
-        self._file: BinaryIO = path.open("rb", buffering=0)
+        self._file = path.open("rb", buffering=0)
 
     def __enter__(self) -> ShardReader:
         return self
@@ -41,31 +39,32 @@ class ShardReader:
         dtype = TORCH_DTYPES[info.dtype]
         if start == stop:
             return torch.empty(0, dtype=dtype)
-        raw = bytearray(self._read(info.start + start * dtype.itemsize, (stop - start) * dtype.itemsize))
+        raw = self._read(info.start + start * dtype.itemsize, (stop - start) * dtype.itemsize)
         return torch.frombuffer(raw, dtype=dtype)
 
     def tensor(self, info: TensorInfo) -> torch.Tensor:
         """A whole tensor in its own dtype and shape."""
         return self.elements(info, 0, math.prod(info.shape)).view(info.shape)
 
-    def pieces(self, info: TensorInfo) -> Iterator[bytes]:
+    def pieces(self, info: TensorInfo) -> Iterator[bytearray]:
         """A tensor's bytes as they are, some megabytes at a time."""
         for offset in range(0, info.size, COPY_BYTES):
             yield self._read(info.start + offset, min(COPY_BYTES, info.size - offset))
 
-    def _read(self, offset: int, size: int) -> bytes:
+    def _read(self, offset: int, size: int) -> bytearray:
         self._file.seek(offset)
-        pieces = []
-        while size and (piece := self._file.read(size)):  # one read ends at 2 GiB at the latest
-            pieces.append(piece)
-            size -= len(piece)
-        if size:
-            raise OSError(f"{self._file.name} ends {size} bytes before its header says")
-        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        raw, done = bytearray(size), 0
+        while done < size and (
+            count := self._file.readinto(memoryview(raw)[done:])
+        ):  # one read ends at 2 GiB at the latest
+            done += count
+        if done < size:
+            raise OSError(f"{self._file.name} ends {size - done} bytes before its header says")
+        return raw
 
 
 class ShardWriter:
-    """Writes a shard front to back and hashes it meanwhile; the file has its name once it is whole and on the disk."""
+    """Writes a shard front to back and hashes it meanwhile; the file has its name once it is whole."""
 
     def __init__(self, path: Path, tensors: dict[str, TensorInfo]) -> None:
         """Begin the file.
@@ -76,7 +75,6 @@ class ShardWriter:
         self._path, self._partial = path, path.with_name(f"{path.name}.partial")
         self._sha256 = hashlib.sha256()
         self._file = self._partial.open("wb")
-        self._file.truncate()
         self.write(header(tensors))
 
     def __enter__(self) -> ShardWriter:
@@ -85,14 +83,11 @@ class ShardWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if error is None:
-            self._file.flush()
-            os.fsync(self._file.fileno())
         self._file.close()
         if error is None:
             self._partial.replace(self._path)
 
-    def write(self, data: bytes | memoryview) -> None:
+    def write(self, data: bytes | bytearray | memoryview) -> None:
         """Append bytes of the header or of the next tensor."""
         self._sha256.update(data)
         self._file.write(data)

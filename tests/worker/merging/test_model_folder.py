@@ -110,7 +110,7 @@ def test_how_much_is_computed_at_a_time_changes_nothing(
     assert inputs.merge(tmp_path / "model", dtype="float32", quantised={LINEAR}) == whole
 
 
-class Killed(Exception):
+class MergeKilled(Exception):
     """What stands for the signal."""
 
 
@@ -120,9 +120,9 @@ def killed_after(shard: int, inputs: MergeInputs, target: Path, key: str) -> Non
     def stop(done: int, of: int) -> None:
         assert of == len(SHARDS)
         if done == shard:
-            raise Killed
+            raise MergeKilled
 
-    with pytest.raises(Killed):
+    with pytest.raises(MergeKilled):
         model_folder.FolderMerge(inputs.base, inputs.adapter, inputs.manifest, target).run(key, stop)
 
 
