@@ -50,7 +50,7 @@ RETRY_AFTER_SECONDS = 2
 CLIENT_GONE = 499
 """Status in the log for a caller that disconnected; it is never received."""
 OPENAI_PATHS = (
-    "/v1/files", "/v1/fine_tuning", "/v1/models", "/v1/chat", "/v1/completions", "/v1/responses", "/v1/embeddings",
+    "/v1/files", "/v1/uploads", "/v1/fine_tuning", "/v1/models", "/v1/chat", "/v1/completions", "/v1/responses", "/v1/embeddings",
 )  # fmt: skip
 """Beginnings of the paths where OpenAI's clients expect OpenAI's statuses."""
 OLLAMA_PATHS = "/api/"

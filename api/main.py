@@ -21,6 +21,7 @@ from api.routes import (
     models,
     ollama,
     replicas,
+    uploads,
     usage,
 )
 from api.services import Services, make_services
@@ -36,6 +37,7 @@ VERSION = "0.1.0"
 KEYED_ROUTERS = (
     chat.router,  # first: routes are tried in order, and its callers wait for a first token
     files.router,
+    uploads.router,
     fine_tuning.router,
     jobs.router,
     job_events.router,

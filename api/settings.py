@@ -13,7 +13,10 @@ class ApiSettings(Settings):
 
     api_host: str = Field("127.0.0.1", description="Address to listen on.")
     api_port: int = Field(8000, ge=0, le=65535, description="Port to listen on.")
-    max_file_bytes: int = Field(1 << 30, gt=0, description="Largest upload.")
+    max_file_bytes: int = Field(1 << 30, gt=0, description="Largest file that is uploaded in one request.")
+    max_upload_bytes: int = Field(8 << 30, gt=0, description="Largest file that is uploaded in parts.")
+    max_part_bytes: int = Field(64 << 20, gt=0, description="Largest part of such a file.")
+    upload_seconds: int = Field(3600, gt=0, description="How long parts of a file are taken.")
     max_body_bytes: int = Field(16 << 20, gt=0, description="Largest request to a model.")
     max_grammar_bytes: int = Field(
         16 << 10, gt=0, description="Schemas, regular expressions, grammars and choices of one request to a model."

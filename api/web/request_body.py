@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from typing import NamedTuple
 
 from starlette.requests import ClientDisconnect
 from starlette.types import Message, Receive, Scope
 
 from api.settings import ApiSettings
-from api.web.uploads import MULTIPART_OVERHEAD_BYTES, file_too_large
+from api.web.multipart import MULTIPART_OVERHEAD_BYTES, file_too_large, part_too_large
 from shared.errors import Code, MensError, TooLarge, TooSlow
 
 MODEL_PATHS = frozenset(
@@ -18,7 +19,8 @@ MODEL_PATHS = frozenset(
         "/api/chat", "/api/generate",
     }
 )  # fmt: skip
-UPLOAD_PATHS = frozenset({"/v1/files"})
+FILES_PATH = "/v1/files"
+PART_PATH = re.compile(r"/v1/uploads/[^/]+/parts")
 SLOWEST_BYTES_PER_SECOND = 16 << 10
 """A body that comes more slowly than this runs out of its time."""
 LONGEST_LENGTH = 18
@@ -41,9 +43,12 @@ class BodyRule(NamedTuple):
 
 def body_rule(settings: ApiSettings, path: str) -> BodyRule:
     """How the route of a path takes its body."""
-    if path in UPLOAD_PATHS:
+    if path == FILES_PATH:
         limit = settings.max_file_bytes
         return BodyRule(limit + MULTIPART_OVERHEAD_BYTES, is_streamed=True, too_large=file_too_large(limit))
+    if PART_PATH.fullmatch(path):
+        limit = settings.max_part_bytes
+        return BodyRule(limit + MULTIPART_OVERHEAD_BYTES, is_streamed=True, too_large=part_too_large(limit))
     name = "max_body_bytes" if path in MODEL_PATHS else "max_request_bytes"
     limit = getattr(settings, name)
     message, remedy = f"The request body is larger than {limit} bytes.", f"Shorten it, or raise MENS_{name.upper()}."

@@ -13,7 +13,7 @@ from fastapi.testclient import TestClient
 
 from api.settings import ApiSettings
 from shared.artifacts.folder_storage import FolderStorage
-from shared.database.files import Files
+from shared.database.files.files import Files
 from tests.support.builders import ROWS
 from tests.support.copying_storage import copied_file
 
@@ -30,6 +30,11 @@ def post(client: TestClient, *parts: bytes) -> dict[str, object]:
     headers = {"Content-Type": f"multipart/form-data; boundary={BOUNDARY}"}
     file: dict[str, object] = client.post("/v1/files", content=body, headers=headers).json()
     return file
+
+
+def stored(settings: ApiSettings) -> list[Path]:
+    """The blobs."""
+    return [path for path in (settings.storage_dir / "blobs").rglob("*") if path.is_file()]
 
 
 PURPOSE = part("purpose", b"fine-tune")
@@ -57,6 +62,8 @@ def test_parts_are_accepted_in_either_order(
         ((part("purpose", b"x" * 10_000), FILE), "REQUEST_INVALID", None),
         ((PURPOSE, part("file", b"x" * 100_001, "big.jsonl")), "FILE_TOO_LARGE", "file"),
         ((PURPOSE, part("expires_after[seconds]", b"5"), FILE), "REQUEST_INVALID", "expires_after.seconds"),
+        ((PURPOSE, part("expires_after[seconds]", b"9" * 4000), FILE), "REQUEST_INVALID", "expires_after.seconds"),
+        ((PURPOSE, part("expires_after[anchor]", b"now"), FILE), "REQUEST_INVALID", "expires_after.anchor"),
     ],
 )
 def test_invalid_uploads_are_refused(
@@ -67,6 +74,7 @@ def test_invalid_uploads_are_refused(
     assert (error["code"], error["param"]) == (code, param)
     assert not list(Path(settings.storage_dir / "incoming").glob("*")), "nothing half-written is left"
     assert client.get("/v1/files").json()["data"] == []
+    assert not stored(settings), "a refused file takes no space"
 
 
 def test_declared_size_over_the_limit_is_refused_at_once(client: TestClient) -> None:
@@ -139,18 +147,49 @@ def test_expired_file_is_deleted(app: FastAPI, client: TestClient, settings: Api
     assert expired.id not in ids
 
 
-def test_upload_whose_blob_was_deleted_meanwhile_is_a_retryable_error(
+def test_deletion_of_the_same_content_meanwhile_does_no_harm(
     client: TestClient, app: FastAPI, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    services = app.state.services
+    services, first = app.state.services, post(client, PURPOSE, FILE)
     add_file = Files.add
 
-    def add_after_a_deletion(self: Files, *arguments: Any) -> Any:
-        services.storage.delete_blob(hashlib.sha256(ROWS).hexdigest())
-        return add_file(self, *arguments)
+    def add_after_a_deletion(self: Files, *arguments: Any, **more: Any) -> Any:
+        services.files.delete(first["id"], services.storage.delete_blob)
+        return add_file(self, *arguments, **more)
 
     monkeypatch.setattr(Files, "add", add_after_a_deletion)
-    error = post(client, PURPOSE, FILE)["error"]
-    assert isinstance(error, dict)
-    assert (error["code"], error["mens"]["retryable"]) == ("STORAGE_OBJECT_MISSING", True)
-    assert client.get("/v1/files").json()["data"] == []
+    second = post(client, PURPOSE, FILE)
+    assert client.get(f"/v1/files/{second['id']}/content").content == ROWS
+
+
+# -- requests that are repeated ---------------------------------------------------------------------------------------
+
+
+def keyed(client: TestClient, key: str, content: bytes = ROWS, name: str = "rows.jsonl", **fields: str) -> Any:
+    form = {"data": {"purpose": "fine-tune", **fields}, "files": {"file": (name, content)}}
+    return client.post("/v1/files", headers={"Idempotency-Key": key}, **form).json()
+
+
+def test_repeated_upload_gives_the_same_file(client: TestClient) -> None:
+    first = keyed(client, "once")
+    assert keyed(client, "once") == first
+    assert keyed(client, "another")["id"] != first["id"]
+    assert len(client.get("/v1/files").json()["data"]) == 2
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"content": ROWS + b"\n"}, {"name": "other.jsonl"}, {"expires_after[seconds]": "3600"}],
+    ids=["content", "name", "expiry"],
+)
+def test_key_of_another_upload_is_refused(client: TestClient, settings: ApiSettings, changes: dict[str, Any]) -> None:
+    keyed(client, "once")
+    error = keyed(client, "once", **changes)["error"]
+    assert (error["code"], error["param"]) == ("IDEMPOTENCY_CONFLICT", "Idempotency-Key")
+    assert len(stored(settings)) == 1
+
+
+def test_key_is_free_again_when_its_file_is_deleted(client: TestClient) -> None:
+    first = keyed(client, "once")
+    client.delete(f"/v1/files/{first['id']}")
+    assert keyed(client, "once", ROWS + ROWS)["bytes"] == 2 * len(ROWS)

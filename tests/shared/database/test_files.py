@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from shared.database.connection import Database
-from shared.database.files import File, Files
+from shared.database.files.files import File, Files
 from shared.database.job_states import FINAL, JobState
 from shared.database.jobs import Jobs
 from shared.database.leases import Leases
