@@ -7,7 +7,7 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
-from api.errors import error_response
+from api.errors import openai_error_response
 from api.inference.gateway import LIMIT_HEADERS, Convert, Validate
 from api.inference.request_fields.functions import (
     events_with_function_call,
@@ -113,7 +113,7 @@ async def _forward(
             request, caller.key, caller.tenant, path, validate=check, convert=convert
         )
     except MensError as error:
-        response = error_response(error)
+        response = openai_error_response(error)
         response.headers.update(getattr(request.state, LIMIT_HEADERS, {}))
     headers = {
         "openai-version": OPENAI_VERSION,

@@ -149,7 +149,7 @@ def _ordered(parts: Sequence[UploadPart], part_ids: Sequence[str]) -> list[Uploa
         raise InvalidRequest(
             Code.REQUEST_INVALID,
             f"The upload has no part {unknown[0]!r}.",
-            remedy="GET /v1/uploads/{upload_id} lists the parts that have come.",
+            remedy="List the parts that have come with GET /v1/uploads/{upload_id}.",
             param="part_ids",
         )
     return [by_id[part_id] for part_id in part_ids]

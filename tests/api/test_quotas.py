@@ -42,7 +42,7 @@ class Tenant:
 
 def outcome(response: Any) -> tuple[int, str | None]:
     body = response.json()
-    return response.status_code, body["error"]["code"] if "error" in body else None
+    return response.status_code, body["error"]["mens"]["code"] if "error" in body else None
 
 
 @pytest.fixture

@@ -49,7 +49,7 @@ def test_file_name_that_is_no_utf8_is_refused(client: TestClient) -> None:
 
 def test_empty_file_is_refused(client: TestClient) -> None:
     response = client.post("/v1/files", **form(b"rows.jsonl", b""))
-    assert (response.status_code, response.json()["error"]["code"]) == (400, "DATASET_EMPTY")
+    assert (response.status_code, response.json()["error"]["mens"]["code"]) == (400, "DATASET_EMPTY")
     assert not client.get("/v1/files").json()["data"]
 
 
@@ -76,7 +76,7 @@ def test_jobs_without_metadata_are_found(app: FastAPI, client: TestClient) -> No
 @pytest.mark.parametrize("sent", [{"headers": {"Last-Event-ID": "x"}}, {"params": {"after": "x"}}])
 def test_event_stream_after_no_event_is_refused(app: FastAPI, client: TestClient, sent: Any) -> None:
     response = client.get(f"/v1/jobs/{job_of(app)}/events", **sent)
-    assert (response.status_code, response.json()["error"]["code"]) == (400, "REQUEST_INVALID")
+    assert (response.status_code, response.json()["error"]["mens"]["code"]) == (400, "REQUEST_INVALID")
 
 
 @pytest.mark.parametrize("day", ["0", "1", "2026-11-30T00:00:00", "-1"])

@@ -190,7 +190,7 @@ async def request_beside_another_process(gateway: RunningGateway, valkey_url: st
     await other.close()
     [served, refused] = sorted(responses, key=lambda response: response.status_code)
     assert (served.status_code, refused.status_code) == (200, 429)
-    assert refused.json()["error"]["code"] == "CONCURRENCY_LIMITED"
+    assert refused.json()["error"]["mens"]["code"] == "CONCURRENCY_LIMITED"
     assert refused.headers["retry-after"] == "1"
     assert served.headers["x-ratelimit-limit-requests"] == "100"
     assert served.headers["x-ratelimit-remaining-requests"] == "98"
@@ -203,7 +203,7 @@ def test_openais_client_raises_its_rate_limit_error(gateway: RunningGateway) -> 
         openai.completions.create(model=BASE, prompt="?")
         with pytest.raises(RateLimitError) as refused:
             openai.completions.create(model=BASE, prompt="?")
-    assert (refused.value.code, refused.value.type) == ("RATE_LIMITED", "rate_limit_error")
+    assert (refused.value.code, refused.value.type) == ("rate_limit_exceeded", "requests")
     assert 1 <= int(refused.value.response.headers["retry-after"]) <= 60
 
 

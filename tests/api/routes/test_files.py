@@ -71,7 +71,7 @@ def test_invalid_uploads_are_refused(
 ) -> None:
     error = post(client, *parts)["error"]
     assert isinstance(error, dict)
-    assert (error["code"], error["param"]) == (code, param)
+    assert (error["mens"]["code"], error["param"]) == (code, param)
     assert not list(Path(settings.storage_dir / "incoming").glob("*")), "nothing half-written is left"
     assert client.get("/v1/files").json()["data"] == []
     assert not stored(settings), "a refused file takes no space"
@@ -81,11 +81,11 @@ def test_declared_size_over_the_limit_is_refused_at_once(client: TestClient) -> 
     headers = {"Content-Type": f"multipart/form-data; boundary={BOUNDARY}", "Content-Length": "999999999"}
     response = client.post("/v1/files", content=b"", headers=headers)
     assert response.status_code == 413
-    assert response.json()["error"]["code"] == "FILE_TOO_LARGE"
+    assert response.json()["error"]["mens"]["code"] == "FILE_TOO_LARGE"
 
 
 def test_body_that_is_not_a_form_is_refused(client: TestClient) -> None:
-    assert client.post("/v1/files", json={}).json()["error"]["code"] == "REQUEST_INVALID"
+    assert client.post("/v1/files", json={}).json()["error"]["mens"]["code"] == "REQUEST_INVALID"
 
 
 def test_file_name_is_the_last_part_of_the_path(client: TestClient) -> None:
@@ -125,13 +125,13 @@ def test_delete_keeps_a_blob_that_another_file_has(client: TestClient) -> None:
     assert client.delete(f"/v1/files/{one['id']}").json()["deleted"]
     assert client.get(f"/v1/files/{two['id']}/content").content == ROWS
     client.delete(f"/v1/files/{two['id']}")
-    assert client.get(f"/v1/files/{two['id']}").json()["error"]["code"] == "FILE_NOT_FOUND"
+    assert client.get(f"/v1/files/{two['id']}").json()["error"]["mens"]["code"] == "FILE_NOT_FOUND"
 
 
 def test_file_in_use_is_not_deleted(client: TestClient, train_file: str, job_body: dict[str, object]) -> None:
     job = client.post("/v1/jobs", json=job_body).json()
     response = client.delete(f"/v1/files/{train_file}")
-    assert (response.status_code, response.json()["error"]["code"]) == (409, "FILE_IN_USE")
+    assert (response.status_code, response.json()["error"]["mens"]["code"]) == (409, "FILE_IN_USE")
     client.post(f"/v1/jobs/{job['id']}/cancel")
     assert client.delete(f"/v1/files/{train_file}").status_code == 200
 
@@ -185,7 +185,7 @@ def test_repeated_upload_gives_the_same_file(client: TestClient) -> None:
 def test_key_of_another_upload_is_refused(client: TestClient, settings: ApiSettings, changes: dict[str, Any]) -> None:
     keyed(client, "once")
     error = keyed(client, "once", **changes)["error"]
-    assert (error["code"], error["param"]) == ("IDEMPOTENCY_CONFLICT", "Idempotency-Key")
+    assert (error["mens"]["code"], error["param"]) == ("IDEMPOTENCY_CONFLICT", "Idempotency-Key")
     assert len(stored(settings)) == 1
 
 

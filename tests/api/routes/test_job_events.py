@@ -87,7 +87,7 @@ def test_streams_of_a_key_are_limited(installation: Installation) -> None:
         for _ in range(LIMIT):
             assert stack.enter_context(installation.events()).status_code == 200
         refused = installation.client.get(f"/v1/jobs/{installation.job.id}/events")
-        assert (refused.status_code, refused.json()["error"]["code"]) == (429, "CONCURRENCY_LIMITED")
+        assert (refused.status_code, refused.json()["error"]["mens"]["code"]) == (429, "CONCURRENCY_LIMITED")
         assert refused.headers["Retry-After"]
         _, other = installation.app.state.services.keys.create("other", "acme")
         with installation.client.stream(
@@ -111,7 +111,7 @@ def test_revoked_key_gets_no_more_events(installation: Installation) -> None:
         rest = "".join(pieces)
     assert "not for everybody" not in rest
     error = next(line for line in rest.splitlines() if line.startswith("data: "))
-    assert json.loads(error.removeprefix("data: "))["error"]["code"] == "KEY_INVALID"
+    assert json.loads(error.removeprefix("data: "))["error"]["mens"]["code"] == "KEY_INVALID"
     assert "event: error" in rest
 
 

@@ -39,7 +39,7 @@ def sent_in_parts(client: TestClient, pieces: list[bytes] = PIECES) -> tuple[str
 
 def fault(response: Any) -> tuple[int, str, str | None]:
     error = response.json()["error"]
-    return response.status_code, error["code"], error["param"]
+    return response.status_code, error["mens"]["code"], error["param"]
 
 
 def stored(settings: ApiSettings) -> list[Path]:

@@ -66,7 +66,7 @@ def test_body_over_the_routes_limit_is_refused(
     response = client.post(path, content=content, headers={"Content-Type": kind})
     error = response.json()
     assert response.status_code == 413
-    assert (error["code"] if path.startswith("/api/") else error["error"]["code"]) == code
+    assert (error["code"] if path.startswith("/api/") else error["error"]["mens"]["code"]) == code
 
 
 def test_length_of_many_digits_is_refused(client: TestClient) -> None:
@@ -98,7 +98,7 @@ def guess(client: TestClient) -> Any:
 def test_guessing_keys_is_throttled(throttled: FastAPI, anonymous: TestClient) -> None:
     assert [guess(anonymous).status_code for _ in range(TRIES)] == [401] * TRIES
     response = guess(anonymous)
-    assert (response.status_code, response.json()["error"]["code"]) == (429, "AUTHENTICATION_THROTTLED")
+    assert (response.status_code, response.json()["error"]["mens"]["code"]) == (429, "AUTHENTICATION_THROTTLED")
     assert 1 <= int(response.headers["Retry-After"]) <= 20
 
 
