@@ -8,6 +8,7 @@ from typing import Annotated
 from anyio import CapacityLimiter
 from fastapi import Depends, Request
 
+from api.body_buffers import BodyBuffers
 from api.event_feed import EventFeed
 from api.inference.gateway import Gateway
 from api.inference.lookup_cache import LookupCache
@@ -69,6 +70,7 @@ class Services:
     workers: WorkerRegistry
     lookup: LookupCache
     event_feed: EventFeed
+    body_buffers: BodyBuffers
     failed_authentications: FailedAuthentications
     replicas: ReplicaPool
     replica_limits: ReplicaLimits
@@ -133,7 +135,10 @@ def make_services(
         job_queue=job_queue or JobQueue(make_celery(settings.broker_url)),
         workers=WorkerRegistry(settings.broker_url),
         lookup=lookup,
-        event_feed=EventFeed(database, settings.event_poll_seconds, settings.max_event_streams),
+        event_feed=EventFeed(
+            database, settings.event_poll_seconds, settings.max_event_streams, settings.tenant_event_streams
+        ),
+        body_buffers=BodyBuffers(settings.tenant_body_bytes),
         failed_authentications=FailedAuthentications(settings.failed_authentications_per_minute),
         replicas=replicas,
         replica_limits=replica_limits or ReplicaLimits(replicas.urls, key),

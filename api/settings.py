@@ -52,6 +52,11 @@ class ApiSettings(Settings):
     tenant_max_bytes: int | None = Field(
         None, gt=0, description="Bytes of the files that a tenant keeps, together; null: no limit."
     )
+    tenant_body_bytes: int = Field(
+        256 << 20,
+        gt=0,
+        description="Bytes of a tenant's request bodies at once, in one API process; uploads do not count.",
+    )
     failed_authentications_per_minute: int = Field(
         60, gt=0, description="Unknown keys a minute that one client address may try before it gets 429."
     )
@@ -63,6 +68,9 @@ class ApiSettings(Settings):
     upstream_timeout_seconds: float = Field(600.0, gt=0, description="Longest silence of a serving replica.")
     event_poll_seconds: float = Field(0.5, gt=0, description="How often event streams look for new events.")
     max_event_streams: int = Field(20, gt=0, description="Event streams of one key at once, in one API process.")
+    tenant_event_streams: int = Field(
+        100, gt=0, description="Event streams of all keys of a tenant at once, in one API process."
+    )
 
     @property
     def file_quota(self) -> FileQuota:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from starlette.requests import ClientDisconnect
 from starlette.types import Message, Receive, Scope
 
+from api.body_buffers import Hold
 from api.settings import ApiSettings
 from api.web.multipart import MULTIPART_OVERHEAD_BYTES, file_too_large, part_too_large
 from shared.errors import Code, MensError, TooLarge, TooSlow
@@ -55,7 +56,7 @@ def body_rule(settings: ApiSettings, path: str) -> BodyRule:
     return BodyRule(limit, is_streamed=False, too_large=TooLarge(Code.BODY_TOO_LARGE, message, remedy=remedy))
 
 
-async def limited_receive(scope: Scope, receive: Receive, rule: BodyRule, seconds: float) -> Receive:
+async def limited_receive(scope: Scope, receive: Receive, rule: BodyRule, seconds: float, hold: Hold) -> Receive:
     """What the application receives a body from; a body that is not streamed has come when this returns.
 
     Args:
@@ -63,9 +64,10 @@ async def limited_receive(scope: Scope, receive: Receive, rule: BodyRule, second
         receive: the server's.
         rule: the route's.
         seconds: longest silence, and lead over :data:`SLOWEST_BYTES_PER_SECOND`.
+        hold: counts the bytes of a body that is not streamed, before they come where their number is declared.
 
     Raises:
-        TooLarge: ``BODY_TOO_LARGE``, ``FILE_TOO_LARGE``. TooSlow: ``REQUEST_TIMEOUT``. Of a streamed body, also what is returned
+        TooMany: what ``hold`` raises. TooLarge: ``BODY_TOO_LARGE``, ``FILE_TOO_LARGE``. TooSlow: ``REQUEST_TIMEOUT``. Of a streamed body, also what is returned
             raises them. ClientDisconnect.
     """
     has_body, length = False, b"0"
@@ -81,7 +83,10 @@ async def limited_receive(scope: Scope, receive: Receive, rule: BodyRule, second
     body = _LimitedBody(receive, rule, seconds)
     if rule.is_streamed:
         return body.receive
-    return _replay(await body.read(), receive)
+    is_declared = length.isdigit() and length != b"0"
+    if is_declared:
+        hold(int(length))
+    return _replay(await body.read((lambda _: None) if is_declared else hold), receive)
 
 
 class _LimitedBody:
@@ -95,13 +100,14 @@ class _LimitedBody:
         self._is_complete = False
         self._began = asyncio.get_running_loop().time()
 
-    async def read(self) -> bytes:
-        """The whole body."""
+    async def read(self, hold: Hold) -> bytes:
+        """The whole body, whose bytes ``hold`` counts as they come."""
         pieces = bytearray()
         while not self._is_complete:
             message = await self.receive()
             if message["type"] == "http.disconnect":
                 raise ClientDisconnect
+            hold(len(message.get("body", b"")))
             pieces += message.get("body", b"")
         return bytes(pieces)
 
