@@ -146,8 +146,15 @@ def headers_of(error: MensError, status: int) -> dict[str, str]:
 
 def install(app: FastAPI) -> None:
     """Give every error, ours and the framework's, a response in the one shape."""
-    for kind in (ClientDisconnect, MensError, RequestValidationError, HTTPException, Exception):
+    for kind in (ClientDisconnect, MensError, RequestValidationError, HTTPException):
         app.add_exception_handler(kind, _handle)
+
+
+def unexpected_error(method: str, path: str, error: Exception) -> MensError:
+    """What a caller is told of an exception that nobody handled; what it was is for the log alone."""
+    logger.error("unexpected error in %s %s", method, path, exc_info=error)
+    remedy = "The API's log has the details."
+    return errors.JobFailed(Code.INTERNAL_ERROR, "The server met an unexpected error.", remedy=remedy)
 
 
 def validation_error(error: RequestValidationError, remedy: str = "") -> InvalidRequest:
@@ -207,11 +214,7 @@ def _handle(request: Request, error: Exception) -> Response:
         return _refuse_fields(request, validation_error(error))
     if isinstance(error, HTTPException):
         return _handle_http_exception(request, error)
-    if not isinstance(error, MensError):
-        logger.error("unexpected error in %s %s", request.method, request.url.path, exc_info=error)
-        error = errors.JobFailed(
-            Code.INTERNAL_ERROR, "The server met an unexpected error.", remedy="The API's log has the details."
-        )
+    assert isinstance(error, MensError)
     if isinstance(error, errors.ContractRejected):
         return _refuse_fields(request, error)
     if error.code == Code.DATABASE_UNAVAILABLE:
