@@ -304,22 +304,26 @@ def _path(location: list[Any], sent: object, *, keep_last: bool) -> str:
 
 
 def limit_headers(state: Mapping[str, Any]) -> dict[str, str]:
-    """Headers with the state of a key's limits: OpenAI's three for keys with requests a minute, and ``Retry-After``.
+    """Headers with the state of a key's limits: OpenAI's three for requests a minute and for tokens, and ``Retry-After``.
 
     Args:
         state: ``details`` of a :class:`TooMany`.
     """
     headers = {}
-    if "requests_per_minute" in state:
-        # OpenAI writes durations like this: 1m30s, 0.25s.
-        minutes, rest = divmod(state["reset_seconds"], 60)
-        reset = (f"{minutes:.0f}m" if minutes else "") + f"{rest:.3f}".rstrip("0").rstrip(".") + "s"
-        headers["x-ratelimit-limit-requests"] = str(state["requests_per_minute"])
-        headers["x-ratelimit-remaining-requests"] = str(state["remaining_requests"])
-        headers["x-ratelimit-reset-requests"] = reset
+    for what, reset in (("requests", "reset_seconds"), ("tokens", "reset_tokens_seconds")):
+        if f"{what}_per_minute" in state:
+            headers[f"x-ratelimit-limit-{what}"] = str(state[f"{what}_per_minute"])
+            headers[f"x-ratelimit-remaining-{what}"] = str(state[f"remaining_{what}"])
+            headers[f"x-ratelimit-reset-{what}"] = _duration(state[reset])
     if "retry_after_seconds" in state:
         headers["Retry-After"] = str(state["retry_after_seconds"])
     return headers
+
+
+def _duration(seconds: float) -> str:
+    """A duration as OpenAI writes it: 1m30s, 0.25s."""
+    minutes, rest = divmod(seconds, 60)
+    return (f"{minutes:.0f}m" if minutes else "") + f"{rest:.3f}".rstrip("0").rstrip(".") + "s"
 
 
 class UpstreamError(MensError):

@@ -41,7 +41,7 @@ def openai_code(error: MensError) -> str | None:
 def openai_type(error: MensError, status: int) -> str:
     """OpenAI's type: the class of what is wrong."""
     if status == 429:
-        return "requests"  # which limit was reached
+        return str(error.details.get("limit", "requests"))  # which limit was reached
     if error.code == Code.QUOTA_EXCEEDED:
         return "insufficient_quota"
     return "server_error" if status >= 500 else "invalid_request_error"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from shared.database.tenancy import LARGEST_LIMIT, FileQuota, KeyLimits
+from shared.database.tenancy import LARGEST_LIMIT, MOST_TOKENS, FileQuota, KeyLimits
 from shared.settings import Settings
 
 
@@ -41,6 +41,9 @@ class ApiSettings(Settings):
     )
     tenant_concurrent_requests: int | None = Field(
         None, gt=0, le=LARGEST_LIMIT, description="Requests to models at once of all keys of a tenant; null: no limit."
+    )
+    tenant_tokens_per_minute: int | None = Field(
+        None, gt=0, le=MOST_TOKENS, description="Tokens a minute of all keys of a tenant; null: no limit."
     )
     tenant_uploads_per_minute: int | None = Field(
         120, gt=0, description="Uploads a minute of a tenant; null: no limit."
@@ -81,5 +84,7 @@ class ApiSettings(Settings):
     def tenant_limits(self) -> KeyLimits:
         """Limits of a tenant's requests to models."""
         return KeyLimits(
-            requests_per_minute=self.tenant_requests_per_minute, concurrent_requests=self.tenant_concurrent_requests
+            requests_per_minute=self.tenant_requests_per_minute,
+            concurrent_requests=self.tenant_concurrent_requests,
+            tokens_per_minute=self.tenant_tokens_per_minute,
         )

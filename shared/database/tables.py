@@ -229,6 +229,7 @@ class KeyRow(Base):
     role: Mapped[str] = mapped_column(String(16), server_default="admin")
     requests_per_minute: Mapped[int | None]
     concurrent_requests: Mapped[int | None]
+    tokens_per_minute: Mapped[int | None]
 
 
 class UsageRow(Base):

@@ -1,4 +1,4 @@
-"""uploads in parts; requests that made a file can be repeated
+"""uploads in parts; requests that made a file can be repeated; keys have a limit of tokens
 
 Additive: the release before goes on, and takes no parts. A downgrade forgets uploads and their parts, whose blobs stay.
 """
@@ -14,6 +14,8 @@ def upgrade() -> None:
     with op.batch_alter_table("files") as batch_op:
         batch_op.add_column(sa.Column("idempotency_key", sa.String(length=255), nullable=True))
         batch_op.add_column(sa.Column("request_digest", sa.String(length=64), nullable=True))
+    with op.batch_alter_table("api_keys") as batch_op:
+        batch_op.add_column(sa.Column("tokens_per_minute", sa.Integer(), nullable=True))
     op.create_index("uq_files_tenant_idempotency_key", "files", ["tenant", "idempotency_key"], unique=True)
     op.create_table(
         "uploads",
@@ -55,3 +57,5 @@ def downgrade() -> None:
     with op.batch_alter_table("files") as batch_op:
         batch_op.drop_column("request_digest")
         batch_op.drop_column("idempotency_key")
+    with op.batch_alter_table("api_keys") as batch_op:
+        batch_op.drop_column("tokens_per_minute")
