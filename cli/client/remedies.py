@@ -46,9 +46,9 @@ REMEDIES: dict[Code | tuple[Code, str], str] = {
 }
 
 
-def our_code(error: dict[str, Any]) -> str:
+def our_code(error: dict[str, Any]) -> Any:
     """The code of an error of the API in our vocabulary; an API of an earlier release knows no other."""
-    return str(error.get("mens", {}).get("code", error["code"]))
+    return error.get("mens", {}).get("code", error["code"])
 
 
 def to_cli_remedy(error: dict[str, Any]) -> str:
