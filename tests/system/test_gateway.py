@@ -99,7 +99,7 @@ def damaged(installation: Installation, tuned: dict[str, Any], home: Path) -> It
 def test_tampered_adapter_is_never_served(installation: Installation, damaged: str, tuned: dict[str, Any]) -> None:
     with serving(installation) as replica:
         verdict = replica.get(f"/mens/adapters/{damaged}")
-    assert verdict.json()["error"]["mens"]["code"] == "ADAPTER_DIGEST_MISMATCH"
+    assert verdict.json()["error"]["code"] == "ADAPTER_DIGEST_MISMATCH"
     with installation.connection.client() as client:
         answer = client.post(
             "/v1/chat/completions", json={"model": damaged, "messages": [{"role": "user", "content": "?"}]}
@@ -111,7 +111,7 @@ def test_tampered_adapter_is_never_served(installation: Installation, damaged: s
 def test_adapter_without_effect_is_refused(installation: Installation) -> None:
     job_id = installation.train(name="idle", epochs=1, learning_rate=1e-12)
     job = installation.wait(job_id, lambda job: job["state"] in ("succeeded", "failed"))
-    assert (job["state"], job["error"]["mens"]["code"]) == ("failed", "ADAPTER_NO_EFFECT")
+    assert (job["state"], job["error"]["code"]) == ("failed", "ADAPTER_NO_EFFECT")
     (adapter,) = installation.adapters_of(job)
     assert (adapter["state"], adapter["published"]) == ("quarantined", False)
     assert adapter["id"] not in [model["id"] for model in installation.call("GET", "/v1/models")["data"]]
