@@ -10,7 +10,7 @@ import asyncio
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from http import HTTPStatus
-from typing import Any
+from typing import Any, cast
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
@@ -63,10 +63,10 @@ class Connection(HttpToolsProtocol):
 
     # -- the connection --------------------------------------------------------------------------------------------------
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Take a connection. Over the limit the one that has been idle for longest is closed for it; if none is, it is refused."""
-        self._closing = transport
-        super().connection_made(_DrainedTransport(transport, self))  # type: ignore[arg-type]
+        self._closing = cast(asyncio.Transport, transport)
+        super().connection_made(cast(asyncio.Transport, _DrainedTransport(self._closing, self)))
         if len(self.connections) > self._shared.settings.max_connections:
             if not self._shared.idle:
                 self._refuse(_connections_limited())

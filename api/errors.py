@@ -1,6 +1,8 @@
 """Errors → HTTP: the one table of statuses, OpenAI's error shape with a block `mens` of our own, field paths.
 
-{"error": {"message", "type", "param", "code", "mens": {"remedy", "details", "retryable"}}}
+{"error": {"message", "type", "param", "code", "mens": {"code", "remedy", "details", "retryable"}}}
+
+On OpenAI's routes ``type`` and ``code`` are OpenAI's (`api/openai_vocabulary.py`); ``mens.code`` is ours on every route.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.routing import Match, Route
 
+from api.openai_vocabulary import openai_code, openai_type
 from shared import errors
 from shared.contract.sections import BAD_NAME, describe_bad_name
 from shared.errors import Code, InvalidRequest, MensError, Unavailable
@@ -39,7 +42,7 @@ STATUS: dict[type[MensError], HTTPStatus] = {
     errors.Unavailable: HTTPStatus.SERVICE_UNAVAILABLE,
     errors.JobFailed: HTTPStatus.INTERNAL_SERVER_ERROR,
 }
-OPENAI_TYPES = {
+TYPES = {
     401: "authentication_error",
     403: "permission_error",
     404: "not_found_error",
@@ -50,9 +53,9 @@ RETRY_AFTER_SECONDS = 2
 CLIENT_GONE = 499
 """Status in the log for a caller that disconnected; it is never received."""
 OPENAI_PATHS = (
-    "/v1/files", "/v1/fine_tuning", "/v1/models", "/v1/chat", "/v1/completions", "/v1/responses", "/v1/embeddings",
+    "/v1/files", "/v1/uploads", "/v1/fine_tuning", "/v1/models", "/v1/chat", "/v1/completions", "/v1/responses", "/v1/embeddings",
 )  # fmt: skip
-"""Beginnings of the paths where OpenAI's clients expect OpenAI's statuses."""
+"""Beginnings of the paths where OpenAI's clients expect OpenAI's statuses and codes."""
 OLLAMA_PATHS = "/api/"
 SEE_TAGS = "List what there is with GET /api/tags."
 SEE_OPENAPI = "See GET /v1/openapi.json for what is expected."
@@ -66,7 +69,7 @@ class ErrorFields(BaseModel):
     message: str
     type: str
     param: str | None
-    code: str
+    code: str | None
     mens: dict[str, Any]
 
 
@@ -84,19 +87,27 @@ class OllamaErrorAnswer(BaseModel):
 
 
 def error_response(error: MensError, status: int | None = None) -> JSONResponse:
-    """The HTTP response for an error."""
+    """The HTTP response for an error, in the shape of our own routes."""
     status = status or status_of(error)
     return JSONResponse({"error": _body(error, status)}, status, headers=headers_of(error, status))
 
 
-def error_response_at(path: str, error: MensError) -> JSONResponse:
+def openai_error_response(error: MensError, status: int | None = None) -> JSONResponse:
+    """The HTTP response for an error, as OpenAI's clients know it."""
+    status = status or status_of(error)
+    return JSONResponse({"error": _openai_body(error, status)}, status, headers=headers_of(error, status))
+
+
+def error_response_at(path: str, error: MensError, status: int | None = None) -> JSONResponse:
     """The HTTP response for an error, in the shape that clients of a path know."""
-    return ollama_error_response(error) if path.startswith(OLLAMA_PATHS) else error_response(error)
+    if path.startswith(OLLAMA_PATHS):
+        return ollama_error_response(error, status)
+    return openai_error_response(error, status) if path.startswith(OPENAI_PATHS) else error_response(error, status)
 
 
-def ollama_error_response(error: MensError) -> JSONResponse:
+def ollama_error_response(error: MensError, status: int | None = None) -> JSONResponse:
     """The HTTP response for an error in Ollama's shape."""
-    status = status_of(error)
+    status = status or status_of(error)
     return JSONResponse(ollama_error_body(error), status, headers=headers_of(error, status))
 
 
@@ -115,7 +126,7 @@ def public_message(error: MensError, remedy: str | None = None) -> str:
 
 def error_event(error: MensError) -> bytes:
     """The error as a server-sent event, for a stream that has begun. OpenAI's clients raise it."""
-    return b"data: " + json.dumps({"error": _body(error, status_of(error))}).encode() + b"\n\n"
+    return b"data: " + json.dumps({"error": _openai_body(error, status_of(error))}).encode() + b"\n\n"
 
 
 def status_of(error: MensError) -> int:
@@ -135,8 +146,15 @@ def headers_of(error: MensError, status: int) -> dict[str, str]:
 
 def install(app: FastAPI) -> None:
     """Give every error, ours and the framework's, a response in the one shape."""
-    for kind in (ClientDisconnect, MensError, RequestValidationError, HTTPException, Exception):
+    for kind in (ClientDisconnect, MensError, RequestValidationError, HTTPException):
         app.add_exception_handler(kind, _handle)
+
+
+def unexpected_error(method: str, path: str, error: Exception) -> MensError:
+    """What a caller is told of an exception that nobody handled; what it was is for the log alone."""
+    logger.error("unexpected error in %s %s", method, path, exc_info=error)
+    remedy = "The API's log has the details."
+    return errors.JobFailed(Code.INTERNAL_ERROR, "The server met an unexpected error.", remedy=remedy)
 
 
 def validation_error(error: RequestValidationError, remedy: str = "") -> InvalidRequest:
@@ -162,7 +180,10 @@ def validation_error(error: RequestValidationError, remedy: str = "") -> Invalid
         f"{path or 'The request body'}: {reason}.",
         remedy=remedy or (SEE_CONTRACT if is_in_contract else SEE_OPENAPI),
         param=path or None,
-        details={"errors": [{"param": path, "reason": reason} for path, reason in faults.items()]},
+        details={
+            "fault": error.errors()[0]["type"],
+            "errors": [{"param": path, "reason": reason} for path, reason in faults.items()],
+        },
     )
 
 
@@ -170,11 +191,20 @@ def _body(error: MensError, status: int) -> dict[str, Any]:
     default = "server_error" if status >= 500 else "invalid_request_error"
     return {
         "message": public_message(error),
-        "type": OPENAI_TYPES.get(status, default),
+        "type": TYPES.get(status, default),
         "param": error.param,
         "code": str(error.code),
-        "mens": {"remedy": error.remedy, "details": error.details, "retryable": error.retryable},
+        "mens": {
+            "code": str(error.code),
+            "remedy": error.remedy,
+            "details": error.details,
+            "retryable": error.retryable,
+        },
     }
+
+
+def _openai_body(error: MensError, status: int) -> dict[str, Any]:
+    return _body(error, status) | {"type": openai_type(error, status), "code": openai_code(error)}
 
 
 def _handle(request: Request, error: Exception) -> Response:
@@ -184,22 +214,19 @@ def _handle(request: Request, error: Exception) -> Response:
         return _refuse_fields(request, validation_error(error))
     if isinstance(error, HTTPException):
         return _handle_http_exception(request, error)
-    if not isinstance(error, MensError):
-        logger.error("unexpected error in %s %s", request.method, request.url.path, exc_info=error)
-        error = errors.JobFailed(
-            Code.INTERNAL_ERROR, "The server met an unexpected error.", remedy="The API's log has the details."
-        )
+    assert isinstance(error, MensError)
     if isinstance(error, errors.ContractRejected):
         return _refuse_fields(request, error)
     if error.code == Code.DATABASE_UNAVAILABLE:
         logger.warning("%s %s: %s", request.method, request.url.path, error.message)
-    return error_response(error)
+    return error_response_at(request.url.path, error)
 
 
 def _refuse_fields(request: Request, error: MensError) -> JSONResponse:
     """OpenAI's clients know wrong fields as 400, and everybody else as 422."""
-    is_openais = request.url.path.startswith(OPENAI_PATHS)
-    return error_response(error, HTTPStatus.BAD_REQUEST if is_openais else HTTPStatus.UNPROCESSABLE_ENTITY)
+    path = request.url.path
+    status = HTTPStatus.BAD_REQUEST if path.startswith(OPENAI_PATHS) else HTTPStatus.UNPROCESSABLE_ENTITY
+    return error_response_at(path, error, status)
 
 
 def _handle_http_exception(request: Request, error: HTTPException) -> Response:
@@ -220,7 +247,7 @@ def _handle_http_exception(request: Request, error: HTTPException) -> Response:
     else:
         code, message = Code.REQUEST_INVALID, str(error.detail)
     remedy = "See GET /v1/openapi.json for what there is."
-    response = error_response(InvalidRequest(code, message, remedy=remedy), error.status_code)
+    response = error_response_at(request.url.path, InvalidRequest(code, message, remedy=remedy), error.status_code)
     response.headers.update(headers)
     return response
 
@@ -277,22 +304,26 @@ def _path(location: list[Any], sent: object, *, keep_last: bool) -> str:
 
 
 def limit_headers(state: Mapping[str, Any]) -> dict[str, str]:
-    """Headers with the state of a key's limits: OpenAI's three for keys with requests a minute, and ``Retry-After``.
+    """Headers with the state of a key's limits: OpenAI's three for requests a minute and for tokens, and ``Retry-After``.
 
     Args:
         state: ``details`` of a :class:`TooMany`.
     """
     headers = {}
-    if "requests_per_minute" in state:
-        # OpenAI writes durations like this: 1m30s, 0.25s.
-        minutes, rest = divmod(state["reset_seconds"], 60)
-        reset = (f"{minutes:.0f}m" if minutes else "") + f"{rest:.3f}".rstrip("0").rstrip(".") + "s"
-        headers["x-ratelimit-limit-requests"] = str(state["requests_per_minute"])
-        headers["x-ratelimit-remaining-requests"] = str(state["remaining_requests"])
-        headers["x-ratelimit-reset-requests"] = reset
+    for what, reset in (("requests", "reset_seconds"), ("tokens", "reset_tokens_seconds")):
+        if f"{what}_per_minute" in state:
+            headers[f"x-ratelimit-limit-{what}"] = str(state[f"{what}_per_minute"])
+            headers[f"x-ratelimit-remaining-{what}"] = str(state[f"remaining_{what}"])
+            headers[f"x-ratelimit-reset-{what}"] = _duration(state[reset])
     if "retry_after_seconds" in state:
         headers["Retry-After"] = str(state["retry_after_seconds"])
     return headers
+
+
+def _duration(seconds: float) -> str:
+    """A duration as OpenAI writes it: 1m30s, 0.25s."""
+    minutes, rest = divmod(seconds, 60)
+    return (f"{minutes:.0f}m" if minutes else "") + f"{rest:.3f}".rstrip("0").rstrip(".") + "s"
 
 
 class UpstreamError(MensError):

@@ -1,7 +1,8 @@
 """Event feed: what the streams of job events share, so that many of them cost others little.
 
 Each poll is one query for all jobs that are followed in this process; a stream reads the database only when its job has changed,
-streams of one job read it together, and all of them in a few threads of their own. A key may have so many streams at once.
+streams of one job read it together, and all of them in a few threads of their own. A key may have so many streams at once, and so
+may a tenant with all of its keys.
 """
 
 from __future__ import annotations
@@ -35,12 +36,13 @@ class EventFeed:
         database: read for versions of jobs.
         poll_seconds: between two reads.
         max_streams: of one key at once.
+        max_tenant_streams: of all keys of a tenant at once.
     """
 
-    def __init__(self, database: Database, poll_seconds: float, max_streams: int) -> None:
+    def __init__(self, database: Database, poll_seconds: float, max_streams: int, max_tenant_streams: int) -> None:
         self._database = database
         self._poll_seconds = poll_seconds
-        self._max_streams = max_streams
+        self._max_streams, self._max_tenant_streams = max_streams, max_tenant_streams
         self._streams: Counter[str] = Counter()
         self._followed: Counter[str] = Counter()
         self._versions: Mapping[str, int] = {}
@@ -54,18 +56,23 @@ class EventFeed:
         Raises:
             TooMany: ``CONCURRENCY_LIMITED``.
         """
-        if self._streams[key.id] >= self._max_streams:
-            raise TooMany(
-                Code.CONCURRENCY_LIMITED,
-                f"The key {key.name!r} has reached its limit of {self._max_streams} event streams at once.",
-                remedy="Close one of them, or poll GET /v1/jobs/{job_id}.",
-                details={"retry_after_seconds": RETRY_SECONDS},
-            )
-        self._streams[key.id] += 1
+        tenant = f"tenant:{key.tenant}"
+        for account, limit, who in (
+            (key.id, self._max_streams, f"key {key.name!r}"),
+            (tenant, self._max_tenant_streams, f"tenant {key.tenant!r}"),
+        ):
+            if self._streams[account] >= limit:
+                raise TooMany(
+                    Code.CONCURRENCY_LIMITED,
+                    f"The {who} has reached its limit of {limit} event streams at once.",
+                    remedy="Close one of them, or poll GET /v1/jobs/{job_id}.",
+                    details={"retry_after_seconds": RETRY_SECONDS},
+                )
+        self._streams.update((key.id, tenant))
         try:
             yield
         finally:
-            self._streams[key.id] -= 1
+            self._streams.subtract((key.id, tenant))
             self._streams += Counter()  # drops what is zero
 
     async def versions(self, job_id: str) -> AsyncIterator[int | None]:

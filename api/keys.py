@@ -5,10 +5,11 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from functools import partial
 
 from shared.database.connection import Database
 from shared.database.keys import Keys
-from shared.database.tenancy import LARGEST_LIMIT, SHARED, KeyLimits, Role, describe_rights
+from shared.database.tenancy import LARGEST_LIMIT, MOST_TOKENS, SHARED, KeyLimits, Role, describe_rights
 from shared.errors import MensError
 from shared.settings import Settings, read_settings
 
@@ -17,7 +18,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Entry point; the secret goes to stdout, everything else to stderr."""
     arguments = _parser().parse_args(argv)
     try:
-        limits = KeyLimits(requests_per_minute=arguments.rpm, concurrent_requests=arguments.concurrent)
+        limits = KeyLimits(
+            requests_per_minute=arguments.rpm, concurrent_requests=arguments.concurrent, tokens_per_minute=arguments.tpm
+        )
         keys = Keys(Database(read_settings(Settings).database_url))
         key, secret = keys.create(arguments.name, arguments.tenant, arguments.role, limits)
     except MensError as error:
@@ -38,14 +41,16 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--role", type=Role, choices=list(Role), default=Role.ADMIN, help=role_help)
     parser.add_argument("--rpm", type=_limit, help="requests to models a minute; unlimited when left out")
     parser.add_argument("--concurrent", type=_limit, help="requests to models at once; unlimited when left out")
+    tokens = partial(_limit, largest=MOST_TOKENS)
+    parser.add_argument("--tpm", type=tokens, help="tokens of prompts and answers a minute; unlimited when left out")
     return parser
 
 
-def _limit(text: str) -> int | None:
+def _limit(text: str, largest: int = LARGEST_LIMIT) -> int | None:
     if text.lower() == "none":
         return None
-    if not text.isdecimal() or not 1 <= int(text) <= LARGEST_LIMIT:
-        raise argparse.ArgumentTypeError(f"{text!r} is not 1 to {LARGEST_LIMIT}, or none")
+    if not text.isdecimal() or not 1 <= int(text) <= largest:
+        raise argparse.ArgumentTypeError(f"{text!r} is not 1 to {largest}, or none")
     return int(text)
 
 

@@ -21,6 +21,7 @@ from api.routes import (
     models,
     ollama,
     replicas,
+    uploads,
     usage,
 )
 from api.services import Services, make_services
@@ -29,13 +30,16 @@ from api.web.access_log import AccessLog
 from api.web.auth import require_caller
 from api.web.fast_path import FastPathMiddleware
 from api.web.normalized_path import NormalizedPath
+from api.web.openai_headers import OpenAIHeaders
 from api.web.request_guard import RequestGuard
+from api.web.unexpected_errors import UnexpectedErrors
 from shared.settings import read_settings
 
 VERSION = "0.1.0"
 KEYED_ROUTERS = (
     chat.router,  # first: routes are tried in order, and its callers wait for a first token
     files.router,
+    uploads.router,
     fine_tuning.router,
     jobs.router,
     job_events.router,
@@ -82,6 +86,8 @@ def create_app(settings: ApiSettings | None = None, services: Services | None = 
     )(app.openapi)
     app.add_middleware(FastPathMiddleware)
     app.add_middleware(RequestGuard)
+    app.add_middleware(UnexpectedErrors)
+    app.add_middleware(OpenAIHeaders)
     app.add_middleware(NormalizedPath)
     app.add_middleware(AccessLog)  # the last added is the outermost
     return app

@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated
 
+from anyio import CapacityLimiter
 from fastapi import Depends, Request
 
+from api.body_buffers import BodyBuffers
 from api.event_feed import EventFeed
 from api.inference.gateway import Gateway
 from api.inference.lookup_cache import LookupCache
@@ -27,12 +29,15 @@ from shared.base_models.catalog import Catalog
 from shared.database.adapters import Adapters
 from shared.database.aliases import Aliases
 from shared.database.connection import Database
-from shared.database.files import Files
+from shared.database.files.files import Files
+from shared.database.files.uploads import Uploads
 from shared.database.jobs import Jobs
 from shared.database.keys import Keys
 from shared.database.usage import Usage
 from shared.queue import JobQueue, make_celery
 from shared.worker_registry import WorkerRegistry
+
+JOIN_THREADS = 4
 
 
 @dataclass
@@ -48,12 +53,14 @@ class Services:
 
     Attributes:
         shutdown: whether this process is shutting down.
+        joining: threads that join the parts of uploads, so that large files leave threads to everybody else.
     """
 
     settings: ApiSettings
     database: Database
     jobs: Jobs
     files: Files
+    uploads: Uploads
     adapters: Adapters
     keys: Keys
     aliases: Aliases
@@ -63,11 +70,13 @@ class Services:
     workers: WorkerRegistry
     lookup: LookupCache
     event_feed: EventFeed
+    body_buffers: BodyBuffers
     failed_authentications: FailedAuthentications
     replicas: ReplicaPool
     replica_limits: ReplicaLimits
     gateway: Gateway
     shutdown: ShutdownFlag = field(default_factory=ShutdownFlag)
+    joining: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(JOIN_THREADS))
 
     def catalog(self) -> Catalog:
         """The catalogue as it is now; bases may be added while the API runs."""
@@ -117,6 +126,7 @@ def make_services(
         database=database,
         jobs=Jobs(database),
         files=Files(database),
+        uploads=Uploads(database),
         adapters=Adapters(database),
         keys=Keys(database),
         aliases=Aliases(database),
@@ -125,7 +135,10 @@ def make_services(
         job_queue=job_queue or JobQueue(make_celery(settings.broker_url)),
         workers=WorkerRegistry(settings.broker_url),
         lookup=lookup,
-        event_feed=EventFeed(database, settings.event_poll_seconds, settings.max_event_streams),
+        event_feed=EventFeed(
+            database, settings.event_poll_seconds, settings.max_event_streams, settings.tenant_event_streams
+        ),
+        body_buffers=BodyBuffers(settings.tenant_body_bytes),
         failed_authentications=FailedAuthentications(settings.failed_authentications_per_minute),
         replicas=replicas,
         replica_limits=replica_limits or ReplicaLimits(replicas.urls, key),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from shared.database.tenancy import LARGEST_LIMIT, FileQuota, KeyLimits
+from shared.database.tenancy import LARGEST_LIMIT, MOST_TOKENS, FileQuota, KeyLimits
 from shared.settings import Settings
 
 
@@ -13,7 +13,10 @@ class ApiSettings(Settings):
 
     api_host: str = Field("127.0.0.1", description="Address to listen on.")
     api_port: int = Field(8000, ge=0, le=65535, description="Port to listen on.")
-    max_file_bytes: int = Field(1 << 30, gt=0, description="Largest upload.")
+    max_file_bytes: int = Field(1 << 30, gt=0, description="Largest file that is uploaded in one request.")
+    max_upload_bytes: int = Field(8 << 30, gt=0, description="Largest file that is uploaded in parts.")
+    max_part_bytes: int = Field(64 << 20, gt=0, description="Largest part of such a file.")
+    upload_seconds: int = Field(3600, gt=0, description="How long parts of a file are taken.")
     max_body_bytes: int = Field(16 << 20, gt=0, description="Largest request to a model.")
     max_grammar_bytes: int = Field(
         16 << 10, gt=0, description="Schemas, regular expressions, grammars and choices of one request to a model."
@@ -39,6 +42,9 @@ class ApiSettings(Settings):
     tenant_concurrent_requests: int | None = Field(
         None, gt=0, le=LARGEST_LIMIT, description="Requests to models at once of all keys of a tenant; null: no limit."
     )
+    tenant_tokens_per_minute: int | None = Field(
+        None, gt=0, le=MOST_TOKENS, description="Tokens a minute of all keys of a tenant; null: no limit."
+    )
     tenant_uploads_per_minute: int | None = Field(
         120, gt=0, description="Uploads a minute of a tenant; null: no limit."
     )
@@ -48,6 +54,11 @@ class ApiSettings(Settings):
     tenant_max_files: int | None = Field(None, gt=0, description="Files that a tenant may keep; null: no limit.")
     tenant_max_bytes: int | None = Field(
         None, gt=0, description="Bytes of the files that a tenant keeps, together; null: no limit."
+    )
+    tenant_body_bytes: int = Field(
+        256 << 20,
+        gt=0,
+        description="Bytes of a tenant's request bodies at once, in one API process; uploads do not count.",
     )
     failed_authentications_per_minute: int = Field(
         60, gt=0, description="Unknown keys a minute that one client address may try before it gets 429."
@@ -60,6 +71,9 @@ class ApiSettings(Settings):
     upstream_timeout_seconds: float = Field(600.0, gt=0, description="Longest silence of a serving replica.")
     event_poll_seconds: float = Field(0.5, gt=0, description="How often event streams look for new events.")
     max_event_streams: int = Field(20, gt=0, description="Event streams of one key at once, in one API process.")
+    tenant_event_streams: int = Field(
+        100, gt=0, description="Event streams of all keys of a tenant at once, in one API process."
+    )
 
     @property
     def file_quota(self) -> FileQuota:
@@ -70,5 +84,7 @@ class ApiSettings(Settings):
     def tenant_limits(self) -> KeyLimits:
         """Limits of a tenant's requests to models."""
         return KeyLimits(
-            requests_per_minute=self.tenant_requests_per_minute, concurrent_requests=self.tenant_concurrent_requests
+            requests_per_minute=self.tenant_requests_per_minute,
+            concurrent_requests=self.tenant_concurrent_requests,
+            tokens_per_minute=self.tenant_tokens_per_minute,
         )

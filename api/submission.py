@@ -128,7 +128,8 @@ def submit_rows(
     with services.storage.writer() as writer:
         for row in rows:
             writer.write(json.dumps(row, ensure_ascii=False).encode() + b"\n")
-        file = view.files.add(INLINE_NAME, "fine-tune", writer.size, writer.commit())
+        sha256, quota = writer.finish(), services.settings.file_quota
+        file = view.files.add(INLINE_NAME, "fine-tune", writer.size, sha256, quota=quota, store=writer.commit)
     job = None
     try:
         contract = parse_contract(from_flat(flat | {"train_file": file.id}))

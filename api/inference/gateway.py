@@ -128,7 +128,7 @@ class Gateway:
         try:
             choice = await choose_model(self.lookup, tenant, body, request.headers)
             salted = with_cache_salt(body, self.cache_secret, tenant)
-            forwarded, tap = self.meter.of(key, choice.served, path, salted)
+            forwarded, tap = self.meter.of(key, choice.served, path, salted, admission.spend)
             upstream = await disconnect.run_until_disconnect(
                 self.failover.first_response(path, forwarded, choice.served, max_wait(request.headers))
             )

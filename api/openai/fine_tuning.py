@@ -23,7 +23,7 @@ from api.openai.types import (
 from shared.contract.auto_hyperparameters import auto_batch_size, auto_epochs, auto_learning_rate
 from shared.contract.sections import BAD_NAME, FineTuneContract
 from shared.database.adapters import Adapter
-from shared.database.files import File
+from shared.database.files.files import File
 from shared.database.job_states import JobState, Stage
 from shared.database.records import Event, Job
 from shared.errors import Code, ContractRejected, InvalidRequest

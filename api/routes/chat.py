@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
-from api.errors import error_response
+from api.errors import openai_error_response
 from api.inference.gateway import LIMIT_HEADERS, Convert, Validate
 from api.inference.request_fields.functions import (
     events_with_function_call,
@@ -22,9 +21,6 @@ from api.web.auth import TRAINER, Caller, CallerDep
 from api.web.fast_path import FastPathRoute
 from shared.database.tenancy import Role
 from shared.errors import MensError
-
-OPENAI_VERSION = "2020-10-01"
-"""The version of OpenAI's API that its own responses name."""
 
 router = APIRouter(prefix="/v1", tags=["chat (OpenAI)"], route_class=FastPathRoute)
 
@@ -73,7 +69,7 @@ async def responses(request: Request, services: ServicesDep, caller: CallerDep) 
 @router.post("/embeddings", openapi_extra=BODY)
 async def embeddings(request: Request, services: ServicesDep, caller: CallerDep) -> Response:
     """Embeddings by a model that makes them, in OpenAI's shape. A model that generates text does not."""
-    return await services.gateway.forward(request, caller.key, caller.tenant, "/v1/embeddings")
+    return await _forward(request, services, caller, "/v1/embeddings")
 
 
 @router.post("/tokenize", openapi_extra=BODY, dependencies=TRAINER)
@@ -93,37 +89,25 @@ async def _forward(
     services: Services,
     caller: Caller,
     path: str,
-    validate: Validate,
+    validate: Validate | None = None,
     convert: Convert | None = None,
 ) -> Response:
-    """The gateway's response, an error's too, with OpenAI's headers.
+    """The gateway's response, or that to its error, with the state of the key's limits.
 
     A caller who may not read token ids gets none in an answer either.
     """
-    started = time.perf_counter()
 
     def check(body: dict[str, Any]) -> dict[str, Any]:
         if not caller.role.includes(Role.TRAINER):
             refuse_token_ids(body)
-        return validate(body)
+        return validate(body) if validate else body
 
-    response: Response
     try:
-        response = await services.gateway.forward(
-            request, caller.key, caller.tenant, path, validate=check, convert=convert
-        )
+        return await services.gateway.forward(request, caller.key, caller.tenant, path, validate=check, convert=convert)
     except MensError as error:
-        response = error_response(error)
+        response = openai_error_response(error)
         response.headers.update(getattr(request.state, LIMIT_HEADERS, {}))
-    headers = {
-        "openai-version": OPENAI_VERSION,
-        "openai-processing-ms": f"{(time.perf_counter() - started) * 1000:.0f}",
-    }
-    if isinstance(response, ProxiedResponse):
-        response.passed_headers |= headers
-    else:
-        response.headers.update(headers)
-    return response
+        return response
 
 
 def _as_requested(response: ProxiedResponse, body: dict[str, Any]) -> Response:

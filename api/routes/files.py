@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -13,18 +15,21 @@ from fastapi.responses import FileResponse
 
 from api.openai.fine_tuning import file_view
 from api.openai.types import Deleted, FileObject
-from api.services import Services, ServicesDep
+from api.openai.uploads import LONGEST_SECONDS, PURPOSES, SHORTEST_SECONDS, check_purpose
+from api.services import ServicesDep
 from api.web.auth import TRAINER, CallerDep
-from api.web.params import After, Id, Page
+from api.web.multipart import file_too_large, receive_file
+from api.web.params import After, Id, IdempotencyKey, Page
 from api.web.tenant_rates import UPLOAD_LIMIT
-from api.web.tenant_view import TenantView, TenantViewDep
-from api.web.uploads import Upload, receive_upload
-from shared.database.files import File, over_quota
-from shared.errors import Code, InvalidRequest, TooLarge, Unavailable
+from api.web.tenant_view import TenantViewDep
+from shared.database.files.contents import IdempotencyKey as UsedKey
+from shared.database.files.contents import over_quota
+from shared.database.files.files import File
+from shared.errors import Code, InvalidRequest, MensError
+from shared.hashing import digest_json
 
 router = APIRouter(prefix="/v1/files", tags=["files (OpenAI)"])
 
-PURPOSES = ("fine-tune",)
 FIELDS = ("purpose", "expires_after[anchor]", "expires_after[seconds]")
 UPLOAD_SCHEMA = {
     "requestBody": {
@@ -53,23 +58,37 @@ class FilePage(Page[FileObject]):
 
 
 @router.post("", openapi_extra=UPLOAD_SCHEMA, dependencies=[*TRAINER, UPLOAD_LIMIT])
-async def create_file(request: Request, services: ServicesDep, view: TenantViewDep, caller: CallerDep) -> FileObject:
+async def create_file(
+    request: Request,
+    services: ServicesDep,
+    view: TenantViewDep,
+    caller: CallerDep,
+    idempotency_key: IdempotencyKey = None,
+) -> FileObject:
     """Upload a JSONL file. It is streamed to storage and hashed; its rows are checked when a job uses it."""
-    largest, quota = services.settings.max_file_bytes, services.settings.file_quota
-    room = await run_in_threadpool(view.files.room, quota)
-    limit = largest if room is None else min(largest, room)
-    try:
-        upload = await receive_upload(request.stream(), dict(request.headers), services.storage, limit, FIELDS)
-    except TooLarge:
-        if limit < largest:
-            raise over_quota(caller.tenant, f"{quota.bytes} bytes") from None
-        raise
-    purpose, expires_at = _purpose_and_expiry(upload)
-    file = await run_in_threadpool(
-        view.files.add, upload.filename, purpose, upload.size, upload.sha256, expires_at, quota
-    )
-    await run_in_threadpool(_refuse_lost, view, services, file)
-    return file_view(file)
+    quota, limit = services.settings.file_quota, services.settings.max_file_bytes
+    too_large: MensError = file_too_large(limit)
+    # What is repeated fits into the quota already.
+    if idempotency_key is None or not await run_in_threadpool(view.files.made_with, idempotency_key):
+        room = await run_in_threadpool(view.files.room, quota)
+        if room is not None and room < limit:
+            limit, too_large = room, over_quota(caller.tenant, f"{quota.bytes} bytes")
+    with services.storage.writer() as writer:
+        received = await receive_file(request, writer, limit, too_large, fields=FIELDS)
+        purpose, seconds = check_purpose(received.fields.get("purpose", "")), _file_seconds(received.fields)
+        sent = {"filename": received.filename, "purpose": purpose, "sha256": received.sha256, "seconds": seconds}
+        add = partial(
+            view.files.add,
+            received.filename,
+            purpose,
+            received.size,
+            received.sha256,
+            None if seconds is None else datetime.now(UTC) + timedelta(seconds=seconds),
+            quota,
+            store=writer.commit,
+            idempotency_key=UsedKey(idempotency_key, digest_json(sent)) if idempotency_key else None,
+        )
+        return file_view(await run_in_threadpool(add))
 
 
 @router.get("")
@@ -114,36 +133,21 @@ def delete_file(file_id: Id, services: ServicesDep, view: TenantViewDep) -> Dele
     return Deleted(id=file_id, object="file")
 
 
-def _refuse_lost(view: TenantView, services: Services, file: File) -> None:
-    """The same content's last file may have been deleted, blob and all, between the upload and its record."""
-    if services.storage.has_blob(file.sha256):
-        return
-    view.files.delete(file.id)
-    raise Unavailable(
-        Code.STORAGE_OBJECT_MISSING,
-        "A file with the same content was deleted while this one was stored.",
-        remedy="Upload it again.",
-        param="file",
-    )
-
-
-def _purpose_and_expiry(upload: Upload) -> tuple[str, datetime | None]:
-    purpose = upload.fields.get("purpose", "")
-    if purpose not in PURPOSES:
+def _file_seconds(fields: Mapping[str, str]) -> int | None:
+    """How long the file is to live, from the form's fields."""
+    seconds, anchor = fields.get("expires_after[seconds]"), fields.get("expires_after[anchor]", "created_at")
+    if anchor != "created_at":
         raise InvalidRequest(
             Code.REQUEST_INVALID,
-            f"The purpose is {purpose!r}; files are taken for: {', '.join(PURPOSES)}.",
-            remedy='Send purpose="fine-tune".',
-            param="purpose",
+            f"expires_after.anchor is {anchor[:80]!r}; a file's time begins with created_at.",
+            param="expires_after.anchor",
         )
-
-    seconds = upload.fields.get("expires_after[seconds]")
     if seconds is None:
-        return purpose, None
-    if not seconds.isdecimal() or not 3600 <= int(seconds) <= 2_592_000:
+        return None
+    if not re.fullmatch(r"[0-9]{1,7}", seconds) or not SHORTEST_SECONDS <= int(seconds) <= LONGEST_SECONDS:
         raise InvalidRequest(
             Code.REQUEST_INVALID,
-            f"expires_after.seconds is {seconds!r}; it must be 3600 to 2592000.",
+            f"expires_after.seconds is {seconds[:80]!r}; it must be {SHORTEST_SECONDS} to {LONGEST_SECONDS}.",
             param="expires_after.seconds",
         )
-    return purpose, datetime.now(UTC) + timedelta(seconds=int(seconds))
+    return int(seconds)

@@ -16,7 +16,7 @@ from fastapi.routing import APIRoute
 from fastapi.security import HTTPBearer
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from api.errors import error_response
+from api.errors import error_response_at
 from api.services import Services, get_services
 from api.web.auth import AUTHENTICATED, Authenticated, require_caller, require_key
 from shared.errors import MensError
@@ -54,7 +54,7 @@ class FastPathMiddleware:
         try:
             response = await call(Request(scope, receive))
         except MensError as error:
-            response = error_response(error)
+            response = error_response_at(scope["path"], error)
         return await response(scope, receive, send)
 
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from typing import NamedTuple
 
 from starlette.requests import ClientDisconnect
 from starlette.types import Message, Receive, Scope
 
+from api.body_buffers import Hold
 from api.settings import ApiSettings
-from api.web.uploads import MULTIPART_OVERHEAD_BYTES, file_too_large
+from api.web.multipart import MULTIPART_OVERHEAD_BYTES, file_too_large, part_too_large
 from shared.errors import Code, MensError, TooLarge, TooSlow
 
 MODEL_PATHS = frozenset(
@@ -18,7 +20,8 @@ MODEL_PATHS = frozenset(
         "/api/chat", "/api/generate",
     }
 )  # fmt: skip
-UPLOAD_PATHS = frozenset({"/v1/files"})
+FILES_PATH = "/v1/files"
+PART_PATH = re.compile(r"/v1/uploads/[^/]+/parts")
 SLOWEST_BYTES_PER_SECOND = 16 << 10
 """A body that comes more slowly than this runs out of its time."""
 LONGEST_LENGTH = 18
@@ -41,16 +44,19 @@ class BodyRule(NamedTuple):
 
 def body_rule(settings: ApiSettings, path: str) -> BodyRule:
     """How the route of a path takes its body."""
-    if path in UPLOAD_PATHS:
+    if path == FILES_PATH:
         limit = settings.max_file_bytes
         return BodyRule(limit + MULTIPART_OVERHEAD_BYTES, is_streamed=True, too_large=file_too_large(limit))
+    if PART_PATH.fullmatch(path):
+        limit = settings.max_part_bytes
+        return BodyRule(limit + MULTIPART_OVERHEAD_BYTES, is_streamed=True, too_large=part_too_large(limit))
     name = "max_body_bytes" if path in MODEL_PATHS else "max_request_bytes"
     limit = getattr(settings, name)
     message, remedy = f"The request body is larger than {limit} bytes.", f"Shorten it, or raise MENS_{name.upper()}."
     return BodyRule(limit, is_streamed=False, too_large=TooLarge(Code.BODY_TOO_LARGE, message, remedy=remedy))
 
 
-async def limited_receive(scope: Scope, receive: Receive, rule: BodyRule, seconds: float) -> Receive:
+async def limited_receive(scope: Scope, receive: Receive, rule: BodyRule, seconds: float, hold: Hold) -> Receive:
     """What the application receives a body from; a body that is not streamed has come when this returns.
 
     Args:
@@ -58,9 +64,10 @@ async def limited_receive(scope: Scope, receive: Receive, rule: BodyRule, second
         receive: the server's.
         rule: the route's.
         seconds: longest silence, and lead over :data:`SLOWEST_BYTES_PER_SECOND`.
+        hold: counts the bytes of a body that is not streamed, before they come where their number is declared.
 
     Raises:
-        TooLarge: ``BODY_TOO_LARGE``, ``FILE_TOO_LARGE``. TooSlow: ``REQUEST_TIMEOUT``. Of a streamed body, also what is returned
+        TooMany: what ``hold`` raises. TooLarge: ``BODY_TOO_LARGE``, ``FILE_TOO_LARGE``. TooSlow: ``REQUEST_TIMEOUT``. Of a streamed body, also what is returned
             raises them. ClientDisconnect.
     """
     has_body, length = False, b"0"
@@ -76,7 +83,10 @@ async def limited_receive(scope: Scope, receive: Receive, rule: BodyRule, second
     body = _LimitedBody(receive, rule, seconds)
     if rule.is_streamed:
         return body.receive
-    return _replay(await body.read(), receive)
+    is_declared = length.isdigit() and length != b"0"
+    if is_declared:
+        hold(int(length))
+    return _replay(await body.read((lambda _: None) if is_declared else hold), receive)
 
 
 class _LimitedBody:
@@ -90,13 +100,14 @@ class _LimitedBody:
         self._is_complete = False
         self._began = asyncio.get_running_loop().time()
 
-    async def read(self) -> bytes:
-        """The whole body."""
+    async def read(self, hold: Hold) -> bytes:
+        """The whole body, whose bytes ``hold`` counts as they come."""
         pieces = bytearray()
         while not self._is_complete:
             message = await self.receive()
             if message["type"] == "http.disconnect":
                 raise ClientDisconnect
+            hold(len(message.get("body", b"")))
             pieces += message.get("body", b"")
         return bytes(pieces)
 

@@ -35,17 +35,21 @@ class RequestGuard:
         services: Services = scope["app"].state.services
         settings = services.settings
         try:
-            scope[AUTHENTICATED] = await authenticate(services, scope)
-            rule = body_rule(settings, scope["path"])
-            receive = await limited_receive(scope, receive, rule, settings.body_seconds)
+            authenticated = scope[AUTHENTICATED] = await authenticate(services, scope)
         except MensError as error:
-            response: Response = error_response_at(scope["path"], error)
-            if isinstance(error, TooSlow):
-                response.headers["Connection"] = "close"  # the rest may never come
-            return await response(scope, receive, send)
-        except ClientDisconnect:
-            return await Response(status_code=CLIENT_GONE)(scope, receive, send)
-        return await self._app(scope, receive, send)
+            return await error_response_at(scope["path"], error)(scope, receive, send)
+        with services.body_buffers.of(authenticated.key.tenant) as hold:
+            try:
+                rule = body_rule(settings, scope["path"])
+                receive = await limited_receive(scope, receive, rule, settings.body_seconds, hold)
+            except MensError as error:
+                response: Response = error_response_at(scope["path"], error)
+                if isinstance(error, TooSlow):
+                    response.headers["Connection"] = "close"  # the rest may never come
+                return await response(scope, receive, send)
+            except ClientDisconnect:
+                return await Response(status_code=CLIENT_GONE)(scope, receive, send)
+            return await self._app(scope, receive, send)
 
 
 async def authenticate(services: Services, scope: Scope) -> Authenticated:

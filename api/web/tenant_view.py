@@ -16,7 +16,8 @@ from api.web.auth import Caller, CallerDep
 from shared.database.adapters import Adapters
 from shared.database.aliases import Aliases
 from shared.database.deletions import Deletions
-from shared.database.files import Files
+from shared.database.files.files import Files
+from shared.database.files.uploads import Uploads
 from shared.database.job_states import JobState
 from shared.database.jobs import Jobs
 from shared.database.records import Job
@@ -28,6 +29,7 @@ class TenantView:
 
     jobs: Jobs
     files: Files
+    uploads: Uploads
     adapters: Adapters
     aliases: Aliases
     deletions: Deletions
@@ -51,6 +53,7 @@ def tenant_view(services: Services, caller: Caller) -> TenantView:
     return TenantView(
         jobs=services.jobs.of(tenant),
         files=services.files.of(tenant),
+        uploads=services.uploads.of(tenant),
         adapters=services.adapters.of(tenant),
         aliases=services.aliases.of(tenant),
         deletions=Deletions(services.database, tenant),

@@ -18,7 +18,7 @@ import httpx
 import typer
 
 from cli.client.json_errors import wants_json
-from cli.client.remedies import to_cli_remedy
+from cli.client.remedies import our_code, to_cli_remedy
 from shared.errors import Code, MensError
 from shared.settings import Settings, read_settings
 
@@ -119,7 +119,7 @@ def describe_error(response: httpx.Response) -> str:
         return f"{response.status_code}: {response.text[:300]}"
     mens = error.get("mens", {})
     message = error["message"].removesuffix(mens.get("remedy", ""))
-    lines = [f"{error['code']}: {message}{to_cli_remedy(error)}"]
+    lines = [f"{our_code(error)}: {message}{to_cli_remedy(error)}"]
     for fault in mens.get("details", {}).get("errors", []):
         where = f"line {fault['line']}" if "line" in fault else fault.get("param", "")
         lines.append(f"  {where}: {fault['reason']}")
@@ -173,5 +173,5 @@ def _error_of(response: httpx.Response) -> dict[str, Any] | None:
     except (ValueError, KeyError, TypeError):
         return None
     mens = error.get("mens", {})
-    shown = {"code": error["code"], "message": error["message"], "param": error.get("param")}
+    shown = {"code": our_code(error), "message": error["message"], "param": error.get("param")}
     return {**shown, **mens}

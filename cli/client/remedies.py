@@ -46,13 +46,18 @@ REMEDIES: dict[Code | tuple[Code, str], str] = {
 }
 
 
+def our_code(error: dict[str, Any]) -> Any:
+    """The code of an error of the API in our vocabulary; an API of an earlier release knows no other."""
+    return error.get("mens", {}).get("code", error["code"])
+
+
 def to_cli_remedy(error: dict[str, Any]) -> str:
     """What to do about an error of the API, for a user of the command line.
 
     Args:
         error: the value of ``error`` in the response.
     """
-    code, field, mens = error["code"], error.get("param") or "", error.get("mens", {})
+    code, field, mens = our_code(error), error.get("param") or "", error.get("mens", {})
     # Only invalid fields of a body or a query list faults under these two codes; the API then refers to its OpenAPI document.
     if code in (Code.REQUEST_INVALID, Code.NAME_INVALID) and "errors" in mens.get("details", {}):
         is_contract = field.partition(".")[0] == "contract"

@@ -17,7 +17,16 @@ import typer
 from cli.client.connection import call, fail, note
 from cli.output import print_table
 from cli.standalone.home import OWN_KEY, installed_database
-from shared.database.tenancy import LARGEST_LIMIT, SHARED, TENANT_PATTERN, TENANT_RULE, KeyLimits, Role, describe_rights
+from shared.database.tenancy import (
+    LARGEST_LIMIT,
+    MOST_TOKENS,
+    SHARED,
+    TENANT_PATTERN,
+    TENANT_RULE,
+    KeyLimits,
+    Role,
+    describe_rights,
+)
 from shared.errors import Code, MensError, NotFound
 from shared.settings import Settings, read_settings
 
@@ -81,12 +90,17 @@ def create(
     concurrent: Annotated[
         str | None, typer.Option(metavar="N|none", help="Requests to models at once; unlimited when left out.")
     ] = None,
+    tpm: Annotated[
+        str | None,
+        typer.Option(metavar="N|none", help="Tokens of prompts and answers a minute; unlimited when left out."),
+    ] = None,
 ) -> None:
     """Make a key. Its secret is printed once and stored only as a hash.
 
     An admin of `shared` is an operator, who may do everything in every tenant.
     """
     limits = {"requests_per_minute": _limit("--rpm", rpm), "concurrent_requests": _limit("--concurrent", concurrent)}
+    limits["tokens_per_minute"] = _limit("--tpm", tpm, MOST_TOKENS)
     key = key_store(tenant).create(name, Role(role), limits)
     rights = describe_rights(Role(key["role"]), key["tenant"])
     typer.echo(f"{key['id']} for {key['name']}, {rights}; the secret is shown this once:", err=True)
@@ -104,12 +118,13 @@ def list_keys(tenant: Tenant = None) -> None:
             key["role"],
             str(key["requests_per_minute"] or ""),
             str(key["concurrent_requests"] or ""),
+            str(key.get("tokens_per_minute") or ""),
             key["created_at"][:16].replace("T", " "),
             "yes" if key["revoked_at"] else "",
         )
         for key in key_store(tenant).all()
     ]
-    print_table(("id", "name", "tenant", "role", "rpm", "concurrent", "created", "revoked"), rows)
+    print_table(("id", "name", "tenant", "role", "rpm", "concurrent", "tpm", "created", "revoked"), rows)
 
 
 @app.command("limit")
@@ -121,20 +136,28 @@ def limit(
     concurrent: Annotated[
         str | None, typer.Option(metavar="N|none", help="Requests to models at once; left out: unchanged.")
     ] = None,
+    tpm: Annotated[
+        str | None, typer.Option(metavar="N|none", help="Tokens of prompts and answers a minute; left out: unchanged.")
+    ] = None,
     tenant: Tenant = None,
 ) -> None:
     """Change the limits of a key, from its next request on.
 
     What is left out stays as it is, and `none` lifts a limit: `mens keys limit bot --rpm 120 --concurrent none`.
     """
-    given = {"requests_per_minute": ("--rpm", rpm), "concurrent_requests": ("--concurrent", concurrent)}
-    limits = {field: _limit(option, text) for field, (option, text) in given.items() if text is not None}
+    given = {
+        "requests_per_minute": ("--rpm", rpm, LARGEST_LIMIT),
+        "concurrent_requests": ("--concurrent", concurrent, LARGEST_LIMIT),
+        "tokens_per_minute": ("--tpm", tpm, MOST_TOKENS),
+    }
+    limits = {field: _limit(option, text, most) for field, (option, text, most) in given.items() if text is not None}
     if not limits:
-        raise typer.BadParameter("Give --rpm N, --concurrent N, or both; `none` is no limit.")
+        raise typer.BadParameter("Give --rpm N, --concurrent N, --tpm N, or several; `none` is no limit.")
     keys = key_store(tenant)
     key = keys.limit(find_id(keys, name), limits)
     per_minute, at_once = key["requests_per_minute"] or "any number of", key["concurrent_requests"] or "any number"
-    typer.echo(f"{_describe(key)}: {per_minute} requests to models a minute, {at_once} at once")
+    tokens = f", {key['tokens_per_minute']} tokens a minute" if key.get("tokens_per_minute") else ""
+    typer.echo(f"{_describe(key)}: {per_minute} requests to models a minute, {at_once} at once{tokens}")
 
 
 @app.command("revoke")
@@ -147,11 +170,11 @@ def revoke(name: KeyName, tenant: Tenant = None) -> None:
         note("note: this was the installation's own key; restart `mens up` to make a new one")
 
 
-def _limit(option: str, text: str | None) -> int | None:
+def _limit(option: str, text: str | None, largest: int = LARGEST_LIMIT) -> int | None:
     if text is None or text.lower() == NO_LIMIT:
         return None
-    if not (text.isascii() and text.isdecimal() and 1 <= int(text) <= LARGEST_LIMIT):
-        raise typer.BadParameter(f"{text!r} is not 1 to {LARGEST_LIMIT}, or {NO_LIMIT}.", param_hint=option)
+    if not (text.isascii() and text.isdecimal() and 1 <= int(text) <= largest):
+        raise typer.BadParameter(f"{text!r} is not 1 to {largest}, or {NO_LIMIT}.", param_hint=option)
     return int(text)
 
 

@@ -14,6 +14,7 @@ import hashlib
 import os
 import shutil
 import tempfile
+import time
 import uuid
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
@@ -35,7 +36,9 @@ from shared.errors import ArtifactInvalid, Code
 from shared.hashing import CHUNK_BYTES, digest_file
 from shared.host import disk_errors, measure_folder
 
-TRASH_PREFIX = "discarded-"
+TRASH_PREFIX, BLOB_PREFIX, FILE_PREFIX = "discarded-", "blob-", "file-"
+ABANDONED_SECONDS = 86_400
+"""A file that nobody has written to for so long was left by a process that was killed."""
 
 
 class FolderBlobWriter:
@@ -48,7 +51,7 @@ class FolderBlobWriter:
         with disk_errors():
             # Made at the first write and not with the storage: a reader's mount may be read-only.
             storage.incoming.mkdir(parents=True, exist_ok=True)
-            descriptor, name = tempfile.mkstemp(dir=storage.incoming, prefix="blob-")
+            descriptor, name = tempfile.mkstemp(dir=storage.incoming, prefix=BLOB_PREFIX)
         self._file = os.fdopen(descriptor, "wb")
         self._path = Path(name)
 
@@ -58,11 +61,16 @@ class FolderBlobWriter:
         self._sha256.update(chunk)
         self.size += len(chunk)
 
+    def finish(self) -> str:
+        if not self._file.closed:
+            with disk_errors():
+                _sync(self._file)
+                self._file.close()
+        return self._sha256.hexdigest()
+
     def commit(self) -> str:
-        digest = self._sha256.hexdigest()
+        digest = self.finish()
         with disk_errors():
-            _sync(self._file)
-            self._file.close()
             _publish(self._path, self._storage.blob_path(digest))
         return digest
 
@@ -174,9 +182,14 @@ class FolderStorage(Storage):
     def purge_trash(self) -> None:
         for folder in self.incoming.glob(f"{TRASH_PREFIX}*"):
             shutil.rmtree(folder, ignore_errors=True)
+        for prefix in (BLOB_PREFIX, FILE_PREFIX):
+            for path in self.incoming.glob(f"{prefix}*"):
+                with suppress(OSError):
+                    if time.time() - path.stat().st_mtime > ABANDONED_SECONDS:
+                        path.unlink()
 
     def _copy_in(self, source: Path, target: Path) -> None:
-        descriptor, name = tempfile.mkstemp(dir=self.incoming, prefix="file-")
+        descriptor, name = tempfile.mkstemp(dir=self.incoming, prefix=FILE_PREFIX)
         try:
             with os.fdopen(descriptor, "wb") as writer, source.open("rb") as reader:
                 shutil.copyfileobj(reader, writer, CHUNK_BYTES)

@@ -9,7 +9,8 @@ Every implementation keeps three promises; `tests/shared/artifacts/test_storage.
 
 1. A name is complete or absent. An artifact exists when its manifest does, and the manifest is written last.
 2. Content cannot change under its name, so writing it again is harmless.
-3. `unpublish` and `move_to_trash` are quick: callers run them inside a database transaction.
+3. `unpublish`, `move_to_trash`, `delete_blob`, and `commit` after `finish` are quick: callers run them inside a database
+   transaction.
 """
 
 from __future__ import annotations
@@ -54,8 +55,16 @@ class BlobWriter(Protocol):
         """
         ...
 
+    def finish(self) -> str:
+        """Make the bytes durable; no more of them come. Returns their SHA-256, which is the blob's name.
+
+        Raises:
+            Unavailable: ``STORAGE_FULL``.
+        """
+        ...
+
     def commit(self) -> str:
-        """Make the blob durable and visible; returns its SHA-256, which is its name.
+        """Make the blob visible, and durable where :meth:`finish` was not called; returns its SHA-256.
 
         Raises:
             Unavailable: ``STORAGE_FULL``.
@@ -172,7 +181,7 @@ class Storage(Protocol):
         ...
 
     def purge_trash(self) -> None:
-        """Free the bytes of everything in the trash, whichever process moved it there."""
+        """Free the bytes of everything in the trash, and of what a killed process was writing a day ago."""
         ...
 
 

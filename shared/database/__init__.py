@@ -3,5 +3,6 @@
 Start with `tables.py`; `jobs.py` has the verbs of callers, `leases.py` those of workers. Imports `shared.settings` and below.
 
 Every verb of a class is one transaction; functions that take a session run inside their caller's. Locks are taken in this
-order, so that no two transactions wait for each other: a job, an alias, adapters by id and tenant, the change counter.
+order, so that no two transactions wait for each other: a job, an alias, adapters by id and tenant, the change counter; of files
+a file or upload, its tenant, one content.
 """

@@ -52,6 +52,7 @@ class Key(Value):
     role: Role
     requests_per_minute: int | None
     concurrent_requests: int | None
+    tokens_per_minute: int | None = None
     created_at: datetime
     revoked_at: datetime | None
 

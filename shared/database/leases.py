@@ -17,7 +17,7 @@ from shared.database.adapters import NewAdapter, register_adapters
 from shared.database.aliases import Actor, lock_alias, move_alias
 from shared.database.connection import Database
 from shared.database.deletions import reserve_adapters
-from shared.database.files import add_file
+from shared.database.files.files import add_file
 from shared.database.job_states import JobState, Stage, Verb
 from shared.database.jobs import add_events, job_row, transition
 from shared.database.records import Job, NewEvent

@@ -15,7 +15,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstr
 from shared.errors import Code, Forbidden
 
 SHARED = "shared"
-LARGEST_LIMIT = 1_000_000
+LARGEST_LIMIT, MOST_TOKENS = 1_000_000, 1_000_000_000
 TENANT_PATTERN = r"^[a-z0-9][a-z0-9-]{0,62}$"
 TENANT_RULE = "1 to 63 of a-z, 0-9 and -, and not - first"
 """The pattern, for error messages."""
@@ -72,6 +72,12 @@ class KeyLimits(BaseModel):
     requests_per_minute: int | None = Field(None, ge=1, le=LARGEST_LIMIT, description="Requests to models a minute.")
     concurrent_requests: int | None = Field(
         None, ge=1, le=LARGEST_LIMIT, description="Requests to models that are in flight at once."
+    )
+    tokens_per_minute: int | None = Field(
+        None,
+        ge=1,
+        le=MOST_TOKENS,
+        description="Tokens of prompts and answers a minute, counted when an answer has ended.",
     )
 
 

@@ -82,7 +82,7 @@ def test_answer_is_seen_by_clients_that_send_their_whole_body_first(url: str) ->
 
     headers = {"Content-Length": str(len(piece) * count)}
     response = httpx.post(f"{url}/v1/jobs", content=body(), headers=headers, trust_env=False, timeout=60)
-    assert (response.status_code, response.json()["error"]["code"]) == (401, "KEY_MISSING")
+    assert (response.status_code, response.json()["error"]["mens"]["code"]) == (401, "KEY_MISSING")
     assert largest - before < 10_000_000
     assert is_healthy(url)
 

@@ -27,8 +27,8 @@ def test_every_error_class_has_a_status(kind: type[MensError]) -> None:
 
 
 def test_unknown_routes_and_methods(client: TestClient) -> None:
-    assert client.get("/v1/nothing").json()["error"]["code"] == "ROUTE_NOT_FOUND"
-    assert client.put("/v1/jobs").json()["error"]["code"] == "METHOD_NOT_ALLOWED"
+    assert client.get("/v1/nothing").json()["error"]["mens"]["code"] == "ROUTE_NOT_FOUND"
+    assert client.put("/v1/jobs").json()["error"]["mens"]["code"] == "METHOD_NOT_ALLOWED"
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,7 @@ def test_remedy_names_the_contract_where_one_is_expected(
     response = client.post(path, json=body)
     error = response.json()["error"]
     status = 400 if path.startswith("/v1/fine_tuning") else 422
-    assert (response.status_code, error["code"]) == (status, "REQUEST_INVALID")
+    assert (response.status_code, error["mens"]["code"]) == (status, "REQUEST_INVALID")
     assert "/v1/openapi.json" in error["mens"]["remedy"]
     assert ("/v1/contract/schema" in error["mens"]["remedy"]) is names_contract
 
@@ -84,7 +84,7 @@ def test_unexpected_error_is_a_500_without_details(settings: ApiSettings) -> Non
 
     app.get("/broken")(broken)
     response = TestClient(app, raise_server_exceptions=False).get("/broken")
-    assert (response.status_code, response.json()["error"]["code"]) == (500, "INTERNAL_ERROR")
+    assert (response.status_code, response.json()["error"]["mens"]["code"]) == (500, "INTERNAL_ERROR")
     assert "secret" not in response.text
 
 

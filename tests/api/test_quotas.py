@@ -11,7 +11,9 @@ from fastapi.testclient import TestClient
 
 from api.inference.rate_limits.limiter import RateLimiter
 from api.inference.rate_limits.stores import SharedStore
+from api.settings import ApiSettings
 from shared.database.tenancy import KeyLimits, Role
+from tests.support.builders import BASE
 
 ROW = b'{"prompt": "a", "response": "b"}\n'
 
@@ -22,24 +24,25 @@ class Tenant:
     def __init__(self, app: FastAPI, client: TestClient, name: str) -> None:
         self._app, self._client, self._name = app, client, name
 
-    def request(self, method: str, path: str, key: int = 0, **more: Any) -> Any:
+    def request(self, method: str, path: str, key: int = 0, name: str | None = None, **more: Any) -> Any:
         """One request, by one of its keys."""
         keys = self._app.state.services.keys
         secrets = self.__dict__.setdefault("secrets", {})
         if key not in secrets:
             limits = KeyLimits(requests_per_minute=100)
             secrets[key] = keys.create(f"k{key}", self._name, Role.ADMIN, limits)[1]
-        return self._client.request(method, path, headers={"Authorization": f"Bearer {secrets[key]}"}, **more)
+        headers = {"Authorization": f"Bearer {secrets[key]}"} | ({"Idempotency-Key": name} if name else {})
+        return self._client.request(method, path, headers=headers, **more)
 
-    def upload(self, content: bytes = ROW, key: int = 0) -> Any:
-        """An upload."""
+    def upload(self, content: bytes = ROW, key: int = 0, name: str | None = None) -> Any:
+        """An upload; ``name`` is its Idempotency-Key."""
         form = {"data": {"purpose": "fine-tune"}, "files": {"file": ("rows.jsonl", content)}}
-        return self.request("POST", "/v1/files", key, **form)
+        return self.request("POST", "/v1/files", key, name, **form)
 
 
 def outcome(response: Any) -> tuple[int, str | None]:
     body = response.json()
-    return response.status_code, body["error"]["code"] if "error" in body else None
+    return response.status_code, body["error"]["mens"]["code"] if "error" in body else None
 
 
 @pytest.fixture
@@ -82,6 +85,24 @@ def test_bytes_of_a_tenant_are_limited(tenants: tuple[Tenant, ...], configure: A
     assert outcome(acme.upload(ROW)) == (200, None)
     assert outcome(acme.upload(b"x")) == (403, "QUOTA_EXCEEDED")
     assert outcome(other.upload(3 * ROW)) == (200, None)
+
+
+def test_refused_file_takes_no_space(tenants: tuple[Tenant, ...], configure: Any, settings: ApiSettings) -> None:
+    acme, other, _ = tenants
+    configure(tenant_max_bytes=3 * len(ROW))
+    blobs = settings.storage_dir / "blobs"
+    for tenant, key in ((acme, None), (other, "once")):
+        assert outcome(tenant.upload(2 * ROW, name=key))[0] == 200
+        assert outcome(tenant.upload(2 * ROW + b"x"))[1] == "QUOTA_EXCEEDED"
+    assert outcome(other.upload(2 * ROW, name="once")) == (200, None), "what is repeated fits in"
+    assert len([path for path in blobs.rglob("*") if path.is_file()]) == 1
+
+
+def test_rows_that_come_with_a_job_count_in_the_quota(tenants: tuple[Tenant, ...], configure: Any) -> None:
+    acme, *_ = tenants
+    configure(tenant_max_bytes=10)
+    body = {"model": BASE, "data": [{"prompt": "a", "completion": "b"}]}
+    assert outcome(acme.request("POST", "/v1/jobs", json=body)) == (403, "QUOTA_EXCEEDED")
 
 
 def test_uploads_at_the_same_moment_share_the_quota(app: FastAPI, configure: Any) -> None:

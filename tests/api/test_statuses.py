@@ -49,7 +49,7 @@ def test_file_name_that_is_no_utf8_is_refused(client: TestClient) -> None:
 
 def test_empty_file_is_refused(client: TestClient) -> None:
     response = client.post("/v1/files", **form(b"rows.jsonl", b""))
-    assert (response.status_code, response.json()["error"]["code"]) == (400, "DATASET_EMPTY")
+    assert (response.status_code, response.json()["error"]["mens"]["code"]) == (400, "DATASET_EMPTY")
     assert not client.get("/v1/files").json()["data"]
 
 
@@ -76,7 +76,7 @@ def test_jobs_without_metadata_are_found(app: FastAPI, client: TestClient) -> No
 @pytest.mark.parametrize("sent", [{"headers": {"Last-Event-ID": "x"}}, {"params": {"after": "x"}}])
 def test_event_stream_after_no_event_is_refused(app: FastAPI, client: TestClient, sent: Any) -> None:
     response = client.get(f"/v1/jobs/{job_of(app)}/events", **sent)
-    assert (response.status_code, response.json()["error"]["code"]) == (400, "REQUEST_INVALID")
+    assert (response.status_code, response.json()["error"]["mens"]["code"]) == (400, "REQUEST_INVALID")
 
 
 @pytest.mark.parametrize("day", ["0", "1", "2026-11-30T00:00:00", "-1"])
@@ -178,3 +178,39 @@ def test_every_refusal_is_in_the_openapi_document(client: TestClient) -> None:
             wanted = "OllamaErrorAnswer" if path.startswith("/api/") else "ErrorAnswer"
             assert shape["schema"]["$ref"].endswith(f"/{wanted}")
     assert "HTTPValidationError" not in document["components"]["schemas"]
+
+
+# -- headers of every answer ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", "/v1/models", 200),
+        ("HEAD", "/v1/models", 200),
+        ("OPTIONS", "/v1/chat/completions", 204),
+        ("GET", "/v1/models/none", 404),
+        ("PATCH", "/v1/files", 405),
+        ("POST", "/v1/chat/completions", 400),
+        ("POST", "/v1/embeddings", 400),
+        ("POST", "/v1/fine_tuning/jobs", 400),
+        ("POST", "/v1/files", 400),
+    ],
+)
+def test_every_answer_on_openais_routes_has_its_headers(
+    client: TestClient, method: str, path: str, status: int
+) -> None:
+    known = client.request(method, path)
+    unknown = client.request(method, path, headers={"Authorization": "Bearer mens-wrong"})
+    assert (known.status_code, unknown.status_code) == (status, 401)
+    for response in (known, unknown):
+        assert response.headers["openai-version"] == "2020-10-01"
+        assert int(response.headers["openai-processing-ms"]) >= 0
+        assert response.headers["x-request-id"].startswith("req_")
+
+
+@pytest.mark.parametrize("path", ["/health", "/v1/jobs", "/api/tags"])
+def test_other_answers_do_not(client: TestClient, path: str) -> None:
+    response = client.get(path)
+    assert "openai-version" not in response.headers
+    assert response.headers["x-request-id"]

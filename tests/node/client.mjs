@@ -95,14 +95,14 @@ async function leaving() {
 
 async function errors() {
   const unknown = client.chat.completions.create({ model: "nobody", messages: question });
-  await assert.rejects(unknown, (error) => error instanceof NotFoundError && error.code === "MODEL_NOT_FOUND");
+  await assert.rejects(unknown, (error) => error instanceof NotFoundError && error.code === "model_not_found");
   const wrong = client.chat.completions.create({ model, messages: question, temperature: -1 });
   await assert.rejects(
     wrong,
-    (error) => error instanceof BadRequestError && error.code === "REQUEST_REJECTED" && error.param === "temperature",
+    (error) => error instanceof BadRequestError && error.code === "invalid_value" && error.param === "temperature",
   );
   const stranger = new OpenAI({ apiKey: "wrong", maxRetries: 0 });
-  await assert.rejects(stranger.models.list(), (error) => error instanceof AuthenticationError && error.code === "KEY_INVALID");
+  await assert.rejects(stranger.models.list(), (error) => error instanceof AuthenticationError && error.code === "invalid_api_key");
 }
 
 await job(await files());

@@ -9,7 +9,7 @@ import pytest
 
 from shared.database.adapters import Adapters
 from shared.database.connection import Database
-from shared.database.files import Files
+from shared.database.files.files import Files
 from shared.database.jobs import Jobs
 from shared.database.keys import Keys
 from shared.database.leases import Leases

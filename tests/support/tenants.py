@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import timedelta
 from functools import cached_property
 from itertools import count
 
@@ -17,12 +18,15 @@ from shared.database.leases import Leases
 from shared.database.records import Job, Kind, Submission
 from shared.database.routing import Routing
 from shared.database.tenancy import SHARED, Role
+from shared.hashing import digest_json
 from tests.support.builders import BASE, ROWS
 
 ACME, OTHER = "acme", "other"
 TENANTS = (ACME, OTHER, SHARED)
 NOBODY = "nobody"
 """Owner of what is not there."""
+PART_ID = "part-00000000000000000000000000"
+"""What the completions of uploads name."""
 REFUSAL = {"no key": (401, "KEY_MISSING"), "a wrong key": (401, "KEY_INVALID"), "a revoked key": (401, "KEY_INVALID")}
 
 
@@ -54,6 +58,16 @@ class Installation:
             writer.write(ROWS + b'{"prompt": "c", "response": "%d"}\n' % next(self._numbers))
             sha256 = writer.commit()
         return str(self._services.files.of(tenant).add("rows.jsonl", "fine-tune", len(ROWS), sha256).id)
+
+    def pending_upload(self, tenant: str) -> str:
+        """An upload that takes parts."""
+        return str(self._services.uploads.of(tenant).create("rows.jsonl", "fine-tune", 10, timedelta(hours=1)).id)
+
+    def completed_upload(self, tenant: str) -> str:
+        """An upload that was completed with the part of `PART_ID`, which can be repeated."""
+        upload_id, digest = self.pending_upload(tenant), digest_json([PART_ID])
+        self._services.uploads.of(tenant).complete(upload_id, digest, digest)
+        return upload_id
 
     def queued_job(self, tenant: str) -> str:
         """A job that waits for a worker."""

@@ -46,7 +46,7 @@ def test_model_is_deleted_everywhere_and_can_be_trained_again(installation: Inst
     assert len(folders(installation, adapter_id)) == 2
     with installation.connection.client() as http:
         refused = http.delete(f"/v1/models/{adapter_id}")
-    assert (refused.status_code, refused.json()["error"]["code"]) == (409, "MODEL_IN_USE")
+    assert (refused.status_code, refused.json()["error"]["mens"]["code"]) == (409, "MODEL_IN_USE")
     assert "'going'" in refused.json()["error"]["message"]
     installation.call("DELETE", "/v1/aliases/going")
 

@@ -104,7 +104,7 @@ def test_tampered_adapter_is_never_served(installation: Installation, damaged: s
         answer = client.post(
             "/v1/chat/completions", json={"model": damaged, "messages": [{"role": "user", "content": "?"}]}
         )
-    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "SERVING_REFUSED")
+    assert (answer.status_code, answer.json()["error"]["mens"]["code"]) == (503, "SERVING_REFUSED")
     assert ANSWER in installation.ask("front-door"), "others go on"
 
 
@@ -124,9 +124,9 @@ def test_unpublished_adapter_is_not_served(installation: Installation) -> None:
     assert adapter["id"] not in [model["id"] for model in installation.call("GET", "/v1/models")["data"]]
     with installation.connection.client() as client:
         answer = client.post("/v1/completions", json={"model": adapter["id"], "prompt": "x"})
-        assert answer.json()["error"]["code"] == "MODEL_NOT_FOUND"
+        assert answer.json()["error"]["mens"]["code"] == "MODEL_NOT_FOUND"
         moved = client.put("/v1/aliases/anything", json={"adapter_id": adapter["id"]})
-        assert moved.json()["error"]["code"] == "ADAPTER_NOT_SERVABLE"
+        assert moved.json()["error"]["mens"]["code"] == "ADAPTER_NOT_SERVABLE"
 
 
 def test_merged_model_gives_the_tuned_answer(installation: Installation, tuned: dict[str, Any], home: Path) -> None:

@@ -178,7 +178,7 @@ def test_pause_and_resume(client: OpenAI, installation: Installation) -> None:
 def test_errors_are_typed(client: OpenAI, installation: Installation) -> None:
     with pytest.raises(openai.NotFoundError) as unknown:
         client.fine_tuning.jobs.create(model="no-such-model", training_file=installation.upload())
-    assert unknown.value.code == "MODEL_NOT_FOUND"
+    assert unknown.value.code == "model_not_found"
     broken = client.files.create(
         file=("broken.jsonl", b'{"prompt": "a", "response": "b"}\n{"prompt"\n'), purpose="fine-tune"
     )
@@ -188,4 +188,4 @@ def test_errors_are_typed(client: OpenAI, installation: Installation) -> None:
     assert "line 2" in str(line.value)
     with pytest.raises(openai.AuthenticationError) as key:
         client.with_options(api_key="wrong").models.list()
-    assert key.value.code == "KEY_INVALID"
+    assert key.value.code == "invalid_api_key"

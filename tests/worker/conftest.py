@@ -20,7 +20,8 @@ from shared.artifacts.folder_storage import FolderStorage
 from shared.base_models.catalog import Catalog, save_catalog
 from shared.contract.plan import TrainingRun
 from shared.database.connection import Database
-from shared.database.files import Files
+from shared.database.files.files import Files
+from shared.database.files.uploads import Uploads
 from shared.database.jobs import Jobs
 from shared.database.leases import Leases
 from shared.database.records import Job, Kind, Submission
@@ -196,7 +197,7 @@ def open_installation(tiny: TinyBase, sqlite_template: Path, tmp_path: Path) -> 
         leases = Leases(database, settings.lease_seconds)
         storage, job_queue = FolderStorage(settings.storage_dir), FakeJobQueue()
         files = Files(database)
-        worker = Worker(settings, leases, files, storage, job_queue, name="first")  # type: ignore[arg-type]
+        worker = Worker(settings, leases, files, Uploads(database), storage, job_queue, name="first")  # type: ignore[arg-type]
         return WorkerInstallation(tiny, settings, database, Jobs(database), leases, files, storage, job_queue, worker)
 
     return build

@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from shared.artifacts.open_storage import open_storage
 from shared.artifacts.storage import Storage
 from shared.database.connection import Database
-from shared.database.files import Files
+from shared.database.files.files import Files
+from shared.database.files.uploads import Uploads
 from shared.database.leases import Lease, Leases
 from shared.database.records import Kind
 from shared.errors import Code, JobFailed, LeaseLost, MensError, Unavailable
@@ -43,6 +44,7 @@ class Worker:
     settings: WorkerSettings
     leases: Leases
     files: Files
+    uploads: Uploads
     storage: Storage
     job_queue: JobQueue
     name: str = field(default_factory=lambda: f"{socket.gethostname()}:{os.getpid()}")
@@ -74,8 +76,9 @@ class Worker:
                 time.sleep(WRITE_RETRY_SECONDS)
 
     def sweep(self, *, enqueue: bool = True) -> list[str]:
-        """Delete expired files, take back expired leases, and enqueue every job that is ready; the ids of those."""
+        """Delete expired files and uploads, take back expired leases, and enqueue every job that is ready; the ids of those."""
         self.files.delete_expired(self.storage.delete_blob)
+        self.uploads.delete_expired(self.storage.delete_blob)
         ready = self.leases.sweep()
         return [job_id for job_id in ready if enqueue and self.job_queue.enqueue(job_id)]
 
@@ -112,4 +115,4 @@ def make_worker(settings: WorkerSettings, job_queue: JobQueue) -> Worker:
     """A worker on the configured database and storage."""
     database = Database(settings.database_url)
     leases = Leases(database, settings.lease_seconds)
-    return Worker(settings, leases, Files(database), open_storage(settings), job_queue)
+    return Worker(settings, leases, Files(database), Uploads(database), open_storage(settings), job_queue)

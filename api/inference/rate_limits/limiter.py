@@ -1,4 +1,4 @@
-"""Rate limits of API keys: requests a minute, and requests in flight at once. All API processes count together (docs/usage.md)."""
+"""Rate limits of API keys: requests a minute, requests in flight at once, tokens a minute. All API processes count together (docs/usage.md)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import logging
 import math
 import uuid
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from functools import partial
 from types import MappingProxyType, TracebackType
 from typing import Any, Self
 
@@ -39,12 +40,17 @@ class Admission:
 
     Attributes:
         headers: for the response: the state of the key's limits.
+        spend: counts the tokens of the request, which are known when its response has ended.
     """
 
     def __init__(
-        self, headers: Mapping[str, str] = MappingProxyType({}), release: Callable[[], Awaitable[None]] | None = None
+        self,
+        headers: Mapping[str, str] = MappingProxyType({}),
+        release: Callable[[], Awaitable[None]] | None = None,
+        spend: Callable[[int], None] = lambda _: None,
     ) -> None:
         self.headers = headers
+        self.spend = spend
         self._release = release
 
     async def release(self) -> None:
@@ -94,7 +100,7 @@ class RateLimiter:
         self._renew_seconds = renew_seconds
         self._held: set[LimitedRequest] = set()
         self._renewing: asyncio.Task[None] | None = None
-        self._releases: set[asyncio.Task[None]] = set()
+        self._background: set[asyncio.Task[None]] = set()
 
     async def admit(self, key: Key) -> Admission:
         """Count a request and take its slot. A key without limits costs nothing.
@@ -124,12 +130,13 @@ class RateLimiter:
             raise _too_many(who, account, verdict.refusal, state)
         if account.name != key.id:  # the headers are of the key's own limits
             state = {}
+        spend = partial(self._spend, request)
         if not request.holders:
-            return Admission(limit_headers(state))
+            return Admission(limit_headers(state), spend=spend)
         self._held.add(request)
         if self._renewing is None or self._renewing.done():
             self._renewing = asyncio.create_task(self._renew())
-        return Admission(limit_headers(state), lambda: asyncio.shield(self._release(request)))
+        return Admission(limit_headers(state), lambda: asyncio.shield(self._release(request)), spend)
 
     async def count(self, key: Key, action: str, per_minute: int | None) -> None:
         """Count something that the key's tenant may do so many times a minute; ``shared`` may do it at any time.
@@ -156,28 +163,42 @@ class RateLimiter:
             )
 
     async def close(self) -> None:
-        """Wait for the releases in flight, and close the connections."""
+        """Wait for the releases and counts in flight, and close the connections."""
         if self._renewing:
             self._renewing.cancel()
-        await asyncio.gather(*self._releases, return_exceptions=True)
+        await asyncio.gather(*self._background, return_exceptions=True)
         await self._store.close()
 
     def _accounts(self, key: Key) -> tuple[Account, ...]:
         """The key and its tenant, as far as they have limits."""
         accounts: tuple[Account, ...] = ()
-        if key.requests_per_minute is not None or key.concurrent_requests is not None:
-            accounts = (Account(key.id, key.requests_per_minute, key.concurrent_requests),)
+        limits = key.requests_per_minute, key.concurrent_requests, key.tokens_per_minute
+        if any(limit is not None for limit in limits):
+            accounts = (Account(key.id, *limits),)
         if self._tenant_limits != UNLIMITED and key.tenant != SHARED:
-            limits = self._tenant_limits
-            accounts += (Account(f"tenant:{key.tenant}", limits.requests_per_minute, limits.concurrent_requests),)
+            most = self._tenant_limits
+            limits = most.requests_per_minute, most.concurrent_requests, most.tokens_per_minute
+            accounts += (Account(f"tenant:{key.tenant}", *limits),)
         return accounts
+
+    def _spend(self, request: LimitedRequest, tokens: int) -> None:
+        """Count tokens in a task of its own: whoever counts them does not wait."""
+        if tokens and request.spenders:
+            self._in_background(self._spend_each(request, tokens))
+
+    async def _spend_each(self, request: LimitedRequest, tokens: int) -> None:
+        for account in request.spenders:
+            await self._store.spend(account, tokens)
 
     def _release(self, request: LimitedRequest) -> asyncio.Task[None]:
         """Release a slot in a task of its own, which is not cancelled with the request."""
         self._held.discard(request)
-        task = asyncio.create_task(self._release_each(request))
-        self._releases.add(task)
-        task.add_done_callback(self._releases.discard)
+        return self._in_background(self._release_each(request))
+
+    def _in_background(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
         return task
 
     async def _release_each(self, request: LimitedRequest) -> None:
@@ -214,7 +235,13 @@ def _limit_state(account: Account, verdict: Verdict) -> dict[str, Any]:
         state["reset_seconds"] = round(verdict.reset, 3)
     if account.concurrent_requests is not None:
         state["concurrent_requests"] = account.concurrent_requests
-    if verdict.refusal is Refusal.RATE:
+    if account.tokens_per_minute is not None:
+        state["tokens_per_minute"] = account.tokens_per_minute
+        state["remaining_tokens"] = max(account.tokens_per_minute - verdict.spent, 0)
+        state["reset_tokens_seconds"] = round(verdict.spent_reset, 3)
+    if verdict.refusal:
+        state["limit"] = "tokens" if verdict.refusal is Refusal.TOKENS else "requests"
+    if verdict.refusal in (Refusal.RATE, Refusal.TOKENS):
         state["retry_after_seconds"] = max(math.ceil(verdict.wait), 1)
     elif verdict.refusal is Refusal.SLOTS:
         state["retry_after_seconds"] = SLOT_WAIT_SECONDS
@@ -222,6 +249,11 @@ def _limit_state(account: Account, verdict: Verdict) -> dict[str, Any]:
 
 
 def _too_many(who: str, account: Account, refusal: Refusal, state: dict[str, Any]) -> TooMany:
+    if refusal is Refusal.TOKENS:
+        message = f"The {who} has reached its limit of {account.tokens_per_minute} tokens a minute."
+        return TooMany(
+            Code.RATE_LIMITED, message, remedy=f"Try again in {state['retry_after_seconds']} s.", details=state
+        )
     if refusal is Refusal.RATE:
         code, limit, unit = Code.RATE_LIMITED, account.requests_per_minute, "a minute"
         remedy = f"Try again in {state['retry_after_seconds']} s."

@@ -36,39 +36,43 @@ local now = second * 1000 + math.floor(tonumber(time[2]) / 1000)
 local slot, window, hold = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
 local states = {}
 
--- First every account is checked, then every account is charged. Of each: its requests, its slots, and its two limits.
-for account = 1, #KEYS / 2 do
-  local requests, held = KEYS[2 * account - 1], KEYS[2 * account]
-  local rate, slots = tonumber(ARGV[2 * account + 2]), tonumber(ARGV[2 * account + 3])
+-- What counts now, until none of it counts any more, and until less than the limit counts.
+local function counted(name, limit)
+  if limit == 0 then return 0, 0, 0 end
   local used, counts = 0, {}
-  if rate > 0 then
-    local all = redis.call('HGETALL', requests)
-    for i = 1, #all, 2 do
-      if tonumber(all[i]) <= second - window then
-        redis.call('HDEL', requests, all[i])
-      else
-        table.insert(counts, {tonumber(all[i]), tonumber(all[i + 1])})
-        used = used + tonumber(all[i + 1])
-      end
-    end
-    table.sort(counts, function(a, b) return a[1] < b[1] end)
-    if used >= rate then
-      local left = used
-      for _, count in ipairs(counts) do
-        left = left - count[2]
-        if left < rate then
-          return {'rate', used, (counts[#counts][1] + window) * 1000 - now, (count[1] + window) * 1000 - now, account}
-        end
-      end
+  local all = redis.call('HGETALL', name)
+  for i = 1, #all, 2 do
+    if tonumber(all[i]) <= second - window then
+      redis.call('HDEL', name, all[i])
+    else
+      table.insert(counts, {tonumber(all[i]), tonumber(all[i + 1])})
+      used = used + tonumber(all[i + 1])
     end
   end
+  table.sort(counts, function(a, b) return a[1] < b[1] end)
+  local reset = #counts > 0 and (counts[#counts][1] + window) * 1000 - now or 0
+  local left = used
+  for _, count in ipairs(counts) do
+    if left < limit then break end
+    left = left - count[2]
+    if left < limit then return used, reset, (count[1] + window) * 1000 - now end
+  end
+  return used, reset, 0
+end
+
+-- First every account is checked, then every account is charged. Of each: its requests, its slots, its tokens, and the limits.
+for account = 1, #KEYS / 3 do
+  local requests, held, tokens = KEYS[3 * account - 2], KEYS[3 * account - 1], KEYS[3 * account]
+  local rate, slots, most = tonumber(ARGV[3 * account + 1]), tonumber(ARGV[3 * account + 2]), tonumber(ARGV[3 * account + 3])
+  local used, reset, wait = counted(requests, rate)
+  local spent, spent_reset, spent_wait = counted(tokens, most)
+  if rate > 0 and used >= rate then return {'rate', used, reset, wait, account, spent, spent_reset} end
+  if most > 0 and spent >= most then return {'tokens', used, reset, spent_wait, account, spent, spent_reset} end
   if slots > 0 then
     redis.call('ZREMRANGEBYSCORE', held, '-inf', now)
-    if redis.call('ZCARD', held) >= slots then
-      return {'slots', used, #counts > 0 and (counts[#counts][1] + window) * 1000 - now or 0, 0, account}
-    end
+    if redis.call('ZCARD', held) >= slots then return {'slots', used, reset, 0, account, spent, spent_reset} end
   end
-  states[account] = {requests, held, rate, slots, used}
+  states[account] = {requests, held, rate, slots, used, spent, spent_reset}
 end
 
 for _, state in ipairs(states) do
@@ -81,7 +85,11 @@ for _, state in ipairs(states) do
     redis.call('EXPIRE', state[1], window)
   end
 end
-return {'', states[1][5] + 1, (second + window) * 1000 - now, 0, 1}
+return {'', states[1][5] + 1, (second + window) * 1000 - now, 0, 1, states[1][6], states[1][7]}
+"""
+SPEND = """
+redis.call('HINCRBY', KEYS[1], redis.call('TIME')[1], ARGV[1])
+redis.call('EXPIRE', KEYS[1], ARGV[2])
 """
 RENEW = """
 local time = redis.call('TIME')
@@ -99,6 +107,7 @@ class Account(NamedTuple):
     name: str
     requests_per_minute: int | None
     concurrent_requests: int | None
+    tokens_per_minute: int | None = None
 
 
 class LimitedRequest(NamedTuple):
@@ -112,11 +121,17 @@ class LimitedRequest(NamedTuple):
         """Names of the accounts where it holds a slot."""
         return [account.name for account in self.accounts if account.concurrent_requests is not None]
 
+    @property
+    def spenders(self) -> list[str]:
+        """Names of the accounts where its tokens count."""
+        return [account.name for account in self.accounts if account.tokens_per_minute is not None]
+
 
 class Refusal(StrEnum):
     """Which limit is reached."""
 
     RATE = "rate"
+    TOKENS = "tokens"
     SLOTS = "slots"
 
 
@@ -127,8 +142,10 @@ class Verdict(NamedTuple):
         refusal: None when it is admitted; then it is counted and has its slot.
         used: requests that count now, this one included.
         reset: until none of them counts any more.
-        wait: until one more is admitted; only of ``Refusal.RATE``: it is unknown when a slot will be free.
+        wait: until one more is admitted; not of ``Refusal.SLOTS``: it is unknown when a slot will be free.
         account: which the state is of: the one that refuses, or the first.
+        spent: tokens that count now.
+        spent_reset: until none of them counts any more.
     """
 
     refusal: Refusal | None
@@ -136,6 +153,8 @@ class Verdict(NamedTuple):
     reset: float
     wait: float
     account: int = 0
+    spent: int = 0
+    spent_reset: float = 0.0
 
 
 class Store(Protocol):
@@ -143,6 +162,9 @@ class Store(Protocol):
 
     async def acquire(self, request: LimitedRequest) -> Verdict:
         """Count the request and take its slot, or neither."""
+
+    async def spend(self, account: str, tokens: int) -> None:
+        """Count tokens, from now on."""
 
     async def release(self, account: str, slot: str) -> None:
         """Free a slot; one that is free already stays so."""
@@ -176,16 +198,21 @@ class ValkeyStore:
         self._window = window
         self.hold = hold
         self._acquire = self._client.register_script(ACQUIRE)
+        self._spend = self._client.register_script(SPEND)
         self._renew = self._client.register_script(RENEW)
 
     async def acquire(self, request: LimitedRequest) -> Verdict:
         keys, limits = [], []
-        for name, rate, slots in request.accounts:
-            keys += [f"mens:limits:{{{name}}}:requests", _slots_name(name)]
-            limits += [rate or 0, slots or 0]
+        for name, rate, slots, tokens in request.accounts:
+            keys += [f"mens:limits:{{{name}}}:requests", _slots_name(name), _tokens_name(name)]
+            limits += [rate or 0, slots or 0, tokens or 0]
         reply = await self._acquire(keys=keys, args=[request.slot, self._window, self.hold, *limits])
-        refusal, used, reset, wait, account = reply
-        return Verdict(Refusal(refusal) if refusal else None, used, reset / 1000, wait / 1000, account - 1)
+        refusal, used, reset, wait, account, spent, spent_reset = reply
+        known = Refusal(refusal) if refusal else None
+        return Verdict(known, used, reset / 1000, wait / 1000, account - 1, spent, spent_reset / 1000)
+
+    async def spend(self, account: str, tokens: int) -> None:
+        await self._spend(keys=[_tokens_name(account)], args=[tokens, self._window])
 
     async def release(self, account: str, slot: str) -> None:
         await self._client.zrem(_slots_name(account), slot)
@@ -210,6 +237,7 @@ class ProcessStore:
         self._clock = clock
         self._window = window
         self._counts: dict[str, dict[int, int]] = defaultdict(dict)
+        self._tokens: dict[str, dict[int, int]] = defaultdict(dict)
         self._slots: dict[str, set[str]] = defaultdict(set)
 
     async def acquire(self, request: LimitedRequest) -> Verdict:
@@ -217,26 +245,39 @@ class ProcessStore:
         verdicts = [self._check(account, now)._replace(account=index) for index, account in enumerate(request.accounts)]
         if refused := next((verdict for verdict in verdicts if verdict.refusal), None):
             return refused
-        for name, rate, slots in request.accounts:
+        for name, rate, slots, _ in request.accounts:
             if slots is not None:
                 self._slots[name].add(request.slot)
             if rate is not None:
                 counts = self._counts[name]
                 counts[int(now)] = counts.get(int(now), 0) + 1
-        return Verdict(None, verdicts[0].used + 1, int(now) + self._window - now, 0.0)
+        reset = int(now) + self._window - now
+        return verdicts[0]._replace(used=verdicts[0].used + 1, reset=reset)
 
     def _check(self, account: Account, now: float) -> Verdict:
-        name, rate, slots = account
-        counts = self._counts[name] = {
-            second: count for second, count in self._counts[name].items() if second > int(now) - self._window
-        }
-        used = sum(counts.values())
+        name, rate, slots, most = account
+        counts, tokens = self._current(self._counts, name, now), self._current(self._tokens, name, now)
+        used, spent = sum(counts.values()), sum(tokens.values())
         reset = max(counts) + self._window - now if counts else 0.0
+        spent_reset = max(tokens) + self._window - now if tokens else 0.0
+        state = Verdict(None, used, reset, 0.0, 0, spent, spent_reset)
         if rate is not None and used >= rate:
-            return Verdict(Refusal.RATE, used, reset, self._free_at(counts, rate) - now)
+            return state._replace(refusal=Refusal.RATE, wait=self._free_at(counts, rate) - now)
+        if most is not None and spent >= most:
+            return state._replace(refusal=Refusal.TOKENS, wait=self._free_at(tokens, most) - now)
         if slots is not None and len(self._slots[name]) >= slots:
-            return Verdict(Refusal.SLOTS, used, reset, 0.0)
-        return Verdict(None, used, reset, 0.0)
+            return state._replace(refusal=Refusal.SLOTS)
+        return state
+
+    def _current(self, kept: dict[str, dict[int, int]], name: str, now: float) -> dict[int, int]:
+        """Counts by second, without those that are no longer in the window."""
+        current = {second: count for second, count in kept[name].items() if second > int(now) - self._window}
+        kept[name] = current
+        return current
+
+    async def spend(self, account: str, tokens: int) -> None:
+        second = int(self._clock())
+        self._tokens[account][second] = self._tokens[account].get(second, 0) + tokens
 
     async def release(self, account: str, slot: str) -> None:
         self._slots[account].discard(slot)
@@ -245,7 +286,7 @@ class ProcessStore:
         pass
 
     def _free_at(self, counts: dict[int, int], rate: int) -> float:
-        """When so many of the oldest requests have left the window that fewer than the rate remain."""
+        """When so many of the oldest counts have left the window that less than the rate remains."""
         left = sum(counts.values())
         for second in sorted(counts):
             left -= counts[second]
@@ -303,6 +344,15 @@ class SharedStore:
         if self._pending:
             self._pending.add(account, slot)
 
+    async def spend(self, account: str, tokens: int) -> None:
+        if valkey := self._reachable():
+            try:
+                await valkey.spend(account, tokens)
+                return
+            except (RedisError, OSError) as error:
+                self._went_away(error)
+        await self._process.spend(account, tokens)
+
     async def renew(self, account: str, slots: Sequence[str]) -> None:
         if valkey := self._reachable():
             try:
@@ -328,3 +378,7 @@ class SharedStore:
 
 def _slots_name(account: str) -> str:
     return f"mens:limits:{{{account}}}:slots"
+
+
+def _tokens_name(account: str) -> str:
+    return f"mens:limits:{{{account}}}:tokens"

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from datetime import UTC, datetime
-from functools import partial
 from typing import Any
 
 import anyio
@@ -82,7 +82,9 @@ class Meter:
         self._closing = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
-    def of(self, key: Key, model: str, path: str, body: dict[str, Any]) -> tuple[dict[str, Any], Tap]:
+    def of(
+        self, key: Key, model: str, path: str, body: dict[str, Any], spend: Callable[[int], None] = lambda _: None
+    ) -> tuple[dict[str, Any], Tap]:
         """The body to send to a replica, which requests usage where vLLM would not return it, and the tap of the response.
 
         The tap returns to the caller what the caller requested.
@@ -91,8 +93,13 @@ class Meter:
             model: an adapter's id or a base's name.
             path: of the replica.
             body: the caller's; it is not changed.
+            spend: called with the tokens of the prompt and the answer together, when the tap is closed.
         """
-        count = partial(self._count, key, model)
+
+        def count(amount: Amount) -> None:
+            self._count(key, model, amount)
+            spend(amount.prompt_tokens + amount.completion_tokens)
+
         try:
             fields: StreamFields | PlainStreamFields = msgspec.convert(body, PlainStreamFields)
         except msgspec.ValidationError:

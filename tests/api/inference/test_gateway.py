@@ -82,7 +82,7 @@ def test_unknown_names_do_not_reach_the_replica(api: httpx.Client, replica: Fake
     ],
 )
 def test_invalid_bodies_are_refused(api: httpx.Client, content: bytes, code: str) -> None:
-    assert api.post("/v1/completions", content=content).json()["error"]["code"] == code
+    assert api.post("/v1/completions", content=content).json()["error"]["mens"]["code"] == code
 
 
 def test_stream_is_passed_on_as_it_comes(api: httpx.Client) -> None:
@@ -116,13 +116,13 @@ def test_replica_that_is_down_is_skipped(app: FastAPI, api: httpx.Client, replic
 def test_no_replica_is_a_503(app: FastAPI, client: TestClient) -> None:
     register_adapters(app)
     response = client.post("/v1/chat/completions", json={"model": "helper"})
-    assert (response.status_code, response.json()["error"]["code"]) == (503, "SERVING_UNAVAILABLE")
+    assert (response.status_code, response.json()["error"]["mens"]["code"]) == (503, "SERVING_UNAVAILABLE")
     assert response.headers["retry-after"]
 
 
 def test_adapter_that_the_replica_refuses_is_a_503(api: httpx.Client) -> None:
     response = api.post("/v1/chat/completions", json={"model": f"helper@{'c' * 64}"})
-    assert (response.status_code, response.json()["error"]["code"]) == (503, "SERVING_REFUSED")
+    assert (response.status_code, response.json()["error"]["mens"]["code"]) == (503, "SERVING_REFUSED")
 
 
 def test_other_paths_of_the_replica_are_not_reachable(api: httpx.Client, replica: FakeReplica) -> None:
@@ -180,7 +180,7 @@ def test_slot_is_held_until_the_response_ends(
         assert response.is_success is (ending in ("read", "disconnected"))
         if response.is_success:
             second = api.post("/v1/completions", json={"model": BASE})
-            assert (second.status_code, second.json()["error"]["code"]) == (429, "CONCURRENCY_LIMITED")
+            assert (second.status_code, second.json()["error"]["mens"]["code"]) == (429, "CONCURRENCY_LIMITED")
         if ending == "disconnected":
             next(response.iter_raw())
         else:

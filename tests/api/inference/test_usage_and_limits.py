@@ -28,6 +28,7 @@ from tests.support.asgi_server import serve
 from tests.support.builders import BASE
 from tests.support.gateway import ADAPTER, register_adapters
 from tests.support.valkey import running_valkey
+from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.network
 
@@ -190,7 +191,7 @@ async def request_beside_another_process(gateway: RunningGateway, valkey_url: st
     await other.close()
     [served, refused] = sorted(responses, key=lambda response: response.status_code)
     assert (served.status_code, refused.status_code) == (200, 429)
-    assert refused.json()["error"]["code"] == "CONCURRENCY_LIMITED"
+    assert refused.json()["error"]["mens"]["code"] == "CONCURRENCY_LIMITED"
     assert refused.headers["retry-after"] == "1"
     assert served.headers["x-ratelimit-limit-requests"] == "100"
     assert served.headers["x-ratelimit-remaining-requests"] == "98"
@@ -203,8 +204,32 @@ def test_openais_client_raises_its_rate_limit_error(gateway: RunningGateway) -> 
         openai.completions.create(model=BASE, prompt="?")
         with pytest.raises(RateLimitError) as refused:
             openai.completions.create(model=BASE, prompt="?")
-    assert (refused.value.code, refused.value.type) == ("RATE_LIMITED", "rate_limit_error")
+    assert (refused.value.code, refused.value.type) == ("rate_limit_exceeded", "requests")
     assert 1 <= int(refused.value.response.headers["retry-after"]) <= 60
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_tokens_that_were_answered_reach_the_limit(gateway: RunningGateway, stream: bool) -> None:
+    keys, total = gateway.services.keys, PROMPT_TOKENS + EVENTS
+    _, key = keys.create(f"t{stream}", "acme", Role.VIEWER, KeyLimits(tokens_per_minute=total + 1))
+    with OpenAI(base_url=f"{gateway.url}/v1", api_key=key, max_retries=0) as openai:
+
+        def ask() -> str:
+            raw = openai.completions.with_raw_response.create(model=BASE, prompt="?", stream=stream)
+            raw.http_response.read()
+            return str(raw.headers["x-ratelimit-remaining-tokens"])
+
+        def is_counted() -> bool:
+            return gateway.services.gateway.limiter._background == set()
+
+        assert ask() == str(total + 1)
+        eventually(is_counted)
+        assert ask() == "1", "one is left, so the next is answered"
+        eventually(is_counted)
+        with pytest.raises(RateLimitError) as refused:
+            ask()
+    assert (refused.value.code, refused.value.type) == ("rate_limit_exceeded", "tokens")
+    assert refused.value.response.headers["x-ratelimit-remaining-tokens"] == "0"
 
 
 def test_copies_for_a_shadow_are_not_counted(gateway: RunningGateway) -> None:

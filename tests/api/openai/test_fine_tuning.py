@@ -111,7 +111,7 @@ def test_invalid_requests_are_refused(
     client: TestClient, train_file: str, body: dict[str, Any], code: str, param: str
 ) -> None:
     error = create(client, train_file, **body).json()["error"]
-    assert (error["code"], error["param"]) == (code, param)
+    assert (error["mens"]["code"], error["param"]) == (code, param)
 
 
 def test_invalid_file_has_the_field_name_of_openai(client: TestClient, train_file: str) -> None:
@@ -119,7 +119,7 @@ def test_invalid_file_has_the_field_name_of_openai(client: TestClient, train_fil
     broken = client.post("/v1/files", files=upload, data={"purpose": "fine-tune"}).json()["id"]
     for field in ("training_file", "validation_file"):
         error = create(client, train_file, **{field: broken}).json()["error"]
-        assert (error["code"], error["param"]) == ("DATASET_LINE_INVALID", field)
+        assert (error["mens"]["code"], error["param"]) == ("DATASET_LINE_INVALID", field)
 
 
 def test_states_become_openais_statuses(app: FastAPI, client: TestClient, train_file: str) -> None:

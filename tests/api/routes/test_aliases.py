@@ -87,7 +87,7 @@ def put(client: httpx.Client, name: str = "prod", /, **body: Any) -> dict[str, A
 def code(response: httpx.Response) -> tuple[int, str]:
     error = response.json()["error"]
     assert error["message"]
-    return response.status_code, error["code"]
+    return response.status_code, error["mens"]["code"]
 
 
 def served_by(client: httpx.Client, alias: str = "prod", **body: Any) -> str:
@@ -215,7 +215,7 @@ def test_slash_in_a_name_is_refused_with_the_name(client: TestClient, adapters: 
 def test_invalid_adapter_ids_are_refused(client: TestClient, adapters: str) -> None:
     for adapter in ("", "a b", "x" * 161, "\0"):
         error = client.put("/v1/aliases/prod", json={"adapter": adapter}).json()["error"]
-        assert (error["code"], error["param"]) == ("REQUEST_INVALID", "adapter")
+        assert (error["mens"]["code"], error["param"]) == ("REQUEST_INVALID", "adapter")
         assert "is no id of an adapter" in error["message"]
 
 

@@ -109,7 +109,7 @@ def test_every_answer_has_openais_headers(app: FastAPI, api: httpx.Client, repli
 def test_unknown_model_is_sent_to_no_replica(app: FastAPI, api: httpx.Client, replica: ScriptedReplica) -> None:
     for route in PATHS:
         response = post(app, api, route, model="nobody")
-        assert (response.status_code, response.json()["error"]["code"]) == (404, "MODEL_NOT_FOUND")
+        assert (response.status_code, response.json()["error"]["mens"]["code"]) == (404, "MODEL_NOT_FOUND")
     assert not replica.asked
 
 
@@ -117,7 +117,7 @@ def test_no_response_is_stored(app: FastAPI, api: httpx.Client, replica: Scripte
     assert post(app, api, "/v1/responses", input="Hello").is_success
     assert replica.asked[0][1]["store"] is False
     refused = post(app, api, "/v1/responses", input="Hello", previous_response_id="resp_1")
-    assert (refused.status_code, refused.json()["error"]["code"]) == (400, "RESPONSE_NOT_STORED")
+    assert (refused.status_code, refused.json()["error"]["mens"]["code"]) == (400, "RESPONSE_NOT_STORED")
     assert len(replica.asked) == 1
 
 
@@ -129,7 +129,7 @@ def test_empty_request_is_sent_to_no_replica(app: FastAPI, api: httpx.Client, re
     ):
         response = post(app, api, route, **body)
         error = response.json()["error"]
-        assert (response.status_code, error["code"], error["param"]) == (400, "REQUEST_INVALID", param)
+        assert (response.status_code, error["mens"]["code"], error["param"]) == (400, "REQUEST_INVALID", param)
         assert error["mens"]["remedy"]
     assert not replica.asked
 
@@ -150,7 +150,7 @@ def test_replicas_errors_have_the_apis_shape(app: FastAPI, api: httpx.Client, re
             replica.answers(body, status)
             response = post(app, api, "/v1/chat/completions", stream=stream)
             error = response.json()["error"]
-            assert (response.status_code, error["code"], error["param"]) == expected
+            assert (response.status_code, error["mens"]["code"], error["param"]) == expected
             assert response.headers["content-type"] == "application/json"
             assert {"message", "type", "mens"} <= set(error)
 
@@ -162,7 +162,7 @@ def test_stream_that_begins_with_an_error_is_an_error_response(
     replica.pieces = [f"data: {json.dumps(body)}\n\n".encode(), b"data: [DONE]\n\n"]
     for route in ("/v1/chat/completions", "/v1/completions", "/v1/responses"):
         response = post(app, api, route, stream=True, **{PROMPTS.get(route, "input"): "Hello"})
-        assert (response.status_code, response.json()["error"]["code"]) == (400, "REQUEST_REJECTED")
+        assert (response.status_code, response.json()["error"]["mens"]["code"]) == (400, "REQUEST_REJECTED")
 
 
 @pytest.mark.parametrize("together", [False, True])
@@ -179,7 +179,7 @@ def test_stream_in_which_the_engine_dies_ends_with_our_error(
         begun, *events = [event for event in response.text.split("\n\n") if event]
         assert (response.status_code, begun + "\n\n") == (200, first.decode())
         (error,) = [json.loads(event.removeprefix("data: "))["error"] for event in events]
-        assert error["code"] == "SERVING_FAILED"
+        assert error["mens"]["code"] == "SERVING_FAILED"
 
 
 def test_functions_are_answered_with_a_function_call(app: FastAPI, api: httpx.Client, replica: ScriptedReplica) -> None:
@@ -204,7 +204,7 @@ def test_malformed_field_is_sent_to_no_replica(app: FastAPI, api: httpx.Client, 
     ):
         response = post(app, api, route, **body)
         error = response.json()["error"]
-        assert (response.status_code, error["code"], error["param"]) == (400, "REQUEST_INVALID", param)
+        assert (response.status_code, error["mens"]["code"], error["param"]) == (400, "REQUEST_INVALID", param)
     assert not replica.asked
 
 
@@ -216,5 +216,5 @@ def test_large_schema_is_sent_to_no_replica(app: FastAPI, api: httpx.Client, rep
         ("/v1/responses", {"input": "x", "text": {"format": {"type": "json_schema", "schema": schema}}}),
     ):
         error = post(app, api, route, **body).json()["error"]
-        assert error["code"] == "GRAMMAR_TOO_LARGE"
+        assert error["mens"]["code"] == "GRAMMAR_TOO_LARGE"
     assert not replica.asked

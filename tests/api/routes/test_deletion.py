@@ -25,7 +25,7 @@ def admin(anonymous: TestClient, installation: Installation) -> TestClient:
 
 
 def error_of(response) -> tuple[int, str]:
-    return response.status_code, response.json()["error"]["code"]
+    return response.status_code, response.json()["error"]["mens"]["code"]
 
 
 @pytest.mark.parametrize("spelled", ["plain", "percent-encoded"])

@@ -13,7 +13,7 @@ from fastapi.testclient import TestClient
 
 from api.settings import ApiSettings
 from shared.artifacts.folder_storage import FolderStorage
-from shared.database.files import Files
+from shared.database.files.files import Files
 from tests.support.builders import ROWS
 from tests.support.copying_storage import copied_file
 
@@ -30,6 +30,11 @@ def post(client: TestClient, *parts: bytes) -> dict[str, object]:
     headers = {"Content-Type": f"multipart/form-data; boundary={BOUNDARY}"}
     file: dict[str, object] = client.post("/v1/files", content=body, headers=headers).json()
     return file
+
+
+def stored(settings: ApiSettings) -> list[Path]:
+    """The blobs."""
+    return [path for path in (settings.storage_dir / "blobs").rglob("*") if path.is_file()]
 
 
 PURPOSE = part("purpose", b"fine-tune")
@@ -57,6 +62,8 @@ def test_parts_are_accepted_in_either_order(
         ((part("purpose", b"x" * 10_000), FILE), "REQUEST_INVALID", None),
         ((PURPOSE, part("file", b"x" * 100_001, "big.jsonl")), "FILE_TOO_LARGE", "file"),
         ((PURPOSE, part("expires_after[seconds]", b"5"), FILE), "REQUEST_INVALID", "expires_after.seconds"),
+        ((PURPOSE, part("expires_after[seconds]", b"9" * 4000), FILE), "REQUEST_INVALID", "expires_after.seconds"),
+        ((PURPOSE, part("expires_after[anchor]", b"now"), FILE), "REQUEST_INVALID", "expires_after.anchor"),
     ],
 )
 def test_invalid_uploads_are_refused(
@@ -64,20 +71,21 @@ def test_invalid_uploads_are_refused(
 ) -> None:
     error = post(client, *parts)["error"]
     assert isinstance(error, dict)
-    assert (error["code"], error["param"]) == (code, param)
+    assert (error["mens"]["code"], error["param"]) == (code, param)
     assert not list(Path(settings.storage_dir / "incoming").glob("*")), "nothing half-written is left"
     assert client.get("/v1/files").json()["data"] == []
+    assert not stored(settings), "a refused file takes no space"
 
 
 def test_declared_size_over_the_limit_is_refused_at_once(client: TestClient) -> None:
     headers = {"Content-Type": f"multipart/form-data; boundary={BOUNDARY}", "Content-Length": "999999999"}
     response = client.post("/v1/files", content=b"", headers=headers)
     assert response.status_code == 413
-    assert response.json()["error"]["code"] == "FILE_TOO_LARGE"
+    assert response.json()["error"]["mens"]["code"] == "FILE_TOO_LARGE"
 
 
 def test_body_that_is_not_a_form_is_refused(client: TestClient) -> None:
-    assert client.post("/v1/files", json={}).json()["error"]["code"] == "REQUEST_INVALID"
+    assert client.post("/v1/files", json={}).json()["error"]["mens"]["code"] == "REQUEST_INVALID"
 
 
 def test_file_name_is_the_last_part_of_the_path(client: TestClient) -> None:
@@ -117,13 +125,13 @@ def test_delete_keeps_a_blob_that_another_file_has(client: TestClient) -> None:
     assert client.delete(f"/v1/files/{one['id']}").json()["deleted"]
     assert client.get(f"/v1/files/{two['id']}/content").content == ROWS
     client.delete(f"/v1/files/{two['id']}")
-    assert client.get(f"/v1/files/{two['id']}").json()["error"]["code"] == "FILE_NOT_FOUND"
+    assert client.get(f"/v1/files/{two['id']}").json()["error"]["mens"]["code"] == "FILE_NOT_FOUND"
 
 
 def test_file_in_use_is_not_deleted(client: TestClient, train_file: str, job_body: dict[str, object]) -> None:
     job = client.post("/v1/jobs", json=job_body).json()
     response = client.delete(f"/v1/files/{train_file}")
-    assert (response.status_code, response.json()["error"]["code"]) == (409, "FILE_IN_USE")
+    assert (response.status_code, response.json()["error"]["mens"]["code"]) == (409, "FILE_IN_USE")
     client.post(f"/v1/jobs/{job['id']}/cancel")
     assert client.delete(f"/v1/files/{train_file}").status_code == 200
 
@@ -139,18 +147,49 @@ def test_expired_file_is_deleted(app: FastAPI, client: TestClient, settings: Api
     assert expired.id not in ids
 
 
-def test_upload_whose_blob_was_deleted_meanwhile_is_a_retryable_error(
+def test_deletion_of_the_same_content_meanwhile_does_no_harm(
     client: TestClient, app: FastAPI, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    services = app.state.services
+    services, first = app.state.services, post(client, PURPOSE, FILE)
     add_file = Files.add
 
-    def add_after_a_deletion(self: Files, *arguments: Any) -> Any:
-        services.storage.delete_blob(hashlib.sha256(ROWS).hexdigest())
-        return add_file(self, *arguments)
+    def add_after_a_deletion(self: Files, *arguments: Any, **more: Any) -> Any:
+        services.files.delete(first["id"], services.storage.delete_blob)
+        return add_file(self, *arguments, **more)
 
     monkeypatch.setattr(Files, "add", add_after_a_deletion)
-    error = post(client, PURPOSE, FILE)["error"]
-    assert isinstance(error, dict)
-    assert (error["code"], error["mens"]["retryable"]) == ("STORAGE_OBJECT_MISSING", True)
-    assert client.get("/v1/files").json()["data"] == []
+    second = post(client, PURPOSE, FILE)
+    assert client.get(f"/v1/files/{second['id']}/content").content == ROWS
+
+
+# -- requests that are repeated ---------------------------------------------------------------------------------------
+
+
+def keyed(client: TestClient, key: str, content: bytes = ROWS, name: str = "rows.jsonl", **fields: str) -> Any:
+    form = {"data": {"purpose": "fine-tune", **fields}, "files": {"file": (name, content)}}
+    return client.post("/v1/files", headers={"Idempotency-Key": key}, **form).json()
+
+
+def test_repeated_upload_gives_the_same_file(client: TestClient) -> None:
+    first = keyed(client, "once")
+    assert keyed(client, "once") == first
+    assert keyed(client, "another")["id"] != first["id"]
+    assert len(client.get("/v1/files").json()["data"]) == 2
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"content": ROWS + b"\n"}, {"name": "other.jsonl"}, {"expires_after[seconds]": "3600"}],
+    ids=["content", "name", "expiry"],
+)
+def test_key_of_another_upload_is_refused(client: TestClient, settings: ApiSettings, changes: dict[str, Any]) -> None:
+    keyed(client, "once")
+    error = keyed(client, "once", **changes)["error"]
+    assert (error["mens"]["code"], error["param"]) == ("IDEMPOTENCY_CONFLICT", "Idempotency-Key")
+    assert len(stored(settings)) == 1
+
+
+def test_key_is_free_again_when_its_file_is_deleted(client: TestClient) -> None:
+    first = keyed(client, "once")
+    client.delete(f"/v1/files/{first['id']}")
+    assert keyed(client, "once", ROWS + ROWS)["bytes"] == 2 * len(ROWS)

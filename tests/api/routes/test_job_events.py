@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import AsyncExitStack, ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,7 +28,7 @@ from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.network
 
-LIMIT = 30
+LIMIT, STREAMS = 30, 400
 
 
 @dataclass
@@ -55,7 +56,7 @@ class Installation:
 @pytest.fixture
 def installation(app: FastAPI, settings: ApiSettings) -> Iterator[Installation]:
     services = app.state.services
-    feed = EventFeed(services.database, settings.event_poll_seconds, LIMIT)
+    feed = EventFeed(services.database, settings.event_poll_seconds, LIMIT, 2 * LIMIT)
     object.__setattr__(services, "event_feed", feed)
     key, secret = services.keys.create("k", "acme")
     submission = Submission(kind=Kind.FINETUNE, base_model=BASE, name="helper", contract={}, plan={})
@@ -87,7 +88,7 @@ def test_streams_of_a_key_are_limited(installation: Installation) -> None:
         for _ in range(LIMIT):
             assert stack.enter_context(installation.events()).status_code == 200
         refused = installation.client.get(f"/v1/jobs/{installation.job.id}/events")
-        assert (refused.status_code, refused.json()["error"]["code"]) == (429, "CONCURRENCY_LIMITED")
+        assert (refused.status_code, refused.json()["error"]["mens"]["code"]) == (429, "CONCURRENCY_LIMITED")
         assert refused.headers["Retry-After"]
         _, other = installation.app.state.services.keys.create("other", "acme")
         with installation.client.stream(
@@ -102,6 +103,59 @@ def test_streams_of_a_key_are_limited(installation: Installation) -> None:
     eventually(is_admitted, what="a stream that was closed makes room")
 
 
+def test_streams_of_a_tenant_are_limited(installation: Installation) -> None:
+    keys, path = installation.app.state.services.keys, f"/v1/jobs/{installation.job.id}/events"
+    secrets = [keys.create(f"k{number}", "acme")[1] for number in range(3)]
+    with ExitStack() as stack:
+
+        def follow(secret: str) -> int:
+            stream = installation.client.stream("GET", path, headers={"Authorization": f"Bearer {secret}"})
+            return stack.enter_context(stream).status_code
+
+        assert {follow(secret) for secret in secrets[:2] for _ in range(LIMIT)} == {200}
+        assert follow(secrets[2]) == 429
+        job, _ = installation.app.state.services.jobs.of("other").submit(
+            Submission(kind=Kind.FINETUNE, base_model=BASE, name="helper", contract={}, plan={})
+        )
+        headers = {"Authorization": f"Bearer {keys.create('k', 'other')[1]}"}
+        with installation.client.stream("GET", f"/v1/jobs/{job.id}/events", headers=headers) as response:
+            assert response.status_code == 200, "another tenant has its own"
+
+
+def test_many_streams_of_a_key_cost_another_tenant_no_read(
+    installation: Installation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # 400 streams of one key once made another tenant wait for 10 s: each of them read the database for itself.
+    services, path = installation.app.state.services, f"/v1/jobs/{installation.job.id}/events"
+    other = {"Authorization": f"Bearer {services.keys.create('k', 'other')[1]}"}
+    reads: list[str] = []
+    read_job = Jobs.get
+    monkeypatch.setattr(Jobs, "get", lambda *arguments: (reads.append("job"), read_job(*arguments))[1])
+
+    async def follow() -> list[int]:
+        limits = httpx.Limits(max_connections=None)
+        more: Any = {"base_url": installation.client.base_url, "trust_env": False, "timeout": 60, "limits": limits}
+        async with httpx.AsyncClient(**more, headers=installation.client.headers) as client, AsyncExitStack() as stack:
+
+            async def open_one() -> int:
+                return (await stack.enter_async_context(client.stream("GET", path))).status_code
+
+            opening = [asyncio.create_task(open_one()) for _ in range(STREAMS)]
+            async with httpx.AsyncClient(**more, headers=other) as calm:
+                assert (await calm.get("/v1/models")).status_code == 200, "while they are being opened"
+                answered_before = sum(task.done() for task in opening)
+                statuses = await asyncio.gather(*opening)
+                reads.clear()
+                for _ in range(10):
+                    assert (await calm.get("/v1/models")).status_code == 200
+            assert answered_before < STREAMS
+            return statuses
+
+    statuses = asyncio.run(follow())
+    assert (statuses.count(200), statuses.count(429)) == (LIMIT, STREAMS - LIMIT)
+    assert len(reads) < LIMIT / 3, "streams that have nothing new read nothing"
+
+
 def test_revoked_key_gets_no_more_events(installation: Installation) -> None:
     with installation.events() as response:
         pieces = response.iter_text()
@@ -111,7 +165,7 @@ def test_revoked_key_gets_no_more_events(installation: Installation) -> None:
         rest = "".join(pieces)
     assert "not for everybody" not in rest
     error = next(line for line in rest.splitlines() if line.startswith("data: "))
-    assert json.loads(error.removeprefix("data: "))["error"]["code"] == "KEY_INVALID"
+    assert json.loads(error.removeprefix("data: "))["error"]["mens"]["code"] == "KEY_INVALID"
     assert "event: error" in rest
 
 

@@ -29,7 +29,7 @@ def bearer(secret: str) -> dict[str, str]:
 
 def error_of(response: Any) -> tuple[int, str, str | None]:
     error = response.json()["error"]
-    return response.status_code, error["code"], error["param"]
+    return response.status_code, error["mens"]["code"], error["param"]
 
 
 def test_secret_is_shown_once_and_accepted(client: TestClient, acme: dict[str, str]) -> None:
@@ -111,7 +111,9 @@ ADMITTED = "SERVING_UNAVAILABLE"
 def error_code(client: TestClient, secret: str) -> str:
     """The error code of a request to a model. An admitted request finds no replica."""
     request = {"model": BASE, "messages": [{"role": "user", "content": "?"}]}
-    return str(client.post("/v1/chat/completions", json=request, headers=bearer(secret)).json()["error"]["code"])
+    return str(
+        client.post("/v1/chat/completions", json=request, headers=bearer(secret)).json()["error"]["mens"]["code"]
+    )
 
 
 def test_changed_limits_apply_to_the_next_request(client: TestClient, acme: dict[str, str]) -> None:

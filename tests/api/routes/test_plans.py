@@ -43,7 +43,7 @@ def test_dry_run_and_submission_refuse_alike(
     contract = job_body["contract"] | change.get("contract", {})
     body = change | {"contract": contract} | ({"kind": "finetune"} if path == "/v1/jobs" else {})
     response = client.post(path, json=body)
-    assert (response.status_code, response.json()["error"]["code"]) == (status, code)
+    assert (response.status_code, response.json()["error"]["mens"]["code"]) == (status, code)
     assert app.state.services.job_queue.enqueued == []
 
 
@@ -145,7 +145,7 @@ def test_lenient_contract_skips_invalid_lines(client: TestClient, job_body: dict
     content = b'{"prompt": "a", "response": "b"}\n' * 9 + b"not json\n"
     file = client.post("/v1/files", data={"purpose": "fine-tune"}, files={"file": ("f", content)}).json()
     job_body["contract"]["data"] = {"train_file": file["id"]}
-    assert client.post("/v1/jobs", json=job_body).json()["error"]["code"] == "DATASET_LINE_INVALID"
+    assert client.post("/v1/jobs", json=job_body).json()["error"]["mens"]["code"] == "DATASET_LINE_INVALID"
     job_body["contract"]["data"]["mode"] = "lenient"
     job = client.post("/v1/jobs", json=job_body).json()
     assert job["plan"]["train"]["rows"] == 9
@@ -168,4 +168,4 @@ def test_the_plan_is_for_the_machine_that_the_workers_report(
     batches = [answer.json()["plan"]["contract"]["exec"]["batch_size"] for answer in (large, small)]
     assert batches == [8, 1]
     none = plan(WorkerMachine(device="cuda", devices=1, memory_bytes=1 << 20, free_bytes=0))
-    assert (none.status_code, none.json()["error"]["code"]) == (422, "MEMORY_DOES_NOT_FIT")
+    assert (none.status_code, none.json()["error"]["mens"]["code"]) == (422, "MEMORY_DOES_NOT_FIT")

@@ -150,10 +150,10 @@ def test_rate_limit_is_a_429_for_requests_to_models_only(anonymous: TestClient, 
     headers = {"Authorization": f"Bearer {secret}"}
     chat = {"model": "tiny", "messages": [{"role": "user", "content": "?"}]}
     first = anonymous.post("/v1/chat/completions", json=chat, headers=headers)
-    assert (first.status_code, first.json()["error"]["code"]) == (503, "SERVING_UNAVAILABLE")
+    assert (first.status_code, first.json()["error"]["mens"]["code"]) == (503, "SERVING_UNAVAILABLE")
     second = anonymous.post("/v1/chat/completions", json=chat, headers=headers)
-    assert (second.status_code, second.json()["error"]["code"]) == (429, "RATE_LIMITED")
-    assert second.json()["error"]["type"] == "rate_limit_error"
+    assert (second.status_code, second.json()["error"]["mens"]["code"]) == (429, "RATE_LIMITED")
+    assert second.json()["error"]["type"] == "requests"
     assert 1 <= int(second.headers["retry-after"]) <= 60
     assert second.headers["x-ratelimit-limit-requests"] == "1"
     assert anonymous.get("/v1/models", headers=headers).status_code == 200

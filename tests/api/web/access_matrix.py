@@ -13,7 +13,7 @@ from typing import Any
 from shared.database.records import new_id
 from shared.database.tenancy import Role
 from tests.support.builders import BASE
-from tests.support.tenants import NOBODY, Installation
+from tests.support.tenants import NOBODY, PART_ID, Installation
 
 UPLOAD = {"data": {"purpose": "fine-tune"}, "files": {"file": ("rows.jsonl", b'{"prompt": "a", "response": "b"}\n')}}
 
@@ -49,6 +49,8 @@ class Kind:
 
 
 FILE = Kind(Installation.file, "FILE_NOT_FOUND", "file-00000000000000000000000000")
+UPLOADING = Kind(Installation.pending_upload, "UPLOAD_NOT_FOUND", "upload-00000000000000000000000000")
+UPLOADED = Kind(Installation.completed_upload, "UPLOAD_NOT_FOUND", "upload-00000000000000000000000000")
 QUEUED = Kind(Installation.queued_job, "JOB_NOT_FOUND", "ftjob-00000000000000000000000000")
 PAUSED = Kind(Installation.paused_job, "JOB_NOT_FOUND", "ftjob-00000000000000000000000000")
 FINISHED = Kind(Installation.finished_job, "JOB_NOT_FOUND", "ftjob-00000000000000000000000000")
@@ -132,6 +134,18 @@ def upload(_: str) -> dict[str, Any]:
     return UPLOAD
 
 
+def new_upload(_: str) -> dict[str, Any]:
+    return {"json": {"bytes": 10, "filename": "rows.jsonl", "mime_type": "text/jsonl", "purpose": "fine-tune"}}
+
+
+def upload_part(_: str) -> dict[str, Any]:
+    return {"files": {"data": ("part", b"x")}}
+
+
+def join_parts(_: str) -> dict[str, Any]:
+    return {"json": {"part_ids": [PART_ID]}}
+
+
 TRAINER, ADMIN = Role.TRAINER, Role.ADMIN
 NO_REPLICA = 503
 """An allowed request to a model gets as far as the replica, which does not exist."""
@@ -155,6 +169,11 @@ MATRIX: dict[str, tuple[Case, ...]] = {
     "GET /v1/files/{file_id}": (Case(Rule.SEE, kind=FILE),),
     "GET /v1/files/{file_id}/content": (Case(Rule.SEE, kind=FILE),),
     "DELETE /v1/files/{file_id}": (Case(Rule.CHANGE, TRAINER, FILE),),
+    "POST /v1/uploads": (Case(Rule.KEYED, TRAINER, body=new_upload),),
+    "GET /v1/uploads/{upload_id}": (Case(Rule.OWN, kind=UPLOADING),),
+    "POST /v1/uploads/{upload_id}/parts": (Case(Rule.OWN, TRAINER, UPLOADING, upload_part),),
+    "POST /v1/uploads/{upload_id}/complete": (Case(Rule.OWN, TRAINER, UPLOADED, join_parts),),
+    "POST /v1/uploads/{upload_id}/cancel": (Case(Rule.OWN, TRAINER, UPLOADING),),
     # jobs
     "GET /v1/jobs": (KEYED,),
     "POST /v1/jobs": (

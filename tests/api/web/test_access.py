@@ -101,7 +101,7 @@ def outcome_of(response: Any) -> tuple[int, str | None]:
     if response.status_code < 400 or response.status_code == 503:
         return response.status_code, None
     body = response.json()
-    return response.status_code, body["error"]["code"] if isinstance(body["error"], dict) else body["code"]
+    return response.status_code, body["error"]["mens"]["code"] if isinstance(body["error"], dict) else body["code"]
 
 
 @pytest.mark.parametrize("route", MATRIX)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 
 import pytest
+from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
 
@@ -30,6 +31,19 @@ def test_request_without_an_id_gets_one(anonymous: TestClient, log: pytest.LogCa
     ids = [anonymous.get("/health").headers["x-request-id"] for _ in range(2)]
     assert len(set(ids)) == 2
     assert [line.split()[-1] for line in lines(log)] == [repr(request_id) for request_id in ids]
+
+
+def test_unexpected_error_has_an_id_and_a_line_too(
+    app: FastAPI, client: TestClient, log: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(type(app.state.services.files), "list", lambda *_, **__: 1 / 0)
+    response = client.get("/v1/files", headers={"X-Request-Id": "mine"})
+    assert (response.status_code, response.headers["x-request-id"]) == (500, "mine")
+    assert response.headers["openai-version"]
+    (line,) = lines(log)
+    assert line.split()[3] == "500"
+    assert "ZeroDivisionError" in log.text
+    assert "division" not in response.text
 
 
 def test_caller_cannot_write_a_log_line(anonymous: TestClient, log: pytest.LogCaptureFixture) -> None:

@@ -29,8 +29,10 @@ def test_route_without_a_valid_key_is_refused(anonymous: TestClient, method: str
             continue
         assert response.status_code == 401, header
         body = response.json()
-        error = body if path.startswith("/api/") else body["error"]  # Ollama's clients get errors in Ollama's shape
-        assert error["code"] in ("KEY_MISSING", "KEY_INVALID")
+        own = (
+            body if path.startswith("/api/") else body["error"]["mens"]
+        )  # Ollama's clients get errors in Ollama's shape
+        assert own["code"] in ("KEY_MISSING", "KEY_INVALID")
         assert response.headers["www-authenticate"] == "Bearer"
 
 
@@ -38,7 +40,7 @@ def test_revoked_key_is_refused(app: FastAPI, client: TestClient) -> None:
     assert client.get("/v1/models").status_code == 200
     (key,) = app.state.services.keys.all()
     app.state.services.keys.revoke(key.id)
-    assert client.get("/v1/models").json()["error"]["code"] == "KEY_INVALID"
+    assert client.get("/v1/models").json()["error"]["mens"]["code"] == "KEY_INVALID"
 
 
 # -- tenants -------------------------------------------------------------------------------------------------------
@@ -53,7 +55,7 @@ def test_invalid_tenant_name_is_refused(client: TestClient, name: str) -> None:
 def test_operator_may_act_for_a_tenant_once_it_has_a_key(app: FastAPI, client: TestClient) -> None:
     headers = {"X-Mens-Tenant": "new"}
     response = client.get("/v1/files", headers=headers)
-    assert (response.status_code, response.json()["error"]["code"]) == (404, "TENANT_NOT_FOUND"), (
+    assert (response.status_code, response.json()["error"]["mens"]["code"]) == (404, "TENANT_NOT_FOUND"), (
         "the name may be a typing error"
     )
     key, _ = app.state.services.keys.create("first", "new")
@@ -69,10 +71,11 @@ def test_refusals_have_a_remedy(app: FastAPI, anonymous: TestClient) -> None:
     assert low.json()["error"] == {
         "message": "This takes a key with the role 'trainer'; 'bob' is a viewer. "
         "Ask an admin of the tenant 'acme' for a key with that role.",
-        "type": "permission_error",
+        "type": "invalid_request_error",
         "param": None,
         "code": "ROLE_INSUFFICIENT",
         "mens": {
+            "code": "ROLE_INSUFFICIENT",
             "remedy": "Ask an admin of the tenant 'acme' for a key with that role.",
             "details": {},
             "retryable": False,

@@ -9,6 +9,7 @@ import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
+from api.body_buffers import BodyBuffers
 from api.inference.rate_limits.failed_authentications import FailedAuthentications
 from api.routes import chat, ollama
 from api.web.request_body import MODEL_PATHS
@@ -66,7 +67,7 @@ def test_body_over_the_routes_limit_is_refused(
     response = client.post(path, content=content, headers={"Content-Type": kind})
     error = response.json()
     assert response.status_code == 413
-    assert (error["code"] if path.startswith("/api/") else error["error"]["code"]) == code
+    assert (error["code"] if path.startswith("/api/") else error["error"]["mens"]["code"]) == code
 
 
 def test_length_of_many_digits_is_refused(client: TestClient) -> None:
@@ -79,6 +80,56 @@ def test_every_route_to_a_model_has_the_limit_of_models() -> None:
         route.path for router in (chat.router, ollama.router) for route in router.routes if "POST" in route.methods
     }  # type: ignore[attr-defined]
     assert routes - {"/api/{path:path}"} == MODEL_PATHS
+
+
+# -- bodies that are held ----------------------------------------------------------------------------------------------------
+
+
+def send_beside(app: FastAPI, held: int, size: int, tenant: str = "acme", *, is_declared: bool = True) -> int:
+    """The status of a request with a body of so many bytes, while others of ``acme`` hold some of its 1000."""
+    buffers = BodyBuffers(1000)
+    object.__setattr__(app.state.services, "body_buffers", buffers)
+    secret = app.state.services.keys.create(f"{tenant}-{size}-{held}-{is_declared}", tenant)[1]
+    content = b" " * size if is_declared else iter([b" " * (size // 2)] * 2)
+    headers = {"Authorization": f"Bearer {secret}", "Content-Type": "application/json"}
+    with buffers.of("acme") as hold, TestClient(app) as client:
+        hold(held)
+        return client.post("/v1/keys", content=content, headers=headers).status_code
+
+
+@pytest.mark.parametrize("is_declared", [True, False])
+def test_bytes_that_a_tenant_holds_are_limited(app: FastAPI, is_declared: bool) -> None:
+    assert send_beside(app, 500, 500, is_declared=is_declared) == 422
+    assert send_beside(app, 500, 502, is_declared=is_declared) == 429
+    assert send_beside(app, 1000, 502, "other", is_declared=is_declared) == 422, "another tenant has its own"
+
+
+def test_declared_bytes_count_before_they_come(app: FastAPI) -> None:
+    # A client that declares much and sends nothing holds no more than its tenant's share.
+    object.__setattr__(app.state.services, "body_buffers", BodyBuffers(1000))
+    headers = [(b"content-length", b"2000"), (b"authorization", headers_of(app)["Authorization"].encode())]
+    scope = {"type": "http", "method": "POST", "path": "/v1/jobs", "raw_path": b"/v1/jobs", "headers": headers}
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    asyncio.run(app({**scope, "query_string": b"", "client": ("1.2.3.4", 5)}, forbidden_receive, send))
+    assert (sent[0]["status"], (b"retry-after", b"1") in sent[0]["headers"]) == (429, True)
+
+
+@pytest.mark.parametrize("path", ["/v1/keys", "/v1/chat/completions"])
+def test_bytes_are_given_back_with_the_answer(app: FastAPI, client: TestClient, path: str) -> None:
+    object.__setattr__(app.state.services, "body_buffers", BodyBuffers(1000))
+    for size in (900, 900, 2000, 900):
+        status = client.post(path, content=b"{" * size, headers={"Content-Type": "application/json"}).status_code
+        assert (status == 429) is (size == 2000)
+
+
+def test_uploads_do_not_count(app: FastAPI, client: TestClient) -> None:
+    object.__setattr__(app.state.services, "body_buffers", BodyBuffers(10))
+    form = {"data": {"purpose": "fine-tune"}, "files": {"file": ("rows.jsonl", b"x" * 1000)}}
+    assert client.post("/v1/files", **form).status_code == 200
 
 
 # -- failed authentications ----------------------------------------------------------------------------------------------
@@ -98,7 +149,7 @@ def guess(client: TestClient) -> Any:
 def test_guessing_keys_is_throttled(throttled: FastAPI, anonymous: TestClient) -> None:
     assert [guess(anonymous).status_code for _ in range(TRIES)] == [401] * TRIES
     response = guess(anonymous)
-    assert (response.status_code, response.json()["error"]["code"]) == (429, "AUTHENTICATION_THROTTLED")
+    assert (response.status_code, response.json()["error"]["mens"]["code"]) == (429, "AUTHENTICATION_THROTTLED")
     assert 1 <= int(response.headers["Retry-After"]) <= 20
 
 

@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[3]
 NOT_CALLED = ("api/openai", "api/ollama", "api/routes/fine_tuning.py", "api/routes/ollama.py")
 """Views of the API that the command line never calls."""
 HTTP_WORDS = re.compile(r"/v1/|X-Mens|Bearer|`tenant`|`key_id`")
-NO_COMMAND = ("GET /v1/contract/schema", "GET /v1/openapi.json")
+NO_COMMAND = ("GET /v1/contract/schema", "GET /v1/openapi.json", "GET /v1/uploads/{upload_id}", "POST /v1/uploads")
 """Routes for which there is no command."""
 
 
@@ -119,3 +119,11 @@ def test_only_the_remedy_of_a_message_is_replaced() -> None:
 def test_error_without_our_block_is_passed_on() -> None:
     body = {"code": "boom", "message": "An error of another program."}
     assert describe_error(httpx.Response(502, json={"error": body})) == "boom: An error of another program."
+
+
+def test_code_is_ours_where_the_api_has_openais_too() -> None:
+    mens = {"code": "MODEL_NOT_FOUND", "remedy": "List what there is with GET /v1/models."}
+    assert (
+        to_cli_remedy({"code": "model_not_found", "param": "model", "mens": mens})
+        == "List what there is with `mens models`."
+    )

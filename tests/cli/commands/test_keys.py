@@ -70,7 +70,7 @@ def test_key_of_a_tenant_with_limits(keys: Keys) -> None:
     assert "viewer of acme: may read everything there and send requests to its models" in created.stderr
     when = f"{key.created_at:%Y-%m-%d %H:%M}"
     listed = runner.invoke(app, ["keys", "list", "--tenant", "acme"])
-    assert listed.stdout == f"{key.id}\tbot\tacme\tviewer\t60\t4\t{when}\t\n"
+    assert listed.stdout == f"{key.id}\tbot\tacme\tviewer\t60\t4\t\t{when}\t\n"
     assert created.stdout.strip() not in listed.output
 
 
@@ -153,6 +153,7 @@ def test_unknown_tenant_is_refused(installation: CliInstallation) -> None:
     [
         (["--rpm", "120"], "120 requests to models a minute, 4 at once", (120, 4)),
         (["--concurrent", "NONE"], "60 requests to models a minute, any number at once", (60, None)),
+        (["--tpm", "9000000"], "60 requests to models a minute, 4 at once, 9000000 tokens a minute", (60, 4)),
         (["--rpm", "none", "--concurrent", "2"], "any number of requests to models a minute, 2 at once", (None, 2)),
     ],
 )
@@ -173,6 +174,7 @@ def test_limits_are_changed(keys: Keys, flags: list[str], output: str, limits: t
         (["--concurrent", "1.5"], "none"),
         (["--concurrent", "²"], "none"),
         (["--rpm", "9" * 9], "none"),
+        (["--tpm", "9" * 10], "none"),
         (["--rpm", "120", "--concurrent", "all"], "none"),
     ],
 )

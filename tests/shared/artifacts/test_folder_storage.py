@@ -235,3 +235,15 @@ def test_trash_keeps_the_bytes_until_it_is_purged(storage: FolderStorage, source
     assert len(list(storage.incoming.iterdir())) == 2
     storage.purge_trash()
     assert not list(storage.incoming.iterdir())
+
+
+def test_what_a_killed_process_was_writing_is_purged_a_day_later(storage: FolderStorage) -> None:
+    with storage.writer() as writer:
+        writer.write(b"half")
+        (old,) = storage.incoming.iterdir()
+        copy = shutil.copy(old, storage.incoming / "blob-left")
+        os.utime(copy, (1, 1))
+        storage.purge_trash()
+        assert list(storage.incoming.iterdir()) == [old], "the other is still being written"
+        writer.commit()
+    assert storage.has_blob(hashlib.sha256(b"half").hexdigest())

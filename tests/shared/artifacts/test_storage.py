@@ -92,6 +92,15 @@ def test_blob_is_absent_before_commit(storage: Storage) -> None:
         assert storage.has_blob(NAME)
 
 
+def test_finished_writer_is_named_and_not_visible_yet(storage: Storage) -> None:
+    with storage.writer() as writer:
+        writer.write(CONTENT)
+        assert writer.finish() == NAME
+        assert not storage.has_blob(NAME)
+        assert writer.commit() == NAME
+    assert read_blob(storage, NAME) == CONTENT
+
+
 def test_writer_left_without_commit_stores_nothing(storage: Storage) -> None:
     with storage.writer() as writer:
         writer.write(CONTENT)

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from shared.database.connection import Database
-from shared.database.files import File, Files
+from shared.database.files.contents import IdempotencyKey
+from shared.database.files.files import File, Files
 from shared.database.job_states import FINAL, JobState
 from shared.database.jobs import Jobs
 from shared.database.leases import Leases
@@ -128,3 +129,39 @@ def test_blob_is_removed_before_the_same_content_can_be_added(files: Files) -> N
     files.delete(file.id, remove)
     adding.join(10)
     assert order == ["removed", "added"]
+
+
+# -- requests that are repeated ---------------------------------------------------------------------------------------
+
+
+def test_requests_with_one_key_at_the_same_moment_make_one_file(files: Files) -> None:
+    # Fails on PostgreSQL while the tenant is not locked before the key is looked up.
+    stored: list[int] = []
+    key = IdempotencyKey("once", "digest")
+    made = at_once(
+        4, lambda n: files.add("a", "fine-tune", 1, "a" * 64, store=lambda: stored.append(n), idempotency_key=key)
+    )
+    assert len({file.id for file in made}) == len(stored) == 1
+    assert files.made_with("once") == made[0]
+
+
+def test_key_of_another_request_is_refused(files: Files) -> None:
+    files.add("a", "fine-tune", 1, "a" * 64, idempotency_key=IdempotencyKey("once", "digest"))
+    with pytest.raises(Conflict) as caught:
+        files.add("b", "fine-tune", 1, "a" * 64, idempotency_key=IdempotencyKey("once", "other"))
+    assert caught.value.code is Code.IDEMPOTENCY_CONFLICT
+    other = files.of("acme").add("b", "fine-tune", 1, "a" * 64, idempotency_key=IdempotencyKey("once", "other"))
+    assert files.made_with("once") != other, "keys are a tenant's own"
+
+
+@pytest.mark.parametrize("key", ["a\0b", "\u00fc", " " * 255])
+def test_every_key_that_a_header_can_have_is_found_again(files: Files, key: str) -> None:
+    made = files.add("a", "fine-tune", 1, "a" * 64, idempotency_key=IdempotencyKey(key, "digest"))
+    assert files.made_with(key) == made
+
+
+def test_file_whose_blob_cannot_be_stored_is_not_there(files: Files) -> None:
+    # As where the disk is full.
+    with pytest.raises(ZeroDivisionError):
+        files.add("a", "fine-tune", 1, "a" * 64, store=lambda: 1 / 0)
+    assert files.list(after=None, limit=9, purpose=None, newest_first=True) == []

@@ -11,7 +11,7 @@ from shared.database import leases as lease_module
 from shared.database.adapters import Adapters
 from shared.database.aliases import Aliases
 from shared.database.connection import Database
-from shared.database.files import Files
+from shared.database.files.files import Files
 from shared.database.job_states import JobState, Stage
 from shared.database.jobs import Jobs
 from shared.database.leases import BACKOFF_SECONDS, MAX_FAILURES, Lease, Leases, ResultFile

@@ -17,7 +17,7 @@ from shared.database.adapters import Adapters, NewAdapter
 from shared.database.aliases import Actor, Aliases
 from shared.database.change_counter import Changes
 from shared.database.connection import Database
-from shared.database.files import Files
+from shared.database.files.files import Files
 from shared.database.jobs import Jobs
 from shared.database.keys import Keys
 from shared.database.leases import Leases, ResultFile

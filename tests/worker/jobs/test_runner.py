@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
@@ -11,6 +11,7 @@ import worker.jobs.runner
 from shared.database.job_states import JobState
 from shared.database.leases import MAX_FAILURES
 from shared.database.records import Kind
+from shared.database.tables import UploadPartRow
 from shared.errors import Code, JobFailed, LeaseLost, Unavailable
 
 
@@ -262,3 +263,17 @@ def test_sweep_deletes_expired_files(installation, tmp_path):
         installation.files.add(name, "fine-tune", 3, digests[-1], expires_at)
     installation.worker.sweep()
     assert [installation.storage.blob_path(digest).exists() for digest in digests] == [False, True]
+
+
+def test_sweep_deletes_parts_of_expired_uploads(installation):
+    storage, uploads = installation.storage, installation.worker.uploads
+    kept, late = (uploads.create("a", "fine-tune", 9, timedelta(hours=hours)) for hours in (1, -1))
+    with storage.writer() as writer:
+        writer.write(b"part")
+        sha256 = writer.commit()
+    with installation.database.write() as session:
+        moment = datetime(2026, 1, 1, tzinfo=UTC)
+        session.add(UploadPartRow(id="part-1", upload_id=late.id, bytes=4, sha256=sha256, created_at=moment))
+    installation.worker.sweep()
+    assert not storage.has_blob(sha256)
+    assert [uploads.get(upload.id).status for upload in (kept, late)] == ["pending", "expired"]

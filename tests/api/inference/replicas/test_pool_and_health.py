@@ -365,7 +365,7 @@ def test_request_that_breaks_two_replicas_is_sent_to_no_third(api: httpx.Client,
     for replica in tier.values():
         replica.mode = "drop"
     response = api.post("/v1/completions", json={"model": ADAPTER})
-    assert (response.status_code, response.json()["error"]["code"]) == (503, "SERVING_UNAVAILABLE")
+    assert (response.status_code, response.json()["error"]["mens"]["code"]) == (503, "SERVING_UNAVAILABLE")
     assert [ADAPTER in replica.models for replica in tier.values()] == [True, True, False]
 
 
@@ -382,7 +382,7 @@ def test_all_replicas_down_is_unavailable(api: httpx.Client, tier: dict[str, Raw
         replica.stop()
     for _ in range(2):
         response = api.post("/v1/completions", json={"model": ADAPTER})
-        assert (response.status_code, response.json()["error"]["code"]) == (503, "SERVING_UNAVAILABLE")
+        assert (response.status_code, response.json()["error"]["mens"]["code"]) == (503, "SERVING_UNAVAILABLE")
         assert response.headers["retry-after"]
     assert set(states(api).values()) == {"down"}
     assert idle(api)
@@ -401,7 +401,7 @@ def test_caller_may_wait_for_the_only_replica(app: FastAPI) -> None:
         replica.stop()
         for wait in (None, "0", "0.2"):
             response = ask(wait)
-            assert (response.status_code, response.json()["error"]["code"]) == (503, "SERVING_UNAVAILABLE")
+            assert (response.status_code, response.json()["error"]["mens"]["code"]) == (503, "SERVING_UNAVAILABLE")
         eventually(lambda: states(client)[replica.url] == "down")
         waits = pool.submit(ask, "50")
         replica.start()

@@ -1,20 +1,30 @@
-"""Uploaded files: their rows, and when the blob behind one is no longer needed."""
+"""Files: what was uploaded or produced, and who may delete it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 
-from sqlalchemy import func, select
+from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from shared.database.connection import Database, whole_milliseconds
+from shared.database.files.contents import (
+    IdempotencyKey,
+    Remove,
+    Store,
+    check_room,
+    lock_content,
+    lock_tenant,
+    remove_unneeded,
+    room,
+)
 from shared.database.job_states import FINAL
 from shared.database.records import Value, new_id
 from shared.database.tables import FileRow, JobRow
 from shared.database.tenancy import NO_QUOTA, SHARED, FileQuota, TenantName, check_owner, visible_to
 from shared.database.visibility import storable
-from shared.errors import Code, Conflict, Forbidden, NotFound
+from shared.errors import Code, Conflict, NotFound
 
 
 class File(Value):
@@ -49,7 +59,13 @@ class Files:
             Forbidden: ``QUOTA_EXCEEDED``: no file, or not one byte.
         """
         with self._db.read() as session:
-            return self._room(session, quota)
+            return room(session, self._tenant, quota)
+
+    def made_with(self, idempotency_key: str) -> File | None:
+        """The file that a request with this key made, if it still exists."""
+        with self._db.read() as session:
+            row = _made_with(session, self._tenant, idempotency_key)
+            return File.model_validate(row) if row else None
 
     def add(
         self,
@@ -59,19 +75,33 @@ class Files:
         sha256: str,
         expires_at: datetime | None = None,
         quota: FileQuota = NO_QUOTA,
+        *,
+        store: Store = lambda: None,
+        idempotency_key: IdempotencyKey | None = None,
     ) -> File:
-        """Record a stored blob of ``size`` bytes as a file.
+        """Add a file, and make its blob visible with it: while either is missing, neither is there.
+
+        Args:
+            filename: shown to people. purpose: OpenAI's.
+            size: in bytes.
+            sha256: of the content.
+            expires_at: when the file is deleted.
+            quota: of the tenant.
+            store: stores the blob.
+            idempotency_key: the same key and request give the same file.
 
         Raises:
-            Forbidden: ``QUOTA_EXCEEDED``.
+            Forbidden: ``QUOTA_EXCEEDED``. Conflict: ``IDEMPOTENCY_CONFLICT``.
         """
         with self._db.write() as session:
-            if quota != NO_QUOTA:
-                _lock(session, f"quota of {self._tenant}")
-                room = self._room(session, quota)
-                if room is not None and size > room:
-                    raise over_quota(self._tenant, f"{quota.bytes} bytes")
-            row = add_file(session, self._tenant, filename, purpose, size, sha256, expires_at)
+            if quota != NO_QUOTA or idempotency_key:
+                lock_tenant(session, self._tenant)
+            if idempotency_key and (made := _made_with(session, self._tenant, idempotency_key.key)):
+                idempotency_key.check(made.request_digest, f"the file {made.id}")
+                return File.model_validate(made)
+            check_room(session, self._tenant, quota, size)
+            row = add_file(session, self._tenant, filename, purpose, size, sha256, expires_at, idempotency_key)
+            store()
             return File.model_validate(row)
 
     def get(self, file_id: str, field: str = "file_id") -> File:
@@ -97,7 +127,7 @@ class Files:
         with self._db.read() as session:
             return [File.model_validate(row) for row in session.scalars(query)]
 
-    def delete(self, file_id: str, remove: Callable[[str], object] = lambda _: None) -> str | None:
+    def delete(self, file_id: str, remove: Remove = lambda _: None) -> str | None:
         """Delete a file's row.
 
         Args:
@@ -124,16 +154,11 @@ class Files:
                         f"{user} still needs the file {file_id}.",
                         remedy="Wait until the job has finished, or cancel it.",
                     )
-            _lock_content(session, row.sha256)
+            lock_content(session, row.sha256)
             session.delete(row)
-            session.flush()
-            # Counted after this row is deleted and under the content's lock: no file can be added until the commit.
-            if session.scalar(select(func.count()).select_from(FileRow).where(FileRow.sha256 == row.sha256)):
-                return None
-            remove(row.sha256)
-            return row.sha256
+            return row.sha256 if remove_unneeded(session, row.sha256, remove) else None
 
-    def delete_expired(self, remove: Callable[[str], object] = lambda _: None) -> Sequence[str]:
+    def delete_expired(self, remove: Remove = lambda _: None) -> Sequence[str]:
         """Delete the rows of every tenant's files that have expired and that no unfinished job needs.
 
         Args:
@@ -155,17 +180,6 @@ class Files:
                 continue
         return [sha256 for sha256 in blobs if sha256]
 
-    def _room(self, session: Session, quota: FileQuota) -> int | None:
-        if quota == NO_QUOTA or self._tenant == SHARED:
-            return None
-        query = select(func.count(), func.coalesce(func.sum(FileRow.bytes), 0)).where(FileRow.tenant == self._tenant)
-        count, size = session.execute(query).one()
-        if quota.files is not None and count >= quota.files:
-            raise over_quota(self._tenant, f"{quota.files} files")
-        if quota.bytes is not None and size >= quota.bytes:
-            raise over_quota(self._tenant, f"{quota.bytes} bytes")
-        return None if quota.bytes is None else quota.bytes - int(size)
-
     def _row(self, session: Session, file_id: str, field: str = "file_id", *, lock: bool = False) -> FileRow:
         row = session.get(FileRow, storable(file_id), with_for_update=lock)
         if row is None or row.tenant not in self._tenants:
@@ -186,9 +200,10 @@ def add_file(
     size: int,
     sha256: str,
     expires_at: datetime | None = None,
+    idempotency_key: IdempotencyKey | None = None,
 ) -> FileRow:
-    """Add a file inside the caller's transaction. Its blob may have been removed just before, so check it afterwards."""
-    _lock_content(session, sha256)
+    """Add a file inside the caller's transaction. A blob that was stored before it may have been removed meanwhile."""
+    lock_content(session, sha256)
     row = FileRow(
         id=new_id("file"),
         tenant=tenant,
@@ -198,28 +213,15 @@ def add_file(
         sha256=sha256,
         created_at=whole_milliseconds(datetime.now(UTC)),
         expires_at=expires_at,
+        idempotency_key=storable(idempotency_key.key) if idempotency_key else None,
+        request_digest=idempotency_key.request_digest if idempotency_key else None,
     )
     session.add(row)
     session.flush()
     return row
 
 
-def over_quota(tenant: str, quota: str) -> Forbidden:
-    """The error for a file that does not fit into a tenant's quota."""
-    return Forbidden(
-        Code.QUOTA_EXCEEDED,
-        f"The tenant {tenant!r} may store {quota}, and this file does not fit in.",
-        remedy="Delete files that are not needed: DELETE /v1/files/{file_id}.",
-        param="file",
+def _made_with(session: Session, tenant: TenantName, idempotency_key: str) -> FileRow | None:
+    return session.scalar(
+        select(FileRow).where(FileRow.tenant == tenant, FileRow.idempotency_key == storable(idempotency_key))
     )
-
-
-def _lock_content(session: Session, sha256: str) -> None:
-    """Hold a content until the transaction ends: adding and removing files with it wait for each other."""
-    _lock(session, sha256)
-
-
-def _lock(session: Session, name: str) -> None:
-    """Hold a name until the transaction ends. On SQLite all writers wait for each other anyhow."""
-    if session.get_bind().dialect.name == "postgresql":
-        session.execute(select(func.pg_advisory_xact_lock(func.hashtextextended(name, 0))))

@@ -1,0 +1,54 @@
+"""Body buffers: how many bytes of request bodies each tenant has in an API process at once, so that none fills its memory.
+
+A body counts from its first byte, or from the beginning with the length that it declares, until its request has been answered.
+Uploads do not count: they go to storage piece by piece.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from shared.errors import Code, TooMany
+
+RETRY_SECONDS = 1
+"""``Retry-After`` of a body over the limit: a guess, because it is unknown when another request will end."""
+Hold = Callable[[int], None]
+
+
+class BodyBuffers:
+    """Counts the bytes of one process. Used in one event loop at a time.
+
+    Args:
+        max_bytes: of one tenant at once.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._held: Counter[str] = Counter()
+
+    @contextmanager
+    def of(self, tenant: str) -> Iterator[Hold]:
+        """A function that counts bytes of one request's body, and raises ``CONCURRENCY_LIMITED`` instead of too many; at the end
+        all of them are given back.
+        """
+        held = 0
+
+        def hold(size: int) -> None:
+            nonlocal held
+            if self._held[tenant] + size > self._max_bytes:
+                raise TooMany(
+                    Code.CONCURRENCY_LIMITED,
+                    f"The bodies of the tenant {tenant!r}'s requests in flight have more than {self._max_bytes} bytes together.",
+                    remedy="Try again when one of them has ended, or send fewer at once.",
+                    details={"retry_after_seconds": RETRY_SECONDS},
+                )
+            held += size
+            self._held[tenant] += size
+
+        try:
+            yield hold
+        finally:
+            self._held[tenant] -= held
+            self._held += Counter()  # drops what is zero

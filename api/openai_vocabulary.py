@@ -1,0 +1,47 @@
+"""OpenAI's vocabulary of errors: ``type`` and ``code`` of an error on OpenAI's routes, for programs that branch on them.
+
+Our own code is beside them, in ``mens.code``, as on every route. Where OpenAI has no code for what happened, ``code`` is ours.
+"""
+
+from __future__ import annotations
+
+from shared.errors import Code, MensError
+
+CODES: dict[Code, str] = {
+    Code.KEY_MISSING: "invalid_api_key",
+    Code.KEY_INVALID: "invalid_api_key",
+    Code.MODEL_NOT_FOUND: "model_not_found",
+    Code.RATE_LIMITED: "rate_limit_exceeded",
+    Code.CONCURRENCY_LIMITED: "rate_limit_exceeded",
+    Code.AUTHENTICATION_THROTTLED: "rate_limit_exceeded",
+    Code.QUOTA_EXCEEDED: "insufficient_quota",
+    Code.CONTEXT_LENGTH_EXCEEDED: "context_length_exceeded",
+    Code.FIELD_UNKNOWN: "unknown_parameter",
+    Code.FIELD_UNSUPPORTED: "unsupported_parameter",
+    Code.ROUTE_NOT_FOUND: "unknown_url",
+}
+FIELD_CODES = frozenset({Code.REQUEST_INVALID, Code.REQUEST_REJECTED, Code.CONTRACT_INVALID, Code.NAME_INVALID})
+"""Ours for a wrong field, where OpenAI's says in what way it is wrong."""
+FAULTS = {"missing": "missing_required_parameter", "extra_forbidden": "unknown_parameter"}
+"""OpenAI's code for a fault of pydantic's."""
+
+
+def openai_code(error: MensError) -> str | None:
+    """OpenAI's code; ours where it has none, and None for a request that is wrong in no field, as with OpenAI."""
+    if error.code not in FIELD_CODES:
+        return CODES.get(error.code, str(error.code))
+    fault = str(error.details.get("fault", ""))
+    if fault in FAULTS:
+        return FAULTS[fault]
+    if error.param is None:
+        return None
+    return "invalid_type" if fault.endswith(("_type", "_parsing")) else "invalid_value"
+
+
+def openai_type(error: MensError, status: int) -> str:
+    """OpenAI's type: the class of what is wrong."""
+    if status == 429:
+        return str(error.details.get("limit", "requests"))  # which limit was reached
+    if error.code == Code.QUOTA_EXCEEDED:
+        return "insufficient_quota"
+    return "server_error" if status >= 500 else "invalid_request_error"

@@ -1,0 +1,126 @@
+"""What files and uploads have in common: the blobs behind them, the quota of their tenant, and requests that are repeated.
+
+A blob is kept while a file or a part of an upload has its content. Who adds or removes one holds its content's lock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import NamedTuple
+
+from sqlalchemy import ColumnElement, and_, func, select, true
+from sqlalchemy.orm import Session
+
+from shared.database.tables import FileRow, UploadPartRow, UploadRow
+from shared.database.tenancy import NO_QUOTA, SHARED, FileQuota, TenantName
+from shared.errors import Code, Conflict, Forbidden
+
+Store = Callable[[], object]
+"""Makes a blob visible under its name. It is called inside a transaction, so it must be quick."""
+Remove = Callable[[str], object]
+"""Removes a blob by its SHA-256. It must be quick, too: a transaction that adds the same content waits for it."""
+
+
+class IdempotencyKey(NamedTuple):
+    """Of a request: the same key and digest give the same file or upload, as long as that exists.
+
+    Attributes:
+        key: the caller's, unique among those of its tenant.
+        request_digest: of what was sent.
+    """
+
+    key: str
+    request_digest: str
+
+    def check(self, request_digest: str | None, thing: str) -> None:
+        """Refuse another request than the one that made the thing.
+
+        Raises:
+            Conflict: ``IDEMPOTENCY_CONFLICT``.
+        """
+        if request_digest != self.request_digest:
+            raise Conflict(
+                Code.IDEMPOTENCY_CONFLICT,
+                f"The Idempotency-Key was already used by {thing} with another request.",
+                remedy="Use a new key for a new request.",
+                param="Idempotency-Key",
+            )
+
+
+def room(session: Session, tenant: TenantName, quota: FileQuota) -> int | None:
+    """Bytes that a tenant may still store; None: any number. ``shared`` has no quota.
+
+    A pending upload counts as the file that it is to become.
+
+    Raises:
+        Forbidden: ``QUOTA_EXCEEDED``: no file, or not one byte.
+    """
+    if quota == NO_QUOTA or tenant == SHARED:
+        return None
+    count = size = 0
+    for table, kept in ((FileRow, true()), (UploadRow, is_pending())):
+        query = select(func.count(), func.coalesce(func.sum(table.bytes), 0)).where(table.tenant == tenant, kept)
+        found, found_bytes = session.execute(query).one()
+        count, size = count + found, size + int(found_bytes)
+    if quota.files is not None and count >= quota.files:
+        raise over_quota(tenant, f"{quota.files} files")
+    if quota.bytes is not None and size >= quota.bytes:
+        raise over_quota(tenant, f"{quota.bytes} bytes")
+    return None if quota.bytes is None else quota.bytes - size
+
+
+def check_room(session: Session, tenant: TenantName, quota: FileQuota, size: int, param: str = "file") -> None:
+    """Refuse what does not fit into a tenant's quota.
+
+    Raises:
+        Forbidden: ``QUOTA_EXCEEDED``.
+    """
+    left = room(session, tenant, quota)
+    if left is not None and size > left:
+        raise over_quota(tenant, f"{quota.bytes} bytes", param)
+
+
+def is_pending() -> ColumnElement[bool]:
+    """The condition of uploads that still take parts."""
+    return and_(UploadRow.status == "pending", UploadRow.expires_at > datetime.now(UTC))
+
+
+def over_quota(tenant: str, quota: str, param: str = "file") -> Forbidden:
+    """The error for a file that does not fit into a tenant's quota."""
+    return Forbidden(
+        Code.QUOTA_EXCEEDED,
+        f"The tenant {tenant!r} may store {quota}, and this file does not fit in.",
+        remedy="Delete files that are not needed (DELETE /v1/files/{file_id}), or cancel uploads that are pending.",
+        param=param,
+    )
+
+
+def remove_unneeded(session: Session, sha256: str, remove: Remove) -> bool:
+    """Remove a blob that no file and no part has. The caller has locked the content and deleted its own row.
+
+    Returns:
+        whether it was removed.
+    """
+    session.flush()
+    for table in (FileRow, UploadPartRow):
+        if session.scalar(select(func.count()).select_from(table).where(table.sha256 == sha256)):
+            return False
+    remove(sha256)
+    return True
+
+
+def lock_content(session: Session, sha256: str) -> None:
+    """Hold a content until the transaction ends: adding and removing blobs with it wait for each other."""
+    _lock(session, sha256)
+
+
+def lock_tenant(session: Session, tenant: TenantName) -> None:
+    """Hold a tenant's quota and its idempotency keys until the transaction ends."""
+    _lock(session, f"files of {tenant}")
+
+
+def _lock(session: Session, name: str) -> None:
+    """Hold a name until the transaction ends. On SQLite all writers wait for each other anyhow."""
+    if session.get_bind().dialect.name == "postgresql":
+        session.execute(select(func.pg_advisory_xact_lock(func.hashtextextended(name, 0))))

@@ -1,0 +1,343 @@
+"""Uploads in parts: create, add parts, complete or cancel; and what is left of those that are over.
+
+An upload takes parts until it is completed, is cancelled or expires. Each part is a blob. The upload's bytes count in its tenant's
+quota from the beginning, and its parts have no more bytes together, so that nobody stores more than a file of that size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from enum import StrEnum
+
+from sqlalchemy import delete, func, select, update
+from sqlalchemy.orm import Session
+
+from shared.database.connection import Database, whole_milliseconds
+from shared.database.files.contents import (
+    IdempotencyKey,
+    Remove,
+    Store,
+    check_room,
+    is_pending,
+    lock_content,
+    lock_tenant,
+    remove_unneeded,
+)
+from shared.database.files.files import File, add_file
+from shared.database.records import Value, new_id
+from shared.database.tables import FileRow, UploadPartRow, UploadRow
+from shared.database.tenancy import NO_QUOTA, SHARED, FileQuota, TenantName
+from shared.database.visibility import storable
+from shared.errors import Code, Conflict, InvalidRequest, NotFound
+
+MAX_PARTS = 1000
+KEPT_AFTER_EXPIRY = timedelta(days=1)
+"""How long an upload can be looked up, and its requests repeated, after it has expired."""
+
+
+class UploadStatus(StrEnum):
+    PENDING = "pending"
+    COMPLETED = "completed"
+    CANCELLED = "cancelled"
+    EXPIRED = "expired"
+
+
+class Upload(Value):
+    """An upload in parts, with the bytes that it is to have.
+
+    Attributes:
+        file_seconds: how long the file is to live; None: until it is deleted.
+        file_id: of the completed upload's file, which may be deleted.
+    """
+
+    id: str
+    filename: str
+    purpose: str
+    bytes: int
+    file_seconds: int | None
+    status: UploadStatus
+    created_at: datetime
+    expires_at: datetime
+    file_id: str | None
+
+
+class UploadPart(Value):
+    """A part of an upload: a stored blob."""
+
+    id: str
+    upload_id: str
+    bytes: int
+    sha256: str
+    created_at: datetime
+
+
+class Uploads:
+    """Uploads of a tenant; others do not see them. Each verb is one transaction, but for those that remove parts."""
+
+    def __init__(self, database: Database, tenant: TenantName = SHARED) -> None:
+        self._db = database
+        self._tenant = tenant
+
+    def of(self, tenant: TenantName) -> Uploads:
+        """Uploads of another tenant."""
+        return Uploads(self._db, tenant)
+
+    def create(
+        self,
+        filename: str,
+        purpose: str,
+        size: int,
+        lifetime: timedelta,
+        *,
+        file_seconds: int | None = None,
+        quota: FileQuota = NO_QUOTA,
+        idempotency_key: IdempotencyKey | None = None,
+    ) -> Upload:
+        """Begin an upload.
+
+        Args:
+            filename: of the file, like ``purpose``.
+            purpose: OpenAI's.
+            size: of the file, in bytes.
+            lifetime: how long parts are taken.
+            file_seconds: how long the file is to live.
+            quota: of the tenant.
+            idempotency_key: the same key and request give the same upload.
+
+        Raises:
+            Forbidden: ``QUOTA_EXCEEDED``. Conflict: ``IDEMPOTENCY_CONFLICT``.
+        """
+        with self._db.write() as session:
+            lock_tenant(session, self._tenant)
+            if idempotency_key:
+                query = select(UploadRow).where(UploadRow.idempotency_key == storable(idempotency_key.key))
+                if row := session.scalar(query.where(UploadRow.tenant == self._tenant)):
+                    idempotency_key.check(row.request_digest, f"the upload {row.id}")
+                    return _upload(row)
+            check_room(session, self._tenant, quota, size, "bytes")
+            now = whole_milliseconds(datetime.now(UTC))
+            row = UploadRow(
+                id=new_id("upload"),
+                tenant=self._tenant,
+                filename=storable(filename),
+                purpose=purpose,
+                bytes=size,
+                file_seconds=file_seconds,
+                status=str(UploadStatus.PENDING),
+                created_at=now,
+                expires_at=whole_milliseconds(now + lifetime),
+                idempotency_key=storable(idempotency_key.key) if idempotency_key else None,
+                request_digest=idempotency_key.request_digest if idempotency_key else None,
+            )
+            session.add(row)
+            session.flush()
+            return _upload(row)
+
+    def get(self, upload_id: str) -> Upload:
+        """Raises:
+        NotFound: ``UPLOAD_NOT_FOUND``.
+        """
+        with self._db.read() as session:
+            return _upload(self._row(session, upload_id))
+
+    def parts(self, upload_id: str) -> Sequence[UploadPart]:
+        """The parts that have come, oldest first; none when the upload is over.
+
+        Raises:
+            NotFound: ``UPLOAD_NOT_FOUND``.
+        """
+        query = select(UploadPartRow).where(UploadPartRow.upload_id == upload_id).order_by(UploadPartRow.id)
+        with self._db.read() as session:
+            if _upload(self._row(session, upload_id)).status is not UploadStatus.PENDING:
+                return []
+            return [UploadPart.model_validate(row) for row in session.scalars(query)]
+
+    def check_pending(self, upload_id: str) -> None:
+        """Refuse what adds to an upload that is over.
+
+        Raises:
+            NotFound: ``UPLOAD_NOT_FOUND``. Conflict: ``UPLOAD_STATE_CONFLICT``.
+        """
+        with self._db.read() as session:
+            _check_pending(self._row(session, upload_id))
+
+    def add_part(self, upload_id: str, size: int, sha256: str, store: Store = lambda: None) -> UploadPart:
+        """Add a part, and make its blob visible with it. A content that the upload has already is the part that has it.
+
+        Args:
+            upload_id: of the upload.
+            size: in bytes.
+            sha256: of the content.
+            store: stores the blob.
+
+        Raises:
+            NotFound: ``UPLOAD_NOT_FOUND``. Conflict: ``UPLOAD_STATE_CONFLICT``.
+            InvalidRequest: ``UPLOAD_SIZE_MISMATCH``: more bytes than the upload is to have, or too many parts.
+        """
+        with self._db.write() as session:
+            row = self._row(session, upload_id, lock=True)
+            _check_pending(row)
+            known = select(UploadPartRow).where(UploadPartRow.upload_id == row.id, UploadPartRow.sha256 == sha256)
+            if part := session.scalar(known):
+                return UploadPart.model_validate(part)
+            count, stored = _stored(session, row.id)
+            if stored + size > row.bytes:
+                raise size_mismatch(f"The upload is to have {row.bytes} bytes, and its parts would have more.", "data")
+            if count >= MAX_PARTS:
+                raise size_mismatch(f"The upload has {MAX_PARTS} parts already.", "data")
+            lock_content(session, sha256)
+            now = whole_milliseconds(datetime.now(UTC))
+            part = UploadPartRow(id=new_id("part"), upload_id=row.id, bytes=size, sha256=sha256, created_at=now)
+            session.add(part)
+            session.flush()
+            store()
+            return UploadPart.model_validate(part)
+
+    def completed(self, upload_id: str, completion_digest: str) -> tuple[Upload, File | None] | None:
+        """What an equal request has completed already; None: the upload is pending.
+
+        Raises:
+            NotFound: ``UPLOAD_NOT_FOUND``. Conflict: ``UPLOAD_STATE_CONFLICT``: cancelled, expired, or completed otherwise.
+        """
+        with self._db.read() as session:
+            return self._completed(session, self._row(session, upload_id), completion_digest)
+
+    def complete(
+        self, upload_id: str, completion_digest: str, sha256: str, store: Store = lambda: None
+    ) -> tuple[Upload, File | None]:
+        """Make the file of an upload, and its blob visible. Its parts are no longer needed: :meth:`drop_parts`.
+
+        Args:
+            upload_id: of the upload.
+            completion_digest: of the request, so that an equal one can be repeated.
+            sha256: of the whole content.
+            store: stores the blob.
+
+        Raises:
+            NotFound: ``UPLOAD_NOT_FOUND``. Conflict: ``UPLOAD_STATE_CONFLICT``.
+        """
+        with self._db.write() as session:
+            row = self._row(session, upload_id, lock=True)
+            if completed := self._completed(session, row, completion_digest):
+                return completed
+            file = add_file(session, self._tenant, row.filename, row.purpose, row.bytes, sha256)
+            if row.file_seconds is not None:
+                file.expires_at = file.created_at + timedelta(seconds=row.file_seconds)
+            row.status, row.file_id, row.completion_digest = str(UploadStatus.COMPLETED), file.id, completion_digest
+            session.flush()
+            store()
+            return _upload(row), File.model_validate(file)
+
+    def cancel(self, upload_id: str) -> Upload:
+        """Cancel an upload; a repeated call changes nothing. Its parts are no longer needed: :meth:`drop_parts`.
+
+        Raises:
+            NotFound: ``UPLOAD_NOT_FOUND``. Conflict: ``UPLOAD_STATE_CONFLICT``: completed or expired.
+        """
+        with self._db.write() as session:
+            row = self._row(session, upload_id, lock=True)
+            if row.status != UploadStatus.CANCELLED:
+                _check_pending(row)
+                row.status = str(UploadStatus.CANCELLED)
+            return _upload(row)
+
+    def drop_parts(self, upload_id: str, remove: Remove = lambda _: None) -> Sequence[str]:
+        """Delete the parts of an upload that is over, with every blob that nothing else needs; the SHA-256 of those.
+
+        Each in a transaction of its own, because each holds its content. A call that is cut short is continued by
+        :meth:`delete_expired`.
+        """
+        removed = []
+        with self._db.read() as session:
+            parts = list(session.execute(select(UploadPartRow.id, UploadPartRow.sha256).filter_by(upload_id=upload_id)))
+        for part_id, sha256 in parts:
+            with self._db.write() as session:
+                lock_content(session, sha256)
+                if row := session.get(UploadPartRow, part_id):
+                    session.delete(row)
+                    removed += [sha256] if remove_unneeded(session, sha256, remove) else []
+        return removed
+
+    def delete_expired(self, remove: Remove = lambda _: None) -> Sequence[str]:
+        """End the uploads of every tenant that have expired, and delete the parts of all that are over.
+
+        Returns:
+            SHA-256 of the blobs that were removed.
+        """
+        self._end_expired()
+        over = select(UploadPartRow.upload_id).join(UploadRow).where(UploadRow.status != UploadStatus.PENDING)
+        with self._db.read() as session:
+            ids = list(session.scalars(over.distinct()))
+        removed = [sha256 for upload_id in ids for sha256 in self.drop_parts(upload_id, remove)]
+        self._forget_old()
+        return removed
+
+    def _end_expired(self) -> None:
+        late = UploadRow.status == UploadStatus.PENDING, ~is_pending()
+        with self._db.read() as session:
+            ids = list(session.scalars(select(UploadRow.id).where(*late)))
+        if ids:  # mostly there are none, and a write would make others wait
+            with self._db.write() as session:
+                ended = update(UploadRow).where(UploadRow.id.in_(ids), *late)
+                session.execute(ended.values(status=str(UploadStatus.EXPIRED)))
+
+    def _forget_old(self) -> None:
+        """Delete rows of uploads that expired long ago and have no parts left."""
+        has_parts = select(UploadPartRow.id).where(UploadPartRow.upload_id == UploadRow.id).exists()
+        old = UploadRow.expires_at < datetime.now(UTC) - KEPT_AFTER_EXPIRY, ~has_parts
+        with self._db.read() as session:
+            ids = list(session.scalars(select(UploadRow.id).where(*old)))
+        if ids:
+            with self._db.write() as session:
+                session.execute(delete(UploadRow).where(UploadRow.id.in_(ids), *old))
+
+    def _completed(self, session: Session, row: UploadRow, completion_digest: str) -> tuple[Upload, File | None] | None:
+        if row.status == UploadStatus.COMPLETED and row.completion_digest == completion_digest:
+            file = session.get(FileRow, row.file_id)
+            return _upload(row), File.model_validate(file) if file else None
+        _check_pending(row)
+        return None
+
+    def _row(self, session: Session, upload_id: str, *, lock: bool = False) -> UploadRow:
+        row = session.get(UploadRow, storable(upload_id), with_for_update=lock)
+        if row is None or row.tenant != self._tenant:
+            raise NotFound(
+                Code.UPLOAD_NOT_FOUND,
+                f"There is no upload {upload_id!r}.",
+                remedy="Begin one with POST /v1/uploads and use the id it returns.",
+                param="upload_id",
+            )
+        return row
+
+
+def size_mismatch(message: str, param: str) -> InvalidRequest:
+    """The error for parts that do not make the file that was announced."""
+    remedy = "Cancel the upload, and begin another with the file's own size and larger parts."
+    return InvalidRequest(Code.UPLOAD_SIZE_MISMATCH, message, remedy=remedy, param=param)
+
+
+def _stored(session: Session, upload_id: str) -> tuple[int, int]:
+    """How many parts an upload has, and their bytes."""
+    query = select(func.count(), func.coalesce(func.sum(UploadPartRow.bytes), 0))
+    count, size = session.execute(query.where(UploadPartRow.upload_id == upload_id)).one()
+    return count, int(size)
+
+
+def _upload(row: UploadRow) -> Upload:
+    """An upload as it is now: one whose time is over has expired, whether that was written already or not."""
+    upload = Upload.model_validate(row)
+    if upload.status is UploadStatus.PENDING and upload.expires_at <= datetime.now(UTC):
+        return upload.model_copy(update={"status": UploadStatus.EXPIRED})
+    return upload
+
+
+def _check_pending(row: UploadRow) -> None:
+    status = _upload(row).status
+    if status is not UploadStatus.PENDING:
+        raise Conflict(
+            Code.UPLOAD_STATE_CONFLICT,
+            f"The upload {row.id} is {status}.",
+            remedy="Begin another with POST /v1/uploads.",
+            param="upload_id",
+        )
