@@ -12,7 +12,9 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+
+from pydantic import BaseModel
 
 MODEL, BASE, LIMITED_KEY = sys.argv[1:]
 URL, KEY = os.environ["OPENAI_BASE_URL"], os.environ["OPENAI_API_KEY"]
@@ -29,6 +31,14 @@ COLOUR: dict[str, Any] = {
     "required": ["colour"],
     "additionalProperties": False,
 }
+
+
+class Colour(BaseModel):
+    """The same as a class."""
+
+    colour: Literal["red", "green"]
+
+
 PAINT: dict[str, Any] = {"type": "function", "function": {"name": "paint", "parameters": COLOUR}}
 
 

@@ -2,20 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 import instructor
 import openai
-from conversation import BASE, COLOURS, COUNT, KEY, LIMITED_KEY, URL, raises, user
+from conversation import BASE, COLOURS, COUNT, KEY, LIMITED_KEY, URL, Colour, raises, user
 from instructor.core import InstructorRetryException
-from pydantic import BaseModel
-
-
-
-class Colour(BaseModel):
-    """A colour."""
-
-    colour: Literal["red", "green"]
 
 
 def client(mode="TOOLS", key=KEY):

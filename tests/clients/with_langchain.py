@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 import openai
 from conversation import (
     BASE,
@@ -17,17 +15,11 @@ from conversation import (
     READ,
     RESULT,
     WEATHER,
+    Colour,
     raises,
 )
 from langchain_core.messages import HumanMessage, ToolMessage
 from langchain_openai import ChatOpenAI
-from pydantic import BaseModel
-
-
-class Colour(BaseModel):
-    """A colour."""
-
-    colour: Literal["red", "green"]
 
 
 def model(name=MODEL, **more):

@@ -3,18 +3,25 @@
 from typing import Literal
 
 import openai
-from conversation import BASE, COLOURS, COUNT, COUNTED, KEY, LIMITED_KEY, MODEL, READ, RESULT, URL, WEATHER, raises
+from conversation import (
+    BASE,
+    COLOURS,
+    COUNT,
+    COUNTED,
+    KEY,
+    LIMITED_KEY,
+    MODEL,
+    READ,
+    RESULT,
+    URL,
+    WEATHER,
+    Colour,
+    raises,
+)
 from llama_index.core.base.llms.types import ChatMessage
 from llama_index.core.prompts import PromptTemplate
 from llama_index.core.tools import FunctionTool
 from llama_index.llms.openai_like import OpenAILike
-from pydantic import BaseModel
-
-
-class Colour(BaseModel):
-    """A colour."""
-
-    colour: Literal["red", "green"]
 
 
 def get_weather(location: str) -> str:

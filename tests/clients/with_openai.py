@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from typing import Literal
 
 import openai
 from conversation import (
@@ -22,10 +21,10 @@ from conversation import (
     TUNED,
     URL,
     WEATHER,
+    Colour,
     raises,
     user,
 )
-from pydantic import BaseModel
 
 client = openai.OpenAI(base_url=URL, api_key=KEY, max_retries=0, _strict_response_validation=True)
 
@@ -62,13 +61,10 @@ def tools():
 
 
 def structured_output():
-    class Painted(BaseModel):
-        colour: Literal["red", "green"]
-
     schema = {"type": "json_schema", "json_schema": {"name": "colour", "schema": COLOUR, "strict": True}}
     assert json.loads(ask(COUNT, BASE, response_format=schema).choices[0].message.content)["colour"] in COLOURS
     parse = client.beta.chat.completions.parse if openai.VERSION < "2" else client.chat.completions.parse
-    parsed = parse(model=BASE, messages=user(COUNT), response_format=Painted, temperature=0)
+    parsed = parse(model=BASE, messages=user(COUNT), response_format=Colour, temperature=0)
     assert parsed.choices[0].message.parsed.colour in COLOURS
 
 

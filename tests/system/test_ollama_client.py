@@ -34,11 +34,19 @@ def ollama(installation: Installation, monkeypatch: pytest.MonkeyPatch) -> Itera
 def test_chat_is_streamed(ollama: Any, assistant: str) -> None:
     *parts, last = ollama.chat(assistant, COUNT, stream=True, options=GREEDY)
     assert "".join(part.message.content for part in parts) == COUNTED
-    assert parts and not any(part.done for part in parts), "it is streamed, not sent at once"
+    assert not any(part.done for part in parts)
     assert (last.done, last.done_reason, last.message.content) == (True, "stop", "")
     assert last.prompt_eval_count > 5
     assert last.eval_count > 5
     assert last.total_duration == last.prompt_eval_duration + last.eval_duration > 0
+
+
+def test_long_answer_comes_piece_by_piece(ollama: Any) -> None:
+    text = {"type": "string", "minLength": 400}  # cannot come at once, however busy the machine is
+    schema = {"type": "object", "properties": {"text": text}, "required": ["text"], "additionalProperties": False}
+    *parts, _ = ollama.chat(BASE, COUNT, stream=True, format=schema, options=GREEDY | {"num_predict": 900})
+    assert len(json.loads("".join(part.message.content for part in parts))["text"]) >= 400
+    assert len(parts[0].message.content) < 400
 
 
 def test_streamed_and_whole_answer_are_the_same(ollama: Any, assistant: str) -> None:

@@ -1,6 +1,6 @@
-"""schemathesis sends what the API's own OpenAPI document permits, and forbids: no 5xx, and nothing comes that is not declared.
+"""schemathesis sends what an OpenAPI document permits, and what it forbids: no 5xx, and nothing comes that is not declared.
 
-Seeded and bounded. Requests to models go to the whole installation, so that vLLM has to take them; all others to an API with
+The document is the API's own, and for requests to models OpenAI's too. Seeded and bounded. Requests to models go to the whole installation, so that vLLM has to take them; all others to an API with
 PostgreSQL of its own, where they may break what they find.
 """
 
@@ -21,6 +21,7 @@ from shared.database.tenancy import SHARED, Role
 from tests.support.api_installation import settings_for
 from tests.support.api_process import ApiProcess, running_api
 from tests.support.builders import BASE
+from tests.support.openai_specification import OpenAISpecification
 from tests.support.postgres import PostgresServer
 from tests.support.tenants import Installation as Things
 from tests.support.tiny_base import write_base
@@ -76,12 +77,14 @@ def configuration(authorization: str, values: dict[str, list[str]]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def run(folder: Path, url: str, written: str, *options: str, examples: int) -> None:
+def run(
+    folder: Path, document: str | Path, written: str, *options: str, examples: int, checks: tuple[str, ...] = CHECKS
+) -> None:
     """One run, which must find nothing."""
     (folder / "schemathesis.toml").write_text(written)
-    command = [str(environment("checkers")), "-m", "schemathesis.cli", "run", f"{url}/v1/openapi.json", "--no-color"]
+    command = [str(environment("checkers")), "-m", "schemathesis.cli", "run", str(document), "--no-color"]
     command += ["--seed", SEED, "--max-examples", str(examples), "--phases", "coverage,fuzzing"]
-    command += ["--checks", ",".join(CHECKS), "--continue-on-failure", "--request-timeout", "20", *options]
+    command += ["--checks", ",".join(checks), "--continue-on-failure", "--request-timeout", "30", *options]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=270, check=False)
     print("\n".join(done.stdout.splitlines()[-40:]))
     assert done.returncode == 0, done.stdout[done.stdout.find("= FAILURES =") :][:20_000] + done.stderr[-2_000:]
@@ -105,11 +108,23 @@ def test_api_answers_as_its_openapi_document_says(api: ApiProcess, things: Thing
         "body.contract.data.train_file": files,
     }
     written = configuration(things.bearer(SHARED, Role.ADMIN)["Authorization"], values)
-    run(tmp_path, api.url, written, "--exclude-path-regex", TO_MODELS, examples=8)
+    run(tmp_path, f"{api.url}/v1/openapi.json", written, "--exclude-path-regex", TO_MODELS, examples=8)
 
 
 def test_models_answer_as_the_openapi_document_says(installation: loop.Installation, tmp_path: Path) -> None:
     connection = installation.connection
     values = {"header.X-Mens-Tenant": [SHARED], "body.model": [loop.BASE]}
     written = configuration(f"Bearer {connection.key}", values)
-    run(tmp_path, connection.url, written, "--include-path-regex", TO_MODELS, examples=15)
+    run(tmp_path, f"{connection.url}/v1/openapi.json", written, "--include-path-regex", TO_MODELS, examples=10)
+
+
+def test_models_take_what_openais_specification_permits(installation: loop.Installation, tmp_path: Path) -> None:
+    """Requests of every form that OpenAI describes: vLLM fails on none, and answers have the form that it describes too."""
+    connection, document = installation.connection, tmp_path / "openai.json"
+    specification = OpenAISpecification(environment("checkers").parents[1])
+    document.write_text(json.dumps(specification.excerpt("/chat/completions", "/completions", "/responses")))
+    # Of responses the coverage phase would send six thousand, nearly all with one wrong field each.
+    few = '[[operations]]\ninclude-path = "/responses"\nphases.coverage.enabled = false\n'
+    written = configuration(f"Bearer {connection.key}", {"body.model": [loop.BASE]}) + few
+    checks = ("not_a_server_error", "response_schema_conformance")
+    run(tmp_path, document, written, "--url", f"{connection.url}/v1", examples=30, checks=checks)

@@ -63,8 +63,15 @@ def test_log_probabilities_have_those_of_a_refusal() -> None:
     assert shaped(completion) == completion
 
 
-def test_function_calls_and_tools_of_a_response_have_no_null_that_openai_never_writes() -> None:
-    call = {"type": "function_call", "name": "f", "async": None, "caller": None, "namespace": None, "status": "completed"}
+def test_calls_and_tools_of_a_response_have_no_null_that_openai_never_writes() -> None:
+    call = {
+        "type": "function_call",
+        "name": "f",
+        "async": None,
+        "caller": None,
+        "namespace": None,
+        "status": "completed",
+    }
     tool = {"type": "function", "name": "f", "strict": None, "defer_loading": None, "description": None}
     body = shaped(RESPONSE | {"output": [call], "tools": [tool]})
     assert body["output"] == [{"type": "function_call", "name": "f", "status": "completed"}]
