@@ -13,6 +13,7 @@ from tests.system.loop import BASE, ROOT, Installation
 
 pytestmark = [pytest.mark.network, pytest.mark.timeout(180)]
 
+LOCKS = ("clients-openai1", "clients-openai2", "clients-openai3", "checkers")
 OFFLINE = {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "LANGSMITH_TRACING": "false", "ANONYMIZED_TELEMETRY": "false"}
 """What keeps a client from looking for the internet."""
 
@@ -44,3 +45,10 @@ def test_client(installation: Installation, assistant: str, lock: str, client: s
     )
     assert done.returncode == 0, done.stdout[-2_000:] + done.stderr[-6_000:]
     assert done.stdout.endswith("all is well\n")
+
+
+@pytest.mark.parametrize("lock", LOCKS)
+def test_environment_of_clients_has_no_model_framework(lock: str) -> None:
+    pins = {line.partition("==")[0] for line in (ROOT / "locks" / f"{lock}.lock").read_text().splitlines()}
+    assert pins
+    assert not pins & {"torch", "transformers", "vllm", "triton"}
