@@ -11,7 +11,7 @@ import pytest
 from tests.system.fetched import environment
 from tests.system.loop import BASE, ROOT, Installation
 
-pytestmark = [pytest.mark.network, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.network
 
 LOCKS = ("clients-openai1", "clients-openai2", "clients-openai3", "checkers")
 OFFLINE = {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "LANGSMITH_TRACING": "false", "ANONYMIZED_TELEMETRY": "false"}

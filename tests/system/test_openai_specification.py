@@ -13,7 +13,7 @@ from tests.support.openai_specification import OpenAISpecification
 from tests.system.fetched import environment
 from tests.system.loop import BASE, ROOT, Installation
 
-pytestmark = [pytest.mark.network, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.network
 
 CHAT, CHUNK = "CreateChatCompletionResponse", "CreateChatCompletionStreamResponse"
 COMPLETION, RESPONSE, EVENT = "CreateCompletionResponse", "Response", "ResponseStreamEvent"

@@ -29,6 +29,8 @@ from tests.support.valkey import running_valkey
 from tests.system import loop
 from tests.system.fetched import environment
 
+pytestmark = [pytest.mark.network, pytest.mark.timeout(420)]
+
 SEED = "7"
 CHECKS = (
     "not_a_server_error",
