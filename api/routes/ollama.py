@@ -80,9 +80,11 @@ BODY: dict[str, Any] = {
     }
 }
 """The route reads the body itself, within the size limit, so FastAPI does not describe it."""
+STREAMED: dict[int | str, dict[str, Any]] = {200: {"content": {NDJSON: {}}}}
+"""A response that may be a stream, for the OpenAPI document."""
 
 
-@router.post("/chat", openapi_extra=BODY)
+@router.post("/chat", openapi_extra=BODY, responses=STREAMED)
 async def chat(request: Request, services: ServicesDep, caller: CallerDep) -> Response:
     """The next message of a chat, in Ollama's shape: a stream of JSON lines unless ``stream`` is false."""
     body = await _read(request, services, ChatRequest)
@@ -90,7 +92,7 @@ async def chat(request: Request, services: ServicesDep, caller: CallerDep) -> Re
     return await _respond(request, services, caller, body, translate_chat(body), builder)
 
 
-@router.post("/generate", openapi_extra=BODY)
+@router.post("/generate", openapi_extra=BODY, responses=STREAMED)
 async def generate(request: Request, services: ServicesDep, caller: CallerDep) -> Response:
     """The completion of one prompt, in Ollama's shape: a stream of JSON lines unless ``stream`` is false."""
     body = await _read(request, services, GenerateRequest)
