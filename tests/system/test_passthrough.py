@@ -23,7 +23,7 @@ COUNT: Any = [{"role": "user", "content": "Count from 1 to 5."}]
 COUNTED = "1, 2, 3, 4, 5."
 DIGITS: Any = {
     "type": "object",
-    "properties": {"text": {"type": "string", "pattern": "^[0-9]{500,520}$"}},
+    "properties": {"text": {"type": "string", "pattern": "^[3-8]{500,520}$"}},
     "required": ["text"],
     "additionalProperties": False,
 }
