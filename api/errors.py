@@ -57,6 +57,7 @@ OPENAI_PATHS = (
 )  # fmt: skip
 """Beginnings of the paths where OpenAI's clients expect OpenAI's statuses and codes."""
 OLLAMA_PATHS = "/api/"
+SEE_OLLAMA_ROUTES = "Of Ollama's API there are /api/chat, /api/generate, /api/tags and /api/version."
 SEE_TAGS = "List what there is with GET /api/tags."
 SEE_OPENAPI = "See GET /v1/openapi.json for what is expected."
 SEE_CONTRACT = "See GET /v1/openapi.json for what is expected; the contract's schema is at GET /v1/contract/schema."
@@ -84,6 +85,21 @@ class OllamaErrorAnswer(BaseModel):
 
     error: str
     code: str
+
+
+def declared(answer: type[BaseModel]) -> dict[int | str, dict[str, Any]]:
+    """Error responses for the OpenAPI document, with a body of the given shape."""
+    return {
+        "4XX": {"model": answer, "description": "Refused; docs/errors.md has the codes."},
+        "5XX": {"model": answer, "description": "Failed; docs/errors.md has the codes, and which are worth a retry."},
+    }
+
+
+def declared_of_stream(answer: type[BaseModel]) -> dict[int | str, dict[str, Any]]:
+    """The same for a route of another media type: FastAPI would declare its errors in that one."""
+    content = {"application/json": {"schema": {"$ref": f"#/components/schemas/{answer.__name__}"}}}
+    told = declared(answer).items()
+    return {status: {"description": error["description"], "content": content} for status, error in told}
 
 
 def error_response(error: MensError, status: int | None = None) -> JSONResponse:
@@ -246,7 +262,8 @@ def _handle_http_exception(request: Request, error: HTTPException) -> Response:
         code, message = Code.ROUTE_NOT_FOUND, f"There is no route {request.method} {request.url.path}."
     else:
         code, message = Code.REQUEST_INVALID, str(error.detail)
-    remedy = "See GET /v1/openapi.json for what there is."
+    is_ollamas = request.url.path.startswith(OLLAMA_PATHS)
+    remedy = SEE_OLLAMA_ROUTES if is_ollamas else "See GET /v1/openapi.json for what there is."
     response = error_response_at(request.url.path, InvalidRequest(code, message, remedy=remedy), error.status_code)
     response.headers.update(headers)
     return response

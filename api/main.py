@@ -68,7 +68,7 @@ def create_app(settings: ApiSettings | None = None, services: Services | None = 
         redoc_url=None,
         openapi_url=None,
         redirect_slashes=False,  # there are none any more
-        responses={"4XX": {"model": errors.ErrorAnswer, "description": "Refused; docs/errors.md has the codes."}},
+        responses=errors.declared(errors.ErrorAnswer),
     )
     app.state.services = services or make_services(settings or read_settings(ApiSettings))
     errors.install(app)

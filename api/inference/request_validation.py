@@ -114,9 +114,10 @@ def validate_response(body: dict[str, Any]) -> dict[str, Any]:
 
 
 def with_strict_forced_calls(body: dict[str, Any]) -> dict[str, Any]:
-    """The request, whose tools are strict where ``tool_choice`` forces a call of them and they do not say otherwise.
+    """The request, whose tools are strict where ``tool_choice`` forces a call of them.
 
-    vLLM holds a call to the function's schema only when the tool is strict; a forced call would be any JSON.
+    vLLM holds a call to the function's schema only when the tool is strict; a forced call would be any JSON, or none at all.
+    ``strict: false`` is no wish for that: LlamaIndex sends it with every tool.
     """
     tools, choice = body.get("tools"), body.get("tool_choice")
     if not isinstance(tools, list) or not (choice == "required" or isinstance(choice, dict)):
@@ -129,7 +130,7 @@ def with_strict_forced_calls(body: dict[str, Any]) -> dict[str, Any]:
 def _strict(tool: Any, name: str | None) -> Any:
     """A strict copy of a tool that can be called: the named one, or any. A chat's tool has its function in a field."""
     function = tool.get("function", tool) if isinstance(tool, dict) else None
-    if not isinstance(function, dict) or function.get("strict") is not None or name not in (None, function.get("name")):
+    if not isinstance(function, dict) or name not in (None, function.get("name")):
         return tool
     strict = {**function, "strict": True}
     return strict if function is tool else {**tool, "function": strict}

@@ -63,6 +63,8 @@ def _messages(messages: Iterable[Message]) -> Iterator[JsonObject]:
     made = 0
     for message in messages:
         translated: JsonObject = {"role": message.role, "content": message.content or ""}
+        if message.thinking:
+            translated["reasoning"] = message.thinking
         if message.tool_calls:
             translated["tool_calls"] = [
                 {

@@ -216,7 +216,12 @@ def event_seq(event_id: str | None, param: str = "after") -> int | None:
     if event_id is None:
         return None
     if not (match := re.fullmatch(rf"(?:{EVENT_PREFIX})?(\d{{1,18}})", event_id)):
-        raise InvalidRequest(Code.REQUEST_INVALID, f"{event_id[:80]!r} is not an event's id.", param=param)
+        raise InvalidRequest(
+            Code.REQUEST_INVALID,
+            f"{event_id[:80]!r} is not an event's id.",
+            remedy="Send an event's `id` or `seq` as it was received, or leave it out to start at the beginning.",
+            param=param,
+        )
     return int(match[1])
 
 

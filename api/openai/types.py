@@ -143,7 +143,7 @@ class FileObject(BaseModel):
     filename: str
     purpose: str
     status: Literal["uploaded", "processed", "error"] = "processed"
-    expires_at: int | None = None
+    expires_at: int | None = Field(None, exclude_if=lambda moment: moment is None)
 
 
 class Deleted(BaseModel):

@@ -20,32 +20,49 @@ from api.services import Services, ServicesDep
 from api.web.auth import TRAINER, Caller, CallerDep
 from api.web.fast_path import FastPathRoute
 from shared.database.tenancy import Role
+from shared.datasets.row_validation import ROLES
 from shared.errors import MensError
 
 router = APIRouter(prefix="/v1", tags=["chat (OpenAI)"], route_class=FastPathRoute)
 
-BODY: dict[str, Any] = {
-    "parameters": [
-        {
-            "name": "X-Session-Id",
-            "in": "header",
-            "required": False,
-            "schema": {"type": "string"},
-            "description": "Keeps a session on one adapter of a split alias, when the body names no user.",
-        }
-    ],
-    "requestBody": {
-        "required": True,
-        "content": {
-            "application/json": {
-                "schema": {"type": "object", "required": ["model"], "properties": {"model": {"type": "string"}}}
-            }
-        },
+TEXTS = {"type": ["string", "array"], "minLength": 1, "minItems": 1}
+MESSAGES = {
+    "type": "array",
+    "minItems": 1,
+    "items": {
+        "type": "object",
+        "required": ["role"],
+        "properties": {"role": {"enum": [*ROLES, "function"]}, "content": {"type": ["string", "array", "null"]}},
     },
 }
+STREAM = {"type": ["boolean", "null"], "description": "The response comes as server-sent events."}
+STREAMED: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {}}}}
+"""A response that may be a stream, for the OpenAPI document."""
 
 
-@router.post("/chat/completions", openapi_extra=BODY)
+def described(*required: str, **fields: dict[str, Any]) -> dict[str, Any]:
+    """What the OpenAPI document says of a request, whose body the route reads itself.
+
+    Args:
+        required: names of fields, besides ``model``.
+        fields: the schemas of those that a caller cannot guess; docs/openai.md says what becomes of all others.
+    """
+    properties = {"model": {"type": "string", "description": "A base, an adapter's id or an alias."}, **fields}
+    session = {
+        "name": "X-Session-Id",
+        "in": "header",
+        "required": False,
+        "schema": {"type": "string"},
+        "description": "Keeps a session on one adapter of a split alias, when the body names no user.",
+    }
+    schema = {"type": "object", "required": ["model", *required], "properties": properties}
+    body = {"required": True, "content": {"application/json": {"schema": schema}}}
+    return {"parameters": [session], "requestBody": body}
+
+
+@router.post(
+    "/chat/completions", openapi_extra=described("messages", messages=MESSAGES, stream=STREAM), responses=STREAMED
+)
 async def chat_completions(request: Request, services: ServicesDep, caller: CallerDep) -> Response:
     """A chat completion by a base model, an adapter or an alias, in OpenAI's shape, streamed or not.
 
@@ -54,31 +71,35 @@ async def chat_completions(request: Request, services: ServicesDep, caller: Call
     return await _forward(request, services, caller, "/v1/chat/completions", validate_chat, _as_requested)
 
 
-@router.post("/completions", openapi_extra=BODY)
+@router.post("/completions", openapi_extra=described(prompt=TEXTS, stream=STREAM), responses=STREAMED)
 async def completions(request: Request, services: ServicesDep, caller: CallerDep) -> Response:
     """A text completion by a base model, an adapter or an alias, in OpenAI's shape, streamed or not."""
     return await _forward(request, services, caller, "/v1/completions", validate_completion)
 
 
-@router.post("/responses", openapi_extra=BODY)
+@router.post("/responses", openapi_extra=described("input", input=TEXTS, stream=STREAM), responses=STREAMED)
 async def responses(request: Request, services: ServicesDep, caller: CallerDep) -> Response:
     """A response of OpenAI's Responses API, streamed or not. Nothing is stored: a request carries the whole conversation."""
     return await _forward(request, services, caller, "/v1/responses", validate_response)
 
 
-@router.post("/embeddings", openapi_extra=BODY)
+@router.post("/embeddings", openapi_extra=described("input", input=TEXTS))
 async def embeddings(request: Request, services: ServicesDep, caller: CallerDep) -> Response:
     """Embeddings by a model that makes them, in OpenAI's shape. A model that generates text does not."""
     return await _forward(request, services, caller, "/v1/embeddings")
 
 
-@router.post("/tokenize", openapi_extra=BODY, dependencies=TRAINER)
+@router.post("/tokenize", openapi_extra=described(prompt={"type": "string"}, messages=MESSAGES), dependencies=TRAINER)
 async def tokenize(request: Request, services: ServicesDep, caller: CallerDep) -> Response:
     """Token ids of a ``prompt``, or of ``messages`` in the model's chat template, in vLLM's shape."""
     return await services.gateway.forward(request, caller.key, caller.tenant, "/tokenize")
 
 
-@router.post("/detokenize", openapi_extra=BODY, dependencies=TRAINER)
+@router.post(
+    "/detokenize",
+    openapi_extra=described("tokens", tokens={"type": "array", "items": {"type": "integer"}}),
+    dependencies=TRAINER,
+)
 async def detokenize(request: Request, services: ServicesDep, caller: CallerDep) -> Response:
     """The text of ``tokens``, in vLLM's shape."""
     return await services.gateway.forward(request, caller.key, caller.tenant, "/detokenize")

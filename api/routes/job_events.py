@@ -9,7 +9,7 @@ from typing import Annotated, NamedTuple
 from fastapi import APIRouter, Depends, Header, Query, Request
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 
-from api.errors import error_response
+from api.errors import ErrorAnswer, declared_of_stream, error_response
 from api.openai.fine_tuning import event_seq
 from api.services import ServicesDep
 from api.web.auth import AUTHENTICATED, Authenticated, CallerDep
@@ -58,7 +58,12 @@ async def one_stream(services: ServicesDep, caller: CallerDep) -> AsyncIterator[
         yield
 
 
-@router.get("/jobs/{job_id}/events", response_class=EventSourceResponse, dependencies=[Depends(one_stream)])
+@router.get(
+    "/jobs/{job_id}/events",
+    response_class=EventSourceResponse,
+    responses=declared_of_stream(ErrorAnswer),
+    dependencies=[Depends(one_stream)],
+)
 async def stream_events(
     job: Annotated[Job, Depends(existing_job)],
     services: ServicesDep,

@@ -16,6 +16,7 @@ from starlette.requests import ClientDisconnect
 from api.errors import (
     CLIENT_GONE,
     OllamaErrorAnswer,
+    declared,
     interrupted_response,
     ollama_error_body,
     ollama_error_response,
@@ -30,7 +31,7 @@ from api.ollama.types import ChatRequest, GenerateRequest
 from api.routes.models import list_models
 from api.services import Services, ServicesDep
 from api.web.auth import Caller, CallerDep
-from shared.errors import Code, MensError, NotFound
+from shared.errors import MensError
 
 NDJSON = "application/x-ndjson"
 SEE_FIELDS = "docs/ollama.md says which fields and options count, and which may only be sent empty."
@@ -63,7 +64,7 @@ router = APIRouter(
     prefix="/api",
     tags=["chat (Ollama)"],
     route_class=OllamaRoute,
-    responses={"4XX": {"model": OllamaErrorAnswer, "description": "Refused; docs/errors.md has the codes."}},
+    responses=declared(OllamaErrorAnswer),
 )
 
 
@@ -79,9 +80,11 @@ BODY: dict[str, Any] = {
     }
 }
 """The route reads the body itself, within the size limit, so FastAPI does not describe it."""
+STREAMED: dict[int | str, dict[str, Any]] = {200: {"content": {NDJSON: {}}}}
+"""A response that may be a stream, for the OpenAPI document."""
 
 
-@router.post("/chat", openapi_extra=BODY)
+@router.post("/chat", openapi_extra=BODY, responses=STREAMED)
 async def chat(request: Request, services: ServicesDep, caller: CallerDep) -> Response:
     """The next message of a chat, in Ollama's shape: a stream of JSON lines unless ``stream`` is false."""
     body = await _read(request, services, ChatRequest)
@@ -89,7 +92,7 @@ async def chat(request: Request, services: ServicesDep, caller: CallerDep) -> Re
     return await _respond(request, services, caller, body, translate_chat(body), builder)
 
 
-@router.post("/generate", openapi_extra=BODY)
+@router.post("/generate", openapi_extra=BODY, responses=STREAMED)
 async def generate(request: Request, services: ServicesDep, caller: CallerDep) -> Response:
     """The completion of one prompt, in Ollama's shape: a stream of JSON lines unless ``stream`` is false."""
     body = await _read(request, services, GenerateRequest)
@@ -107,16 +110,6 @@ def tags(services: ServicesDep, caller: CallerDep) -> dict[str, Any]:
 def version(request: Request) -> dict[str, str]:
     """The version of this API. Ollama's clients compare it as numbers."""
     return {"version": request.app.version, "ollama": "compat-subset", "runtime": "vllm"}
-
-
-@router.api_route("/{path:path}", methods=["GET", "POST", "PUT", "DELETE", "HEAD"], include_in_schema=False)
-def other_routes(request: Request) -> None:
-    """Refuses the rest of Ollama's API in its own shape."""
-    raise NotFound(
-        Code.ROUTE_NOT_FOUND,
-        f"There is no route {request.method} {request.url.path}.",
-        remedy="Of Ollama's API there are /api/chat, /api/generate, /api/tags and /api/version.",
-    )
 
 
 async def _read(request: Request, services: Services, kind: type[RequestT]) -> RequestT:

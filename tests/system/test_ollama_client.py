@@ -34,11 +34,19 @@ def ollama(installation: Installation, monkeypatch: pytest.MonkeyPatch) -> Itera
 def test_chat_is_streamed(ollama: Any, assistant: str) -> None:
     *parts, last = ollama.chat(assistant, COUNT, stream=True, options=GREEDY)
     assert "".join(part.message.content for part in parts) == COUNTED
-    assert parts and not any(part.done for part in parts), "it is streamed, not sent at once"
+    assert not any(part.done for part in parts)
     assert (last.done, last.done_reason, last.message.content) == (True, "stop", "")
     assert last.prompt_eval_count > 5
     assert last.eval_count > 5
     assert last.total_duration == last.prompt_eval_duration + last.eval_duration > 0
+
+
+def test_long_answer_comes_piece_by_piece(ollama: Any) -> None:
+    # Two tokens a digit: too many to come at once, however busy the machine is.
+    digits = {"type": "array", "items": {"enum": [3, 4, 5]}, "minItems": 200, "maxItems": 200}
+    *parts, _ = ollama.chat(BASE, COUNT, stream=True, format=digits, options=GREEDY | {"num_predict": 700})
+    assert len(json.loads("".join(part.message.content for part in parts))) == 200
+    assert len(parts) > 1
 
 
 def test_streamed_and_whole_answer_are_the_same(ollama: Any, assistant: str) -> None:

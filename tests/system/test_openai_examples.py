@@ -22,7 +22,7 @@ MODEL = re.compile(r'(?<=model=")gpt-[\w.-]+(?=")')
 EXPECTED = {
     "demo.py": ["standard request -----\nThis is a test.\n", "Use os.listdir and print the name of each file."],
     "async_demo.py": ["This is a test.\n"],
-    "streaming.py": ['"content":"1"', '"finish_reason":"stop"'],
+    "streaming.py": ['"content":"1', '"finish_reason":"stop"'],
     "parsing.py": ["explanation='Subtract 31 from both sides.'", "answer:  x = -29/8\n"],
     "parsing_tools_stream.py": ["GetWeather(city='San Francisco'", "GetWeather(city='New York'"],
     "httpx2_client.py": ["This is a test.\n"],

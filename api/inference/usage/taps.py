@@ -15,7 +15,7 @@ from typing import TypeVar
 import msgspec
 
 from api.inference.event_stream import DATA, ERROR_EVENT, EVENT_END
-from api.inference.response_shape import in_openais_shape
+from api.inference.response_shape import in_openais_shape, with_refusal
 from shared.database.usage import Amount
 
 USAGE = b',"usage":{"prompt_tokens":'
@@ -25,8 +25,8 @@ KEY_LENGTH = len(b',"usage":')
 NO_CHOICES = b'"choices":[]'
 CHOICES_END = b"]"
 CHOICE = re.compile(rb',"choices":\[\{"index":(\d+)')
-WITH_RESPONSE = tuple(b"event: response.%s" % what for what in (b"c", b"i", b"f", b"output_item.done"))
-"""Events that have the response (created, in_progress, completed, incomplete, failed), or a part of it that is complete."""
+WITH_RESPONSE = tuple(b"event: response.%s" % what for what in (b"c", b"i", b"f", b"output_item."))
+"""Events that have the response (created, in_progress, completed, incomplete, failed), or one item of it."""
 RESPONSE_ENDS = tuple(b"event: response.%s\n" % how for how in (b"completed", b"incomplete", b"failed"))
 
 Kind = TypeVar("Kind")
@@ -199,7 +199,7 @@ class CompletionEvents(Events):
             return event
         choice = CHOICE.search(event)
         self._by_choice[choice[1] if choice else b"0"] = found[0]
-        return in_openais_shape(event) if self._keep_every else event[:start] + event[found.end() :]
+        return in_openais_shape(event) if self._keep_every else with_refusal(event[:start] + event[found.end() :])
 
 
 class ResponseEvents(Events):

@@ -148,7 +148,7 @@ PAINT = {"name": "paint", "parameters": {}}
 def test_forced_call_is_held_to_its_schema(choice: Any) -> None:
     free, loose = {"type": "function", "function": PAINT}, {"type": "function", "function": PAINT | {"strict": False}}
     sent = validate_chat(chat(HELLO) | {"tools": [free, loose], "tool_choice": choice})
-    assert [tool["function"].get("strict") for tool in sent["tools"]] == [True, False]
+    assert [tool["function"].get("strict") for tool in sent["tools"]] == [True, True]
     assert "strict" not in free["function"], "the caller's body is not changed"
     other = {"type": "function", "function": {"name": "other"}}
     (tool,) = validate_chat(chat(HELLO) | {"tools": [other], "tool_choice": choice})["tools"]

@@ -57,6 +57,27 @@ def test_response_has_an_error_field_and_no_null_text() -> None:
     assert shaped(body) == body, "once is enough"
 
 
+def test_log_probabilities_have_those_of_a_refusal() -> None:
+    assert shaped({"logprobs": {"content": []}}) == {"logprobs": {"content": [], "refusal": None}}
+    completion = {"choices": [{"logprobs": {"text_offset": [0], "tokens": ["a"]}}]}
+    assert shaped(completion) == completion
+
+
+def test_calls_and_tools_of_a_response_have_no_null_that_openai_never_writes() -> None:
+    call = {
+        "type": "function_call",
+        "name": "f",
+        "async": None,
+        "caller": None,
+        "namespace": None,
+        "status": "completed",
+    }
+    tool = {"type": "function", "name": "f", "strict": None, "defer_loading": None, "description": None}
+    body = shaped(RESPONSE | {"output": [call], "tools": [tool]})
+    assert body["output"] == [{"type": "function_call", "name": "f", "status": "completed"}]
+    assert body["tools"] == [{"type": "function", "name": "f", "strict": None}], "OpenAI requires `strict`"
+
+
 def test_texts_are_left_alone() -> None:
     text = ',"annotations":null,"user":null,"incomplete_details":1'
     assert shaped({"a": 1, "content": text}) == {"a": 1, "content": text}

@@ -53,6 +53,12 @@ def test_runner_options_change_nothing() -> None:
     assert chat(options=dict.fromkeys(RUNNER_OPTIONS, 1), keep_alive="5m") == chat()
 
 
+def test_thoughts_of_an_earlier_turn_are_sent_back() -> None:
+    thought = {"role": "assistant", "content": "Hi.", "thinking": "They greet."}
+    sent = {"role": "assistant", "content": "Hi.", "reasoning": "They greet."}
+    assert chat(messages=[*HELLO, thought, *HELLO])["messages"] == [*HELLO, sent, *HELLO]
+
+
 @pytest.mark.parametrize("option", ["mirostat", "typical_p", "repeat_last_n", "num_keep", "tempurature"])
 def test_unsupported_option_is_refused(option: str) -> None:
     with pytest.raises(ValidationError, match=option):

@@ -150,8 +150,10 @@ def test_errors_before_the_route_have_ollamas_shape(ollama: httpx.Client) -> Non
     assert (broken.status_code, broken.json()["code"]) == (400, "REQUEST_INVALID")
     large = ollama.post("/api/chat", json={"model": BASE, "messages": [{"role": "user", "content": "x" * 20_000}]})
     assert (large.status_code, large.json()["code"]) == (413, "BODY_TOO_LARGE")
-    get = ollama.get("/api/chat")
-    assert (get.status_code, get.json()["code"]) == (404, "ROUTE_NOT_FOUND")
+    for method in ("GET", "PATCH", "PUT"):
+        wrong = ollama.request(method, "/api/chat")
+        assert (wrong.status_code, wrong.json()["code"]) == (405, "METHOD_NOT_ALLOWED")
+        assert wrong.headers["Allow"] == "OPTIONS, POST"
     for path in ("/api/tags", "/api/version", "/api/anything"):
         unauthenticated = ollama.get(path, headers={"Authorization": "Bearer wrong"})
         assert (unauthenticated.status_code, unauthenticated.json()["code"]) == (401, "KEY_INVALID")
