@@ -59,7 +59,14 @@ def _marked_folder(path: Path) -> str | None:
     return name if name in FOLDER_MARKS else None
 
 
-def pytest_collection_finish() -> None:
+def _leaves_torch_out(config: pytest.Config) -> bool:
+    left_out = LEFT_OUT.fullmatch(config.option.markexpr)
+    return left_out is not None and "torch" in left_out[1].split(" or ")
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    if _leaves_torch_out(session.config) and "torch" in sys.modules:
+        raise pytest.UsageError("collecting these tests loads torch: name its place in tests/worker/conftest.py")
     gc.collect()
     gc.freeze()
     gc.enable()
@@ -79,8 +86,7 @@ def torch_is_not_loaded(request: pytest.FixtureRequest) -> Iterator[None]:
     """In a run that leaves torch out, the first test that loads it all the same fails: it would cost each process seconds."""
     loaded_before = "torch" in sys.modules
     yield
-    left_out = LEFT_OUT.fullmatch(request.config.option.markexpr)
-    if left_out and "torch" in left_out[1].split(" or ") and "torch" in sys.modules:
+    if _leaves_torch_out(request.config) and "torch" in sys.modules:
         assert loaded_before, "this test loads torch: mark it, or name its place in tests/worker/conftest.py"
 
 
