@@ -73,12 +73,22 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark by folder. Spread over several processes, long files come first, so that none is left for one at the end."""
+    """Mark by folder, and spread over several processes what takes long first."""
     for item in items:
         if folder := _marked_folder(item.path):
             item.add_marker(folder)
     if hasattr(config, "workerinput"):
-        items.sort(key=lambda item: 0 if {"system", "bench"} & {mark.name for mark in item.iter_markers()} else 1)
+        from tests.support.scheduling import rank
+
+        items.sort(key=lambda item: rank(item.nodeid.partition("::")[0]))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """In place of xdist's `loadfile`."""
+    from tests.support.scheduling import ServerScheduling
+
+    return ServerScheduling(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
 @pytest.fixture(autouse=True)

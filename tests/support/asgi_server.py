@@ -75,7 +75,7 @@ class _Thread(threading.Thread):
                 connection.shutdown()
             else:
                 connection.transport.abort()
-        while state.connections or (self._is_patient and state.tasks):  # uvicorn has no event for it
+        while state.connections or (self._is_patient and state.tasks):  # noqa: ASYNC110  uvicorn has no event for it
             await asyncio.sleep(0.001)
         if self._is_patient:
             await server.lifespan.shutdown()
