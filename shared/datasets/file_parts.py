@@ -6,6 +6,7 @@ import io
 import multiprocessing
 import os
 import signal
+import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor, ProcessPoolExecutor
@@ -79,17 +80,22 @@ def split_file(path: Path) -> Iterator[FilePart]:
 
 @contextmanager
 def reading_processes(total_bytes: int) -> Iterator[Executor | None]:
-    """Processes that read parts of a file, one a processor; None where files are too small for them, or processes cannot be forked.
+    """Processes that read parts of a file, one a processor; None where files are too small for them, and on other systems than Linux.
 
-    To be entered before the caller starts any thread.
+    To be entered before the caller starts any thread, because the processes are forked.
     """
-    processes = min(len(os.sched_getaffinity(0)), total_bytes // (2 * PART_BYTES))
-    if processes < 2 or "fork" not in multiprocessing.get_all_start_methods():
+    processes = min(_processors(), total_bytes // (2 * PART_BYTES))
+    if processes < 2:
         yield None
         return
     with ProcessPoolExecutor(processes, multiprocessing.get_context("fork"), _leave_interrupts) as executor:
         executor.submit(int)  # forks all of them
         yield executor
+
+
+def _processors() -> int:
+    """Processors that this process may use; elsewhere than on Linux one, because there a fork is not safe."""
+    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else 1
 
 
 def _leave_interrupts() -> None:

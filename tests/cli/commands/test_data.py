@@ -169,7 +169,7 @@ def killed(*_: Any, **__: Any) -> None:
 def test_large_file_is_read_by_processes_and_a_killed_one_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
+    monkeypatch.setattr("shared.datasets.file_parts._processors", lambda: 2)
     monkeypatch.setattr("shared.datasets.file_parts.PART_BYTES", 100)
     monkeypatch.setattr("shared.datasets.file_parts._SCAN_BYTES", 100)
     path = write(tmp_path / "a.jsonl", *[pair(str(number)) for number in range(40)], pair("7"))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
 from concurrent.futures import Executor, ThreadPoolExecutor
 from pathlib import Path
 
@@ -104,7 +103,7 @@ def test_report_in_parts_is_the_report(tmp_path: Path, near: bool, mode: DataMod
 @pytest.mark.usefixtures("small_parts")
 def test_processes_read_large_files_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = varied_file(tmp_path / "rows.jsonl")
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
+    monkeypatch.setattr("shared.datasets.file_parts._processors", lambda: 2)
     with reading_processes(3_000) as executor:
         assert executor is None
     with reading_processes(path.stat().st_size) as executor:
