@@ -44,7 +44,7 @@ demo: $(STAMP) ## run the whole loop: JSONL in, tuned model out, answers side by
 up: $(STAMP) ## start everything on this machine and keep it running until Ctrl-C
 	@$(BIN)/mens up
 
-# Two processes: most of a system test is waiting. A file stays in one process, with the servers that it shares.
+# Two processes: most of a system test is waiting. Tests that share servers stay in one process (tests/support/scheduling.py).
 test: $(STAMP) ## run every test: real Valkey, PostgreSQL, bitsandbytes and vLLM
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 

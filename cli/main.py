@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import json
+import itertools
 import sys
 from importlib.metadata import version
-from typing import Annotated
+from typing import Annotated, Any, NoReturn
 
 import httpx
 import typer
+from typer.core import TyperGroup
 
-from cli.client.json_errors import note_json, wants_json
+from cli.client.json_errors import note_json, print_json_error, wants_json
 from cli.commands import (
     aliases,
     bases,
@@ -27,9 +28,46 @@ from cli.commands import (
     up,
     usage,
 )
-from shared.errors import MensError
+from shared.errors import Code, MensError
+
+# Typer exports this error's kinds only, and its copy of click is private.
+USAGE_ERROR: type[Exception] = typer.BadParameter.__mro__[1]
+
+
+class Commands(TyperGroup):
+    """All commands; with ``--json``, what is wrong with how one is called is JSON on stdout too."""
+
+    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
+        note_json("--json" in itertools.takewhile("--".__ne__, args))
+        return list(super().parse_args(ctx, args))
+
+    def invoke(self, ctx: typer.Context) -> Any:  # type: ignore[override]
+        try:
+            return super().invoke(ctx)
+        except USAGE_ERROR as error:
+            if not wants_json():
+                raise
+            print_json_error(
+                {"code": str(Code.REQUEST_INVALID), "message": message_of(error), "param": param_of(error)}
+            )
+            raise typer.Exit(2) from error
+
+
+def message_of(error: Any) -> str:
+    """What click says about a wrong call."""
+    return str(error.format_message())
+
+
+def param_of(error: Any) -> str | None:
+    """The argument or option that a wrong call is about, as the contract's fields are written: ``seq_len``."""
+    if param := getattr(error, "param", None):
+        return str(param.name)
+    name = getattr(error, "option_name", None)
+    return str(name).lstrip("-").replace("-", "_") if name else None
+
 
 app = typer.Typer(
+    cls=Commands,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     help="Mens: a JSONL file in, a tuned model that answers OpenAI-style chat completions out, on your own machines.\n\n"
@@ -69,7 +107,6 @@ def _options(
     ] = False,
 ) -> None:
     """Options of ``mens`` itself, before a command."""
-    note_json(False)
 
 
 def main() -> None:
@@ -78,15 +115,18 @@ def main() -> None:
         app()
     # Commands report errors of the API themselves, so what arrives here is mostly a setting that is wrong.
     except MensError as error:
-        if wants_json():
-            typer.echo(json.dumps({"error": error.as_dict()}, indent=2))
-            sys.exit(1)
-        typer.secho(f"error: {error}", fg=typer.colors.RED, err=True)
-        sys.exit(1)
+        _end(str(error), error.as_dict())
     except (httpx.HTTPError, OSError, ValueError) as error:
-        text = str(error).splitlines()
-        typer.secho(f"error: {type(error).__name__}: {text[0] if text else ''}", fg=typer.colors.RED, err=True)
-        sys.exit(1)
+        message = ": ".join([type(error).__name__, *str(error).splitlines()[:1]])
+        _end(message, {"code": str(Code.INTERNAL_ERROR), "message": message, "param": None})
+
+
+def _end(message: str, error: dict[str, Any]) -> NoReturn:
+    if wants_json():
+        print_json_error(error)
+    else:
+        typer.secho(f"error: {message}", fg=typer.colors.RED, err=True)
+    sys.exit(1)
 
 
 if __name__ == "__main__":

@@ -59,19 +59,36 @@ def _marked_folder(path: Path) -> str | None:
     return name if name in FOLDER_MARKS else None
 
 
-def pytest_collection_finish() -> None:
+def _leaves_torch_out(config: pytest.Config) -> bool:
+    left_out = LEFT_OUT.fullmatch(config.option.markexpr)
+    return left_out is not None and "torch" in left_out[1].split(" or ")
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    if _leaves_torch_out(session.config) and "torch" in sys.modules:
+        raise pytest.UsageError("collecting these tests loads torch: name its place in tests/worker/conftest.py")
     gc.collect()
     gc.freeze()
     gc.enable()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark by folder. Spread over several processes, long files come first, so that none is left for one at the end."""
+    """Mark by folder, and spread over several processes what takes long first."""
     for item in items:
         if folder := _marked_folder(item.path):
             item.add_marker(folder)
     if hasattr(config, "workerinput"):
-        items.sort(key=lambda item: 0 if {"system", "bench"} & {mark.name for mark in item.iter_markers()} else 1)
+        from tests.support.scheduling import rank
+
+        items.sort(key=lambda item: rank(item.nodeid.partition("::")[0]))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """In place of xdist's `loadfile`."""
+    from tests.support.scheduling import ServerScheduling
+
+    return ServerScheduling(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
 @pytest.fixture(autouse=True)
@@ -79,8 +96,7 @@ def torch_is_not_loaded(request: pytest.FixtureRequest) -> Iterator[None]:
     """In a run that leaves torch out, the first test that loads it all the same fails: it would cost each process seconds."""
     loaded_before = "torch" in sys.modules
     yield
-    left_out = LEFT_OUT.fullmatch(request.config.option.markexpr)
-    if left_out and "torch" in left_out[1].split(" or ") and "torch" in sys.modules:
+    if _leaves_torch_out(request.config) and "torch" in sys.modules:
         assert loaded_before, "this test loads torch: mark it, or name its place in tests/worker/conftest.py"
 
 

@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 import httpx
 import typer
 
-from cli.client.json_errors import wants_json
+from cli.client.json_errors import print_json_error, wants_json
 from cli.client.remedies import our_code, to_cli_remedy
 from shared.errors import Code, MensError
 from shared.settings import Settings, read_settings
@@ -140,7 +140,7 @@ def fail(message: str, error: Mapping[str, Any] | None = None) -> NoReturn:
     """
     if wants_json():
         unknown = {"code": str(Code.REQUEST_INVALID), "message": message, "param": None}
-        typer.echo(json.dumps({"error": dict(error) if error else unknown}, indent=2))
+        print_json_error(error or unknown)
     else:
         typer.secho(f"error: {message}", fg=typer.colors.RED, err=True)
     raise typer.Exit(1)

@@ -40,9 +40,9 @@ def resolve_job_id(text: str) -> str:
     typed = text.rstrip("…")
     if not typed.startswith("ftjob-") or len(typed) >= JOB_ID_CHARS:
         return text
-    # Jobs are listed from the greatest id down, so a page that begins after the prefix filled up with the last letter
-    # begins with the jobs that have the prefix.
-    page = find_all("/v1/jobs", after=typed.ljust(JOB_ID_CHARS, "z"), limit=LISTED_IDS + 1)
+    # Jobs are listed from the greatest id down, so a page that begins after the prefix filled up with the last letter,
+    # once more than an id has, begins with the jobs that have the prefix.
+    page = find_all("/v1/jobs", after=typed.ljust(JOB_ID_CHARS + 1, "z"), limit=LISTED_IDS + 1)
     return _require_one(typed, [job["id"] for job in page if job["id"].startswith(typed)])
 
 

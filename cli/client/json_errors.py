@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from contextvars import ContextVar
+from typing import Annotated, Any
+
+import typer
 
 _json: ContextVar[bool] = ContextVar("json", default=False)
 
@@ -13,6 +18,14 @@ def note_json(wanted: bool) -> bool:
     return wanted
 
 
+Json = Annotated[bool, typer.Option("--json", callback=note_json, help="Print JSON.")]
+
+
 def wants_json() -> bool:
     """Whether the command was given ``--json``."""
     return _json.get()
+
+
+def print_json_error(error: Mapping[str, Any]) -> None:
+    """Print what ended the command: at least its code, message and param."""
+    print(json.dumps({"error": dict(error)}, indent=2))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Annotated, Any
 from urllib.parse import quote
@@ -10,6 +11,7 @@ import typer
 
 from cli.client.connection import call, fail, find, find_all, note
 from cli.client.id_prefixes import resolve_adapter_id
+from cli.client.json_errors import Json
 from cli.output import print_table
 from shared.contract.sections import describe_bad_name
 from shared.errors import Code
@@ -32,8 +34,12 @@ ShadowShare = Annotated[float, typer.Option(help="Share of the requests that is 
 
 
 @app.command("list")
-def list_aliases() -> None:
+def list_aliases(as_json: Json = False) -> None:
     """Show all aliases."""
+    found = find_all("/v1/aliases")
+    if as_json:
+        typer.echo(json.dumps(found, indent=2))
+        return
     rows = [
         (
             alias["name"],
@@ -42,7 +48,7 @@ def list_aliases() -> None:
             _describe_shadow(alias["shadow"]),
             _describe_tenant(alias),
         )
-        for alias in find_all("/v1/aliases")
+        for alias in found
     ]
     print_table(("alias", "version", "points to", "shadow", "tenant"), rows)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -15,6 +16,7 @@ import typer
 from pydantic import ValidationError
 
 from cli.client.connection import fail
+from cli.client.json_errors import Json
 from cli.output import print_table
 from shared.base_models.catalog import (
     BaseModelEntry,
@@ -115,10 +117,13 @@ def dequantize_command(
 
 
 @app.command("list")
-def list_command() -> None:
+def list_command(as_json: Json = False) -> None:
     """Show the catalogue."""
-    rows = []
-    for base in load_catalog(read_settings(Settings).catalog_path).bases:
+    bases, rows = load_catalog(read_settings(Settings).catalog_path).bases, []
+    if as_json:
+        typer.echo(json.dumps([base.model_dump(mode="json") for base in bases], indent=2))
+        return
+    for base in bases:
         source = base.source
         where = f"{source.repo}@{source.revision}" if isinstance(source, HubSource) else source.path
         rows.append((base.name, where, base.digest[:16], base.license or ""))

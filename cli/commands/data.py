@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, BinaryIO
@@ -19,6 +20,7 @@ from cli.client.json_errors import note_json
 from shared.base_models.catalog import load_catalog
 from shared.base_models.config import parse_model_config
 from shared.contract.sections import ContextFilter, DataMode
+from shared.datasets.file_parts import reading_processes
 from shared.datasets.filters import RowFilter
 from shared.datasets.report import inspect_file
 from shared.datasets.report_types import DataReport, FileReport, LinePair
@@ -67,16 +69,21 @@ def check(
         fail(f"--quarantine {quarantine} would overwrite the data.")
     filters = RowFilter.combine(min_rating, ContextFilter(categories=category))
     total = sum(path.stat().st_size for path in (file, validation) if path)
-    with _progress(total) as bar, _opened(quarantine) as target:
-        report = inspect_file(
-            file,
-            validation=validation,
-            filters=filters,
-            mode=DataMode.LENIENT if lenient else DataMode.STRICT,
-            near=near,
-            quarantine=target,
-            progress=lambda count: bar.advance(bar.task_ids[0], count),
-        )
+    try:
+        # The processes first: they are forked, and a progress bar is a thread.
+        with reading_processes(total) as executor, _progress(total) as bar, _opened(quarantine) as target:
+            report = inspect_file(
+                file,
+                validation=validation,
+                filters=filters,
+                mode=DataMode.LENIENT if lenient else DataMode.STRICT,
+                near=near,
+                quarantine=target,
+                progress=lambda count: bar.advance(bar.task_ids[0], count),
+                executor=executor,
+            )
+    except BrokenProcessPool:
+        fail("A process that read the file was killed, perhaps because memory ran out. Try again.")
     supervised = {}
     if model and report.usable:
         for name, path in (("supervision", file), ("validation_supervision", validation)):

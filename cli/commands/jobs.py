@@ -13,7 +13,7 @@ from rich.console import Console
 from cli.client.connection import call, fail, fail_with
 from cli.client.id_prefixes import resolve_adapter_id, resolve_job_id
 from cli.client.job_progress import FINAL, describe_progress, follow
-from cli.client.json_errors import note_json
+from cli.client.json_errors import Json, note_json
 from cli.commands.aliases import describe_hiding
 from cli.commands.contract_flags import parse_flags
 from cli.output import print_table
@@ -141,10 +141,15 @@ def upload(path: Path) -> str:
 
 
 @app.command("list")
-def list_jobs(limit: Annotated[int, typer.Option(min=1, max=100, help="How many.")] = 20) -> None:
+def list_jobs(
+    limit: Annotated[int, typer.Option(min=1, max=100, help="How many.")] = 20, as_json: Json = False
+) -> None:
     """Show the newest jobs."""
-    rows = []
-    for job in call("GET", "/v1/jobs", params={"limit": limit})["data"]:
+    found, rows = call("GET", "/v1/jobs", params={"limit": limit})["data"], []
+    if as_json:
+        typer.echo(json.dumps(found, indent=2))
+        return
+    for job in found:
         progress, result = job["progress"], job["result"]
         step, loss = str(progress.get("step", "")), progress.get("loss")
         outcome = result.get("adapter_id") or result.get("model_digest") or (job["error"] or {}).get("code", "")

@@ -6,6 +6,7 @@ something cannot be done.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from typing import Annotated, Any, Protocol
 import typer
 
 from cli.client.connection import call, fail, note
+from cli.client.json_errors import Json
 from cli.output import print_table
 from cli.standalone.home import OWN_KEY, installed_database
 from shared.database.tenancy import (
@@ -108,8 +110,12 @@ def create(
 
 
 @app.command("list")
-def list_keys(tenant: Tenant = None) -> None:
+def list_keys(tenant: Tenant = None, as_json: Json = False) -> None:
     """Show keys, without their secrets."""
+    found = key_store(tenant).all()
+    if as_json:
+        typer.echo(json.dumps(found, indent=2))
+        return
     rows = [
         (
             key["id"],
@@ -122,7 +128,7 @@ def list_keys(tenant: Tenant = None) -> None:
             key["created_at"][:16].replace("T", " "),
             "yes" if key["revoked_at"] else "",
         )
-        for key in key_store(tenant).all()
+        for key in found
     ]
     print_table(("id", "name", "tenant", "role", "rpm", "concurrent", "tpm", "created", "revoked"), rows)
 

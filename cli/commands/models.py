@@ -12,7 +12,7 @@ import typer
 
 from cli.client.connection import call, connect, describe_error, describe_unreachable, fail, find, find_all
 from cli.client.id_prefixes import resolve_adapter_id
-from cli.client.json_errors import note_json
+from cli.client.json_errors import Json, note_json
 from cli.commands.aliases import describe_alias, describe_share, describe_targets
 from cli.output import print_table
 
@@ -23,12 +23,15 @@ app = typer.Typer(help="List every name that `model` accepts: bases, adapters, a
 
 
 @app.callback(invoke_without_command=True)
-def models(context: typer.Context) -> None:
+def models(context: typer.Context, as_json: Json = False) -> None:
     """List every name that `model` accepts: bases, adapters, aliases."""
     if context.invoked_subcommand is not None:
         return
-    rows = []
-    for model in find_all("/v1/models"):
+    found, rows = find_all("/v1/models"), []
+    if as_json:
+        typer.echo(json.dumps(found, indent=2))
+        return
+    for model in found:
         mens = model["mens"]
         points_to = describe_targets(mens["targets"]) if "targets" in mens else str(mens.get("adapter_id", ""))
         # A base of the catalogue belongs to no tenant.

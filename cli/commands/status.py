@@ -10,11 +10,10 @@ import typer
 from cli.client.connection import connect, find_all
 from cli.client.id_prefixes import resolve_job_id
 from cli.client.job_progress import describe_progress, poll
-from cli.client.json_errors import note_json
+from cli.client.json_errors import Json
 from cli.output import print_table
 
 GIB = 1 << 30
-Json = Annotated[bool, typer.Option("--json", callback=note_json, help="Print JSON.")]
 
 
 def probe(as_json: Json = False) -> None:

@@ -39,7 +39,7 @@ class DatasetReport:
     Attributes:
         rows: valid rows.
         trainable_rows: valid rows that pass the filter.
-        unused_keys: rows by key that is not used, at most ``MAX_KEYS`` keys; keys of a turn as ``messages[].key``.
+        unused_keys: rows by key that is not used, at most ``max_keys`` keys; keys of a turn as ``messages[].key``.
         conversions: rows by what was translated (``written_rows.py``).
     """
 
@@ -50,18 +50,31 @@ class DatasetReport:
     errors_by_code: Counter[str] = field(default_factory=Counter)
     unused_keys: Counter[str] = field(default_factory=Counter)
     conversions: Counter[Conversion] = field(default_factory=Counter)
+    max_keys: int = MAX_KEYS
 
-    def add_unused(self, keys: Iterable[str]) -> None:
-        """Count keys of a row that are not used: names that a stranger chose, so their number and length are bounded."""
+    def add_unused(self, keys: Iterable[str], rows: int = 1) -> None:
+        """Count keys of rows that are not used: names that a stranger chose, so their number and length are bounded."""
         for key in keys:
             name = key[:MAX_KEY_CHARACTERS]
-            self.unused_keys[name if name in self.unused_keys or len(self.unused_keys) < MAX_KEYS else "(other)"] += 1
+            known = name in self.unused_keys or len(self.unused_keys) < self.max_keys
+            self.unused_keys[name if known else "(other)"] += rows
 
     def add_error(self, line: int, error: RowError) -> None:
         self.error_count += 1
         self.errors_by_code[str(error.code)] += 1
         if len(self.errors) < MAX_REPORTED_ERRORS:
             self.errors.append(LineError(line, error.reason, error.code, error.field))
+
+    def extend(self, later: DatasetReport) -> None:
+        """Add what was found in later lines of the same file."""
+        self.rows += later.rows
+        self.trainable_rows += later.trainable_rows
+        self.error_count += later.error_count
+        self.errors += later.errors[: MAX_REPORTED_ERRORS - len(self.errors)]
+        self.errors_by_code.update(later.errors_by_code)
+        self.conversions.update(later.conversions)
+        for key, rows in later.unused_keys.items():
+            self.add_unused([key], rows)
 
 
 class Quarantine:

@@ -61,10 +61,16 @@ class RowFilter:
 
     def admits(self, row: Labelled) -> bool:
         """Whether the row is trained on."""
-        if row.rating is not None and row.rating < self.min_rating:
+        return self.admits_marks(row.rating, row.difficulty) and self.has_category(row)
+
+    def admits_marks(self, rating: int | None, difficulty: int | None) -> bool:
+        """Whether rows with these marks are trained on, if their category is."""
+        if rating is not None and rating < self.min_rating:
             return False
-        if row.difficulty is not None and not self.min_difficulty <= row.difficulty <= self.max_difficulty:
-            return False
+        return difficulty is None or self.min_difficulty <= difficulty <= self.max_difficulty
+
+    def has_category(self, row: Labelled) -> bool:
+        """Whether the row has one of the categories; every row does if none is required."""
         if not self.categories:
             return True
         labels = [label.lower() for label in (row.category, row.lane, row.task_family) if label]

@@ -97,11 +97,15 @@ def count_lines(file: BinaryIO, hasher: Hasher | None = None) -> int:
 
 
 def read_records(
-    lines: Iterable[bytes], report: DatasetReport, quarantine: Quarantine | None = None
+    lines: Iterable[bytes], report: DatasetReport, quarantine: Quarantine | None = None, first_line: int = 1
 ) -> Iterator[tuple[int, Record]]:
-    """Yield (line number, record) of the valid lines; the others are counted in ``report``."""
-    stream, keys = line_stream(lines), KeyDecoder()
-    for number, line in enumerate(stream, start=1):
+    """Yield (line number, record) of the valid lines; the others are counted in ``report``.
+
+    Args:
+        first_line: number of the first of the lines, where they are a later part of a file.
+    """
+    stream, keys = line_stream(lines, is_start=first_line == 1), KeyDecoder()
+    for number, line in enumerate(stream, start=first_line):
         try:
             record = decode(line)
             # A plain chat is accepted in this loop, because a call per row would cost a fifth of the speed. What it does
@@ -149,7 +153,7 @@ def _look_closely(
         if quarantine:
             quarantine.add(number, error, line)
         return None
-    report.add_unused([*found.unused_keys, *unused_texts(found.record)])
+    report.add_unused([*sorted(found.unused_keys), *unused_texts(found.record)])
     report.conversions.update(found.conversions)
     return found.record
 
@@ -179,18 +183,19 @@ class _RaisingReport(DatasetReport):
         raise line_errors(self) from error
 
 
-def line_stream(source: Iterable[bytes]) -> Iterator[bytes]:
-    """The lines of a file or a stream, without a byte order mark.
+def line_stream(source: Iterable[bytes], *, is_start: bool = True) -> Iterator[bytes]:
+    """The lines of a file or a stream, without the byte order mark that it may start with.
 
     Of a file, a line over the limit comes in pieces of ``READ_BYTES``, so that memory stays bounded.
     """
+    mark = BYTE_ORDER_MARK if is_start else b""
     if not isinstance(source, io.IOBase):
         lines = iter(source)
-        first = [line.removeprefix(BYTE_ORDER_MARK) for line in itertools.islice(lines, 1)]
+        first = [line.removeprefix(mark) for line in itertools.islice(lines, 1)]
         return itertools.chain(first, lines)
     # A larger buffer than `open`'s: its 8 KB cost a fifth of the speed.
     file = _BorrowedFile(source, BUFFER_BYTES) if isinstance(source, io.BufferedReader) else source
-    start = file.readline(len(BYTE_ORDER_MARK)).removeprefix(BYTE_ORDER_MARK)
+    start = file.readline(len(mark)).removeprefix(mark)
     if not start.endswith(b"\n"):
         start += file.readline(READ_BYTES - len(start))
     return itertools.chain([start] if start else [], iter(partial(file.readline, READ_BYTES), b""))

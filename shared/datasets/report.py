@@ -5,26 +5,22 @@ One pass over each file with bounded memory: counts, the first errors, and the i
 
 from __future__ import annotations
 
+import io
 import itertools
 import os
+import sys
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
-from shared.contract.epochs import DEFAULT_DIFFICULTY
 from shared.contract.sections import DataMode
 from shared.datasets.dataset_report import DatasetReport, LineError, Quarantine, line_errors, nothing_to_train_on
-from shared.datasets.duplicates import (
-    MAX_NEAR_ROWS,
-    ExactIndex,
-    NearIndex,
-    PairReport,
-    digest64,
-    normalised,
-    sketch,
-)
+from shared.datasets.duplicates import MAX_NEAR_ROWS, SLOTS, NearIndex, PairReport
+from shared.datasets.file_counts import LENGTHS, Observer, RowCounts
+from shared.datasets.file_parts import FilePart, ahead, split_file
 from shared.datasets.filters import RowFilter
 from shared.datasets.reader import EVERYTHING, Hasher, open_data, read_records
 from shared.datasets.report_types import DataReport, FileReport, Lengths, LinePair, LineProblem, Repeats
@@ -32,12 +28,8 @@ from shared.datasets.rows import Record
 from shared.datasets.written_rows import Conversion
 from shared.errors import DatasetInvalid
 
-__all__ = ["DataReport", "FileReport", "RowFilter", "inspect_file", "refusal"]
+__all__ = ["DataReport", "FileReport", "Observer", "RowFilter", "inspect_file", "refusal"]
 
-MAX_LABELS = 50
-"""Distinct categories, lanes or task families that are counted; the others count as ``(other)``."""
-LENGTHS = (128, 512, 2_048, 8_192, 32_768, 131_072)
-"""Upper bounds of the length classes, in characters; one more class is above the last."""
 TYPICAL_ROW_BYTES = 200
 SHOWN_KEYS = 20
 CONVERTED: dict[Conversion, str] = {
@@ -45,58 +37,43 @@ CONVERTED: dict[Conversion, str] = {
     "functions": "have functions in OpenAI's older form, which are read as tools and their calls",
     "refusal": "have a refusal, which is learnt as the answer",
 }
-ROWS_PER_PROGRESS = 2_000
 Progress = Callable[[int], None]
-Observer = Callable[[Record, int], None]
-"""Receives the valid rows of a file with their line numbers."""
 
 
 @dataclass(slots=True)
-class _FileCounts:
-    """Counts and indexes of one file."""
+class _FileFindings:
+    """What is known of one file.
+
+    Attributes:
+        report: of the reader.
+        counts: of the valid rows.
+        near: the index of near duplicates, where they are looked for.
+    """
 
     report: DatasetReport = field(default_factory=DatasetReport)
-    turns: Counter[str] = field(default_factory=Counter)
-    ratings: Counter[int | None] = field(default_factory=Counter)
-    difficulties: Counter[int | None] = field(default_factory=Counter)
-    trainable: Counter[int] = field(default_factory=Counter)
-    categories: Counter[str] = field(default_factory=Counter)
-    lanes: Counter[str] = field(default_factory=Counter)
-    task_families: Counter[str] = field(default_factory=Counter)
-    lengths: list[int] = field(default_factory=lambda: [0] * (len(LENGTHS) + 1))
-    total: int = 0
-    longest: tuple[int, int] = (0, 0)
-    exact: ExactIndex = field(default_factory=ExactIndex)
+    counts: RowCounts = field(default_factory=RowCounts)
     near: NearIndex | None = None
     near_repeats: PairReport = field(default_factory=PairReport)
     near_leaks: PairReport = field(default_factory=PairReport)
 
-    def count(self, record: Record, line: int) -> None:
-        messages = record.conversation()
-        size = sum(len(message.content or "") for message in messages)
-        self.total += size
-        # Of equally long rows the first.
-        self.longest = max(self.longest, (size, -line))
-        self.lengths[sum(size > bound for bound in LENGTHS)] += 1
-        self.turns.update([message.role for message in messages])
-        self.ratings[record.rating] += 1
-        self.difficulties[record.difficulty] += 1
-        _tally(self.categories, record.category)
-        _tally(self.lanes, record.lane)
-        _tally(self.task_families, record.task_family)
+    def wants_sketches(self, training: NearIndex | None) -> bool:
+        """Whether near duplicates of further rows can be found."""
+        return self.near is not None and not (self.near.full and training is None)
 
-    def compare(self, record: Record, line: int, training: NearIndex | None) -> None:
-        text = normalised(record.conversation())
-        digest = digest64(text)
-        self.exact.add(digest, line)
-        if self.near is None or (self.near.full and training is None):
+    def add(self, later: RowCounts, training: NearIndex | None) -> None:
+        """Add the counts of later rows, and compare these with the rows before and with those of the training file."""
+        self.counts.extend(later)
+        if self.near is None:
             return
-        drawn = sketch(text)
-        if pair := self.near.find(drawn, digest, line):
-            self.near_repeats.add(pair)
-        if training and (pair := training.find(drawn, digest, line)):
-            self.near_leaks.add(pair)
-        self.near.add(drawn, digest, line)
+        for index, (digest, line) in enumerate(zip(later.digests, later.lines, strict=True)):
+            if not self.wants_sketches(training):
+                break
+            drawn = bytes(later.sketches[index * SLOTS : (index + 1) * SLOTS])
+            if pair := self.near.find(drawn, digest, line):
+                self.near_repeats.add(pair)
+            if training and (pair := training.find(drawn, digest, line)):
+                self.near_leaks.add(pair)
+            self.near.add(drawn, digest, line)
 
 
 def inspect_file(
@@ -111,6 +88,7 @@ def inspect_file(
     observer: Observer | None = None,
     validation_observer: Observer | None = None,
     hashers: tuple[Hasher | None, Hasher | None] = (None, None),
+    executor: Executor | None = None,
 ) -> DataReport:
     """Read a training file and its validation file, once each, and report all that is known about them.
 
@@ -126,18 +104,29 @@ def inspect_file(
             the first bad line, because the file is refused then.
         validation_observer: the same for the validation file.
         hashers: receive the bytes of the training file and of the validation file.
+        executor: processes that read parts of a file at once (``reading_processes``), where neither an observer nor a
+            hasher wants them in their order; the report is the same.
     """
     strict = mode is DataMode.STRICT
-    training = _read(path, filters, near, None, quarantine, progress, observer, hashers[0], strict=strict)
+    training = _read(path, filters, near, None, quarantine, progress, observer, hashers[0], executor, strict=strict)
     trained = _file_report(path, training)
     if validation is None:
         warnings = part_warnings(trained)
         return DataReport(mode=mode, training=trained, warnings=warnings, notes=[*warnings, *_notes(trained, mode)])
     held_out = _read(
-        validation, filters, near, training.near, None, progress, validation_observer, hashers[1], strict=strict
+        validation,
+        filters,
+        near,
+        training.near,
+        None,
+        progress,
+        validation_observer,
+        hashers[1],
+        executor,
+        strict=strict,
     )
     validated = _file_report(validation, held_out)
-    leakage = _repeats(held_out.exact.shared_with(training.exact), held_out.near_leaks)
+    leakage = _repeats(held_out.counts.exact.shared_with(training.counts.exact), held_out.near_leaks)
     warnings = part_warnings(trained) + part_warnings(validated, "validation ")
     notes = [*warnings, *_notes(trained, mode)]
     if leaked := leakage.exact_rows + leakage.near_rows:
@@ -184,43 +173,102 @@ def _read(
     progress: Progress | None,
     observer: Observer | None,
     hasher: Hasher | None,
+    executor: Executor | None,
     *,
     strict: bool,
-) -> _FileCounts:
-    found = _FileCounts(near=NearIndex(path.stat().st_size // TYPICAL_ROW_BYTES) if near else None)
-    report, reported = found.report, 0
-    with open_data(path, hasher) as file:
-        for line, record in read_records(file, report, Quarantine(quarantine) if quarantine else None):
-            report.rows += 1
-            if filters.admits(record):
-                report.trainable_rows += 1
-                found.trainable[record.difficulty or DEFAULT_DIFFICULTY] += 1
-            found.count(record, line)
-            found.compare(record, line, training)
-            if observer and not (strict and report.error_count):
-                observer(record, line)
-            if progress and line % ROWS_PER_PROGRESS == 0:
-                reported += _report_progress(progress, file, reported)
-        if progress:
-            _report_progress(progress, file, reported)
+) -> _FileFindings:
+    found = _FileFindings(near=NearIndex(path.stat().st_size // TYPICAL_ROW_BYTES) if near else None)
+    if executor and not (observer or hasher):
+        _read_parts(executor, path, filters, training, quarantine, progress, found)
+    else:
+        observed = observer and _until_refused(observer, found.report) if strict else observer
+        _read_whole(path, filters, training, quarantine, progress, observed, hasher, found)
+    found.report.rows, found.report.trainable_rows = found.counts.rows, found.counts.trainable.total()
     return found
 
 
-def _report_progress(progress: Progress, file: BinaryIO, reported: int) -> int:
-    # The descriptor's position: the rows come from a buffer of their own, so the file object's is unknown.
-    read = os.lseek(file.fileno(), 0, os.SEEK_CUR) - reported
-    progress(read)
-    return read
+def _until_refused(observer: Observer, report: DatasetReport) -> Observer:
+    def observe(record: Record, line: int) -> None:
+        if not report.error_count:
+            observer(record, line)
+
+    return observe
 
 
-def _tally(counts: Counter[str], label: str | None) -> None:
-    name = "(none)" if label is None else label[:100]
-    counts[name if name in counts or len(counts) < MAX_LABELS else "(other)"] += 1
+def _read_whole(
+    path: Path,
+    filters: RowFilter,
+    training: NearIndex | None,
+    quarantine: BinaryIO | None,
+    progress: Progress | None,
+    observer: Observer | None,
+    hasher: Hasher | None,
+    found: _FileFindings,
+) -> None:
+    reported = 0
+    with open_data(path, hasher) as file:
+        records = read_records(file, found.report, Quarantine(quarantine) if quarantine else None)
+        while True:
+            counts = RowCounts()
+            any_left = counts.read(records, filters, near=found.wants_sketches(training), observer=observer)
+            found.add(counts, training)
+            if progress:
+                # The descriptor's position: the rows come from a buffer of their own, so the file object's is unknown.
+                read = os.lseek(file.fileno(), 0, os.SEEK_CUR)
+                progress(read - reported)
+                reported = read
+            if not any_left:
+                return
 
 
-def _file_report(path: Path, found: _FileCounts) -> FileReport:
-    report = found.report
-    longest, longest_line = found.longest
+@dataclass(frozen=True, slots=True)
+class _PartFindings:
+    """What was found in a part of a file, and the quarantine's lines."""
+
+    report: DatasetReport
+    counts: RowCounts
+    quarantined: bytes
+
+
+def _read_parts(
+    executor: Executor,
+    path: Path,
+    filters: RowFilter,
+    training: NearIndex | None,
+    quarantine: BinaryIO | None,
+    progress: Progress | None,
+    found: _FileFindings,
+) -> None:
+    """The same with several processes."""
+
+    def read(part: FilePart) -> Future[_PartFindings]:
+        return executor.submit(
+            _read_part, part, filters, near=found.wants_sketches(training), quarantine=quarantine is not None
+        )
+
+    for part, future in ahead(split_file(path), read):
+        findings = future.result()
+        found.report.extend(findings.report)
+        found.add(findings.counts, training)
+        if quarantine:
+            quarantine.write(findings.quarantined)
+        if progress:
+            progress(part.end - part.begin)
+
+
+def _read_part(part: FilePart, filters: RowFilter, *, near: bool, quarantine: bool) -> _PartFindings:
+    # A key or label that this part has little of may be among the first ones of the file, so all are counted.
+    report, counts, quarantined = DatasetReport(max_keys=sys.maxsize), RowCounts(), io.BytesIO()
+    with part.open() as file:
+        records = read_records(file, report, Quarantine(quarantined) if quarantine else None, part.first_line)
+        while counts.read(records, filters, near=near):
+            pass
+    return _PartFindings(report, counts, quarantined.getvalue())
+
+
+def _file_report(path: Path, found: _FileFindings) -> FileReport:
+    report, counts = found.report, found.counts
+    longest, longest_line = counts.longest
     return FileReport(
         bytes=path.stat().st_size,
         rows=report.rows,
@@ -230,22 +278,22 @@ def _file_report(path: Path, found: _FileCounts) -> FileReport:
         errors=[LineProblem(line=e.line, code=e.code, field=e.field, reason=e.reason) for e in report.errors],
         unused_keys=dict(report.unused_keys.most_common()),
         conversions=dict(report.conversions.most_common()),
-        turns=dict(found.turns.most_common()),
+        turns=dict(counts.turns.most_common()),
         lengths=Lengths(
             bounds=list(LENGTHS),
-            counts=found.lengths,
-            total=found.total,
-            mean=round(found.total / max(1, report.rows), 1),
+            counts=[counts.lengths[index] for index in range(len(LENGTHS) + 1)],
+            total=counts.total,
+            mean=round(counts.total / max(1, report.rows), 1),
             longest=longest,
             longest_line=-longest_line,
         ),
-        ratings=_numbered(found.ratings, "unrated"),
-        difficulties=_numbered(found.difficulties, "(none)"),
-        trainable_difficulties=dict(sorted(found.trainable.items())),
-        categories=dict(found.categories.most_common()),
-        lanes=dict(found.lanes.most_common()),
-        task_families=dict(found.task_families.most_common()),
-        duplicates=_repeats(found.exact.repeats(), found.near_repeats),
+        ratings=_numbered(counts.ratings, "unrated"),
+        difficulties=_numbered(counts.difficulties, "(none)"),
+        trainable_difficulties=dict(sorted(counts.trainable.items())),
+        categories=dict(counts.categories.most_common()),
+        lanes=dict(counts.lanes.most_common()),
+        task_families=dict(counts.task_families.most_common()),
+        duplicates=_repeats(counts.exact.repeats(), found.near_repeats),
     )
 
 

@@ -91,7 +91,21 @@ class SyntaxSpan(msgspec.Struct, frozen=True, gc=False):
     kind: str | None = None
 
 
-class Record(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
+class Labels(msgspec.Struct, frozen=True, gc=False):
+    """What a row says besides its text, in every form that it may be written in."""
+
+    rating: Rating | None = None
+    category: str | None = None
+    difficulty: Difficulty | None = None
+    lane: str | None = None
+    response_mode: Literal["code_only", "prose_only"] | None = None
+    task_family: str | None = None
+    syntax_spans: list[SyntaxSpan] | None = None
+    interruption_decision: Any = None
+    agent_trust_score: float | None = None
+
+
+class Record(Labels, frozen=True, gc=False, forbid_unknown_fields=True):
     """A line in Mens' own form, with every name and alias that a field may have.
 
     A line with other keys or older forms of a chat is translated into it first (``written_rows.py``).
@@ -108,15 +122,6 @@ class Record(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
     output: str | None = None
     completion: str | None = None
     tools: list[dict[str, Any]] | None = None
-    rating: Rating | None = None
-    category: str | None = None
-    difficulty: Difficulty | None = None
-    lane: str | None = None
-    response_mode: Literal["code_only", "prose_only"] | None = None
-    task_family: str | None = None
-    syntax_spans: list[SyntaxSpan] | None = None
-    interruption_decision: Any = None
-    agent_trust_score: float | None = None
 
     @property
     def has_messages_only(self) -> bool:

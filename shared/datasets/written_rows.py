@@ -19,7 +19,7 @@ from typing import Any, Literal, get_args
 
 import msgspec
 
-from shared.datasets.rows import Difficulty, Message, Rating, Record, Role, RowCode, RowError, SyntaxSpan
+from shared.datasets.rows import Labels, Message, Record, Role, RowCode, RowError
 
 Conversion = Literal["text parts", "functions", "refusal"]
 WrittenRole = Literal[Role, "function"]
@@ -51,7 +51,7 @@ class _WrittenMessage(msgspec.Struct, gc=False):
     refusal: str | None = None
 
 
-class _WrittenRecord(msgspec.Struct, gc=False):
+class _WrittenRecord(Labels, frozen=True, gc=False):
     # The names that are metadata in other people's files may hold anything there.
     messages: list[_WrittenMessage] | None = None
     turns: list[_WrittenMessage] | None = None
@@ -65,15 +65,6 @@ class _WrittenRecord(msgspec.Struct, gc=False):
     completion: str | None = None
     tools: list[dict[str, Any]] | None = None
     functions: list[dict[str, Any]] | None = None
-    rating: Rating | None = None
-    category: str | None = None
-    difficulty: Difficulty | None = None
-    lane: str | None = None
-    response_mode: Literal["code_only", "prose_only"] | None = None
-    task_family: str | None = None
-    syntax_spans: list[SyntaxSpan] | None = None
-    interruption_decision: Any = None
-    agent_trust_score: float | None = None
 
 
 _decode_record = msgspec.json.Decoder(_WrittenRecord).decode

@@ -20,8 +20,8 @@ ROOT = Path(__file__).resolve().parents[2]
 SECONDS, END_SECONDS = 600, 20
 RUNS = {
     "bench.data": (
-        "C3-memory C3-datasets C3-pydantic C3-orjson C3-errors C2",
-        "mens|mens-bad|orjson|pydantic|datasets|report|  mens|  mens, tokenizers|  trl, 1 process|  trl, 2 processes",
+        "C3-memory C3-report C3-near C3-errors C2",
+        "report|report-near|datasets|check|check-bad|orjson|pydantic|  mens|  mens, tokenizers|  trl, 1 process|  trl, 2 processes",
     ),
     "bench.train": ("C1 C1-trl", "mens|hf|trl|TRL, tokens per CPU second: packed"),
     "bench.gpu --device cpu --size tiny": (

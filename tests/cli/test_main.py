@@ -8,12 +8,13 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
 from api.migrate import migrate
-from cli.main import app
+from cli.main import app, main
 from shared.base_models.catalog import load_catalog
 from shared.settings import Settings
 
@@ -77,6 +78,7 @@ def test_base_add_registers_a_folder(model_folder: Path) -> None:
     entry = load_catalog(Settings().catalog_path).get("mine")
     assert (set(entry.digests), entry.license) == ({"config.json", "tokenizer.json", "model.safetensors"}, "MIT")
     assert "mine" in runner.invoke(app, ["base", "list"]).output
+    assert [base["name"] for base in json.loads(runner.invoke(app, ["base", "list", "--json"]).output)] == ["mine"]
 
 
 @pytest.mark.parametrize(
@@ -107,6 +109,8 @@ def test_keys() -> None:
     assert created.output.splitlines()[-1].startswith("mens-")
     key_id = created.output.split()[0]
     assert "alice" in runner.invoke(app, ["keys", "list"]).output
+    (listed,) = json.loads(runner.invoke(app, ["keys", "list", "--json"]).output)
+    assert (listed["id"], listed["name"], created.output.splitlines()[-1] in str(listed)) == (key_id, "alice", False)
     assert "revoked" in runner.invoke(app, ["keys", "revoke", key_id]).output
     assert runner.invoke(app, ["keys", "revoke", "key-none"]).exit_code == 1
 
@@ -118,3 +122,35 @@ def test_invalid_setting_is_named(home: Path, command: list[str]) -> None:
     done = subprocess.run(program, env=environment, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 1
     assert "SETTINGS_INVALID: MENS_RETAIN_RUN_DAYS" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "param"),
+    [
+        ("plan nofile.jsonl --model mens-tiny", "file"),
+        ("plan {file}", "model"),
+        ("data check {file} --seq-len 2", "seq_len"),
+        ("data check {file} --bogus", "bogus"),
+        ("bogus", None),
+    ],
+)
+def test_wrong_call_is_json_where_json_was_wanted(tmp_path: Path, arguments: str, param: str | None) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_text('{"prompt": "a", "response": "b"}\n')
+    result = runner.invoke(app, [*arguments.format(file=file).split(), "--json"])
+    error = json.loads(result.stdout)["error"]
+    assert (result.exit_code, error["code"], error["param"]) == (2, "REQUEST_INVALID", param)
+    assert error["message"]
+    for plain in ([], ["--", "--json"]):
+        result = runner.invoke(app, [*arguments.format(file=file).split(), *plain])
+        assert (result.exit_code, result.stdout) == (2, "")
+
+
+def test_error_that_no_command_expects_is_json_too(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    monkeypatch.setattr(sys, "argv", ["mens", "status", "--json"])
+    monkeypatch.setattr("cli.commands.status.find_all", lambda *_, **__: int("x"))
+    with pytest.raises(SystemExit) as ended:
+        main()
+    error = json.loads(capsys.readouterr().out)["error"]
+    assert (ended.value.code, error["code"]) == (1, "INTERNAL_ERROR")
+    assert error["message"].startswith("ValueError: ")

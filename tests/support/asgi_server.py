@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any, Literal
 
 import uvicorn
-
-from tests.support.waiting import eventually
 
 
 def serve(application: Any, lifespan: Literal["on", "off"] = "off") -> Iterator[str]:
@@ -20,23 +19,63 @@ def serve(application: Any, lifespan: Literal["on", "off"] = "off") -> Iterator[
 
 def run_server(server: uvicorn.Server, *, is_patient: bool = False) -> Iterator[str]:
     """Yield the URL of a server that runs in a thread; a patient end lets responses in flight end."""
-    thread = threading.Thread(target=_run, args=(server,), daemon=True)
-    thread.start()
-    eventually(lambda: server.started or not thread.is_alive(), seconds=30, what="the server starts")
+    served = _Thread(server, is_patient=is_patient)
+    served.start()
+    assert served.ready.wait(30), "the server does not start"
     port = server.servers[0].sockets[0].getsockname()[1]
     yield f"http://127.0.0.1:{port}"
-    server.should_exit, server.force_exit = True, not is_patient
-    thread.join(5)
+    served.stop()
 
 
-def _run(server: uvicorn.Server) -> None:
-    async def serve_until_closed() -> None:
-        await server.serve()
-        # A forced exit waits for no connection; one that is open when its loop ends is a warning in some later test.
-        for connection in list(server.server_state.connections):
-            connection.transport.abort()
-        while server.server_state.connections:  # noqa: ASYNC110  uvicorn has no event for it
+class _Ended(Exception):
+    """Leaves uvicorn's main loop, and its end of a server, which sleeps."""
+
+
+class _Thread(threading.Thread):
+    """Runs a server. It is told of its start and end, which uvicorn would look for ten times a second."""
+
+    def __init__(self, server: uvicorn.Server, *, is_patient: bool) -> None:
+        super().__init__(daemon=True)
+        self._server, self._is_patient = server, is_patient
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._end = asyncio.Event()
+        self.ready = threading.Event()
+        server.main_loop = self._until_told  # type: ignore[method-assign]
+
+    def run(self) -> None:
+        try:
+            with asyncio.Runner(loop_factory=self._server.config.get_loop_factory()) as runner:
+                self._loop = runner.get_loop()
+                runner.run(self._serve())
+        finally:
+            self.ready.set()
+
+    def stop(self) -> None:
+        """End the server, and wait until it has ended."""
+        if self._loop and self.is_alive():
+            self._loop.call_soon_threadsafe(self._end.set)
+        self.join(5)
+
+    async def _until_told(self) -> None:
+        await self._server.on_tick(0)
+        self.ready.set()
+        await self._end.wait()
+        raise _Ended
+
+    async def _serve(self) -> None:
+        server = self._server
+        state = server.server_state
+        with suppress(_Ended):
+            await server.serve()
+        for listener in server.servers:
+            listener.close()
+        # One that is open when its loop ends is a warning in some later test.
+        for connection in list(state.connections):
+            if self._is_patient:
+                connection.shutdown()
+            else:
+                connection.transport.abort()
+        while state.connections or (self._is_patient and state.tasks):  # noqa: ASYNC110  uvicorn has no event for it
             await asyncio.sleep(0.001)
-
-    with asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:
-        runner.run(serve_until_closed())
+        if self._is_patient:
+            await server.lifespan.shutdown()

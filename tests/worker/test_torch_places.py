@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.worker.conftest import TORCH_PLACES
 
 COLLECT = """
@@ -20,6 +22,7 @@ def test_every_place_that_loads_torch_exists() -> None:
     assert [str(place) for place in TORCH_PLACES if not place.exists()] == []
 
 
+@pytest.mark.torch  # the unit tier looks at itself (tests/conftest.py), and has no time to be collected twice
 def test_unit_tier_is_collected_without_torch() -> None:
     """That its tests run without torch, the fixture `torch_is_not_loaded` checks."""
     command = [sys.executable, "-c", COLLECT, str(Path(__file__).parent)]

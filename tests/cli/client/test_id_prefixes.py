@@ -78,6 +78,15 @@ def test_prefix_resolves_to_the_job(installation: CliInstallation) -> None:
     assert installation.mens("jobs", "show", "ftjob-zzz", code=1).startswith("error: JOB_NOT_FOUND")
 
 
+def test_prefix_resolves_to_the_job_whose_id_is_the_greatest_that_begins_so(
+    installation: CliInstallation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    greatest = f"ftjob-{'0':z<26}"
+    monkeypatch.setattr("shared.database.jobs.new_id", lambda _: greatest)
+    installation.services.jobs.submit(submission())
+    assert installation.mens("jobs", "cancel", greatest[:-1]) == f"{greatest} is cancelled"
+
+
 def test_ambiguous_job_prefix_lists_ten_jobs(installation: CliInstallation) -> None:
     jobs = [installation.services.jobs.submit(submission())[0].id for _ in range(12)]
     *listed, last = installation.mens("jobs", "show", "ftjob-0", code=1).splitlines()[1:]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from cli.client.connection import connect
@@ -25,6 +27,9 @@ def test_set_split_rollback_and_history(mens: Command) -> None:
     split = mens("aliases", "split", "prod", "demo@1=90", "demo@2=10", "--shadow", "demo@3", "--shadow-share", "0.25")
     assert split == "prod → demo@1 90 %, demo@2 10 % (shadow: demo@3 25 %), version 2"
     assert mens("aliases", "list") == "prod\t2\tdemo@1 90 %, demo@2 10 %\tdemo@3 25 %\tshared"
+    (listed,) = json.loads(mens("aliases", "list", "--json"))
+    assert (listed["name"], listed["version"], len(listed["targets"])) == ("prod", 2, 2)
+    assert ("prod", "alias") in {(one["id"], one["mens"]["kind"]) for one in json.loads(mens("models", "--json"))}
     assert "prod\talias\ttiny\tdemo@1 90 %, demo@2 10 %\tshared" in mens("models").splitlines()
     assert mens("aliases", "rollback", "prod", "--reason", "it swears") == "prod → demo@1, version 3"
     first, *_ = mens("aliases", "history", "prod").splitlines()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -158,3 +160,21 @@ def test_keys_that_are_not_used_are_shown(tmp_path: Path) -> None:
     code, output = check(write(tmp_path / "a.jsonl", pair("1", source="web"), pair("2")))
     assert code == 0
     assert "Keys of rows that are not used: source (1)." in output
+
+
+def killed(*_: Any, **__: Any) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_large_file_is_read_by_processes_and_a_killed_one_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shared.datasets.file_parts._processors", lambda: 2)
+    monkeypatch.setattr("shared.datasets.file_parts.PART_BYTES", 100)
+    monkeypatch.setattr("shared.datasets.file_parts._SCAN_BYTES", 100)
+    path = write(tmp_path / "a.jsonl", *[pair(str(number)) for number in range(40)], pair("7"))
+    code, output = check(path, "--json")
+    assert (code, json.loads(output)["training"]["duplicates"]["exact_rows"]) == (0, 1)
+    monkeypatch.setattr("shared.datasets.report._read_part", killed)
+    code, output = check(path)
+    assert (code, "was killed" in output) == (1, True)

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from shared.datasets.duplicates import (
@@ -45,6 +45,21 @@ def test_case_and_white_space_make_no_difference_and_roles_do() -> None:
     assert one != normalised([Message("system", "hi there"), Message("assistant", "hello")])
 
 
+def reference(messages: list[Message]) -> str:
+    turns = [f"<{message.role}> {message.content or ''}" for message in messages]
+    return " ".join(" ".join(turns).lower().split())
+
+
+WHITE_SPACE = "".join(character for character in map(chr, range(0x3100)) if character.isspace())
+texts = st.text() | st.text(st.sampled_from(f"aAbéÉßẞİKΣς新😀\u0131\u03c3\u200b\u0307{WHITE_SPACE}"))
+
+
+@given(st.lists(st.builds(Message, st.sampled_from(["user", "assistant"]), st.none() | texts), max_size=4))
+@example([Message("user", WHITE_SPACE), Message("assistant", f"a{' ' * 1000}b{WHITE_SPACE * 3}c")])
+def test_fast_way_writes_what_lower_and_split_write(messages: list[Message]) -> None:
+    assert normalised(messages) == reference(messages).encode()
+
+
 def test_tool_calls_are_compared() -> None:
     first, second = ([Message("assistant", None, tool_calls=[{"name": name}])] for name in "ab")
     assert normalised(first) != normalised(second)
@@ -54,7 +69,7 @@ def test_tool_calls_are_compared() -> None:
 def test_every_repeated_row_is_found_with_the_line_it_repeats(values: list[int]) -> None:
     index, first, expected = ExactIndex(), {}, []
     for line, value in enumerate(values, start=1):
-        index.add(digest64(str(value)), line)
+        index.add([digest64(str(value))], [line])
         if value in first:
             expected.append(Pair(line, first[value]))
         first.setdefault(value, line)
@@ -68,7 +83,7 @@ def test_every_leaked_row_is_found(training: list[int], validation: list[int]) -
     there, held_out = ExactIndex(), ExactIndex()
     for index, values in ((there, training), (held_out, validation)):
         for line, value in enumerate(values, start=1):
-            index.add(digest64(str(value)), line)
+            index.add([digest64(str(value))], [line])
     leaked = [Pair(line, training.index(value) + 1) for line, value in enumerate(validation, 1) if value in training]
     found = held_out.shared_with(there)
     assert (found.rows, found.pairs) == (len(leaked), leaked[:MAX_PAIRS])
@@ -112,7 +127,7 @@ def test_bytes_per_row_are_as_stated() -> None:
     exact, near = ExactIndex(), NearIndex(1_000)
     table = near.table_bytes
     for line in range(1, 10_001):
-        exact.add(digest64(str(line)), line)
+        exact.add([digest64(str(line))], [line])
         near.add(line.to_bytes(4) * 8, line, line)
     assert exact.nbytes == EXACT_BYTES_PER_ROW * 10_000
     assert near.nbytes == NEAR_BYTES_PER_ROW * 10_000

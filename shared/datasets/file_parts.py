@@ -1,0 +1,113 @@
+"""A large file in parts that begin and end with a line, so that several processes can read it at once."""
+
+from __future__ import annotations
+
+import io
+import multiprocessing
+import os
+import signal
+import sys
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Executor, ProcessPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, TypeVar
+
+PART_BYTES = 8 << 20
+BUFFER_BYTES = 1 << 18
+_SCAN_BYTES = 1 << 20
+
+T = TypeVar("T")
+U = TypeVar("U")
+
+
+@dataclass(frozen=True, slots=True)
+class FilePart:
+    """Bytes of a file from one line's begin to another's end.
+
+    Attributes:
+        first_line: number of its first line, from 1.
+    """
+
+    path: Path
+    begin: int
+    end: int
+    first_line: int
+
+    def open(self) -> BinaryIO:
+        """Open it like a file of its own."""
+        return io.BufferedReader(_PartOfFile(self), BUFFER_BYTES)
+
+
+class _PartOfFile(io.RawIOBase):
+    def __init__(self, part: FilePart) -> None:
+        self._file = part.path.open("rb", buffering=0)
+        self._file.seek(part.begin)
+        self._left = part.end - part.begin
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any, /) -> int:
+        count = self._file.readinto(memoryview(buffer)[: self._left]) or 0
+        self._left -= count
+        return count
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+
+def split_file(path: Path) -> Iterator[FilePart]:
+    """The parts of a file, of at least ``PART_BYTES`` but for the last; one line is never in two."""
+    with path.open("rb", buffering=0) as file:
+        begin = position = lines = 0
+        first_line = 1
+        while block := file.read(_SCAN_BYTES):
+            end = block.rfind(b"\n") + 1
+            if end and position + end - begin >= PART_BYTES:
+                lines += block.count(b"\n", 0, end)
+                yield FilePart(path, begin, position + end, first_line)
+                begin, first_line, lines = position + end, first_line + lines, block.count(b"\n", end)
+            else:
+                lines += block.count(b"\n")
+            position += len(block)
+        if position > begin:
+            yield FilePart(path, begin, position, first_line)
+
+
+@contextmanager
+def reading_processes(total_bytes: int) -> Iterator[Executor | None]:
+    """Processes that read parts of a file, one a processor; None where files are too small for them, and on other systems than Linux.
+
+    To be entered before the caller starts any thread, because the processes are forked.
+    """
+    processes = min(_processors(), total_bytes // (2 * PART_BYTES))
+    if processes < 2:
+        yield None
+        return
+    with ProcessPoolExecutor(processes, multiprocessing.get_context("fork"), _leave_interrupts) as executor:
+        executor.submit(int)  # forks all of them
+        yield executor
+
+
+def _processors() -> int:
+    """Processors that this process may use; elsewhere than on Linux one, because there a fork is not safe."""
+    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else 1
+
+
+def _leave_interrupts() -> None:
+    # Ctrl-C goes to all processes of a terminal; the caller tells these to end.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def ahead(items: Iterable[T], start: Callable[[T], U], count: int = 8) -> Iterator[tuple[T, U]]:
+    """Each item with what was started for it, in their order; ``count`` further ones are started by then."""
+    started: deque[tuple[T, U]] = deque()
+    for item in items:
+        started.append((item, start(item)))
+        if len(started) > count:
+            yield started.popleft()
+    yield from started
