@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from shared.contract.epochs import phase_of
 from shared.contract.plan import TrainingRun
 from shared.contract.sections import Device
 from shared.errors import Code, JobFailed
@@ -174,6 +175,7 @@ def end_epoch(context: TrainingContext, progress: Progress, telemetry: Telemetry
         score=score_at(progress.metrics, progress.step),
         val_steps=len(context.data.validation),
         checkpoint=checkpoint_at(context.run_dir, progress.step),
+        phase=phase_of(context.plan.contract, epoch),
     )
 
 
