@@ -117,7 +117,11 @@ def compare(options: argparse.Namespace) -> bool:
                 )
                 for job, number, seed in tasks
             ]
-            outcomes = [(job, future.result()) for job, future in pending]
+            try:
+                outcomes = [(job, future.result()) for job, future in pending]
+            except BaseException:
+                threads.shutdown(wait=False, cancel_futures=True)
+                raise
     return report(outcomes, smoke=options.smoke)
 
 
@@ -184,6 +188,7 @@ def train(plan: Path, folder: Path, threads: int, options: argparse.Namespace, s
             raise BenchFailed(f"{run_dir.name} ended with {exit_code}:\n{(run_dir / LOG_NAME).read_text()[-2000:]}")
         checkpoint = (list_checkpoints(run_dir) or [checkpoint])[-1]
     outcome.digest, outcome.guarantee = result_of(run_dir)
+    print(f"  {folder.name:<20} {outcome.digest[:12]} {outcome.guarantee}, attempts: {outcome.attempts}", flush=True)
     shutil.rmtree(folder)
     return outcome
 
@@ -207,7 +212,11 @@ def attempt(
         process = subprocess.Popen(
             ["nice", "-n", str(draw.randrange(10)), *command],
             cwd=ROOT,
-            env=os.environ | surroundings(draw) | (UNTOLD if untold else {}) | {"OMP_NUM_THREADS": str(threads)},
+            # Threads that wait for each other do so asleep: awake they take the processors that all these runs share.
+            env=os.environ
+            | surroundings(draw)
+            | (UNTOLD if untold else {})
+            | {"OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "passive"},
             stderr=log,
         )
     try:

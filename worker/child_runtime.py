@@ -21,6 +21,8 @@ EXIT_PAUSED = 10
 """The trainer wrote a checkpoint and stopped, as requested."""
 EXIT_CANCELLED = 11
 """The child process stopped, as requested; nothing more was written."""
+EXIT_STORAGE_FULL = 13
+"""The disk of the run folder is full, so full that nothing in it says so."""
 EXIT_PEER_LOST = 12
 """This process of several ended because another one had; only the launcher sees it (`worker/torchrun.py`)."""
 
@@ -99,7 +101,8 @@ def run_engine(work: Callable[[], object], run_dir: Path) -> int:
     if not under_torchrun():
         return code
     if code not in (0, EXIT_PEER_LOST):
-        write_json(run_dir / ENDING_NAME, {"exit_code": code})
+        with suppress(OSError):
+            write_json(run_dir / ENDING_NAME, {"exit_code": code})
     return 0 if code in (EXIT_PAUSED, EXIT_CANCELLED) else code
 
 
@@ -138,7 +141,10 @@ def out_of_memory(reason: str) -> JobFailed:
 
 
 def _fail(run_dir: Path, error: MensError) -> int:
-    with suppress(OSError):  # a full disk may have no room for this either; the log has it
+    with suppress(OSError):  # the log may be on the same full disk
+        print(f"error: {error}", file=sys.stderr, flush=True)
+    try:
         write_json(run_dir / ERROR_NAME, error.as_dict())
-    print(f"error: {error}", file=sys.stderr)
+    except OSError:
+        return EXIT_STORAGE_FULL if error.code == Code.STORAGE_FULL else EXIT_FAILED
     return EXIT_FAILED

@@ -7,12 +7,21 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from shared.errors import Code, JobFailed
-from worker.child_runtime import EXIT_CANCELLED, EXIT_FAILED, EXIT_PAUSED, StopRequested, StopSignals, run_engine
+from worker.child_runtime import (
+    EXIT_CANCELLED,
+    EXIT_FAILED,
+    EXIT_PAUSED,
+    EXIT_STORAGE_FULL,
+    StopRequested,
+    StopSignals,
+    run_engine,
+)
 
 
 def raising(error: BaseException):
@@ -56,10 +65,18 @@ def test_a_full_disk_has_a_code_and_may_be_tried_again(tmp_path):
     assert (error["code"], error["retryable"]) == (Code.STORAGE_FULL, True)
 
 
-def test_an_error_that_cannot_be_written_is_in_the_log(tmp_path, capsys):
-    (tmp_path / "error.json.tmp").symlink_to("/dev/full")
-    assert run_engine(lambda: Path("/dev/full").write_text("x"), tmp_path) == EXIT_FAILED
+def test_a_disk_without_room_for_the_error_itself_is_told_by_the_exit_code(tmp_path, capsys):
+    (tmp_path / f"error.json.{os.getpid()}.tmp").symlink_to("/dev/full")
+    assert run_engine(lambda: Path("/dev/full").write_text("x"), tmp_path) == EXIT_STORAGE_FULL
     assert "STORAGE_FULL" in capsys.readouterr().err
+    assert not (tmp_path / "error.json").exists()
+
+
+def test_nor_is_room_in_the_log_needed(tmp_path, monkeypatch):
+    (tmp_path / f"error.json.{os.getpid()}.tmp").symlink_to("/dev/full")
+    with suppress(OSError), Path("/dev/full").open("w") as log:  # closing it fails as well
+        monkeypatch.setattr(sys, "stderr", log)
+        assert run_engine(lambda: Path("/dev/full").write_text("x"), tmp_path) == EXIT_STORAGE_FULL
 
 
 def test_a_bug_is_not_dressed_up(tmp_path):

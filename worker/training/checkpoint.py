@@ -15,6 +15,8 @@ import os
 import random
 import shutil
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -99,18 +101,10 @@ def save_checkpoint(
         interim: it is only there to go on from, and no part of the run's result.
     """
     target = _folder(run_dir, progress.step)
-    temporary = target.with_name(f".{target.name}.{os.getpid()}")
-    shutil.rmtree(temporary, ignore_errors=True)
-    try:
+    with _appearing_whole(target) as temporary:
         save_adapter(model, tokenizer, plan, progress.step, temporary, base)
         save_file(_tensors(model, optimizer), temporary / f"{STATE_NAME}.safetensors")
         write_json(temporary / f"{STATE_NAME}.json", _state(plan, progress, made_on) | {"interim": interim})
-        _sync(temporary)
-    except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)  # on a full disk its room is what the error needs to be told
-        raise
-    shutil.rmtree(target, ignore_errors=True)
-    temporary.rename(target)
     checkpoints = list_checkpoints(run_dir)
     kept = [folder for folder in checkpoints if not is_interim(folder)][-KEEP:]
     for old in checkpoints[:-1]:
@@ -136,10 +130,33 @@ def adopt_checkpoints(resume: Path, run_dir: Path) -> None:
     for earlier in list_checkpoints(resume.parent.parent):
         adopted = run_dir / CHECKPOINTS_FOLDER / earlier.name
         if earlier.name <= resume.name and not adopted.exists():
-            temporary = adopted.with_name(f".{adopted.name}.{os.getpid()}")
-            shutil.rmtree(temporary, ignore_errors=True)
-            shutil.copytree(earlier, temporary)
-            temporary.rename(adopted)
+            with _appearing_whole(adopted) as temporary:
+                for path in earlier.iterdir():
+                    _link(path, temporary / path.name)
+
+
+def _link(source: Path, target: Path) -> None:
+    """A second name of a file that is never written again, so that ten attempts take the room of one; else a copy."""
+    try:
+        target.hardlink_to(source)
+    except OSError:  # another file system, or one without links
+        shutil.copyfile(source, target)
+
+
+@contextmanager
+def _appearing_whole(target: Path) -> Iterator[Path]:
+    """A folder to write into, which is the target once all is on the disk; nothing of it is left when that fails."""
+    temporary = target.with_name(f".{target.name}.{os.getpid()}")
+    shutil.rmtree(temporary, ignore_errors=True)
+    try:
+        temporary.mkdir(parents=True)
+        yield temporary
+        _sync(temporary)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)  # on a full disk its room is what the error needs to be told
+        raise
+    shutil.rmtree(target, ignore_errors=True)
+    temporary.rename(target)
 
 
 def _sync(folder: Path) -> None:
