@@ -21,6 +21,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -67,6 +68,8 @@ MAX_DISTURBED = 4
 """Attempts at one run that something may happen to; the next one is left alone."""
 UNTOLD = {"MKL_CBWR": "OFF", "MKL_DYNAMIC": "TRUE"}
 RUN_SECONDS = 900.0
+OVER = threading.Event()
+"""Set once the bench ends, early or not: what still trains is killed."""
 
 
 @dataclass
@@ -119,9 +122,9 @@ def compare(options: argparse.Namespace) -> bool:
             ]
             try:
                 outcomes = [(job, future.result()) for job, future in pending]
-            except BaseException:
+            finally:
+                OVER.set()
                 threads.shutdown(wait=False, cancel_futures=True)
-                raise
     return report(outcomes, smoke=options.smoke)
 
 
@@ -222,7 +225,10 @@ def attempt(
     try:
         if disturbed:
             disturb(process, run_dir, draw, outcome)
-        return process.wait(RUN_SECONDS)
+        deadline = time.monotonic() + RUN_SECONDS
+        while process.poll() is None and time.monotonic() < deadline and not OVER.is_set():
+            time.sleep(0.05)
+        return -signal.SIGTERM if process.poll() is None else process.wait()
     finally:
         process.kill()
         process.wait()
@@ -244,7 +250,7 @@ def disturb(process: subprocess.Popen[bytes], run_dir: Path, draw: random.Random
     fate = draw.random()
     after = draw.randrange(0, 30)
     deadline = time.monotonic() + RUN_SECONDS
-    while process.poll() is None and steps_done(run_dir) < after and time.monotonic() < deadline:
+    while process.poll() is None and steps_done(run_dir) < after and time.monotonic() < deadline and not OVER.is_set():
         time.sleep(0.01)
     if process.poll() is None and draw.random() < STOPPED:
         process.send_signal(signal.SIGSTOP)
