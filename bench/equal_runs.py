@@ -73,7 +73,7 @@ OVER = threading.Event()
 
 
 @dataclass
-class Outcome:
+class RunOutcome:
     """A run that is over.
 
     Attributes:
@@ -167,7 +167,7 @@ def busy_processors(count: int) -> Iterator[None]:
             burner.wait()
 
 
-def train(plan: Path, folder: Path, threads: int, options: argparse.Namespace, seed: float) -> Outcome:
+def train(plan: Path, folder: Path, threads: int, options: argparse.Namespace, seed: float) -> RunOutcome:
     """One run, in as many attempts as it takes.
 
     Args:
@@ -176,7 +176,7 @@ def train(plan: Path, folder: Path, threads: int, options: argparse.Namespace, s
     Raises:
         BenchFailed: an attempt failed by itself.
     """
-    draw, outcome, checkpoint = random.Random(seed), Outcome(), None
+    draw, outcome, checkpoint = random.Random(seed), RunOutcome(), None
     while True:
         outcome.attempts += 1
         run_dir = folder / f"attempt-{outcome.attempts:04d}"
@@ -202,7 +202,7 @@ def attempt(
     checkpoint: Path | None,
     threads: int,
     draw: random.Random,
-    outcome: Outcome,
+    outcome: RunOutcome,
     *,
     untold: bool,
     disturbed: bool,
@@ -245,7 +245,7 @@ def surroundings(draw: random.Random) -> dict[str, str]:
     }
 
 
-def disturb(process: subprocess.Popen[bytes], run_dir: Path, draw: random.Random, outcome: Outcome) -> None:
+def disturb(process: subprocess.Popen[bytes], run_dir: Path, draw: random.Random, outcome: RunOutcome) -> None:
     """Hold, kill or pause the process somewhere in its steps, or while it starts or ends."""
     fate = draw.random()
     after = draw.randrange(0, 30)
@@ -282,7 +282,7 @@ def result_of(run_dir: Path) -> tuple[str, str]:
     return digest, str(told["resume"]["guarantee"])
 
 
-def report(outcomes: list[tuple[str, Outcome]], *, smoke: bool) -> bool:
+def report(outcomes: list[tuple[str, RunOutcome]], *, smoke: bool) -> bool:
     """Print a line a job, and the goal's; returns whether it is met."""
     most = 1
     print(f"{'job':<20}{'runs':>6}{'attempts':>10}{'killed':>8}{'paused':>8}{'held':>6}  outcomes (bit_exact, others)")

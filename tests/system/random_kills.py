@@ -1,4 +1,4 @@
-"""Load and misfortune for an installation: jobs that publish, callers, and a `kill -9` or a pause of a process drawn at random."""
+"""JobLoad and misfortune for an installation: jobs that publish, callers, and a `kill -9` or a pause of a process drawn at random."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ POLL_SECONDS = 0.3
 
 
 @dataclass
-class Load:
+class JobLoad:
     """Jobs and callers, and what became of them.
 
     Attributes:

@@ -17,7 +17,7 @@ import pytest
 from shared.errors import Code
 from tests.support.waiting import eventually
 from tests.system.loop import BASE, Installation
-from tests.system.random_kills import KINDS, Load, Misfortune
+from tests.system.random_kills import KINDS, JobLoad, Misfortune
 
 STRIKES = int(os.environ.get("MENS_TEST_KILLS", "10"))
 SEED = int(os.environ.get("MENS_TEST_KILLS_SEED", "0"))
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.timeout(600 + 20 * STRIKES)
 
 
 def test_nothing_is_lost_doubled_stuck_or_different(installation: Installation) -> None:
-    load = Load(installation, installation.upload())
+    load = JobLoad(installation, installation.upload())
     misfortune = Misfortune(installation, Random(SEED))
     with load.running():
         for _ in range(STRIKES):
@@ -54,13 +54,13 @@ def unexplained(job: dict[str, Any]) -> str | None:
     return None if exhausted and not ended else f"{job['id']}: {job['state']}, {job['error']}"
 
 
-def adapters_of(load: Load, jobs: list[dict[str, Any]], kind: str) -> Counter[str]:
+def adapters_of(load: JobLoad, jobs: list[dict[str, Any]], kind: str) -> Counter[str]:
     """Jobs of a kind by the adapter that they made, of those that claim to be exact."""
     done = [job["result"] for job in jobs if job["state"] == "succeeded" and load.jobs[job["id"]] == kind]
     return Counter(result["adapter_id"] for result in done if result["resume"]["guarantee"] == "bit_exact")
 
 
-def summary(load: Load, misfortune: Misfortune, jobs: list[dict[str, Any]]) -> dict[str, Any]:
+def summary(load: JobLoad, misfortune: Misfortune, jobs: list[dict[str, Any]]) -> dict[str, Any]:
     return {
         "happened": dict(misfortune.happened),
         "jobs": dict(Counter(job["state"] for job in jobs)),
