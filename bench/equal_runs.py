@@ -176,7 +176,8 @@ def train(plan: Path, folder: Path, threads: int, options: argparse.Namespace, s
     Raises:
         BenchFailed: an attempt failed by itself.
     """
-    draw, outcome, checkpoint = random.Random(seed), RunOutcome(), None
+    draw, outcome = random.Random(seed), RunOutcome()
+    checkpoint: Path | None = None
     while True:
         outcome.attempts += 1
         run_dir = folder / f"attempt-{outcome.attempts:04d}"
@@ -189,7 +190,8 @@ def train(plan: Path, folder: Path, threads: int, options: argparse.Namespace, s
             break
         if exit_code not in (-signal.SIGKILL, EXIT_PAUSED):
             raise BenchFailed(f"{run_dir.name} ended with {exit_code}:\n{(run_dir / LOG_NAME).read_text()[-2000:]}")
-        checkpoint = (list_checkpoints(run_dir) or [checkpoint])[-1]
+        if left := list_checkpoints(run_dir):
+            checkpoint = left[-1]
     outcome.digest, outcome.guarantee = result_of(run_dir)
     print(f"  {folder.name:<20} {outcome.digest[:12]} {outcome.guarantee}, attempts: {outcome.attempts}", flush=True)
     shutil.rmtree(folder)
