@@ -125,7 +125,9 @@ def _run(work: Callable[[], object], run_dir: Path) -> int:
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """Whether an allocator complains, on either kind of device."""
+    """Whether an allocator complains, on either kind of device: torch's by its text, Python's, NumPy's and C++'s by their type."""
+    if isinstance(error, MemoryError):
+        return True
     text = str(error).lower()
     return any(words in text for words in ("out of memory", "can't allocate memory", "cublas_status_alloc_failed"))
 
@@ -134,7 +136,7 @@ def out_of_memory(reason: str) -> JobFailed:
     """The coded form of an allocator's complaint."""
     return JobFailed(
         Code.OUT_OF_MEMORY,
-        f"The device ran out of memory: {reason.splitlines()[0]}",
+        f"The device ran out of memory: {(reason.splitlines() or ['nothing is left'])[0]}",
         remedy="Lower exec.seq_len or adapter.rank, or take a device with more memory; a step's micro-batches have been"
         " halved as far as its rows allow.",
     )

@@ -19,6 +19,7 @@ from shared.contract.epochs import phase_of
 from shared.contract.plan import TrainingRun
 from shared.contract.sections import Device
 from shared.errors import Code, JobFailed
+from worker.checkpoint_folders import adopt_checkpoints
 from worker.child_runtime import (
     EXIT_CANCELLED,
     EXIT_PAUSED,
@@ -32,7 +33,6 @@ from worker.run_folder import ADAPTER_FOLDER, PREPARED_FOLDER
 from worker.training.adapter import save_adapter
 from worker.training.checkpoint import (
     Progress,
-    adopt_checkpoints,
     checkpoint_at,
     load_checkpoint,
     remove_interim,

@@ -50,10 +50,16 @@ def test_a_coded_error_is_written(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    "message", ["CUDA out of memory. Tried to allocate 2 GiB.\nmore", "DefaultCPUAllocator: Out Of Memory"]
+    "error",
+    [
+        RuntimeError("CUDA out of memory. Tried to allocate 2 GiB.\nmore"),
+        RuntimeError("DefaultCPUAllocator: Out Of Memory"),
+        MemoryError("Unable to allocate 2.00 GiB for an array"),
+        MemoryError(),
+    ],
 )
-def test_out_of_memory_has_a_code(tmp_path, message):
-    assert run_engine(raising(RuntimeError(message)), tmp_path) == EXIT_FAILED
+def test_out_of_memory_has_a_code(tmp_path, error):
+    assert run_engine(raising(error), tmp_path) == EXIT_FAILED
     error = json.loads((tmp_path / "error.json").read_text())
     assert error["code"] == Code.OUT_OF_MEMORY
     assert "more" not in error["message"]

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import random
 import shutil
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -23,7 +21,6 @@ from worker.training.checkpoint import (
     KEEP,
     SCHEMA,
     Progress,
-    adopt_checkpoints,
     load_checkpoint,
     save_checkpoint,
 )
@@ -189,41 +186,3 @@ def test_other_plan_or_schema_is_refused_before_anything_changes(save, bench, tm
 
 def test_no_checkpoint_folder_is_no_checkpoint(tmp_path):
     assert list_checkpoints(tmp_path) == []
-
-
-# -- taken over by the next attempt -----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("linked", [True, False], ids=["links", "no links"])
-def test_adopted_checkpoints_are_those_up_to_the_one_that_is_resumed(save, tmp_path, monkeypatch, linked):
-    """They take no room of their own, where the file system has links."""
-    for step in (1, 2, 3):
-        save(step)
-    if not linked:
-        monkeypatch.setattr(Path, "hardlink_to", raising(OSError(errno.EXDEV, "another file system")))
-    resume, run_dir = list_checkpoints(tmp_path)[1], tmp_path / "next"
-    adopt_checkpoints(resume, run_dir)
-    adopted = list_checkpoints(run_dir)
-    assert [folder.name for folder in adopted] == ["step-00000001", "step-00000002"]
-    for path in resume.iterdir():
-        taken = adopted[-1] / path.name
-        assert taken.read_bytes() == path.read_bytes()
-        assert taken.samefile(path) == linked
-
-
-def test_adoption_that_meets_a_full_disk_leaves_nothing_that_counts(save, tmp_path, monkeypatch):
-    save(1)
-    full = raising(OSError(errno.ENOSPC, "No space left on device"))
-    monkeypatch.setattr(Path, "hardlink_to", full)
-    monkeypatch.setattr(worker.training.checkpoint.shutil, "copyfile", full)
-    with pytest.raises(OSError, match="No space") as caught:
-        adopt_checkpoints(list_checkpoints(tmp_path)[-1], tmp_path / "next")
-    assert caught.value.errno == errno.ENOSPC, "a full disk is known by its number"
-    assert list((tmp_path / "next" / CHECKPOINTS_FOLDER).iterdir()) == []
-
-
-def raising(error: Exception):
-    def function(*_: object, **__: object) -> None:
-        raise error
-
-    return function
