@@ -99,8 +99,9 @@ def test_full_disk_of_the_worker_itself_is_tried_again(run, installation):
     def function(attempt) -> None:
         Path("/dev/full").write_text("x")
 
-    assert run(function).state is JobState.QUEUED
-    assert "STORAGE_FULL" in str([event.data for event in installation.jobs.events(run(function).id)])
+    job = run(function)
+    assert (job.state, job.error) == (JobState.QUEUED, None)
+    assert "no space left" in installation.messages(job.id)[-1]
 
 
 def test_job_fails_after_its_last_retry(run, installation):
