@@ -46,6 +46,7 @@ TORCH_PLACES = {
         "test_torchrun.py",
         "test_train.py",
         "merging",
+        "test_train_process.py",
         "training/data/test_batches.py",
         "training/data/test_tokenizers_agree.py",
         "training/model",

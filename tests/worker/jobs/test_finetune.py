@@ -19,6 +19,7 @@ from shared.database.job_states import JobState
 from shared.errors import Code, JobFailed
 from shared.hashing import digest_file
 from tests.support.copying_storage import copied_file
+from tests.support.training_runs import PauseAfter
 from worker.child_runtime import StopRequested
 from worker.jobs.certificates import Limits
 from worker.run_folder import list_checkpoints, read_json
@@ -113,25 +114,13 @@ def assert_metrics_file(installation, job):
         assert [row["step"] for row in csv.DictReader(lines)] == ["1", "2", "3", "4", "5", "6"]
 
 
-class PauseAt:
-    cancel_requested = False
-
-    def __init__(self, steps: int) -> None:
-        self._left = steps
-
-    @property
-    def pause_requested(self) -> bool:
-        self._left -= 1
-        return self._left <= 0
-
-
 def test_second_attempt_resumes_from_the_first_ones_checkpoint(installation, tiny, tmp_path, monkeypatch):
     monkeypatch.setattr(FolderStorage, "local_file", copied_file)  # its data files are at other paths than the first's
     job, run = installation.submit_finetune(tmp_path / "data", **RUN)
     assert installation.leases.claim(job.id, "dead")
     first = installation.settings.runs_dir / job.id / "attempt-0001"
     with pytest.raises(StopRequested):
-        tiny.train(run, first, stop=PauseAt(3))
+        tiny.train(run, first, stop=PauseAfter(3))
     left = {name: digest for name, digest in snapshot(first).items() if name.parts[0] != "checkpoints"}
     installation.expire_lease(job.id)
     installation.worker.run_job(job.id)
