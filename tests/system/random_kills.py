@@ -41,6 +41,8 @@ class JobLoad:
         jobs: id → kind, of every job that was accepted.
         asked: answers and visible errors, counted.
         wrong: answers of another adapter than was asked for.
+        adapters: ids that were published, in their order.
+        over: ids of the jobs that have ended.
     """
 
     installation: Installation
@@ -49,6 +51,7 @@ class JobLoad:
     asked: Counter[str] = field(default_factory=Counter)
     wrong: list[str] = field(default_factory=list)
     adapters: list[str] = field(default_factory=list)
+    over: set[str] = field(default_factory=set)
 
     def submit(self, number: int) -> None:
         """Create a job, asking again under the same key for as long as nobody answers."""
@@ -76,14 +79,13 @@ class JobLoad:
 
     def open_jobs(self) -> list[str]:
         """Ids of the jobs that are not over; published adapters are noted."""
-        found = []
-        for job_id in list(self.jobs):
+        for job_id in [job_id for job_id in self.jobs if job_id not in self.over]:
             job = self.persist("GET", f"/v1/jobs/{job_id}")
-            if job["state"] not in FINAL:
-                found.append(job_id)
-            elif job["state"] == "succeeded" and job["result"]["adapter_id"] not in self.adapters:
+            if job["state"] in FINAL:
+                self.over.add(job_id)
+            if job["state"] == "succeeded" and job["result"]["adapter_id"] not in self.adapters:
                 self.adapters.append(job["result"]["adapter_id"])
-        return found
+        return [job_id for job_id in self.jobs if job_id not in self.over]
 
     def keep_submitting(self, over: threading.Event) -> None:
         """A new job whenever one of the open ones has ended."""
@@ -108,7 +110,7 @@ class JobLoad:
             self.asked[str(answer.status_code)] += 1
             if answer.status_code == 200:
                 served = answer.headers.get(ADAPTER_HEADER, BASE)
-                if served != model or not answer.json()["choices"][0]["message"]["content"]:
+                if served != model or len(answer.json()["choices"]) != 1:
                     self.wrong.append(f"{model} was asked, {served} answered {answer.text[:200]}")
 
     @contextmanager

@@ -21,7 +21,7 @@ from tests.system.random_kills import KINDS, JobLoad, Misfortune
 
 STRIKES = int(os.environ.get("MENS_TEST_KILLS", "10"))
 SEED = int(os.environ.get("MENS_TEST_KILLS_SEED", "0"))
-SETTLED_SECONDS = 240
+SETTLED_SECONDS = 400
 """A job that has used up its retries but one waits a minute for the last; a replica needs most of one to start."""
 
 pytestmark = pytest.mark.timeout(600 + 20 * STRIKES)
