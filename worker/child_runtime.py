@@ -21,10 +21,10 @@ EXIT_PAUSED = 10
 """The trainer wrote a checkpoint and stopped, as requested."""
 EXIT_CANCELLED = 11
 """The child process stopped, as requested; nothing more was written."""
-EXIT_STORAGE_FULL = 13
-"""The disk of the run folder is full, so full that nothing in it says so."""
 EXIT_PEER_LOST = 12
 """This process of several ended because another one had; only the launcher sees it (`worker/torchrun.py`)."""
+EXIT_STORAGE_FULL = 13
+"""The disk of the run folder is full, so full that nothing in it says so."""
 
 PAUSE_SIGNAL = signal.SIGUSR1
 CANCEL_SIGNAL = signal.SIGTERM
