@@ -96,8 +96,10 @@ class Telemetry:
     ) -> None:
         stopped = kind is not None and issubclass(kind, StopRequested)
         self._trackers.finish(Status.FINISHED if kind is None else Status.STOPPED if stopped else Status.FAILED)
-        self._tell_failures()
-        self._file.close()
+        try:
+            self._tell_failures()
+        finally:
+            self._file.close()
 
     def emit(self, event: str, payload: Mapping[str, Any]) -> None:
         """Write one event.
