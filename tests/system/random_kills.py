@@ -17,8 +17,12 @@ import psutil
 from tests.system.loop import BASE, QUESTION, Installation
 from tests.system.marker_load import ADAPTER_HEADER
 
-VICTIMS = {"trainer": 8, "worker": 5, "control": 2, "api": 2, "valkey": 2, "serving": 1}
+VICTIMS = {"trainer": 8, "worker": 6, "control": 2, "api": 2, "valkey": 2, "serving": 1}
 """How often each is drawn; a replica seldom, because it takes most of a minute to be back."""
+AGE_SECONDS = 25.0
+"""How old a trainer is when it or its worker is struck, at most: it starts, trains, or has written checkpoints by then."""
+PATIENCE_SECONDS = 40.0
+"""How long a victim is waited for before another one is drawn."""
 PAUSED = 0.2
 """Share of the victims that are stopped and go on, some after their lease has expired."""
 PAUSE_SECONDS = (0.3, 9.0)
@@ -148,8 +152,8 @@ class Misfortune:
 
     def strike(self) -> None:
         """Kill or pause one process that is there, and rest."""
-        while not (found := self._find(self.random.choices(list(VICTIMS), list(VICTIMS.values()))[0])):
-            time.sleep(POLL_SECONDS)
+        while not (found := self._await(self.random.choices(list(VICTIMS), list(VICTIMS.values()))[0])):
+            pass
         name, victim = found
         if self.random.random() < PAUSED:
             self.happened[f"{name} paused"] += 1
@@ -163,13 +167,27 @@ class Misfortune:
                 victim.kill()
         time.sleep(self.random.uniform(*REST_SECONDS))
 
-    def _find(self, name: str) -> tuple[str, psutil.Process] | None:
-        try:
-            if name != "trainer":
-                pid = self.installation.stack.pid(name)
-                return (name, psutil.Process(pid)) if pid else None
-            worker = psutil.Process(self.installation.stack.pid("worker"))
-            children = [child for child in worker.children() if "worker.train" in " ".join(child.cmdline())]
-            return ("trainer", self.random.choice(children)) if children else None
-        except (psutil.NoSuchProcess, psutil.ZombieProcess):
+    def _await(self, name: str) -> tuple[str, psutil.Process] | None:
+        """The process of that name, once it is there and, for the worker, works; None after some time."""
+        age, deadline = self.random.uniform(0, AGE_SECONDS), time.monotonic() + PATIENCE_SECONDS
+        while time.monotonic() < deadline:
+            with suppress(psutil.NoSuchProcess):
+                if victim := self._find(name, age):
+                    return name, victim
+            time.sleep(POLL_SECONDS)
+        return None
+
+    def _find(self, name: str, age: float) -> psutil.Process | None:
+        if not (pid := self.installation.stack.pid("worker" if name == "trainer" else name)):
             return None
+        process = psutil.Process(pid)
+        if name not in ("trainer", "worker"):
+            return process
+        trainers = [
+            child
+            for child in process.children()
+            if "worker.train" in child.cmdline() and time.time() - child.create_time() > age
+        ]
+        if not trainers:
+            return None
+        return process if name == "worker" else trainers[0]

@@ -24,7 +24,7 @@ SEED = int(os.environ.get("MENS_TEST_KILLS_SEED", "0"))
 SETTLED_SECONDS = 400
 """A job that has used up its retries but one waits a minute for the last; a replica needs most of one to start."""
 
-pytestmark = pytest.mark.timeout(600 + 20 * STRIKES)
+pytestmark = pytest.mark.timeout(600 + 60 * STRIKES)
 
 
 def test_nothing_is_lost_doubled_stuck_or_different(installation: Installation) -> None:
