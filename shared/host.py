@@ -6,6 +6,7 @@ import ctypes
 import errno
 import multiprocessing
 import os
+import re
 import signal
 import sys
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ from pathlib import Path, PurePosixPath
 from shared.errors import Code, Unavailable
 
 _PR_SET_PDEATHSIG = 1
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 # Of cgroup v2 and v1: the files with a group's limit and use, and of the use the part that is reclaimed first.
 _UNIFIED = ("memory.max", "memory.current", "inactive_file")
@@ -53,12 +55,25 @@ def disk_errors() -> Iterator[None]:
     """
     try:
         yield
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+    except Exception as error:
+        if not _is_disk_full(error):
             raise
-        raise Unavailable(
-            Code.STORAGE_FULL, "The storage has no space left.", remedy="Free or add disk space, then try again."
-        ) from error
+        raise storage_full() from error
+
+
+def storage_full() -> Unavailable:
+    """The coded form of a full disk."""
+    return Unavailable(
+        Code.STORAGE_FULL, "The storage has no space left.", remedy="Free or add disk space, then try again."
+    )
+
+
+def _is_disk_full(error: Exception) -> bool:
+    if isinstance(error, OSError):
+        return error.errno in _DISK_FULL
+    # Libraries written in Rust (safetensors) have errors of their own, which name the system's in their text only.
+    found = re.search(r"\(os error (\d+)\)", str(error))
+    return found is not None and int(found[1]) in _DISK_FULL
 
 
 def measure_folder(folder: Path) -> tuple[int, datetime]:

@@ -23,6 +23,8 @@ EXIT_CANCELLED = 11
 """The child process stopped, as requested; nothing more was written."""
 EXIT_PEER_LOST = 12
 """This process of several ended because another one had; only the launcher sees it (`worker/torchrun.py`)."""
+EXIT_STORAGE_FULL = 13
+"""The disk of the run folder is full, so full that nothing in it says so."""
 
 PAUSE_SIGNAL = signal.SIGUSR1
 CANCEL_SIGNAL = signal.SIGTERM
@@ -99,7 +101,8 @@ def run_engine(work: Callable[[], object], run_dir: Path) -> int:
     if not under_torchrun():
         return code
     if code not in (0, EXIT_PEER_LOST):
-        write_json(run_dir / ENDING_NAME, {"exit_code": code})
+        with suppress(OSError):
+            write_json(run_dir / ENDING_NAME, {"exit_code": code})
     return 0 if code in (EXIT_PAUSED, EXIT_CANCELLED) else code
 
 
@@ -122,7 +125,9 @@ def _run(work: Callable[[], object], run_dir: Path) -> int:
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """Whether an allocator complains, on either kind of device."""
+    """Whether an allocator complains, on either kind of device: torch's by its text, Python's, NumPy's and C++'s by their type."""
+    if isinstance(error, MemoryError):
+        return True
     text = str(error).lower()
     return any(words in text for words in ("out of memory", "can't allocate memory", "cublas_status_alloc_failed"))
 
@@ -131,14 +136,17 @@ def out_of_memory(reason: str) -> JobFailed:
     """The coded form of an allocator's complaint."""
     return JobFailed(
         Code.OUT_OF_MEMORY,
-        f"The device ran out of memory: {reason.splitlines()[0]}",
+        f"The device ran out of memory: {(reason.splitlines() or ['nothing is left'])[0]}",
         remedy="Lower exec.seq_len or adapter.rank, or take a device with more memory; a step's micro-batches have been"
         " halved as far as its rows allow.",
     )
 
 
 def _fail(run_dir: Path, error: MensError) -> int:
-    with suppress(OSError):  # a full disk may have no room for this either; the log has it
+    with suppress(OSError):  # the log may be on the same full disk
+        print(f"error: {error}", file=sys.stderr, flush=True)
+    try:
         write_json(run_dir / ERROR_NAME, error.as_dict())
-    print(f"error: {error}", file=sys.stderr)
+    except OSError:
+        return EXIT_STORAGE_FULL if error.code == Code.STORAGE_FULL else EXIT_FAILED
     return EXIT_FAILED

@@ -15,9 +15,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from shared.contract.epochs import phase_of
 from shared.contract.plan import TrainingRun
 from shared.contract.sections import Device
 from shared.errors import Code, JobFailed
+from worker.checkpoint_folders import adopt_checkpoints
 from worker.child_runtime import (
     EXIT_CANCELLED,
     EXIT_PAUSED,
@@ -31,7 +33,6 @@ from worker.run_folder import ADAPTER_FOLDER, PREPARED_FOLDER
 from worker.training.adapter import save_adapter
 from worker.training.checkpoint import (
     Progress,
-    adopt_checkpoints,
     checkpoint_at,
     load_checkpoint,
     remove_interim,
@@ -174,6 +175,7 @@ def end_epoch(context: TrainingContext, progress: Progress, telemetry: Telemetry
         score=score_at(progress.metrics, progress.step),
         val_steps=len(context.data.validation),
         checkpoint=checkpoint_at(context.run_dir, progress.step),
+        phase=phase_of(context.plan.contract, epoch),
     )
 
 

@@ -44,6 +44,14 @@ def highest_difficulty(contract: FineTuneContract, epoch: int) -> int:
     return EASIEST_CEILING + math.ceil(rise / (contract.exec.epochs - 1))
 
 
+def phase_of(contract: FineTuneContract, epoch: int) -> str | None:
+    """What the schedule calls this epoch: its own name or the last one; None without a curriculum or names."""
+    schedule = contract.exec.curriculum_schedule
+    if not (contract.curriculum.enabled and schedule and schedule.curriculum_phases):
+        return None
+    return schedule.curriculum_phases[min(epoch, len(schedule.curriculum_phases) - 1)]
+
+
 def admitted_per_epoch(difficulties: Histogram, contract: FineTuneContract) -> list[int]:
     """Rows of the training file in each epoch.
 

@@ -136,7 +136,7 @@ class ModelSection(ContractValue):
         validation_alias=AliasChoices("hf_repo", "name"),
         description="Name of the base model in the catalogue.",
     )
-    weight_shards: list[str] | None = Field(None, description="Explicit shards; the catalogue's when null.")
+    weight_shards: tuple[str, ...] | None = Field(None, description="Explicit shards; the catalogue's when null.")
     config_json: str | None = None
     tokenizer_json: str | None = None
 
@@ -153,7 +153,7 @@ class ProvenanceSection(ContractValue):
 class ContextFilter(ContractValue):
     """Which rows are trained on, by their own metadata."""
 
-    categories: list[str] | None = None
+    categories: tuple[str, ...] | None = None
     difficulty_min: Annotated[Integer, Field(ge=1, le=10)] | None = None
     difficulty_max: Annotated[Integer, Field(ge=1, le=10)] | None = None
     rating_min: Annotated[Integer, Field(ge=1, le=5)] | None = None
@@ -206,7 +206,7 @@ class AdapterSection(ContractValue):
     alpha: Integer = Field(32, ge=1, le=MAX_ALPHA, validation_alias=AliasChoices("alpha", "lora_alpha"))
     dropout: Number = Field(0.0, ge=0.0, lt=1.0)
     targets: AdapterTargets = AdapterTargets.FULL_GRAPH
-    target_modules: list[str] | None = Field(
+    target_modules: tuple[str, ...] | None = Field(
         None, min_length=1, description="Module names, e.g. q_proj; every linear layer but the head when null."
     )
 
@@ -224,7 +224,9 @@ class CurriculumSchedule(ContractValue):
     epoch_1_max_difficulty: Annotated[Integer, Field(ge=1, le=10)] | None = None
     epoch_2_max_difficulty: Annotated[Integer, Field(ge=1, le=10)] | None = None
     epoch_3_max_difficulty: Annotated[Integer, Field(ge=1, le=10)] | None = None
-    curriculum_phases: list[str] | None = None
+    curriculum_phases: tuple[str, ...] | None = Field(
+        None, description="Names of the epochs, told at the end of each; later ones have the last. They decide nothing."
+    )
 
 
 class ExecSection(ContractValue):

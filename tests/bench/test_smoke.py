@@ -29,6 +29,7 @@ RUNS = {
         "mens|mens-nf4|mens-cache|mens-bf16|mens-quiet|hf|trl-packed|trl-packed-large|trl-padding-free",
     ),
     "bench.merge": ("C4", "mens|peft-f32|peft-bf16"),
+    "bench.equal_runs": ("T1", "two-threads"),
     "bench.gateway": ("C7", "direct|gateway|bare"),
     "bench.gateway --vllm": ("C7", "direct|gateway|bare"),
     "bench.hotload": (

@@ -102,6 +102,19 @@ def test_full_disk_is_a_retryable_error(number):
     assert (caught.value.code, caught.value.retryable) == (Code.STORAGE_FULL, True)
 
 
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+def test_full_disk_is_known_by_the_text_of_a_library_that_has_errors_of_its_own(number):
+    """As safetensors has them: an Exception, no OSError."""
+    with pytest.raises(Unavailable) as caught, disk_errors():
+        raise RuntimeError(f"Error while serializing: I/O error: No space left on device (os error {number})")
+    assert caught.value.code == Code.STORAGE_FULL
+
+
+def test_other_errors_of_such_a_library_are_unchanged():
+    with pytest.raises(RuntimeError), disk_errors():
+        raise RuntimeError("I/O error: Permission denied (os error 13)")
+
+
 def test_other_disk_errors_are_unchanged():
     with pytest.raises(PermissionError), disk_errors():
         raise PermissionError(errno.EACCES, "no")

@@ -54,6 +54,20 @@ class PauseAfter:
         return self._left <= 0
 
 
+class CancelAfter:
+    """The same for a cancel."""
+
+    pause_requested = False
+
+    def __init__(self, steps: int) -> None:
+        self._left = steps
+
+    @property
+    def cancel_requested(self) -> bool:
+        self._left -= 1
+        return self._left <= 0
+
+
 def write_rows(path: Path, rows: list[dict[str, Any]]) -> DataFile:
     """Write a JSONL file and describe it as the API does after an upload."""
     raw = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()

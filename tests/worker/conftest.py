@@ -15,6 +15,7 @@ import pytest
 os.environ["OMP_NUM_THREADS"] = "1"
 # As the trainer does by itself: MKL reads it once, at the first product of whichever test comes first.
 os.environ["MKL_CBWR"] = "AUTO"
+os.environ["MKL_DYNAMIC"] = "FALSE"
 
 from shared.artifacts.folder_storage import FolderStorage
 from shared.base_models.catalog import Catalog, save_catalog
@@ -39,12 +40,14 @@ TORCH_PLACES = {
     for place in (
         "jobs/test_merge.py",
         "test_dequantize.py",
+        "test_full_disk.py",
         "test_merge.py",
         "test_pretrain.py",
         "test_score.py",
         "test_torchrun.py",
         "test_train.py",
         "merging",
+        "test_train_process.py",
         "training/data/test_batches.py",
         "training/data/test_tokenizers_agree.py",
         "training/model",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
@@ -12,7 +13,15 @@ from pathlib import Path
 import pytest
 
 from shared.errors import Code, JobFailed
-from worker.child_runtime import EXIT_CANCELLED, EXIT_FAILED, EXIT_PAUSED, StopRequested, StopSignals, run_engine
+from worker.child_runtime import (
+    EXIT_CANCELLED,
+    EXIT_FAILED,
+    EXIT_PAUSED,
+    EXIT_STORAGE_FULL,
+    StopRequested,
+    StopSignals,
+    run_engine,
+)
 
 
 def raising(error: BaseException):
@@ -41,10 +50,16 @@ def test_a_coded_error_is_written(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    "message", ["CUDA out of memory. Tried to allocate 2 GiB.\nmore", "DefaultCPUAllocator: Out Of Memory"]
+    "error",
+    [
+        RuntimeError("CUDA out of memory. Tried to allocate 2 GiB.\nmore"),
+        RuntimeError("DefaultCPUAllocator: Out Of Memory"),
+        MemoryError("Unable to allocate 2.00 GiB for an array"),
+        MemoryError(),
+    ],
 )
-def test_out_of_memory_has_a_code(tmp_path, message):
-    assert run_engine(raising(RuntimeError(message)), tmp_path) == EXIT_FAILED
+def test_out_of_memory_has_a_code(tmp_path, error):
+    assert run_engine(raising(error), tmp_path) == EXIT_FAILED
     error = json.loads((tmp_path / "error.json").read_text())
     assert error["code"] == Code.OUT_OF_MEMORY
     assert "more" not in error["message"]
@@ -56,10 +71,20 @@ def test_a_full_disk_has_a_code_and_may_be_tried_again(tmp_path):
     assert (error["code"], error["retryable"]) == (Code.STORAGE_FULL, True)
 
 
-def test_an_error_that_cannot_be_written_is_in_the_log(tmp_path, capsys):
-    (tmp_path / "error.json.tmp").symlink_to("/dev/full")
-    assert run_engine(lambda: Path("/dev/full").write_text("x"), tmp_path) == EXIT_FAILED
+def test_a_disk_without_room_for_the_error_itself_is_told_by_the_exit_code(tmp_path, capsys):
+    (tmp_path / f"error.json.{os.getpid()}.tmp").symlink_to("/dev/full")
+    assert run_engine(lambda: Path("/dev/full").write_text("x"), tmp_path) == EXIT_STORAGE_FULL
     assert "STORAGE_FULL" in capsys.readouterr().err
+    assert not (tmp_path / "error.json").exists()
+
+
+def test_nor_is_room_in_the_log_needed(tmp_path, monkeypatch):
+    (tmp_path / f"error.json.{os.getpid()}.tmp").symlink_to("/dev/full")
+    log = io.StringIO()
+    monkeypatch.setattr(log, "write", lambda _: Path("/dev/full").write_text("x"))
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "stderr", log)
+        assert run_engine(lambda: Path("/dev/full").write_text("x"), tmp_path) == EXIT_STORAGE_FULL
 
 
 def test_a_bug_is_not_dressed_up(tmp_path):

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from shared.contract.sections import FineTuneContract
-from shared.errors import Code, JobFailed
+from shared.errors import Code, JobFailed, Unavailable
 from tests.support.training_runs import contract_for
 from worker.jobs.child_process import ChildProcess, ExitReason, count_processes
 from worker.machine import visible_gpus
@@ -146,6 +146,22 @@ def test_a_killed_process_may_be_tried_again(start):
     failed = failure(engine)
     assert (failed.code, failed.retryable) == (Code.TRAINER_KILLED, True)
     assert "SIGKILL" in failed.message
+
+
+def test_a_disk_without_room_for_a_word_may_be_tried_again(start):
+    """Neither the error's file nor the exit code's can be written."""
+    engine = start(
+        "import worker.child_runtime\n"
+        "def write_json(path, value): Path('/dev/full').write_text('x')\n"
+        "def work():\n"
+        "    worker.child_runtime.write_json = write_json\n"
+        "    if rank: Path('/dev/full').write_text('x')\n"
+        "    time.sleep(0.5)\n"
+        "    raise PeerLost"
+    )
+    with pytest.raises(Unavailable) as failed:
+        ended(engine)
+    assert (failed.value.code, failed.value.retryable) == (Code.STORAGE_FULL, True)
 
 
 def test_none_outlives_the_engine(start):

@@ -4,11 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import os
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -19,13 +14,11 @@ import worker.training.step
 from shared.artifacts.manifests import CONFIG_NAME, MANIFEST_NAME, WEIGHTS_NAME
 from shared.errors import Code, DatasetInvalid, JobFailed
 from shared.hashing import digest_file
-from tests.support.training_runs import ROWS
-from worker.child_runtime import EXIT_CANCELLED, EXIT_FAILED, EXIT_PAUSED, StopRequested
+from tests.support.training_runs import ROWS, CancelAfter, PauseAfter
+from worker.child_runtime import EXIT_CANCELLED, EXIT_PAUSED, StopRequested
 from worker.run_folder import (
     ADAPTER_FOLDER,
-    ERROR_NAME,
     METRICS_NAME,
-    PLAN_NAME,
     PROBES_NAME,
     SUMMARY_NAME,
     TELEMETRY_NAME,
@@ -228,22 +221,6 @@ def test_early_stopping_ends_a_run_that_gets_no_better(tiny, tmp_path):
 # -- stop and resume --------------------------------------------------------------------------------------------------
 
 
-class StopAfter:
-    """Asks to stop once it has been looked at that many times."""
-
-    def __init__(self, steps: int, *, pause: bool) -> None:
-        self._left, self._pause = steps, pause
-
-    @property
-    def cancel_requested(self) -> bool:
-        self._left -= 1
-        return self._left <= 0 and not self._pause
-
-    @property
-    def pause_requested(self) -> bool:
-        return self._left <= 0 and self._pause
-
-
 LONG_RUN = {
     "exec": {"epochs": 3, "checkpoint_every": 2, "warmup_steps": 3, "batch_size": 1, "grad_accum": 2},
     "adapter": {"rank": 4, "alpha": 8, "dropout": 0.1},
@@ -257,7 +234,7 @@ def test_resumed_run_is_the_uninterrupted_run(tiny, tmp_path, stop_after, valida
     run = tiny.plan_run(tmp_path, validation=validation, **LONG_RUN)
     whole = tiny.train(run, tmp_path / "whole")
     with pytest.raises(StopRequested) as stopped:
-        tiny.train(run, tmp_path / "first", stop=StopAfter(stop_after, pause=True))
+        tiny.train(run, tmp_path / "first", stop=PauseAfter(stop_after))
     assert stopped.value.exit_code == EXIT_PAUSED
     checkpoint = list_checkpoints(tmp_path / "first")[-1]
     assert checkpoint.name == f"step-{stop_after:08d}"
@@ -284,7 +261,7 @@ def test_resume_from_a_checkpoint_on_the_way_is_the_uninterrupted_run(tiny, tmp_
 def test_pause_in_the_last_step_loses_nothing(tiny, tmp_path):
     run = tiny.plan_run(tmp_path, **LONG_RUN)
     with pytest.raises(StopRequested):
-        tiny.train(run, tmp_path / "first", stop=StopAfter(9, pause=True))
+        tiny.train(run, tmp_path / "first", stop=PauseAfter(9))
     second = tiny.train(run, tmp_path / "second", resume=list_checkpoints(tmp_path / "first")[-1])
     assert losses(second) == []
     assert adapter_digests(second) == adapter_digests(tiny.train(run, tmp_path / "whole"))
@@ -312,7 +289,7 @@ def test_within_a_long_epoch_time_makes_checkpoints_that_are_no_result(tiny, tmp
     assert steps_of(whole) == [3]
 
     with pytest.raises(StopRequested):
-        tiny.train(run, tmp_path / "killed", stop=StopAfter(5, pause=False))
+        tiny.train(run, tmp_path / "killed", stop=CancelAfter(5))
     assert steps_of(tmp_path / "killed") == [3, 4]
     second = tiny.train(run, tmp_path / "second", resume=list_checkpoints(tmp_path / "killed")[-1])
     assert adapter_digests(second) == adapter_digests(whole)
@@ -321,7 +298,7 @@ def test_within_a_long_epoch_time_makes_checkpoints_that_are_no_result(tiny, tmp
 
 def test_cancel_writes_no_checkpoint(tiny, tmp_path):
     with pytest.raises(StopRequested) as stopped:
-        tiny.train(tiny.plan_run(tmp_path), tmp_path / "run", stop=StopAfter(1, pause=False))
+        tiny.train(tiny.plan_run(tmp_path), tmp_path / "run", stop=CancelAfter(1))
     assert stopped.value.exit_code == EXIT_CANCELLED
     assert len(losses(tmp_path / "run")) == 1
     assert list_checkpoints(tmp_path / "run") == []
@@ -392,67 +369,3 @@ def test_metrics_are_openais_columns(finished):
     assert rows[-1]["valid_loss"]
     assert rows[0]["valid_loss"] == ""
     assert [row["step"] for row in rows if row["valid_loss"]] == ["2", "3", "4", "6", "8", "9", "10", "12"]
-
-
-# -- the process ------------------------------------------------------------------------------------------------------
-
-
-def start(run, run_dir: Path, *more: str) -> subprocess.Popen:
-    run_dir.mkdir(parents=True, exist_ok=True)
-    (run_dir / PLAN_NAME).write_text(run.model_dump_json())
-    command = [sys.executable, "-m", "worker.train", str(run_dir / PLAN_NAME), str(run_dir), *more]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    environment.pop("MENS_PARENT_PID", None)
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment)
-
-
-def signal_in_mid_run(process: subprocess.Popen, run_dir: Path, number: signal.Signals) -> int:
-    deadline = time.monotonic() + ENGINE_SECONDS
-    path = run_dir / TELEMETRY_NAME
-    while not (path.exists() and '"event": "step"' in path.read_text()):
-        assert process.poll() is None, process.stdout.read().decode()
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    process.send_signal(number)
-    process.communicate(timeout=ENGINE_SECONDS)
-    return process.returncode
-
-
-@pytest.fixture(scope="module")
-def endless(tiny, tmp_path_factory):
-    """A run that does not end by itself within any patience."""
-    return tiny.plan_run(tmp_path_factory.mktemp("endless"), exec={"epochs": 1000, "checkpoint_every": 100_000})
-
-
-def test_sigterm_cancels(endless, tmp_path):
-    assert signal_in_mid_run(start(endless, tmp_path), tmp_path, signal.SIGTERM) == EXIT_CANCELLED
-    assert list_checkpoints(tmp_path) == []
-    assert not (tmp_path / ERROR_NAME).exists()
-
-
-def test_sigusr1_pauses_with_a_checkpoint(endless, tmp_path):
-    assert signal_in_mid_run(start(endless, tmp_path), tmp_path, signal.SIGUSR1) == EXIT_PAUSED
-    done = telemetry(tmp_path, "step")[-1]["step"]
-    assert [path.name for path in list_checkpoints(tmp_path)] == [f"step-{done:08d}"]
-    assert not (tmp_path / ERROR_NAME).exists()
-
-
-def test_bad_data_ends_with_a_coded_error(tiny, tmp_path):
-    run = tiny.plan_run(tmp_path)
-    Path(run.inputs.train).write_text('{"prompt": "Q", "response": "A"}\n{"prompt": "Q"}\n')
-    process = start(run, tmp_path / "run")
-    output = process.communicate(timeout=ENGINE_SECONDS)[0].decode()
-    assert process.returncode == EXIT_FAILED, output
-    error = read_json(tmp_path / "run" / ERROR_NAME)
-    assert error["code"] == Code.DATASET_LINE_INVALID
-    assert error["details"]["errors"][0]["line"] == 2
-    assert error["retryable"] is False
-    assert "DATASET_LINE_INVALID" in output
-
-
-def test_the_process_trains_what_the_function_trains(tiny, tmp_path):
-    run = tiny.plan_run(tmp_path, exec={"epochs": 1})
-    process = start(run, tmp_path / "process")
-    output = process.communicate(timeout=ENGINE_SECONDS)[0].decode()
-    assert process.returncode == 0, output
-    assert adapter_digests(tmp_path / "process") == adapter_digests(tiny.train(run, tmp_path / "function"))

@@ -14,11 +14,13 @@ from typing import IO, Any
 
 from shared.contract.sections import Device, FineTuneContract
 from shared.errors import Code, JobFailed, MensError
+from shared.host import storage_full
 from worker.child_runtime import (
     CANCEL_SIGNAL,
     EXIT_CANCELLED,
     EXIT_FAILED,
     EXIT_PAUSED,
+    EXIT_STORAGE_FULL,
     PAUSE_SIGNAL,
     PEER_LOST_NOTE,
 )
@@ -153,6 +155,8 @@ class ChildProcess:
         error = read_json(self.run_dir / ERROR_NAME)
         if code == EXIT_FAILED and error:
             return JobFailed(error.pop("code"), error.pop("message"), **error)
+        if code == EXIT_STORAGE_FULL:
+            return storage_full()
         tail = (self.run_dir / LOG_NAME).read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:]
         details = {"exit_code": code, "log_tail": tail}
         if code < 0:

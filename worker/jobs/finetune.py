@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from shared.preflight.machine import machine_of
 from shared.preflight.pipeline import preflight
 from shared.preflight.types import InputFile, JobRequest
 from shared.replicas import discover
+from worker.checkpoint_folders import adopt_checkpoints
 from worker.jobs.attempt import Attempt
 from worker.jobs.certificates import Limits
 from worker.jobs.child_process import ChildProcess, count_processes
@@ -49,6 +50,7 @@ from worker.run_folder import (
 )
 
 PROGRAM = "worker.train"
+TAKE_OVER_TRIES = 5
 
 
 def run_finetune(attempt: Attempt) -> None:
@@ -85,7 +87,7 @@ def train(attempt: Attempt, plan: ExecutionPlan) -> None:
         child = ChildProcess(
             PROGRAM,
             attempt.run_dir,
-            resume=newest_checkpoint(attempt.earlier_runs()),
+            resume=take_over_checkpoint(attempt.earlier_runs(), attempt.run_dir),
             cache=settings.prepared_dir,
             threads=settings.trainer_threads,
             processes=count_processes(settings.trainer_processes, plan.contract),
@@ -138,6 +140,21 @@ def check_inputs(attempt: Attempt, run: TrainingRun) -> None:
     )
     warnings = [NewEvent(level="warn", message=warning) for warning in checked.warnings]
     attempt.report(events=[NewEvent(message=message, data={"notes": checked.notes}), *warnings], preflight=record)
+
+
+def take_over_checkpoint(runs: list[Path], run_dir: Path) -> Path | None:
+    """The newest checkpoint of earlier attempts, as this attempt's own; None when there is none.
+
+    Taken over now and not once the trainer has started: an attempt that was taken for dead may still run, and it removes its
+    older checkpoints as it goes on.
+    """
+    for _ in range(TAKE_OVER_TRIES):
+        checkpoint = newest_checkpoint(runs)
+        if checkpoint is None:
+            return None
+        with suppress(FileNotFoundError):
+            return adopt_checkpoints(checkpoint, run_dir)
+    return None  # slower, and the same in the end
 
 
 def newest_checkpoint(runs: list[Path]) -> Path | None:

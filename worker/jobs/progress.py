@@ -79,7 +79,8 @@ def _message(kind: str, payload: dict[str, Any]) -> str | None:
         case "epoch_complete":
             losses = {"training loss": payload["avg_loss"], "validation loss": payload["val_loss"]}
             shown = ", ".join(f"{name}={loss:.4f}" for name, loss in losses.items() if loss is not None)
-            message = f"Epoch {payload['epoch'] + 1} complete after {payload['global_step']} steps"
+            phase = f" ({payload['phase']})" if payload.get("phase") else ""
+            message = f"Epoch {payload['epoch'] + 1}{phase} complete after {payload['global_step']} steps"
             message += f": {shown}." if shown else "."
         case "train_complete":
             early = ": the validation loss got no better" if payload.get("stopped_early") else ""

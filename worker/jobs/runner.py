@@ -19,6 +19,7 @@ from shared.database.files.uploads import Uploads
 from shared.database.leases import Lease, Leases
 from shared.database.records import Kind
 from shared.errors import Code, JobFailed, LeaseLost, MensError, Unavailable
+from shared.host import disk_errors
 from shared.queue import JobQueue
 from worker.jobs.attempt import Attempt, Stopped
 from worker.jobs.child_process import ExitReason
@@ -87,7 +88,8 @@ class Worker:
         with LeaseKeeper(self.leases, lease, self.settings.heartbeat_seconds) as keeper:
             attempt = Attempt(self.settings, self.leases, self.storage, lease, keeper, self.stopping.is_set)
             try:
-                RUNNERS[lease.job.kind](attempt)
+                with disk_errors():
+                    RUNNERS[lease.job.kind](attempt)
             except Stopped as stopped:
                 if stopped.reason is ExitReason.CANCELLED:
                     return lambda: self.leases.stop(lease)

@@ -11,7 +11,6 @@ interim ones, which are only there to go on from, the newest.
 from __future__ import annotations
 
 import json
-import os
 import random
 import shutil
 import time
@@ -27,6 +26,7 @@ from transformers import PreTrainedTokenizerBase
 
 from shared.contract.plan import ExecutionPlan
 from shared.errors import Code, JobFailed
+from worker.checkpoint_folders import appearing_whole
 from worker.run_folder import CHECKPOINTS_FOLDER, list_checkpoints, read_json, write_json
 from worker.training.adapter import load_weights, save_adapter
 from worker.training.model.load import trainable
@@ -99,18 +99,10 @@ def save_checkpoint(
         interim: it is only there to go on from, and no part of the run's result.
     """
     target = _folder(run_dir, progress.step)
-    temporary = target.with_name(f".{target.name}.{os.getpid()}")
-    shutil.rmtree(temporary, ignore_errors=True)
-    try:
+    with appearing_whole(target) as temporary:
         save_adapter(model, tokenizer, plan, progress.step, temporary, base)
         save_file(_tensors(model, optimizer), temporary / f"{STATE_NAME}.safetensors")
         write_json(temporary / f"{STATE_NAME}.json", _state(plan, progress, made_on) | {"interim": interim})
-        _sync(temporary)
-    except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)  # on a full disk its room is what the error needs to be told
-        raise
-    shutil.rmtree(target, ignore_errors=True)
-    temporary.rename(target)
     checkpoints = list_checkpoints(run_dir)
     kept = [folder for folder in checkpoints if not is_interim(folder)][-KEEP:]
     for old in checkpoints[:-1]:
@@ -129,25 +121,6 @@ def remove_interim(run_dir: Path) -> None:
     for folder in list_checkpoints(run_dir):
         if is_interim(folder):
             shutil.rmtree(folder)
-
-
-def adopt_checkpoints(resume: Path, run_dir: Path) -> None:
-    """Take over the checkpoint that a run goes on from, and those before it: they are part of its result."""
-    for earlier in list_checkpoints(resume.parent.parent):
-        adopted = run_dir / CHECKPOINTS_FOLDER / earlier.name
-        if earlier.name <= resume.name and not adopted.exists():
-            temporary = adopted.with_name(f".{adopted.name}.{os.getpid()}")
-            shutil.rmtree(temporary, ignore_errors=True)
-            shutil.copytree(earlier, temporary)
-            temporary.rename(adopted)
-
-
-def _sync(folder: Path) -> None:
-    """To the disk: a rename may otherwise get there before what was renamed."""
-    for path in (*folder.iterdir(), folder):
-        handle = os.open(path, os.O_RDONLY)
-        os.fsync(handle)
-        os.close(handle)
 
 
 def checkpoint_at(run_dir: Path, step: int) -> Path | None:

@@ -7,7 +7,11 @@ and a step that ran out of memory and was done in smaller pieces adds up in anot
 
 Intel's MKL, which torch multiplies matrices with on a CPU, adds up in an order that depends on where an operand lies in
 memory, unless it is told not to: thin products, as LoRA's are, then differ in their last bits between a weight that was
-made and the same weight read from a file. So it is told, and whether it obeys is measured.
+made and the same weight read from a file. So it is told, and whether it obeys is measured. It may also take fewer threads on
+a busy machine, unless it is told not to.
+
+What is chosen by the memory that is free at a start changes no bit of a CPU's run: frozen weights that are kept dequantised are
+the same numbers, and the tokens of a micro-batch are the contract's alone (`worker/training/model/memory_budget.py`).
 """
 
 from __future__ import annotations
@@ -22,6 +26,7 @@ import torch
 PACKAGES = ("torch", "transformers", "peft", "bitsandbytes")
 FIXED_ORDER = {"MKL_CBWR": "AUTO", "MKL_DYNAMIC": "FALSE"}
 """MKL's variables: the same order of sums wherever operands lie, and as many threads however busy the machine is."""
+NO = ("false", "0", "no", "off")
 OFFSETS = (4, 8, 16, 24, 32, 40, 48)
 """Bytes past a multiple of 64, torch's own alignment; what is read from a safetensors file lies at any multiple of 8."""
 
@@ -37,6 +42,20 @@ def fix_order_of_sums() -> None:
     """Tell MKL, which reads its variables when it first computes; what the operator has set stays."""
     for name, value in FIXED_ORDER.items():
         os.environ.setdefault(name, value)
+
+
+def order_of_sums() -> str:
+    """What the order of a CPU's sums depends on: ``fixed`` where on nothing, ``by_load``, ``by_place``."""
+    if torch.get_num_threads() > 1 and threads_follow_load():
+        return "by_load"
+    return "by_place" if products_depend_on_place() else "fixed"
+
+
+def threads_follow_load() -> bool:
+    """Whether a library may take fewer threads while the machine is busy: sums are then cut in other places."""
+    mkl, openmp = (os.environ.get(name, "").lower() for name in ("MKL_DYNAMIC", "OMP_DYNAMIC"))
+    follows_mkl = torch.backends.mkl.is_available() and mkl not in NO  # MKL's own default is yes, OpenMP's is no
+    return follows_mkl or openmp not in ("", *NO)
 
 
 def products_depend_on_place() -> bool:
@@ -64,7 +83,7 @@ def environment(device: torch.device, processes: int = 1) -> dict[str, str | int
         "device": torch.cuda.get_device_name(device) if on_gpu else platform.machine(),
         "kernels": "cuda" if on_gpu else torch.backends.cpu.get_cpu_capability(),
         "threads": 0 if on_gpu else torch.get_num_threads(),
-        "products": "by_place" if not on_gpu and products_depend_on_place() else "fixed",
+        "products": "fixed" if on_gpu else order_of_sums(),
         "processes": processes,
         **{name: version(name) for name in PACKAGES},
     }

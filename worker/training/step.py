@@ -124,7 +124,7 @@ def retry_on_out_of_memory(
         retry: false where other processes are in the middle of the same pass and could not begin it again.
 
     Raises:
-        RuntimeError: the allocator's own complaint, when not even the longest row fits alone.
+        RuntimeError, MemoryError: the allocator's own complaint, when not even the longest row fits alone.
     """
     batches = plan_micro_batches(progress.token_budget)
     on_cpu = torch.get_rng_state()
@@ -132,7 +132,7 @@ def retry_on_out_of_memory(
     while True:
         try:
             return work(batches), batches
-        except RuntimeError as error:
+        except (RuntimeError, MemoryError) as error:
             if not (retry and is_out_of_memory(error)):
                 raise
             largest = max(batch.size for batch in batches)

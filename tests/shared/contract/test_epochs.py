@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.contract.epochs import highest_difficulty, replayed_rows, rows_per_epoch
+from shared.contract.epochs import highest_difficulty, phase_of, replayed_rows, rows_per_epoch
 from shared.contract.sections import FineTuneContract
 from shared.errors import Code, ContractRejected
 from tests.support.builders import contract
@@ -89,6 +89,14 @@ def test_epochs_have_the_rows_that_a_loop_would_admit(
     else:
         expected = [easy + min(replay, math.ceil(easy / 2)) for easy in admitted]
         assert rows_per_epoch(len(rows), made, difficulties=counts, replay=replay) == expected
+
+
+def test_an_epoch_is_called_as_the_schedule_says() -> None:
+    schedule = {"curriculum_phases": ["warmup", "general"]}
+    made = contract(curriculum={"enabled": True}, exec={"epochs": 3, "curriculum_schedule": schedule})
+    assert [phase_of(made, epoch) for epoch in range(3)] == ["warmup", "general", "general"]
+    assert phase_of(contract(exec={"curriculum_schedule": schedule}), 0) is None, "there is no curriculum"
+    assert phase_of(curriculum(2, 4), 0) is None, "it names none"
 
 
 def test_before_the_split_it_is_an_upper_bound() -> None:

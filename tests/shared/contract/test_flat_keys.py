@@ -57,7 +57,7 @@ def complete(sections: dict[str, Any]) -> FineTuneContract:
 
 def test_keys_of_the_example_are_a_valid_contract() -> None:
     made = complete(from_flat(JOURNEY))
-    assert (made.adapter.rank, made.adapter.alpha, made.adapter.target_modules) == (16, 32, ["q_proj", "v_proj"])
+    assert (made.adapter.rank, made.adapter.alpha, made.adapter.target_modules) == (16, 32, ("q_proj", "v_proj"))
     assert (made.exec.batch_size, made.exec.epochs, made.model.hf_repo) == (4, 3, DEFAULT_MODEL_ID)
 
 

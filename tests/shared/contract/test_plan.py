@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,13 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import BaseModel
 
 from shared.contract.flat_keys import parse_contract
 from shared.contract.gates import UNKNOWN
 from shared.contract.plan import (
     ExecutionPlan,
+    FrozenDict,
     TrainingInputs,
     TrainingRun,
     optimizer_steps,
@@ -275,6 +278,28 @@ def test_a_plan_is_not_changed_through_its_dictionaries() -> None:
     with pytest.raises(TypeError):
         digests["config.json"] = "0" * 64
     assert digests == base_entry().digests
+
+
+def test_a_plan_has_no_list_that_could_be_changed() -> None:
+    """Nor any other value in its sections: what is stored as an array is a tuple."""
+    given = contract(
+        adapter={"target_modules": ["q_proj"]}, data={"train_file": "f", "context_filter": {"categories": ["code"]}}
+    )
+    made = plan(contract=given)
+    assert made.contract.adapter.target_modules == ("q_proj",)
+    assert not list(changeable(made)), "a pydantic value, a tuple or a scalar, all the way down"
+
+
+def changeable(value: Any, path: str = "plan") -> Iterator[str]:
+    """Paths of the values below this one that can be changed in place."""
+    if isinstance(value, BaseModel):
+        for name in type(value).model_fields:
+            yield from changeable(getattr(value, name), f"{path}.{name}")
+    elif isinstance(value, tuple):
+        for number, part in enumerate(value):
+            yield from changeable(part, f"{path}[{number}]")
+    elif isinstance(value, list | set) or (isinstance(value, dict) and not isinstance(value, FrozenDict)):
+        yield path
 
 
 @pytest.mark.parametrize(

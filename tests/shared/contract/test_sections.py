@@ -150,8 +150,8 @@ def another(info: FieldInfo, value: Any) -> Any:
         return not value
     if part(int, info) or part(float, info):
         return (value or 0) + 1
-    if part(list, info) or "list" in str(info.annotation):
-        return ["another"]
+    if "tuple[str" in str(info.annotation):
+        return ("another",)
     return f"{value}-another"
 
 

@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from shared.errors import Code, JobFailed
+from shared.errors import Code, JobFailed, Unavailable
 from tests.support.processes import is_gone
 from tests.support.waiting import eventually
+from worker.child_runtime import EXIT_STORAGE_FULL
 from worker.jobs.child_process import LOG_TAIL_LINES, ChildProcess, ExitReason
 from worker.run_folder import PLAN_NAME, write_json
 
@@ -167,6 +168,12 @@ def test_crash_without_output(start):
 
 def test_exit_code_3_without_an_error_file_is_a_crash(start):
     assert failure(start("sys.exit(3)")).code == Code.TRAINER_CRASHED
+
+
+def test_a_disk_too_full_for_an_error_file_may_be_tried_again(start):
+    with pytest.raises(Unavailable) as caught:
+        ended(start(f"sys.exit({EXIT_STORAGE_FULL})")).ending()
+    assert (caught.value.code, caught.value.retryable) == (Code.STORAGE_FULL, True)
 
 
 def test_killed_child_is_retryable(start):

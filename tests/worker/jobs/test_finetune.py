@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import csv
+import errno
 import shutil
+from pathlib import Path
 
 import pytest
 
@@ -17,6 +19,7 @@ from shared.database.job_states import JobState
 from shared.errors import Code, JobFailed
 from shared.hashing import digest_file
 from tests.support.copying_storage import copied_file
+from tests.support.training_runs import PauseAfter
 from worker.child_runtime import StopRequested
 from worker.jobs.certificates import Limits
 from worker.run_folder import list_checkpoints, read_json
@@ -111,25 +114,13 @@ def assert_metrics_file(installation, job):
         assert [row["step"] for row in csv.DictReader(lines)] == ["1", "2", "3", "4", "5", "6"]
 
 
-class PauseAt:
-    cancel_requested = False
-
-    def __init__(self, steps: int) -> None:
-        self._left = steps
-
-    @property
-    def pause_requested(self) -> bool:
-        self._left -= 1
-        return self._left <= 0
-
-
 def test_second_attempt_resumes_from_the_first_ones_checkpoint(installation, tiny, tmp_path, monkeypatch):
     monkeypatch.setattr(FolderStorage, "local_file", copied_file)  # its data files are at other paths than the first's
     job, run = installation.submit_finetune(tmp_path / "data", **RUN)
     assert installation.leases.claim(job.id, "dead")
     first = installation.settings.runs_dir / job.id / "attempt-0001"
     with pytest.raises(StopRequested):
-        tiny.train(run, first, stop=PauseAt(3))
+        tiny.train(run, first, stop=PauseAfter(3))
     left = {name: digest for name, digest in snapshot(first).items() if name.parts[0] != "checkpoints"}
     installation.expire_lease(job.id)
     installation.worker.run_job(job.id)
@@ -289,6 +280,41 @@ def test_failed_publishing_registers_nothing(installation, finished_attempt, no_
     assert all_adapters(installation) == []
     run_dir = installation.settings.runs_dir / job.id / "attempt-0000"
     assert list_checkpoints(run_dir), "the run is kept, so that a new attempt need not train again"
+
+
+@pytest.mark.parametrize("full_at", [1, 3, 6, -1], ids=["first file", "a manifest", "a later file", "result file"])
+def test_full_storage_publishes_nothing_and_the_next_attempt_goes_on(
+    installation, finished_attempt, monkeypatch, no_trainer, full_at
+):
+    """Whatever does not fit: no manifest without its files, no record, and no second training."""
+    job, storage, places = finished_attempt(publish=False), installation.storage, []
+    real = FolderStorage._copy_in
+
+    def copy_in(self, source, target):
+        places.append(target)
+        if len(places) == full_at:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        real(self, source, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(FolderStorage, "_copy_in", copy_in)
+        if full_at < 0:
+            patch.setattr(FolderStorage, "put_file", lambda *_: Path("/dev/full").write_text("x"))
+        installation.worker.run_job(job.id)
+    assert installation.jobs.get(job.id).state is JobState.QUEUED
+    assert "STORAGE_FULL" in installation.messages(job.id)[-1] or "no space left" in installation.messages(job.id)[-1]
+    assert all_adapters(installation) == []
+    for digest in storage.digests("adapters"):
+        if storage.holds("adapters", digest, MANIFEST_NAME):
+            folder = storage.folder("adapters", digest)
+            verify_adapter(folder, parse_manifest((folder / MANIFEST_NAME).read_bytes(), digest))
+    installation.skip_backoff(job.id)
+    installation.worker.run_job(job.id)
+    done = installation.jobs.get(job.id)
+    assert (done.state, done.attempt, done.error) == (JobState.SUCCEEDED, 2, None)
+    for adapter in adapters_of(installation, job.id):
+        assert_stored(installation, adapter)
+    assert list(storage.incoming.iterdir()) == []
 
 
 def test_adapter_pending_deletion_is_kept_for_job_that_makes_it_again(

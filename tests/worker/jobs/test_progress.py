@@ -66,12 +66,14 @@ def test_epoch_complete_message():
             {"event": "epoch_complete", "payload": payload},
             {"event": "epoch_complete", "payload": payload | {"epoch": 1, "val_loss": 1.25}},
             {"event": "epoch_complete", "payload": payload | {"avg_loss": None}},
+            {"event": "epoch_complete", "payload": payload | {"avg_loss": None, "phase": "warmup"}},
         ]
     )
     assert [event.message for event in events] == [
         "Epoch 1 complete after 6 steps: training loss=2.5000.",
         "Epoch 2 complete after 6 steps: training loss=2.5000, validation loss=1.2500.",
         "Epoch 1 complete after 6 steps.",
+        "Epoch 1 (warmup) complete after 6 steps.",
     ]
 
 

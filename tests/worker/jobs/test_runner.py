@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import pytest
 
@@ -13,6 +16,8 @@ from shared.database.leases import MAX_FAILURES
 from shared.database.records import Kind
 from shared.database.tables import UploadPartRow
 from shared.errors import Code, JobFailed, LeaseLost, Unavailable
+
+FINAL_ERRORS = [JobFailed(Code.TRAINER_CRASHED, "It crashed.")]
 
 
 @pytest.fixture
@@ -89,6 +94,15 @@ def test_retryable_failure_goes_back_to_the_queue(run, installation):
     assert installation.leases.claim(job.id, "second") is None
     installation.skip_backoff(job.id)
     assert installation.leases.claim(job.id, "second").token == 2
+
+
+def test_full_disk_of_the_worker_itself_is_tried_again(run, installation):
+    def function(attempt) -> None:
+        Path("/dev/full").write_text("x")
+
+    job = run(function)
+    assert (job.state, job.error) == (JobState.QUEUED, None)
+    assert "no space left" in installation.messages(job.id)[-1]
 
 
 def test_job_fails_after_its_last_retry(run, installation):
@@ -189,6 +203,48 @@ def test_message_for_a_missing_job_is_harmless(installation, work):
     installation.jobs.cancel(job.id)
     installation.worker.run_job(job.id)
     assert installation.jobs.get(job.id).state is JobState.CANCELLED
+
+
+@pytest.mark.parametrize("ending", [None, *FINAL_ERRORS], ids=["succeeded", "failed"])
+def test_message_of_a_finished_job_does_nothing(installation, work, ending):
+    """A queue may deliver a message again at any time: nothing is run, and nothing of the job changes."""
+    runs = []
+
+    def function(attempt) -> None:
+        runs.append(attempt.lease.token)
+        if ending:
+            raise ending
+        attempt.leases.finish(attempt.lease, {"optimizer_steps": 3})
+
+    work(function)
+    job = installation.submit()
+    installation.worker.run_job(job.id)
+    finished, events = installation.jobs.get(job.id), installation.jobs.events(job.id)
+    for worker_ in (installation.worker, installation.second_worker()):
+        worker_.run_job(job.id)
+    assert runs == [1]
+    assert installation.jobs.get(job.id) == finished
+    assert installation.jobs.events(job.id) == events
+
+
+def test_messages_delivered_at_the_same_time_run_the_job_once(installation, work):
+    runs, both = [], threading.Barrier(2)
+
+    def function(attempt) -> None:
+        runs.append(attempt.lease.token)
+        attempt.leases.finish(attempt.lease, {})
+
+    work(function)
+    job = installation.submit()
+
+    def deliver(worker_) -> None:
+        both.wait()
+        worker_.run_job(job.id)
+
+    with ThreadPoolExecutor(2) as threads:
+        list(threads.map(deliver, [installation.worker, installation.second_worker()]))
+    assert runs == [1]
+    assert installation.jobs.get(job.id).attempt == 1
 
 
 def test_job_is_claimed_once(installation, work):

@@ -17,7 +17,13 @@ from shared.base_models.weights import read_folder_tensors
 from shared.contract.sections import QuantSection
 from shared.errors import Code, JobFailed
 from worker.run_folder import CHECKPOINTS_FOLDER, list_checkpoints
-from worker.training.checkpoint import KEEP, SCHEMA, Progress, load_checkpoint, save_checkpoint
+from worker.training.checkpoint import (
+    KEEP,
+    SCHEMA,
+    Progress,
+    load_checkpoint,
+    save_checkpoint,
+)
 from worker.training.model.load import attach_lora, load_quantised, trainable
 from worker.training.reproducibility import Guarantee, environment
 

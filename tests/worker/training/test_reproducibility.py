@@ -5,10 +5,22 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
+import worker.training.model.memory_budget
+import worker.training.reproducibility
+from shared.artifacts.manifests import WEIGHTS_NAME
+from shared.hashing import digest_file
+from tests.support.builders import contract
+from tests.support.training_runs import ROWS
+from worker.run_folder import ADAPTER_FOLDER, METRICS_NAME, SUMMARY_NAME, TRAINING_MANIFEST_NAME, read_json
+from worker.training.model.load import read_config
+from worker.training.model.memory_budget import cpu_budget
 from worker.training.reproducibility import Guarantee, compare, environment, weaker
 
 HERE = environment(torch.device("cpu"))
@@ -38,23 +50,86 @@ def test_products_that_depend_on_where_operands_lie_promise_no_bits():
     assert compare(by_place, by_place) == (Guarantee.STATE_EXACT, [])
 
 
+@pytest.mark.parametrize(
+    ("variables", "threads", "order"),
+    [
+        ({"MKL_DYNAMIC": "FALSE"}, 2, "fixed"),
+        ({"MKL_DYNAMIC": "0", "OMP_DYNAMIC": "false"}, 2, "fixed"),
+        ({"MKL_DYNAMIC": "FALSE", "OMP_DYNAMIC": "TRUE"}, 2, "by_load"),
+        ({"MKL_DYNAMIC": "TRUE"}, 2, "by_load"),
+        ({}, 2, "by_load"),
+        ({"MKL_DYNAMIC": "TRUE"}, 1, "fixed"),
+    ],
+)
+def test_threads_that_follow_the_load_promise_no_bits(monkeypatch, variables, threads, order):
+    """An operator's own settings stay; with one thread there is nothing to take away."""
+    for name in ("MKL_DYNAMIC", "OMP_DYNAMIC"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: True)
+    monkeypatch.setattr(worker.training.reproducibility, "products_depend_on_place", lambda: False)
+    here = environment(torch.device("cpu"))
+    assert here["products"] == order
+    assert compare(here, here)[0] is (Guarantee.BIT_EXACT if order == "fixed" else Guarantee.STATE_EXACT)
+
+
+@pytest.mark.parametrize("adapter", [{"rank": 4}, {"rank": 4, "dropout": 0.1}], ids=["fused", "peft's own"])
+def test_free_memory_changes_no_bit(tiny, tmp_path, monkeypatch, adapter):
+    """With none left frozen weights are dequantised at every use, with plenty they are kept; the run says which."""
+    run = tiny.plan_run(tmp_path, exec={"epochs": 2, "checkpoint_every": 3}, adapter=adapter, validation=ROWS[:2])
+    made, cached = [], []
+    for free_bytes in (0, 1 << 50):
+        monkeypatch.setattr(worker.training.model.memory_budget, "available_memory", lambda free=free_bytes: free)
+        run_dir = tiny.train(run, tmp_path / str(free_bytes))
+        weights = run_dir / ADAPTER_FOLDER / WEIGHTS_NAME
+        made.append([digest_file(weights), digest_file(run_dir / METRICS_NAME)])
+        summary, manifest = (read_json(run_dir / name) for name in (SUMMARY_NAME, TRAINING_MANIFEST_NAME))
+        cached.append(manifest["engine"]["cache_dequantised"])
+        assert summary["resume"]["guarantee"] == "bit_exact"
+    assert made[0] == made[1]
+    assert cached == [False, True]
+
+
+@given(free=st.integers(0, 1 << 42), batch=st.integers(1, 64), length=st.integers(8, 8192))
+def test_tokens_of_a_cpus_micro_batch_do_not_depend_on_free_memory(tiny_config, free, batch, length):
+    made = contract(exec={"batch_size": batch, "seq_len": length})
+    some, none = cpu_budget(made, tiny_config, free), cpu_budget(made, tiny_config, 0)
+    assert replace(some, cache_dequantised=False) == none
+
+
+@pytest.fixture(scope="module")
+def tiny_config(tiny_base):
+    return read_config(tiny_base)
+
+
 MEASURE = """
 import torch
 from worker.training.reproducibility import fix_order_of_sums, products_depend_on_place
-{told}
+fix_order_of_sums()
 torch.set_num_threads(1)
 print(products_depend_on_place())
 """
 
 
 @pytest.mark.skipif(not torch.backends.mkl.is_available(), reason="the variables are MKL's")
-@pytest.mark.parametrize(
-    ("told", "depends"), [("fix_order_of_sums()", "False"), ("", "True")], ids=["told", "not told"]
-)
-def test_the_trainer_has_sums_in_one_order_wherever_operands_lie(told, depends):
-    """A process of its own, because MKL reads its variables once. Untold it may depend, which is then reported."""
+def test_the_trainer_has_sums_in_one_order_wherever_operands_lie():
+    """A process of its own, because MKL reads its variables once."""
     variables = {name: value for name, value in os.environ.items() if not name.startswith("MKL_")}
-    command = [sys.executable, "-c", MEASURE.format(told=told)]
-    done = subprocess.run(command, env=variables, capture_output=True, text=True, check=True)
-    if told or torch.backends.cpu.get_cpu_capability() == "AVX512":
-        assert done.stdout.strip() == depends
+    done = subprocess.run([sys.executable, "-c", MEASURE], env=variables, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
+
+
+@pytest.mark.parametrize("operand", [0, 1])
+def test_a_product_with_other_bits_at_another_place_is_noticed(monkeypatch, operand):
+    """Whether MKL has any depends on the processor, so here one operand has another last bit at one of the places."""
+    real, calls = worker.training.reproducibility._placed, []
+
+    def placed(tensor: torch.Tensor, offset: int) -> torch.Tensor:
+        calls.append(offset)
+        copy = real(tensor, offset)
+        return copy.nextafter(torch.tensor(9.0)) if (offset, len(calls) % 2) == (24, 1 - operand) else copy
+
+    monkeypatch.setattr(worker.training.reproducibility, "_placed", placed)
+    assert worker.training.reproducibility.products_depend_on_place()

@@ -138,7 +138,7 @@ def attach_lora(model: torch.nn.Module, adapter: AdapterSection, seed: int) -> P
         r=adapter.rank,
         lora_alpha=adapter.alpha,
         lora_dropout=adapter.dropout,
-        target_modules=adapter.target_modules or "all-linear",
+        target_modules=list(adapter.target_modules) if adapter.target_modules else "all-linear",
         bias="none",
         task_type="CAUSAL_LM",
     )
@@ -147,7 +147,7 @@ def attach_lora(model: torch.nn.Module, adapter: AdapterSection, seed: int) -> P
     except ValueError as error:
         raise ContractRejected(
             Code.CONTRACT_UNSUPPORTED,
-            f"adapter.target_modules {adapter.target_modules} fits no layer of this model.",
+            f"adapter.target_modules {list(adapter.target_modules or ())} fits no layer of this model.",
             remedy="Name linear layers of the model, e.g. q_proj and v_proj, or leave target_modules out.",
             param="adapter.target_modules",
         ) from error

@@ -28,6 +28,7 @@ TEXT_FIELDS = frozenset(
         "guarantee",
         "layout",
         "output",
+        "phase",
         "plan_digest",
         "requested_device_kind",
         "run_id",

@@ -18,7 +18,7 @@ from typing import Any
 from worker.child_runtime import StopRequested
 from worker.run_folder import METRICS_NAME, TELEMETRY_NAME
 from worker.training.metrics import Score, StepReport, finite, mean
-from worker.training.reporting.events import SKIP_REASONS, TRACKED, refuse_text, step_payload
+from worker.training.reporting.events import SKIP_REASONS, TRACKED, identifier, refuse_text, step_payload
 from worker.training.reporting.throughput import Machine, Pace
 from worker.training.reporting.trackers import Status, Trackers
 
@@ -96,8 +96,10 @@ class Telemetry:
     ) -> None:
         stopped = kind is not None and issubclass(kind, StopRequested)
         self._trackers.finish(Status.FINISHED if kind is None else Status.STOPPED if stopped else Status.FAILED)
-        self._tell_failures()
-        self._file.close()
+        try:
+            self._tell_failures()
+        finally:
+            self._file.close()
 
     def emit(self, event: str, payload: Mapping[str, Any]) -> None:
         """Write one event.
@@ -162,7 +164,15 @@ class Telemetry:
         self._pace.mark()
 
     def epoch_complete(
-        self, epoch: int, *, steps: int, step: int, score: Score | None, val_steps: int, checkpoint: Path | None
+        self,
+        epoch: int,
+        *,
+        steps: int,
+        step: int,
+        score: Score | None,
+        val_steps: int,
+        checkpoint: Path | None,
+        phase: str | None = None,
     ) -> None:
         """The end of an epoch.
 
@@ -173,6 +183,7 @@ class Telemetry:
             score: of the validation at its end, if there was one.
             val_steps: rows of that validation.
             checkpoint: the checkpoint written at its end, if one was.
+            phase: what the curriculum calls it.
         """
         losses = [row["train_loss"] for row in self.rows if step - steps < row["step"] <= step and "train_loss" in row]
         payload = {
@@ -183,6 +194,7 @@ class Telemetry:
             "val_steps": val_steps,
             "global_step": step,
             "checkpoint": checkpoint.name if checkpoint else None,
+            "phase": identifier(phase) if phase else None,
         }
         self.emit("epoch_complete", payload)
         self._pace.mark()

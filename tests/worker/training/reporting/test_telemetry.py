@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import errno
 import json
 import time
 from collections.abc import Callable, Iterator
@@ -195,11 +196,30 @@ def test_an_epochs_mean_is_of_its_own_steps_whoever_did_them(tmp_path, open_tele
         "val_steps": 3,
         "global_step": 4,
         "checkpoint": "step-00000004",
+        "phase": None,
     }
     telemetry.epoch_complete(2, steps=0, step=4, score=None, val_steps=0, checkpoint=None)
     assert (payload(tmp_path)["avg_loss"], payload(tmp_path)["val_loss"], payload(tmp_path)["checkpoint"]) == (
         None,
     ) * 3
+
+
+def test_a_phase_is_told_as_an_identifier(tmp_path, open_telemetry):
+    telemetry = open_telemetry(tmp_path, 4, [])
+    telemetry.epoch_complete(0, steps=0, step=4, score=None, val_steps=0, checkpoint=None, phase="easy rows")
+    assert payload(tmp_path)["phase"] == "easy-rows"
+
+
+def test_file_is_closed_when_its_disk_has_no_room_for_the_last_word(tmp_path, monkeypatch):
+    telemetry = Telemetry(tmp_path, 4, [])
+
+    def emit(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(telemetry, "_tell_failures", emit)
+    with pytest.raises(OSError, match="No space"), telemetry:
+        pass
+    assert telemetry._file.closed
 
 
 def test_gpu_fallback(tmp_path, open_telemetry):

@@ -1,0 +1,72 @@
+"""Checkpoint folders as files: whole or not there, and taken over by the next attempt. No torch."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from worker.run_folder import CHECKPOINTS_FOLDER, list_checkpoints
+
+
+@contextmanager
+def appearing_whole(target: Path) -> Iterator[Path]:
+    """A folder to write into, which is the target once all is on the disk; nothing of it is left when that fails."""
+    temporary = target.with_name(f".{target.name}.{os.getpid()}")
+    shutil.rmtree(temporary, ignore_errors=True)
+    try:
+        temporary.mkdir(parents=True)
+        yield temporary
+        _sync(temporary)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)  # on a full disk its room is what the error needs to be told
+        raise
+    shutil.rmtree(target, ignore_errors=True)
+    temporary.rename(target)
+
+
+def adopt_checkpoints(resume: Path, run_dir: Path) -> Path:
+    """Take over the checkpoint that a run goes on from, and those before it: they are part of its result.
+
+    Args:
+        resume: the checkpoint; it may be the run's own.
+        run_dir: of the attempt that goes on.
+
+    Returns:
+        the checkpoint in ``run_dir``.
+
+    Raises:
+        FileNotFoundError: an attempt that was taken for dead still runs, and has just removed it.
+    """
+    for earlier in list_checkpoints(resume.parent.parent):
+        if earlier.name < resume.name:
+            with suppress(FileNotFoundError):
+                _adopt(earlier, run_dir)
+    return _adopt(resume, run_dir)
+
+
+def _adopt(checkpoint: Path, run_dir: Path) -> Path:
+    adopted = run_dir / CHECKPOINTS_FOLDER / checkpoint.name
+    if not adopted.exists():
+        with appearing_whole(adopted) as temporary:
+            for path in checkpoint.iterdir():
+                _link(path, temporary / path.name)
+    return adopted
+
+
+def _link(source: Path, target: Path) -> None:
+    """A second name of a file that is never written again, so that ten attempts take the room of one; else a copy."""
+    try:
+        target.hardlink_to(source)
+    except OSError:  # another file system, or one without links
+        shutil.copyfile(source, target)
+
+
+def _sync(folder: Path) -> None:
+    """To the disk: a rename may otherwise get there before what was renamed."""
+    for path in (*folder.iterdir(), folder):
+        handle = os.open(path, os.O_RDONLY)
+        os.fsync(handle)
+        os.close(handle)
