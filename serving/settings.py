@@ -45,6 +45,9 @@ class ServingSettings(Settings):
     serving_self_test_seconds: float = Field(
         10.0, gt=0, description="Seconds between two answers by which a replica tests its engine."
     )
+    serving_grammar_seconds: float = Field(
+        3.0, gt=0, description="Processor time that one schema or grammar may take to compile."
+    )
     serving_cpu_threads: int = Field(1, ge=1, description="Threads on a CPU; more slow a tiny model down.")
     serving_max_loras: int = Field(4, ge=1, description="Different adapters in one batch.")
     serving_max_cpu_loras: int | None = Field(

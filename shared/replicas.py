@@ -14,6 +14,9 @@ from pydantic import BaseModel, ConfigDict
 
 from shared.errors import Code, Unavailable
 
+TENANT_SALT_CHARS = 64
+"""The beginning of a request's ``cache_salt`` that says whose it is; what follows is the caller's own."""
+
 
 class ReplicaCapabilities(BaseModel):
     """What a replica serves and can serve: the response of ``GET /mens/limits``.
