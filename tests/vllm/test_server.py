@@ -12,6 +12,7 @@ import httpx
 import pytest
 
 from serving.middleware.guard import KEYED_ROUTES, OPEN_ROUTES
+from tests.support.waiting import eventually
 
 PROMPTS = ["the red fox", "a ship sails", "hello", "near the stars by the forest"]
 TOKENS = [5, 40, 77, 120, 200, 260, 300]
@@ -269,6 +270,16 @@ def test_stream_passes_the_guard_piece_by_piece(client, serving_installation):
         lines = [line for line in response.iter_lines() if line.startswith("data: ")]
     assert len(lines) > 5
     assert lines[-1] == "data: [DONE]"
+
+
+def test_request_can_be_followed_by_its_id(client, serving_installation, vllm_server):
+    body = {"model": serving_installation.entry.name, "prompt": "the", "max_tokens": 1}
+    answer = client.post("/v1/completions", json=body, headers={"X-Request-Id": "req_followed-1"}).json()
+    assert answer["id"].startswith("cmpl-req_followed-1")
+    log = eventually(lambda: "req_followed-1" in vllm_server.log.read_text() and vllm_server.log.read_text())
+    (line,) = [line for line in log.splitlines() if "'req_followed-1'" in line]
+    assert "POST '/v1/completions' 200 " in line
+    assert "GET /health" not in log and "GET '/health'" not in log
 
 
 def test_key_is_not_on_the_command_line_nor_in_the_log(vllm_server):
