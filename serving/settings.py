@@ -111,6 +111,11 @@ class ServingSettings(Settings):
             raise ValueError("serving_host is not loopback, so serving_key must be set")
         return self
 
+    @property
+    def adapts_head(self) -> bool:
+        """Whether adapters may change an untied ``lm_head``; `vllm_gpu_patch.py` says why not on a GPU."""
+        return self.serving_device == "cpu"
+
 
 def round_rank(rank: int) -> int:
     """The smallest rank that vLLM accepts and that adapters of the given rank fit; at most 512."""

@@ -29,6 +29,7 @@ class ReplicaCapabilities(BaseModel):
         dtype: in which vLLM computes, e.g. ``float32``; None when it is not reported.
         max_lora_rank: largest rank that it loads.
         max_model_len: longest context in tokens; None: the model's own.
+        adapts_head: whether it serves adapters that change an untied ``lm_head``.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -39,6 +40,7 @@ class ReplicaCapabilities(BaseModel):
     dtype: str | None = None
     max_lora_rank: int
     max_model_len: int | None = None
+    adapts_head: bool = True
 
 
 class AdapterCheck(BaseModel):

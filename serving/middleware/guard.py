@@ -215,6 +215,7 @@ def replica_capabilities(settings: ServingSettings, base: BaseModelEntry, dtype:
         dtype=dtype,
         max_lora_rank=settings.serving_max_lora_rank,
         max_model_len=settings.serving_max_model_len,
+        adapts_head=settings.adapts_head,
     )
 
 
