@@ -1,4 +1,4 @@
-"""The front door and the adapter's way, against the real vLLM: equality, tampering, disconnects, merge."""
+"""The gateway and the adapter's way, against the real vLLM: equality, tampering, disconnects, merge."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.system.loop import ANSWER, BASE, QUESTION, ROOT, Installation
 @pytest.fixture(scope="module")
 def tuned(installation: Installation) -> dict[str, Any]:
     """A finished native job with an alias."""
-    return installation.wait_for_success(installation.train(name="front", alias="front-door"))
+    return installation.wait_for_success(installation.train(name="gateway-tests", alias="gateway"))
 
 
 def serving(installation: Installation) -> httpx.Client:
@@ -38,7 +38,7 @@ def test_certificate_is_stored(installation: Installation, tuned: dict[str, Any]
     (certificate,) = adapter["certificates"].values()
     assert certificate["effect_rms_nats"] > 0.1
     assert certificate["noise_rms_nats"] < 1e-4
-    assert installation.call("GET", "/v1/adapters/front-door")["id"] == adapter["id"]
+    assert installation.call("GET", "/v1/adapters/gateway")["id"] == adapter["id"]
 
 
 def test_greedy_answers_equal_transformers_and_peft(
@@ -105,7 +105,7 @@ def test_tampered_adapter_is_never_served(installation: Installation, damaged: s
             "/v1/chat/completions", json={"model": damaged, "messages": [{"role": "user", "content": "?"}]}
         )
     assert (answer.status_code, answer.json()["error"]["code"]) == (503, "SERVING_REFUSED")
-    assert ANSWER in installation.ask("front-door"), "others go on"
+    assert ANSWER in installation.ask("gateway"), "others go on"
 
 
 def test_adapter_without_effect_is_refused(installation: Installation) -> None:
@@ -130,7 +130,7 @@ def test_unpublished_adapter_is_not_served(installation: Installation) -> None:
 
 
 def test_merged_model_gives_the_tuned_answer(installation: Installation, tuned: dict[str, Any], home: Path) -> None:
-    contract = {"adapter": "front-door"}
+    contract = {"adapter": "gateway"}
     created = installation.call("POST", "/v1/jobs", json={"kind": "merge", "contract": contract})
     job = installation.wait_for_success(created["id"])
     folder = home / "storage" / "models" / job["result"]["model_digest"]

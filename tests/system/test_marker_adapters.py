@@ -53,7 +53,7 @@ class World:
 
     Attributes:
         base_answers: prompt → answer of the base, of ``LENGTHS[1]`` tokens.
-        published: adapters that the front door knows by now.
+        published: adapters that the API knows by now.
         moved: aliases that people move.
         latest: an alias that jobs move.
         kills: when a replica was killed.
@@ -118,18 +118,18 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     replicas = [Program(installation, "serving", **ROOM) for _ in range(2)]
     publisher = Publisher(installation)
     urls = ",".join(replica.url for replica in replicas)
-    door = Program(installation, "api", serving_urls=urls, health_seconds=0.5, first_byte_seconds=FIRST_BYTE_SECONDS)
+    api = Program(installation, "api", serving_urls=urls, health_seconds=0.5, first_byte_seconds=FIRST_BYTE_SECONDS)
     try:
         made = make_markers(installation, ADAPTERS + NEWCOMERS, [prompt.text for prompt in PROMPTS], max(LENGTHS))
         markers = {marker.adapter_id: marker for marker in made}
         latest, first = MovingAlias("latest"), list(markers)[:ADAPTERS]
         latest.move(lambda: publisher.publish(first, latest.name))
-        tier = Tier(door, replicas, publisher.create_key())
-        for program in (*replicas, door):
+        tier = Tier(api, replicas, publisher.create_key())
+        for program in (*replicas, api):
             program.wait()
         yield World(tier, publisher, installation.entry.name, markers, first, list(markers)[ADAPTERS:], latest)
     finally:
-        for program in (door, *replicas):
+        for program in (api, *replicas):
             program.stop()
         publisher.close()
 
@@ -213,13 +213,13 @@ def kill(world: World, replica: Program) -> None:
 
 
 def publish_one_more(world: World) -> None:
-    """A job finishes beside the front door; its adapter can be asked for as soon as the front door knows it."""
+    """A job finishes beside the API; its adapter can be asked for as soon as the API knows it."""
     adapter_id = world.newcomers.pop(0)
     world.latest.move(lambda: world.publisher.publish([adapter_id], world.latest.name), slack=KNOWN_SECONDS)
     deadline = time.monotonic() + KNOWN_SECONDS
     with world.tier.client() as client:
         while client.get(f"/v1/models/{adapter_id}").status_code != 200:
-            assert time.monotonic() < deadline, "the front door does not hear of it"
+            assert time.monotonic() < deadline, "the API does not hear of it"
     world.published.append(adapter_id)
 
 
