@@ -37,14 +37,16 @@ LONG = "the red fox runs near the forest, a ship sails by the stars; " * 8
 """More than a block of the prefix cache: a block that another adapter filled would be taken if it could be."""
 PROMPTS = [Prompt.plain("the red fox"), Prompt.plain(LONG), Prompt.chat("hello")]
 FIRST_BYTE_SECONDS, PAUSE_SECONDS, STALL_SECONDS, MOVE_SECONDS = 2.5, 4.0, 0.7, 0.4
+WARM_ANSWERS = 60
+"""So many, and every adapter has been asked for, most of them more than once."""
 BREATH_SECONDS = 2.0
 """Between two questions while a replica starts: it needs the processors as well."""
-NOTICED_SECONDS = 5.0
+NOTICED_SECONDS = 10.0
 """How long after a kill a stream may break off."""
 DRAINED_SECONDS = 30.0
 """How long after it was told to stop a replica may go on with what is under way."""
-KNOWN_SECONDS = 3.0
-"""How long after a job's end its alias may still mean what it did: other processes look a few times a second."""
+KNOWN_SECONDS = 10.0
+"""How long after a job's end its alias may still mean what it did: other processes look a few times a second, when they come to run."""
 
 
 @dataclass
@@ -168,7 +170,7 @@ def check_the_markers(world: World) -> None:
 def make_trouble(world: World, load: Load) -> set[str]:
     """Kill, start again, pause the other, stop it; new adapters come. What the new replica had loaded when it was up."""
     victim, other = world.tier.replicas
-    time.sleep(2)
+    load.wait_for_answers(WARM_ANSWERS)
     pause_amid_streams(load, victim)
     kill(world, victim)
     world.tier.wait_for(victim, "down", 10)
@@ -185,12 +187,12 @@ def make_trouble(world: World, load: Load) -> set[str]:
     time.sleep(PAUSE_SECONDS)
     other.resume()
     publish_one_more(world)
-    time.sleep(1)
+    load.wait_for_answers(ASKERS)
     pause_amid_streams(load, other)
     other.terminate()
     other.resume()
     other.wait_for_end(DRAINED_SECONDS)
-    time.sleep(3)
+    load.wait_for_answers(WARM_ANSWERS)
     return warmed
 
 

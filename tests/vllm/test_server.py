@@ -257,19 +257,26 @@ def test_keyed_routes_respond_with_the_key(client, serving_installation):
     )
 
 
-def test_stream_passes_the_guard_piece_by_piece(client, serving_installation):
-    """vLLM puts tokens into one event when its server has not come to run meanwhile, but never so many."""
+def test_stream_passes_the_guard_piece_by_piece(client, serving_installation, vllm_server):
+    """The first event is here while the engine still has most of the answer to make, however busy the machine is."""
+    choices = 24
     body = {
         "model": serving_installation.entry.name,
         "prompt": "hello",
         "max_tokens": 200,
+        "n": choices,
         "stream": True,
         "ignore_eos": True,
     }
-    with client.stream("POST", "/v1/completions", json=body) as response:
-        lines = [line for line in response.iter_lines() if line.startswith("data: ")]
-    assert len(lines) > 5
-    assert lines[-1] == "data: [DONE]"
+    with client.stream("POST", "/v1/completions", json=body) as response, vllm_server.client() as other:
+        lines = (line for line in response.iter_lines() if line.startswith("data: "))
+        first = next(lines)
+        metrics = other.get("/metrics").text
+        rest = list(lines)
+    (running,) = re.findall(r"^vllm:num_requests_running\{.*\} ([\d.]+)", metrics, re.MULTILINE)
+    assert float(running) > 0
+    finished = [line for line in (first, *rest) if '"finish_reason":"length"' in line.replace(" ", "")]
+    assert finished and rest[-1] == "data: [DONE]"
 
 
 def test_request_can_be_followed_by_its_id(client, serving_installation, vllm_server):
