@@ -46,11 +46,13 @@ def apply_patch(seconds: float) -> None:
     Args:
         seconds: of processor time that one grammar may take to compile.
     """
-    if not hasattr(AsyncLLM.add_request, "__wrapped__"):
-        AsyncLLM.add_request = _with_check(AsyncLLM.add_request, seconds)
-        StructuredOutputManager.__init__ = _with_more_threads(StructuredOutputManager.__init__)
-        XgrammarGrammar.fill_bitmask = _with_account(XgrammarGrammar.fill_bitmask)
-        XgrammarGrammar.accept_tokens = _with_budget(_with_account(XgrammarGrammar.accept_tokens))
+    if getattr(AsyncLLM.add_request, "checks_grammars", False):
+        return
+    AsyncLLM.add_request = _with_check(AsyncLLM.add_request, seconds)
+    AsyncLLM.add_request.checks_grammars = True
+    StructuredOutputManager.__init__ = _with_more_threads(StructuredOutputManager.__init__)
+    XgrammarGrammar.fill_bitmask = _with_account(XgrammarGrammar.fill_bitmask)
+    XgrammarGrammar.accept_tokens = _with_budget(_with_account(XgrammarGrammar.accept_tokens))
 
 
 def grammar_of(params: StructuredOutputsParams) -> Grammar | None:
