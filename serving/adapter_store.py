@@ -23,6 +23,7 @@ from serving.private_cache import PrivateCache
 from shared.artifacts.manifests import MANIFEST_NAME, AdapterManifest, parse_manifest, verify_adapter, verify_base
 from shared.artifacts.storage import Storage
 from shared.base_models.catalog import BaseModelEntry
+from shared.base_models.tensors import HEAD
 from shared.base_models.weights import read_folder_tensors
 from shared.errors import ArtifactInvalid, Code, InvalidRequest, MensError, NotFound
 from shared.host import disk_errors
@@ -50,10 +51,18 @@ class AdapterStore:
         base_folder: its files; the tensors' shapes are read from their headers, once.
         cache: this process takes a folder of its own below it for the verified copies.
         max_rank: largest rank that the engine was started for.
+        adapts_head: whether the engine takes adapters of ``lm_head``.
     """
 
     def __init__(
-        self, storage: Storage, *, base: BaseModelEntry, base_folder: Path, cache: Path, max_rank: int
+        self,
+        storage: Storage,
+        *,
+        base: BaseModelEntry,
+        base_folder: Path,
+        cache: Path,
+        max_rank: int,
+        adapts_head: bool = True,
     ) -> None:
         self.base = base
         self.base_folder = base_folder
@@ -62,6 +71,7 @@ class AdapterStore:
         with disk_errors():
             self._cache = PrivateCache(cache, keep=self._is_stored)
         self._max_rank = max_rank
+        self._adapts_head = adapts_head
         self._verified: dict[str, ServableAdapter] = {}
         self._refused: dict[str, ArtifactInvalid] = {}
         # A fixed number of locks, not one per digest: callers choose the digests and could make any number of them.
@@ -139,6 +149,13 @@ class AdapterStore:
                 f"The adapter has rank {manifest.rank}; this replica serves ranks up to {self._max_rank}.",
                 remedy="Start the serving tier with a larger MENS_SERVING_MAX_LORA_RANK, or train a smaller adapter.",
                 param="rank",
+            )
+        if not self._adapts_head and f"{HEAD}.weight" in manifest.base_key_map.values():
+            raise ArtifactInvalid(
+                Code.NOT_SERVABLE_HEAD,
+                "The adapter changes lm_head, which this replica, on a GPU, does not serve.",
+                remedy="Train it again without lm_head in adapter.target_modules, or serve it on a CPU.",
+                param="target_modules",
             )
         return manifest
 

@@ -56,6 +56,7 @@ def open_store(settings: ServingSettings) -> AdapterStore:
         base_folder=folder,
         cache=settings.serving_cache_dir,
         max_rank=settings.serving_max_lora_rank,
+        adapts_head=settings.adapts_head,
     )
 
 

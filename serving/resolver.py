@@ -14,8 +14,9 @@ from collections.abc import Callable
 from vllm.lora.request import LoRARequest
 from vllm.lora.resolver import LoRAResolver, LoRAResolverRegistry
 
-from serving import vllm_cpu_patch, vllm_white_space_patch
+from serving import vllm_cpu_patch, vllm_gpu_patch, vllm_white_space_patch
 from serving.adapter_store import AdapterStore, ServableAdapter
+from serving.grammars import vllm_patch as grammar_patch
 from serving.process import process_settings, process_store
 from shared.errors import ArtifactInvalid, Code, MensError
 from shared.host import exit_with_parent
@@ -75,13 +76,15 @@ def register() -> None:
     Idempotent. Does nothing where no base is configured.
     """
     try:
-        process_settings()
+        settings = process_settings()
     except MensError as error:
         log.debug("Not a serving process of Mens. %s", error)
         return
     exit_with_parent()
     vllm_cpu_patch.apply_patch()
+    vllm_gpu_patch.apply_patch()
     vllm_white_space_patch.apply_patch()
+    grammar_patch.apply_patch(settings.serving_grammar_seconds)
     if RESOLVER_NAME in LoRAResolverRegistry.get_supported_resolvers():
         return
     LoRAResolverRegistry.register_resolver(RESOLVER_NAME, MensResolver())

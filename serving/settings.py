@@ -45,6 +45,9 @@ class ServingSettings(Settings):
     serving_self_test_seconds: float = Field(
         10.0, gt=0, description="Seconds between two answers by which a replica tests its engine."
     )
+    serving_grammar_seconds: float = Field(
+        3.0, gt=0, description="Processor time that one schema or grammar may take to compile."
+    )
     serving_cpu_threads: int = Field(1, ge=1, description="Threads on a CPU; more slow a tiny model down.")
     serving_max_loras: int = Field(4, ge=1, description="Different adapters in one batch.")
     serving_max_cpu_loras: int | None = Field(
@@ -107,6 +110,11 @@ class ServingSettings(Settings):
         if self.serving_host not in LOOPBACK_HOSTS and not self.serving_key.get_secret_value():
             raise ValueError("serving_host is not loopback, so serving_key must be set")
         return self
+
+    @property
+    def adapts_head(self) -> bool:
+        """Whether adapters may change an untied ``lm_head``; `vllm_gpu_patch.py` says why not on a GPU."""
+        return self.serving_device == "cpu"
 
 
 def round_rank(rank: int) -> int:

@@ -14,6 +14,9 @@ from pydantic import BaseModel, ConfigDict
 
 from shared.errors import Code, Unavailable
 
+TENANT_SALT_CHARS = 64
+"""The beginning of a request's ``cache_salt`` that says whose it is; what follows is the caller's own."""
+
 
 class ReplicaCapabilities(BaseModel):
     """What a replica serves and can serve: the response of ``GET /mens/limits``.
@@ -26,6 +29,7 @@ class ReplicaCapabilities(BaseModel):
         dtype: in which vLLM computes, e.g. ``float32``; None when it is not reported.
         max_lora_rank: largest rank that it loads.
         max_model_len: longest context in tokens; None: the model's own.
+        adapts_head: whether it serves adapters that change an untied ``lm_head``.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -36,6 +40,7 @@ class ReplicaCapabilities(BaseModel):
     dtype: str | None = None
     max_lora_rank: int
     max_model_len: int | None = None
+    adapts_head: bool = True
 
 
 class AdapterCheck(BaseModel):

@@ -28,17 +28,21 @@ def with_cache_salt(body: dict[str, Any], secret: str, tenant: str) -> dict[str,
     own = body.get(FIELD)
     if own is not None and not (isinstance(own, str) and own):
         raise InvalidRequest(Code.REQUEST_INVALID, f"`{FIELD}` must be a text that is not empty.", param=FIELD)
-    salt = _salt(secret, tenant, own) if own else _tenant_salt(secret, tenant)
-    return {**body, FIELD: salt}
+    salt = _tenant_salt(secret, tenant)
+    return {**body, FIELD: salt + _digest(secret, tenant, own) if own else salt}
 
 
 @lru_cache(maxsize=1024)
 def _tenant_salt(secret: str, tenant: str) -> str:
-    """The salt of requests without one of their own. Only these are cached: callers can make up any number of the others."""
-    return _salt(secret, tenant, None)
+    """The salt of requests without one of their own, and the beginning of all others: a replica tells callers apart by it.
+
+    Only these are cached: callers can make up any number of the others.
+    """
+    return _digest(secret, tenant, None)
 
 
-def _salt(secret: str, tenant: str, own: str | None) -> str:
+def _digest(secret: str, tenant: str, own: str | None) -> str:
+    """``TENANT_SALT_CHARS`` hexadecimal digits."""
     # A list, so that no tenant's name followed by a salt reads as another tenant's.
     parts = json.dumps([tenant, own]).encode()
     return hmac.digest(secret.encode(), parts, "sha256").hex()

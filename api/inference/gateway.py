@@ -8,6 +8,7 @@ disconnects cancels its request at the replica.
 from __future__ import annotations
 
 import json
+import os
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -37,6 +38,8 @@ from shared.errors import Code, InvalidRequest, NotFound, TooLarge
 
 LIMIT_HEADERS = "mens_limit_headers"
 """Name in a request's state of the headers with its key's limits, for the response to an error."""
+REQUEST_ID = "mens_request_id"
+"""Name in a request's state of its id: visible ASCII characters."""
 SESSION_HEADER = "x-session-id"
 WAIT_HEADER = "mens-max-wait"
 """How many seconds the caller would rather wait for a replica than get 503."""
@@ -130,7 +133,9 @@ class Gateway:
             salted = with_cache_salt(body, self.cache_secret, tenant)
             forwarded, tap = self.meter.of(key, choice.served, path, salted, admission.spend)
             upstream = await disconnect.run_until_disconnect(
-                self.failover.first_response(path, forwarded, choice.served, max_wait(request.headers))
+                self.failover.first_response(
+                    path, forwarded, choice.served, max_wait(request.headers), replica_request_id(request)
+                )
             )
             if upstream is None:
                 return None
@@ -148,6 +153,15 @@ class Gateway:
             if response is None:
                 disconnect.stop()
                 await admission.release()
+
+
+def replica_request_id(request: Request) -> str:
+    """The name of the request at the replica: its id here and something of its own.
+
+    vLLM makes the answer's id of it, and a caller may give many requests one id.
+    """
+    request_id = getattr(request.state, REQUEST_ID, "")
+    return f"{request_id}-{os.urandom(4).hex()}" if request_id else ""
 
 
 def max_wait(headers: Mapping[str, str]) -> float:

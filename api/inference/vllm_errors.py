@@ -22,7 +22,8 @@ from shared.errors import Code, MensError, Unavailable
 MAX_CHARS = 2000
 """What is read and passed on of a replica's message: vLLM repeats in it what the caller wrote, however long that is."""
 UNANSWERABLE = "Internal server error"
-"""vLLM's whole message, with status 500, when it can choose no token: a grammar such as ``root ::= root`` allows none."""
+"""vLLM's whole message, with status 500, when it can choose no token: a grammar such as ``root ::= root`` allows none. Or when
+a grammar takes too much of its time (`serving/grammars/vllm_patch.py`)."""
 logger = logging.getLogger(__name__)
 
 
@@ -91,8 +92,8 @@ def _passed_on(status: int, error: dict[str, Any], body: dict[str, Any]) -> Upst
     if error.get("message") == UNANSWERABLE and (field := next(grammars(body), None)):
         return UpstreamError(
             Code.REQUEST_REJECTED,
-            "No answer fits the request's schema or grammar.",
-            remedy="Look for a rule or a `$ref` that refers to itself alone.",
+            "No answer fits the request's schema or grammar, or one fits in so many ways that following them takes too long.",
+            remedy="Look for a rule or a `$ref` that refers to itself alone, or for repetitions of what may be empty.",
             status=HTTPStatus.BAD_REQUEST,
             param=field[0],
         )

@@ -96,6 +96,12 @@ KNOWN_SENTENCES = (
         re.compile(r"Grammar error|Invalid (JSON )?grammar|Failed to transform|The (provided )?JSON schema"), FORMAT
     ),
     KnownSentence(
+        re.compile("The schema or grammar takes more than"),
+        FORMAT,
+        "Lower its repetitions (`maxLength`, `maxItems`, `{1,1000}`), or make fewer of its parts optional.",
+        Code.GRAMMAR_TOO_COSTLY,
+    ),
+    KnownSentence(
         re.compile("n must be 1 when using greedy sampling"),
         ("n",),
         "At temperature 0 all answers are the same: request one, or set `temperature` above 0.",

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import time
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from api.inference.gateway import REQUEST_ID
+
 ID_HEADER = b"x-request-id"
+CALLERS_ID = re.compile(rb"[!-~]{1,128}")
+"""Ids of callers that are kept: visible ASCII. They go into headers and logs of other processes too."""
 
 logger = logging.getLogger(__name__)
 
 
 class AccessLog:
-    """Middleware that gives every request an id, the caller's own when it sent one, and logs the request after its response.
+    """Middleware that gives every request an id, the caller's own when it sent one of up to 128 visible ASCII characters, and logs the request after its response.
 
     Uvicorn would log before it sends the first byte; here no response waits for the log.
     """
@@ -25,8 +30,9 @@ class AccessLog:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
-        given = next((value for name, value in scope["headers"] if name == ID_HEADER), b"")[:128]
-        request_id = given or b"req_" + os.urandom(16).hex().encode()
+        given = next((value for name, value in scope["headers"] if name == ID_HEADER), b"")
+        request_id = given if CALLERS_ID.fullmatch(given) else b"req_" + os.urandom(16).hex().encode()
+        scope.setdefault("state", {})[REQUEST_ID] = request_id.decode()
         started, status = time.perf_counter(), 0
 
         async def send_with_id(message: Message) -> None:

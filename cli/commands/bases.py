@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -18,6 +20,8 @@ from pydantic import ValidationError
 from cli.client.connection import fail
 from cli.client.json_errors import Json
 from cli.output import print_table
+from shared.artifacts.manifests import MODEL_MANIFEST_NAME, ModelManifest
+from shared.artifacts.open_storage import open_storage
 from shared.base_models.catalog import (
     BaseModelEntry,
     Catalog,
@@ -29,7 +33,8 @@ from shared.base_models.catalog import (
     save_catalog,
     verify_model_folder,
 )
-from shared.errors import MensError
+from shared.errors import ArtifactInvalid, Code, MensError
+from shared.hashing import digest_file
 from shared.settings import Settings, read_settings
 
 app = typer.Typer(no_args_is_help=True, help="Base models: make a tiny one, add your own, list them.")
@@ -116,6 +121,24 @@ def dequantize_command(
     )
 
 
+@app.command("from-merge")
+def from_merge_command(
+    digest: Annotated[str, typer.Argument(help="Digest of the merged model, which `mens jobs merge` prints.")],
+    as_name: Annotated[
+        str | None, typer.Option("--as", help="Name in the catalogue; ADAPTER-merged when left out.")
+    ] = None,
+) -> None:
+    """Make a merged model a base of its own, which can be served and tuned: a verified copy, whatever retention deletes."""
+    try:
+        entry = add_merged(read_settings(Settings), digest, as_name)
+    except ValidationError:
+        fail(f"{as_name!r} is no name for a base.")
+    except MensError as error:
+        fail(str(error))
+    typer.echo(f"{entry.name} is in the catalogue; digest {entry.digest}")
+    typer.echo(f"Serve it with `mens up --base {entry.name}`, or MENS_SERVING_BASE={entry.name} python -m serving.")
+
+
 @app.command("list")
 def list_command(as_json: Json = False) -> None:
     """Show the catalogue."""
@@ -170,6 +193,61 @@ def dequantize(settings: Settings, name: str, twin: str, *, double_quant: bool =
     entry = draft.model_copy(update={"digests": digest_model_folder(folder)})
     save_catalog(settings.catalog_path, load_catalog(settings.catalog_path).having(entry))
     return entry
+
+
+def add_merged(settings: Settings, digest: str, name: str | None = None) -> BaseModelEntry:
+    """Copy a merged model out of the storage, verify the copy, and add it to the catalogue.
+
+    Args:
+        digest: of the merged model's manifest.
+        name: in the catalogue; None: the adapter's, and ``-merged``.
+
+    Raises:
+        MensError: there is no such model, or what is stored is damaged. ValidationError: no name for a base.
+    """
+    storage = open_storage(settings)
+    raw = storage.manifest_bytes("models", digest, MODEL_MANIFEST_NAME)
+    _refuse_changed(MODEL_MANIFEST_NAME, hashlib.sha256(raw).hexdigest(), digest)
+    manifest = ModelManifest.model_validate_json(raw)
+    catalog = load_catalog(settings.catalog_path)
+    original = next((base for base in catalog.bases if base.digests == manifest.base_digests), None)
+    name = name or f"{manifest.adapter_id.partition('@')[0]}-merged"
+    folder = settings.home / "bases" / name
+    source = LocalSource(path=os.path.relpath(folder, settings.catalog_path.parent))
+    # Before any work: a name that no base can have must not become a folder.
+    entry = BaseModelEntry(
+        name=name,
+        source=source,
+        digests=manifest.files,
+        license=original.license if original else None,
+        learning_rate=original.learning_rate if original else None,
+    )
+    if folder.exists() or any(base.name == name for base in catalog.bases):
+        fail(f"{name} is already there; give the merged model another name with --as.")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix="incoming-") as private:
+        copy = Path(private) / "model"
+        copy.mkdir()
+        storage.fetch_folder("models", digest, sorted(manifest.files), copy)
+        for file, stored in manifest.files.items():
+            _refuse_changed(file, digest_file(copy / file), stored)
+        copy.rename(folder)
+    entry = entry.model_copy(update={"digests": digest_model_folder(folder)})
+    save_catalog(settings.catalog_path, load_catalog(settings.catalog_path).having(entry))
+    return entry
+
+
+def _refuse_changed(name: str, found: str, stored: str) -> None:
+    """Raises:
+    ArtifactInvalid: ``BASE_DIGEST_MISMATCH``: a file of a merged model has another digest than the one it was stored with.
+    """
+    if found != stored:
+        raise ArtifactInvalid(
+            Code.BASE_DIGEST_MISMATCH,
+            f"{name} of the merged model is not the file that was stored.",
+            remedy="Merge the adapter again.",
+            param=name,
+        )
 
 
 def _run_worker_module(module: str, *arguments: str, threads: int | None = None) -> None:

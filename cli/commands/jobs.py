@@ -236,5 +236,5 @@ def _outcome(job: dict[str, Any]) -> str:
         return f"{job['state']}: {job['error']['code']}: {job['error']['message']} {job['error']['remedy']}"
     if merged := job["result"].get("model_digest"):
         folder = f"models/{merged}"
-        return f"{job['state']}: {folder} in the storage folder; `mens base add NAME --path …/{folder}` makes it a base"
+        return f"{job['state']}: {folder} in the storage folder; `mens base from-merge {merged}` makes it a base to be served"
     return f"{job['state']}  {job['result'].get('adapter_id') or ''}".rstrip()

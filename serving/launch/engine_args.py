@@ -37,12 +37,12 @@ def engine_argv(launch: Launch) -> list[str]:
         "tool-call-parser": parsers.tool,
         "reasoning-parser": parsers.reasoning,
         "structured-outputs-config": STRUCTURED_OUTPUTS,
-        # Health probes come every few seconds; they would bury the lines that matter.
-        "disable-access-log-for-endpoints": "/health,/metrics",
     }
     flags = {
         "enable-lora": True,
         "disable-fastapi-docs": True,
+        # The guard writes its own, with the requests' ids.
+        "disable-uvicorn-access-log": True,
         # How much of a prompt came from the prefix cache: the gateway counts it (docs/usage.md).
         "enable-prompt-tokens-details": True,
         "enable-prefix-caching" if settings.serving_prefix_caching else "no-enable-prefix-caching": True,

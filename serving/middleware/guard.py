@@ -28,6 +28,7 @@ from urllib.parse import parse_qs
 from pydantic import BaseModel
 
 from serving.adapter_store import AdapterStore
+from serving.middleware.access_log import run_logged
 from serving.middleware.asgi_types import App, Receive, Scope, Send
 from serving.middleware.graceful_shutdown import GracefulShutdown
 from serving.middleware.in_flight import InFlightRequests, named_model, read_body
@@ -119,17 +120,20 @@ class GuardMiddleware:
                 await self._app(scope, receive, send)
                 self._self_test.stop()
             case "http":
-                try:
-                    adapter_id = self._admit(scope)
-                except MensError as error:
-                    await _refuse(send, error)
-                    return
-                try:
-                    await self._shutdown.run(server_of(scope), send, partial(self._serve, scope, receive, adapter_id))
-                except Unavailable as error:
-                    await _refuse(send, error)
+                await run_logged(self._http, scope, receive, send)
             case "websocket":
                 await send({"type": "websocket.close", "code": POLICY_VIOLATION})
+
+    async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            adapter_id = self._admit(scope)
+        except MensError as error:
+            await _refuse(send, error)
+            return
+        try:
+            await self._shutdown.run(server_of(scope), send, partial(self._serve, scope, receive, adapter_id))
+        except Unavailable as error:
+            await _refuse(send, error)
 
     def _admit(self, scope: Scope) -> str | None:
         """Let a request pass, or raise. Returns the adapter id of our own routes, None for others."""
@@ -211,6 +215,7 @@ def replica_capabilities(settings: ServingSettings, base: BaseModelEntry, dtype:
         dtype=dtype,
         max_lora_rank=settings.serving_max_lora_rank,
         max_model_len=settings.serving_max_model_len,
+        adapts_head=settings.adapts_head,
     )
 
 

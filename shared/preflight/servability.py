@@ -67,6 +67,8 @@ def _check_target(target: str, config: ModelConfig, limits: ServingLimits) -> No
         return
     if config.tied:
         reason = "this base ties its lm_head to the embedding, so an adapter of it would belong to no stored tensor"
+    elif not limits.head_families:
+        reason = "a replica on a GPU serves no adapter of it"
     elif config.family not in limits.head_families:
         reason = f"the serving engine cannot adapt the lm_head of a {config.family} model"
     else:

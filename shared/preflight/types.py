@@ -73,7 +73,7 @@ class ServingLimits(PreflightValue):
         base_digest: of the served base (`BaseModelEntry.digest`); None when nothing is known.
         max_model_len: longest context in tokens; None for the model's own.
         families: architectures that can take an adapter.
-        head_families: those of them whose untied ``lm_head`` can.
+        head_families: those of them whose untied ``lm_head`` can; none where a replica runs on a GPU.
     """
 
     max_lora_rank: int

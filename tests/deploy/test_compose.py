@@ -1,4 +1,4 @@
-"""The compose file holds together, and only the front door is reachable, from this machine alone."""
+"""The compose file holds together, and only the API is reachable, from this machine alone."""
 
 import json
 import re
@@ -48,6 +48,17 @@ def test_missing_setting_is_named(root: Path, name: str) -> None:
     done = compose(root, "config", "-q", env={key: value for key, value in REQUIRED.items() if key != name})
     assert done.returncode != 0
     assert f"required variable {name} is missing a value: " in done.stderr
+
+
+def test_other_settings_come_from_a_file_that_cannot_override(root: Path, tmp_path: Path) -> None:
+    (tmp_path / "docker-compose.yml").write_text((root / "docker-compose.yml").read_text())
+    (tmp_path / "mens.env").write_text("MENS_LEASE_SECONDS=30\nMENS_HOME=/elsewhere\n")
+    done = compose(tmp_path, "config", "--format", "json")
+    assert done.returncode == 0, done.stderr
+    for name, service in json.loads(done.stdout)["services"].items():
+        given = service["environment"]
+        assert given.get("MENS_LEASE_SECONDS") == ("30" if name in OURS else None), name
+        assert given.get("MENS_HOME") != "/elsewhere"
 
 
 def test_no_secret_is_written_in_the_file(root: Path) -> None:

@@ -12,6 +12,7 @@ from itertools import count
 import pytest
 
 from serving.private_cache import LOCK_NAME
+from serving.process import open_store
 from shared.artifacts.manifests import CONFIG_NAME, MANIFEST_NAME, WEIGHTS_NAME
 from shared.base_models.catalog import TwinOf
 from shared.base_models.weights import read_tensors
@@ -177,6 +178,16 @@ def test_rank_over_the_limit_is_refused(serving_installation, store, cache):
     manifest = serving_installation.publish("wide", rank=17)
     assert refused(store, manifest.adapter_id) == Code.ADAPTER_RANK_TOO_LARGE
     assert serving_installation.store(cache, max_rank=32).fetch(manifest.adapter_id).manifest.rank == 17
+
+
+def test_head_is_refused_where_the_engine_does_not_take_it(serving_installation, cache):
+    head = {"base_key_map": {"l.lm_head": "lm_head.weight"}, "layer_order": ["l.lm_head"]}
+    manifest = serving_installation.publish("head", **head)
+    ours = {"serving_max_lora_rank": 16, "serving_cache_dir": cache}
+    on_gpu = open_store(serving_installation.settings(serving_device="cuda", **ours))
+    assert refused(on_gpu, manifest.adapter_id) == Code.NOT_SERVABLE_HEAD
+    on_cpu = open_store(serving_installation.settings(**ours))
+    assert refused(on_cpu, manifest.adapter_id) != Code.NOT_SERVABLE_HEAD, "there it is looked at"
 
 
 def test_shapes_of_another_model_are_refused(serving_installation, store, tmp_path):

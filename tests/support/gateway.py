@@ -25,12 +25,14 @@ class FakeReplica:
 
     Attributes:
         asked: bodies of the requests, each with its path.
+        request_ids: their ids, as the replica's log would name them.
         abandoned: set once a caller has disconnected.
         delay: seconds before the response begins.
     """
 
     url: str = ""
     asked: list[dict[str, Any]] = field(default_factory=list)
+    request_ids: list[str] = field(default_factory=list)
     abandoned: threading.Event = field(default_factory=threading.Event)
     delay: float = 0.0
 
@@ -43,6 +45,7 @@ class FakeReplica:
             return
         body = json.loads((await receive())["body"])
         self.asked.append(body | {"path": scope["path"]})
+        self.request_ids += [value.decode() for name, value in scope["headers"] if name == b"x-request-id"]
         status = 404 if body["model"].endswith("c" * 64) else 200
         content = b"text/event-stream" if body.get("stream") else b"application/json"
         pause = asyncio.ensure_future(asyncio.sleep(self.delay))

@@ -29,7 +29,7 @@ class Marker:
 
     Attributes:
         adapter_id: its id.
-        letters: nobody else's.
+        letters: its own, and no other marker's.
         answers: prompt → what transformers and peft answer to it, greedily; one letter a token.
     """
 

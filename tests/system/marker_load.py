@@ -13,6 +13,8 @@ from typing import Any
 
 import httpx
 
+from tests.support.waiting import eventually
+
 ADAPTER_HEADER = "x-mens-adapter"
 
 
@@ -182,6 +184,14 @@ class Load:
         self._over.set()
         for thread in self._threads:
             thread.join()
+
+    def wait_for_answers(self, count: int, seconds: float = 60.0) -> None:
+        """Until so many more questions are over."""
+        before = self._over_already()
+        eventually(lambda: self._over_already() >= before + count, seconds, f"{count} more questions are over")
+
+    def _over_already(self) -> int:
+        return sum(outcome.ended < math.inf for outcome in list(self.outcomes))
 
     def begun(self) -> dict[int, int]:
         """Streams that have begun and not ended: index of the outcome → pieces that are here."""

@@ -1,4 +1,4 @@
-"""A front door and its replicas as processes of a test, which can be killed, paused and started again."""
+"""An API and its replicas as processes of a test, which can be killed, paused and started again."""
 
 from __future__ import annotations
 
@@ -75,19 +75,19 @@ class Program:
 
 @dataclass
 class Tier:
-    """The front door and its replicas."""
+    """An API process and its replicas."""
 
-    door: Program
+    api: Program
     replicas: list[Program]
     key: str
 
     def client(self) -> httpx.Client:
-        """A client of the front door, with a key."""
+        """A client of the API, with a key."""
         headers = {"Authorization": f"Bearer {self.key}"}
-        return httpx.Client(base_url=self.door.url, headers=headers, timeout=60, trust_env=False)
+        return httpx.Client(base_url=self.api.url, headers=headers, timeout=60, trust_env=False)
 
     def wait_for(self, replica: Program, state: str, seconds: float) -> None:
-        """Until the front door says this of a replica."""
+        """Until the API says this of a replica."""
         deadline = time.monotonic() + seconds
         with self.client() as client:
             while (seen := _states(client))[replica.url] != state:
@@ -116,7 +116,7 @@ def make_installation(base: Path) -> ServingInstallation:
 
 
 class Publisher:
-    """Finishes jobs as a worker does: a process beside the front door, which is told nothing."""
+    """Finishes jobs as a worker does: a process beside the API, which is told nothing."""
 
     def __init__(self, installation: ServingInstallation) -> None:
         url = Settings(home=installation.home).database_url

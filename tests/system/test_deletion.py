@@ -74,7 +74,7 @@ def kill_the_control_worker(installation: Installation) -> None:
 
 
 def ask_the_replica(installation: Installation, model: str) -> httpx.Response:
-    """A request past the front door."""
+    """A request past the API."""
     settings = installation.stack.settings
     headers = {"Authorization": f"Bearer {settings['MENS_SERVING_KEY']}"}
     body = {"model": model, "prompt": "a", "max_tokens": 1}

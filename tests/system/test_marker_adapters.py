@@ -37,14 +37,16 @@ LONG = "the red fox runs near the forest, a ship sails by the stars; " * 8
 """More than a block of the prefix cache: a block that another adapter filled would be taken if it could be."""
 PROMPTS = [Prompt.plain("the red fox"), Prompt.plain(LONG), Prompt.chat("hello")]
 FIRST_BYTE_SECONDS, PAUSE_SECONDS, STALL_SECONDS, MOVE_SECONDS = 2.5, 4.0, 0.7, 0.4
+WARM_ANSWERS = 60
+"""So many, and every adapter has been asked for, most of them more than once."""
 BREATH_SECONDS = 2.0
 """Between two questions while a replica starts: it needs the processors as well."""
-NOTICED_SECONDS = 5.0
+NOTICED_SECONDS = 10.0
 """How long after a kill a stream may break off."""
 DRAINED_SECONDS = 30.0
 """How long after it was told to stop a replica may go on with what is under way."""
-KNOWN_SECONDS = 3.0
-"""How long after a job's end its alias may still mean what it did: other processes look a few times a second."""
+KNOWN_SECONDS = 10.0
+"""How long after a job's end its alias may still mean what it did: other processes look a few times a second, when they come to run."""
 
 
 @dataclass
@@ -53,7 +55,7 @@ class World:
 
     Attributes:
         base_answers: prompt → answer of the base, of ``LENGTHS[1]`` tokens.
-        published: adapters that the front door knows by now.
+        published: adapters that the API knows by now.
         moved: aliases that people move.
         latest: an alias that jobs move.
         kills: when a replica was killed.
@@ -118,18 +120,18 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     replicas = [Program(installation, "serving", **ROOM) for _ in range(2)]
     publisher = Publisher(installation)
     urls = ",".join(replica.url for replica in replicas)
-    door = Program(installation, "api", serving_urls=urls, health_seconds=0.5, first_byte_seconds=FIRST_BYTE_SECONDS)
+    api = Program(installation, "api", serving_urls=urls, health_seconds=0.5, first_byte_seconds=FIRST_BYTE_SECONDS)
     try:
         made = make_markers(installation, ADAPTERS + NEWCOMERS, [prompt.text for prompt in PROMPTS], max(LENGTHS))
         markers = {marker.adapter_id: marker for marker in made}
         latest, first = MovingAlias("latest"), list(markers)[:ADAPTERS]
         latest.move(lambda: publisher.publish(first, latest.name))
-        tier = Tier(door, replicas, publisher.create_key())
-        for program in (*replicas, door):
+        tier = Tier(api, replicas, publisher.create_key())
+        for program in (*replicas, api):
             program.wait()
         yield World(tier, publisher, installation.entry.name, markers, first, list(markers)[ADAPTERS:], latest)
     finally:
-        for program in (door, *replicas):
+        for program in (api, *replicas):
             program.stop()
         publisher.close()
 
@@ -168,7 +170,7 @@ def check_the_markers(world: World) -> None:
 def make_trouble(world: World, load: Load) -> set[str]:
     """Kill, start again, pause the other, stop it; new adapters come. What the new replica had loaded when it was up."""
     victim, other = world.tier.replicas
-    time.sleep(2)
+    load.wait_for_answers(WARM_ANSWERS)
     pause_amid_streams(load, victim)
     kill(world, victim)
     world.tier.wait_for(victim, "down", 10)
@@ -185,12 +187,12 @@ def make_trouble(world: World, load: Load) -> set[str]:
     time.sleep(PAUSE_SECONDS)
     other.resume()
     publish_one_more(world)
-    time.sleep(1)
+    load.wait_for_answers(ASKERS)
     pause_amid_streams(load, other)
     other.terminate()
     other.resume()
     other.wait_for_end(DRAINED_SECONDS)
-    time.sleep(3)
+    load.wait_for_answers(WARM_ANSWERS)
     return warmed
 
 
@@ -213,13 +215,13 @@ def kill(world: World, replica: Program) -> None:
 
 
 def publish_one_more(world: World) -> None:
-    """A job finishes beside the front door; its adapter can be asked for as soon as the front door knows it."""
+    """A job finishes beside the API; its adapter can be asked for as soon as the API knows it."""
     adapter_id = world.newcomers.pop(0)
     world.latest.move(lambda: world.publisher.publish([adapter_id], world.latest.name), slack=KNOWN_SECONDS)
     deadline = time.monotonic() + KNOWN_SECONDS
     with world.tier.client() as client:
         while client.get(f"/v1/models/{adapter_id}").status_code != 200:
-            assert time.monotonic() < deadline, "the front door does not hear of it"
+            assert time.monotonic() < deadline, "the API does not hear of it"
     world.published.append(adapter_id)
 
 

@@ -21,7 +21,7 @@ COUNTED = "1, 2, 3, 4, 5."
 
 @pytest.fixture
 def ollama(installation: Installation, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """The client, pointed at the front door."""
+    """The client, pointed at the API."""
     monkeypatch.syspath_prepend(str(ollama_client()))
     from ollama import Client
 

@@ -12,6 +12,7 @@ import httpx
 import pytest
 
 from serving.middleware.guard import KEYED_ROUTES, OPEN_ROUTES
+from tests.support.waiting import eventually
 
 PROMPTS = ["the red fox", "a ship sails", "hello", "near the stars by the forest"]
 TOKENS = [5, 40, 77, 120, 200, 260, 300]
@@ -256,19 +257,36 @@ def test_keyed_routes_respond_with_the_key(client, serving_installation):
     )
 
 
-def test_stream_passes_the_guard_piece_by_piece(client, serving_installation):
-    """vLLM puts tokens into one event when its server has not come to run meanwhile, but never so many."""
+def test_stream_passes_the_guard_piece_by_piece(client, serving_installation, vllm_server):
+    """The first event is here while the engine still has most of the answer to make, however busy the machine is."""
+    choices = 24
     body = {
         "model": serving_installation.entry.name,
         "prompt": "hello",
         "max_tokens": 200,
+        "n": choices,
         "stream": True,
         "ignore_eos": True,
     }
-    with client.stream("POST", "/v1/completions", json=body) as response:
-        lines = [line for line in response.iter_lines() if line.startswith("data: ")]
-    assert len(lines) > 5
-    assert lines[-1] == "data: [DONE]"
+    with client.stream("POST", "/v1/completions", json=body) as response, vllm_server.client() as other:
+        lines = (line for line in response.iter_lines() if line.startswith("data: "))
+        first = next(lines)
+        metrics = other.get("/metrics").text
+        rest = list(lines)
+    (running,) = re.findall(r"^vllm:num_requests_running\{.*\} ([\d.]+)", metrics, re.MULTILINE)
+    assert float(running) > 0
+    finished = [line for line in (first, *rest) if '"finish_reason":"length"' in line.replace(" ", "")]
+    assert finished and rest[-1] == "data: [DONE]"
+
+
+def test_request_can_be_followed_by_its_id(client, serving_installation, vllm_server):
+    body = {"model": serving_installation.entry.name, "prompt": "the", "max_tokens": 1}
+    answer = client.post("/v1/completions", json=body, headers={"X-Request-Id": "req_followed-1"}).json()
+    assert answer["id"].startswith("cmpl-req_followed-1")
+    log = eventually(lambda: "req_followed-1" in vllm_server.log.read_text() and vllm_server.log.read_text())
+    (line,) = [line for line in log.splitlines() if "'req_followed-1'" in line]
+    assert "POST '/v1/completions' 200 " in line
+    assert "GET /health" not in log and "GET '/health'" not in log
 
 
 def test_key_is_not_on_the_command_line_nor_in_the_log(vllm_server):

@@ -171,13 +171,16 @@ class ReplicaClient:
         self._idle: dict[tuple[bool, str, int], list[HttpConnection]] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
 
-    async def post(self, url: str, content: bytes) -> ReplicaResponse:
+    async def post(self, url: str, content: bytes, request_id: str = "") -> ReplicaResponse:
         """Send JSON.
+
+        Args:
+            request_id: visible ASCII characters, by which vLLM names the request; empty: vLLM chooses a name.
 
         Raises:
             ReplicaUnreachable: no connection. ReplicaDisconnected: a connection, but no response.
         """
-        return await self._send("POST", url, content)
+        return await self._send("POST", url, content, request_id)
 
     async def get(self, url: str) -> ReplicaResponse:
         """Raises:
@@ -192,12 +195,13 @@ class ReplicaClient:
                 connection.close()
         self._idle.clear()
 
-    async def _send(self, method: str, url: str, content: bytes) -> ReplicaResponse:
+    async def _send(self, method: str, url: str, content: bytes, request_id: str = "") -> ReplicaResponse:
         try:
             target = _target(url)
         except ValueError as error:
             raise ReplicaUnreachable(_why(error)) from error
-        head = f"{method} {target.head}{self._headers}Content-Length: {len(content)}\r\n\r\n"
+        named = f"X-Request-Id: {request_id}\r\n" if request_id else ""
+        head = f"{method} {target.head}{self._headers}{named}Content-Length: {len(content)}\r\n\r\n"
         request = head.encode() + content
         idle = self._take_idle(target.origin)
         connection = idle or await self._connect(target.origin)

@@ -55,7 +55,7 @@ class Failover:
     first_byte_seconds: float
 
     async def first_response(
-        self, path: str, body: dict[str, Any], served: str, wait_seconds: float = 0.0
+        self, path: str, body: dict[str, Any], served: str, wait_seconds: float = 0.0, request_id: str = ""
     ) -> ReplicaResponse:
         """The first response that has begun. The caller closes it.
 
@@ -64,6 +64,7 @@ class Failover:
             body: the request; its model is replaced.
             served: name by which the replicas know the model.
             wait_seconds: how long to wait for a replica to come back when none is left.
+            request_id: by which the replica's log names it, in visible ASCII characters.
 
         Raises:
             Unavailable: ``SERVING_UNAVAILABLE``.
@@ -71,7 +72,7 @@ class Failover:
         self.health.start()  # where the application's lifespan was not run
         self.pool.popularity.count(served, time.monotonic())
         content = msgspec.json.encode({**body, "model": served})
-        attempt = Attempt(self, path, content, body.get("stream") is True)
+        attempt = Attempt(self, path, content, body.get("stream") is True, request_id)
         deadline = time.monotonic() + wait_seconds
         while attempt.disconnects < MAX_DISCONNECTS:
             if replica := self.pool.take(served, attempt.tried):
@@ -106,11 +107,12 @@ class Attempt:
         reason: why the last was skipped.
     """
 
-    def __init__(self, failover: Failover, path: str, content: bytes, streams: bool) -> None:
+    def __init__(self, failover: Failover, path: str, content: bytes, streams: bool, request_id: str) -> None:
         self._failover = failover
         self._path = path
         self._content = content
         self._streams = streams
+        self._request_id = request_id
         self._timed_out = False
         self.tried: list[Replica] = []
         self.disconnects = 0
@@ -156,7 +158,7 @@ class Attempt:
         )
         try:
             async with asyncio.timeout(limit if has_limit else None):
-                response = await self._failover.client.post(replica.url + self._path, self._content)
+                response = await self._failover.client.post(replica.url + self._path, self._content, self._request_id)
                 try:
                     await response.read_first()
                 except BaseException:

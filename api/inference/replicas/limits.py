@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import httpx
 
+from shared.base_models.families import HEAD_FAMILIES
 from shared.preflight.types import ServingLimits
 from shared.replicas import ReplicaCapabilities
 
@@ -28,7 +29,7 @@ class ReplicaLimits:
 
     urls: list[str]
     key: str
-    _cached: dict[str, ServingLimits] = field(default_factory=dict)
+    _cached: dict[str, ReplicaCapabilities] = field(default_factory=dict)
     _read_at: float = 0.0
 
     def limits(self) -> ServingLimits | None:
@@ -49,16 +50,14 @@ class ReplicaLimits:
             max_lora_rank=min(each.max_lora_rank for each in limits),
             base_digest=digests[0] if digests else None,
             max_model_len=min(lengths, default=None),
+            head_families=HEAD_FAMILIES if all(each.adapts_head for each in limits) else frozenset(),
         )
 
-    def _read(self, url: str) -> ServingLimits | None:
+    def _read(self, url: str) -> ReplicaCapabilities | None:
         headers = {"Authorization": f"Bearer {self.key}"} if self.key else {}
         try:
             response = httpx.get(f"{url}/mens/limits", headers=headers, timeout=TIMEOUT_SECONDS, trust_env=False)
-            found = ReplicaCapabilities.model_validate_json(response.raise_for_status().content)
+            return ReplicaCapabilities.model_validate_json(response.raise_for_status().content)
         except (httpx.HTTPError, ValueError) as error:  # a body of another shape: another release, or another program
             logger.warning("the replica %s does not report what it can serve: %s", url, error)
             return None
-        return ServingLimits(
-            max_lora_rank=found.max_lora_rank, base_digest=found.base_digest, max_model_len=found.max_model_len
-        )

@@ -55,6 +55,15 @@ def test_model_is_sent_by_the_name_that_the_replica_serves(
     assert sent == {"path": "/v1/chat/completions", "model": served, "messages": messages, "stop": ["x"]}
 
 
+@pytest.mark.parametrize("given", ["trace-1", None, "no id: a space"])
+def test_request_has_its_id_at_the_replica_too(api: httpx.Client, replica: FakeReplica, given: str | None) -> None:
+    headers = {} if given is None else {"X-Request-Id": given}
+    answers = [api.post("/v1/completions", json={"model": BASE, "prompt": "x"}, headers=headers) for _ in range(2)]
+    for answer, seen in zip(answers, replica.request_ids, strict=True):
+        assert seen.startswith(f"{answer.headers['x-request-id']}-")
+    assert len(set(replica.request_ids)) == 2, "vLLM makes the answer's id of it, also where a caller repeats its own"
+
+
 def test_new_base_is_served_at_once(app: FastAPI, api: httpx.Client, replica: FakeReplica) -> None:
     assert api.post("/v1/completions", json={"model": BASE, "prompt": "x"}).json() == {"served": BASE}
     path, bases = app.state.services.settings.catalog_path, app.state.services.catalog().bases

@@ -91,9 +91,9 @@ class LimitsReplica:
         await send({"type": "http.response.body", "body": self.body})
 
 
-def limits_body(rank: int, length: str = "null") -> bytes:
+def limits_body(rank: int, length: str = "null", more: str = "") -> bytes:
     text = f'"base": "tiny", "base_digest": "{"a" * 64}", "served_digest": "{"a" * 64}", "max_lora_rank": {rank}'
-    return f'{{{text}, "max_model_len": {length}}}'.encode()
+    return f'{{{text}, "max_model_len": {length}{more}}}'.encode()
 
 
 def test_tightest_limits_of_all_replicas_are_used() -> None:
@@ -106,6 +106,16 @@ def test_tightest_limits_of_all_replicas_are_used() -> None:
             assert (found.max_lora_rank, found.max_model_len, found.base_digest) == (16, 4096, "a" * 64)
             tier.limits()
             assert one.requests == 1, "they are cached for a while"
+
+
+@pytest.mark.parametrize(
+    ("says", "adapts"), [("", True), (', "adapts_head": true', True), (', "adapts_head": false', False)]
+)
+def test_head_is_servable_where_every_replica_says_so(says: str, adapts: bool) -> None:
+    for url in serve(LimitsReplica(limits_body(16))):
+        for second in serve(LimitsReplica(limits_body(16, more=says))):
+            found = ReplicaLimits([url, second], "key").limits()
+            assert found and bool(found.head_families) == adapts
 
 
 @pytest.mark.parametrize(

@@ -1,20 +1,16 @@
-"""The rate limiter: API processes share a key's limits on a real Valkey; without it each counts for itself."""
+"""The rate limiter: API processes share a key's requests a minute on a real Valkey; what refused callers get."""
 
 from __future__ import annotations
 
 import asyncio
 import math
-import signal
-from collections.abc import Awaitable, Callable, Iterator, Mapping
-from datetime import UTC, datetime
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from api.errors import error_response
-from api.inference.rate_limits.limiter import FREE, RateLimiter, make_limiter
+from api.inference.rate_limits.limiter import FREE, RateLimiter
 from api.inference.rate_limits.stores import (
     Account,
     LimitedRequest,
@@ -22,58 +18,13 @@ from api.inference.rate_limits.stores import (
     Refusal,
     SharedStore,
     ValkeyStore,
-    Verdict,
 )
-from shared.database.keys import Key
-from shared.database.tenancy import SHARED, KeyLimits, Role
+from shared.database.tenancy import SHARED, KeyLimits
 from shared.errors import Code, TooMany
-from tests.support.ports import free_port
-from tests.support.valkey import Valkey, running_valkey
+from tests.support.rate_limits import key, limiter, refused, run
+from tests.support.valkey import Valkey
 
 pytestmark = pytest.mark.network
-
-SLOTS = "mens:limits:{key-a}:slots"
-
-
-@pytest.fixture
-def valkey(tmp_path: Path) -> Iterator[Valkey]:
-    with running_valkey(tmp_path) as valkey:
-        yield valkey
-
-
-def key(rate: int | None = None, slots: int | None = None, name: str = "key-a", tokens: int | None = None) -> Key:
-    return Key(
-        id=name,
-        name=name,
-        tenant="acme",
-        role=Role.VIEWER,
-        requests_per_minute=rate,
-        concurrent_requests=slots,
-        tokens_per_minute=tokens,
-        created_at=datetime.now(UTC),
-        revoked_at=None,
-    )
-
-
-def limiter(
-    url: str, *, window: int = 60, hold: int = 60, renew_seconds: float = 20, away_seconds: float = 10
-) -> RateLimiter:
-    """The limiter of one API process; it refuses at once."""
-    store = SharedStore(ValkeyStore(url, window, hold), away_seconds)
-    return RateLimiter(store, pauses=(), renew_seconds=renew_seconds)
-
-
-async def refused(limiter: RateLimiter, key: Key) -> TooMany:
-    with pytest.raises(TooMany) as caught:
-        await limiter.admit(key)
-    return caught.value
-
-
-def run(test: Callable[[], Awaitable[None]]) -> None:
-    asyncio.run(test())  # type: ignore[arg-type]
-
-
-# -- requests a minute ------------------------------------------------------------------------------------------------
 
 
 def test_two_processes_share_the_requests_per_minute(valkey: Valkey) -> None:
@@ -179,260 +130,6 @@ def test_valkey_and_process_stores_return_the_same_verdicts(valkey: Valkey) -> N
     run(check)
 
 
-# -- requests at once -------------------------------------------------------------------------------------------------
-
-
-def test_two_processes_share_slots(valkey: Valkey) -> None:
-    async def check() -> None:
-        one, other = limiter(valkey.url), limiter(valkey.url)
-        first, second = await one.admit(key(slots=2)), await other.admit(key(slots=2))
-        assert dict(first.headers) == {}
-        for each in (one, other):
-            assert (await refused(each, key(slots=2))).code is Code.CONCURRENCY_LIMITED
-        await first.release()
-        await first.release()
-        async with await other.admit(key(slots=2)):
-            await refused(one, key(slots=2))
-        third = await one.admit(key(slots=2))
-        await second.release()
-        await third.release()
-        assert valkey.client().zcard("mens:limits:{key-a}:slots") == 0
-        await one.close()
-        await other.close()
-
-    run(check)
-
-
-def test_slots_of_dead_process_expire(valkey: Valkey) -> None:
-    async def check() -> None:
-        dead, other = limiter(valkey.url, hold=2, renew_seconds=60), limiter(valkey.url, hold=2)
-        await dead.admit(key(slots=1))  # never renewed, as if its process was dead
-        await refused(other, key(slots=1))
-        await asyncio.sleep(2.5)
-        await (await other.admit(key(slots=1))).release()
-        await other.close()
-        await dead.close()
-
-    run(check)
-
-
-def test_slots_of_live_process_do_not_expire(valkey: Valkey) -> None:
-    async def check() -> None:
-        one = limiter(valkey.url, hold=2, renew_seconds=0.3)
-        held = await one.admit(key(slots=1))
-        await asyncio.sleep(2.5)
-        await refused(one, key(slots=1))
-        await held.release()
-        await asyncio.sleep(0.5)  # renewing brings back none that was released
-        assert valkey.client().zcard(SLOTS) == 0
-        await one.close()
-
-    run(check)
-
-
-def test_slot_that_is_released_in_a_moment_is_waited_for(valkey: Valkey) -> None:
-    async def check() -> None:
-        one = RateLimiter(SharedStore(ValkeyStore(valkey.url)), pauses=(0.02,) * 500)
-        first = await one.admit(key(slots=1))
-        second = asyncio.create_task(one.admit(key(slots=1)))
-        await asyncio.sleep(0.05)
-        assert not second.done()
-        await first.release()
-        await (await second).release()
-        await one.close()
-
-    run(check)
-
-
-class SlowStore(SharedStore):
-    """Is cancelled when it has taken the slot."""
-
-    def __init__(self, valkey: ValkeyStore) -> None:
-        super().__init__(valkey)
-        self.taken = asyncio.Event()
-
-    async def acquire(self, request: LimitedRequest) -> Verdict:
-        verdict = await super().acquire(request)
-        self.taken.set()
-        await asyncio.sleep(60)
-        return verdict
-
-
-def test_cancelled_caller_holds_no_slot(valkey: Valkey) -> None:
-    async def cancel() -> None:
-        store = SlowStore(ValkeyStore(valkey.url))
-        slow, quick = RateLimiter(store, pauses=()), limiter(valkey.url)
-        begun = asyncio.Event()
-
-        async def in_flight() -> None:
-            async with await quick.admit(key(slots=9)):
-                begun.set()
-                await asyncio.sleep(60)
-
-        tasks = [asyncio.create_task(slow.admit(key(slots=9))), asyncio.create_task(in_flight())]
-        await store.taken.wait()
-        await begun.wait()
-        assert valkey.client().zcard("mens:limits:{key-a}:slots") == 2
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        await slow.close()  # waits for the releases in flight
-        await quick.close()
-
-    run(cancel)
-    assert valkey.client().zcard("mens:limits:{key-a}:slots") == 0
-
-
-# -- without limits, without Valkey -----------------------------------------------------------------------------------
-
-
-def test_key_without_limits_does_not_connect_to_valkey(valkey: Valkey) -> None:
-    async def check() -> None:
-        one = limiter(valkey.url)
-        assert await one.admit(key()) is FREE
-        assert dict(FREE.headers) == {}
-        await FREE.release()
-        await one.close()
-
-    before = valkey.client().info("stats")["total_connections_received"]
-    run(check)
-    assert valkey.client().info("stats")["total_connections_received"] == before + 1  # the connection of this line
-
-
-def test_without_valkey_each_process_counts_for_itself(caplog: pytest.LogCaptureFixture) -> None:
-    async def check() -> None:
-        one, other = (limiter(f"redis://127.0.0.1:{free_port()}/0") for _ in range(2))
-        for each in (one, other):
-            admitted = [await each.admit(key(2, slots=2)) for _ in range(2)]
-            assert (await refused(each, key(2, slots=2))).code is Code.RATE_LIMITED
-            for admission in admitted:
-                await admission.release()
-        await one.close()
-        await other.close()
-
-    run(check)
-    assert caplog.text.count("Valkey does not answer") == 2
-
-
-def test_valkey_is_used_again_after_a_restart(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    async def check() -> None:
-        port = free_port()
-        with running_valkey(tmp_path, port) as before:
-            one = limiter(before.url, away_seconds=0.2)
-            held = await one.admit(key(slots=1))
-        await (await one.admit(key(slots=1))).release()  # counted in the process now, where no slot is held yet
-        await held.release()
-        assert "Valkey does not answer" in caplog.text
-        with running_valkey(tmp_path, port) as after:
-            await asyncio.sleep(0.3)
-            async with await one.admit(key(slots=1)):
-                assert after.client().zcard("mens:limits:{key-a}:slots") == 1
-            assert after.client().zcard("mens:limits:{key-a}:slots") == 0
-            await one.close()
-
-    run(check)
-
-
-def test_valkey_that_does_not_answer_does_not_block_requests(valkey: Valkey) -> None:
-    async def check() -> None:
-        one = limiter(valkey.url)
-        async with await one.admit(key(slots=1)):
-            valkey.process.send_signal(signal.SIGSTOP)
-            await (await one.admit(key(slots=1))).release()
-        await one.close()
-
-    try:
-        run(check)
-    finally:
-        valkey.process.send_signal(signal.SIGCONT)
-
-
-def test_pending_release_is_done_when_valkey_answers_again(valkey: Valkey) -> None:
-    """Without a further request of that process: another process finds the slot free."""
-
-    async def check() -> None:
-        one, other = limiter(valkey.url), limiter(valkey.url)
-        failing, away = await one.admit(key(slots=2)), await one.admit(key(slots=2))
-        valkey.process.send_signal(signal.SIGSTOP)
-        await failing.release()
-        await away.release()  # no request is sent to Valkey
-        valkey.process.send_signal(signal.SIGCONT)
-        assert await soon_free(valkey)
-        async with await other.admit(key(slots=1)):
-            pass
-        await one.close()
-        await other.close()
-
-    try:
-        run(check)
-    finally:
-        valkey.process.send_signal(signal.SIGCONT)
-
-
-def test_slot_that_valkey_took_late_for_a_refused_request_is_released(valkey: Valkey) -> None:
-    async def check() -> None:
-        one = limiter(valkey.url, away_seconds=0)
-        valkey.process.send_signal(signal.SIGSTOP)
-        await (await one.admit(key(1, slots=1))).release()  # counted in the process
-        valkey.process.send_signal(signal.SIGCONT)
-        assert await soon_free(valkey)
-        valkey.client().flushall()  # so that Valkey will admit what this process refuses
-        await (
-            await one.admit(key(9, slots=9, name="key-b"))
-        ).release()  # leaves a connection, on which the next request is sent
-        valkey.process.send_signal(signal.SIGSTOP)
-        assert (await refused(one, key(1, slots=1))).code is Code.RATE_LIMITED
-        valkey.process.send_signal(signal.SIGCONT)
-        assert await soon_free(valkey)
-        await one.close()
-
-    try:
-        run(check)
-    finally:
-        valkey.process.send_signal(signal.SIGCONT)
-
-
-def test_pending_releases_are_done_when_the_process_ends(valkey: Valkey) -> None:
-    async def check() -> None:
-        one = limiter(valkey.url)
-        failing, away = await one.admit(key(slots=2)), await one.admit(key(slots=2))
-        valkey.process.send_signal(signal.SIGSTOP)
-        await failing.release()
-        await away.release()
-        valkey.process.send_signal(signal.SIGCONT)
-        assert valkey.client().zcard(SLOTS) == 1
-        await one.close()
-        assert valkey.client().zcard(SLOTS) == 0
-
-    try:
-        run(check)
-    finally:
-        valkey.process.send_signal(signal.SIGCONT)
-
-
-async def soon_free(valkey: Valkey) -> bool:
-    """Whether the key's slots are free long before they would be by themselves."""
-    for _ in range(60):
-        if not valkey.client().zcard(SLOTS):
-            return True
-        await asyncio.sleep(0.1)
-    return False
-
-
-def test_broker_of_another_kind_limits_each_process_by_itself(caplog: pytest.LogCaptureFixture) -> None:
-    async def check() -> None:
-        one = make_limiter("sentinel://127.0.0.1:26379")
-        await one.admit(key(1))
-        await refused(one, key(1))
-        await one.close()
-
-    run(check)
-    assert "each API process limits keys for itself" in caplog.text
-
-
-# -- what the caller gets ------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("limits", "message"),
     [
@@ -479,9 +176,6 @@ def test_headers_of_responses_and_refusals() -> None:
     run(check)
 
 
-# -- tenants --------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("is_shared", [True, False])
 def test_key_and_tenant_are_charged_together_or_not_at_all(valkey: Valkey, is_shared: bool) -> None:
     limits = KeyLimits(requests_per_minute=3, concurrent_requests=2)
@@ -516,92 +210,3 @@ def test_shared_has_no_limits_of_a_tenant() -> None:
         assert [await one.admit(free) for _ in range(3)] == [FREE] * 3
 
     run(check)
-
-
-# -- tokens a minute --------------------------------------------------------------------------------------------------
-
-
-async def spend(limiter: RateLimiter, key: Key, tokens: int) -> Mapping[str, str]:
-    """One request that is answered with so many tokens; its headers."""
-    admission = await limiter.admit(key)
-    admission.spend(tokens)
-    await asyncio.gather(*limiter._background)
-    return admission.headers
-
-
-def test_two_processes_share_the_tokens_per_minute(valkey: Valkey) -> None:
-    async def check() -> None:
-        one, other, limited = limiter(valkey.url), limiter(valkey.url), key(tokens=100)
-        first, second = await spend(one, limited, 60), await spend(other, limited, 60)
-        left = "x-ratelimit-remaining-tokens"
-        assert (first["x-ratelimit-limit-tokens"], first[left], second[left]) == ("100", "100", "40")
-        assert second["x-ratelimit-reset-tokens"].endswith("s")
-        error = await refused(one, limited)
-        assert (error.code, error.details["limit"], error.details["remaining_tokens"]) == (
-            Code.RATE_LIMITED,
-            "tokens",
-            0,
-        )
-        assert 1 <= error.details["retry_after_seconds"] <= 60
-        assert "100 tokens a minute" in error.message
-        await one.admit(key(tokens=100, name="key-b"))
-        await one.admit(key(rate=5))  # the same key without that limit
-        await one.close()
-        await other.close()
-
-    run(check)
-
-
-def test_tokens_of_all_keys_of_a_tenant_count_together() -> None:
-    async def check() -> None:
-        one = RateLimiter(SharedStore(None), pauses=(), tenant_limits=KeyLimits(tokens_per_minute=10))
-        await spend(one, key(name="key-a"), 10)
-        assert "tenant 'acme'" in (await refused(one, key(name="key-b"))).message
-        await one.close()
-
-    run(check)
-
-
-def test_request_is_admitted_when_its_tokens_have_left_the_window(valkey: Valkey) -> None:
-    async def check() -> None:
-        one, limited = limiter(valkey.url, window=2), key(tokens=5)
-        await spend(one, limited, 7)
-        error = await refused(one, limited)
-        await asyncio.sleep(error.details["retry_after_seconds"])
-        await one.admit(limited)
-        await one.close()
-
-    run(check)
-
-
-def test_tokens_count_in_the_process_while_valkey_is_away() -> None:
-    async def check() -> None:
-        one, limited = limiter(f"redis://127.0.0.1:{free_port()}/0"), key(tokens=5)
-        await spend(one, limited, 5)
-        await refused(one, limited)
-        await one.close()
-
-    run(check)
-
-
-@given(steps=st.lists(st.tuples(st.floats(0, 40, allow_nan=False), st.integers(0, 9)), min_size=1, max_size=30))
-def test_wait_for_tokens_is_exact(steps: list[tuple[float, int]]) -> None:
-    now = 0.0
-    store, request = ProcessStore(lambda: now), LimitedRequest("slot", (Account("k", None, None, 10),))
-
-    async def check() -> None:
-        nonlocal now
-        for pause, tokens in steps:
-            now += pause
-            verdict = await store.acquire(request)
-            if verdict.refusal is None:
-                await store.spend("k", tokens)
-                continue
-            assert verdict.refusal is Refusal.TOKENS
-            free = now + verdict.wait
-            now = free - 0.01
-            assert (await store.acquire(request)).refusal is Refusal.TOKENS
-            now = free + 0.001
-            assert (await store.acquire(request)).refusal is None
-
-    asyncio.run(check())

@@ -1,6 +1,6 @@
 """Pending releases: tried until they succeed, not for longer than the slots are held, and limited in number.
 
-Against a real Valkey: tests/api/inference/rate_limits/test_limiter.py.
+Against a real Valkey: tests/api/inference/rate_limits/test_without_valkey.py.
 """
 
 from __future__ import annotations

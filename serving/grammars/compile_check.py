@@ -1,0 +1,178 @@
+"""Asks a child process what a grammar costs, before the engine compiles it. What was found out is remembered.
+
+A caller's grammars are checked one after the other, and no more than a few of all callers at once: one caller's take nobody
+else's turn.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import logging
+import socket
+import subprocess
+import sys
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import NamedTuple
+from weakref import WeakValueDictionary
+
+from serving.grammars.compile_server import DONE, STARTED
+
+MAX_PROCESSES = 4
+"""Grammars that are checked at once."""
+MAX_REMEMBERED = 10_000
+END_SECONDS = 5.0
+MEMORY_BYTES = 1 << 30
+"""What a compile may take beside the vocabulary."""
+
+log = logging.getLogger("vllm.mens.grammars")
+
+
+class GrammarTooCostly(Exception):
+    """A grammar takes too long, or too much memory, to compile or to follow for some tokens."""
+
+
+class Grammar(NamedTuple):
+    """A grammar as xgrammar is called with it.
+
+    Attributes:
+        kind: see :func:`serving.grammars.compile_server.compile_grammar`.
+    """
+
+    kind: str
+    text: str
+
+
+@dataclass(frozen=True)
+class CheckLimits:
+    """What one grammar may cost.
+
+    Attributes:
+        seconds: of processor time, to compile it and to follow it for some tokens.
+        white_space: characters of white space that JSON may have in a row.
+    """
+
+    seconds: float
+    white_space: int
+    memory_bytes: int = MEMORY_BYTES
+
+
+class CompileCheck:
+    """Checks grammars; used from one event loop.
+
+    Args:
+        vocabulary: returns xgrammar's vocabulary as JSON; called in a thread, at the first check.
+        limits: of one grammar.
+    """
+
+    def __init__(self, vocabulary: Callable[[], str], limits: CheckLimits) -> None:
+        self._vocabulary = vocabulary
+        self._limits = limits
+        self._server: _Server | None = None
+        self._starting = asyncio.Lock()
+        self._processes = asyncio.Semaphore(MAX_PROCESSES)
+        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._is_affordable: OrderedDict[bytes, bool] = OrderedDict()
+
+    async def check(self, grammar: Grammar, caller: str) -> None:
+        """Return when the engine may compile it. Cancelled, it ends the child process.
+
+        Args:
+            caller: whose turn it takes.
+
+        Raises:
+            GrammarTooCostly: it may not.
+        """
+        digest = hashlib.sha256(json.dumps(grammar).encode()).digest()
+        # A caller that waits holds its lock, so the dictionary keeps it for as long as anybody needs it.
+        turn = self._turns.setdefault(caller, asyncio.Lock())
+        if digest not in self._is_affordable:
+            async with turn, self._processes:
+                if digest not in self._is_affordable:
+                    self._remember(digest, affordable=await self._compile(grammar))
+        if not self._is_affordable[digest]:
+            raise GrammarTooCostly(
+                f"The schema or grammar takes more than {self._limits.seconds:g} s of processor time, or too much memory, "
+                "to compile."
+            )
+
+    def _remember(self, digest: bytes, *, affordable: bool) -> None:
+        self._is_affordable[digest] = affordable
+        if len(self._is_affordable) > MAX_REMEMBERED:
+            self._is_affordable.popitem(last=False)
+
+    async def _compile(self, grammar: Grammar) -> bool:
+        """Whether the child process got to the end. It is asked once more when it was never started: the server had ended."""
+        job = json.dumps({**grammar._asdict(), **asdict(self._limits)}).encode() + b"\n"
+        for _ in range(2):
+            server = await self._running_server()
+            answer = await _ask(server.control, job)
+            if answer.startswith(STARTED):
+                return answer.endswith(DONE)
+            if self._server is server:
+                self._server = None
+                await asyncio.to_thread(server.end)
+        raise RuntimeError("The process that checks grammars does not start.")
+
+    async def _running_server(self) -> _Server:
+        async with self._starting:
+            if self._server is None:
+                self._server = await asyncio.to_thread(_Server.start, self._vocabulary)
+                log.info("Grammars are checked by a process of their own, %d.", self._server.process.pid)
+            return self._server
+
+    def close(self) -> None:
+        """End the process."""
+        if self._server is not None:
+            self._server.end()
+
+
+@dataclass(frozen=True)
+class _Server:
+    process: subprocess.Popen[bytes]
+    control: socket.socket
+
+    @classmethod
+    def start(cls, vocabulary: Callable[[], str]) -> _Server:
+        control, theirs = socket.socketpair()
+        with theirs:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "serving.grammars.compile_server", str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.PIPE,
+            )
+        assert process.stdin
+        with process.stdin as stdin:
+            stdin.write(vocabulary().encode())
+        return cls(process, control)
+
+    def end(self) -> None:
+        """Close its control socket, and wait until it has ended."""
+        self.control.close()
+        try:
+            self.process.wait(END_SECONDS)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+
+async def _ask(control: socket.socket, job: bytes) -> bytes:
+    """What the child process says until it ends; it ends when this is cancelled."""
+    loop = asyncio.get_running_loop()
+    ours, theirs = socket.socketpair()
+    with ours:
+        try:
+            with theirs:
+                socket.send_fds(control, [b"g"], [theirs.fileno()])
+            ours.setblocking(False)
+            await loop.sock_sendall(ours, job)
+            answer = b""
+            while part := await loop.sock_recv(ours, 16):
+                answer += part
+        except OSError as error:
+            log.warning("The process that checks grammars has ended (%s).", error)
+            return b""
+    return answer

@@ -1,0 +1,141 @@
+"""The process that compiles grammars to see what they cost: `python -m serving.grammars.compile_server FD`.
+
+It loads xgrammar and the vocabulary once, and forks for each grammar. The fork compiles, computes the first masks, says
+that it is done, and ends; so nothing that a grammar does to it outlives it. The kernel ends it when its time or memory is over, and
+it ends by itself when whoever asked closes the connection.
+
+    standard input      the vocabulary
+    control socket FD   one byte for each grammar, with a socket of its own
+    a grammar's socket  in: a line of JSON    out: STARTED, then DONE    closed without DONE: it costs too much
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import socket
+import sys
+import threading
+from typing import Any
+
+STARTED, DONE = b"s", b"d"
+STEPS = 8
+"""Tokens for which masks are computed: some grammars compile at once and then take seconds for each token."""
+WALL_TIMES = 10
+"""A compile may take so many times its processor time: on a busy machine it waits for a processor."""
+NICE = 5
+"""The engine's own work goes first."""
+
+
+def main() -> None:
+    """Serve until the control socket is closed."""
+    from xgrammar import TokenizerInfo
+
+    control = socket.socket(fileno=int(sys.argv[1]))
+    vocabulary = TokenizerInfo.deserialize_json(sys.stdin.read())
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # forks that have ended leave nothing behind
+    signal.signal(
+        signal.SIGINT, signal.SIG_IGN
+    )  # Ctrl-C in a terminal reaches the replica, which then closes the socket
+    os.nice(NICE)
+    while True:
+        _, descriptors, _, _ = socket.recv_fds(control, 1, 1)
+        if not descriptors:
+            return
+        if os.fork() == 0:
+            control.close()
+            _serve(socket.socket(fileno=descriptors[0]), vocabulary)
+        os.close(descriptors[0])
+
+
+def compile_grammar(compiler: Any, kind: str, grammar: str, white_space: int) -> Any:
+    """What xgrammar makes of a grammar, called as vLLM's engine calls it (a test holds the two together).
+
+    Args:
+        compiler: xgrammar's.
+        kind: ``json``, ``regex``, ``lark``, ``ebnf``, ``structural_tag``, or ``legacy_tag``, which has triggers.
+        grammar: its text.
+        white_space: characters of white space that JSON may have in a row.
+    """
+    match kind:
+        case "json":
+            return compiler.compile_json_schema(grammar, any_whitespace=True, max_whitespace_cnt=white_space)
+        case "regex":
+            return compiler.compile_regex(grammar)
+        case "lark":
+            return compiler.compile_lark(grammar)
+        case "ebnf":
+            return compiler.compile_grammar(grammar)
+        case "structural_tag":
+            return compiler.compile_structural_tag(grammar)
+    from xgrammar import StructuralTagItem
+
+    tag = json.loads(grammar)
+    items = [
+        StructuralTagItem(begin=each["begin"], schema=json.dumps(each["schema"]), end=each["end"])
+        for each in tag["structures"]
+    ]
+    return compiler.compile_structural_tag(items, tag["triggers"])
+
+
+def _serve(connection: socket.socket, vocabulary: Any) -> None:
+    """One grammar, in a process of its own, which ends here."""
+    try:
+        job = json.loads(connection.makefile("rb").readline())
+        connection.sendall(STARTED)
+        _limit(job["seconds"], job["memory_bytes"])
+        # xgrammar computes without Python's lock, so this thread sees meanwhile that nobody waits any more.
+        threading.Thread(target=_compile_and_end, args=(connection, vocabulary, job), daemon=True).start()
+        connection.recv(1)
+    finally:
+        os._exit(1)
+
+
+def _limit(seconds: float, memory_bytes: int) -> None:
+    """Have the kernel end this process after so much processor time, or soon after it has asked for more memory."""
+    pages = int(open("/proc/self/statm").read().split()[0])  # noqa: SIM115, PTH123  # this process lives for a moment
+    allowed = pages * resource.getpagesize() + memory_bytes
+    resource.setrlimit(resource.RLIMIT_AS, (allowed, allowed))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    signal.setitimer(signal.ITIMER_PROF, seconds)
+    signal.setitimer(signal.ITIMER_REAL, seconds * WALL_TIMES)
+
+
+def _compile_and_end(connection: socket.socket, vocabulary: Any, job: dict[str, Any]) -> None:
+    from xgrammar import GrammarCompiler, GrammarMatcher, allocate_token_bitmask
+
+    try:
+        compiled = compile_grammar(
+            GrammarCompiler(vocabulary, max_threads=1, cache_enabled=False),
+            job["kind"],
+            job["text"],
+            job["white_space"],
+        )
+        matcher, mask = GrammarMatcher(compiled), allocate_token_bitmask(1, vocabulary.vocab_size)
+        for _ in range(STEPS):
+            if matcher.is_terminated():
+                break
+            matcher.fill_next_token_bitmask(mask)
+            matcher.accept_token(_first_token(mask))
+    except MemoryError:
+        os._exit(1)
+    except Exception:  # what is no grammar is vLLM's to refuse, which says why
+        connection.sendall(DONE)
+        os._exit(0)
+    connection.sendall(DONE)
+    os._exit(0)
+
+
+def _first_token(mask: Any) -> int:
+    """The first token that a mask allows; one that no grammar takes when it allows none."""
+    word = next((index for index, bits in enumerate(mask[0].tolist()) if bits), None)
+    if word is None:
+        return -1
+    bits = int(mask[0][word]) & 0xFFFFFFFF
+    return word * 32 + (bits & -bits).bit_length() - 1
+
+
+if __name__ == "__main__":
+    main()

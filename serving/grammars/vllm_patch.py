@@ -1,0 +1,158 @@
+"""A patch of vLLM's structured output: one request's grammar keeps no other request waiting.
+
+vLLM compiles grammars in threads of its engine, which nothing ends: not a caller who disconnects, and not vLLM's own limit for regular
+expressions, which only stops waiting. And the engine's loop itself computes at each token what a grammar allows next, for all
+requests one after the other; an ambiguous grammar takes longer with every token (vLLM 0.32, xgrammar 0.2). Hence:
+
+- the server lets a grammar through to the engine only when a child process has compiled it within its limits;
+- the engine compiles several at once, so that one that is within the limits is not waited for either;
+- the engine ends a request whose grammar takes too much of its time.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import logging
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from vllm.exceptions import VLLMValidationError
+from vllm.sampling_params import SamplingParams, StructuredOutputsParams
+from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.structured_output import StructuredOutputManager
+from vllm.v1.structured_output.backend_types import StructuredOutputOptions
+from vllm.v1.structured_output.backend_xgrammar import XgrammarBackend, XgrammarGrammar
+from vllm.v1.structured_output.request import get_structured_output_key
+from vllm.v1.structured_output.utils import choice_as_grammar, grammar_is_likely_lark
+
+from serving.grammars.compile_check import CheckLimits, CompileCheck, Grammar, GrammarTooCostly
+from serving.vllm_white_space_patch import MAX_WHITE_SPACE, bounded
+from shared.replicas import TENANT_SALT_CHARS
+
+COMPILING_THREADS = 4
+BURST_SECONDS = 1.0
+"""Processor time in the engine's loop that a request's grammar may take beside what it may take for each token."""
+TOKEN_SECONDS = 0.01
+
+log = logging.getLogger("vllm.mens.grammars")
+
+
+def apply_patch(seconds: float) -> None:
+    """Put the bounds into vLLM, in this process. Idempotent.
+
+    Args:
+        seconds: of processor time that one grammar may take to compile.
+    """
+    if getattr(AsyncLLM.add_request, "checks_grammars", False):
+        return
+    AsyncLLM.add_request = _with_check(AsyncLLM.add_request, seconds)
+    AsyncLLM.add_request.checks_grammars = True
+    StructuredOutputManager.__init__ = _with_more_threads(StructuredOutputManager.__init__)
+    XgrammarGrammar.fill_bitmask = _with_account(XgrammarGrammar.fill_bitmask)
+    XgrammarGrammar.accept_tokens = _with_budget(_with_account(XgrammarGrammar.accept_tokens))
+
+
+def grammar_of(params: StructuredOutputsParams) -> Grammar | None:
+    """The grammar that the engine will compile for a request; None for any JSON object, which costs nothing."""
+    if params.choice:
+        return Grammar("ebnf", choice_as_grammar(params.choice))
+    kind, text = get_structured_output_key(params)
+    match kind:
+        case StructuredOutputOptions.JSON:
+            return Grammar("json", text)
+        case StructuredOutputOptions.REGEX:
+            return Grammar("regex", text)
+        case StructuredOutputOptions.GRAMMAR:
+            return Grammar("lark" if grammar_is_likely_lark(text) else "ebnf", text)
+        case StructuredOutputOptions.STRUCTURAL_TAG:
+            tag = bounded(json.loads(text))
+            return Grammar("legacy_tag" if "structures" in tag else "structural_tag", json.dumps(tag))
+    return None
+
+
+def _vocabulary(engine: Any) -> str:
+    """xgrammar's vocabulary as JSON, as the engine's own backend makes it."""
+    config = engine.vllm_config
+    backend = XgrammarBackend(
+        config, tokenizer=engine.input_processor.tokenizer, vocab_size=config.model_config.get_vocab_size()
+    )
+    return str(backend.compiler.compile_regex("a").tokenizer_info.serialize_json())
+
+
+def _with_check(add_request: Callable[..., Any], seconds: float) -> Callable[..., Any]:
+    """``AsyncLLM.add_request``, which every request passes before it gets to the engine's process."""
+
+    @functools.wraps(add_request)
+    async def add_checked_request(
+        engine: Any, request_id: str, prompt: Any, params: Any, *args: Any, **more: Any
+    ) -> Any:
+        outputs = params.structured_outputs if isinstance(params, SamplingParams) else None
+        if outputs is not None and not outputs.all_constraints_none():
+            if not hasattr(engine, "compile_check"):
+                limits = CheckLimits(seconds, MAX_WHITE_SPACE)
+                engine.compile_check = CompileCheck(functools.partial(_vocabulary, engine), limits)
+            salt = prompt.get("cache_salt") if isinstance(prompt, dict) else None
+            await _check(engine.compile_check, outputs, caller=(salt or "")[:TENANT_SALT_CHARS])
+        return await add_request(engine, request_id, prompt, params, *args, **more)
+
+    return add_checked_request
+
+
+async def _check(check: CompileCheck, outputs: StructuredOutputsParams, caller: str) -> None:
+    try:
+        grammar = grammar_of(outputs)
+    except (ValueError, TypeError, AttributeError):
+        return  # what is no grammar is vLLM's to refuse, which says why
+    if grammar is not None:
+        try:
+            await check.check(grammar, caller)
+        except GrammarTooCostly as error:
+            raise VLLMValidationError(str(error)) from error
+
+
+def _with_more_threads(init: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(init)
+    def init_with_more_threads(manager: Any, *args: Any, **more: Any) -> None:
+        init(manager, *args, **more)
+        if hasattr(manager, "executor"):
+            manager.executor.shutdown()
+            manager.executor = ThreadPoolExecutor(max_workers=COMPILING_THREADS)
+
+    return init_with_more_threads
+
+
+def _with_account(method: Callable[..., Any]) -> Callable[..., Any]:
+    """A method of a request's grammar whose processor time is added to what the request has taken."""
+
+    @functools.wraps(method)
+    def counted(grammar: Any, *args: Any, **more: Any) -> Any:
+        began = time.thread_time()
+        try:
+            return method(grammar, *args, **more)
+        finally:
+            grammar.seconds_taken = getattr(grammar, "seconds_taken", 0.0) + time.thread_time() - began
+
+    return counted
+
+
+def _with_budget(accept_tokens: Callable[..., bool]) -> Callable[..., bool]:
+    """``accept_tokens``, which after too much time says that the token does not fit: then vLLM ends the request."""
+
+    @functools.wraps(accept_tokens)
+    def accept_within_budget(grammar: Any, request_id: str, tokens: list[int]) -> bool:
+        accepted = accept_tokens(grammar, request_id, tokens)
+        allowed = BURST_SECONDS + TOKEN_SECONDS * grammar.num_processed_tokens
+        if grammar.seconds_taken <= allowed:
+            return accepted
+        log.warning(
+            "Request %s ends: its grammar has taken %.1f s of the engine's time in %d tokens.",
+            request_id,
+            grammar.seconds_taken,
+            grammar.num_processed_tokens,
+        )
+        return False
+
+    return accept_within_budget

@@ -1,0 +1,33 @@
+"""A patch of vLLM's LoRA on a GPU: the base's ``lm_head`` is not wrapped, so adapters of it are refused there.
+
+For prompt log-probabilities vLLM computes the logits of one request's prompt with the mapping of the batch's sampled rows to adapters,
+one row for each request (vLLM 0.32, both model runners; vllm issues 16668, 29955). By its source, on a GPU
+
+- row *i* of the prompt gets the adapter of the *i*-th sampled row, another tenant's too, and rows behind the last one none;
+- with fewer rows of the prompt than sampled ones the kernels follow the mapping beyond their buffer, and write there.
+
+Both happen only where the logits go through a LoRA layer, which vLLM makes of every untied head, whether an adapter has weights for it
+or not. `serving/vllm_cpu_patch.py` mends the mapping on a CPU, where `tests/vllm/test_cpu_patch.py` measures it; here the layer is left out.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from vllm.lora import model_manager
+from vllm.platforms import current_platform
+
+from shared.base_models.tensors import HEAD
+
+
+def apply_patch() -> None:
+    """Leave ``lm_head`` out of the modules that vLLM wraps, in this process, unless it computes on a CPU. Idempotent."""
+    is_supported = model_manager.is_supported_lora_module
+    if current_platform.is_cpu() or getattr(is_supported, "leaves_head_out", False):
+        return
+
+    def is_supported_and_no_head(module_name: str, *args: Any, **more: Any) -> bool:
+        return module_name.rpartition(".")[2] != HEAD and is_supported(module_name, *args, **more)
+
+    is_supported_and_no_head.leaves_head_out = True  # type: ignore[attr-defined]
+    model_manager.is_supported_lora_module = is_supported_and_no_head

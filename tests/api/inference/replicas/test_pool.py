@@ -1,0 +1,156 @@
+"""The replica pool's rules: which replica a model goes to, which may get requests, and where they are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from api.inference.replicas.pool import (
+    FIRST_BACKOFF_SECONDS,
+    FORGET_SECONDS,
+    LATE_STREAMS,
+    LONGEST_BACKOFF_SECONDS,
+    ModelPopularity,
+    Replica,
+    ReplicaPool,
+    ReplicaState,
+    in_flight_limit,
+    in_order,
+)
+from shared.errors import Unavailable
+from shared.replicas import discover
+
+URLS = [f"http://10.0.0.{number}:8001" for number in range(1, 9)]
+MODELS = st.lists(st.text(min_size=1, max_size=20), min_size=1, max_size=50, unique=True)
+SOME_URLS = st.lists(st.sampled_from(URLS), min_size=2, unique=True)
+
+
+def up(urls: list[str]) -> ReplicaPool:
+    replicas = ReplicaPool(urls)
+    for replica in replicas.all:
+        replica.state = ReplicaState.UP
+    return replicas
+
+
+def taken(replicas: ReplicaPool, model: str, tried: Any = ()) -> Replica:
+    replica = replicas.take(model, tried)
+    assert replica
+    return replica
+
+
+def test_errors_before_the_first_healthy_check_are_dropped() -> None:
+    replica = Replica("http://10.0.0.1:8001")
+    replica.failed_check("health check: connection refused")
+    assert replica.last_error, "for as long as it was never healthy"
+    replica.passed_check(0.0)
+    assert (replica.last_error, replica.last_error_at) == (None, None)
+    replica.failed_check("health check: status 503")
+    replica.passed_check(0.0)
+    assert replica.last_error == "health check: status 503"
+
+
+@given(SOME_URLS, MODELS, st.randoms())
+def test_removed_replica_moves_only_its_own_models(urls: list[str], models: list[str], random: Any) -> None:
+    gone, order = random.choice(urls), random.sample(urls, len(urls))
+    for model in models:
+        before = in_order(up(urls).all, model)
+        after = in_order([replica for replica in up(order).all if replica.url != gone], model)
+        assert [r.url for r in after] == [r.url for r in before if r.url != gone], "in whatever order they are listed"
+
+
+@pytest.mark.parametrize("count", range(2, 9))
+def test_models_are_spread_over_all_replicas(count: int) -> None:
+    firsts = [in_order(up(URLS[:count]).all, f"helper@{number:064x}")[0].url for number in range(1000)]
+    share = 1000 / count
+    assert all(0.75 * share < firsts.count(url) < 1.25 * share for url in URLS[:count])
+
+
+@given(SOME_URLS, st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 2)), max_size=200))
+def test_no_replica_exceeds_the_in_flight_limit(urls: list[str], requests: list[tuple[str, int]]) -> None:
+    replicas, in_flight = up(urls), []
+    for model, ends in requests:
+        limit, before = in_flight_limit(replicas.all), {replica.url: replica.in_flight for replica in replicas.all}
+        replica = taken(replicas, model)
+        in_flight.append(replica)
+        assert replica.in_flight <= limit
+        earlier = in_order(replicas.all, model)[: in_order(replicas.all, model).index(replica)]
+        assert all(before[other.url] >= limit for other in earlier), "only replicas at the limit are passed over"
+        for _ in range(min(ends, len(in_flight))):
+            replicas.release(in_flight.pop(0))
+    assert sum(replica.in_flight for replica in replicas.all) == len(in_flight)
+
+
+def test_candidates_are_the_best_available_states() -> None:
+    replicas = ReplicaPool(URLS[:5])
+    for replica, state in zip(replicas.all, ReplicaState, strict=True):
+        replica.state = state
+    (best,) = replicas.candidates()
+    assert best.state is ReplicaState.UP
+    assert {replica.state for replica in replicas.candidates([best])} == {
+        ReplicaState.NEW,
+        ReplicaState.WARMING,
+        ReplicaState.SLOW,
+    }
+    (worst,) = replicas.candidates([replica for replica in replicas.all if replica.state is not ReplicaState.DOWN])
+    assert worst.state is ReplicaState.DOWN
+    assert replicas.take("m", replicas.all) is None
+    assert ReplicaPool().take("m") is None
+
+
+def test_replica_that_stays_keeps_its_state() -> None:
+    replicas = up(URLS[:3])
+    kept, urls = replicas.all[1], replicas.urls
+    added, removed = replicas.update([URLS[5], URLS[1], URLS[1]])
+    assert ([r.url for r in added], {r.url for r in removed}) == ([URLS[5]], {URLS[0], URLS[2]})
+    assert (replicas.all[1], replicas.all[1].state, replicas.all[0].state) == (kept, ReplicaState.UP, ReplicaState.NEW)
+    assert replicas.urls is urls
+    assert urls == [URLS[5], URLS[1]]
+
+
+def test_slow_replica_is_out_for_longer_each_time() -> None:
+    replica, now, waits = Replica("u", ReplicaState.UP), 1000.0, []
+    for _ in range(8):
+        while replica.state is ReplicaState.UP:
+            replica.stream_began(30.0, 30.0, now)
+        waits.append(replica.back_at - now)
+        replica.passed_check(replica.back_at - 0.1)
+        assert replica.state is ReplicaState.SLOW
+        now = replica.back_at
+        replica.passed_check(now)
+        assert replica.state is ReplicaState.UP
+    assert waits == [min(FIRST_BACKOFF_SECONDS * 2**n, LONGEST_BACKOFF_SECONDS) for n in range(8)]
+    replica.stream_began(30.0, 30.0, now + FORGET_SECONDS + 1)
+    assert replica.back_at == now + FORGET_SECONDS + 1 + FIRST_BACKOFF_SECONDS, (
+        "one late stream is enough, and the back-off starts again"
+    )
+
+
+def test_stream_in_time_resets_the_count_of_late_ones() -> None:
+    replica = Replica("u", ReplicaState.UP)
+    for seconds in ([30.0] * (LATE_STREAMS - 1) + [0.1]) * 3:
+        replica.stream_began(seconds, 30.0, 0.0)
+    assert replica.state is ReplicaState.UP
+
+
+def test_popularity_counts_the_last_minutes_only() -> None:
+    popularity = ModelPopularity()
+    for model, times, now in [("old", 9, 0), ("a", 2, 250), ("b", 3, 301), ("a", 2, 330)]:
+        for _ in range(times):
+            popularity.count(model, now)
+    assert popularity.top(2, 310) == ["a", "b"]
+    assert popularity.top(8, 299) == ["old", "a", "b"]
+    assert popularity.top(8, 10_000) == []
+
+
+def test_static_urls_come_first_and_once() -> None:
+    found = discover(["http://a:1/", "http://127.0.0.1:9", "http://a:1"], "localhost:9")
+    assert found == ["http://a:1", "http://127.0.0.1:9"]
+    assert discover([], "[::1]:9") == ["http://[::1]:9"]
+
+
+def test_name_without_addresses_is_unavailable() -> None:
+    with pytest.raises(Unavailable, match=r"nobody\.invalid"):
+        discover(["http://a:1"], "nobody.invalid:8001")

@@ -1,0 +1,140 @@
+"""The check of grammars by a real child process: what costs too much is refused, and nobody waits for another's."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import string
+import time
+from collections.abc import Awaitable, Callable
+
+import psutil
+import pytest
+
+from serving.grammars.compile_check import CheckLimits, CompileCheck, Grammar, GrammarTooCostly
+
+pytestmark = pytest.mark.torch
+
+SMALL = Grammar("regex", r"\d{3}-\d{4}")
+LIMITS = CheckLimits(seconds=1.0, white_space=1)
+
+
+def bomb(number: int = 0) -> Grammar:
+    """A few KB for which xgrammar needs far more than a second, with this vocabulary."""
+    return Grammar("regex", "(a?b)?" * 2500 + str(number))
+
+
+@pytest.fixture(scope="module")
+def vocabulary() -> str:
+    from xgrammar import TokenizerInfo
+
+    chance = random.Random(0)
+    words = ["".join(chance.choices(string.ascii_lowercase[:4], k=chance.randint(2, 9))) for _ in range(20_000)]
+    tokens = [bytes([number]) for number in range(256)] + [word.encode() for word in words]
+    return str(TokenizerInfo(tokens, stop_token_ids=[0]).serialize_json())
+
+
+def run(vocabulary: str, limits: CheckLimits, steps: Callable[[CompileCheck], Awaitable[None]]) -> None:
+    async def checked() -> None:
+        check = CompileCheck(lambda: vocabulary, limits)
+        try:
+            await steps(check)
+        finally:
+            check.close()
+
+    asyncio.run(checked())
+
+
+def server() -> psutil.Process:
+    """The process that forks for each grammar."""
+    (found,) = [child for child in psutil.Process().children() if "compile_server" in " ".join(child.cmdline())]
+    return found
+
+
+async def compiling(count: int) -> None:
+    """Until so many grammars are being compiled."""
+    while not psutil.Process().children() or len(server().children()) != count:  # noqa: ASYNC110  # no event tells
+        await asyncio.sleep(0.02)
+
+
+def test_what_is_cheap_passes_and_what_is_no_grammar_is_vllms_to_refuse(vocabulary: str) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "string", "maxLength": 100}}}
+    tag = {"type": "structural_tag", "format": {"type": "any_text"}}
+    grammars = [
+        SMALL,
+        Grammar("json", json.dumps(schema)),
+        Grammar("ebnf", 'root ::= "yes" | "no"'),
+        Grammar("lark", 'start: "yes" | "no"'),
+        Grammar("structural_tag", json.dumps(tag)),
+        Grammar("ebnf", "no grammar at all"),
+    ]
+
+    async def steps(check: CompileCheck) -> None:
+        for grammar in grammars:
+            await check.check(grammar, "acme")
+
+    run(vocabulary, LIMITS, steps)
+
+
+def test_what_costs_too_much_is_refused_and_nothing_is_found_out_twice(vocabulary: str) -> None:
+    async def steps(check: CompileCheck) -> None:
+        with pytest.raises(GrammarTooCostly, match="takes more than 1 s of processor time"):
+            await check.check(bomb(), "acme")
+        await check.check(SMALL, "acme")
+        first = server()
+        first.kill()
+        first.wait(10)
+        with pytest.raises(GrammarTooCostly):
+            await check.check(bomb(), "other")
+        await check.check(SMALL, "other")
+        assert not psutil.Process().children(), "both were remembered"
+        await check.check(Grammar("regex", "another"), "acme")
+        assert server().pid != first.pid, "a server that has ended is started again"
+
+    run(vocabulary, LIMITS, steps)
+
+
+def test_what_takes_too_much_memory_is_refused(vocabulary: str) -> None:
+    async def steps(check: CompileCheck) -> None:
+        with pytest.raises(GrammarTooCostly):
+            await check.check(bomb(), "acme")
+
+    run(vocabulary, CheckLimits(seconds=60, white_space=1, memory_bytes=1 << 20), steps)
+
+
+def test_one_callers_bombs_keep_no_other_waiting(vocabulary: str) -> None:
+    async def steps(check: CompileCheck) -> None:
+        bombs = [asyncio.create_task(check.check(bomb(number), "acme")) for number in range(8)]
+        await compiling(1)
+        for number in range(3):
+            await check.check(Grammar("regex", rf"\d{{{number}}}"), "other")
+        assert not any(each.done() for each in bombs[1:]), "a caller's own are compiled one after the other"
+        for each in bombs:
+            each.cancel()
+        await asyncio.gather(*bombs, return_exceptions=True)
+
+    run(vocabulary, CheckLimits(seconds=5, white_space=1), steps)
+
+
+def test_caller_who_leaves_ends_the_compile(vocabulary: str) -> None:
+    async def steps(check: CompileCheck) -> None:
+        waiting = asyncio.create_task(check.check(bomb(), "acme"))
+        await compiling(1)
+        began = time.monotonic()
+        waiting.cancel()
+        await compiling(0)
+        assert time.monotonic() - began < 60
+        await check.check(SMALL, "acme")
+
+    run(vocabulary, CheckLimits(seconds=300, white_space=1), steps)
+
+
+def test_server_ends_with_its_replica(vocabulary: str) -> None:
+    async def steps(check: CompileCheck) -> None:
+        await check.check(SMALL, "acme")
+        found.append(server())
+
+    found: list[psutil.Process] = []
+    run(vocabulary, LIMITS, steps)
+    assert not found[0].is_running()
