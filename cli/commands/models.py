@@ -24,13 +24,14 @@ app = typer.Typer(help="List every name that `model` accepts: bases, adapters, a
 
 @app.callback(invoke_without_command=True)
 def models(context: typer.Context) -> None:
-    """List every name that `model` accepts: bases, adapters, aliases."""
+    """List every name that `model` accepts: bases, adapters, aliases, names of another provider."""
     if context.invoked_subcommand is not None:
         return
     rows = []
     for model in find_all("/v1/models"):
         mens = model["mens"]
         points_to = describe_targets(mens["targets"]) if "targets" in mens else str(mens.get("adapter_id", ""))
+        points_to = mens["stands_for"]["name"] if "stands_for" in mens else points_to
         # A base of the catalogue belongs to no tenant.
         tenant = "" if mens["kind"] == "base" else model["owned_by"]
         rows.append((model["id"], mens["kind"], mens.get("base_model", ""), points_to, tenant))
