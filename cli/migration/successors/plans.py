@@ -10,7 +10,7 @@ from typing import Any, Literal
 import msgspec
 
 from cli.migration.archive.folder import make_private, safe_name, write_json
-from cli.migration.successors.contracts import Source, ConvertedModel, successor_name, successor_sections
+from cli.migration.successors.contracts import ConvertedModel, Source, successor_name, successor_sections
 from cli.migration.successors.planners import Planner
 from shared.errors import ArtifactInvalid, Code, MensError, NotFound
 from shared.hashing import digest_file, digest_json

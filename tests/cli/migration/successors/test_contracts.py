@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cli.migration.successors.contracts import Source, ConvertedModel, successor_name, successor_sections
+from cli.migration.successors.contracts import ConvertedModel, Source, successor_name, successor_sections
 from shared.contract.flat_keys import parse_contract
 from shared.contract.sections import describe_bad_name
 from tests.support.fake_openai import NAMELESS, TUNED, job
