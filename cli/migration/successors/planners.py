@@ -53,9 +53,8 @@ class InstallationPlanner:
         return {model["id"]: model["mens"]["learning_rate"] for model in models if model["mens"]["kind"] == "base"}
 
     def plan(self, sections: dict[str, Any], train: Path, validation: Path | None) -> dict[str, Any]:
-        contract = with_files(
-            sections, self._installation.upload(train), validation and self._installation.upload(validation)
-        )
+        held_out = self._installation.upload(validation) if validation else None
+        contract = with_files(sections, self._installation.upload(train), held_out)
         answer: dict[str, Any] = self._installation.call("POST", "/v1/plans", json={"contract": contract})
         return answer
 
@@ -78,7 +77,7 @@ class LocalPlanner:
     def plan(self, sections: dict[str, Any], train: Path, validation: Path | None) -> dict[str, Any]:
         from shared.base_models.hub import locate  # which `pip install mens[cli]` has not got
 
-        contract = with_files(sections, train.name, validation and validation.name)
+        contract = with_files(sections, train.name, validation.name if validation else None)
         base = load_catalog(self._settings.catalog_path).get(sections["model"]["hf_repo"])
         checked = preflight(
             JobRequest(parse_contract(contract)),
