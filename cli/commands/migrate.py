@@ -10,8 +10,8 @@ from typing import Annotated
 import typer
 
 from cli.client.connection import fail, note
-from cli.commands import migrate_offline
-from cli.commands.migrate_clients import KeyVariables, activity, read_keys
+from cli.commands.migration import gate, offline
+from cli.commands.migration.clients import KeyVariables, activity, read_keys
 from cli.migration.archive.contents import Contents
 from cli.migration.archive.export import ProjectExport, export_project
 from cli.migration.archive.folder import INVENTORY, SECRECY, Archive, is_archive, is_finished, read_entries, write_json
@@ -47,7 +47,8 @@ openai = typer.Typer(
     "nothing at OpenAI is changed.",
 )
 app.add_typer(openai, name="openai")
-openai.add_typer(migrate_offline.app)
+openai.add_typer(offline.app)
+openai.add_typer(gate.app)
 SHOWN_REFUSALS = 10
 
 ArchiveFolder = Annotated[Path, typer.Argument(file_okay=False, help="Folder of the archive.")]
