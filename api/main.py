@@ -14,6 +14,7 @@ from api.routes import (
     deletion,
     files,
     fine_tuning,
+    graders,
     health,
     job_events,
     jobs,
@@ -38,6 +39,7 @@ KEYED_ROUTERS = (
     chat.router,  # first: routes are tried in order, and its callers wait for a first token
     files.router,
     fine_tuning.router,
+    graders.router,
     jobs.router,
     job_events.router,
     models.router,

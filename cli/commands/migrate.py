@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from cli.client.connection import fail, note
-from cli.commands.migration import offline, successors
+from cli.commands.migration import gate, offline, report, successors
 from cli.commands.migration.clients import KeyVariables, activity, read_keys
 from cli.migration.archive.contents import Contents
 from cli.migration.archive.export import ProjectExport, export_project
@@ -49,6 +49,8 @@ openai = typer.Typer(
 app.add_typer(openai, name="openai")
 openai.add_typer(offline.app)
 openai.add_typer(successors.app)
+openai.add_typer(gate.app)
+openai.add_typer(report.app)
 SHOWN_REFUSALS = 10
 
 ArchiveFolder = Annotated[Path, typer.Argument(file_okay=False, help="Folder of the archive.")]

@@ -6,7 +6,6 @@ shows it. The shape is documented in docs/migration.md.
 
 from __future__ import annotations
 
-from enum import StrEnum
 from pathlib import Path
 from typing import Literal
 
@@ -14,17 +13,9 @@ import msgspec
 
 from cli.migration.archive.folder import make_private, safe_name, write_json
 from shared.errors import ArtifactInvalid, Code
+from shared.statistics.paired import Status
 
 GATE = "gate"
-FORMAT = "mens-migration-gate/1"
-
-
-class Status(StrEnum):
-    """What a gate, or all of them, came to. Only ``passed`` lets a switch happen."""
-
-    PASSED = "passed"
-    FAILED = "failed"
-    MISSING_EVIDENCE = "missing_evidence"
 
 
 class Gate(msgspec.Struct, frozen=True):
@@ -143,7 +134,7 @@ class Receipt(msgspec.Struct, frozen=True):
     inputs: dict[str, str]
     versions: dict[str, str]
     made_at: str
-    format: Literal["mens-migration-gate/1"] = FORMAT
+    format: Literal["mens-migration-gate/1"] = "mens-migration-gate/1"
 
 
 def receipt_file(model: str) -> str:

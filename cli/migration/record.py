@@ -47,6 +47,11 @@ class Question:
         """What it is known by in the archive."""
         return {"request": digest_json(self.body), "sample": str(self.sample)}
 
+    @property
+    def sampling(self) -> dict[str, Any]:
+        """How the answer was sampled: what a successor is asked with too."""
+        return {name: self.body[name] for name in ("temperature", "seed", "max_completion_tokens")}
+
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
@@ -255,7 +260,7 @@ def _tokens(archive: Archive, entry: Entry) -> int:
 def write_golden(archive: Archive, plan: ModelPlan) -> int:
     """Write ``golden/PROJECT/MODEL.jsonl``, a line a prompt with the answers that the archive has; returns how many lines.
 
-    A line is {id, source, request, model, answers: [{model, sample, file, sha256, response}]}.
+    A line is {id, source, request, model, answers: [{model, sample, sampling, file, sha256, response}]}.
     """
     lines: dict[str, dict[str, Any]] = {}
     for question in plan.questions:
@@ -263,8 +268,16 @@ def write_golden(archive: Archive, plan: ModelPlan) -> int:
             prompt = msgspec.to_builtins(question.prompt)
             line = lines.setdefault(question.prompt.id, {**prompt, "model": plan.model, "answers": []})
             response = msgspec.json.decode((archive.folder / entry.file).read_bytes())
-            answer = {"model": question.model, "sample": question.sample, "file": entry.file, "sha256": entry.sha256}
-            line["answers"].append({**answer, "response": response})
+            line["answers"].append(
+                {
+                    "model": question.model,
+                    "sample": question.sample,
+                    "sampling": question.sampling,
+                    "file": entry.file,
+                    "sha256": entry.sha256,
+                    "response": response,
+                }
+            )
     path = archive.folder / golden_file(plan.project, plan.model)
     make_private(path.parent, archive.folder)
     write_private(path, b"".join(msgspec.json.encode(line) + b"\n" for line in lines.values()))

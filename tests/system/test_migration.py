@@ -13,10 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from cli.main import app
-from cli.migration.archive.folder import now
-from cli.migration.receipts import Counts, Noise, Receipt, Status, write_receipt
-from cli.migration.record import golden_file
-from shared.hashing import digest_file
+from cli.migration.receipts import receipt_file
 from tests.support.fake_openai import (
     KEY,
     OTHER_KEY,
@@ -105,36 +102,6 @@ def run_program(base_url: str, key: str) -> list[str]:
     return done.stdout.splitlines()
 
 
-def compare(archive: Path, installation: Installation, adapter: str) -> Receipt:
-    """A receipt in the gate's shape: how many of the old model's recorded answers the new one gives, word for word."""
-    golden = archive / golden_file("OPENAI_API_KEY", TUNED)
-    lines = [json.loads(line) for line in golden.read_bytes().splitlines()]
-    alike = 0
-    for line in lines:
-        question = line["request"]["messages"][-1]["content"]
-        old = next(answer for answer in line["answers"] if answer["model"] == TUNED)
-        alike += installation.ask(adapter, question) == old["response"]["choices"][0]["message"]["content"]
-    verdict = Status.PASSED if alike >= 0.8 * len(lines) else Status.FAILED
-    return Receipt(
-        foreign_model=TUNED,
-        project="OPENAI_API_KEY",
-        mens_model=adapter,
-        adapters=[adapter],
-        installation=installation.connection.url,
-        verdict=verdict,
-        reason=f"{alike} of {len(lines)} answers are alike",
-        margin=0.2,
-        confidence=0.95,
-        counts=Counts(len(lines), len(lines), {}),
-        gates=[],
-        graders=[],
-        noise=Noise(0, None),
-        inputs={golden.relative_to(archive).as_posix(): digest_file(golden)},
-        versions={},
-        made_at=now(),
-    )
-
-
 def test_tuned_model_moves_and_its_program_changes_base_url_and_key_alone(
     installation: Installation, fake: FakeOpenAI, openai_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -162,9 +129,8 @@ def test_tuned_model_moves_and_its_program_changes_base_url_and_key_alone(
     assert "exec.epochs = 10 (OpenAI: 10)" in mens("plan", archive, "--model", TUNED, "--bases", BASE)
     assert "succeeded" in mens("train", archive)
     assert "GATE_NOT_PASSED" in mens("switch", archive, "--model", TUNED, code=1)
-    [training] = Path(archive, "train").rglob("*.json")
-    adapter = json.loads(training.read_text())["adapter"]
-    write_receipt(Path(archive), compare(Path(archive), installation, adapter))
+    mens("gate", archive, "--model", TUNED, "--margin", "0.3")
+    assert json.loads(Path(archive, receipt_file(TUNED)).read_text())["verdict"] == "passed"
     assert f"OPENAI_BASE_URL={installation.connection.url}/v1" in mens("switch", archive, "--model", TUNED)
     assert not fake.requests
 

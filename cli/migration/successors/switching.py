@@ -11,12 +11,13 @@ from urllib.parse import quote
 import msgspec
 
 from cli.migration.archive.folder import make_private, now, safe_name, write_json
-from cli.migration.receipts import Receipt, Status, read_receipt, receipt_file
+from cli.migration.receipts import Receipt, read_receipt, receipt_file
 from cli.migration.successors.contracts import successor_name
 from cli.migration.successors.installation import Installation
 from cli.migration.successors.training import trainings_of
 from shared.errors import ArtifactInvalid, Code, Conflict
 from shared.hashing import digest_file
+from shared.statistics.paired import Status
 
 SWITCH = "switch"
 MAX_REASON = 500

@@ -138,6 +138,17 @@ def upload(_: str) -> dict[str, Any]:
     return UPLOAD
 
 
+GRADER = {"type": "string_check", "input": "{{ sample.output_text }}", "reference": "a", "operation": "eq"}
+
+
+def run_grader(_: str) -> dict[str, Any]:
+    return {"json": {"grader": GRADER, "model_sample": "a"}}
+
+
+def validate_grader(_: str) -> dict[str, Any]:
+    return {"json": {"grader": GRADER}}
+
+
 TRAINER, ADMIN = Role.TRAINER, Role.ADMIN
 NO_REPLICA = 503
 """An allowed request to a model gets as far as the replica, which does not exist."""
@@ -183,6 +194,8 @@ MATRIX: dict[str, tuple[Case, ...]] = {
     "GET /v1/fine_tuning/jobs/{job_id}": (Case(Rule.SEE, kind=FINISHED),),
     "GET /v1/fine_tuning/jobs/{job_id}/events": (Case(Rule.SEE, kind=FINISHED),),
     "GET /v1/fine_tuning/jobs/{job_id}/checkpoints": (Case(Rule.SEE, kind=FINISHED),),
+    "POST /v1/fine_tuning/alpha/graders/run": (Case(Rule.KEYED, TRAINER, body=run_grader),),
+    "POST /v1/fine_tuning/alpha/graders/validate": (Case(Rule.KEYED, TRAINER, body=validate_grader),),
     "POST /v1/fine_tuning/jobs/{job_id}/cancel": (Case(Rule.CHANGE, TRAINER, QUEUED),),
     "POST /v1/fine_tuning/jobs/{job_id}/pause": (Case(Rule.CHANGE, TRAINER, QUEUED),),
     "POST /v1/fine_tuning/jobs/{job_id}/resume": (Case(Rule.CHANGE, TRAINER, PAUSED),),

@@ -9,8 +9,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from cli.migration.receipts import Receipt, Status, read_receipt, receipt_file, write_receipt
+from cli.migration.receipts import Receipt, read_receipt, receipt_file, write_receipt
 from shared.errors import ArtifactInvalid
+from shared.statistics.paired import Status
 from tests.support.fake_openai import TUNED
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "migration.md"

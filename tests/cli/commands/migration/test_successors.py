@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 
 from cli.migration.archive.folder import Archive
-from cli.migration.receipts import Counts, Noise, Receipt, Status, write_receipt
+from cli.migration.receipts import Counts, Noise, Receipt, write_receipt
 from cli.migration.successors.switching import aliases_for
 from shared.base_models.catalog import BaseModelEntry, Catalog, LocalSource, digest_model_folder, save_catalog
 from shared.database.leases import Leases
 from shared.errors import Code, JobFailed
 from shared.hashing import digest_file
+from shared.statistics.paired import Status
 from tests.support.builders import new_adapter
 from tests.support.cli_installation import CliInstallation
 from tests.support.doubles import FakeJobQueue
