@@ -16,7 +16,6 @@ from cli.migration.archive.contents import Contents
 from cli.migration.archive.export import ProjectExport, export_project
 from cli.migration.archive.folder import INVENTORY, SECRECY, Archive, is_archive, is_finished, read_entries, write_json
 from cli.migration.archive.inventory import Inventory, ProjectInventory, inspect_project, make_inventory
-from cli.migration.archive.openai_client import DEFAULT_KEY_VARIABLE
 from cli.migration.archive.pages import Reader
 from cli.migration.archive.sections import Section
 from cli.migration.archive.shutdown_dates import TABLE_SOURCE, describe_days
@@ -63,8 +62,9 @@ def migrate() -> None:
 
 @openai.command("inventory")
 def inventory(
+    *,
     archive: ArchiveFolder = Path("openai-archive"),
-    key_env: KeyVariables = [DEFAULT_KEY_VARIABLE],  # noqa: B006  # Typer copies it
+    key_env: KeyVariables,
     usage_key_env: Annotated[
         str | None,
         typer.Option(
@@ -110,11 +110,18 @@ def inventory(
 
 @openai.command("export")
 def export(
+    *,
     archive: ArchiveFolder = Path("openai-archive"),
-    key_env: KeyVariables = [DEFAULT_KEY_VARIABLE],  # noqa: B006  # Typer copies it
+    key_env: KeyVariables,
     only: Annotated[
-        list[Section], typer.Option("--only", help="Fetch this section; give it again for more. Left out: all of them.")
-    ] = [],  # noqa: B006  # Typer copies it
+        list[Section],
+        typer.Option(
+            "--only",
+            help="Fetch this section; give it again for more. Left out: all of them.",
+            default_factory=list,
+            show_default=False,
+        ),
+    ],
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be fetched; send nothing.")] = False,
 ) -> None:
     """Save evals, models, jobs, files, stored chats and batches as they come, in this order.
@@ -145,13 +152,20 @@ def export(
 
 @openai.command("record")
 def record(
+    *,
     archive: Annotated[Path, typer.Argument(exists=True, file_okay=False, help="Folder of an export.")] = Path(
         "openai-archive"
     ),
-    key_env: KeyVariables = [DEFAULT_KEY_VARIABLE],  # noqa: B006  # Typer copies it
+    key_env: KeyVariables,
     model: Annotated[
-        list[str], typer.Option("--model", help="Only this tuned model, or checkpoint; may be repeated.")
-    ] = [],  # noqa: B006  # Typer copies it
+        list[str],
+        typer.Option(
+            "--model",
+            help="Only this tuned model, or checkpoint; may be repeated.",
+            default_factory=list,
+            show_default=False,
+        ),
+    ],
     prompts: Annotated[
         Path | None,
         typer.Option(exists=True, dir_okay=False, help="JSONL file with prompts of your own; they come first."),
@@ -159,9 +173,13 @@ def record(
     trained: Annotated[
         list[Path],
         typer.Option(
-            exists=True, dir_okay=False, help="Training file that the archive lacks: its prompts are left out."
+            exists=True,
+            dir_okay=False,
+            help="Training file that the archive lacks: its prompts are left out.",
+            default_factory=list,
+            show_default=False,
         ),
-    ] = [],  # noqa: B006  # Typer copies it
+    ],
     limit: Annotated[
         int, typer.Option(min=1, help="Prompts a model: 250 show a difference of .05, 700 one of .03.")
     ] = 500,

@@ -36,14 +36,18 @@ NO_PROMISE = "No base is promised to be as good as the model that it succeeds: `
 ArchiveFolder = Annotated[
     Path, typer.Argument(exists=True, file_okay=False, help="Folder of an export whose rows are converted.")
 ]
-Models = Annotated[list[str], typer.Option("--model", help="Only this tuned model; may be repeated.")]
+Models = Annotated[
+    list[str],
+    typer.Option("--model", help="Only this tuned model; may be repeated.", default_factory=list, show_default=False),
+]
 Json = Annotated[bool, typer.Option("--json", callback=note_json, help="Print the result as JSON.")]
 
 
 @app.command("plan")
 def plan(
+    *,
     archive: ArchiveFolder = Path("openai-archive"),
-    model: Models = [],  # noqa: B006  # Typer copies it
+    model: Models,
     bases: Annotated[
         str, typer.Option(metavar="NAME,NAME", help="Bases to train on, each; left out: the largest that fits.")
     ] = "",
@@ -100,8 +104,9 @@ def plan(
 
 @app.command("train")
 def train(
+    *,
     archive: ArchiveFolder = Path("openai-archive"),
-    model: Models = [],  # noqa: B006  # Typer copies it
+    model: Models,
     retry: Annotated[
         bool, typer.Option("--retry", help="Create another job for each that has failed or was cancelled.")
     ] = False,
@@ -153,8 +158,9 @@ def train(
 
 @app.command("switch")
 def switch_models(
+    *,
     archive: ArchiveFolder = Path("openai-archive"),
-    model: Models = [],  # noqa: B006  # Typer copies it
+    model: Models,
     alias: Annotated[
         str, typer.Option(help="Alias to make, with one --model; left out: the model's suffix at OpenAI.")
     ] = "",
