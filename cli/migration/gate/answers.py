@@ -16,7 +16,7 @@ import msgspec
 from cli.migration.archive.folder import make_private, safe_name
 from cli.migration.gate.recorded import RecordedPrompt
 from cli.migration.receipts import GATE
-from shared.errors import ArtifactInvalid, Code, Unavailable
+from shared.errors import ArtifactInvalid, Code, Conflict, Forbidden, NotFound, Unauthenticated, Unavailable
 from shared.hashing import digest_json
 
 ADAPTER_HEADER = "x-mens-adapter"
@@ -59,16 +59,18 @@ def resolve(client: httpx.Client, name: str) -> Candidate:
     """The model that a name means now, so that all answers are of one.
 
     Raises:
-        ArtifactInvalid: an alias is split between adapters.
+        Conflict: an alias is split between adapters.
+        Unauthenticated, Forbidden: the key is not accepted.
         Unavailable: the installation does not respond.
     """
     response = _send(client, "GET", f"/v1/aliases/{quote(name, safe='')}", None)
     if response.status_code != httpx.codes.OK:
+        _check_access(response.status_code, {})
         return Candidate(name, name)
     targets = [str(target["adapter"]) for target in response.json()["targets"]]
     if len(targets) > 1:
         message = f"The alias {name!r} is split between {', '.join(targets)}."
-        raise ArtifactInvalid(Code.REQUEST_INVALID, message, remedy="Name one of them as the candidate.")
+        raise Conflict(Code.REQUEST_INVALID, message, remedy="Name one of them as the candidate.")
     return Candidate(name, targets[0])
 
 
@@ -83,12 +85,18 @@ def answers_file(model: str) -> str:
 
 
 def read_answers(folder: Path, model: str) -> dict[str, NewAnswer]:
-    """The answers so far, by the digest of their request; a line that was being written at a kill is none."""
+    """The answers so far, by the digest of their request; a line that was being written at a kill is none.
+
+    Raises:
+        ArtifactInvalid: the file cannot be read.
+    """
     path = folder / answers_file(model)
-    if not path.is_file():
-        return {}
-    lines = path.read_bytes().rpartition(b"\n")[0].splitlines()
-    return {answer.request: answer for answer in map(msgspec.json.Decoder(NewAnswer).decode, lines)}
+    lines = path.read_bytes().rpartition(b"\n")[0].splitlines() if path.is_file() else []
+    try:
+        return {answer.request: answer for answer in map(msgspec.json.Decoder(NewAnswer).decode, lines)}
+    except msgspec.DecodeError as error:
+        message = f"{path} cannot be read: {error}."
+        raise ArtifactInvalid(Code.ARCHIVE_INVALID, message, remedy="Delete it, and run `gate` again.") from None
 
 
 def pending(folder: Path, model: str, prompts: Iterable[RecordedPrompt], candidate: Candidate) -> list[dict[str, Any]]:
@@ -111,6 +119,7 @@ def ask(
 
     Raises:
         Unavailable: the installation does not respond; what came until then is kept.
+        NotFound, Unauthenticated, Forbidden: there is no such model, or the key may not request it.
     """
     path = folder / answers_file(model)
     make_private(path.parent, folder)
@@ -136,8 +145,21 @@ def _ask(client: httpx.Client, body: dict[str, Any]) -> NewAnswer:
     except ValueError:
         value = None
     content = value if isinstance(value, dict) else {}
+    _check_access(response.status_code, content)
     code = "" if response.is_success and content.get("choices") else _code_of(response.status_code, content)
     return NewAnswer(digest_json(body), response.status_code, response.headers.get(ADAPTER_HEADER, ""), code, content)
+
+
+def _check_access(status: int, content: dict[str, Any]) -> None:
+    """Raises what no prompt is to blame for: every other prompt would be refused likewise."""
+    error = content.get("error") if isinstance(content.get("error"), dict) else None
+    message, given = str((error or {}).get("message") or f"status {status}"), str((error or {}).get("code") or "")
+    if status == httpx.codes.UNAUTHORIZED:
+        raise Unauthenticated(Code.KEY_INVALID, message, remedy="Set MENS_API_KEY to a key of the installation.")
+    if status == httpx.codes.FORBIDDEN:
+        raise Forbidden(Code.ROLE_INSUFFICIENT, message, remedy="Use a key that may request the model.")
+    if given == Code.MODEL_NOT_FOUND:
+        raise NotFound(Code.MODEL_NOT_FOUND, message, remedy="List what there is with `mens models list`.")
 
 
 def _code_of(status: int, content: dict[str, Any]) -> str:

@@ -21,7 +21,7 @@ from cli.migration.gate.measures import ALIKE, PAIRED, SHOWN_ONLY, matches_label
 from cli.migration.gate.recorded import Answer, RecordedPrompt, answer_of, labels, recorded_prompts
 from cli.migration.receipts import Counts, Gate, GraderCheck, Noise, Receipt
 from cli.migration.record import golden_file
-from shared.errors import MensError
+from shared.errors import ArtifactInvalid, Code, MensError
 from shared.hashing import digest_file, digest_json
 from shared.statistics.exact import wilson_interval
 from shared.statistics.paired import CONFIDENCE, Status, compare
@@ -30,10 +30,12 @@ DEFAULT_MARGIN = 0.03
 SIMILARITY = "similarity"
 OF_QUALITY = ("eval:", "label:", SIMILARITY)
 """Beginnings of the names of gates that say whether an answer is right; the others say whether it has the right form."""
+LEAST_OLD_SCORE = 2
+"""Margins that the old model's mean must be above in one gate of quality, at least."""
 LIBRARIES = ("mens", "rapidfuzz", "nltk", "jsonschema-rs", "regex")
 MORE_EVIDENCE = (
-    "nothing says whether answers are right: the archive has no grader that agrees with OpenAI's scores, no labels, and no repeated "
-    "answers (`record --samples 4`) to tell similarity by"
+    "nothing says whether answers are right: the archive has no grader that agrees with OpenAI's scores and no labels, or the tuned model "
+    "itself hardly passes them, and no repeated answers (`record --samples 4`) that similarity could be held against"
 )
 
 
@@ -74,7 +76,7 @@ def make_receipt(
         gates += _grader_gate(imported, check, pairs, margin)
     gates += _label_gates(labels(contents, project, model), pairs, margin)
     gates += [_similarity_gate(pairs, margin), *_form_gates(pairs, margin)]
-    verdict, reason = _verdict(gates)
+    verdict, reason = _verdict(gates, margin)
     inputs = [golden_file(project, model), answers_file(model)]
     return Receipt(
         foreign_model=model,
@@ -98,7 +100,11 @@ def make_receipt(
 
 def _answers(folder: Path, model: str, prompts: Iterable[RecordedPrompt], candidate: Candidate) -> dict[str, NewAnswer]:
     known = read_answers(folder, model)
-    return {prompt.id: known[digest_json(body_for(prompt, candidate))] for prompt in prompts}
+    found = {prompt.id: known.get(digest_json(body_for(prompt, candidate))) for prompt in prompts}
+    if missing := sum(answer is None for answer in found.values()):
+        message = f"{missing} prompts of {model} have no answer of {candidate.served} yet."
+        raise ArtifactInvalid(Code.ARCHIVE_INVALID, message, remedy="Run `gate` again, with the installation.")
+    return {prompt: answer for prompt, answer in found.items() if answer}
 
 
 def _grader_gate(imported: ImportedGrader, check: GraderCheck, pairs: list[Pair], margin: float) -> list[Gate]:
@@ -196,12 +202,14 @@ def _rate(name: str, like: int, items: int, bound: float, *, block: bool) -> Gat
     return Gate(name, status, block, None, value, value, interval, bound, items, items_needed=needed, reason=reason)
 
 
-def _verdict(gates: list[Gate]) -> tuple[Status, str]:
+def _verdict(gates: list[Gate], margin: float) -> tuple[Status, str]:
+    """What all gates come to. A gate that the old model hardly ever passes proves nothing: who never passes it loses little."""
     blocking = [gate for gate in gates if gate.block]
     for status in (Status.FAILED, Status.MISSING_EVIDENCE):
         if found := [gate.name for gate in blocking if gate.status is status]:
             return status, f"{', '.join(found)}: {'failed' if status is Status.FAILED else 'too few prompts to tell'}"
-    if not any(gate.name.startswith(OF_QUALITY) for gate in blocking):
+    of_quality = [gate for gate in blocking if gate.name.startswith(OF_QUALITY)]
+    if not any((gate.old or 0.0) > LEAST_OLD_SCORE * margin for gate in of_quality):
         return Status.MISSING_EVIDENCE, MORE_EVIDENCE
     return Status.PASSED, ""
 

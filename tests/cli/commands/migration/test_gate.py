@@ -162,6 +162,25 @@ def test_a_refused_prompt_scores_0_and_is_counted(successor: Successor, archive:
     assert (found.items, found.new) == (100, 0.81)
 
 
+@pytest.mark.parametrize(
+    ("candidate", "key", "code"), [("helper", "mens-wrong", "KEY_INVALID"), ("nothing", None, "MODEL_NOT_FOUND")]
+)
+def test_what_no_prompt_is_to_blame_for_is_no_verdict(
+    successor: Successor, archive: Path, monkeypatch: pytest.MonkeyPatch, candidate: str, key: str | None, code: str
+) -> None:
+    if key:
+        monkeypatch.setenv("MENS_API_KEY", key)
+    assert code in gate(archive, "--candidate", candidate, code=1)
+    assert read_receipt(archive, TUNED) is None
+
+
+def test_a_split_alias_is_no_candidate(successor: Successor, archive: Path) -> None:
+    targets = [f"{ADAPTER}=1", f"helper@{'c' * 64}=1"]
+    split = CliRunner().invoke(app, ["aliases", "split", "helper", *targets])
+    assert split.exit_code == 0, split.output
+    assert "is split between" in gate(archive, code=1)
+
+
 def test_an_installation_that_is_down_leaves_no_receipt(
     successor: Successor, archive: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

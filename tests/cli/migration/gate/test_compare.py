@@ -14,6 +14,7 @@ from cli.migration.gate.answers import Candidate, NewAnswer, answers_file, body_
 from cli.migration.gate.compare import make_receipt
 from cli.migration.gate.recorded import recorded_prompts
 from cli.migration.receipts import Gate, Receipt
+from shared.errors import ArtifactInvalid
 from shared.hashing import digest_json
 from shared.statistics.paired import Status
 from tests.support.fake_openai import TUNED, ServedOpenAI
@@ -55,6 +56,28 @@ def test_similarity_blocks_where_the_old_models_own_noise_is_known(openai: Serve
     assert (receipt.noise.prompts, receipt.noise.similarity) == (100, 1.0)
     worse = answered(contents, lambda _: "Quite another text.")
     assert gate_of(worse, "similarity").status is Status.FAILED
+
+
+def test_labels_that_the_old_model_never_matches_prove_nothing(openai: ServedOpenAI, tmp_path: Path) -> None:
+    """Free text is never equal to its label: then nonsense is as good, and must not pass."""
+    with_rows(openai, 100)
+    openai.fake.complete = lambda _: "In other words."
+    receipt = answered(record_archive(openai, tmp_path / "a"), lambda _: "Nonsense, if well formed.")
+    assert gate_of(receipt, "label:exact").passed
+    assert receipt.verdict is Status.MISSING_EVIDENCE
+    assert "hardly passes them" in receipt.reason
+
+
+def test_prompts_without_an_answer_are_no_comparison(openai: ServedOpenAI, tmp_path: Path) -> None:
+    with_rows(openai, 3)
+    contents = record_archive(openai, tmp_path / "a")
+    with pytest.raises(ArtifactInvalid, match="3 prompts of"):
+        make_receipt(contents, PROJECT, TUNED, CANDIDATE, "http://mens", 0.03)
+    answered(contents)
+    path = contents.folder / answers_file(TUNED)
+    path.write_bytes(b"{}\n" + path.read_bytes())
+    with pytest.raises(ArtifactInvalid, match="cannot be read"):
+        make_receipt(contents, PROJECT, TUNED, CANDIDATE, "http://mens", 0.03)
 
 
 def test_forms_alone_say_nothing_of_quality(openai: ServedOpenAI, tmp_path: Path) -> None:
