@@ -16,7 +16,7 @@ from cli.client.connection import connect, fail, note
 from cli.client.json_errors import note_json
 from cli.migration.archive.contents import Contents
 from cli.migration.archive.folder import Archive, safe_name
-from cli.migration.gate.answers import Candidate, ask, pending, resolve
+from cli.migration.gate.answers import Candidate, ask, pending, read_answers, resolve
 from cli.migration.gate.compare import DEFAULT_MARGIN, make_receipt
 from cli.migration.gate.recorded import recorded_models, recorded_prompts
 from cli.migration.receipts import Gate, Receipt, receipt_file, write_receipt
@@ -60,7 +60,7 @@ def gate(
         float, typer.Option(min=0.001, max=0.4, help="What a mean score may lose; a smaller one needs more prompts.")
     ] = DEFAULT_MARGIN,
     concurrency: Annotated[int, typer.Option(min=1, max=64, help="Requests at once.")] = 4,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be sent; send no prompt.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be sent; send nothing.")] = False,
     as_json: Annotated[bool, typer.Option("--json", callback=note_json, help="Print the receipts as JSON.")] = False,
 ) -> None:
     """Compare successors with the tuned models' recorded answers, prompt by prompt, and write a receipt for each.
@@ -79,18 +79,25 @@ def gate(
         fail(f"{archive} has no recorded answers of {names}. Before OpenAI ends it: `mens migrate openai record`.")
     chosen, failures = _candidates(archive, list(known), candidate)
     receipts: list[Receipt] = []
-    connection = connect()
-    with Archive(archive), connection.client(TIMEOUT_SECONDS) as client:
-        for name, named in chosen.items():
-            try:
-                resolved = resolve(client, named)
-                if _ask(client, archive, known[name], name, resolved, concurrency, dry_run=dry_run):
-                    receipt = make_receipt(Contents(archive), known[name], name, resolved, connection.url, margin)
+    for name, named in chosen.items() if dry_run else ():
+        prompts, kept = len(recorded_prompts(archive, known[name], name)), len(read_answers(archive, name))
+        typer.echo(
+            f"{name}: {prompts} recorded prompts would be sent to {named}; {kept} answers are kept of earlier runs"
+        )
+    if not dry_run:
+        connection = connect()
+        with Archive(archive), connection.client(TIMEOUT_SECONDS) as client:
+            for name, named in chosen.items():
+                try:
+                    candidate_model = _ask(client, archive, known[name], name, named, concurrency)
+                    receipt = make_receipt(
+                        Contents(archive), known[name], name, candidate_model, connection.url, margin
+                    )
                     write_receipt(archive, receipt)
                     receipts.append(receipt)
-            except MensError as error:
-                failures.append(f"{name}: {error}")
-    _show_all(archive, receipts, as_json=as_json)
+                except MensError as error:
+                    failures.append(f"{name}: {error}")
+        _show_all(archive, receipts, as_json=as_json)
     for failure in failures:
         note(f"error: {failure}")
     if failures or any(receipt.verdict is not Status.PASSED for receipt in receipts):
@@ -123,22 +130,10 @@ def _trained(archive: Path, model: str) -> set[str]:
     return {adapter for adapter in found if adapter}
 
 
-def _ask(
-    client: httpx.Client,
-    archive: Path,
-    project: str,
-    model: str,
-    candidate: Candidate,
-    concurrency: int,
-    *,
-    dry_run: bool,
-) -> bool:
-    """Send what has no answer yet, with a bar; a dry run says how much that is. Returns whether it was sent."""
-    prompts = recorded_prompts(archive, project, model)
-    bodies = pending(archive, model, prompts, candidate)
-    if dry_run:
-        typer.echo(f"{model}: {len(prompts)} recorded prompts, {len(bodies)} would be sent to {candidate.served}")
-        return False
+def _ask(client: httpx.Client, archive: Path, project: str, model: str, name: str, concurrency: int) -> Candidate:
+    """Send what has no answer yet, with a bar; returns the model that a candidate's name means now."""
+    candidate = resolve(client, name)
+    bodies = pending(archive, model, recorded_prompts(archive, project, model), candidate)
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
@@ -146,7 +141,7 @@ def _ask(
             note(f"{model}: {len(bodies)} prompts to {candidate.served}")
         task = bar.add_task(model, total=len(bodies))
         ask(client, archive, model, bodies, concurrency=concurrency, advance=lambda: bar.advance(task))
-    return True
+    return candidate
 
 
 def _show_all(archive: Path, receipts: list[Receipt], *, as_json: bool) -> None:

@@ -220,9 +220,12 @@ def test_graders_that_differ_from_openai_are_shown_and_do_not_block(
     assert "nothing says whether answers are right" in receipt.reason
 
 
-def test_a_dry_run_sends_no_prompt_and_says_how_many(successor: Successor, archive: Path) -> None:
-    assert "100 recorded prompts, 100 would be sent to helper@" in gate(archive, "--dry-run")
-    assert not successor.requests
+def test_a_dry_run_sends_nothing_and_says_how_much_it_would(
+    archive: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("MENS_HOME", str(tmp_path / "none"))
+    monkeypatch.delenv("MENS_API_URL", raising=False)
+    assert "100 recorded prompts would be sent to helper; 0 answers are kept" in gate(archive, "--dry-run")
     assert not (archive / "gate").exists()
 
 
@@ -239,7 +242,7 @@ def test_the_successor_is_the_one_that_was_trained(successor: Successor, archive
     nothing = CliRunner().invoke(app, arguments)
     assert (nothing.exit_code, "no successor is known" in nothing.output) == (1, True)
     (trained / "small.json").write_text(json.dumps({"adapter": ADAPTER, "model": TUNED}))
-    assert f"would be sent to {ADAPTER}" in CliRunner().invoke(app, arguments).output
+    assert f"100 recorded prompts would be sent to {ADAPTER}" in CliRunner().invoke(app, arguments).output
     (trained / "large.json").write_text(json.dumps({"adapter": f"helper@{'c' * 64}"}))
     assert "several successors were trained" in CliRunner().invoke(app, arguments).output
 
