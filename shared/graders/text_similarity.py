@@ -17,8 +17,8 @@ from shared.errors import Code, InvalidRequest, TooLarge
 from shared.graders.types import Metric
 
 LONGEST = 100_000
-LONGEST_FUZZY = 10_000
-"""`fuzzy_match` takes time with the product of the lengths: a second at this length."""
+LONGEST_OF = {"fuzzy_match": 10_000, "meteor": 10_000}
+"""Metrics that take time with the product of the lengths, and more: seconds at this length."""
 
 
 def similarity(metric: Metric, text: str, reference: str) -> float:
@@ -28,7 +28,7 @@ def similarity(metric: Metric, text: str, reference: str) -> float:
         InvalidRequest: ``GRADER_UNSUPPORTED``: ``cosine``, or ``meteor`` without WordNet.
         TooLarge: ``GRADER_TEXT_TOO_LONG``.
     """
-    longest = LONGEST_FUZZY if metric == "fuzzy_match" else LONGEST
+    longest = LONGEST_OF.get(metric, LONGEST)
     if max(len(text), len(reference)) > longest:
         message = f"A text for {metric} has {max(len(text), len(reference))} characters; {longest} can be compared."
         raise TooLarge(Code.GRADER_TEXT_TOO_LONG, message, remedy="Shorten it, or use rouge_l.")

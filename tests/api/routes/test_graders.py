@@ -52,7 +52,7 @@ def openai_client(app: FastAPI, replica: ScriptedReplica) -> Iterator[OpenAI]:
     for replica_url in serve(replica):
         services.settings.serving_urls[:] = [replica_url]
         for url in serve(app, "on"):
-            yield OpenAI(base_url=f"{url}/v1", api_key=secret, max_retries=0)
+            yield OpenAI(base_url=f"{url}/v1", api_key=secret, max_retries=0, _strict_response_validation=True)
 
 
 def run(client: OpenAI, grader: Any, answer: str = "Yes", **item: Any) -> GraderRunResponse:

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shared.errors import Code, InvalidRequest, TooLarge
-from shared.graders.text_similarity import LONGEST, LONGEST_FUZZY, similarity
+from shared.graders.text_similarity import LONGEST, LONGEST_OF, similarity
 from shared.graders.types import Metric
 
 PAIRS = json.loads((Path(__file__).with_name("golden") / "similarity.json").read_bytes())["pairs"]
@@ -65,7 +65,7 @@ def test_meteor_is_nltks_with_wordnet_and_refused_without(monkeypatch: pytest.Mo
     assert similarity("meteor", "the cats sat", "the cat sat") == pytest.approx(0.98148148, abs=1e-6)
 
 
-@pytest.mark.parametrize(("metric", "longest"), [("fuzzy_match", LONGEST_FUZZY), ("rouge_l", LONGEST)])
+@pytest.mark.parametrize(("metric", "longest"), [*LONGEST_OF.items(), ("rouge_l", LONGEST)])
 def test_a_text_is_bounded(metric: Metric, longest: int) -> None:
     with pytest.raises(TooLarge) as caught:
         similarity(metric, "a", "b" * (longest + 1))
