@@ -101,8 +101,11 @@ def look_up(name: str) -> dict[str, Any]:
     Returns:
         ``model``: as the list of models shows it; None for an adapter that is not published. ``adapters``: the adapter, or
         the targets and the shadow of the alias; none for a base. ``aliases``: those that point to one of the adapters.
+        For another provider's name these are of what it stands for, and ``foreign`` is that name's own entry.
     """
     model = find(f"/v1/models/{quote(name, safe='')}")
+    if model and model["mens"]["kind"] == "foreign":
+        return look_up(model["mens"]["stands_for"]["name"]) | {"foreign": model}
     if model and model["mens"]["kind"] == "base":
         return {"model": model, "adapters": [], "aliases": []}
     aliases = find_all("/v1/aliases")
@@ -122,6 +125,12 @@ def describe(name: str, found: dict[str, Any]) -> str:
     """What was looked up, as text: a paragraph for the base or alias, and one for each adapter."""
     model, aliases = found["model"], found["aliases"]
     blocks: list[list[str]] = []
+    if foreign := found.get("foreign"):
+        stands_for = foreign["mens"]["stands_for"]
+        blocks.append(
+            [f"{name}  stands for the {stands_for['kind']} {stands_for['name']}", f"tenant   {foreign['owned_by']}"]
+        )
+        name = stands_for["name"]
     if not found["adapters"]:
         blocks.append(
             [f"{model['id']}  base model of the catalogue, for every tenant", f"digest   {model['mens']['digest']}"]

@@ -132,6 +132,7 @@ def test_tuned_model_moves_and_its_program_changes_base_url_and_key_alone(
     mens("gate", archive, "--model", TUNED, "--margin", "0.3")
     assert json.loads(Path(archive, receipt_file(TUNED)).read_text())["verdict"] == "passed"
     assert f"OPENAI_BASE_URL={installation.connection.url}/v1" in mens("switch", archive, "--model", TUNED)
+    assert "done: export, record, convert, train, gate, switch" in mens("report", archive)
     assert not fake.requests
 
     stream = installation.openai().chat.completions.create(

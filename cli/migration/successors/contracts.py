@@ -83,7 +83,7 @@ class FileInReport(msgspec.Struct, frozen=True):
     report: Converted | None
 
 
-class ConvertReport(msgspec.Struct, frozen=True):
+class ConvertedFiles(msgspec.Struct, frozen=True):
     """``convert-report.json``."""
 
     files: list[FileInReport]
@@ -119,9 +119,9 @@ def _tuned_model(
     return ConvertedModel(project, name, job, folder / train.report.output, train.report.rows, held)
 
 
-def _read_report(folder: Path) -> ConvertReport:
+def _read_report(folder: Path) -> ConvertedFiles:
     try:
-        return msgspec.json.decode((folder / REPORT).read_bytes(), type=ConvertReport)
+        return msgspec.json.decode((folder / REPORT).read_bytes(), type=ConvertedFiles)
     except (OSError, msgspec.DecodeError):
         remedy = f"Run `mens migrate openai convert {folder}` first."
         raise ArtifactInvalid(Code.ARCHIVE_INVALID, f"{folder} has no converted rows.", remedy=remedy) from None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from shared.contract.sections import describe_bad_foreign_name
@@ -16,7 +18,7 @@ MODEL = "ft:gpt-4o-mini-2024-07-18:acme:support:9xAbC1"
 @pytest.fixture
 def mens(installation: CliInstallation) -> Command:
     """Runs ``mens``; the installation has the adapters demo@1 and demo@2, and the alias support."""
-    installation.register(new_adapter("demo@1", final=False), new_adapter("demo@2"))
+    installation.register(new_adapter("demo@1", final=False), new_adapter("demo@2", step=9))
     installation.mens("aliases", "set", "support", "demo@2")
     return installation.mens
 
@@ -35,6 +37,15 @@ def test_map_list_remove_and_history(mens: Command) -> None:
         ["delete", "alice", "(deleted)", "over"],
         ["set", "alice", "alias support", "we leave"],
     )
+
+
+def test_models_show_says_what_a_name_stands_for(mens: Command) -> None:
+    mens("names", "map", MODEL, "support")
+    shown = mens("models", "show", MODEL)
+    assert shown.startswith(f"{MODEL}  stands for the alias support\ntenant   shared\n\nsupport  alias\n")
+    assert "demo@2  adapter, published" in shown
+    assert json.loads(mens("models", "show", MODEL, "--json"))["foreign"]["id"] == MODEL
+    assert "demo@1  checkpoint" in mens("models", "show", f"{MODEL}:ckpt-step-7"), "the job's checkpoint at that step"
 
 
 def test_refusals_name_what_is_wrong(mens: Command) -> None:

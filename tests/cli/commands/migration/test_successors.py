@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from cli.migration.archive.folder import Archive
@@ -16,6 +18,7 @@ from shared.database.leases import Leases
 from shared.errors import Code, JobFailed
 from shared.hashing import digest_file
 from shared.statistics.paired import Status
+from tests.support.asgi_server import serve
 from tests.support.builders import new_adapter
 from tests.support.cli_installation import CliInstallation
 from tests.support.doubles import FakeJobQueue
@@ -40,7 +43,10 @@ def archive(tmp_path: Path, openai: ServedOpenAI, installation: CliInstallation)
     object.__setattr__(installation.services, "job_queue", FakeJobQueue())
     rows = b"".join(chat_line(f"What is {number}?", f"It is {number}.") for number in range(40))
     (tmp_path / "train.jsonl").write_bytes(rows)
-    openai.fake.projects[KEY].lists["files"][0]["bytes"] = len(rows)
+    project = openai.fake.projects[KEY]
+    project.lists["files"][0]["bytes"] = len(rows)
+    labelled = (chat_line(f"Where is number {number}?", f"answer of {TUNED}") for number in range(30))
+    project.contents["file-valid"] = b"".join(labelled)
     folder = tmp_path / "archive"
     installation.mens("migrate", "openai", "export", str(folder))
     installation.mens("migrate", "openai", "convert", str(folder), "--original", str(tmp_path / "train.jsonl"))
@@ -315,3 +321,50 @@ def test_models_with_one_suffix_get_an_alias_each() -> None:
 
 def test_unknown_model_is_refused(installation: CliInstallation, archive: Path) -> None:
     assert "the archive has no tuned model ft:x" in step(installation, "switch", archive, "--model", "ft:x", code=1)
+
+
+# -- the whole way -------------------------------------------------------------------------------------------------------
+
+
+async def answering_replica(scope: Any, receive: Any, send: Any) -> None:
+    """Answers chats as the fake OpenAI's tuned model does, but for the name in the answer."""
+    if scope["type"] != "http":
+        return
+    content = b""
+    if scope["method"] == "POST":
+        body = json.loads((await receive())["body"])
+        message = {"role": "assistant", "content": f"answer of {TUNED}"}
+        choice = {"index": 0, "message": message, "finish_reason": "stop", "logprobs": None}
+        answer = {"id": "c", "object": "chat.completion", "created": 1, "model": body["model"], "choices": [choice]}
+        usage = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
+        content = json.dumps(answer | {"usage": usage}, separators=(",", ":")).encode()
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"application/json")]})
+    await send({"type": "http.response.body", "body": content})
+
+
+def test_every_step_takes_up_what_the_one_before_has_left(
+    installation: CliInstallation, archive: Path, openai: ServedOpenAI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step(installation, "record", archive, "--model", TUNED, "--yes")
+    monkeypatch.delenv("OPENAI_API_KEY")
+    openai.fake.requests.clear()
+    for url in serve(answering_replica):
+        installation.services.settings.serving_urls[:] = [url]
+        step(installation, "plan", archive, "--bases", "tiny", "--model", TUNED)
+        step(installation, "train", archive, "--no-watch")
+        finish_jobs(installation)
+        step(installation, "train", archive)
+        assert "GATE_NOT_PASSED" in step(installation, "switch", archive, "--model", TUNED, code=1)
+        step(installation, "gate", archive, "--margin", "0.3")
+        step(installation, "switch", archive, "--model", TUNED)
+        body = {"model": TUNED, "messages": [{"role": "user", "content": "Where is it?"}]}
+        answer = httpx.post(
+            f"{installation.url}/v1/chat/completions",
+            json=body,
+            headers={"Authorization": f"Bearer {os.environ['MENS_API_KEY']}"},
+            timeout=10,
+        )
+        assert (answer.json()["model"], answer.headers["x-mens-adapter"]) == (TUNED, ADAPTER)
+        assert "train, gate, switch" in step(installation, "report", archive)
+        assert ADAPTER in (archive / "report.html").read_text()
+    assert not openai.fake.requests
