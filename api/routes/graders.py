@@ -6,9 +6,8 @@ import json
 import time
 from typing import Any
 
-from anyio import from_thread
+from anyio import CapacityLimiter, from_thread, to_thread
 from fastapi import APIRouter, Request
-from fastapi.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect
 
 from api.errors import interrupted_response
@@ -24,6 +23,9 @@ from shared.graders.grading import Grade, check_runnable, grade, make_sample
 router = APIRouter(
     prefix="/v1/fine_tuning/alpha/graders", tags=["graders (OpenAI)"], dependencies=[*TRAINER, GRADER_LIMIT]
 )
+
+RUNS_AT_ONCE = CapacityLimiter(8)
+"""A run that waits for a model that judges holds its thread. Other routes have threads of their own, so they do not wait for it."""
 
 
 @router.post("/validate")
@@ -47,7 +49,7 @@ async def run_grader(body: RunGrader, request: Request, services: ServicesDep, c
     began: list[float] = []
     result: Grade | MensError
     try:
-        result = await run_in_threadpool(judge)
+        result = await to_thread.run_sync(judge, limiter=RUNS_AT_ONCE)
     except MensError as error:
         # A limit of the key is not the answer's fault, and a grader that cannot be run here judges no answer.
         if isinstance(error, TooMany) or not began:

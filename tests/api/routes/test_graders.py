@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
 import openai
 import pytest
+from anyio import CapacityLimiter
 from fastapi import FastAPI
 from openai import OpenAI
 from openai.types.fine_tuning.alpha import GraderRunResponse
 
+from api.routes import graders
 from shared.database.tenancy import Role
 from tests.support.asgi_server import serve
 from tests.support.builders import BASE
 from tests.support.scripted_replica import ScriptedReplica
+from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.network
 
@@ -159,6 +163,21 @@ def test_a_model_that_does_not_judge(openai_client: OpenAI, replica: ScriptedRep
     missing = run(openai_client, {**JUDGE, "model": "nothing"})
     assert flags(missing) == ["other_error"]
     assert "MODEL_NOT_FOUND" in json.dumps(missing.to_dict())
+
+
+def test_runs_that_wait_for_a_model_hold_up_no_other_route(
+    openai_client: OpenAI, replica: ScriptedReplica, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(graders, "RUNS_AT_ONCE", CapacityLimiter(1))
+    replica.pieces = [replica.pieces[0][:5], replica.pieces[0][5:]]
+    replica.go_on.clear()
+    with ThreadPoolExecutor(3) as pool:
+        runs = [pool.submit(run, openai_client, JUDGE) for _ in range(3)]
+        eventually(lambda: replica.asked)
+        assert openai_client.models.list().data
+        assert len(replica.asked) == 1, "the others wait for their turn"
+        replica.go_on.set()
+        assert [found.result().reward for found in runs] == [0.25] * 3
 
 
 def test_a_viewer_may_not_and_runs_a_minute_are_limited(app: FastAPI, openai_client: OpenAI) -> None:
