@@ -60,13 +60,15 @@ def _output_item(number: int, criteria: tuple[Object, ...], score: float) -> Obj
     }
 
 
-def record_archive(openai: ServedOpenAI, folder: Path, *, samples: int = 0, limit: int = 500) -> Contents:
-    """Export the project and record its tuned model."""
+def record_archive(openai: ServedOpenAI, folder: Path, *, samples: int = 0, control: bool = False) -> Contents:
+    """Export the project and record its tuned model, and its base as a control."""
     with Archive(folder) as archive, openai.client(project=PROJECT) as client:
         export_project(client, archive)
         archive.finish()
-        choice = choose_prompts(Contents(folder), PROJECT, TUNED, limit=limit)
-        plan = ModelPlan(PROJECT, TUNED, choice, list(questions(TUNED, choice, Sampling(samples=samples))))
+        choice = choose_prompts(Contents(folder), PROJECT, TUNED, limit=500)
+        plan = ModelPlan(
+            PROJECT, TUNED, choice, list(questions(TUNED, choice, Sampling(samples=samples, control=control)))
+        )
         record_answers(client, archive, [plan], Bounds(), Recording())
         write_golden(archive, plan)
         archive.finish()

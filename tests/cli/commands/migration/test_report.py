@@ -63,7 +63,7 @@ def whole(openai: ServedOpenAI, tmp_path: Path) -> Path:
     with_rows(openai, 30)
     with_eval(openai, 5, {**EXACT, "name": HOSTILE})
     openai.fake.complete = lambda request: f"{HOSTILE} {request['messages'][-1]['content']}"
-    contents = record_archive(openai, tmp_path / "a", samples=1)
+    contents = record_archive(openai, tmp_path / "a", samples=1, control=True)
     folder = contents.folder
     CliRunner().invoke(app, ["migrate", "openai", "convert", str(folder)])
     make_private(folder / "gate", folder)

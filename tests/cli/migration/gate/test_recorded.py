@@ -18,7 +18,7 @@ def test_prompts_have_the_answers_of_the_model_of_its_samples_and_of_its_base(
     openai: ServedOpenAI, tmp_path: Path
 ) -> None:
     with_rows(openai, 3)
-    record_archive(openai, tmp_path / "a", samples=2)
+    record_archive(openai, tmp_path / "a", samples=2, control=True)
     assert recorded_models(tmp_path / "a") == {TUNED: PROJECT}
     prompts = recorded_prompts(tmp_path / "a", PROJECT, TUNED)
     assert {prompt.request["messages"][0]["content"] for prompt in prompts} == {f"Question {n}?" for n in range(3)}
