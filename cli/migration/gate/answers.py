@@ -20,6 +20,7 @@ from shared.errors import ArtifactInvalid, Code, Conflict, Forbidden, NotFound, 
 from shared.hashing import digest_json
 
 ADAPTER_HEADER = "x-mens-adapter"
+RECORDED_BOUND = "max_completion_tokens"
 ATTEMPTS = 6
 LONGEST_WAIT_SECONDS = 60.0
 WORTH_WAITING = frozenset({408, 409, 429, 500, 502, 503, 504})
@@ -140,14 +141,24 @@ def ask(
 
 def _ask(client: httpx.Client, body: dict[str, Any]) -> NewAnswer:
     response = _send(client, "POST", "/v1/chat/completions", body)
-    try:
-        value = response.json()
-    except ValueError:
-        value = None
-    content = value if isinstance(value, dict) else {}
+    content = _object(response)
+    if _code_of(response.status_code, content) == Code.CONTEXT_LENGTH_EXCEEDED and RECORDED_BOUND in body:
+        # The bound is that of `record`, not of the program: a base of a shorter context answers within what it has.
+        unbounded = {name: value for name, value in body.items() if name != RECORDED_BOUND}
+        response = _send(client, "POST", "/v1/chat/completions", unbounded)
+        content = _object(response)
     _check_access(response.status_code, content)
     code = "" if response.is_success and content.get("choices") else _code_of(response.status_code, content)
     return NewAnswer(digest_json(body), response.status_code, response.headers.get(ADAPTER_HEADER, ""), code, content)
+
+
+def _object(response: httpx.Response) -> dict[str, Any]:
+    """The JSON object of a response; an empty one where there is none."""
+    try:
+        value = response.json()
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}
 
 
 def _check_access(status: int, content: dict[str, Any]) -> None:

@@ -162,6 +162,18 @@ def test_a_refused_prompt_scores_0_and_is_counted(successor: Successor, archive:
     assert (found.items, found.new) == (100, 0.81)
 
 
+def test_a_shorter_context_is_no_refusal_for_the_recordings_own_bound(successor: Successor, archive: Path) -> None:
+    message = "This model's maximum context length is 256 tokens. However, you requested 2048 output tokens."
+    refusal = {"error": {"message": message, "type": "BadRequestError", "code": 400}}
+    successor.answer = lambda body: refusal if "max_completion_tokens" in body else completion(right_answer(body))
+    gate(archive)
+    assert receipt_of(archive).counts.answered == 100
+    assert len(successor.requests) == 200
+    successor.requests.clear()
+    gate(archive)
+    assert not successor.requests, "the answer is known by the recorded request"
+
+
 @pytest.mark.parametrize(
     ("candidate", "key", "code"), [("helper", "mens-wrong", "KEY_INVALID"), ("nothing", None, "MODEL_NOT_FOUND")]
 )
