@@ -8,7 +8,6 @@ shard keeps its layout: it is copied, and the new values are written over the ol
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import shutil
 import sys
@@ -20,18 +19,12 @@ from worker.child_runtime import EXIT_FAILED
 
 # isort: split
 import torch
-from bitsandbytes.functional import dequantize_4bit, quantize_4bit
 from safetensors import safe_open
 
 from shared.base_models.catalog import model_files
-from shared.base_models.config import parse_model_config
-from shared.base_models.tensors import linear_layers
-from shared.base_models.weights import read_folder_tensors, read_tensors
-from shared.errors import ArtifactInvalid, Code, ContractRejected, MensError
-from worker.training.model.layer_names import namespaces
-
-BLOCK_SIZE = 64
-"""Weights that share one scale: bitsandbytes' default, which training uses."""
+from shared.base_models.weights import read_tensors
+from shared.errors import MensError
+from worker.training.model.nf4 import quantised_tensors, through_nf4
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -72,53 +65,14 @@ def write_twin(base: Path, out: Path, double_quant: bool = True) -> None:
         shutil.rmtree(partial, ignore_errors=True)
 
 
-def quantised_tensors(base: Path) -> set[str]:
-    """Names, as the base stores them, of the weights that training holds in NF4: all linear layers but the head."""
-    config = parse_model_config(json.loads((base / "config.json").read_bytes()))
-    if config.spec.transposed:
-        raise ContractRejected(
-            Code.CONTRACT_UNSUPPORTED,
-            "A GPT-2 model has no twin: its layers are stored transposed, and the serving engine takes no adapter for it.",
-            remedy="Use a base of another family.",
-            param="model",
-        )
-    tensors, (trained, stored) = read_folder_tensors(base), namespaces(base)
-    names = {f"{stored}{name.removeprefix(trained)}.weight" for name in linear_layers(config)}
-    if missing := sorted(names - tensors.keys()):
-        raise ArtifactInvalid(
-            Code.BLOCK_INVENTORY_INCOMPLETE,
-            f"The base has no tensor {missing[0]}, which its config implies ({len(missing)} are missing).",
-            remedy="Fetch the model again.",
-            param=missing[0],
-        )
-    return names
-
-
 def rewrite_shard(source: Path, target: Path, quantised: set[str], double_quant: bool) -> None:
     """Write the dequantised values over those weights of a copied shard that are to be quantised."""
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    offsets = data_offsets(source)
+    offsets = {name: info.start for name, info in read_tensors(source).items()}
     with safe_open(source, framework="pt") as shard, target.open("r+b") as file:
         for name in sorted(quantised & offsets.keys()):
-            weight = through_nf4(shard.get_tensor(name).to(device), double_quant).cpu()
+            weight = through_nf4(shard.get_tensor(name), double_quant)
             file.seek(offsets[name])
             file.write(weight.contiguous().view(torch.uint8).numpy().data)
-
-
-def data_offsets(path: Path) -> dict[str, int]:
-    """Where in a safetensors file each tensor's data begins, in bytes."""
-    read_tensors(path)  # refuses a damaged header
-    with path.open("rb") as file:
-        length = int.from_bytes(file.read(8), "little")
-        header = json.loads(file.read(length))
-    return {name: 8 + length + entry["data_offsets"][0] for name, entry in header.items() if name != "__metadata__"}
-
-
-def through_nf4(weight: torch.Tensor, double_quant: bool) -> torch.Tensor:
-    """The weight as training computes with it: quantised to NF4 and back (arXiv 2305.14314 §3), in its own dtype."""
-    packed, state = quantize_4bit(weight, blocksize=BLOCK_SIZE, compress_statistics=double_quant, quant_type="nf4")
-    back: torch.Tensor = dequantize_4bit(packed, state)
-    return back.view(weight.shape).to(weight.dtype)
 
 
 if __name__ == "__main__":

@@ -1,26 +1,23 @@
-"""The merge: ``python -m worker.merge plan.json run_dir/`` folds an adapter into its full-precision base.
+"""The merge: ``python -m worker.merge plan.json run_dir/`` folds an adapter into its base (`worker/merging`).
 
 The result is a complete model folder (weights, config, tokenizer, template) that needs no adapter support to be served.
-The base is the one the adapter was trained on, by digest; the weights are those before quantisation.
+The base is the one the adapter was trained on, by digest. The weights are those before quantisation, or, on request, the
+dequantised ones that training computed with.
 """
 
 from __future__ import annotations
 
 import argparse
 import hashlib
-import shutil
 import sys
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from pathlib import Path
 
 # First, because it silences a warning of bitsandbytes at its import.
 from worker.child_runtime import StopSignals, exit_with_worker, run_engine
 
 # isort: split
-import torch
-from peft import PeftConfig, get_peft_model
-from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
-
 from shared.artifacts.manifests import (
     MANIFEST_NAME,
     MODEL_MANIFEST_NAME,
@@ -30,15 +27,18 @@ from shared.artifacts.manifests import (
     verify_adapter,
     verify_base,
 )
-from shared.base_models.catalog import MODEL_FILES
-from shared.base_models.tensors import COMPOSITE_NAMESPACE
 from shared.base_models.weights import read_folder_tensors
 from shared.contract.plan import MergeRun
-from shared.errors import ArtifactInvalid, Code, InvalidRequest
-from shared.hashing import canonical_json, digest_file
+from shared.contract.sections import BaseQuant, BaseWeights
+from shared.errors import ArtifactInvalid, Code, ContractRejected, InvalidRequest
+from shared.hashing import canonical_json, digest_file, digest_json
+from worker.merging.model_folder import FolderMerge
 from worker.run_folder import MODEL_FOLDER, SUMMARY_NAME, write_json
-from worker.training.adapter import load_adapter
-from worker.training.model.layer_names import namespaces
+from worker.training.model.nf4 import quantised_tensors
+from worker.training.reporting.telemetry import Telemetry
+
+ENGINE_VERSION = 1
+"""Raised when the same merge would give other bytes: what an older release left unfinished is then written anew."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -66,17 +66,42 @@ def merge(run: MergeRun, run_dir: Path) -> ModelManifest:
     verify_adapter(adapter, adapter_manifest, read_folder_tensors(base))
     check_base(run, adapter_manifest, base)
     target = run_dir / MODEL_FOLDER
-    merge_weights(base, adapter, run.plan.contract.dtype, target)
-    copy_model_files(base, target)
+    contract = run.plan.contract
+    quantised = (
+        training_weights(base, adapter_manifest) if contract.base_weights is BaseWeights.DEQUANT_NF4 else frozenset()
+    )
+    work = FolderMerge(
+        base, adapter, adapter_manifest, target, contract.dtype, quantised, adapter_manifest.quant.double_quant
+    )
+    key = digest_json({"engine": ENGINE_VERSION, "plan": run.plan.model_dump(mode="json")})
+    with Telemetry(run_dir, 0, []) as telemetry:
+        files = work.run(key, lambda done, of: telemetry.emit("merge_shard", {"shard": done, "of": of}))
     manifest = ModelManifest(
         base_model=run.plan.base.name,
         base_digests=run.plan.base.digests,
         adapter_id=run.plan.adapter_id,
-        files={path.name: digest_file(path) for path in sorted(target.iterdir()) if path.name != MODEL_MANIFEST_NAME},
+        base_weights=contract.base_weights,
+        files=files,
     )
     (target / MODEL_MANIFEST_NAME).write_bytes(canonical_json(manifest.model_dump(mode="json")))
     write_json(run_dir / SUMMARY_NAME, summary(manifest))
     return manifest
+
+
+def training_weights(base: Path, manifest: AdapterManifest) -> AbstractSet[str]:
+    """Names of the weights that the adapter was trained over in NF4.
+
+    Raises:
+        ContractRejected: ``CONTRACT_UNSUPPORTED``: it was trained over full precision, or its base has no twin.
+    """
+    if manifest.quant.base_quant is not BaseQuant.NF4:
+        raise ContractRejected(
+            Code.CONTRACT_UNSUPPORTED,
+            f"{manifest.name} was trained on full-precision weights, so there are no dequantised ones to merge into.",
+            remedy="Leave base_weights at original.",
+            param="base_weights",
+        )
+    return quantised_tensors(base)
 
 
 def refuse_pickle(adapter: Path) -> None:
@@ -110,35 +135,6 @@ def check_base(run: MergeRun, adapter: AdapterManifest, base: Path) -> None:
                 remedy="Restore the base model's file.",
                 param=name,
             )
-
-
-def merge_weights(base: Path, adapter: Path, dtype: str | None, target: Path) -> None:
-    """W' = W + (B·A)·alpha/rank in fp32, by peft; stored in ``dtype``, else in the base's own."""
-    # Then the vision tower stays, and layers are called what the files call them.
-    whole = namespaces(base)[1] == COMPOSITE_NAMESPACE
-    kind = AutoModelForImageTextToText if whole else AutoModelForCausalLM
-    model = kind.from_pretrained(
-        base, dtype=torch.float32, trust_remote_code=False, local_files_only=True, use_safetensors=True
-    )
-    tuned = get_peft_model(model, PeftConfig.from_pretrained(adapter))
-    load_adapter(tuned, adapter, base, as_stored=whole)
-    merged = tuned.merge_and_unload(safe_merge=True)
-    merged.to(getattr(torch, dtype) if dtype else stored_dtype(base)).save_pretrained(target)
-
-
-def stored_dtype(folder: Path) -> torch.dtype:
-    """Dtype in which most of the base's tensors are stored."""
-    names = [info.dtype for info in read_folder_tensors(folder).values()]
-    common = max(set(names), key=names.count)
-    return {"BF16": torch.bfloat16, "F16": torch.float16}.get(common, torch.float32)
-
-
-def copy_model_files(base: Path, target: Path) -> None:
-    """Copy the base's tokenizer and template bytes; weights, their index and the config are the merge's own."""
-    for pattern in MODEL_FILES:
-        for path in base.glob(pattern):
-            if path.suffix != ".safetensors" and path.name not in ("config.json", "model.safetensors.index.json"):
-                shutil.copyfile(path, target / path.name)
 
 
 def summary(manifest: ModelManifest) -> dict[str, object]:

@@ -206,9 +206,12 @@ def resume(job_id: JobId) -> None:
 def merge(
     adapter: Annotated[str, typer.Argument(help="Adapter id or its beginning, or an alias.")],
     dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16; the base's own by default.")] = None,
+    base_weights: Annotated[
+        str, typer.Option(help="original, or dequant_nf4: the values that training computed with.")
+    ] = "original",
 ) -> None:
     """Merge an adapter into its base: a complete model folder in storage."""
-    contract = {"adapter": resolve_adapter_id(adapter), "dtype": dtype}
+    contract = {"adapter": resolve_adapter_id(adapter), "dtype": dtype, "base_weights": base_weights}
     job = call("POST", "/v1/jobs", json={"kind": "merge", "contract": contract})
     watch_job(job["id"])
 

@@ -18,7 +18,7 @@ from shared.artifacts.tensor_values import verify_values
 from shared.base_models.catalog import Sha256
 from shared.base_models.families import is_transposed
 from shared.base_models.weights import TensorInfo, read_tensors
-from shared.contract.sections import MAX_ALPHA, AdapterMethod, BaseQuant, Name, ProvenanceSection
+from shared.contract.sections import MAX_ALPHA, AdapterMethod, BaseQuant, BaseWeights, Name, ProvenanceSection
 from shared.errors import ArtifactInvalid, Code
 from shared.hashing import canonical_json, digest_file
 
@@ -257,4 +257,5 @@ class ModelManifest(BaseModel):
     base_model: str
     base_digests: dict[str, Sha256]
     adapter_id: str
+    base_weights: BaseWeights = Field(BaseWeights.ORIGINAL, description="Which weights the adapter was merged into.")
     files: dict[FileName, Sha256]

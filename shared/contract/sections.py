@@ -105,6 +105,13 @@ class BaseQuant(StrEnum):
     NF4 = "nf4"
 
 
+class BaseWeights(StrEnum):
+    """Which of a base's weights a merge starts from."""
+
+    ORIGINAL = "original"
+    DEQUANT_NF4 = "dequant_nf4"
+
+
 class DeploymentTarget(StrEnum):
     WORKSTATION = "workstation"
     MOBILE_EDGE = "mobile_edge"
@@ -386,5 +393,10 @@ class MergeContract(ContractValue):
 
     adapter: str = Field(min_length=1, description="Adapter id, or an alias of one.")
     dtype: Annotated[str, StringConstraints(pattern=r"^(float32|bfloat16|float16)$")] | None = Field(
-        None, description="Stored dtype of the merged weights; the base's own when null."
+        None, description="Stored dtype of the merged weights; each tensor's own when null."
+    )
+    base_weights: BaseWeights = Field(
+        BaseWeights.ORIGINAL,
+        description="original: the base's own weights, before quantisation. dequant_nf4: those that training computed"
+        " with, NF4 and back.",
     )

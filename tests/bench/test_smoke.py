@@ -28,6 +28,7 @@ RUNS = {
         "G1 G1-naive G2 G3-cache G3-nf4 G4 G4-estimate G5",
         "mens|mens-nf4|mens-cache|mens-bf16|mens-quiet|hf|trl-packed|trl-packed-large|trl-padding-free",
     ),
+    "bench.merge": ("C4", "mens|peft-f32|peft-bf16"),
     "bench.gateway": ("C7", "direct|gateway|bare"),
     "bench.gateway --vllm": ("C7", "direct|gateway|bare"),
     "bench.hotload": (

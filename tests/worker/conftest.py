@@ -43,6 +43,7 @@ TORCH_PLACES = {
         "test_score.py",
         "test_torchrun.py",
         "test_train.py",
+        "merging",
         "training/data/test_batches.py",
         "training/data/test_tokenizers_agree.py",
         "training/model",

@@ -14,25 +14,39 @@ import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from shared.artifacts.manifests import MANIFEST_NAME, MODEL_MANIFEST_NAME, WEIGHTS_NAME, ModelManifest
+from shared.artifacts.manifests import (
+    MANIFEST_NAME,
+    MODEL_MANIFEST_NAME,
+    WEIGHTS_NAME,
+    ManifestQuant,
+    ModelManifest,
+    parse_manifest,
+)
 from shared.base_models.weights import read_folder_tensors
 from shared.contract.plan import MergeInputs, MergePlan, MergeRun, PlannedBase
 from shared.contract.sections import MergeContract
-from shared.errors import ArtifactInvalid, Code, InvalidRequest
+from shared.errors import ArtifactInvalid, Code, ContractRejected, InvalidRequest
 from shared.hashing import digest_file
 from worker.child_runtime import EXIT_FAILED
-from worker.merge import merge
+from worker.dequantize import write_twin
+from worker.merge import merge, training_weights
+from worker.merging.model_folder import FolderMerge
 from worker.run_folder import ERROR_NAME, PLAN_NAME, SUMMARY_NAME, read_json
 
 IDS = torch.randint(300, 2000, (2, 24), generator=torch.Generator().manual_seed(0))
 
 
 def merge_run(
-    adapter: Path, base: Path, digests: dict[str, str], dtype: str | None = None, digest: str = ""
+    adapter: Path,
+    base: Path,
+    digests: dict[str, str],
+    dtype: str | None = None,
+    digest: str = "",
+    base_weights: str = "original",
 ) -> MergeRun:
     digest = digest or digest_file(adapter / MANIFEST_NAME)
     plan = MergePlan(
-        contract=MergeContract(adapter="tiny", dtype=dtype),
+        contract=MergeContract(adapter="tiny", dtype=dtype, base_weights=base_weights),
         adapter_id=f"tiny@{digest}",
         adapter_digest=digest,
         base=PlannedBase(name="tiny-qwen3", digests=digests),
@@ -118,6 +132,25 @@ def test_bfloat16_is_the_rounded_merge(merged, adapter, tiny, tmp_path):
     exact = AutoModelForCausalLM.from_pretrained(merged / "model", dtype=torch.float32).state_dict()
     assert all(torch.equal(small[key], exact[key].bfloat16()) for key in exact)
     assert json.loads((tmp_path / "model" / "config.json").read_text())["dtype"] == "bfloat16"
+
+
+def test_the_weights_of_training_are_those_of_the_twin(merged, adapter, tiny, tmp_path):
+    write_twin(tiny.base, tmp_path / "twin")
+    manifest = parse_manifest((adapter / MANIFEST_NAME).read_bytes(), digest_file(adapter / MANIFEST_NAME))
+    onto_twin = FolderMerge(tmp_path / "twin", adapter, manifest, tmp_path / "expected" / "model").run("")
+    run = merge_run(adapter, tiny.base, tiny.entry.digests, base_weights="dequant_nf4")
+    found = merge(run, tmp_path)
+    assert found.files == onto_twin
+    assert found.base_weights == "dequant_nf4"
+    assert digest_file(tmp_path / "model" / "model.safetensors") != digest_file(merged / "model" / "model.safetensors")
+
+
+def test_an_adapter_trained_on_full_precision_has_no_other_weights(adapter, tiny):
+    manifest = parse_manifest((adapter / MANIFEST_NAME).read_bytes(), digest_file(adapter / MANIFEST_NAME))
+    plain = manifest.model_copy(update={"quant": ManifestQuant(base_quant="none")})
+    with pytest.raises(ContractRejected) as error:
+        training_weights(tiny.base, plain)
+    assert (error.value.code, error.value.param) == (Code.CONTRACT_UNSUPPORTED, "base_weights")
 
 
 def refused(run: MergeRun, run_dir: Path) -> Code:

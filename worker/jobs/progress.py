@@ -53,9 +53,12 @@ def to_events(telemetry: list[dict[str, Any]]) -> list[NewEvent]:
 
 
 def to_progress(telemetry: list[dict[str, Any]]) -> dict[str, Any]:
-    """The newest progress in some lines of telemetry; empty when they hold no step."""
+    """The newest progress in some lines of telemetry; empty when they hold neither a step nor a merged shard."""
     steps = [line["payload"] for line in telemetry if line["event"] == "step"]
-    return {ours: steps[-1][theirs] for theirs, ours in PROGRESS_FIELDS.items()} if steps else {}
+    if steps:
+        return {ours: steps[-1][theirs] for theirs, ours in PROGRESS_FIELDS.items()}
+    shards = [line["payload"] for line in telemetry if line["event"] == "merge_shard"]
+    return {"fraction": shards[-1]["shard"] / shards[-1]["of"]} if shards else {}
 
 
 def _loss(value: float | None) -> str:
@@ -81,6 +84,8 @@ def _message(kind: str, payload: dict[str, Any]) -> str | None:
         case "train_complete":
             early = ": the validation loss got no better" if payload.get("stopped_early") else ""
             message = f"Training complete after {payload['global_step']} steps{early}."
+        case "merge_shard":
+            message = f"Wrote shard {payload['shard']} of {payload['of']}."
         case "gpu_fallback":
             causes = ", ".join(payload["causes"])
             message = f"{payload['component']} runs on the CPU, not on {payload['requested_device_kind']}: {causes}."

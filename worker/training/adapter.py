@@ -65,17 +65,16 @@ def save_adapter(
     return manifest
 
 
-def load_adapter(model: PeftModel, folder: Path, base: Path, *, as_stored: bool = False) -> None:
+def load_adapter(model: PeftModel, folder: Path, base: Path) -> None:
     """Put an adapter folder's weights into a model whose LoRA layers were made for them.
 
     Args:
         base: the base model's folder.
-        as_stored: the model calls its layers what the base's files call them.
 
     Raises:
         ArtifactInvalid: ``ADAPTER_SHAPE_MISMATCH``: a layer of one has no counterpart in the other.
     """
-    if strangers := load_weights(model, folder, base, as_stored=as_stored):
+    if strangers := load_weights(model, folder, base):
         raise ArtifactInvalid(
             Code.ADAPTER_SHAPE_MISMATCH,
             f"The base has no layer for the adapter's {strangers[0]}, or the adapter none for the base's.",
@@ -84,11 +83,11 @@ def load_adapter(model: PeftModel, folder: Path, base: Path, *, as_stored: bool 
         )
 
 
-def load_weights(model: PeftModel, folder: Path, base: Path, *, as_stored: bool = False) -> list[str]:
+def load_weights(model: PeftModel, folder: Path, base: Path) -> list[str]:
     """As :func:`load_adapter`; returns what found no counterpart, which peft would pass over in silence."""
     trained, stored = namespaces(base)
     weights = load_file(folder / WEIGHTS_NAME)
-    found = set_peft_model_state_dict(model, weights if as_stored else renamed(weights, stored, trained))
+    found = set_peft_model_state_dict(model, renamed(weights, stored, trained))
     return [*found.unexpected_keys, *(key for key in found.missing_keys if ".lora_" in key)]
 
 

@@ -1,0 +1,179 @@
+"""A merged folder: W + alpha/rank · B·A rounded once, every other tensor untouched, the same bytes wherever it is made."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from shared.base_models.weights import INDEX, read_folder_tensors
+from shared.errors import ArtifactInvalid, Code
+from shared.hashing import digest_file
+from tests.support.merge_inputs import (
+    CONV1D,
+    LINEAR,
+    NORM,
+    POSITIONS,
+    SCALAR,
+    SHAPES,
+    SHARDS,
+    WIDE,
+    MergeInputs,
+    load_folder,
+)
+from worker.merging import model_folder
+from worker.training.model.nf4 import through_nf4
+
+FIRST, SECOND = SHARDS
+
+
+def test_a_merged_weight_is_the_true_sum_rounded_once(inputs: MergeInputs, tmp_path: Path) -> None:
+    inputs.merge(tmp_path / "model")
+    base, merged = inputs.base_tensors(), load_folder(tmp_path / "model")
+    for key in SHAPES:
+        true = base[key].double() + inputs.delta(key)
+        assert torch.equal(merged[key], true.float().bfloat16()), key
+        assert not torch.equal(merged[key], base[key])
+
+
+def test_what_has_no_adapter_is_copied(inputs: MergeInputs, tmp_path: Path) -> None:
+    inputs.merge(tmp_path / "model")
+    base, merged = inputs.base_tensors(), load_folder(tmp_path / "model")
+    assert all(torch.equal(merged[key], base[key]) for key in (NORM, POSITIONS, SCALAR))
+    assert read_folder_tensors(tmp_path / "model") == read_folder_tensors(inputs.base)
+    for name in (INDEX, "config.json", "tokenizer.json"):
+        assert (tmp_path / "model" / name).read_bytes() == (inputs.base / name).read_bytes()
+
+
+def test_another_dtype_is_that_of_every_float(inputs: MergeInputs, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    inputs.merge(folder, dtype="float32")
+    base, merged = inputs.base_tensors(), load_folder(folder)
+    assert {key: value.dtype for key, value in merged.items() if value.dtype != torch.float32} == {
+        POSITIONS: torch.int64
+    }
+    assert torch.equal(merged[LINEAR], (base[LINEAR].double() + inputs.delta(LINEAR)).float())
+    assert torch.equal(merged[SCALAR], base[SCALAR])
+    assert json.loads((folder / "config.json").read_text())["dtype"] == "float32"
+    size = sum(value.nbytes for value in merged.values())
+    assert json.loads((folder / INDEX).read_text())["metadata"]["total_size"] == size
+
+
+def test_digests_are_those_of_the_files(inputs: MergeInputs, tmp_path: Path) -> None:
+    digests = inputs.merge(tmp_path / "model")
+    assert digests == {path.name: digest_file(path) for path in (tmp_path / "model").iterdir()}
+
+
+def test_the_weights_of_training_are_merged_into(inputs: MergeInputs, tmp_path: Path) -> None:
+    inputs.merge(tmp_path / "model", quantised={LINEAR})
+    base, merged = inputs.base_tensors(), load_folder(tmp_path / "model")
+    seen = through_nf4(base[LINEAR], True)
+    assert not torch.equal(seen, base[LINEAR])
+    assert torch.equal(merged[LINEAR], (seen.double() + inputs.delta(LINEAR)).float().bfloat16())
+    assert torch.equal(merged[WIDE], (base[WIDE].double() + inputs.delta(WIDE)).float().bfloat16())
+
+
+MERGE = """
+import sys
+from pathlib import Path
+from tests.support.merge_inputs import made_inputs
+print(sorted(made_inputs(Path(sys.argv[1])).merge(Path(sys.argv[2])).items()))
+"""
+MACHINES = {
+    "threads and hashes": {"OMP_NUM_THREADS": "2", "PYTHONHASHSEED": "7"},
+    "plain kernels": {"ATEN_CPU_CAPABILITY": "default", "MKL_ENABLE_INSTRUCTIONS": "SSE4_2", "MKL_CBWR": "COMPATIBLE"},
+}
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+def test_other_processors_threads_and_folders_write_the_same_bytes(
+    inputs: MergeInputs, tmp_path: Path, machine: str
+) -> None:
+    command = [sys.executable, "-c", MERGE, str(inputs.base.parent), str(tmp_path / "model")]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"} | MACHINES[machine]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout.strip() == str(sorted(inputs.merge(tmp_path / "here").items()))
+
+
+@pytest.mark.parametrize("elements", [1, 33, 1000])
+def test_how_much_is_computed_at_a_time_changes_nothing(
+    inputs: MergeInputs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, elements: int
+) -> None:
+    whole = inputs.merge(tmp_path / "whole", dtype="float32", quantised={LINEAR})
+    monkeypatch.setattr(model_folder, "PIECE_ELEMENTS", elements)
+    assert inputs.merge(tmp_path / "model", dtype="float32", quantised={LINEAR}) == whole
+
+
+class MergeKilled(Exception):
+    """What stands for the signal."""
+
+
+def killed_after(shard: int, inputs: MergeInputs, target: Path, key: str) -> None:
+    """A merge that ends once so many shards are written."""
+
+    def stop(done: int, of: int) -> None:
+        assert of == len(SHARDS)
+        if done == shard:
+            raise MergeKilled
+
+    with pytest.raises(MergeKilled):
+        model_folder.FolderMerge(inputs.base, inputs.adapter, inputs.manifest, target).run(key, stop)
+
+
+def test_a_killed_merge_goes_on_after_its_last_whole_shard(inputs: MergeInputs, tmp_path: Path) -> None:
+    whole = inputs.merge(tmp_path / "whole" / "model")
+    killed_after(1, inputs, tmp_path / "model", "a")
+    before = (tmp_path / "model" / FIRST).stat().st_mtime_ns
+    (tmp_path / "model" / f"{SECOND}.partial").write_bytes(b"half of it")
+    assert inputs.merge(tmp_path / "model", key="a") == whole
+    assert (tmp_path / "model" / FIRST).stat().st_mtime_ns == before
+    assert {path.name for path in (tmp_path / "model").iterdir()} == whole.keys()
+
+
+@pytest.mark.parametrize("damage", ["another merge's", "changed since"])
+def test_what_cannot_be_trusted_is_written_anew(inputs: MergeInputs, tmp_path: Path, damage: str) -> None:
+    whole = inputs.merge(tmp_path / "whole" / "model")
+    killed_after(1, inputs, tmp_path / "model", "another" if damage == "another merge's" else "a")
+    path = tmp_path / "model" / FIRST
+    path.write_bytes(path.read_bytes()[:-1] + b"x")
+    assert inputs.merge(tmp_path / "model", key="a") == whole
+
+
+def test_values_past_the_range_of_a_dtype_are_refused(inputs: MergeInputs, tmp_path: Path) -> None:
+    base = tmp_path / "base"
+    base.mkdir()
+    tensors = {key: torch.full(shape, 1e30).bfloat16() for key, shape in SHAPES.items()}
+    save_file(tensors, base / "model.safetensors")
+    work = MergeInputs(base, inputs.adapter, inputs.manifest)
+    with pytest.raises(ArtifactInvalid) as error:
+        work.merge(tmp_path / "model", dtype="float16")
+    assert error.value.code == Code.MERGE_NOT_FINITE
+    assert not (tmp_path / "model" / "model.safetensors").exists()
+    work.merge(tmp_path / "model", dtype="bfloat16")
+
+
+def test_a_weight_of_another_dtype_is_refused(inputs: MergeInputs, tmp_path: Path) -> None:
+    base = tmp_path / "base"
+    base.mkdir()
+    tensors = {key: torch.ones(shape).bfloat16() for key, shape in SHAPES.items()}
+    save_file(tensors | {LINEAR: torch.ones(SHAPES[LINEAR], dtype=torch.int8)}, base / "model.safetensors")
+    with pytest.raises(ArtifactInvalid) as error:
+        MergeInputs(base, inputs.adapter, inputs.manifest).merge(tmp_path / "model")
+    assert (error.value.code, error.value.param) == (Code.MERGE_DTYPE, LINEAR)
+
+
+def test_a_transposed_layer_is_merged_the_way_it_is_stored(inputs: MergeInputs, tmp_path: Path) -> None:
+    inputs.merge(tmp_path / "model", dtype="float32")
+    lora = load_file(inputs.adapter / "adapter_model.safetensors")
+    stem = f"base_model.model.{CONV1D.removesuffix('.weight')}"
+    x = torch.randn(4, SHAPES[CONV1D][0])
+    before, after = (load_folder(folder)[CONV1D].float() for folder in (inputs.base, tmp_path / "model"))
+    # Conv1D computes x @ W; an adapter adds (x Aᵀ) Bᵀ.
+    added = (x @ lora[f"{stem}.lora_A.weight"].T) @ lora[f"{stem}.lora_B.weight"].T * (7 / 5)
+    torch.testing.assert_close(x @ after, x @ before + added, atol=1e-3, rtol=1e-4)
