@@ -34,6 +34,7 @@ class Gate(msgspec.Struct, frozen=True):
         smallest_visible: the smallest loss that so many prompts show four times out of five.
         p_value: of the old and the new model being alike, two-sided.
         reason: why it is not passed, or what a reader has to know.
+        decisive: whether a model that always scores 0 would fail it. A gate that nonsense passes proves nothing.
     """
 
     name: str
@@ -49,6 +50,7 @@ class Gate(msgspec.Struct, frozen=True):
     smallest_visible: float | None = None
     p_value: float | None = None
     reason: str = ""
+    decisive: bool = False
 
     @property
     def passed(self) -> bool:

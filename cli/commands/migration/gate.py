@@ -57,7 +57,7 @@ def gate(
         ),
     ],
     margin: Annotated[
-        float, typer.Option(min=0.001, max=0.4, help="What a mean score may lose; a smaller one needs more prompts.")
+        float, typer.Option(min=0.001, max=0.9, help="What a mean score may lose; a smaller one needs more prompts.")
     ] = DEFAULT_MARGIN,
     concurrency: Annotated[int, typer.Option(min=1, max=64, help="Requests at once.")] = 4,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be sent; send nothing.")] = False,

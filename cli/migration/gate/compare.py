@@ -30,8 +30,6 @@ DEFAULT_MARGIN = 0.03
 SIMILARITY = "similarity"
 OF_QUALITY = ("eval:", "label:", SIMILARITY)
 """Beginnings of the names of gates that say whether an answer is right; the others say whether it has the right form."""
-LEAST_OLD_SCORE = 2
-"""Margins that the old model's mean must be above in one gate of quality, at least."""
 LIBRARIES = ("mens", "rapidfuzz", "nltk", "jsonschema-rs", "regex")
 MORE_EVIDENCE = (
     "nothing says whether answers are right: the archive has no grader that agrees with OpenAI's scores and no labels, or the tuned model "
@@ -76,7 +74,7 @@ def make_receipt(
         gates += _grader_gate(imported, check, pairs, margin)
     gates += _label_gates(labels(contents, project, model), pairs, margin)
     gates += [_similarity_gate(pairs, margin), *_form_gates(pairs, margin)]
-    verdict, reason = _verdict(gates, margin)
+    verdict, reason = _verdict(gates)
     inputs = [golden_file(project, model), answers_file(model)]
     return Receipt(
         foreign_model=model,
@@ -185,6 +183,8 @@ def _compared(
         smallest_visible=found.smallest_visible,
         p_value=found.p_value,
         reason="; ".join(filter(None, (reason, found.reason))),
+        decisive=name.startswith(OF_QUALITY)
+        and compare(old, [0.0] * len(old), margin, CONFIDENCE).status is Status.FAILED,
     )
 
 
@@ -202,14 +202,14 @@ def _rate(name: str, like: int, items: int, bound: float, *, block: bool) -> Gat
     return Gate(name, status, block, None, value, value, interval, bound, items, items_needed=needed, reason=reason)
 
 
-def _verdict(gates: list[Gate], margin: float) -> tuple[Status, str]:
-    """What all gates come to. A gate that the old model hardly ever passes proves nothing: who never passes it loses little."""
+def _verdict(gates: list[Gate]) -> tuple[Status, str]:
+    """What all gates come to. Where the old model hardly ever scores, nonsense loses little, so that its gates prove nothing."""
     blocking = [gate for gate in gates if gate.block]
     for status in (Status.FAILED, Status.MISSING_EVIDENCE):
         if found := [gate.name for gate in blocking if gate.status is status]:
             return status, f"{', '.join(found)}: {'failed' if status is Status.FAILED else 'too few prompts to tell'}"
     of_quality = [gate for gate in blocking if gate.name.startswith(OF_QUALITY)]
-    if not any((gate.old or 0.0) > LEAST_OLD_SCORE * margin for gate in of_quality):
+    if not any(gate.decisive for gate in of_quality):
         return Status.MISSING_EVIDENCE, MORE_EVIDENCE
     return Status.PASSED, ""
 

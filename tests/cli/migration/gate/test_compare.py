@@ -31,7 +31,7 @@ from tests.support.recorded_archive import (
 CANDIDATE = Candidate("helper", "helper@1")
 
 
-def answered(contents: Contents, text: Any = right_answer, code: str = "") -> Receipt:
+def answered(contents: Contents, text: Any = right_answer, code: str = "", margin: float = 0.03) -> Receipt:
     """The receipt for answers that a function gives to the recorded requests."""
     path = contents.folder / answers_file(TUNED)
     make_private(path.parent, contents.folder)
@@ -41,7 +41,7 @@ def answered(contents: Contents, text: Any = right_answer, code: str = "") -> Re
         answer = NewAnswer(digest_json(body_for(prompt, CANDIDATE)), 200, "helper@1", code, response)
         lines.append(msgspec.json.encode(answer) + b"\n")
     path.write_bytes(b"".join(lines))
-    return make_receipt(contents, PROJECT, TUNED, CANDIDATE, "http://mens", 0.03)
+    return make_receipt(contents, PROJECT, TUNED, CANDIDATE, "http://mens", margin)
 
 
 def gate_of(receipt: Receipt, name: str) -> Gate:
@@ -66,6 +66,14 @@ def test_labels_that_the_old_model_never_matches_prove_nothing(openai: ServedOpe
     assert gate_of(receipt, "label:exact").passed
     assert receipt.verdict is Status.MISSING_EVIDENCE
     assert "hardly passes them" in receipt.reason
+
+
+def test_a_large_margin_is_a_small_promise_and_still_fails_nonsense(openai: ServedOpenAI, tmp_path: Path) -> None:
+    with_rows(openai, 25)
+    contents = record_archive(openai, tmp_path / "a")
+    receipt = answered(contents, margin=0.6)
+    assert (receipt.verdict, gate_of(receipt, "label:exact").decisive) == (Status.PASSED, True)
+    assert answered(contents, lambda _: "Nonsense.", margin=0.6).verdict is Status.FAILED
 
 
 def test_prompts_without_an_answer_are_no_comparison(openai: ServedOpenAI, tmp_path: Path) -> None:
