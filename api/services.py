@@ -27,12 +27,12 @@ from shared.artifacts.open_storage import open_storage
 from shared.artifacts.storage import Storage
 from shared.base_models.catalog import Catalog
 from shared.database.adapters import Adapters
-from shared.database.aliases import Aliases
 from shared.database.connection import Database
 from shared.database.files.files import Files
 from shared.database.files.uploads import Uploads
 from shared.database.jobs import Jobs
 from shared.database.keys import Keys
+from shared.database.names.aliases import Aliases
 from shared.database.usage import Usage
 from shared.queue import JobQueue, make_celery
 from shared.worker_registry import WorkerRegistry

@@ -51,6 +51,9 @@ class ApiSettings(Settings):
     tenant_plans_per_minute: int | None = Field(
         120, gt=0, description="Plans and new jobs a minute of a tenant; null: no limit."
     )
+    tenant_graders_per_minute: int | None = Field(
+        600, gt=0, description="Runs and validations of graders a minute of a tenant; null: no limit."
+    )
     tenant_max_files: int | None = Field(None, gt=0, description="Files that a tenant may keep; null: no limit.")
     tenant_max_bytes: int | None = Field(
         None, gt=0, description="Bytes of the files that a tenant keeps, together; null: no limit."

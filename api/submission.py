@@ -63,6 +63,7 @@ def submit_finetune(
     labels: dict[str, str],
     idempotency_key: str | None,
     hyperparameters: dict[str, Any] | None = None,
+    requested_model: str | None = None,
     sent: Any = None,
 ) -> Job:
     """Check a contract completely, write the job, and enqueue it.
@@ -74,6 +75,7 @@ def submit_finetune(
         labels: the caller's metadata.
         idempotency_key: the same key and request give the same job.
         hyperparameters: OpenAI's three, resolved, for a job of OpenAI's API.
+        requested_model: the foreign name by which such a job names its base; None: the base's own.
         sent: what a repeated request with the same key must equal; its plan when None.
 
     Raises:
@@ -86,6 +88,7 @@ def submit_finetune(
         "validation_file": data.validation_file,
         "replay_file": data.replay_file,
         "hyperparameters": hyperparameters,
+        "requested_model": requested_model,
     }
     submission = Submission(
         kind=Kind.FINETUNE,

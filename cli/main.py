@@ -21,6 +21,7 @@ from cli.commands import (
     keys,
     migrate,
     models,
+    names,
     plan,
     replicas,
     retention,
@@ -82,6 +83,7 @@ app.add_typer(models.app, name="models")
 app.add_typer(jobs.app, name="jobs")
 app.add_typer(aliases.app, name="aliases")
 app.command("alias", hidden=True)(aliases.set_alias)  # the short form of `aliases set`
+app.add_typer(names.app, name="names")
 app.add_typer(bases.app, name="base")
 app.add_typer(keys.app, name="keys")
 app.add_typer(data.app, name="data")

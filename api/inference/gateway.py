@@ -1,8 +1,8 @@
 """The gateway: the way of one request to a model, from its body to a response that has begun. Start reading here.
 
 A model's name resolves to what a replica serves. An alias may be split between adapters; the same user, session or
-conversation gets the same adapter every time. The response header ``X-Mens-Adapter`` names the adapter. A caller who
-disconnects cancels its request at the replica.
+conversation gets the same adapter every time. The response header ``X-Mens-Adapter`` names the adapter; to a request by a
+foreign name, ``model`` of the response is that name. A caller who disconnects cancels its request at the replica.
 """
 
 from __future__ import annotations
@@ -144,9 +144,15 @@ class Gateway:
             shadow, send_copy = choice.routing.shadow if choice.routing else None, None
             if shadow and random.random() < shadow.share:
                 copy = partial(self.failover.first_response, path, forwarded, shadow.adapter)
-                send_copy = partial(self.shadows.offer, body["model"], shadow.adapter, copy)
+                send_copy = partial(self.shadows.offer, choice.name, shadow.adapter, copy)
             response = ProxiedResponse(
-                upstream, tap, admission, disconnect, adapter=choice.adapter, on_complete=send_copy
+                upstream,
+                tap,
+                admission,
+                disconnect,
+                adapter=choice.adapter,
+                renamed=(choice.served, body["model"]) if choice.is_foreign else None,
+                on_complete=send_copy,
             )
             return response
         finally:
@@ -217,17 +223,21 @@ class Choice:
 
     Attributes:
         served: name by which the replicas know it.
+        name: of the alias, adapter or base.
+        is_foreign: whether the request named it by a foreign name, which its response has then.
     """
 
     served: str
+    name: str
     adapter: str | None = None
     routing: Routing | None = None
+    is_foreign: bool = False
 
 
 async def choose_model(
     lookup: LookupCache, tenant: str, body: dict[str, Any], headers: Mapping[str, str] = MappingProxyType({})
 ) -> Choice:
-    """The model that a request's ``model`` means: a base by its name, an adapter or alias by an adapter's immutable id.
+    """The model that a request's ``model`` means: a base, an alias, an adapter, or what a foreign name stands for.
 
     Args:
         tenant: whose names count, before those of ``shared``.
@@ -240,23 +250,27 @@ async def choose_model(
     if not isinstance(model, str) or not model:
         raise InvalidRequest(Code.REQUEST_INVALID, "`model` must be a name.", param="model")
     if lookup.is_base(model):
-        return Choice(model)
+        return Choice(model, model)
     # PostgreSQL takes no NUL character in a text, and no name of ours has an unprintable one.
-    routing = await lookup.find(tenant, model) if model.isprintable() else None
-    if routing is None:
-        # `is_base` may be a moment old, and the base may have been added since.
-        if any(base.name == model for base in lookup.catalog().bases):
-            return Choice(model)
+    found = await lookup.find(tenant, model) if model.isprintable() else None
+    if found is None or found.routing is None:
+        name = found.name if found else model
+        # Not `is_base`, which may be a moment old: the base may have been added or removed since.
+        if any(base.name == name for base in lookup.catalog().bases):
+            return Choice(name, name, is_foreign=found is not None)
         raise NotFound(
             Code.MODEL_NOT_FOUND,
-            f"There is no model {model!r}.",
+            f"{model!r} stands for the base {name!r}, which there is no longer."
+            if found
+            else f"There is no model {model!r}.",
             remedy="List what there is with GET /v1/models.",
             param="model",
         )
-    if len(routing.targets) == 1:
-        return Choice(routing.main, routing.main, routing)
-    adapter_id = routing.choose(sticky_point(model, sticky_key(body, headers.get(SESSION_HEADER, ""))))
-    return Choice(adapter_id, adapter_id, routing)
+    adapter_id = found.routing.main
+    if len(found.routing.targets) > 1:
+        key = sticky_key(body, headers.get(SESSION_HEADER, ""))
+        adapter_id = found.routing.choose(sticky_point(found.name, key))
+    return Choice(adapter_id, found.name, adapter_id, found.routing, found.is_foreign)
 
 
 def sticky_key(body: dict[str, Any], session: str = "") -> str:

@@ -22,11 +22,12 @@ from fastapi.concurrency import run_in_threadpool
 
 from shared.base_models.catalog import Catalog, load_catalog
 from shared.database.adapters import Adapters
-from shared.database.aliases import Aliases
 from shared.database.change_counter import Changes
 from shared.database.connection import Database
 from shared.database.keys import Key, Keys
-from shared.database.routing import Routing
+from shared.database.names.aliases import Aliases
+from shared.database.names.foreign_names import ForeignNames
+from shared.database.routing import Destination, Routing
 from shared.errors import MensError, NotFound
 
 POLL_SECONDS = 0.2
@@ -50,7 +51,7 @@ class CacheGeneration:
     """
 
     keys: dict[bytes, Key] = field(default_factory=dict)
-    routings: dict[tuple[str, str], Routing] = field(default_factory=dict)
+    destinations: dict[tuple[str, str], Destination] = field(default_factory=dict)
 
 
 class LookupCache:
@@ -63,6 +64,7 @@ class LookupCache:
 
     def __init__(self, database: Database, catalog_path: Path) -> None:
         self._keys, self._adapters, self._aliases = Keys(database), Adapters(database), Aliases(database)
+        self._foreign_names = ForeignNames(database)
         self._changes = Changes(database)
         self._catalog_path = str(catalog_path)
         self._catalog: tuple[object, Catalog] = (None, Catalog())
@@ -100,17 +102,18 @@ class LookupCache:
         """Whether the last lookup of a secret found its key, however long ago; so it is no guess."""
         return _digest(secret) in self._known
 
-    async def find(self, tenant: str, name: str) -> Routing | None:
-        """The routing of a name as a tenant sees it: an alias's, or one to a published adapter; None: there is neither.
+    async def find(self, tenant: str, name: str) -> Destination | None:
+        """Where a name leads as a tenant sees it: an alias, a published adapter or a foreign name; None: there is none.
 
         Raises:
+            NotFound: ``MODEL_NOT_FOUND``: a foreign name stands for what is there no longer.
             Unavailable: ``DATABASE_UNAVAILABLE``.
         """
         cached = await self._current()
-        routing = cached.routings.get((tenant, name))
-        if routing is None and (routing := await run_in_threadpool(self._read_routing, tenant, name)):
-            cached.routings[tenant, name] = routing
-        return routing
+        destination = cached.destinations.get((tenant, name))
+        if destination is None and (destination := await run_in_threadpool(self._read_destination, tenant, name)):
+            cached.destinations[tenant, name] = destination
+        return destination
 
     def is_base(self, name: str) -> bool:
         """Whether a base of the catalogue has a name, as of `POLL_SECONDS` ago at most.
@@ -165,14 +168,14 @@ class LookupCache:
             await asyncio.gather(self._polling, return_exceptions=True)
             self._thread.shutdown(wait=False, cancel_futures=True)
 
-    def _read_routing(self, tenant: str, name: str) -> Routing | None:
+    def _read_destination(self, tenant: str, name: str) -> Destination | None:
         if alias := self._aliases.of(tenant).find(name):
-            return alias
+            return Destination(name, alias)
         try:
             adapter = self._adapters.of(tenant).get(name)
         except NotFound:
-            return None
-        return Routing.to(adapter.id) if adapter.published else None
+            return self._foreign_names.of(tenant).resolve(name)
+        return Destination(name, Routing.to(adapter.id)) if adapter.published else None
 
     async def _current(self) -> CacheGeneration:
         """The generation to read from and to add to, after every write so far was seen."""

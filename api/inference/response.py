@@ -34,6 +34,7 @@ class ProxiedResponse(Response):
         admission: released when all is read, or when this is closed.
         disconnect: watches the caller; stopped when this is closed.
         adapter: id of the adapter that generates the response; None for a base.
+        renamed: the replica's name of the model and the one that the response's ``model`` has instead; None: the same.
         on_complete: awaited when all is read.
     """
 
@@ -45,6 +46,7 @@ class ProxiedResponse(Response):
         disconnect: DisconnectWatcher,
         *,
         adapter: str | None = None,
+        renamed: tuple[str, str] | None = None,
         on_complete: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         self.status_code = upstream.status
@@ -52,6 +54,8 @@ class ProxiedResponse(Response):
         self.passed_headers = {**upstream.headers, **admission.headers}
         if adapter:
             self.passed_headers[ADAPTER_HEADER] = adapter
+        # No JSON parser is needed: the tap passes whole bodies or events, and inside a JSON string a quote is escaped.
+        self._renamed = renamed and (_model_field(renamed[0]), _model_field(renamed[1]))
         self._content: AsyncIterable[bytes] = self
         self._upstream, self._tap, self._admission, self._disconnect = upstream, tap, admission, disconnect
         self._on_complete = on_complete
@@ -81,7 +85,7 @@ class ProxiedResponse(Response):
             chunk = await self._upstream.read_some()
             self._ended = not chunk
             if passed := self._tap(chunk) if chunk else self._tap.end():
-                return passed
+                return passed if self._renamed is None else passed.replace(*self._renamed)
         # Before the caller sees the end: its next request may come at once, and needs the slot.
         await self._admission.release()
         on_complete, self._on_complete = self._on_complete, None
@@ -118,3 +122,7 @@ class ProxiedResponse(Response):
         async for chunk in self._content:
             await send({"type": "http.response.body", "body": chunk, "more_body": True})
         await send({"type": "http.response.body", "body": b""})
+
+
+def _model_field(name: str) -> bytes:
+    return b'"model":"%s"' % name.encode()

@@ -20,6 +20,7 @@ from api.openai.types import (
     JobError,
     Status,
 )
+from shared.base_models.catalog import BaseModelEntry
 from shared.contract.auto_hyperparameters import auto_batch_size, auto_epochs, auto_learning_rate
 from shared.contract.sections import BAD_NAME, FineTuneContract
 from shared.database.adapters import Adapter
@@ -51,14 +52,14 @@ FIELDS = {"data.train_file": "training_file", "data.validation_file": "validatio
 
 
 def to_contract(
-    body: CreateFineTuningJob, rows: int, base_rate: float | None
+    body: CreateFineTuningJob, base: BaseModelEntry, rows: int
 ) -> tuple[FineTuneContract, dict[str, float]]:
     """The contract for an OpenAI request, and its hyperparameters with every ``auto`` resolved.
 
     Args:
         body: the request.
+        base: the one that the request's ``model`` means.
         rows: lines of the training file.
-        base_rate: the base's own learning rate in the catalogue, if it names one.
 
     Raises:
         ContractRejected: ``CONTRACT_INVALID``: the ``mens`` block is not valid in a contract.
@@ -66,7 +67,7 @@ def to_contract(
     requested = body.method.supervised.hyperparameters if body.method else body.hyperparameters or Hyperparameters()
     resolved = resolve_auto(requested, rows)
     sections = body.mens.model_dump(exclude_unset=True)
-    sections["model"] = {"hf_repo": body.model}
+    sections["model"] = {"hf_repo": base.name}
     # OpenAI trains on every row; a part of them is held out only where the caller says so.
     data = {"validation_split_ratio": 0.0} | sections.get("data", {})
     data |= {"train_file": body.training_file, "validation_file": body.validation_file}
@@ -74,7 +75,7 @@ def to_contract(
     own = {
         "batch_size": resolved["batch_size"],
         "epochs": resolved["n_epochs"],
-        "learning_rate": auto_learning_rate(base_rate) * resolved["learning_rate_multiplier"],
+        "learning_rate": auto_learning_rate(base.learning_rate) * resolved["learning_rate_multiplier"],
         "grad_accum": 1,
     }
     if body.seed is not None:
@@ -93,7 +94,7 @@ def to_contract(
             remedy="The contract's schema is at GET /v1/contract/schema.",
             param=field,
         ) from None
-    return contract, resolved | _overridden(contract, body.mens.exec, base_rate)
+    return contract, resolved | _overridden(contract, body.mens.exec, base.learning_rate)
 
 
 def _overridden(contract: FineTuneContract, written: Mapping[str, Any], base_rate: float | None) -> dict[str, float]:
@@ -164,7 +165,7 @@ def job_view(job: Job) -> FineTuningJob:
         fine_tuned_model=result.get("adapter_id") if contract["artifact"]["publish"] else None,
         finished_at=_seconds(job.finished_at) if job.finished_at else None,
         hyperparameters=hyperparameters,
-        model=job.base_model,
+        model=job.extra.get("requested_model") or job.base_model,
         organization_id=job.tenant,
         result_files=result.get("result_files", []),
         seed=contract["exec"]["seed"],
@@ -176,6 +177,7 @@ def job_view(job: Job) -> FineTuningJob:
         metadata=job.labels,
         method={"type": "supervised", "supervised": {"hyperparameters": hyperparameters}},
         mens={
+            "base_model": job.base_model,
             "state": job.state,
             "stage": job.stage,
             "requested": job.requested,

@@ -14,7 +14,7 @@ from api.web.auth import TRAINER, Caller, CallerDep
 from api.web.params import Page, WholeList, page_of
 from api.web.tenant_view import TenantViewDep
 from shared.contract.sections import Name
-from shared.database.aliases import Actor, Alias, Move
+from shared.database.names.aliases import Actor, Alias, Move
 from shared.database.routing import AdapterId, Routing, Shadow, Target
 from shared.errors import Code, InvalidRequest
 
@@ -108,7 +108,7 @@ def put_alias(
 ) -> Alias:
     """Point an alias to published adapters of one base model. Requests after this call get them."""
     bases = frozenset(base.name for base in services.catalog().bases)
-    actor = _actor(caller)
+    actor = actor_of(caller)
     alias = view.aliases.set(name, body.routing(), actor, body.reason, expected=expected, forbidden=bases)
     return _with_etag(response, alias)
 
@@ -124,7 +124,7 @@ def roll_back(
 ) -> Alias:
     """Move an alias back to its target before its last move, or at a version. A deleted alias is restored."""
     body = body or RollBack()
-    alias = view.aliases.rollback(name, _actor(caller), body.reason, to_version=body.to_version, expected=expected)
+    alias = view.aliases.rollback(name, actor_of(caller), body.reason, to_version=body.to_version, expected=expected)
     return _with_etag(response, alias)
 
 
@@ -150,11 +150,12 @@ def delete_alias(
     reason: Annotated[Reason, Query()] = "",
 ) -> Deleted:
     """Delete an alias. Its adapters and its history are kept, and a rollback restores it."""
-    view.aliases.delete(name, _actor(caller), reason, expected=expected)
+    view.aliases.delete(name, actor_of(caller), reason, expected=expected)
     return Deleted(id=name, object="alias")
 
 
-def _actor(caller: Caller) -> Actor:
+def actor_of(caller: Caller) -> Actor:
+    """The caller's key, for the history."""
     return Actor(id=caller.key.id, name=caller.key.name)
 
 

@@ -35,5 +35,12 @@ def delete_model(model: Id, services: ServicesDep, view: TenantViewDep) -> Delet
             remedy=f"Delete the alias with DELETE /v1/aliases/{model}, or the model by its own id.",
             param="model",
         )
+    if view.names.find(model):
+        raise Conflict(
+            Code.MODEL_NOT_DELETABLE,
+            f"{model!r} is a foreign name, which stands for a model.",
+            remedy=f"Delete the name with DELETE /v1/names/{model}, or the model by its own id.",
+            param="model",
+        )
     view.deletions.begin(model)
     return Deleted(id=model, object="model")

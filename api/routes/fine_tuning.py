@@ -16,12 +16,13 @@ from api.openai.fine_tuning import (
     to_name,
 )
 from api.openai.types import CreateFineTuningJob, FineTuningCheckpoint, FineTuningEvent, FineTuningJob
-from api.services import ServicesDep
+from api.services import Services, ServicesDep
 from api.submission import submit_finetune
 from api.web.auth import TRAINER
 from api.web.params import After, Id, IdempotencyKey, Limit, Page, page_of
 from api.web.tenant_rates import PLAN_LIMIT
 from api.web.tenant_view import TenantView, TenantViewDep
+from shared.base_models.catalog import BaseModelEntry
 from shared.database.records import Job, Kind
 from shared.datasets.reader import count_lines
 from shared.errors import Code, InvalidRequest, MensError, NotFound
@@ -37,12 +38,12 @@ def create_job(
     body: CreateFineTuningJob, services: ServicesDep, view: TenantViewDep, idempotency_key: IdempotencyKey = None
 ) -> FineTuningJob:
     """Create a fine-tuning job. ``auto`` values are resolved by the rules of docs/openai.md and returned resolved."""
-    base = services.catalog().get(body.model)
+    base = _base(services, view, body.model)
     # The `auto` rules need no more of the training file than its number of lines.
     file = view.files.get(body.training_file, "training_file")
     with services.storage.open_blob(file.sha256) as content:
         lines = count_lines(content)
-    contract, hyperparameters = to_contract(body, lines, base.learning_rate)
+    contract, hyperparameters = to_contract(body, base, lines)
     try:
         job = submit_finetune(
             services,
@@ -53,6 +54,7 @@ def create_job(
             labels=body.metadata or {},
             idempotency_key=idempotency_key,
             hyperparameters=hyperparameters,
+            requested_model=None if body.model == base.name else body.model,
         )
     except MensError as error:
         error.param = to_field(error.param)
@@ -129,6 +131,23 @@ def list_checkpoints(
     ids = [view.id for view in views]
     start = ids.index(after) + 1 if after and after.startswith(CHECKPOINT_PREFIX) and after in ids else 0
     return page_of(views[start : start + limit + 1], limit)
+
+
+def _base(services: Services, view: TenantView, model: str) -> BaseModelEntry:
+    """The base that a request's ``model`` means: its own name, or a foreign name that an admin has mapped to it.
+
+    Raises:
+        NotFound: ``MODEL_NOT_FOUND``.
+    """
+    catalog = services.catalog()
+    name = None if any(base.name == model for base in catalog.bases) else view.names.find(model)
+    if name and name.stands_for.kind == "base":
+        return catalog.get(name.stands_for.name)
+    try:
+        return catalog.get(model)
+    except NotFound as error:
+        error.remedy = f"{error.remedy} Another provider's name of a base is mapped by an admin: PUT /v1/names/NAME."
+        raise
 
 
 def _finetune_job(view: TenantView, job_id: str) -> Job:

@@ -1,4 +1,4 @@
-"""Models that requests can name: base models, adapters, aliases. OpenAI's /v1/models, and /v1/adapters of our own."""
+"""Models that requests can name: bases, adapters, aliases, foreign names. OpenAI's /v1/models, and /v1/adapters of our own."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from api.openai.types import Model, ModelList
 from api.services import ServicesDep
 from api.web.auth import CallerDep
 from api.web.params import Id, WholeList
-from api.web.tenant_view import TenantViewDep, tenant_view
+from api.web.tenant_view import TenantView, TenantViewDep, tenant_view
 from shared.base_models.catalog import BaseModelEntry
 from shared.contract.auto_hyperparameters import auto_learning_rate
 from shared.database.adapters import Adapter
-from shared.database.aliases import Alias
+from shared.database.names.aliases import Alias
+from shared.database.names.foreign_names import ForeignName
 from shared.errors import Code, NotFound
 
 router = APIRouter(prefix="/v1", tags=["models"])
@@ -25,12 +26,14 @@ CATALOG_OWNER = "mens"
 
 @router.get("/models")
 def list_models(services: ServicesDep, caller: CallerDep) -> ModelList:
-    """All models that ``model`` can name: bases, and the adapters, checkpoints and aliases of the tenant and of `shared`."""
+    """All models that ``model`` can name: bases; of the tenant and of `shared` adapters, checkpoints, aliases, foreign names."""
     view = tenant_view(services, caller)
     adapters = {adapter.id: adapter for adapter in view.adapters.list(published_only=True)}
     aliases = view.aliases.all()
     models = [_base_model(base) for base in services.catalog().bases]
     models += [_alias_model(alias, adapters[alias.adapter_id]) for alias in aliases if alias.adapter_id in adapters]
+    known = {model.id for model in models} | adapters.keys()
+    models += [_foreign_model(name) for name in view.names.all() if name.stands_for.name in known]
     return ModelList(data=[*models, *map(_adapter_model, adapters.values())])
 
 
@@ -46,12 +49,24 @@ def retrieve_model(model: Id, services: ServicesDep, caller: CallerDep) -> Model
     if alias := view.aliases.find(model):
         for adapter in view.adapters.list(ids=[alias.adapter_id], published_only=True):
             return _alias_model(alias, adapter)
-    raise NotFound(
-        Code.MODEL_NOT_FOUND,
-        f"There is no model {model!r}.",
-        remedy="List what there is with GET /v1/models.",
-        param="model",
-    )
+    return _retrieve_foreign(view, model)
+
+
+def _retrieve_foreign(view: TenantView, model: str) -> Model:
+    """A foreign name, or the checkpoint that a foreign name and a step stand for."""
+    found = view.names.resolve(model)
+    if found is None:
+        raise NotFound(
+            Code.MODEL_NOT_FOUND,
+            f"There is no model {model!r}.",
+            remedy="List what there is with GET /v1/models.",
+            param="model",
+        )
+    if name := view.names.find(model):
+        return _foreign_model(name)
+    adapter = view.adapters.get(found.name)
+    mens = {"kind": "foreign", "stands_for": {"kind": "adapter", "name": adapter.id}}
+    return Model(id=model, created=_seconds(adapter.created_at), owned_by=adapter.tenant, mens=mens)
 
 
 @router.get("/adapters")
@@ -82,6 +97,11 @@ def _alias_model(alias: Alias, adapter: Adapter) -> Model:
     if len(alias.targets) > 1:
         mens["targets"] = [target.model_dump() for target in alias.targets]
     return Model(id=alias.name, created=_seconds(alias.moved_at), owned_by=alias.tenant, mens=mens)
+
+
+def _foreign_model(name: ForeignName) -> Model:
+    mens = {"kind": "foreign", "stands_for": name.stands_for.model_dump()}
+    return Model(id=name.name, created=_seconds(name.moved_at), owned_by=name.tenant, mens=mens)
 
 
 def _seconds(moment: datetime) -> int:

@@ -96,15 +96,22 @@ CallerDep = Annotated[Caller, Depends(require_caller)]
 def requires(role: Role) -> params.Depends:
     """A dependency of a route that requires a role, or one that includes it; 403 for other callers."""
 
-    async def check_role(caller: CallerDep) -> None:
-        if not caller.role.includes(role):
-            raise Forbidden(
-                Code.ROLE_INSUFFICIENT,
-                f"This takes a key with the role {str(role)!r}; {caller.key.name!r} is a {caller.role}.",
-                remedy=f"Ask an admin of the tenant {caller.tenant!r} for a key with that role.",
-            )
+    async def has_role(caller: CallerDep) -> None:
+        check_role(caller, role)
 
-    return params.Depends(check_role)
+    return params.Depends(has_role)
+
+
+def check_role(caller: Caller, role: Role) -> None:
+    """Raises:
+    Forbidden: ``ROLE_INSUFFICIENT``.
+    """
+    if not caller.role.includes(role):
+        raise Forbidden(
+            Code.ROLE_INSUFFICIENT,
+            f"This takes a key with the role {str(role)!r}; {caller.key.name!r} is a {caller.role}.",
+            remedy=f"Ask an admin of the tenant {caller.tenant!r} for a key with that role.",
+        )
 
 
 TRAINER = [requires(Role.TRAINER)]

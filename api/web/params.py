@@ -12,7 +12,7 @@ Item = TypeVar("Item")
 
 NO_NUL = r"^[^\x00]*$"
 """PostgreSQL takes no text with a NUL character."""
-Id = Annotated[str, Path(max_length=160, pattern=r"^[^\x00]+$")]
+Id = Annotated[str, Path(max_length=256, pattern=r"^[^\x00]+$")]
 IdempotencyKey = Annotated[
     str | None,
     Header(

@@ -1,4 +1,4 @@
-"""How often a tenant may do what costs the API itself work: uploads and plans. Dependencies of the routes that do it."""
+"""How often a tenant may do what costs the API itself work: uploads, plans and graders. Dependencies of the routes that do it."""
 
 from __future__ import annotations
 
@@ -22,4 +22,11 @@ async def count_plan(services: ServicesDep, caller: CallerDep) -> None:
     await services.gateway.limiter.count(caller.key, "plans", services.settings.tenant_plans_per_minute)
 
 
-UPLOAD_LIMIT, PLAN_LIMIT = Depends(count_upload), Depends(count_plan)
+async def count_grader(services: ServicesDep, caller: CallerDep) -> None:
+    """Raises:
+    TooMany: ``RATE_LIMITED``.
+    """
+    await services.gateway.limiter.count(caller.key, "graders", services.settings.tenant_graders_per_minute)
+
+
+UPLOAD_LIMIT, PLAN_LIMIT, GRADER_LIMIT = Depends(count_upload), Depends(count_plan), Depends(count_grader)

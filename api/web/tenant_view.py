@@ -1,4 +1,4 @@
-"""Tenant view: the jobs, files, adapters and aliases that a caller sees and may change.
+"""Tenant view: the jobs, files, adapters, aliases and foreign names that a caller sees and may change.
 
 Routes reach these through the view alone, so that none can forget to limit what it returns to the caller's tenant.
 """
@@ -14,12 +14,13 @@ from api.inference.lookup_cache import LookupCache
 from api.services import Services, ServicesDep
 from api.web.auth import Caller, CallerDep
 from shared.database.adapters import Adapters
-from shared.database.aliases import Aliases
 from shared.database.deletions import Deletions
 from shared.database.files.files import Files
 from shared.database.files.uploads import Uploads
 from shared.database.job_states import JobState
 from shared.database.jobs import Jobs
+from shared.database.names.aliases import Aliases
+from shared.database.names.foreign_names import ForeignNames
 from shared.database.records import Job
 
 
@@ -32,6 +33,7 @@ class TenantView:
     uploads: Uploads
     adapters: Adapters
     aliases: Aliases
+    names: ForeignNames
     deletions: Deletions
     lookup: LookupCache
 
@@ -56,6 +58,7 @@ def tenant_view(services: Services, caller: Caller) -> TenantView:
         uploads=services.uploads.of(tenant),
         adapters=services.adapters.of(tenant),
         aliases=services.aliases.of(tenant),
+        names=ForeignNames(services.database, tenant),
         deletions=Deletions(services.database, tenant),
         lookup=services.lookup,
     )

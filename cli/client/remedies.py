@@ -32,7 +32,8 @@ REMEDIES: dict[Code | tuple[Code, str], str] = {
     (
         Code.MODEL_NOT_DELETABLE,
         "model",
-    ): "Delete an alias with `mens aliases delete NAME`, and an adapter by its own id. "
+    ): "Delete an alias with `mens aliases delete NAME`, another provider's name with `mens names remove "
+    "NAME`, and an adapter by its own id. "
     "A base is taken out of the catalogue's file; adapters that were trained on it are of no use then.",
     (Code.ADAPTER_NOT_FOUND, "model"): LIST_MODELS,
     (Code.ADAPTER_NOT_FOUND, "adapter"): LIST_MODELS,
@@ -41,6 +42,8 @@ REMEDIES: dict[Code | tuple[Code, str], str] = {
         "targets",
     ): "List what there is with `mens models`; an alias points to adapters, not to other "
     "aliases. To roll back past a deleted adapter, give --to-version.",
+    (Code.MODEL_NOT_FOUND, "base"): LIST_MODELS,
+    Code.NAME_NOT_FOUND: "List what there is with `mens names list`.",
     Code.ALIAS_NOT_FOUND: "List what there is with `mens aliases list`.",
     Code.ALIAS_VERSION_NOT_FOUND: "See where it was with `mens aliases history NAME`.",
 }

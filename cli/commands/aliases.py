@@ -122,8 +122,8 @@ def history(name: Name, limit: Annotated[int, typer.Option(help="At most this ma
             move["moved_at"][:19],
             move["verb"],
             move["actor"],
-            describe_targets(move["to"]["targets"]) if move["to"] else "(deleted)",
-            _describe_shadow(move["to"] and move["to"]["shadow"]),
+            _describe_state(move["to"]),
+            _describe_shadow(move["to"] and move["to"].get("shadow")),
             move["reason"],
         )
         for move in find_all(f"{_path(name)}/history", limit=limit)
@@ -134,7 +134,7 @@ def history(name: Name, limit: Annotated[int, typer.Option(help="At most this ma
 @app.command("delete")
 def delete(name: Name, reason: Reason = "", if_version: IfVersion = None) -> None:
     """Delete an alias; its adapters and its history stay."""
-    call("DELETE", _path(name), params={"reason": reason}, headers=_if_match(if_version))
+    call("DELETE", _path(name), params={"reason": reason}, headers=if_match(if_version))
     typer.echo(f"{name} is deleted; `mens aliases rollback {name}` restores it")
 
 
@@ -144,6 +144,13 @@ def describe_targets(targets: list[dict[str, Any]]) -> str:
     if len(targets) == 1:
         return str(targets[0]["adapter"])
     return ", ".join(f"{target['adapter']} {100 * target['weight'] / total:.3g} %" for target in targets)
+
+
+def _describe_state(state: dict[str, Any] | None) -> str:
+    """Where a move led: to adapters, or, of the time when the name was a foreign one, to what it stood for."""
+    if state is None:
+        return "(deleted)"
+    return describe_targets(state["targets"]) if "targets" in state else f"{state['kind']} {state['name']}"
 
 
 def describe_alias(alias: dict[str, Any]) -> str:
@@ -203,7 +210,7 @@ def _put(
 def _move(method: str, name: str, verb: str, body: dict[str, Any], if_version: int | None) -> None:
     """Move an alias, and print a note when that hides another one: its callers get other answers from now on."""
     before = find(_path(name))
-    moved = call(method, _path(name) + verb, json=body, headers=_if_match(if_version))
+    moved = call(method, _path(name) + verb, json=body, headers=if_match(if_version))
     unmoved = ""
     # The API makes no move to the present state, and keeps no reason then; the version shows it.
     if before and (before["tenant"], before["version"]) == (moved["tenant"], moved["version"]):
@@ -230,5 +237,6 @@ def _path(name: str) -> str:
     return f"/v1/aliases/{quote(name, safe='')}"
 
 
-def _if_match(version: int | None) -> dict[str, str]:
+def if_match(version: int | None) -> dict[str, str]:
+    """The header with which a move is refused when another one came first; none when any version will do."""
     return {} if version is None else {"If-Match": f'"{version}"'}

@@ -10,13 +10,12 @@ from typing import Annotated
 import typer
 
 from cli.client.connection import fail, note
-from cli.commands import migrate_offline
-from cli.commands.migrate_clients import KeyVariables, activity, read_keys
+from cli.commands.migration import gate, offline, report, successors
+from cli.commands.migration.clients import KeyVariables, activity, read_keys
 from cli.migration.archive.contents import Contents
 from cli.migration.archive.export import ProjectExport, export_project
 from cli.migration.archive.folder import INVENTORY, SECRECY, Archive, is_archive, is_finished, read_entries, write_json
 from cli.migration.archive.inventory import Inventory, ProjectInventory, inspect_project, make_inventory
-from cli.migration.archive.openai_client import DEFAULT_KEY_VARIABLE
 from cli.migration.archive.pages import Reader
 from cli.migration.archive.sections import Section
 from cli.migration.archive.shutdown_dates import TABLE_SOURCE, describe_days
@@ -47,7 +46,10 @@ openai = typer.Typer(
     "nothing at OpenAI is changed.",
 )
 app.add_typer(openai, name="openai")
-openai.add_typer(migrate_offline.app)
+openai.add_typer(offline.app)
+openai.add_typer(successors.app)
+openai.add_typer(gate.app)
+openai.add_typer(report.app)
 SHOWN_REFUSALS = 10
 
 ArchiveFolder = Annotated[Path, typer.Argument(file_okay=False, help="Folder of the archive.")]
@@ -60,8 +62,9 @@ def migrate() -> None:
 
 @openai.command("inventory")
 def inventory(
+    *,
     archive: ArchiveFolder = Path("openai-archive"),
-    key_env: KeyVariables = [DEFAULT_KEY_VARIABLE],  # noqa: B006  # Typer copies it
+    key_env: KeyVariables,
     usage_key_env: Annotated[
         str | None,
         typer.Option(
@@ -107,11 +110,18 @@ def inventory(
 
 @openai.command("export")
 def export(
+    *,
     archive: ArchiveFolder = Path("openai-archive"),
-    key_env: KeyVariables = [DEFAULT_KEY_VARIABLE],  # noqa: B006  # Typer copies it
+    key_env: KeyVariables,
     only: Annotated[
-        list[Section], typer.Option("--only", help="Fetch this section; give it again for more. Left out: all of them.")
-    ] = [],  # noqa: B006  # Typer copies it
+        list[Section],
+        typer.Option(
+            "--only",
+            help="Fetch this section; give it again for more. Left out: all of them.",
+            default_factory=list,
+            show_default=False,
+        ),
+    ],
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be fetched; send nothing.")] = False,
 ) -> None:
     """Save evals, models, jobs, files, stored chats and batches as they come, in this order.
@@ -142,13 +152,20 @@ def export(
 
 @openai.command("record")
 def record(
+    *,
     archive: Annotated[Path, typer.Argument(exists=True, file_okay=False, help="Folder of an export.")] = Path(
         "openai-archive"
     ),
-    key_env: KeyVariables = [DEFAULT_KEY_VARIABLE],  # noqa: B006  # Typer copies it
+    key_env: KeyVariables,
     model: Annotated[
-        list[str], typer.Option("--model", help="Only this tuned model, or checkpoint; may be repeated.")
-    ] = [],  # noqa: B006  # Typer copies it
+        list[str],
+        typer.Option(
+            "--model",
+            help="Only this tuned model, or checkpoint; may be repeated.",
+            default_factory=list,
+            show_default=False,
+        ),
+    ],
     prompts: Annotated[
         Path | None,
         typer.Option(exists=True, dir_okay=False, help="JSONL file with prompts of your own; they come first."),
@@ -156,9 +173,13 @@ def record(
     trained: Annotated[
         list[Path],
         typer.Option(
-            exists=True, dir_okay=False, help="Training file that the archive lacks: its prompts are left out."
+            exists=True,
+            dir_okay=False,
+            help="Training file that the archive lacks: its prompts are left out.",
+            default_factory=list,
+            show_default=False,
         ),
-    ] = [],  # noqa: B006  # Typer copies it
+    ],
     limit: Annotated[
         int, typer.Option(min=1, help="Prompts a model: 250 show a difference of .05, 700 one of .03.")
     ] = 500,

@@ -24,7 +24,7 @@ app = typer.Typer(help="List every name that `model` accepts: bases, adapters, a
 
 @app.callback(invoke_without_command=True)
 def models(context: typer.Context, as_json: Json = False) -> None:
-    """List every name that `model` accepts: bases, adapters, aliases."""
+    """List every name that `model` accepts: bases, adapters, aliases, names of another provider."""
     if context.invoked_subcommand is not None:
         return
     found, rows = find_all("/v1/models"), []
@@ -34,6 +34,7 @@ def models(context: typer.Context, as_json: Json = False) -> None:
     for model in found:
         mens = model["mens"]
         points_to = describe_targets(mens["targets"]) if "targets" in mens else str(mens.get("adapter_id", ""))
+        points_to = mens["stands_for"]["name"] if "stands_for" in mens else points_to
         # A base of the catalogue belongs to no tenant.
         tenant = "" if mens["kind"] == "base" else model["owned_by"]
         rows.append((model["id"], mens["kind"], mens.get("base_model", ""), points_to, tenant))
@@ -103,8 +104,11 @@ def look_up(name: str) -> dict[str, Any]:
     Returns:
         ``model``: as the list of models shows it; None for an adapter that is not published. ``adapters``: the adapter, or
         the targets and the shadow of the alias; none for a base. ``aliases``: those that point to one of the adapters.
+        For another provider's name these are of what it stands for, and ``foreign`` is that name's own entry.
     """
     model = find(f"/v1/models/{quote(name, safe='')}")
+    if model and model["mens"]["kind"] == "foreign":
+        return look_up(model["mens"]["stands_for"]["name"]) | {"foreign": model}
     if model and model["mens"]["kind"] == "base":
         return {"model": model, "adapters": [], "aliases": []}
     aliases = find_all("/v1/aliases")
@@ -124,6 +128,12 @@ def describe(name: str, found: dict[str, Any]) -> str:
     """What was looked up, as text: a paragraph for the base or alias, and one for each adapter."""
     model, aliases = found["model"], found["aliases"]
     blocks: list[list[str]] = []
+    if foreign := found.get("foreign"):
+        stands_for = foreign["mens"]["stands_for"]
+        blocks.append(
+            [f"{name}  stands for the {stands_for['kind']} {stands_for['name']}", f"tenant   {foreign['owned_by']}"]
+        )
+        name = stands_for["name"]
     if not found["adapters"]:
         blocks.append(
             [f"{model['id']}  base model of the catalogue, for every tenant", f"digest   {model['mens']['digest']}"]

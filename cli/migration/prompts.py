@@ -95,16 +95,25 @@ def model_of(name: str) -> str:
     return name.partition(":ckpt-step-")[0]
 
 
-def file_requests(path: Path) -> Iterator[Request]:
-    """The prompts of a JSONL file's rows; what is no row of a chat is passed over."""
+def file_requests(path: Path, model: str = "") -> Iterator[Request]:
+    """The prompts of a JSONL file's rows; what is no row of a chat is passed over.
+
+    Args:
+        model: only requests to this model, where a row says to which it went.
+    """
     with path.open("rb") as lines:
         for line in lines:
             try:
                 row = msgspec.json.decode(line)
             except (msgspec.DecodeError, UnicodeDecodeError):
                 continue
-            if isinstance(row, dict) and (request := to_request(row)):
+            if isinstance(row, dict) and _is_for(row, model) and (request := to_request(row)):
                 yield request
+
+
+def _is_for(row: dict[str, Any], model: str) -> bool:
+    body = row.get("body")
+    return not model or not isinstance(body, dict) or body.get("model") in {None, model}
 
 
 def to_request(row: dict[str, Any]) -> Request | None:
@@ -179,7 +188,8 @@ def _candidates(
             yield "chat", request
     yield from (("eval", request) for request in _eval_requests(contents, project))
     for _, file in contents.files(project, "batch"):
-        yield from (("batch", request) for request in file_requests(file))
+        # The batches of a project ask all of its models.
+        yield from (("batch", request) for request in file_requests(file, model))
 
 
 def _eval_requests(contents: Contents, project: str) -> Iterator[Request]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, BinaryIO
 
 import msgspec
@@ -46,6 +47,11 @@ class Question:
     def query(self) -> dict[str, str]:
         """What it is known by in the archive."""
         return {"request": digest_json(self.body), "sample": str(self.sample)}
+
+    @property
+    def sampling(self) -> dict[str, Any]:
+        """How the answer was sampled: what a successor is asked with too."""
+        return {name: self.body[name] for name in ("temperature", "seed", "max_completion_tokens")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,20 +261,37 @@ def _tokens(archive: Archive, entry: Entry) -> int:
 def write_golden(archive: Archive, plan: ModelPlan) -> int:
     """Write ``golden/PROJECT/MODEL.jsonl``, a line a prompt with the answers that the archive has; returns how many lines.
 
-    A line is {id, source, request, model, answers: [{model, sample, file, sha256, response}]}.
+    A line is {id, source, request, model, answers: [{model, sample, sampling, file, sha256, response}]}. What earlier runs have
+    recorded stays: a run without ``--samples`` takes none away.
     """
-    lines: dict[str, dict[str, Any]] = {}
+    path = archive.folder / golden_file(plan.project, plan.model)
+    lines = _golden_lines(path)
     for question in plan.questions:
         if entry := archive.find(key_of(plan.project, question)):
-            prompt = msgspec.to_builtins(question.prompt)
-            line = lines.setdefault(question.prompt.id, {**prompt, "model": plan.model, "answers": []})
-            response = msgspec.json.decode((archive.folder / entry.file).read_bytes())
-            answer = {"model": question.model, "sample": question.sample, "file": entry.file, "sha256": entry.sha256}
-            line["answers"].append({**answer, "response": response})
-    path = archive.folder / golden_file(plan.project, plan.model)
+            line = lines.setdefault(
+                question.prompt.id, {**msgspec.to_builtins(question.prompt), "model": plan.model, "answers": []}
+            )
+            answer = {
+                "model": question.model,
+                "sample": question.sample,
+                "sampling": question.sampling,
+                "file": entry.file,
+                "sha256": entry.sha256,
+                "response": msgspec.json.decode((archive.folder / entry.file).read_bytes()),
+            }
+            line["answers"] = [each for each in line["answers"] if not _is_same(each, answer)] + [answer]
     make_private(path.parent, archive.folder)
     write_private(path, b"".join(msgspec.json.encode(line) + b"\n" for line in lines.values()))
     return len(lines)
+
+
+def _golden_lines(path: Path) -> dict[str, dict[str, Any]]:
+    lines = path.read_bytes().splitlines() if path.is_file() else []
+    return {line["id"]: line for line in map(msgspec.json.decode, lines)}
+
+
+def _is_same(answer: dict[str, Any], other: dict[str, Any]) -> bool:
+    return (answer["model"], answer["sample"]) == (other["model"], other["sample"])
 
 
 def golden_file(project: str, model: str) -> str:

@@ -66,7 +66,11 @@ def _pattern(kind: Kind, expression: str, advice: str) -> Pattern:
 
 
 PATTERNS = (
-    _pattern(Kind.TUNED_MODEL, r"\bft:[\w.-]+:[\w.-]*:[\w.-]*:", "make an alias for the successor, and name that"),
+    _pattern(
+        Kind.TUNED_MODEL,
+        r"\bft:[\w.-]+:[\w.-]*:[\w.-]*:",
+        "it goes on: `switch` lets the name stand for the successor; until then it is unknown",
+    ),
     _pattern(
         Kind.MODEL,
         r"(?<![\w:.-])(?:gpt-(?:3\.5|4|5)[\w.-]*|o[134](?:-mini|-pro)?(?:-\d{4}-\d\d-\d\d)?(?=[\"'])|(?:babbage|davinci)-002)",

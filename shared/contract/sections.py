@@ -34,6 +34,7 @@ MAX_ALPHA = 4096
 BAD_NAME = "bad_name"
 """Pydantic's error type of a name that :func:`describe_bad_name` describes."""
 _NAME_PATTERN = r"^[a-z0-9][a-z0-9._-]{0,63}$"
+_FOREIGN_NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._:-]{0,255}$"
 
 
 def describe_bad_name(text: str) -> str | None:
@@ -52,12 +53,30 @@ def _check_name(value: object) -> object:
     return value
 
 
+def describe_bad_foreign_name(text: str) -> str | None:
+    """What is wrong with a name of another provider's model, as a sentence; None when it is valid."""
+    if re.fullmatch(_FOREIGN_NAME_PATTERN, text):
+        return None
+    return (
+        f"{text[:80]!r} is no foreign name: letters, digits, '.', '_', ':' and '-', at most 256 of them, a letter or digit "
+        "first; e.g. ft:gpt-4o-mini-2024-07-18:acme:support:9xAbC1"
+    )
+
+
+def _check_foreign_name(value: object) -> object:
+    if isinstance(value, str) and (fault := describe_bad_foreign_name(value)):
+        raise PydanticCustomError(BAD_NAME, "{fault}", {"fault": fault})
+    return value
+
+
 Integer = Annotated[int, Strict()]
 Number = Annotated[float, Strict()]
 """Not lenient as pydantic is by default: true is no number, and no text is one."""
 
 Name = Annotated[str, StringConstraints(pattern=_NAME_PATTERN), BeforeValidator(_check_name)]
 """A name that callers choose (alias, suffix, base model): safe in a URL, a file name and a log line."""
+ForeignNameText = Annotated[str, StringConstraints(pattern=_FOREIGN_NAME_PATTERN), BeforeValidator(_check_foreign_name)]
+"""A name of another provider's model: safe in a URL, a log line, and JSON without escapes. An adapter's id is none."""
 
 
 class ContractValue(BaseModel):

@@ -179,7 +179,7 @@ def _with_digest(digests: Sequence[str]) -> Select[AdapterRow]:
 
 
 def _refuse_in_use(session: Session, row: AdapterRow) -> None:
-    existing = select(AliasRow).where(AliasRow.adapter_id.is_not(None)).order_by(AliasRow.tenant, AliasRow.name)
+    existing = select(AliasRow).order_by(AliasRow.tenant, AliasRow.name)
     found = [alias for alias in session.scalars(existing) if _sees(alias.tenant, row) and row.id in named_by(alias)]
     aliases = [alias.name for alias in found]
     jobs = [
@@ -191,7 +191,8 @@ def _refuse_in_use(session: Session, row: AdapterRow) -> None:
     if not aliases and not jobs:
         return
     users = [
-        f"the alias {alias.name!r}" + (f" of the tenant {alias.tenant!r}" if alias.tenant != row.tenant else "")
+        f"the {'name' if alias.stands_for else 'alias'} {alias.name!r}"
+        + (f" of the tenant {alias.tenant!r}" if alias.tenant != row.tenant else "")
         for alias in found
     ]
     users += [f"the job {job}" for job in jobs]
@@ -205,7 +206,10 @@ def _refuse_in_use(session: Session, row: AdapterRow) -> None:
 
 
 def named_by(alias: AliasRow) -> set[str]:
-    """Ids of all adapters that an alias names, including its shadow."""
+    """Ids of all adapters that an alias names, including its shadow, or that a foreign name stands for; none if deleted."""
+    if alias.adapter_id is None:
+        stands_for = alias.stands_for or {}
+        return {stands_for["name"]} if stands_for.get("kind") == "adapter" else set()
     routing = alias.routing or {}
     shadow = routing.get("shadow") or {}
     named = {alias.adapter_id, shadow.get("adapter"), *(target["adapter"] for target in routing.get("targets", []))}

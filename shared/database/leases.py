@@ -14,12 +14,12 @@ from sqlalchemy import or_, select
 from sqlalchemy.orm import Session
 
 from shared.database.adapters import NewAdapter, register_adapters
-from shared.database.aliases import Actor, lock_alias, move_alias
 from shared.database.connection import Database
 from shared.database.deletions import reserve_adapters
 from shared.database.files.files import add_file
 from shared.database.job_states import JobState, Stage, Verb
 from shared.database.jobs import add_events, job_row, transition
+from shared.database.names.aliases import Actor, lock_alias, move_alias
 from shared.database.records import Job, NewEvent
 from shared.database.routing import Routing
 from shared.database.tables import JobRow

@@ -1,10 +1,11 @@
-"""Routing of an alias: one adapter, or several by weight, and perhaps a shadow. Pure: no database, no HTTP."""
+"""Where requests for a name go: one adapter, or several by weight, and perhaps a shadow. Pure: no database, no HTTP."""
 
 from __future__ import annotations
 
 import hashlib
 import re
-from typing import Annotated
+from dataclasses import dataclass
+from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Field, StringConstraints
 from pydantic_core import PydanticCustomError
@@ -76,6 +77,28 @@ class Routing(Value):
             if left < 0:
                 return target.adapter
         return ordered[-1].adapter
+
+
+class StandsFor(Value):
+    """What a foreign name stands for: a request for the one is a request for the other."""
+
+    kind: Literal["alias", "adapter", "base"]
+    name: str = Field(description="Name of the alias or base, or the adapter's id.")
+
+
+@dataclass(frozen=True, slots=True)
+class Destination:
+    """Where requests for a name go.
+
+    Attributes:
+        name: the alias, adapter or base that answers: the request's own name, or what a foreign name stands for.
+        routing: to adapters; None for a base.
+        is_foreign: whether the request's name is one of another provider.
+    """
+
+    name: str
+    routing: Routing | None
+    is_foreign: bool = False
 
 
 def sticky_point(alias: str, key: str) -> float:

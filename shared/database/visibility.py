@@ -51,5 +51,18 @@ def aliases_by_name(session: Session, tenants: Sequence[str], name: str | None =
     return found
 
 
+def foreign_name_rows(session: Session, tenants: Sequence[str], name: str | None = None) -> list[AliasRow]:
+    """Foreign names, all or one, in the order of names: of each the first tenant's."""
+    query = select(AliasRow).where(
+        AliasRow.tenant.in_(tenants), AliasRow.stands_for.is_not(None), AliasRow.adapter_id.is_(None)
+    )
+    if name is not None:
+        query = query.where(AliasRow.name == storable(name))
+    found: dict[str, AliasRow] = {}
+    for row in sorted(session.scalars(query), key=lambda row: (row.name, tenants.index(row.tenant))):
+        found.setdefault(row.name, row)
+    return list(found.values())
+
+
 def _rank(row: AdapterRow, tenants: Sequence[str]) -> tuple[bool, bool, int]:
     return row.deleting_at is not None, not row.published, tenants.index(row.tenant)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
@@ -105,7 +106,7 @@ def models_that_are_bases(catalog_path: Path, storage: Storage) -> frozenset[str
 
 def _uses(session: Session, unfinished: list[JobRow], alias_moves: int) -> Uses:
     needed, left_at = set[str](), dict[str, datetime]()
-    for alias in session.scalars(select(AliasRow).where(AliasRow.adapter_id.is_not(None))):
+    for alias in session.scalars(select(AliasRow)):
         needed |= named_by(alias)
     seen: dict[tuple[str, str], int] = {}
     for move in session.scalars(select(AliasMoveRow).order_by(AliasMoveRow.version.desc())):
@@ -123,8 +124,13 @@ def _uses(session: Session, unfinished: list[JobRow], alias_moves: int) -> Uses:
     return Uses(needed, left_at)
 
 
-def _adapters_in(routing: object) -> set[str]:
-    return set(Routing.model_validate(routing).adapters) if routing else set()
+def _adapters_in(state: dict[str, Any] | None) -> set[str]:
+    """Adapters of one side of a move: an alias's, or the one that a foreign name stands for."""
+    if state is None:
+        return set()
+    if "targets" in state:
+        return set(Routing.model_validate(state).adapters)
+    return {state["name"]} if state["kind"] == "adapter" else set()
 
 
 def _folders(folder: Path) -> list[Path]:

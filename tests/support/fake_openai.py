@@ -65,6 +65,7 @@ class FakeOpenAI:
         deleted_meanwhile: paths of lists whose first page's last object is deleted once that page was sent.
         empty_last_page: paths of lists that say ``has_more`` on their last page, and on an empty one after it.
         limited: requests that are refused with 429 before one is served, by path.
+        retry_after: seconds, as such a refusal says them.
         before: sees each request's number and path; a response that it gives is sent instead.
         complete: the answer of a model to a chat request.
     """
@@ -77,6 +78,7 @@ class FakeOpenAI:
         self.deleted_meanwhile: set[str] = set()
         self.empty_last_page: set[str] = set()
         self.limited: dict[str, int] = {}
+        self.retry_after = "7"
         self.before: Callable[[int, str], Response | None] = lambda _number, _path: None
         self.complete: Callable[[Object], str] = lambda request: f"answer of {request['model']}"
 
@@ -89,7 +91,7 @@ class FakeOpenAI:
             return scripted
         if self.limited.get(path, 0) > 0:
             self.limited[path] -= 1
-            return error_response(429, "rate_limit_exceeded", "Slow down.", **{"Retry-After": "7"})
+            return error_response(429, "rate_limit_exceeded", "Slow down.", **{"Retry-After": self.retry_after})
         if path.startswith("organization/"):
             return self._usage(key, url.query)
         project = self.projects.get(key)

@@ -9,10 +9,10 @@ from typing import Any
 from shared.artifacts.folder_storage import FolderStorage
 from shared.artifacts.manifests import MANIFEST_NAME, MODEL_MANIFEST_NAME
 from shared.database.adapters import Adapters
-from shared.database.aliases import Aliases
 from shared.database.connection import Database
 from shared.database.jobs import Jobs
 from shared.database.leases import Lease, Leases
+from shared.database.names.aliases import Aliases
 from shared.database.records import Kind
 from shared.database.tenancy import SHARED
 from shared.retention.cleanup import Finding, RetentionRunner

@@ -13,10 +13,11 @@ from fastapi import FastAPI
 
 from shared.contract.sections import FineTuneContract
 from shared.database.adapters import NewAdapter
-from shared.database.aliases import Actor
 from shared.database.leases import Leases
+from shared.database.names.aliases import Actor
+from shared.database.names.foreign_names import ForeignNames
 from shared.database.records import Job, Kind, Submission
-from shared.database.routing import Routing
+from shared.database.routing import Routing, StandsFor
 from shared.database.tenancy import SHARED, Role
 from shared.hashing import digest_json
 from tests.support.builders import BASE, ROWS
@@ -90,6 +91,13 @@ class Installation:
         name, aliases = f"{tenant}-alias-{next(self._numbers)}", self._services.aliases.of(tenant)
         for _ in range(2):
             aliases.set(name, Routing.to(self.adapter(tenant)), Actor(id="key-0", name="test"))
+        return name
+
+    def foreign_name(self, tenant: str) -> str:
+        """A foreign name of an alias."""
+        name, stands_for = f"ft:{tenant}:{next(self._numbers)}", StandsFor(kind="alias", name=self.alias(tenant))
+        names = ForeignNames(self._services.database, tenant)
+        names.set(name, stands_for, Actor(id="key-0", name="test"), bases=())
         return name
 
     def key(self, tenant: str) -> str:

@@ -70,7 +70,7 @@ def environment(name: str) -> Path:
 
 
 def node_client() -> Path:
-    """The folder of `client.mjs`, with OpenAI's Node client as the lock file has it."""
+    """The folder of the programs in `tests/node`, with OpenAI's Node client as the lock file has it."""
     npm = shutil.which("npm")
     if npm is None:
         pytest.fail("OpenAI's Node client comes through npm: install npm (Debian: apt-get install npm)")
@@ -82,7 +82,8 @@ def node_client() -> Path:
 
     lock = hashlib.sha256((NODE / "package-lock.json").read_bytes()).hexdigest()[:12]
     folder = fetched(f"node-client-{lock}", install)
-    shutil.copy(NODE / "client.mjs", folder)
+    for program in NODE.glob("*.mjs"):
+        shutil.copy(program, folder)
     return folder
 
 

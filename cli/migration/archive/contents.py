@@ -31,13 +31,20 @@ class Contents:
             raise ArtifactInvalid(Code.ARCHIVE_INVALID, f"{folder} is no archive.", remedy=remedy)
         self.folder = folder
         self._entries: dict[tuple[str, str], list[Entry]] = {}
+        self._refused: list[Entry] = []
         for entry in sorted(read_entries(folder).values(), key=lambda entry: entry.file):
             if entry.file:
                 self._entries.setdefault((entry.project, entry.path), []).append(entry)
+            else:
+                self._refused.append(entry)
 
     def projects(self) -> list[str]:
         """The projects, by the variables that their keys were in."""
         return sorted({project for project, _ in self._entries})
+
+    def refused(self) -> list[Entry]:
+        """Requests that OpenAI has refused."""
+        return list(self._refused)
 
     def items(self, project: str, path: str, **query: str) -> Iterator[Item]:
         """The objects of a list, each once.

@@ -13,12 +13,12 @@ from sqlalchemy import event, text
 from api.inference import lookup_cache
 from api.inference.lookup_cache import LookupCache
 from shared.base_models.catalog import Catalog, save_catalog
-from shared.database.aliases import Actor, Aliases
 from shared.database.change_counter import Changes
 from shared.database.connection import Database
 from shared.database.jobs import Jobs
 from shared.database.keys import Keys
 from shared.database.leases import Leases
+from shared.database.names.aliases import Actor, Aliases
 from shared.database.routing import Routing
 from shared.database.tenancy import SHARED
 from shared.errors import Code, InvalidRequest, Unauthenticated, Unavailable
@@ -75,8 +75,8 @@ class Queries:
 
 
 async def to(lookup: LookupCache, name: str = "prod", tenant: str = SHARED) -> str | None:
-    routing = await lookup.find(tenant, name)
-    return routing.main if routing else None
+    found = await lookup.find(tenant, name)
+    return found.routing.main if found and found.routing else None
 
 
 def test_cached_keys_and_names_are_not_read_again(database: Database, adapters: None) -> None:
@@ -165,7 +165,7 @@ def test_late_lookup_does_not_cache_an_old_routing(
 
     async def test(lookup: LookupCache) -> None:
         await eventually(lambda: has_counter(lookup))
-        read = lookup._read_routing
+        read = lookup._read_destination
 
         def slowly(tenant: str, name: str) -> Routing | None:
             routing = read(tenant, name)
@@ -173,7 +173,7 @@ def test_late_lookup_does_not_cache_an_old_routing(
             assert may_return.wait(PATIENCE_SECONDS)
             return routing
 
-        monkeypatch.setattr(lookup, "_read_routing", slowly)
+        monkeypatch.setattr(lookup, "_read_destination", slowly)
         late = asyncio.create_task(to(lookup))
         await asyncio.to_thread(has_read.wait, PATIENCE_SECONDS)
         await asyncio.to_thread(aliases.set, "prod", Routing.to(TWO), BY)
@@ -280,7 +280,7 @@ def test_writes_of_other_tables_keep_the_cache(database: Database, adapters: Non
         claimed(jobs, leases)
         assert await to(lookup) == ONE
         assert lookup._cached is cached
-        assert cached.routings
+        assert cached.destinations
 
     run(test, database)
 

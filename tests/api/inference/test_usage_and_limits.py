@@ -20,7 +20,7 @@ from openai import OpenAI, RateLimitError
 from api.inference.rate_limits.limiter import RateLimiter
 from api.inference.rate_limits.stores import SharedStore, ValkeyStore
 from api.inference.usage.meter import Meter
-from shared.database.aliases import Actor
+from shared.database.names.aliases import Actor
 from shared.database.routing import Routing, Shadow
 from shared.database.tenancy import KeyLimits, Role
 from shared.database.usage import Period

@@ -59,6 +59,8 @@ MODEL = Kind(Installation.adapter, "MODEL_NOT_FOUND", "helper@" + "0" * 64)
 ALIAS = Kind(Installation.alias, "ALIAS_NOT_FOUND", "nobody-alias-0")
 ALIASED = Kind(Installation.alias, "MODEL_NOT_FOUND", "nobody-alias-0")
 ALIASED_ADAPTER = Kind(Installation.alias, "ADAPTER_NOT_FOUND", "nobody-alias-0")
+NAME = Kind(Installation.foreign_name, "NAME_NOT_FOUND", "ft:nobody:0")
+NAMED = Kind(Installation.foreign_name, "MODEL_NOT_FOUND", "ft:nobody:0")
 KEY = Kind(Installation.key, "KEY_NOT_FOUND", "key-00000000000000000000000000")
 
 
@@ -122,6 +124,10 @@ def point_to(adapter: str) -> dict[str, Any]:
     return {"json": {"adapter": adapter}}
 
 
+def stand_for(alias: str) -> dict[str, Any]:
+    return {"json": {"alias": alias}}
+
+
 def new_key(_: str) -> dict[str, Any]:
     return {"json": {"name": new_id("new"), "role": "viewer"}}
 
@@ -146,15 +152,26 @@ def join_parts(_: str) -> dict[str, Any]:
     return {"json": {"part_ids": [PART_ID]}}
 
 
+GRADER = {"type": "string_check", "input": "{{ sample.output_text }}", "reference": "a", "operation": "eq"}
+
+
+def run_grader(_: str) -> dict[str, Any]:
+    return {"json": {"grader": GRADER, "model_sample": "a"}}
+
+
+def validate_grader(_: str) -> dict[str, Any]:
+    return {"json": {"grader": GRADER}}
+
+
 TRAINER, ADMIN = Role.TRAINER, Role.ADMIN
 NO_REPLICA = 503
 """An allowed request to a model gets as far as the replica, which does not exist."""
 OPEN, KEYED, OPERATE = Case(Rule.OPEN), Case(Rule.KEYED), Case(Rule.OPERATE)
-CHAT = tuple(Case(Rule.SEE, kind=kind, body=chat, passes=NO_REPLICA) for kind in (MODEL, ALIASED))
-RESPOND = tuple(Case(Rule.SEE, kind=kind, body=respond, passes=NO_REPLICA) for kind in (MODEL, ALIASED))
-PROMPT = tuple(Case(Rule.SEE, kind=kind, body=prompt, passes=NO_REPLICA) for kind in (MODEL, ALIASED))
-GENERATE = tuple(Case(Rule.SEE, kind=kind, body=generate, passes=NO_REPLICA) for kind in (MODEL, ALIASED))
-TOKENS = tuple(Case(Rule.SEE, TRAINER, kind, prompt, passes=NO_REPLICA) for kind in (MODEL, ALIASED))
+CHAT = tuple(Case(Rule.SEE, kind=kind, body=chat, passes=NO_REPLICA) for kind in (MODEL, ALIASED, NAMED))
+RESPOND = tuple(Case(Rule.SEE, kind=kind, body=respond, passes=NO_REPLICA) for kind in (MODEL, ALIASED, NAMED))
+PROMPT = tuple(Case(Rule.SEE, kind=kind, body=prompt, passes=NO_REPLICA) for kind in (MODEL, ALIASED, NAMED))
+GENERATE = tuple(Case(Rule.SEE, kind=kind, body=generate, passes=NO_REPLICA) for kind in (MODEL, ALIASED, NAMED))
+TOKENS = tuple(Case(Rule.SEE, TRAINER, kind, prompt, passes=NO_REPLICA) for kind in (MODEL, ALIASED, NAMED))
 
 MATRIX: dict[str, tuple[Case, ...]] = {
     "GET /health": (OPEN,),
@@ -196,12 +213,18 @@ MATRIX: dict[str, tuple[Case, ...]] = {
     "GET /v1/fine_tuning/jobs/{job_id}": (Case(Rule.SEE, kind=FINISHED),),
     "GET /v1/fine_tuning/jobs/{job_id}/events": (Case(Rule.SEE, kind=FINISHED),),
     "GET /v1/fine_tuning/jobs/{job_id}/checkpoints": (Case(Rule.SEE, kind=FINISHED),),
+    "POST /v1/fine_tuning/alpha/graders/run": (Case(Rule.KEYED, TRAINER, body=run_grader),),
+    "POST /v1/fine_tuning/alpha/graders/validate": (Case(Rule.KEYED, TRAINER, body=validate_grader),),
     "POST /v1/fine_tuning/jobs/{job_id}/cancel": (Case(Rule.CHANGE, TRAINER, QUEUED),),
     "POST /v1/fine_tuning/jobs/{job_id}/pause": (Case(Rule.CHANGE, TRAINER, QUEUED),),
     "POST /v1/fine_tuning/jobs/{job_id}/resume": (Case(Rule.CHANGE, TRAINER, PAUSED),),
     # models and aliases
     "GET /v1/models": (KEYED,),
-    "GET /v1/models/{model:path}": (Case(Rule.SEE, kind=MODEL), Case(Rule.SEE, kind=ALIASED)),
+    "GET /v1/models/{model:path}": (
+        Case(Rule.SEE, kind=MODEL),
+        Case(Rule.SEE, kind=ALIASED),
+        Case(Rule.SEE, kind=NAMED),
+    ),
     "DELETE /v1/models/{model:path}": (Case(Rule.CHANGE, ADMIN, MODEL),),
     "GET /v1/adapters": (KEYED,),
     "GET /v1/adapters/{name}": (Case(Rule.SEE, kind=ADAPTER), Case(Rule.SEE, kind=ALIASED_ADAPTER)),
@@ -211,6 +234,11 @@ MATRIX: dict[str, tuple[Case, ...]] = {
     "PUT /v1/aliases/{name}": (Case(Rule.SEE, TRAINER, ADAPTER, point_to, {"name": "put"}),),
     "POST /v1/aliases/{name}/rollback": (Case(Rule.CHANGE, TRAINER, ALIAS),),
     "DELETE /v1/aliases/{name}": (Case(Rule.CHANGE, TRAINER, ALIAS),),
+    "GET /v1/names": (KEYED,),
+    "GET /v1/names/{name}": (Case(Rule.SEE, kind=NAME),),
+    "GET /v1/names/{name}/history": (Case(Rule.SEE, kind=NAME),),
+    "PUT /v1/names/{name}": (Case(Rule.SEE, TRAINER, ALIAS, stand_for, {"name": "ft:put"}),),
+    "DELETE /v1/names/{name}": (Case(Rule.CHANGE, TRAINER, NAME),),
     # keys and usage
     "GET /v1/keys": (Case(Rule.KEYED, ADMIN),),
     "POST /v1/keys": (Case(Rule.KEYED, ADMIN, body=new_key, passes=201),),

@@ -19,7 +19,7 @@ from fastapi.testclient import TestClient
 from api.main import create_app
 from api.services import make_services
 from shared.database.tenancy import SHARED, visible_to
-from tests.api.web.access_matrix import ADAPTER, ALIAS, FILE, FINISHED, KEY, MATRIX, Case, Kind, Rule
+from tests.api.web.access_matrix import ADAPTER, ALIAS, FILE, FINISHED, KEY, MATRIX, NAME, Case, Kind, Rule
 from tests.support.api_installation import settings_for
 from tests.support.doubles import FakeJobQueue
 from tests.support.tenants import ACME, NOBODY, TENANTS, Asker, Installation
@@ -164,6 +164,7 @@ LISTS: dict[str, tuple[Kind, str]] = {
     "GET /v1/fine_tuning/jobs": (FINISHED, "id"),
     "GET /v1/models": (ADAPTER, "id"),
     "GET /v1/adapters": (ADAPTER, "id"),
+    "GET /v1/names": (NAME, "name"),
     "GET /v1/aliases": (ALIAS, "name"),
     "GET /v1/keys": (KEY, "id"),
     "GET /api/tags": (ADAPTER, "name"),

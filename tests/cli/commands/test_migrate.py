@@ -267,7 +267,7 @@ def test_scan_names_places_with_advice(here: Path) -> None:
     (here / "src" / "app.py").write_text(f'ask(model="{TUNED}")\nclient.moderations.create()\n')
     output = mens("scan", "src")
     assert (
-        f'tuned model (1): make an alias for the successor, and name that\n  src/app.py:1: ask(model="{TUNED}")'
+        f'tuned model (1): it goes on: `switch` lets the name stand for the successor; until then it is unknown\n  src/app.py:1: ask(model="{TUNED}")'
         in output
     )
     assert "moderation (1): there is none" in output

@@ -89,6 +89,15 @@ def test_where_only_training_rows_exist_a_tenth_is_asked_and_the_reader_is_warne
     assert "favours the old model" in choice.notes[0]
 
 
+def test_a_batch_of_another_models_prompts_is_left_out(openai: ServedOpenAI, tmp_path: Path) -> None:
+    project = openai.fake.projects[KEY]
+    project.lists["files"].append(stored_file("file-batch", "batch", "batch.jsonl"))
+    body = {"model": "gpt-4o", "messages": [{"role": "user", "content": "In bulk?"}]}
+    project.contents["file-batch"] = json.dumps({"custom_id": "1", "body": body}).encode()
+    prompts = choose_prompts(exported(openai, tmp_path / "a"), "P", TUNED, limit=100).prompts
+    assert "batch" not in {prompt.source for prompt in prompts}
+
+
 def test_prompts_of_batches_are_taken(openai: ServedOpenAI, tmp_path: Path) -> None:
     project = openai.fake.projects[KEY]
     project.lists["files"].append(stored_file("file-batch", "batch", "batch.jsonl"))

@@ -97,6 +97,22 @@ def test_it_goes_on_where_it_broke_off(openai: ServedOpenAI, folder: Path) -> No
     assert len(openai.fake.requests) == 6
 
 
+def test_what_earlier_runs_have_recorded_stays(openai: ServedOpenAI, folder: Path) -> None:
+    run(openai, folder, plan_for(folder, Sampling(samples=2)))
+    run(openai, folder, plan_for(folder, limit=2))
+    lines = golden(folder)
+    assert len(lines) == 3
+    assert all(
+        [answer["sample"] for answer in line["answers"] if answer["model"] == TUNED].count(0) == 1 for line in lines
+    )
+    assert all({answer["sample"] for answer in line["answers"]} == {0, 1, 2} for line in lines)
+    run(openai, folder, plan_for(folder, Sampling(max_answer_tokens=7), limit=1))
+    first = next(
+        line for line in golden(folder) if any(a["sampling"]["max_completion_tokens"] == 7 for a in line["answers"])
+    )
+    assert len(first["answers"]) == 6, "an answer of another length takes the place of the one before"
+
+
 def test_a_bound_of_tokens_is_in_openais_own_count(openai: ServedOpenAI, folder: Path) -> None:
     done = run(openai, folder, plan_for(folder), bounds=Bounds(tokens=20))
     assert (done.answered, done.tokens, done.stopped) == (2, 28, "--max-tokens is reached")

@@ -10,12 +10,12 @@ import pytest
 from sqlalchemy import update
 
 from shared.database.adapters import Adapters, NewAdapter
-from shared.database.aliases import Actor, Aliases
 from shared.database.change_counter import Changes
 from shared.database.connection import Database
 from shared.database.deletions import STORING, Deletions, DeletionStep, PendingDeletion
 from shared.database.jobs import Jobs
 from shared.database.leases import Leases
+from shared.database.names.aliases import Actor, Aliases
 from shared.database.records import Kind
 from shared.database.routing import Routing, Shadow, Target
 from shared.database.tables import AdapterRow

@@ -9,12 +9,12 @@ import pytest
 
 from shared.database import leases as lease_module
 from shared.database.adapters import Adapters
-from shared.database.aliases import Aliases
 from shared.database.connection import Database
 from shared.database.files.files import Files
 from shared.database.job_states import JobState, Stage
 from shared.database.jobs import Jobs
 from shared.database.leases import BACKOFF_SECONDS, MAX_FAILURES, Lease, Leases, ResultFile
+from shared.database.names.aliases import Aliases
 from shared.database.records import NewEvent
 from shared.errors import Code, JobFailed, LeaseLost, NotFound
 from tests.support.builders import LEASE_SECONDS, at_once, claimed, job_in, new_adapter, snapshot, submission

@@ -14,13 +14,13 @@ from sqlalchemy import text
 
 from api.migrate import MIGRATIONS, migrate
 from shared.database.adapters import Adapters, NewAdapter
-from shared.database.aliases import Actor, Aliases
 from shared.database.change_counter import Changes
 from shared.database.connection import Database
 from shared.database.files.files import Files
 from shared.database.jobs import Jobs
 from shared.database.keys import Keys
 from shared.database.leases import Leases, ResultFile
+from shared.database.names.aliases import Actor, Aliases
 from shared.database.routing import Routing
 from shared.database.tables import AdapterRow
 from shared.database.tenancy import BEFORE_TENANTS, SHARED, Role, visible_to

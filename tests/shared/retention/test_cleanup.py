@@ -10,10 +10,11 @@ import pytest
 
 from shared.artifacts.manifests import MODEL_MANIFEST_NAME
 from shared.base_models.catalog import BaseModelEntry, Catalog, LocalSource, save_catalog
-from shared.database.aliases import Actor
 from shared.database.connection import Database
 from shared.database.deletions import Deletions
-from shared.database.routing import Routing
+from shared.database.names.aliases import Actor
+from shared.database.names.foreign_names import ForeignNames
+from shared.database.routing import Routing, StandsFor
 from shared.database.tenancy import SHARED
 from shared.errors import InvalidRequest
 from shared.retention.inventory import MODEL_DELETED
@@ -52,6 +53,20 @@ def test_adapters_of_aliases_and_their_last_moves_are_kept(home: Home) -> None:
     assert home.states(*"abcdef0") == [*["deleting"] * 3, *["published"] * 3, "deleting"]
     assert [deletion.id[5] for deletion in Deletions(home.database).pending()] == list("abc0")
     assert keep.find() == []
+
+
+def test_adapters_of_foreign_names_and_of_their_last_moves_are_kept(home: Home) -> None:
+    names = ForeignNames(home.database)
+    for letter in "abcd":
+        home.train(letter)
+        stands_for = StandsFor(kind="adapter", name=f"demo@{letter * 64}")
+        names.set("ft:gpt-4o:acme::1:ckpt-step-8", stands_for, BY, bases=())
+    home.clock.advance(31 * DAY)
+    keep = home.keep(retain_unaliased_days=30, retain_alias_moves=1)
+    assert named(keep.find()) == [("adapter", "a"), ("adapter", "b")]
+    names.delete("ft:gpt-4o:acme::1:ckpt-step-8", BY)
+    home.clock.advance(31 * DAY)
+    assert named(home.keep(retain_unaliased_days=30, retain_alias_moves=0).find())[-1] == ("adapter", "d")
 
 
 def test_age_counts_from_the_last_alias(home: Home) -> None:

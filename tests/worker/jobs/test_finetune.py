@@ -13,9 +13,9 @@ import worker.jobs.finetune
 from shared.artifacts.folder_storage import FolderStorage
 from shared.artifacts.manifests import MANIFEST_NAME, WEIGHTS_NAME, parse_manifest, verify_adapter
 from shared.contract.plan import ExecutionPlan
-from shared.database.aliases import Aliases
 from shared.database.deletions import Deletions, DeletionStep
 from shared.database.job_states import JobState
+from shared.database.names.aliases import Aliases
 from shared.errors import Code, JobFailed
 from shared.hashing import digest_file
 from tests.support.copying_storage import copied_file

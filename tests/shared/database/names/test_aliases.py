@@ -11,13 +11,13 @@ import pytest
 from sqlalchemy import text
 
 from api.migrate import migrate
-from shared.database import aliases as aliases_module
 from shared.database.adapters import Adapters
-from shared.database.aliases import Actor, Alias, Aliases, Move
 from shared.database.connection import Database
 from shared.database.deletions import Deletions
 from shared.database.jobs import Jobs
 from shared.database.leases import Leases
+from shared.database.names import aliases as aliases_module
+from shared.database.names.aliases import Actor, Alias, Aliases, Move
 from shared.database.routing import Routing, Shadow, Target
 from shared.database.tenancy import SHARED
 from shared.errors import Code, Conflict, InvalidRequest, MensError, NotFound

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from cli.client.connection import note
-from cli.migration.archive.openai_client import OpenAIClient, ProjectKey, read_key
+from cli.migration.archive.openai_client import DEFAULT_KEY_VARIABLE, OpenAIClient, ProjectKey, read_key
 
 SECONDS_PER_LINE = 10.0
 
@@ -22,6 +22,8 @@ KeyVariables = Annotated[
     typer.Option(
         "--key-env",
         metavar="VARIABLE",
+        default_factory=lambda: [DEFAULT_KEY_VARIABLE],
+        show_default=DEFAULT_KEY_VARIABLE,
         help="Environment variable with a project's key; give it again for each further project, since a key sees its own "
         "project only. A variable that is not set is asked for. The archive names projects by these variables.",
     ),

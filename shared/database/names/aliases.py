@@ -1,4 +1,4 @@
-"""Aliases: names that point to adapters, and the record of their moves.
+"""Aliases: names that point to adapters, and the record of their moves, which foreign names have in common with them.
 
 Adapters never change, so promotion, canary and rollback are moves of an alias. Every move is numbered and recorded with
 actor and reason, in the transaction that makes it.
@@ -14,11 +14,11 @@ from sqlalchemy import select
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
-from shared.database.alias_targets import FURTHER_BACK, check_targets
 from shared.database.change_counter import bump
 from shared.database.connection import Database
+from shared.database.names.alias_targets import FURTHER_BACK, check_targets
 from shared.database.records import Value
-from shared.database.routing import Routing
+from shared.database.routing import Routing, StandsFor
 from shared.database.tables import AliasMoveRow, AliasRow
 from shared.database.tenancy import SHARED, TenantName, check_owner, visible_to
 from shared.database.visibility import alias_rows, aliases_by_name
@@ -39,7 +39,7 @@ class Alias(Routing):
 
 
 class Move(Value):
-    """One recorded move of an alias; no ``to`` means that the alias was deleted."""
+    """One recorded move of an alias or a foreign name; no ``to`` means that it was deleted."""
 
     alias: str
     version: int = Field(description="The alias's version since this move.")
@@ -48,8 +48,8 @@ class Move(Value):
     actor: str = Field(description="Who: the key's name, or the job's id.")
     actor_id: str = Field(description="Id of the key or of the job.")
     reason: str
-    before: Routing | None = Field(serialization_alias="from")
-    after: Routing | None = Field(serialization_alias="to")
+    before: Routing | StandsFor | None = Field(serialization_alias="from")
+    after: Routing | StandsFor | None = Field(serialization_alias="to")
 
 
 class Actor(Value):
@@ -103,14 +103,9 @@ class Aliases:
         Raises:
             NotFound: ``ALIAS_NOT_FOUND``: there never was one.
         """
-        query = select(AliasMoveRow).where(AliasMoveRow.alias == name)
-        if before is not None:
-            query = query.where(AliasMoveRow.version < before)
         with self._db.read() as session:
             alias = next(iter(self._seen(session, name)), None) or self._ever(session, name)
-            query = query.where(AliasMoveRow.tenant == alias.tenant)
-            rows = session.scalars(query.order_by(AliasMoveRow.version.desc()).limit(limit))
-            return [Move.model_validate(row) for row in rows]
+            return moves_of(session, alias.tenant, name, before, limit)
 
     def set(
         self,
@@ -139,8 +134,8 @@ class Aliases:
             now = self._db.now(session)
             row = lock_alias(session, self._tenant, name, now)
             check_targets(session, self._tenants, routing)
-            _expect(row, expected)
-            _move(session, row, routing, by, "set", reason, now)
+            expect_version(row, expected)
+            move(session, row, routing, by, "set", reason, now)
             return self._seen(session, name)[0]
 
     def rollback(
@@ -154,21 +149,21 @@ class Aliases:
         """
         with self._db.write() as session:
             row = self._own(session, name)
-            _expect(row, expected)
+            expect_version(row, expected)
             last = row.version if to_version is None else to_version
-            move = session.get(AliasMoveRow, (row.tenant, row.name, last))
-            state = None if move is None else move.before if to_version is None else move.after
-            if state is None:
+            recorded = session.get(AliasMoveRow, (row.tenant, row.name, last))
+            state = None if recorded is None else recorded.before if to_version is None else recorded.after
+            if state is None or "targets" not in state:
                 which = "before its last move" if to_version is None else f"at version {to_version}"
                 raise NotFound(
                     Code.ALIAS_VERSION_NOT_FOUND,
-                    f"The alias {row.name!r} pointed nowhere {which}.",
+                    f"The alias {row.name!r} pointed to no adapter {which}.",
                     remedy=f"See its moves with GET /v1/aliases/{row.name}/history.",
                     param="to_version",
                 )
             routing = Routing.model_validate(state)
             check_targets(session, self._tenants, routing, FURTHER_BACK)
-            _move(session, row, routing, by, "rollback", reason, self._db.now(session))
+            move(session, row, routing, by, "rollback", reason, self._db.now(session))
             return self._seen(session, name)[0]
 
     def delete(self, name: str, by: Actor, reason: str = "", *, expected: int | None = None) -> None:
@@ -179,20 +174,20 @@ class Aliases:
         """
         with self._db.write() as session:
             row = self._own(session, name)
-            if _routing(row) is None:
+            if row.adapter_id is None:
                 # An alias of `shared`, which the tenant's own deleted one no longer hides.
                 for seen in self._seen(session, name):
                     check_owner(f"The alias {name!r}", seen.tenant, self._tenant)
                 raise _unknown(name)
-            _expect(row, expected)
-            _move(session, row, None, by, "delete", reason, self._db.now(session))
+            expect_version(row, expected)
+            move(session, row, None, by, "delete", reason, self._db.now(session))
 
     def _seen(self, session: Session, name: str | None = None) -> list[Alias]:
         """The aliases that the tenant sees, all or the one of a name."""
         found = []
         for row, *hidden in aliases_by_name(session, self._tenants, name).values():
-            routing = _routing(row)
-            assert routing is not None, "aliases_by_name returns none that is deleted"
+            routing = state_of(row)
+            assert isinstance(routing, Routing), "aliases_by_name returns those that point to adapters"
             found.append(
                 Alias(
                     name=row.name,
@@ -231,7 +226,7 @@ def move_alias(
         the tenant whose alias of that name is hidden from the row's tenant by this move; None when none is.
     """
     seen = alias_rows(session, visible_to(row.tenant), row.name)
-    _move(session, row, routing, by, "set", reason, now)
+    move(session, row, routing, by, "set", reason, now)
     return next((other.tenant for other in seen if other.tenant != row.tenant), None)
 
 
@@ -247,42 +242,61 @@ def lock_alias(session: Session, tenant: TenantName, name: str, now: datetime) -
     return session.get_one(AliasRow, (tenant, name), with_for_update=True, populate_existing=True)
 
 
-def _move(
-    session: Session, row: AliasRow, after: Routing | None, by: Actor, verb: Verb, reason: str, now: datetime
+def move(
+    session: Session,
+    row: AliasRow,
+    after: Routing | StandsFor | None,
+    by: Actor,
+    verb: Verb,
+    reason: str,
+    now: datetime,
 ) -> None:
-    """Move an alias and record the move; nothing else moves one. ``after`` is None where it is deleted."""
-    before = _routing(row)
+    """Move a name and record the move; nothing else moves one. ``after`` is None where it is deleted."""
+    before = state_of(row)
     if after == before:
         return
     row.version += 1
     row.moved_at = now
-    row.routing = _stored(after)
-    row.adapter_id = after.main if after else None
+    row.routing = _stored(after) if isinstance(after, Routing) else None
+    row.adapter_id = after.main if isinstance(after, Routing) else None
+    row.stands_for = _stored(after) if isinstance(after, StandsFor) else None
     who = {"verb": verb, "actor": by.name, "actor_id": by.id, "reason": reason}
-    what = {"before": _stored(before), "after": row.routing}
+    what = {"before": _stored(before), "after": _stored(after)}
     session.add(AliasMoveRow(tenant=row.tenant, alias=row.name, version=row.version, moved_at=now, **who, **what))
     session.flush()
     bump(session, "aliases")
 
 
-def _routing(row: AliasRow) -> Routing | None:
-    """The routing of a row; None when the alias is deleted."""
+def moves_of(session: Session, tenant: str, name: str, before: int | None, limit: int) -> list[Move]:
+    """Moves of a tenant's name, newest first, up to ``limit``; those before a version if one is given."""
+    query = select(AliasMoveRow).where(AliasMoveRow.tenant == tenant, AliasMoveRow.alias == name)
+    if before is not None:
+        query = query.where(AliasMoveRow.version < before)
+    rows = session.scalars(query.order_by(AliasMoveRow.version.desc()).limit(limit))
+    return [Move.model_validate(row) for row in rows]
+
+
+def state_of(row: AliasRow) -> Routing | StandsFor | None:
+    """The routing of an alias, or what a foreign name stands for; None when the name is deleted."""
     if row.adapter_id is None:
-        return None
+        return StandsFor.model_validate(row.stands_for) if row.stands_for else None
     # A worker of the previous release moves `adapter_id` alone, so the routing counts only while it agrees.
     stored = Routing.model_validate(row.routing) if row.routing else None
     return stored if stored and stored.main == row.adapter_id else Routing.to(row.adapter_id)
 
 
-def _stored(routing: Routing | None) -> dict[str, Any] | None:
-    return routing.model_dump(mode="json") if routing else None
+def _stored(state: Routing | StandsFor | None) -> dict[str, Any] | None:
+    return state.model_dump(mode="json") if state else None
 
 
-def _expect(row: AliasRow, version: int | None) -> None:
+def expect_version(row: AliasRow, version: int | None) -> None:
+    """Raises:
+    Conflict: ``ALIAS_VERSION_CONFLICT``: the name is not at the version that the caller has seen, if it has seen one.
+    """
     if version is not None and version != row.version:
         raise Conflict(
             Code.ALIAS_VERSION_CONFLICT,
-            f"The alias {row.name!r} is at version {row.version}, not {version}: it has been moved since.",
+            f"The {'name' if row.stands_for else 'alias'} {row.name!r} is at version {row.version}, not {version}: it has been moved since.",
             remedy="Read it again, then decide whether to move it.",
             details={"version": row.version},
         )

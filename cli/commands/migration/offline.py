@@ -32,15 +32,19 @@ app = typer.Typer()
 
 @app.command("convert")
 def convert(
+    *,
     archive: Annotated[Path, typer.Argument(exists=True, file_okay=False, help="Folder of an export.")] = Path(
         "openai-archive"
     ),
     original: Annotated[
         list[Path],
         typer.Option(
-            exists=True, help="Local file or folder of originals, for what could not be downloaded; may be repeated."
+            exists=True,
+            help="Local file or folder of originals, for what could not be downloaded; may be repeated.",
+            default_factory=list,
+            show_default=False,
         ),
-    ] = [],  # noqa: B006  # Typer copies it
+    ],
     allow_image_loss: Annotated[
         bool,
         typer.Option(

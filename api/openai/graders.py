@@ -1,0 +1,116 @@
+"""OpenAI's view of a grader's run: the request, and an answer in which every error has its own flag."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel, Field
+
+from api.openai.types import Closed
+from shared.errors import Code, MensError
+from shared.graders.grading import Grade
+from shared.graders.types import Grader, LabelModel, ScoreModel
+
+FLAG_OF: dict[Code, str] = {
+    Code.GRADER_FORMULA_INVALID: "formula_parse_error",
+    Code.GRADER_SAMPLE_INVALID: "sample_parse_error",
+    Code.GRADER_VARIABLE_INVALID: "invalid_variable_error",
+    Code.GRADER_MODEL_REFUSED: "model_grader_refusal_error",
+    Code.GRADER_MODEL_ANSWER_INVALID: "model_grader_parse_error",
+    Code.SERVING_UNAVAILABLE: "model_grader_server_error",
+    Code.SERVING_FAILED: "model_grader_server_error",
+    Code.SERVING_REFUSED: "model_grader_server_error",
+}
+"""Every other code is ``other_error``."""
+
+
+class ValidateGrader(Closed):
+    """Request for a grader to be looked at."""
+
+    grader: Grader
+
+
+class ValidatedGrader(BaseModel):
+    """A grader as it was understood."""
+
+    grader: dict[str, Any]
+
+
+class RunGrader(Closed):
+    """Request for a grader to be run on one answer."""
+
+    grader: Grader
+    model_sample: str = Field(description="The answer: `sample.output_text`, and `sample.output_json` when it is JSON.")
+    item: dict[str, Any] = Field({}, description="What templates name `item`.")
+
+
+class GraderErrors(BaseModel):
+    """What went wrong, all of it false when nothing has."""
+
+    formula_parse_error: bool = False
+    sample_parse_error: bool = False
+    truncated_observation_error: bool = False
+    unresponsive_reward_error: bool = False
+    invalid_variable_error: bool = False
+    other_error: bool = False
+    python_grader_server_error: bool = False
+    python_grader_server_error_type: str | None = None
+    python_grader_runtime_error: bool = False
+    python_grader_runtime_error_details: str | None = None
+    model_grader_server_error: bool = False
+    model_grader_refusal_error: bool = False
+    model_grader_parse_error: bool = False
+    model_grader_server_error_details: str | None = None
+    mens: dict[str, Any] | None = Field(None, description="The error as this API's other routes have it.")
+
+
+class GraderRunMetadata(BaseModel):
+    name: str
+    type: str
+    execution_time: float = Field(description="Seconds.")
+    scores: dict[str, float]
+    token_usage: int | None = None
+    sampled_model_name: str | None = None
+    errors: GraderErrors
+
+
+class GraderRun(BaseModel):
+    """What a grader gave. One that has failed gives 0, and says why in ``metadata.errors``."""
+
+    reward: float
+    metadata: GraderRunMetadata
+    sub_rewards: dict[str, float]
+    model_grader_token_usage_per_model: dict[str, dict[str, Any]]
+
+
+def run_view(grader: Grader, result: Grade | MensError, seconds: float) -> GraderRun:
+    """A run in OpenAI's shape.
+
+    Args:
+        result: the grade, or why there is none.
+        seconds: how long it took.
+    """
+    given = result if isinstance(result, Grade) else Grade(0.0)
+    used = [usage.get("total_tokens") for usage in given.usage.values()]
+    metadata = GraderRunMetadata(
+        name=grader.name,
+        type=grader.type,
+        execution_time=seconds,
+        scores={grader.name: given.score, **given.sub_scores},
+        token_usage=sum(count for count in used if isinstance(count, int)) if used else None,
+        sampled_model_name=grader.model if isinstance(grader, ScoreModel | LabelModel) else None,
+        errors=_errors(result) if isinstance(result, MensError) else GraderErrors(),
+    )
+    return GraderRun(
+        reward=given.score,
+        metadata=metadata,
+        sub_rewards=given.sub_scores,
+        model_grader_token_usage_per_model=given.usage,
+    )
+
+
+def _errors(error: MensError) -> GraderErrors:
+    flag = FLAG_OF.get(error.code, "other_error")
+    details = error.message if flag == "model_grader_server_error" else None
+    shown = {"code": str(error.code), "message": error.message, "remedy": error.remedy, "param": error.param}
+    return GraderErrors.model_validate({flag: True, "model_grader_server_error_details": details, "mens": shown})

@@ -1,0 +1,186 @@
+"""``mens migrate openai gate``: is the successor as good as the tuned model? Asks the installation; OpenAI is not asked."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import httpx
+import msgspec
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from cli.client.connection import connect, fail, note
+from cli.client.json_errors import note_json
+from cli.migration.archive.contents import Contents
+from cli.migration.archive.folder import Archive, safe_name
+from cli.migration.gate.answers import Candidate, ask, pending, read_answers, resolve
+from cli.migration.gate.compare import DEFAULT_MARGIN, make_receipt
+from cli.migration.gate.recorded import recorded_models, recorded_prompts
+from cli.migration.receipts import Gate, Receipt, receipt_file, write_receipt
+from cli.output import print_table
+from shared.errors import MensError
+from shared.statistics.paired import Status
+
+app = typer.Typer()
+TIMEOUT_SECONDS = 600.0
+
+
+class Trained(msgspec.Struct, frozen=True):
+    """What ``train/PROJECT/MODEL/BASE.json`` says of a successor."""
+
+    adapter: str = ""
+
+
+@app.command("gate")
+def gate(
+    *,
+    archive: Annotated[
+        Path, typer.Argument(exists=True, file_okay=False, help="Folder of an export with recorded answers.")
+    ] = Path("openai-archive"),
+    model: Annotated[
+        list[str],
+        typer.Option(
+            "--model", help="Only this tuned model; may be repeated.", default_factory=list, show_default=False
+        ),
+    ],
+    candidate: Annotated[
+        list[str],
+        typer.Option(
+            "--candidate",
+            metavar="[TUNED=]NAME",
+            help="Adapter or alias that is to succeed a tuned model; may be repeated. Left out: what `train` has trained.",
+            default_factory=list,
+            show_default=False,
+        ),
+    ],
+    margin: Annotated[
+        float, typer.Option(min=0.001, max=0.9, help="What a mean score may lose; a smaller one needs more prompts.")
+    ] = DEFAULT_MARGIN,
+    concurrency: Annotated[int, typer.Option(min=1, max=64, help="Requests at once.")] = 4,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be sent; send nothing.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", callback=note_json, help="Print the receipts as JSON.")] = False,
+) -> None:
+    """Compare successors with the tuned models' recorded answers, prompt by prompt, and write a receipt for each.
+
+    The recorded prompts are sent to the installation (MENS_API_URL, MENS_API_KEY) exactly as they were sent to OpenAI. Judged by
+    your own graders where they agree with OpenAI's stored scores, by the labels of validation rows, by similarity, and by form:
+    JSON, schemas, tool calls. A gate passes when a loss of more than --margin is excluded with 95 % confidence; where the
+    prompts are too few for that, it says how many are needed.
+
+    Can be interrupted: what has an answer is not sent again. Writes gate/MODEL.json, which `switch` asks for. Exit code 0 when
+    every model has passed, else 1.
+    """
+    known = {name: project for name, project in recorded_models(archive).items() if not model or name in model}
+    if not known or set(model) - known.keys():
+        names = ", ".join(sorted(set(model) - known.keys())) or "any model"
+        fail(f"{archive} has no recorded answers of {names}. Before OpenAI ends it: `mens migrate openai record`.")
+    chosen, failures = _candidates(archive, list(known), candidate)
+    receipts: list[Receipt] = []
+    for name, named in chosen.items() if dry_run else ():
+        prompts, kept = len(recorded_prompts(archive, known[name], name)), len(read_answers(archive, name))
+        typer.echo(
+            f"{name}: {prompts} recorded prompts would be sent to {named}; {kept} answers are kept of earlier runs"
+        )
+    if not dry_run:
+        connection = connect()
+        with Archive(archive), connection.client(TIMEOUT_SECONDS) as client:
+            for name, named in chosen.items():
+                try:
+                    candidate_model = _ask(client, archive, known[name], name, named, concurrency)
+                    receipt = make_receipt(
+                        Contents(archive), known[name], name, candidate_model, connection.url, margin
+                    )
+                    write_receipt(archive, receipt)
+                    receipts.append(receipt)
+                except MensError as error:
+                    failures.append(f"{name}: {error}")
+        _show_all(archive, receipts, as_json=as_json)
+    for failure in failures:
+        note(f"error: {failure}")
+    if failures or any(receipt.verdict is not Status.PASSED for receipt in receipts):
+        raise typer.Exit(1)
+
+
+def _candidates(archive: Path, models: list[str], given: list[str]) -> tuple[dict[str, str], list[str]]:
+    """The candidate of each model, and why some have none."""
+    named = {tuned: name for tuned, _, name in (text.rpartition("=") for text in given)}
+    if unknown := sorted(named.keys() - {"", *models}):
+        fail(f"--candidate names {', '.join(unknown)}, without recorded answers; there are {', '.join(models)}.")
+    if "" in named and len(models) != 1:
+        fail(f"--candidate NAME is for one model; there are {len(models)}: --candidate 'TUNED=NAME' for each.")
+    found, failures = {}, []
+    for model in models:
+        trained = sorted(_trained(archive, model))
+        if name := named.get(model) or named.get(""):
+            found[model] = name
+        elif len(trained) == 1:
+            found[model] = trained[0]
+        else:
+            several = f"several successors were trained, {', '.join(trained)}" if trained else "no successor is known"
+            failures.append(f"{model}: {several}; name one: --candidate '{model}=NAME'")
+    return found, failures
+
+
+def _trained(archive: Path, model: str) -> set[str]:
+    paths = (archive / "train").glob(f"*/{safe_name(model)}/*.json")
+    found = (msgspec.json.decode(path.read_bytes(), type=Trained).adapter for path in paths)
+    return {adapter for adapter in found if adapter}
+
+
+def _ask(client: httpx.Client, archive: Path, project: str, model: str, name: str, concurrency: int) -> Candidate:
+    """Send what has no answer yet, with a bar; returns the model that a candidate's name means now."""
+    candidate = resolve(client, name)
+    bodies = pending(archive, model, recorded_prompts(archive, project, model), candidate)
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        if bar.disable and bodies:
+            note(f"{model}: {len(bodies)} prompts to {candidate.served}")
+        task = bar.add_task(model, total=len(bodies))
+        ask(client, archive, model, bodies, concurrency=concurrency, advance=lambda: bar.advance(task))
+    return candidate
+
+
+def _show_all(archive: Path, receipts: list[Receipt], *, as_json: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps(msgspec.to_builtins(receipts), indent=2))
+        return
+    for receipt in receipts:
+        _show(archive, receipt)
+
+
+def _show(archive: Path, receipt: Receipt) -> None:
+    counts = receipt.counts
+    typer.echo(f"{receipt.foreign_model} → {receipt.mens_model}: {receipt.verdict}{_because(receipt.reason)}")
+    refused = ", ".join(f"{count} {code}" for code, count in receipt.counts.refused.items())
+    typer.echo(f"  {counts.answered} of {counts.recorded} recorded prompts were answered{_because(refused)}")
+    for check in receipt.graders:
+        why = check.refused or ("agrees" if check.may_block else "may not block")
+        typer.echo(
+            f"  {check.name}: {check.agreeing} of {check.compared} of OpenAI's stored scores are the same: {why}"
+        )
+        for difference in check.differences:
+            typer.echo(f"    {difference['item']}: {difference['stored']} at OpenAI, {difference['here']} here")
+    columns = ("gate", "", "old", "new", "value", "interval", "bound", "prompts", "needed", "visible", "why")
+    print_table(columns, [_row(each) for each in receipt.gates])
+    note(f"written to {archive / receipt_file(receipt.foreign_model)}")
+
+
+def _row(found: Gate) -> tuple[str, ...]:
+    interval = f"{found.interval[0]:+.3f} … {found.interval[1]:+.3f}" if found.interval else ""
+    state = str(found.status) if found.block else f"({found.status})"
+    needed = "" if found.items_needed is None else str(found.items_needed)
+    numbers = [_number(value) for value in (found.old, found.new, found.value)]
+    bound, visible = _number(found.bound), _number(found.smallest_visible)
+    return (found.name, state, *numbers, interval, bound, str(found.items), needed, visible, found.reason)
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.3f}"
+
+
+def _because(reason: str) -> str:
+    return f" ({reason})" if reason else ""

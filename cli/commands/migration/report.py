@@ -1,0 +1,54 @@
+"""``mens migrate openai report``: one HTML file of all that was kept, lost and proven. Needs no network."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+
+from cli.client.connection import note
+from cli.client.json_errors import note_json
+from cli.migration.archive.folder import SECRECY, write_private
+from cli.migration.report.facts import collect
+from cli.migration.report.page import STEPS, render_page
+
+app = typer.Typer()
+NAME = "report.html"
+
+
+@app.command("report")
+def report(
+    archive: Annotated[
+        Path, typer.Argument(exists=True, file_okay=False, help="Folder of an archive, whichever steps were done.")
+    ] = Path("openai-archive"),
+    output: Annotated[
+        Path | None, typer.Option(dir_okay=False, help=f"File to write; left out: {NAME} in the archive.")
+    ] = None,
+    samples: Annotated[
+        int, typer.Option(min=0, max=200, help="Prompts of each model that are shown with their answers; 0: none.")
+    ] = 8,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what is known; write nothing.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", callback=note_json, help="Print the facts as JSON.")] = False,
+) -> None:
+    """Write the report for the person who signs: models with days left, what was kept, lost and proven, answers side by side.
+
+    One HTML file that needs nothing else. Can be made after any step, and says which were not done. It holds prompts and
+    answers as they are, unless --samples is 0.
+    """
+    facts = collect(archive, datetime.now(UTC).date(), samples)
+    if as_json:
+        typer.echo(msgspec.json.format(msgspec.json.encode(facts)).decode())
+    else:
+        done = [step for step in STEPS if facts.steps[step]]
+        left = [step for step in STEPS if not facts.steps[step]]
+        typer.echo(
+            f"{len(facts.models)} tuned models; done: {', '.join(done) or 'nothing'}; not yet: {', '.join(left) or 'nothing'}"
+        )
+    if dry_run:
+        return
+    path = output or archive / NAME
+    write_private(path, render_page(facts).encode())
+    note(f"written to {path}. {SECRECY if samples else ''}".rstrip())

@@ -1,0 +1,268 @@
+"""The steps of ``mens migrate openai`` that need an installation: plan, train, switch."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import typer
+from rich.console import Console
+
+from cli.client.connection import Connection, connect, fail, note, saved_connection
+from cli.client.job_progress import follow, poll
+from cli.client.json_errors import note_json
+from cli.migration.archive.contents import Contents
+from cli.migration.archive.folder import Archive
+from cli.migration.successors.contracts import ConvertedModel, Unplannable, tuned_models
+from cli.migration.successors.installation import Installation
+from cli.migration.successors.planners import InstallationPlanner, LocalPlanner, Planner
+from cli.migration.successors.plans import Refusal, SuccessorPlan, plan_successors, read_plans, write_plan
+from cli.migration.successors.switching import Switch, aliases_for, prepare, switch
+from cli.migration.successors.training import ENDED_WITHOUT, Training, read_training, record, submit
+from cli.output import print_table
+from shared.errors import MensError
+from shared.settings import Settings, read_settings
+
+app = typer.Typer()
+console = Console(stderr=True)
+GIB = 1 << 30
+NO_PROMISE = "No base is promised to be as good as the model that it succeeds: `gate` compares them."
+
+ArchiveFolder = Annotated[
+    Path, typer.Argument(exists=True, file_okay=False, help="Folder of an export whose rows are converted.")
+]
+Models = Annotated[
+    list[str],
+    typer.Option("--model", help="Only this tuned model; may be repeated.", default_factory=list, show_default=False),
+]
+Json = Annotated[bool, typer.Option("--json", callback=note_json, help="Print the result as JSON.")]
+
+
+@app.command("plan")
+def plan(
+    *,
+    archive: ArchiveFolder = Path("openai-archive"),
+    model: Models,
+    bases: Annotated[
+        str, typer.Option(metavar="NAME,NAME", help="Bases to train on, each; left out: the largest that fits.")
+    ] = "",
+    local: Annotated[
+        bool, typer.Option("--local", help="Plan for this machine, although there is an installation.")
+    ] = False,
+    vram_gb: Annotated[
+        float | None,
+        typer.Option(min=0.001, help="With --local: memory of the training GPU in GiB, if it is elsewhere."),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what would be planned; upload and write nothing.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Make a contract for the successor of each tuned model, and say where each value is from and what training takes.
+
+    Asks the installation (MENS_API_URL, or `mens up` here), which knows its workers' GPUs: the converted rows are uploaded to
+    it. Without one it plans with this machine's catalogue. Writes plans/PROJECT/MODEL/BASE.json; a contract may be edited
+    before `train`. OpenAI is not asked.
+    """
+    found = [each for each in tuned_models(Contents(archive)) if not model or each.name in model]
+    wanted = [base.strip() for base in bases.split(",") if base.strip()]
+    if dry_run:
+        for each in found:
+            fate = f"not planned: {each.reason}" if isinstance(each, Unplannable) else f"on {bases or 'every base'}"
+            typer.echo(f"{each.name}: {fate}")
+        return
+    made: list[SuccessorPlan] = []
+    failures = [f"{each.name}: {each.reason}" for each in found if isinstance(each, Unplannable)]
+    with Archive(archive), _planner(archive, vram_gb, local=local or vram_gb is not None) as planner:
+        for each in found:
+            if not isinstance(each, ConvertedModel):
+                continue
+            options = list(plan_successors(archive, each, planner, wanted))
+            fits = sorted(
+                (option for option in options if isinstance(option, SuccessorPlan)),
+                key=lambda option: option.estimate.parameters,
+            )
+            chosen = fits if wanted else fits[-1:]
+            for option in chosen:
+                write_plan(archive, option)
+            made += chosen
+            if not chosen:
+                failures.append(f"{each.name}: no base fits {planner.place}")
+            if not as_json:
+                _show_plans(each, fits, chosen, [option for option in options if isinstance(option, Refusal)])
+    if as_json:
+        typer.echo(json.dumps(msgspec.to_builtins(made), indent=2))
+    note(NO_PROMISE)
+    if failures:
+        fail("\n".join(failures))
+
+
+@app.command("train")
+def train(
+    *,
+    archive: ArchiveFolder = Path("openai-archive"),
+    model: Models,
+    retry: Annotated[
+        bool, typer.Option("--retry", help="Create another job for each that has failed or was cancelled.")
+    ] = False,
+    watch: Annotated[bool, typer.Option(help="Follow the jobs to their end.")] = True,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say which jobs would be created; send nothing.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Train the planned successors on the installation: a job for each plan, its rows uploaded first.
+
+    Can be interrupted and run again: a job is found by the digest of its contract and rows, and goes on meanwhile. One that
+    fails stops no other; exit code 1 then. Writes train/PROJECT/MODEL/BASE.json. OpenAI is not asked.
+    """
+    plans = read_plans(archive, model)
+    if dry_run:
+        for each in plans:
+            known = read_training(archive, each)
+            same = known is not None and known.plan == each.digest
+            fate = f"has {known.job} ({known.state})" if known and same else f"would be trained on {each.base}"
+            typer.echo(f"{each.model}: {fate}")
+        return
+    done: list[Training] = []
+    failures: list[str] = []
+    with Archive(archive), Installation(connect(), archive) as installation:
+        for each in plans:
+            try:
+                training = submit(archive, installation, each, retry=retry)
+            except MensError as error:
+                failures.append(f"{each.model} on {each.base}: {error}")
+            else:
+                note(f"{each.model}: {training.job} on {each.base} is {training.state}")
+                done.append(training)
+        if watch:
+            done = [_follow(archive, installation, plans, training, quiet=as_json) for training in done]
+    failures += [
+        f"{each.model} on {each.base}: {each.job} {each.state}: {each.error} Mend it, then: --retry".replace(
+            ":  ", ": "
+        )
+        for each in done
+        if each.state in ENDED_WITHOUT
+    ]
+    if as_json:
+        typer.echo(json.dumps(msgspec.to_builtins(done), indent=2))
+    else:
+        rows = [(each.model, each.base, each.job, each.state, each.adapter) for each in done]
+        print_table(("model", "base", "job", "state", "adapter"), rows)
+    if failures:
+        fail("\n".join(failures))
+
+
+@app.command("switch")
+def switch_models(
+    *,
+    archive: ArchiveFolder = Path("openai-archive"),
+    model: Models,
+    alias: Annotated[
+        str, typer.Option(help="Alias to make, with one --model; left out: the model's suffix at OpenAI.")
+    ] = "",
+    adapter: Annotated[
+        str, typer.Option(help="The successor, with one --model; left out: the one that `gate` compared.")
+    ] = "",
+    override_reason: Annotated[
+        str, typer.Option(metavar="WHY", help="Switch without a passed gate; the histories and the report say why.")
+    ] = "",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be moved; send nothing.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Put the successors in the place of the tuned models: make an alias, and let the model's name at OpenAI stand for it.
+
+    A model whose gate has not passed stays as it is, unless --override-reason says why not. Prints the two lines that a
+    program changes. Can be run again; a move is undone by `mens aliases rollback`. Writes switch/MODEL.json.
+    """
+    known = [each.name for each in tuned_models(Contents(archive))]
+    if unknown := [name for name in model if name not in known]:
+        fail(f"the archive has no tuned model {', '.join(unknown)}; it has {', '.join(known) or 'none'}")
+    if (alias or adapter) and len(model) != 1:
+        fail("--alias and --adapter are for one model: name it with --model.")
+    names = aliases_for(known) | ({model[0]: alias} if alias else {})
+    done: list[Switch] = []
+    failures: list[str] = []
+    connection = connect()
+    with Archive(archive), Installation(connection, archive) as installation:
+        for name in model or known:
+            try:
+                move = prepare(archive, name, names[name], adapter=adapter, override_reason=override_reason)
+                if dry_run:
+                    typer.echo(f"{name} → alias {move.alias} → {move.adapter}: {move.reason}")
+                else:
+                    done.append(switch(archive, installation, move, take_alias=bool(alias)))
+            except MensError as error:
+                failures.append(str(error))
+    if as_json:
+        typer.echo(json.dumps(msgspec.to_builtins(done), indent=2))
+    elif done:
+        _show_switches(done, connection)
+    if failures:
+        fail("\n".join(failures))
+
+
+@contextmanager
+def _planner(archive: Path, vram_gb: float | None, *, local: bool) -> Iterator[Planner]:
+    """The installation's planner where there is one, else this machine's."""
+    settings = read_settings(Settings)
+    if local or not (os.environ.get("MENS_API_URL", "").strip() or saved_connection(settings.home)):
+        yield LocalPlanner(settings, int(vram_gb * GIB) if vram_gb else None)
+        return
+    with Installation(connect(), archive) as installation:
+        yield InstallationPlanner(installation)
+
+
+def _follow(
+    archive: Path, installation: Installation, plans: Iterable[SuccessorPlan], training: Training, *, quiet: bool
+) -> Training:
+    """A training once its job has ended, kept; ``quiet`` leaves stdout to the result."""
+    if quiet:
+        *_, job = poll(training.job, installation.connection)
+    else:
+        job = follow(training.job, console, installation.connection)
+    plan = next(each for each in plans if (each.digest, each.model) == (training.plan, training.model))
+    return record(archive, installation, plan, job)
+
+
+def _show_plans(
+    model: ConvertedModel, fits: list[SuccessorPlan], chosen: list[SuccessorPlan], refusals: list[Refusal]
+) -> None:
+    typer.echo(f"{model.name}: {model.rows} rows")
+    for each in fits:
+        needs = each.estimate
+        budget = f" of {needs.memory_budget / GIB:.1f}" if needs.memory_budget else ""
+        time = f"about {needs.seconds / 60:.0f} min" if needs.seconds else "time not known yet"
+        facts = [
+            f"{needs.parameters / 1e9:.2f}B parameters",
+            f"context {needs.context or '?'}",
+            f"{needs.steps} steps",
+            f"{needs.tokens or '?'} tokens",
+            f"{needs.memory_bytes / GIB:.1f}{budget} GiB",
+            time,
+        ]
+        typer.echo(f"  {each.base}: {', '.join(facts)}{' → planned' if each in chosen else ''}")
+    for refusal in refusals:
+        typer.echo(f"  {refusal.base}: not possible: {refusal.error}")
+    for each in chosen:
+        for source in each.sources:
+            given = "" if source.openai is None else f" (OpenAI: {source.openai})"
+            typer.echo(f"    {source.field} = {_shown(source.value)}{given}: {source.reason}")
+        for warning in each.warnings:
+            typer.echo(f"    warning: {warning}")
+
+
+def _shown(value: Any) -> str:
+    return "nothing" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _show_switches(done: list[Switch], connection: Connection) -> None:
+    for each in done:
+        evidence = f"without a passed gate: {each.override_reason}" if each.override_reason else "its gate passed"
+        typer.echo(f"{each.model} → alias {each.alias} → {each.adapter} ({evidence})")
+    typer.echo("What a program changes, and nothing else:")
+    typer.echo(f"  OPENAI_BASE_URL={connection.url}/v1")
+    typer.echo("  OPENAI_API_KEY=…    # a key of this installation: mens keys create NAME --role viewer")

@@ -1,0 +1,204 @@
+"""Asks the new model the recorded prompts, and keeps its answers as they come; what has an answer is not sent again."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import httpx
+import msgspec
+
+from cli.migration.archive.folder import make_private, safe_name
+from cli.migration.gate.recorded import RecordedPrompt
+from cli.migration.receipts import GATE
+from shared.errors import ArtifactInvalid, Code, Conflict, Forbidden, NotFound, Unauthenticated, Unavailable
+from shared.hashing import digest_json
+
+ADAPTER_HEADER = "x-mens-adapter"
+RECORDED_BOUND = "max_completion_tokens"
+ATTEMPTS = 6
+LONGEST_WAIT_SECONDS = 60.0
+WORTH_WAITING = frozenset({408, 409, 429, 500, 502, 503, 504})
+
+
+class NewAnswer(msgspec.Struct, frozen=True):
+    """One line of a model's answers: what came of a request.
+
+    Attributes:
+        request: digest of the body that was sent.
+        adapter: id of the adapter that answered; empty for a base or a refusal.
+        code: of a refusal; empty for an answer.
+        response: the body as it came.
+    """
+
+    request: str
+    status: int
+    adapter: str
+    code: str
+    response: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """The new model.
+
+    Attributes:
+        name: as it was given.
+        served: the name that is sent: for an alias, the id of its adapter.
+    """
+
+    name: str
+    served: str
+
+
+def resolve(client: httpx.Client, name: str) -> Candidate:
+    """The model that a name means now, so that all answers are of one.
+
+    Raises:
+        Conflict: an alias is split between adapters.
+        Unauthenticated, Forbidden: the key is not accepted.
+        Unavailable: the installation does not respond.
+    """
+    response = _send(client, "GET", f"/v1/aliases/{quote(name, safe='')}", None)
+    if response.status_code != httpx.codes.OK:
+        _check_access(response.status_code, {})
+        return Candidate(name, name)
+    targets = [str(target["adapter"]) for target in response.json()["targets"]]
+    if len(targets) > 1:
+        message = f"The alias {name!r} is split between {', '.join(targets)}."
+        raise Conflict(Code.REQUEST_INVALID, message, remedy="Name one of them as the candidate.")
+    return Candidate(name, targets[0])
+
+
+def body_for(prompt: RecordedPrompt, candidate: Candidate) -> dict[str, Any]:
+    """The recorded request, to the new model."""
+    return {**prompt.request, **prompt.sampling, "model": candidate.served}
+
+
+def answers_file(model: str) -> str:
+    """Path of the answers that were given in a tuned model's place."""
+    return f"{GATE}/{safe_name(model)}.answers.jsonl"
+
+
+def read_answers(folder: Path, model: str) -> dict[str, NewAnswer]:
+    """The answers so far, by the digest of their request; a line that was being written at a kill is none.
+
+    Raises:
+        ArtifactInvalid: the file cannot be read.
+    """
+    path = folder / answers_file(model)
+    lines = path.read_bytes().rpartition(b"\n")[0].splitlines() if path.is_file() else []
+    try:
+        return {answer.request: answer for answer in map(msgspec.json.Decoder(NewAnswer).decode, lines)}
+    except msgspec.DecodeError as error:
+        message = f"{path} cannot be read: {error}."
+        raise ArtifactInvalid(Code.ARCHIVE_INVALID, message, remedy="Delete it, and run `gate` again.") from None
+
+
+def pending(folder: Path, model: str, prompts: Iterable[RecordedPrompt], candidate: Candidate) -> list[dict[str, Any]]:
+    """The requests that have no answer yet. A refusal is sent again: the installation may have changed."""
+    known = read_answers(folder, model)
+    bodies = [body_for(prompt, candidate) for prompt in prompts]
+    return [body for body in bodies if (answer := known.get(digest_json(body))) is None or answer.code]
+
+
+def ask(
+    client: httpx.Client,
+    folder: Path,
+    model: str,
+    bodies: list[dict[str, Any]],
+    *,
+    concurrency: int = 4,
+    advance: Callable[[], None] = lambda: None,
+) -> None:
+    """Send requests, several at once, and append each answer as it comes.
+
+    Raises:
+        Unavailable: the installation does not respond; what came until then is kept.
+        NotFound, Unauthenticated, Forbidden: there is no such model, or the key may not request it.
+    """
+    path = folder / answers_file(model)
+    make_private(path.parent, folder)
+    path.touch(mode=0o600)
+    with path.open("r+b") as file, ThreadPoolExecutor(concurrency) as pool:
+        # What comes next must not continue a torn line.
+        file.seek(file.read().rfind(b"\n") + 1)
+        file.truncate()
+        futures = [pool.submit(_ask, client, body) for body in bodies]
+        try:
+            for future in as_completed(futures):
+                file.write(msgspec.json.encode(future.result()) + b"\n")
+                file.flush()
+                advance()
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def _ask(client: httpx.Client, body: dict[str, Any]) -> NewAnswer:
+    response = _send(client, "POST", "/v1/chat/completions", body)
+    content = _object(response)
+    if _code_of(response.status_code, content) == Code.CONTEXT_LENGTH_EXCEEDED and RECORDED_BOUND in body:
+        # The bound is that of `record`, not of the program: a base of a shorter context answers within what it has.
+        unbounded = {name: value for name, value in body.items() if name != RECORDED_BOUND}
+        response = _send(client, "POST", "/v1/chat/completions", unbounded)
+        content = _object(response)
+    _check_access(response.status_code, content)
+    code = "" if response.is_success and content.get("choices") else _code_of(response.status_code, content)
+    return NewAnswer(digest_json(body), response.status_code, response.headers.get(ADAPTER_HEADER, ""), code, content)
+
+
+def _object(response: httpx.Response) -> dict[str, Any]:
+    """The JSON object of a response; an empty one where there is none."""
+    try:
+        value = response.json()
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _check_access(status: int, content: dict[str, Any]) -> None:
+    """Raises what no prompt is to blame for: every other prompt would be refused likewise."""
+    error = content.get("error") if isinstance(content.get("error"), dict) else None
+    message, given = str((error or {}).get("message") or f"status {status}"), str((error or {}).get("code") or "")
+    if status == httpx.codes.UNAUTHORIZED:
+        raise Unauthenticated(Code.KEY_INVALID, message, remedy="Set MENS_API_KEY to a key of the installation.")
+    if status == httpx.codes.FORBIDDEN:
+        raise Forbidden(Code.ROLE_INSUFFICIENT, message, remedy="Use a key that may request the model.")
+    if given == Code.MODEL_NOT_FOUND:
+        raise NotFound(Code.MODEL_NOT_FOUND, message, remedy="List what there is with `mens models list`.")
+
+
+def _code_of(status: int, content: dict[str, Any]) -> str:
+    error = content.get("error")
+    return str(error.get("code") or status) if isinstance(error, dict) else f"HTTP_{status}"
+
+
+def _send(client: httpx.Client, method: str, path: str, body: dict[str, Any] | None) -> httpx.Response:
+    failure = ""
+    for attempt in range(ATTEMPTS):
+        wait = 2.0**attempt
+        try:
+            response = client.request(method, path, json=body)
+        except httpx.TransportError as error:
+            failure = f"no response ({type(error).__name__})"
+        else:
+            if response.status_code not in WORTH_WAITING:
+                return response
+            failure = f"status {response.status_code}"
+            wait = _told_wait(response) or wait
+        if attempt < ATTEMPTS - 1:
+            time.sleep(min(wait, LONGEST_WAIT_SECONDS))
+    remedy = "Run the command again: answers that came are kept."
+    raise Unavailable(Code.SERVING_UNAVAILABLE, f"{client.base_url} gave {failure}, {ATTEMPTS} times.", remedy=remedy)
+
+
+def _told_wait(response: httpx.Response) -> float | None:
+    try:
+        return max(0.0, float(response.headers.get("retry-after", "")))
+    except ValueError:
+        return None

@@ -1,0 +1,225 @@
+"""A tuned model's recorded answers against its successor's: one gate for each thing that can be compared. Start reading here.
+
+The user's own graders come first, then labels, then similarity. A prompt that the installation refuses scores 0 in every gate
+that it belongs to.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from importlib.metadata import version
+from itertools import count
+from pathlib import Path
+
+from cli.migration.archive.contents import Contents
+from cli.migration.archive.folder import now
+from cli.migration.gate.answers import Candidate, NewAnswer, answers_file, body_for, read_answers
+from cli.migration.gate.imported_graders import ImportedGrader, import_graders, score
+from cli.migration.gate.measures import ALIKE, PAIRED, SHOWN_ONLY, matches_label, resemblance
+from cli.migration.gate.recorded import Answer, RecordedPrompt, answer_of, labels, recorded_prompts
+from cli.migration.receipts import Counts, Gate, GraderCheck, Noise, Receipt
+from cli.migration.record import golden_file
+from shared.errors import ArtifactInvalid, Code, MensError
+from shared.hashing import digest_file, digest_json
+from shared.statistics.exact import wilson_interval
+from shared.statistics.paired import CONFIDENCE, Status, compare
+
+DEFAULT_MARGIN = 0.03
+SIMILARITY = "similarity"
+OF_QUALITY = ("eval:", "label:", SIMILARITY)
+"""Beginnings of the names of gates that say whether an answer is right; the others say whether it has the right form."""
+LIBRARIES = ("mens", "rapidfuzz", "nltk", "jsonschema-rs", "regex")
+MORE_EVIDENCE = (
+    "nothing says whether answers are right: the archive has no grader that agrees with OpenAI's scores and no labels, or the tuned model "
+    "itself hardly passes them, and no repeated answers (`record --samples 4`) that similarity could be held against"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A prompt with both answers; ``new`` is None when the installation has refused the prompt."""
+
+    prompt: RecordedPrompt
+    new: Answer | None
+
+
+def make_receipt(
+    contents: Contents,
+    project: str,
+    model: str,
+    candidate: Candidate,
+    installation: str,
+    margin: float = DEFAULT_MARGIN,
+) -> Receipt:
+    """Compare the answers that were kept.
+
+    Args:
+        margin: what a mean score may lose.
+
+    Raises:
+        ArtifactInvalid: the archive cannot be read, or prompts have no answer yet.
+    """
+    folder = contents.folder
+    prompts = recorded_prompts(folder, project, model)
+    given = _answers(folder, model, prompts, candidate)
+    pairs = [
+        Pair(prompt, None if given[prompt.id].code else answer_of(given[prompt.id].response)) for prompt in prompts
+    ]
+    checks: list[GraderCheck] = []
+    gates: list[Gate] = []
+    for imported, check in import_graders(contents, project):
+        checks.append(check)
+        gates += _grader_gate(imported, check, pairs, margin)
+    gates += _label_gates(labels(contents, project, model), pairs, margin)
+    gates += [_similarity_gate(pairs, margin), *_form_gates(pairs, margin)]
+    verdict, reason = _verdict(gates)
+    inputs = [golden_file(project, model), answers_file(model)]
+    return Receipt(
+        foreign_model=model,
+        project=project,
+        mens_model=candidate.name,
+        adapters=sorted({answer.adapter for answer in given.values() if answer.adapter}),
+        installation=installation,
+        verdict=verdict,
+        reason=reason,
+        margin=margin,
+        confidence=CONFIDENCE,
+        counts=_counts(given.values()),
+        gates=gates,
+        graders=checks,
+        noise=_noise(prompts),
+        inputs={path: digest_file(folder / path) for path in inputs if (folder / path).is_file()},
+        versions={name: version(name) for name in LIBRARIES},
+        made_at=now(),
+    )
+
+
+def _answers(folder: Path, model: str, prompts: Iterable[RecordedPrompt], candidate: Candidate) -> dict[str, NewAnswer]:
+    known = read_answers(folder, model)
+    found = {prompt.id: known.get(digest_json(body_for(prompt, candidate))) for prompt in prompts}
+    if missing := sum(answer is None for answer in found.values()):
+        message = f"{missing} prompts of {model} have no answer of {candidate.served} yet."
+        raise ArtifactInvalid(Code.ARCHIVE_INVALID, message, remedy="Run `gate` again, with the installation.")
+    return {prompt: answer for prompt, answer in found.items() if answer}
+
+
+def _grader_gate(imported: ImportedGrader, check: GraderCheck, pairs: list[Pair], margin: float) -> list[Gate]:
+    """The gate of one of the user's graders; none where no recorded prompt is an item of its eval."""
+    mine = [pair for pair in pairs if pair.prompt.id in imported.items]
+    if not mine or imported.grader is None:
+        return []
+    why = "" if check.may_block else f"shown only: {check.agreeing} of {check.compared} stored scores agree"
+    try:
+        old = [score(imported, imported.items[pair.prompt.id], pair.prompt.answer) for pair in mine]
+        new = [score(imported, imported.items[pair.prompt.id], pair.new) if pair.new else 0.0 for pair in mine]
+    except MensError as error:
+        return [_compared(imported.name, [], [], margin, block=check.may_block, reason=str(error))]
+    return [_compared(imported.name, old, new, margin, block=check.may_block, reason=why)]
+
+
+def _label_gates(known: Mapping[str, Answer], pairs: list[Pair], margin: float) -> list[Gate]:
+    old: dict[str, list[float]] = {}
+    new: dict[str, list[float]] = {}
+    for pair in pairs:
+        if label := known.get(pair.prompt.id):
+            for name, value in matches_label(pair.prompt.answer, label).items():
+                old.setdefault(name, []).append(value)
+                new.setdefault(name, []).append(matches_label(pair.new, label)[name] if pair.new else 0.0)
+    return [_compared(name, old[name], new[name], margin) for name in sorted(old)]
+
+
+def _similarity_gate(pairs: list[Pair], margin: float) -> Gate:
+    """The new answers' similarity to the recorded ones, against that of the old model's own further answers."""
+    again = [pair for pair in pairs if pair.prompt.samples]
+    if again:
+        old = [_self_similarity(pair.prompt) for pair in again]
+        return _compared(SIMILARITY, old, [_similarity(pair) for pair in again], margin)
+    found = [_similarity(pair) for pair in pairs]
+    mean = sum(found) / len(found) if found else None
+    reason = "shown only: without repeated answers of the old model nothing says how alike is alike enough"
+    return Gate(SIMILARITY, Status.MISSING_EVIDENCE, False, None, mean, None, None, -margin, len(found), reason=reason)
+
+
+def _similarity(pair: Pair) -> float:
+    return resemblance(pair.prompt.answer, pair.new) if pair.new else 0.0
+
+
+def _self_similarity(prompt: RecordedPrompt) -> float:
+    return sum(resemblance(prompt.answer, sample) for sample in prompt.samples) / len(prompt.samples)
+
+
+def _form_gates(pairs: list[Pair], margin: float) -> list[Gate]:
+    gates = []
+    for name, measure in PAIRED.items():
+        concerned = [(pair, old) for pair in pairs if (old := measure(pair.prompt, pair.prompt.answer)) is not None]
+        if concerned:
+            new = [(measure(pair.prompt, pair.new) or 0.0) if pair.new else 0.0 for pair, _ in concerned]
+            gates.append(_compared(name, [old for _, old in concerned], new, margin))
+    for name, (measure, bound) in ALIKE.items():
+        of_old = [pair for pair in pairs if measure(pair.prompt, pair.prompt.answer) is not None]
+        if of_old:
+            found = [(measure(pair.prompt, pair.new) or 0.0) if pair.new else 0.0 for pair in of_old]
+            gates.append(_rate(name, int(sum(found)), len(found), min(bound, 1 - margin), block=name not in SHOWN_ONLY))
+    return gates
+
+
+def _compared(
+    name: str, old: list[float], new: list[float], margin: float, *, block: bool = True, reason: str = ""
+) -> Gate:
+    found = compare(old, new, margin, CONFIDENCE)
+    return Gate(
+        name=name,
+        status=found.status,
+        block=block,
+        old=found.old,
+        new=found.new,
+        value=found.difference,
+        interval=found.interval,
+        bound=-margin,
+        items=found.items,
+        items_needed=found.items_needed,
+        smallest_visible=found.smallest_visible,
+        p_value=found.p_value,
+        reason="; ".join(filter(None, (reason, found.reason))),
+        decisive=name.startswith(OF_QUALITY)
+        and compare(old, [0.0] * len(old), margin, CONFIDENCE).status is Status.FAILED,
+    )
+
+
+def _rate(name: str, like: int, items: int, bound: float, *, block: bool) -> Gate:
+    """A share of answers that must not be below a bound; its interval is Wilson's."""
+    value, sides = like / items, 2 * CONFIDENCE - 1
+    interval = wilson_interval(like, items, sides)
+    status, needed, reason = Status.PASSED, None, ""
+    if interval[0] < bound:
+        status, reason = Status.FAILED, f"{like} of {items} are like the recorded answers"
+        if value >= bound:
+            status, reason = Status.MISSING_EVIDENCE, f"{items} prompts are too few to show a share of {bound:g}"
+            if like == items:
+                needed = next(n for n in count(items) if wilson_interval(n, n, sides)[0] >= bound)
+    return Gate(name, status, block, None, value, value, interval, bound, items, items_needed=needed, reason=reason)
+
+
+def _verdict(gates: list[Gate]) -> tuple[Status, str]:
+    """What all gates come to. Where the old model hardly ever scores, nonsense loses little, so that its gates prove nothing."""
+    blocking = [gate for gate in gates if gate.block]
+    for status in (Status.FAILED, Status.MISSING_EVIDENCE):
+        if found := [gate.name for gate in blocking if gate.status is status]:
+            return status, f"{', '.join(found)}: {'failed' if status is Status.FAILED else 'too few prompts to tell'}"
+    of_quality = [gate for gate in blocking if gate.name.startswith(OF_QUALITY)]
+    if not any(gate.decisive for gate in of_quality):
+        return Status.MISSING_EVIDENCE, MORE_EVIDENCE
+    return Status.PASSED, ""
+
+
+def _counts(answers: Iterable[NewAnswer]) -> Counts:
+    codes = Counter(answer.code for answer in answers)
+    answered = codes.pop("", 0)
+    return Counts(answered + codes.total(), answered, dict(codes))
+
+
+def _noise(prompts: Iterable[RecordedPrompt]) -> Noise:
+    found = [_self_similarity(prompt) for prompt in prompts if prompt.samples]
+    return Noise(len(found), sum(found) / len(found) if found else None)

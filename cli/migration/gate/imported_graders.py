@@ -1,0 +1,141 @@
+"""The user's own graders, out of the evals that were exported; each is first measured against OpenAI's own scores."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic import ValidationError
+
+from cli.migration.archive.contents import Contents
+from cli.migration.archive.pages import Item
+from cli.migration.archive.sections import url_path
+from cli.migration.gate.recorded import Answer, calls_of
+from cli.migration.prompts import to_request
+from cli.migration.receipts import GraderCheck
+from shared.errors import Code, InvalidRequest, MensError
+from shared.graders.grading import check_runnable, grade, is_passed, make_sample
+from shared.graders.types import GRADER, Grader
+from shared.hashing import digest_json
+
+LEAST_AGREEMENT = 0.99
+SCORE_TOLERANCE = 0.01
+SHOWN_DIFFERENCES = 5
+NOT_SENT = ("id",)
+"""What OpenAI adds to a criterion."""
+
+
+@dataclass(slots=True)
+class ImportedGrader:
+    """A criterion of an eval.
+
+    Attributes:
+        name: of its gate: ``eval:EVAL/CRITERION``.
+        result_names: what OpenAI's results call it.
+        grader: None when it cannot be one here; ``refused`` says why.
+        items: of the eval, by the id of the prompt that they were made into.
+    """
+
+    name: str
+    result_names: frozenset[str]
+    grader: Grader | None
+    refused: str
+    items: dict[str, Item] = field(default_factory=dict)
+
+
+def import_graders(contents: Contents, project: str) -> Iterator[tuple[ImportedGrader, GraderCheck]]:
+    """The criteria of every eval of a project, each with how it agrees with OpenAI's stored scores."""
+    names: set[str] = set()
+    for evaluation in contents.items(project, "evals"):
+        outputs = list(_output_items(contents, project, str(evaluation["id"])))
+        items = {prompt: item for output in outputs for prompt, item in _prompt_and_item(output)}
+        for criterion in evaluation.get("testing_criteria") or []:
+            imported = _import(evaluation, criterion, names)
+            imported.items = items
+            yield imported, _check(imported, outputs)
+
+
+def _output_items(contents: Contents, project: str, evaluation: str) -> Iterator[Item]:
+    runs = url_path("evals", evaluation, "runs")
+    for run in contents.items(project, runs):
+        yield from contents.items(project, f"{runs}/{url_path(str(run['id']), 'output_items')}")
+
+
+def _prompt_and_item(output: Item) -> Iterator[tuple[str, Item]]:
+    request = to_request({"messages": (output.get("sample") or {}).get("input")})
+    if request and isinstance(output.get("datasource_item"), dict):
+        yield digest_json(request), output["datasource_item"]
+
+
+def _import(evaluation: Item, criterion: Item, names: set[str]) -> ImportedGrader:
+    called = str(criterion.get("name") or criterion.get("type"))
+    name = f"eval:{evaluation.get('name') or evaluation['id']}/{called}"
+    if name in names:
+        name = f"eval:{evaluation['id']}/{called}"
+    names.add(name)
+    known_as = frozenset(str(criterion[key]) for key in ("id", "name") if criterion.get(key))
+    # What OpenAI answers has every optional field, as null.
+    given = {key: value for key, value in criterion.items() if key not in NOT_SENT and value is not None}
+    try:
+        grader = GRADER.validate_python(given)
+        check_runnable(grader)
+    except ValidationError as error:
+        first = error.errors()[0]
+        return ImportedGrader(name, known_as, None, f"{'.'.join(map(str, first['loc']))}: {first['msg']}")
+    except MensError as error:
+        return ImportedGrader(name, known_as, None, str(error))
+    return ImportedGrader(name, known_as, grader, "")
+
+
+def score(imported: ImportedGrader, item: Item, answer: Answer) -> float:
+    """Whether an answer passes, as 1 or 0. An answer that is no JSON where JSON is read does not pass.
+
+    Raises:
+        InvalidRequest: the grader cannot judge this item, as when a template names a field that it does not have.
+    """
+    return float(_judge(imported, item, answer)[1])
+
+
+def _judge(imported: ImportedGrader, item: Item, answer: Answer) -> tuple[float, bool]:
+    assert imported.grader is not None
+    try:
+        found = grade(imported.grader, item, make_sample(answer.text, answer.tool_calls)).score
+    except InvalidRequest as error:
+        if error.code != Code.GRADER_SAMPLE_INVALID:
+            raise
+        found = 0.0
+    return found, is_passed(imported.grader, found)
+
+
+def _check(imported: ImportedGrader, outputs: list[Item]) -> GraderCheck:
+    """Grade OpenAI's stored answers again. Scores may differ in their last digits; whether it passes may not."""
+    compared = agreeing = 0
+    differences: list[dict[str, str | float]] = []
+    refused = imported.refused
+    for output in outputs:
+        stored = next((each for each in output.get("results") or [] if each.get("name") in imported.result_names), None)
+        answer = _stored_answer(output)
+        if imported.grader is None or stored is None or answer is None:
+            continue
+        try:
+            here, passed = _judge(imported, output.get("datasource_item") or {}, answer)
+        except MensError as error:
+            refused = refused or str(error)
+            break
+        compared += 1
+        there = float(stored.get("score") or 0.0)
+        if abs(here - there) <= SCORE_TOLERANCE and passed == stored.get("passed", passed):
+            agreeing += 1
+        elif len(differences) < SHOWN_DIFFERENCES:
+            differences.append({"item": str(output.get("id")), "stored": there, "here": here})
+    may_block = not refused and compared > 0 and agreeing >= LEAST_AGREEMENT * compared
+    return GraderCheck(imported.name, compared, agreeing, may_block, differences, refused)
+
+
+def _stored_answer(output: Item) -> Answer | None:
+    turns: list[dict[str, Any]] = (output.get("sample") or {}).get("output") or []
+    if not turns or not isinstance(turns[-1], dict):
+        return None
+    text = turns[-1].get("content")
+    return Answer(text if isinstance(text, str) else "", calls_of(turns[-1]))

@@ -1,0 +1,64 @@
+"""The facts as one HTML page that needs nothing else: no script, no font, no image, no network. All text in it is escaped."""
+
+from __future__ import annotations
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from cli.migration.archive.shutdown_dates import describe_days
+from cli.migration.report.facts import Facts, ModelFacts
+from shared.statistics.paired import Status
+
+NOT_OFFERED = (
+    ("Moderation", "OpenAI screened training data and finished models. Nothing here does; a guard model can be put in front of a program."),
+    ("Batches", "There is no batch API; a loop of requests does the same, at once and at no discount."),
+    ("Images and audio", "Bases here read and write text. Rows with images were dropped, never trained on without them."),
+    ("Assistants, vector stores, stored responses, realtime", "There are none."),
+    ("The same answers", "Another base has other knowledge, other refusals and another tone; counts of tokens differ by tens of per cent."),
+)  # fmt: skip
+AZURE_SOURCE = "As Microsoft has published it, read in November 2026"
+AZURE = (
+    ("fine-tunes of gpt-4o and gpt-4o-mini", "can be deployed until 1 October 2027"),
+    ("fine-tunes of the gpt-4.1 family", "can be deployed until 14 October 2027"),
+    ("fine-tunes of o4-mini", "can be deployed until 16 October 2027"),
+    ("training, for those who are customers already", "at least until April 2027"),
+)
+STEPS = {
+    "inventory": "tuned models were listed",
+    "export": "jobs, files, evals and chats were saved",
+    "record": "answers of the tuned models were recorded",
+    "convert": "rows were converted",
+    "train": "successors were trained",
+    "gate": "successors were compared with the recorded answers",
+    "switch": "names were moved",
+}
+
+
+def render_page(facts: Facts) -> str:
+    """The page."""
+    environment = Environment(
+        loader=PackageLoader("cli.migration.report", "."),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {"number": _number, "days": describe_days, "proof": _proof}
+    return environment.get_template("report.html").render(
+        facts=facts, not_offered=NOT_OFFERED, azure=AZURE, azure_source=AZURE_SOURCE, steps=STEPS
+    )
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"
+
+
+def _proof(model: ModelFacts) -> str:
+    """What is proven of a model's successor, in a few words."""
+    if model.receipt is None:
+        return "not compared" if model.recorded else "cannot be compared: nothing was recorded"
+    proven = {
+        Status.PASSED: "not worse than the tuned model",
+        Status.FAILED: "worse than the tuned model, or not shown not to be",
+        Status.MISSING_EVIDENCE: "not decided: too little to compare",
+    }
+    return proven[model.receipt.verdict]

@@ -1,0 +1,95 @@
+"""The installation that successors are trained on: requests that raise Mens' own errors, and uploads that are made once."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any, Self
+
+import httpx
+import msgspec
+
+from cli.client.connection import Connection, describe_unreachable
+from cli.migration.archive.folder import write_json
+from shared.errors import Code, MensError, NotFound, Unavailable
+from shared.hashing import digest_file
+
+UPLOADS = "uploads.json"
+"""Ids of uploaded files by installation and content, so that a step that is run again uploads nothing twice."""
+TIMEOUT_SECONDS = 600.0
+MAX_WAITS = 20
+
+
+class Installation:
+    """An installation's API; a context manager.
+
+    Args:
+        connection: address and key.
+        folder: the archive's, which remembers uploads.
+    """
+
+    def __init__(self, connection: Connection, folder: Path) -> None:
+        self.connection = connection
+        self._client = connection.client(TIMEOUT_SECONDS)
+        self._uploads = folder / UPLOADS
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._client.close()
+
+    def call(self, method: str, path: str, **request: Any) -> Any:
+        """The JSON body of a response; a limit of the key's rate is waited out.
+
+        Raises:
+            MensError: the API's error, with its code; ``SERVING_UNAVAILABLE`` where nothing answers.
+        """
+        for _ in range(MAX_WAITS):
+            try:
+                response = self._client.request(method, path, **request)
+            except httpx.HTTPError as error:
+                raise Unavailable(Code.SERVING_UNAVAILABLE, describe_unreachable(self.connection, error)) from None
+            if response.status_code != httpx.codes.TOO_MANY_REQUESTS:
+                break
+            time.sleep(float(response.headers.get("retry-after", "1")))
+        if response.is_error:
+            raise _error_of(response)
+        return response.json()
+
+    def find(self, path: str) -> Any | None:
+        """The JSON body of a GET; None when there is no such thing."""
+        try:
+            return self.call("GET", path)
+        except NotFound:
+            return None
+
+    def upload(self, path: Path) -> str:
+        """Id of the uploaded file with a file's content; one that was uploaded before is taken while it is there."""
+        sha256, known = digest_file(path), self._known()
+        here = known.setdefault(self.connection.url, {})
+        if sha256 in here and self.find(f"/v1/files/{here[sha256]}"):
+            return here[sha256]
+        with path.open("rb") as file:
+            uploaded = self.call("POST", "/v1/files", data={"purpose": "fine-tune"}, files={"file": (path.name, file)})
+        here[sha256] = str(uploaded["id"])
+        write_json(self._uploads, known)
+        return here[sha256]
+
+    def _known(self) -> dict[str, dict[str, str]]:
+        if not self._uploads.is_file():
+            return {}
+        return msgspec.json.decode(self._uploads.read_bytes(), type=dict[str, dict[str, str]])
+
+
+def _error_of(response: httpx.Response) -> MensError:
+    """One of our own errors from a response; of another program's, what it says."""
+    kind = NotFound if response.status_code == httpx.codes.NOT_FOUND else MensError
+    try:
+        error = response.json()["error"]
+        code, mens = Code(error["code"]), error.get("mens", {})
+    except (ValueError, KeyError, TypeError):
+        return kind(Code.INTERNAL_ERROR, f"{response.url} responded {response.status_code}: {response.text[:200]}")
+    remedy = str(mens.get("remedy", ""))
+    message = str(error["message"]).removesuffix(remedy).strip()
+    return kind(code, message, remedy=remedy, param=error.get("param"), details=mens.get("details"))

@@ -1,0 +1,164 @@
+"""The switch: a successor's alias, and the tuned model's name on it. Without a passed gate nothing moves unless it is said why."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+from urllib.parse import quote
+
+import msgspec
+
+from cli.migration.archive.folder import make_private, now, safe_name, write_json
+from cli.migration.receipts import Receipt, read_receipt, receipt_file
+from cli.migration.successors.contracts import successor_name
+from cli.migration.successors.installation import Installation
+from cli.migration.successors.training import trainings_of
+from shared.errors import ArtifactInvalid, Code, Conflict
+from shared.hashing import digest_file
+from shared.statistics.paired import Status
+
+SWITCH = "switch"
+MAX_REASON = 500
+
+
+class Switch(msgspec.Struct, frozen=True):
+    """``switch/MODEL.json``: what was moved, and on which evidence.
+
+    Attributes:
+        verdict: of the receipt; empty where there was none.
+        receipt: SHA-256 of the receipt; empty where there was none.
+        override_reason: why it was done without a passed gate; empty where it passed.
+    """
+
+    model: str
+    alias: str
+    alias_version: int
+    adapter: str
+    installation: str
+    verdict: str
+    receipt: str
+    override_reason: str
+    switched_at: str
+    format: Literal["mens-migration-switch/1"] = "mens-migration-switch/1"
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """A switch that may be made: the alias, the adapter, and what the histories will say."""
+
+    model: str
+    alias: str
+    adapter: str
+    reason: str
+    verdict: str
+    receipt: str
+    override_reason: str
+
+
+def prepare(folder: Path, model: str, alias: str, *, adapter: str = "", override_reason: str = "") -> Move:
+    """The switch of a tuned model's name, allowed by its receipt or by an override.
+
+    Args:
+        adapter: id of the successor; left out, the one that the gate has compared, or the only one that was trained.
+        override_reason: why to switch without a passed gate.
+
+    Raises:
+        Conflict: ``GATE_NOT_PASSED``. ArtifactInvalid: it is not known which adapter is meant, or the receipt is outdated.
+    """
+    receipt = read_receipt(folder, model)
+    refusal = _refusal(folder, model, receipt, adapter)
+    if refusal and not override_reason:
+        remedy = f"Run `mens migrate openai gate {folder}`; to switch all the same: --override-reason WHY."
+        raise Conflict(Code.GATE_NOT_PASSED, f"{model}: {refusal}.", remedy=remedy, param=model)
+    chosen = adapter or _adapter_of(folder, model, receipt)
+    sha256 = digest_file(folder / receipt_file(model)) if receipt else ""
+    why = f"Successor of {model}. "
+    why += (
+        f"Without a passed gate ({refusal}): {override_reason}"
+        if refusal
+        else f"Its gate passed, receipt {sha256[:16]}."
+    )
+    verdict = str(receipt.verdict) if receipt else ""
+    return Move(model, alias, chosen, why[:MAX_REASON], verdict, sha256, override_reason if refusal else "")
+
+
+def switch(folder: Path, installation: Installation, move: Move, *, take_alias: bool = False) -> Switch:
+    """Move the alias to the adapter, and let the tuned model's name stand for the alias. A repeated call moves nothing.
+
+    Args:
+        take_alias: whether an alias that is there and does not belong to this model may be moved.
+
+    Raises:
+        MensError: the installation refuses. Conflict: ``ALIAS_TAKEN``: the alias is another's.
+    """
+    name_path, alias_path = f"/v1/names/{quote(move.model, safe='')}", f"/v1/aliases/{move.alias}"
+    alias, name = installation.find(alias_path), installation.find(name_path)
+    stands_for = {"kind": "alias", "name": move.alias}
+    is_ours = name is not None and name["stands_for"] == stands_for
+    if alias and not is_ours and alias["adapter_id"] != move.adapter and not take_alias:
+        raise Conflict(
+            Code.ALIAS_TAKEN,
+            f"The alias {move.alias!r} is there already, and points to {alias['adapter_id']}.",
+            remedy=f"Choose another: --model {move.model} --alias NAME. To move that one, name it there.",
+            param="alias",
+        )
+    moved = installation.call("PUT", alias_path, json={"adapter": move.adapter, "reason": move.reason})
+    installation.call("PUT", name_path, json={"alias": move.alias, "reason": move.reason})
+    done = Switch(
+        model=move.model,
+        alias=move.alias,
+        alias_version=moved["version"],
+        adapter=move.adapter,
+        installation=installation.connection.url,
+        verdict=move.verdict,
+        receipt=move.receipt,
+        override_reason=move.override_reason,
+        switched_at=now(),
+    )
+    path = folder / SWITCH / f"{safe_name(move.model)}.json"
+    make_private(path.parent, folder)
+    write_json(path, done)
+    return done
+
+
+def aliases_for(models: Iterable[str]) -> dict[str, str]:
+    """A name for each model's alias: its suffix; with the last part of its name where several have that suffix."""
+    names = {model: successor_name(model) for model in models}
+    taken = list(names.values())
+    return {
+        model: name if taken.count(name) == 1 else f"{name}-{model.rpartition(':')[2].lower()}"[:64]
+        for model, name in names.items()
+    }
+
+
+def _refusal(folder: Path, model: str, receipt: Receipt | None, adapter: str) -> str:
+    """Why a receipt does not allow the switch; empty when it does."""
+    if receipt is None:
+        return "there is no receipt of a gate"
+    if receipt.verdict is not Status.PASSED:
+        return f"the gate's verdict is {receipt.verdict}: {receipt.reason}"
+    if len(receipt.adapters) != 1:
+        return f"the gate compared {len(receipt.adapters)} adapters, not one"
+    if adapter and adapter != receipt.adapters[0]:
+        return f"the gate compared {receipt.adapters[0]}, not {adapter}"
+    if receipt.foreign_model != model:
+        return f"the receipt is of {receipt.foreign_model}"
+    changed = [
+        path
+        for path, sha256 in receipt.inputs.items()
+        if not (folder / path).is_file() or digest_file(folder / path) != sha256
+    ]
+    return f"{', '.join(changed)} changed since the gate" if changed else ""
+
+
+def _adapter_of(folder: Path, model: str, receipt: Receipt | None) -> str:
+    if receipt and len(receipt.adapters) == 1:
+        return receipt.adapters[0]
+    trained = [training.adapter for training in trainings_of(folder, model) if training.adapter]
+    if len(trained) != 1:
+        found = ", ".join(trained) or "none"
+        message = f"{model}: which adapter is its successor? There are: {found}."
+        raise ArtifactInvalid(Code.ARCHIVE_INVALID, message, remedy="Name it: --adapter ID, or run `train` first.")
+    return trained[0]

@@ -1,0 +1,227 @@
+"""Foreign names: names of another provider's models, which stand for an alias, an adapter or a base.
+
+A program that asked ``ft:gpt-4o-mini-2024-07-18:acme:support:9x1`` elsewhere asks it here, and gets what the alias that the
+name stands for answers. They are in the table of the aliases, and their moves are recorded with those.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from datetime import datetime
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from shared.database.connection import Database
+from shared.database.names.alias_targets import check_targets
+from shared.database.names.aliases import Actor, Move, expect_version, lock_alias, move, moves_of, state_of
+from shared.database.records import Value
+from shared.database.routing import Destination, Routing, StandsFor
+from shared.database.tables import AdapterRow, AliasRow
+from shared.database.tenancy import SHARED, TenantName, check_owner, visible_to
+from shared.database.visibility import adapter_row, alias_rows, foreign_name_rows
+from shared.errors import Code, InvalidRequest, NotFound
+
+CHECKPOINT = re.compile(r"(?P<model>.+):ckpt-step-(?P<step>[0-9]{1,9})")
+"""OpenAI's name of a checkpoint: its model's, and the step."""
+
+
+class ForeignName(Value):
+    """A foreign name as it is now. ``version`` grows by one with every move."""
+
+    name: str
+    tenant: str
+    stands_for: StandsFor
+    version: int
+    moved_at: datetime
+
+
+class ForeignNames:
+    """Foreign names as a tenant sees them: its own, and those of ``shared`` that it has not mapped itself.
+
+    Each verb is one transaction. What a name stands for is looked up as the tenant that asks sees it.
+    """
+
+    def __init__(self, database: Database, tenant: TenantName = SHARED) -> None:
+        self._db = database
+        self._tenant = tenant
+        self._tenants = visible_to(tenant)
+
+    def of(self, tenant: TenantName) -> ForeignNames:
+        """Foreign names as another tenant sees them."""
+        return ForeignNames(self._db, tenant)
+
+    def all(self) -> list[ForeignName]:
+        """All of them, in the order of names."""
+        with self._db.read() as session:
+            return [_view(row) for row in foreign_name_rows(session, self._tenants)]
+
+    def find(self, name: str) -> ForeignName | None:
+        """A foreign name, or None."""
+        with self._db.read() as session:
+            return next(map(_view, foreign_name_rows(session, self._tenants, name)), None)
+
+    def get(self, name: str) -> ForeignName:
+        """Raises:
+        NotFound: ``NAME_NOT_FOUND``.
+        """
+        if found := self.find(name):
+            return found
+        raise _unknown(name)
+
+    def history(self, name: str, *, before: int | None = None, limit: int = 100) -> list[Move]:
+        """Moves of a name, newest first; ``before`` is the last version that was returned before.
+
+        Raises:
+            NotFound: ``NAME_NOT_FOUND``: there never was one.
+        """
+        with self._db.read() as session:
+            seen = foreign_name_rows(session, self._tenants, name)
+            ever = (session.get(AliasRow, (tenant, name)) for tenant in self._tenants)
+            row = next(iter(seen), None) or next(filter(None, ever), None)
+            if row is None:
+                raise _unknown(name)
+            return moves_of(session, row.tenant, name, before, limit)
+
+    def set(
+        self,
+        name: str,
+        stands_for: StandsFor,
+        by: Actor,
+        reason: str = "",
+        *,
+        bases: Collection[str],
+        expected: int | None = None,
+    ) -> ForeignName:
+        """Let a name of the tenant, new or existing, stand for something. A repeated call changes nothing and is no move.
+
+        Args:
+            bases: names of the base models, which no foreign name may have.
+            expected: the version that the caller has seen; None moves the name from any version.
+
+        Raises:
+            InvalidRequest: ``NAME_INVALID``: the name of a base or of an alias.
+            NotFound: ``ALIAS_NOT_FOUND``, ``ADAPTER_NOT_FOUND``, ``MODEL_NOT_FOUND``: what it would stand for.
+            Conflict: ``ADAPTER_NOT_SERVABLE``; ``ALIAS_VERSION_CONFLICT``.
+        """
+        if name in bases:
+            raise InvalidRequest(Code.NAME_INVALID, f"{name!r} is the name of a base model.", param="name")
+        with self._db.write() as session:
+            now = self._db.now(session)
+            row = lock_alias(session, self._tenant, name, now)
+            if alias_rows(session, self._tenants, name):
+                raise InvalidRequest(
+                    Code.NAME_INVALID, f"{name!r} is the name of an alias, which comes first.", param="name"
+                )
+            self._check(session, stands_for, bases)
+            expect_version(row, expected)
+            move(session, row, stands_for, by, "set", reason, now)
+            return _view(row)
+
+    def delete(self, name: str, by: Actor, reason: str = "", *, expected: int | None = None) -> None:
+        """Delete a foreign name; its history stays.
+
+        Raises:
+            NotFound: ``NAME_NOT_FOUND``. Forbidden: ``TENANT_FORBIDDEN``. Conflict: ``ALIAS_VERSION_CONFLICT``.
+        """
+        with self._db.write() as session:
+            seen = next(iter(foreign_name_rows(session, self._tenants, name)), None)
+            if seen is None:
+                raise _unknown(name)
+            check_owner(f"The name {name!r}", seen.tenant, self._tenant)
+            now = self._db.now(session)
+            row = lock_alias(session, self._tenant, name, now)
+            expect_version(row, expected)
+            if row.stands_for:
+                move(session, row, None, by, "delete", reason, now)
+
+    def resolve(self, name: str) -> Destination | None:
+        """Where requests for a foreign name go, or for a checkpoint of one; None: there is no such name.
+
+        Raises:
+            NotFound: ``MODEL_NOT_FOUND``: what the name stands for is gone, or the model has no such checkpoint.
+        """
+        with self._db.read() as session:
+            if row := next(iter(foreign_name_rows(session, self._tenants, name)), None):
+                return self._follow(session, row)
+            checkpoint = CHECKPOINT.fullmatch(name)
+            model = checkpoint and next(iter(foreign_name_rows(session, self._tenants, checkpoint["model"])), None)
+            return self._checkpoint(session, model, int(checkpoint["step"])) if checkpoint and model else None
+
+    def _follow(self, session: Session, row: AliasRow) -> Destination:
+        stands_for = StandsFor.model_validate(row.stands_for)
+        if stands_for.kind == "base":
+            return Destination(stands_for.name, None, is_foreign=True)
+        routing: object = None
+        if stands_for.kind == "alias":
+            routing = next(map(state_of, alias_rows(session, self._tenants, stands_for.name)), None)
+        elif (adapter := adapter_row(session, self._tenants, stands_for.name)) and adapter.published:
+            routing = Routing.to(adapter.id)
+        if isinstance(routing, Routing):
+            return Destination(stands_for.name, routing, is_foreign=True)
+        raise NotFound(
+            Code.MODEL_NOT_FOUND,
+            f"{row.name!r} stands for the {stands_for.kind} {stands_for.name!r}, which there is no longer.",
+            remedy=f"Let it stand for another with PUT /v1/names/{row.name}.",
+            param="model",
+        )
+
+    def _checkpoint(self, session: Session, model: AliasRow, step: int) -> Destination:
+        """The adapter of a step of the job whose adapter answers for a foreign name."""
+        destination = self._follow(session, model)
+        answering = destination.routing and adapter_row(session, self._tenants, destination.routing.main)
+        made: dict[int, str] = {}
+        if answering:
+            query = select(AdapterRow).where(
+                AdapterRow.tenant == answering.tenant, AdapterRow.job_id == answering.job_id, AdapterRow.published
+            )
+            made = {row.step: row.id for row in session.scalars(query.order_by(AdapterRow.step))}
+        if adapter_id := made.get(step):
+            return Destination(adapter_id, Routing.to(adapter_id), is_foreign=True)
+        others = f"it has those of the steps {', '.join(map(str, made))}" if made else "it has none"
+        raise NotFound(
+            Code.MODEL_NOT_FOUND,
+            f"{model.name!r} is answered by {destination.name!r}, which has no checkpoint of step {step}: {others}.",
+            remedy=f"Let the checkpoint's name stand for an adapter with PUT /v1/names/{model.name}:ckpt-step-{step}.",
+            param="model",
+        )
+
+    def _check(self, session: Session, stands_for: StandsFor, bases: Collection[str]) -> None:
+        """Refuse what a name must not stand for; its row is locked, so that it is there when the name is."""
+        match stands_for.kind:
+            case "alias" if not alias_rows(session, self._tenants, stands_for.name):
+                raise NotFound(
+                    Code.ALIAS_NOT_FOUND,
+                    f"There is no alias {stands_for.name!r}.",
+                    remedy="List what there is with GET /v1/aliases.",
+                    param="alias",
+                )
+            case "adapter":
+                check_targets(session, self._tenants, Routing.to(stands_for.name))
+            case "base" if stands_for.name not in bases:
+                raise NotFound(
+                    Code.MODEL_NOT_FOUND,
+                    f"There is no base model {stands_for.name!r}.",
+                    remedy="List what there is with GET /v1/models.",
+                    param="base",
+                )
+
+
+def _view(row: AliasRow) -> ForeignName:
+    return ForeignName(
+        name=row.name,
+        tenant=row.tenant,
+        stands_for=StandsFor.model_validate(row.stands_for),
+        version=row.version,
+        moved_at=row.moved_at,
+    )
+
+
+def _unknown(name: str) -> NotFound:
+    return NotFound(
+        Code.NAME_NOT_FOUND,
+        f"There is no foreign name {name!r}.",
+        remedy="List what there is with GET /v1/names.",
+        param="name",
+    )

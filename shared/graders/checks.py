@@ -1,0 +1,132 @@
+"""Checks that OpenAI has no grader for: regular expressions, JSON Schema, tool calls. Expressions and schemas may be hostile."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import jsonschema_rs
+import regex
+
+from shared.errors import Code, InvalidRequest
+from shared.graders.types import ExpectedCall
+
+REGEX_SECONDS = 1.0
+
+
+def matches(pattern: str, text: str) -> bool:
+    """Whether a regular expression is found in a text.
+
+    Raises:
+        InvalidRequest: ``GRADER_INVALID``: it is none. ``GRADER_TIMEOUT``: it takes longer than a second.
+    """
+    try:
+        return regex.search(pattern, text, timeout=REGEX_SECONDS, concurrent=True) is not None
+    except regex.error as error:
+        raise InvalidRequest(
+            Code.GRADER_INVALID, f"{pattern[:200]!r} is no expression: {error}.", param="pattern"
+        ) from None
+    except TimeoutError:
+        message = f"The expression {pattern[:200]!r} took longer than {REGEX_SECONDS:g} s."
+        raise InvalidRequest(Code.GRADER_TIMEOUT, message, remedy="Make it simpler.", param="pattern") from None
+
+
+def is_json(text: str) -> bool:
+    """Whether a text is one JSON value, and nothing else."""
+    try:
+        parse_json(text)
+    except ValueError:
+        return False
+    return True
+
+
+def parse_json(text: str) -> Any:
+    """The value of a text that is JSON; NaN and infinities are none.
+
+    Raises:
+        ValueError: it is no JSON, or nested too deep.
+    """
+    try:
+        return json.loads(text, parse_constant=_refuse_constant)
+    except RecursionError:
+        raise ValueError("it is nested too deep") from None
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is no JSON")
+
+
+class Schema:
+    """A JSON Schema that was read once. References lead to no other document.
+
+    Raises:
+        InvalidRequest: ``GRADER_INVALID``: it is none.
+    """
+
+    def __init__(self, schema: Mapping[str, Any] | bool) -> None:
+        try:
+            self._validator = jsonschema_rs.validator_for(
+                schema if isinstance(schema, bool) else dict(schema), offline=True
+            )
+        except (ValueError, RecursionError) as error:
+            reason = str(error).splitlines()[0]
+            raise InvalidRequest(
+                Code.GRADER_INVALID, f"The JSON Schema is none: {reason}", param="json_schema"
+            ) from None
+
+    def accepts(self, value: Any) -> bool:
+        """Whether it describes a JSON value."""
+        return bool(self._validator.is_valid(value))
+
+    def accepts_text(self, text: str) -> bool:
+        """Whether a text is JSON that it describes."""
+        try:
+            return self.accepts(parse_json(text))
+        except ValueError:
+            return False
+
+
+def tool_calls_are_valid(calls: Iterable[Any], tools: Iterable[Mapping[str, Any]]) -> bool:
+    """Whether each call names one of the tools, with arguments that are JSON and that the tool's schema describes.
+
+    Args:
+        calls: ``tool_calls`` of a message.
+        tools: as in a chat request.
+
+    Raises:
+        InvalidRequest: ``GRADER_INVALID``: a tool's parameters are no JSON Schema.
+    """
+    functions = [tool.get("function") or {} for tool in tools]
+    schemas = {function.get("name"): function.get("parameters") or {} for function in functions}
+    for name, arguments in map(_parts, calls):
+        if name not in schemas or not Schema(schemas[name]).accepts_text(arguments):
+            return False
+    return True
+
+
+def tool_calls_equal(calls: Iterable[Any], expected: Iterable[ExpectedCall]) -> bool:
+    """Whether calls have these names in this order, and these arguments, compared as JSON."""
+    found, wanted = list(map(_parts, calls)), list(expected)
+    return len(found) == len(wanted) and all(
+        name == call.name and (call.arguments is None or _arguments_equal(arguments, call.arguments))
+        for (name, arguments), call in zip(found, wanted, strict=True)
+    )
+
+
+def _arguments_equal(text: str, expected: Mapping[str, Any]) -> bool:
+    try:
+        value = parse_json(text)
+    except ValueError:
+        return False
+    # As text, because Python calls 1, 1.0 and True equal.
+    return json.dumps(value, sort_keys=True) == json.dumps(expected, sort_keys=True)
+
+
+def _parts(call: Any) -> tuple[str, str]:
+    """Name and arguments of a call; of what is no call, empty texts."""
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict):
+        return "", ""
+    name, arguments = function.get("name"), function.get("arguments")
+    return (name if isinstance(name, str) else ""), (arguments if isinstance(arguments, str) else json.dumps(arguments))

@@ -1,0 +1,169 @@
+"""One answer and one grader: the score. Start reading here.
+
+A grader's templates see an ``item``, which is the row of a data set, and a ``sample``, which is the answer to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from shared.errors import Code, InvalidRequest
+from shared.graders.checks import Schema, matches, parse_json, tool_calls_are_valid, tool_calls_equal
+from shared.graders.formula import Formula
+from shared.graders.model_graders import Ask, judge_request, score_of
+from shared.graders.templates import render
+from shared.graders.text_similarity import similarity
+from shared.graders.types import (
+    Grader,
+    LabelModel,
+    MultiGrader,
+    PythonGrader,
+    RegexCheck,
+    SchemaCheck,
+    ScoreModel,
+    ShortForm,
+    StringCheck,
+    TextSimilarity,
+)
+
+Item = Mapping[str, Any]
+Sample = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Grade:
+    """What a grader gives for one answer.
+
+    Attributes:
+        sub_scores: of the parts of a ``multi`` grader, by name.
+        usage: what each model that was asked has used, by the name that it was asked by.
+    """
+
+    score: float
+    sub_scores: dict[str, float] = field(default_factory=dict)
+    usage: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+
+def make_sample(text: str, tool_calls: Iterable[Mapping[str, Any]] = ()) -> dict[str, Any]:
+    """The ``sample`` of an answer; ``output_json`` is there only when the answer is JSON."""
+    message = {"role": "assistant", "content": text, "tool_calls": [*tool_calls]}
+    sample: dict[str, Any] = {
+        "output_text": text,
+        "output_tools": message["tool_calls"],
+        "choices": [{"message": message}],
+    }
+    try:
+        sample["output_json"] = parse_json(text)
+    except ValueError:
+        pass
+    return sample
+
+
+def check_runnable(grader: Grader) -> None:
+    """Whether a grader can be run here, whatever the answer; parts of a ``multi`` grader are looked at too.
+
+    Raises:
+        InvalidRequest: ``SANDBOX_UNAVAILABLE``: it has code, and nothing here can contain it. ``GRADER_UNSUPPORTED``.
+            ``GRADER_INVALID``: a regular expression or JSON Schema that is none.
+    """
+    if isinstance(grader, MultiGrader):
+        for part in grader.graders.values():
+            check_runnable(part)
+    elif isinstance(grader, PythonGrader):
+        _check_short_form(grader.mens, grader.name)
+    elif isinstance(grader, TextSimilarity) and grader.evaluation_metric in {"cosine", "meteor"}:
+        # Whether there is WordNet shows when it is looked into.
+        similarity(grader.evaluation_metric, "a", "b")
+
+
+def _check_short_form(check: ShortForm | None, name: str) -> None:
+    if check is None:
+        message = f"The grader {name!r} is Python code, and this release has no sandbox to run it in."
+        remedy = "Use another grader, or a check in its block `mens`: regex, json_schema, tool_calls."
+        raise InvalidRequest(Code.SANDBOX_UNAVAILABLE, message, remedy=remedy, param="grader")
+    if isinstance(check, RegexCheck):
+        matches(check.pattern, "")
+    elif isinstance(check, SchemaCheck):
+        Schema(check.json_schema)
+    else:
+        for tool in check.tools or ():
+            Schema((tool.get("function") or {}).get("parameters") or {})
+
+
+def grade(grader: Grader, item: Item, sample: Sample, ask: Ask | None = None) -> Grade:
+    """The score of an answer.
+
+    Args:
+        item: what templates name ``item``.
+        sample: what templates name ``sample``; :func:`make_sample` makes one.
+        ask: sends the requests of graders that ask a model; without it they are refused.
+
+    Raises:
+        InvalidRequest: what :func:`check_runnable`, the templates, formulas, checks and model graders raise; ``GRADER_UNSUPPORTED``
+            without ``ask``. And what ``ask`` raises.
+    """
+    if isinstance(grader, StringCheck):
+        return Grade(_string_check(grader, item, sample))
+    if isinstance(grader, TextSimilarity):
+        text, reference = render(grader.input, item, sample), render(grader.reference, item, sample)
+        return Grade(similarity(grader.evaluation_metric, text, reference))
+    if isinstance(grader, PythonGrader):
+        _check_short_form(grader.mens, grader.name)
+        assert grader.mens
+        return Grade(float(_passes(grader.mens, item, sample)))
+    if isinstance(grader, MultiGrader):
+        parts = {name: grade(part, item, sample, ask) for name, part in grader.graders.items()}
+        scores = {name: part.score for name, part in parts.items()}
+        return Grade(Formula(grader.calculate_output)(scores), scores, _sum_usage(parts.values()))
+    return _ask_model(grader, item, sample, ask)
+
+
+def is_passed(grader: Grader, score: float) -> bool:
+    """Whether an eval's criterion is met: the threshold is reached; without one, the score is 1 or more."""
+    threshold = getattr(grader, "pass_threshold", None)
+    return score >= (1.0 if threshold is None else threshold)
+
+
+def _string_check(grader: StringCheck, item: Item, sample: Sample) -> float:
+    text, reference = render(grader.input, item, sample), render(grader.reference, item, sample)
+    return float(
+        {
+            "eq": text == reference,
+            "ne": text != reference,
+            "like": reference in text,
+            "ilike": reference.casefold() in text.casefold(),
+        }[grader.operation]
+    )
+
+
+def _passes(check: ShortForm, item: Item, sample: Sample) -> bool:
+    if isinstance(check, RegexCheck):
+        return matches(check.pattern, render(check.input, item, sample))
+    if isinstance(check, SchemaCheck):
+        return Schema(check.json_schema).accepts_text(render(check.input, item, sample))
+    calls = sample.get("output_tools") or []
+    if check.tools is not None and not tool_calls_are_valid(calls, check.tools):
+        return False
+    return bool(calls) if check.expected is None else tool_calls_equal(calls, check.expected)
+
+
+def _ask_model(grader: ScoreModel | LabelModel, item: Item, sample: Sample, ask: Ask | None) -> Grade:
+    if ask is None:
+        message = f"The grader {grader.name!r} asks the model {grader.model}, and no model is at hand."
+        raise InvalidRequest(
+            Code.GRADER_UNSUPPORTED, message, remedy="Use a grader that needs no model.", param="model"
+        )
+    completion = ask(judge_request(grader, item, sample))
+    return Grade(score_of(grader, completion), usage={grader.model: completion.get("usage") or {}})
+
+
+def _sum_usage(parts: Iterable[Grade]) -> dict[str, dict[str, Any]]:
+    total: dict[str, dict[str, Any]] = {}
+    for model, usage in (entry for part in parts for entry in part.usage.items()):
+        sums = total.setdefault(model, {})
+        for name, count in usage.items():
+            if isinstance(count, int):
+                sums[name] = sums.get(name, 0) + count
+    return total

@@ -1,0 +1,83 @@
+"""Graders that ask a model: what is sent to it, and what its answer means. Who sends is the caller's."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from shared.errors import Code, InvalidRequest
+from shared.graders.checks import parse_json
+from shared.graders.templates import render
+from shared.graders.types import GraderMessage, LabelModel, ScoreModel
+
+Values = Mapping[str, Any]
+Ask = Callable[[dict[str, Any]], dict[str, Any]]
+"""Sends a chat request and returns the completion; raises a MensError when there is none."""
+
+
+def judge_request(grader: ScoreModel | LabelModel, item: Values, sample: Values) -> dict[str, Any]:
+    """The chat request of a grader, whose answer is held to a JSON Schema.
+
+    Raises:
+        InvalidRequest: as :func:`shared.graders.templates.render`.
+    """
+    is_score = isinstance(grader, ScoreModel)
+    result = {"type": "number"} if isinstance(grader, ScoreModel) else {"type": "string", "enum": grader.labels}
+    texts = {"description": {"type": "string"}, "conclusion": {"type": "string"}}
+    steps = {"type": "array", "items": _closed(texts)}
+    schema = {
+        "name": "score" if is_score else "label",
+        "schema": _closed({"steps": steps, "result": result}),
+        "strict": True,
+    }
+    given = grader.sampling_params.model_dump(exclude_none=True) if grader.sampling_params else {}
+    if "max_completions_tokens" in given:
+        given["max_completion_tokens"] = given.pop("max_completions_tokens")
+    return {
+        "model": grader.model,
+        "messages": [{"role": turn.role, "content": _text(turn, item, sample)} for turn in grader.input],
+        "response_format": {"type": "json_schema", "json_schema": schema},
+        **given,
+    }
+
+
+def _closed(properties: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "object", "properties": properties, "required": [*properties], "additionalProperties": False}
+
+
+def _text(turn: GraderMessage, item: Values, sample: Values) -> str:
+    parts = turn.content if isinstance(turn.content, list) else [turn.content]
+    return "".join(render(part if isinstance(part, str) else part.text, item, sample) for part in parts)
+
+
+def score_of(grader: ScoreModel | LabelModel, completion: Values) -> float:
+    """The score that a completion gives: a number within the range, or whether the label passes.
+
+    Raises:
+        InvalidRequest: ``GRADER_MODEL_REFUSED``, ``GRADER_MODEL_ANSWER_INVALID``.
+    """
+    try:
+        message = completion["choices"][0]["message"]
+        refusal, content = message.get("refusal"), message.get("content")
+    except (KeyError, IndexError, TypeError, AttributeError):
+        raise _no_result(grader, "it is no chat completion") from None
+    if refusal:
+        raise InvalidRequest(Code.GRADER_MODEL_REFUSED, f"{grader.model} refused to judge: {str(refusal)[:200]}")
+    try:
+        result = parse_json(content)["result"]
+    except (ValueError, KeyError, TypeError):
+        raise _no_result(grader, "it has no `result`") from None
+    if isinstance(grader, LabelModel):
+        if result not in grader.labels:
+            raise _no_result(grader, f"{str(result)[:100]!r} is none of the labels")
+        return float(result in grader.passing_labels)
+    if isinstance(result, bool) or not isinstance(result, int | float) or not math.isfinite(result):
+        raise _no_result(grader, f"{str(result)[:100]!r} is no number")
+    return float(min(max(result, grader.range[0]), grader.range[1]))
+
+
+def _no_result(grader: ScoreModel | LabelModel, reason: str) -> InvalidRequest:
+    message = f"The answer of {grader.model} has no score: {reason}."
+    remedy = "A larger max_completions_tokens may help, or a model that follows JSON Schemas."
+    return InvalidRequest(Code.GRADER_MODEL_ANSWER_INVALID, message, remedy=remedy, param="model")

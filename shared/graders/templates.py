@@ -1,0 +1,89 @@
+"""Templates of graders: text with ``{{ item.path }}`` and ``{{ sample.path }}``. Nothing in them is ever run."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from shared.errors import Code, InvalidRequest
+
+NAMESPACES = ("item", "sample")
+_PLACEHOLDER = re.compile(r"\{\{(.*?)\}\}", re.DOTALL)
+_STEP = re.compile(r"\.(?P<name>[^.\[\]{}]+)|\[(?P<index>\d{1,9})\]")
+
+Path = tuple[str | int, ...]
+
+
+def check_template(template: str) -> None:
+    """Whether a template can be filled in.
+
+    Raises:
+        InvalidRequest: ``GRADER_INVALID``: a placeholder is not closed, is no path, or begins with another name.
+    """
+    for _ in _pieces(template):
+        pass
+
+
+def render(template: str, item: Mapping[str, Any], sample: Mapping[str, Any]) -> str:
+    """A template with its placeholders filled in. A value that is no string is put in as JSON.
+
+    Raises:
+        InvalidRequest: ``GRADER_VARIABLE_INVALID``: a path leads nowhere. ``GRADER_SAMPLE_INVALID``: ``sample.output_json`` of an
+            answer that is no JSON. And what :func:`check_template` raises.
+    """
+    return "".join(piece if isinstance(piece, str) else _text_at(piece, item, sample) for piece in _pieces(template))
+
+
+def _pieces(template: str) -> Iterator[str | Path]:
+    """The text and the paths of a template, in order."""
+    end = 0
+    for placeholder in _PLACEHOLDER.finditer(template):
+        yield template[end : placeholder.start()]
+        yield _parse(placeholder[1].strip())
+        end = placeholder.end()
+    if "{{" in template[end:]:
+        raise _invalid("A placeholder is not closed.")
+    yield template[end:]
+
+
+def _parse(path: str) -> Path:
+    namespace = re.match(r"\w*", path)
+    assert namespace
+    steps: list[str | int] = [namespace[0]]
+    position = namespace.end()
+    while position < len(path) and (step := _STEP.match(path, position)):
+        steps.append(int(step["index"]) if step["index"] else step["name"].strip())
+        position = step.end()
+    if steps[0] not in NAMESPACES or position < len(path):
+        raise _invalid(f"{{{{ {path[:80]} }}}} is no path that begins with `item` or `sample`.")
+    return tuple(steps)
+
+
+def _text_at(path: Path, item: Mapping[str, Any], sample: Mapping[str, Any]) -> str:
+    value: Any = {"item": item, "sample": sample}
+    for number, step in enumerate(path):
+        # A text has characters by number, and none of them is meant.
+        is_item = isinstance(step, int) and isinstance(value, list) and step < len(value)
+        if not is_item and not (isinstance(step, str) and isinstance(value, Mapping) and step in value):
+            raise _missing(path, number)
+        value = value[step]
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _missing(path: Path, number: int) -> InvalidRequest:
+    if path[:2] == ("sample", "output_json") and number == 1:
+        return InvalidRequest(
+            Code.GRADER_SAMPLE_INVALID, "The answer is no JSON, so there is no `sample.output_json`.", param="sample"
+        )
+    written = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path[: number + 1]).lstrip(".")
+    remedy = "Name a field that the item or the answer has."
+    return InvalidRequest(
+        Code.GRADER_VARIABLE_INVALID, f"There is no {written[:200]}.", remedy=remedy, param=written[:200]
+    )
+
+
+def _invalid(message: str) -> InvalidRequest:
+    remedy = "Placeholders are {{ item.field }} and {{ sample.output_text }}, with dots and [0] for what is inside."
+    return InvalidRequest(Code.GRADER_INVALID, message, remedy=remedy)

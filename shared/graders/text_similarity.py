@@ -1,0 +1,101 @@
+"""How alike two texts are, from 0 to 1, by OpenAI's names of metrics.
+
+OpenAI names metrics and not their settings; what is chosen here is in docs/evaluation.md. Words of BLEU, GLEU and METEOR are
+what white space separates; those of ROUGE are runs of a-z and 0-9 in lower case, as in its first implementation.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+from rapidfuzz import fuzz, utils
+from rapidfuzz.distance import LCSseq
+
+from shared.errors import Code, InvalidRequest, TooLarge
+from shared.graders.types import Metric
+
+LONGEST = 100_000
+LONGEST_OF = {"fuzzy_match": 10_000, "meteor": 10_000}
+"""Metrics that take time with the product of the lengths, and more: seconds at this length."""
+
+
+def similarity(metric: Metric, text: str, reference: str) -> float:
+    """How alike a text and its reference are.
+
+    Raises:
+        InvalidRequest: ``GRADER_UNSUPPORTED``: ``cosine``, or ``meteor`` without WordNet.
+        TooLarge: ``GRADER_TEXT_TOO_LONG``.
+    """
+    longest = LONGEST_OF.get(metric, LONGEST)
+    if max(len(text), len(reference)) > longest:
+        message = f"A text for {metric} has {max(len(text), len(reference))} characters; {longest} can be compared."
+        raise TooLarge(Code.GRADER_TEXT_TOO_LONG, message, remedy="Shorten it, or use rouge_l.")
+    if metric.startswith("rouge_"):
+        return _rouge(metric.removeprefix("rouge_"), text, reference)
+    return _METRICS[metric](text, reference)
+
+
+def _fuzzy_match(text: str, reference: str) -> float:
+    return float(fuzz.WRatio(text, reference, processor=utils.default_process)) / 100
+
+
+# nltk is imported when it is needed: it takes three quarters of a second.
+def _bleu(text: str, reference: str) -> float:
+    from nltk.translate.bleu_score import SmoothingFunction, sentence_bleu
+
+    words = text.split()
+    if not words:
+        return 0.0
+    smoothing = SmoothingFunction().method1
+    return float(sentence_bleu([reference.split()], words, smoothing_function=smoothing))
+
+
+def _gleu(text: str, reference: str) -> float:
+    from nltk.translate.gleu_score import sentence_gleu
+
+    return float(sentence_gleu([reference.split()], text.split()))
+
+
+def _meteor(text: str, reference: str) -> float:
+    from nltk.translate.meteor_score import meteor_score
+
+    try:
+        return float(meteor_score([reference.split()], text.split()))
+    except LookupError:
+        message = "meteor needs WordNet, which this machine has not got."
+        remedy = "Install it with `python -m nltk.downloader wordnet`, or use rouge_l."
+        raise InvalidRequest(Code.GRADER_UNSUPPORTED, message, remedy=remedy, param="evaluation_metric") from None
+
+
+def _cosine(_text: str, _reference: str) -> float:
+    message = "cosine compares embeddings of text-embedding-3-large, which are not to be had here."
+    remedy = "Use another metric, or a score_model."
+    raise InvalidRequest(Code.GRADER_UNSUPPORTED, message, remedy=remedy, param="evaluation_metric")
+
+
+_METRICS: dict[str, Callable[[str, str], float]] = {
+    "fuzzy_match": _fuzzy_match, "bleu": _bleu, "gleu": _gleu, "meteor": _meteor, "cosine": _cosine,
+}  # fmt: skip
+
+
+def _rouge(kind: str, text: str, reference: str) -> float:
+    """The F-measure of ROUGE-N or ROUGE-L. Source: Lin, "ROUGE: a Package for Automatic Evaluation of Summaries" (2004)."""
+    words, wanted = _rouge_words(text), _rouge_words(reference)
+    if kind == "l":
+        return _f_measure(LCSseq.similarity(words, wanted), len(words), len(wanted))
+    found, expected = _n_grams(words, int(kind)), _n_grams(wanted, int(kind))
+    return _f_measure((found & expected).total(), found.total(), expected.total())
+
+
+def _rouge_words(text: str) -> list[str]:
+    return re.findall(r"[a-z0-9]+", text.lower())
+
+
+def _n_grams(words: Sequence[str], n: int) -> Counter[tuple[str, ...]]:
+    return Counter(zip(*(words[start:] for start in range(n)), strict=False))
+
+
+def _f_measure(common: int, found: int, expected: int) -> float:
+    return 2 * common / (found + expected) if common else 0.0

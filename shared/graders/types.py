@@ -1,0 +1,208 @@
+"""OpenAI's graders as they are sent: six types, and a block ``mens`` for the checks that OpenAI has no type for.
+
+Unknown keys are refused, because a setting that is misspelt and ignored would judge otherwise than it was meant to.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, TypeAdapter, model_validator
+
+from shared.errors import InvalidRequest
+from shared.graders.formula import FUNCTIONS, Formula
+from shared.graders.templates import check_template
+
+MAX_SOURCE_CHARACTERS = 256_000
+Metric = Literal[
+    "cosine", "fuzzy_match", "bleu", "gleu", "meteor", "rouge_1", "rouge_2", "rouge_3", "rouge_4", "rouge_5", "rouge_l",
+]  # fmt: skip
+
+
+def _checked(template: str) -> str:
+    try:
+        check_template(template)
+    except InvalidRequest as error:
+        raise ValueError(f"{error.message} {error.remedy}") from None
+    return template
+
+
+Template = Annotated[str, AfterValidator(_checked)]
+Threshold = Annotated[float, Field(allow_inf_nan=False, description="The least score that passes; in evals.")]
+
+
+class GraderValue(BaseModel):
+    """Frozen and closed: the base of the graders and their parts."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class NamedGrader(GraderValue):
+    """What every grader has; OpenAI's own examples leave the name out, and then it is the type."""
+
+    name: Annotated[str, StringConstraints(min_length=1, max_length=256)]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _name_of_type(cls, value: Any) -> Any:
+        if isinstance(value, dict) and "name" not in value and isinstance(value.get("type"), str):
+            return {**value, "name": value["type"]}
+        return value
+
+
+class StringCheck(NamedGrader):
+    """1 when the input is, is not, or contains the reference; else 0."""
+
+    type: Literal["string_check"]
+    input: Template
+    reference: Template
+    operation: Literal["eq", "ne", "like", "ilike"] = Field(
+        description="`like`: the input contains the reference; `ilike`: without regard to case."
+    )
+
+
+class TextSimilarity(NamedGrader):
+    """How alike input and reference are, from 0 to 1."""
+
+    type: Literal["text_similarity"]
+    input: Template
+    reference: Template
+    evaluation_metric: Metric
+    pass_threshold: Threshold | None = None
+
+
+class TextPart(GraderValue):
+    """A text of a message. Images and audio are refused: no grader here has an eye or an ear."""
+
+    type: Literal["input_text", "output_text", "text"]
+    text: Template
+
+
+class GraderMessage(GraderValue):
+    """A message to the model that judges."""
+
+    role: Literal["user", "assistant", "system", "developer"]
+    content: Template | TextPart | list[TextPart | Template]
+    type: Literal["message"] = "message"
+
+
+class SamplingParams(GraderValue):
+    """How the model that judges is sampled; the third name is spelt as OpenAI spells it."""
+
+    seed: int | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    max_completions_tokens: Annotated[int, Field(ge=1)] | None = None
+    reasoning_effort: str | None = None
+
+
+class ScoreModel(NamedGrader):
+    """The number that a model gives."""
+
+    type: Literal["score_model"]
+    input: Annotated[list[GraderMessage], Field(min_length=1)]
+    model: str
+    range: tuple[float, float] = (0.0, 1.0)
+    sampling_params: SamplingParams | None = None
+    pass_threshold: Threshold | None = None
+
+    @model_validator(mode="after")
+    def _range_rises(self) -> ScoreModel:
+        if not self.range[0] < self.range[1]:
+            raise ValueError("range must rise")
+        return self
+
+
+class LabelModel(NamedGrader):
+    """1 when the label that a model gives is a passing one; else 0."""
+
+    type: Literal["label_model"]
+    input: Annotated[list[GraderMessage], Field(min_length=1)]
+    model: str
+    labels: Annotated[list[str], Field(min_length=1)]
+    passing_labels: list[str]
+    sampling_params: SamplingParams | None = None
+
+    @model_validator(mode="after")
+    def _passing_are_labels(self) -> LabelModel:
+        if unknown := sorted(set(self.passing_labels) - set(self.labels)):
+            raise ValueError(f"passing_labels has {', '.join(unknown)}, which labels has not")
+        return self
+
+
+class RegexCheck(GraderValue):
+    """1 when an expression is found in the input."""
+
+    check: Literal["regex"]
+    pattern: Annotated[str, StringConstraints(min_length=1, max_length=10_000)]
+    input: Template = "{{ sample.output_text }}"
+
+
+class SchemaCheck(GraderValue):
+    """1 when the input is JSON that a schema describes; without a schema, when it is JSON."""
+
+    check: Literal["json_schema"]
+    json_schema: dict[str, Any] | bool = True
+    input: Template = "{{ sample.output_text }}"
+
+
+class ExpectedCall(GraderValue):
+    """A tool call that is expected; arguments are compared as JSON, and not at all when they are null."""
+
+    name: str
+    arguments: dict[str, Any] | None = None
+
+
+class ToolCallCheck(GraderValue):
+    """1 when the answer's tool calls are calls of these tools with arguments that their schemas describe, and the expected ones."""
+
+    check: Literal["tool_calls"]
+    tools: list[dict[str, Any]] | None = Field(None, description="As in a chat request.")
+    expected: list[ExpectedCall] | None = Field(None, description="In order; null: any calls, at least one.")
+
+
+ShortForm = Annotated[RegexCheck | SchemaCheck | ToolCallCheck, Field(discriminator="check")]
+
+
+class PythonGrader(NamedGrader):
+    """What ``grade(sample, item)`` of a source returns. With a block ``mens`` the check there is made instead, and no code runs."""
+
+    type: Literal["python"]
+    source: Annotated[str, StringConstraints(max_length=MAX_SOURCE_CHARACTERS)]
+    image_tag: str | None = None
+    pass_threshold: Threshold | None = None
+    mens: ShortForm | None = Field(None, description="A check by its name: regex, json_schema or tool_calls.")
+
+
+SingleGrader = Annotated[
+    StringCheck | TextSimilarity | ScoreModel | LabelModel | PythonGrader, Field(discriminator="type")
+]
+
+
+class MultiGrader(NamedGrader):
+    """A formula over the scores of several graders."""
+
+    type: Literal["multi"]
+    graders: Annotated[
+        dict[Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=64)], SingleGrader],
+        Field(min_length=1, max_length=32),
+    ]
+    calculate_output: str
+
+    @model_validator(mode="after")
+    def _formula_is_over_graders(self) -> MultiGrader:
+        if functions := sorted(self.graders.keys() & FUNCTIONS):
+            raise ValueError(f"{', '.join(functions)} is a function of formulas, so no grader can have this name")
+        try:
+            names = Formula(self.calculate_output).names
+        except InvalidRequest as error:
+            raise ValueError(error.message) from None
+        if unknown := sorted(names - self.graders.keys()):
+            raise ValueError(f"calculate_output names {', '.join(unknown)}, which graders has not")
+        return self
+
+
+Grader = Annotated[
+    StringCheck | TextSimilarity | ScoreModel | LabelModel | PythonGrader | MultiGrader, Field(discriminator="type")
+]
+GRADER: TypeAdapter[Grader] = TypeAdapter(Grader)

@@ -1,0 +1,105 @@
+"""Whether a new model's scores are not worse than an old one's on the same items. Start reading here.
+
+Non-inferiority: it passes when the interval of the mean difference lies above ``-margin``, and not because no difference was
+found. Where the items are too few to tell, that is said, with how many would do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from shared.statistics.exact import items_needed, mcnemar_p_value, smallest_visible
+from shared.statistics.resampling import bca_interval, sign_flip_p_value
+
+CONFIDENCE = 0.95
+PADDING = (-1.0, 1.0)
+"""Two pairs that are added to every comparison, in which each model wins wholly: so that a few equal answers do not give an
+interval of no width. After Agresti and Min, "Simple improved confidence intervals for comparing matched proportions" (2005)."""
+
+
+class Status(StrEnum):
+    """What a comparison came to."""
+
+    PASSED = "passed"
+    FAILED = "failed"
+    MISSING_EVIDENCE = "missing_evidence"
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Scores of two models on the same items; higher is better.
+
+    Attributes:
+        old: mean score of the old model; None without any item.
+        new: mean score of the new model.
+        difference: mean of ``new - old``.
+        interval: of the difference; each end is one-sided at the confidence that was asked for.
+        p_value: of there being no difference, two-sided: exact McNemar for passes and failures, sign flips for other scores.
+        smallest_visible: the smallest loss that so many items show with a power of .8; None when they show none.
+        items_needed: how many would show a loss of the margin; only where these are too few.
+    """
+
+    status: Status
+    items: int
+    old: float | None
+    new: float | None
+    difference: float | None
+    interval: tuple[float, float] | None
+    p_value: float | None
+    smallest_visible: float | None
+    items_needed: int | None
+    reason: str
+
+
+def compare(old: Sequence[float], new: Sequence[float], margin: float, confidence: float = CONFIDENCE) -> Comparison:
+    """Compare scores from 0 to 1, pair by pair. The same scores give the same result.
+
+    Args:
+        old: scores of the old model.
+        new: scores of the new model on the same items, in the same order.
+        margin: what the mean may lose.
+        confidence: of each end of the interval.
+    """
+    differences = [after - before for before, after in zip(old, new, strict=True)]
+    if not differences:
+        return Comparison(Status.MISSING_EVIDENCE, 0, None, None, None, None, None, None, None, "nothing was compared")
+    padded = [*differences, *PADDING]
+    interval = bca_interval(padded, confidence)
+    spread = sum(difference**2 for difference in padded) / len(padded)
+    visible = smallest_visible(len(differences), spread, 1 - confidence)
+    status, reason = _decide(interval, visible, margin, len(differences))
+    items = len(differences)
+    return Comparison(
+        status=status,
+        items=items,
+        old=sum(old) / items,
+        new=sum(new) / items,
+        difference=sum(differences) / items,
+        interval=interval,
+        p_value=_p_value(differences),
+        smallest_visible=visible,
+        items_needed=items_needed(margin, spread, 1 - confidence) if status is Status.MISSING_EVIDENCE else None,
+        reason=reason,
+    )
+
+
+def _decide(interval: tuple[float, float], visible: float | None, margin: float, items: int) -> tuple[Status, str]:
+    if interval[0] > -margin:
+        return Status.PASSED, ""
+    if interval[1] < -margin:
+        return Status.FAILED, f"the loss is larger than {margin:g}"
+    if visible is not None and visible <= margin:
+        return (
+            Status.FAILED,
+            f"a loss of {margin:g} cannot be excluded, though {items} items would show that there is none",
+        )
+    return Status.MISSING_EVIDENCE, f"{items} items are too few to exclude a loss of {margin:g}"
+
+
+def _p_value(differences: Sequence[float]) -> float:
+    wins, losses = differences.count(1.0), differences.count(-1.0)
+    if wins + losses == sum(1 for difference in differences if difference):
+        return mcnemar_p_value(losses, wins)
+    return sign_flip_p_value(differences)

@@ -1,0 +1,277 @@
+"""``mens migrate openai gate``: real answers of an installation against recorded ones, what is written, and how it ends."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from api.services import make_services
+from cli.main import app
+from cli.migration.gate.answers import answers_file
+from cli.migration.receipts import Receipt, read_receipt, receipt_file
+from shared.statistics.paired import Status
+from tests.support.api_installation import application_of, settings_for
+from tests.support.asgi_server import serve
+from tests.support.fake_openai import KEY, TUNED, ServedOpenAI
+from tests.support.gateway import ADAPTER, register_adapters
+from tests.support.http_stub import http_stub
+from tests.support.recorded_archive import EXACT, completion, record_archive, right_answer, with_eval, with_rows
+from tests.support.tiny_base import write_base
+
+pytestmark = pytest.mark.network
+
+Answering = Callable[[dict[str, Any]], dict[str, Any]]
+
+
+class Successor:
+    """A replica that answers as its test says; an answer that is an error has the status 400.
+
+    Attributes:
+        requests: bodies that came.
+    """
+
+    def __init__(self) -> None:
+        self.requests: list[dict[str, Any]] = []
+        self.answer: Answering = lambda body: completion(right_answer(body))
+
+    def respond(self, method: str, _path: str, body: bytes, _headers: object) -> tuple[int, object]:
+        if method == "GET":
+            return 200, {}
+        self.requests.append(json.loads(body))
+        answer = self.answer(self.requests[-1])
+        return 400 if "error" in answer else 200, answer
+
+
+@pytest.fixture
+def successor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sqlite_template: Path) -> Iterator[Successor]:
+    """An installation whose alias ``helper`` is an adapter on this replica; commands carry its key."""
+    replica = Successor()
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / "mens.db").write_bytes(sqlite_template.read_bytes())
+    with http_stub(replica.respond) as replica_url:
+        settings = settings_for(home, write_base(tmp_path / "base"))
+        settings.serving_urls[:] = [replica_url]
+        services = make_services(settings)
+        application = application_of(services)
+        register_adapters(application)
+        _, secret = services.keys.create("alice")
+        for url in serve(application, "on"):
+            monkeypatch.setenv("MENS_HOME", str(home))
+            monkeypatch.setenv("MENS_API_URL", url)
+            monkeypatch.setenv("MENS_API_KEY", secret)
+            monkeypatch.setenv("COLUMNS", "250")
+            monkeypatch.setattr("cli.migration.gate.answers.time.sleep", lambda _: None)
+            yield replica
+
+
+@pytest.fixture
+def archive(tmp_path: Path, openai: ServedOpenAI) -> Path:
+    """An archive of 100 validation rows, recorded; OpenAI is not reachable any more."""
+    with_rows(openai, 100)
+    record_archive(openai, tmp_path / "a")
+    openai.fake.before = lambda *_: pytest.fail("OpenAI was asked")
+    return tmp_path / "a"
+
+
+def gate(archive: Path, *options: str, code: int = 0) -> str:
+    result = CliRunner().invoke(app, ["migrate", "openai", "gate", str(archive), "--candidate", "helper", *options])
+    assert result.exit_code == code, result.output
+    return result.output
+
+
+def receipt_of(archive: Path) -> Receipt:
+    receipt = read_receipt(archive, TUNED)
+    assert receipt
+    return receipt
+
+
+def test_a_successor_that_is_as_good_passes(successor: Successor, archive: Path) -> None:
+    output = gate(archive)
+    assert f"{TUNED} → helper: passed" in output
+    receipt = receipt_of(archive)
+    assert (receipt.verdict, receipt.adapters, receipt.counts.answered) == (Status.PASSED, [ADAPTER], 100)
+    gates = {each.name: each for each in receipt.gates}
+    assert gates["label:exact"].passed
+    assert (gates["label:exact"].old, gates["label:exact"].new, gates["label:exact"].items) == (1.0, 1.0, 100)
+    assert (gates["similarity"].block, gates["similarity"].new) == (False, 1.0)
+    assert gates["finished"].passed
+    assert gates["writing_system"].passed
+    assert (archive / receipt_file(TUNED)).stat().st_mode & 0o777 == 0o600
+    assert receipt.inputs.keys() == {f"golden/OPENAI_API_KEY/{receipt_file(TUNED)[5:]}l", answers_file(TUNED)}
+
+
+def test_the_prompts_are_sent_as_they_were_recorded(successor: Successor, archive: Path) -> None:
+    gate(archive)
+    sent = successor.requests[0]
+    assert sent["model"] == ADAPTER, "an alias could move meanwhile"
+    assert (sent["temperature"], sent["seed"], sent["max_completion_tokens"]) == (0, 1337, 2048)
+    assert sorted(each["messages"][-1]["content"] for each in successor.requests) == sorted(
+        f"Question {number}?" for number in range(100)
+    )
+
+
+def test_a_worse_successor_fails(successor: Successor, archive: Path) -> None:
+    successor.answer = lambda body: completion("I do not know." if "3" in str(body["messages"]) else right_answer(body))
+    output = gate(archive, code=1)
+    assert f"{TUNED} → helper: failed (label:exact" in output
+    found = next(each for each in receipt_of(archive).gates if each.name == "label:exact")
+    assert found.value == pytest.approx(-0.19)
+    assert found.interval
+    assert found.interval[1] < -0.03
+
+
+def test_few_prompts_are_missing_evidence_with_how_many_are_needed(
+    successor: Successor, openai: ServedOpenAI, tmp_path: Path
+) -> None:
+    with_rows(openai, 20)
+    record_archive(openai, tmp_path / "a")
+    output = gate(tmp_path / "a", code=1)
+    assert "missing_evidence (label:exact" in output
+    found = next(each for each in receipt_of(tmp_path / "a").gates if each.name == "label:exact")
+    assert found.items_needed
+    assert found.items_needed > 20
+    assert "passed" in gate(tmp_path / "a", "--margin", "0.3"), "a larger margin is a smaller question"
+
+
+def test_what_has_an_answer_is_not_sent_again_but_to_another_adapter(successor: Successor, archive: Path) -> None:
+    gate(archive)
+    assert len(successor.requests) == 100
+    gate(archive)
+    assert len(successor.requests) == 100
+    torn = archive / answers_file(TUNED)
+    torn.write_bytes(torn.read_bytes()[:-30])
+    gate(archive)
+    assert len(successor.requests) == 101, "the answer that was being written at a kill"
+    gate(archive, "--candidate", f"helper@{'c' * 64}")
+    assert len(successor.requests) == 201
+
+
+def test_a_refused_prompt_scores_0_and_is_counted(successor: Successor, archive: Path) -> None:
+    refusal = {"error": {"message": "No.", "code": 400}}
+    successor.answer = lambda body: refusal if "7" in str(body["messages"]) else completion(right_answer(body))
+    output = gate(archive, code=1)
+    assert "81 of 100 recorded prompts were answered" in output
+    found = next(each for each in receipt_of(archive).gates if each.name == "label:exact")
+    assert (found.items, found.new) == (100, 0.81)
+
+
+def test_a_shorter_context_is_no_refusal_for_the_recordings_own_bound(successor: Successor, archive: Path) -> None:
+    message = "This model's maximum context length is 256 tokens. However, you requested 2048 output tokens."
+    refusal = {"error": {"message": message, "type": "BadRequestError", "code": 400}}
+    successor.answer = lambda body: refusal if "max_completion_tokens" in body else completion(right_answer(body))
+    gate(archive)
+    assert receipt_of(archive).counts.answered == 100
+    assert len(successor.requests) == 200
+    successor.requests.clear()
+    gate(archive)
+    assert not successor.requests, "the answer is known by the recorded request"
+
+
+@pytest.mark.parametrize(
+    ("candidate", "key", "code"), [("helper", "mens-wrong", "KEY_INVALID"), ("nothing", None, "MODEL_NOT_FOUND")]
+)
+def test_what_no_prompt_is_to_blame_for_is_no_verdict(
+    successor: Successor, archive: Path, monkeypatch: pytest.MonkeyPatch, candidate: str, key: str | None, code: str
+) -> None:
+    if key:
+        monkeypatch.setenv("MENS_API_KEY", key)
+    assert code in gate(archive, "--candidate", candidate, code=1)
+    assert read_receipt(archive, TUNED) is None
+
+
+def test_a_split_alias_is_no_candidate(successor: Successor, archive: Path) -> None:
+    targets = [f"{ADAPTER}=1", f"helper@{'c' * 64}=1"]
+    split = CliRunner().invoke(app, ["aliases", "split", "helper", *targets])
+    assert split.exit_code == 0, split.output
+    assert "is split between" in gate(archive, code=1)
+
+
+def test_an_installation_that_is_down_leaves_no_receipt(
+    successor: Successor, archive: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MENS_API_URL", "http://127.0.0.1:9")
+    assert "SERVING_UNAVAILABLE" in gate(archive, code=1)
+    assert read_receipt(archive, TUNED) is None
+
+
+def test_the_users_own_graders_block_when_they_agree_with_openai(
+    successor: Successor, openai: ServedOpenAI, tmp_path: Path
+) -> None:
+    with_rows(openai, 0)
+    with_eval(openai, 100, EXACT)
+    record_archive(openai, tmp_path / "a")
+    successor.answer = lambda _: completion("Something else.")
+    gate(tmp_path / "a", code=1)
+    receipt = receipt_of(tmp_path / "a")
+    check = receipt.graders[0]
+    assert (check.name, check.compared, check.agreeing, check.may_block) == ("eval:Tone/exact", 100, 100, True)
+    found = next(each for each in receipt.gates if each.name == "eval:Tone/exact")
+    assert (found.status, found.block, found.old, found.new) == (Status.FAILED, True, 1.0, 0.0)
+
+
+def test_graders_that_differ_from_openai_are_shown_and_do_not_block(
+    successor: Successor, openai: ServedOpenAI, tmp_path: Path
+) -> None:
+    with_rows(openai, 0)
+    code = {"type": "python", "name": "code", "id": "code-1", "source": "def grade(sample, item): return 1.0"}
+    with_eval(openai, 100, EXACT, code, scores=0.0)
+    record_archive(openai, tmp_path / "a")
+    output = gate(tmp_path / "a", code=1)
+    assert "0 of 100 of OpenAI's stored scores are the same: may not block" in output
+    assert "outputitem_0: 0.0 at OpenAI, 1.0 here" in output
+    assert "SANDBOX_UNAVAILABLE" in output
+    receipt = receipt_of(tmp_path / "a")
+    assert receipt.verdict is Status.MISSING_EVIDENCE
+    assert "nothing says whether answers are right" in receipt.reason
+
+
+def test_a_dry_run_sends_nothing_and_says_how_much_it_would(
+    archive: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("MENS_HOME", str(tmp_path / "none"))
+    monkeypatch.delenv("MENS_API_URL", raising=False)
+    assert "100 recorded prompts would be sent to helper; 0 answers are kept" in gate(archive, "--dry-run")
+    assert not (archive / "gate").exists()
+
+
+def test_json_is_the_receipt(successor: Successor, archive: Path) -> None:
+    result = CliRunner().invoke(app, ["migrate", "openai", "gate", str(archive), "--candidate", "helper", "--json"])
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout) == [json.loads((archive / receipt_file(TUNED)).read_bytes())]
+
+
+def test_the_successor_is_the_one_that_was_trained(successor: Successor, archive: Path) -> None:
+    trained = archive / "train" / "OPENAI_API_KEY" / receipt_file(TUNED)[5:-5]
+    trained.mkdir(parents=True)
+    arguments = ["migrate", "openai", "gate", str(archive), "--dry-run"]
+    nothing = CliRunner().invoke(app, arguments)
+    assert (nothing.exit_code, "no successor is known" in nothing.output) == (1, True)
+    (trained / "small.json").write_text(json.dumps({"adapter": ADAPTER, "model": TUNED}))
+    assert f"100 recorded prompts would be sent to {ADAPTER}" in CliRunner().invoke(app, arguments).output
+    (trained / "large.json").write_text(json.dumps({"adapter": f"helper@{'c' * 64}"}))
+    assert "several successors were trained" in CliRunner().invoke(app, arguments).output
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--model", "ft:other"], "has no recorded answers of ft:other"),
+        (["--candidate", "ft:other=helper"], "names ft:other, without recorded answers"),
+    ],
+)
+def test_a_name_that_is_wrong_is_said(successor: Successor, archive: Path, options: list[str], words: str) -> None:
+    assert words in gate(archive, *options, code=1)
+
+
+def test_the_key_is_in_no_file(successor: Successor, archive: Path) -> None:
+    gate(archive)
+    secrets = [os.environ["MENS_API_KEY"].encode(), KEY.encode()]
+    for path in (archive / "gate").rglob("*"):
+        assert not [secret for secret in secrets if path.is_file() and secret in path.read_bytes()]

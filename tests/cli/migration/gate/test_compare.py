@@ -1,0 +1,162 @@
+"""Verdicts: which gates there are, what blocks, and what no number of equal answers can prove."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from cli.migration.archive.contents import Contents
+from cli.migration.archive.folder import make_private
+from cli.migration.gate.answers import Candidate, NewAnswer, answers_file, body_for, pending
+from cli.migration.gate.compare import make_receipt
+from cli.migration.gate.recorded import recorded_prompts
+from cli.migration.receipts import Gate, Receipt
+from shared.errors import ArtifactInvalid
+from shared.hashing import digest_json
+from shared.statistics.paired import Status
+from tests.support.fake_openai import TUNED, ServedOpenAI
+from tests.support.recorded_archive import (
+    EXACT,
+    PROJECT,
+    completion,
+    record_archive,
+    right_answer,
+    with_eval,
+    with_rows,
+)
+
+CANDIDATE = Candidate("helper", "helper@1")
+
+
+def answered(contents: Contents, text: Any = right_answer, code: str = "", margin: float = 0.03) -> Receipt:
+    """The receipt for answers that a function gives to the recorded requests."""
+    path = contents.folder / answers_file(TUNED)
+    make_private(path.parent, contents.folder)
+    lines = []
+    for prompt in recorded_prompts(contents.folder, PROJECT, TUNED):
+        response = completion(text(prompt.request))
+        answer = NewAnswer(digest_json(body_for(prompt, CANDIDATE)), 200, "helper@1", code, response)
+        lines.append(msgspec.json.encode(answer) + b"\n")
+    path.write_bytes(b"".join(lines))
+    return make_receipt(contents, PROJECT, TUNED, CANDIDATE, "http://mens", margin)
+
+
+def gate_of(receipt: Receipt, name: str) -> Gate:
+    return next(gate for gate in receipt.gates if gate.name == name)
+
+
+def test_similarity_blocks_where_the_old_models_own_noise_is_known(openai: ServedOpenAI, tmp_path: Path) -> None:
+    with_rows(openai, 100)
+    contents = record_archive(openai, tmp_path / "a", samples=1)
+    receipt = answered(contents)
+    assert (gate_of(receipt, "similarity").status, gate_of(receipt, "similarity").block) == (Status.PASSED, True)
+    assert (receipt.noise.prompts, receipt.noise.similarity) == (100, 1.0)
+    worse = answered(contents, lambda _: "Quite another text.")
+    assert gate_of(worse, "similarity").status is Status.FAILED
+
+
+def test_labels_that_the_old_model_never_matches_prove_nothing(openai: ServedOpenAI, tmp_path: Path) -> None:
+    """Free text is never equal to its label: then nonsense is as good, and must not pass."""
+    with_rows(openai, 100)
+    openai.fake.complete = lambda _: "In other words."
+    receipt = answered(record_archive(openai, tmp_path / "a"), lambda _: "Nonsense, if well formed.")
+    assert gate_of(receipt, "label:exact").passed
+    assert receipt.verdict is Status.MISSING_EVIDENCE
+    assert "hardly passes them" in receipt.reason
+
+
+def test_a_large_margin_is_a_small_promise_and_still_fails_nonsense(openai: ServedOpenAI, tmp_path: Path) -> None:
+    with_rows(openai, 25)
+    contents = record_archive(openai, tmp_path / "a")
+    receipt = answered(contents, margin=0.6)
+    assert (receipt.verdict, gate_of(receipt, "label:exact").decisive) == (Status.PASSED, True)
+    assert answered(contents, lambda _: "Nonsense.", margin=0.6).verdict is Status.FAILED
+
+
+def test_prompts_without_an_answer_are_no_comparison(openai: ServedOpenAI, tmp_path: Path) -> None:
+    with_rows(openai, 3)
+    contents = record_archive(openai, tmp_path / "a")
+    with pytest.raises(ArtifactInvalid, match="3 prompts of"):
+        make_receipt(contents, PROJECT, TUNED, CANDIDATE, "http://mens", 0.03)
+    answered(contents)
+    path = contents.folder / answers_file(TUNED)
+    path.write_bytes(b"{}\n" + path.read_bytes())
+    with pytest.raises(ArtifactInvalid, match="cannot be read"):
+        make_receipt(contents, PROJECT, TUNED, CANDIDATE, "http://mens", 0.03)
+
+
+def test_forms_alone_say_nothing_of_quality(openai: ServedOpenAI, tmp_path: Path) -> None:
+    with_rows(openai, 0)
+    with_eval(openai, 100)
+    receipt = answered(record_archive(openai, tmp_path / "a"))
+    assert gate_of(receipt, "finished").passed
+    assert receipt.verdict is Status.MISSING_EVIDENCE
+    assert "record --samples 4" in receipt.reason
+
+
+def test_a_grader_that_agrees_is_quality_enough(openai: ServedOpenAI, tmp_path: Path) -> None:
+    with_rows(openai, 0)
+    with_eval(openai, 100, EXACT)
+    receipt = answered(record_archive(openai, tmp_path / "a"))
+    assert receipt.verdict is Status.PASSED
+    assert gate_of(receipt, "eval:Tone/exact").items == 100
+
+
+def test_a_grader_that_cannot_judge_an_item_is_refused_and_shown(openai: ServedOpenAI, tmp_path: Path) -> None:
+    with_rows(openai, 0)
+    with_eval(openai, 100, {**EXACT, "reference": "{{ item.missing }}"})
+    receipt = answered(record_archive(openai, tmp_path / "a"))
+    check = receipt.graders[0]
+    assert (check.may_block, check.compared) == (False, 0)
+    assert "There is no item.missing" in check.refused
+    assert receipt.verdict is Status.MISSING_EVIDENCE
+
+
+@pytest.mark.parametrize(
+    ("criterion", "words"),
+    [
+        ({**EXACT, "type": "unheard_of"}, "does not match any of the expected tags"),
+        ({**EXACT, "operation": "neq"}, "operation"),
+        (
+            {
+                "type": "score_model",
+                "name": "judge",
+                "id": "j",
+                "model": "gpt-4o",
+                "input": [{"role": "user", "content": "x"}],
+            },
+            "GRADER_UNSUPPORTED",
+        ),
+    ],
+)
+def test_a_grader_that_cannot_be_run_is_listed_with_why(
+    openai: ServedOpenAI, tmp_path: Path, criterion: dict[str, Any], words: str
+) -> None:
+    with_rows(openai, 0)
+    with_eval(openai, 10, criterion)
+    receipt = answered(record_archive(openai, tmp_path / "a"))
+    assert words in receipt.graders[0].refused
+    assert not receipt.graders[0].may_block
+
+
+def test_refusals_score_0_in_every_gate(openai: ServedOpenAI, tmp_path: Path) -> None:
+    with_rows(openai, 100)
+    receipt = answered(record_archive(openai, tmp_path / "a"), code="CONTEXT_LENGTH_EXCEEDED")
+    assert receipt.verdict is Status.FAILED
+    assert receipt.counts.refused == {"CONTEXT_LENGTH_EXCEEDED": 100}
+    assert {gate.new for gate in receipt.gates} == {0.0}
+
+
+def test_another_adapter_and_refusals_are_asked_again(openai: ServedOpenAI, tmp_path: Path) -> None:
+    with_rows(openai, 5)
+    contents = record_archive(openai, tmp_path / "a")
+    prompts = recorded_prompts(contents.folder, PROJECT, TUNED)
+    assert len(pending(contents.folder, TUNED, prompts, CANDIDATE)) == 5
+    answered(contents)
+    assert pending(contents.folder, TUNED, prompts, CANDIDATE) == []
+    assert len(pending(contents.folder, TUNED, prompts, Candidate("helper", "helper@2"))) == 5
+    answered(contents, code="CONTEXT_LENGTH_EXCEEDED")
+    assert len(pending(contents.folder, TUNED, prompts, CANDIDATE)) == 5

@@ -1,0 +1,90 @@
+"""Non-inferiority: what passes is not worse, what cannot be told is said, and a worse model seldom passes."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shared.statistics import paired
+from shared.statistics.paired import Status, compare
+from shared.statistics.resampling import bca_interval
+
+MARGIN = 0.03
+
+
+def test_equal_answers_pass_only_when_they_are_enough() -> None:
+    few = compare([1.0] * 40, [1.0] * 40, MARGIN)
+    assert (few.status, few.difference, few.p_value) == (Status.MISSING_EVIDENCE, 0, 1)
+    assert few.items_needed
+    assert few.items_needed > 40
+    assert few.reason == "40 items are too few to exclude a loss of 0.03"
+    many = compare([1.0] * 200, [1.0] * 200, MARGIN)
+    assert (many.status, many.items_needed, many.reason) == (Status.PASSED, None, "")
+    assert many.smallest_visible
+    assert many.smallest_visible < MARGIN
+
+
+def test_a_much_worse_model_fails_and_a_better_one_passes() -> None:
+    good, bad = [1.0] * 90 + [0.0] * 10, [1.0] * 60 + [0.0] * 40
+    worse = compare(good, bad, MARGIN)
+    assert worse.status is Status.FAILED
+    assert (worse.old, worse.new, worse.difference) == (0.9, 0.6, pytest.approx(-0.3))
+    assert worse.p_value
+    assert worse.p_value < 1e-6
+    assert compare(bad, good, MARGIN).status is Status.PASSED
+
+
+def test_a_loss_that_enough_items_leave_open_is_a_failure() -> None:
+    # 1,000 items would show that there is none; a loss of 2.5 % stays within reach of the margin.
+    old = [1.0] * 1_000
+    new = [1.0] * 975 + [0.0] * 25
+    found = compare(old, new, MARGIN)
+    assert found.status is Status.FAILED
+    assert "cannot be excluded" in found.reason
+
+
+def test_nothing_is_no_evidence() -> None:
+    found = compare([], [], MARGIN)
+    assert (found.status, found.items, found.interval) == (Status.MISSING_EVIDENCE, 0, None)
+
+
+def test_scores_that_are_no_passes_and_failures_are_compared_too() -> None:
+    generator = random.Random(3)
+    old = [generator.uniform(0.6, 0.9) for _ in range(300)]
+    new = [min(1.0, score + generator.gauss(0, 0.05)) for score in old]
+    found = compare(old, new, MARGIN)
+    assert found.status is Status.PASSED
+    assert found.interval
+    assert found.interval[0] < (found.difference or 0) < found.interval[1]
+
+
+def test_a_model_at_the_margin_passes_no_more_often_than_it_may(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The worst model that must not pass does so in at most 5 % of comparisons, up to the chance of 400 of them."""
+    monkeypatch.setattr(
+        paired, "bca_interval", lambda values, confidence: bca_interval(values, confidence, resamples=299)
+    )
+    generator = random.Random(11)
+    margin, runs, passed = 0.15, 400, 0
+    for _ in range(runs):
+        pairs = [
+            generator.choices([(1.0, 0.0), (0.0, 1.0), (1.0, 1.0)], weights=[0.25, 0.10, 0.65])[0] for _ in range(60)
+        ]
+        passed += compare([old for old, _ in pairs], [new for _, new in pairs], margin).status is Status.PASSED
+    assert passed / runs <= 0.05 + 3 * (0.05 * 0.95 / runs) ** 0.5
+
+
+SCORES = st.lists(
+    st.tuples(st.sampled_from([0.0, 0.5, 1.0]), st.sampled_from([0.0, 0.5, 1.0])), min_size=1, max_size=40
+)
+
+
+@settings(max_examples=25, deadline=None)
+@given(SCORES)
+def test_a_verdict_fits_its_interval(pairs: list[tuple[float, float]]) -> None:
+    found = compare([old for old, _ in pairs], [new for _, new in pairs], 0.2)
+    assert found.interval
+    assert (found.status is Status.PASSED) == (found.interval[0] > -0.2)
+    assert (found.items_needed is None) == (found.status is not Status.MISSING_EVIDENCE)
