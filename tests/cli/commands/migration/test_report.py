@@ -25,7 +25,7 @@ from shared.hashing import digest_json
 from tests.support.fake_openai import KEY, NAMELESS, TUNED, ServedOpenAI
 from tests.support.recorded_archive import EXACT, PROJECT, completion, record_archive, with_eval, with_rows
 
-HOSTILE = "</pre><script>alert('x')</script><img src=http://evil.example/x onerror=alert(1)>{{ 7 * 7 }}\x00&amp;"
+HOSTILE = "</pre><script>alert('x')</script><img src=http://evil.example/x onerror=alert(1)>{{ 7123 * 7 }}\x00&amp;"
 CANDIDATE = Candidate("helper", "helper@1")
 
 
@@ -84,8 +84,8 @@ def test_hostile_answers_are_text(whole: Path) -> None:
     assert {tag for tag, _ in page.tags}.isdisjoint({"script", "img", "iframe", "link", "object", "form", "base"})
     assert not [name for _, attributes in page.tags for name in attributes if name.startswith("on")]
     assert "<script>alert('x')</script>" in page.text
-    assert "{{ 7 * 7 }}" in page.text
-    assert "49" not in re.findall(r"\b49\b", page.text)
+    assert "{{ 7123 * 7 }}" in page.text
+    assert "49861" not in page.text
 
 
 def test_the_page_needs_nothing_else(whole: Path) -> None:
