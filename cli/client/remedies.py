@@ -50,8 +50,8 @@ REMEDIES: dict[Code | tuple[Code, str], str] = {
 
 
 def our_code(error: dict[str, Any]) -> Any:
-    """The code of an error of the API in our vocabulary; an API of an earlier release knows no other."""
-    return error.get("mens", {}).get("code", error["code"])
+    """The code of an error of the API in our vocabulary; an API of an earlier release knows no other. None without any."""
+    return error.get("mens", {}).get("code", error.get("code"))
 
 
 def to_cli_remedy(error: dict[str, Any]) -> str:

@@ -13,6 +13,7 @@ from urllib.parse import quote
 import httpx
 import msgspec
 
+from cli.client.remedies import our_code
 from cli.migration.archive.folder import make_private, safe_name
 from cli.migration.gate.recorded import RecordedPrompt
 from cli.migration.receipts import GATE
@@ -164,7 +165,7 @@ def _object(response: httpx.Response) -> dict[str, Any]:
 def _check_access(status: int, content: dict[str, Any]) -> None:
     """Raises what no prompt is to blame for: every other prompt would be refused likewise."""
     error = content.get("error") if isinstance(content.get("error"), dict) else None
-    message, given = str((error or {}).get("message") or f"status {status}"), str((error or {}).get("code") or "")
+    message, given = str((error or {}).get("message") or f"status {status}"), our_code(error or {})
     if status == httpx.codes.UNAUTHORIZED:
         raise Unauthenticated(Code.KEY_INVALID, message, remedy="Set MENS_API_KEY to a key of the installation.")
     if status == httpx.codes.FORBIDDEN:
@@ -175,7 +176,7 @@ def _check_access(status: int, content: dict[str, Any]) -> None:
 
 def _code_of(status: int, content: dict[str, Any]) -> str:
     error = content.get("error")
-    return str(error.get("code") or status) if isinstance(error, dict) else f"HTTP_{status}"
+    return str(our_code(error) or status) if isinstance(error, dict) else f"HTTP_{status}"
 
 
 def _send(client: httpx.Client, method: str, path: str, body: dict[str, Any] | None) -> httpx.Response:

@@ -10,6 +10,7 @@ import httpx
 import msgspec
 
 from cli.client.connection import Connection, describe_unreachable
+from cli.client.remedies import our_code
 from cli.migration.archive.folder import write_json
 from shared.errors import Code, MensError, NotFound, Unavailable
 from shared.hashing import digest_file
@@ -87,7 +88,7 @@ def _error_of(response: httpx.Response) -> MensError:
     kind = NotFound if response.status_code == httpx.codes.NOT_FOUND else MensError
     try:
         error = response.json()["error"]
-        code, mens = Code(error["code"]), error.get("mens", {})
+        code, mens = Code(our_code(error)), error.get("mens", {})
     except (ValueError, KeyError, TypeError):
         return kind(Code.INTERNAL_ERROR, f"{response.url} responded {response.status_code}: {response.text[:200]}")
     remedy = str(mens.get("remedy", ""))

@@ -126,7 +126,8 @@ def test_a_grader_that_fails_gives_0_and_its_flag(openai_client: OpenAI, grader:
 def test_what_cannot_be_run_is_refused(openai_client: OpenAI, grader: Any, code: str, param: str) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
         run(openai_client, grader)
-    assert (caught.value.code, caught.value.param) == (code, param)
+    body: Any = caught.value.body
+    assert (body["mens"]["code"], caught.value.param) == (code, param)
 
 
 def test_validate_returns_what_was_understood(openai_client: OpenAI) -> None:

