@@ -171,9 +171,10 @@ class Keys:
         with self._db.read() as session:
             row = session.scalar(select(KeyRow).where(KeyRow.secret_sha256 == _hash(secret)))
             if row is None or row.revoked_at is not None:
+                # It begins with OpenAI's words: litellm takes a 401 without them for a bad request.
                 raise Unauthenticated(
                     Code.KEY_INVALID,
-                    "The API key is not known, or it was revoked.",
+                    "Incorrect API key provided: it is not known, or it was revoked.",
                     remedy="Make one with `mens keys create NAME`.",
                 )
             return Key.model_validate(row)
