@@ -82,6 +82,10 @@ def expected_version(
 
 
 ExpectedVersion = Annotated[int | None, Depends(expected_version)]
+BeforeVersion = Annotated[
+    int | None, Query(ge=1, le=LARGEST_VERSION, description="Version of the last move of the previous page.")
+]
+MovesLimit = Annotated[int, Query(ge=1, le=1000)]
 
 
 @router.get("")
@@ -132,10 +136,8 @@ def roll_back(
 def alias_history(
     name: Name,
     view: TenantViewDep,
-    before: Annotated[
-        int | None, Query(ge=1, le=LARGEST_VERSION, description="Version of the last move of the previous page.")
-    ] = None,
-    limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+    before: BeforeVersion = None,
+    limit: MovesLimit = 100,
 ) -> Page[Move]:
     """Moves of an alias, newest first: when, by whom, why, from where and to where."""
     return page_of(view.aliases.history(name, before=before, limit=limit + 1), limit)

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Query, Response
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from api.openai.types import Deleted
-from api.routes.aliases import LARGEST_VERSION, ExpectedVersion, Reason, actor_of
+from api.routes.aliases import BeforeVersion, ExpectedVersion, MovesLimit, Reason, actor_of
 from api.services import ServicesDep
 from api.web.auth import TRAINER, Caller, CallerDep, check_role
 from api.web.params import Page, WholeList, page_of
@@ -79,10 +79,8 @@ def put_name(
 def name_history(
     name: ForeignNameText,
     view: TenantViewDep,
-    before: Annotated[
-        int | None, Query(ge=1, le=LARGEST_VERSION, description="Version of the last move of the previous page.")
-    ] = None,
-    limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+    before: BeforeVersion = None,
+    limit: MovesLimit = 100,
 ) -> Page[Move]:
     """Moves of a foreign name, newest first: when, by whom, why, from where and to where."""
     return page_of(view.names.history(name, before=before, limit=limit + 1), limit)

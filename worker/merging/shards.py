@@ -54,9 +54,8 @@ class ShardReader:
     def _read(self, offset: int, size: int) -> bytearray:
         self._file.seek(offset)
         raw, done = bytearray(size), 0
-        while done < size and (
-            count := self._file.readinto(memoryview(raw)[done:])
-        ):  # one read ends at 2 GiB at the latest
+        # One read ends at 2 GiB at the latest.
+        while done < size and (count := self._file.readinto(memoryview(raw)[done:])):
             done += count
         if done < size:
             raise OSError(f"{self._file.name} ends {size - done} bytes before its header says")
