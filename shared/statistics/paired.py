@@ -6,10 +6,12 @@ found. Where the items are too few to tell, that is said, with how many would do
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from shared.statistics.clustered import Cluster, cluster_bca_interval, clusters_of
 from shared.statistics.exact import items_needed, mcnemar_p_value, smallest_visible
 from shared.statistics.resampling import bca_interval, sign_flip_p_value
 
@@ -53,7 +55,13 @@ class Comparison:
     reason: str
 
 
-def compare(old: Sequence[float], new: Sequence[float], margin: float, confidence: float = CONFIDENCE) -> Comparison:
+def compare(
+    old: Sequence[float],
+    new: Sequence[float],
+    margin: float,
+    confidence: float = CONFIDENCE,
+    groups: Sequence[Hashable] | None = None,
+) -> Comparison:
     """Compare scores from 0 to 1, pair by pair. The same scores give the same result.
 
     Args:
@@ -61,16 +69,25 @@ def compare(old: Sequence[float], new: Sequence[float], margin: float, confidenc
         new: scores of the new model on the same items, in the same order.
         margin: what the mean may lose.
         confidence: of each end of the interval.
+        groups: what each pair belongs to, such as the prompt of several samples; None when every pair stands alone.
     """
     differences = [after - before for before, after in zip(old, new, strict=True)]
     if not differences:
         return Comparison(Status.MISSING_EVIDENCE, 0, None, None, None, None, None, None, None, "nothing was compared")
-    padded = [*differences, *PADDING]
-    interval = bca_interval(padded, confidence)
-    spread = sum(difference**2 for difference in padded) / len(padded)
-    visible = smallest_visible(len(differences), spread, 1 - confidence)
-    status, reason = _decide(interval, visible, margin, len(differences))
     items = len(differences)
+    clusters = clusters_of(differences, range(items) if groups is None else groups)
+    # The added pairs weigh as much as a group.
+    weight = items / len(clusters)
+    padded = [*(cluster.total / weight for cluster in clusters), *PADDING]
+    if weight == 1:
+        interval = bca_interval(padded, confidence)
+    else:
+        added = [Cluster(value * weight, weight) for value in PADDING]
+        interval = cluster_bca_interval([*clusters, *added], confidence)
+    spread = sum(difference**2 for difference in padded) / len(padded)
+    visible = smallest_visible(len(clusters), spread, 1 - confidence)
+    status, reason = _decide(interval, visible, margin, items)
+    needed = items_needed(margin, spread, 1 - confidence) if status is Status.MISSING_EVIDENCE else None
     return Comparison(
         status=status,
         items=items,
@@ -78,9 +95,9 @@ def compare(old: Sequence[float], new: Sequence[float], margin: float, confidenc
         new=sum(new) / items,
         difference=sum(differences) / items,
         interval=interval,
-        p_value=_p_value(differences),
+        p_value=_p_value([cluster.total / weight for cluster in clusters]),
         smallest_visible=visible,
-        items_needed=items_needed(margin, spread, 1 - confidence) if status is Status.MISSING_EVIDENCE else None,
+        items_needed=None if needed is None else math.ceil(needed * weight),
         reason=reason,
     )
 

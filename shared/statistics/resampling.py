@@ -14,6 +14,7 @@ SEED = 1337
 EXACT_UP_TO = 12
 """So many differences have few enough combinations of signs to look at each."""
 _NORMAL = NormalDist()
+_ROUNDING = 1e-12
 
 
 def bca_interval(values: Sequence[float], confidence: float, resamples: int = RESAMPLES) -> tuple[float, float]:
@@ -31,10 +32,25 @@ def bca_interval(values: Sequence[float], confidence: float, resamples: int = RE
         return mean, mean
     generator = random.Random(SEED)
     means = sorted(sum(generator.choices(values, k=count)) / count for _ in range(resamples))
-    below = (bisect_left(means, mean) + bisect_right(means, mean)) / 2
+    return bca_ends(means, mean, [value - mean for value in values], confidence)
+
+
+def bca_ends(
+    means: Sequence[float], mean: float, influences: Sequence[float], confidence: float
+) -> tuple[float, float]:
+    """The ends of a BCa interval.
+
+    Args:
+        means: of the resamples, in rising order.
+        mean: of what was observed.
+        influences: how far each value, or group of values, moves the mean; up to a common factor.
+        confidence: of each end alone.
+    """
+    # Sums in another order differ in their last digits, and are equal all the same.
+    below = (bisect_left(means, mean - _ROUNDING) + bisect_right(means, mean + _ROUNDING)) / 2
     # A mean that lies beyond all others is taken to lie half a step within.
-    bias = _NORMAL.inv_cdf(min(max(below, 0.5), resamples - 0.5) / resamples)
-    acceleration = _acceleration(values, mean)
+    bias = _NORMAL.inv_cdf(min(max(below, 0.5), len(means) - 0.5) / len(means))
+    acceleration = _acceleration(influences)
 
     def end(share: float) -> float:
         z = bias + _NORMAL.inv_cdf(share)
@@ -63,11 +79,10 @@ def sign_flip_p_value(differences: Sequence[float], resamples: int = RESAMPLES) 
     return (extreme + 1) / (resamples + 1)
 
 
-def _acceleration(values: Sequence[float], mean: float) -> float:
-    # Of a mean, leaving one value out moves it by a fixed multiple of that value's distance.
-    cubes = math.fsum((value - mean) ** 3 for value in values)
-    squares = math.fsum((value - mean) ** 2 for value in values)
-    return float(cubes / (6 * squares**1.5))
+def _acceleration(influences: Sequence[float]) -> float:
+    cubes = math.fsum(value**3 for value in influences)
+    squares = math.fsum(value**2 for value in influences)
+    return float(cubes / (6 * squares**1.5)) if squares else 0.0
 
 
 def _percentile(ordered: Sequence[float], share: float) -> float:

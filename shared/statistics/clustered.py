@@ -1,0 +1,76 @@
+"""Values that come in groups: k samples of one prompt, or questions about one document. Groups are drawn, not values.
+
+Values of one group are alike, so that n of them say less than n values of n groups; to count them as if they were
+independent makes intervals too narrow.
+
+Source: Miller, "Adding Error Bars to Evals" (arXiv 2411.00640).
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+
+from shared.statistics.resampling import RESAMPLES, SEED, bca_ends
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """Sum and number of the values of one group."""
+
+    total: float
+    size: float
+
+
+def clusters_of(values: Sequence[float], groups: Sequence[Hashable]) -> list[Cluster]:
+    """Values summed by the group that each belongs to, in the order of the groups' first values.
+
+    Raises:
+        ValueError: there are not as many groups as values.
+    """
+    members: dict[Hashable, list[float]] = {}
+    for value, group in zip(values, groups, strict=True):
+        members.setdefault(group, []).append(value)
+    return [Cluster(math.fsum(found), len(found)) for found in members.values()]
+
+
+def clustered_standard_error(values: Sequence[float], groups: Sequence[Hashable]) -> float:
+    """The standard error of the mean of values in groups; of groups of one value, the usual one.
+
+    Raises:
+        ValueError: fewer than two groups.
+    """
+    clusters = clusters_of(values, groups)
+    if len(clusters) < 2:
+        raise ValueError("an error needs two groups")
+    spread = math.fsum(value**2 for value in _influences(clusters))
+    return math.sqrt(len(clusters) / (len(clusters) - 1) * spread) / len(values)
+
+
+def cluster_bca_interval(
+    clusters: Sequence[Cluster], confidence: float, resamples: int = RESAMPLES
+) -> tuple[float, float]:
+    """The BCa bootstrap interval of the mean of all values, whose groups are drawn anew as a whole.
+
+    Args:
+        clusters: at least one.
+        confidence: of each end alone.
+        resamples: how often the groups are drawn.
+    """
+    mean, influences = _mean(clusters), _influences(clusters)
+    if not any(influences):
+        return mean, mean
+    generator = random.Random(SEED)
+    means = sorted(_mean(generator.choices(clusters, k=len(clusters))) for _ in range(resamples))
+    return bca_ends(means, mean, influences, confidence)
+
+
+def _mean(clusters: Sequence[Cluster]) -> float:
+    return sum(cluster.total for cluster in clusters) / sum(cluster.size for cluster in clusters)
+
+
+def _influences(clusters: Sequence[Cluster]) -> list[float]:
+    mean = _mean(clusters)
+    return [cluster.total - mean * cluster.size for cluster in clusters]
