@@ -1,0 +1,45 @@
+"""The code of a model's answer: what stands in fences of Markdown, or all of it."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+_FENCE = re.compile(r"^ {0,3}(`{3,}|~{3,})[ \t]*([\w+#.-]*)[^\n`]*$")
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerCode:
+    """What of an answer is code.
+
+    Attributes:
+        code: the contents of the fences, joined; without a fence, the whole answer.
+        strictness: the share of the answer's lines that are code; fences and blank lines are not counted.
+        is_bare: there is neither a fence nor anything else around the code.
+    """
+
+    code: str
+    strictness: float
+    is_bare: bool
+
+
+def code_of(answer: str) -> AnswerCode:
+    """The code of an answer. Of several fenced blocks all are taken, in order; a block without an end reaches to the end."""
+    code: list[str] = []
+    prose = 0
+    fence = ""
+    is_fenced = False
+    for line in answer.split("\n"):
+        found = _FENCE.match(line)
+        if fence and found and found[1].startswith(fence) and not found[2]:
+            fence = ""
+        elif not fence and found:
+            fence, is_fenced = found[1], True
+        elif fence:
+            code.append(line)
+        else:
+            prose += bool(line.strip())
+    if not is_fenced:
+        return AnswerCode(answer, 1.0, is_bare=True)
+    lines = sum(bool(line.strip()) for line in code)
+    return AnswerCode("\n".join(code), lines / (lines + prose) if lines else 0.0, is_bare=False)

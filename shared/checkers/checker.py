@@ -1,0 +1,74 @@
+"""What a language checker is and returns. Start reading here.
+
+A checker is found by the name of its language: those of this package (`languages.py`), and those that an installed package
+offers as an entry point of the group ``mens.checkers``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+RICH = 10
+"""So many kinds of construct make the richness 1."""
+MAX_DIAGNOSTICS = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnostic:
+    """One fault of a text.
+
+    Attributes:
+        code: its kind: ``syntax``, ``name``, ``type``; ``too_long``, ``too_complex`` and ``time_limit`` where a text could not be checked.
+        message: what is wrong, as the language's own tool says it.
+        line: from 1; None where the fault has no place.
+        column: from 1.
+    """
+
+    code: str
+    message: str
+    line: int | None = None
+    column: int | None = None
+
+    def __str__(self) -> str:
+        place = "" if self.line is None else f"line {self.line}: "
+        return f"{place}{self.message} ({self.code})"
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """What a checker found in a text.
+
+    Attributes:
+        diagnostics: its faults, at most :data:`MAX_DIAGNOSTICS`; none when it compiles.
+        constructs: how often it has each kind of construct; names are the checker's, such as ``function`` or ``loop``.
+        size: how much there is that does something: lines of code without comments and docstrings, values of JSON, clauses of SQL.
+    """
+
+    diagnostics: tuple[Diagnostic, ...]
+    constructs: Mapping[str, int] = field(default_factory=dict)
+    size: int = 0
+
+    @property
+    def compiles(self) -> bool:
+        """Whether nothing is wrong."""
+        return not self.diagnostics
+
+    @property
+    def richness(self) -> float:
+        """Kinds of construct over :data:`RICH`, at most 1."""
+        return min(1.0, len(self.constructs) / RICH)
+
+    @property
+    def signature(self) -> tuple[tuple[str, str], ...]:
+        """The faults without their places: equal when the same mistakes were made again elsewhere."""
+        return tuple(sorted({(fault.code, fault.message) for fault in self.diagnostics}))
+
+
+class Checker(Protocol):
+    """Checks texts of one language. It must not run them, and need not bound time or memory: its process is bounded."""
+
+    def check(self, text: str) -> Check:
+        """Everything wrong with a text, and what it is made of. Raises nothing because of the text."""
+        ...

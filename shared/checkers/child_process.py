@@ -1,0 +1,78 @@
+"""The process in which texts are checked: one request a line on standard input, one answer a line on standard output.
+
+Started by `contained.py`, which sends {"language", "text"} and gets {"diagnostics", "constructs", "size"} or {"error"}; with
+"is_last" the process has ended, and another is to be started.
+Parsers are no sandbox: what bounds a hostile text are the limits of this process.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import sys
+from typing import Any, TextIO
+
+from shared.checkers.checker import Check, Checker, Diagnostic
+from shared.checkers.languages import load_checker
+
+MEMORY_BYTES = 1 << 30
+CPU_SECONDS = 20
+OPEN_FILES = 64
+
+
+def main() -> None:
+    """Answer requests until standard input ends."""
+    answers = os.fdopen(os.dup(1), "w")
+    # What a checker prints is no answer.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    _limit(resource.RLIMIT_AS, MEMORY_BYTES)
+    _limit(resource.RLIMIT_NOFILE, OPEN_FILES)
+    _limit(resource.RLIMIT_FSIZE, 0)
+    _limit(resource.RLIMIT_CORE, 0)
+    serve(sys.stdin, answers)
+
+
+def serve(requests: TextIO, answers: TextIO) -> None:
+    """Check text after text; what one needs too much memory for ends the process, whose successor begins afresh."""
+    checkers: dict[str, Checker] = {}
+    for line in requests:
+        request = json.loads(line)
+        _limit_cpu()
+        answer, is_last = _answer(checkers, request["language"], request["text"])
+        answers.write(json.dumps({**answer, "is_last": is_last}) + "\n")
+        answers.flush()
+        if is_last:
+            return
+
+
+def _answer(checkers: dict[str, Checker], language: str, text: str) -> tuple[dict[str, Any], bool]:
+    try:
+        if language not in checkers:
+            checkers[language] = load_checker(language)
+        return _wire(checkers[language].check(text)), False
+    except (RecursionError, MemoryError):
+        return _wire(Check((Diagnostic("too_complex", "it is nested too deep, or too large to be checked"),))), True
+    except Exception as error:
+        return {"error": f"{type(error).__name__}: {error}"[:500]}, False
+
+
+def _wire(check: Check) -> dict[str, Any]:
+    faults = [[fault.code, fault.message[:500], fault.line, fault.column] for fault in check.diagnostics]
+    return {"diagnostics": faults, "constructs": dict(check.constructs), "size": check.size}
+
+
+def _limit(kind: int, value: int) -> None:
+    hard = resource.getrlimit(kind)[1]
+    allowed = value if hard == resource.RLIM_INFINITY else min(value, hard)
+    resource.setrlimit(kind, (allowed, allowed))
+
+
+def _limit_cpu() -> None:
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
+    resource.setrlimit(resource.RLIMIT_CPU, (int(used.ru_utime + used.ru_stime) + CPU_SECONDS, hard))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,138 @@
+"""Checks texts that a model or a tenant wrote, in a child process with limits: no text ends or stalls the process that asks.
+
+CPython's parser and compiler recurse; a text that is nested deep can end the process that parses it. The child has no keys and
+no environment, and is replaced when it ends.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from shared.checkers.checker import Check, Diagnostic
+from shared.checkers.languages import require_language
+from shared.errors import Code, Unavailable
+
+MAX_CHARACTERS = 200_000
+SECONDS = 20.0
+ROOT = Path(__file__).resolve().parents[2]
+_READ = 65_536
+
+
+class ContainedCheckers:
+    """The checkers of all languages, in one child process that starts with the first text. May be used by several threads.
+
+    A context manager, whose end ends the child.
+
+    Args:
+        seconds: that one text may take.
+    """
+
+    def __init__(self, seconds: float = SECONDS) -> None:
+        self._seconds = seconds
+        self._lock = threading.Lock()
+        self._child: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
+    ) -> None:
+        with self._lock:
+            self._end()
+
+    def check(self, language: str, text: str) -> Check:
+        """Everything wrong with a text. One that cannot be checked within the limits has a diagnostic that says so.
+
+        Raises:
+            InvalidRequest: ``CHECKER_NOT_FOUND``.
+            Unavailable: ``CHECKER_FAILED``: the checker has a fault of its own, or its process cannot be started.
+        """
+        require_language(language)
+        if len(text) > MAX_CHARACTERS:
+            message = f"it has {len(text)} characters, and {MAX_CHARACTERS} can be checked"
+            return Check((Diagnostic("too_long", message),))
+        request = json.dumps({"language": language, "text": text}).encode() + b"\n"
+        with self._lock:
+            answer = self._ask(request)
+            if "error" not in answer:
+                return _check(answer)
+        message = f"The checker of {language} failed: {answer['error']}"
+        raise Unavailable(Code.CHECKER_FAILED, message, remedy="Report it to whoever maintains this checker.")
+
+    def _ask(self, request: bytes) -> dict[str, Any]:
+        child = self._running()
+        assert child.stdin
+        try:
+            child.stdin.write(request)
+            child.stdin.flush()
+        except BrokenPipeError:
+            pass
+        line = self._read_line(child)
+        if line is None:
+            self._end()
+            return _fault("time_limit", f"it takes longer than {self._seconds:g} s to check")
+        if not line.endswith(b"\n"):
+            self._end()
+            return _fault("too_complex", "checking it ended the checker's process")
+        answer: dict[str, Any] = json.loads(line)
+        if answer["is_last"]:
+            self._end()
+        return answer
+
+    def _read_line(self, child: subprocess.Popen[bytes]) -> bytes | None:
+        """An answer; without its end when the child ended; None when the time is over."""
+        assert child.stdout
+        deadline, line = time.monotonic() + self._seconds, b""
+        while not line.endswith(b"\n"):
+            left = deadline - time.monotonic()
+            if left <= 0 or not select.select([child.stdout], [], [], left)[0]:
+                return None
+            piece = os.read(child.stdout.fileno(), _READ)
+            if not piece:
+                break
+            line += piece
+        return line
+
+    def _running(self) -> subprocess.Popen[bytes]:
+        if self._child and self._child.poll() is not None:
+            self._end()
+        if self._child is None:
+            # -P: the folder where this was started is nobody's library. Warnings about a text are no faults of it.
+            self._child = subprocess.Popen(
+                [sys.executable, "-P", "-W", "ignore", "-m", "shared.checkers.child_process"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                env={"PYTHONPATH": _search_path(), "PYTHONHASHSEED": "0", "PYTHONUTF8": "1"},
+                start_new_session=True,
+            )
+        return self._child
+
+    def _end(self) -> None:
+        child, self._child = self._child, None
+        if child:
+            child.kill()
+            child.communicate()
+
+
+def _search_path() -> str:
+    return os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+
+
+def _fault(code: str, message: str) -> dict[str, Any]:
+    return {"diagnostics": [[code, message, None, None]], "constructs": {}, "size": 0}
+
+
+def _check(answer: dict[str, Any]) -> Check:
+    faults = tuple(Diagnostic(*fault) for fault in answer["diagnostics"])
+    return Check(faults, answer["constructs"], answer["size"])

@@ -1,0 +1,120 @@
+"""JSON, by Python's own parser, and SQL, by SQLite's: what a text needs is parsed, and no row is read or written."""
+
+from __future__ import annotations
+
+import json
+import re
+import sqlite3
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any, NoReturn
+
+from shared.checkers.checker import Check, Diagnostic
+
+SQL_STEPS = 1_000_000
+"""What SQLite may compute for a table's definition, in steps of its machine."""
+CLAUSES = (
+    "select", "distinct", "join", "where", "group by", "having", "order by", "limit", "union", "intersect", "except", "with", "over",
+    "case", "exists", "insert", "update", "delete", "values", "returning", "create table", "create view", "create index",
+    "create trigger", "alter table", "primary key", "foreign key", "references", "check", "default",
+)  # fmt: skip
+_CLAUSE = re.compile(r"\b(" + "|".join(clause.replace(" ", r"\s+") for clause in CLAUSES) + r")\b", re.IGNORECASE)
+_NOT_CODE = re.compile(r"--[^\n]*|/\*.*?\*/|'(?:[^']|'')*'", re.DOTALL)
+_NAME_FAULT = re.compile(r"no such |ambiguous column|has no column|already exists")
+_FORBIDDEN = frozenset({sqlite3.SQLITE_ATTACH, sqlite3.SQLITE_DETACH, sqlite3.SQLITE_PRAGMA})
+
+
+class JsonChecker:
+    """One JSON value, and nothing else; NaN and infinities are none."""
+
+    def check(self, text: str) -> Check:
+        """See :class:`shared.checkers.checker.Checker`."""
+        try:
+            value = json.loads(text, parse_constant=_refuse_constant)
+        except json.JSONDecodeError as error:
+            return Check((Diagnostic("syntax", error.msg, error.lineno, error.colno),))
+        except ValueError as error:
+            return Check((Diagnostic("syntax", str(error)),))
+        kinds = Counter(_kinds(value))
+        return Check((), kinds, kinds.total())
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no JSON")
+
+
+def _kinds(value: Any) -> Iterator[str]:
+    names = {dict: "object", list: "array", str: "string", bool: "boolean", int: "number", float: "number"}
+    waiting = [value]
+    while waiting:
+        found = waiting.pop()
+        yield names.get(type(found), "null")
+        waiting.extend(found.values() if isinstance(found, dict) else found if isinstance(found, list) else ())
+
+
+class SqlChecker:
+    """Statements in SQLite's dialect. Tables are known when the text creates them; otherwise their names are not looked up."""
+
+    def check(self, text: str) -> Check:
+        """See :class:`shared.checkers.checker.Checker`."""
+        code = _NOT_CODE.sub(" ", text)
+        clauses = Counter(re.sub(r"\s+", " ", clause.lower()) for clause in _CLAUSE.findall(code))
+        found: list[Diagnostic] = []
+        database = sqlite3.connect(":memory:")
+        try:
+            database.set_authorizer(_authorize)
+            database.set_progress_handler(lambda: 1, SQL_STEPS)
+            for line, statement in _statements(text):
+                found.extend(_faults(database, line, statement))
+                if found:
+                    break
+        finally:
+            database.close()
+        if not found and not clauses:
+            found = [Diagnostic("syntax", "there is no statement")]
+        return Check(tuple(found), clauses, clauses.total())
+
+
+def _statements(text: str) -> Iterator[tuple[int, str]]:
+    """Statements with the lines where they begin; the last one may lack its semicolon."""
+    line, begin = 1, 1
+    statement = ""
+    for piece in re.split(r"(?<=;)", text):
+        statement += piece
+        line += piece.count("\n")
+        if sqlite3.complete_statement(statement):
+            yield begin, statement
+            statement, begin = "", line
+    if _NOT_CODE.sub("", statement).strip():
+        yield begin, statement
+
+
+def _faults(database: sqlite3.Connection, line: int, statement: str) -> Iterator[Diagnostic]:
+    try:
+        database.execute("EXPLAIN " + statement)
+        if re.match(r"\s*(create|alter|drop)\b", _NOT_CODE.sub(" ", statement), re.IGNORECASE):
+            # Later statements name what this one makes.
+            database.execute(statement)
+    except sqlite3.OperationalError as error:
+        yield from _operational_fault(database, line, str(error))
+    except sqlite3.ProgrammingError as error:
+        # Of parameters, that they have no values: they need none to be compiled.
+        if "binding" not in str(error):
+            yield Diagnostic("syntax", str(error), line)
+    except (sqlite3.Error, sqlite3.Warning, ValueError) as error:
+        yield Diagnostic("syntax", str(error), line)
+
+
+def _operational_fault(database: sqlite3.Connection, line: int, message: str) -> Iterator[Diagnostic]:
+    if message == "interrupted":
+        yield Diagnostic("too_complex", "a definition takes too long to compute", line)
+    elif "no such table" not in message or _makes_tables(database):
+        yield Diagnostic("name" if _NAME_FAULT.search(message) else "syntax", message, line)
+
+
+def _makes_tables(database: sqlite3.Connection) -> bool:
+    return bool(database.execute("SELECT count(*) FROM sqlite_master").fetchone()[0])
+
+
+def _authorize(action: int, *_names: object) -> int:
+    return sqlite3.SQLITE_DENY if action in _FORBIDDEN else sqlite3.SQLITE_OK

@@ -1,0 +1,89 @@
+"""The languages that there are checkers for: those of this package, and those of installed packages."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from importlib.metadata import EntryPoint, entry_points
+from importlib.util import find_spec
+
+from shared.checkers.checker import Checker
+from shared.errors import Code, InvalidRequest
+
+GROUP = "mens.checkers"
+"""The entry points of other packages: the name is the language, the value a callable without parameters that makes a checker."""
+LANGUAGE = re.compile(r"^[a-z0-9][a-z0-9_+#-]{0,31}$")
+
+
+def installed_languages() -> list[str]:
+    """Names of the languages that :func:`load_checker` finds."""
+    return sorted({*filter(_is_usable, _OWN), *(point.name for point in entry_points(group=GROUP))})
+
+
+def require_language(language: str) -> None:
+    """Whether there is a checker of a language.
+
+    Raises:
+        InvalidRequest: ``CHECKER_NOT_FOUND``.
+    """
+    # The packages are looked through only for what is not our own, because that takes a tenth of a second.
+    if _is_usable(language) or _entry_point(language):
+        return
+    message = f"There is no checker for {language[:80]!r}; there are {', '.join(installed_languages())}."
+    remedy = "Install a package with an entry point `mens.checkers` of this name, on every machine that checks."
+    if language == "python-types":
+        remedy = "Install mypy where answers are checked, or check `python`."
+    raise InvalidRequest(Code.CHECKER_NOT_FOUND, message, remedy=remedy, param="language")
+
+
+def load_checker(language: str) -> Checker:
+    """The checker of a language.
+
+    Raises:
+        InvalidRequest: as :func:`require_language`.
+    """
+    require_language(language)
+    if language in _OWN:
+        return _OWN[language]()
+    point = _entry_point(language)
+    assert point
+    checker: Checker = point.load()()
+    return checker
+
+
+def _entry_point(language: str) -> EntryPoint | None:
+    return next(iter(entry_points(group=GROUP, name=language)), None) if LANGUAGE.match(language) else None
+
+
+def _is_usable(language: str) -> bool:
+    return language in _OWN and (language != "python-types" or find_spec("mypy") is not None)
+
+
+# Each is imported when it is wanted: a process that checks JSON loads no pyflakes.
+def _python() -> Checker:
+    from shared.checkers.python_checker import PythonChecker
+
+    return PythonChecker()
+
+
+def _typed_python() -> Checker:
+    from shared.checkers.python_checker import TypedPythonChecker
+
+    return TypedPythonChecker()
+
+
+def _json() -> Checker:
+    from shared.checkers.data_checkers import JsonChecker
+
+    return JsonChecker()
+
+
+def _sql() -> Checker:
+    from shared.checkers.data_checkers import SqlChecker
+
+    return SqlChecker()
+
+
+_OWN: dict[str, Callable[[], Checker]] = {
+    "python": _python, "python-types": _typed_python, "json": _json, "sql": _sql,
+}  # fmt: skip

@@ -1,0 +1,33 @@
+"""Code is found in an answer as Markdown writes it; stubs are told from code."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shared.checkers.answers import AnswerCode, code_of
+
+
+@pytest.mark.parametrize(
+    ("answer", "code", "strictness", "is_bare"),
+    [
+        ("x = 1\ny = 2", "x = 1\ny = 2", 1.0, True),
+        ("```python\nx = 1\n```", "x = 1", 1.0, False),
+        ("Here it is:\n\n```\nx = 1\n```\n", "x = 1", 0.5, False),
+        ("```py\na = 1\n```\nand\n~~~\nb = 2\n~~~", "a = 1\nb = 2", 2 / 3, False),
+        ("```python\nx = 1", "x = 1", 1.0, False),
+        ("````\n```\ninner\n```\n````", "```\ninner\n```", 1.0, False),
+        ("```\n```", "", 0.0, False),
+        ("", "", 1.0, True),
+    ],
+)
+def test_the_code_of_an_answer(answer: str, code: str, strictness: float, is_bare: bool) -> None:
+    assert code_of(answer) == AnswerCode(code, pytest.approx(strictness), is_bare)
+
+
+@given(st.text(alphabet="`~a \n", max_size=80))
+def test_any_answer_has_code_and_a_share(answer: str) -> None:
+    found = code_of(answer)
+    assert 0 <= found.strictness <= 1
+    assert not found.is_bare or found.code == answer
