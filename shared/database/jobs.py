@@ -18,6 +18,7 @@ from sqlalchemy.orm import Session
 
 from shared.database.connection import Database
 from shared.database.deletions import keep_for_merge
+from shared.database.evaluation.runs import add_run
 from shared.database.job_states import FINAL, JobState, Verb, next_state
 from shared.database.records import Event, Job, Kind, MemoryAccuracy, NewEvent, Submission, new_id
 from shared.database.tables import EventRow, JobRow
@@ -49,7 +50,7 @@ class Jobs:
 
         Raises:
             Conflict: ``IDEMPOTENCY_CONFLICT``: the key was used with another request.
-            NotFound: ``ADAPTER_NOT_FOUND``: the adapter to merge has been deleted.
+            NotFound: ``ADAPTER_NOT_FOUND``: the adapter to merge has been deleted. ``EVAL_NOT_FOUND``: so has the eval.
         """
         if replayed := self._replayed(submission):
             return replayed, False
@@ -71,10 +72,12 @@ class Jobs:
                     attempt=0,
                     failures=0,
                     version=1,
-                    **submission.model_dump(mode="json") | {"labels": labels},
+                    **submission.model_dump(mode="json", exclude={"eval_id", "run_name"}) | {"labels": labels},
                 )
                 session.add(row)
                 session.flush()
+                if submission.eval_id:
+                    add_run(session, row, submission.eval_id, submission.run_name)
                 add_events(session, row, row.created_at, NewEvent(message="Job created and queued."))
                 return Job.model_validate(row), True
         except IntegrityError:

@@ -9,13 +9,14 @@ from datetime import UTC, datetime
 from typing import Annotated
 
 from pydantic import BeforeValidator, StringConstraints
-from sqlalchemy import select
+from sqlalchemy import or_, select
 from sqlalchemy.orm import Session
 
 from shared.database.change_counter import bump
 from shared.database.connection import Database, whole_milliseconds
+from shared.database.job_states import JobState
 from shared.database.records import Value, new_id
-from shared.database.tables import KeyRow
+from shared.database.tables import JobRow, KeyRow
 from shared.database.tenancy import (
     BEFORE_TENANTS,
     SHARED,
@@ -97,9 +98,42 @@ class Keys:
             session.flush()
             return Key.model_validate(row), secret
 
+    def create_for_attempt(self, job_id: str, attempt: int, tenant: TenantName, role: Role) -> tuple[Key, str]:
+        """Create a key that an attempt at a job works with; it is revoked with :meth:`revoke`, or when the attempt has ended.
+
+        Returns:
+            the key's record, and the secret.
+        """
+        secret = KEY_PREFIX + secrets.token_urlsafe(32)
+        with self._db.write() as session:
+            bump(session, "keys")
+            row = KeyRow(
+                id=new_id("key"),
+                name=f"{job_id}, attempt {attempt}",
+                tenant=tenant,
+                role=str(role),
+                secret_sha256=_hash(secret),
+                created_at=whole_milliseconds(datetime.now(UTC)),
+                job_id=job_id,
+                attempt=attempt,
+            )
+            session.add(row)
+            session.flush()
+            return Key.model_validate(row), secret
+
+    def revoke_abandoned(self) -> list[str]:
+        """Revoke the keys of attempts that have ended without doing so: their worker died. Returns the keys' ids."""
+        ended = or_(JobRow.state != JobState.RUNNING, JobRow.attempt != KeyRow.attempt)
+        query = select(KeyRow).join(JobRow, JobRow.id == KeyRow.job_id).where(KeyRow.revoked_at.is_(None), ended)
+        with self._db.read() as session:
+            found = [row.id for row in session.scalars(query)]
+        for key_id in found:
+            self.revoke(key_id)
+        return found
+
     def all(self, tenant: TenantName | None = None) -> list[Key]:
-        """A tenant's keys, or those of all tenants, oldest first; including revoked ones."""
-        query = select(KeyRow).order_by(KeyRow.id)
+        """A tenant's keys, or those of all tenants, oldest first; revoked ones too, but for those of attempts at jobs."""
+        query = select(KeyRow).where(or_(KeyRow.job_id.is_(None), KeyRow.revoked_at.is_(None))).order_by(KeyRow.id)
         if tenant is not None:
             query = query.where(KeyRow.tenant == tenant)
         with self._db.read() as session:

@@ -16,6 +16,8 @@ from sqlalchemy.orm import Session
 from shared.database.adapters import NewAdapter, register_adapters
 from shared.database.connection import Database
 from shared.database.deletions import reserve_adapters
+from shared.database.evaluation.items import NewItem, add_items
+from shared.database.evaluation.runs import EvalRun, open_run
 from shared.database.files.files import add_file
 from shared.database.job_states import JobState, Stage, Verb
 from shared.database.jobs import add_events, job_row, transition
@@ -112,6 +114,25 @@ class Leases:
         """
         with self._db.write() as session:
             reserve_adapters(session, self._held(session, lease), digests)
+
+    def open_run(self, lease: Lease, eval_id: str, name: str, plan: dict[str, Any]) -> EvalRun:
+        """The run of an eval that the job carries out beside its own work; the one of an earlier attempt, if there is one.
+
+        Raises:
+            LeaseLost: another attempt owns the job. NotFound: ``EVAL_NOT_FOUND``.
+        """
+        with self._db.write() as session:
+            return open_run(session, self._held(session, lease), eval_id, name, plan, self._db.now(session))
+
+    def store_items(self, lease: Lease, run_id: str, items: list[NewItem], totals: dict[str, Any]) -> None:
+        """Store what came of items of a run, with the totals up to them.
+
+        Raises:
+            LeaseLost: another attempt owns the job; nothing was stored.
+        """
+        with self._db.write() as session:
+            self._held(session, lease)
+            add_items(session, run_id, items, totals, self._db.now(session))
 
     def finish(
         self,

@@ -15,6 +15,7 @@ from shared.database.job_states import JobState, Stage
 class Kind(StrEnum):
     FINETUNE = "finetune"
     MERGE = "merge"
+    EVALUATE = "evaluate"
 
 
 class Value(BaseModel):
@@ -83,6 +84,10 @@ class Submission(Value):
     labels: dict[str, Any] = {}
     idempotency_key: str | None = None
     request_digest: str = ""
+    eval_id: str | None = None
+    """The eval that an ``evaluate`` job is a run of."""
+    run_name: str = ""
+    """The run's name, which may be longer than a job's."""
 
 
 class MemoryAccuracy(Value):

@@ -26,6 +26,9 @@ from shared.database.tenancy import NO_QUOTA, SHARED, FileQuota, TenantName, che
 from shared.database.visibility import storable
 from shared.errors import Code, Conflict, NotFound
 
+FILE_ROLES = ("training_file", "validation_file", "replay_file", "items_file")
+"""Where a job's ``extra`` names the files that it needs until it has finished."""
+
 
 class File(Value):
     """An uploaded or produced file."""
@@ -146,7 +149,7 @@ class Files:
             check_owner(f"The file {file_id}", row.tenant, self._tenant)
             unfinished = select(JobRow).where(JobRow.state.not_in([str(state) for state in FINAL]))
             for job in session.scalars(unfinished):
-                if file_id in [job.extra.get(role) for role in ("training_file", "validation_file", "replay_file")]:
+                if file_id in [job.extra.get(role) for role in FILE_ROLES]:
                     # Another tenant's job is not named.
                     user = f"The job {job.id}" if job.tenant in self._tenants else "A job of another tenant"
                     raise Conflict(

@@ -1,0 +1,101 @@
+"""What came of the items of a run: added by the worker that holds the job's lease, read by everybody who sees the run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+from typing import Any, Literal
+
+from sqlalchemy import insert, select, update
+from sqlalchemy.orm import Session
+
+from shared.database.connection import Database
+from shared.database.records import Value
+from shared.database.tables import EvalItemRow, EvalRunRow
+from shared.errors import Code, NotFound
+
+Status = Literal["pass", "fail", "error"]
+PAGE = 500
+
+
+class NewItem(Value):
+    """What came of an item; ``result`` is `shared.evaluation.types.ItemResult`."""
+
+    position: int
+    status: Status
+    result: dict[str, Any]
+
+
+class StoredItem(NewItem):
+    """The same, as it was stored."""
+
+    run_id: str
+    created_at: datetime
+
+
+class EvalItems:
+    """What came of the items of runs that the caller has found (`runs.py`). Each verb is one transaction."""
+
+    def __init__(self, database: Database) -> None:
+        self._db = database
+
+    def positions(self, run_id: str) -> set[int]:
+        """Positions that have a result."""
+        with self._db.read() as session:
+            return set(session.scalars(select(EvalItemRow.position).where(EvalItemRow.run_id == run_id)))
+
+    def get(self, run_id: str, position: int) -> StoredItem:
+        """Raises:
+        NotFound: ``EVAL_ITEM_NOT_FOUND``.
+        """
+        with self._db.read() as session:
+            row = session.get(EvalItemRow, (run_id, position))
+            if row is None:
+                raise NotFound(
+                    Code.EVAL_ITEM_NOT_FOUND,
+                    f"The run {run_id} has no output item at position {position}, or not yet.",
+                    remedy="List what there is: GET /v1/evals/{eval_id}/runs/{run_id}/output_items.",
+                    param="output_item_id",
+                )
+            return StoredItem.model_validate(row)
+
+    def list(
+        self,
+        run_id: str,
+        *,
+        after: int | None = None,
+        limit: int = 20,
+        newest_first: bool = False,
+        status: Status | None = None,
+    ) -> Sequence[StoredItem]:
+        """A page of a run's items by position; one more than ``limit`` means that there are more.
+
+        Args:
+            after: position of the last item of the page before.
+            limit: of the page.
+            newest_first: from the last position to the first.
+            status: of the items; None: any.
+        """
+        order = EvalItemRow.position.desc() if newest_first else EvalItemRow.position.asc()
+        query = select(EvalItemRow).where(EvalItemRow.run_id == run_id).order_by(order).limit(limit + 1)
+        if after is not None:
+            query = query.where(EvalItemRow.position < after if newest_first else EvalItemRow.position > after)
+        if status:
+            query = query.where(EvalItemRow.status == status)
+        with self._db.read() as session:
+            return [StoredItem.model_validate(row) for row in session.scalars(query)]
+
+    def all(self, run_id: str) -> Iterator[StoredItem]:
+        """Every item of a run, by position."""
+        after = -1
+        while page := self.list(run_id, after=after, limit=PAGE - 1):
+            yield from page
+            after = page[-1].position
+
+
+def add_items(session: Session, run_id: str, items: Sequence[NewItem], totals: dict[str, Any], now: datetime) -> None:
+    """Add what came of items, with the totals up to them; the caller holds the lease of the run's job."""
+    if items:
+        rows = [{"run_id": run_id, "created_at": now, **item.model_dump()} for item in items]
+        session.execute(insert(EvalItemRow), rows)
+    session.execute(update(EvalRunRow).where(EvalRunRow.id == run_id).values(totals=totals))

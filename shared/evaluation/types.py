@@ -1,0 +1,261 @@
+"""Evals and runs as they are asked for, with OpenAI's wire format, and the results of one item.
+
+OpenAI's specification names the shapes (`openapi.yaml`, "Evals"); a block ``mens`` has what OpenAI has no field for.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
+
+from shared.graders.types import (
+    GraderMessage,
+    GraderValue,
+    LabelModel,
+    PythonGrader,
+    ScoreModel,
+    StringCheck,
+    TextSimilarity,
+)
+
+MAX_CRITERIA = 32
+MAX_SAMPLES = 64
+DEFAULT_MARGIN = 0.03
+"""What a model may lose against its incumbent: the bound of the original's regression gate."""
+
+Criterion = Annotated[
+    StringCheck | TextSimilarity | LabelModel | ScoreModel | PythonGrader, Field(discriminator="type")
+]
+"""A grader that judges an eval's answers. OpenAI has no ``multi`` here."""
+
+
+class CustomConfig(GraderValue):
+    """Rows of a JSON Schema of one's own."""
+
+    type: Literal["custom"]
+    item_schema: dict[str, Any] = Field(description="JSON Schema of an item.")
+    include_sample_schema: bool = Field(False, description="Whether answers are expected: `sample` beside `item`.")
+
+
+class StoredConfig(GraderValue):
+    """Answers that a server has stored. Mens stores none, so an eval of this kind can be kept, but not run."""
+
+    type: Literal["logs", "stored_completions"]
+    metadata: dict[str, Any] | None = None
+
+
+DataSourceConfig = Annotated[CustomConfig | StoredConfig, Field(discriminator="type")]
+
+
+class EvalSpec(GraderValue):
+    """What an eval judges, and by what."""
+
+    data_source_config: DataSourceConfig
+    testing_criteria: Annotated[list[Criterion], Field(min_length=1, max_length=MAX_CRITERIA)]
+
+    @model_validator(mode="after")
+    def _criteria_are_complete(self) -> EvalSpec:
+        names = Counter(criterion.name for criterion in self.testing_criteria)
+        if twice := [name for name, count in names.items() if count > 1]:
+            raise ValueError(f"testing_criteria has the name {twice[0]!r} twice; results are told apart by it")
+        for number, criterion in enumerate(self.testing_criteria):
+            if isinstance(criterion, TextSimilarity) and criterion.pass_threshold is None:
+                raise ValueError(f"testing_criteria.{number} needs a pass_threshold, from which on an answer passes")
+        return self
+
+
+class SourceItem(GraderValue):
+    """A row: what templates name ``item``, and, where it has been answered already, ``sample``."""
+
+    item: dict[str, Any]
+    sample: dict[str, Any] | None = None
+
+
+class FileContent(GraderValue):
+    """Rows that come with the request."""
+
+    type: Literal["file_content"]
+    content: Annotated[list[SourceItem], Field(min_length=1)]
+
+
+class FileId(GraderValue):
+    """Rows of an uploaded JSONL file: ``{"item": …}``, with ``sample`` where it was answered."""
+
+    type: Literal["file_id"]
+    id: str
+
+
+class StoredSource(BaseModel):
+    """Answers that a server has stored, which Mens has not: refused when a run is created."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+    type: Literal["stored_completions", "responses", "logs"]
+
+
+RowSource = Annotated[FileContent | FileId, Field(discriminator="type")]
+Source = Annotated[FileContent | FileId | StoredSource, Field(discriminator="type")]
+
+
+class MessageTemplate(GraderValue):
+    """Messages in which ``{{ item.path }}`` is filled in."""
+
+    type: Literal["template"]
+    template: Annotated[list[GraderMessage], Field(min_length=1)]
+
+
+class ItemReference(GraderValue):
+    """Messages that the item itself has."""
+
+    type: Literal["item_reference"]
+    item_reference: Annotated[str, StringConstraints(pattern=r"^item(\.[^.\[\]{}]+|\[\d{1,9}\])+$")] = Field(
+        description="Where they are: `item.messages`."
+    )
+
+
+InputMessages = Annotated[MessageTemplate | ItemReference, Field(discriminator="type")]
+
+
+class Sampling(GraderValue):
+    """How a model is sampled, what both kinds of requests have."""
+
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    seed: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    reasoning_effort: str | None = None
+    tools: list[dict[str, Any]] | None = None
+
+
+class ChatSampling(Sampling):
+    response_format: dict[str, Any] | None = None
+
+
+class ResponseText(GraderValue):
+    format: dict[str, Any] | None = None
+
+
+class ResponseSampling(Sampling):
+    text: ResponseText | None = None
+
+
+class JsonlSource(GraderValue):
+    """Rows that are judged as they are: no model is asked."""
+
+    type: Literal["jsonl"]
+    source: RowSource
+
+
+class CompletionsSource(GraderValue):
+    """Rows that a model answers by chat completions."""
+
+    type: Literal["completions"]
+    source: Source
+    model: str | None = None
+    input_messages: InputMessages | None = None
+    sampling_params: ChatSampling | None = None
+
+
+class ResponsesSource(GraderValue):
+    """Rows that a model answers by responses."""
+
+    type: Literal["responses"]
+    source: Source
+    model: str | None = None
+    input_messages: InputMessages | None = None
+    sampling_params: ResponseSampling | None = None
+
+
+DataSource = Annotated[JsonlSource | CompletionsSource | ResponsesSource, Field(discriminator="type")]
+
+
+class RunExtension(GraderValue):
+    """What OpenAI's run has no field for."""
+
+    incumbent: str | None = Field(
+        None, min_length=1, description="A second model, asked the same with the same seeds, and compared pair by pair."
+    )
+    samples: int = Field(1, ge=1, le=MAX_SAMPLES, description="Answers to each item, with a seed of their own each.")
+    margin: float = Field(
+        DEFAULT_MARGIN, ge=0, le=1, description="What the model may lose against the incumbent, in the mean score."
+    )
+
+
+class RunSpec(GraderValue):
+    """What a run asks, and of which model."""
+
+    data_source: DataSource
+    mens: RunExtension = RunExtension()
+
+
+class CriterionResult(BaseModel):
+    """What a criterion gave for an answer.
+
+    Attributes:
+        error: why it could not judge, in the form of `MensError.as_dict`; then the score is 0 and says nothing.
+    """
+
+    model_config = ConfigDict(frozen=True)
+    name: str
+    type: str
+    passed: bool
+    score: float
+    error: dict[str, Any] | None = None
+
+
+class Answer(BaseModel):
+    """What a model answered, or what a row had, with its judgement.
+
+    Attributes:
+        model: the name that was asked for; empty for a row's own answer.
+        input: messages that were sent.
+        sample: what templates name ``sample``; None: there is no answer.
+        finish_reason: as the model's server says it.
+        usage: token counts of the request.
+        error: why there is no answer, in the form of `MensError.as_dict`.
+    """
+
+    model_config = ConfigDict(frozen=True)
+    model: str = ""
+    input: list[dict[str, Any]] = []
+    sample: dict[str, Any] | None = None
+    finish_reason: str = ""
+    usage: dict[str, int] = {}
+    seed: int = 0
+    results: list[CriterionResult] = []
+    error: dict[str, Any] | None = None
+
+    @property
+    def status(self) -> Literal["pass", "fail", "error"]:
+        """Passed when every criterion passes. What could not be answered or judged has not failed: it is an error."""
+        if self.error or not self.results or any(result.error for result in self.results):
+            return "error"
+        return "pass" if all(result.passed for result in self.results) else "fail"
+
+
+class ItemResult(BaseModel):
+    """What came of one item, or of one of its several answers.
+
+    Attributes:
+        item_index: of the item in its source, from 0.
+        sample_index: of the answer, from 0.
+        incumbent: what the second model answered to the same, where a run has one.
+    """
+
+    model_config = ConfigDict(frozen=True)
+    item_index: int
+    sample_index: int = 0
+    item: dict[str, Any]
+    answer: Answer
+    incumbent: Answer | None = None
+
+    @property
+    def status(self) -> Literal["pass", "fail", "error"]:
+        """Of the model that is evaluated; the incumbent's is its own."""
+        return self.answer.status
+
+    @property
+    def results(self) -> list[CriterionResult]:
+        """Of the model that is evaluated."""
+        return self.answer.results
