@@ -1,0 +1,49 @@
+"""Comparisons of two models on the same items, as a table that says what was found and what could have been seen."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from shared.statistics.paired import Comparison, Status
+
+COLUMNS = ("items", "old", "new", "difference", "95 % each end", "visible", "verdict")
+"""``visible``: the smallest difference that so many items show with a power of .8."""
+VERDICTS = {Status.PASSED: "not worse", Status.FAILED: "worse", Status.MISSING_EVIDENCE: "too few items"}
+
+
+def cells(found: Comparison) -> tuple[str, ...]:
+    """A row below :data:`COLUMNS`."""
+    interval = f"{found.interval[0]:+.3f} … {found.interval[1]:+.3f}" if found.interval else ""
+    return (
+        str(found.items),
+        _number(found.old),
+        _number(found.new),
+        "" if found.difference is None else f"{found.difference:+.3f}",
+        interval,
+        _number(found.smallest_visible),
+        VERDICTS[found.status],
+    )
+
+
+def notes(named: Mapping[str, Comparison], margin: float) -> list[str]:
+    """What a reader may not conclude from a table, in sentences; empty when everything is not worse."""
+    lines = []
+    for name, found in named.items():
+        if found.status is Status.PASSED:
+            continue
+        more = f"; about {found.items_needed} items would decide" if found.items_needed else ""
+        lines.append(f"{name}: {found.reason}{more}")
+    if lines:
+        lines.append(f"`not worse` means that the interval lies above -{margin:g} (--margin).")
+    return lines
+
+
+def as_json(found: Comparison) -> dict[str, Any]:
+    """A comparison for ``--json``."""
+    return asdict(found) | {"status": str(found.status)}
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.3f}"

@@ -1,0 +1,20 @@
+"""Models of an installation as they are evaluated: one model behind a name, and the base under it."""
+
+from __future__ import annotations
+
+from urllib.parse import quote
+
+from cli.client.connection import call, fail
+
+
+def base_of(name: str) -> str:
+    """The base under a model, which is itself when it is one.
+
+    Ends the command for a name that there is not, and for an alias that is split: what it answers is of several adapters.
+    """
+    mens = call("GET", f"/v1/models/{quote(name, safe='')}")["mens"]
+    if mens.get("targets"):
+        fail(f"the alias {name} is split, so its answers are of several adapters; name one of them.")
+    if mens["kind"] == "foreign":
+        return base_of(mens["stands_for"]["name"])
+    return name if mens["kind"] == "base" else str(mens["base_model"])

@@ -1,0 +1,162 @@
+"""lm-evaluation-harness as a child process that sends its requests to the API, like any other client of it. Start reading here.
+
+The harness makes the prompts, counts their tokens with the base's own tokenizer, and asks ``/v1/completions``: for
+log-probabilities of given texts with ``echo`` and prompts as token ids, else for answers.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from shared.errors import Code, JobFailed
+
+LOG_NAME = "harness.log"
+LAST_LINES = 12
+PROGRESS = re.compile(rb"Requesting API: .*?(\d+)/(\d+) ")
+PASSED = (
+    "PATH",
+    "HOME",
+    "LANG",
+    "LC_ALL",
+    "TMPDIR",
+    "SSL_CERT_FILE",
+    "SSL_CERT_DIR",
+    "REQUESTS_CA_BUNDLE",
+    "NO_PROXY",
+    "no_proxy",
+)
+PASSED_ONLINE = ("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy", "HF_ENDPOINT", "HF_TOKEN", "HF_HOME")
+"""What tasks of a hub are fetched with. Without ``--online`` nothing is."""
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class SuiteRun:
+    """What is run, for every model alike.
+
+    Attributes:
+        tasks: names, as the harness knows them.
+        folder: of the user's own tasks; data files in them are relative to it. None: the harness's tasks only.
+        tokenizer: the base's folder.
+        max_length: tokens of a prompt and its answer; longer prompts lose their beginning.
+        chat: whether prompts go through the base's chat template.
+        shots: examples before each question; None: as the task says.
+        limit: items of each task, the first of them; None: all.
+        concurrency: requests at a time.
+        online: whether tasks may be fetched from a hub.
+    """
+
+    tasks: Sequence[str]
+    folder: Path | None
+    tokenizer: Path
+    max_length: int
+    chat: bool = False
+    shots: int | None = None
+    limit: int | None = None
+    concurrency: int = 8
+    online: bool = False
+
+
+def command(python: Path, run: SuiteRun, model: str, url: str, output: Path) -> list[str]:
+    """The harness's command line. The key is not in it: any user of the machine can read those.
+
+    Args:
+        python: of the harness's environment.
+        model: a name that the API knows.
+        url: of the API.
+        output: folder for results and items.
+    """
+    arguments = {
+        "model": model,
+        "base_url": f"{url}/v1/completions",
+        "tokenizer_backend": "huggingface",
+        "tokenizer": str(run.tokenizer.resolve()),
+        "num_concurrent": str(run.concurrency),
+        "max_length": str(run.max_length),
+    }
+    # Isolated: nothing of our environment or of the folder that it runs in is imported.
+    line = [str(python), "-I", "-m", "lm_eval", "run", "--model", "local-completions"]
+    line += ["--model_args", ",".join(f"{name}={value}" for name, value in arguments.items())]
+    line += ["--tasks", *run.tasks, "--log_samples", "--output_path", str(output.resolve())]
+    line += ["--include_path", str(run.folder.resolve())] if run.folder else []
+    line += ["--apply_chat_template"] if run.chat else []
+    line += ["--num_fewshot", str(run.shots)] if run.shots is not None else []
+    line += ["--limit", str(run.limit)] if run.limit is not None else []
+    return line
+
+
+def environment(key: str, cache: Path, *, online: bool, ours: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """The child's environment: the key, a cache of its own, and little of ours; no setting or secret of Mens.
+
+    Args:
+        key: for the API.
+        cache: a folder for what data sets leave behind; the user's own is used online, unless there is none.
+        online: whether a hub may be asked.
+        ours: the environment of this process.
+    """
+    passed = PASSED + (PASSED_ONLINE if online else ())
+    found = {"HF_HOME": str(cache)} | {name: ours[name] for name in passed if name in ours}
+    offline = {} if online else {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
+    quiet = {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_DISABLE_TELEMETRY": "1", "OMP_NUM_THREADS": "1"}
+    return found | offline | quiet | {"OPENAI_API_KEY": key}
+
+
+def run_suite(
+    line: Sequence[str], variables: Mapping[str, str], output: Path, folder: Path | None, progress: Progress
+) -> None:
+    """Run the harness to its end; what it prints is in ``harness.log`` of the output folder.
+
+    Args:
+        line: of :func:`command`.
+        variables: of :func:`environment`.
+        output: is made.
+        folder: in which the child runs, because tasks name their data files relative to it; None: the output folder.
+        progress: is told how many requests of how many are answered.
+
+    Raises:
+        JobFailed: ``SUITE_FAILED``: with the last lines that the harness printed.
+    """
+    output.mkdir(parents=True, exist_ok=True)
+    last: deque[str] = deque(maxlen=LAST_LINES)
+    begun = b""
+    with (
+        (output / LOG_NAME).open("wb") as log,
+        subprocess.Popen(
+            line,
+            env=dict(variables),
+            cwd=folder or output,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        ) as child,
+    ):
+        assert child.stdout
+        try:
+            # A progress bar begins its line anew with a carriage return.
+            while chunk := os.read(child.stdout.fileno(), 65536):
+                log.write(chunk)
+                *lines, begun = re.split(rb"[\r\n]", begun + chunk)
+                for text in lines:
+                    if counts := PROGRESS.search(text):
+                        progress(int(counts[1]), int(counts[2]))
+                    elif text.strip():
+                        last.append(text.decode(errors="replace"))
+            code = child.wait()
+        except BaseException:
+            os.killpg(child.pid, signal.SIGTERM)
+            raise
+    if code:
+        said = "\n".join([*last, begun.decode(errors="replace")]).strip()
+        raise JobFailed(
+            Code.SUITE_FAILED,
+            f"lm-evaluation-harness ended with exit code {code}:\n{said}",
+            remedy=f"All that it printed is in {output / LOG_NAME}.",
+        )

@@ -1,0 +1,113 @@
+"""What lm-evaluation-harness found for each item, as scores that can be paired: its own comparison of two models is not paired."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from shared.errors import ArtifactInvalid, Code, InvalidRequest
+
+ItemKey = tuple[int, str, str, str]
+"""Number of the item in its task, and digests of the item, of its prompt and of its target."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Metric:
+    """A metric of a task. ``filter`` is what was done to the answers before, ``none`` mostly."""
+
+    task: str
+    filter: str
+    name: str
+
+
+@dataclass(slots=True)
+class SuiteScores:
+    """Scores of one model.
+
+    Attributes:
+        by_metric: a score from 0 to 1, higher is better, for each item.
+        left_out: metrics that give no such score for an item, each with the reason.
+        totals: the harness's own figure for each metric.
+        items: the item itself, by task and key.
+    """
+
+    by_metric: dict[Metric, dict[ItemKey, float]] = field(default_factory=dict)
+    left_out: dict[Metric, str] = field(default_factory=dict)
+    totals: dict[Metric, float] = field(default_factory=dict)
+    items: dict[tuple[str, ItemKey], dict[str, Any]] = field(default_factory=dict)
+
+
+def read_scores(output: Path) -> SuiteScores:
+    """What one run of the harness has written into its output folder.
+
+    Raises:
+        ArtifactInvalid: ``SUITE_OUTPUT_INVALID``: no results, or several, or a line that is none.
+    """
+    results = sorted(output.rglob("results_*.json"))
+    if len(results) != 1:
+        raise _invalid(f"{output} has {len(results)} result files of lm-evaluation-harness, not one.")
+    try:
+        report = json.loads(results[0].read_bytes())
+        found = SuiteScores()
+        for path in sorted(results[0].parent.glob("samples_*.jsonl")):
+            # samples_TASK_TIME.jsonl, and a task's name may have an underscore
+            task = path.stem.removeprefix("samples_").rpartition("_")[0]
+            with path.open(encoding="utf-8") as lines:
+                for line in lines:
+                    _take(found, task, json.loads(line), report.get("higher_is_better", {}).get(task, {}))
+    except (ValueError, KeyError, TypeError) as error:
+        raise _invalid(f"{results[0].parent} cannot be read: {type(error).__name__}: {error}.") from error
+    for metric in found.by_metric.keys() & found.left_out.keys():
+        del found.by_metric[metric]
+    for task, figures in report["results"].items():
+        for key, value in figures.items():
+            name, comma, chosen = key.partition(",")
+            if comma and isinstance(value, int | float) and not name.endswith("_stderr"):
+                found.totals[Metric(task, chosen, name)] = float(value)
+    return found
+
+
+def paired(old: SuiteScores, new: SuiteScores) -> Iterator[tuple[Metric, list[tuple[ItemKey, float, float]]]]:
+    """For every metric that both have, each item with its old and new score, in the task's order.
+
+    Raises:
+        InvalidRequest: ``SUITE_ITEMS_DIFFER``: the models were not asked the same.
+    """
+    for metric in sorted(old.by_metric.keys() | new.by_metric.keys()):
+        before, after = old.by_metric.get(metric, {}), new.by_metric.get(metric, {})
+        if before.keys() != after.keys():
+            differing = len(before.keys() ^ after.keys())
+            raise InvalidRequest(
+                Code.SUITE_ITEMS_DIFFER,
+                f"{metric.task}: {differing} items or prompts are of one model only, so they cannot be paired.",
+                remedy="Run both with the same tasks, data, tokenizer and limit.",
+            )
+        yield metric, [(key, before[key], after[key]) for key in sorted(before)]
+
+
+def _take(found: SuiteScores, task: str, line: Mapping[str, Any], higher: Mapping[str, bool]) -> None:
+    key = (int(line["doc_id"]), line["doc_hash"], line["prompt_hash"], line["target_hash"])
+    found.items[task, key] = {name: line.get(name) for name in ("doc", "target", "filtered_resps")}
+    for name in line["metrics"]:
+        metric = Metric(task, line["filter"], name)
+        if reason := _no_score(line[name], higher.get(name)):
+            found.left_out[metric] = reason
+        else:
+            found.by_metric.setdefault(metric, {})[key] = float(line[name])
+
+
+def _no_score(value: Any, higher_is_better: bool | None) -> str:
+    """Why a value is no score from 0 to 1; empty when it is one."""
+    if higher_is_better is not True:
+        return "lower is better, or the task does not say"
+    if not isinstance(value, int | float) or not math.isfinite(value):
+        return "it has no number for each item"
+    return "" if 0 <= value <= 1 else "its values are not from 0 to 1"
+
+
+def _invalid(message: str) -> ArtifactInvalid:
+    return ArtifactInvalid(Code.SUITE_OUTPUT_INVALID, message, remedy="Run the suite again, into an empty folder.")
