@@ -9,16 +9,24 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from shared.checkers.contained import ContainedCheckers
+from shared.checkers.languages import require_language
 from shared.errors import Code, InvalidRequest
 from shared.graders.checks import Schema, matches, parse_json, tool_calls_are_valid, tool_calls_equal
+from shared.graders.code_checks import passes_code_check
 from shared.graders.formula import Formula
 from shared.graders.model_graders import Ask, judge_request, score_of
+from shared.graders.pass_at_k import pass_at_k
 from shared.graders.templates import render
 from shared.graders.text_similarity import similarity
 from shared.graders.types import (
+    AntiStubCheck,
+    CodeCheck,
+    CompilesCheck,
     Grader,
     LabelModel,
     MultiGrader,
+    PassAtKCheck,
     PythonGrader,
     RegexCheck,
     SchemaCheck,
@@ -26,6 +34,7 @@ from shared.graders.types import (
     ShortForm,
     StringCheck,
     TextSimilarity,
+    ToolCallCheck,
 )
 
 Item = Mapping[str, Any]
@@ -66,7 +75,7 @@ def check_runnable(grader: Grader) -> None:
 
     Raises:
         InvalidRequest: ``SANDBOX_UNAVAILABLE``: it has code, and nothing here can contain it. ``GRADER_UNSUPPORTED``.
-            ``GRADER_INVALID``: a regular expression or JSON Schema that is none.
+            ``GRADER_INVALID``: a regular expression or JSON Schema that is none. ``CHECKER_NOT_FOUND``.
     """
     if isinstance(grader, MultiGrader):
         for part in grader.graders.values():
@@ -81,24 +90,35 @@ def check_runnable(grader: Grader) -> None:
 def _check_short_form(check: ShortForm | None, name: str) -> None:
     if check is None:
         message = f"The grader {name!r} is Python code, and this release has no sandbox to run it in."
-        remedy = "Use another grader, or a check in its block `mens`: regex, json_schema, tool_calls."
+        remedy = "Use another grader, or a check in its block `mens`: regex, json_schema, tool_calls, compiles, anti_stub, pass_at_k."
         raise InvalidRequest(Code.SANDBOX_UNAVAILABLE, message, remedy=remedy, param="grader")
     if isinstance(check, RegexCheck):
         matches(check.pattern, "")
     elif isinstance(check, SchemaCheck):
         Schema(check.json_schema)
+    elif isinstance(check, CodeCheck):
+        require_language(check.language)
+    elif isinstance(check, PassAtKCheck):
+        check_runnable(check.of)
     else:
         for tool in check.tools or ():
             Schema((tool.get("function") or {}).get("parameters") or {})
 
 
-def grade(grader: Grader, item: Item, sample: Sample, ask: Ask | None = None) -> Grade:
+def grade(
+    grader: Grader,
+    item: Item,
+    sample: Sample,
+    ask: Ask | None = None,
+    checkers: ContainedCheckers | None = None,
+) -> Grade:
     """The score of an answer.
 
     Args:
         item: what templates name ``item``.
         sample: what templates name ``sample``; :func:`make_sample` makes one.
         ask: sends the requests of graders that ask a model; without it they are refused.
+        checkers: checks code; without it a process is started for each check.
 
     Raises:
         InvalidRequest: what :func:`check_runnable`, the templates, formulas, checks and model graders raise; ``GRADER_UNSUPPORTED``
@@ -112,9 +132,11 @@ def grade(grader: Grader, item: Item, sample: Sample, ask: Ask | None = None) ->
     if isinstance(grader, PythonGrader):
         _check_short_form(grader.mens, grader.name)
         assert grader.mens
-        return Grade(float(_passes(grader.mens, item, sample)))
+        if isinstance(grader.mens, PassAtKCheck):
+            return Grade(_pass_at_k(grader.mens, item, sample, checkers))
+        return Grade(float(_passes(grader.mens, item, sample, checkers)))
     if isinstance(grader, MultiGrader):
-        parts = {name: grade(part, item, sample, ask) for name, part in grader.graders.items()}
+        parts = {name: grade(part, item, sample, ask, checkers) for name, part in grader.graders.items()}
         scores = {name: part.score for name, part in parts.items()}
         return Grade(Formula(grader.calculate_output)(scores), scores, _sum_usage(parts.values()))
     return _ask_model(grader, item, sample, ask)
@@ -138,7 +160,26 @@ def _string_check(grader: StringCheck, item: Item, sample: Sample) -> float:
     )
 
 
-def _passes(check: ShortForm, item: Item, sample: Sample) -> bool:
+def _pass_at_k(check: PassAtKCheck, item: Item, sample: Sample, checkers: ContainedCheckers | None) -> float:
+    messages = [choice.get("message") or {} for choice in sample.get("choices") or ()]
+    if len(messages) < check.k:
+        message = f"pass@{check.k} needs {check.k} answers or more; there are {len(messages)}."
+        raise InvalidRequest(
+            Code.GRADER_SAMPLE_INVALID, message, remedy="Sample more answers to a prompt.", param="sample"
+        )
+    answers = [make_sample(turn.get("content") or "", turn.get("tool_calls") or ()) for turn in messages]
+    scores = [grade(check.of, item, answer, checkers=checkers).score for answer in answers]
+    return pass_at_k(len(answers), sum(is_passed(check.of, score) for score in scores), check.k)
+
+
+def _passes(
+    check: RegexCheck | SchemaCheck | ToolCallCheck | CompilesCheck | AntiStubCheck,
+    item: Item,
+    sample: Sample,
+    checkers: ContainedCheckers | None,
+) -> bool:
+    if isinstance(check, CompilesCheck | AntiStubCheck):
+        return passes_code_check(check, render(check.input, item, sample), checkers)
     if isinstance(check, RegexCheck):
         return matches(check.pattern, render(check.input, item, sample))
     if isinstance(check, SchemaCheck):

@@ -161,7 +161,48 @@ class ToolCallCheck(GraderValue):
     expected: list[ExpectedCall] | None = Field(None, description="In order; null: any calls, at least one.")
 
 
-ShortForm = Annotated[RegexCheck | SchemaCheck | ToolCallCheck, Field(discriminator="check")]
+class CodeCheck(GraderValue):
+    """What the checks of code share. Code is what stands in the input's Markdown fences; without a fence, all of it."""
+
+    language: Annotated[str, StringConstraints(min_length=1, max_length=32)] = Field(
+        "python", description="python, python-types, json, sql, or one that an installed package checks."
+    )
+    input: Template = "{{ sample.output_text }}"
+
+
+class CompilesCheck(CodeCheck):
+    """1 when the language's checker finds no fault."""
+
+    check: Literal["compiles"]
+
+
+class AntiStubCheck(CodeCheck):
+    """1 when the code compiles and does something: no placeholder, not trivial, more than one kind of construct."""
+
+    check: Literal["anti_stub"]
+
+
+class PassAtKCheck(GraderValue):
+    """The chance that at least one of k answers passes, estimated without bias from all answers that were sampled."""
+
+    check: Literal["pass_at_k"]
+    k: Annotated[int, Field(ge=1, le=100)] = 1
+    of: Annotated[StringCheck | TextSimilarity | PythonGrader, Field(discriminator="type")] = Field(
+        description="What each answer has to pass."
+    )
+
+    @model_validator(mode="after")
+    def _is_not_nested(self) -> PassAtKCheck:
+        check = self.of.mens if isinstance(self.of, PythonGrader) else None
+        if check and check.check == "pass_at_k":
+            raise ValueError("pass_at_k is of another check, not of pass_at_k")
+        return self
+
+
+ShortForm = Annotated[
+    RegexCheck | SchemaCheck | ToolCallCheck | CompilesCheck | AntiStubCheck | PassAtKCheck,
+    Field(discriminator="check"),
+]
 
 
 class PythonGrader(NamedGrader):
@@ -171,7 +212,9 @@ class PythonGrader(NamedGrader):
     source: Annotated[str, StringConstraints(max_length=MAX_SOURCE_CHARACTERS)]
     image_tag: str | None = None
     pass_threshold: Threshold | None = None
-    mens: ShortForm | None = Field(None, description="A check by its name: regex, json_schema or tool_calls.")
+    mens: ShortForm | None = Field(
+        None, description="A check by its name: regex, json_schema, tool_calls, compiles, anti_stub or pass_at_k."
+    )
 
 
 SingleGrader = Annotated[

@@ -1,0 +1,55 @@
+"""pass@k: the chance that at least one of k answers passes.
+
+It is never "any of k": of 10 answers with 1 that passes, "any of 10" is 1, and pass@1 is .1.
+"""
+
+from __future__ import annotations
+
+import math
+
+from shared.errors import Code, InvalidRequest
+from shared.graders.types import Grader, MultiGrader, PassAtKCheck, PythonGrader
+
+
+def pass_at_k(samples: int, passed: int, k: int) -> float:
+    """The unbiased estimate of pass@k: one less the share of k-subsets of the answers in which none passes.
+
+    Source: Chen and others, "Evaluating Large Language Models Trained on Code" (arXiv 2107.03374).
+
+    Raises:
+        ValueError: fewer answers than k, or more passed than there are.
+    """
+    if not (1 <= k <= samples and 0 <= passed <= samples):
+        raise ValueError("pass@k needs k answers or more")
+    return 1 - math.comb(samples - passed, k) / math.comb(samples, k)
+
+
+def samples_needed(grader: Grader) -> int:
+    """How many answers to each prompt a grader needs: its largest k; 1 for graders without pass@k."""
+    if isinstance(grader, MultiGrader):
+        return max(map(samples_needed, grader.graders.values()))
+    check = grader.mens if isinstance(grader, PythonGrader) else None
+    return check.k if isinstance(check, PassAtKCheck) else 1
+
+
+def check_sampling(grader: Grader, samples: int, temperature: float | None) -> None:
+    """Whether answers that are sampled like this can be graded; for an eval, before anything is sampled.
+
+    Args:
+        samples: answers to each prompt.
+        temperature: None where the server's default holds.
+
+    Raises:
+        InvalidRequest: ``GRADER_INVALID``: too few answers for a k, or k above 1 of answers at temperature 0, which are all one answer.
+    """
+    k = samples_needed(grader)
+    if k > samples:
+        message = f"The grader {grader.name!r} estimates pass@{k} and there are {samples} answers to a prompt."
+        raise InvalidRequest(
+            Code.GRADER_INVALID, message, remedy=f"Sample {k} answers or more, or set k to {samples}.", param="mens.k"
+        )
+    if k > 1 and temperature == 0:
+        message = f"The grader {grader.name!r} estimates pass@{k} of answers at temperature 0, which are all the same."
+        raise InvalidRequest(
+            Code.GRADER_INVALID, message, remedy="Set k to 1, or a temperature above 0.", param="mens.k"
+        )
