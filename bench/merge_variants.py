@@ -18,22 +18,15 @@ from peft import LoraConfig, PeftModel
 from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM
 
+from bench.made_manifest import made_manifest
 from bench.peak_memory import peak_bytes
-from shared.artifacts.manifests import (
-    CONFIG_NAME,
-    WEIGHTS_NAME,
-    AdapterManifest,
-    ManifestQuant,
-    peft_keys,
-)
+from shared.artifacts.manifests import WEIGHTS_NAME, peft_keys
 from shared.base_models.config import parse_model_config
 from shared.base_models.tensors import expected_tensors, lora_modules
-from shared.contract.sections import AdapterMethod, BaseQuant
 from worker.merging.model_folder import FolderMerge
 
 RANK, ALPHA = 16, 32
 SHARD_BYTES = 512 << 20
-ZERO = "0" * 64
 
 
 def model_config(hidden: int, layers: int, vocabulary: int) -> dict[str, object]:
@@ -83,24 +76,8 @@ def make_adapter(folder: Path, config: dict[str, object]) -> None:
 def merge_mens(folder: Path, target: Path) -> None:
     """Merge with the product's engine, in the base's dtype."""
     config = parse_model_config(json.loads((folder / "base" / "config.json").read_text()))
-    keys = {module: f"{module}.weight" for module in lora_modules(config)}
-    manifest = AdapterManifest(
-        adapter_method=AdapterMethod.QLORA,
-        quant=ManifestQuant(base_quant=BaseQuant.NF4),
-        base_key_map=keys,
-        layer_order=list(keys),
-        vocab=config.vocab,
-        d_model=config.hidden,
-        rank=RANK,
-        alpha=ALPHA,
-        base_model="made",
-        name="made",
-        base_digests={"config.json": ZERO},
-        contract_digest=ZERO,
-        template_digest=ZERO,
-        step=1,
-        files={WEIGHTS_NAME: ZERO, CONFIG_NAME: ZERO},
-    )
+    keys = [f"{module}.weight" for module in lora_modules(config)]
+    manifest = made_manifest(keys, vocab=config.vocab, d_model=config.hidden, rank=RANK, alpha=ALPHA)
     FolderMerge(folder / "base", folder / "adapter", manifest, target).run("")
 
 

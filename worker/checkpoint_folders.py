@@ -1,4 +1,4 @@
-"""Checkpoint folders as files: whole or not there, and taken over by the next attempt. No torch."""
+"""What an attempt leaves to the next one: checkpoint folders, whole or not there, and a merge's whole shards. No torch."""
 
 from __future__ import annotations
 
@@ -8,7 +8,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from worker.run_folder import CHECKPOINTS_FOLDER, list_checkpoints
+from worker.run_folder import (
+    CHECKPOINTS_FOLDER,
+    MERGE_PROGRESS_NAME,
+    MODEL_FOLDER,
+    list_checkpoints,
+    read_json,
+    write_json,
+)
 
 
 @contextmanager
@@ -45,6 +52,28 @@ def adopt_checkpoints(resume: Path, run_dir: Path) -> Path:
             with suppress(FileNotFoundError):
                 _adopt(earlier, run_dir)
     return _adopt(resume, run_dir)
+
+
+def adopt_shards(earlier: Path, run_dir: Path) -> int:
+    """Give this attempt the shards that an earlier merge had written whole; the merge checks their digests.
+
+    Args:
+        earlier: run folder of the earlier attempt, which may even still run: its files are linked, and never changed.
+        run_dir: of this attempt.
+
+    Returns:
+        How many shards were taken over.
+    """
+    record = read_json(earlier / MERGE_PROGRESS_NAME) or {"files": {}}
+    (run_dir / MODEL_FOLDER).mkdir(parents=True, exist_ok=True)
+    adopted = 0
+    for name in record["files"]:
+        with suppress(FileNotFoundError):
+            _link(earlier / MODEL_FOLDER / name, run_dir / MODEL_FOLDER / name)
+            adopted += 1
+    if adopted:
+        write_json(run_dir / MERGE_PROGRESS_NAME, record)
+    return adopted
 
 
 def _adopt(checkpoint: Path, run_dir: Path) -> Path:

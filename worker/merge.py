@@ -2,13 +2,13 @@
 
 The result is a complete model folder (weights, config, tokenizer, template) that needs no adapter support to be served.
 The base is the one the adapter was trained on, by digest. The weights are those before quantisation, or, on request, the
-dequantised ones that training computed with.
+dequantised ones that training computed with. What was written is then run beside base and adapter, and must say the same
+(`worker/merging/fidelity.py`).
 """
 
 from __future__ import annotations
 
 import argparse
-import hashlib
 import sys
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
@@ -27,14 +27,16 @@ from shared.artifacts.manifests import (
     verify_adapter,
     verify_base,
 )
+from shared.artifacts.merge_fidelity import FIDELITY_NAME, MergeFidelity
 from shared.base_models.weights import read_folder_tensors
 from shared.contract.plan import MergeRun
 from shared.contract.sections import BaseQuant, BaseWeights
-from shared.errors import ArtifactInvalid, Code, ContractRejected, InvalidRequest
-from shared.hashing import canonical_json, digest_file, digest_json
+from shared.errors import ArtifactInvalid, Code, ContractRejected, InvalidRequest, JobFailed
+from shared.hashing import digest_file, digest_json
+from worker.merging import fidelity
 from worker.merging.model_folder import FolderMerge
 from worker.run_folder import MODEL_FOLDER, SUMMARY_NAME, write_json
-from worker.training.model.nf4 import quantised_tensors
+from worker.training.model.nf4 import has_transposed_layers, quantised_tensors
 from worker.training.reporting.telemetry import Telemetry
 
 ENGINE_VERSION = 1
@@ -55,10 +57,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def merge(run: MergeRun, run_dir: Path) -> ModelManifest:
-    """Merge as planned and write the model folder, its manifest and the summary.
+    """Merge as planned and write the model folder, its manifest, its fidelity and the summary.
 
     Raises:
         ArtifactInvalid: the adapter or the base is not what the plan names, with the code of what differs.
+        JobFailed: ``MERGE_FIDELITY_FAILED``.
     """
     base, adapter = Path(run.inputs.base), Path(run.inputs.adapter)
     refuse_pickle(adapter)
@@ -83,9 +86,56 @@ def merge(run: MergeRun, run_dir: Path) -> ModelManifest:
         base_weights=contract.base_weights,
         files=files,
     )
-    (target / MODEL_MANIFEST_NAME).write_bytes(canonical_json(manifest.model_dump(mode="json")))
-    write_json(run_dir / SUMMARY_NAME, summary(manifest))
+    (target / MODEL_MANIFEST_NAME).write_bytes(manifest.to_bytes())
+    measured = measure(run, adapter_manifest, manifest, target)
+    write_json(target / FIDELITY_NAME, measured.model_dump(mode="json"))
+    refuse_unfaithful(measured)
+    write_json(run_dir / SUMMARY_NAME, summary(manifest, measured))
     return manifest
+
+
+def measure(run: MergeRun, adapter: AdapterManifest, merged: ModelManifest, folder: Path) -> MergeFidelity:
+    """How far the merged folder is from base + adapter, and from what training saw."""
+    base, contract = Path(run.inputs.base), run.plan.contract
+    trained_on_nf4 = adapter.quant.base_quant is BaseQuant.NF4 and not has_transposed_layers(base)
+    trained = quantised_tensors(base) if trained_on_nf4 else None
+    found = fidelity.compare(
+        folder,
+        base,
+        Path(run.inputs.adapter),
+        under_adapter=(trained or frozenset()) if contract.base_weights is BaseWeights.DEQUANT_NF4 else frozenset(),
+        trained=trained,
+        double_quant=adapter.quant.double_quant,
+    )
+    dtype = fidelity.coarsest_dtype(folder, adapter)
+    return MergeFidelity(
+        model_digest=merged.digest,
+        dtype=dtype,
+        base_weights=contract.base_weights,
+        positions=found.positions,
+        adapter_divergence=found.adapter,
+        training_divergence=found.training,
+        effect=found.effect,
+        limit_nats=contract.max_kl_nats or fidelity.LIMITS[dtype],
+    )
+
+
+def refuse_unfaithful(measured: MergeFidelity) -> None:
+    """Refuse a merge whose model says something else than base and adapter.
+
+    Raises:
+        JobFailed: ``MERGE_FIDELITY_FAILED``, with all numbers in its details.
+    """
+    if measured.passed:
+        return
+    raise JobFailed(
+        Code.MERGE_FIDELITY_FAILED,
+        f"The merged model is {measured.adapter_divergence.mean_kl_nats:.2e} nats (mean KL) from base + adapter;"
+        f" the limit for {measured.dtype} is {measured.limit_nats:.0e}.",
+        remedy="Merge with dtype float32, or raise max_kl_nats if the rounding of this dtype is acceptable.",
+        param="max_kl_nats",
+        details={"fidelity": measured.model_dump(mode="json")},
+    )
 
 
 def training_weights(base: Path, manifest: AdapterManifest) -> AbstractSet[str]:
@@ -137,10 +187,14 @@ def check_base(run: MergeRun, adapter: AdapterManifest, base: Path) -> None:
             )
 
 
-def summary(manifest: ModelManifest) -> dict[str, object]:
+def summary(manifest: ModelManifest, measured: MergeFidelity) -> dict[str, object]:
     """Content of ``run_summary.json``."""
-    digest = hashlib.sha256(canonical_json(manifest.model_dump(mode="json"))).hexdigest()
-    return {"model_digest": digest, "adapter_id": manifest.adapter_id, "files": sorted(manifest.files)}
+    return {
+        "model_digest": manifest.digest,
+        "adapter_id": manifest.adapter_id,
+        "files": sorted(manifest.files),
+        "fidelity": measured.model_dump(mode="json"),
+    }
 
 
 if __name__ == "__main__":

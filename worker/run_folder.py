@@ -6,6 +6,7 @@ first_process.pid  ending.json                               of several processe
 checkpoints/step-…/                                          to go on from
 prepared/                                                    encoded data, when no cache is named
 adapter/ (or model/)  probes.json  metrics.csv               what was made
+merge_progress.json                                          digests of a merge's whole shards
 training_skip_stats.json  training_manifest.json  MODEL_CARD.md  loss.svg     what was done
 run_summary.json                                             written last: it marks a complete run
 """
@@ -30,6 +31,7 @@ ENDING_NAME = "ending.json"
 CHECKPOINTS_FOLDER = "checkpoints"
 ADAPTER_FOLDER = "adapter"
 MODEL_FOLDER = "model"
+MERGE_PROGRESS_NAME = "merge_progress.json"
 PREPARED_FOLDER = "prepared"
 PROBES_NAME = "probes.json"
 METRICS_NAME = "metrics.csv"

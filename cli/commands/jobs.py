@@ -214,9 +214,16 @@ def merge(
     base_weights: Annotated[
         str, typer.Option(help="original, or dequant_nf4: the values that training computed with.")
     ] = "original",
+    max_kl: Annotated[
+        float | None,
+        typer.Option(
+            help="Largest mean KL (nats) from base + adapter; past it the job fails. By the stored dtype by default."
+        ),
+    ] = None,
 ) -> None:
-    """Merge an adapter into its base: a complete model folder in storage."""
-    contract = {"adapter": resolve_adapter_id(adapter), "dtype": dtype, "base_weights": base_weights}
+    """Merge an adapter into its base: a complete model folder in storage, compared with base + adapter before it counts."""
+    contract: dict[str, Any] = {"adapter": resolve_adapter_id(adapter), "dtype": dtype, "base_weights": base_weights}
+    contract |= {} if max_kl is None else {"max_kl_nats": max_kl}
     job = call("POST", "/v1/jobs", json={"kind": "merge", "contract": contract})
     watch_job(job["id"])
 
@@ -235,6 +242,19 @@ def _outcome(job: dict[str, Any]) -> str:
     if job["error"]:
         return f"{job['state']}: {job['error']['code']}: {job['error']['message']} {job['error']['remedy']}"
     if merged := job["result"].get("model_digest"):
-        folder = f"models/{merged}"
-        return f"{job['state']}: {folder} in the storage folder; `mens base from-merge {merged}` makes it a base to be served"
+        made = f"models/{merged} in the storage folder; `mens base from-merge {merged}` makes it a base to be served"
+        return f"{job['state']}: {made}{_fidelity(job['result'].get('fidelity'))}"
     return f"{job['state']}  {job['result'].get('adapter_id') or ''}".rstrip()
+
+
+def _fidelity(measured: dict[str, Any] | None) -> str:
+    """What was measured of a merged model, in a second line; nothing for one that an earlier release merged."""
+    if measured is None:
+        return ""
+    merge, training, effect = (measured[name] for name in ("adapter_divergence", "training_divergence", "effect"))
+    seen = f"{training['mean_kl_nats']:.1e} from what training saw; " if training else ""
+    return (
+        f"\nfidelity over {measured['positions']} positions, mean KL in nats: {merge['mean_kl_nats']:.1e} from base + adapter"
+        f" (limit {measured['limit_nats']:.0e}, largest logit difference {merge['max_logit_difference']:.1e}); {seen}"
+        f"the adapter's effect is {effect['mean_kl_nats']:.1e}"
+    )

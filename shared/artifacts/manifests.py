@@ -259,3 +259,12 @@ class ModelManifest(BaseModel):
     adapter_id: str
     base_weights: BaseWeights = Field(BaseWeights.ORIGINAL, description="Which weights the adapter was merged into.")
     files: dict[FileName, Sha256]
+
+    def to_bytes(self) -> bytes:
+        """The manifest file's bytes: canonical JSON."""
+        return canonical_json(self.model_dump(mode="json"))
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of :meth:`to_bytes`, 64 hex digits: the merged model's name in storage."""
+        return hashlib.sha256(self.to_bytes()).hexdigest()

@@ -402,3 +402,8 @@ class MergeContract(ContractValue):
         description="original: the base's own weights, before quantisation. dequant_nf4: those that training computed"
         " with, NF4 and back.",
     )
+    max_kl_nats: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = Field(
+        None,
+        description="Largest mean KL (nats) of the merged model from base + adapter; past it the job fails. Null: by the stored"
+        " dtype, 1e-6 (float32), 1e-4 (float16) or 1e-2 (bfloat16).",
+    )

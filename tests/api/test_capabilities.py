@@ -31,7 +31,7 @@ from shared.errors import Code, ContractRejected, MensError
 from shared.hashing import digest_file
 from tests.support.builders import base_entry, contract, data_file
 from worker.jobs.certificates import Limits, Measurements, ServedBase, certificate, refuse_failed, template_report
-from worker.jobs.probe_chats import CHATS, EncodedChats
+from worker.probe_chats import CHATS, EncodedChats
 
 ROWS = {row.id: row for row in CAPABILITIES.rows}
 CUDA = GateContext(device="cuda", model_type="qwen3_5", n_layers=24, rows=1000)

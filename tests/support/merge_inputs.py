@@ -10,8 +10,8 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
-from shared.artifacts.manifests import CONFIG_NAME, WEIGHTS_NAME, AdapterManifest, ManifestQuant, peft_keys
-from shared.contract.sections import AdapterMethod, BaseQuant
+from bench.made_manifest import made_manifest
+from shared.artifacts.manifests import WEIGHTS_NAME, AdapterManifest, peft_keys
 from worker.merging.model_folder import FolderMerge
 
 RANK, ALPHA = 5, 7
@@ -22,7 +22,6 @@ SHARDS = {
     "model-00001-of-00002.safetensors": [LINEAR, NORM, POSITIONS],
     "model-00002-of-00002.safetensors": [WIDE, CONV1D, SCALAR],
 }
-ZERO = "0" * 64
 
 
 @dataclass
@@ -56,7 +55,11 @@ def load_folder(folder: Path) -> dict[str, torch.Tensor]:
 
 def made_inputs(folder: Path) -> MergeInputs:
     """What :func:`make_inputs` has written into a folder."""
-    return MergeInputs(folder / "base", folder / "adapter", _manifest())
+    return MergeInputs(
+        folder / "base",
+        folder / "adapter",
+        made_manifest(list(SHAPES), vocab=700, d_model=32, rank=RANK, alpha=ALPHA),
+    )
 
 
 def make_inputs(folder: Path) -> MergeInputs:
@@ -86,23 +89,3 @@ def make_inputs(folder: Path) -> MergeInputs:
     made.adapter.mkdir()
     save_file(lora, made.adapter / WEIGHTS_NAME)
     return made
-
-
-def _manifest() -> AdapterManifest:
-    return AdapterManifest(
-        adapter_method=AdapterMethod.QLORA,
-        quant=ManifestQuant(base_quant=BaseQuant.NF4),
-        base_key_map={str(number): key for number, key in enumerate(SHAPES)},
-        layer_order=[str(number) for number in range(len(SHAPES))],
-        vocab=700,
-        d_model=32,
-        rank=RANK,
-        alpha=ALPHA,
-        base_model="made",
-        name="made",
-        base_digests={"config.json": ZERO},
-        contract_digest=ZERO,
-        template_digest=ZERO,
-        step=1,
-        files={WEIGHTS_NAME: ZERO, CONFIG_NAME: ZERO},
-    )

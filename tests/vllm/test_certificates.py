@@ -23,9 +23,9 @@ from tests.support.serving_installation import KEY, ServingInstallation
 from tests.support.vllm_server import VllmServer, start_server
 from worker.jobs.attempt import Attempt
 from worker.jobs.certificates import Limits, ServedBase
-from worker.jobs.probe_chats import encode_chats
 from worker.jobs.publish import REQUEST_SECONDS, ProbeSet, certify
 from worker.jobs.reference_scores import ReferenceScores
+from worker.probe_chats import encode_chats
 from worker.replica_client import ReplicaClient
 from worker.settings import WorkerSettings
 

@@ -22,14 +22,16 @@ from shared.artifacts.manifests import (
     ModelManifest,
     parse_manifest,
 )
+from shared.artifacts.merge_fidelity import FIDELITY_NAME, MergeFidelity
 from shared.base_models.weights import read_folder_tensors
 from shared.contract.plan import MergeInputs, MergePlan, MergeRun, PlannedBase
 from shared.contract.sections import MergeContract
-from shared.errors import ArtifactInvalid, Code, ContractRejected, InvalidRequest
+from shared.errors import ArtifactInvalid, Code, ContractRejected, InvalidRequest, JobFailed
 from shared.hashing import digest_file
 from worker.child_runtime import EXIT_FAILED
 from worker.dequantize import write_twin
 from worker.merge import merge, training_weights
+from worker.merging.fidelity import LIMITS, divergence, probe_ids
 from worker.merging.model_folder import FolderMerge
 from worker.run_folder import ERROR_NAME, PLAN_NAME, SUMMARY_NAME, read_json
 
@@ -43,10 +45,11 @@ def merge_run(
     dtype: str | None = None,
     digest: str = "",
     base_weights: str = "original",
+    max_kl_nats: float | None = None,
 ) -> MergeRun:
     digest = digest or digest_file(adapter / MANIFEST_NAME)
     plan = MergePlan(
-        contract=MergeContract(adapter="tiny", dtype=dtype, base_weights=base_weights),
+        contract=MergeContract(adapter="tiny", dtype=dtype, base_weights=base_weights, max_kl_nats=max_kl_nats),
         adapter_id=f"tiny@{digest}",
         adapter_digest=digest,
         base=PlannedBase(name="tiny-qwen3", digests=digests),
@@ -108,7 +111,7 @@ def test_folder_is_complete_and_has_the_bases_tensors(merged, tiny):
 def test_manifest_and_summary_name_every_file(merged, tiny, adapter):
     folder = merged / "model"
     manifest = ModelManifest.model_validate_json((folder / MODEL_MANIFEST_NAME).read_bytes())
-    present = {path.name for path in folder.iterdir()} - {MODEL_MANIFEST_NAME}
+    present = {path.name for path in folder.iterdir()} - {MODEL_MANIFEST_NAME, FIDELITY_NAME}
     assert manifest.files == {name: digest_file(folder / name) for name in present}
     assert manifest.base_digests == tiny.entry.digests
     assert manifest.adapter_id == f"tiny@{digest_file(adapter / MANIFEST_NAME)}"
@@ -119,8 +122,8 @@ def test_manifest_and_summary_name_every_file(merged, tiny, adapter):
 
 def test_same_inputs_give_the_same_bytes(merged, adapter, tiny, tmp_path):
     merge(merge_run(adapter, tiny.base, tiny.entry.digests), tmp_path)
-    names = {path.name for path in (merged / "model").iterdir()}
-    assert {path.name for path in (tmp_path / "model").iterdir()} == names
+    names = {path.name for path in (merged / "model").iterdir()} - {FIDELITY_NAME}
+    assert {path.name for path in (tmp_path / "model").iterdir()} == names | {FIDELITY_NAME}
     for name in names:
         assert digest_file(tmp_path / "model" / name) == digest_file(merged / "model" / name), name
 
@@ -151,6 +154,53 @@ def test_an_adapter_trained_on_full_precision_has_no_other_weights(adapter, tiny
     with pytest.raises(ContractRejected) as error:
         training_weights(tiny.base, plain)
     assert (error.value.code, error.value.param) == (Code.CONTRACT_UNSUPPORTED, "base_weights")
+
+
+def fidelity(run_dir: Path) -> MergeFidelity:
+    return MergeFidelity.model_validate_json((run_dir / "model" / FIDELITY_NAME).read_bytes())
+
+
+def test_fidelity_is_what_whole_models_say(merged, adapter, tiny):
+    """The streamed models against transformers and peft in memory, on the same probes."""
+    found, probes = fidelity(merged), probe_ids(tiny.base)
+    with torch.no_grad():
+        base = AutoModelForCausalLM.from_pretrained(tiny.base, dtype=torch.float32).eval()
+        plain = [base(torch.tensor([ids])).logits[0] for ids in probes]
+        both = PeftModel.from_pretrained(base, adapter).eval()
+        tuned = [both(torch.tensor([ids])).logits[0] for ids in probes]
+    expected = divergence(plain, tuned)
+    assert found.effect.mean_kl_nats == pytest.approx(expected.mean_kl_nats, rel=1e-4)
+    assert found.effect.max_logit_difference == pytest.approx(expected.max_logit_difference, rel=1e-4)
+    assert found.positions == sum(map(len, probes)) > 100
+    assert found.model_digest == digest_file(merged / "model" / MODEL_MANIFEST_NAME)
+    assert found.adapter_divergence.mean_kl_nats < 1e-9 < found.limit_nats < found.effect.mean_kl_nats
+    assert read_json(merged / SUMMARY_NAME)["fidelity"] == found.model_dump(mode="json")
+
+
+def test_fidelity_names_the_distance_from_what_training_saw(merged, adapter, tiny, tmp_path):
+    assert fidelity(merged).training_divergence.mean_kl_nats > 1e-3
+    merge(merge_run(adapter, tiny.base, tiny.entry.digests, base_weights="dequant_nf4"), tmp_path)
+    found = fidelity(tmp_path)
+    assert found.training_divergence == found.adapter_divergence
+    assert found.adapter_divergence.mean_kl_nats < 1e-9
+
+
+def test_a_merge_past_its_limit_fails_with_its_numbers(adapter, tiny, tmp_path):
+    run = merge_run(adapter, tiny.base, tiny.entry.digests, dtype="bfloat16", max_kl_nats=1e-9)
+    with pytest.raises(JobFailed) as failed:
+        merge(run, tmp_path)
+    assert (failed.value.code, failed.value.param) == (Code.MERGE_FIDELITY_FAILED, "max_kl_nats")
+    numbers = failed.value.details["fidelity"]
+    assert (numbers["dtype"], numbers["limit_nats"]) == ("bfloat16", 1e-9)
+    assert 1e-9 < numbers["adapter_divergence"]["mean_kl_nats"] < LIMITS["bfloat16"]
+    assert not (tmp_path / SUMMARY_NAME).exists()
+
+
+def test_a_merge_that_left_the_adapter_out_is_refused(adapter, tiny, tmp_path, monkeypatch):
+    monkeypatch.setattr(FolderMerge, "_product", lambda *_: None)
+    with pytest.raises(JobFailed) as failed:
+        merge(merge_run(adapter, tiny.base, tiny.entry.digests, dtype="bfloat16"), tmp_path)
+    assert failed.value.code == Code.MERGE_FIDELITY_FAILED
 
 
 def refused(run: MergeRun, run_dir: Path) -> Code:

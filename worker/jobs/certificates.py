@@ -17,7 +17,7 @@ from itertools import zip_longest
 from typing import Any
 
 from shared.errors import Code, JobFailed
-from worker.jobs.probe_chats import EncodedChats
+from worker.probe_chats import EncodedChats
 
 NOISE_FACTOR = 3.0
 ENGINE_ERROR_LIMITS = {"float32": 1e-4}

@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from shared.artifacts.manifests import CONFIG_NAME, MANIFEST_NAME, MODEL_MANIFEST_NAME, WEIGHTS_NAME
+from shared.artifacts.merge_fidelity import FIDELITY_NAME
 from shared.contract.plan import MergeInputs, MergePlan, MergeRun
 from shared.database.job_states import Stage
+from worker.checkpoint_folders import adopt_shards
 from worker.jobs.attempt import Attempt
 from worker.jobs.child_process import ChildProcess
 from worker.run_folder import MODEL_FOLDER, PLAN_NAME, SUMMARY_NAME, read_json
@@ -24,10 +26,18 @@ def run_merge(attempt: Attempt) -> None:
     attempt.enter(Stage.PREFLIGHT, f"Checking {plan.adapter_id} and its base {plan.base.name}.")
     inputs = MergeInputs(base=str(attempt.locate_base(plan.base)), adapter=str(fetch_adapter(attempt, plan)))
     (attempt.run_dir / PLAN_NAME).write_text(MergeRun(plan=plan, inputs=inputs).model_dump_json(indent=2))
+    take_over_shards(attempt)
     attempt.raise_if_stopped()
-    attempt.enter(Stage.MERGING, "Merging the adapter into its base.")
+    attempt.enter(Stage.MERGING, "Merging the adapter into its base, and comparing the two.")
     attempt.follow(ChildProcess(PROGRAM, attempt.run_dir, threads=attempt.settings.trainer_threads))
     store_model(attempt)
+
+
+def take_over_shards(attempt: Attempt) -> None:
+    """Go on where the newest of the earlier attempts was interrupted, if it had written a whole shard."""
+    for run in attempt.earlier_runs():
+        if adopt_shards(run, attempt.run_dir):
+            return
 
 
 def fetch_adapter(attempt: Attempt, plan: MergePlan) -> Path:
@@ -44,8 +54,8 @@ def store_model(attempt: Attempt) -> None:
     summary = read_json(attempt.run_dir / SUMMARY_NAME) or {}
     digest = summary["model_digest"]
     folder = attempt.run_dir / MODEL_FOLDER
-    attempt.storage.put_folder("models", digest, folder, summary["files"], MODEL_MANIFEST_NAME)
-    result = {"model_digest": digest, "adapter_id": summary["adapter_id"], "files": summary["files"]}
+    attempt.storage.put_folder("models", digest, folder, [*summary["files"], FIDELITY_NAME], MODEL_MANIFEST_NAME)
+    result = {key: summary[key] for key in ("model_digest", "adapter_id", "files", "fidelity")}
     # Events that waited for the database.
     attempt.report()
     attempt.leases.finish(attempt.lease, result)

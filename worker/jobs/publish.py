@@ -21,7 +21,7 @@ from worker.jobs.certificates import (
     refuse_failed,
     template_report,
 )
-from worker.jobs.probe_chats import EncodedChats
+from worker.probe_chats import EncodedChats
 from worker.replica_client import ReplicaClient
 
 RETRY_SECONDS = 1.0

@@ -17,7 +17,7 @@ from shared.tokenization.tokenizer import Tokenizer
 from worker.jobs.attempt import Attempt
 from worker.jobs.certificates import Scores, ServedBase
 from worker.jobs.child_process import ChildProcess
-from worker.jobs.probe_chats import EncodedChats, encode_chats
+from worker.probe_chats import EncodedChats, encode_chats
 from worker.run_folder import ADAPTER_FOLDER, PLAN_NAME, PROBES_NAME, SCORES_NAME, ScoreRun, read_json
 
 PROGRAM = "worker.score"

@@ -24,11 +24,10 @@ from shared.errors import ArtifactInvalid, Code
 from shared.hashing import digest_file
 from worker.merging.exact_product import ScaledProduct
 from worker.merging.shards import STORED_DTYPES, TORCH_DTYPES, ShardReader, ShardWriter
-from worker.run_folder import read_json, write_json
+from worker.run_folder import MERGE_PROGRESS_NAME, read_json, write_json
 from worker.training.model.nf4 import through_nf4
 
 CONFIG = "config.json"
-PROGRESS_NAME = "merge_progress.json"
 PIECE_ELEMENTS = 1 << 18
 """Elements that are computed at a time: in float64 they stay in a processor's cache."""
 ShardWritten = Callable[[int, int], None]
@@ -72,7 +71,7 @@ class FolderMerge:
                 out of the range of the dtype that it is stored in.
         """
         self.target.mkdir(parents=True, exist_ok=True)
-        record = self.target.with_name(PROGRESS_NAME)
+        record = self.target.with_name(MERGE_PROGRESS_NAME)
         earlier = read_json(record) or {}
         digests: dict[str, str] = earlier["files"] if earlier.get("key") == key else {}
         shards = sorted(find_shards(self.base))
@@ -146,6 +145,14 @@ class FolderMerge:
         dtype = TORCH_DTYPES[self._written(key, info).dtype]
         values = values.float()
         extremes = torch.stack(values.aminmax())
+        if not extremes.isfinite().all():
+            # The adapter's numbers were checked, and a sum of finite ones is far within float32.
+            raise ArtifactInvalid(
+                Code.MERGE_NOT_FINITE,
+                f"{key} of the base holds a number that is not finite, in whatever dtype it is stored.",
+                remedy="The base itself is damaged: fetch it again, or use another one; no dtype mends it.",
+                param=key,
+            )
         if not extremes.to(dtype).isfinite().all():
             raise ArtifactInvalid(
                 Code.MERGE_NOT_FINITE,

@@ -79,3 +79,21 @@ def test_show_prints_the_last_events(installation: CliInstallation, rows: str) -
     messages = [line.split("  ")[-1] for line in installation.mens("jobs", "show", lease.job.id).splitlines()]
     assert messages[-10:] == [f"Event {number}." for number in range(20, 30)]
     assert "Event 19." not in messages
+
+
+def test_watch_prints_what_was_measured_of_a_merge(installation: CliInstallation) -> None:
+    jobs, leases = installation.services.jobs, Leases(installation.services.database, 60)
+    lease = claimed(jobs, leases)
+    far, near = ({"mean_kl_nats": kl, "max_kl_nats": kl, "max_logit_difference": 0.07} for kl in (0.3, 2.5e-5))
+    fidelity = {
+        "positions": 152,
+        "limit_nats": 1e-2,
+        "adapter_divergence": near,
+        "training_divergence": None,
+        "effect": far,
+    }
+    leases.finish(lease, {"model_digest": "a" * 64, "fidelity": fidelity})
+    lines = installation.mens("jobs", "watch", lease.job.id).splitlines()
+    assert lines[-2].endswith(f"`mens base from-merge {'a' * 64}` makes it a base to be served")
+    assert "152 positions" in lines[-1] and "2.5e-05 from base + adapter (limit 1e-02" in lines[-1]
+    assert lines[-1].endswith("the adapter's effect is 3.0e-01")

@@ -24,7 +24,7 @@ from worker.jobs.certificates import (
     rms,
     template_report,
 )
-from worker.jobs.probe_chats import CHATS, EncodedChats
+from worker.probe_chats import CHATS, EncodedChats
 
 BASE = ServedBase("tiny", "d" * 64, None, "float32")
 EQUAL = template_report(EncodedChats([(CHATS[0], [1, 2])]), [[1, 2]])

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
 
 import worker.jobs.merge
 from shared.artifacts.manifests import CONFIG_NAME, MANIFEST_NAME, MODEL_MANIFEST_NAME, WEIGHTS_NAME, ModelManifest
+from shared.artifacts.merge_fidelity import FIDELITY_NAME
 from shared.contract.plan import MergePlan, PlannedBase
 from shared.contract.sections import MergeContract
 from shared.database.job_states import JobState
@@ -48,10 +51,12 @@ def test_merge_from_claim_to_success(installation, job, adapter, tiny):
     folder = installation.storage.folder("models", digest)
     assert digest_file(folder / MODEL_MANIFEST_NAME) == digest
     manifest = ModelManifest.model_validate_json((folder / MODEL_MANIFEST_NAME).read_bytes())
-    assert {path.name for path in folder.iterdir()} == {*manifest.files, MODEL_MANIFEST_NAME}
+    assert {path.name for path in folder.iterdir()} == {*manifest.files, MODEL_MANIFEST_NAME, FIDELITY_NAME}
     assert all(digest_file(folder / name) == expected for name, expected in manifest.files.items())
     assert done.result["files"] == sorted(manifest.files)
-    assert "Merging the adapter into its base." in installation.messages(job.id)
+    assert done.result["fidelity"] == json.loads((folder / FIDELITY_NAME).read_bytes())
+    assert done.result["fidelity"]["model_digest"] == digest
+    assert "Merging the adapter into its base, and comparing the two." in installation.messages(job.id)
 
     ids = torch.arange(300, 320).reshape(1, 20)
     base = AutoModelForCausalLM.from_pretrained(tiny.base, dtype=torch.float32)

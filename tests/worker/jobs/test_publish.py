@@ -17,8 +17,8 @@ from shared.errors import ArtifactInvalid, Code, JobFailed, Unavailable
 from shared.replicas import replica_name
 from tests.support.http_stub import http_stub
 from worker.jobs.certificates import Limits, ServedBase
-from worker.jobs.probe_chats import CHATS, EncodedChats
 from worker.jobs.publish import ProbeSet, certify
+from worker.probe_chats import CHATS, EncodedChats
 
 BASE, ADAPTER, KEY = "tiny-qwen3", "tiny@" + "a" * 64, "serving-key"
 PROBES = [{"token_ids": [5, 6, 7, 8], "positions": [2, 3]}, {"token_ids": [9, 10], "positions": [1]}]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -27,6 +28,8 @@ from tests.support.merge_inputs import (
     MergeInputs,
     load_folder,
 )
+from tests.support.waiting import eventually
+from worker.checkpoint_folders import adopt_shards
 from worker.merging import model_folder
 from worker.training.model.nf4 import through_nf4
 
@@ -126,14 +129,52 @@ def killed_after(shard: int, inputs: MergeInputs, target: Path, key: str) -> Non
         model_folder.FolderMerge(inputs.base, inputs.adapter, inputs.manifest, target).run(key, stop)
 
 
-def test_a_killed_merge_goes_on_after_its_last_whole_shard(inputs: MergeInputs, tmp_path: Path) -> None:
-    whole = inputs.merge(tmp_path / "whole" / "model")
-    killed_after(1, inputs, tmp_path / "model", "a")
+KILLED = """
+import sys, time
+from pathlib import Path
+from tests.support.merge_inputs import made_inputs
+from worker.merging.model_folder import FolderMerge
+from worker.merging.shards import ShardWriter
+
+inputs, write = made_inputs(Path(sys.argv[1])), ShardWriter.write_tensor
+
+def told(done, of):
+    print(done, flush=True)
+    # From here on so slow that the signal comes in the middle of a shard.
+    ShardWriter.write_tensor = lambda *arguments: (write(*arguments), time.sleep(60))
+
+FolderMerge(inputs.base, inputs.adapter, inputs.manifest, Path(sys.argv[2])).run("a", told)
+"""
+
+
+def test_a_merge_killed_in_a_shard_goes_on_after_the_last_whole_one(inputs: MergeInputs, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", KILLED, str(inputs.base.parent), str(tmp_path / "model")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline().strip() == "1"
+        partial = tmp_path / "model" / f"{SECOND}.partial"
+        eventually(partial.exists, what="the second shard is begun")
+        process.kill()
+    assert process.returncode == -signal.SIGKILL
     before = (tmp_path / "model" / FIRST).stat().st_mtime_ns
-    (tmp_path / "model" / f"{SECOND}.partial").write_bytes(b"half of it")
+    assert partial.exists() and not partial.with_suffix("").exists()
+    whole = inputs.merge(tmp_path / "whole" / "model")
     assert inputs.merge(tmp_path / "model", key="a") == whole
     assert (tmp_path / "model" / FIRST).stat().st_mtime_ns == before
     assert {path.name for path in (tmp_path / "model").iterdir()} == whole.keys()
+
+
+def test_the_next_attempt_takes_the_whole_shards_over(inputs: MergeInputs, tmp_path: Path) -> None:
+    earlier, run_dir = tmp_path / "attempt-0001", tmp_path / "attempt-0002"
+    killed_after(1, inputs, earlier / "model", "a")
+    assert adopt_shards(earlier, run_dir) == 1
+    assert adopt_shards(tmp_path / "attempt-0000", tmp_path / "attempt-0003") == 0
+    shard = run_dir / "model" / FIRST
+    assert shard.samefile(earlier / "model" / FIRST)
+    before = shard.stat().st_ino
+    assert inputs.merge(run_dir / "model", key="a") == inputs.merge(tmp_path / "whole" / "model")
+    assert shard.stat().st_ino == before
+    assert not (earlier / "model" / SECOND).exists()
 
 
 @pytest.mark.parametrize("damage", ["another merge's", "changed since"])
@@ -156,6 +197,21 @@ def test_values_past_the_range_of_a_dtype_are_refused(inputs: MergeInputs, tmp_p
     assert error.value.code == Code.MERGE_NOT_FINITE
     assert not (tmp_path / "model" / "model.safetensors").exists()
     work.merge(tmp_path / "model", dtype="bfloat16")
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("nan")])
+def test_a_base_that_is_not_finite_is_not_blamed_on_the_dtype(
+    inputs: MergeInputs, tmp_path: Path, value: float
+) -> None:
+    base = tmp_path / "base"
+    base.mkdir()
+    tensors = {key: torch.ones(shape).bfloat16() for key, shape in SHAPES.items()}
+    tensors[LINEAR][0, 0] = value
+    save_file(tensors, base / "model.safetensors")
+    with pytest.raises(ArtifactInvalid) as error:
+        MergeInputs(base, inputs.adapter, inputs.manifest).merge(tmp_path / "model", dtype="float32")
+    assert (error.value.code, error.value.param) == (Code.MERGE_NOT_FINITE, LINEAR)
+    assert "base" in error.value.message and "no dtype" in error.value.remedy
 
 
 def test_a_weight_of_another_dtype_is_refused(inputs: MergeInputs, tmp_path: Path) -> None:

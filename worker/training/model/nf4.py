@@ -21,7 +21,7 @@ BLOCK_SIZE = 64
 def quantised_tensors(base: Path) -> set[str]:
     """Names, as the base stores them, of the weights that training holds in NF4: all linear layers but the head."""
     config = parse_model_config(json.loads((base / "config.json").read_bytes()))
-    if config.spec.transposed:
+    if has_transposed_layers(base):
         raise ContractRejected(
             Code.CONTRACT_UNSUPPORTED,
             "A GPT-2 model has no twin: its layers are stored transposed, and the serving engine takes no adapter for it.",
@@ -38,6 +38,11 @@ def quantised_tensors(base: Path) -> set[str]:
             param=missing[0],
         )
     return names
+
+
+def has_transposed_layers(base: Path) -> bool:
+    """Whether the base stores its linear layers (in, out), as GPT-2's Conv1D does: bitsandbytes then holds none in NF4."""
+    return parse_model_config(json.loads((base / "config.json").read_bytes())).spec.transposed
 
 
 def through_nf4(weight: torch.Tensor, double_quant: bool) -> torch.Tensor:

@@ -13,7 +13,7 @@ from tokenizers import decoders, models, pre_tokenizers
 from shared.tokenization.served_form import served_tools
 from shared.tokenization.tokenizer import Tokenizer
 from worker.jobs.certificates import template_report
-from worker.jobs.probe_chats import CHATS, encode_chats
+from worker.probe_chats import CHATS, encode_chats
 
 TOOL_TEMPLATE = (
     "{% for tool in tools or [] %}[{{ tool | tojson }}]{% endfor %}"

@@ -1,0 +1,44 @@
+"""Merge fidelity: how far a merged model is from base + adapter, which is what its adapter's certificates were measured on.
+
+The numbers come out of forward passes, whose last bits depend on processor and thread count. A merged model's name must not
+(decision 0021), so they are no part of its manifest: they are a file beside it, which names the manifest's digest.
+"""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from shared.base_models.catalog import Sha256
+from shared.contract.sections import BaseWeights
+
+FIDELITY_NAME = "merge_fidelity.json"
+
+
+class Divergence(BaseModel):
+    """How two models' next-token distributions differ over the probe positions."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    mean_kl_nats: float = Field(description="Mean Kullback-Leibler divergence.")
+    max_kl_nats: float = Field(description="At the worst position.")
+    max_logit_difference: float = Field(description="Largest difference of a logit, of any token at any position.")
+
+
+class MergeFidelity(BaseModel):
+    """``merge_fidelity.json``: every comparison is computed in float32, from the tensors as they are stored."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_digest: Sha256 = Field(description="Of the merged model's manifest.")
+    dtype: str = Field(description="Coarsest dtype that a merged tensor is stored in.")
+    base_weights: BaseWeights = Field(description="The weights under the adapter in adapter_divergence.")
+    positions: int = Field(description="Token positions that were compared.")
+    adapter_divergence: Divergence = Field(description="KL(merged ‖ base + adapter): the rounding of the merge.")
+    training_divergence: Divergence | None = Field(
+        description="KL(merged ‖ the NF4 base that was trained on + adapter); null: trained on full precision."
+    )
+    effect: Divergence = Field(description="KL(base ‖ base + adapter): what the adapter does, to compare with.")
+    limit_nats: float = Field(description="Largest mean of adapter_divergence that passes.")
+
+    @property
+    def passed(self) -> bool:
+        """Whether the merge is faithful; a number that is not finite never passes."""
+        return self.adapter_divergence.mean_kl_nats <= self.limit_nats

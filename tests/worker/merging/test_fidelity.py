@@ -1,0 +1,60 @@
+"""Divergence: what the numbers mean, and that none of them hides a model that says something else."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from shared.artifacts.merge_fidelity import Divergence, MergeFidelity
+from worker.merging.fidelity import batch_logits, divergence
+
+
+def fidelity(mean: float, limit: float = 1e-2) -> MergeFidelity:
+    measured = Divergence(mean_kl_nats=mean, max_kl_nats=mean, max_logit_difference=mean)
+    return MergeFidelity(
+        model_digest="0" * 64,
+        dtype="bfloat16",
+        base_weights="original",
+        positions=1,
+        adapter_divergence=measured,
+        training_divergence=None,
+        effect=measured,
+        limit_nats=limit,
+    )
+
+
+def test_divergence_is_that_of_the_distributions() -> None:
+    one, other = torch.tensor([[0.0, math.log(3.0)]]), torch.tensor([[0.0, 0.0]])
+    found = divergence([one], [other])
+    expected = 0.25 * math.log(0.25 / 0.5) + 0.75 * math.log(0.75 / 0.5)
+    assert found.mean_kl_nats == found.max_kl_nats == pytest.approx(expected)
+    assert found.max_logit_difference == pytest.approx(math.log(3.0))
+
+
+def test_a_shift_of_all_logits_says_nothing_else() -> None:
+    logits = torch.randn(4, 9)
+    found = divergence([logits], [logits + 2.0])
+    assert found.max_kl_nats == pytest.approx(0, abs=1e-9)
+    assert found.max_logit_difference == pytest.approx(2.0)
+
+
+def test_mean_and_worst_are_over_all_positions() -> None:
+    same, far = torch.zeros(3, 5), torch.eye(3, 5) * 4
+    found = divergence([same, same], [same, far])
+    assert found.max_kl_nats == pytest.approx(2 * found.mean_kl_nats)
+
+
+@pytest.mark.parametrize(("mean", "passed"), [(0.0, True), (1e-2, True), (1.1e-2, False), (math.nan, False)])
+def test_only_a_number_within_the_limit_passes(mean: float, passed: bool) -> None:
+    assert fidelity(mean).passed is passed
+
+
+def test_what_fills_a_batch_is_not_compared() -> None:
+    class Echo(torch.nn.Module):
+        def forward(self, input_ids: torch.Tensor, **_: object) -> object:
+            return type("Output", (), {"logits": input_ids[..., None].expand(-1, -1, 2)})
+
+    rows = batch_logits(Echo(), [[5, 6, 7], [8]])
+    assert [row[:, 0].tolist() for row in rows] == [[5.0, 6.0, 7.0], [8.0]]

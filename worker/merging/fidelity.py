@@ -1,0 +1,109 @@
+"""Merge fidelity: the merged folder's logits against base + adapter, and against what training saw, over probe chats."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from shared.artifacts.manifests import AdapterManifest
+from shared.artifacts.merge_fidelity import Divergence
+from shared.base_models.weights import find_shards, read_tensors
+from shared.tokenization.tokenizer import Tokenizer
+from worker.merging.shards import TORCH_DTYPES
+from worker.merging.streamed_model import FolderWeights, streamed_model
+from worker.probe_chats import UNICODE, encode_chats
+
+MAX_TOKENS = 32
+"""Of a probe; the last ones. Six probes and 150,000 tokens of vocabulary make logits of 115 MB."""
+LIMITS = {"float32": 1e-6, "float16": 1e-4, "bfloat16": 1e-2}
+"""Largest mean KL (nats) by the dtype that is stored: some 300 times what a tiny model's rounding does, and below any adapter's
+effect. Why these: docs/decisions/0026."""
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """What :func:`compare` found; `shared/artifacts/merge_fidelity.py` documents the comparisons."""
+
+    positions: int
+    adapter: Divergence
+    training: Divergence | None
+    effect: Divergence
+
+
+@torch.no_grad()
+def compare(
+    merged: Path,
+    base: Path,
+    adapter: Path,
+    *,
+    under_adapter: AbstractSet[str],
+    trained: AbstractSet[str] | None,
+    double_quant: bool,
+) -> Compared:
+    """Compare the models' logits in float32; one block of one model, and two models' logits, are in memory at a time.
+
+    Args:
+        merged, base, adapter: the folders.
+        under_adapter: names of the weights that were merged into as NF4 and back; empty: the base's own.
+        trained: names of those that training computed with as NF4 and back; None: trained on full precision.
+        double_quant: whether the scales of NF4's blocks are quantised too.
+    """
+    probes = probe_ids(base)
+
+    def logits(folder: Path, quantised: AbstractSet[str], with_adapter: bool) -> list[torch.Tensor]:
+        lora = adapter if with_adapter else None
+        weights = FolderWeights(folder, lora, quantised, double_quant)
+        return batch_logits(streamed_model(folder, weights, lora), probes)
+
+    alone = logits(merged, frozenset(), False)
+    tuned = logits(base, under_adapter, True)
+    found = divergence(alone, tuned)
+    training = found if trained is not None and trained == under_adapter else None
+    if trained and training is None:
+        training = divergence(alone, logits(base, trained, True))
+    del alone
+    effect = divergence(logits(base, under_adapter, False), tuned)
+    return Compared(sum(map(len, probes)), found, training, effect)
+
+
+def probe_ids(base: Path) -> list[list[int]]:
+    """Token ids of the probe chats, encoded by the base's own tokenizer and template; the ends of long ones."""
+    tokenizer = Tokenizer.load(base)
+    # A template that refuses every chat still leaves a model that continues text.
+    encoded = [ids for _, ids in encode_chats(tokenizer).chats] or [tokenizer.encode(UNICODE).ids]
+    return [ids[-MAX_TOKENS:] for ids in encoded]
+
+
+def batch_logits(model: torch.nn.Module, probes: Sequence[Sequence[int]]) -> list[torch.Tensor]:
+    """Logits of each probe, [tokens, vocabulary], in one pass: what stands behind a token does not change its logits."""
+    length = max(map(len, probes))
+    ids = torch.tensor([[*probe, *[0] * (length - len(probe))] for probe in probes])
+    batch = model(input_ids=ids, use_cache=False).logits.float()
+    return [rows[: len(probe)] for rows, probe in zip(batch, probes, strict=True)]
+
+
+def divergence(one: Sequence[torch.Tensor], other: Sequence[torch.Tensor]) -> Divergence:
+    """KL(one ‖ other) by position, and the largest difference of a logit."""
+    kl, largest = [], 0.0
+    for mine, theirs in zip(one, other, strict=True):
+        # By position: in float64 a whole probe's logits would be as large as all of them are.
+        for left, right in zip(mine, theirs, strict=True):
+            log_p, log_q = (logits.double().log_softmax(-1) for logits in (left, right))
+            kl.append(float((log_p.exp() * (log_p - log_q)).sum()))
+        largest = max(largest, float((mine - theirs).abs().max()))
+    return Divergence(mean_kl_nats=sum(kl) / len(kl), max_kl_nats=max(kl), max_logit_difference=largest)
+
+
+def coarsest_dtype(merged: Path, manifest: AdapterManifest) -> str:
+    """torch's name of the coarsest dtype that a merged tensor is stored in."""
+    keys = set(manifest.base_key_map.values())
+    stored = {
+        info.dtype for shard in find_shards(merged) for key, info in read_tensors(merged / shard).items() if key in keys
+    }
+    return str(max((TORCH_DTYPES[dtype] for dtype in stored), key=lambda dtype: torch.finfo(dtype).eps)).removeprefix(
+        "torch."
+    )
