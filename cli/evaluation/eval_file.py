@@ -1,0 +1,169 @@
+"""What ``mens eval run`` is given: a file of rows, or an eval file with graders beside its rows. Pure but for reading files.
+
+An eval file is YAML or JSON: ``testing_criteria`` (OpenAI's graders), ``items`` or ``data`` (a JSONL file beside it), and where they are not
+the defaults ``name``, ``input_messages`` and ``sampling_params``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import TypeAdapter, ValidationError
+
+from shared.errors import Code, InvalidRequest
+from shared.evaluation.types import ChatSampling, Criterion, InputMessages
+
+Item = dict[str, Any]
+CRITERIA: TypeAdapter[list[Criterion]] = TypeAdapter(list[Criterion])
+INPUT: TypeAdapter[InputMessages] = TypeAdapter(InputMessages)
+MESSAGES: dict[str, Any] = {"type": "item_reference", "item_reference": "item.messages"}
+"""Each item has its own messages: the default."""
+KEYS = ("name", "testing_criteria", "items", "data", "input_messages", "sampling_params")
+SHOWN_KEYS = 8
+
+
+@dataclass(frozen=True)
+class EvalFile:
+    """An eval with the rows of its run.
+
+    Attributes:
+        name: what lists show.
+        items: each is what templates name ``item``.
+        criteria: OpenAI's graders, as they are sent.
+        input_messages: how an item becomes messages.
+        sampling: how a model is sampled.
+    """
+
+    name: str
+    items: Sequence[Item]
+    criteria: Sequence[dict[str, Any]] = ()
+    input_messages: Mapping[str, Any] = field(default_factory=lambda: dict(MESSAGES))
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+
+    def item_schema(self) -> dict[str, Any]:
+        """A JSON Schema that has the keys of the items: required are those that all have."""
+        keys = list(dict.fromkeys(key for item in self.items for key in item))
+        required = [key for key in keys if all(key in item for item in self.items)]
+        return {"type": "object", "properties": {key: {} for key in keys}, "required": required}
+
+    def as_document(self) -> dict[str, Any]:
+        """As it is written into a file."""
+        document: dict[str, Any] = {"name": self.name, "testing_criteria": list(self.criteria)}
+        document |= {"input_messages": dict(self.input_messages)}
+        document |= {"sampling_params": dict(self.sampling)} if self.sampling else {}
+        return document | {"items": list(self.items)}
+
+
+def read(path: Path) -> EvalFile:
+    """An eval file (``.yaml``, ``.yml``, ``.json``), or, of any other name, a file of rows.
+
+    Raises:
+        InvalidRequest: ``EVAL_ITEMS_INVALID``, ``EVAL_INVALID``: with the line or the field.
+    """
+    if path.suffix.lower() not in (".yaml", ".yml", ".json"):
+        return EvalFile(path.stem, read_rows(path))
+    document = read_document(path)
+    if unknown := [key for key in document if key not in KEYS]:
+        raise _invalid(f"{path} has the unknown key {unknown[0]!r}; an eval file has {', '.join(KEYS)}.", unknown[0])
+    try:
+        criteria = CRITERIA.validate_python(document.get("testing_criteria") or [])
+        messages = INPUT.validate_python(document.get("input_messages") or MESSAGES)
+        sampling = ChatSampling.model_validate(document.get("sampling_params") or {})
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise _invalid(f"{path}: {where}: {first['msg']}.", where) from None
+    return EvalFile(
+        name=str(document.get("name") or path.stem),
+        items=_items(path, document),
+        criteria=[criterion.model_dump(mode="json", exclude_none=True) for criterion in criteria],
+        input_messages=messages.model_dump(mode="json"),
+        sampling=sampling.model_dump(mode="json", exclude_none=True),
+    )
+
+
+def read_document(path: Path) -> dict[str, Any]:
+    """A YAML or JSON file that holds an object.
+
+    Raises:
+        InvalidRequest: ``EVAL_INVALID``.
+    """
+    try:
+        document = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise _invalid(f"{path} is no YAML or JSON: {error}.") from error
+    if not isinstance(document, dict):
+        raise _invalid(f"{path} holds no object.")
+    return document
+
+
+def _items(path: Path, document: Mapping[str, Any]) -> list[Item]:
+    items, data = document.get("items"), document.get("data")
+    if (items is None) == (data is None):
+        raise _invalid(f"{path} needs either `items` or `data`, the name of a JSONL file beside it.", "items")
+    if data is not None:
+        return read_rows(path.parent / str(data))
+    if not isinstance(items, list) or not items or not all(isinstance(item, dict) for item in items):
+        raise _invalid(f"{path}: items is no list of objects.", "items")
+    return [to_item(item) for item in items]
+
+
+def read_rows(path: Path) -> list[Item]:
+    """The items of a JSONL file.
+
+    Raises:
+        InvalidRequest: ``EVAL_ITEMS_INVALID``: with the line.
+    """
+    items = []
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise _bad_items(f"{path} cannot be read: {error}.") from error
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            raise _bad_items(f"{path}, line {number} is no JSON: {error}.") from error
+        if not isinstance(row, dict):
+            raise _bad_items(f"{path}, line {number} is no object.")
+        items.append(to_item(row))
+    if not items:
+        raise _bad_items(f"{path} has no rows.")
+    return items
+
+
+def to_item(row: Mapping[str, Any]) -> Item:
+    """A row as an item.
+
+    OpenAI's ``{"item": …}`` is unwrapped. A training row, which ends with the assistant's turn, becomes the messages before it and
+    ``expected``; so does a row with ``prompt`` and ``completion``. Everything else stays as it is.
+    """
+    if isinstance(row.get("item"), dict) and row.keys() <= {"item", "sample"}:
+        return dict(row["item"])
+    item = dict(row)
+    if "messages" not in item and isinstance(item.get("prompt"), str):
+        item["messages"] = [{"role": "user", "content": item.pop("prompt")}]
+        if "completion" in item and "expected" not in item:
+            item["expected"] = item.pop("completion")
+    messages = item.get("messages")
+    if isinstance(messages, list) and len(messages) > 1 and "expected" not in item:
+        *before, last = messages
+        if isinstance(last, dict) and last.get("role") == "assistant":
+            item |= {"messages": before, "expected": last.get("content")}
+    return item
+
+
+def _invalid(message: str, param: str | None = None) -> InvalidRequest:
+    remedy = "Correct it; `mens eval run --help` shows the form."
+    return InvalidRequest(Code.EVAL_INVALID, message, remedy=remedy, param=param)
+
+
+def _bad_items(message: str) -> InvalidRequest:
+    return InvalidRequest(Code.EVAL_ITEMS_INVALID, message, remedy="Give a JSON object in each line.", param="items")

@@ -1,0 +1,130 @@
+"""Which of promptfoo's assertions are which grader, both ways. Pure.
+
+An assertion is a test's own, a grader is the whole eval's. So what differs from test to test (the value to compare with) goes into
+the item, and tests of one form share a grader; what cannot vary (a pattern, a schema) belongs to the form.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+ANSWER = "{{ sample.output_text }}"
+OPERATIONS = {"equals": "eq", "not-equals": "ne", "contains": "like", "icontains": "ilike"}
+SIMILARITIES = {"bleu": ("bleu", 0.5), "gleu": ("gleu", 0.5), "meteor": ("meteor", 0.5), "rouge-n": ("rouge_1", 0.75)}
+"""By promptfoo's name: ours, and promptfoo's threshold where none is given. Its settings of each are its own."""
+UNREAD = ("threshold", "weight", "provider", "rubricPrompt", "transform", "contextTransform", "config")
+
+
+class NoCounterpart(Exception):
+    """Why an assertion is no grader here, or a grader no assertion there."""
+
+
+@dataclass(frozen=True)
+class Form:
+    """What tests must share to be judged by one grader.
+
+    Attributes:
+        key: equal for equal forms.
+        grader: without its name; a reference to the item is to ``item.PLACE``, which is put in later.
+        value: of this test, that goes into its item; None: the form has all.
+    """
+
+    key: str
+    grader: dict[str, Any]
+    value: str | None = None
+
+
+PLACE = "{{ item.%s }}"
+
+
+def to_form(assertion: Mapping[str, Any]) -> Form:
+    """The form of an assertion.
+
+    Args:
+        assertion: its value's placeholders are filled in already.
+
+    Raises:
+        NoCounterpart: it has none here.
+    """
+    kind, value = str(assertion.get("type")), assertion.get("value")
+    _refuse_unread(kind, assertion)
+    if kind in OPERATIONS or kind in SIMILARITIES:
+        if isinstance(value, bool) or not isinstance(value, str | int | float):
+            raise NoCounterpart("its value is no text")
+        return _compared(kind, str(value), assertion.get("threshold"))
+    check: dict[str, Any]
+    if kind == "is-json" and isinstance(value, dict | None):
+        check = {"check": "json_schema"} | ({} if value is None else {"json_schema": value})
+    elif pattern := _pattern(kind, value):
+        check = {"check": "regex", "pattern": pattern}
+    else:
+        raise NoCounterpart("there is no such grader here")
+    return Form(json.dumps(check, sort_keys=True), {"type": "python", "source": "", "mens": check})
+
+
+def _refuse_unread(kind: str, assertion: Mapping[str, Any]) -> None:
+    """Settings that would be ignored make another assertion of it."""
+    value = assertion.get("value")
+    if isinstance(value, str) and (found := re.match(r"file://|python:|package:", value)):
+        raise NoCounterpart(f"its value begins with {found[0]}, and no file or code of a configuration is read")
+    for key in UNREAD:
+        given = assertion.get(key)
+        if given is None or (key, given) == ("weight", 1) or (key == "threshold" and kind in SIMILARITIES):
+            continue
+        raise NoCounterpart(f"its {key} would be ignored")
+
+
+def _pattern(kind: str, value: Any) -> str:
+    """The regular expression of an assertion; empty for one that is none."""
+    if kind == "regex" and isinstance(value, str):
+        return value
+    if kind == "starts-with" and isinstance(value, str):
+        return rf"\A{re.escape(value)}"
+    if kind == "contains-any" and isinstance(value, list) and all(isinstance(each, str) for each in value):
+        return "|".join(map(re.escape, value))
+    return ""
+
+
+def _compared(kind: str, value: str, threshold: Any) -> Form:
+    sides = {"input": ANSWER, "reference": PLACE}
+    if kind in OPERATIONS:
+        return Form(kind, {"type": "string_check", **sides, "operation": OPERATIONS[kind]}, value)
+    metric, default = SIMILARITIES[kind]
+    least = float(default if threshold is None else threshold)
+    grader = {"type": "text_similarity", **sides, "evaluation_metric": metric, "pass_threshold": least}
+    return Form(f"{kind} {least}", grader, value)
+
+
+def to_assertion(grader: Mapping[str, Any]) -> dict[str, Any]:
+    """The assertion that a grader is.
+
+    Raises:
+        NoCounterpart: promptfoo has none.
+    """
+    if grader["type"] == "python":
+        return _assertion_of_check(grader.get("mens") or {})
+    if grader["type"] not in ("string_check", "text_similarity"):
+        raise NoCounterpart("promptfoo has no such assertion")
+    if grader["input"] != ANSWER or "sample." in grader["reference"]:
+        raise NoCounterpart("it does not compare the answer with something of the item")
+    if grader["type"] == "string_check":
+        kind = next(kind for kind, operation in OPERATIONS.items() if operation == grader["operation"])
+        return {"type": kind, "value": grader["reference"]}
+    metric = grader["evaluation_metric"]
+    for kind, (ours, _) in SIMILARITIES.items():
+        if ours == metric:
+            return {"type": kind, "value": grader["reference"], "threshold": grader["pass_threshold"]}
+    raise NoCounterpart(f"promptfoo has no {metric}")
+
+
+def _assertion_of_check(check: Mapping[str, Any]) -> dict[str, Any]:
+    if check.get("input", ANSWER) == ANSWER and check.get("check") == "regex":
+        return {"type": "regex", "value": check["pattern"]}
+    if check.get("input", ANSWER) == ANSWER and check.get("check") == "json_schema":
+        schema = check.get("json_schema", True)
+        return {"type": "is-json"} | ({"value": schema} if isinstance(schema, dict) else {})
+    raise NoCounterpart("promptfoo has no such assertion")
