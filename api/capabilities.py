@@ -25,6 +25,7 @@ class Proof(CapabilityValue):
     kind: Literal["gate", "behaviour"]
     code: Code = Field(description="The code of the refusal.")
     statement: str = Field(description="What is refused, in one sentence.")
+    tests: tuple[str, ...] = Field((), description="Tests that measure what no refusal can show, by file and name.")
 
 
 class Capability(CapabilityValue):
@@ -49,8 +50,8 @@ def _gate(code: Code, statement: str) -> Proof:
     return Proof(kind="gate", code=code, statement=statement)
 
 
-def _behaviour(code: Code, statement: str) -> Proof:
-    return Proof(kind="behaviour", code=code, statement=statement)
+def _behaviour(code: Code, statement: str, *tests: str) -> Proof:
+    return Proof(kind="behaviour", code=code, statement=statement, tests=tests)
 
 
 CAPABILITIES = CapabilityMatrix(
@@ -160,16 +161,36 @@ CAPABILITIES = CapabilityMatrix(
             title="Merge fidelity",
             burn="static merge, not with rotary positions",
             candle="deterministic f32 deltas for the exported keys, as a subset of the model",
-            mens="every adapted tensor, in a complete model folder; .bin is refused",
-            proof=_behaviour(Code.MERGE_REJECTS_BURN_BIN, "A .bin file is refused before anything is parsed."),
+            mens="every adapted tensor, in a complete model folder, whose logits are compared with base + adapter; rotary"
+            " positions commute with it; .bin is refused",
+            proof=_behaviour(
+                Code.MERGE_REJECTS_BURN_BIN,
+                "A .bin file is refused before anything is parsed.",
+                "tests/worker/test_merge.py::test_a_merge_past_its_limit_fails_with_its_numbers",
+                "tests/worker/test_merge.py::test_a_merge_that_left_the_adapter_out_is_refused",
+                "tests/worker/merging/test_rotary_positions.py::test_queries_and_keys_are_merged_before_they_are_rotated",
+            ),
         ),
         Capability(
             id="logits_parity",
             title="Parity of logits between stacks",
             burn="not asserted end to end",
             candle="not asserted end to end; four tests of primitives",
-            mens="every serving replica scores probe rows with base and adapter before the job succeeds",
-            proof=_behaviour(Code.ADAPTER_NO_EFFECT, "An adapter without measurable effect fails its job."),
+            mens="the original's four tests, NF4 against a reference, merged against base + adapter, served against trained;"
+            " every serving replica scores probe rows with base and adapter before the job succeeds",
+            proof=_behaviour(
+                Code.ADAPTER_NO_EFFECT,
+                "An adapter without measurable effect fails its job.",
+                "tests/worker/test_parity.py::test_f32_matmul",
+                "tests/worker/test_parity.py::test_f32_linear_lm_logits",
+                "tests/worker/test_parity.py::test_nf4_dequant_lm_reference",
+                "tests/worker/test_parity.py::test_cross_entropy",
+                "tests/worker/test_parity.py::test_nf4_blocks_are_those_of_bitsandbytes",
+                "tests/worker/test_parity.py::test_nf4_with_quantised_scales_is_that_of_bitsandbytes",
+                "tests/worker/test_merge.py::test_merged_logits_are_those_of_base_and_adapter",
+                "tests/vllm/test_parity.py::test_served_tokens_are_the_trained_models",
+                "tests/vllm/test_certificates.py::test_certificate_on_the_base",
+            ),
         ),
         Capability(
             id="serving",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -127,6 +129,34 @@ def test_row_is_proved_by_its_error(name: str, behave: Callable[[Path], None], t
     with pytest.raises(MensError) as caught:
         behave(tmp_path)
     assert caught.value.code is ROWS[name].proof.code
+
+
+def collected_tests(path: Path) -> set[str]:
+    """Names of a file's tests that pytest runs: neither skipped nor expected to fail."""
+    functions = [node for node in ast.parse(path.read_text()).body if isinstance(node, ast.FunctionDef)]
+    left_out = {
+        node.name for node in functions for mark in node.decorator_list if re.search("skip|xfail", ast.unparse(mark))
+    }
+    return {node.name for node in functions if node.name.startswith("test_")} - left_out
+
+
+@pytest.mark.parametrize("named", sorted({test for row in ROWS.values() for test in row.proof.tests}))
+def test_named_tests_are_run_and_assert(named: str) -> None:
+    file, name = named.split("::")
+    path = Path(__file__).parents[2] / file
+    assert name in collected_tests(path)
+    (body,) = (node for node in ast.parse(path.read_text()).body if getattr(node, "name", None) == name)
+    assert any(isinstance(node, ast.Assert) for node in ast.walk(body))
+
+
+def test_parity_names_every_comparison_of_stacks() -> None:
+    files = {test.split("::")[0] for test in ROWS["logits_parity"].proof.tests}
+    assert files == {
+        "tests/worker/test_parity.py",
+        "tests/worker/test_merge.py",
+        "tests/vllm/test_parity.py",
+        "tests/vllm/test_certificates.py",
+    }
 
 
 def test_every_row_is_checked() -> None:

@@ -42,6 +42,7 @@ TORCH_PLACES = {
         "test_dequantize.py",
         "test_full_disk.py",
         "test_merge.py",
+        "test_parity.py",
         "test_pretrain.py",
         "test_score.py",
         "test_torchrun.py",

@@ -1,0 +1,173 @@
+"""Served against trained: vLLM's greedy tokens with an adapter are those of transformers and peft, and a merged model's too."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from cli.commands.bases import add_merged
+from shared.artifacts.manifests import MODEL_MANIFEST_NAME, AdapterManifest, ModelManifest
+from shared.artifacts.merge_fidelity import FIDELITY_NAME, MergeFidelity
+from shared.base_models.catalog import BaseModelEntry
+from shared.contract.plan import MergeInputs, MergePlan, MergeRun, PlannedBase
+from shared.contract.sections import MergeContract
+from shared.settings import Settings
+from shared.tokenization.tokenizer import Tokenizer
+from tests.support.serving_installation import KEY, ServingInstallation
+from tests.support.vllm_server import VllmServer, start_server
+from worker.jobs.certificates import Scores, rms
+from worker.jobs.publish import REQUEST_SECONDS
+from worker.probe_chats import encode_chats
+from worker.replica_client import ReplicaClient
+
+PROMPTS = [
+    "the red fox",
+    "a ship sails by",
+    "hello user",
+    "the stars near the forest",
+    "assistant",
+    "x_y():",
+    "数据 and",
+    "fox fox",
+]
+TOKENS = 24
+LEAST_AGREEMENT = 0.99
+"""Both compute in float32, and differ only where two tokens are equally likely to six digits."""
+
+
+def greedy(client: httpx.Client, model: str, prompt: list[int]) -> list[int]:
+    """Token ids that a replica continues a prompt with."""
+    body = {"model": model, "prompt": prompt, "max_tokens": TOKENS, "temperature": 0, "ignore_eos": True}
+    answer = client.post("/v1/completions", json=body | {"return_token_ids": True})
+    assert answer.status_code == 200, answer.text
+    ids: list[int] = answer.json()["choices"][0]["token_ids"]
+    return ids
+
+
+def agreement(client: httpx.Client, name: str, model: Any, tokenizer: Tokenizer) -> float:
+    """Share of a replica's greedy tokens that the model finds likeliest after the same tokens."""
+    import torch
+
+    same = []
+    for text in PROMPTS:
+        prompt = tokenizer.encode(text).ids
+        answer = greedy(client, name, prompt)
+        with torch.no_grad():
+            logits = model(input_ids=torch.tensor([prompt + answer]), use_cache=False).logits[0]
+        likeliest = logits[len(prompt) - 1 : -1].argmax(-1).tolist()
+        same += [one == other for one, other in zip(answer, likeliest, strict=True)]
+    assert len(same) == len(PROMPTS) * TOKENS
+    return sum(same) / len(same)
+
+
+@pytest.fixture(scope="module")
+def adapter(serving_installation: ServingInstallation) -> AdapterManifest:
+    return serving_installation.publish("greedy", seed=41)
+
+
+@pytest.fixture(scope="module")
+def merged(
+    serving_installation: ServingInstallation, adapter: AdapterManifest, tmp_path_factory: pytest.TempPathFactory
+) -> BaseModelEntry:
+    """The adapter merged by the merge program, stored as its job does, and made a base by the command."""
+    from worker.merge import merge
+
+    run_dir, installation = tmp_path_factory.mktemp("merge"), serving_installation
+    plan = MergePlan(
+        contract=MergeContract(adapter=adapter.adapter_id),
+        adapter_id=adapter.adapter_id,
+        adapter_digest=adapter.digest,
+        base=PlannedBase(name=installation.entry.name, digests=installation.entry.digests),
+    )
+    inputs = MergeInputs(base=str(installation.base), adapter=str(installation.folder(adapter)))
+    manifest: ModelManifest = merge(MergeRun(plan=plan, inputs=inputs), run_dir)
+    names = [*sorted(manifest.files), FIDELITY_NAME]
+    installation.storage.put_folder("models", manifest.digest, run_dir / "model", names, MODEL_MANIFEST_NAME)
+    return add_merged(Settings(home=installation.home), manifest.digest)
+
+
+@pytest.fixture(scope="module")
+def merged_server(serving_installation: ServingInstallation, merged: BaseModelEntry) -> Iterator[VllmServer]:
+    """A replica whose base is the merged model."""
+    with start_server(serving_installation, serving_base=merged.name) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def tuned(serving_installation: ServingInstallation, adapter: AdapterManifest) -> Any:
+    """transformers and peft on base and adapter, in float32: what training and its certificates compute with."""
+    import torch
+
+    from worker.score import load
+
+    folder = serving_installation.folder(adapter)
+    return load(serving_installation.base, folder, torch.float32, torch.device("cpu")).eval()
+
+
+def test_served_tokens_are_the_trained_models(
+    vllm_server: VllmServer, serving_installation: ServingInstallation, adapter: AdapterManifest, tuned: Any
+) -> None:
+    tokenizer = Tokenizer.load(serving_installation.base)
+    with vllm_server.client() as client:
+        assert agreement(client, adapter.adapter_id, tuned, tokenizer) >= LEAST_AGREEMENT
+        # The same measure of the base alone: it would not pass.
+        assert agreement(client, serving_installation.entry.name, tuned, tokenizer) < 0.9
+
+
+def test_a_merged_model_is_served_with_its_adapters_tokens(
+    merged_server: VllmServer, serving_installation: ServingInstallation, merged: BaseModelEntry, tuned: Any
+) -> None:
+    with merged_server.client() as client:
+        assert agreement(client, merged.name, tuned, Tokenizer.load(serving_installation.base)) >= LEAST_AGREEMENT
+
+
+def test_a_merged_model_has_the_numbers_of_its_adapters_certificates(
+    merged_server: VllmServer,
+    vllm_server: VllmServer,
+    serving_installation: ServingInstallation,
+    adapter: AdapterManifest,
+    merged: BaseModelEntry,
+    tuned: Any,
+) -> None:
+    """Engine error, effect and template of the merged model on its replica, measured as publishing measures an adapter."""
+    import torch
+
+    from worker.training.probes import score_probes
+
+    tokenizer = Tokenizer.load(serving_installation.base)
+    ids = [tokenizer.encode(text).ids for text in PROMPTS]
+    probes = [{"token_ids": row, "positions": list(range(1, len(row)))} for row in ids if len(row) > 1]
+
+    def differences(one: Scores, other: Scores) -> float:
+        return rms([b - a for mine, theirs in zip(one, other, strict=True) for a, b in zip(mine, theirs, strict=True)])
+
+    with ReplicaClient(merged_server.url, KEY, REQUEST_SECONDS) as replica:
+        served = [replica.scores(merged.name, probe) for probe in probes]
+        assert (replica.capabilities().base, replica.capabilities().served_digest) == (merged.name, merged.digest)
+        encoded = encode_chats(tokenizer)
+        for chat, expected in encoded.chats:
+            assert replica.token_ids(merged.name, chat.messages, prompt=chat.prompt, tools=chat.tools) == expected
+    with ReplicaClient(vllm_server.url, KEY, REQUEST_SECONDS) as replica:
+        base, with_adapter = (
+            [replica.scores(name, probe) for probe in probes]
+            for name in (serving_installation.entry.name, adapter.adapter_id)
+        )
+    reference = score_probes(tuned, probes, torch.device("cpu"))
+    print(json.dumps({"engine": differences(reference, served), "effect": differences(base, served)}))
+    assert differences(reference, served) < 1e-4
+    assert differences(with_adapter, served) < 1e-4
+    assert differences(base, served) > 0.1
+
+
+def test_a_merged_models_fidelity_is_stored_beside_it(
+    serving_installation: ServingInstallation, merged: BaseModelEntry
+) -> None:
+    (folder,) = Path(serving_installation.storage.root / "models").iterdir()
+    measured = MergeFidelity.model_validate_json((folder / FIDELITY_NAME).read_bytes())
+    assert measured.model_digest == folder.name
+    assert measured.passed and measured.adapter_divergence.mean_kl_nats < 1e-6 < measured.effect.mean_kl_nats
