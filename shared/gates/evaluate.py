@@ -1,0 +1,127 @@
+"""Judging an adapter by a policy. Every configured gate gives exactly one row, whatever evidence there is.
+
+A gate is a list of checks: a number against a bound, or a comparison with the incumbent. The comparisons of all blocking gates are
+judged together, by Holm's procedure, so that asking more does not make a false pass more likely.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+
+from shared.gates.evidence import Evidence
+from shared.gates.measures import Loss, compared
+from shared.gates.policy import Gate, Policy, RunGate
+from shared.gates.policy_file import policy_digest
+from shared.gates.receipt import Check, GateRow, GateStatus, PolicyRef, Receipt
+from shared.gates.run_gates import run_parts
+from shared.gates.training_gates import training_check
+from shared.hashing import digest_json
+from shared.statistics.paired import CONFIDENCE, Status, compare
+
+DECIDING = (GateStatus.FAILED, GateStatus.MISSING_EVIDENCE, GateStatus.PASSED)
+"""Which of a gate's checks is the gate's own outcome: the first of these that any has."""
+
+
+def judge(policy: Policy, evidence: Evidence, name: str = "policy") -> Receipt:
+    """Judge an adapter by a policy. The same policy and evidence give the same receipt.
+
+    Args:
+        policy: what is asked.
+        evidence: what is known.
+        name: that the policy is stored under.
+    """
+    gates = dict(policy.gates.configured())
+    parts = {row: _parts(row, gate, policy, evidence) for row, gate in gates.items()}
+    together = _judge_together([part for row, gate in gates.items() if gate.block for part in _losses(parts[row])])
+    rows = []
+    for row, gate in gates.items():
+        # A warning is judged alone: it keeps nothing back, so it takes nothing from the gates that do.
+        alone = {} if gate.block else _judge_together(_losses(parts[row]))
+        judged = together | alone
+        checks = [judged[id(part)] if isinstance(part, Loss) else part for part in parts[row]]
+        rows.append(_row(row, gate, checks, _digest(gate, evidence)))
+    return Receipt(
+        timestamp=evidence.judged_at,
+        valid_until=_valid_until(policy, evidence),
+        adapter=evidence.adapter,
+        incumbent=evidence.incumbent,
+        compared_with=evidence.compared_with,
+        policy=PolicyRef(name=name, digest=policy_digest(policy)),
+        serving_base=evidence.serving_base,
+        sandbox=evidence.sandbox,
+        overall_passed=all(row.passed for row in rows if row.block),
+        gates=tuple(rows),
+    )
+
+
+def _parts(row: str, gate: Gate, policy: Policy, evidence: Evidence) -> Sequence[Check | Loss]:
+    if not gate.applies:
+        return []
+    if isinstance(gate, RunGate):
+        return run_parts(row, gate, policy, evidence)
+    check = training_check(gate, evidence.training)
+    if check is None:
+        raise TypeError(f"nothing judges the gate {row}")
+    return [check]
+
+
+def _losses(parts: Sequence[Check | Loss]) -> list[Loss]:
+    return [part for part in parts if isinstance(part, Loss)]
+
+
+def _judge_together(losses: Sequence[Loss]) -> dict[int, Check]:
+    """Comparisons by Holm's procedure, by their identity: of m, those pass that do at 1 - alpha/m; of the m' that are left, those that do at
+    1 - alpha/m'; and so on until none does.
+
+    A comparison passes at a confidence where its interval there lies above -margin, which says the same as an adjusted p-value.
+    """
+    left, found = list(losses), dict[int, Check]()
+    while left:
+        confidence = 1 - (1 - CONFIDENCE) / len(left)
+        results = {id(loss): compare(loss.old, loss.new, loss.margin, confidence) for loss in left}
+        found |= {id(loss): compared(loss, results[id(loss)], confidence) for loss in left}
+        remaining = [loss for loss in left if results[id(loss)].status is not Status.PASSED]
+        if len(remaining) == len(left):
+            break
+        left = remaining
+    return found
+
+
+def _row(name: str, gate: Gate, checks: Sequence[Check], evidence: str | None) -> GateRow:
+    """The one row of a gate: of the check that decides, with what the others came to beside it."""
+    if not checks:
+        said = "the policy says that it does not apply"
+        if gate.applies:
+            said = "there is no incumbent, and the policy asks for no comparison then"
+        return GateRow(
+            name=name, status=GateStatus.NOT_APPLICABLE, passed=True, block=gate.block, message=said, evidence=evidence
+        )
+    status = next(status for status in DECIDING if any(check.status is status for check in checks))
+    deciding = next(check for check in checks if check.status is status)
+    unresolved = [check.message for check in checks if check.status is not GateStatus.PASSED]
+    return GateRow(
+        name=name,
+        status=status,
+        passed=status is GateStatus.PASSED,
+        block=gate.block,
+        message="; ".join(dict.fromkeys(unresolved or [check.message for check in checks])),
+        evidence=evidence,
+        checks=tuple(checks),
+        **deciding.model_dump(include={"value", "bound", "n", "interval", "smallest_visible", "items_needed"}),
+    )
+
+
+def _digest(gate: Gate, evidence: Evidence) -> str | None:
+    known = evidence.runs.get(gate.run or "") if isinstance(gate, RunGate) else evidence.training
+    return digest_json(known.model_dump(mode="json")) if known else None
+
+
+def _valid_until(policy: Policy, evidence: Evidence) -> datetime:
+    """When the receipt is too old: its first run that is. A receipt of old runs is not made young by judging them again."""
+    ends = [evidence.judged_at + timedelta(days=policy.max_age_days)]
+    for name, run in evidence.runs.items():
+        if template := policy.runs.get(name):
+            days = min(policy.max_age_days, template.max_age_days or policy.max_age_days)
+            ends.append(run.measured_at + timedelta(days=days))
+    return min(ends)

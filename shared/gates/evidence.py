@@ -1,0 +1,105 @@
+"""What is known of an adapter: the report of its training, and the scores of its runs beside the incumbent's.
+
+All of it is typed and comes from where it was measured: the job ledger and the store of evaluations. Nothing is read from files in a
+folder, so that a gate cannot vanish with one.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+
+class Evidenced(BaseModel):
+    """A part of what is known: frozen, without unknown keys."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class TrainingReport(Evidenced):
+    """What the job ledger has of the run that made an adapter."""
+
+    job_id: str
+    device: str = Field(description="`cpu`, or the name of the GPU.")
+    tokens: int = Field(ge=0, description="Of all rows, after truncation.")
+    supervised_tokens: int = Field(ge=0)
+    truncation_fraction: float | None = Field(
+        None, ge=0, le=1, description="Truncated tokens per token before truncation."
+    )
+    tokens_per_second: float | None = Field(None, ge=0)
+    voice_fraction: float | None = Field(
+        None, ge=0, le=1, description="Share of the rows that were spoken; None: the rows do not say."
+    )
+
+
+class ScoredAnswer(Evidenced):
+    """The scores of one answer, by criterion; ``error`` says why there are none."""
+
+    scores: dict[str, float] = {}
+    passed: bool = False
+    error: str | None = None
+
+
+class AnswerPair(Evidenced):
+    """Two models' answers to one item, drawn with the same seeds. ``incumbent`` is empty where nothing is compared."""
+
+    item_index: int
+    context: str | None = Field(None, description="`item.context`, by which `per_context` tells items apart.")
+    candidate: tuple[ScoredAnswer, ...] = Field(min_length=1)
+    incumbent: tuple[ScoredAnswer, ...] = ()
+
+
+class RunScores(Evidenced):
+    """A run of an eval: what each model scored, item by item."""
+
+    eval_id: str
+    run_id: str
+    measured_at: datetime
+    candidate: str = Field(description="Id of the adapter that answered.")
+    incumbent: str | None = Field(description="Id of the adapter, or name of the base, that it was compared with.")
+    pairs: tuple[AnswerPair, ...]
+
+
+class AdapterRef(Evidenced):
+    """An adapter, by its id and by the digest of its bytes."""
+
+    id: str
+    digest: str
+
+
+class ServedBaseRef(Evidenced):
+    """The base that answered, as the replicas serve it: the tuned one, or its twin."""
+
+    name: str
+    digest: str
+
+
+class Evidence(Evidenced):
+    """Everything that a policy is judged by.
+
+    Attributes:
+        compared_with: id of the incumbent, or name of the base for a new alias; None: nothing was compared.
+        runs: by the policy's name for them; what could not be run is not there.
+        missing: why a run is not there, by its name.
+        sandbox: level that graders of code ran at; None: there were none, or no sandbox is available.
+    """
+
+    adapter: AdapterRef
+    incumbent: AdapterRef | None
+    compared_with: str | None
+    serving_base: ServedBaseRef | None
+    judged_at: datetime
+    sandbox: str | None = None
+    training: TrainingReport | None = None
+    runs: dict[str, RunScores] = {}
+    missing: dict[str, str] = {}
+
+    @model_validator(mode="after")
+    def _runs_are_of_these_models(self) -> Evidence:
+        for name, run in self.runs.items():
+            if run.candidate != self.adapter.id:
+                raise ValueError(f"the run {name} is of {run.candidate}, not of {self.adapter.id}")
+            if run.incumbent not in (None, self.compared_with):
+                raise ValueError(f"the run {name} compares with {run.incumbent}, not with {self.compared_with}")
+        return self

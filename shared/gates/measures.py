@@ -1,0 +1,176 @@
+"""Numbers of evidence against bounds. A number that is not there is missing evidence, never a pass."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from shared.gates.evidence import AnswerPair, RunScores, ScoredAnswer
+from shared.gates.receipt import Check, GateStatus
+from shared.statistics.exact import wilson_interval
+from shared.statistics.paired import Comparison, Status
+
+MOST_ERRORS = 0.1
+"""With a larger share of answers that are not there or could not be judged, a run is no evidence of anything."""
+
+Measure = Callable[[Sequence[ScoredAnswer], bool], float]
+"""An item's number from a model's answers to it, from 0 to 1; the flag says what an answer without a score counts as."""
+
+
+@dataclass(frozen=True)
+class Loss:
+    """A comparison with the incumbent that is still to be judged, with all others of the policy.
+
+    Attributes:
+        old, new: scores of the items, in the same order.
+        margin: what the mean may lose.
+    """
+
+    measure: str
+    old: tuple[float, ...]
+    new: tuple[float, ...]
+    margin: float
+
+
+def against(measure: str, relation: Literal["at_least", "at_most"], value: float | None, bound: float) -> Check:
+    """A check of one number without items, such as a share of tokens."""
+    if value is None or not math.isfinite(value):
+        return missing(measure, relation, bound, f"{measure}: it was not measured")
+    holds = value >= bound if relation == "at_least" else value <= bound
+    return Check(
+        measure=measure,
+        status=GateStatus.PASSED if holds else GateStatus.FAILED,
+        message=_say(measure, value, relation, bound, holds=holds),
+        relation=relation,
+        value=value,
+        bound=bound,
+    )
+
+
+def rate_against(
+    measure: str,
+    relation: Literal["at_least", "at_most"],
+    pairs: Sequence[AnswerPair],
+    of_item: Measure,
+    bound: float,
+    min_items: int,
+) -> Check:
+    """A check of the candidate's mean over items. An answer without a score counts as the worst that there is."""
+    if not pairs:
+        return missing(measure, relation, bound, f"{measure}: no item was asked")
+    worst = relation == "at_most"
+    values = [of_item(pair.candidate, worst) for pair in pairs]
+    mean = math.fsum(values) / len(values)
+    found = against(measure, relation, mean, bound)
+    is_rate = all(value in (0.0, 1.0) for value in values)
+    interval = wilson_interval(round(math.fsum(values)), len(values)) if is_rate else None
+    numbers = {"n": len(values), "interval": interval, "confidence": 0.95 if interval else None}
+    if found.status is GateStatus.PASSED and len(values) < min_items:
+        too_few = f"{measure} is {mean:.3g}, but of {len(values)} items; {min_items} are needed"
+        return found.model_copy(
+            update=numbers | {"status": GateStatus.MISSING_EVIDENCE, "message": too_few, "items_needed": min_items}
+        )
+    return found.model_copy(update=numbers)
+
+
+def loss_of(measure: str, pairs: Sequence[AnswerPair], of_item: Measure, margin: float) -> Loss:
+    """A comparison of both models' items. Where an answer has no score it counts against the candidate, on either side."""
+    old = tuple(of_item(pair.incumbent, True) for pair in pairs)
+    new = tuple(of_item(pair.candidate, False) for pair in pairs)
+    return Loss(measure, old, new, margin)
+
+
+def compared(loss: Loss, found: Comparison, confidence: float) -> Check:
+    """A check of what came of a comparison."""
+    status = GateStatus(found.status)
+    needed = f"; {found.items_needed} items would decide" if found.items_needed else ""
+    moved = "" if found.difference is None else f"{loss.measure} went from {found.old:.3g} to {found.new:.3g}"
+    allowed = f"it may lose {loss.margin:.3g}" if loss.margin > 0 else f"it has to gain {-loss.margin:.3g}"
+    message = moved or found.reason
+    if found.interval:
+        lost = max(0.0, -found.interval[0])
+        shown = f"a loss of more than {lost:.3g} is excluded" if found.status is Status.PASSED else found.reason
+        message = f"{moved}: {shown}; {allowed}{needed}"
+    return Check(
+        measure=loss.measure,
+        status=status,
+        message=message,
+        relation="loss_at_most",
+        value=found.difference,
+        bound=loss.margin,
+        n=found.items,
+        interval=found.interval,
+        confidence=confidence,
+        p_value=found.p_value,
+        smallest_visible=found.smallest_visible,
+        items_needed=found.items_needed,
+    )
+
+
+def missing(measure: str, relation: Literal["at_least", "at_most", "loss_at_most"], bound: float, reason: str) -> Check:
+    """A check for which there is no evidence."""
+    return Check(measure=measure, status=GateStatus.MISSING_EVIDENCE, message=reason, relation=relation, bound=bound)
+
+
+def score_of(criterion: str | None) -> Measure:
+    """The mean of an item's answers by a criterion; of the share that pass all criteria where none is named."""
+
+    def of_item(answers: Sequence[ScoredAnswer], unscored: bool) -> float:
+        return math.fsum(_score(answer, criterion, unscored) for answer in answers) / len(answers)
+
+    return of_item
+
+
+def pass_at(k: int, criterion: str | None) -> Measure:
+    """The unbiased estimate of an item being solved by one of k answers: 1 - C(n - c, k) / C(n, k).
+
+    Source: Chen et al., "Evaluating large language models trained on code" (2021), equation 1.
+    """
+
+    def of_item(answers: Sequence[ScoredAnswer], unscored: bool) -> float:
+        solved = sum(_score(answer, criterion, unscored) >= 1.0 for answer in answers)
+        return 1.0 - math.comb(len(answers) - solved, k) / math.comb(len(answers), k)
+
+    return of_item
+
+
+def without(criterion: str) -> Measure:
+    """The share of an item's answers that a criterion did not find something in."""
+    found = score_of(criterion)
+    return lambda answers, unscored: 1.0 - found(answers, not unscored)
+
+
+def unusable(run: RunScores, criteria: Sequence[str | None], *, compares: bool) -> str | None:
+    """Why a run is no evidence for what reads these criteria; None when it is.
+
+    A run of which too much is not there says nothing of a model: it is not a model that scored 0.
+    """
+    sides = [pair.candidate for pair in run.pairs] + ([pair.incumbent for pair in run.pairs] if compares else [])
+    answers = [answer for side in sides for answer in side]
+    if compares and (run.incumbent is None or not all(pair.incumbent for pair in run.pairs)):
+        return "there are no answers of an incumbent to compare with"
+    if compares and run.incumbent == run.candidate:
+        return f"{run.candidate} was compared with itself"
+    broken = sum(answer.error is not None for answer in answers)
+    if answers and broken / len(answers) > MOST_ERRORS:
+        reason = next(answer.error for answer in answers if answer.error is not None)
+        return f"{broken} of {len(answers)} answers have no score: {reason}"
+    scored = [answer for answer in answers if answer.error is None]
+    for criterion in criteria:
+        if criterion is not None and not all(criterion in answer.scores for answer in scored):
+            return f"the eval {run.eval_id} has no criterion {criterion!r}"
+    return None
+
+
+def _score(answer: ScoredAnswer, criterion: str | None, unscored: bool) -> float:
+    if answer.error is not None:
+        return float(unscored)
+    return float(answer.passed) if criterion is None else min(1.0, max(0.0, answer.scores[criterion]))
+
+
+def _say(measure: str, value: float, relation: str, bound: float, *, holds: bool) -> str:
+    words = {"at_least": "at least", "at_most": "at most"}[relation]
+    by = "" if holds else f", {abs(value - bound):.3g} {'below' if relation == 'at_least' else 'above'} it"
+    return f"{measure} is {value:.3g}; {words} {bound:.3g} is asked{by}"

@@ -1,0 +1,222 @@
+"""A policy: the gates that an adapter has to pass, with the original's names and defaults, and gates on evals beside them.
+
+A gate that is in the file is configured, even with nothing but its name: ``supervised_ratio: {}``. What is measured by asking models is in
+``runs``: each asks the candidate and the incumbent the same items with the same seeds, once, and several gates may read it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
+from pydantic_core import PydanticCustomError
+
+GateName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$")]
+Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Margin = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
+LEAST_ITEMS = 20
+"""A rate of fewer items is no evidence: at 20, Wilson's interval of a rate of .9 begins at .70."""
+
+
+class Closed(BaseModel):
+    """A part of a policy: frozen, without unknown keys."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class RunTemplate(Closed):
+    """A run of an eval that is made with the candidate as its model, and the incumbent beside it."""
+
+    eval: Annotated[str, StringConstraints(min_length=1, max_length=128)] = Field(description="Id of the eval.")
+    file: Annotated[str, StringConstraints(min_length=1, max_length=128)] = Field(
+        description="Id of the file whose rows are asked; its content never changes."
+    )
+    messages: Annotated[str, StringConstraints(min_length=1)] | Annotated[list[dict[str, Any]], Field(min_length=1)] = (
+        Field("item.messages", description="Where an item has its messages, or messages with {{ item.path }} in them.")
+    )
+    temperature: float = Field(0.0, ge=0, le=2)
+    seed: int = Field(1337, ge=0, le=2**31 - 1)
+    samples: int = Field(1, ge=1, le=64, description="Answers to each item.")
+    max_completion_tokens: int = Field(128, ge=1)
+    max_age_days: Positive | None = Field(None, description="Of this run, where less than the policy's own.")
+
+
+class Gate(Closed):
+    """What every gate has."""
+
+    block: bool = Field(
+        True, description="Whether an adapter that does not pass is kept from the alias; else it is a warning."
+    )
+    applies: bool = Field(True, description="false: the gate's row says `not_applicable`.")
+
+
+class SupervisedRatio(Gate):
+    """Enough of the trained tokens carry loss."""
+
+    min_pct: float = Field(10.0, ge=0, le=100, description="Least share of the supervised tokens, in percent.")
+
+
+class Truncation(Gate):
+    """Little of the training data was cut off."""
+
+    max_fraction: Share = 0.50
+
+
+class Throughput(Gate):
+    """Training was not unexpectedly slow."""
+
+    block: bool = False
+    min_tokens_per_sec: Annotated[dict[GateName, Positive], Field(min_length=1)] = Field(
+        {"cpu": 1.0, "rtx_4080_super": 10.0}, description="By device; `cpu` is for every device that is not named."
+    )
+
+
+class ModalMix(Gate):
+    """The training data is not mostly voice."""
+
+    block: bool = False
+    max_voice_fraction: Share = 0.30
+
+
+class RunGate(Gate):
+    """A gate that reads a run."""
+
+    run: GateName | None = Field(None, description="One of the policy's runs; without one there is no evidence.")
+    min_items: int = Field(LEAST_ITEMS, ge=1, description="With fewer items a rate is no evidence.")
+
+
+class EvalLocal(RunGate):
+    """Answers parse, and use enough of the language's constructs."""
+
+    min_parse_rate: Share = 0.60
+    min_coverage_pct: Share = 0.35
+    parse_criterion: str = "parses"
+    coverage_criterion: str = "construct_coverage"
+
+
+class PassAtK(RunGate):
+    """Enough tasks are solved, and not fewer than the incumbent solves."""
+
+    k: int | None = Field(None, ge=1, description="Answers that may be tried; left out, the run's samples.")
+    min_pass_at_1: Share = 0.25
+    min_pass_at_k: Share = 0.50
+    max_regression_drop: Margin = 0.03
+    criterion: str | None = Field(None, description="What solved means; left out, that all criteria pass.")
+
+
+class CollateralDamage(RunGate):
+    """What the model could do before, it still can: on a run of other tasks than it was trained for."""
+
+    max_degradation: Margin = Field(0.05, description="Largest relative loss of the mean score.")
+    criterion: str | None = None
+
+
+class ContextGate(RunGate):
+    """As `eval_local`, on the items of one context alone: those whose ``item.context`` is the gate's name."""
+
+    min_parse_rate: Share = 0.60
+    min_scope_compliance_rate: Share = 0.0
+    parse_criterion: str = "parses"
+    scope_criterion: str = "scope_compliance"
+
+
+class McpToolSchema(RunGate):
+    """Tool calls fit their schemas. The original never turned it on by itself."""
+
+    block: bool = False
+    applies: bool = False
+    min: Share = 0.0
+    criterion: str = "tool_schema"
+
+
+class AntiStub(RunGate):
+    """Answers are work, not placeholders."""
+
+    min_pass_rate: Share = 0.92
+    max_placeholder_rate: Share = 0.08
+    max_trivial_rate: Share = 0.08
+    min_richness: Share = 0.20
+    honest_criterion: str = "anti_stub"
+    placeholder_criterion: str = "placeholder"
+    trivial_criterion: str = "trivial"
+    richness_criterion: str = "construct_richness"
+
+
+class ReviewRecurrence(RunGate):
+    """Findings of reviews come back seldom, and more seldom than with the incumbent."""
+
+    max_repeated_rate: Share = 0.30
+    max_post_regression_rate: Share = 0.15
+    min_delta: Margin = Field(0.01, description="By how much findings are repeated less often than by the incumbent.")
+    repeated_criterion: str = "repeated_finding"
+    post_regression_criterion: str = "post_regression"
+
+
+class EvalGate(RunGate):
+    """A gate of one's own on an eval: a least score, a largest loss against the incumbent, or both."""
+
+    criterion: str | None = Field(None, description="Name of one criterion; left out, that all criteria pass.")
+    min_score: Share | None = None
+    max_loss: Margin | None = Field(None, description="Non-inferiority: what the mean may lose against the incumbent.")
+
+    @model_validator(mode="after")
+    def _asks_something(self) -> EvalGate:
+        if self.min_score is None and self.max_loss is None:
+            raise PydanticCustomError("asks_nothing", "give min_score, max_loss or both: this gate asks nothing")
+        return self
+
+
+class Gates(Closed):
+    """The gates of a policy. One that is not given is not configured, and has no row."""
+
+    supervised_ratio: SupervisedRatio | None = None
+    truncation: Truncation | None = None
+    throughput: Throughput | None = None
+    eval_local: EvalLocal | None = None
+    pass_at_k: PassAtK | None = None
+    collateral_damage: CollateralDamage | None = None
+    per_context: dict[GateName, ContextGate] = {}
+    modal_mix: ModalMix | None = None
+    mcp_tool_schema: McpToolSchema | None = None
+    anti_stub: AntiStub | None = None
+    review_recurrence: ReviewRecurrence | None = None
+    evals: dict[GateName, EvalGate] = {}
+
+    def configured(self) -> Iterator[tuple[str, Gate]]:
+        """Every gate that is in the file, with the name of its row: `throughput`, `per_context.web`, `evals.quality`."""
+        for field in type(self).model_fields:
+            value = getattr(self, field)
+            if isinstance(value, dict):
+                yield from ((f"{field}.{name}", gate) for name, gate in value.items())
+            elif value is not None:
+                yield field, value
+
+
+class Policy(Closed):
+    """A policy file. What it does not say has the original's value."""
+
+    version: Literal["1"]
+    max_age_days: Positive = Field(30.0, description="Oldest evidence that may move an alias, in days.")
+    without_incumbent: Literal["base", "not_applicable"] = Field(
+        "base", description="What a new alias's first adapter is compared with; or that it need not be compared."
+    )
+    runs: dict[GateName, RunTemplate] = {}
+    gates: Gates
+
+    @model_validator(mode="after")
+    def _gates_are_there(self) -> Policy:
+        gates = dict(self.gates.configured())
+        if not gates:
+            raise PydanticCustomError("no_gate", "gates is empty: this policy asks nothing")
+        for name, gate in gates.items():
+            run = getattr(gate, "run", None)
+            if run is not None and run not in self.runs:
+                known = ", ".join(self.runs) or "none"
+                raise PydanticCustomError(
+                    "run_unknown",
+                    "{run} is not one of the policy's runs ({known})",
+                    {"gate": name, "run": repr(run), "known": known},
+                )
+        return self

@@ -1,0 +1,107 @@
+"""A receipt: what came of judging one adapter by one policy. Its JSON Schema is published, at ``/v1/receipts/schema``."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from enum import StrEnum
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from shared.gates.evidence import AdapterRef, ServedBaseRef
+
+
+class GateStatus(StrEnum):
+    """What came of a gate, or of one of its checks."""
+
+    PASSED = "passed"
+    FAILED = "failed"
+    MISSING_EVIDENCE = "missing_evidence"
+    NOT_APPLICABLE = "not_applicable"
+
+
+class Recorded(BaseModel):
+    """A part of a receipt: frozen, without unknown keys."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Check(Recorded):
+    """One number against one bound.
+
+    Attributes:
+        measure: what was measured, such as `pass@1` or `loss of the mean score`.
+        relation: how `value` has to lie to `bound`. `loss_at_most`: `value` is the mean difference, new less old, and has to be shown to
+            be above -bound.
+        interval: of `value`: Wilson's of a rate, 95 %, two-sided; of a difference BCa, each end at `confidence`.
+        smallest_visible: the smallest loss that so many items show with a power of .8.
+        items_needed: how many items would decide; only where these are too few.
+    """
+
+    measure: str
+    status: GateStatus
+    message: str
+    relation: Literal["at_least", "at_most", "loss_at_most"]
+    value: float | None = None
+    bound: float
+    n: int | None = None
+    interval: tuple[float, float] | None = None
+    confidence: float | None = None
+    p_value: float | None = None
+    smallest_visible: float | None = None
+    items_needed: int | None = None
+
+
+class GateRow(Recorded):
+    """What came of one gate: the numbers are those of the check that decided it.
+
+    Attributes:
+        passed: whether the gate does not stand in the way: passed, or not applicable.
+        evidence: digest of what it rests on; None where there is nothing.
+    """
+
+    name: str
+    status: GateStatus
+    passed: bool
+    block: bool
+    message: str
+    value: float | None = None
+    bound: float | None = None
+    n: int | None = None
+    interval: tuple[float, float] | None = None
+    smallest_visible: float | None = None
+    items_needed: int | None = None
+    evidence: str | None = None
+    checks: tuple[Check, ...] = ()
+
+
+class PolicyRef(Recorded):
+    """The policy, by the name it was stored under and the digest of what it asks."""
+
+    name: str
+    digest: str
+
+
+class Receipt(Recorded):
+    """What came of judging an adapter by a policy.
+
+    Attributes:
+        timestamp: when it was judged.
+        valid_until: when it can move an alias no longer: how old it is counts from its oldest run, not from the judgement.
+        incumbent: the adapter that the alias pointed to; None: to none.
+        compared_with: the incumbent's id, or the base's name; None: nothing was compared.
+        overall_passed: no gate with `block` stands in the way.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
+    schema_: Literal["mens_gate_receipt_v1"] = Field("mens_gate_receipt_v1", alias="schema")
+    timestamp: datetime
+    valid_until: datetime
+    adapter: AdapterRef
+    incumbent: AdapterRef | None
+    compared_with: str | None
+    policy: PolicyRef
+    serving_base: ServedBaseRef | None
+    sandbox: str | None
+    overall_passed: bool
+    gates: tuple[GateRow, ...] = Field(min_length=1)

@@ -1,0 +1,171 @@
+"""Gates that read a run: what each asks of the candidate's answers, and of the incumbent's beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from shared.gates.evidence import AnswerPair, Evidence, RunScores
+from shared.gates.measures import (
+    Loss,
+    Measure,
+    loss_of,
+    missing,
+    pass_at,
+    rate_against,
+    score_of,
+    unusable,
+    without,
+)
+from shared.gates.policy import (
+    AntiStub,
+    CollateralDamage,
+    ContextGate,
+    EvalGate,
+    EvalLocal,
+    McpToolSchema,
+    PassAtK,
+    Policy,
+    ReviewRecurrence,
+    RunGate,
+)
+from shared.gates.receipt import Check
+
+Relation = Literal["at_least", "at_most", "loss_at_most"]
+
+
+@dataclass(frozen=True)
+class Question:
+    """One bound that a gate puts on a run.
+
+    Attributes:
+        of_item: an item's number, from a model's answers to it.
+        criterion: that it reads; None: whether all pass.
+    """
+
+    measure: str
+    relation: Relation
+    bound: float
+    of_item: Measure
+    criterion: str | None
+
+
+def run_parts(row: str, gate: RunGate, policy: Policy, evidence: Evidence) -> list[Check | Loss]:
+    """The checks of a gate on a run, at least one; a comparison is left to be judged with those of other gates."""
+    questions = _questions(gate, policy)
+    run = evidence.runs.get(gate.run or "")
+    if gate.run is None or run is None:
+        why = "the policy names no run for this gate" if gate.run is None else evidence.missing.get(gate.run)
+        return _all_missing(questions, why or f"the run {gate.run} was not made")
+    if evidence.incumbent is None and policy.without_incumbent == "not_applicable":
+        questions = [question for question in questions if question.relation != "loss_at_most"]
+    if reason := _unusable(gate, run, policy, questions):
+        return _all_missing(questions, reason)
+    context = row.partition(".")[2] if isinstance(gate, ContextGate) else None
+    pairs = [pair for pair in run.pairs if context is None or pair.context == context]
+    return [_part(question, pairs, gate) for question in questions]
+
+
+def _part(question: Question, pairs: Sequence[AnswerPair], gate: RunGate) -> Check | Loss:
+    if question.relation != "loss_at_most":
+        return rate_against(
+            question.measure, question.relation, pairs, question.of_item, question.bound, gate.min_items
+        )
+    if not pairs:
+        return missing(question.measure, "loss_at_most", question.bound, "no item was asked")
+    loss = loss_of(question.measure, pairs, question.of_item, question.bound)
+    if not isinstance(gate, CollateralDamage):
+        return loss
+    before = sum(loss.old) / len(loss.old)
+    if before == 0:
+        return missing(
+            question.measure, "loss_at_most", question.bound, "the mean score was 0 before, so no loss can be seen"
+        )
+    # Its bound is a share of what was there before.
+    return Loss(loss.measure, loss.old, loss.new, question.bound * before)
+
+
+def _unusable(gate: RunGate, run: RunScores, policy: Policy, questions: Sequence[Question]) -> str | None:
+    compares = any(question.relation == "loss_at_most" for question in questions)
+    criteria = [question.criterion for question in questions]
+    if reason := unusable(run, criteria, compares=compares):
+        return reason
+    if not isinstance(gate, PassAtK):
+        return None
+    k = _k(gate, policy)
+    sides = [side for pair in run.pairs for side in (pair.candidate, pair.incumbent) if side or compares]
+    fewest = min((len(side) for side in sides), default=0)
+    return f"pass@{k} needs {k} answers to each item, and the run has {fewest}" if fewest < k else None
+
+
+def _all_missing(questions: Sequence[Question], reason: str) -> list[Check | Loss]:
+    return [missing(question.measure, question.relation, question.bound, reason) for question in questions]
+
+
+def _k(gate: PassAtK, policy: Policy) -> int:
+    return gate.k or (policy.runs[gate.run].samples if gate.run else 1)
+
+
+def _mean(measure: str, relation: Relation, bound: float, criterion: str | None) -> Question:
+    return Question(measure, relation, bound, score_of(criterion), criterion)
+
+
+def _questions(gate: RunGate, policy: Policy) -> list[Question]:
+    """What a gate asks of a run."""
+    asked: list[Question] = []
+    match gate:
+        case EvalLocal():
+            asked = [
+                _mean("parse rate", "at_least", gate.min_parse_rate, gate.parse_criterion),
+                _mean("construct coverage", "at_least", gate.min_coverage_pct, gate.coverage_criterion),
+            ]
+        case ContextGate():
+            asked = [
+                _mean("parse rate", "at_least", gate.min_parse_rate, gate.parse_criterion),
+                _mean("scope compliance", "at_least", gate.min_scope_compliance_rate, gate.scope_criterion),
+            ]
+        case PassAtK():
+            asked = _pass_at_k(gate, _k(gate, policy))
+        case CollateralDamage():
+            asked = [_mean("mean score", "loss_at_most", gate.max_degradation, gate.criterion)]
+        case McpToolSchema():
+            asked = [_mean("calls that fit their schema", "at_least", gate.min, gate.criterion)]
+        case AntiStub():
+            asked = [
+                _mean("anti-stub pass rate", "at_least", gate.min_pass_rate, gate.honest_criterion),
+                _mean("placeholder rate", "at_most", gate.max_placeholder_rate, gate.placeholder_criterion),
+                _mean("trivial rate", "at_most", gate.max_trivial_rate, gate.trivial_criterion),
+                _mean("construct richness", "at_least", gate.min_richness, gate.richness_criterion),
+            ]
+        case ReviewRecurrence():
+            repeated = gate.repeated_criterion
+            fewer = Question(
+                "answers without a repeated finding", "loss_at_most", -gate.min_delta, without(repeated), repeated
+            )
+            asked = [
+                _mean("repeated findings", "at_most", gate.max_repeated_rate, repeated),
+                _mean("findings after a fix", "at_most", gate.max_post_regression_rate, gate.post_regression_criterion),
+                fewer,
+            ]
+        case EvalGate():
+            bounds: list[tuple[Relation, float | None]] = [
+                ("at_least", gate.min_score),
+                ("loss_at_most", gate.max_loss),
+            ]
+            asked = [_mean("mean score", how, bound, gate.criterion) for how, bound in bounds if bound is not None]
+    if not asked:
+        raise TypeError(f"{type(gate).__name__} asks nothing of a run")
+    return asked
+
+
+def _pass_at_k(gate: PassAtK, k: int) -> list[Question]:
+    bounds = {1: gate.min_pass_at_1} | {k: gate.min_pass_at_k}
+    if k == 1:
+        bounds = {1: max(gate.min_pass_at_1, gate.min_pass_at_k)}
+    asked = [(tries, "at_least", bound) for tries, bound in bounds.items()]
+    asked += [(tries, "loss_at_most", gate.max_regression_drop) for tries in bounds]
+    return [
+        Question(f"pass@{tries}", relation, bound, pass_at(tries, gate.criterion), gate.criterion)  # type: ignore[arg-type]
+        for tries, relation, bound in asked
+    ]

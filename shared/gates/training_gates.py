@@ -1,0 +1,51 @@
+"""Gates that read how an adapter was trained: the typed report that the job ledger has of the run."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from shared.gates.evidence import TrainingReport
+from shared.gates.measures import against, missing
+from shared.gates.policy import Gate, ModalMix, SupervisedRatio, Throughput, Truncation
+from shared.gates.receipt import Check
+
+PROFILES = (("cpu", "cpu"), ("4080", "rtx_4080_super"), ("4090", "rtx_4090"))
+"""The original's names of devices, by what a device's own name has in it."""
+
+
+def training_check(gate: Gate, report: TrainingReport | None) -> Check | None:
+    """The check of a gate on training; None: the gate reads no training."""
+    match gate:
+        case SupervisedRatio():
+            # Without a token nothing is supervised; without a report nothing is known.
+            share = 100.0 * report.supervised_tokens / max(1, report.tokens) if report else None
+            return against("supervised tokens (%)", "at_least", share, gate.min_pct)
+        case Truncation():
+            cut = report.truncation_fraction if report else None
+            return against("share of tokens cut off", "at_most", cut, gate.max_fraction)
+        case ModalMix():
+            spoken = report.voice_fraction if report else None
+            return against("share of spoken rows", "at_most", spoken, gate.max_voice_fraction)
+        case Throughput():
+            return _throughput(gate, report)
+    return None
+
+
+def device_profile(device: str, known: Collection[str]) -> str:
+    """The name of a device in a policy: the longest of those known that its own contains, else the original's, else its own
+    in lower snake case.
+    """
+    snake = "_".join("".join(char if char.isalnum() else " " for char in device.lower()).split())
+    named = [name for name in sorted(known, key=len, reverse=True) if name.lower() in snake]
+    return next(iter(named + [profile for part, profile in PROFILES if part in snake]), snake)
+
+
+def _throughput(gate: Throughput, report: TrainingReport | None) -> Check:
+    bounds, measure = gate.min_tokens_per_sec, "tokens per second"
+    if report is None:
+        return missing(measure, "at_least", min(bounds.values()), f"{measure}: it was not measured")
+    profile = device_profile(report.device, bounds)
+    bound = bounds.get(profile, bounds.get("cpu"))
+    if bound is None:
+        return missing(measure, "at_least", min(bounds.values()), f"the policy has no bound for {profile}")
+    return against(f"{measure} ({profile})", "at_least", report.tokens_per_second, bound)
