@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session
 from shared.database.connection import Database
 from shared.database.tables import ChangeRow
 
-What = Literal["keys", "adapters", "aliases"]
+What = Literal["keys", "adapters", "aliases", "policies"]
 
 
 class Changes:
@@ -36,3 +36,8 @@ def bump(session: Session, what: What) -> None:
     first = insert(ChangeRow).values(what=what, count=1)
     again = first.on_conflict_do_update(index_elements=[ChangeRow.what], set_={"count": ChangeRow.count + 1})
     session.execute(again)
+
+
+def hold_policies(session: Session) -> None:
+    """Let no change of policies come between now and the end of the caller's transaction, which has locked its alias by now."""
+    session.execute(select(ChangeRow).where(ChangeRow.what == "policies").with_for_update(read=True))

@@ -19,13 +19,15 @@ from shared.database.deletions import reserve_adapters
 from shared.database.evaluation.items import NewItem, add_items
 from shared.database.evaluation.runs import EvalRun, open_run
 from shared.database.files.files import add_file
+from shared.database.gates.receipts import NewReceipt, StoredReceipt, add_receipt
 from shared.database.job_states import JobState, Stage, Verb
 from shared.database.jobs import add_events, job_row, transition
 from shared.database.names.aliases import Actor, lock_alias, move_alias
+from shared.database.names.move_evidence import WITH_EVIDENCE, Standing, Terms, standing
 from shared.database.records import Job, NewEvent
 from shared.database.routing import Routing
-from shared.database.tables import JobRow
-from shared.errors import Code, JobFailed, LeaseLost, MensError
+from shared.database.tables import AliasRow, JobRow
+from shared.errors import Code, Conflict, JobFailed, LeaseLost, MensError
 
 MAX_FAILURES = 5
 BACKOFF_SECONDS = (1, 5, 15, 60)
@@ -142,8 +144,11 @@ class Leases:
         adapters: list[NewAdapter] | None = None,
         alias: str | None = None,
         files: list[ResultFile] | None = None,
+        terms: Terms = WITH_EVIDENCE,
     ) -> Job:
         """Finish a job with success: its state, and its tenant's new adapters, result files and alias, in one transaction.
+
+        An alias whose policy the adapter does not satisfy stays where it is; the job succeeds, and its result says why under ``alias``.
 
         Raises:
             LeaseLost: another attempt owns the job; nothing was written.
@@ -154,16 +159,12 @@ class Leases:
             final = next((adapter for adapter in adapters or [] if adapter.final), None)
             # Before the adapters' rows are locked: see `lock_alias`.
             moved = lock_alias(session, row.tenant, alias, now) if alias and final and final.published else None
+            before = standing(session, moved) if moved else None
             register_adapters(session, row.tenant, row.id, adapters or [], now)
             message = f"Job succeeded; new adapter {final.id}." if final else "Job succeeded."
-            if moved and final:
-                hidden = move_alias(session, moved, Routing.to(final.id), Actor.job(row.id), "The job succeeded.", now)
-                message += f" The alias {moved.name} points to it"
-                message += (
-                    f" and hides {hidden}'s alias {moved.name} from {moved.tenant}, until it is deleted."
-                    if hidden
-                    else "."
-                )
+            if moved and before and final:
+                said, result = _publish_to_alias(session, row, moved, before, final.id, result, now, terms)
+                message += said
             stored = [
                 add_file(session, row.tenant, file.filename, "fine-tune-results", file.bytes, file.sha256).id
                 for file in files or []
@@ -171,6 +172,26 @@ class Leases:
             row.result = {**result, "result_files": stored, "adapters": [adapter.id for adapter in adapters or []]}
             transition(session, row, Verb.FINISH, now, NewEvent(message=message, data=result))
             return Job.model_validate(row)
+
+    def publish(self, lease: Lease, adapters: list[NewAdapter]) -> None:
+        """Register published adapters before the job has ended, so that the front door serves what is to be evaluated.
+
+        Raises:
+            LeaseLost: another attempt owns the job; nothing was written.
+        """
+        with self._db.write() as session:
+            row = self._held(session, lease)
+            register_adapters(session, row.tenant, row.id, adapters, self._db.now(session))
+
+    def add_receipt(self, lease: Lease, receipt: NewReceipt) -> StoredReceipt:
+        """Store what came of judging an adapter.
+
+        Raises:
+            LeaseLost: another attempt owns the job; nothing was written.
+        """
+        with self._db.write() as session:
+            row = self._held(session, lease)
+            return add_receipt(session, row.tenant, row.id, receipt, self._db.now(session))
 
     def quarantine(self, lease: Lease, adapter: NewAdapter) -> None:
         """Register an adapter whose certificates failed: its record can be read, but it can be neither used nor aliased.
@@ -251,6 +272,31 @@ class Leases:
                 remedy="Nothing: the worker stops by itself and the current attempt continues.",
             )
         return row
+
+
+def _publish_to_alias(
+    session: Session,
+    job: JobRow,
+    alias: AliasRow,
+    before: Standing,
+    adapter_id: str,
+    result: dict[str, Any],
+    now: datetime,
+    terms: Terms,
+) -> tuple[str, dict[str, Any]]:
+    """Point a job's alias to its adapter, unless a policy keeps it; what to say of it, and the result with what became of the alias."""
+    to = Routing.to(adapter_id)
+    try:
+        hidden = move_alias(session, alias, before, to, Actor.job(job.id), "The job succeeded.", now, terms)
+    except Conflict as refusal:
+        stays = before.incumbent.id if before.incumbent else "where it was"
+        add_events(session, job, now, NewEvent(level="warn", message=str(refusal), data={"error": refusal.as_dict()}))
+        said = f" The alias {alias.name} stays at {stays}: {refusal.code}." if before.incumbent else ""
+        said = said or f" The alias {alias.name} does not point to it: {refusal.code}."
+        return said, result | {"alias": {"name": alias.name, "moved": False, "error": refusal.as_dict()}}
+    hides = f" and hides {hidden}'s alias {alias.name} from {alias.tenant}, until it is deleted." if hidden else "."
+    moved = {"name": alias.name, "moved": True}
+    return f" The alias {alias.name} points to it{hides}", result | {"alias": moved}
 
 
 def _fail(session: Session, row: JobRow, error: MensError, now: datetime) -> None:

@@ -16,12 +16,15 @@ from sqlalchemy.orm import Session
 
 from shared.database.change_counter import bump
 from shared.database.connection import Database
+from shared.database.gates.policies import ALIAS_PREFIX, Assignment, Author, assign_policy
+from shared.database.names.alias_states import state_of, stored_state
 from shared.database.names.alias_targets import FURTHER_BACK, check_targets
+from shared.database.names.move_evidence import WITH_EVIDENCE, Standing, Terms, check, governing, standing
 from shared.database.records import Value
 from shared.database.routing import Routing, StandsFor
 from shared.database.tables import AliasMoveRow, AliasRow
 from shared.database.tenancy import SHARED, TenantName, check_owner, visible_to
-from shared.database.visibility import alias_rows, aliases_by_name
+from shared.database.visibility import alias_rows, aliases_by_name, storable
 from shared.errors import Code, Conflict, InvalidRequest, NotFound
 
 Verb = Literal["set", "rollback", "delete"]
@@ -50,6 +53,17 @@ class Move(Value):
     reason: str
     before: Routing | StandsFor | None = Field(serialization_alias="from")
     after: Routing | StandsFor | None = Field(serialization_alias="to")
+    gate: dict[str, Any] | None = Field(
+        None,
+        description="What it rests on: the policy, and the receipts or that an admin overrode it; null: no policy governed.",
+    )
+
+
+class Governed(Value):
+    """The policy that governs a name, and the adapter that a new one is compared with; None: none."""
+
+    policy: Assignment | None
+    incumbent: str | None
 
 
 class Actor(Value):
@@ -116,26 +130,34 @@ class Aliases:
         *,
         expected: int | None = None,
         forbidden: frozenset[str] = frozenset(),
+        terms: Terms = WITH_EVIDENCE,
+        policy: tuple[str, Author] | None = None,
     ) -> Alias:
         """Point an alias of the tenant, new or existing, to adapters. A repeated call changes nothing and is no move.
 
         Args:
             expected: the version that the caller has seen; None moves the alias from any version.
             forbidden: names that no alias may have: those of the base models.
+            terms: what the caller brings to a move that a policy governs.
+            policy: one that governs the alias from now on, this move included, and who assigns it; None leaves it as it is.
 
         Raises:
             InvalidRequest: ``NAME_INVALID``; ``REQUEST_INVALID``: an adapter is named twice; ``ALIAS_BASES_DIFFER``.
             NotFound: ``ADAPTER_NOT_FOUND``. Conflict: ``ADAPTER_NOT_SERVABLE``: an adapter was never certified on the
-                serving tier; ``ALIAS_VERSION_CONFLICT``.
+                serving tier; ``ALIAS_VERSION_CONFLICT``; ``GATE_MISSING``, ``GATE_STALE``, ``GATE_FAILED``.
         """
         if name in forbidden:
             raise InvalidRequest(Code.NAME_INVALID, f"{name!r} is the name of a base model.", param="name")
         with self._db.write() as session:
             now = self._db.now(session)
             row = lock_alias(session, self._tenant, name, now)
+            before = standing(session, row)
+            if policy:
+                assign_policy(session, self._tenant, ALIAS_PREFIX + name, policy[0], policy[1], reason, now)
             check_targets(session, self._tenants, routing)
             expect_version(row, expected)
-            move(session, row, routing, by, "set", reason, now)
+            gate = check(session, before, routing, terms, reason, now)
+            move(session, row, routing, by, "set", reason, now, gate)
             return self._seen(session, name)[0]
 
     def rollback(
@@ -166,11 +188,14 @@ class Aliases:
             move(session, row, routing, by, "rollback", reason, self._db.now(session))
             return self._seen(session, name)[0]
 
-    def delete(self, name: str, by: Actor, reason: str = "", *, expected: int | None = None) -> None:
-        """Delete an alias; its history stays.
+    def delete(
+        self, name: str, by: Actor, reason: str = "", *, expected: int | None = None, terms: Terms = WITH_EVIDENCE
+    ) -> None:
+        """Delete an alias; its history stays. Where another tenant's alias of the name answers then, that is a move to it.
 
         Raises:
-            NotFound: ``ALIAS_NOT_FOUND``. Forbidden: ``TENANT_FORBIDDEN``. Conflict: ``ALIAS_VERSION_CONFLICT``.
+            NotFound: ``ALIAS_NOT_FOUND``. Forbidden: ``TENANT_FORBIDDEN``. Conflict: ``ALIAS_VERSION_CONFLICT``, ``GATE_MISSING``,
+                ``GATE_STALE``, ``GATE_FAILED``.
         """
         with self._db.write() as session:
             row = self._own(session, name)
@@ -180,7 +205,18 @@ class Aliases:
                     check_owner(f"The alias {name!r}", seen.tenant, self._tenant)
                 raise _unknown(name)
             expect_version(row, expected)
-            move(session, row, None, by, "delete", reason, self._db.now(session))
+            now, before = self._db.now(session), standing(session, row)
+            others = alias_rows(session, [tenant for tenant in self._tenants if tenant != row.tenant], name)
+            shown = next(iter(others), None)
+            gate = check(session, before, state_of(shown) if shown else None, terms, reason, now, shown)
+            move(session, row, None, by, "delete", reason, now, gate)
+
+    def governing(self, name: str) -> Governed:
+        """Which policy governs a name of the tenant, existing or not, and what a new adapter of it is compared with."""
+        with self._db.read() as session:
+            row = session.get(AliasRow, (self._tenant, storable(name))) or AliasRow(tenant=self._tenant, name=name)
+            before = standing(session, row)
+            return Governed(policy=governing(session, before), incumbent=before.incumbent and before.incumbent.id)
 
     def _seen(self, session: Session, name: str | None = None) -> list[Alias]:
         """The aliases that the tenant sees, all or the one of a name."""
@@ -218,15 +254,26 @@ class Aliases:
 
 
 def move_alias(
-    session: Session, row: AliasRow, routing: Routing, by: Actor, reason: str, now: datetime
+    session: Session,
+    row: AliasRow,
+    before: Standing,
+    routing: Routing,
+    by: Actor,
+    reason: str,
+    now: datetime,
+    terms: Terms = WITH_EVIDENCE,
 ) -> TenantName | None:
-    """Move an alias whose row the caller's transaction has locked; it has registered the adapters.
+    """Move an alias whose row the caller's transaction has locked; it has registered the adapters since it read the standing.
 
     Returns:
         the tenant whose alias of that name is hidden from the row's tenant by this move; None when none is.
+
+    Raises:
+        Conflict: ``GATE_MISSING``, ``GATE_STALE``, ``GATE_FAILED``.
     """
     seen = alias_rows(session, visible_to(row.tenant), row.name)
-    move(session, row, routing, by, "set", reason, now)
+    gate = check(session, before, routing, terms, reason, now)
+    move(session, row, routing, by, "set", reason, now, gate)
     return next((other.tenant for other in seen if other.tenant != row.tenant), None)
 
 
@@ -250,19 +297,26 @@ def move(
     verb: Verb,
     reason: str,
     now: datetime,
+    gate: dict[str, Any] | None = None,
 ) -> None:
-    """Move a name and record the move; nothing else moves one. ``after`` is None where it is deleted."""
+    """Move a name and record the move; nothing else moves one. ``after`` is None where it is deleted.
+
+    Args:
+        gate: what the move rests on, as `move_evidence.check` returns it.
+    """
     before = state_of(row)
     if after == before:
         return
     row.version += 1
     row.moved_at = now
-    row.routing = _stored(after) if isinstance(after, Routing) else None
+    row.routing = stored_state(after) if isinstance(after, Routing) else None
     row.adapter_id = after.main if isinstance(after, Routing) else None
-    row.stands_for = _stored(after) if isinstance(after, StandsFor) else None
+    row.stands_for = stored_state(after) if isinstance(after, StandsFor) else None
     who = {"verb": verb, "actor": by.name, "actor_id": by.id, "reason": reason}
-    what = {"before": _stored(before), "after": _stored(after)}
-    session.add(AliasMoveRow(tenant=row.tenant, alias=row.name, version=row.version, moved_at=now, **who, **what))
+    what = {"before": stored_state(before), "after": stored_state(after)}
+    session.add(
+        AliasMoveRow(tenant=row.tenant, alias=row.name, version=row.version, moved_at=now, gate=gate, **who, **what)
+    )
     session.flush()
     bump(session, "aliases")
 
@@ -274,19 +328,6 @@ def moves_of(session: Session, tenant: str, name: str, before: int | None, limit
         query = query.where(AliasMoveRow.version < before)
     rows = session.scalars(query.order_by(AliasMoveRow.version.desc()).limit(limit))
     return [Move.model_validate(row) for row in rows]
-
-
-def state_of(row: AliasRow) -> Routing | StandsFor | None:
-    """The routing of an alias, or what a foreign name stands for; None when the name is deleted."""
-    if row.adapter_id is None:
-        return StandsFor.model_validate(row.stands_for) if row.stands_for else None
-    # A worker of the previous release moves `adapter_id` alone, so the routing counts only while it agrees.
-    stored = Routing.model_validate(row.routing) if row.routing else None
-    return stored if stored and stored.main == row.adapter_id else Routing.to(row.adapter_id)
-
-
-def _stored(state: Routing | StandsFor | None) -> dict[str, Any] | None:
-    return state.model_dump(mode="json") if state else None
 
 
 def expect_version(row: AliasRow, version: int | None) -> None:

@@ -14,8 +14,10 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from shared.database.connection import Database
+from shared.database.names.alias_states import state_of
 from shared.database.names.alias_targets import check_targets
-from shared.database.names.aliases import Actor, Move, expect_version, lock_alias, move, moves_of, state_of
+from shared.database.names.aliases import Actor, Move, expect_version, lock_alias, move, moves_of
+from shared.database.names.move_evidence import WITH_EVIDENCE, Terms, check, standing
 from shared.database.records import Value
 from shared.database.routing import Destination, Routing, StandsFor
 from shared.database.tables import AdapterRow, AliasRow
@@ -93,8 +95,11 @@ class ForeignNames:
         *,
         bases: Collection[str],
         expected: int | None = None,
+        terms: Terms = WITH_EVIDENCE,
     ) -> ForeignName:
         """Let a name of the tenant, new or existing, stand for something. A repeated call changes nothing and is no move.
+
+        A name is governed by the policy of the alias that it stands for, so that it is no way round it.
 
         Args:
             bases: names of the base models, which no foreign name may have.
@@ -103,7 +108,7 @@ class ForeignNames:
         Raises:
             InvalidRequest: ``NAME_INVALID``: the name of a base or of an alias.
             NotFound: ``ALIAS_NOT_FOUND``, ``ADAPTER_NOT_FOUND``, ``MODEL_NOT_FOUND``: what it would stand for.
-            Conflict: ``ADAPTER_NOT_SERVABLE``; ``ALIAS_VERSION_CONFLICT``.
+            Conflict: ``ADAPTER_NOT_SERVABLE``; ``ALIAS_VERSION_CONFLICT``; ``GATE_MISSING``, ``GATE_STALE``, ``GATE_FAILED``.
         """
         if name in bases:
             raise InvalidRequest(Code.NAME_INVALID, f"{name!r} is the name of a base model.", param="name")
@@ -114,16 +119,21 @@ class ForeignNames:
                 raise InvalidRequest(
                     Code.NAME_INVALID, f"{name!r} is the name of an alias, which comes first.", param="name"
                 )
+            before = standing(session, row)
             self._check(session, stands_for, bases)
             expect_version(row, expected)
-            move(session, row, stands_for, by, "set", reason, now)
+            gate = check(session, before, stands_for, terms, reason, now)
+            move(session, row, stands_for, by, "set", reason, now, gate)
             return _view(row)
 
-    def delete(self, name: str, by: Actor, reason: str = "", *, expected: int | None = None) -> None:
-        """Delete a foreign name; its history stays.
+    def delete(
+        self, name: str, by: Actor, reason: str = "", *, expected: int | None = None, terms: Terms = WITH_EVIDENCE
+    ) -> None:
+        """Delete a foreign name; its history stays. Where one of ``shared`` answers then, that is a move to what it stands for.
 
         Raises:
-            NotFound: ``NAME_NOT_FOUND``. Forbidden: ``TENANT_FORBIDDEN``. Conflict: ``ALIAS_VERSION_CONFLICT``.
+            NotFound: ``NAME_NOT_FOUND``. Forbidden: ``TENANT_FORBIDDEN``. Conflict: ``ALIAS_VERSION_CONFLICT``, ``GATE_MISSING``,
+                ``GATE_STALE``, ``GATE_FAILED``.
         """
         with self._db.write() as session:
             seen = next(iter(foreign_name_rows(session, self._tenants, name)), None)
@@ -134,7 +144,11 @@ class ForeignNames:
             row = lock_alias(session, self._tenant, name, now)
             expect_version(row, expected)
             if row.stands_for:
-                move(session, row, None, by, "delete", reason, now)
+                before = standing(session, row)
+                others = [tenant for tenant in self._tenants if tenant != row.tenant]
+                shown = next(map(state_of, foreign_name_rows(session, others, name)), None)
+                gate = check(session, before, shown, terms, reason, now)
+                move(session, row, None, by, "delete", reason, now, gate)
 
     def resolve(self, name: str) -> Destination | None:
         """Where requests for a foreign name go, or for a checkpoint of one; None: there is no such name.

@@ -225,7 +225,7 @@ def test_downgrade_drops_foreign_names_and_keeps_aliases(empty_url: str) -> None
     config = Config()
     config.set_main_option("script_location", str(MIGRATIONS))
     config.attributes["database_url"] = empty_url
-    command.downgrade(config, "-1")
+    command.downgrade(config, "0004")
     migrate(empty_url)
     assert [(alias.name, alias.adapter_id) for alias in aliases.all()] == [("gpt-4o", "demo@1"), ("prod", "demo@2")]
     assert (names.all(), len(aliases.history("prod"))) == ([], 1)

@@ -1,0 +1,228 @@
+"""Policies: stored under a name, by the digest of what they ask; and which of them governs an alias, a tenant, the server.
+
+An alias is governed by its own policy, else by its tenant's, else by the server's. Every change of that is recorded. It waits for
+the moves that are in flight, and moves wait for it, so that each is judged by the policy that governs when it commits.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any
+
+from pydantic import Field
+from sqlalchemy import select
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.orm import Session
+
+from shared.database.change_counter import bump
+from shared.database.connection import Database
+from shared.database.records import Value
+from shared.database.tables import PolicyAssignmentRow, PolicyMoveRow, PolicyRow
+from shared.database.tenancy import SHARED, TenantName, visible_to
+from shared.database.visibility import storable
+from shared.errors import Code, Forbidden, InvalidRequest, NotFound
+
+TENANT_SCOPE, SERVER_SCOPE, ALIAS_PREFIX = "tenant", "server", "alias:"
+DIGEST = re.compile(r"[0-9a-f]{12,64}")
+
+
+class PolicyName(Value):
+    """A stored policy: the tenant that it belongs to, its name, and the digest of what it asks."""
+
+    tenant: str
+    name: str
+    digest: str
+
+
+class StoredPolicy(PolicyName):
+    """A policy with what it asks, defaults filled in, and the file as it was sent."""
+
+    policy: dict[str, Any]
+    source: str
+    created_at: datetime
+    created_by: str
+
+
+class Assignment(Value):
+    """What a policy governs. ``version`` grows by one with every change."""
+
+    tenant: str
+    scope: str = Field(description="`alias:NAME`, `tenant`, or `server`.")
+    policy: PolicyName
+    version: int
+
+
+class PolicyMove(Value):
+    """A recorded change of an assignment; no ``to`` means that it was removed."""
+
+    tenant: str
+    scope: str
+    version: int
+    moved_at: datetime
+    actor: str
+    actor_id: str
+    reason: str
+    before: PolicyName | None = Field(serialization_alias="from")
+    after: PolicyName | None = Field(serialization_alias="to")
+
+
+class Author(Value):
+    """Who stores or assigns a policy.
+
+    Attributes:
+        is_admin: whether it may change or remove what governs already.
+    """
+
+    id: str
+    name: str
+    is_admin: bool
+
+
+class Policies:
+    """Policies as a tenant sees them: its own, and those of ``shared``. Each verb is one transaction."""
+
+    def __init__(self, database: Database, tenant: TenantName = SHARED) -> None:
+        self._db = database
+        self._tenant = tenant
+        self._tenants = visible_to(tenant)
+
+    def store(self, name: str, digest: str, policy: dict[str, Any], source: str, by: Author) -> StoredPolicy:
+        """Store a policy of the tenant under a name, which means it from now on. What is governed does not change by that."""
+        with self._db.write() as session:
+            row = session.get(PolicyRow, (self._tenant, name, digest))
+            now = self._db.now(session)
+            if row is None:
+                row = PolicyRow(tenant=self._tenant, name=name, digest=digest, policy=policy)
+                session.add(row)
+            row.source, row.created_at, row.created_by = storable(source), now, by.name
+            session.flush()
+            return StoredPolicy.model_validate(row)
+
+    def all(self) -> list[StoredPolicy]:
+        """All policies: by name, the newest of a name first."""
+        query = select(PolicyRow).where(PolicyRow.tenant.in_(self._tenants))
+        with self._db.read() as session:
+            rows = session.scalars(query.order_by(PolicyRow.name, PolicyRow.created_at.desc()))
+            return [StoredPolicy.model_validate(row) for row in rows]
+
+    def get(self, name: str) -> StoredPolicy:
+        """A policy by its name, of which the newest is meant, or by its digest or 12 digits of it.
+
+        Raises:
+            NotFound: ``POLICY_NOT_FOUND``.
+        """
+        with self._db.read() as session:
+            return StoredPolicy.model_validate(policy_row(session, self._tenants, name))
+
+    def assign(self, scope: str, name: str | None, by: Author, reason: str = "") -> Assignment | None:
+        """Let a policy govern an alias of the tenant (``alias:NAME``), the tenant, or the server; None: let none.
+
+        Raises:
+            NotFound: ``POLICY_NOT_FOUND``. InvalidRequest: ``REQUEST_INVALID``: the scope.
+            Forbidden: ``ROLE_INSUFFICIENT``: only an admin changes what governs already; ``TENANT_FORBIDDEN``: the server.
+        """
+        with self._db.write() as session:
+            return assign_policy(session, self._tenant, scope, name, by, reason, self._db.now(session))
+
+    def assignments(self) -> list[Assignment]:
+        """What policies govern, of the tenant and of ``shared``."""
+        query = select(PolicyAssignmentRow).where(PolicyAssignmentRow.tenant.in_(self._tenants))
+        with self._db.read() as session:
+            rows = session.scalars(query.order_by(PolicyAssignmentRow.tenant, PolicyAssignmentRow.scope))
+            return [Assignment.model_validate(row) for row in rows if row.policy]
+
+    def history(self, scope: str, *, before: int | None = None, limit: int = 100) -> list[PolicyMove]:
+        """Changes of what governs an alias of the tenant, the tenant or the server; newest first."""
+        owner = SHARED if scope == SERVER_SCOPE else self._tenant
+        query = select(PolicyMoveRow).where(PolicyMoveRow.tenant == owner, PolicyMoveRow.scope == storable(scope))
+        if before is not None:
+            query = query.where(PolicyMoveRow.version < before)
+        with self._db.read() as session:
+            rows = session.scalars(query.order_by(PolicyMoveRow.version.desc()).limit(limit))
+            return [PolicyMove.model_validate(row) for row in rows]
+
+
+def assign_policy(
+    session: Session, tenant: TenantName, scope: str, name: str | None, by: Author, reason: str, now: datetime
+) -> Assignment | None:
+    """:meth:`Policies.assign` inside the caller's transaction, which may have locked an alias, and no adapter yet."""
+    if scope not in (TENANT_SCOPE, SERVER_SCOPE) and not scope.startswith(ALIAS_PREFIX):
+        raise InvalidRequest(Code.REQUEST_INVALID, f"{scope!r} is not alias:NAME, tenant or server.", param="scope")
+    if scope == SERVER_SCOPE and tenant != SHARED:
+        raise Forbidden(
+            Code.TENANT_FORBIDDEN,
+            "The server's policy is the operator's.",
+            remedy="Assign one to your tenant: PUT /v1/policy_assignments/tenant.",
+        )
+    # Waits for the moves that are in flight; later ones wait for this transaction.
+    bump(session, "policies")
+    row = _locked(session, tenant, scope)
+    found = policy_row(session, visible_to(tenant), name) if name is not None else None
+    after = PolicyName.model_validate(found).model_dump() if found else None
+    if after != row.policy:
+        _check_may_change(session, tenant, scope, after, by)
+        what = {"before": row.policy, "after": after}
+        row.policy, row.version = after, row.version + 1
+        who = {"actor": by.name, "actor_id": by.id, "reason": reason}
+        session.add(PolicyMoveRow(tenant=tenant, scope=scope, version=row.version, moved_at=now, **who, **what))
+        session.flush()
+    return Assignment.model_validate(row) if row.policy else None
+
+
+def first_assignment(session: Session, scopes: Sequence[tuple[str, str]]) -> Assignment | None:
+    """The first of several assignments, by tenant and scope, that there is."""
+    for tenant, scope in scopes:
+        row = session.get(PolicyAssignmentRow, (tenant, storable(scope)), populate_existing=True)
+        if row is not None and row.policy:
+            return Assignment.model_validate(row)
+    return None
+
+
+def policy_row(session: Session, tenants: Sequence[str], name: str) -> PolicyRow:
+    """The policy that a name or digest means: the newest, a tenant's own before one of ``shared``.
+
+    Raises:
+        NotFound: ``POLICY_NOT_FOUND``.
+    """
+    query = select(PolicyRow).where(PolicyRow.tenant.in_(tenants)).order_by(PolicyRow.created_at.desc())
+    rows = session.scalars(query.where(PolicyRow.name == storable(name))).all()
+    if not rows and DIGEST.fullmatch(name):
+        rows = session.scalars(query.where(PolicyRow.digest.startswith(name))).all()
+    for tenant in tenants:
+        if own := next((row for row in rows if row.tenant == tenant), None):
+            return own
+    raise NotFound(
+        Code.POLICY_NOT_FOUND,
+        f"There is no policy {name!r}.",
+        remedy="List what there is with GET /v1/policies.",
+        param="policy",
+    )
+
+
+def _locked(session: Session, tenant: str, scope: str) -> PolicyAssignmentRow:
+    insert = sqlite.insert if session.get_bind().dialect.name == "sqlite" else postgresql.insert
+    new = {"tenant": tenant, "scope": scope, "version": 0}
+    session.execute(insert(PolicyAssignmentRow).values(new).on_conflict_do_nothing())
+    return session.get_one(PolicyAssignmentRow, (tenant, scope), with_for_update=True, populate_existing=True)
+
+
+def _check_may_change(session: Session, tenant: str, scope: str, after: dict[str, Any] | None, by: Author) -> None:
+    """A policy where none governs is for every trainer; to change, remove or go round one takes an admin."""
+    wider = {TENANT_SCOPE: [], SERVER_SCOPE: []}.get(scope, [(owner, scope) for owner in visible_to(tenant)])
+    scopes = [(tenant, scope), *wider, (tenant, TENANT_SCOPE), (SHARED, TENANT_SCOPE), (SHARED, SERVER_SCOPE)]
+    governing = first_assignment(session, scopes)
+    if by.is_admin or (governing is None and scope.startswith(ALIAS_PREFIX)):
+        return
+    if governing and after and governing.policy.digest == after["digest"]:
+        return
+    governs = (
+        f"The policy {governing.policy.name} governs {scope}" if governing else f"A policy of the {scope} governs much"
+    )
+    raise Forbidden(
+        Code.ROLE_INSUFFICIENT,
+        f"{governs}; only an admin may change that.",
+        remedy="Ask an admin of the tenant.",
+        param="policy",
+    )

@@ -1,0 +1,105 @@
+"""Receipts: stored by the job that judged an adapter, found by those who ask whether it may move."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from shared.database.connection import Database
+from shared.database.records import Value, new_id
+from shared.database.tables import ReceiptRow
+from shared.database.tenancy import SHARED, TenantName, visible_to
+from shared.database.visibility import storable
+from shared.errors import Code, NotFound
+
+
+class NewReceipt(Value):
+    """What came of judging an adapter; ``receipt`` is it in full, as `shared/gates/receipt.py` describes it."""
+
+    adapter_id: str
+    adapter_digest: str
+    incumbent_id: str | None
+    incumbent_digest: str | None
+    policy_digest: str
+    serving_digest: str | None
+    passed: bool
+    valid_until: datetime
+    receipt: dict[str, Any]
+
+
+class StoredReceipt(NewReceipt):
+    """A receipt as it was stored."""
+
+    id: str
+    tenant: str
+    job_id: str
+    created_at: datetime
+
+
+class Receipts:
+    """Receipts as a tenant sees them: its own, and those of ``shared``."""
+
+    def __init__(self, database: Database, tenant: TenantName = SHARED) -> None:
+        self._db = database
+        self._tenants = visible_to(tenant)
+
+    def get(self, receipt_id: str) -> StoredReceipt:
+        """Raises:
+        NotFound: ``RECEIPT_NOT_FOUND``.
+        """
+        with self._db.read() as session:
+            row = session.get(ReceiptRow, storable(receipt_id))
+            if row is None or row.tenant not in self._tenants:
+                raise NotFound(
+                    Code.RECEIPT_NOT_FOUND,
+                    f"There is no receipt {receipt_id!r}.",
+                    remedy="List what there is with GET /v1/receipts.",
+                    param="receipt",
+                )
+            return StoredReceipt.model_validate(row)
+
+    def list(
+        self, *, adapter: str | None = None, job: str | None = None, after: str | None = None, limit: int = 20
+    ) -> list[StoredReceipt]:
+        """A page of receipts, newest first. One more than ``limit`` means that there are more.
+
+        Args:
+            adapter: id of the adapter that they are about; None: any.
+            job: id of the job that stored them; None: any.
+            after: id of the last receipt of the page before.
+            limit: of the page.
+        """
+        query = select(ReceiptRow).where(ReceiptRow.tenant.in_(self._tenants)).order_by(ReceiptRow.id.desc())
+        if adapter is not None:
+            query = query.where(ReceiptRow.adapter_id == storable(adapter))
+        if job is not None:
+            query = query.where(ReceiptRow.job_id == storable(job))
+        if after is not None:
+            query = query.where(ReceiptRow.id < storable(after))
+        with self._db.read() as session:
+            return [StoredReceipt.model_validate(row) for row in session.scalars(query.limit(limit + 1))]
+
+
+def add_receipt(session: Session, tenant: TenantName, job_id: str, receipt: NewReceipt, now: datetime) -> StoredReceipt:
+    """Store a receipt in the transaction of the job that judged."""
+    row = ReceiptRow(id=new_id("receipt"), tenant=tenant, job_id=job_id, created_at=now, **receipt.model_dump())
+    session.add(row)
+    session.flush()
+    return StoredReceipt.model_validate(row)
+
+
+def receipts_of(
+    session: Session, tenant: TenantName, adapter_id: str, adapter_digest: str, policy_digest: str
+) -> list[StoredReceipt]:
+    """Receipts of an adapter's very bytes under a policy, newest first: the tenant's own, and those of ``shared``."""
+    query = select(ReceiptRow).where(
+        ReceiptRow.tenant.in_(visible_to(tenant)),
+        ReceiptRow.adapter_id == adapter_id,
+        ReceiptRow.adapter_digest == adapter_digest,
+        ReceiptRow.policy_digest == policy_digest,
+    )
+    rows = session.scalars(query.order_by(ReceiptRow.created_at.desc(), ReceiptRow.id.desc()))
+    return [StoredReceipt.model_validate(row) for row in rows]

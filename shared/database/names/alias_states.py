@@ -1,0 +1,22 @@
+"""What a row of a name says: adapters that answer, what it stands for, or that it was deleted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from shared.database.routing import Routing, StandsFor
+from shared.database.tables import AliasRow
+
+
+def state_of(row: AliasRow) -> Routing | StandsFor | None:
+    """The routing of an alias, or what a foreign name stands for; None when the name is deleted."""
+    if row.adapter_id is None:
+        return StandsFor.model_validate(row.stands_for) if row.stands_for else None
+    # A worker of the previous release moves `adapter_id` alone, so the routing counts only while it agrees.
+    stored = Routing.model_validate(row.routing) if row.routing else None
+    return stored if stored and stored.main == row.adapter_id else Routing.to(row.adapter_id)
+
+
+def stored_state(state: Routing | StandsFor | None) -> dict[str, Any] | None:
+    """A state as the tables keep it."""
+    return state.model_dump(mode="json") if state else None

@@ -1,0 +1,292 @@
+"""Whether a move has the evidence that its policy asks for, decided in the transaction that moves.
+
+An adapter whose share of a name's answers grows needs a receipt: of its very bytes, under the policy that governs now, on the base that is
+served now, against the adapter that answers now, and not too old. Of several receipts that fit, the newest counts. What has most
+of the answers already needs none, and a shadow answers nobody.
+
+    standing()  what answers for the name now, and which policies might govern it; locks the rows that say so
+    check()     refuses a move without evidence; no policy changes until the transaction ends
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from shared.database.change_counter import hold_policies
+from shared.database.gates.policies import ALIAS_PREFIX, SERVER_SCOPE, TENANT_SCOPE, Assignment, first_assignment
+from shared.database.gates.receipts import StoredReceipt, receipts_of
+from shared.database.names.alias_states import state_of
+from shared.database.routing import Routing, StandsFor
+from shared.database.tables import AdapterRow, AliasMoveRow, AliasRow
+from shared.database.tenancy import SHARED, visible_to
+from shared.database.visibility import adapter_row, alias_rows, foreign_name_rows
+from shared.errors import Code, Conflict, InvalidRequest
+
+TOLERANCE = 1e-9
+"""Shares are quotients of weights: one that has not grown may differ in its last digits."""
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What a caller brings to a move.
+
+    Attributes:
+        overrides: an admin moves without evidence; the reason is kept in the history.
+        served: digests of the bases that replicas serve now; None: not known.
+    """
+
+    overrides: bool = False
+    served: frozenset[str] | None = None
+
+
+WITH_EVIDENCE = Terms()
+
+
+@dataclass(frozen=True)
+class Standing:
+    """What a name is before a move.
+
+    Attributes:
+        answering: what answers for it now, as its tenant sees it; None: nothing, or a base.
+        incumbent: the adapter that a new one is compared with: the one with most of the answers, or the last that had them.
+        scopes: where a policy that governs it may be assigned, the nearest first: tenant and scope.
+    """
+
+    tenant: str
+    name: str
+    answering: Routing | None
+    incumbent: AdapterRow | None
+    scopes: tuple[tuple[str, str], ...]
+
+
+def standing(session: Session, row: AliasRow) -> Standing:
+    """What a name is before it is moved; ``row`` is locked by the caller's transaction, which has locked no adapter yet."""
+    tenants = visible_to(row.tenant)
+    others = [tenant for tenant in tenants if tenant != row.tenant]
+    # One that is hidden governs on: else the first move would be the only one that its policy is asked about.
+    hidden = [*alias_rows(session, others, row.name), *foreign_name_rows(session, others, row.name)][:1]
+    involved = [row, *hidden]
+    state = state_of(row)
+    if state is None and hidden:
+        state = _hold(session, hidden[0])
+    if isinstance(state, StandsFor) and state.kind == "alias":
+        followed = alias_rows(session, tenants, state.name)
+        involved += followed
+        state = _hold(session, followed[0]) if followed else None
+    answering = _routing(state)
+    last = answering.main if answering else _last_main(session, row)
+    return Standing(
+        tenant=row.tenant,
+        name=row.name,
+        answering=answering,
+        incumbent=_published(session, tenants, last),
+        scopes=_scopes(*involved),
+    )
+
+
+def governing(session: Session, before: Standing) -> Assignment | None:
+    """The assignment of the policy that governs a name; None: none does."""
+    return first_assignment(session, before.scopes)
+
+
+def check(
+    session: Session,
+    before: Standing,
+    after: Routing | StandsFor | None,
+    terms: Terms,
+    reason: str,
+    now: datetime,
+    through: AliasRow | None = None,
+) -> dict[str, Any] | None:
+    """Refuse a move without evidence.
+
+    Args:
+        before: what the name is now.
+        after: what it will be.
+        terms: what the caller brings.
+        reason: of the move.
+        now: by the database's clock.
+        through: another name that answers for it then. Where the same policy governs that, nothing more is asked.
+
+    Returns:
+        what the move rests on, for its line in the history: the policy, and the receipts or that it was overridden; None when no policy
+        governs, or nothing answers that did not before.
+
+    Raises:
+        Conflict: ``GATE_MISSING``: no receipt; ``GATE_STALE``: none that is of what there is now; ``GATE_FAILED``.
+        InvalidRequest: ``REQUEST_INVALID``: an override without a reason.
+    """
+    hold_policies(session)
+    assignment = governing(session, before)
+    if assignment is None:
+        return None
+    if isinstance(after, StandsFor) and after.kind == "alias":
+        through = next(iter(alias_rows(session, visible_to(before.tenant), after.name)), None)
+        after = state_of(through) if through else None
+    elsewhere = first_assignment(session, _scopes(through)) if through else None
+    if elsewhere and elsewhere.policy.digest == assignment.policy.digest:
+        return None
+    growing = _growing(session, before, after)
+    if not growing:
+        return None
+    kept: dict[str, Any] = {"policy": assignment.policy.model_dump()}
+    if terms.overrides:
+        if not reason.strip():
+            raise InvalidRequest(
+                Code.REQUEST_INVALID,
+                "An override needs a reason.",
+                remedy="Send reason; it is kept in the history.",
+                param="reason",
+            )
+        return kept | {"override": True, "receipts": []}
+    found = [_receipt(session, before, assignment, adapter, terms, now) for adapter in growing]
+    return kept | {"override": False, "receipts": [receipt.id for receipt in found]}
+
+
+def _growing(session: Session, before: Standing, after: Routing | StandsFor | None) -> list[AdapterRow]:
+    """Adapters whose share of the answers grows, but for the one that has most of them already."""
+    routing = _routing(after)
+    if routing is None:
+        return []
+    present = _shares(before.answering) if before.answering else {}
+    incumbent = before.incumbent.id if before.incumbent else None
+    grown = [
+        adapter_id
+        for adapter_id, share in _shares(routing).items()
+        if share > present.get(adapter_id, 0.0) + TOLERANCE and adapter_id != incumbent
+    ]
+    rows = (adapter_row(session, visible_to(before.tenant), adapter_id) for adapter_id in grown)
+    return [row for row in rows if row is not None]
+
+
+def _scopes(*rows: AliasRow) -> tuple[tuple[str, str], ...]:
+    """Where a policy of these names may be assigned: to each of them, to each one's tenant, to the server."""
+    tenants = dict.fromkeys(row.tenant for row in rows)
+    own = ((row.tenant, ALIAS_PREFIX + row.name) for row in rows)
+    return (*own, *((tenant, TENANT_SCOPE) for tenant in tenants), (SHARED, SERVER_SCOPE))
+
+
+def _receipt(
+    session: Session, before: Standing, assignment: Assignment, adapter: AdapterRow, terms: Terms, now: datetime
+) -> StoredReceipt:
+    """The receipt that lets an adapter answer."""
+    policy = assignment.policy
+    receipts = receipts_of(session, before.tenant, adapter.id, adapter.digest, policy.digest)
+    if not receipts:
+        raise _refused(
+            Code.GATE_MISSING,
+            before,
+            assignment,
+            adapter,
+            f"{before.name!r} is governed by the policy {policy.name}, and {adapter.id} has no receipt under it.",
+        )
+    misfits = [(receipt, _misfit(receipt, before, terms)) for receipt in receipts]
+    receipt = next((receipt for receipt, misfit in misfits if misfit is None), None)
+    if receipt is None:
+        newest, misfit = misfits[0]
+        raise _refused(
+            Code.GATE_STALE, before, assignment, adapter, f"The receipt {newest.id} of {adapter.id} {misfit}.", newest
+        )
+    if not receipt.passed:
+        rows = [row for row in receipt.receipt.get("gates", []) if row["block"] and not row["passed"]]
+        said = "; ".join(f"{row['name']} {row['status'].replace('_', ' ')}: {row['message']}" for row in rows)
+        raise _refused(
+            Code.GATE_FAILED,
+            before,
+            assignment,
+            adapter,
+            f"{adapter.id} did not pass the policy {policy.name} ({receipt.id}): {said}.",
+            receipt,
+        )
+    if receipt.valid_until <= now:
+        raise _refused(
+            Code.GATE_STALE,
+            before,
+            assignment,
+            adapter,
+            f"The receipt {receipt.id} of {adapter.id} was valid until {receipt.valid_until:%Y-%m-%d %H:%M} UTC.",
+            receipt,
+        )
+    return receipt
+
+
+def _misfit(receipt: StoredReceipt, before: Standing, terms: Terms) -> str | None:
+    """Why a receipt is not of what there is now; None when it is."""
+    incumbent = before.incumbent
+    present = (incumbent.id, incumbent.digest) if incumbent else (None, None)
+    if (receipt.incumbent_id, receipt.incumbent_digest) != present:
+        was = receipt.incumbent_id or "the base"
+        return f"compares it with {was}, but {incumbent.id if incumbent else 'no adapter'} answers for {before.name!r}"
+    if terms.served is not None and receipt.serving_digest not in terms.served:
+        return "was made on another base than the one that is served now"
+    return None
+
+
+def _refused(
+    code: Code,
+    before: Standing,
+    assignment: Assignment,
+    adapter: AdapterRow,
+    message: str,
+    receipt: StoredReceipt | None = None,
+) -> Conflict:
+    rows = receipt.receipt.get("gates", []) if receipt else []
+    remedy = f"Evaluate it: POST /v1/receipts with adapter {adapter.id!r} and alias {before.name!r}."
+    if code is Code.GATE_FAILED:
+        remedy = (
+            f"GET /v1/receipts/{receipt.id if receipt else ''} has every gate; an admin may override, with a reason."
+        )
+    return Conflict(
+        code,
+        message,
+        remedy=remedy,
+        param="adapter",
+        details={
+            "alias": before.name,
+            "adapter": adapter.id,
+            "incumbent": before.incumbent.id if before.incumbent else None,
+            "policy": assignment.policy.model_dump(),
+            "scope": assignment.scope,
+            "receipt": receipt.id if receipt else None,
+            "gates": [row for row in rows if not row["passed"]],
+        },
+    )
+
+
+def _hold(session: Session, row: AliasRow) -> Routing | StandsFor | None:
+    """The state of another name's row, which stays as it is until the transaction ends."""
+    held = session.get_one(AliasRow, (row.tenant, row.name), with_for_update={"read": True}, populate_existing=True)
+    return state_of(held)
+
+
+def _routing(state: Routing | StandsFor | None) -> Routing | None:
+    if isinstance(state, StandsFor):
+        return Routing.to(state.name) if state.kind == "adapter" else None
+    return state
+
+
+def _shares(routing: Routing) -> dict[str, float]:
+    total = sum(target.weight for target in routing.targets)
+    return {target.adapter: target.weight / total for target in routing.targets}
+
+
+def _last_main(session: Session, row: AliasRow) -> str | None:
+    """The adapter that answered before an alias was deleted: to delete an alias is no way round the comparison with it."""
+    query = select(AliasMoveRow).where(AliasMoveRow.tenant == row.tenant, AliasMoveRow.alias == row.name)
+    for move in session.scalars(query.order_by(AliasMoveRow.version.desc()).limit(100)):
+        if move.after and "targets" in move.after:
+            return Routing.model_validate(move.after).main
+        if move.after and move.after.get("kind") == "adapter":
+            return str(move.after["name"])
+    return None
+
+
+def _published(session: Session, tenants: Sequence[str], adapter_id: str | None) -> AdapterRow | None:
+    row = adapter_row(session, tenants, adapter_id) if adapter_id else None
+    return row if row is not None and row.published else None
