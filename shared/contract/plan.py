@@ -1,7 +1,7 @@
 """From contract to execution plan: pure functions, no I/O.
 
-A plan is a value: complete, JSON, versioned, digested, stored with the job. What must not run is refused by the gates
-(`shared/contract/gates.py`), and what the trainer of this release cannot do is refused here, before anything is queued,
+A plan is a value: complete, JSON, versioned, digested, stored with the job. What must not run is refused by the refusals
+(`shared/contract/refusals.py`), and what the trainer of this release cannot do is refused here, before anything is queued,
 with the field's path.
 """
 
@@ -17,7 +17,7 @@ from pydantic import AfterValidator, BaseModel, Field
 
 from shared.base_models.catalog import BaseModelEntry, Sha256
 from shared.contract.epochs import Histogram, rows_per_epoch
-from shared.contract.gates import UNKNOWN, GateContext, check_gates
+from shared.contract.refusals import UNKNOWN, RefusalContext, check_refusals
 from shared.contract.sections import (
     AdapterTargets,
     BaseQuant,
@@ -147,7 +147,7 @@ def plan_finetune(
     train: DataFile,
     validation: DataFile | None,
     adapter_name: str,
-    context: GateContext | None = None,
+    context: RefusalContext | None = None,
     *,
     replay: DataFile | None = None,
     difficulties: Histogram | None = None,
@@ -160,16 +160,16 @@ def plan_finetune(
         train: the training file.
         validation: the validation file, if there is one.
         adapter_name: left part of the adapter's id.
-        context: facts for the gates about machine and base; without it they have the number of rows only.
+        context: facts for the refusals about machine and base; without it they have the number of rows only.
         replay: the replay file, if there is one.
         difficulties: of the training file's rows, for a curriculum.
 
     Raises:
-        ContractRejected: a gate's code, ``CONTRACT_UNSUPPORTED``, or ``CORPUS_TOO_SMALL`` when a curriculum leaves an
+        ContractRejected: a refusal's code, ``CONTRACT_UNSUPPORTED``, or ``CORPUS_TOO_SMALL`` when a curriculum leaves an
             epoch without rows; with the field's path.
     """
     facts = context or replace(UNKNOWN, rows=train.rows)
-    notes = check_gates(contract, facts)
+    notes = check_refusals(contract, facts)
     reject_unsupported(contract)
     held_out = 0 if validation else validation_split(train.rows, contract.data.validation_split_ratio)
     if contract.exec.early_stopping_patience and not (validation or held_out):

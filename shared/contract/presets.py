@@ -23,8 +23,8 @@ from difflib import get_close_matches
 from typing import Literal
 
 from shared.contract.flat_keys import contract_paths, parse_contract
-from shared.contract.gates import MOBILE_LIMITS
 from shared.contract.preset_files import AutoRow, Bound, SizeRow, Values, domain_file, ladder_file, preset_file
+from shared.contract.refusals import MOBILE_LIMITS
 from shared.contract.sections import ContractValue, DeploymentTarget, FineTuneContract
 from shared.errors import Code, ContractRejected
 

@@ -1,4 +1,4 @@
-"""Gates: what must be shown of an adapter before it may answer for an alias. Pure: no database, no HTTP.
+"""Gates: what must be shown of an adapter before it may answer for an alias; policies, evidence, receipts.
 
-Read `policy.py` for what is asked, `evidence.py` for what is known, `evaluate.py` for the judgement, `receipt.py` for its record.
+Start with `evaluate.py`. Imports `shared.statistics`, `shared.hashing`, `shared.errors`; pure: no database, no HTTP.
 """

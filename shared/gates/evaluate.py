@@ -11,9 +11,9 @@ from datetime import datetime, timedelta
 
 from shared.gates.evidence import Evidence
 from shared.gates.measures import Loss, compared
-from shared.gates.policy import Gate, Policy, RunGate
+from shared.gates.policy import Gate, GatePolicy, RunGate
 from shared.gates.policy_file import policy_digest
-from shared.gates.receipt import Check, GateRow, GateStatus, PolicyRef, Receipt
+from shared.gates.receipt import GateCheck, GateRow, GateStatus, PolicyRef, Receipt
 from shared.gates.run_gates import run_parts
 from shared.gates.training_gates import training_check
 from shared.hashing import digest_json
@@ -23,7 +23,7 @@ DECIDING = (GateStatus.FAILED, GateStatus.MISSING_EVIDENCE, GateStatus.PASSED)
 """Which of a gate's checks is the gate's own outcome: the first of these that any has."""
 
 
-def judge(policy: Policy, evidence: Evidence, name: str = "policy") -> Receipt:
+def judge(policy: GatePolicy, evidence: Evidence, name: str = "policy") -> Receipt:
     """Judge an adapter by a policy. The same policy and evidence give the same receipt.
 
     Args:
@@ -55,7 +55,7 @@ def judge(policy: Policy, evidence: Evidence, name: str = "policy") -> Receipt:
     )
 
 
-def _parts(row: str, gate: Gate, policy: Policy, evidence: Evidence) -> Sequence[Check | Loss]:
+def _parts(row: str, gate: Gate, policy: GatePolicy, evidence: Evidence) -> Sequence[GateCheck | Loss]:
     if not gate.applies:
         return []
     if isinstance(gate, RunGate):
@@ -66,17 +66,17 @@ def _parts(row: str, gate: Gate, policy: Policy, evidence: Evidence) -> Sequence
     return [check]
 
 
-def _losses(parts: Sequence[Check | Loss]) -> list[Loss]:
+def _losses(parts: Sequence[GateCheck | Loss]) -> list[Loss]:
     return [part for part in parts if isinstance(part, Loss)]
 
 
-def _judge_together(losses: Sequence[Loss]) -> dict[int, Check]:
+def _judge_together(losses: Sequence[Loss]) -> dict[int, GateCheck]:
     """Comparisons by Holm's procedure, by their identity: of m, those pass that do at 1 - alpha/m; of the m' that are left, those that do at
     1 - alpha/m'; and so on until none does.
 
     A comparison passes at a confidence where its interval there lies above -margin, which says the same as an adjusted p-value.
     """
-    left, found = list(losses), dict[int, Check]()
+    left, found = list(losses), dict[int, GateCheck]()
     while left:
         confidence = 1 - (1 - CONFIDENCE) / len(left)
         results = {id(loss): compare(loss.old, loss.new, loss.margin, confidence) for loss in left}
@@ -88,7 +88,7 @@ def _judge_together(losses: Sequence[Loss]) -> dict[int, Check]:
     return found
 
 
-def _row(name: str, gate: Gate, checks: Sequence[Check], evidence: str | None) -> GateRow:
+def _row(name: str, gate: Gate, checks: Sequence[GateCheck], evidence: str | None) -> GateRow:
     """The one row of a gate: of the check that decides, with what the others came to beside it."""
     if not checks:
         said = "the policy says that it does not apply"
@@ -117,7 +117,7 @@ def _digest(gate: Gate, evidence: Evidence) -> str | None:
     return digest_json(known.model_dump(mode="json")) if known else None
 
 
-def _valid_until(policy: Policy, evidence: Evidence) -> datetime:
+def _valid_until(policy: GatePolicy, evidence: Evidence) -> datetime:
     """When the receipt is too old: its first run that is. A receipt of old runs is not made young by judging them again."""
     ends = [evidence.judged_at + timedelta(days=policy.max_age_days)]
     for name, run in evidence.runs.items():

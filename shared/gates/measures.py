@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from shared.gates.evidence import AnswerPair, RunScores, ScoredAnswer
-from shared.gates.receipt import Check, GateStatus
+from shared.gates.receipt import GateCheck, GateStatus
 from shared.statistics.exact import wilson_interval
 from shared.statistics.paired import Comparison, Status
 
@@ -34,12 +34,12 @@ class Loss:
     margin: float
 
 
-def against(measure: str, relation: Literal["at_least", "at_most"], value: float | None, bound: float) -> Check:
+def against(measure: str, relation: Literal["at_least", "at_most"], value: float | None, bound: float) -> GateCheck:
     """A check of one number without items, such as a share of tokens."""
     if value is None or not math.isfinite(value):
         return missing(measure, relation, bound, f"{measure}: it was not measured")
     holds = value >= bound if relation == "at_least" else value <= bound
-    return Check(
+    return GateCheck(
         measure=measure,
         status=GateStatus.PASSED if holds else GateStatus.FAILED,
         message=_say(measure, value, relation, bound, holds=holds),
@@ -56,7 +56,7 @@ def rate_against(
     of_item: Measure,
     bound: float,
     min_items: int,
-) -> Check:
+) -> GateCheck:
     """A check of the candidate's mean over items. An answer without a score counts as the worst that there is."""
     if not pairs:
         return missing(measure, relation, bound, f"{measure}: no item was asked")
@@ -82,7 +82,7 @@ def loss_of(measure: str, pairs: Sequence[AnswerPair], of_item: Measure, margin:
     return Loss(measure, old, new, margin)
 
 
-def compared(loss: Loss, found: Comparison, confidence: float) -> Check:
+def compared(loss: Loss, found: Comparison, confidence: float) -> GateCheck:
     """A check of what came of a comparison."""
     status = GateStatus(found.status)
     needed = f"; {found.items_needed} items would decide" if found.items_needed else ""
@@ -93,7 +93,7 @@ def compared(loss: Loss, found: Comparison, confidence: float) -> Check:
         lost = max(0.0, -found.interval[0])
         shown = f"a loss of more than {lost:.3g} is excluded" if found.status is Status.PASSED else found.reason
         message = f"{moved}: {shown}; {allowed}{needed}"
-    return Check(
+    return GateCheck(
         measure=loss.measure,
         status=status,
         message=message,
@@ -109,9 +109,13 @@ def compared(loss: Loss, found: Comparison, confidence: float) -> Check:
     )
 
 
-def missing(measure: str, relation: Literal["at_least", "at_most", "loss_at_most"], bound: float, reason: str) -> Check:
+def missing(
+    measure: str, relation: Literal["at_least", "at_most", "loss_at_most"], bound: float, reason: str
+) -> GateCheck:
     """A check for which there is no evidence."""
-    return Check(measure=measure, status=GateStatus.MISSING_EVIDENCE, message=reason, relation=relation, bound=bound)
+    return GateCheck(
+        measure=measure, status=GateStatus.MISSING_EVIDENCE, message=reason, relation=relation, bound=bound
+    )
 
 
 def score_of(criterion: str | None) -> Measure:

@@ -194,7 +194,7 @@ class Gates(Closed):
                 yield field, value
 
 
-class Policy(Closed):
+class GatePolicy(Closed):
     """A policy file. What it does not say has the original's value."""
 
     version: Literal["1"]
@@ -206,7 +206,7 @@ class Policy(Closed):
     gates: Gates
 
     @model_validator(mode="after")
-    def _gates_are_there(self) -> Policy:
+    def _gates_are_there(self) -> GatePolicy:
         gates = dict(self.gates.configured())
         if not gates:
             raise PydanticCustomError("no_gate", "gates is empty: this policy asks nothing")

@@ -8,14 +8,14 @@ import yaml
 from pydantic import ValidationError
 
 from shared.errors import Code, InvalidRequest
-from shared.gates.policy import Policy
+from shared.gates.policy import GatePolicy
 from shared.hashing import digest_json
 
 MAX_BYTES = 64 << 10
 MAX_DEPTH = 16
 
 
-def read_policy(text: str) -> Policy:
+def read_policy(text: str) -> GatePolicy:
     """A policy from the text of its file.
 
     Raises:
@@ -37,7 +37,7 @@ def read_policy(text: str) -> Policy:
     lines: dict[tuple[str, ...], int] = {}
     fields = _plain(tree, (), lines)
     try:
-        return Policy.model_validate(fields)
+        return GatePolicy.model_validate(fields)
     except ValidationError as error:
         fault = error.errors(include_url=False, include_input=False)[0]
         path = tuple(str(part) for part in fault["loc"])
@@ -50,7 +50,7 @@ def read_policy(text: str) -> Policy:
         raise _invalid(f"{named}{_reason(fault)}.", where, lines.get(known, 1)) from None
 
 
-def policy_digest(policy: Policy) -> str:
+def policy_digest(policy: GatePolicy) -> str:
     """SHA-256 of what a policy asks, defaults filled in: two files that ask the same have the same digest."""
     return digest_json(policy.model_dump(mode="json"))
 

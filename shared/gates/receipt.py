@@ -26,7 +26,7 @@ class Recorded(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class Check(Recorded):
+class GateCheck(Recorded):
     """One number against one bound.
 
     Attributes:
@@ -72,7 +72,7 @@ class GateRow(Recorded):
     smallest_visible: float | None = None
     items_needed: int | None = None
     evidence: str | None = None
-    checks: tuple[Check, ...] = ()
+    checks: tuple[GateCheck, ...] = ()
 
 
 class PolicyRef(Recorded):

@@ -24,13 +24,13 @@ from shared.gates.policy import (
     ContextGate,
     EvalGate,
     EvalLocal,
+    GatePolicy,
     McpToolSchema,
     PassAtK,
-    Policy,
     ReviewRecurrence,
     RunGate,
 )
-from shared.gates.receipt import Check
+from shared.gates.receipt import GateCheck
 
 Relation = Literal["at_least", "at_most", "loss_at_most"]
 
@@ -51,7 +51,7 @@ class Question:
     criterion: str | None
 
 
-def run_parts(row: str, gate: RunGate, policy: Policy, evidence: Evidence) -> list[Check | Loss]:
+def run_parts(row: str, gate: RunGate, policy: GatePolicy, evidence: Evidence) -> list[GateCheck | Loss]:
     """The checks of a gate on a run, at least one; a comparison is left to be judged with those of other gates."""
     questions = _questions(gate, policy)
     run = evidence.runs.get(gate.run or "")
@@ -67,7 +67,7 @@ def run_parts(row: str, gate: RunGate, policy: Policy, evidence: Evidence) -> li
     return [_part(question, pairs, gate) for question in questions]
 
 
-def _part(question: Question, pairs: Sequence[AnswerPair], gate: RunGate) -> Check | Loss:
+def _part(question: Question, pairs: Sequence[AnswerPair], gate: RunGate) -> GateCheck | Loss:
     if question.relation != "loss_at_most":
         return rate_against(
             question.measure, question.relation, pairs, question.of_item, question.bound, gate.min_items
@@ -86,7 +86,7 @@ def _part(question: Question, pairs: Sequence[AnswerPair], gate: RunGate) -> Che
     return Loss(loss.measure, loss.old, loss.new, question.bound * before)
 
 
-def _unusable(gate: RunGate, run: RunScores, policy: Policy, questions: Sequence[Question]) -> str | None:
+def _unusable(gate: RunGate, run: RunScores, policy: GatePolicy, questions: Sequence[Question]) -> str | None:
     compares = any(question.relation == "loss_at_most" for question in questions)
     criteria = [question.criterion for question in questions]
     if reason := unusable(run, criteria, compares=compares):
@@ -99,11 +99,11 @@ def _unusable(gate: RunGate, run: RunScores, policy: Policy, questions: Sequence
     return f"pass@{k} needs {k} answers to each item, and the run has {fewest}" if fewest < k else None
 
 
-def _all_missing(questions: Sequence[Question], reason: str) -> list[Check | Loss]:
+def _all_missing(questions: Sequence[Question], reason: str) -> list[GateCheck | Loss]:
     return [missing(question.measure, question.relation, question.bound, reason) for question in questions]
 
 
-def _k(gate: PassAtK, policy: Policy) -> int:
+def _k(gate: PassAtK, policy: GatePolicy) -> int:
     return gate.k or (policy.runs[gate.run].samples if gate.run else 1)
 
 
@@ -111,7 +111,7 @@ def _mean(measure: str, relation: Relation, bound: float, criterion: str | None)
     return Question(measure, relation, bound, score_of(criterion), criterion)
 
 
-def _questions(gate: RunGate, policy: Policy) -> list[Question]:
+def _questions(gate: RunGate, policy: GatePolicy) -> list[Question]:
     """What a gate asks of a run."""
     asked: list[Question] = []
     match gate:

@@ -7,13 +7,13 @@ from collections.abc import Collection
 from shared.gates.evidence import TrainingReport
 from shared.gates.measures import against, missing
 from shared.gates.policy import Gate, ModalMix, SupervisedRatio, Throughput, Truncation
-from shared.gates.receipt import Check
+from shared.gates.receipt import GateCheck
 
 PROFILES = (("cpu", "cpu"), ("4080", "rtx_4080_super"), ("4090", "rtx_4090"))
 """The original's names of devices, by what a device's own name has in it."""
 
 
-def training_check(gate: Gate, report: TrainingReport | None) -> Check | None:
+def training_check(gate: Gate, report: TrainingReport | None) -> GateCheck | None:
     """The check of a gate on training; None: the gate reads no training."""
     match gate:
         case SupervisedRatio():
@@ -40,7 +40,7 @@ def device_profile(device: str, known: Collection[str]) -> str:
     return next(iter(named + [profile for part, profile in PROFILES if part in snake]), snake)
 
 
-def _throughput(gate: Throughput, report: TrainingReport | None) -> Check:
+def _throughput(gate: Throughput, report: TrainingReport | None) -> GateCheck:
     bounds, measure = gate.min_tokens_per_sec, "tokens per second"
     if report is None:
         return missing(measure, "at_least", min(bounds.values()), f"{measure}: it was not measured")

@@ -1,8 +1,8 @@
 """Everything that can be known before training, in one pass: for the API at submission, the worker as its first stage,
 and the command line offline. Reads headers, config, tokenizer and data; no weight, no GPU library.
 
-    contract ─► gates ─► model folder ─► presets ─► gates ─► length, targets, servability ─► tokenizer
-             ─► data and supervision, each file read once ─► presets, gates and plan, with rows and their length ─► estimate
+    contract ─► refusals ─► model folder ─► presets ─► refusals ─► length, targets, servability ─► tokenizer
+             ─► data and supervision, each file read once ─► presets, refusals and plan, with rows and their length ─► estimate
 
 Cheap checks come first. The first thing that makes the job impossible raises, with its code and what to do about it.
 """
@@ -16,9 +16,9 @@ from pathlib import Path
 from shared.base_models.catalog import BaseModelEntry
 from shared.base_models.config import ModelConfig
 from shared.contract.epochs import rows_per_epoch
-from shared.contract.gates import GateContext, check_gates, target_device
 from shared.contract.plan import DataFile, ExecutionPlan, plan_finetune, reject_unsupported
 from shared.contract.presets import Resolution, is_small_dataset, resolve_contract
+from shared.contract.refusals import RefusalContext, check_refusals, target_device
 from shared.contract.sections import Device, FineTuneContract, TokenizerMode
 from shared.datasets.report_types import FileReport
 from shared.errors import Code, ContractRejected
@@ -56,7 +56,7 @@ def preflight(
         MensError: the code of the first thing that makes the job impossible.
     """
     # Before weights and data are opened: what the contract alone forbids.
-    facts = GateContext(machine.device, read_model_type(base_folder), None, None, force_kernel=request.backend)
+    facts = RefusalContext(machine.device, read_model_type(base_folder), None, None, force_kernel=request.backend)
     _check_alone(request.contract, facts)
     model = preflight_model(base_folder, tokenizer_mode=TokenizerMode.HF)
     resolve = partial(
@@ -69,7 +69,7 @@ def preflight(
         max_positions=model.config.max_positions,
     )
     resolution = resolve()
-    # The same object when presets and ladder decided nothing: then the gates have seen it already.
+    # The same object when presets and ladder decided nothing: then the refusals have seen it already.
     if resolution.contract is not request.contract:
         _check_resolved(resolution, facts)
     on_gpu = target_device(resolution.contract, facts) is not Device.CPU
@@ -124,14 +124,14 @@ def preflight(
     )
 
 
-def _check_alone(contract: FineTuneContract, facts: GateContext) -> None:
+def _check_alone(contract: FineTuneContract, facts: RefusalContext) -> None:
     """What the contract alone forbids, before a file is opened."""
     # Whether the cap is too low is seen in the plan, once the base's depth is known.
-    check_gates(contract, replace(facts, n_layers=contract.exec.qlora_proxy_max_layers))
+    check_refusals(contract, replace(facts, n_layers=contract.exec.qlora_proxy_max_layers))
     reject_unsupported(contract)
 
 
-def _check_resolved(resolution: Resolution, facts: GateContext) -> None:
+def _check_resolved(resolution: Resolution, facts: RefusalContext) -> None:
     """The same for fields that presets decided; the error names the preset or profile that set the field."""
     try:
         _check_alone(resolution.contract, facts)
@@ -151,7 +151,7 @@ def _estimate(
     data: FileReport,
     supervision: SupervisionReport,
     machine: Machine,
-    context: GateContext,
+    context: RefusalContext,
 ) -> Estimate:
     """What the planned job needs, or the refusal of one that does not fit the device."""
     contract = plan.contract

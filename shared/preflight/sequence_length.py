@@ -10,9 +10,9 @@ import math
 from dataclasses import dataclass
 
 from shared.base_models.config import ModelConfig
-from shared.contract.gates import MOBILE_LIMITS
 from shared.contract.preset_files import Values
 from shared.contract.presets import Resolution
+from shared.contract.refusals import MOBILE_LIMITS
 from shared.contract.sections import DeploymentTarget, FineTuneContract
 from shared.preflight.estimate import (
     CPU_RUNTIME_BYTES,

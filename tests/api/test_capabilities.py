@@ -27,8 +27,8 @@ from shared.artifacts.manifests import (
 )
 from shared.base_models.catalog import digest_model_folder
 from shared.contract.flat_keys import Kernel
-from shared.contract.gates import GATES, GateContext, check_gates, infer_kernel
 from shared.contract.plan import plan_finetune
+from shared.contract.refusals import REFUSALS, RefusalContext, check_refusals, infer_kernel
 from shared.errors import Code, ContractRejected, MensError
 from shared.hashing import digest_file
 from tests.support.builders import base_entry, contract, data_file
@@ -36,10 +36,10 @@ from worker.jobs.certificates import Limits, Measurements, ServedBase, certifica
 from worker.probe_chats import CHATS, EncodedChats
 
 ROWS = {row.id: row for row in CAPABILITIES.rows}
-CUDA = GateContext(device="cuda", model_type="qwen3_5", n_layers=24, rows=1000)
-GPT2 = GateContext(device="cuda", model_type="gpt2", n_layers=12, rows=1000)
+CUDA = RefusalContext(device="cuda", model_type="qwen3_5", n_layers=24, rows=1000)
+GPT2 = RefusalContext(device="cuda", model_type="gpt2", n_layers=12, rows=1000)
 
-GATED: dict[str, tuple[dict[str, Any], GateContext]] = {
+GATED: dict[str, tuple[dict[str, Any], RefusalContext]] = {
     "training_backend": ({"adapter": {"method": "lora"}, "quant": {"base": "none"}}, GPT2),
     "graph_depth": ({"exec": {"qlora_proxy_max_layers": 23}}, CUDA),
     "training_objective": ({"exec": {"qlora_ce_last_k": 9, "seq_len": 8}}, CUDA),
@@ -108,14 +108,14 @@ PLANNED: dict[str, dict[str, Any]] = {
 def test_row_is_refused_by_its_gate(name: str) -> None:
     sections, context = GATED[name]
     with pytest.raises(ContractRejected) as caught:
-        check_gates(contract(**sections), context)
+        check_refusals(contract(**sections), context)
     assert caught.value.code is ROWS[name].proof.code
 
 
 @pytest.mark.parametrize("name", list(PLANNED))
 def test_row_is_refused_by_the_planner(name: str) -> None:
     made = contract(**PLANNED[name])
-    check_gates(made, CUDA)
+    check_refusals(made, CUDA)
     with pytest.raises(ContractRejected) as caught:
         plan_finetune(made, base_entry(), data_file(), None, "demo", CUDA, difficulties={9: 100})
     assert caught.value.code is ROWS[name].proof.code
@@ -166,7 +166,7 @@ def test_every_row_is_checked() -> None:
 
 
 def test_proofs_by_gate_are_gates() -> None:
-    assert {row.proof.code for row in ROWS.values() if row.proof.kind == "gate"} <= {gate.code for gate in GATES}
+    assert {row.proof.code for row in ROWS.values() if row.proof.kind == "gate"} <= {gate.code for gate in REFUSALS}
 
 
 def test_burn_is_planned_before_it_is_refused() -> None:
@@ -177,7 +177,7 @@ def test_mens_column_matches_the_default_contract() -> None:
     made = contract()
     assert (made.adapter.method, made.quant.base, made.adapter.targets) == ("qlora", "nf4", "full_graph")
     assert (made.data.tokenizer_mode, made.exec.qlora_ce_last_k, made.artifact.publish) == ("hf", 0, True)
-    assert check_gates(made, CUDA) == []
+    assert check_refusals(made, CUDA) == []
     assert UNSERVABLE_FEATURES
 
 

@@ -35,7 +35,7 @@ def native(file_id: str, **more: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("content", "more", "validations", "gate_runs"),
+    ("content", "more", "validations", "refusal_runs"),
     [
         (LARGE, {}, 2, 2),  # the request, and in the stored plan; before the base is opened, and with the rows
         (ROWS, {}, 3, 2),  # a small file bounds the warm-up: another contract
@@ -51,12 +51,12 @@ def test_native_submission(
     content: bytes,
     more: dict[str, Any],
     validations: int,
-    gate_runs: int,
+    refusal_runs: int,
 ) -> None:
     file_id, blob = upload(app, client, content)
     counts.reset()
     assert client.post("/v1/jobs", json=native(file_id, **more)).status_code == 201
-    assert (counts.validations, counts.gate_runs, counts.reads(blob)) == (validations, gate_runs, 1)
+    assert (counts.validations, counts.refusal_runs, counts.reads(blob)) == (validations, refusal_runs, 1)
 
 
 def test_openai_submission(app: FastAPI, client: TestClient, counts: Counts) -> None:
@@ -65,7 +65,7 @@ def test_openai_submission(app: FastAPI, client: TestClient, counts: Counts) -> 
     counts.reset()
     body = {"model": BASE, "training_file": file_id, "suffix": "other", "mens": {"artifact": {"alias": ALIAS}}}
     assert client.post("/v1/fine_tuning/jobs", json=body).status_code == 200
-    assert (counts.validations, counts.gate_runs, counts.reads(blob)) == (2, 2, 2)
+    assert (counts.validations, counts.refusal_runs, counts.reads(blob)) == (2, 2, 2)
 
 
 def test_lines_of_a_large_file_are_counted_once_for_its_sample(

@@ -1,4 +1,4 @@
-"""Test doubles that count how often a file is opened, a contract validated and the gates tried."""
+"""Test doubles that count how often a file is opened, a contract validated and the refusals tried."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from shared.contract import gates, sections
+from shared.contract import refusals, sections
 from shared.contract.sections import FineTuneContract
 from shared.errors import Code
 
@@ -26,7 +26,7 @@ class Counts:
 
     def __init__(self) -> None:
         self.validations = 0
-        self.gate_runs = 0
+        self.refusal_runs = 0
         self._opened: Counter[str] = Counter()
 
     def reset(self) -> None:
@@ -53,13 +53,13 @@ def counting(patch: pytest.MonkeyPatch) -> Counts:
         counts.validations += text == ALIAS
         return describe(text)
 
-    def counted_gate(contract: FineTuneContract, context: gates.GateContext) -> bool:
-        counts.gate_runs += 1
+    def counted_refusal(contract: FineTuneContract, context: refusals.RefusalContext) -> bool:
+        counts.refusal_runs += 1
         return False
 
     patch.setattr(io, "open", counted_open)
     patch.setattr(builtins, "open", counted_open)
     patch.setattr(sections, "describe_bad_name", counted_name)
-    first = gates.Gate(Code.GPU_REQUIRED, "device.device", counted_gate, "", "")
-    patch.setattr(gates, "GATES", (first, *gates.GATES))
+    first = refusals.Refusal(Code.GPU_REQUIRED, "device.device", counted_refusal, "", "")
+    patch.setattr(refusals, "REFUSALS", (first, *refusals.REFUSALS))
     return counts

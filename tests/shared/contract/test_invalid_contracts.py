@@ -15,19 +15,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shared.contract.flat_keys import parse_contract
-from shared.contract.gates import GateContext
 from shared.contract.plan import plan_finetune
 from shared.contract.presets import resolve_contract
+from shared.contract.refusals import RefusalContext
 from shared.contract.sections import FineTuneContract
 from shared.errors import Code, ContractRejected
 from tests.support.builders import base_entry, data_file
 
 GOOD: dict[str, Any] = {"model": {"hf_repo": "tiny"}, "data": {"train_file": "file-1"}}
 SCHEMA = FineTuneContract.model_json_schema()
-FACTS = GateContext(device="cuda", model_type="qwen3", n_layers=4, rows=1000)
+FACTS = RefusalContext(device="cuda", model_type="qwen3", n_layers=4, rows=1000)
 CPU = replace(FACTS, device="cpu")
 GPT2 = replace(FACTS, model_type="gpt2")
-Case = tuple[dict[str, Any], GateContext, Code, str]
+Case = tuple[dict[str, Any], RefusalContext, Code, str]
 
 OTHER_TYPES: dict[str, tuple[Any, ...]] = {
     "string": (7, [], {}), "integer": ("many", 1.5, [], {}), "number": ("much", [], {}), "boolean": ("perhaps", 2, []),
@@ -164,11 +164,11 @@ UNNAMED: list[tuple[dict[str, Any], Code, str]] = [
 ]
 
 
-def plan(sections: dict[str, Any], facts: GateContext = FACTS) -> None:
+def plan(sections: dict[str, Any], facts: RefusalContext = FACTS) -> None:
     plan_finetune(parse_contract(sections), base_entry(), data_file(), None, "demo", facts)
 
 
-def refusal(sections: dict[str, Any], facts: GateContext = FACTS) -> ContractRejected:
+def refusal(sections: dict[str, Any], facts: RefusalContext = FACTS) -> ContractRejected:
     with pytest.raises(ContractRejected) as caught:
         plan(sections, facts)
     assert caught.value.message
@@ -200,7 +200,7 @@ def test_contract_without_data_is_refused(missing: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(("sections", "facts", "code", "param"), GATED)
 def test_contract_that_must_not_run_is_refused(
-    sections: dict[str, Any], facts: GateContext, code: Code, param: str
+    sections: dict[str, Any], facts: RefusalContext, code: Code, param: str
 ) -> None:
     error = refusal(GOOD | sections, facts)
     assert (error.code, error.param) == (code, param)

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from shared.contract.flat_keys import parse_contract
-from shared.contract.gates import UNKNOWN
 from shared.contract.plan import (
     ExecutionPlan,
     FrozenDict,
@@ -28,6 +27,7 @@ from shared.contract.plan import (
     warmup_steps,
 )
 from shared.contract.presets import domain_names, resolve_contract
+from shared.contract.refusals import UNKNOWN
 from shared.contract.sections import FineTuneContract
 from shared.errors import Code, ContractRejected
 from shared.hashing import digest_json
@@ -193,7 +193,7 @@ def test_a_merge_that_may_leave_nothing_out_is_what_a_merge_is() -> None:
     assert any("allow_placeholder_attention_merge" in note for note in made.notes)
 
 
-def test_gates_come_before_what_is_unsupported() -> None:
+def test_refusals_come_before_what_is_unsupported() -> None:
     made = contract(adapter={"method": "lora", "targets": "lm_head_proxy"}, quant={"base": "none"})
     with pytest.raises(ContractRejected) as caught:
         plan(contract=made, context=replace(UNKNOWN, model_type="gpt2"))

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from shared.contract.flat_keys import contract_paths, parse_contract
-from shared.contract.gates import UNKNOWN, check_gates
 from shared.contract.preset_files import Bound, SmallDataset, domain_file, ladder_file, preset_file
 from shared.contract.presets import (
     DEFAULT_PRESET,
@@ -24,6 +23,7 @@ from shared.contract.presets import (
     resolve_contract,
     size_row,
 )
+from shared.contract.refusals import UNKNOWN, check_refusals
 from shared.contract.sections import DEFAULT_MODEL_ID, FineTuneContract
 from shared.errors import Code, ContractRejected
 
@@ -238,7 +238,7 @@ def test_domains_of_the_original_are_all_there() -> None:
 def test_research_expert_is_usable() -> None:
     made = resolve(DATA, domain="research-expert").contract
     assert made.exec.qlora_ce_last_k == 64
-    assert check_gates(made, UNKNOWN) == []
+    assert check_refusals(made, UNKNOWN) == []
 
 
 def test_fields_that_the_original_ignored_are_applied() -> None:
@@ -299,7 +299,7 @@ def test_ladder_bounds_hold_for_what_is_open(known: dict[str, Any]) -> None:
 @given(facts)
 def test_contract_resolved_from_names_passes_every_gate(known: dict[str, Any]) -> None:
     made = resolve(DATA, **known).contract
-    check_gates(made, replace(UNKNOWN, device="cuda", rows=known["rows"]))
+    check_refusals(made, replace(UNKNOWN, device="cuda", rows=known["rows"]))
     assert parse_contract(made.model_dump(mode="json")) == made
 
 

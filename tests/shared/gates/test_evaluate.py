@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from shared.gates import evaluate
 from shared.gates.evaluate import judge
 from shared.gates.evidence import AnswerPair, Evidence, RunScores, ScoredAnswer
-from shared.gates.policy import Policy
+from shared.gates.policy import GatePolicy
 from shared.gates.policy_file import policy_digest, read_policy
 from shared.gates.receipt import GateRow, GateStatus, Receipt
 from shared.gates.training_gates import device_profile
@@ -36,8 +36,8 @@ def few_resamples(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(evaluate, "compare", cache(paired.compare))
 
 
-def policy(**gates: Any) -> Policy:
-    return Policy.model_validate({"version": "1", "runs": {"bench": RUN}, "gates": gates})
+def policy(**gates: Any) -> GatePolicy:
+    return GatePolicy.model_validate({"version": "1", "runs": {"bench": RUN}, "gates": gates})
 
 
 def row(found: Receipt, name: str) -> GateRow:
@@ -88,13 +88,13 @@ SOME_GATES = st.sets(st.sampled_from(sorted(GATES)), min_size=1).map(
 def test_every_configured_gate_gives_exactly_one_row(
     gates: dict[str, Any], applies: bool, without: str, run: RunScores | None, trained: Any, is_new: bool
 ) -> None:
-    asked = Policy.model_validate(
+    asked = GatePolicy.model_validate(
         {"version": "1", "without_incumbent": without, "runs": {"bench": RUN}, "gates": gates}
     )
     if not applies:
         first = next(iter(asked.gates.model_dump(exclude_unset=True)))
         if first not in ("per_context", "evals"):
-            asked = Policy.model_validate(
+            asked = GatePolicy.model_validate(
                 asked.model_dump() | {"gates": gates | {first: gates[first] | {"applies": False}}}
             )
     compared = run.incumbent if run and run.incumbent else "tiny"

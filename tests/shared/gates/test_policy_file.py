@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from shared.errors import Code, InvalidRequest
-from shared.gates.policy import Policy
+from shared.gates.policy import GatePolicy
 from shared.gates.policy_file import policy_digest, read_policy
 
 ALL = """\
@@ -108,4 +108,4 @@ def test_what_is_wrong_is_named_with_path_and_line(text: str, param: str, line: 
 
 def test_a_policy_reads_back_from_what_is_stored() -> None:
     policy = read_policy(ALL)
-    assert Policy.model_validate(policy.model_dump(mode="json")) == policy
+    assert GatePolicy.model_validate(policy.model_dump(mode="json")) == policy

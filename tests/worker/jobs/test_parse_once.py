@@ -66,4 +66,4 @@ def test_preflight_reads_every_file_once(
     with locate_inputs(attempt, plan) as inputs:
         check_inputs(attempt, TrainingRun(plan=plan, inputs=inputs))
     assert {name: counts.reads(Path(getattr(inputs, name))) for name in FILES} == dict.fromkeys(FILES, 1)
-    assert (counts.validations, counts.gate_runs) == (1, 2)  # the stored plan
+    assert (counts.validations, counts.refusal_runs) == (1, 2)  # the stored plan

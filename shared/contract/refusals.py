@@ -1,7 +1,7 @@
-"""Gates: the rules for well-formed contracts that must not run. One :class:`Gate` each; ``GATES`` is their order.
+"""Refusals: the rules for well-formed contracts that must not run. One :class:`Refusal` each; ``REFUSALS`` is their order.
 
-Pure: what a gate needs beside the contract is in a :class:`GateContext`. The order is the original system's, and the
-first gate that fails decides the code.
+Pure: what a refusal needs beside the contract is in a :class:`RefusalContext`. The order is the original system's, and the
+first refusal that applies decides the code.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ QWEN35_LIKE = ("qwen", "llama", "mistral")
 
 
 @dataclass(frozen=True)
-class GateContext:
+class RefusalContext:
     """Facts beside the contract; None is unknown.
 
     Attributes:
@@ -63,42 +63,42 @@ class GateContext:
         return "an unknown number" if self.n_layers is None else str(self.n_layers)
 
 
-UNKNOWN = GateContext(device="auto", model_type=None, n_layers=None, rows=None)
+UNKNOWN = RefusalContext(device="auto", model_type=None, n_layers=None, rows=None)
 """Nothing is known but the contract."""
 
 
 @dataclass(frozen=True, slots=True)
-class Gate:
+class Refusal:
     """One reason why a well-formed contract must not run.
 
     Attributes:
         code: the error's code.
         param: the field that the error names.
-        fails: whether the gate refuses the contract.
+        applies: whether the contract is refused.
         message: formatted with the contract ``c`` and the facts ``x``.
         remedy: what to do about it.
     """
 
     code: Code
     param: str
-    fails: Callable[[FineTuneContract, GateContext], bool]
+    applies: Callable[[FineTuneContract, RefusalContext], bool]
     message: str
     remedy: str
 
 
-def check_gates(contract: FineTuneContract, context: GateContext) -> list[str]:
-    """Check a contract against every gate, the first one first.
+def check_refusals(contract: FineTuneContract, context: RefusalContext) -> list[str]:
+    """Check a contract against every refusal, the first one first.
 
     Returns:
         Notes for the operator: what nothing forbids, but is worth knowing.
 
     Raises:
-        ContractRejected: with the code of the first gate that fails; ``UNKNOWN_BACKEND`` when ``force_kernel`` is none.
+        ContractRejected: with the code of the first refusal that applies; ``UNKNOWN_BACKEND`` when ``force_kernel`` is none.
     """
-    for gate in GATES:
-        if gate.fails(contract, context):
-            message = gate.message.format(c=contract, x=context)
-            raise ContractRejected(gate.code, message, remedy=gate.remedy, param=gate.param)
+    for refusal in REFUSALS:
+        if refusal.applies(contract, context):
+            message = refusal.message.format(c=contract, x=context)
+            raise ContractRejected(refusal.code, message, remedy=refusal.remedy, param=refusal.param)
     notes = []
     if contract.exec.curriculum_schedule and not contract.curriculum.enabled:
         notes.append("exec.curriculum_schedule has no effect: curriculum.enabled is false.")
@@ -121,12 +121,12 @@ def infer_kernel(contract: FineTuneContract) -> Kernel:
     return Kernel.CANDLE_QLORA if candle else Kernel.BURN_LORA
 
 
-def target_device(contract: FineTuneContract, context: GateContext) -> Device:
+def target_device(contract: FineTuneContract, context: RefusalContext) -> Device:
     """The device that the contract names, or what ``auto`` comes to."""
     return Device(context.device) if contract.device.device is Device.AUTO else contract.device.device
 
 
-def effective_full_stack(contract: FineTuneContract, context: GateContext) -> bool:
+def effective_full_stack(contract: FineTuneContract, context: RefusalContext) -> bool:
     """Whether every layer must be trained: when required, and by default for QLoRA on CUDA; partial stacks opt out."""
     on_cuda = target_device(contract, context) is Device.CUDA
     strict = on_cuda and contract.adapter.method is AdapterMethod.QLORA
@@ -147,64 +147,64 @@ def _is_hf_lora(c: FineTuneContract) -> bool:
     return _is_lora(c) and c.data.tokenizer_mode is TokenizerMode.HF
 
 
-GATES: tuple[Gate, ...] = (
-    Gate(
+REFUSALS: tuple[Refusal, ...] = (
+    Refusal(
         Code.NF4_REQUIRES_QLORA,
         "adapter.method",
         lambda c, _: c.quant.base is BaseQuant.NF4 and _is_lora(c),
         "quant.base is nf4, but adapter.method is {c.adapter.method}: only QLoRA trains over an NF4 base.",
         "Set adapter.method to qlora.",
     ),
-    Gate(
+    Refusal(
         Code.QLORA_REQUIRES_HF_TOKENIZER,
         "data.tokenizer_mode",
         lambda c, _: c.adapter.method is AdapterMethod.QLORA and c.data.tokenizer_mode is not TokenizerMode.HF,
         "adapter.method is qlora, but data.tokenizer_mode is {c.data.tokenizer_mode}: QLoRA needs the base's own tokenizer.",
         "Set data.tokenizer_mode to hf.",
     ),
-    Gate(
+    Refusal(
         Code.BURN_HF_CONFIG_REQUIRED,
         "model.config_json",
         lambda c, x: _is_hf_lora(c) and c.model.config_json is None and x.model_type is None,
         "adapter.method is lora with the hf tokenizer, but the base's config.json is not known.",
         "Set adapter.method to qlora, or register the base with its config.json.",
     ),
-    Gate(
+    Refusal(
         Code.BURN_HF_GPT2_ONLY,
         "adapter.method",
         lambda c, x: _is_hf_lora(c) and x.model_type != GPT2_MODEL_TYPE,
         "adapter.method is lora with the hf tokenizer, which takes GPT-2 layouts only; the base's is {x.layout}.",
         "Set adapter.method to qlora: it takes Llama, Mistral and Qwen.",
     ),
-    Gate(
+    Refusal(
         Code.MOBILE_EDGE_REJECTS_FULL_PROXY_STACK,
         "exec.qlora_require_full_proxy_stack",
         lambda c, _: _is_mobile(c) and c.exec.qlora_require_full_proxy_stack,
         "artifact.deployment_target is mobile_edge, but exec.qlora_require_full_proxy_stack is true.",
         "Set exec.qlora_require_full_proxy_stack to false.",
     ),
-    Gate(
+    Refusal(
         Code.MOBILE_EDGE_SEQ_LEN,
         "exec.seq_len",
         lambda c, _: _is_mobile(c) and c.exec.seq_len > MOBILE_LIMITS["exec.seq_len"],
         "artifact.deployment_target is mobile_edge, but exec.seq_len is {c.exec.seq_len}; at most 512 is allowed.",
         "Set exec.seq_len to 512 or less, or take the preset mobile_edge.",
     ),
-    Gate(
+    Refusal(
         Code.MOBILE_EDGE_RANK,
         "adapter.rank",
         lambda c, _: _is_mobile(c) and c.adapter.rank > MOBILE_LIMITS["adapter.rank"],
         "artifact.deployment_target is mobile_edge, but adapter.rank is {c.adapter.rank}; at most 32 is allowed.",
         "Set adapter.rank to 32 or less, or take the preset mobile_edge.",
     ),
-    Gate(
+    Refusal(
         Code.MOBILE_EDGE_BATCH_SIZE,
         "exec.batch_size",
         lambda c, _: _is_mobile(c) and c.exec.batch_size > MOBILE_LIMITS["exec.batch_size"],
         "artifact.deployment_target is mobile_edge, but exec.batch_size is {c.exec.batch_size}; only 1 is allowed.",
         "Set exec.batch_size to 1, or take the preset mobile_edge.",
     ),
-    Gate(
+    Refusal(
         Code.KERNEL_MISMATCH,
         "backend",
         lambda c, x: x.force_kernel is not None and parse_backend(x.force_kernel) is not infer_kernel(c),
@@ -212,7 +212,7 @@ GATES: tuple[Gate, ...] = (
         " {c.quant.base}) means another.",
         "Leave the backend out, or change adapter.method and quant.base to suit it.",
     ),
-    Gate(
+    Refusal(
         Code.BURN_LORA_REJECTED,
         "adapter.method",
         lambda c, _: _is_lora(c),
@@ -220,14 +220,14 @@ GATES: tuple[Gate, ...] = (
         "Move to QLoRA: set adapter.method to qlora, quant.base to nf4, data.tokenizer_mode to hf, and name the base in"
         " model.hf_repo.",
     ),
-    Gate(
+    Refusal(
         Code.MOBILE_EDGE_REQUIRES_CPU,
         "device.device",
         lambda c, x: _is_mobile(c) and target_device(c, x) is not Device.CPU,
         "artifact.deployment_target is mobile_edge, but the device is {x.device}; it must be cpu.",
         "Set device.device to cpu, or take the preset mobile_edge.",
     ),
-    Gate(
+    Refusal(
         Code.GPU_REQUIRED,
         "device.require_gpu",
         lambda c, x: (
@@ -238,42 +238,42 @@ GATES: tuple[Gate, ...] = (
         " device.allow_cpu_fallback), but the job would run on the CPU.",
         "Run it where there is a GPU; or set device.require_gpu to false and device.allow_cpu_fallback to true.",
     ),
-    Gate(
+    Refusal(
         Code.PROXY_STACK_CONFLICT,
         "exec.qlora_allow_partial_proxy_stack",
         lambda c, _: c.exec.qlora_allow_partial_proxy_stack and c.exec.qlora_require_full_proxy_stack,
         "exec.qlora_allow_partial_proxy_stack and exec.qlora_require_full_proxy_stack are both true.",
         "Set one of the two to false.",
     ),
-    Gate(
+    Refusal(
         Code.LM_HEAD_ONLY_FULL_STACK,
         "exec.qlora_lm_head_only",
         lambda c, x: c.exec.qlora_lm_head_only and effective_full_stack(c, x),
         "exec.qlora_lm_head_only is true, but the full stack is required (as always with QLoRA on CUDA).",
         "Set exec.qlora_lm_head_only to false.",
     ),
-    Gate(
+    Refusal(
         Code.LM_HEAD_ONLY_PROXY_LAYERS,
         "exec.qlora_proxy_max_layers",
         lambda c, _: c.exec.qlora_lm_head_only and (c.exec.qlora_proxy_max_layers or 0) > 0,
         "exec.qlora_lm_head_only is true, but exec.qlora_proxy_max_layers is {c.exec.qlora_proxy_max_layers}.",
         "Leave both out: the full graph is trained.",
     ),
-    Gate(
+    Refusal(
         Code.CE_LAST_K_TOO_LARGE,
         "exec.qlora_ce_last_k",
         lambda c, _: c.exec.qlora_ce_last_k > min(MAX_CE_LAST_K, c.exec.seq_len),
         "exec.qlora_ce_last_k is {c.exec.qlora_ce_last_k}; at most 64 and at most exec.seq_len ({c.exec.seq_len}) is allowed.",
         "Lower it, or set it to 0 for the loss on every assistant token.",
     ),
-    Gate(
+    Refusal(
         Code.CORPUS_TOO_SMALL,
         "data.train_file",
         lambda _, x: x.rows is not None and x.rows < 1,
         "The training file has {x.rows} rows that can be trained on.",
         "Add rows (100 or more is advised), or lower data.min_rating.",
     ),
-    Gate(
+    Refusal(
         Code.OPTIMIZER_EXPERIMENT_OFF,
         "optimizer.experiment",
         lambda c, x: c.optimizer.experiment is not OptimizerExperiment.OFF and not x.experimental_optimizer,
@@ -281,14 +281,14 @@ GATES: tuple[Gate, ...] = (
         " this release has none behind MENS_EXPERIMENTAL_OPTIMIZER either.",
         "Set optimizer.experiment to off; optimizer.kind chooses among the optimizers that there are.",
     ),
-    Gate(
+    Refusal(
         Code.LM_HEAD_ONLY_UNSUPPORTED,
         "exec.qlora_lm_head_only",
         lambda c, _: c.exec.qlora_lm_head_only,
         "exec.qlora_lm_head_only is true, but only the full graph is trained.",
         "Set exec.qlora_lm_head_only to false.",
     ),
-    Gate(
+    Refusal(
         Code.PARTIAL_DEPTH_UNSUPPORTED,
         "exec.qlora_proxy_max_layers",
         lambda c, x: (
@@ -300,4 +300,4 @@ GATES: tuple[Gate, ...] = (
         "Leave exec.qlora_proxy_max_layers out.",
     ),
 )
-"""Every gate, in the order in which they are tried."""
+"""Every refusal, in the order in which they are tried."""

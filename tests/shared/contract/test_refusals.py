@@ -1,4 +1,4 @@
-"""Gates: each refuses with its code, in the specified order; valid contracts pass; messages name the values."""
+"""Refusals: each refuses with its code, in the specified order; valid contracts pass; messages name the values."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shared.contract.flat_keys import Kernel
-from shared.contract.gates import (
-    GATES,
+from shared.contract.refusals import (
     MOBILE_LIMITS,
+    REFUSALS,
     UNKNOWN,
-    GateContext,
-    check_gates,
+    RefusalContext,
+    check_refusals,
     effective_full_stack,
     infer_kernel,
     target_device,
@@ -24,12 +24,12 @@ from shared.contract.sections import ExecSection, FineTuneContract
 from shared.errors import Code, ContractRejected
 from tests.support.builders import contract
 
-CUDA = GateContext(device="cuda", model_type="qwen3", n_layers=4, rows=1000)
+CUDA = RefusalContext(device="cuda", model_type="qwen3", n_layers=4, rows=1000)
 CPU = replace(CUDA, device="cpu")
 LORA = {"adapter": {"method": "lora"}, "quant": {"base": "none"}}
 MOBILE = {"artifact": {"deployment_target": "mobile_edge"}, "exec": {"batch_size": 1}}
 
-PARAMS = {gate.code: gate.param for gate in GATES}
+PARAMS = {refusal.code: refusal.param for refusal in REFUSALS}
 
 ORDER = [
     Code.NF4_REQUIRES_QLORA, Code.QLORA_REQUIRES_HF_TOKENIZER, Code.BURN_HF_CONFIG_REQUIRED, Code.BURN_HF_GPT2_ONLY,
@@ -40,7 +40,7 @@ ORDER = [
     Code.PARTIAL_DEPTH_UNSUPPORTED,
 ]  # fmt: skip
 
-REFUSED: list[tuple[dict[str, Any], GateContext, Code]] = [
+REFUSED: list[tuple[dict[str, Any], RefusalContext, Code]] = [
     ({"adapter": {"method": "lora"}}, CUDA, Code.NF4_REQUIRES_QLORA),
     ({"data": {"train_file": "f", "tokenizer_mode": "vox"}}, CUDA, Code.QLORA_REQUIRES_HF_TOKENIZER),
     (LORA, replace(CUDA, model_type=None), Code.BURN_HF_CONFIG_REQUIRED),
@@ -91,7 +91,7 @@ REFUSED: list[tuple[dict[str, Any], GateContext, Code]] = [
     ({"exec": {"qlora_proxy_max_layers": 99}}, replace(CUDA, n_layers=None), Code.PARTIAL_DEPTH_UNSUPPORTED),
 ]
 
-PASSED: list[tuple[dict[str, Any], GateContext]] = [
+PASSED: list[tuple[dict[str, Any], RefusalContext]] = [
     ({}, UNKNOWN),
     ({}, CUDA),
     ({}, replace(CUDA, force_kernel="Candle")),
@@ -114,14 +114,14 @@ PASSED: list[tuple[dict[str, Any], GateContext]] = [
 ]
 
 
-def refusal(made: FineTuneContract, context: GateContext) -> ContractRejected:
+def refusal(made: FineTuneContract, context: RefusalContext) -> ContractRejected:
     with pytest.raises(ContractRejected) as caught:
-        check_gates(made, context)
+        check_refusals(made, context)
     return caught.value
 
 
 @pytest.mark.parametrize(("sections", "context", "code"), REFUSED)
-def test_gate_refuses_with_its_code_and_field(sections: dict[str, Any], context: GateContext, code: Code) -> None:
+def test_gate_refuses_with_its_code_and_field(sections: dict[str, Any], context: RefusalContext, code: Code) -> None:
     error = refusal(contract(**sections), context)
     assert error.code is code
     assert error.param == PARAMS.get(code, "backend")
@@ -130,12 +130,12 @@ def test_gate_refuses_with_its_code_and_field(sections: dict[str, Any], context:
 
 
 @pytest.mark.parametrize(("sections", "context"), PASSED)
-def test_gates_let_good_contracts_through(sections: dict[str, Any], context: GateContext) -> None:
-    check_gates(contract(**sections), context)
+def test_refusals_let_good_contracts_through(sections: dict[str, Any], context: RefusalContext) -> None:
+    check_refusals(contract(**sections), context)
 
 
-def test_gates_stand_in_the_order_of_the_spec() -> None:
-    assert [gate.code for gate in GATES] == ORDER
+def test_refusals_stand_in_the_order_of_the_spec() -> None:
+    assert [refusal.code for refusal in REFUSALS] == ORDER
 
 
 def test_every_gate_has_a_refused_case() -> None:
@@ -143,14 +143,14 @@ def test_every_gate_has_a_refused_case() -> None:
 
 
 @given(st.lists(st.sampled_from([case for case in REFUSED if case[1] is CPU]), min_size=1, max_size=3))
-def test_the_first_failing_gate_decides(cases: list[tuple[dict[str, Any], GateContext, Code]]) -> None:
+def test_the_first_applying_gate_decides(cases: list[tuple[dict[str, Any], RefusalContext, Code]]) -> None:
     merged: dict[str, Any] = {}
     for sections, _, _ in cases:
         for name, fields in sections.items():
             merged[name] = merged.get(name, {}) | fields
     made = contract(**merged)
-    failing = [gate.code for gate in GATES if gate.fails(made, CPU)]
-    assert not failing or refusal(made, CPU).code is failing[0]
+    applying = [refusal.code for refusal in REFUSALS if refusal.applies(made, CPU)]
+    assert not applying or refusal(made, CPU).code is applying[0]
 
 
 @pytest.mark.parametrize(
@@ -207,23 +207,23 @@ def test_target_device(requested: str, found: str, target: str) -> None:
 
 @pytest.mark.parametrize(("rows", "notes"), [(None, 0), (1, 1), (99, 1), (100, 0)])
 def test_small_corpus_is_noted(rows: int | None, notes: int) -> None:
-    assert len(check_gates(contract(), replace(CUDA, rows=rows))) == notes
+    assert len(check_refusals(contract(), replace(CUDA, rows=rows))) == notes
 
 
 def test_mobile_target_is_noted() -> None:
-    assert "no on-device runtime" in check_gates(contract(**MOBILE), CPU)[0]
+    assert "no on-device runtime" in check_refusals(contract(**MOBILE), CPU)[0]
 
 
 def test_a_fallback_to_the_cpu_is_noted() -> None:
-    assert "falls back to the CPU" in check_gates(contract(device={"device": "cuda"}), CPU)[0]
-    assert check_gates(contract(device={"device": "cuda"}), CUDA) == []
+    assert "falls back to the CPU" in check_refusals(contract(device={"device": "cuda"}), CPU)[0]
+    assert check_refusals(contract(device={"device": "cuda"}), CUDA) == []
 
 
 def test_a_schedule_that_is_switched_off_is_noted() -> None:
     schedule = {"exec": {"curriculum_schedule": {"epoch_1_max_difficulty": 3}}}
-    assert "has no effect" in check_gates(contract(**schedule), CUDA)[0]
-    assert check_gates(contract(**schedule, curriculum={"enabled": True}), CUDA) == []
+    assert "has no effect" in check_refusals(contract(**schedule), CUDA)[0]
+    assert check_refusals(contract(**schedule, curriculum={"enabled": True}), CUDA) == []
 
 
-def test_mobile_limits_are_those_of_the_gates() -> None:
+def test_mobile_limits_are_those_of_the_refusals() -> None:
     assert MOBILE_LIMITS == {"exec.seq_len": 512, "adapter.rank": 32, "exec.batch_size": 1}
