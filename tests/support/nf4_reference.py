@@ -62,7 +62,7 @@ def dynamic_code() -> Floats:
         bounds = np.linspace(0.1, 1, 2**decade + 1)
         means = (bounds[:-1] + bounds[1:]) / 2 * 10.0 ** (decade - 6)
         values += [*means, *-means]
-    return np.sort(np.array(values, dtype=np.float32))
+    return np.array(sorted(values), dtype=np.float32)
 
 
 def double_quantised(scales: Floats) -> Floats:
@@ -76,7 +76,8 @@ def double_quantised(scales: Floats) -> Floats:
         back[start : start + SCALE_BLOCK] = (
             code[np.abs(part[:, None] / largest - code).argmin(axis=1)] * largest if largest else 0
         )
-    return back + mean
+    back += mean
+    return back
 
 
 def original_double_quantised(scales: Floats) -> Floats:
