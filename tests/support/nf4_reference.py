@@ -76,12 +76,13 @@ def double_quantised(scales: Floats) -> Floats:
         back[start : start + SCALE_BLOCK] = (
             code[np.abs(part[:, None] / largest - code).argmin(axis=1)] * largest if largest else 0
         )
-    back += mean
-    return back
+    found: Floats = back + mean
+    return found
 
 
 def original_double_quantised(scales: Floats) -> Floats:
     """Scales after 8 bits and back as the original did it: linear, an integer about 128 times largest / 127."""
     factor = np.abs(scales).max() / np.float32(127)
     codes = np.clip(np.rint(scales / factor) + 128, 0, 255)
-    return ((codes - 128) * factor).astype(np.float32)
+    found: Floats = ((codes - 128) * factor).astype(np.float32)
+    return found
