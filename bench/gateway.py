@@ -1,10 +1,13 @@
 """What the API adds to a request (goal C7): time to the first token and streamed tokens per second, direct and through it.
 
-    python -m bench.gateway [--rounds 5] [--vllm]
+    python -m bench.gateway [--rounds 5] [--vllm] [--foreign-names 1000]
 
 A replica (a paced fake, or with ``--vllm`` a real one), the API as ``python -m api``, and one raw-socket client that adds
 as little of its own as it can. Requests are sent in turns, directly, through the API and through a proxy that only passes
 bytes (`bench/gateway_bare.py`), so all see the same machine; the last is the least that any gateway in Python adds here.
+
+With ``--foreign-names`` a second installation takes its turn, which has so many names of another provider's models: it is
+asked for the alias (``names``) and for one of the names (``foreign``), and compared with the one that has none.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -29,7 +32,17 @@ from bench.gateway_variants import FakeInstallation, bare_proxy
 from bench.peers import require
 
 MAX_ADDED_MS_P50, MAX_ADDED_MS_P99, MIN_KEPT = 1.0, 3.0, 0.97
-SMOKE = {"rounds": 1, "requests": 3, "tokens": 4, "streams": 2, "warm_up": 1, "pretraining_steps": 1}
+MAX_NAMES_MS_P50 = 0.05
+"""What an installation with foreign names may add to one without: less than can be told apart."""
+SMOKE = {
+    "rounds": 1,
+    "requests": 3,
+    "tokens": 4,
+    "streams": 2,
+    "warm_up": 1,
+    "pretraining_steps": 1,
+    "foreign_names": 3,
+}
 LAST_EVENT = b"data: [DONE]\n\n"
 
 
@@ -161,7 +174,19 @@ class Gateway:
             for at, value in by_percentile.items()
         }
         met = added[50] <= MAX_ADDED_MS_P50 and added[99] <= MAX_ADDED_MS_P99 and kept >= MIN_KEPT
-        return print_goal("C7", ratio=round(kept, 3), **facts, target=MIN_KEPT, met=met, smoke=self._options.smoke)
+        met = print_goal("C7", ratio=round(kept, 3), **facts, target=MIN_KEPT, met=met, smoke=self._options.smoke)
+        return self.report_names(firsts) and met if "names" in firsts else met
+
+    def report_names(self, firsts: dict[str, list[float]]) -> bool:
+        """Print what foreign names add to the first token, for a request that names an alias and for one by such a name."""
+        added = {
+            f"{name}_ms_p{at}": round(percentile(firsts[name], at) - percentile(firsts["gateway"], at), 3)
+            for name in ("names", "foreign")
+            for at in (50, 99)
+        }
+        met = added["names_ms_p50"] <= MAX_NAMES_MS_P50
+        names = self._options.foreign_names
+        return print_goal("C7-names", names=names, **added, target=MAX_NAMES_MS_P50, met=met, smoke=self._options.smoke)
 
 
 def percentile(values: list[float], at: int) -> float:
@@ -170,16 +195,25 @@ def percentile(values: list[float], at: int) -> float:
 
 
 @contextmanager
-def fake_endpoints(pace: float) -> Iterator[dict[str, Endpoint]]:
-    """The fake replica, the API in front of it, asked for an alias, and the bare proxy."""
-    with tempfile.TemporaryDirectory() as folder, FakeInstallation(Path(folder), pace) as made:
+def fake_endpoints(pace: float, foreign_names: int) -> Iterator[dict[str, Endpoint]]:
+    """The fake replica, the API in front of it, asked for an alias, the bare proxy, and an API with foreign names."""
+    with ExitStack() as stack:
+        made, *named = (
+            stack.enter_context(
+                FakeInstallation(Path(stack.enter_context(tempfile.TemporaryDirectory())), pace, foreign_names=names)
+            )
+            for names in ([0, foreign_names] if foreign_names else [0])
+        )
         direct = Endpoint(made.replica_url, "", made.adapter)
-        with bare_proxy(made.replica_url) as url:
-            yield {
-                "direct": direct,
-                "gateway": Endpoint(made.api_url, made.key, made.alias),
-                "bare": replace(direct, url=url),
-            }
+        endpoints = {
+            "direct": direct,
+            "gateway": Endpoint(made.api_url, made.key, made.alias),
+            "bare": replace(direct, url=stack.enter_context(bare_proxy(made.replica_url))),
+        }
+        for other in named:
+            endpoints["names"] = Endpoint(other.api_url, other.key, other.alias)
+            endpoints["foreign"] = replace(endpoints["names"], model=other.foreign_name)
+        yield endpoints
 
 
 @contextmanager
@@ -205,7 +239,11 @@ def vllm_endpoints(pretraining_steps: int | None) -> Iterator[dict[str, Endpoint
 def measure(options: argparse.Namespace) -> bool:
     """Start everything and measure; returns whether the goal is met."""
     require("aiohttp", "uvicorn", *(["vllm"] if options.vllm else []))
-    started = vllm_endpoints(options.pretraining_steps) if options.vllm else fake_endpoints(options.pace / 1000)
+    started = (
+        vllm_endpoints(options.pretraining_steps)
+        if options.vllm
+        else fake_endpoints(options.pace / 1000, options.foreign_names)
+    )
     with started as endpoints:
         return asyncio.run(Gateway(endpoints, options).measure())
 
@@ -219,6 +257,7 @@ def main() -> int:
     parser.add_argument("--tokens", type=int, default=300, help="of each of the streams at once")
     parser.add_argument("--streams", type=int, default=8, help="streams at once")
     parser.add_argument("--pace", type=float, default=5.0, help="milliseconds between the fake's tokens; 0: none")
+    parser.add_argument("--foreign-names", type=int, default=0, help="names in a second installation, with the fake")
     parser.add_argument("--vllm", action="store_true", help="a real replica instead of the fake")
     parser.add_argument("--pretraining-steps", type=int, help="of the real replica's tiny base")
     options = parse_options(parser, SMOKE)

@@ -17,6 +17,7 @@ from typing import Any
 from bench.loopback import free_port, server
 
 BASE, ADAPTER, ALIAS = "fake-base", f"helper@{'a' * 64}", "helper"
+FOREIGN_NAME = "ft:gpt-4o-mini-2024-07-18:acme:helper:{number:08}"
 START_SECONDS = 30.0
 
 
@@ -71,11 +72,13 @@ class FakeInstallation:
     Args:
         home: an empty folder.
         pace: see :class:`FakeReplica`.
+        foreign_names: how many names of another provider's models stand for the alias.
     """
 
-    def __init__(self, home: Path, pace: float) -> None:
+    def __init__(self, home: Path, pace: float, foreign_names: int = 0) -> None:
         self.adapter, self.alias = ADAPTER, ALIAS
-        self._home, self._pace = home, pace
+        self.foreign_name = FOREIGN_NAME.format(number=foreign_names - 1)
+        self._home, self._pace, self._foreign_names = home, pace, foreign_names
         self._servers = ExitStack()
 
     def __enter__(self) -> FakeInstallation:
@@ -106,7 +109,10 @@ class FakeInstallation:
         from shared.database.jobs import Jobs
         from shared.database.keys import Keys
         from shared.database.leases import Leases
+        from shared.database.names.aliases import Actor
+        from shared.database.names.foreign_names import ForeignNames
         from shared.database.records import Kind, Submission
+        from shared.database.routing import StandsFor
         from shared.settings import Settings
 
         settings = Settings(home=self._home)
@@ -124,6 +130,14 @@ class FakeInstallation:
         )
         leases.finish(lease, {}, adapters=[adapter], alias=ALIAS)
         secret = Keys(database).create("bench")[1]
+        names = ForeignNames(database)
+        for number in range(self._foreign_names):
+            names.set(
+                FOREIGN_NAME.format(number=number),
+                StandsFor(kind="alias", name=ALIAS),
+                Actor(id="bench", name="bench"),
+                bases=[BASE],
+            )
         database.close()
         return secret
 

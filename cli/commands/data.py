@@ -22,7 +22,6 @@ from shared.base_models.config import parse_model_config
 from shared.contract.sections import ContextFilter, DataMode
 from shared.datasets.file_parts import reading_processes
 from shared.datasets.filters import RowFilter
-from shared.datasets.report import inspect_file
 from shared.datasets.report_types import DataReport, FileReport, LinePair
 from shared.errors import MensError
 from shared.settings import Settings, read_settings
@@ -65,6 +64,8 @@ def check(
     as_json: Annotated[bool, typer.Option("--json", callback=note_json, help="Print the report as JSON.")] = False,
 ) -> None:
     """Check a training file: every bad line with number and reason, duplicates, leakage. Exit code 1 if it is unusable."""
+    from shared.datasets.report import inspect_file  # numpy is slow to import
+
     if quarantine and any(path and quarantine.resolve() == path.resolve() for path in (file, validation)):
         fail(f"--quarantine {quarantine} would overwrite the data.")
     filters = RowFilter.combine(min_rating, ContextFilter(categories=category))

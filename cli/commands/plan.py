@@ -21,7 +21,6 @@ from shared.contract.plan import warmup_steps
 from shared.contract.sections import DEVICE_NAMES, DataMode, Device
 from shared.datasets.reader import count_lines
 from shared.errors import Code, ContractRejected, MensError
-from shared.preflight.pipeline import preflight
 from shared.preflight.types import InputFile, JobRequest, Machine, Preflight, ServingLimits
 from shared.settings import Settings, read_settings
 
@@ -73,6 +72,8 @@ def plan(
         "adapter": {"rank": rank},
     }
     limits = ServingLimits(max_lora_rank=max_lora_rank) if max_lora_rank else None
+    from shared.preflight.pipeline import preflight  # numpy is slow to import
+
     try:
         machine = Machine(_device(device), vram_bytes=int(vram_gb * GIB) if vram_gb else None, limits=limits)
         base, folder = entry_and_folder(read_settings(Settings), model)

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from cli.migration.archive.contents import Contents
 from cli.migration.archive.sections import url_path
-from shared.datasets.duplicates import NearIndex, digest64, sketch
+from shared.datasets.conversation_text import digest64
 from shared.hashing import digest_json
+
+if TYPE_CHECKING:
+    from shared.datasets.duplicates import SketchedRows
 
 PROMPT_FIELDS = ("tools", "functions", "response_format", "parallel_tool_calls", "tool_choice")
 """What a request has beside its messages that changes the answer and that rows, chats and batches have kept."""
 NOT_SENT = ("weight", "refusal", "annotations", "audio", "id")
 TYPICAL_ROW_BYTES = 200
+ROWS_AT_ONCE = 2_000
 SET_ASIDE = 10
 """Of training rows, when there is nothing else, each tenth is asked and not trained on again."""
 
@@ -152,20 +158,30 @@ class _Trained:
     """The prompts of training files, exactly and nearly."""
 
     def __init__(self, expected_rows: int, conversations: Iterable[list[dict[str, Any]]]) -> None:
+        from shared.datasets.duplicates import NearIndex  # numpy is slow to import
+
         self._exact: set[int] = set()
         self._near = NearIndex(expected_rows)
-        for number, messages in enumerate(conversations, start=1):
-            text = spoken(messages)
-            self._exact.add(digest64(text))
-            self._near.add(sketch(text), digest64(text), number)
+        texts = map(spoken, conversations)
+        while batch := list(islice(texts, ROWS_AT_ONCE)):
+            rows = _sketched(batch)
+            self._exact.update(rows.digests)
+            self._near.find_and_add(rows)
 
     def reason(self, messages: list[dict[str, Any]]) -> str:
         """Why a prompt is not asked; empty if it is."""
-        text = spoken(messages)
-        digest = digest64(text)
-        if digest in self._exact:
+        row = _sketched([spoken(messages)])
+        if row.digests[0] in self._exact:
             return "trained on"
-        return "nearly trained on" if self._near.find(sketch(text), digest, 0) else ""
+        return "nearly trained on" if len(self._near.find(row)) else ""
+
+
+def _sketched(texts: list[str]) -> SketchedRows:
+    from shared.datasets.duplicates import SketchedRows
+    from shared.datasets.fingerprints import fingerprints
+
+    digests, sketches = fingerprints(texts)
+    return SketchedRows(bytearray(sketches), array("Q", digests), array("I", range(len(texts))))
 
 
 def _set_aside(path: Path) -> Iterator[Prompt]:

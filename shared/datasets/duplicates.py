@@ -1,51 +1,33 @@
 """Duplicate rows, exact (except for case and white space) or near, within a file or between two (leakage).
 
 Memory is bounded: an exact index keeps 12 bytes a row, a near index 44 bytes a row for at most ``MAX_NEAR_ROWS`` rows
-and a band table of fixed size. Nothing of the rows' text is kept.
+and a band table of fixed size. Nothing of the rows' text is kept, only its fingerprints (``fingerprints.py``).
 
-Near duplicates: a row's words become the set of hashes of three consecutive words (of three characters, where a script
-writes no spaces). Of that set a sketch of 32 elements is drawn, each the first element that follows a fixed point on
-the ring of hashes, so that two rows share about as many elements of their sketches as their sets have in common
-(MinHash by one sort). Rows that agree on four neighbouring elements are compared; an estimate of 0.8 or more is near.
-All hashes are the same on every machine and in every run.
+Near duplicates are rows whose sketches agree on four neighbouring elements and, by an estimate from all 32, have 0.8 or
+more of what they say in common.
 """
 
 from __future__ import annotations
 
 import heapq
-import random
-import string
 from array import array
-from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from zlib import crc32
+from itertools import islice
 
-import msgspec
-from xxhash import xxh3_64_intdigest
+import numpy as np
+from numpy.typing import NDArray
 
-from shared.datasets.rows import Message
+from shared.datasets.fingerprints import SLOTS
 
 MAX_PAIRS = 20
 MAX_NEAR_ROWS = 1_000_000
-MAX_WORDS = 4_000
-"""Words of a row that are compared for near duplicates; the rest of a longer row is not."""
-LONG_WORD = 24
-"""Mean length of words from which the script is taken to write no spaces."""
 SIMILAR = 0.8
-SLOTS, BAND = 32, 4
+BAND = 4
 BANDS = SLOTS // BAND
 EXACT_BYTES_PER_ROW, NEAR_BYTES_PER_ROW = 12, 44
+_ROWS_AT_ONCE = 2_000
 _BUCKETS = 256
-_DRAW = random.Random(0)
-# Signed, as Python's hashes are.
-_POINTS = [_DRAW.getrandbits(64) - (1 << 63) for _ in range(SLOTS)]
-_BREAKS = "".join(filter(str.isspace, map(chr, range(128)))).replace(" ", "")
-_PLAIN = bytes.maketrans(
-    (string.ascii_uppercase + _BREAKS).encode(), (string.ascii_lowercase + "\n" * len(_BREAKS)).encode()
-)
-"""Writes ASCII letters in lower case, and ASCII white space other than the space as line breaks."""
-_ASCII = bytes(range(128))
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -76,61 +58,62 @@ class PairReport:
         self.pairs = heapq.nsmallest(MAX_PAIRS, counted())
         return self
 
-    def add(self, pair: Pair) -> None:
-        self.rows += 1
-        if len(self.pairs) < MAX_PAIRS:
-            self.pairs.append(pair)
+    def extend(self, pairs: NearPairs) -> None:
+        """Add the pairs of later rows."""
+        self.rows += len(pairs)
+        found = zip(pairs.second.tolist(), pairs.first.tolist(), pairs.similarity.tolist(), strict=True)
+        self.pairs += [Pair(*pair) for pair in islice(found, MAX_PAIRS - len(self.pairs))]
 
 
-def normalised(messages: Iterable[Message]) -> bytes:
-    """The conversation as it is compared: in lower case, with single spaces, in UTF-8."""
-    turns = []
-    for message in messages:
-        turns.append(f"<{message.role}> {message.content or ''}")
-        if message.tool_calls:
-            turns.append(msgspec.json.encode(message.tool_calls).decode())
-    text = " ".join(turns)
-    # Lower case and words of a whole text cost more than decoding its row did, so they are for the texts that need them.
-    raw = text.encode(errors="replace")
-    if not text.isascii():
-        other = raw.translate(None, _ASCII).decode()
-        if other != other.lower() or not other.isprintable():
-            return " ".join(text.lower().split()).encode(errors="replace")
-    # Most of the runs of white space have a line break, which is found in a fourth of the time of two spaces.
-    plain = b" ".join([line for line in map(bytes.strip, raw.translate(_PLAIN).split(b"\n")) if line])
-    while b"  " in plain:
-        plain = b" ".join(plain.split(b"  "))  # half as many; `replace` takes three times as long
-    return plain
+@dataclass(frozen=True, slots=True)
+class NearPairs:
+    """Lines that are nearly the same as another, the most similar one there is."""
+
+    second: NDArray[np.uint32]
+    first: NDArray[np.uint32]
+    similarity: NDArray[np.float64]
+
+    def __len__(self) -> int:
+        return len(self.second)
 
 
-def digest64(text: str | bytes) -> int:
-    """A 64-bit digest of a text: in a file of a million rows two collide by chance once in 30 million files."""
-    return xxh3_64_intdigest(text if isinstance(text, bytes) else text.encode(errors="replace"))
-
-
-def sketch(text: str | bytes) -> bytes:
-    """The MinHash sketch of a text: 32 bytes, of which two similar texts share most."""
-    raw = text if isinstance(text, bytes) else text.encode(errors="replace")
-    words = raw.split(b" ", MAX_WORDS)[:MAX_WORDS]
-    units = _characters(raw, len(words)) or list(map(crc32, words))
-    # Numbers, because Python's hash of text differs from run to run.
-    grams = sorted(set(map(hash, zip(units, units[1:], units[2:], strict=False)))) or [hash(tuple(units))]
-    count = len(grams)
-    # The ring closes: after the last element comes the first.
-    return bytes([grams[bisect_left(grams, point) % count] & 0xFF for point in _POINTS])
-
-
-def _characters(raw: bytes, words: int) -> list[int]:
-    """The first characters of a text whose script writes no spaces; of another, none."""
-    if len(raw) <= LONG_WORD * words:
-        return []
-    text = raw.decode()
-    return list(map(ord, text[:MAX_WORDS])) if len(text) > LONG_WORD * words else []
-
-
-def similarity(one: bytes, other: bytes | bytearray) -> float:
+def similarity(one: bytes, other: bytes) -> float:
     """Estimated share of what two sketched texts have in common, 0 to 1."""
     return sum(map(int.__eq__, one, other)) / SLOTS
+
+
+@dataclass(slots=True)
+class SketchedRows:
+    """Rows as a near index compares them.
+
+    Attributes:
+        sketches: of ``SLOTS`` bytes each, one after another.
+    """
+
+    sketches: bytearray = field(default_factory=bytearray)
+    digests: array[int] = field(default_factory=lambda: array("Q"))
+    lines: array[int] = field(default_factory=lambda: array("I"))
+
+    def __len__(self) -> int:
+        return len(self.lines)
+
+    @property
+    def nbytes(self) -> int:
+        return len(self.sketches) + sum(a.itemsize * len(a) for a in (self.digests, self.lines))
+
+    def extend(self, other: SketchedRows) -> None:
+        self.sketches += other.sketches
+        self.digests += other.digests
+        self.lines += other.lines
+
+    def part(self, begin: int, end: int) -> SketchedRows:
+        sketches = self.sketches[begin * SLOTS : end * SLOTS]
+        return SketchedRows(sketches, self.digests[begin:end], self.lines[begin:end])
+
+    def parts(self) -> Iterator[SketchedRows]:
+        """All of them, a bounded number at a time."""
+        for begin in range(0, len(self), _ROWS_AT_ONCE):
+            yield self.part(begin, begin + _ROWS_AT_ONCE)
 
 
 class ExactIndex:
@@ -200,50 +183,83 @@ class NearIndex:
 
     def __init__(self, expected_rows: int = MAX_NEAR_ROWS) -> None:
         self._slots = 1 << max(10, min(expected_rows, MAX_NEAR_ROWS).bit_length())
-        self._table = array("I", bytes(4 * BANDS * self._slots))
-        self._sketches = bytearray()
-        self._digests = array("Q")
-        self._lines = array("I")
+        self._table = np.zeros((BANDS, self._slots), np.uint32)
+        """Numbers of rows, from 1; 0 is an empty place."""
+        self._rows = SketchedRows()
 
     def __len__(self) -> int:
-        return len(self._lines)
+        return len(self._rows)
 
     @property
     def full(self) -> bool:
-        return len(self._lines) >= MAX_NEAR_ROWS
+        return len(self._rows) >= MAX_NEAR_ROWS
 
     @property
     def nbytes(self) -> int:
         """Bytes that grow with the rows, without the band table."""
-        return len(self._sketches) + sum(a.itemsize * len(a) for a in (self._digests, self._lines))
+        return self._rows.nbytes
 
     @property
     def table_bytes(self) -> int:
-        return self._table.itemsize * len(self._table)
+        return self._table.nbytes
 
-    def add(self, drawn: bytes, digest: int, line: int) -> None:
-        """Keep a row, unless the index is full."""
-        if self.full:
-            return
-        self._sketches += drawn
-        self._digests.append(digest)
-        self._lines.append(line)
-        for place in self._places(drawn):
-            self._table[place] = len(self._lines)
+    def find(self, rows: SketchedRows) -> NearPairs:
+        """Of each row the most similar one in the index that is near but not equal, if there is one."""
+        return _joined([self._find(part, self._candidates(part)) for part in rows.parts()])
 
-    def find(self, drawn: bytes, digest: int, line: int) -> Pair | None:
-        """The most similar row that is near but not equal; None when there is none."""
-        # 0 is an empty place; rows are numbered from 1.
-        candidates = {self._table[place] for place in self._places(drawn)} - {0}
-        best, best_row = 0.0, -1
-        for row in sorted(candidate - 1 for candidate in candidates):
-            alike = similarity(drawn, self._sketches[row * SLOTS : (row + 1) * SLOTS])
-            if self._digests[row] == digest:
-                return None
-            if alike > best:
-                best, best_row = alike, row
-        return Pair(line, self._lines[best_row], best) if best >= SIMILAR else None
+    def find_and_add(self, rows: SketchedRows) -> NearPairs:
+        """Find the near duplicates of rows among those in the index and each other, and keep the rows until the index is full."""
+        room = max(0, MAX_NEAR_ROWS - len(self))
+        found = [self._find_and_add(part) for part in rows.part(0, room).parts()]
+        return _joined([*found, self.find(rows.part(room, len(rows)))])
 
-    def _places(self, drawn: bytes) -> list[int]:
-        keys = memoryview(drawn).cast("I")
-        return [band * self._slots + key % self._slots for band, key in enumerate(keys)]
+    def _find_and_add(self, rows: SketchedRows) -> NearPairs:
+        candidates, places = self._candidates(rows), self._places(rows)
+        numbers = np.arange(len(self) + 1, len(self) + 1 + len(rows), dtype=np.uint32)
+        for band in range(BANDS):
+            # Where earlier ones of these rows are in the same place, the last of them is its row by now.
+            order = np.argsort(places[:, band], kind="stable")
+            again = np.flatnonzero(np.diff(places[order, band]) == 0)
+            candidates[order[again + 1], band] = numbers[order[again]]
+            self._table[band, places[:, band]] = numbers
+        self._rows.extend(rows)
+        return self._find(rows, candidates)
+
+    def _candidates(self, rows: SketchedRows) -> NDArray[np.uint32]:
+        """Of each row, by band, the number of the row that is in its place."""
+        found: NDArray[np.uint32] = self._table[np.arange(BANDS), self._places(rows)]
+        return found
+
+    def _places(self, rows: SketchedRows) -> NDArray[np.uint32]:
+        found: NDArray[np.uint32] = np.frombuffer(rows.sketches, "<u4").reshape(-1, BANDS) % np.uint32(self._slots)
+        return found
+
+    def _find(self, rows: SketchedRows, candidates: NDArray[np.uint32]) -> NearPairs:
+        """The best of the candidates: of equally similar ones the first row. None if one of them is equal to the row."""
+        if not len(self):
+            return _joined([])
+        there = candidates > 0
+        chosen = np.maximum(candidates, 1) - 1
+        kept = np.frombuffer(self._rows.sketches, np.uint8).reshape(-1, SLOTS)
+        drawn = np.frombuffer(rows.sketches, np.uint8).reshape(-1, 1, SLOTS)
+        digests = np.frombuffer(self._rows.digests, np.uint64)
+        alike = (kept[chosen] == drawn).sum(axis=2, dtype=np.uint64) * there
+        equal = (digests[chosen] == np.frombuffer(rows.digests, np.uint64)[:, None]) & there
+        ranked = (alike << np.uint64(32)) + (np.uint64(2**32 - 1) - chosen)
+        best = ranked.argmax(axis=1)
+        every = np.arange(len(rows))
+        near = (alike[every, best] >= SIMILAR * SLOTS) & ~equal.any(axis=1)
+        lines = np.frombuffer(self._rows.lines, np.uint32)
+        return NearPairs(
+            np.frombuffer(rows.lines, np.uint32)[near],
+            lines[chosen[every, best][near]],
+            alike[every, best][near] / SLOTS,
+        )
+
+
+def _joined(found: list[NearPairs]) -> NearPairs:
+    return NearPairs(
+        np.concatenate([np.empty(0, np.uint32), *(pairs.second for pairs in found)]),
+        np.concatenate([np.empty(0, np.uint32), *(pairs.first for pairs in found)]),
+        np.concatenate([np.empty(0), *(pairs.similarity for pairs in found)]),
+    )

@@ -13,8 +13,10 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from shared.contract.epochs import DEFAULT_DIFFICULTY
-from shared.datasets.duplicates import ExactIndex, digest64, normalised, sketch
+from shared.datasets.conversation_text import written
+from shared.datasets.duplicates import ExactIndex, SketchedRows
 from shared.datasets.filters import RowFilter
+from shared.datasets.fingerprints import fingerprints
 from shared.datasets.rows import Record
 
 MAX_LABELS = 50
@@ -22,6 +24,7 @@ MAX_LABELS = 50
 LENGTHS = (128, 512, 2_048, 8_192, 32_768, 131_072)
 """Upper bounds of the length classes, in characters; one more class is above the last."""
 ROWS_AT_ONCE = 2_000
+CHARACTERS_AT_ONCE = 1 << 18
 _MAX_LABEL_CHARACTERS = 100
 _length_class = partial(bisect_left, LENGTHS)
 
@@ -40,7 +43,7 @@ class RowCounts:
         lengths: rows by their class in ``LENGTHS``.
         total: characters of content.
         longest: characters of the longest row, and its line with a minus: of equally long rows the first is the greatest.
-        sketches, digests, lines: of each row, where near duplicates are still to be looked for.
+        sketched: the rows, where near duplicates are still to be looked for.
     """
 
     turns: Counter[str] = field(default_factory=Counter)
@@ -55,17 +58,21 @@ class RowCounts:
     total: int = 0
     longest: tuple[int, int] = (0, 0)
     exact: ExactIndex = field(default_factory=ExactIndex)
-    sketches: bytearray = field(default_factory=bytearray)
-    digests: array[int] = field(default_factory=lambda: array("Q"))
-    lines: array[int] = field(default_factory=lambda: array("I"))
+    sketched: SketchedRows = field(default_factory=SketchedRows)
 
     def read(
         self, records: Iterator[tuple[int, Record]], filters: RowFilter, *, near: bool, observer: Observer | None = None
     ) -> bool:
-        """Count the next rows, at most ``ROWS_AT_ONCE``, with all of their labels; returns whether there were any."""
+        """Count the next rows, with all of their labels; returns whether there were any.
+
+        They are ``ROWS_AT_ONCE`` at most, and fewer if they are long.
+        """
         labels: list[_Labels] = []
         roles: list[str] = []
-        sizes, lines, digests = [], [], []
+        sizes: list[int] = []
+        lines: list[int] = []
+        texts: list[str] = []
+        left = CHARACTERS_AT_ONCE
         for line, record in records:
             messages = record.conversation()
             roles += [message.role for message in messages]
@@ -73,15 +80,14 @@ class RowCounts:
             names = _name(record.category), _name(record.lane), _name(record.task_family)
             fits = not filters.categories or filters.has_category(record)
             labels.append((fits, record.rating, record.difficulty, *names))
-            text = normalised(messages)
-            digests.append(digest64(text))
+            texts.append(written(messages))
             lines.append(line)
-            if near:
-                self.sketches += sketch(text)
             if observer:
                 observer(record, line)
-            if len(lines) == ROWS_AT_ONCE:
+            left -= len(texts[-1])
+            if left < 0 or len(lines) == ROWS_AT_ONCE:
                 break
+        digests, sketches = fingerprints(texts, near=near)
         self._count_labels(labels, filters)
         self.rows += len(lines)
         self.turns.update(roles)
@@ -90,8 +96,7 @@ class RowCounts:
         self.longest = max(self.longest, max(zip(sizes, map(int.__neg__, lines), strict=True), default=(0, 0)))
         self.exact.add(digests, lines)
         if near:
-            self.digests.extend(digests)
-            self.lines.extend(lines)
+            self.sketched.extend(SketchedRows(bytearray(sketches), array("Q", digests), array("I", lines)))
         return bool(lines)
 
     def _count_labels(self, labels: list[_Labels], filters: RowFilter) -> None:

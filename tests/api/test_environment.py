@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-GPU_STACK = ("torch", "transformers", "peft", "bitsandbytes", "vllm", "numpy", "triton")
+GPU_STACK = ("torch", "transformers", "peft", "bitsandbytes", "vllm", "triton")
 SCRIPT = f"""
 import importlib.util, sys
 found = [name for name in {GPU_STACK!r} if importlib.util.find_spec(name)]

@@ -19,7 +19,7 @@ from cli.migration.conversion.outcomes import Change, Markers, Method, Note, Out
 from cli.migration.conversion.redaction import Redaction
 from cli.migration.conversion.rows import convert_row, is_preference
 from cli.migration.prompts import to_request
-from shared.datasets.duplicates import digest64, normalised
+from shared.datasets.conversation_text import digest64, normalised
 from shared.datasets.row_validation import FAILURES, check_record, decode, explain
 from shared.datasets.rows import RowCode
 from shared.hashing import digest_json

@@ -14,7 +14,6 @@ from shared.contract.flat_keys import parse_contract
 from shared.datasets.reader import count_lines
 from shared.hashing import digest_file
 from shared.host import allowed_memory
-from shared.preflight.pipeline import preflight
 from shared.preflight.types import InputFile, JobRequest, Machine
 from shared.settings import Settings
 
@@ -76,6 +75,7 @@ class LocalPlanner:
 
     def plan(self, sections: dict[str, Any], train: Path, validation: Path | None) -> dict[str, Any]:
         from shared.base_models.hub import locate  # which `pip install mens[cli]` has not got
+        from shared.preflight.pipeline import preflight
 
         contract = with_files(sections, train.name, validation.name if validation else None)
         base = load_catalog(self._settings.catalog_path).get(sections["model"]["hf_repo"])

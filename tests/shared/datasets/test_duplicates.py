@@ -2,67 +2,41 @@
 
 from __future__ import annotations
 
-import random
-import subprocess
-import sys
-from pathlib import Path
+from array import array
 
-from hypothesis import example, given
+import pytest
+from hypothesis import given
 from hypothesis import strategies as st
 
+from shared.datasets import duplicates
+from shared.datasets.conversation_text import digest64
 from shared.datasets.duplicates import (
     EXACT_BYTES_PER_ROW,
     MAX_PAIRS,
     NEAR_BYTES_PER_ROW,
+    SIMILAR,
     ExactIndex,
     NearIndex,
+    NearPairs,
     Pair,
-    digest64,
-    normalised,
+    PairReport,
+    SketchedRows,
     similarity,
-    sketch,
 )
-from shared.datasets.rows import Message
-
-ROOT = Path(__file__).resolve().parents[3]
-RANDOM = random.Random(1)
+from shared.datasets.fingerprints import SLOTS, fingerprints
+from tests.support.texts import changed, words
 
 
-def words(count: int) -> list[str]:
-    return [f"w{RANDOM.randrange(10**6)}" for _ in range(count)]
+def sketched(texts: list[str], first_line: int = 1) -> SketchedRows:
+    digests, sketches = fingerprints(texts)
+    lines = array("I", range(first_line, first_line + len(texts)))
+    return SketchedRows(bytearray(sketches), array("Q", digests), lines)
 
 
-def changed(text: list[str], places: int) -> list[str]:
-    copy = list(text)
-    for place in RANDOM.sample(range(len(text)), places):
-        copy[place] = f"other{place}"
-    return copy
-
-
-def test_case_and_white_space_make_no_difference_and_roles_do() -> None:
-    one = normalised([Message("user", "Hi  there\n"), Message("assistant", "HELLO")])
-    assert one == normalised([Message("user", "hi there"), Message("assistant", " hello")])
-    assert one != normalised([Message("system", "hi there"), Message("assistant", "hello")])
-
-
-def reference(messages: list[Message]) -> str:
-    turns = [f"<{message.role}> {message.content or ''}" for message in messages]
-    return " ".join(" ".join(turns).lower().split())
-
-
-WHITE_SPACE = "".join(character for character in map(chr, range(0x3100)) if character.isspace())
-texts = st.text() | st.text(st.sampled_from(f"aAbéÉßẞİKΣς新😀\u0131\u03c3\u200b\u0307{WHITE_SPACE}"))
-
-
-@given(st.lists(st.builds(Message, st.sampled_from(["user", "assistant"]), st.none() | texts), max_size=4))
-@example([Message("user", WHITE_SPACE), Message("assistant", f"a{' ' * 1000}b{WHITE_SPACE * 3}c")])
-def test_fast_way_writes_what_lower_and_split_write(messages: list[Message]) -> None:
-    assert normalised(messages) == reference(messages).encode()
-
-
-def test_tool_calls_are_compared() -> None:
-    first, second = ([Message("assistant", None, tool_calls=[{"name": name}])] for name in "ab")
-    assert normalised(first) != normalised(second)
+def pairs_of(found: NearPairs) -> list[Pair]:
+    report = PairReport()
+    report.extend(found)
+    return report.pairs
 
 
 @given(st.lists(st.integers(0, 30), max_size=100))
@@ -89,38 +63,77 @@ def test_every_leaked_row_is_found(training: list[int], validation: list[int]) -
     assert (found.rows, found.pairs) == (len(leaked), leaked[:MAX_PAIRS])
 
 
-def test_estimate_is_right_on_average() -> None:
-    errors = []
-    for places in (2, 6, 20) * 40:
-        one = words(120)
-        other = changed(one, places)
-        shingles = [set(zip(text, text[1:], text[2:], strict=False)) for text in (one, other)]
-        exact = len(shingles[0] & shingles[1]) / len(shingles[0] | shingles[1])
-        errors.append(similarity(sketch(" ".join(one)), sketch(" ".join(other))) - exact)
-    assert abs(sum(errors) / len(errors)) < 0.03
-
-
 def test_near_duplicates_are_found_among_many_rows_and_others_are_not() -> None:
     index = NearIndex(3_000)
     texts = [words(100) for _ in range(3_000)]
-    for line, text in enumerate(texts, start=1):
-        index.add(sketch(" ".join(text)), line, line)
-    near = [index.find(sketch(" ".join(changed(text, 1))), 0, 9_999) for text in texts[:300]]
-    assert sum(pair is not None and pair.first == line for line, pair in enumerate(near, start=1)) > 285
-    assert not any(index.find(sketch(" ".join(words(100))), 0, 9_999) for _ in range(300))
-    assert not any(index.find(sketch(" ".join(changed(text, 40))), 0, 9_999) for text in texts[:300])
+    assert not len(index.find_and_add(sketched([" ".join(text) for text in texts])))
+    found = index.find(sketched([" ".join(changed(text, 1)) for text in texts[:300]]))
+    assert sum(found.first == found.second) > 285
+    assert not len(index.find(sketched([" ".join(words(100)) for _ in range(300)])))
+    assert not len(index.find(sketched([" ".join(changed(text, 40)) for text in texts[:300]])))
 
 
 def test_exact_duplicate_is_not_called_near() -> None:
     index, text = NearIndex(), " ".join(words(50))
-    index.add(sketch(text), 7, 1)
-    assert index.find(sketch(text), 7, 2) is None
+    assert not len(index.find_and_add(sketched([text, text])))
+    assert not len(index.find(sketched([text.upper()])))
 
 
-def test_script_without_spaces_is_compared_by_characters() -> None:
-    text = "".join(chr(0x4E00 + RANDOM.randrange(5000)) for _ in range(200))
-    assert similarity(sketch(text), sketch(text[:100] + "新" + text[100:])) > 0.8
-    assert similarity(sketch(text), sketch(text[::-1])) < 0.2
+class NaiveIndex:
+    """A row at a time, with dictionaries: what :class:`NearIndex` must find."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.rows: list[tuple[bytes, int, int]] = []
+        self.table: dict[tuple[int, int], int] = {}
+
+    def find(self, drawn: bytes, digest: int, line: int) -> Pair | None:
+        candidates = {self.table[place] for place in places(drawn) if place in self.table}
+        if any(self.rows[row][1] == digest for row in candidates):
+            return None
+        scores = [(similarity(drawn, self.rows[row][0]), -row) for row in candidates]
+        best, row = max(scores, default=(0.0, 0))
+        return Pair(line, self.rows[-row][2], best) if best >= SIMILAR else None
+
+    def add(self, drawn: bytes, digest: int, line: int) -> None:
+        if len(self.rows) < self.limit:
+            self.table |= dict.fromkeys(places(drawn), len(self.rows))
+            self.rows.append((drawn, digest, line))
+
+
+def places(drawn: bytes) -> list[tuple[int, int]]:
+    return [(band, int.from_bytes(drawn[4 * band : 4 * band + 4], "little") % 1_024) for band in range(8)]
+
+
+rows_of_few_kinds = st.lists(
+    st.tuples(st.lists(st.tuples(st.integers(0, SLOTS - 1), st.integers(0, 3)), max_size=6), st.integers(0, 20)),
+    max_size=30,
+)
+
+
+@given(rows_of_few_kinds, st.integers(0, 30), st.integers(1, 12), st.integers(0, 35))
+def test_rows_at_once_are_compared_as_one_after_another(
+    rows: list[tuple[list[tuple[int, int]], int]], cut: int, at_once: int, limit: int
+) -> None:
+    drawn = []
+    for changes, _ in rows:
+        sketch = bytearray(SLOTS)
+        for place, value in changes:
+            sketch[place] = value
+        drawn.append(bytes(sketch))
+    whole = SketchedRows(
+        bytearray(b"".join(drawn)), array("Q", [digest for _, digest in rows]), array("I", range(1, len(rows) + 1))
+    )
+    naive, expected = NaiveIndex(limit), []
+    for sketch, digest, line in zip(drawn, whole.digests, whole.lines, strict=True):
+        expected.append(naive.find(sketch, digest, line))
+        naive.add(sketch, digest, line)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(duplicates, "MAX_NEAR_ROWS", limit)
+        patch.setattr(duplicates, "_ROWS_AT_ONCE", at_once)
+        index = NearIndex()
+        found = pairs_of(index.find_and_add(whole.part(0, cut))) + pairs_of(index.find_and_add(whole.part(cut, 99)))
+    assert found == [pair for pair in expected if pair][:MAX_PAIRS]
 
 
 def test_bytes_per_row_are_as_stated() -> None:
@@ -128,21 +141,7 @@ def test_bytes_per_row_are_as_stated() -> None:
     table = near.table_bytes
     for line in range(1, 10_001):
         exact.add([digest64(str(line))], [line])
-        near.add(line.to_bytes(4) * 8, line, line)
+    near.find_and_add(sketched([str(line) for line in range(10_000)]))
     assert exact.nbytes == EXACT_BYTES_PER_ROW * 10_000
     assert near.nbytes == NEAR_BYTES_PER_ROW * 10_000
     assert near.table_bytes == table == 32 * 1_024
-
-
-def test_sketch_is_the_same_in_every_process() -> None:
-    code = (
-        "from shared.datasets.duplicates import sketch, digest64; print(sketch('a b c d e f g').hex(), digest64('x'))"
-    )
-    run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert run.stdout.split() == [sketch("a b c d e f g").hex(), str(digest64("x"))]
-
-
-@given(st.text(max_size=50))
-def test_any_text_has_a_sketch(text: str) -> None:
-    assert len(sketch(normalised([Message("user", text)]))) == 32
-    assert len(sketch(text)) == 32
