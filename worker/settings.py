@@ -78,4 +78,8 @@ class WorkerSettings(RetentionSettings):
     trackers: TrackerNames = Field(
         list(DEFAULT_TRACKERS), description="Trackers that runs report to: tensorboard, mlflow, wandb, or none."
     )
+    api_url: str = Field(
+        "", description="Address of the API, as the worker reaches it: evaluations ask models there, like any client."
+    )
+    evaluation_concurrency: int = Field(16, ge=1, le=1024, description="Requests of an evaluation at once.")
     git_sha: str | None = Field(None, description="Commit of this installation's code, for training manifests.")

@@ -98,29 +98,6 @@ class Keys:
             session.flush()
             return Key.model_validate(row), secret
 
-    def create_for_attempt(self, job_id: str, attempt: int, tenant: TenantName, role: Role) -> tuple[Key, str]:
-        """Create a key that an attempt at a job works with; it is revoked with :meth:`revoke`, or when the attempt has ended.
-
-        Returns:
-            the key's record, and the secret.
-        """
-        secret = KEY_PREFIX + secrets.token_urlsafe(32)
-        with self._db.write() as session:
-            bump(session, "keys")
-            row = KeyRow(
-                id=new_id("key"),
-                name=f"{job_id}, attempt {attempt}",
-                tenant=tenant,
-                role=str(role),
-                secret_sha256=_hash(secret),
-                created_at=whole_milliseconds(datetime.now(UTC)),
-                job_id=job_id,
-                attempt=attempt,
-            )
-            session.add(row)
-            session.flush()
-            return Key.model_validate(row), secret
-
     def revoke_abandoned(self) -> list[str]:
         """Revoke the keys of attempts that have ended without doing so: their worker died. Returns the keys' ids."""
         ended = or_(JobRow.state != JobState.RUNNING, JobRow.attempt != KeyRow.attempt)
@@ -212,6 +189,31 @@ class Keys:
                     remedy="Make one with `mens keys create NAME`.",
                 )
             return Key.model_validate(row)
+
+
+def add_attempt_key(session: Session, job: JobRow, role: Role) -> tuple[Key, str]:
+    """Add a key of the job's tenant that its attempt works with, in a transaction that holds the job's row.
+
+    It is revoked by the attempt, or by :meth:`Keys.revoke_abandoned` when that has ended.
+
+    Returns:
+        the key's record, and the secret.
+    """
+    secret = KEY_PREFIX + secrets.token_urlsafe(32)
+    row = KeyRow(
+        id=new_id("key"),
+        name=f"{job.id}, attempt {job.attempt}",
+        tenant=job.tenant,
+        role=str(role),
+        secret_sha256=_hash(secret),
+        created_at=whole_milliseconds(datetime.now(UTC)),
+        job_id=job.id,
+        attempt=job.attempt,
+    )
+    session.add(row)
+    session.flush()
+    bump(session, "keys")
+    return Key.model_validate(row), secret
 
 
 def _check_name(param: str, given: str, pattern: str, rule: str) -> None:

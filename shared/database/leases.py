@@ -22,12 +22,16 @@ from shared.database.files.files import add_file
 from shared.database.gates.receipts import NewReceipt, StoredReceipt, add_receipt
 from shared.database.job_states import JobState, Stage, Verb
 from shared.database.jobs import add_events, job_row, transition
+from shared.database.keys import Key, add_attempt_key
 from shared.database.names.aliases import Actor, lock_alias, move_alias
 from shared.database.names.move_evidence import WITH_EVIDENCE, Standing, Terms, standing
 from shared.database.records import Job, NewEvent
 from shared.database.routing import Routing
 from shared.database.tables import AliasRow, JobRow
 from shared.errors import Code, Conflict, JobFailed, LeaseLost, MensError
+from shared.database.tables import JobRow
+from shared.database.tenancy import Role
+from shared.errors import Code, JobFailed, LeaseLost, MensError
 
 MAX_FAILURES = 5
 BACKOFF_SECONDS = (1, 5, 15, 60)
@@ -116,6 +120,20 @@ class Leases:
         """
         with self._db.write() as session:
             reserve_adapters(session, self._held(session, lease), digests)
+
+    @property
+    def database(self) -> Database:
+        """The database that they are in."""
+        return self._db
+
+    def mint_key(self, lease: Lease, role: Role) -> tuple[Key, str]:
+        """A key of the job's tenant for this attempt, and its secret.
+
+        Raises:
+            LeaseLost: another attempt owns the job.
+        """
+        with self._db.write() as session:
+            return add_attempt_key(session, self._held(session, lease), role)
 
     def open_run(self, lease: Lease, eval_id: str, name: str, plan: dict[str, Any]) -> EvalRun:
         """The run of an eval that the job carries out beside its own work; the one of an earlier attempt, if there is one.

@@ -193,6 +193,7 @@ class CriterionResult(BaseModel):
     """What a criterion gave for an answer.
 
     Attributes:
+        fault: why the answer could not be given a score, by its own fault, in the form of `MensError.as_dict`: it has failed.
         error: why it could not judge, in the form of `MensError.as_dict`; then the score is 0 and says nothing.
     """
 
@@ -201,6 +202,7 @@ class CriterionResult(BaseModel):
     type: str
     passed: bool
     score: float
+    fault: dict[str, Any] | None = None
     error: dict[str, Any] | None = None
 
 

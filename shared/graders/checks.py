@@ -79,6 +79,13 @@ class Schema:
         """Whether it describes a JSON value."""
         return bool(self._validator.is_valid(value))
 
+    def fault(self, value: Any) -> str | None:
+        """Where and why it does not describe a JSON value; None: it does."""
+        for error in self._validator.iter_errors(value):
+            place = ".".join(map(str, error.instance_path))
+            return f"{place}: {error.message}" if place else str(error.message)
+        return None
+
     def accepts_text(self, text: str) -> bool:
         """Whether a text is JSON that it describes."""
         try:

@@ -36,7 +36,7 @@ def judge_request(grader: ScoreModel | LabelModel, item: Values, sample: Values)
         given["max_completion_tokens"] = given.pop("max_completions_tokens")
     return {
         "model": grader.model,
-        "messages": [{"role": turn.role, "content": _text(turn, item, sample)} for turn in grader.input],
+        "messages": [{"role": turn.role, "content": message_text(turn, item, sample)} for turn in grader.input],
         "response_format": {"type": "json_schema", "json_schema": schema},
         **given,
     }
@@ -46,7 +46,12 @@ def _closed(properties: dict[str, Any]) -> dict[str, Any]:
     return {"type": "object", "properties": properties, "required": [*properties], "additionalProperties": False}
 
 
-def _text(turn: GraderMessage, item: Values, sample: Values) -> str:
+def message_text(turn: GraderMessage, item: Values, sample: Values) -> str:
+    """A message's text, its parts joined and filled in.
+
+    Raises:
+        InvalidRequest: as :func:`shared.graders.templates.render`.
+    """
     parts = turn.content if isinstance(turn.content, list) else [turn.content]
     return "".join(render(part if isinstance(part, str) else part.text, item, sample) for part in parts)
 

@@ -36,6 +36,40 @@ def render(template: str, item: Mapping[str, Any], sample: Mapping[str, Any]) ->
     return "".join(piece if isinstance(piece, str) else _text_at(piece, item, sample) for piece in _pieces(template))
 
 
+def paths_of(template: str) -> list[Path]:
+    """The paths of a template, in order, each beginning with ``item`` or ``sample``.
+
+    Raises:
+        InvalidRequest: as :func:`check_template`.
+    """
+    return [piece for piece in _pieces(template) if not isinstance(piece, str)]
+
+
+def parse_path(path: str) -> Path:
+    """A path as it stands between braces.
+
+    Raises:
+        InvalidRequest: ``GRADER_INVALID``.
+    """
+    return _parse(path.strip())
+
+
+def value_at(path: Path, item: Mapping[str, Any], sample: Mapping[str, Any]) -> Any:
+    """What a path leads to.
+
+    Raises:
+        InvalidRequest: ``GRADER_VARIABLE_INVALID``, ``GRADER_SAMPLE_INVALID``: nowhere.
+    """
+    value: Any = {"item": item, "sample": sample}
+    for number, step in enumerate(path):
+        # A text has characters by number, and none of them is meant.
+        is_item = isinstance(step, int) and isinstance(value, list) and step < len(value)
+        if not is_item and not (isinstance(step, str) and isinstance(value, Mapping) and step in value):
+            raise _missing(path, number)
+        value = value[step]
+    return value
+
+
 def _pieces(template: str) -> Iterator[str | Path]:
     """The text and the paths of a template, in order."""
     end = 0
@@ -62,13 +96,7 @@ def _parse(path: str) -> Path:
 
 
 def _text_at(path: Path, item: Mapping[str, Any], sample: Mapping[str, Any]) -> str:
-    value: Any = {"item": item, "sample": sample}
-    for number, step in enumerate(path):
-        # A text has characters by number, and none of them is meant.
-        is_item = isinstance(step, int) and isinstance(value, list) and step < len(value)
-        if not is_item and not (isinstance(step, str) and isinstance(value, Mapping) and step in value):
-            raise _missing(path, number)
-        value = value[step]
+    value = value_at(path, item, sample)
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 

@@ -16,6 +16,7 @@ from shared.artifacts.storage import Storage
 from shared.database.connection import Database
 from shared.database.files.files import Files
 from shared.database.files.uploads import Uploads
+from shared.database.keys import Keys
 from shared.database.leases import Lease, Leases
 from shared.database.records import Kind
 from shared.errors import Code, JobFailed, LeaseLost, MensError, Unavailable
@@ -23,12 +24,17 @@ from shared.host import disk_errors
 from shared.queue import JobQueue
 from worker.jobs.attempt import Attempt, Stopped
 from worker.jobs.child_process import ExitReason
+from worker.jobs.evaluate import run_evaluate
 from worker.jobs.finetune import run_finetune
 from worker.jobs.heartbeat import LeaseKeeper
 from worker.jobs.merge import run_merge
 from worker.settings import WorkerSettings
 
-RUNNERS: dict[Kind, Callable[[Attempt], None]] = {Kind.FINETUNE: run_finetune, Kind.MERGE: run_merge}
+RUNNERS: dict[Kind, Callable[[Attempt], None]] = {
+    Kind.FINETUNE: run_finetune,
+    Kind.MERGE: run_merge,
+    Kind.EVALUATE: run_evaluate,
+}
 WRITE_RETRY_SECONDS = 2.0
 
 logger = logging.getLogger(__name__)
@@ -77,10 +83,11 @@ class Worker:
                 time.sleep(WRITE_RETRY_SECONDS)
 
     def sweep(self, *, enqueue: bool = True) -> list[str]:
-        """Delete expired files and uploads, take back expired leases, and enqueue every job that is ready; the ids of those."""
+        """Delete expired files and uploads, take back expired leases and the keys of their attempts, and enqueue every job that is ready; the ids of those."""
         self.files.delete_expired(self.storage.delete_blob)
         self.uploads.delete_expired(self.storage.delete_blob)
         ready = self.leases.sweep()
+        Keys(self.leases.database).revoke_abandoned()
         return [job_id for job_id in ready if enqueue and self.job_queue.enqueue(job_id)]
 
     def _work(self, lease: Lease) -> Callable[[], object]:

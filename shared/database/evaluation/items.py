@@ -44,6 +44,11 @@ class EvalItems:
         with self._db.read() as session:
             return set(session.scalars(select(EvalItemRow.position).where(EvalItemRow.run_id == run_id)))
 
+    def totals(self, run_id: str) -> dict[str, Any]:
+        """The totals up to the last item that was stored; empty before the first."""
+        with self._db.read() as session:
+            return session.scalar(select(EvalRunRow.totals).where(EvalRunRow.id == run_id)) or {}
+
     def get(self, run_id: str, position: int) -> StoredItem:
         """Raises:
         NotFound: ``EVAL_ITEM_NOT_FOUND``.

@@ -193,8 +193,9 @@ def test_the_key_of_an_attempt_ends_with_it_though_its_worker_died(
     jobs: Jobs, leases: Leases, keys: Keys, made: Eval
 ) -> None:
     lease = started(jobs, leases, made.id)
-    key, secret = keys.create_for_attempt(lease.job.id, lease.token, "acme", Role.VIEWER)
-    assert keys.authenticate(secret).tenant == "acme"
+    key, secret = leases.mint_key(lease, Role.VIEWER)
+    assert keys.authenticate(secret) == key
+    assert (key.tenant, key.role) == (lease.job.tenant, Role.VIEWER)
     assert keys.revoke_abandoned() == []
     leases.fail(lease, JobFailed(Code.LEASE_EXPIRED, "The worker died.", retryable=True))
     assert keys.revoke_abandoned() == [key.id]
@@ -206,10 +207,12 @@ def test_the_key_of_an_earlier_attempt_ends_while_a_later_one_runs(
     jobs: Jobs, leases: Leases, keys: Keys, made: Eval
 ) -> None:
     lease = started(jobs, leases, made.id)
-    key, _ = keys.create_for_attempt(lease.job.id, lease.token, "shared", Role.VIEWER)
+    key, _ = leases.mint_key(lease, Role.VIEWER)
     leases.release(lease, "a test")
     again = leases.claim(lease.job.id, "worker-2")
     assert again
-    later, _ = keys.create_for_attempt(lease.job.id, again.token, "shared", Role.VIEWER)
+    with pytest.raises(LeaseLost):
+        leases.mint_key(lease, Role.VIEWER)
+    later, _ = leases.mint_key(again, Role.VIEWER)
     assert keys.revoke_abandoned() == [key.id]
     assert [found.id for found in keys.all()] == [later.id]

@@ -1,0 +1,179 @@
+"""Criteria against the schema of what they judge: what cannot be there is told when an eval is made, not in its results."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from shared.errors import Code, InvalidRequest
+from shared.evaluation.types import Criterion, CustomConfig, DataSourceConfig, EvalSpec
+from shared.graders.checks import Schema
+from shared.graders.grading import check_runnable
+from shared.graders.templates import Path, paths_of
+from shared.graders.types import (
+    GraderMessage,
+    LabelModel,
+    PythonGrader,
+    RegexCheck,
+    SchemaCheck,
+    ScoreModel,
+    StringCheck,
+    TextSimilarity,
+)
+
+SAMPLE_FIELDS = frozenset({"output_text", "output_json", "output_tools", "choices"})
+"""What the answer of a model has."""
+SAMPLE_SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "output_text": {"type": "string"},
+        "output_json": {},
+        "output_tools": {"type": "array", "items": {"type": "object"}},
+        "choices": {"type": "array", "items": {"type": "object"}},
+    },
+    "required": ["output_text"],
+}
+MAX_REFERENCES = 16
+"""How many references of a schema are followed, one after the other."""
+HERE_UNKNOWN = frozenset({Code.SANDBOX_UNAVAILABLE, Code.GRADER_UNSUPPORTED})
+"""What a grader may lack here and now: its eval can be kept, and is refused when it is run."""
+
+
+def check_eval(spec: EvalSpec) -> None:
+    """Whether the criteria of an eval can judge what its schema describes.
+
+    Raises:
+        InvalidRequest: ``EVAL_INVALID``: the schema is none, or a template names a field that it has not. ``GRADER_INVALID``: as
+            :func:`shared.graders.grading.check_runnable`; ``param`` names the criterion.
+    """
+    config = spec.data_source_config
+    if isinstance(config, CustomConfig):
+        try:
+            Schema(config.item_schema)
+        except InvalidRequest as error:
+            raise _invalid("data_source_config.item_schema", error.message) from None
+    for number, criterion in enumerate(spec.testing_criteria):
+        param = f"testing_criteria.{number}"
+        try:
+            check_runnable(criterion)
+        except InvalidRequest as error:
+            if error.code not in HERE_UNKNOWN:
+                error.param = param
+                raise
+        if isinstance(config, CustomConfig):
+            check_templates(paths_of_criterion(criterion), config.item_schema, param)
+
+
+def check_templates(paths: Iterator[Path], schema: Mapping[str, Any], param: str) -> None:
+    """Whether paths under ``item`` lead to something that a schema of items may have.
+
+    Raises:
+        InvalidRequest: ``EVAL_INVALID``.
+    """
+    for path in paths:
+        if path[0] == "item" and not _leads_somewhere(schema, schema, path[1:]):
+            fields = sorted(schema.get("properties") or {})
+            has = f"it has {', '.join(map(repr, fields[:20]))}" if fields else "it has no such field"
+            message = f"{param} names {{{{ {written(path)} }}}}, which the item schema does not have: {has}."
+            raise _invalid(param, message)
+
+
+def paths_of_criterion(criterion: Criterion) -> Iterator[Path]:
+    """Every path in the templates of a criterion."""
+    for template in _templates(criterion):
+        yield from paths_of(template)
+
+
+def models_that_judge(spec: EvalSpec) -> dict[str, int]:
+    """Models that criteria ask, and the number of the first criterion that asks each."""
+    found: dict[str, int] = {}
+    for number, criterion in enumerate(spec.testing_criteria):
+        if isinstance(criterion, LabelModel | ScoreModel):
+            found.setdefault(criterion.model, number)
+    return found
+
+
+def line_schema(config: DataSourceConfig) -> dict[str, Any]:
+    """JSON Schema of a whole line, ``item`` and, where it is expected, ``sample``, as OpenAI answers it."""
+    if not isinstance(config, CustomConfig):
+        return {
+            "type": "object",
+            "properties": {"item": {"type": "object"}, "sample": SAMPLE_SCHEMA},
+            "required": ["item"],
+        }
+    properties: dict[str, Any] = {"item": config.item_schema}
+    if config.include_sample_schema:
+        properties["sample"] = SAMPLE_SCHEMA
+    return {"type": "object", "properties": properties, "required": [*properties]}
+
+
+def written(path: Path) -> str:
+    """A path as it is written: ``item.tags[0]``."""
+    return "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path).lstrip(".")
+
+
+def _templates(criterion: Criterion) -> Iterator[str]:
+    if isinstance(criterion, StringCheck | TextSimilarity):
+        yield from (criterion.input, criterion.reference)
+    elif isinstance(criterion, LabelModel | ScoreModel):
+        for turn in criterion.input:
+            yield from message_templates(turn)
+    elif isinstance(criterion, PythonGrader) and isinstance(criterion.mens, RegexCheck | SchemaCheck):
+        yield criterion.mens.input
+
+
+def message_templates(turn: GraderMessage) -> Iterator[str]:
+    """The templates of a message, one of each part."""
+    parts = turn.content if isinstance(turn.content, list) else [turn.content]
+    yield from (part if isinstance(part, str) else part.text for part in parts)
+
+
+def _leads_somewhere(root: Mapping[str, Any], schema: Any, path: Path, references: int = 0) -> bool:
+    """Whether a value that a schema describes may have something at a path. What is not understood counts as yes."""
+    if not path or not isinstance(schema, Mapping):
+        return schema is not False
+    if choices := _alternatives(root, schema):
+        return references >= MAX_REFERENCES or any(
+            _leads_somewhere(root, choice, path, references + 1) for choice in choices
+        )
+    if "allOf" in schema or "patternProperties" in schema:
+        return True
+    return _leads_somewhere(root, _inside(schema, path[0]), path[1:], references)
+
+
+def _alternatives(root: Mapping[str, Any], schema: Mapping[str, Any]) -> list[Any]:
+    """The schemas of which one holds, where a schema says no more than that."""
+    if isinstance(reference := schema.get("$ref"), str):
+        return [_referenced(root, reference)]
+    choices = schema.get("anyOf", schema.get("oneOf"))
+    return choices if isinstance(choices, list) else []
+
+
+def _inside(schema: Mapping[str, Any], step: str | int) -> Any:
+    """The schema of what a value has under a name or number; False: it has nothing there."""
+    if not _may_be(schema, "array" if isinstance(step, int) else "object"):
+        return False
+    if isinstance(step, int):
+        return schema.get("items", {})
+    properties = schema.get("properties")
+    if isinstance(properties, Mapping) and step in properties:
+        return properties[step]
+    # Where fields are listed, one that is not among them is a slip, unless others are allowed in so many words.
+    return schema.get("additionalProperties", not properties)
+
+
+def _may_be(schema: Mapping[str, Any], kind: str) -> bool:
+    given = schema.get("type")
+    return given is None or kind in (given if isinstance(given, list) else [given])
+
+
+def _referenced(root: Mapping[str, Any], reference: str) -> Any:
+    value: Any = root
+    for step in reference.removeprefix("#/").split("/") if reference.startswith("#/") else ():
+        value = value.get(step.replace("~1", "/").replace("~0", "~"), {}) if isinstance(value, Mapping) else {}
+    return value if reference.startswith("#") else {}
+
+
+def _invalid(param: str, message: str) -> InvalidRequest:
+    remedy = "Correct the template, or add the field to data_source_config.item_schema."
+    return InvalidRequest(Code.EVAL_INVALID, message, remedy=remedy, param=param)

@@ -1,0 +1,128 @@
+"""What a run does, completely: items, models, prompts, sampling, criteria. It is stored with the run and does not change."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field
+
+from shared.evaluation.types import (
+    CompletionsSource,
+    Criterion,
+    EvalSpec,
+    InputMessages,
+    JsonlSource,
+    ResponsesSource,
+    RunSpec,
+)
+from shared.graders.types import GraderValue
+from shared.hashing import digest_json
+
+Endpoint = Literal["chat", "responses"]
+
+
+class ModelTarget(GraderValue):
+    """A model that is asked.
+
+    Attributes:
+        name: as the run names it.
+        served: the name that is sent: for an alias the adapter that it had when the run was made, so that all answers are one's.
+    """
+
+    name: str
+    served: str
+
+
+class PlannedItems(GraderValue):
+    """Where the items are: a file in the storage, ``{"item": …, "sample": …}`` a line.
+
+    Attributes:
+        inline: whether they came with the request, which the file was made of.
+    """
+
+    file_id: str
+    sha256: str
+    count: int
+    inline: bool = False
+
+
+class EvaluationPlan(GraderValue):
+    """What a run does.
+
+    Attributes:
+        models: that are asked: none for rows that have their answers, else one, and its incumbent where they are compared.
+        sampling: fields of each request, but for the model, the messages and the seed.
+        seed: of the first answer to each item; the further ones count up from it.
+        samples: answers to each item.
+        margin: what the first model may lose against the second.
+        data_source: the run's, as it was asked, without the rows.
+    """
+
+    eval_id: str
+    testing_criteria: list[Criterion]
+    items: PlannedItems
+    endpoint: Endpoint | None = None
+    input_messages: InputMessages | None = None
+    models: list[ModelTarget] = Field([], max_length=2)
+    sampling: dict[str, Any] = {}
+    seed: int = 0
+    samples: int = 1
+    margin: float = 0.0
+    data_source: dict[str, Any] = {}
+
+    @property
+    def answers(self) -> int:
+        """Output items of the run: one for each answer to each item."""
+        return self.items.count * self.samples
+
+    @property
+    def digest(self) -> str:
+        """Of all that has a bearing on the results."""
+        return digest_json(self.model_dump(mode="json"))
+
+
+def plan_run(
+    eval_id: str, spec: EvalSpec, run: RunSpec, items: PlannedItems, models: list[ModelTarget], seed: int
+) -> EvaluationPlan:
+    """The plan of a run whose parts were checked (`shared/evaluation/items.py`, `criteria.py`).
+
+    Args:
+        seed: for a run that names none.
+    """
+    source = run.data_source
+    wire = source.model_dump(mode="json", exclude_none=True)
+    wire["source"] = {"type": "file_id", "id": items.file_id}
+    plan = EvaluationPlan(
+        eval_id=eval_id,
+        testing_criteria=spec.testing_criteria,
+        items=items,
+        models=models,
+        seed=seed,
+        margin=run.mens.margin,
+        data_source=wire,
+    )
+    if isinstance(source, JsonlSource):
+        return plan
+    given = source.sampling_params.seed if source.sampling_params else None
+    return plan.model_copy(
+        update={
+            "endpoint": "chat" if isinstance(source, CompletionsSource) else "responses",
+            "input_messages": source.input_messages,
+            "sampling": _fields(source),
+            "seed": seed if given is None else given,
+            "samples": run.mens.samples,
+        }
+    )
+
+
+def _fields(source: CompletionsSource | ResponsesSource) -> dict[str, Any]:
+    """The sampling parameters as fields of a request. What is not given is OpenAI's default, said outright."""
+    given = source.sampling_params.model_dump(exclude_none=True) if source.sampling_params else {}
+    given.pop("seed", None)
+    fields = {"temperature": 1.0, "top_p": 1.0, **given}
+    if isinstance(source, ResponsesSource):
+        if "max_completion_tokens" in fields:
+            fields["max_output_tokens"] = fields.pop("max_completion_tokens")
+        if "reasoning_effort" in fields:
+            fields["reasoning"] = {"effort": fields.pop("reasoning_effort")}
+    return fields

@@ -1,0 +1,189 @@
+"""What a run came to: counts as its items come, and the comparison of its two models."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from pydantic import BaseModel
+
+from shared.evaluation.plan import EvaluationPlan
+from shared.evaluation.types import Answer, Criterion, CriterionResult, ItemResult
+from shared.graders.types import ScoreModel
+from shared.statistics.paired import Comparison, compare
+
+USAGE_FIELDS = ("prompt_tokens", "completion_tokens", "total_tokens", "cached_tokens")
+
+
+class ModelTotals(BaseModel):
+    """Requests to a model so far, and their tokens."""
+
+    invocation_count: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    total_tokens: int = 0
+    cached_tokens: int = 0
+
+
+class CriterionTotals(BaseModel):
+    """Answers that a criterion has judged so far; one that it could not judge is neither passed nor failed."""
+
+    passed: int = 0
+    failed: int = 0
+    errored: int = 0
+    score_sum: float = 0.0
+
+
+class Totals(BaseModel):
+    """Counts of a run so far. They are stored together with the items that they count.
+
+    Attributes:
+        incumbent_criteria: of the second model.
+        usage: by the name of the model, those that judge among them.
+    """
+
+    done: int = 0
+    passed: int = 0
+    failed: int = 0
+    errored: int = 0
+    criteria: dict[str, CriterionTotals] = {}
+    incumbent_criteria: dict[str, CriterionTotals] = {}
+    usage: dict[str, ModelTotals] = {}
+
+    @classmethod
+    def of(cls, plan: EvaluationPlan) -> Totals:
+        """Before the first item: each criterion and model is there already."""
+        names = [criterion.name for criterion in plan.testing_criteria]
+        return cls(
+            criteria={name: CriterionTotals() for name in names},
+            incumbent_criteria={name: CriterionTotals() for name in names} if len(plan.models) > 1 else {},
+            usage={target.name: ModelTotals() for target in plan.models},
+        )
+
+    def add(self, result: ItemResult, judges: dict[str, dict[str, Any]]) -> None:
+        """Count an item.
+
+        Args:
+            judges: usage of the models that judged it.
+        """
+        self.done += 1
+        self.passed += result.status == "pass"
+        self.failed += result.status == "fail"
+        self.errored += result.status == "error"
+        _count(self.criteria, result.answer.results)
+        self._use(result.answer)
+        if result.incumbent:
+            _count(self.incumbent_criteria, result.incumbent.results)
+            self._use(result.incumbent)
+        for model, usage in judges.items():
+            self._add_usage(model, usage, int(usage.get("requests", 1)))
+
+    def _use(self, answer: Answer) -> None:
+        if answer.model and answer.usage:
+            self._add_usage(answer.model, answer.usage, 1)
+
+    def _add_usage(self, model: str, usage: dict[str, Any], requests: int) -> None:
+        total = self.usage.setdefault(model, ModelTotals())
+        total.invocation_count += requests
+        for name in USAGE_FIELDS:
+            setattr(total, name, getattr(total, name) + int(usage.get(name) or 0))
+
+
+@dataclass(frozen=True, slots=True)
+class PairedScores:
+    """A criterion's scores of both models on the items that both have answered, in the same order.
+
+    Attributes:
+        groups: index of each pair's item: the answers to one item are a group.
+        unpaired: items of which one model has no score; they are in no comparison.
+    """
+
+    criterion: str
+    incumbent: list[float]
+    candidate: list[float]
+    groups: list[int]
+    unpaired: int
+
+
+@dataclass(frozen=True, slots=True)
+class RunOutcome:
+    """What a run came to.
+
+    Attributes:
+        pairs: by the criterion's name; empty for a run of one model.
+        passes: of each item, how many of its answers passed all criteria and how many there are: what pass@k is computed of.
+    """
+
+    run_id: str
+    totals: Totals
+    pairs: dict[str, PairedScores]
+    comparisons: dict[str, Comparison]
+    passes: dict[int, tuple[int, int]]
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON form, as a job's result has it."""
+        compared = {name: asdict(comparison) for name, comparison in self.comparisons.items()}
+        for name, comparison in compared.items():
+            comparison["unpaired"] = self.pairs[name].unpaired
+        return {"totals": self.totals.model_dump(mode="json"), "comparisons": compared}
+
+
+def outcome_of(run_id: str, plan: EvaluationPlan, totals: Totals, results: Iterable[ItemResult]) -> RunOutcome:
+    """What a run came to, from all of its items."""
+    pairs = {
+        criterion.name: PairedScores(criterion.name, [], [], [], 0)
+        for criterion in plan.testing_criteria
+        if len(plan.models) > 1
+    }
+    unpaired = dict.fromkeys(pairs, 0)
+    passes: dict[int, tuple[int, int]] = {}
+    for result in results:
+        passed, answers = passes.get(result.item_index, (0, 0))
+        passes[result.item_index] = (passed + (result.status == "pass"), answers + (result.status != "error"))
+        for number, criterion in enumerate(plan.testing_criteria if pairs else ()):
+            both = _scores(criterion, number, result)
+            if both is None:
+                unpaired[criterion.name] += 1
+            else:
+                pair = pairs[criterion.name]
+                pair.incumbent.append(both[0])
+                pair.candidate.append(both[1])
+                pair.groups.append(result.item_index)
+    counted = {
+        name: PairedScores(name, pair.incumbent, pair.candidate, pair.groups, unpaired[name])
+        for name, pair in pairs.items()
+    }
+    comparisons = {name: compare(*_within_bounds(pair), plan.margin) for name, pair in counted.items()}
+    return RunOutcome(run_id, totals, counted, comparisons, passes)
+
+
+def _scores(criterion: Criterion, number: int, result: ItemResult) -> tuple[float, float] | None:
+    """Scores of incumbent and candidate, from 0 to 1 where the criterion has a range; None: one of them has none."""
+    answers = (result.incumbent, result.answer)
+    found = [answer.results[number] for answer in answers if answer and len(answer.results) > number]
+    if len(found) < 2 or any(score.error for score in found):
+        return None
+    low, high = criterion.range if isinstance(criterion, ScoreModel) else (0.0, 1.0)
+    old, new = ((score.score - low) / (high - low) for score in found)
+    return old, new
+
+
+def _within_bounds(pair: PairedScores) -> tuple[Sequence[float], Sequence[float]]:
+    """Scores as comparisons take them. Of a grader of one's own that leaves 0 to 1, the smallest to the largest is that."""
+    scores = [*pair.incumbent, *pair.candidate]
+    low, high = min(scores, default=0.0), max(scores, default=1.0)
+    if low >= 0 and high <= 1:
+        return pair.incumbent, pair.candidate
+    low, high = min(low, 0.0), max(high, 1.0)
+    old, new = ([(score - low) / (high - low) for score in side] for side in (pair.incumbent, pair.candidate))
+    return old, new
+
+
+def _count(totals: dict[str, CriterionTotals], results: Sequence[CriterionResult]) -> None:
+    for result in results:
+        total = totals.setdefault(result.name, CriterionTotals())
+        total.errored += result.error is not None
+        total.passed += result.error is None and result.passed
+        total.failed += result.error is None and not result.passed
+        total.score_sum += result.score

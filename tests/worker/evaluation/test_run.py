@@ -1,0 +1,380 @@
+"""Runs of evaluations against an API that a test writes: what is asked, what is stored, what a kill or a cancel leaves."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from email.message import Message
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shared.artifacts.folder_storage import FolderStorage
+from shared.database.connection import Database
+from shared.database.evaluation.evals import Evals
+from shared.database.evaluation.items import EvalItems, StoredItem
+from shared.database.files.files import Files
+from shared.database.files.uploads import Uploads
+from shared.database.job_states import JobState
+from shared.database.jobs import Jobs
+from shared.database.keys import Keys
+from shared.database.leases import Leases
+from shared.database.records import Job, Kind
+from shared.database.tenancy import Role
+from shared.errors import Code
+from shared.evaluation.plan import EvaluationPlan, ModelTarget, PlannedItems, plan_run
+from shared.evaluation.types import EvalSpec, ItemResult, RunSpec
+from tests.support.builders import submission
+from tests.support.doubles import FakeJobQueue
+from tests.support.http_stub import http_stub
+from tests.support.waiting import eventually
+from worker.evaluation import front_door
+from worker.jobs.runner import Worker
+from worker.settings import WorkerSettings
+
+Body = dict[str, Any]
+EQUALS = {
+    "type": "string_check",
+    "name": "equals",
+    "input": "{{ sample.output_text }}",
+    "reference": "{{ item.answer }}",
+    "operation": "eq",
+}
+ROWS = [{"item": {"question": f"{number}", "answer": f"{number}"}} for number in range(8)]
+PROMPT = {"type": "template", "template": [{"role": "user", "content": "{{ item.question }}"}]}
+
+
+@dataclass
+class FrontDoorStub:
+    """An API that answers each question with itself, unless a test has it do otherwise.
+
+    Attributes:
+        asked: bodies, as they came.
+        reply: what to answer instead: a status and a body, or None for the usual answer.
+        keys: that were sent.
+    """
+
+    asked: list[Body] = field(default_factory=list)
+    reply: Callable[[Body], tuple[int, object] | None] = lambda body: None
+    keys: set[str] = field(default_factory=set)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def respond(self, method: str, target: str, content: bytes, headers: Message) -> tuple[int, object]:
+        body = json.loads(content)
+        with self.lock:
+            self.asked.append(body)
+            self.keys.add(headers["Authorization"].removeprefix("Bearer "))
+        return self.reply(body) or (200, chat(body["messages"][-1]["content"]))
+
+    @property
+    def questions(self) -> Counter[str]:
+        return Counter(body["messages"][-1]["content"] for body in self.asked)
+
+
+def chat(text: str) -> Body:
+    usage = {"prompt_tokens": 3, "completion_tokens": 1, "total_tokens": 4}
+    return {"choices": [{"message": {"content": text}, "finish_reason": "stop"}], "usage": usage}
+
+
+def refusal(code: Code, message: str = "No.") -> Body:
+    return {"error": {"message": message, "mens": {"code": str(code), "remedy": ""}}}
+
+
+@dataclass
+class Place:
+    """A database, a storage and a worker, and runs on them."""
+
+    database: Database
+    settings: WorkerSettings
+    storage: FolderStorage
+    worker: Worker
+    eval_id: str
+
+    def queue(self, rows: list[Body] = ROWS, *, criteria: list[Body] | None = None, **run: Any) -> Job:
+        """Queue a run."""
+        with self.storage.writer() as writer:
+            writer.write(b"".join(json.dumps(row).encode() + b"\n" for row in rows))
+            sha256 = writer.finish()
+            writer.commit()
+        plan = planned(self.eval_id, PlannedItems(file_id="file-1", sha256=sha256, count=len(rows)), criteria, **run)
+        job, _ = Jobs(self.database, "acme").submit(
+            submission(kind=Kind.EVALUATE, plan=plan.model_dump(mode="json"), eval_id=self.eval_id)
+        )
+        return job
+
+    def run(self, job: Job) -> Job:
+        """Let the worker work on a job."""
+        self.worker.run_job(job.id)
+        return self.job(job)
+
+    def job(self, job: Job) -> Job:
+        return Jobs(self.database, "acme").get(job.id)
+
+    def items(self, job: Job) -> list[StoredItem]:
+        return list(EvalItems(self.database).all(job.id))
+
+    def results(self, job: Job) -> list[ItemResult]:
+        return [ItemResult.model_validate(item.result) for item in self.items(job)]
+
+
+def planned(
+    eval_id: str,
+    items: PlannedItems,
+    criteria: list[Body] | None,
+    models: tuple[str, ...] = ("tiny",),
+    mens: Body | None = None,
+    **source: Any,
+) -> EvaluationPlan:
+    config = {"type": "custom", "item_schema": {"type": "object"}}
+    spec = EvalSpec.model_validate({"data_source_config": config, "testing_criteria": criteria or [EQUALS]})
+    data: Body = {"type": "jsonl", "source": {"type": "file_id", "id": "file-1"}}
+    if models:
+        data |= {"type": "completions", "model": models[0], "input_messages": PROMPT, **source}
+    run = RunSpec.model_validate({"data_source": data, "mens": mens or {}})
+    return plan_run(eval_id, spec, run, items, [ModelTarget(name=name, served=f"{name}@1") for name in models], 7)
+
+
+@pytest.fixture
+def door() -> FrontDoorStub:
+    return FrontDoorStub()
+
+
+@pytest.fixture
+def place(door: FrontDoorStub, database: Database, tmp_path: Path) -> Iterator[Place]:
+    with http_stub(door.respond) as url:
+        settings = WorkerSettings(
+            home=tmp_path, heartbeat_seconds=0.05, stop_grace_seconds=5.0, api_url=url, evaluation_concurrency=4
+        )
+        leases, storage = Leases(database, settings.lease_seconds), FolderStorage(settings.storage_dir)
+        worker = Worker(settings, leases, Files(database), Uploads(database), storage, FakeJobQueue(), name="first")  # type: ignore[arg-type]
+        made = Evals(database, "acme").create("e", {}, {})
+        yield Place(database, settings, storage, worker, made.id)
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Waits between two attempts take no time."""
+    monkeypatch.setattr(front_door, "LONGEST_WAIT_SECONDS", 0.01)
+
+
+def test_every_item_is_asked_once_judged_and_stored(place: Place, door: FrontDoorStub) -> None:
+    rows = [*ROWS, {"item": {"question": "other", "answer": "no"}}]
+    job = place.queue(rows, sampling_params={"temperature": 0, "seed": 5, "max_completion_tokens": 9})
+    done = place.run(job)
+    assert done.state is JobState.SUCCEEDED
+    assert door.questions == Counter(row["item"]["question"] for row in rows)
+    expected = {"model": "tiny@1", "temperature": 0, "top_p": 1.0, "seed": 5, "max_completion_tokens": 9}
+    assert all({name: body[name] for name in expected} == expected for body in door.asked)
+    assert [item.status for item in place.items(job)] == ["pass"] * 8 + ["fail"]
+    totals = done.result["totals"]
+    assert (totals["done"], totals["passed"], totals["failed"], totals["errored"]) == (9, 8, 1, 0)
+    assert totals["criteria"]["equals"] == {"passed": 8, "failed": 1, "errored": 0, "score_sum": 8.0}
+    assert totals["usage"]["tiny"] == {
+        "invocation_count": 9, "prompt_tokens": 27, "completion_tokens": 9, "total_tokens": 36, "cached_tokens": 0,
+    }  # fmt: skip
+    assert done.progress["items_done"] == done.progress["items_total"] == 9
+
+
+def test_the_key_is_the_tenants_may_only_read_and_ends_with_the_attempt(place: Place, door: FrontDoorStub) -> None:
+    seen = []
+
+    def look(body: Body) -> None:
+        seen.extend(key for key in Keys(place.database).all("acme") if not key.revoked_at)
+
+    door.reply = look
+    place.run(place.queue(ROWS[:1]))
+    assert [(key.tenant, key.role) for key in seen] == [("acme", Role.VIEWER)]
+    assert Keys(place.database).get(seen[0].id, "acme").revoked_at
+    assert len(door.keys) == 1
+
+
+def test_an_item_that_is_refused_is_an_error_with_its_reason_and_no_failure(place: Place, door: FrontDoorStub) -> None:
+    refused = 400, refusal(Code.CONTEXT_LENGTH_EXCEEDED, "Too long.")
+    door.reply = lambda body: refused if body["messages"][0]["content"] == "3" else None
+    job = place.queue()
+    totals = place.run(job).result["totals"]
+    assert (totals["passed"], totals["failed"], totals["errored"]) == (7, 0, 1)
+    [item] = EvalItems(place.database).list(job.id, status="error")
+    error = ItemResult.model_validate(item.result).answer.error
+    assert item.position == 3
+    assert error
+    assert (error["code"], error["message"]) == (Code.CONTEXT_LENGTH_EXCEEDED, "Too long.")
+
+
+def test_a_limit_and_a_fault_are_waited_for(place: Place, door: FrontDoorStub, quick: None) -> None:
+    told = iter([(429, refusal(Code.RATE_LIMITED)), (500, {}), (503, refusal(Code.SERVING_UNAVAILABLE))] * 2)
+    door.reply = lambda body: next(told, None)
+    totals = place.run(place.queue()).result["totals"]
+    assert (totals["passed"], totals["errored"]) == (8, 0)
+    assert len(door.asked) == 8 + 6
+
+
+def test_a_fault_of_one_item_that_stays_is_its_error_alone(place: Place, door: FrontDoorStub, quick: None) -> None:
+    door.reply = lambda body: (500, refusal(Code.SERVING_FAILED)) if body["messages"][0]["content"] == "3" else None
+    totals = place.run(place.queue()).result["totals"]
+    assert (totals["passed"], totals["errored"]) == (7, 1)
+    assert door.questions["3"] == front_door.ATTEMPTS
+
+
+def test_a_tier_that_is_away_ends_the_attempt_and_the_next_asks_the_rest(
+    place: Place, door: FrontDoorStub, quick: None
+) -> None:
+    away = 503, refusal(Code.SERVING_UNAVAILABLE, "No replica.")
+    door.reply = lambda body: away if int(body["messages"][0]["content"]) >= 6 else None
+    job = place.queue()
+    waiting = place.run(job)
+    assert waiting.state is JobState.QUEUED
+    stored = {item.position for item in place.items(job)}
+    assert stored == set(range(6))
+    door.asked.clear()
+    door.reply = lambda body: None
+    with place.database.engine.begin() as connection:
+        connection.exec_driver_sql("UPDATE jobs SET not_before = NULL")
+    assert place.run(job).result["totals"]["passed"] == 8
+    assert door.questions == Counter({"6": 1, "7": 1})
+
+
+def test_a_model_that_is_gone_ends_the_job(place: Place, door: FrontDoorStub) -> None:
+    door.reply = lambda body: (404, refusal(Code.MODEL_NOT_FOUND, "There is no model 'tiny@1'."))
+    failed = place.run(place.queue())
+    assert failed.state is JobState.FAILED
+    assert failed.error
+    assert failed.error["code"] == Code.MODEL_NOT_FOUND
+
+
+def test_without_the_apis_address_the_job_says_what_to_set(place: Place) -> None:
+    place.worker.settings = place.settings.model_copy(update={"api_url": ""})
+    failed = place.run(place.queue())
+    assert failed.error
+    assert (failed.error["code"], "MENS_API_URL" in failed.error["remedy"]) == (Code.EVAL_UNAVAILABLE, True)
+
+
+def test_after_a_kill_nothing_that_was_stored_is_asked_again(place: Place, door: FrontDoorStub) -> None:
+    rows = [{"item": {"question": f"{number}", "answer": f"{number}"}} for number in range(200)]
+    job, stuck = place.queue(rows), threading.Event()
+    place.worker.settings = place.settings.model_copy(update={"heartbeat_seconds": 60.0})
+
+    def reply(body: Body) -> None:
+        if int(body["messages"][0]["content"]) >= 150:
+            stuck.wait(20)
+
+    door.reply = reply
+    dead = threading.Thread(target=place.worker.run_job, args=(job.id,), daemon=True)
+    dead.start()
+    eventually(lambda: len(place.items(job)) >= 64)
+    with place.database.engine.begin() as connection:
+        connection.exec_driver_sql("UPDATE jobs SET lease_expires_at = 1")
+    second = replace(place.worker, name="second")
+    second.sweep()
+    assert [key for key in Keys(place.database).all("acme") if not key.revoked_at] == []
+    stored = {item.position for item in place.items(job)}
+    with place.database.engine.begin() as connection:
+        connection.exec_driver_sql("UPDATE jobs SET not_before = NULL")
+    door.reply = lambda body: None
+    before = list(door.asked)
+    second.run_job(job.id)
+    again = Counter(body["messages"][0]["content"] for body in door.asked[len(before) :])
+    stuck.set()
+    dead.join(20)
+    done = place.job(job)
+    assert done.state is JobState.SUCCEEDED
+    assert again == Counter(f"{number}" for number in range(200) if number not in stored)
+    assert [item.position for item in place.items(job)] == list(range(200))
+    assert done.result["totals"]["done"] == done.result["totals"]["passed"] == 200
+    assert done.result["totals"]["usage"]["tiny"]["invocation_count"] == 200
+
+
+@pytest.mark.parametrize(("verb", "state"), [("pause", JobState.PAUSED), ("cancel", JobState.CANCELLED)])
+def test_a_run_stops_and_keeps_what_it_has(place: Place, door: FrontDoorStub, verb: str, state: JobState) -> None:
+    rows = [{"item": {"question": f"{number}", "answer": f"{number}"}} for number in range(500)]
+    job = place.queue(rows)
+    jobs, asked = Jobs(place.database, "acme"), threading.Event()
+
+    def reply(body: Body) -> None:
+        if len(door.asked) == 20:
+            getattr(jobs, verb)(job.id)
+            asked.set()
+        if asked.is_set():
+            threading.Event().wait(0.05)
+
+    door.reply = reply
+    stopped = place.run(job)
+    assert stopped.state is state
+    assert 20 <= len(place.items(job)) == len(door.asked) < 500
+
+
+def test_rows_that_have_their_answers_are_judged_without_a_model(place: Place, door: FrontDoorStub) -> None:
+    rows = [{"item": {"answer": "a"}, "sample": {"output_text": text}} for text in ("a", "b")]
+    job = place.queue(rows, models=())
+    place.worker.settings = place.settings.model_copy(update={"api_url": ""})
+    assert place.run(job).result["totals"]["passed"] == 1
+    assert door.asked == []
+    assert Keys(place.database).all("acme") == []
+
+
+def test_two_models_get_the_same_requests_and_are_compared_pair_by_pair(place: Place, door: FrontDoorStub) -> None:
+    rows = [{"item": {"question": f"{number}", "answer": f"{number}"}} for number in range(100)]
+    job = place.queue(rows, models=("new", "old"), mens={"margin": 0.1})
+    door.reply = lambda body: (
+        (200, chat("?")) if body["model"] == "old@1" and int(body["messages"][0]["content"]) < 30 else None
+    )
+    done = place.run(job)
+    per_model: dict[str, list[Body]] = {"new@1": [], "old@1": []}
+    for body in door.asked:
+        per_model[body.pop("model")].append(body)
+    by_question = lambda body: int(body["messages"][0]["content"])  # noqa: E731
+    assert sorted(per_model["new@1"], key=by_question) == sorted(per_model["old@1"], key=by_question)
+    comparison = done.result["comparisons"]["equals"]
+    assert (comparison["old"], comparison["new"], comparison["status"]) == (0.7, 1.0, "passed")
+    assert (comparison["items"], comparison["unpaired"]) == (100, 0)
+    assert done.result["totals"]["incumbent_criteria"]["equals"]["failed"] == 30
+
+
+def test_a_pair_of_which_one_has_no_score_is_in_no_comparison(place: Place, door: FrontDoorStub) -> None:
+    refused = 400, refusal(Code.REQUEST_REJECTED)
+    door.reply = lambda body: refused if (body["model"], body["messages"][0]["content"]) == ("old@1", "3") else None
+    comparison = place.run(place.queue(models=("new", "old"))).result["comparisons"]["equals"]
+    assert (comparison["items"], comparison["unpaired"]) == (7, 1)
+
+
+def test_several_answers_to_an_item_have_seeds_of_their_own(place: Place, door: FrontDoorStub) -> None:
+    job = place.queue(ROWS[:2], mens={"samples": 3})
+    place.run(job)
+    assert sorted((body["messages"][0]["content"], body["seed"]) for body in door.asked) == [
+        (question, seed) for question in "01" for seed in (7, 8, 9)
+    ]
+    assert [(result.item_index, result.sample_index) for result in place.results(job)] == [
+        (item, sample) for item in (0, 1) for sample in (0, 1, 2)
+    ]
+
+
+def test_a_criterion_that_cannot_judge_makes_an_error_and_an_answer_at_fault_fails(place: Place) -> None:
+    slow = {"type": "python", "name": "slow", "source": "", "mens": {"check": "regex", "pattern": "^(a|aa)+$"}}
+    reads_json = {**EQUALS, "name": "json", "input": "{{ sample.output_json }}"}
+    job = place.queue([{"item": {"question": "a" * 60 + "b", "answer": "x"}}], criteria=[slow, reads_json])
+    place.run(job)
+    [result] = place.results(job)
+    timeout, no_json = result.results
+    assert result.status == "error"
+    assert timeout.error
+    assert timeout.error["code"] == Code.GRADER_TIMEOUT
+    assert no_json.error is None
+    assert no_json.fault
+    assert (no_json.passed, no_json.fault["code"]) == (False, Code.GRADER_SAMPLE_INVALID)
+
+
+def test_a_model_that_judges_is_asked_and_its_tokens_are_counted(place: Place, door: FrontDoorStub) -> None:
+    judge = {
+        "type": "score_model", "name": "judge", "model": "critic", "pass_threshold": 0.5,
+        "input": [{"role": "user", "content": "Judge {{ sample.output_text }}"}],
+    }  # fmt: skip
+    door.reply = lambda body: (200, chat('{"result": 0.8}')) if body["model"] == "critic" else None
+    job = place.queue(ROWS[:2], criteria=[judge])
+    totals = place.run(job).result["totals"]
+    assert totals["passed"] == 2
+    assert totals["usage"]["critic"]["invocation_count"] == 2
+    assert totals["usage"]["critic"]["total_tokens"] == 8

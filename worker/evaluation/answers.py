@@ -1,0 +1,144 @@
+"""One item: what the models answer to it, and what the criteria say of the answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from shared.checkers.containment import ContainedCheckers
+from shared.errors import Code, InvalidRequest, MensError, NotFound, Unavailable
+from shared.evaluation.plan import EvaluationPlan, ModelTarget
+from shared.evaluation.prompts import ROUTES, messages_of, read_response, request_of, seed_of
+from shared.evaluation.types import Answer, Criterion, CriterionResult, ItemResult, SourceItem
+from shared.graders.model_graders import Ask
+from shared.graders.grading import grade, is_passed, make_sample
+
+Post = Callable[[str, dict[str, Any]], dict[str, Any]]
+"""Sends a request to a route and returns the response's object; raises a MensError when there is none."""
+OF_THE_WHOLE = (Unavailable, NotFound)
+"""Errors that no item is to blame for: the next one would meet them too."""
+OF_THE_ANSWER = frozenset({Code.GRADER_SAMPLE_INVALID})
+"""Why a criterion has no score when the answer is to blame: it has failed."""
+
+
+@dataclass(slots=True)
+class Judged:
+    """What came of an item, and what the models that judged it have used, by their names."""
+
+    result: ItemResult
+    judges: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+
+def judge_item(
+    plan: EvaluationPlan,
+    post: Post,
+    checkers: ContainedCheckers,
+    item_index: int,
+    sample_index: int,
+    source: SourceItem,
+) -> Judged:
+    """Ask the plan's models for an item, and judge the answers.
+
+    Args:
+        plan: of the run.
+        post: sends requests to models.
+        checkers: check code.
+        item_index: of the item, from 0. sample_index: of the answer to it.
+        source: the item.
+
+    Raises:
+        Unavailable, NotFound: what the next item would meet too.
+    """
+    judges: dict[str, dict[str, Any]] = {}
+
+    def ask(question: dict[str, Any]) -> dict[str, Any]:
+        completion = post(ROUTES["chat"], question)
+        _add_usage(judges.setdefault(question["model"], {}), completion.get("usage") or {})
+        return completion
+
+    def judged(answer: Answer) -> Answer:
+        if answer.sample is None:
+            return answer
+        sample = answer.sample
+        results = [_result(criterion, source.item, sample, ask, checkers) for criterion in plan.testing_criteria]
+        return answer.model_copy(update={"results": results})
+
+    answers = [_answer(plan, target, post, source.item, sample_index) for target in plan.models]
+    if not answers:
+        answers = [_answer_of_row(source)]
+    first, *others = map(judged, answers)
+    result = ItemResult(
+        item_index=item_index,
+        sample_index=sample_index,
+        item=source.item,
+        answer=first,
+        incumbent=others[0] if others else None,
+    )
+    return Judged(result, judges)
+
+
+def _answer(
+    plan: EvaluationPlan, target: ModelTarget, post: Post, item: Mapping[str, Any], sample_index: int
+) -> Answer:
+    """A model's answer; an error that is this item's own is part of it."""
+    assert plan.endpoint and plan.input_messages
+    seed = seed_of(plan, sample_index)
+    messages: list[dict[str, Any]] = []
+    try:
+        messages = messages_of(plan.input_messages, item)
+        body = request_of(plan, target, messages, sample_index)
+        completion = read_response(plan.endpoint, post(ROUTES[plan.endpoint], body))
+    except OF_THE_WHOLE:
+        raise
+    except MensError as error:
+        return Answer(model=target.name, input=messages, seed=seed, error=error.as_dict())
+    return Answer(
+        model=target.name,
+        input=messages,
+        sample=completion.sample,
+        finish_reason=completion.finish_reason,
+        usage=completion.usage,
+        seed=seed,
+    )
+
+
+def _answer_of_row(source: SourceItem) -> Answer:
+    """The answer that a row has already; one without is judged by the item alone."""
+    given = dict(source.sample or {})
+    if isinstance(text := given.get("output_text"), str) and "output_json" not in given:
+        given = {**make_sample(text), **given}
+    return Answer(sample=given)
+
+
+def _result(
+    criterion: Criterion,
+    item: Mapping[str, Any],
+    sample: Mapping[str, Any],
+    ask: Ask,
+    checkers: ContainedCheckers,
+) -> CriterionResult:
+    try:
+        score = grade(criterion, item, sample, ask, checkers).score
+    except OF_THE_WHOLE:
+        raise
+    except MensError as error:
+        told = error.as_dict()
+        is_answers = isinstance(error, InvalidRequest) and error.code in OF_THE_ANSWER
+        return CriterionResult(
+            name=criterion.name,
+            type=criterion.type,
+            passed=False,
+            score=0.0,
+            fault=told if is_answers else None,
+            error=None if is_answers else told,
+        )
+    return CriterionResult(name=criterion.name, type=criterion.type, passed=is_passed(criterion, score), score=score)
+
+
+def _add_usage(total: dict[str, Any], usage: Mapping[str, Any]) -> None:
+    total["requests"] = total.get("requests", 0) + 1
+    details = usage.get("prompt_tokens_details") or {}
+    counted = {**usage, "cached_tokens": details.get("cached_tokens") or 0}
+    for name in ("prompt_tokens", "completion_tokens", "total_tokens", "cached_tokens"):
+        total[name] = total.get(name, 0) + int(counted.get(name) or 0)

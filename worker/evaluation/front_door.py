@@ -1,0 +1,146 @@
+"""Requests to models through the API, as any client sends them: with a key, within its limits, again where that can help."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from types import TracebackType
+from typing import Any
+
+import httpx
+import msgspec
+
+from shared.errors import Code, InvalidRequest, JobFailed, MensError, NotFound, Unavailable
+
+ATTEMPTS = 6
+FIRST_WAIT_SECONDS = 0.5
+LONGEST_WAIT_SECONDS = 60.0
+LIMIT_PATIENCE_SECONDS = 900.0
+"""How long a limit of the tenant is waited for, before the attempt ends and the job waits in the queue."""
+READ_SECONDS = 600.0
+WORTH_REPEATING = frozenset({408, 409, 500, 502, 503, 504})
+AWAY = frozenset({503})
+"""What says that a part of the system is away, and not that this request cannot be served."""
+
+
+class DoorClosed(Exception):
+    """The evaluation ends, and with it what still waits for an answer."""
+
+
+class FrontDoor:
+    """A connection pool to the API. Used by many threads at once.
+
+    Args:
+        url: the API's.
+        key: of the tenant whose models are asked.
+        connections: at once.
+    """
+
+    def __init__(self, url: str, key: str, connections: int) -> None:
+        self._client = httpx.Client(
+            base_url=url,
+            headers={"Authorization": f"Bearer {key}"},
+            timeout=httpx.Timeout(READ_SECONDS, connect=10.0),
+            limits=httpx.Limits(max_connections=connections, max_keepalive_connections=connections),
+            trust_env=False,
+        )
+        self._closing = threading.Event()
+
+    def __enter__(self) -> FrontDoor:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End every wait and every request in flight."""
+        self._closing.set()
+        self._client.close()
+
+    def stop_waiting(self) -> None:
+        """Send nothing more; requests in flight get their responses."""
+        self._closing.set()
+
+    def post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        """The JSON object of a response.
+
+        Raises:
+            Unavailable: the API or every replica is away, or a limit lasts; the same request can succeed later.
+            NotFound: ``MODEL_NOT_FOUND``: no request for this model can succeed.
+            MensError: this request is refused or fails, with the code that the API gave.
+            DoorClosed: the evaluation ends.
+        """
+        began, failures = time.monotonic(), 0
+        while True:
+            if self._closing.is_set():
+                raise DoorClosed
+            response = self._send(path, body)
+            if isinstance(response, httpx.Response) and response.is_success:
+                return _object(response)
+            status = response.status_code if isinstance(response, httpx.Response) else None
+            error = _error_of(response) if isinstance(response, httpx.Response) else response
+            if status == httpx.codes.TOO_MANY_REQUESTS:
+                if time.monotonic() - began > LIMIT_PATIENCE_SECONDS:
+                    raise Unavailable(error.code, error.message, remedy="Raise the tenant's limits, or wait.")
+                wait = _told_wait(response) or 1.0
+            else:
+                failures += 1
+                if failures >= ATTEMPTS or not (status is None or status in WORTH_REPEATING):
+                    raise error
+                wait = _told_wait(response) or FIRST_WAIT_SECONDS * 2**failures
+            # Not all at the same moment.
+            self._closing.wait(min(wait, LONGEST_WAIT_SECONDS) * random.uniform(1.0, 1.25))
+
+    def _send(self, path: str, body: dict[str, Any]) -> httpx.Response | Unavailable:
+        try:
+            return self._client.post(
+                path, content=msgspec.json.encode(body), headers={"Content-Type": "application/json"}
+            )
+        except (httpx.TransportError, RuntimeError) as error:  # the latter of a client that was closed
+            if self._closing.is_set():
+                raise DoorClosed from None
+            if not isinstance(error, httpx.TransportError):
+                raise
+            return Unavailable(
+                Code.EVAL_UNAVAILABLE,
+                f"{self._client.base_url} gives no response ({type(error).__name__}).",
+                remedy="Check MENS_API_URL and the API; what was stored is not asked again.",
+            )
+
+
+def _object(response: httpx.Response) -> dict[str, Any]:
+    try:
+        return msgspec.json.decode(response.content, type=dict[str, Any])
+    except msgspec.DecodeError:
+        raise JobFailed(
+            Code.SERVING_FAILED, "The response is no JSON object.", remedy="Look at the API's log."
+        ) from None
+
+
+def _error_of(response: httpx.Response) -> MensError:
+    """A refusal as an error: of the class that says whose it is."""
+    status = response.status_code
+    try:
+        told = msgspec.json.decode(response.content)["error"]
+        given, message, remedy = told["mens"]["code"], str(told["message"]), str(told["mens"].get("remedy") or "")
+    except (msgspec.DecodeError, KeyError, TypeError, AttributeError):
+        given, message, remedy = "", f"The API gave the status {status}.", ""
+    code = Code(given) if given in Code.__members__ else Code.SERVING_FAILED
+    if status == httpx.codes.UNAUTHORIZED:
+        return Unavailable(Code.EVAL_UNAVAILABLE, f"The API refuses the evaluation's key: {message}")
+    if status in AWAY:
+        return Unavailable(code, message, remedy=remedy)
+    if code is Code.MODEL_NOT_FOUND:
+        return NotFound(code, message, remedy=remedy, param="model")
+    kind = JobFailed if status >= httpx.codes.INTERNAL_SERVER_ERROR else InvalidRequest
+    return kind(code, message, remedy=remedy, details={"status": status})
+
+
+def _told_wait(response: httpx.Response | Unavailable) -> float | None:
+    try:
+        return max(0.0, float(response.headers["retry-after"])) if isinstance(response, httpx.Response) else None
+    except (KeyError, ValueError):
+        return None

@@ -1,0 +1,263 @@
+"""A run of an evaluation: its items in order, several at once, each stored as it comes. Start reading here.
+
+What is stored is not asked again: an attempt that takes up where another was killed begins with what has no result.
+"""
+
+from __future__ import annotations
+
+import queue
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from functools import partial
+from typing import Any, Protocol
+
+from shared.artifacts.storage import Storage
+from shared.checkers.containment import ContainedCheckers
+from shared.database.evaluation.items import EvalItems, NewItem
+from shared.database.keys import Keys
+from shared.database.leases import Lease, Leases
+from shared.database.tenancy import Role
+from shared.errors import Code, JobFailed, LeaseLost, Unavailable
+from shared.evaluation.items import read_items
+from shared.evaluation.plan import EvaluationPlan
+from shared.evaluation.results import RunOutcome, Totals, outcome_of
+from shared.evaluation.types import ItemResult, SourceItem
+from shared.graders.types import LabelModel, ScoreModel
+from worker.evaluation.answers import Judged, judge_item
+from worker.evaluation.front_door import FrontDoor
+from worker.settings import WorkerSettings
+
+STORE_SECONDS = 1.0
+STORE_ITEMS = 64
+MOST_WAITING = 1024
+"""Results that wait for a database that is away, before the attempt ends."""
+POLL_SECONDS = 0.2
+READ_AHEAD = 2
+"""Items that wait for each one that is being asked: enough that none waits for the next batch to be stored."""
+
+Judge = Callable[[int, int, SourceItem], Judged]
+"""What comes of an item: its index, the index of the answer to it, and the item."""
+
+
+class RunningJob(Protocol):
+    """What an evaluation needs of the attempt that carries it out (`worker/jobs/attempt.py`)."""
+
+    settings: WorkerSettings
+    leases: Leases
+    storage: Storage
+    lease: Lease
+
+    def report(self, *, progress: dict[str, Any] | None = None) -> None:
+        """Write progress. Raises LeaseLost."""
+
+    def raise_if_stopped(self) -> None:
+        """Raises LeaseLost, or what ends a paused or cancelled attempt."""
+
+
+def evaluate_model(attempt: RunningJob, plan: EvaluationPlan, run_id: str) -> RunOutcome:
+    """Ask and judge every item of a run that has no result yet, and return what the whole run came to.
+
+    Args:
+        attempt: that carries the run out; the items are written under its lease.
+        plan: of the run.
+        run_id: `Leases.open_run` gives it; of an ``evaluate`` job it is the job's.
+
+    Raises:
+        JobFailed: ``EVAL_UNAVAILABLE``: no API is set. Unavailable: the API, a replica or a limit of the tenant holds it up;
+            what came until then is stored. NotFound: ``MODEL_NOT_FOUND``: a model is gone. LeaseLost; and what
+            ``raise_if_stopped`` raises.
+    """
+    items = EvalItems(attempt.leases.database)
+    progress = _Progress(attempt, plan, run_id, items)
+    if plan.answers > progress.totals.done:
+        with (
+            _open_door(attempt, plan) as door,
+            ContainedCheckers() as checkers,
+            attempt.storage.local_file(plan.items.sha256) as path,
+        ):
+            todo = _todo(plan, read_items(path), items.positions(run_id))
+            _judge_all(attempt, partial(judge_item, plan, door.post, checkers), plan.samples, door, todo, progress)
+    results = (ItemResult.model_validate(item.result) for item in items.all(run_id))
+    return outcome_of(run_id, plan, progress.totals, results)
+
+
+class _Progress:
+    """Results that wait to be stored, the totals up to them, and how fast they come."""
+
+    def __init__(self, attempt: RunningJob, plan: EvaluationPlan, run_id: str, items: EvalItems) -> None:
+        self._attempt, self._run_id, self._total = attempt, run_id, plan.answers
+        self.totals = Totals.model_validate(items.totals(run_id) or Totals.of(plan))
+        self._waiting: list[NewItem] = []
+        self._began = self._stored_at = time.monotonic()
+        self._first = self.totals.done
+
+    def add(self, position: int, judged: Judged) -> None:
+        """Count a result, which is stored with the next ones."""
+        result = judged.result
+        self.totals.add(result, judged.judges)
+        stored = result.model_dump(mode="json")
+        self._waiting.append(NewItem(position=position, status=result.status, result=stored))
+
+    def store_when_due(self) -> None:
+        """Store what waits, once a second or when it is much.
+
+        Raises:
+            LeaseLost: nothing was stored.
+        """
+        if len(self._waiting) >= STORE_ITEMS or time.monotonic() - self._stored_at >= STORE_SECONDS:
+            self.store()
+
+    def store(self, *, is_last: bool = False) -> None:
+        """Store what waits, and tell how far the run is. While the database is away it waits on, but not after the last.
+
+        Raises:
+            LeaseLost: nothing was stored. Unavailable: the database has been away for long.
+        """
+        self._stored_at = time.monotonic()
+        if not self._waiting:
+            return
+        totals = self.totals.model_dump(mode="json")
+        try:
+            self._attempt.leases.store_items(self._attempt.lease, self._run_id, self._waiting, totals)
+        except Unavailable:
+            if is_last or len(self._waiting) > MOST_WAITING:
+                raise
+            return
+        self._waiting = []
+        self._attempt.report(progress=self._facts())
+
+    def _facts(self) -> dict[str, Any]:
+        done, seconds = self.totals.done, time.monotonic() - self._began
+        rate = (done - self._first) / seconds if seconds else 0.0
+        return {
+            "items_done": done,
+            "items_total": self._total,
+            "items_errored": self.totals.errored,
+            "items_per_second": round(rate, 3),
+            "eta_seconds": round((self._total - done) / rate, 1) if rate else None,
+        }
+
+
+class _InFlight:
+    """Items that threads are asking and judging."""
+
+    def __init__(self, judge: Judge, samples: int, pool: ThreadPoolExecutor) -> None:
+        self._judge_item, self._samples, self._pool = judge, samples, pool
+        self._finished: queue.SimpleQueue[tuple[int, Judged | BaseException]] = queue.SimpleQueue()
+        self.count = 0
+
+    def submit(self, position: int, source: SourceItem) -> None:
+        self.count += 1
+        self._pool.submit(self._judge, position, source)
+
+    def take(self) -> list[tuple[int, Judged | BaseException]]:
+        """What has finished, after waiting a little for the first."""
+        taken: list[tuple[int, Judged | BaseException]] = []
+        with suppress(queue.Empty):
+            while self.count:
+                taken.append(self._finished.get_nowait() if taken else self._finished.get(timeout=POLL_SECONDS))
+                self.count -= 1
+        return taken
+
+    def _judge(self, position: int, source: SourceItem) -> None:
+        try:
+            found: Judged | BaseException = self._judge_item(*divmod(position, self._samples), source)
+        except BaseException as error:
+            found = error
+        self._finished.put((position, found))
+
+
+def _judge_all(
+    attempt: RunningJob,
+    judge: Judge,
+    samples: int,
+    door: FrontDoor,
+    todo: Iterator[tuple[int, SourceItem]],
+    progress: _Progress,
+) -> None:
+    """Judge items in several threads; this one stores what they bring.
+
+    Args:
+        judge: asks for an item and judges the answer.
+        samples: answers to each item.
+        door: through which it asks.
+        todo: positions and items that have no result.
+        progress: takes the results.
+    """
+    threads = attempt.settings.evaluation_concurrency
+    with ThreadPoolExecutor(threads, thread_name_prefix="evaluation") as pool:
+        in_flight = _InFlight(judge, samples, pool)
+        try:
+            while True:
+                attempt.raise_if_stopped()
+                while in_flight.count < threads * READ_AHEAD and (following := next(todo, None)):
+                    in_flight.submit(*following)
+                if not in_flight.count:
+                    break
+                _add(in_flight.take(), progress)
+                progress.store_when_due()
+            progress.store(is_last=True)
+        except LeaseLost:
+            raise
+        except BaseException:
+            # A pause, a cancel or an outage: what is being answered is still taken, so that it is not asked again.
+            _drain(attempt, door, in_flight, progress)
+            raise
+        finally:
+            door.close()
+
+
+def _add(found: list[tuple[int, Judged | BaseException]], progress: _Progress) -> None:
+    """Count results; raise the first error, after what came with it was counted."""
+    for position, judged in found:
+        if isinstance(judged, Judged):
+            progress.add(position, judged)
+    for _, judged in found:
+        if isinstance(judged, BaseException):
+            raise judged
+
+
+def _drain(attempt: RunningJob, door: FrontDoor, in_flight: _InFlight, progress: _Progress) -> None:
+    """Send nothing more, and store what still comes within the time that a stop has."""
+    door.stop_waiting()
+    deadline = time.monotonic() + attempt.settings.stop_grace_seconds
+    while in_flight.count and time.monotonic() < deadline:
+        for position, judged in in_flight.take():
+            if isinstance(judged, Judged):
+                progress.add(position, judged)
+    progress.store()
+
+
+def _todo(plan: EvaluationPlan, items: Iterator[SourceItem], stored: set[int]) -> Iterator[tuple[int, SourceItem]]:
+    """Positions without a result, and their items."""
+    for item_index, item in enumerate(items):
+        for position in range(item_index * plan.samples, (item_index + 1) * plan.samples):
+            if position not in stored:
+                yield position, item
+
+
+@contextmanager
+def _open_door(attempt: RunningJob, plan: EvaluationPlan) -> Iterator[FrontDoor]:
+    """The way to the models, with a key of the job's tenant that lives as long as this attempt."""
+    url, threads = attempt.settings.api_url, attempt.settings.evaluation_concurrency
+    if not plan.models and not any(
+        isinstance(criterion, LabelModel | ScoreModel) for criterion in plan.testing_criteria
+    ):
+        with FrontDoor(url, "", threads) as door:
+            yield door
+        return
+    if not url:
+        raise JobFailed(
+            Code.EVAL_UNAVAILABLE,
+            "The worker does not know the API's address, so it cannot ask a model.",
+            remedy="Set MENS_API_URL for the worker and start it again.",
+        )
+    key, secret = attempt.leases.mint_key(attempt.lease, Role.VIEWER)
+    try:
+        with FrontDoor(url, secret, threads) as door:
+            yield door
+    finally:
+        with suppress(Unavailable):  # then the sweep does it
+            Keys(attempt.leases.database).revoke(key.id)
