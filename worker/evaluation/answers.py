@@ -6,13 +6,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from shared.checkers.containment import ContainedCheckers
+from shared.checkers.contained import ContainedCheckers
 from shared.errors import Code, InvalidRequest, MensError, NotFound, Unavailable
 from shared.evaluation.plan import EvaluationPlan, ModelTarget
 from shared.evaluation.prompts import ROUTES, messages_of, read_response, request_of, seed_of
 from shared.evaluation.types import Answer, Criterion, CriterionResult, ItemResult, SourceItem
-from shared.graders.model_graders import Ask
 from shared.graders.grading import grade, is_passed, make_sample
+from shared.graders.model_graders import Ask
 
 Post = Callable[[str, dict[str, Any]], dict[str, Any]]
 """Sends a request to a route and returns the response's object; raises a MensError when there is none."""

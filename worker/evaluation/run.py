@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from shared.artifacts.storage import Storage
-from shared.checkers.containment import ContainedCheckers
+from shared.checkers.contained import ContainedCheckers
 from shared.database.evaluation.items import EvalItems, NewItem
 from shared.database.keys import Keys
 from shared.database.leases import Lease, Leases
@@ -78,7 +78,8 @@ def evaluate_model(attempt: RunningJob, plan: EvaluationPlan, run_id: str) -> Ru
             attempt.storage.local_file(plan.items.sha256) as path,
         ):
             todo = _todo(plan, read_items(path), items.positions(run_id))
-            _judge_all(attempt, partial(judge_item, plan, door.post, checkers), plan.samples, door, todo, progress)
+            judge = partial(judge_item, plan, door.post, checkers)
+            _judge_all(attempt, judge, plan.samples, door, todo, progress)
     results = (ItemResult.model_validate(item.result) for item in items.all(run_id))
     return outcome_of(run_id, plan, progress.totals, results)
 
