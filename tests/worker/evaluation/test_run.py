@@ -21,7 +21,7 @@ from shared.database.files.files import Files
 from shared.database.files.uploads import Uploads
 from shared.database.job_states import JobState
 from shared.database.jobs import Jobs
-from shared.database.keys import Keys
+from shared.database.keys import Key, Keys
 from shared.database.leases import Leases
 from shared.database.records import Job, Kind
 from shared.database.tenancy import Role
@@ -180,7 +180,7 @@ def test_every_item_is_asked_once_judged_and_stored(place: Place, door: FrontDoo
 
 
 def test_the_key_is_the_tenants_may_only_read_and_ends_with_the_attempt(place: Place, door: FrontDoorStub) -> None:
-    seen = []
+    seen: list[Key] = []
 
     def look(body: Body) -> None:
         seen.extend(key for key in Keys(place.database).all("acme") if not key.revoked_at)
@@ -260,7 +260,7 @@ def test_after_a_kill_nothing_that_was_stored_is_asked_again(place: Place, door:
 
     def reply(body: Body) -> None:
         if int(body["messages"][0]["content"]) >= 150:
-            stuck.wait(20)
+            stuck.wait(1)
 
     door.reply = reply
     dead = threading.Thread(target=place.worker.run_job, args=(job.id,), daemon=True)
