@@ -264,6 +264,7 @@ class Stack:
             "MENS_HOME": str(self.home),
             "MENS_BROKER_URL": f"redis://:{broker_password}@127.0.0.1:{self._ports['valkey']}/0",
             "MENS_API_PORT": self._ports["api"],
+            "MENS_API_URL": f"http://127.0.0.1:{self._ports['api']}",
             "MENS_SERVING_PORT": self._ports["serving"],
             "MENS_SERVING_URLS": f"http://127.0.0.1:{self._ports['serving']}",
             "MENS_SERVING_KEY": secret(self.home, "serving-key"),

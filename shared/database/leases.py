@@ -28,10 +28,8 @@ from shared.database.names.move_evidence import WITH_EVIDENCE, Standing, Terms, 
 from shared.database.records import Job, NewEvent
 from shared.database.routing import Routing
 from shared.database.tables import AliasRow, JobRow
-from shared.errors import Code, Conflict, JobFailed, LeaseLost, MensError
-from shared.database.tables import JobRow
 from shared.database.tenancy import Role
-from shared.errors import Code, JobFailed, LeaseLost, MensError
+from shared.errors import Code, Conflict, JobFailed, LeaseLost, MensError
 
 MAX_FAILURES = 5
 BACKOFF_SECONDS = (1, 5, 15, 60)
