@@ -29,7 +29,7 @@ from cli.commands import (
     up,
     usage,
 )
-from cli.commands.evaluation import evals
+from cli.commands.evaluation import evals, scorecards
 from shared.errors import Code, MensError
 
 # Typer exports this error's kinds only, and its copy of click is private.
@@ -89,6 +89,7 @@ app.add_typer(bases.app, name="base")
 app.add_typer(keys.app, name="keys")
 app.add_typer(data.app, name="data")
 app.add_typer(evals.app, name="eval")
+app.add_typer(scorecards.app, name="scorecard")
 app.add_typer(migrate.app, name="migrate")
 app.command("usage")(usage.usage)
 app.command("replicas")(replicas.replicas)

@@ -205,6 +205,9 @@ class Code(StrEnum):
     # checkers of languages
     CHECKER_NOT_FOUND = "CHECKER_NOT_FOUND"
     CHECKER_FAILED = "CHECKER_FAILED"
+    # scorecards
+    SCORECARD_INVALID = "SCORECARD_INVALID"
+    SCORECARD_MISMATCH = "SCORECARD_MISMATCH"
     # evaluations
     EVAL_NOT_FOUND = "EVAL_NOT_FOUND"
     EVAL_IN_USE = "EVAL_IN_USE"

@@ -1,0 +1,58 @@
+"""POST /v1/promotions:evaluate: whether a candidate may take an incumbent's place. Nothing is moved or stored."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from anyio import CapacityLimiter, to_thread
+from fastapi import APIRouter
+from pydantic import BaseModel, ConfigDict, Field
+
+from api.web.auth import TRAINER
+from api.web.tenant_rates import GRADER_LIMIT
+from api.web.tenant_view import TenantView, TenantViewDep
+from shared.scorecard.promotion import MAX_CYCLES, PromotionCycle, PromotionResult, evaluate_promotion
+
+router = APIRouter(tags=["promotions"], dependencies=[*TRAINER, GRADER_LIMIT])
+
+RUNS_AT_ONCE = CapacityLimiter(2)
+"""An evaluation computes intervals for a second or two; more at once would take the time of other requests."""
+
+
+class EvaluatePromotion(BaseModel):
+    """Cycles of scorecards, each with the conditions that it compares."""
+
+    model_config = ConfigDict(extra="forbid")
+    alias: str | None = Field(
+        None, description="The alias that it is about: the incumbent of one cycle has to be what it points to now."
+    )
+    cycles: Annotated[list[PromotionCycle], Field(min_length=1, max_length=MAX_CYCLES)]
+
+
+@router.post("/v1/promotions:evaluate")
+async def evaluate(body: EvaluatePromotion, view: TenantViewDep) -> PromotionResult:
+    """Judge a promotion by two or more distinct cycles: `eligible`, `not_eligible`, or `insufficient_evidence` with what is missing.
+
+    In each cycle the candidate has to gain more than .05 in task success, with an interval above 0, and must lose in no other
+    KPI of the groups syntax, semantic and runtime repair.
+    """
+    return await to_thread.run_sync(lambda: _judge(body, view), limiter=RUNS_AT_ONCE)
+
+
+def _judge(body: EvaluatePromotion, view: TenantView) -> PromotionResult:
+    missing = _not_at_alias(body, view) if body.alias else []
+    return evaluate_promotion(body.cycles, missing)
+
+
+def _not_at_alias(body: EvaluatePromotion, view: TenantView) -> list[str]:
+    """What the cycles lack to be about an alias. Raises NotFound (``ALIAS_NOT_FOUND``)."""
+    assert body.alias
+    targets = {target.adapter for target in view.aliases.get(body.alias).targets}
+    incumbents = {
+        condition.adapter_revision
+        for cycle in body.cycles
+        if (condition := cycle.spec.condition(cycle.incumbent)) is not None
+    }
+    if targets & incumbents:
+        return []
+    return [f"no cycle's incumbent has the adapter_revision that {body.alias} points to: {', '.join(sorted(targets))}"]

@@ -1,0 +1,200 @@
+"""The folder of a scorecard: what is written as it runs, and whether what lies there is what was run.
+
+spec.json                     the spec, as it was understood
+CONDITION/events.jsonl        one event a task
+CONDITION/outputs/TASK.N.txt  the answer of the n-th attempt
+events.all.jsonl              all events, in the order of the spec
+summary.json
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from shared.checkers.answers import code_of
+from shared.errors import Code, Conflict, InvalidRequest
+from shared.scorecard.attempts import CheckText, ModelAnswer, make_event
+from shared.scorecard.records import EventRow, ScorecardSummary
+from shared.scorecard.spec import ScorecardCondition, ScorecardSpec, ScorecardTask, read_spec
+from shared.scorecard.summary import summarize
+
+SPEC, EVENTS, ALL_EVENTS, SUMMARY, OUTPUTS = (
+    "spec.json", "events.jsonl", "events.all.jsonl", "summary.json", "outputs",
+)  # fmt: skip
+MEASURED = {"latency_ms", "time_to_first_valid_ms", "tokens_in", "tokens_out"}
+"""Of an event, what its answers cannot show again."""
+
+
+class ScorecardFolder:
+    """One scorecard's files.
+
+    Args:
+        path: of the folder.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def open_for(self, spec: ScorecardSpec) -> None:
+        """Make the folder, or go on in it when it was begun with the same spec.
+
+        Raises:
+            Conflict: ``SCORECARD_MISMATCH``: it has another scorecard.
+        """
+        if (self.path / SPEC).exists() and read_spec(self.path / SPEC) != spec:
+            message = f"{self.path} has a scorecard of another spec."
+            raise Conflict(Code.SCORECARD_MISMATCH, message, remedy="Choose another folder, or delete this one.")
+        self.path.mkdir(parents=True, exist_ok=True)
+        _write(self.path / SPEC, spec.model_dump_json(indent=2) + "\n")
+
+    def events(self, condition_id: str) -> list[EventRow]:
+        """Events of a condition so far. A last line that was cut off is dropped, so that its task runs again.
+
+        Raises:
+            InvalidRequest: ``SCORECARD_INVALID``, with file and line.
+        """
+        path = self.path / condition_id / EVENTS
+        if not path.exists():
+            return []
+        text = path.read_text(encoding="utf-8")
+        whole = text[: text.rfind("\n") + 1]
+        if whole != text:
+            _write(path, whole)
+        return list(read_events(path))
+
+    def add(self, event: EventRow, answers: Sequence[ModelAnswer]) -> None:
+        """Keep a task's answers, then its event: what has an event is complete."""
+        outputs = self.path / event.condition_id / OUTPUTS
+        outputs.mkdir(parents=True, exist_ok=True)
+        for number, answer in enumerate(answers, start=1):
+            _write(outputs / f"{event.task_id}.{number}.txt", answer.text)
+        with (self.path / event.condition_id / EVENTS).open("a", encoding="utf-8") as file:
+            file.write(event.model_dump_json() + "\n")
+
+    def finish(
+        self, spec: ScorecardSpec, spec_path: str, git_sha: str | None, run_started_utc: str
+    ) -> ScorecardSummary:
+        """Write all events and the summary."""
+        found = {condition.id: _in_order(spec, self.events(condition.id)) for condition in spec.conditions}
+        everything = [event for events in found.values() for event in events]
+        summary = ScorecardSummary(
+            schema="vox_mens_scorecard_summary_v1",
+            prompt_pack_version=spec.prompt_pack_version,
+            git_sha=git_sha,
+            run_started_utc=run_started_utc,
+            spec_path=spec_path,
+            conditions=[summarize(condition, found[condition.id]) for condition in spec.conditions],
+        )
+        _write(self.path / ALL_EVENTS, "".join(event.model_dump_json() + "\n" for event in everything))
+        _write(self.path / SUMMARY, summary.model_dump_json(indent=2, by_alias=True) + "\n")
+        return summary
+
+    def faults(self, check: CheckText) -> Iterator[str]:
+        """Everything that is wrong with a finished scorecard: files, schemas, sums, and events that their answers do not give.
+
+        Args:
+            check: of the spec's validator.
+
+        Raises:
+            InvalidRequest: ``SCORECARD_INVALID``: a file is missing or does not fit its schema.
+        """
+        spec, summary = read_spec(self.path / SPEC), read_summary(self.path / SUMMARY)
+        everything: list[EventRow] = []
+        for condition in spec.conditions:
+            events = list(read_events(self.path / condition.id / EVENTS))
+            yield from self._event_faults(spec, condition, events, check)
+            everything += _in_order(spec, events)
+        if list(read_events(self.path / ALL_EVENTS)) != everything:
+            yield f"{ALL_EVENTS} is not the events of the conditions"
+        by_id = {condition.id: condition for condition in summary.conditions}
+        for condition in spec.conditions:
+            events = [event for event in everything if event.condition_id == condition.id]
+            if events and by_id.get(condition.id) != summarize(condition, events):
+                yield f"{SUMMARY}: {condition.id} is not the summary of its events"
+
+    def _event_faults(
+        self, spec: ScorecardSpec, condition: ScorecardCondition, events: Sequence[EventRow], check: CheckText
+    ) -> Iterator[str]:
+        tasks = {task.id: task for task in spec.tasks}
+        names = [event.task_id for event in events]
+        if sorted(names) != sorted(tasks):
+            yield f"{condition.id}/{EVENTS} has not one event for each task"
+        for event in events:
+            if event.task_id in tasks and event.condition_id == condition.id:
+                yield from self._output_faults(condition, tasks[event.task_id], event, check)
+
+    def _output_faults(
+        self, condition: ScorecardCondition, task: ScorecardTask, event: EventRow, check: CheckText
+    ) -> Iterator[str]:
+        outputs = self.path / condition.id / OUTPUTS
+        paths = [outputs / f"{task.id}.{number}.txt" for number in range(1, event.attempts + 1)]
+        if missing := [path.name for path in paths if not path.exists()]:
+            yield f"{condition.id}/{OUTPUTS} lacks {', '.join(missing)}"
+            return
+        answers = [ModelAnswer(path.read_text(encoding="utf-8")) for path in paths]
+        checks = [check(code_of(answer.text).code) for answer in answers]
+        again = make_event(condition, task, answers, checks, check)
+        shown, said = again.model_dump(exclude=MEASURED), event.model_dump(exclude=MEASURED)
+        if differing := [name for name in shown if shown[name] != said[name]]:
+            yield f"{condition.id}/{EVENTS}: {task.id}: the answers give another {', '.join(differing)}"
+
+
+def read_events(path: Path) -> Iterator[EventRow]:
+    """Events of a JSONL file.
+
+    Raises:
+        InvalidRequest: ``SCORECARD_INVALID``, with file, line and field.
+    """
+    for number, line in enumerate(_read(path).splitlines(), start=1):
+        try:
+            yield EventRow.model_validate(json.loads(line))
+        except ValueError as error:
+            raise _misfit(f"{path}, line {number}", error) from None
+
+
+def read_summary(path: Path) -> ScorecardSummary:
+    """The summary of a file.
+
+    Raises:
+        InvalidRequest: ``SCORECARD_INVALID``, with file and field.
+    """
+    try:
+        return ScorecardSummary.model_validate(json.loads(_read(path)))
+    except ValueError as error:
+        raise _misfit(str(path), error) from None
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        remedy = "A scorecard that was broken off is completed by running it again with the same --output."
+        raise InvalidRequest(
+            Code.SCORECARD_INVALID,
+            f"{path} cannot be read: {getattr(error, 'strerror', None) or error}.",
+            remedy=remedy,
+        ) from None
+
+
+def _misfit(place: str, error: ValueError) -> InvalidRequest:
+    reason = f"it is no JSON: {error}"
+    if isinstance(error, ValidationError):
+        first = error.errors(include_url=False)[0]
+        reason = f"{'.'.join(map(str, first['loc'])) or 'the row'}: {first['msg']}"
+    return InvalidRequest(Code.SCORECARD_INVALID, f"{place}: {reason}.", details={"file": place})
+
+
+def _in_order(spec: ScorecardSpec, events: Iterable[EventRow]) -> list[EventRow]:
+    order = {task.id: number for number, task in enumerate(spec.tasks)}
+    return sorted(events, key=lambda event: order.get(event.task_id, len(order)))
+
+
+def _write(path: Path, text: str) -> None:
+    """Whole or not at all: a process that ends while it writes leaves the old file."""
+    draft = path.with_name(path.name + ".draft")
+    draft.write_text(text, encoding="utf-8")
+    draft.replace(path)

@@ -1,0 +1,188 @@
+"""Whether a candidate may take an incumbent's place, by two or more cycles of scorecards.
+
+The original's policy (two cycles, deltas in syntax, semantic and runtime repair), for any two models. A cycle names both
+conditions: nothing is chosen by its result. What is not shown is ``insufficient_evidence``, with what is missing.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from shared.hashing import digest_json
+from shared.scorecard.deltas import KPIS, Group, KpiDelta, compare_kpis
+from shared.scorecard.records import EventRow
+from shared.scorecard.spec import ConditionId, ScorecardCondition, ScorecardSpec, ScorecardValue
+
+MIN_CYCLES, MAX_CYCLES = 2, 16
+Verdict = Literal["eligible", "not_eligible", "insufficient_evidence"]
+
+
+class PromotionCycle(ScorecardValue):
+    """One scorecard, and which of its conditions are compared."""
+
+    spec: ScorecardSpec
+    candidate: ConditionId = Field(description="The condition that is to take the place.")
+    incumbent: ConditionId = Field(description="The condition that has it.")
+    events: Annotated[list[EventRow], Field(min_length=1, max_length=20_000)] = Field(
+        description="Lines of events.all.jsonl. Those of other conditions are not used."
+    )
+
+
+class CycleResult(ScorecardValue):
+    """What one cycle shows.
+
+    Attributes:
+        id: digest of the eval, its items, the seeds and both adapters.
+        repeats: the id of an earlier cycle with the same items and training seeds: this is the same evidence again.
+    """
+
+    id: str
+    candidate: str
+    incumbent: str
+    repeats: str | None
+    missing: list[str] = Field(description="What it does not show; each keeps the candidate from being eligible.")
+    failed: list[str] = Field(description="KPIs in which the candidate does not do what it has to.")
+    unused_conditions: list[str] = Field(description="Conditions with events that no comparison used.")
+    deltas: list[KpiDelta]
+
+
+class PromotionResult(ScorecardValue):
+    """Whether the candidate is eligible, and why."""
+
+    verdict: Verdict
+    eligible: bool
+    reason: str
+    missing: list[str]
+    cycles: list[CycleResult]
+
+
+def evaluate_promotion(cycles: Sequence[PromotionCycle], missing: Sequence[str] = ()) -> PromotionResult:
+    """Judge a promotion.
+
+    Args:
+        cycles: in any order; the verdict does not depend on it.
+        missing: what else is known to be missing.
+    """
+    results = [*_results(cycles)]
+    distinct = sum(result.repeats is None for result in results)
+    lacking = [*missing, *_across(cycles)]
+    if distinct < MIN_CYCLES:
+        lacking.append(
+            f"{MIN_CYCLES} distinct cycles are needed and there {'is' if distinct == 1 else 'are'} {distinct}; "
+            "cycles are distinct when their items or their training seeds differ"
+        )
+    lacking += [f"cycle {number}: {gap}" for number, result in enumerate(results, start=1) for gap in result.missing]
+    failed = sorted({name for result in results for name in result.failed})
+    verdict: Verdict = "insufficient_evidence" if lacking else "not_eligible" if failed else "eligible"
+    reasons = {
+        "insufficient_evidence": "Not shown: " + "; ".join(lacking) + ".",
+        "not_eligible": f"The candidate does not do what it has to in: {', '.join(failed)}.",
+        "eligible": f"In {distinct} distinct cycles the candidate gains, and loses in no KPI.",
+    }
+    return PromotionResult(
+        verdict=verdict, eligible=verdict == "eligible", reason=reasons[verdict], missing=lacking, cycles=results
+    )
+
+
+def cycle_id(cycle: PromotionCycle) -> str:
+    """Digest of what a cycle is: eval, items, seeds and both models; not of what came out."""
+    spec = cycle.spec
+    eval_of = spec.model_dump(include={"prompt_pack_version", "max_retries", "validator", "system_prompt", "sampling"})
+    return digest_json(
+        {
+            "eval": eval_of,
+            "items": spec.items_digest(),
+            "models": [_model_of(spec.condition(name)) for name in (cycle.candidate, cycle.incumbent)],
+        }
+    )
+
+
+def _model_of(condition: ScorecardCondition | None) -> dict[str, object]:
+    fields = {"backend", "model_id", "adapter_revision", "training_seed"}
+    return condition.model_dump(include=fields) if condition else {}
+
+
+def _results(cycles: Sequence[PromotionCycle]) -> Iterator[CycleResult]:
+    seen: dict[tuple[object, ...], str] = {}
+    for cycle in cycles:
+        spec = cycle.spec
+        seeds = [_model_of(spec.condition(name)).get("training_seed") for name in (cycle.candidate, cycle.incumbent)]
+        found, key = cycle_id(cycle), (spec.items_digest(), *seeds)
+        missing = [*_missing(cycle)]
+        # Of a cycle that is not whole, numbers would be of other tasks than they seem to be.
+        deltas = [] if missing else compare_kpis(_events(cycle, cycle.candidate), _events(cycle, cycle.incumbent))
+        shown = {delta.kpi for delta in deltas}
+        missing += [f"{name} ({kpi.group}) has no value" for name, kpi in KPIS.items() if deltas and name not in shown]
+        missing += [f"{delta.kpi}: {delta.open_question}" for delta in deltas if delta.open_question]
+        yield CycleResult(
+            id=found,
+            candidate=cycle.candidate,
+            incumbent=cycle.incumbent,
+            repeats=seen.get(key),
+            missing=missing,
+            failed=[delta.kpi for delta in deltas if not delta.holds],
+            unused_conditions=sorted(
+                {event.condition_id for event in cycle.events} - {cycle.candidate, cycle.incumbent}
+            ),
+            deltas=deltas,
+        )
+        seen.setdefault(key, found)
+
+
+def _events(cycle: PromotionCycle, condition_id: str) -> dict[str, EventRow]:
+    return {event.task_id: event for event in cycle.events if event.condition_id == condition_id}
+
+
+def _missing(cycle: PromotionCycle) -> Iterator[str]:
+    """What a cycle cannot show, whatever came out."""
+    spec = cycle.spec
+    conditions = [spec.condition(name) for name in (cycle.candidate, cycle.incumbent)]
+    for role, name, condition in zip(
+        ("candidate", "incumbent"), (cycle.candidate, cycle.incumbent), conditions, strict=True
+    ):
+        if condition is None:
+            yield f"the spec has no condition {name}, which is to be the {role}"
+            continue
+        yield from _missing_of(role, condition)
+        tasks = Counter(event.task_id for event in cycle.events if event.condition_id == name)
+        if lacking := [task.id for task in spec.tasks if tasks[task.id] != 1]:
+            yield f"{name} has not one event for each task: {', '.join(lacking[:5])}"
+        if unknown := sorted(tasks.keys() - {task.id for task in spec.tasks}):
+            yield f"{name} has events of tasks that the spec has not: {', '.join(unknown[:5])}"
+        if any(event.backend != condition.backend for event in cycle.events if event.condition_id == name):
+            yield f"events of {name} are of another backend than its condition"
+    candidate, incumbent = conditions
+    if candidate and incumbent and _identity(candidate) == _identity(incumbent):
+        yield "candidate and incumbent are the same model"
+    if not all(task.semantic_expected_contains for task in spec.tasks):
+        yield f"{Group.SEMANTIC}: tasks have no semantic_expected_contains"
+    if spec.max_retries == 0:
+        yield f"{Group.RUNTIME_REPAIR}: max_retries is 0, so nothing was repaired"
+
+
+def _missing_of(role: str, condition: ScorecardCondition) -> Iterator[str]:
+    if condition.mode != "http_generate":
+        yield f"{Group.RUNTIME_REPAIR}: the {role} {condition.id} was not sampled; recorded answers have no times"
+    if condition.backend != "base" and condition.training_seed is None:
+        yield f"the {role} {condition.id} has no training_seed"
+    if condition.backend != "base" and not condition.adapter_revision:
+        yield f"the {role} {condition.id} has no adapter_revision"
+
+
+def _identity(condition: ScorecardCondition) -> tuple[str | None, str | None]:
+    return condition.adapter_revision, None if condition.adapter_revision else condition.model_id
+
+
+def _across(cycles: Sequence[PromotionCycle]) -> Iterator[str]:
+    """What keeps cycles from being evidence of the same thing."""
+    if len({cycle.spec.prompt_pack_version for cycle in cycles}) > 1:
+        yield "the cycles are of different prompt packs"
+    for role in ("candidate", "incumbent"):
+        found = [cycle.spec.condition(getattr(cycle, role)) for cycle in cycles]
+        backends = sorted({condition.backend for condition in found if condition})
+        if len(backends) > 1:
+            yield f"the {role} has several backends: {', '.join(backends)}"

@@ -1,0 +1,225 @@
+"""Promotions: two distinct cycles with both models and every KPI group, or insufficient evidence that says what is missing.
+
+The original's `burn-rnd` promoted on one cycle, without semantic and repair KPIs, by the best of all conditions in a file.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from shared.scorecard import deltas
+from shared.scorecard.deltas import KPIS, Group
+from shared.scorecard.promotion import PromotionCycle, PromotionResult, cycle_id, evaluate_promotion
+from shared.scorecard.spec import ScorecardSpec
+from tests.support.scorecards import promotion_cycle, scorecard_condition, scorecard_event
+
+
+@pytest.fixture(autouse=True)
+def _quick_intervals(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is tested are the rules; the intervals have tests of their own."""
+    monkeypatch.setattr(deltas, "RESAMPLES", 99)
+
+
+def with_spec(cycle: PromotionCycle, **fields: Any) -> PromotionCycle:
+    return cycle.model_copy(
+        update={"spec": ScorecardSpec.model_validate({**cycle.spec.model_dump(mode="json"), **fields})}
+    )
+
+
+def with_condition(cycle: PromotionCycle, condition_id: str, **fields: Any) -> PromotionCycle:
+    conditions = cycle.spec.model_dump(mode="json")["conditions"]
+    changed = [{**made, **(fields if made["id"] == condition_id else {})} for made in conditions]
+    return with_spec(cycle, conditions=changed)
+
+
+def evaluate(*cycles: PromotionCycle) -> PromotionResult:
+    found = evaluate_promotion(cycles)
+    is_whole = not found.missing and not any(cycle.failed for cycle in found.cycles)
+    assert found.eligible == (found.verdict == "eligible") == is_whole
+    return found
+
+
+def test_two_distinct_cycles_with_gains_are_eligible() -> None:
+    found = evaluate(promotion_cycle(1), promotion_cycle(2))
+    assert (found.verdict, found.missing) == ("eligible", [])
+    for cycle in found.cycles:
+        assert {delta.kpi for delta in cycle.deltas} == KPIS.keys()
+        assert {delta.group for delta in cycle.deltas} == set(Group)
+        success = next(delta for delta in cycle.deltas if delta.kpi == "task_success")
+        assert (success.delta, success.required) == (pytest.approx(0.4), "> 0.05")
+        assert 0 < success.interval[0] < 0.4 < success.interval[1]
+
+
+# -- the original's defects -------------------------------------------------------------------------------------------
+
+
+def test_one_cycle_is_insufficient() -> None:
+    found = evaluate(promotion_cycle(1))
+    assert found.verdict == "insufficient_evidence"
+    assert "2 distinct cycles are needed and there is 1" in found.reason
+
+
+def test_one_cycle_that_is_repeated_is_one_cycle() -> None:
+    first = promotion_cycle(1)
+    reordered = with_spec(first, tasks=[*reversed(first.spec.model_dump(mode="json")["tasks"])])
+    trained_again = with_condition(reordered, "new", adapter_revision="new@" + "f" * 64)
+    for second in (first, reordered, trained_again):
+        found = evaluate(first, second)
+        assert found.verdict == "insufficient_evidence"
+        assert found.cycles[1].repeats == found.cycles[0].id
+
+
+def test_the_best_of_all_conditions_is_not_taken() -> None:
+    def with_better(seed: int) -> PromotionCycle:
+        cycle = promotion_cycle(seed, gain=-0.1)
+        conditions = cycle.spec.model_dump(mode="json")["conditions"]
+        better = with_spec(cycle, conditions=[*conditions, scorecard_condition("best", training_seed=seed)])
+        events = [*cycle.events, *(scorecard_event("best", task.id) for task in cycle.spec.tasks)]
+        return better.model_copy(update={"events": events})
+
+    found = evaluate(with_better(1), with_better(2))
+    assert found.verdict == "not_eligible"
+    assert "task_success" in found.reason
+    assert [cycle.unused_conditions for cycle in found.cycles] == [["best"], ["best"]]
+
+
+def test_a_cycle_without_semantic_kpis_is_insufficient() -> None:
+    second = promotion_cycle(2)
+    tasks = [{**task, "semantic_expected_contains": []} for task in second.spec.model_dump(mode="json")["tasks"]]
+    found = evaluate(promotion_cycle(1), with_spec(second, tasks=tasks))
+    assert found.verdict == "insufficient_evidence"
+    assert "cycle 2: semantic: tasks have no semantic_expected_contains" in found.missing
+
+
+def test_a_cycle_without_runtime_repair_is_insufficient() -> None:
+    found = evaluate(promotion_cycle(1), with_spec(promotion_cycle(2), max_retries=0))
+    assert "cycle 2: runtime_repair: max_retries is 0, so nothing was repaired" in found.missing
+    recorded = with_condition(promotion_cycle(2), "new", mode="fixture_file", fixture_dir="answers")
+    found = evaluate(promotion_cycle(1), recorded)
+    assert found.verdict == "insufficient_evidence"
+    assert "recorded answers have no times" in found.reason
+
+
+# -- everything else that is missing ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda cycle: cycle.model_copy(update={"candidate": "absent"}), "has no condition absent"),
+        (lambda cycle: cycle.model_copy(update={"incumbent": "new"}), "are the same model"),
+        (lambda cycle: cycle.model_copy(update={"events": cycle.events[1:]}), "not one event for each task: task_0"),
+        (
+            lambda cycle: cycle.model_copy(update={"events": [*cycle.events, cycle.events[0]]}),
+            "not one event for each task: task_0",
+        ),
+        (
+            lambda cycle: cycle.model_copy(update={"events": [*cycle.events, scorecard_event("new", "task_99")]}),
+            "events of tasks that the spec has not: task_99",
+        ),
+        (lambda cycle: with_condition(cycle, "new", training_seed=None), "has no training_seed"),
+        (lambda cycle: with_condition(cycle, "new", adapter_revision=None), "has no adapter_revision"),
+        (lambda cycle: with_condition(cycle, "new", backend="burn"), "of another backend than its condition"),
+        (lambda cycle: with_spec(cycle, prompt_pack_version="pack-v2"), "different prompt packs"),
+    ],
+)
+def test_what_is_missing_is_said(change: Any, reason: str) -> None:
+    found = evaluate(promotion_cycle(1), change(promotion_cycle(2)))
+    assert found.verdict == "insufficient_evidence"
+    assert any(reason in gap for gap in found.missing), found.missing
+
+
+def test_four_tasks_show_nothing_and_the_number_that_would_is_said() -> None:
+    found = evaluate(promotion_cycle(1, tasks=4, gain=0.5), promotion_cycle(2, tasks=4, gain=0.5))
+    assert found.verdict == "insufficient_evidence"
+    (success,) = [delta for delta in found.cycles[0].deltas if delta.kpi == "task_success"]
+    assert success.holds
+    assert success.items_needed
+    assert success.items_needed > 4
+    assert "4 tasks are too few to show a gain" in found.reason
+
+
+def test_a_model_without_any_valid_answer_has_no_repair_kpis() -> None:
+    def never(seed: int) -> PromotionCycle:
+        cycle = promotion_cycle(seed)
+        events = [
+            scorecard_event("old", event.task_id, is_valid=False) if event.condition_id == "old" else event
+            for event in cycle.events
+        ]
+        return cycle.model_copy(update={"events": events})
+
+    found = evaluate(never(1), never(2))
+    assert "cycle 1: repair_depth_mean (runtime_repair) has no value" in found.missing
+    assert "cycle 1: time_to_first_valid_p50_ms (runtime_repair) has no value" in found.missing
+
+
+LOSSES: dict[str, dict[str, Any]] = {
+    "canonical_pass": {"canonical_pass": False},
+    "voxelized_strictness": {"voxelized_strictness": 0.5},
+    "semantic_task_success": {"semantic_task_success": False},
+    "repair_depth_mean": {"attempts": 3},
+    "time_to_first_valid_p50_ms": {"latency_ms": 900.0, "time_to_first_valid_ms": 900.0},
+}
+
+
+@pytest.mark.parametrize("kpi", LOSSES)
+def test_a_loss_in_any_kpi_of_one_cycle_is_not_eligible(kpi: str) -> None:
+    cycle = promotion_cycle(2)
+    events = [
+        scorecard_event("new", event.task_id, **LOSSES[kpi])
+        if event.condition_id == "new" and event.compile_pass_n
+        else event
+        for event in cycle.events
+    ]
+    found = evaluate(promotion_cycle(1), cycle.model_copy(update={"events": events}))
+    assert found.verdict == "not_eligible"
+    assert kpi in found.cycles[1].failed
+    assert not found.cycles[0].failed
+
+
+def test_more_stalls_are_a_loss() -> None:
+    cycle = promotion_cycle(2)
+    events = [
+        scorecard_event(event.condition_id, event.task_id, attempts=2, is_valid=False, repair_stalled=True)
+        if event.condition_id == "new" and not event.compile_pass_n
+        else event
+        for event in cycle.events
+    ]
+    found = evaluate(promotion_cycle(1), cycle.model_copy(update={"events": events}))
+    assert found.cycles[1].failed == ["repair_stall_rate"]
+
+
+def test_a_gain_of_exactly_the_bound_is_none() -> None:
+    found = evaluate(*(promotion_cycle(seed, tasks=200, gain=0.05) for seed in (1, 2)))
+    assert "task_success" in found.cycles[0].failed
+
+
+def test_the_id_is_of_what_was_run_and_not_of_what_came_out() -> None:
+    cycle = promotion_cycle(1)
+    assert cycle_id(cycle) == cycle_id(promotion_cycle(1, gain=0.1))
+    for other in (
+        promotion_cycle(2),
+        promotion_cycle(1, tasks=39),
+        with_spec(cycle, sampling={"seed": 2}),
+        with_spec(cycle, max_retries=1),
+        with_condition(cycle, "old", adapter_revision="x@1"),
+        cycle.model_copy(update={"candidate": "old", "incumbent": "new"}),
+    ):
+        assert cycle_id(other) != cycle_id(cycle)
+
+
+CYCLES = {(seed, gain): promotion_cycle(seed, tasks=12, gain=gain) for seed in (1, 2, 3) for gain in (0.6, 0.0)}
+
+
+@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.sampled_from(sorted(CYCLES)), min_size=1, max_size=3))
+def test_eligible_is_only_what_every_rule_allows(names: list[tuple[int, float]]) -> None:
+    cycles = [CYCLES[name] for name in names]
+    found = evaluate(*cycles)
+    assert found.eligible == (len({seed for seed, _ in names}) >= 2 and all(gain == 0.6 for _, gain in names))
+    assert evaluate(*reversed(cycles)).verdict == found.verdict
+    assert len(found.cycles) == len(cycles)
