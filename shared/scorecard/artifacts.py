@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from shared.checkers.answers import code_of
 from shared.errors import Code, Conflict, InvalidRequest
 from shared.scorecard.attempts import CheckText, ModelAnswer, make_event
-from shared.scorecard.records import EventRow, ScorecardSummary
+from shared.scorecard.records import ScorecardEvent, ScorecardSummary
 from shared.scorecard.spec import ScorecardCondition, ScorecardSpec, ScorecardTask, read_spec
 from shared.scorecard.summary import summarize
 
@@ -51,7 +51,7 @@ class ScorecardFolder:
         self.path.mkdir(parents=True, exist_ok=True)
         _write(self.path / SPEC, spec.model_dump_json(indent=2) + "\n")
 
-    def events(self, condition_id: str) -> list[EventRow]:
+    def events(self, condition_id: str) -> list[ScorecardEvent]:
         """Events of a condition so far. A last line that was cut off is dropped, so that its task runs again.
 
         Raises:
@@ -66,7 +66,7 @@ class ScorecardFolder:
             _write(path, whole)
         return list(read_events(path))
 
-    def add(self, event: EventRow, answers: Sequence[ModelAnswer]) -> None:
+    def add(self, event: ScorecardEvent, answers: Sequence[ModelAnswer]) -> None:
         """Keep a task's answers, then its event: what has an event is complete."""
         outputs = self.path / event.condition_id / OUTPUTS
         outputs.mkdir(parents=True, exist_ok=True)
@@ -103,7 +103,7 @@ class ScorecardFolder:
             InvalidRequest: ``SCORECARD_INVALID``: a file is missing or does not fit its schema.
         """
         spec, summary = read_spec(self.path / SPEC), read_summary(self.path / SUMMARY)
-        everything: list[EventRow] = []
+        everything: list[ScorecardEvent] = []
         for condition in spec.conditions:
             events = list(read_events(self.path / condition.id / EVENTS))
             yield from self._event_faults(spec, condition, events, check)
@@ -117,7 +117,7 @@ class ScorecardFolder:
                 yield f"{SUMMARY}: {condition.id} is not the summary of its events"
 
     def _event_faults(
-        self, spec: ScorecardSpec, condition: ScorecardCondition, events: Sequence[EventRow], check: CheckText
+        self, spec: ScorecardSpec, condition: ScorecardCondition, events: Sequence[ScorecardEvent], check: CheckText
     ) -> Iterator[str]:
         tasks = {task.id: task for task in spec.tasks}
         names = [event.task_id for event in events]
@@ -128,7 +128,7 @@ class ScorecardFolder:
                 yield from self._output_faults(condition, tasks[event.task_id], event, check)
 
     def _output_faults(
-        self, condition: ScorecardCondition, task: ScorecardTask, event: EventRow, check: CheckText
+        self, condition: ScorecardCondition, task: ScorecardTask, event: ScorecardEvent, check: CheckText
     ) -> Iterator[str]:
         outputs = self.path / condition.id / OUTPUTS
         paths = [outputs / f"{task.id}.{number}.txt" for number in range(1, event.attempts + 1)]
@@ -143,7 +143,7 @@ class ScorecardFolder:
             yield f"{condition.id}/{EVENTS}: {task.id}: the answers give another {', '.join(differing)}"
 
 
-def read_events(path: Path) -> Iterator[EventRow]:
+def read_events(path: Path) -> Iterator[ScorecardEvent]:
     """Events of a JSONL file.
 
     Raises:
@@ -151,7 +151,7 @@ def read_events(path: Path) -> Iterator[EventRow]:
     """
     for number, line in enumerate(_read(path).splitlines(), start=1):
         try:
-            yield EventRow.model_validate(json.loads(line))
+            yield ScorecardEvent.model_validate(json.loads(line))
         except ValueError as error:
             raise _misfit(f"{path}, line {number}", error) from None
 
@@ -188,7 +188,7 @@ def _misfit(place: str, error: ValueError) -> InvalidRequest:
     return InvalidRequest(Code.SCORECARD_INVALID, f"{place}: {reason}.", details={"file": place})
 
 
-def _in_order(spec: ScorecardSpec, events: Iterable[EventRow]) -> list[EventRow]:
+def _in_order(spec: ScorecardSpec, events: Iterable[ScorecardEvent]) -> list[ScorecardEvent]:
     order = {task.id: number for number, task in enumerate(spec.tasks)}
     return sorted(events, key=lambda event: order.get(event.task_id, len(order)))
 

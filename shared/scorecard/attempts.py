@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from shared.checkers.answers import code_of
 from shared.checkers.anti_stub import measure_substance
 from shared.checkers.checker import Check
-from shared.scorecard.records import EventRow
+from shared.scorecard.records import ScorecardEvent
 from shared.scorecard.spec import ScorecardCondition, ScorecardSpec, ScorecardTask
 
 Message = dict[str, str]
@@ -39,7 +39,7 @@ def run_task(
     task: ScorecardTask,
     generate: Generate,
     check: CheckText,
-) -> tuple[EventRow, list[ModelAnswer]] | None:
+) -> tuple[ScorecardEvent, list[ModelAnswer]] | None:
     """Ask until the answer compiles, the retries are used up, or the same errors come again.
 
     Returns:
@@ -84,13 +84,13 @@ def make_event(
     answers: Sequence[ModelAnswer],
     checks: Sequence[Check],
     check: CheckText,
-) -> EventRow:
+) -> ScorecardEvent:
     """The event of a task's attempts."""
     found, text = checks[-1], answers[-1].text
     answer = code_of(text)
     substance = measure_substance(answer.code, found)
     latency = sum(attempt.latency_ms for attempt in answers)
-    return EventRow(
+    return ScorecardEvent(
         condition_id=condition.id,
         backend=condition.backend,
         task_id=task.id,

@@ -11,7 +11,7 @@ from enum import StrEnum
 
 from pydantic import Field
 
-from shared.scorecard.records import EventRow
+from shared.scorecard.records import ScorecardEvent
 from shared.scorecard.spec import ScorecardValue
 from shared.statistics.exact import items_needed, smallest_visible
 from shared.statistics.paired import CONFIDENCE, PADDING
@@ -42,7 +42,7 @@ class Kpi:
     """
 
     group: Group
-    value: Callable[[EventRow], float | None]
+    value: Callable[[ScorecardEvent], float | None]
     is_rate: bool = True
     is_median: bool = False
     must_gain: bool = False
@@ -89,7 +89,7 @@ class KpiDelta(ScorecardValue):
         )
 
 
-def compare_kpis(candidate: Mapping[str, EventRow], incumbent: Mapping[str, EventRow]) -> list[KpiDelta]:
+def compare_kpis(candidate: Mapping[str, ScorecardEvent], incumbent: Mapping[str, ScorecardEvent]) -> list[KpiDelta]:
     """Every KPI that has values under both conditions. Events are by task."""
     found = []
     for name, kpi in KPIS.items():

@@ -14,7 +14,7 @@ from pydantic import Field
 
 from shared.hashing import digest_json
 from shared.scorecard.deltas import KPIS, Group, KpiDelta, compare_kpis
-from shared.scorecard.records import EventRow
+from shared.scorecard.records import ScorecardEvent
 from shared.scorecard.spec import ConditionId, ScorecardCondition, ScorecardSpec, ScorecardValue
 
 MIN_CYCLES, MAX_CYCLES = 2, 16
@@ -27,7 +27,7 @@ class PromotionCycle(ScorecardValue):
     spec: ScorecardSpec
     candidate: ConditionId = Field(description="The condition that is to take the place.")
     incumbent: ConditionId = Field(description="The condition that has it.")
-    events: Annotated[list[EventRow], Field(min_length=1, max_length=20_000)] = Field(
+    events: Annotated[list[ScorecardEvent], Field(min_length=1, max_length=20_000)] = Field(
         description="Lines of events.all.jsonl. Those of other conditions are not used."
     )
 
@@ -133,7 +133,7 @@ def _results(cycles: Sequence[PromotionCycle]) -> Iterator[CycleResult]:
         seen.setdefault(key, found)
 
 
-def _events(cycle: PromotionCycle, condition_id: str) -> dict[str, EventRow]:
+def _events(cycle: PromotionCycle, condition_id: str) -> dict[str, ScorecardEvent]:
     return {event.task_id: event for event in cycle.events if event.condition_id == condition_id}
 
 

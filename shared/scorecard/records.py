@@ -13,7 +13,7 @@ Count = Annotated[int, Field(ge=0)]
 Milliseconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
-class EventRow(ScorecardValue):
+class ScorecardEvent(ScorecardValue):
     """How a model did at a task: after its last attempt, unless a field says otherwise."""
 
     condition_id: str
@@ -39,7 +39,7 @@ class EventRow(ScorecardValue):
     anti_stub_pass: bool
 
     @model_validator(mode="after")
-    def _agrees_with_itself(self) -> EventRow:
+    def _agrees_with_itself(self) -> ScorecardEvent:
         valid = self.attempts - 1 if self.compile_pass_n else None
         wrong = {
             "repair_depth": self.repair_depth != valid,
@@ -111,7 +111,7 @@ class ScorecardDecision(ScorecardValue):
 
 SCHEMAS: dict[str, type[ScorecardValue]] = {
     "spec": ScorecardSpec,
-    "event": EventRow,
+    "event": ScorecardEvent,
     "summary": ScorecardSummary,
     "decision": ScorecardDecision,
 }

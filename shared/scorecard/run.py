@@ -11,12 +11,12 @@ from shared.checkers.languages import require_language
 from shared.errors import Code, InvalidRequest
 from shared.scorecard.artifacts import ScorecardFolder
 from shared.scorecard.attempts import Generate, Message, ModelAnswer, run_task
-from shared.scorecard.records import EventRow, ScorecardSummary
+from shared.scorecard.records import ScorecardEvent, ScorecardSummary
 from shared.scorecard.spec import ScorecardCondition, ScorecardSpec, ScorecardTask
 
 MakeGenerate = Callable[[ScorecardCondition, ScorecardTask], Generate]
 """Who answers a task under a condition of the mode ``http_generate``."""
-Report = Callable[[EventRow, int, int], None]
+Report = Callable[[ScorecardEvent, int, int], None]
 """Called after each task, with its event, how many are done, and how many there are."""
 
 

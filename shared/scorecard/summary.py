@@ -6,11 +6,11 @@ import math
 import statistics
 from collections.abc import Iterable, Sequence
 
-from shared.scorecard.records import ConditionSummary, EventRow
+from shared.scorecard.records import ConditionSummary, ScorecardEvent
 from shared.scorecard.spec import ScorecardCondition
 
 
-def summarize(condition: ScorecardCondition, events: Sequence[EventRow]) -> ConditionSummary:
+def summarize(condition: ScorecardCondition, events: Sequence[ScorecardEvent]) -> ConditionSummary:
     """The numbers of a condition.
 
     Raises:

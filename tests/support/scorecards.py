@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from shared.scorecard.promotion import PromotionCycle
-from shared.scorecard.records import EventRow
+from shared.scorecard.records import ScorecardEvent
 from shared.scorecard.spec import ScorecardSpec
 
 
@@ -47,7 +47,9 @@ def scorecard_spec(tasks: int = 40, **fields: Any) -> dict[str, Any]:
     }
 
 
-def scorecard_event(condition: str, task: str, attempts: int = 1, is_valid: bool = True, **fields: Any) -> EventRow:
+def scorecard_event(
+    condition: str, task: str, attempts: int = 1, is_valid: bool = True, **fields: Any
+) -> ScorecardEvent:
     """An event: valid after so many attempts, or not at all."""
     values: dict[str, Any] = {
         "condition_id": condition,
@@ -72,7 +74,7 @@ def scorecard_event(condition: str, task: str, attempts: int = 1, is_valid: bool
         "construct_richness_score": 0.5,
         "anti_stub_pass": is_valid,
     }
-    return EventRow.model_validate({**values, **fields})
+    return ScorecardEvent.model_validate({**values, **fields})
 
 
 def promotion_cycle(seed: int = 1, tasks: int = 40, gain: float = 0.4, **fields: Any) -> PromotionCycle:

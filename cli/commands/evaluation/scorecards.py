@@ -19,7 +19,7 @@ from shared.checkers.contained import ContainedCheckers
 from shared.errors import MensError
 from shared.scorecard.artifacts import ALL_EVENTS, SPEC, SUMMARY, ScorecardFolder, read_events, read_summary
 from shared.scorecard.decision import decide as decide_by
-from shared.scorecard.records import SCHEMAS, EventRow, ScorecardSummary
+from shared.scorecard.records import SCHEMAS, ScorecardEvent, ScorecardSummary
 from shared.scorecard.run import run_scorecard
 from shared.scorecard.spec import ScorecardSpec, read_spec
 from shared.settings import Settings, read_settings
@@ -173,7 +173,7 @@ def _cycle(folder: Path, candidate: str, incumbent: str) -> dict[str, object]:
     }
 
 
-def _report(event: EventRow, done: int, total: int) -> None:
+def _report(event: ScorecardEvent, done: int, total: int) -> None:
     state = "compiles" if event.compile_pass_n else "stalled" if event.repair_stalled else "does not compile"
     attempts = f", {event.attempts} attempts" if event.attempts > 1 else ""
     note(f"[{done}/{total}] {event.condition_id} {event.task_id}: {state}{attempts}")

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from shared.checkers.checker import Check
 from shared.checkers.python_checker import PythonChecker
 from shared.scorecard.attempts import Message, ModelAnswer, run_task
-from shared.scorecard.records import EventRow
+from shared.scorecard.records import ScorecardEvent
 from shared.scorecard.spec import ScorecardSpec
 from tests.support.scorecards import scorecard_spec
 
@@ -19,7 +19,7 @@ GOOD = "def f(values):\n    return [2 * value for value in values]\n"
 check = PythonChecker().check
 
 
-def run(texts: list[str], **fields: Any) -> tuple[EventRow, list[list[Message]]]:
+def run(texts: list[str], **fields: Any) -> tuple[ScorecardEvent, list[list[Message]]]:
     spec = ScorecardSpec.model_validate({**scorecard_spec(1), **fields})
     sent: list[list[Message]] = []
 

@@ -12,7 +12,7 @@ from shared.checkers.contained import ContainedCheckers
 from shared.errors import Code, Conflict, InvalidRequest, Unavailable
 from shared.scorecard.artifacts import ScorecardFolder, read_events, read_summary
 from shared.scorecard.attempts import Generate, Message, ModelAnswer
-from shared.scorecard.records import EventRow
+from shared.scorecard.records import ScorecardEvent
 from shared.scorecard.run import run_scorecard
 from shared.scorecard.spec import ScorecardCondition, ScorecardSpec, ScorecardTask, read_spec
 from tests.support.scorecards import scorecard_spec
@@ -51,7 +51,7 @@ def run(
 ) -> list[tuple[str, int, int]]:
     reports: list[tuple[str, int, int]] = []
 
-    def report(event: EventRow, done: int, total: int) -> None:
+    def report(event: ScorecardEvent, done: int, total: int) -> None:
         reports.append((event.task_id, done, total))
 
     made = spec or ScorecardSpec.model_validate(scorecard_spec(3))
