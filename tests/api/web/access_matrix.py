@@ -129,12 +129,8 @@ def stand_for(alias: str) -> dict[str, Any]:
     return {"json": {"alias": alias}}
 
 
-def promotion(_: str) -> dict[str, Any]:
-    return {"json": {"cycles": [promotion_cycle(tasks=2).model_dump(mode="json")]}}
-
-
 def promotion_at(alias: str) -> dict[str, Any]:
-    return {"json": {**promotion(alias)["json"], "alias": alias}}
+    return {"json": {"alias": alias, "cycles": [promotion_cycle(tasks=2).model_dump(mode="json")]}}
 
 
 def new_key(_: str) -> dict[str, Any]:
@@ -223,10 +219,7 @@ MATRIX: dict[str, tuple[Case, ...]] = {
     "GET /v1/fine_tuning/jobs/{job_id}/events": (Case(Rule.SEE, kind=FINISHED),),
     "GET /v1/fine_tuning/jobs/{job_id}/checkpoints": (Case(Rule.SEE, kind=FINISHED),),
     "POST /v1/fine_tuning/alpha/graders/run": (Case(Rule.KEYED, TRAINER, body=run_grader),),
-    "POST /v1/promotions:evaluate": (
-        Case(Rule.KEYED, TRAINER, body=promotion),
-        Case(Rule.SEE, TRAINER, ALIAS, body=promotion_at),
-    ),
+    "POST /v1/promotions:evaluate": (Case(Rule.SEE, TRAINER, ALIAS, promotion_at),),
     "POST /v1/fine_tuning/alpha/graders/validate": (Case(Rule.KEYED, TRAINER, body=validate_grader),),
     "POST /v1/fine_tuning/jobs/{job_id}/cancel": (Case(Rule.CHANGE, TRAINER, QUEUED),),
     "POST /v1/fine_tuning/jobs/{job_id}/pause": (Case(Rule.CHANGE, TRAINER, QUEUED),),
