@@ -8,6 +8,7 @@ prepared/                                                    encoded data, when 
 adapter/ (or model/)  probes.json  metrics.csv               what was made
 merge_progress.json                                          digests of a merge's whole shards
 training_skip_stats.json  training_manifest.json  MODEL_CARD.md  loss.svg     what was done
+self_evaluation.json                                         the adapter measured against its base
 run_summary.json                                             written last: it marks a complete run
 """
 
@@ -38,6 +39,7 @@ METRICS_NAME = "metrics.csv"
 TRAINING_MANIFEST_NAME = "training_manifest.json"
 PREFLIGHT_NAME = "training-preflight.json"
 SUMMARY_NAME = "run_summary.json"
+EVALUATION_NAME = "self_evaluation.json"
 
 
 def write_json(path: Path, value: object) -> None:

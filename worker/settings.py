@@ -74,6 +74,10 @@ class WorkerSettings(RetentionSettings):
     base_shift_limit: float | None = Field(
         None, gt=0, description="Nats (RMS) that the served base may be from the NF4 base; null: only reported."
     )
+    # Read by the trainer too.
+    sample_answers: int = Field(
+        8, ge=0, le=32, description="Rows that base and adapter answer after a run, kept with their texts; 0: none."
+    )
     # Read by the trainer too, which gets the worker's environment; here so that a wrong name stops the worker at once.
     trackers: TrackerNames = Field(
         list(DEFAULT_TRACKERS), description="Trackers that runs report to: tensorboard, mlflow, wandb, or none."

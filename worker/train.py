@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from shared.contract.epochs import phase_of
-from shared.contract.plan import TrainingRun
+from shared.contract.plan import TrainingInputs, TrainingRun
 from shared.contract.sections import Device
 from shared.errors import Code, JobFailed
 from worker.checkpoint_folders import adopt_checkpoints
@@ -29,7 +29,7 @@ from worker.child_runtime import (
     exit_with_worker,
     run_engine,
 )
-from worker.run_folder import ADAPTER_FOLDER, PREPARED_FOLDER
+from worker.run_folder import ADAPTER_FOLDER, PREPARED_FOLDER, read_json, write_json
 from worker.training.adapter import save_adapter
 from worker.training.checkpoint import (
     Progress,
@@ -47,11 +47,13 @@ from worker.training.reporting.report import write_reports
 from worker.training.reporting.telemetry import Telemetry
 from worker.training.reporting.trackers import Trackers, trackers_of
 from worker.training.reproducibility import compare, fix_order_of_sums
+from worker.training.self_evaluation.evaluate import evaluate_run
 from worker.training.step import optimizer_step
 from worker.training.supervised import Supervised
 from worker.training.trainer import TrainingContext, agree_to_start, describe, gather_facts, set_up
 
 MAX_NON_FINITE_STEPS = 3
+TRIES_NAME = "self_evaluation_tries.json"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -95,7 +97,7 @@ def train(
         if run.plan.contract.device.device is Device.CUDA and context.device.type == "cpu":
             telemetry.gpu_fallback("trainer", "cuda", ["no_cuda_device"])
         train_loop(context, progress, telemetry, stop)
-        finish(context, progress, telemetry)
+        finish(context, progress, telemetry, run.inputs, stop)
     context.distributed.leave()
 
 
@@ -222,15 +224,35 @@ def stop_or_secure(stop: StopSignals, context: TrainingContext, progress: Progre
         raise StopRequested(EXIT_PAUSED)
 
 
-def finish(context: TrainingContext, progress: Progress, telemetry: Telemetry) -> None:
-    """Write the adapter, the probes for the serving tier, and last the reports that mark the run as complete."""
+def count_try(context: TrainingContext, progress: Progress) -> int:
+    """How often attempts at this run have come to the self-evaluation, this one included. The last step's checkpoint keeps it."""
+    tries = 0
+    if context.distributed.is_main and (folder := checkpoint_at(context.run_dir, progress.step)):
+        tries = (read_json(folder / TRIES_NAME) or {"tries": 0})["tries"] + 1
+        write_json(folder / TRIES_NAME, {"tries": tries})
+    return int(context.distributed.largest([tries])[0])
+
+
+def finish(
+    context: TrainingContext, progress: Progress, telemetry: Telemetry, inputs: TrainingInputs, stop: StopSignals
+) -> None:
+    """Write the adapter, the probes for the serving tier, measure the adapter against its base, and last write the reports
+    that mark the run as complete.
+    """
     probes = make_probes(context.data.probe_rows, context.model, context.device)
+    folder = context.run_dir / ADAPTER_FOLDER
+    if context.distributed.is_main:
+        manifest = save_adapter(context.model, context.tokenizer, context.plan, progress.step, folder, context.base)
+        write_probes(context.run_dir, probes)
+    checkpoint(context, progress, telemetry, interim=True)  # a kill from here on costs no step
+    tries = count_try(context, progress)
+    if not (context.distributed.is_main or context.budget.shard_base):
+        return
+    measured = evaluate_run(context, progress, inputs, stop, tries)
     if not context.distributed.is_main:  # the others have answered for their part of the base, where it is in parts
         return
-    folder = context.run_dir / ADAPTER_FOLDER
-    manifest = save_adapter(context.model, context.tokenizer, context.plan, progress.step, folder, context.base)
-    write_probes(context.run_dir, probes)
-    write_reports(context.run_dir, gather_facts(context, manifest, progress, telemetry))
+    telemetry.emit("self_evaluation", measured.payload())
+    write_reports(context.run_dir, gather_facts(context, manifest, progress, telemetry, measured.evaluation))
     remove_interim(context.run_dir)  # the run is complete, so nothing goes on from them
     early = progress.step < context.order.total_steps
     done = {

@@ -28,6 +28,7 @@ from shared.database.files.files import File
 from shared.database.job_states import JobState, Stage
 from shared.database.records import Event, Job
 from shared.errors import Code, ContractRejected, InvalidRequest
+from shared.model_card.self_evaluation import KEY as SELF_EVALUATION
 
 EVENT_PREFIX = "ftevent-"
 CHECKPOINT_PREFIX = "ftckpt-"
@@ -185,6 +186,7 @@ def job_view(job: Job) -> FineTuningJob:
             "progress": job.progress,
             "contract_digest": job.plan["contract_digest"],
             "adapter_id": result.get("adapter_id"),
+            "self_evaluation": result.get(SELF_EVALUATION),
             "error": error,
         },
     )
@@ -236,7 +238,7 @@ def checkpoint_view(adapter: Adapter, job_id: str) -> FineTuningCheckpoint:
         fine_tuned_model_checkpoint=adapter.id,
         fine_tuning_job_id=job_id,
         step_number=adapter.step,
-        metrics={names.get(name, name): value for name, value in adapter.metrics.items()},
+        metrics={names.get(name, name): value for name, value in adapter.metrics.items() if name != SELF_EVALUATION},
     )
 
 

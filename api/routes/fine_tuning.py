@@ -26,6 +26,7 @@ from shared.base_models.catalog import BaseModelEntry
 from shared.database.records import Job, Kind
 from shared.datasets.reader import count_lines
 from shared.errors import Code, InvalidRequest, MensError, NotFound
+from shared.model_card.self_evaluation import without_samples
 from shared.preflight.types import JobRequest
 
 router = APIRouter(prefix="/v1/fine_tuning/jobs", tags=["fine-tuning (OpenAI)"])
@@ -80,7 +81,7 @@ def list_jobs(request: Request, view: TenantViewDep, after: After = None, limit:
     found = view.jobs.list(
         after=after, limit=limit, kind=Kind.FINETUNE, labels=labels, has_labels=False if "metadata" in given else None
     )
-    return page_of([job_view(job) for job in found], limit)
+    return page_of([job_view(job.model_copy(update={"result": without_samples(job.result)})) for job in found], limit)
 
 
 @router.get("/{job_id}")

@@ -20,6 +20,7 @@ from shared.contract.plan import ExecutionPlan
 from shared.contract.sections import FineTuneContract, MergeContract, Name
 from shared.database.adapters import Adapter
 from shared.database.records import Event, Job, Kind, MemoryAccuracy
+from shared.model_card.self_evaluation import without_samples
 from shared.preflight.types import JobRequest
 from shared.worker_registry import WorkerMachine
 
@@ -186,8 +187,9 @@ def job_preflight(job_id: Id, view: TenantViewDep) -> dict[str, Any]:
 def list_jobs(
     view: TenantViewDep, after: After = None, limit: Limit = 20, kind: Annotated[Kind | None, Query()] = None
 ) -> Page[Job]:
-    """Jobs of every kind, newest first."""
-    return page_of(view.jobs.list(after=after, limit=limit, kind=kind), limit)
+    """Jobs of every kind, newest first. Sample answers are left out; `GET /v1/jobs/{job_id}` has them."""
+    found = view.jobs.list(after=after, limit=limit, kind=kind)
+    return page_of([job.model_copy(update={"result": without_samples(job.result)}) for job in found], limit)
 
 
 @router.get("/jobs/{job_id}", response_model=JobAnswer, responses={304: {"description": "Not changed."}})
@@ -241,4 +243,5 @@ def resume_job(job_id: Id, services: ServicesDep, view: TenantViewDep) -> Job:
 @router.get("/jobs/{job_id}/checkpoints")
 def list_checkpoints(job_id: Id, view: TenantViewDep) -> WholeList[Adapter]:
     """The job's stored checkpoints and its result, newest first."""
-    return WholeList(data=view.adapters.list(ids=view.jobs.get(job_id).result.get("adapters", [])))
+    found = view.adapters.list(ids=view.jobs.get(job_id).result.get("adapters", []))
+    return WholeList(data=[one.model_copy(update={"metrics": without_samples(one.metrics)}) for one in found])

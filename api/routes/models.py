@@ -18,6 +18,7 @@ from shared.database.adapters import Adapter
 from shared.database.names.aliases import Alias
 from shared.database.names.foreign_names import ForeignName
 from shared.errors import Code, NotFound
+from shared.model_card.self_evaluation import without_samples
 
 router = APIRouter(prefix="/v1", tags=["models"])
 
@@ -71,8 +72,9 @@ def _retrieve_foreign(view: TenantView, model: str) -> Model:
 
 @router.get("/adapters")
 def list_adapters(view: TenantViewDep) -> WholeList[Adapter]:
-    """Stored adapters with manifests and certificates, newest first, unpublished ones included."""
-    return WholeList(data=view.adapters.list())
+    """Stored adapters with manifests and certificates, newest first, unpublished ones included; without sample answers."""
+    found = view.adapters.list()
+    return WholeList(data=[one.model_copy(update={"metrics": without_samples(one.metrics)}) for one in found])
 
 
 @router.get("/adapters/{name}")

@@ -14,6 +14,7 @@ from cli.client.connection import call, fail, fail_with
 from cli.client.id_prefixes import resolve_adapter_id, resolve_job_id
 from cli.client.job_progress import FINAL, describe_progress, follow
 from cli.client.json_errors import Json, note_json
+from cli.client.self_evaluation import describe_evaluation
 from cli.commands.aliases import describe_hiding
 from cli.commands.contract_flags import parse_flags
 from cli.output import print_table
@@ -21,6 +22,7 @@ from shared.contract.auto_hyperparameters import auto_exec
 from shared.contract.sections import DEFAULT_MODEL_ID, DataMode, FineTuneContract
 from shared.datasets.reader import count_lines
 from shared.errors import ContractRejected
+from shared.model_card.self_evaluation import without_samples
 
 app = typer.Typer(no_args_is_help=True, help="Jobs: list, show, watch, cancel, pause, resume, merge.")
 console = Console()
@@ -175,6 +177,7 @@ def show(
     lines += [f"plan     {summary(job)}"] if job["kind"] == "finetune" else []
     lines += [f"progress {describe_progress(job['progress'])}"] if job["progress"] else []
     lines += [f"outcome  {_outcome(job)}"] if job["state"] in FINAL else []
+    lines += describe_evaluation(job["result"], "against base  ")
     lines += [f"  {event['created_at'][11:19]}  {event['message']}" for event in job["events"]]
     for line in lines:
         typer.echo(line)
@@ -185,6 +188,8 @@ def watch_job(job_id: JobId) -> None:
     """Follow a job to its end; the exit code is 1 unless it succeeds."""
     job = follow(resolve_job_id(job_id), console)
     typer.echo(_outcome(job))
+    for line in describe_evaluation(without_samples(job["result"]), "against base  "):
+        typer.echo(line)
     if job["state"] != "succeeded":
         raise typer.Exit(1)
 

@@ -13,6 +13,7 @@ import typer
 from cli.client.connection import call, connect, describe_error, describe_unreachable, fail, find, find_all
 from cli.client.id_prefixes import resolve_adapter_id
 from cli.client.json_errors import Json, note_json
+from cli.client.self_evaluation import describe_evaluation
 from cli.commands.aliases import describe_alias, describe_share, describe_targets
 from cli.output import print_table
 
@@ -157,6 +158,7 @@ def _describe_adapter(adapter: dict[str, Any], aliases: list[dict[str, Any]]) ->
         yield f"proof    {name}: {_describe_certificate(certificate)}"
     if not adapter["certificates"]:
         yield "proof    none: no replica has measured it"
+    yield from describe_evaluation(adapter["metrics"], "measured ")
 
 
 def _describe_certificate(certificate: dict[str, Any]) -> str:

@@ -33,6 +33,8 @@ from shared.errors import Code, Conflict, JobFailed, LeaseLost, MensError
 
 MAX_FAILURES = 5
 BACKOFF_SECONDS = (1, 5, 15, 60)
+PARTS_WITH_TEXT = frozenset({"self_evaluation"})
+"""Parts of a result that hold texts of rows: they stay with the job, and are in no event."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +188,8 @@ class Leases:
                 for file in files or []
             ]
             row.result = {**result, "result_files": stored, "adapters": [adapter.id for adapter in adapters or []]}
-            transition(session, row, Verb.FINISH, now, NewEvent(message=message, data=result))
+            data = {name: value for name, value in result.items() if name not in PARTS_WITH_TEXT}
+            transition(session, row, Verb.FINISH, now, NewEvent(message=message, data=data))
             return Job.model_validate(row)
 
     def publish(self, lease: Lease, adapters: list[NewAdapter]) -> None:

@@ -54,6 +54,7 @@ TORCH_PLACES = {
         "training/model",
         "training/reporting/test_model_card.py",
         "training/reporting/test_report.py",
+        "training/self_evaluation",
         "training/test_adapter.py",
         "training/test_checkpoint.py",
         "training/test_distributed.py",

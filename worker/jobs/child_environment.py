@@ -39,10 +39,11 @@ NAMES = frozenset(
         "no_proxy",
         "MENS_TRACKERS",
         "MENS_SHARD_BASE",
+        "MENS_SAMPLE_ANSWERS",
         "MENS_GIT_SHA",
     ]
 )
-"""Of the machine, and the three settings that the trainer reads itself."""
+"""Of the machine, and the four settings that the trainer reads itself."""
 PREFIXES = (
     *(
         "LC_",

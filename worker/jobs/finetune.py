@@ -24,6 +24,7 @@ from shared.database.leases import ResultFile
 from shared.database.records import NewEvent
 from shared.errors import JobFailed
 from shared.hashing import digest_file
+from shared.model_card.self_evaluation import KEY as EVALUATION_KEY
 from shared.preflight.machine import machine_of
 from shared.preflight.pipeline import preflight
 from shared.preflight.types import InputFile, JobRequest
@@ -39,6 +40,7 @@ from worker.machine import describe_machine
 from worker.run_folder import (
     ADAPTER_FOLDER,
     CHECKPOINTS_FOLDER,
+    EVALUATION_NAME,
     METRICS_NAME,
     PLAN_NAME,
     PREFLIGHT_NAME,
@@ -231,6 +233,8 @@ def finish(attempt: Attempt, plan: ExecutionPlan, adapters: list[NewAdapter], ru
     """Store the result file and succeed, in one transaction; then drop the checkpoints, which storage now holds."""
     summary = read_json(run_dir / SUMMARY_NAME) or {}
     *checkpoints, final = adapters
+    measured = read_json(run_dir / EVALUATION_NAME)  # absent where an earlier release has trained
+    evaluation = {EVALUATION_KEY: measured} if measured else {}
     metrics = _checkpoint_metrics(run_dir)
     registered = [
         # Checkpoints are published with the result, though only the result was measured.
@@ -238,7 +242,7 @@ def finish(attempt: Attempt, plan: ExecutionPlan, adapters: list[NewAdapter], ru
             one.model_copy(update={"metrics": metrics.get(one.step, {}), "published": final.published})
             for one in checkpoints
         ),
-        final.model_copy(update={"metrics": summary["metrics"]}),
+        final.model_copy(update={"metrics": summary["metrics"] | evaluation}),
     ]
     result = {
         "adapter_id": final.id,
@@ -249,6 +253,7 @@ def finish(attempt: Attempt, plan: ExecutionPlan, adapters: list[NewAdapter], ru
         "memory": summary["memory"],
         "tokens_per_second": summary["tokens_per_second"],
         "resume": summary["resume"],
+        **evaluation,
     }
     alias = plan.contract.artifact.alias if final.published else None
     table = run_dir / METRICS_NAME

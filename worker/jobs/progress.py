@@ -85,6 +85,8 @@ def _message(kind: str, payload: dict[str, Any]) -> str | None:
         case "train_complete":
             early = ": the validation loss got no better" if payload.get("stopped_early") else ""
             message = f"Training complete after {payload['global_step']} steps{early}."
+        case "self_evaluation":
+            message = _evaluation_message(payload)
         case "merge_shard":
             message = f"Wrote shard {payload['shard']} of {payload['of']}."
         case "gpu_fallback":
@@ -95,3 +97,15 @@ def _message(kind: str, payload: dict[str, Any]) -> str | None:
         case _:
             return None
     return message
+
+
+def _evaluation_message(payload: dict[str, Any]) -> str:
+    rows = f"Compared with its base on {payload['rows']} {payload['source'].replace('_', ' ')} rows"
+    parts = []
+    if payload["base_loss"] is not None:
+        parts.append(f"loss {payload['base_loss']:.4f} to {payload['tuned_loss']:.4f}")
+    if payload["base_token_accuracy"] is not None:
+        before, after = 100 * payload["base_token_accuracy"], 100 * payload["tuned_token_accuracy"]
+        parts.append(f"token accuracy {before:.1f} % to {after:.1f} %")
+    measured = ", ".join(parts) or f"nothing was measured ({', '.join(payload['causes'])})"
+    return f"{rows}: {measured}; {payload['sample_answers']} sample answers, {payload['seconds']:.1f} s."

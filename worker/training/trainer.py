@@ -15,6 +15,7 @@ from transformers import PreTrainedTokenizerBase
 from shared.artifacts.manifests import AdapterManifest
 from shared.base_models.config import ModelConfig
 from shared.contract.plan import ExecutionPlan, TrainingRun, warmup_steps
+from shared.model_card.self_evaluation import SelfEvaluation
 from worker.training.checkpoint import Progress
 from worker.training.data.dataset import Data
 from worker.training.data.row_order import RowOrder
@@ -208,7 +209,11 @@ def describe(context: TrainingContext, progress: Progress) -> dict[str, object]:
 
 
 def gather_facts(
-    context: TrainingContext, manifest: AdapterManifest, progress: Progress, telemetry: Telemetry
+    context: TrainingContext,
+    manifest: AdapterManifest,
+    progress: Progress,
+    telemetry: Telemetry,
+    evaluation: SelfEvaluation,
 ) -> RunFacts:
     """All that the reports of a finished run are written from."""
     rows = len(context.data.training)
@@ -241,4 +246,5 @@ def gather_facts(
         device_name=torch.cuda.get_device_name(context.device) if context.device.type == "cuda" else None,
         resumed_from_step=progress.resumed_from[-1] if progress.resumed_from else 0,
         engine=context.engine(),
+        evaluation=evaluation,
     )

@@ -12,7 +12,7 @@ from fastapi.testclient import TestClient
 from shared.database.leases import Leases
 from shared.database.records import NewEvent
 from shared.errors import Code, JobFailed
-from tests.support.builders import BASE
+from tests.support.builders import BASE, claimed, new_adapter
 
 
 def error_of(response: Any) -> dict[str, Any]:
@@ -247,3 +247,24 @@ def test_a_refused_request_with_rows_leaves_no_file(
     error = error_of(client.post("/v1/jobs", json={"model": BASE, **ROWS_AND_KEYS, **change}))
     assert (error["code"], error["param"]) == (code, param)
     assert client.get("/v1/files").json()["data"] == []
+
+
+def test_a_job_carries_its_self_evaluation_and_lists_leave_the_texts_out(app: FastAPI, client: TestClient) -> None:
+    measured = {"rows": 9, "sample_answers": [{"tuned": "a secret text"}]}
+    leases = leases_of(app)
+    adapter = new_adapter("demo@1", metrics={"train_loss": 1.0, "self_evaluation": measured})
+    done = leases.finish(
+        claimed(app.state.services.jobs, leases),
+        {"adapter_id": "demo@1", "self_evaluation": measured},
+        adapters=[adapter],
+    )
+    whole = [f"/v1/jobs/{done.id}", "/v1/adapters/demo@1"]
+    for path in whole:
+        assert "a secret text" in client.get(path).text, path
+    lists = [*("/v1/jobs", f"/v1/jobs/{done.id}/checkpoints"), f"/v1/jobs/{done.id}?after=0", "/v1/adapters"]
+    for path in (lists[0], lists[1], lists[3]):
+        text = client.get(path).text
+        assert '"rows":9' in text, path
+        assert "a secret text" not in text, path
+    events = client.get(lists[2]).json()["events"]
+    assert "a secret text" not in json.dumps(events)

@@ -97,3 +97,44 @@ def test_watch_prints_what_was_measured_of_a_merge(installation: CliInstallation
     assert lines[-2].endswith(f"`mens base from-merge {'a' * 64}` makes it a base to be served")
     assert "152 positions" in lines[-1] and "2.5e-05 from base + adapter (limit 1e-02" in lines[-1]
     assert lines[-1].endswith("the adapter's effect is 3.0e-01")
+
+
+def test_show_prints_both_models_and_their_answers(installation: CliInstallation, rows: str) -> None:
+    installation.mens("train", rows, "--model", "tiny", "--no-watch")
+    (job,) = installation.services.jobs.list(after=None, limit=1)
+    leases = Leases(installation.services.database, 60)
+    lease = leases.claim(job.id, "test")
+    assert lease
+    measured = {
+        "source": "held_out",
+        "rows": 9,
+        "rows_available": 10,
+        "tokens": 40,
+        "loss": {"base": 2.5, "tuned": 1.25, "row_difference": -1.2, "interval": [-1.4, -1.0]},
+        "token_accuracy": None,
+        "sample_answers": [
+            {
+                "line": 3,
+                "role": "user",
+                "prompt": "What is\na bug?\x1b[31m",
+                "turns": 1,
+                "reference": "A mistake.",
+                "base": "",
+                "tuned": "A mis",
+                "base_ended": True,
+                "tuned_ended": False,
+            }
+        ],
+    }
+    leases.finish(lease, {"adapter_id": "demo@1", "self_evaluation": measured})
+    shown = installation.mens("jobs", "show", job.id).splitlines()
+    at = next(number for number, line in enumerate(shown) if line.startswith("against base"))
+    assert shown[at : at + 7] == [
+        "against base  9 of 10 held-out rows; 40 supervised tokens",
+        "              loss 2.5000 -> 1.2500 nats per token; -1.2000 a row, between -1.4000 and -1.0000",
+        "sample 1, line 3",
+        "  user      What is a bug?[31m",
+        "  reference A mistake.",
+        "  base      (nothing)",
+        "  tuned     A mis [cut]",
+    ]

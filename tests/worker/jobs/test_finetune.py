@@ -18,6 +18,7 @@ from shared.database.job_states import JobState
 from shared.database.names.aliases import Aliases
 from shared.errors import Code, JobFailed
 from shared.hashing import digest_file
+from shared.model_card.self_evaluation import KEY, RowSource, SelfEvaluation
 from tests.support.copying_storage import copied_file
 from tests.support.training_runs import PauseAfter
 from worker.child_runtime import StopRequested
@@ -96,6 +97,12 @@ def assert_result(installation, job, run):
     assert job.result["optimizer_steps"] == 6
     assert job.result["trained_tokens"] > 0
     assert final.metrics["step"] == 6
+    assert final.metrics[KEY] == job.result[KEY]
+    evaluation = SelfEvaluation.model_validate(job.result[KEY])
+    assert (evaluation.source, evaluation.rows_available) == (RowSource.TRAINING, 6)
+    assert len(evaluation.sample_answers) == 6
+    events = installation.jobs.events(job.id)
+    assert "It runs code" not in "".join(str(event.data) for event in events)  # a row's text
     assert [one.metrics["step"] for one in checkpoints] == [2, 3, 4]
     assert job.result["last_train_loss"] == final.metrics["train_loss"]
     for adapter in (*checkpoints, final):

@@ -32,6 +32,7 @@ TEXT_FIELDS = frozenset(
         "plan_digest",
         "requested_device_kind",
         "run_id",
+        "source",
         "tokenizer",
         "tracker",
         "train_file",

@@ -12,6 +12,7 @@ from shared.artifacts.manifests import AdapterManifest
 from shared.base_models.config import ModelConfig
 from shared.contract.plan import ExecutionPlan
 from shared.contract.sections import FineTuneContract
+from shared.model_card.self_evaluation import SelfEvaluation
 from shared.preflight.estimate import CPU_RUNTIME_BYTES, RUNTIME_BYTES, estimate
 from worker.training.checkpoint import Progress
 from worker.training.data.prepared import PreparationReport
@@ -32,6 +33,7 @@ class RunFacts:
         planned_steps: optimizer steps of the whole run; more than were made when it stopped early.
         device: ``cpu`` or ``cuda``; ``device_name`` is the accelerator's own name.
         engine: what the trainer decided by itself, as plain values, e.g. layout, token budget, checkpointing.
+        evaluation: the adapter measured against its base.
     """
 
     run_id: str
@@ -53,6 +55,7 @@ class RunFacts:
     device_name: str | None = None
     resumed_from_step: int = 0
     engine: Mapping[str, object] = field(default_factory=dict)
+    evaluation: SelfEvaluation | None = None
 
     @property
     def stopped_early(self) -> bool:

@@ -1,18 +1,18 @@
 """``MODEL_CARD.md``: what an adapter is, from what and how it was made, and how well it did; with its curves as a picture.
 
-Front matter as the Hugging Face hub reads it. Every figure is one that was measured; no text of the training data is in it;
-all that people name is escaped.
+Front matter as the Hugging Face hub reads it. Every figure is one that was measured; no text of the data is in it but the sample
+answers, which an operator can leave out; all that people or models have written is escaped.
 """
 
 from __future__ import annotations
 
-import json
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 from shared.base_models.tensors import expected_tensors, parameter_count
 from shared.hashing import digest_json
+from shared.model_card.evaluation_section import evaluation_section
+from shared.model_card.markdown import front_matter_of, inline, license_fields, one_line, table
 from worker.training.reporting.facts import RunFacts
 from worker.training.reporting.svg_charts import Panel, Series, smooth, svg
 from worker.training.reporting.tracker_clients import Value
@@ -23,33 +23,6 @@ CARD_NAME = "MODEL_CARD.md"
 CURVES_NAME = "loss.svg"
 BLUE, ORANGE, GREY, GREEN = "#0072B2", "#D55E00", "#BBBBBB", "#009E73"
 CURVE_SMOOTHING = 0.1
-HUB_LICENSES = frozenset(
-    {
-        "agpl-3.0",
-        "apache-2.0",
-        "bigscience-openrail-m",
-        "bsd-2-clause",
-        "bsd-3-clause",
-        "cc-by-4.0",
-        "cc-by-nc-4.0",
-        "cc-by-sa-4.0",
-        "cc0-1.0",
-        "gemma",
-        "gpl-3.0",
-        "lgpl-3.0",
-        "llama2",
-        "llama3",
-        "llama3.1",
-        "llama3.2",
-        "llama3.3",
-        "mit",
-        "mpl-2.0",
-        "openrail",
-        "unlicense",
-    }
-)
-"""Identifiers that the hub knows; any other licence is given as ``other`` with its name."""
-
 ACCURACY = "valid_mean_token_accuracy"
 
 
@@ -69,6 +42,7 @@ def model_card(facts: RunFacts, packages: Mapping[str, str]) -> str:
         _recipe(facts),
         f"\n## Curves\n\n![Training loss, validation loss and learning rate over the steps]({CURVES_NAME})\n",
         _evaluation(facts),
+        *([evaluation_section(facts.evaluation)] if facts.evaluation else []),
         _reproduce(facts, packages),
         _limits(facts),
     ]
@@ -97,33 +71,9 @@ def front_matter(facts: RunFacts) -> str:
         ("library_name", "peft"),
         ("pipeline_tag", "text-generation"),
         ("tags", ["lora", facts.manifest.adapter_method.value, "mens"]),
+        *license_fields(provenance.license_class),
     ]
-    if license_ := provenance.license_class:
-        known = license_.strip().lower()
-        fields += (
-            [("license", known)]
-            if known in HUB_LICENSES
-            else [("license", "other"), ("license_name", one_line(license_))]
-        )
-    lines = "".join(f"{key}: {json.dumps(value, ensure_ascii=False)}\n" for key, value in fields)
-    return f"---\n{lines}---\n"
-
-
-def inline(value: object) -> str:
-    """Any value as one line of plain Markdown text: nothing in it is markup, HTML or a table's border."""
-    text = one_line(str(value)).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-    return re.sub(r"([\\`*_\[\]|~#]|^[-+])", r"\\\1", text)
-
-
-def one_line(text: str) -> str:
-    """Printable characters only, runs of white space as one space."""
-    return "".join(character for character in " ".join(text.split()) if character.isprintable())
-
-
-def table(rows: Sequence[Sequence[object]], head: Sequence[str] = ("", "")) -> str:
-    """A Markdown table; every cell is escaped."""
-    lines = ["| " + " | ".join(map(inline, row)) + " |" for row in (head, *rows)]
-    return "\n".join([lines[0], "|" + "---|" * len(head), *lines[1:]]) + "\n"
+    return front_matter_of(fields)
 
 
 def share(part: float, whole: float) -> str:
@@ -244,7 +194,7 @@ def _limits(facts: RunFacts) -> str:
         f"Rows were cut to {facts.plan.contract.exec.seq_len} tokens; longer contexts were not trained.",
         "The adapter belongs to the base model named above, byte for byte; on any other it means nothing.",
         "Token accuracy counts the next token given the right text before it.",
-        "Answers written freely, safety and bias were not evaluated.",
+        "Of answers written freely there are samples at most; they, safety and bias were not graded.",
         "The adapter inherits the base model's limits, and what is wrong in the training data.",
     ]
     return "\n## Limits\n\n" + "\n".join(f"- {point}" for point in points) + "\n"

@@ -18,6 +18,7 @@ from shared.base_models.tensors import linear_layers
 from shared.contract.sections import AdapterTargets, DeploymentTarget, FineTuneContract
 from worker.run_folder import (
     ADAPTER_FOLDER,
+    EVALUATION_NAME,
     METRICS_NAME,
     PLAN_NAME,
     PREFLIGHT_NAME,
@@ -56,15 +57,18 @@ ARTIFACTS = {
     "training_manifest": TRAINING_MANIFEST_NAME,
     "model_card": CARD_NAME,
     "curves": CURVES_NAME,
+    "self_evaluation": EVALUATION_NAME,
 }
 
 
 def write_reports(run_dir: Path, facts: RunFacts) -> None:
-    """Write skip statistics, ``training_manifest.json``, the model card, and last ``run_summary.json``."""
+    """Write skip statistics, ``training_manifest.json``, the model card, the self-evaluation, and last ``run_summary.json``."""
     packages = {name: version(name) for name in PACKAGES}
     write_json(run_dir / SKIP_STATS_NAME, skip_stats(facts))
     write_json(run_dir / TRAINING_MANIFEST_NAME, training_manifest(facts, packages))
     write_model_card(run_dir, facts, packages)
+    if facts.evaluation:
+        write_json(run_dir / EVALUATION_NAME, facts.evaluation.model_dump(mode="json"))
     write_json(run_dir / SUMMARY_NAME, run_summary(facts) | {"artifacts": artifacts(run_dir, ARTIFACTS)})
 
 

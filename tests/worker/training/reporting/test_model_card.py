@@ -20,15 +20,7 @@ from worker.run_folder import read_json
 from worker.training.checkpoint import Progress
 from worker.training.data.prepared import PreparationReport
 from worker.training.reporting.facts import RunFacts
-from worker.training.reporting.model_card import (
-    CARD_NAME,
-    CURVES_NAME,
-    draw_curves,
-    front_matter,
-    inline,
-    model_card,
-    table,
-)
+from worker.training.reporting.model_card import CARD_NAME, CURVES_NAME, draw_curves, front_matter, model_card
 from worker.training.reporting.telemetry import TrainingSummary
 from worker.training.reproducibility import Guarantee
 
@@ -204,14 +196,6 @@ def test_what_people_name_is_no_markup(facts):
         assert markup not in shown
     assert re.findall(r"<h2>(.*?)</h2>", shown) == SECTIONS
     assert read_front_matter(evil)["license"] == "other"
-
-
-@given(st.text())
-def test_inline_text_stays_one_cell(text):
-    shown = MarkdownIt("commonmark").enable("table").render(table([(text, "next")], ("a", "b")))
-    assert shown.count("<td>") == 2
-    assert "<td>next</td>" in shown
-    assert "\n" not in inline(text)
 
 
 # -- picture ----------------------------------------------------------------------------------------------------------

@@ -1,0 +1,44 @@
+"""What a run measured of itself, as lines for a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from pydantic import ValidationError
+
+from shared.model_card.self_evaluation import KEY, SampleAnswer, SelfEvaluation, summarize
+
+WIDTH = 160
+"""Characters of a text on one line."""
+
+
+def describe_evaluation(values: Mapping[str, Any], label: str) -> Iterator[str]:
+    """Lines for a job's result or an adapter's metrics; none where nothing was measured.
+
+    Args:
+        values: with the self-evaluation under its key.
+        label: what stands before the first line, as wide as the indent of all others.
+    """
+    try:
+        evaluation = SelfEvaluation.model_validate(values[KEY])
+    except (KeyError, ValidationError):  # an earlier release made it, or a later one
+        return
+    for number, line in enumerate(summarize(evaluation)):
+        yield f"{label if number == 0 else ' ' * len(label)}{line}"
+    for number, sample in enumerate(evaluation.sample_answers, start=1):
+        yield from _describe_sample(number, sample)
+
+
+def _describe_sample(number: int, sample: SampleAnswer) -> Iterator[str]:
+    yield f"sample {number}, line {sample.line}"
+    yield f"  {sample.role:<9} {_one_line(sample.prompt)}"
+    yield f"  reference {_one_line(sample.reference)}"
+    yield f"  base      {_one_line(sample.base)}{'' if sample.base_ended else ' [cut]'}"
+    yield f"  tuned     {_one_line(sample.tuned)}{'' if sample.tuned_ended else ' [cut]'}"
+
+
+def _one_line(text: str) -> str:
+    """A text of a stranger on one line: control characters, which may steer a terminal, are left out."""
+    line = "".join(character for character in " ".join(text.split()) if character.isprintable())
+    return f"{line[: WIDTH - 1]}…" if len(line) > WIDTH else line or "(nothing)"

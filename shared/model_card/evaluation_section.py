@@ -1,0 +1,66 @@
+"""The card's section on the self-evaluation: a table of base and adapter, and their sample answers side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from shared.model_card.markdown import inline, quotation, table
+from shared.model_card.self_evaluation import PairedMeasure, RowSource, SampleAnswer, SelfEvaluation
+
+SOURCES = {
+    RowSource.VALIDATION_FILE: "rows of the validation file",
+    RowSource.HELD_OUT: "rows that were held out of the training file",
+    RowSource.TRAINING: "**rows that were trained on**, because none was held out; other rows may do worse",
+}
+
+
+def evaluation_section(evaluation: SelfEvaluation) -> str:
+    """Markdown; the same for the same numbers and texts."""
+    parts = ["\n## Against its base\n", _measures(evaluation)]
+    parts += [f"\n{inline(note)}\n" for note in evaluation.notes]
+    if evaluation.sample_answers:
+        parts.append(
+            "\n### Sample answers\n\nWritten greedily by the base and by the adapter on it; not chosen by how good they are.\n"
+        )
+        parts += ["".join(_sample(number, sample)) for number, sample in enumerate(evaluation.sample_answers, start=1)]
+    return "".join(parts)
+
+
+def _measures(evaluation: SelfEvaluation) -> str:
+    rows = [
+        _row(name, measure, factor, unit)
+        for name, measure, factor, unit in (
+            ("loss (nats per token)", evaluation.loss, 1.0, ".4f"),
+            ("token accuracy (%)", evaluation.token_accuracy, 100.0, ".1f"),
+        )
+        if measure
+    ]
+    if not rows:
+        return "\nNothing was measured.\n"
+    source = f"{evaluation.rows} of {evaluation.rows_available:,} {SOURCES[evaluation.source]}"
+    head = ("measure", "base", "tuned", "difference a row", "interval")
+    return (
+        f"\nMeasured on {source}; {evaluation.tokens:,} supervised tokens, the same for both.\n\n{table(rows, head)}\n"
+        "Each end of an interval holds with 95 % (BCa bootstrap over rows).\n"
+    )
+
+
+def _row(name: str, measure: PairedMeasure, factor: float, unit: str) -> tuple[str, ...]:
+    numbers = [format(factor * value, unit) for value in (measure.base, measure.tuned)]
+    difference = format(factor * measure.row_difference, f"+{unit}")
+    ends = " to ".join(format(factor * end, f"+{unit}") for end in measure.interval or ())
+    return (name, *numbers, difference, ends or "too few rows")
+
+
+def _sample(number: int, sample: SampleAnswer) -> Iterator[str]:
+    yield f"\n#### Sample {number} (line {sample.line})\n"
+    texts = (
+        (f"{sample.role}, turn {sample.turns}", sample.prompt, True),
+        ("reference", sample.reference, True),
+        ("base", sample.base, sample.base_ended),
+        ("tuned", sample.tuned, sample.tuned_ended),
+    )
+    for name, text, ended in texts:
+        cut = "" if ended else " (cut at the limit of tokens)"
+        quoted = quotation(text) if text.strip() else "nothing\n"
+        yield f"\n{inline(name)}{cut}:\n\n{quoted}"

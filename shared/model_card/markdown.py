@@ -1,0 +1,76 @@
+"""Markdown in which no text of a stranger is markup: cells, tables, quotations, and the front matter that the hub reads."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+
+HUB_LICENSES = frozenset(
+    {
+        "agpl-3.0",
+        "apache-2.0",
+        "bigscience-openrail-m",
+        "bsd-2-clause",
+        "bsd-3-clause",
+        "cc-by-4.0",
+        "cc-by-nc-4.0",
+        "cc-by-sa-4.0",
+        "cc0-1.0",
+        "gemma",
+        "gpl-3.0",
+        "lgpl-3.0",
+        "llama2",
+        "llama3",
+        "llama3.1",
+        "llama3.2",
+        "llama3.3",
+        "mit",
+        "mpl-2.0",
+        "openrail",
+        "unlicense",
+    }
+)
+"""Identifiers that the hub knows; any other licence is given as ``other`` with its name."""
+
+
+def license_fields(license_: str | None) -> list[tuple[str, object]]:
+    """Fields of the front matter for a licence; none where it is not known."""
+    if not license_:
+        return []
+    known = license_.strip().lower()
+    return (
+        [("license", known)] if known in HUB_LICENSES else [("license", "other"), ("license_name", one_line(license_))]
+    )
+
+
+def front_matter_of(fields: Sequence[tuple[str, object]]) -> str:
+    """YAML for the hub. Strings are written as JSON, which YAML reads as they are."""
+    lines = "".join(f"{key}: {json.dumps(value, ensure_ascii=False)}\n" for key, value in fields)
+    return f"---\n{lines}---\n"
+
+
+def inline(value: object) -> str:
+    """Any value as one line of plain Markdown text: nothing in it is markup, HTML or a table's border."""
+    text = one_line(str(value)).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return re.sub(r"([\\`*_\[\]|~#]|^[-+])", r"\\\1", text)
+
+
+def one_line(text: str) -> str:
+    """Printable characters only, runs of white space as one space."""
+    return "".join(character for character in " ".join(text.split()) if character.isprintable())
+
+
+def table(rows: Sequence[Sequence[object]], head: Sequence[str] = ("", "")) -> str:
+    """A Markdown table; every cell is escaped."""
+    lines = ["| " + " | ".join(map(inline, row)) + " |" for row in (head, *rows)]
+    return "\n".join([lines[0], "|" + "---|" * len(head), *lines[1:]]) + "\n"
+
+
+def quotation(text: str) -> str:
+    """A text as it is, in an indented code block: its lines stay lines, and nothing in it is markup."""
+    lines = text.splitlines() or [""]
+    printable = (
+        "".join(character for character in line if character.isprintable() or character == "\t") for line in lines
+    )
+    return "".join(f"    {line.expandtabs(4)}\n" for line in printable)

@@ -1,0 +1,4 @@
+"""What a finished run measures of itself: the adapter against its base on the same rows, and sample answers of both.
+
+Start with `evaluate.py`. Imports `shared` and the rest of `worker.training` but `reporting/`.
+"""

@@ -1,0 +1,212 @@
+"""Sample answers: what base and adapter answer to a few rows, greedily, from the token ids that a request would have."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import GenerationConfig, PreTrainedTokenizerBase, StoppingCriteriaList
+
+from shared.datasets.reader import line_stream
+from shared.datasets.row_validation import parse_row
+from shared.datasets.rows import TrainingRow
+from shared.errors import InvalidRequest
+from shared.model_card.self_evaluation import SampleAnswer
+from shared.tokenization.served_form import plain_messages, served_roles, served_tools
+from shared.tokenization.tokenizer import Tokenizer
+from worker.training.model.load import packs
+from worker.training.trainer import TrainingContext
+
+MAX_NEW_TOKENS = 64
+MAX_PROMPT_TOKENS = 1_024
+MAX_CANDIDATES = 64
+"""So many rows are looked at for prompts of that length."""
+MAX_CHARACTERS = 600
+"""Of a text that is kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class SamplePrompt:
+    """A row up to its last answer, as a request would send it.
+
+    Attributes:
+        ids: token ids of the chat with the template's generation prompt.
+        reference: the row's answer as the template writes it.
+    """
+
+    line: int
+    role: str
+    text: str
+    turns: int
+    ids: list[int]
+    reference: str
+
+
+def read_prompts(
+    path: Path, lines: Sequence[int], tokenizer: Tokenizer, wanted: int, limit: int = MAX_PROMPT_TOKENS
+) -> list[SamplePrompt]:
+    """The first of some rows whose prompts are short enough, in the order of ``lines``.
+
+    Args:
+        path: the JSONL file that the rows stand in.
+        lines: 1-based; only the first ``MAX_CANDIDATES`` are looked at.
+        wanted: how many prompts.
+        limit: tokens of a prompt.
+    """
+    candidates = list(lines[:MAX_CANDIDATES])
+    rows = _read_lines(path, set(candidates))
+    prompts: list[SamplePrompt] = []
+    for line in candidates:
+        if len(prompts) == wanted:
+            break
+        prompt = prompt_of(rows[line], tokenizer) if line in rows else None
+        if prompt and 0 < len(prompt.ids) <= limit:
+            prompts.append(prompt)
+    return prompts
+
+
+def prompt_of(row: TrainingRow, tokenizer: Tokenizer) -> SamplePrompt | None:
+    """The row up to its last supervised answer; None where the template does not take that part of the chat alone."""
+    answers = [at for at, turn in enumerate(row.messages) if turn.role == "assistant" and turn.weight != 0]
+    if not answers or not answers[-1]:
+        return None
+    tools = served_tools(row.tools)
+    turns = served_roles(row.messages[: answers[-1] + 1], tokenizer.template_for(tools).text)
+    messages = plain_messages(turns)
+    try:
+        text = tokenizer.render(messages[:-1], tools, add_generation_prompt=True).text
+        whole = tokenizer.render(messages, tools).text
+    except InvalidRequest:
+        return None
+    answer = row.messages[answers[-1]].content or ""
+    reference = whole[len(text) :] if whole.startswith(text) else answer
+    if tokenizer.end_token:
+        reference = reference.rstrip().removesuffix(tokenizer.end_token)
+    before = turns[-2]
+    return SamplePrompt(
+        line=row.line,
+        role=before.role,
+        text=before.content or "",
+        turns=len(turns) - 1,
+        ids=tokenizer.encode(text).ids,
+        reference=reference.strip(),
+    )
+
+
+def sample_answers(
+    context: TrainingContext, prompts: Sequence[SamplePrompt], end_ids: frozenset[int], check: Callable[[], None]
+) -> tuple[SampleAnswer, ...]:
+    """What base and adapter answer to the prompts.
+
+    Args:
+        end_ids: tokens that end an answer.
+        check: called between tokens; raises when a stop was requested.
+    """
+    with context.model.disable_adapter():
+        base = generate(context, [prompt.ids for prompt in prompts], end_ids, check)
+    tuned = generate(context, [prompt.ids for prompt in prompts], end_ids, check)
+    decoded = [[_decode(context.tokenizer, ids, end_ids) for ids in answers] for answers in (base, tuned)]
+    return tuple(
+        SampleAnswer(
+            line=prompt.line,
+            role=prompt.role,
+            prompt=shorten(prompt.text),
+            turns=prompt.turns,
+            reference=shorten(prompt.reference),
+            base=shorten(old),
+            tuned=shorten(new),
+            base_ended=old_ended,
+            tuned_ended=new_ended,
+        )
+        for prompt, (old, old_ended), (new, new_ended) in zip(prompts, *decoded, strict=True)
+    )
+
+
+@torch.no_grad()
+def generate(
+    context: TrainingContext,
+    prompts: Sequence[Sequence[int]],
+    end_ids: frozenset[int],
+    check: Callable[[], None],
+    new_tokens: int = MAX_NEW_TOKENS,
+) -> list[list[int]]:
+    """Greedy answers to token ids, each up to and with its first end token.
+
+    The prompts share their passes, padded on the left, where every layer attends; a recurrent layer would carry padding
+    along, so then each goes alone. Where several processes hold parts of the base none stops before the others.
+    """
+    pad = int(context.tokenizer.pad_token_id or 0)
+    ends = [] if context.budget.shard_base else sorted(end_ids)
+    settings = GenerationConfig(
+        max_new_tokens=new_tokens, do_sample=False, eos_token_id=ends or None, pad_token_id=pad, use_cache=True
+    )
+
+    def stop_here(ids: torch.Tensor, *_: object, **__: object) -> torch.Tensor:
+        check()  # ends nothing by itself; it raises
+        return torch.zeros(len(ids), dtype=torch.bool, device=ids.device)
+
+    groups = [list(prompts)] if packs(context.model) else [[prompt] for prompt in prompts]
+    answers: list[list[int]] = []
+    context.model.eval()
+    with _ordinary_attention(context):
+        for group in groups:
+            longest = max(map(len, group))
+            ids = [[pad] * (longest - len(prompt)) + list(prompt) for prompt in group]
+            mask = [[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in group]
+            generated = context.model.generate(
+                input_ids=torch.tensor(ids, device=context.device),
+                attention_mask=torch.tensor(mask, device=context.device),
+                generation_config=settings,
+                stopping_criteria=StoppingCriteriaList([stop_here]),
+            )
+            answers += [_until_end(row, end_ids) for row in generated[:, longest:].tolist()]
+    return answers
+
+
+def shorten(text: str) -> str:
+    """At most ``MAX_CHARACTERS``, the beginning and the end of a longer text."""
+    half = MAX_CHARACTERS // 2
+    return text if len(text) <= MAX_CHARACTERS else f"{text[:half]} … {text[-half:]}"
+
+
+@contextmanager
+def _ordinary_attention(context: TrainingContext) -> Iterator[None]:
+    """transformers' own attention, which makes the masks of padded prompts; ours is for rows of known boundaries."""
+    model: Any = context.model.get_base_model()
+    before = model.config._attn_implementation  # noqa: SLF001  # where transformers keeps it
+    if packs(context.model):
+        model.set_attn_implementation("sdpa")
+    try:
+        yield
+    finally:
+        if model.config._attn_implementation != before:  # noqa: SLF001
+            model.set_attn_implementation(before)
+
+
+def _until_end(ids: list[int], end_ids: frozenset[int]) -> list[int]:
+    for at, one in enumerate(ids):
+        if one in end_ids:
+            return ids[: at + 1]
+    return ids
+
+
+def _decode(tokenizer: PreTrainedTokenizerBase, ids: list[int], end_ids: frozenset[int]) -> tuple[str, bool]:
+    """Text of an answer as the serving tier writes it, without special tokens; and whether it ended."""
+    ended = bool(ids) and ids[-1] in end_ids
+    return str(tokenizer.decode(ids, skip_special_tokens=True)).strip(), ended
+
+
+def _read_lines(path: Path, wanted: set[int]) -> dict[int, TrainingRow]:
+    last = max(wanted, default=0)
+    rows = {}
+    with path.open("rb") as file:
+        for number, line in enumerate(line_stream(file), start=1):
+            if number in wanted:
+                rows[number] = parse_row(line, number)
+            if number >= last:
+                break
+    return rows
