@@ -350,7 +350,9 @@ def test_a_real_run_tells_every_event_and_no_text_of_its_data(finished):
     }
     assert {field for line in lines for field, _ in strings(line["payload"])} <= TEXT_FIELDS
     written = [path for path in finished.run_dir.rglob("*") if path.is_file() and path.suffix in REPORT_SUFFIXES]
-    written = [path for path in written if path.name not in ("MODEL_CARD.md", EVALUATION_NAME)]  # they have sample answers
+    written = [
+        path for path in written if path.name not in ("MODEL_CARD.md", EVALUATION_NAME)
+    ]  # they have sample answers
     assert len(written) >= 8
     for path in written:
         content = path.read_text()
