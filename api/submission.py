@@ -12,8 +12,8 @@ from api.services import Services
 from api.web.tenant_view import TenantView
 from shared.base_models.hub import locate_fetched
 from shared.contract.flat_keys import from_flat, parse_contract
-from shared.contract.plan import MergePlan, PlannedBase
-from shared.contract.sections import FineTuneContract, MergeContract
+from shared.contract.plan import ImportPlan, MergePlan, PlannedBase
+from shared.contract.sections import ArtifactSection, FineTuneContract, ImportContract, MergeContract
 from shared.database.records import Job, Kind, Submission
 from shared.errors import Code, Conflict, ContractRejected
 from shared.hashing import digest_json
@@ -35,7 +35,7 @@ def check_contract(services: Services, view: TenantView, request: JobRequest) ->
     contract = request.contract
     catalog = services.catalog()
     base = catalog.get(contract.model.hf_repo)
-    _refuse_unpublishable(services, contract, {entry.name for entry in catalog.bases})
+    _refuse_unpublishable(services, contract.artifact, "artifact.", {entry.name for entry in catalog.bases})
     data = contract.data
     with ExitStack() as local_files:
 
@@ -188,6 +188,41 @@ def submit_merge(
     return _submit(services, view, submission)
 
 
+def submit_import(
+    services: Services,
+    view: TenantView,
+    contract: ImportContract,
+    *,
+    labels: dict[str, str],
+    idempotency_key: str | None,
+) -> Job:
+    """Plan an import, write the job, and enqueue it. The files are read by the worker.
+
+    Raises:
+        NotFound: ``MODEL_NOT_FOUND`` or ``FILE_NOT_FOUND``. ContractRejected: it cannot be published, or its alias not be moved.
+    """
+    catalog = services.catalog()
+    base = catalog.get(contract.model)
+    _refuse_unpublishable(services, contract, "", {entry.name for entry in catalog.bases})
+    plan = ImportPlan(
+        contract=contract,
+        base=PlannedBase(name=base.name, digests=base.digests),
+        weights_sha256=view.files.get(contract.weights_file, "weights_file").sha256,
+        sidecar_sha256=view.files.get(contract.sidecar_file, "sidecar_file").sha256,
+    )
+    submission = Submission(
+        kind=Kind.IMPORT,
+        base_model=base.name,
+        name=contract.name,
+        contract=contract.model_dump(mode="json"),
+        plan=plan.model_dump(mode="json"),
+        labels=labels,
+        idempotency_key=idempotency_key,
+        request_digest=digest_json({"plan": plan.model_dump(mode="json"), "labels": labels}),
+    )
+    return _submit(services, view, submission)
+
+
 def _submit(services: Services, view: TenantView, submission: Submission) -> Job:
     job, created = view.jobs.submit(submission)
     if created:
@@ -195,19 +230,21 @@ def _submit(services: Services, view: TenantView, submission: Submission) -> Job
     return job
 
 
-def _refuse_unpublishable(services: Services, contract: FineTuneContract, base_names: set[str]) -> None:
-    artifact = contract.artifact
+def _refuse_unpublishable(
+    services: Services, artifact: ArtifactSection | ImportContract, prefix: str, base_names: set[str]
+) -> None:
+    """``prefix`` is what stands before the fields' names in the contract."""
     if artifact.publish and not (services.settings.serving_urls or services.settings.serving_dns):
         raise ContractRejected(
             Code.CONTRACT_UNSUPPORTED,
-            "artifact.publish is true, but no serving replica is configured.",
-            remedy="Set MENS_SERVING_URLS or MENS_SERVING_DNS, or set artifact.publish to false to train and store only.",
-            param="artifact.publish",
+            f"{prefix}publish is true, but no serving replica is configured.",
+            remedy=f"Set MENS_SERVING_URLS or MENS_SERVING_DNS, or set {prefix}publish to false, to store the adapter only.",
+            param=f"{prefix}publish",
         )
     if artifact.alias in base_names:
         raise ContractRejected(
             Code.NAME_INVALID,
-            f"artifact.alias is {artifact.alias!r}, which is the name of a base model.",
+            f"{prefix}alias is {artifact.alias!r}, which is the name of a base model.",
             remedy="Choose another alias.",
-            param="artifact.alias",
+            param=f"{prefix}alias",
         )

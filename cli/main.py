@@ -13,6 +13,7 @@ from typer.core import TyperGroup
 
 from cli.client.json_errors import note_json, print_json_error, wants_json
 from cli.commands import (
+    adapters,
     aliases,
     bases,
     data,
@@ -86,6 +87,7 @@ app.add_typer(aliases.app, name="aliases")
 app.command("alias", hidden=True)(aliases.set_alias)  # the short form of `aliases set`
 app.add_typer(names.app, name="names")
 app.add_typer(bases.app, name="base")
+app.add_typer(adapters.app, name="adapter")
 app.add_typer(keys.app, name="keys")
 app.add_typer(data.app, name="data")
 app.add_typer(evals.app, name="eval")

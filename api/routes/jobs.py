@@ -11,13 +11,13 @@ from api.capabilities import CAPABILITIES, CapabilityMatrix
 from api.openai.fine_tuning import event_seq
 from api.openai.types import Metadata
 from api.services import ServicesDep
-from api.submission import check_contract, submit_finetune, submit_merge, submit_rows
+from api.submission import check_contract, submit_finetune, submit_import, submit_merge, submit_rows
 from api.web.auth import TRAINER
 from api.web.params import After, Id, IdempotencyKey, Limit, Page, WholeList, page_of
 from api.web.tenant_rates import PLAN_LIMIT
 from api.web.tenant_view import TenantViewDep
 from shared.contract.plan import ExecutionPlan
-from shared.contract.sections import FineTuneContract, MergeContract, Name
+from shared.contract.sections import FineTuneContract, ImportContract, MergeContract, Name
 from shared.database.adapters import Adapter
 from shared.database.records import Event, Job, Kind, MemoryAccuracy
 from shared.model_card.self_evaluation import without_samples
@@ -58,6 +58,15 @@ class CreateMerge(BaseModel):
     metadata: Metadata = {}
 
 
+class CreateImport(BaseModel):
+    """Request for an import job: an adapter in the original's layout becomes one that is served here."""
+
+    model_config = ConfigDict(extra="forbid")
+    kind: Literal["import"]
+    contract: ImportContract
+    metadata: Metadata = {}
+
+
 class CreateFromRows(BaseModel):
     """Request for a fine-tune job in one flat object, with its rows: every other key is a flat name of a contract's field."""
 
@@ -80,8 +89,10 @@ class CreateFromRows(BaseModel):
 
 def _kind_of(body: Any) -> str:
     """Which body a request has: one without a kind and a contract is flat."""
-    if isinstance(body, CreateMerge | CreateFromRows):
-        return "merge" if isinstance(body, CreateMerge) else "rows"
+    if isinstance(body, CreateMerge | CreateImport):
+        return body.kind
+    if isinstance(body, CreateFromRows):
+        return "rows"
     if not isinstance(body, dict):
         return "finetune"
     if "kind" not in body and "contract" not in body and "data" in body:
@@ -92,6 +103,7 @@ def _kind_of(body: Any) -> str:
 CreateJob = Annotated[
     Annotated[CreateFinetune, Tag("finetune")]
     | Annotated[CreateMerge, Tag("merge")]
+    | Annotated[CreateImport, Tag("import")]
     | Annotated[CreateFromRows, Tag("rows")],
     Discriminator(_kind_of),
 ]
@@ -137,6 +149,8 @@ def create_job(
     """
     if isinstance(body, CreateMerge):
         return submit_merge(services, view, body.contract, labels=body.metadata, idempotency_key=idempotency_key)
+    if isinstance(body, CreateImport):
+        return submit_import(services, view, body.contract, labels=body.metadata, idempotency_key=idempotency_key)
     if isinstance(body, CreateFromRows):
         key, labels = idempotency_key, body.metadata
         return submit_rows(services, view, body.data, body.flat(), body.request, labels=labels, idempotency_key=key)

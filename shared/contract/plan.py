@@ -25,6 +25,7 @@ from shared.contract.sections import (
     ContractValue,
     Device,
     FineTuneContract,
+    ImportContract,
     MergeContract,
     Name,
     OptimizerExperiment,
@@ -125,6 +126,22 @@ class MergePlan(ContractValue):
     adapter_id: str
     adapter_digest: Sha256
     base: PlannedBase
+
+
+class ImportPlan(ContractValue):
+    """Everything an import attempt does. Its digests name the input, so equal plans make equal adapters."""
+
+    version: Literal[1] = 1
+    contract: ImportContract
+    base: PlannedBase
+    weights_sha256: Sha256
+    sidecar_sha256: Sha256
+
+    @property
+    def content_digest(self) -> str:
+        """Digest of what is imported, by content and not by file id: the same files give the same adapter everywhere."""
+        content = {"weights": self.weights_sha256, "sidecar": self.sidecar_sha256, "base": self.base.digests}
+        return digest_json(content | {"name": self.contract.name})
 
 
 class MergeInputs(ContractValue):

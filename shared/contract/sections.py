@@ -390,6 +390,19 @@ def contract_digest(contract: FineTuneContract, content: dict[str, str]) -> str:
     return digest_json({"contract": fields, "content": content})
 
 
+class ImportContract(ContractValue):
+    """An import job: an adapter that the original trained becomes one that is served here."""
+
+    weights_file: str = Field(min_length=1, description="Uploaded file: candle_qlora_adapter.safetensors.")
+    sidecar_file: str = Field(min_length=1, description="Uploaded file: its v2 meta or v3 manifest.")
+    model: str = Field(min_length=1, description="Name of the base that it was trained on.")
+    name: Name = Field(description="First part of the adapter's id.")
+    publish: bool = Field(
+        True, description="Measure it on every serving replica, and serve it; else it is stored only."
+    )
+    alias: Name | None = Field(None, description="Alias to move to it once it is published.")
+
+
 class MergeContract(ContractValue):
     """A merge job: an adapter folded into its full-precision base, as a complete model folder."""
 

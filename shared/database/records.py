@@ -15,6 +15,7 @@ from shared.database.job_states import JobState, Stage
 class Kind(StrEnum):
     FINETUNE = "finetune"
     MERGE = "merge"
+    IMPORT = "import"
     EVALUATE = "evaluate"
 
 

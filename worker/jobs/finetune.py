@@ -17,7 +17,8 @@ from shared.artifacts.manifests import (
 )
 from shared.artifacts.storage import Storage
 from shared.base_models.catalog import BaseModelEntry, LocalSource
-from shared.contract.plan import DataFile, ExecutionPlan, TrainingInputs, TrainingRun
+from shared.contract.plan import DataFile, ExecutionPlan, PlannedBase, TrainingInputs, TrainingRun
+from shared.contract.sections import DeviceSection
 from shared.database.adapters import NewAdapter
 from shared.database.job_states import Stage
 from shared.database.leases import ResultFile
@@ -197,16 +198,27 @@ def store_adapter(storage: Storage, folder: Path, *, final: bool) -> NewAdapter:
 
 
 def publish(attempt: Attempt, plan: ExecutionPlan, adapter: NewAdapter, run_dir: Path) -> NewAdapter:
-    """Certify the adapter on every serving replica, unless the contract asks for training only.
+    """Certify the adapter on every serving replica, unless the contract asks for training only; see :func:`publish_adapter`."""
+    if not plan.contract.artifact.publish:
+        return adapter
+    return publish_adapter(attempt, plan.base, plan.contract.device, adapter, run_dir)
+
+
+def publish_adapter(
+    attempt: Attempt, base: PlannedBase, device: DeviceSection, adapter: NewAdapter, run_dir: Path
+) -> NewAdapter:
+    """Certify a stored adapter on every serving replica.
+
+    Args:
+        base: that it was trained on. device: where reference scores are computed.
+        run_dir: has the adapter's folder and the probes.
 
     Raises:
         MensError: see `worker/jobs/publish.py`; an adapter whose certificates failed is quarantined.
     """
-    if not plan.contract.artifact.publish:
-        return adapter
     attempt.enter(Stage.PUBLISHING, "Loading the adapter on the serving tier and measuring its certificates.")
     settings = attempt.settings
-    trainer = ReferenceScores(attempt, plan.base, plan.contract.device, run_dir)
+    trainer = ReferenceScores(attempt, base, device, run_dir)
     probes = ProbeSet(
         adapter_id=adapter.id,
         probes=(read_json(run_dir / PROBES_NAME) or {"probes": []})["probes"],

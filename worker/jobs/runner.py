@@ -22,6 +22,7 @@ from shared.database.records import Kind
 from shared.errors import Code, JobFailed, LeaseLost, MensError, Unavailable
 from shared.host import disk_errors
 from shared.queue import JobQueue
+from worker.jobs.adapter_import import run_import
 from worker.jobs.attempt import Attempt, Stopped
 from worker.jobs.child_process import ExitReason
 from worker.jobs.evaluate import run_evaluate
@@ -34,6 +35,7 @@ RUNNERS: dict[Kind, Callable[[Attempt], None]] = {
     Kind.FINETUNE: run_finetune,
     Kind.MERGE: run_merge,
     Kind.EVALUATE: run_evaluate,
+    Kind.IMPORT: run_import,
 }
 WRITE_RETRY_SECONDS = 2.0
 

@@ -186,6 +186,31 @@ def test_merge_of_an_unknown_adapter_is_refused(client: TestClient) -> None:
     assert error_of(response)["code"] == "ADAPTER_NOT_FOUND"
 
 
+IMPORT = {"weights_file": "file-none", "sidecar_file": "file-none", "model": BASE, "name": "old"}
+
+
+@pytest.mark.parametrize(
+    ("change", "code", "param"),
+    [
+        ({"publish": False}, "FILE_NOT_FOUND", "weights_file"),
+        ({"publish": False, "model": "nothing"}, "MODEL_NOT_FOUND", None),
+        ({"alias": "Not a name"}, "NAME_INVALID", None),
+    ],
+)
+def test_an_import_that_cannot_be_is_refused_before_it_is_queued(
+    client: TestClient, change: dict[str, Any], code: str, param: str | None
+) -> None:
+    response = client.post("/v1/jobs", json={"kind": "import", "contract": IMPORT | change})
+    assert error_of(response)["code"] == code
+    assert param is None or error_of(response)["param"] == param
+
+
+def test_an_import_is_not_published_where_nothing_serves(app: FastAPI, client: TestClient) -> None:
+    app.state.services.settings.serving_urls[:] = []
+    refused = error_of(client.post("/v1/jobs", json={"kind": "import", "contract": IMPORT}))
+    assert (refused["code"], refused["param"]) == ("CONTRACT_UNSUPPORTED", "publish")
+
+
 def test_ready_without_a_database_is_a_503(app: FastAPI, client: TestClient) -> None:
     app.state.services.database.engine.dispose()
     path = app.state.services.database.url.database

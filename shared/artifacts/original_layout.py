@@ -1,0 +1,173 @@
+"""The original's adapter layout: its sidecar of version 2 and manifest of version 3, its tensor names, and what they mean to PEFT.
+
+The original stores ``candle_qlora_adapter.safetensors`` with tensors ``{logical}.lora_a`` [rank, in] and ``{logical}.lora_b``
+[out, rank] in float32; its last trainer wrote ``….lora_a.weight``. Logical names are ``mid0…`` and ``lm_head`` in one era, ``l0.q`` and
+the like in the next; ``base_key_map`` says which tensor of the base each means.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from shared.artifacts.manifests import ManifestQuant
+from shared.base_models.tensors import HEAD
+from shared.contract.sections import MAX_ALPHA, AdapterMethod, BaseQuant, ProvenanceSection
+from shared.errors import ArtifactInvalid, Code
+
+ORIGINAL_WEIGHTS = "candle_qlora_adapter.safetensors"
+V2_NAME, V3_NAME = "candle_qlora_adapter_meta.json", "populi_adapter_manifest_v3.json"
+SIDECAR_NAMES = (V3_NAME, "adapter_manifest.json", V2_NAME)
+"""Names that a sidecar may have, the one with most in it first."""
+MAX_SIDECAR_BYTES = 4 << 20
+SUFFIXES = ("", ".weight")
+"""What the original's trainers wrote behind ``lora_a`` and ``lora_b``."""
+
+
+class Sidecar(BaseModel):
+    """What both versions say; fields that are not the original's are kept apart, so that a reader can name them."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+    base_key_map: dict[str, str] = Field(min_length=1, description="Logical name → the base's tensor.")
+    layer_order: tuple[str, ...] = Field(min_length=1)
+    vocab: int = Field(ge=1)
+    d_model: int = Field(ge=1)
+    rank: int = Field(ge=1)
+    alpha: int = Field(ge=1, le=MAX_ALPHA)
+    base_model: str | None = None
+
+    @model_validator(mode="after")
+    def _layers_once(self) -> Sidecar:
+        if len(set(self.layer_order)) != len(self.layer_order):
+            raise ValueError("layer_order names a layer twice")
+        return self
+
+    @property
+    def unused(self) -> list[str]:
+        """Fields that nothing here reads."""
+        return sorted(self.model_extra or {})
+
+
+class SidecarV2(Sidecar):
+    """``candle_qlora_adapter_meta.json``."""
+
+    format: Literal["vox_mens_qlora_lora_only_v2"] = "vox_mens_qlora_lora_only_v2"
+    version: Literal[2] = 2
+    embed_key: str
+
+
+class SidecarV3(Sidecar):
+    """``populi_adapter_manifest_v3.json``, later ``adapter_manifest.json``."""
+
+    format: Literal["vox_mens_adapter", "vox_populi_adapter"] = "vox_mens_adapter"
+    version: Literal[3] = 3
+    adapter_method: AdapterMethod
+    quant: ManifestQuant
+    provenance: ProvenanceSection | None = None
+
+
+def parse_sidecar(raw: bytes) -> SidecarV2 | SidecarV3:
+    """Either version, by its ``version``.
+
+    Raises:
+        ArtifactInvalid: ``ADAPTER_IMPORT_FORMAT``, naming the field.
+    """
+    try:
+        content = json.loads(raw[: MAX_SIDECAR_BYTES + 1])
+    except (ValueError, RecursionError):
+        content = None
+    if not isinstance(content, dict):
+        raise _format("its top", "it is not a JSON object")
+    version = content.get("version")
+    kind = SidecarV2 if version == 2 else SidecarV3 if version == 3 else None
+    if kind is None:
+        raise _format("version", f"it is {version!r} of the format {content.get('format')!r}")
+    try:
+        found: SidecarV2 | SidecarV3 = kind.model_validate(content)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise _format(".".join(map(str, first["loc"])) or "its top", first["msg"]) from None
+    return found
+
+
+def to_v3(sidecar: SidecarV2 | SidecarV3) -> SidecarV3:
+    """The manifest of version 3; version 2 was always QLoRA over NF4 with double quantisation, and knew no provenance."""
+    if isinstance(sidecar, SidecarV3):
+        return sidecar
+    quant = ManifestQuant(base_quant=BaseQuant.NF4, double_quant=True)
+    return SidecarV3(adapter_method=AdapterMethod.QLORA, quant=quant, **_common(sidecar))
+
+
+def to_v2(sidecar: SidecarV2 | SidecarV3) -> SidecarV2:
+    """The sidecar of version 2, without quantisation and provenance.
+
+    Raises:
+        ArtifactInvalid: ``ADAPTER_IMPORT_INCOMPLETE``: there is no ``lm_head`` in the map, whose tensor version 2 needs.
+    """
+    if isinstance(sidecar, SidecarV2):
+        return sidecar
+    if HEAD not in sidecar.base_key_map:
+        raise incomplete(HEAD, "is not in base_key_map, which version 2 needs for its embed_key")
+    return SidecarV2(embed_key=sidecar.base_key_map[HEAD], **_common(sidecar))
+
+
+def tensor_pairs(logical_names: Iterable[str], stored: Iterable[str]) -> dict[str, tuple[str, str]]:
+    """The stored names of A and B for each logical name, with or without the suffix.
+
+    Raises:
+        ArtifactInvalid: ``ADAPTER_IMPORT_INCOMPLETE``: a layer lacks a tensor, or a tensor belongs to no layer.
+    """
+    left, pairs = set(stored), {}
+    for logical in logical_names:
+        suffix = next((each for each in SUFFIXES if f"{logical}.lora_a{each}" in left), SUFFIXES[0])
+        pair = f"{logical}.lora_a{suffix}", f"{logical}.lora_b{suffix}"
+        if missing := next((name for name in pair if name not in left), None):
+            raise incomplete(logical, f"is in layer_order, but the weights hold no {missing}")
+        left -= set(pair)
+        pairs[logical] = pair
+    if left:
+        raise incomplete(min(left), "is in the weights, but belongs to no layer of layer_order")
+    return pairs
+
+
+def mapped_layers(sidecar: SidecarV2 | SidecarV3) -> Mapping[str, str]:
+    """The layers in their order, each with its base tensor; entries of the map that are no layer are left out.
+
+    Raises:
+        ArtifactInvalid: ``ADAPTER_IMPORT_INCOMPLETE``: a layer has no entry, or two have one tensor.
+    """
+    layers: dict[str, str] = {}
+    for logical in sidecar.layer_order:
+        if logical not in sidecar.base_key_map:
+            raise incomplete(logical, "is in layer_order, but base_key_map does not say which tensor of the base it is")
+        key = sidecar.base_key_map[logical]
+        if key in layers.values():
+            raise incomplete(logical, f"is the second layer that base_key_map puts on {key}")
+        layers[logical] = key
+    return layers
+
+
+def incomplete(name: str, reason: str) -> ArtifactInvalid:
+    """The refusal of an adapter that lacks something."""
+    return ArtifactInvalid(
+        Code.ADAPTER_IMPORT_INCOMPLETE,
+        f"{name} {reason}.",
+        remedy="Import the adapter with the sidecar that was written beside it; docs/adapters.md lists what it must say.",
+        param=name,
+    )
+
+
+def _common(sidecar: Sidecar) -> dict[str, Any]:
+    return {name: getattr(sidecar, name) for name in Sidecar.model_fields}
+
+
+def _format(where: str, reason: str) -> ArtifactInvalid:
+    return ArtifactInvalid(
+        Code.ADAPTER_IMPORT_FORMAT,
+        f"The sidecar is neither a version 2 nor a version 3 of the original's: at {where}, {reason}.",
+        remedy=f"Give {V2_NAME}, {V3_NAME} or the original's adapter_manifest.json.",
+        param=where,
+    )

@@ -1,0 +1,95 @@
+"""The import job, from claim to a registered adapter."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import worker.jobs.finetune
+from shared.artifacts.manifests import MANIFEST_NAME, parse_manifest
+from shared.artifacts.original_layout import ORIGINAL_WEIGHTS, V3_NAME
+from shared.contract.plan import ImportPlan, PlannedBase
+from shared.contract.sections import ImportContract
+from shared.database.adapters import Adapters
+from shared.database.job_states import JobState
+from shared.database.records import Kind
+from shared.errors import Code
+from shared.tokenization.tokenizer import Tokenizer
+from tests.support.original_adapter import make_original
+from worker.probe_chats import encode_chats
+
+
+@pytest.fixture
+def imported(installation, tiny, tmp_path):
+    """Queues an import of an adapter in the original's layout."""
+
+    def queue(publish=False, **changes):
+        config = json.loads((tiny.base / "config.json").read_text())
+        made = make_original(tiny.base, "F", sizes=(config["vocab_size"], config["hidden_size"]))
+        made.changes = changes
+        folder: Path = made.write(tmp_path / "original")
+        plan = ImportPlan(
+            contract=ImportContract(
+                weights_file="file-w", sidecar_file="file-s", model=tiny.entry.name, name="old", publish=publish
+            ),
+            base=PlannedBase(name=tiny.entry.name, digests=tiny.entry.digests),
+            weights_sha256=installation.storage.put_file(folder / ORIGINAL_WEIGHTS),
+            sidecar_sha256=installation.storage.put_file(folder / V3_NAME),
+        )
+        return installation.submit(Kind.IMPORT, plan.model_dump(mode="json")), plan
+
+    return queue
+
+
+def test_import_from_claim_to_success(installation, imported):
+    job, plan = imported(base_model="Qwen/Qwen3")
+    installation.worker.run_job(job.id)
+    done = installation.jobs.get(job.id)
+    assert done.state is JobState.SUCCEEDED, done.error
+    adapter = Adapters(installation.database).get(done.result["adapter_id"])
+    raw = (installation.storage.folder("adapters", adapter.digest) / MANIFEST_NAME).read_bytes()
+    manifest = parse_manifest(raw, adapter.digest)
+    assert (manifest.name, manifest.step, manifest.contract_digest) == ("old", 0, plan.content_digest)
+    assert (adapter.final, adapter.state) == (True, "stored")
+    assert done.result["notes"] == [event for event in installation.messages(job.id) if event in done.result["notes"]]
+    assert any("Qwen/Qwen3" in note for note in done.result["notes"])
+
+
+def test_what_is_refused_fails_the_job_with_its_code(installation, imported):
+    job, _ = imported(version=7)
+    installation.worker.run_job(job.id)
+    failed = installation.jobs.get(job.id)
+    assert (failed.state, failed.error["code"]) == (JobState.FAILED, Code.ADAPTER_IMPORT_FORMAT)
+    assert not (installation.storage.root / "adapters").exists()
+
+
+def test_an_upload_that_has_changed_is_not_imported(installation, imported):
+    job, plan = imported()
+    path = installation.storage.blob_path(plan.weights_sha256)
+    path.chmod(0o600)
+    path.write_bytes(path.read_bytes()[:-1] + b"x")
+    installation.worker.run_job(job.id)
+    assert installation.jobs.get(job.id).error["code"] == Code.STORAGE_OBJECT_MISSING
+
+
+def test_an_import_is_measured_with_probe_chats_before_it_is_published(installation, imported, tiny, monkeypatch):
+    measured = []
+
+    def certify(urls, key, probes, **_):
+        measured.append(probes)
+        return {"replica": {"passed": True}}
+
+    monkeypatch.setattr(worker.jobs.finetune, "certify", certify)
+    job, _ = imported(publish=True)
+    installation.worker.run_job(job.id)
+    done = installation.jobs.get(job.id)
+    assert done.state is JobState.SUCCEEDED, done.error
+    (probes,) = measured
+    assert probes.adapter_id == done.result["adapter_id"]
+    assert len(probes.probes) == len(encode_chats(Tokenizer.load(tiny.base)).chats)
+    assert all(probe["positions"] == list(range(1, len(probe["token_ids"]))) for probe in probes.probes)
+    # No training has seen them: the base shift stays unknown.
+    assert probes.trained is None
+    assert Adapters(installation.database).get(probes.adapter_id).state == "published"

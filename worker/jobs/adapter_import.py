@@ -1,0 +1,82 @@
+"""The import job: an adapter in the original's layout becomes one of ours, is stored, measured like any other, and registered."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from shared.artifacts.manifests import MANIFEST_NAME
+from shared.artifacts.original_import import Imported, ImportRequest, import_original
+from shared.artifacts.original_layout import MAX_SIDECAR_BYTES, parse_sidecar
+from shared.base_models.catalog import BaseModelEntry, LocalSource
+from shared.contract.plan import ImportPlan
+from shared.contract.sections import DeviceSection
+from shared.database.job_states import Stage
+from shared.database.records import NewEvent
+from shared.hashing import digest_file
+from shared.tokenization.tokenizer import Tokenizer
+from worker.jobs.attempt import Attempt
+from worker.jobs.finetune import publish_adapter, store_adapter
+from worker.probe_chats import encode_chats
+from worker.run_folder import ADAPTER_FOLDER, PROBES_NAME, write_json
+
+MAX_PROBE_TOKENS = 256
+
+
+def run_import(attempt: Attempt) -> None:
+    """Run an import attempt from claim to success.
+
+    Raises:
+        MensError: the attempt failed, with its code. LeaseLost, Stopped: see `worker/jobs/attempt.py`.
+    """
+    plan = ImportPlan.model_validate(attempt.lease.job.plan)
+    attempt.enter(Stage.PREFLIGHT, f"Checking the adapter against the base {plan.base.name}.")
+    base = attempt.locate_base(plan.base)
+    imported = convert(attempt, plan, base)
+    attempt.report(events=[NewEvent(level="warn", message=note) for note in imported.notes])
+    folder = attempt.run_dir / ADAPTER_FOLDER
+    attempt.leases.keep_adapters(attempt.lease, [digest_file(folder / MANIFEST_NAME)])
+    adapter = store_adapter(attempt.storage, folder, final=True)
+    if plan.contract.publish:
+        write_probes(attempt.run_dir, base)
+        adapter = publish_adapter(attempt, plan.base, DeviceSection(), adapter, attempt.run_dir)
+    # Events that waited for the database.
+    attempt.report()
+    alias = plan.contract.alias if adapter.published else None
+    result = {"adapter_id": adapter.id, "notes": imported.notes}
+    attempt.leases.finish(attempt.lease, result, adapters=[adapter], alias=alias)
+
+
+def convert(attempt: Attempt, plan: ImportPlan, base: Path) -> Imported:
+    """Write the adapter's folder into the run folder, from the uploaded files.
+
+    Raises:
+        ArtifactInvalid: with the code of what it lacks; see `shared/artifacts/original_import.py`.
+    """
+    folder = attempt.run_dir / ADAPTER_FOLDER
+    shutil.rmtree(folder, ignore_errors=True)
+    with (
+        attempt.storage.local_file(plan.sidecar_sha256, verify=True) as sidecar,
+        attempt.storage.local_file(plan.weights_sha256, verify=True) as weights,
+    ):
+        with sidecar.open("rb") as file:
+            raw = file.read(MAX_SIDECAR_BYTES + 1)
+        request = ImportRequest(
+            weights=weights,
+            sidecar=parse_sidecar(raw),
+            base=BaseModelEntry(
+                name=plan.base.name, source=LocalSource(path=str(base)), digests=dict(plan.base.digests)
+            ),
+            base_folder=base,
+            name=plan.contract.name,
+            contract_digest=plan.content_digest,
+            template_digest=Tokenizer.load(base).template.digest,
+        )
+        return import_original(request, folder)
+
+
+def write_probes(run_dir: Path, base: Path) -> None:
+    """Probes for the certificates: an imported adapter has no training rows, so every position of the probe chats counts."""
+    encoded = [ids[-MAX_PROBE_TOKENS:] for _, ids in encode_chats(Tokenizer.load(base)).chats]
+    probes = [{"token_ids": ids, "positions": list(range(1, len(ids)))} for ids in encoded if len(ids) > 1]
+    write_json(run_dir / PROBES_NAME, {"probes": probes})
