@@ -1,0 +1,11 @@
+"""``python -m shared.sandbox CONFIG``: the fork server; its standard input is the socket of the one who started it."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+from shared.sandbox.fork_server import serve
+
+if __name__ == "__main__":
+    serve(json.loads(sys.argv[1]))

@@ -1,0 +1,68 @@
+"""bubblewrap: namespaces of one's own, in which there is no network, no other process, and no file but Python's."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from shared.sandbox.environment import DEVICES, ROOT, readable_paths
+
+PROGRAM = "bwrap"
+_FOLDER = "/tmp"  # noqa: S108 - of the new file system
+# A fork server that is root gives each grader a user of its own, and ends it.
+_CAPABILITIES_OF_ROOT = ("CAP_SETUID", "CAP_SETGID", "CAP_KILL", "CAP_CHOWN")
+
+
+def is_installed() -> bool:
+    """Whether there is bubblewrap on this machine."""
+    return shutil.which(PROGRAM) is not None
+
+
+def wrapped(command: Sequence[str], environment: Mapping[str, str], info_fd: int, tmpfs_bytes: int) -> list[str]:
+    """A command line that runs another as process 1 of new namespaces, with an empty file system but for what Python needs.
+
+    Args:
+        environment: of the command, all of it.
+        info_fd: where bubblewrap writes the process id of the command, as JSON.
+        tmpfs_bytes: size of /tmp, which is memory.
+    """
+    words = [PROGRAM, "--as-pid-1", "--new-session", "--clearenv", "--cap-drop", "ALL", "--info-fd", str(info_fd)]
+    words += ["--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try"]
+    if os.geteuid():
+        words += ["--unshare-user"]
+    else:
+        words += [word for name in _CAPABILITIES_OF_ROOT for word in ("--cap-add", name)]
+    words += ["--hostname", "sandbox"]
+    bound = _bound()
+    # Made before what they hold, and so that every user within can pass: left to bubblewrap they are for root alone.
+    for folder in dict.fromkeys(folder for path in [*bound, *DEVICES] for folder in [*reversed(path.parents)][1:]):
+        words += ["--perms", "0755", "--dir", str(folder)]
+    for path in bound:
+        words += ["--ro-bind", str(path), str(path)]
+    for device in DEVICES:
+        words += ["--dev-bind", str(device), str(device)]
+    words += ["--perms", "0711", "--size", str(tmpfs_bytes), "--tmpfs", _FOLDER]
+    words += ["--remount-ro", "/", "--chdir", _FOLDER]
+    for name, value in environment.items():
+        words += ["--setenv", name, value]
+    return [*words, "--", *command]
+
+
+def _bound() -> list[Path]:
+    """What the interpreter needs; a folder within another one that is bound is left out."""
+    interpreter = Path(sys.executable)
+    wanted = [path for path in readable_paths() if path not in DEVICES]
+    wanted += [interpreter, interpreter.resolve(), Path(sys.prefix, "pyvenv.cfg"), ROOT / "shared"]
+    # A virtual environment's interpreter is a link to a link.
+    while interpreter.is_symlink():
+        interpreter = interpreter.parent / interpreter.readlink()
+        wanted.append(interpreter)
+    existing = sorted({path for path in wanted if path.exists()}, key=lambda path: len(path.parts))
+    chosen: list[Path] = []
+    for path in existing:
+        if not any(path.is_relative_to(outer) for outer in chosen):
+            chosen.append(path)
+    return chosen

@@ -1,0 +1,121 @@
+"""The fork server as a child process: started at a level, asked for processes, ended."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import IO
+
+from shared.errors import Code, Unavailable
+from shared.sandbox import bubblewrap
+from shared.sandbox.channel import ChannelClosed
+from shared.sandbox.environment import environment
+from shared.sandbox.levels import Level, Limits
+
+START_SECONDS = 30.0
+_TMPFS_BYTES = 1 << 30
+_MAX_HELLO_BYTES = 4096
+
+
+class ForkServer:
+    """The running ``python -m shared.sandbox``. It ends when the control socket is closed, so with this process, however that ends."""
+
+    def __init__(self, level: Level, limits: Limits) -> None:
+        self._level, self._folder = level, ""
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed by end()
+        info, info_end = os.pipe()
+        with os.fdopen(info) as told:
+            try:
+                self._process = self._start(theirs, info_end, limits)
+            except OSError as error:
+                raise failed(str(error)) from None
+            finally:
+                theirs.close()
+                os.close(info_end)
+            self._pid = self._process.pid
+            with suppress(ValueError, KeyError):
+                # Of bubblewrap: the first process in its namespaces. Nothing at the other level.
+                self._pid = int(json.loads(told.read())["child-pid"])
+        self._folder = self._hello()
+
+    def _start(self, control: socket.socket, info: int, limits: Limits) -> subprocess.Popen[bytes]:
+        config = json.dumps({"level": self._level, "limits": asdict(limits)})
+        command = [sys.executable, "-s", "-P", "-m", "shared.sandbox", config]
+        wrap = self._level == "bubblewrap"
+        return subprocess.Popen(
+            bubblewrap.wrapped(command, environment(), info, _TMPFS_BYTES) if wrap else command,
+            stdin=control.fileno(),
+            stdout=subprocess.DEVNULL,
+            stderr=self._log,
+            env=environment(),
+            pass_fds=(info,) if wrap else (),
+            # Ctrl-C in a terminal does not reach it, and a kill reaches what it has forked.
+            process_group=0,
+        )
+
+    def _hello(self) -> str:
+        self._control.settimeout(START_SECONDS)
+        try:
+            folder = str(json.loads(self._control.recv(_MAX_HELLO_BYTES))["folder"])
+        except (OSError, ValueError):
+            reason = self._complaint()
+            self.end()
+            raise failed(reason) from None
+        # When memory is short, the kernel ends these first.
+        with suppress(OSError):
+            Path(f"/proc/{self._pid}/oom_score_adj").write_text("1000")
+        return folder
+
+    def _complaint(self) -> str:
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(1)
+        self._log.seek(0)
+        lines = self._log.read().decode(errors="replace").strip().splitlines()
+        return lines[-1] if lines else f"it ended with {self._process.poll()} and said nothing"
+
+    def is_alive(self) -> bool:
+        return self._process.poll() is None
+
+    def fork(self, channel: socket.socket, packages: list[str]) -> None:
+        """Have a process made for a grader, which speaks over the channel.
+
+        Raises:
+            ChannelClosed: the server has just ended.
+        """
+        request = json.dumps({"packages": packages, "number": secrets.randbelow(1 << 26)}).encode()
+        try:
+            socket.send_fds(self._control, [request], [channel.fileno()])
+        except OSError as error:
+            raise ChannelClosed(str(error)) from None
+
+    def end(self) -> None:
+        """Close the socket, and kill what does not end by that: with namespaces their first process, else the group."""
+        self._control.close()
+        try:
+            self._process.wait(2)
+        except subprocess.TimeoutExpired:
+            with suppress(ProcessLookupError):
+                os.kill(self._pid, signal.SIGKILL)
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+        self._log.close()
+        if self._level == "landlock" and self._folder:
+            # When it was killed, it has not removed it.
+            subprocess.run(["rm", "-rf", "--", self._folder], check=False)
+
+
+def failed(reason: str) -> Unavailable:
+    """The error of a sandbox that has failed, whatever runs in it."""
+    message = f"The sandbox for Python code has failed: {reason}."
+    return Unavailable(Code.SANDBOX_FAILED, message, remedy="Try again; if it stays, look at the machine's memory.")

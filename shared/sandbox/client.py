@@ -1,0 +1,240 @@
+"""A sandbox: one process that others' code runs behind, started and asked from here.
+
+with Sandbox.open(probe()) as sandbox:
+    sandbox.grade("def grade(sample, item): return 1.0", {"output_text": "…"}, {})
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from collections.abc import Mapping
+from contextlib import suppress
+from types import TracebackType
+from typing import Any
+
+from shared.errors import Code, InvalidRequest, TooLarge
+from shared.host import available_memory
+from shared.sandbox.channel import MAX_MESSAGE_BYTES, ChannelClosed, receive, send
+from shared.sandbox.child import ForkServer, failed
+from shared.sandbox.levels import MAX_OUTPUT_BYTES, MAX_SOURCE_BYTES, Level, Limits, SandboxReport
+from shared.sandbox.packages import named_packages
+
+GRACE_SECONDS = 15.0
+"""What an answer may take beyond the item's own time: imports, forking, a busy machine."""
+MAX_ANSWER_BYTES = 8 * MAX_OUTPUT_BYTES
+LEAST_MEMORY_BYTES = 512 << 20
+
+
+class Sandbox:
+    """Grades items, each in a process of its own that can reach nothing. Its methods may be called from several threads at once.
+
+    Args:
+        level: what the code is held by. That it holds here is the caller's claim: :meth:`open` takes the probe's.
+        limits: of one item.
+        parallel: items at once; further calls wait for their turn.
+    """
+
+    def __init__(self, level: Level, limits: Limits | None = None, parallel: int = 2) -> None:
+        self.level: Level = level
+        self.limits = limits or Limits()
+        self._slots = threading.BoundedSemaphore(parallel)
+        self._most_idle = parallel
+        self._lock = threading.Lock()
+        self._closed = False
+        self._idle: list[tuple[str, socket.socket]] = []
+        self._busy: set[socket.socket] = set()
+        self._process: ForkServer | None = None
+
+    @classmethod
+    def open(cls, report: SandboxReport, limits: Limits | None = None, parallel: int = 2) -> Sandbox:
+        """A sandbox of the level that a probe has proven, started.
+
+        Args:
+            report: of :func:`shared.sandbox.probe.probe`.
+            limits: of one item. When left out, all items together get at most half of the memory that this machine has free.
+            parallel: items at once.
+
+        Raises:
+            InvalidRequest: ``SANDBOX_UNAVAILABLE``: nothing here contains code.
+            Unavailable: ``SANDBOX_FAILED``: it does not start.
+        """
+        if report.level is None:
+            raise unavailable(report)
+        if limits is None:
+            share = max(LEAST_MEMORY_BYTES, available_memory() // (2 * parallel))
+            limits = Limits(memory_bytes=min(Limits().memory_bytes, share))
+        sandbox = cls(report.level, limits, parallel)
+        sandbox.start()
+        return sandbox
+
+    def __enter__(self) -> Sandbox:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def start(self) -> None:
+        """Start the process, unless it runs.
+
+        Raises:
+            Unavailable: ``SANDBOX_FAILED``.
+        """
+        with self._lock:
+            self._running()
+
+    def grade(self, source: str, sample: Mapping[str, Any], item: Mapping[str, Any]) -> float:
+        """What ``grade(sample, item)`` of a source returns.
+
+        Raises:
+            InvalidRequest: ``GRADER_SOURCE_INVALID``: it does not compile, its top level fails, or it has no ``grade``.
+                ``GRADER_FAILED``: it raised, returned no number, or went beyond a limit. ``GRADER_TIMEOUT``. ``details`` have
+                ``traceback`` and ``output``.
+            TooLarge: ``GRADER_TEXT_TOO_LONG``: sample and item have more than 64 MB.
+            Unavailable: ``SANDBOX_FAILED``: the sandbox itself has failed, twice, or was closed.
+        """
+        return float(self._ask(source, {"sample": sample, "item": item})["score"])
+
+    def check(self, source: str) -> None:
+        """Whether a source compiles, its top level runs, and it has a function ``grade``.
+
+        Raises:
+            InvalidRequest: ``GRADER_SOURCE_INVALID``, ``GRADER_TIMEOUT``.
+            Unavailable: ``SANDBOX_FAILED``.
+        """
+        self._ask(source, {"check": True})
+
+    def close(self) -> None:
+        """End every process; calls that wait for an answer raise. May be called from another thread, and twice."""
+        with self._lock:
+            self._closed = True
+            process, self._process = self._process, None
+            for channel in self._busy:
+                # Wakes the thread that waits for its answer; that thread closes it.
+                with suppress(OSError):
+                    channel.shutdown(socket.SHUT_RDWR)
+            for _, channel in self._idle:
+                channel.close()
+            self._idle.clear()
+        if process:
+            process.end()
+
+    def _ask(self, source: str, request: dict[str, Any]) -> dict[str, Any]:
+        if len(source.encode(errors="surrogatepass")) > MAX_SOURCE_BYTES:
+            message = f"The source has more than {MAX_SOURCE_BYTES} bytes."
+            raise InvalidRequest(Code.GRADER_SOURCE_INVALID, message, remedy="Shorten it.", param="grader.source")
+        if len(json.dumps(request)) > MAX_MESSAGE_BYTES:
+            message = f"Sample and item have more than {MAX_MESSAGE_BYTES >> 20} MB."
+            raise TooLarge(Code.GRADER_TEXT_TOO_LONG, message, remedy="Shorten them.")
+        with self._slots:
+            try:
+                return self._ask_once(source, request)
+            except ChannelClosed:
+                # Its process was killed, by the kernel when memory is short or by somebody. What is graded is a pure function.
+                try:
+                    return self._ask_once(source, request)
+                except ChannelClosed as error:
+                    raise failed(str(error)) from None
+
+    def _ask_once(self, source: str, request: dict[str, Any]) -> dict[str, Any]:
+        channel = self._take(source)
+        try:
+            if channel is None:
+                channel = self._new_channel(source)
+            send(channel, request)
+            outcome = receive(channel, MAX_ANSWER_BYTES)
+        except BaseException:
+            if channel:
+                self._drop(channel)
+            raise
+        self._give_back(source, channel)
+        _raise_error(outcome)
+        return dict(outcome)
+
+    def _take(self, source: str) -> socket.socket | None:
+        """A process of this source that waits for an item."""
+        with self._lock:
+            for place, (compiled, channel) in enumerate(self._idle):
+                if compiled == source:
+                    del self._idle[place]
+                    self._busy.add(channel)
+                    return channel
+        return None
+
+    def _new_channel(self, source: str) -> socket.socket:
+        ours, theirs = socket.socketpair()
+        ours.settimeout(self.limits.wall_seconds + GRACE_SECONDS)
+        with self._lock:
+            self._busy.add(ours)
+            with theirs:
+                self._running().fork(theirs, named_packages(source))
+        try:
+            _raise_error(receive(ours, MAX_ANSWER_BYTES))
+            send(ours, {"source": source})
+            _raise_error(_compiled(ours, self.limits))
+        except BaseException:
+            self._drop(ours)
+            raise
+        return ours
+
+    def _running(self) -> ForkServer:
+        if self._closed:
+            raise failed("it was closed")
+        if self._process is None or not self._process.is_alive():
+            if self._process:
+                self._process.end()
+            self._process = ForkServer(self.level, self.limits)
+        return self._process
+
+    def _give_back(self, source: str, channel: socket.socket) -> None:
+        with self._lock:
+            self._busy.discard(channel)
+            self._idle.append((source, channel))
+            # A process ends with its channel; the one that has waited longest goes.
+            while len(self._idle) > (0 if self._closed else self._most_idle):
+                self._idle.pop(0)[1].close()
+
+    def _drop(self, channel: socket.socket) -> None:
+        with self._lock:
+            self._busy.discard(channel)
+        channel.close()
+
+
+def _compiled(channel: socket.socket, limits: Limits) -> dict[str, Any]:
+    try:
+        outcome: dict[str, Any] = receive(channel, MAX_ANSWER_BYTES)
+    except ChannelClosed:
+        message = f"compiling it took more than {limits.wall_seconds:g} s or {limits.memory_bytes >> 20} MB, or ended the process"
+        return {"error": "source", "message": message}
+    return outcome
+
+
+def _raise_error(outcome: dict[str, Any]) -> None:
+    if not (error := outcome.get("error")):
+        return
+    if error == "server":
+        raise failed(str(outcome.get("message")))
+    details = {"traceback": str(outcome.get("detail", "")), "output": str(outcome.get("output", ""))}
+    code, sentence, remedy = _ERRORS.get(str(error), _ERRORS["raised"])
+    message = f"{sentence}: {outcome.get('message')}."
+    raise InvalidRequest(code, message, remedy=remedy, param="grader.source", details=details)
+
+
+_ERRORS: dict[str, tuple[Code, str, str]] = {
+    "source": (
+        Code.GRADER_SOURCE_INVALID,
+        "The grader's source cannot be used",
+        "Python of this release with a function `grade(sample, item)` that returns a number; docs/evaluation.md lists packages.",
+    ),
+    "raised": (Code.GRADER_FAILED, "The grader failed", "Its traceback is in the details; try it with graders/run."),
+    "limit": (Code.GRADER_FAILED, "The grader failed", "docs/evaluation.md lists what a grader may take."),
+    "time": (Code.GRADER_TIMEOUT, "The grader was ended", "Make it faster; docs/evaluation.md lists what it may take."),
+}
+
+
+def unavailable(report: SandboxReport) -> InvalidRequest:
+    """The refusal of code where nothing contains it."""
+    message = f"This machine has no sandbox to run Python code in ({report.statement})."
+    remedy = "Use another grader, or a check in its block `mens`; docs/evaluation.md says what a sandbox needs."
+    return InvalidRequest(Code.SANDBOX_UNAVAILABLE, message, remedy=remedy, param="grader")

@@ -1,0 +1,113 @@
+"""How a process closes itself in: a user of its own, limits, files, system calls. Each step is for ever."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import resource
+import struct
+from collections.abc import Iterable
+from pathlib import Path
+
+from shared.sandbox import landlock, seccomp
+from shared.sandbox.levels import Limits
+
+FIRST_UID = 0x4D00_0000
+"""Users of graders are numbers that no system gives to people or services."""
+UIDS = 1 << 26
+_FIRST_UID_OF_CONTAINER = 20_000
+_UIDS_OF_CONTAINER = 40_000
+
+_PR_SET_PDEATHSIG, _PR_SET_KEEPCAPS, _SIGKILL = 1, 8, 9
+_CAPABILITY_VERSION_3 = 0x20080522
+_CAP_DAC_READ_SEARCH = 2
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def own_uid(number: int) -> int:
+    """A user for a grader: one that this machine, or the container, has room for.
+
+    Args:
+        number: at random, so that two graders that run at once have two users.
+    """
+    ranges = [[int(word) for word in line.split()] for line in _read("/proc/self/uid_map").splitlines()]
+    largest = max((inside + count for inside, _, count in ranges), default=1 << 32)
+    if largest >= FIRST_UID + UIDS:
+        return FIRST_UID + number % UIDS
+    return _FIRST_UID_OF_CONTAINER + number % _UIDS_OF_CONTAINER
+
+
+def _read(path: str) -> str:
+    # Within bubblewrap there is no /proc; there a root has not been mapped.
+    try:
+        return Path(path).read_text()
+    except OSError:
+        return ""
+
+
+def become(uid: int, *, read_everything: bool) -> None:
+    """Turn from root into a user, and give up every capability.
+
+    Args:
+        read_everything: keep one capability, to read what only root may: for a Python below /root. What may be read at all is then
+            for Landlock to say.
+
+    Raises:
+        OSError: this root may not change its user, as in a container without capabilities.
+    """
+    os.setgroups([])
+    os.setresgid(uid, uid, uid)
+    if read_everything:
+        _checked(_libc.prctl(_PR_SET_KEEPCAPS, 1, 0, 0, 0))
+    os.setresuid(uid, uid, uid)
+    if read_everything:
+        kept = 1 << _CAP_DAC_READ_SEARCH
+        header = struct.pack("=Ii", _CAPABILITY_VERSION_3, 0)
+        _checked(_libc.capset(header, struct.pack("=6I", kept, kept, 0, 0, 0, 0)))
+
+
+def end_with_parent(parent: int) -> None:
+    """Ask the kernel to kill this process when its parent ends. To be called after a change of user, which forgets it."""
+    _checked(_libc.prctl(_PR_SET_PDEATHSIG, _SIGKILL, 0, 0, 0))
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def limit_server(limits: Limits) -> None:
+    """Bound memory, files and dumps of this process and its children."""
+    _limit(resource.RLIMIT_AS, limits.memory_bytes)
+    _limit(resource.RLIMIT_FSIZE, limits.file_bytes)
+    _limit(resource.RLIMIT_NOFILE, limits.files)
+    _limit(resource.RLIMIT_CORE, 0)
+    _limit(resource.RLIMIT_MEMLOCK, 0)
+    _limit(resource.RLIMIT_MSGQUEUE, 0)
+
+
+def limit_item(limits: Limits, threads: int) -> None:
+    """Bound processor time, and tasks of this process's user."""
+    # One second more than its wall time, which ends it first unless it has threads.
+    _limit(resource.RLIMIT_CPU, int(limits.wall_seconds) + 1)
+    if threads:
+        _limit(resource.RLIMIT_NPROC, threads)
+
+
+def _limit(kind: int, value: int) -> None:
+    _, hard = resource.getrlimit(kind)
+    value = value if hard == resource.RLIM_INFINITY else min(value, hard)
+    resource.setrlimit(kind, (value, value))
+
+
+def close_in(readable: Iterable[Path], folder: Path, program: bytes) -> None:
+    """Give up every file but these and every system call but the program's.
+
+    Raises:
+        OSError: the kernel refuses.
+    """
+    landlock.restrict_files(readable, [folder])
+    seccomp.apply(program)
+
+
+def _checked(result: int) -> None:
+    if result:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))

@@ -1,0 +1,116 @@
+"""The trusted process of a sandbox: it imports what graders may use and forks a process for each grader. It runs no other's code.
+
+Its standard input is a socket of the one that started it. A message on it says which packages to import, and brings the end of a
+channel, over which the new process gets the grader's source, then its items. The server ends when that socket is closed.
+"""
+
+from __future__ import annotations
+
+import array
+import gc
+import json
+import os
+import signal
+import socket
+import subprocess
+import tempfile
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from shared.sandbox import seccomp
+from shared.sandbox.environment import open_to_others, readable_paths
+from shared.sandbox.grader_process import Inheritance, serve_items
+from shared.sandbox.levels import Limits
+from shared.sandbox.packages import PACKAGES, import_all
+
+_MAX_REQUEST_BYTES = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A grader that wants a process.
+
+    Attributes:
+        packages: to import before it is forked.
+        number: at random; its folder and its user are made of it.
+        channel: where its source will come from.
+    """
+
+    packages: list[str]
+    number: int
+    channel: socket.socket
+
+
+def serve(config: dict[str, Any]) -> None:
+    """Fork for each request until the socket is closed.
+
+    Args:
+        config: ``level``, and ``limits`` of an item.
+    """
+    control = socket.socket(fileno=os.dup(0))
+    # Nobody reads what is printed here, and nothing that is forked may hold the socket.
+    null = os.open(os.devnull, os.O_RDWR)
+    for descriptor in (0, 1):
+        os.dup2(null, descriptor)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    folder = Path(tempfile.mkdtemp(prefix="mens-sandbox-"))
+    children: set[int] = set()
+    try:
+        folder.chmod(0o711)
+        inheritance = _make_inheritance(config, folder)
+        control.send(json.dumps({"folder": str(folder)}).encode())
+        while request := _next_request(control):
+            children = {pid for pid in children if os.waitpid(pid, os.WNOHANG)[0] == 0}
+            children.add(_fork(inheritance, control, request))
+    finally:
+        for pid in children:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+        # Files of a grader may lie deeper than Python's own removal goes.
+        subprocess.run(["rm", "-rf", "--", folder], check=False, stderr=subprocess.DEVNULL)
+
+
+def _make_inheritance(config: dict[str, Any], folder: Path) -> Inheritance:
+    readable = tuple(readable_paths())
+    is_root, in_namespaces = os.geteuid() == 0, config["level"] == "bubblewrap"
+    # Tasks are counted by user: of a root each grader gets one of its own, and in namespaces there are no others.
+    threads = is_root or in_namespaces
+    return Inheritance(
+        limits=Limits(**config["limits"]),
+        readable=readable,
+        folder=folder,
+        threads=threads,
+        own_user=is_root,
+        read_everything=is_root and not in_namespaces and not all(map(open_to_others, readable)),
+        item_program=seccomp.item_program(threads=threads),
+        server_program=seccomp.server_program(),
+    )
+
+
+def _next_request(control: socket.socket) -> Request | None:
+    content, ancillary, _, _ = control.recvmsg(_MAX_REQUEST_BYTES, socket.CMSG_SPACE(4))
+    if not content:
+        return None
+    message = json.loads(content)
+    descriptors = array.array("i", ancillary[0][2])
+    return Request(message["packages"], message["number"], socket.socket(fileno=descriptors[0]))
+
+
+def _fork(inheritance: Inheritance, control: socket.socket, request: Request) -> int:
+    import_all(PACKAGES.intersection(request.packages))
+    gc.freeze()
+    parent = os.getpid()
+    if pid := os.fork():
+        request.channel.close()
+        return pid
+    # From here on nothing returns: what this copy would clean up is the parent's.
+    try:
+        control.close()
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        serve_items(inheritance, request.channel, parent, request.number)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(0)

@@ -1,0 +1,294 @@
+"""One grader: its source is compiled once in a process that is closed in, and run for each item in a fork of it.
+
+The top level of the source runs for each item too. So nothing that one item does, with an answer that is an attack, is there for
+the next one, and nothing that is written by another runs in the process that reads the items.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import linecache
+import math
+import os
+import random
+import select
+import signal
+import socket
+import sys
+import time
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+from types import CodeType
+from typing import Any
+
+from shared.sandbox import confinement, seccomp
+from shared.sandbox.channel import ChannelClosed, receive, send
+from shared.sandbox.levels import MAX_OUTPUT_BYTES, Limits
+from shared.sandbox.packages import import_all, named_modules
+
+FILE_NAME = "<grader>"
+CHECK_SECONDS = 0.02
+"""How often the folder of a running item is measured."""
+MAX_FILES_IN_FOLDER = 4096
+MAX_DETAIL_CHARACTERS = 4_000
+_RESULT_FD = 3
+
+Outcome = dict[str, Any]
+"""``score``; or ``error``, one of source, raised, time, limit, with ``message`` and ``detail``. Besides ``output``: what was printed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Inheritance:
+    """What the fork server leaves to every process that it forks.
+
+    Attributes:
+        folder: where each grader gets a folder.
+        threads: whether an item may start threads: only where they are counted for it alone.
+        own_user: turn from root into a user.
+        read_everything: see :func:`confinement.become`.
+    """
+
+    limits: Limits
+    readable: tuple[Path, ...]
+    folder: Path
+    threads: bool
+    own_user: bool
+    read_everything: bool
+    item_program: bytes
+    server_program: bytes
+
+
+def serve_items(inheritance: Inheritance, channel: socket.socket, parent: int, number: int) -> None:
+    """Close this process in, compile the source that comes first, and judge items until the channel is closed."""
+    try:
+        folder = _close_in(inheritance, parent, number)
+    except OSError as error:
+        send(channel, {"error": "server", "message": str(error)})
+        return
+    try:
+        send(channel, {})
+        code = _compile(receive(channel)["source"], inheritance.limits)
+        send(channel, code if isinstance(code, dict) else {})
+        while isinstance(code, CodeType):
+            send(channel, _judge(inheritance, code, receive(channel), channel))
+            _empty(folder)
+    except ChannelClosed:
+        return
+
+
+def _close_in(inheritance: Inheritance, parent: int, number: int) -> Path:
+    folder = inheritance.folder / str(number)
+    folder.mkdir(mode=0o700)
+    if inheritance.own_user:
+        uid = confinement.own_uid(number)
+        os.chown(folder, uid, uid)
+        confinement.become(uid, read_everything=inheritance.read_everything)
+    confinement.end_with_parent(parent)
+    os.chdir(folder)
+    os.environ.update({"HOME": str(folder), "TMPDIR": str(folder)})
+    confinement.limit_server(inheritance.limits)
+    confinement.close_in(inheritance.readable, folder, inheritance.server_program)
+    return folder
+
+
+def _compile(source: str, limits: Limits) -> CodeType | Outcome:
+    """The source's code, or what is wrong with it. A source that takes too long ends the process."""
+    signal.setitimer(signal.ITIMER_REAL, limits.wall_seconds)
+    try:
+        code = compile(source, FILE_NAME, "exec")
+    except SyntaxError as error:
+        return {"error": "source", "message": f"line {error.lineno}: {error.msg}", "detail": _formatted(error)}
+    except (ValueError, RecursionError, MemoryError) as error:
+        return {"error": "source", "message": f"{type(error).__name__}: {error}", "detail": ""}
+    linecache.cache[FILE_NAME] = (len(source), None, source.splitlines(keepends=True), FILE_NAME)
+    import_all(named_modules(source))
+    random.seed(0)
+    if "numpy.random" in sys.modules:
+        sys.modules["numpy.random"].seed(0)
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    gc.freeze()
+    return code
+
+
+def _judge(inheritance: Inheritance, code: CodeType, request: dict[str, Any], channel: socket.socket) -> Outcome:
+    """Run one item in a process of its own, and end that whatever it does."""
+    result_end, result = os.pipe()
+    output_end, output = os.pipe()
+    parent = os.getpid()
+    pid = os.fork()
+    if not pid:
+        _be_item(inheritance, parent, code, request, result, output)
+    os.close(result)
+    os.close(output)
+    watch = _Watch(result_end, output_end, channel, inheritance.limits)
+    try:
+        reason = watch.until_end()
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        _, status = os.waitpid(pid, 0)
+        os.close(result_end)
+        os.close(output_end)
+    outcome = reason or _read_result(bytes(watch.result), os.waitstatus_to_exitcode(status), inheritance.limits)
+    return {**outcome, "output": watch.output.decode(errors="replace")}
+
+
+class _Watch:
+    """Reads what an item writes until it ends, or has to be ended."""
+
+    def __init__(self, result_end: int, output_end: int, channel: socket.socket, limits: Limits) -> None:
+        self.result, self.output = bytearray(), bytearray()
+        self._kept = {result_end: self.result, output_end: self.output}
+        self._result_end, self._channel, self._limits = result_end, channel, limits
+        self._poll = select.poll()
+        for end in (result_end, output_end):
+            self._poll.register(end, select.POLLIN)
+        self._poll.register(channel.fileno(), select.POLLIN)
+
+    def until_end(self) -> Outcome | None:
+        """None when it has ended by itself, else why it must be ended.
+
+        Raises:
+            ChannelClosed: nobody waits for it any more.
+        """
+        deadline = time.monotonic() + self._limits.wall_seconds
+        while True:
+            for descriptor, _ in self._poll.poll(CHECK_SECONDS * 1000):
+                if descriptor == self._channel.fileno():
+                    raise ChannelClosed
+                if not self._keep(descriptor) and descriptor == self._result_end:
+                    return None
+            if time.monotonic() > deadline:
+                message = f"it took longer than {self._limits.wall_seconds:g} s"
+                return {"error": "time", "message": message, "detail": ""}
+            if _is_over(Path(), self._limits):
+                message = f"its files took more than {self._limits.folder_bytes >> 20} MB"
+                return {"error": "limit", "message": message, "detail": ""}
+
+    def _keep(self, descriptor: int) -> bool:
+        """Read what is there and keep the beginning of it; False at the end."""
+        content = os.read(descriptor, MAX_OUTPUT_BYTES)
+        if not content:
+            self._poll.unregister(descriptor)
+        kept = self._kept[descriptor]
+        kept += content[: MAX_OUTPUT_BYTES - len(kept)]
+        return bool(content)
+
+
+def _read_result(content: bytes, exit_code: int, limits: Limits) -> Outcome:
+    try:
+        outcome = json.loads(content)
+        if isinstance(outcome, dict) and (_is_score(outcome.get("score")) or isinstance(outcome.get("error"), str)):
+            return outcome
+    except (ValueError, RecursionError):
+        pass
+    if exit_code in {-signal.SIGXCPU, -signal.SIGKILL}:
+        message = f"it was killed: it took more than {limits.wall_seconds:g} s of processor time, or the machine has no memory left"
+        return {"error": "time", "message": message, "detail": ""}
+    ending = (
+        f"was killed by {signal.Signals(-exit_code).name}" if exit_code < 0 else f"ended with exit code {exit_code}"
+    )
+    return {"error": "raised", "message": f"its process {ending} before it had answered", "detail": ""}
+
+
+def _is_score(value: Any) -> bool:
+    return isinstance(value, float) and math.isfinite(value)
+
+
+def _is_over(folder: Path, limits: Limits) -> bool:
+    """Whether files take more than they may, or are so many that counting them would take long."""
+    size, count, folders = 0, 0, [os.fspath(folder)]
+    while folders:
+        try:
+            with os.scandir(folders.pop()) as entries:
+                for entry in entries:
+                    count += 1
+                    size += entry.stat(follow_symlinks=False).st_blocks * 512
+                    if entry.is_dir(follow_symlinks=False):
+                        folders.append(entry.path)
+                    if count > MAX_FILES_IN_FOLDER or size > limits.folder_bytes:
+                        return True
+        except OSError:
+            # It was removed meanwhile, or lies deeper than a path can say.
+            continue
+    return False
+
+
+def _empty(folder: Path) -> None:
+    """Remove all that is in a folder, however deep; one folder is entered at a time, because a path can be too long."""
+    os.chdir(folder)
+    depth: list[str] = []
+    while True:
+        with os.scandir() as entries:
+            found = list(entries)
+        inner = next((entry.name for entry in found if entry.is_dir(follow_symlinks=False)), None)
+        for entry in found:
+            if not entry.is_dir(follow_symlinks=False):
+                Path(entry.name).unlink()
+        if inner is not None:
+            os.chdir(inner)
+            depth.append(inner)
+        elif depth:
+            os.chdir("..")
+            Path(depth.pop()).rmdir()
+        else:
+            return
+
+
+def _be_item(
+    inheritance: Inheritance, parent: int, code: CodeType, request: dict[str, Any], result: int, output: int
+) -> None:
+    """Run the code; never returns. From the call of ``exec`` on nothing here can be relied on."""
+    outcome: Outcome = {"error": "raised", "message": "its process could not be closed in", "detail": ""}
+    try:
+        confinement.end_with_parent(parent)
+        os.dup2(output, 1)
+        os.dup2(output, 2)
+        result_copy = os.dup(result) if result == _RESULT_FD else result
+        os.dup2(result_copy, _RESULT_FD)
+        os.closerange(_RESULT_FD + 1, inheritance.limits.files)
+        sys.stdout = os.fdopen(1, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
+        sys.stderr = os.fdopen(2, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
+        confinement.limit_item(inheritance.limits, inheritance.limits.threads if inheritance.threads else 0)
+        seccomp.apply(inheritance.item_program)
+        outcome = _run(code, request)
+        sys.stdout.flush()
+        os.write(_RESULT_FD, json.dumps(outcome).encode())
+    finally:
+        os._exit(0)
+
+
+def _run(code: CodeType, request: dict[str, Any]) -> Outcome:
+    names: dict[str, Any] = {"__name__": "grader", "__builtins__": __builtins__}
+    try:
+        exec(code, names)  # noqa: S102 - this is what the sandbox is for
+    except BaseException as error:
+        return {"error": "source", "message": _message(error), "detail": _formatted(error)}
+    grade = names.get("grade")
+    if not callable(grade):
+        return {"error": "source", "message": "it has no function `grade(sample, item)`", "detail": ""}
+    if request.get("check"):
+        return {"score": 0.0}
+    try:
+        value = grade(request["sample"], request["item"])
+        score = float(value) if hasattr(value, "__float__") else math.nan
+    except BaseException as error:
+        return {"error": "raised", "message": _message(error), "detail": _formatted(error)}
+    if not math.isfinite(score):
+        message = f"`grade` returned {str(value)[:100]!r}, which is no finite number"
+        return {"error": "raised", "message": message, "detail": message}
+    return {"score": score}
+
+
+def _message(error: BaseException) -> str:
+    """The last line of a traceback."""
+    return "".join(traceback.format_exception_only(error)).strip()[-1000:]
+
+
+def _formatted(error: BaseException) -> str:
+    """A traceback that begins in the grader's source."""
+    frame = error.__traceback__
+    while frame and frame.tb_frame.f_code.co_filename != FILE_NAME:
+        frame = frame.tb_next
+    return "".join(traceback.format_exception(type(error), error, frame))[-MAX_DETAIL_CHARACTERS:]

@@ -1,0 +1,73 @@
+"""What a sandbox is made of on this machine, what it allows, and what a probe has found of it."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+Level = Literal["bubblewrap", "landlock"]
+LEVELS: tuple[Level, ...] = ("bubblewrap", "landlock")
+"""The stronger one first."""
+Choice = Literal["auto", "bubblewrap", "landlock", "off"]
+
+MAX_SOURCE_BYTES = 256_000
+MAX_OUTPUT_BYTES = 65_536
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one item may take.
+
+    Attributes:
+        wall_seconds: of compiling, and of each item; processor time likewise.
+        memory_bytes: of address space, libraries included.
+        file_bytes: of one file; files may take ``files`` times as much together.
+        files: open at once.
+        threads: of one item, where they are counted for it alone; else none can be started.
+    """
+
+    wall_seconds: float = 120.0
+    memory_bytes: int = 2 << 30
+    file_bytes: int = 16 << 20
+    files: int = 64
+    threads: int = 64
+
+    @property
+    def folder_bytes(self) -> int:
+        """What all files of an item may take together."""
+        return self.file_bytes * self.files
+
+
+@dataclass(frozen=True, slots=True)
+class Attack:
+    """One attempt to break out, and what became of it."""
+
+    name: str
+    held: bool
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxReport:
+    """What a probe has found; a receipt names it.
+
+    Attributes:
+        level: what code runs in; None when nothing here contains it.
+        reasons: of each level that was looked at and not taken: why.
+        attacks: what was tried at the level that was taken.
+    """
+
+    level: Level | None
+    reasons: dict[str, str] = field(default_factory=dict)
+    attacks: tuple[Attack, ...] = ()
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON form."""
+        return asdict(self)
+
+    @property
+    def statement(self) -> str:
+        """One sentence: the level, or why there is none."""
+        if self.level:
+            return f"{self.level}: {len(self.attacks)} attacks were tried and held"
+        return "none: " + "; ".join(f"{name}: {reason}" for name, reason in self.reasons.items())

@@ -1,0 +1,119 @@
+"""What this machine can contain code with: every level is attacked, and one that does not hold every attack is none."""
+
+from __future__ import annotations
+
+import os
+import platform
+import socket
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from shared.errors import Code, MensError
+from shared.sandbox import bubblewrap, landlock, seccomp
+from shared.sandbox.attacks import ATTACKS, Target, source_of
+from shared.sandbox.client import Sandbox
+from shared.sandbox.environment import environment
+from shared.sandbox.levels import LEVELS, Attack, Choice, Level, Limits, SandboxReport
+
+PROBE_LIMITS = Limits(wall_seconds=10, memory_bytes=1 << 30, file_bytes=1 << 20)
+"""Files small enough that filling the disk takes no time."""
+_MACHINES = ("x86_64", "aarch64")
+_WORK = "import fractions\ndef grade(sample, item): return float(fractions.Fraction(1, item['denominator']))"
+
+
+def probe(choice: Choice = "auto") -> SandboxReport:
+    """Find the strongest level that holds every attack here; about a second.
+
+    Args:
+        choice: ``auto``, the one level that may be taken, or ``off``.
+    """
+    if choice == "off":
+        return SandboxReport(None, {"off": "MENS_SANDBOX is off"})
+    reasons: dict[str, str] = {}
+    for level in LEVELS if choice == "auto" else (choice,):
+        if missing := _missing(level):
+            reasons[level] = missing
+            continue
+        try:
+            attacks = attack(level)
+        except MensError as error:
+            reasons[level] = error.message
+            continue
+        broken = [found for found in attacks if not found.held]
+        if not broken:
+            return SandboxReport(level, reasons, attacks)
+        reasons[level] = "not held: " + ", ".join(f"{found.name} ({found.detail})" for found in broken)
+    return SandboxReport(None, reasons)
+
+
+def _missing(level: Level) -> str:
+    """What a level needs and this machine has not got; empty when it has all."""
+    if not sys.platform.startswith("linux") or platform.machine() not in _MACHINES:
+        return f"it needs Linux on {' or '.join(_MACHINES)}"
+    if not landlock.abi_version():
+        return "the kernel has no Landlock, or it is not switched on (Linux 5.13 or later, lsm=landlock,…)"
+    try:
+        seccomp.load_library()
+    except OSError:
+        return "libseccomp.so.2 is not installed (apt-get install libseccomp2)"
+    if level == "bubblewrap" and not bubblewrap.is_installed():
+        return "bubblewrap is not installed (apt-get install bubblewrap)"
+    return ""
+
+
+def attack(level: Level) -> tuple[Attack, ...]:
+    """Try every attack at a level, and that honest code runs.
+
+    Raises:
+        MensError: no code runs at this level.
+    """
+    with ExitStack() as stack:
+        sandbox = stack.enter_context(Sandbox(level, PROBE_LIMITS))
+        target = stack.enter_context(targets())
+        sandbox.grade(_WORK, {}, {"denominator": 4})
+        return tuple(_try(sandbox, each.__name__, source_of(each), target) for each in ATTACKS)
+
+
+def _try(sandbox: Sandbox, name: str, source: str, target: Target) -> Attack:
+    try:
+        succeeded = sandbox.grade(source, {}, target) != 0
+    except MensError as error:
+        # Killed: held. An exception that no attack expects, or a sandbox that fails: nothing is shown.
+        killed = error.code in (Code.GRADER_TIMEOUT, Code.GRADER_FAILED) and not error.details.get("traceback")
+        return Attack(name, killed, error.message)
+    return Attack(name, not succeeded, "it succeeded" if succeeded else "")
+
+
+@contextmanager
+def targets() -> Iterator[Target]:
+    """What attacks aim at: a file and a folder, listening sockets, this process."""
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mens-probe-")))
+        folder.chmod(0o777)
+        secret = folder / "secret"
+        secret.write_text("secret")
+        secret.chmod(0o666)
+        abstract = f"mens-probe-{os.getpid()}-{folder.name}"
+        tcp, udp = (socket.socket(socket.AF_INET, kind) for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM))
+        unix, named = (socket.socket(socket.AF_UNIX) for _ in range(2))
+        for listening in (tcp, udp, unix, named):
+            stack.enter_context(listening)
+        tcp.bind(("127.0.0.1", 0))
+        udp.bind(tcp.getsockname())
+        unix.bind(str(folder / "socket"))
+        named.bind("\0" + abstract)
+        for listening in (tcp, unix, named):
+            listening.listen(8)
+        (folder / "socket").chmod(0o666)
+        yield {
+            "secret": str(secret),
+            "folder": str(folder),
+            "port": tcp.getsockname()[1],
+            "unix": str(folder / "socket"),
+            "abstract": abstract,
+            "pid": os.getpid(),
+            "variables": sorted(os.environ.keys() - environment().keys() - {"HOME", "TMPDIR", "PWD"}),
+        }

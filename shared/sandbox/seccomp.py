@@ -1,0 +1,154 @@
+"""System calls that code inside may make: a list of what is allowed, compiled by libseccomp to what the kernel takes.
+
+libseccomp is the library that systemd, Docker and Debian's apt use (`libseccomp.so.2`, package libseccomp2, LGPL-2.1); six of its
+functions are called here. A program is made once and set in every process by one call, because making it takes milliseconds.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+
+_KILL_PROCESS, _ALLOW, _ERRNO = 0x80000000, 0x7FFF0000, 0x00050000
+_ATTRIBUTE_BAD_ARCHITECTURE, _ATTRIBUTE_OPTIMIZE = 2, 8
+_BINARY_TREE = 2
+_EQUAL, _MASKED_EQUAL = 4, 7
+_NO_SUCH_CALL = -1
+_PR_SET_SECCOMP, _MODE_FILTER = 22, 2
+
+_CLONE_THREAD = 0x00010000
+_CLONE_NEW = 0x7E020000
+"""Flags of clone that make namespaces."""
+
+ALLOWED = """
+read write readv writev pread64 pwrite64 preadv pwritev open openat close close_range creat stat fstat lstat newfstatat statx
+statfs fstatfs access faccessat faccessat2 lseek mmap munmap mprotect mremap madvise brk mincore msync rt_sigaction rt_sigprocmask
+rt_sigreturn rt_sigpending rt_sigtimedwait rt_sigsuspend sigaltstack pipe pipe2 select pselect6 poll ppoll epoll_create
+epoll_create1 epoll_ctl epoll_wait epoll_pwait eventfd2 dup dup2 dup3 flock fsync fdatasync ftruncate fallocate getdents getdents64
+getcwd chdir fchdir rename renameat renameat2 mkdir mkdirat rmdir unlink unlinkat readlink readlinkat umask gettimeofday
+clock_gettime clock_getres clock_nanosleep nanosleep time times getrlimit getrusage sysinfo uname getpid gettid getppid getpgrp
+getpgid getsid getuid geteuid getgid getegid getresuid getresgid getgroups setitimer getitimer alarm pause exit exit_group wait4
+waitid futex futex_waitv set_robust_list get_robust_list set_tid_address rseq membarrier sched_yield sched_getaffinity getrandom
+getcpu fadvise64 copy_file_range sendfile restart_syscall timer_create timer_settime timer_gettime timer_getoverrun timer_delete
+""".split()  # noqa: SIM905
+ALLOWED_WITH: dict[str, tuple[int, tuple[int, ...]]] = {
+    # isatty, close-on-exec, bytes waiting. No command that makes another process get signals or a terminal get input.
+    "ioctl": (1, (0x5401, 0x5450, 0x5451, 0x541B)),
+    # Copies, flags and locks. Not F_SETOWN and F_SETSIG: with them the kernel signals a process of the caller's choice.
+    "fcntl": (1, (0, 1, 2, 3, 4, 5, 6, 7, 1030, 1032)),
+    # One's own limits, which can only be lowered.
+    "prlimit64": (0, (0,)),
+    # A thread's name.
+    "prctl": (0, (15, 16)),
+}
+"""Calls that are allowed with some values of one argument: its place, the values."""
+REFUSED = """
+socket socketpair connect bind listen accept accept4 sendto sendmsg sendmmsg recvfrom recvmsg recvmmsg execve execveat fork vfork kill
+tkill tgkill rt_sigqueueinfo rt_tgsigqueueinfo pidfd_open pidfd_getfd pidfd_send_signal ptrace process_vm_readv process_vm_writev
+process_madvise bpf perf_event_open keyctl add_key request_key userfaultfd unshare setns mount umount2 pivot_root chroot
+io_uring_setup io_uring_enter io_uring_register shmget shmat shmctl semget semop semctl msgget msgsnd msgrcv msgctl mq_open setsid
+setpgid setuid setgid setreuid setregid setresuid setresgid setgroups setfsuid setfsgid capset chmod fchmod fchmodat chown fchown lchown
+fchownat link linkat symlink symlinkat mknod mknodat truncate memfd_create setpriority sched_setscheduler sched_setattr personality
+open_by_handle_at name_to_handle_at setrlimit init_module finit_module kexec_load reboot swapon
+""".split()  # noqa: SIM905
+"""Calls that answer "not permitted", as a program expects it; every other call answers that the kernel has not got it."""
+OF_SERVER = ["kill", "recvfrom", "seccomp", "sendto", "setrlimit"]
+"""What the process that forks for each item does besides: speak over its channel, end an item, and close it in further."""
+
+
+class _Comparison(ctypes.Structure):
+    _fields_ = [("argument", ctypes.c_uint), ("operator", ctypes.c_int), ("a", ctypes.c_uint64), ("b", ctypes.c_uint64)]
+
+
+class _Program(ctypes.Structure):
+    _fields_ = [("length", ctypes.c_ushort), ("instructions", ctypes.c_char_p)]
+
+
+def load_library() -> ctypes.CDLL:
+    """libseccomp.
+
+    Raises:
+        OSError: it is not installed.
+    """
+    library = ctypes.CDLL("libseccomp.so.2", use_errno=True)
+    library.seccomp_init.restype = ctypes.c_void_p
+    for name in ("seccomp_attr_set", "seccomp_rule_add_array", "seccomp_export_bpf", "seccomp_release"):
+        getattr(library, name).argtypes = None
+    return library
+
+
+def item_program(*, threads: bool) -> bytes:
+    """The program of a process that runs another's code: no process, no exec, no socket, no signal; threads as said."""
+    values = [_masked(0, _CLONE_THREAD | _CLONE_NEW, _CLONE_THREAD)] if threads else []
+    return _compile([*ALLOWED], values)
+
+
+def server_program() -> bytes:
+    """The program of the process that compiles another's code and forks for each item."""
+    return _compile([*ALLOWED, *OF_SERVER, "clone", "prctl"], [])
+
+
+def apply(program: bytes) -> None:
+    """Hold this process to a program, and to those that it is held to already, for ever.
+
+    Raises:
+        OSError: the kernel refuses.
+    """
+    buffer = ctypes.create_string_buffer(program, len(program))
+    described = _Program(len(program) // 8, ctypes.cast(buffer, ctypes.c_char_p))
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_SECCOMP, _MODE_FILTER, ctypes.byref(described), 0, 0):
+        number = ctypes.get_errno()
+        raise OSError(number, f"seccomp: {os.strerror(number)}")
+
+
+def _masked(argument: int, mask: int, value: int) -> _Comparison:
+    return _Comparison(argument, _MASKED_EQUAL, mask, value)
+
+
+def _compile(allowed: list[str], clone: list[_Comparison]) -> bytes:
+    library = load_library()
+    context = ctypes.c_void_p(library.seccomp_init(_ERRNO | errno.ENOSYS))
+    try:
+        library.seccomp_attr_set(context, _ATTRIBUTE_BAD_ARCHITECTURE, ctypes.c_uint32(_KILL_PROCESS))
+        library.seccomp_attr_set(context, _ATTRIBUTE_OPTIMIZE, ctypes.c_uint32(_BINARY_TREE))
+        conditions = {name: [_Comparison(place, _EQUAL, value, 0) for value in values]
+                      for name, (place, values) in ALLOWED_WITH.items()}  # fmt: skip
+        conditions["clone"] = clone
+        for name in allowed:
+            _add(library, context, _ALLOW, name, None)
+        for name in conditions.keys() - set(allowed):
+            for comparison in conditions[name]:
+                _add(library, context, _ALLOW, name, comparison)
+        for name in set(REFUSED) - set(allowed):
+            _add(library, context, _ERRNO | errno.EPERM, name, None)
+        if "clone" not in allowed:
+            _add(library, context, _ERRNO | errno.EPERM, "clone", _masked(0, _CLONE_THREAD, 0) if clone else None)
+        return _export(library, context)
+    finally:
+        library.seccomp_release(context)
+
+
+def _add(
+    library: ctypes.CDLL, context: ctypes.c_void_p, action: int, name: str, comparison: _Comparison | None
+) -> None:
+    number = library.seccomp_syscall_resolve_name(name.encode())
+    # Negative: not a call of this architecture, or one that this libseccomp does not know; then it is refused.
+    if number < 0:
+        return
+    count = 0 if comparison is None else 1
+    argument = None if comparison is None else ctypes.byref(comparison)
+    if failure := library.seccomp_rule_add_array(context, ctypes.c_uint32(action), number, count, argument):
+        raise OSError(-failure, f"libseccomp refuses a rule for {name}")
+
+
+def _export(library: ctypes.CDLL, context: ctypes.c_void_p) -> bytes:
+    descriptor = os.memfd_create("seccomp")
+    try:
+        if failure := library.seccomp_export_bpf(context, descriptor):
+            raise OSError(-failure, "libseccomp cannot write the program")
+        size = os.lseek(descriptor, 0, os.SEEK_END)
+        return os.pread(descriptor, size, 0)
+    finally:
+        os.close(descriptor)
