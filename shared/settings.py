@@ -7,7 +7,7 @@ entry points (`python -m api`, `worker/app.py`, `python -m serving`, `mens`) rea
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated, Literal, TypeVar
 
 from pydantic import Field, SecretStr, ValidationError, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
@@ -39,6 +39,10 @@ class Settings(BaseSettings):
         ge=0,
         le=86400,
         description="Time for requests in flight to end by themselves: a deleted adapter's, or those of a server that stops.",
+    )
+
+    sandbox: Literal["auto", "bubblewrap", "landlock", "off"] = Field(
+        "auto", description="What Python graders run in: the strongest that a probe proves, one of them, or none."
     )
 
     @model_validator(mode="before")

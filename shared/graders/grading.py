@@ -36,6 +36,7 @@ from shared.graders.types import (
     TextSimilarity,
     ToolCallCheck,
 )
+from shared.sandbox.client import Sandbox
 
 Item = Mapping[str, Any]
 Sample = Mapping[str, Any]
@@ -70,28 +71,49 @@ def make_sample(text: str, tool_calls: Iterable[Mapping[str, Any]] = ()) -> dict
     return sample
 
 
-def check_runnable(grader: Grader) -> None:
+def has_code(grader: Grader) -> bool:
+    """Whether judging with a grader runs code that somebody has written, so that it needs a sandbox."""
+    if isinstance(grader, MultiGrader):
+        return any(map(has_code, grader.graders.values()))
+    if not isinstance(grader, PythonGrader):
+        return False
+    return has_code(grader.mens.of) if isinstance(grader.mens, PassAtKCheck) else grader.mens is None
+
+
+def check_runnable(grader: Grader, sandbox: Sandbox | None = None) -> None:
     """Whether a grader can be run here, whatever the answer; parts of a ``multi`` grader are looked at too.
 
+    Args:
+        sandbox: where code runs; without it code is refused.
+
     Raises:
-        InvalidRequest: ``SANDBOX_UNAVAILABLE``: it has code, and nothing here can contain it. ``GRADER_UNSUPPORTED``.
-            ``GRADER_INVALID``: a regular expression or JSON Schema that is none. ``CHECKER_NOT_FOUND``.
+        InvalidRequest: ``SANDBOX_UNAVAILABLE``: it has code, and there is no sandbox. ``GRADER_UNSUPPORTED``.
+            ``GRADER_INVALID``: a regular expression or JSON Schema that is none. ``CHECKER_NOT_FOUND``. ``GRADER_SOURCE_INVALID``,
+            ``GRADER_TIMEOUT``: code that does not compile, or does not get as far as its function.
+        Unavailable: ``SANDBOX_FAILED``.
     """
     if isinstance(grader, MultiGrader):
         for part in grader.graders.values():
-            check_runnable(part)
+            check_runnable(part, sandbox)
     elif isinstance(grader, PythonGrader):
-        _check_short_form(grader.mens, grader.name)
+        if grader.mens is None:
+            _needed(sandbox, grader).check(grader.source)
+        else:
+            _check_short_form(grader.mens, sandbox)
     elif isinstance(grader, TextSimilarity) and grader.evaluation_metric in {"cosine", "meteor"}:
         # Whether there is WordNet shows when it is looked into.
         similarity(grader.evaluation_metric, "a", "b")
 
 
-def _check_short_form(check: ShortForm | None, name: str) -> None:
-    if check is None:
-        message = f"The grader {name!r} is Python code, and this release has no sandbox to run it in."
+def _needed(sandbox: Sandbox | None, grader: PythonGrader) -> Sandbox:
+    if sandbox is None:
+        message = f"The grader {grader.name!r} is Python code, and there is no sandbox to run it in."
         remedy = "Use another grader, or a check in its block `mens`: regex, json_schema, tool_calls, compiles, anti_stub, pass_at_k."
         raise InvalidRequest(Code.SANDBOX_UNAVAILABLE, message, remedy=remedy, param="grader")
+    return sandbox
+
+
+def _check_short_form(check: ShortForm, sandbox: Sandbox | None) -> None:
     if isinstance(check, RegexCheck):
         matches(check.pattern, "")
     elif isinstance(check, SchemaCheck):
@@ -99,7 +121,7 @@ def _check_short_form(check: ShortForm | None, name: str) -> None:
     elif isinstance(check, CodeCheck):
         require_language(check.language)
     elif isinstance(check, PassAtKCheck):
-        check_runnable(check.of)
+        check_runnable(check.of, sandbox)
     else:
         for tool in check.tools or ():
             Schema((tool.get("function") or {}).get("parameters") or {})
@@ -111,6 +133,7 @@ def grade(
     sample: Sample,
     ask: Ask | None = None,
     checkers: ContainedCheckers | None = None,
+    sandbox: Sandbox | None = None,
 ) -> Grade:
     """The score of an answer.
 
@@ -119,10 +142,12 @@ def grade(
         sample: what templates name ``sample``; :func:`make_sample` makes one.
         ask: sends the requests of graders that ask a model; without it they are refused.
         checkers: checks code; without it a process is started for each check.
+        sandbox: where code runs; without it code is refused.
 
     Raises:
-        InvalidRequest: what :func:`check_runnable`, the templates, formulas, checks and model graders raise; ``GRADER_UNSUPPORTED``
-            without ``ask``. And what ``ask`` raises.
+        InvalidRequest: what :func:`check_runnable`, the templates, formulas, checks, model graders and
+            :meth:`shared.sandbox.client.Sandbox.grade` raise; ``GRADER_UNSUPPORTED`` without ``ask``. And what ``ask`` raises.
+        Unavailable: ``SANDBOX_FAILED``: not the answer's fault, so it is no score.
     """
     if isinstance(grader, StringCheck):
         return Grade(_string_check(grader, item, sample))
@@ -130,13 +155,9 @@ def grade(
         text, reference = render(grader.input, item, sample), render(grader.reference, item, sample)
         return Grade(similarity(grader.evaluation_metric, text, reference))
     if isinstance(grader, PythonGrader):
-        _check_short_form(grader.mens, grader.name)
-        assert grader.mens
-        if isinstance(grader.mens, PassAtKCheck):
-            return Grade(_pass_at_k(grader.mens, item, sample, checkers))
-        return Grade(float(_passes(grader.mens, item, sample, checkers)))
+        return Grade(_python_score(grader, item, sample, checkers, sandbox))
     if isinstance(grader, MultiGrader):
-        parts = {name: grade(part, item, sample, ask, checkers) for name, part in grader.graders.items()}
+        parts = {name: grade(part, item, sample, ask, checkers, sandbox) for name, part in grader.graders.items()}
         scores = {name: part.score for name, part in parts.items()}
         return Grade(Formula(grader.calculate_output)(scores), scores, _sum_usage(parts.values()))
     return _ask_model(grader, item, sample, ask)
@@ -160,7 +181,20 @@ def _string_check(grader: StringCheck, item: Item, sample: Sample) -> float:
     )
 
 
-def _pass_at_k(check: PassAtKCheck, item: Item, sample: Sample, checkers: ContainedCheckers | None) -> float:
+def _python_score(
+    grader: PythonGrader, item: Item, sample: Sample, checkers: ContainedCheckers | None, sandbox: Sandbox | None
+) -> float:
+    if grader.mens is None:
+        return _needed(sandbox, grader).grade(grader.source, sample, item)
+    _check_short_form(grader.mens, sandbox)
+    if isinstance(grader.mens, PassAtKCheck):
+        return _pass_at_k(grader.mens, item, sample, checkers, sandbox)
+    return float(_passes(grader.mens, item, sample, checkers))
+
+
+def _pass_at_k(
+    check: PassAtKCheck, item: Item, sample: Sample, checkers: ContainedCheckers | None, sandbox: Sandbox | None
+) -> float:
     messages = [choice.get("message") or {} for choice in sample.get("choices") or ()]
     if len(messages) < check.k:
         message = f"pass@{check.k} needs {check.k} answers or more; there are {len(messages)}."
@@ -168,7 +202,7 @@ def _pass_at_k(check: PassAtKCheck, item: Item, sample: Sample, checkers: Contai
             Code.GRADER_SAMPLE_INVALID, message, remedy="Sample more answers to a prompt.", param="sample"
         )
     answers = [make_sample(turn.get("content") or "", turn.get("tool_calls") or ()) for turn in messages]
-    scores = [grade(check.of, item, answer, checkers=checkers).score for answer in answers]
+    scores = [grade(check.of, item, answer, checkers=checkers, sandbox=sandbox).score for answer in answers]
     return pass_at_k(len(answers), sum(is_passed(check.of, score) for score in scores), check.k)
 
 

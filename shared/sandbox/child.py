@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import select
 import signal
 import socket
 import subprocess
@@ -84,7 +85,10 @@ class ForkServer:
         return lines[-1] if lines else f"it ended with {self._process.poll()} and said nothing"
 
     def is_alive(self) -> bool:
-        return self._process.poll() is None
+        """Whether it takes requests; bubblewrap lives a little longer than the process in it."""
+        state = select.poll()
+        state.register(self._control, 0)
+        return self._process.poll() is None and not state.poll(0)
 
     def fork(self, channel: socket.socket, packages: list[str]) -> None:
         """Have a process made for a grader, which speaks over the channel.

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import socket
 import threading
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from types import TracebackType
@@ -23,6 +24,7 @@ from shared.sandbox.packages import named_packages
 
 GRACE_SECONDS = 15.0
 """What an answer may take beyond the item's own time: imports, forking, a busy machine."""
+RETRY_SECONDS = (0.1, 0.5)
 MAX_ANSWER_BYTES = 8 * MAX_OUTPUT_BYTES
 LEAST_MEMORY_BYTES = 512 << 20
 
@@ -92,7 +94,7 @@ class Sandbox:
                 ``GRADER_FAILED``: it raised, returned no number, or went beyond a limit. ``GRADER_TIMEOUT``. ``details`` have
                 ``traceback`` and ``output``.
             TooLarge: ``GRADER_TEXT_TOO_LONG``: sample and item have more than 64 MB.
-            Unavailable: ``SANDBOX_FAILED``: the sandbox itself has failed, twice, or was closed.
+            Unavailable: ``SANDBOX_FAILED``: the sandbox itself has failed, three times, or was closed.
         """
         return float(self._ask(source, {"sample": sample, "item": item})["score"])
 
@@ -128,14 +130,16 @@ class Sandbox:
             message = f"Sample and item have more than {MAX_MESSAGE_BYTES >> 20} MB."
             raise TooLarge(Code.GRADER_TEXT_TOO_LONG, message, remedy="Shorten them.")
         with self._slots:
-            try:
-                return self._ask_once(source, request)
-            except ChannelClosed:
-                # Its process was killed, by the kernel when memory is short or by somebody. What is graded is a pure function.
+            # A process may be killed, by the kernel when memory is short or by somebody. What is graded is a pure function.
+            for pause in RETRY_SECONDS:
                 try:
                     return self._ask_once(source, request)
-                except ChannelClosed as error:
-                    raise failed(str(error)) from None
+                except ChannelClosed:
+                    time.sleep(pause)
+            try:
+                return self._ask_once(source, request)
+            except ChannelClosed as error:
+                raise failed(f"its processes ended three times: {error}") from None
 
     def _ask_once(self, source: str, request: dict[str, Any]) -> dict[str, Any]:
         channel = self._take(source)
@@ -165,11 +169,10 @@ class Sandbox:
     def _new_channel(self, source: str) -> socket.socket:
         ours, theirs = socket.socketpair()
         ours.settimeout(self.limits.wall_seconds + GRACE_SECONDS)
-        with self._lock:
-            self._busy.add(ours)
-            with theirs:
-                self._running().fork(theirs, named_packages(source))
         try:
+            with self._lock, theirs:
+                self._busy.add(ours)
+                self._running().fork(theirs, named_packages(source))
             _raise_error(receive(ours, MAX_ANSWER_BYTES))
             send(ours, {"source": source})
             _raise_error(_compiled(ours, self.limits))

@@ -31,7 +31,8 @@ from shared.sandbox.packages import import_all, named_modules
 FILE_NAME = "<grader>"
 CHECK_SECONDS = 0.02
 """How often the folder of a running item is measured."""
-MAX_FILES_IN_FOLDER = 4096
+MAX_FILES_IN_FOLDER = 1024
+MAX_FOLDER_DEPTH = 32
 MAX_DETAIL_CHARACTERS = 4_000
 _RESULT_FD = 3
 
@@ -104,9 +105,6 @@ def _compile(source: str, limits: Limits) -> CodeType | Outcome:
         return {"error": "source", "message": f"{type(error).__name__}: {error}", "detail": ""}
     linecache.cache[FILE_NAME] = (len(source), None, source.splitlines(keepends=True), FILE_NAME)
     import_all(named_modules(source))
-    random.seed(0)
-    if "numpy.random" in sys.modules:
-        sys.modules["numpy.random"].seed(0)
     signal.setitimer(signal.ITIMER_REAL, 0)
     gc.freeze()
     return code
@@ -163,7 +161,7 @@ class _Watch:
                 message = f"it took longer than {self._limits.wall_seconds:g} s"
                 return {"error": "time", "message": message, "detail": ""}
             if _is_over(Path(), self._limits):
-                message = f"its files took more than {self._limits.folder_bytes >> 20} MB"
+                message = f"its files took more than {self._limits.folder_bytes >> 20} MB, or were too many or too deep"
                 return {"error": "limit", "message": message, "detail": ""}
 
     def _keep(self, descriptor: int) -> bool:
@@ -197,11 +195,14 @@ def _is_score(value: Any) -> bool:
 
 
 def _is_over(folder: Path, limits: Limits) -> bool:
-    """Whether files take more than they may, or are so many that counting them would take long."""
+    """Whether files take more than they may, or are so many or so deep that measuring them would take long."""
     size, count, folders = 0, 0, [os.fspath(folder)]
     while folders:
+        path = folders.pop()
+        if path.count("/") > MAX_FOLDER_DEPTH:
+            return True
         try:
-            with os.scandir(folders.pop()) as entries:
+            with os.scandir(path) as entries:
                 for entry in entries:
                     count += 1
                     size += entry.stat(follow_symlinks=False).st_blocks * 512
@@ -210,7 +211,7 @@ def _is_over(folder: Path, limits: Limits) -> bool:
                     if count > MAX_FILES_IN_FOLDER or size > limits.folder_bytes:
                         return True
         except OSError:
-            # It was removed meanwhile, or lies deeper than a path can say.
+            # It was removed meanwhile.
             continue
     return False
 
@@ -261,6 +262,10 @@ def _be_item(
 
 def _run(code: CodeType, request: dict[str, Any]) -> Outcome:
     names: dict[str, Any] = {"__name__": "grader", "__builtins__": __builtins__}
+    # Now, because a fork seeds it anew.
+    random.seed(0)
+    if "numpy.random" in sys.modules:
+        sys.modules["numpy.random"].seed(0)
     try:
         exec(code, names)  # noqa: S102 - this is what the sandbox is for
     except BaseException as error:

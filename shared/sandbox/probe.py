@@ -34,8 +34,8 @@ def probe(choice: Choice = "auto") -> SandboxReport:
         return SandboxReport(None, {"off": "MENS_SANDBOX is off"})
     reasons: dict[str, str] = {}
     for level in LEVELS if choice == "auto" else (choice,):
-        if missing := _missing(level):
-            reasons[level] = missing
+        if reason := missing(level):
+            reasons[level] = reason
             continue
         try:
             attacks = attack(level)
@@ -49,7 +49,7 @@ def probe(choice: Choice = "auto") -> SandboxReport:
     return SandboxReport(None, reasons)
 
 
-def _missing(level: Level) -> str:
+def missing(level: Level) -> str:
     """What a level needs and this machine has not got; empty when it has all."""
     if not sys.platform.startswith("linux") or platform.machine() not in _MACHINES:
         return f"it needs Linux on {' or '.join(_MACHINES)}"
