@@ -19,7 +19,7 @@ from shared.errors import Code, InvalidRequest, TooLarge
 from shared.host import available_memory
 from shared.sandbox.channel import MAX_MESSAGE_BYTES, ChannelClosed, receive, send
 from shared.sandbox.child import ForkServer, failed
-from shared.sandbox.levels import MAX_OUTPUT_BYTES, MAX_SOURCE_BYTES, Level, Limits, SandboxReport
+from shared.sandbox.levels import COMPILE_SECONDS, MAX_OUTPUT_BYTES, MAX_SOURCE_BYTES, Level, Limits, SandboxReport
 from shared.sandbox.packages import named_packages
 
 GRACE_SECONDS = 15.0
@@ -138,6 +138,10 @@ class Sandbox:
                     time.sleep(pause)
             try:
                 return self._ask_once(source, request)
+            except _CompilerEnded:
+                message = f"compiling it took more than {COMPILE_SECONDS:g} s or the memory that it may have"
+                _raise_error({"error": "source", "message": message})
+                raise
             except ChannelClosed as error:
                 raise failed(f"its processes ended three times: {error}") from None
 
@@ -175,7 +179,7 @@ class Sandbox:
                 self._running().fork(theirs, named_packages(source))
             _raise_error(receive(ours, MAX_ANSWER_BYTES))
             send(ours, {"source": source})
-            _raise_error(_compiled(ours, self.limits))
+            _raise_error(_compiled(ours))
         except BaseException:
             self._drop(ours)
             raise
@@ -204,12 +208,15 @@ class Sandbox:
         channel.close()
 
 
-def _compiled(channel: socket.socket, limits: Limits) -> dict[str, Any]:
+class _CompilerEnded(ChannelClosed):
+    """A process has ended while it compiled."""
+
+
+def _compiled(channel: socket.socket) -> dict[str, Any]:
     try:
         outcome: dict[str, Any] = receive(channel, MAX_ANSWER_BYTES)
-    except ChannelClosed:
-        message = f"compiling it took more than {limits.wall_seconds:g} s or {limits.memory_bytes >> 20} MB, or ended the process"
-        return {"error": "source", "message": message}
+    except ChannelClosed as error:
+        raise _CompilerEnded(str(error)) from None
     return outcome
 
 

@@ -25,7 +25,7 @@ from typing import Any
 
 from shared.sandbox import confinement, seccomp
 from shared.sandbox.channel import ChannelClosed, receive, send
-from shared.sandbox.levels import MAX_OUTPUT_BYTES, Limits
+from shared.sandbox.levels import COMPILE_SECONDS, MAX_OUTPUT_BYTES, Limits
 from shared.sandbox.packages import import_all, named_modules
 
 FILE_NAME = "<grader>"
@@ -70,7 +70,7 @@ def serve_items(inheritance: Inheritance, channel: socket.socket, parent: int, n
         return
     try:
         send(channel, {})
-        code = _compile(receive(channel)["source"], inheritance.limits)
+        code = _compile(receive(channel)["source"])
         send(channel, code if isinstance(code, dict) else {})
         while isinstance(code, CodeType):
             send(channel, _judge(inheritance, code, receive(channel), channel))
@@ -94,9 +94,9 @@ def _close_in(inheritance: Inheritance, parent: int, number: int) -> Path:
     return folder
 
 
-def _compile(source: str, limits: Limits) -> CodeType | Outcome:
+def _compile(source: str) -> CodeType | Outcome:
     """The source's code, or what is wrong with it. A source that takes too long ends the process."""
-    signal.setitimer(signal.ITIMER_REAL, limits.wall_seconds)
+    signal.setitimer(signal.ITIMER_REAL, COMPILE_SECONDS)
     try:
         code = compile(source, FILE_NAME, "exec")
     except SyntaxError as error:

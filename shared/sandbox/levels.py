@@ -12,6 +12,7 @@ Choice = Literal["auto", "bubblewrap", "landlock", "off"]
 
 MAX_SOURCE_BYTES = 256_000
 MAX_OUTPUT_BYTES = 65_536
+COMPILE_SECONDS = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +20,7 @@ class Limits:
     """What one item may take.
 
     Attributes:
-        wall_seconds: of compiling, and of each item; processor time likewise.
+        wall_seconds: of each item; processor time likewise.
         memory_bytes: of address space, libraries included.
         file_bytes: of one file; files may take ``files`` times as much together.
         files: open at once.

@@ -43,8 +43,14 @@ def processes_of(sandbox: Sandbox) -> list[int]:
     """The fork server, and what it has forked."""
     assert sandbox._process
     first = sandbox._process._pid
-    children = Path(f"/proc/{first}/task/{first}/children").read_text().split()
-    return [pid for pid in (first, *map(int, children)) if _runs(pid)]
+    return [pid for pid in (first, *_children(first)) if _runs(pid)]
+
+
+def _children(pid: int) -> list[int]:
+    try:
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except FileNotFoundError:
+        return []
 
 
 def test_a_score(sandbox: Sandbox) -> None:
@@ -146,7 +152,8 @@ def test_one_that_is_killed_again_and_again_is_the_sandboxs_fault(level: Level) 
     def kill() -> None:
         while not stop.wait(0.05):
             for pid in processes_of(sandbox)[1:]:
-                os.kill(pid, signal.SIGKILL)
+                if _children(pid):
+                    os.kill(pid, signal.SIGKILL)
 
     with Sandbox(level) as sandbox:
         sandbox.start()
@@ -205,9 +212,8 @@ def test_everything_ends_with_the_process_that_opened_it(level: Level) -> None:
     assert parent.stdout
     with parent:
         first = int(parent.stdout.readline())
-        children = Path(f"/proc/{first}/task/{first}/children")
-        eventually(children.read_text)
-        pids = [first, *map(int, children.read_text().split())]
+        eventually(lambda: [each for child in _children(first) for each in _children(child)])
+        pids = [first, *_children(first), *(each for child in _children(first) for each in _children(child))]
         parent.kill()
     eventually(lambda: not any(_runs(pid) for pid in pids))
 
