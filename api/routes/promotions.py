@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from api.web.auth import TRAINER
 from api.web.tenant_rates import GRADER_LIMIT
 from api.web.tenant_view import TenantView, TenantViewDep
+from shared.contract.sections import Name
 from shared.scorecard.promotion import MAX_CYCLES, PromotionCycle, PromotionResult, evaluate_promotion
 
 router = APIRouter(tags=["promotions"], dependencies=[*TRAINER, GRADER_LIMIT])
@@ -23,7 +24,7 @@ class EvaluatePromotion(BaseModel):
     """Cycles of scorecards, each with the conditions that it compares."""
 
     model_config = ConfigDict(extra="forbid")
-    alias: str | None = Field(
+    alias: Name | None = Field(
         None, description="The alias that it is about: the incumbent of one cycle has to be what it points to now."
     )
     cycles: Annotated[list[PromotionCycle], Field(min_length=1, max_length=MAX_CYCLES)]

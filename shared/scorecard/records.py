@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from shared.scorecard.spec import Backend, ScorecardSpec, ScorecardValue
+from shared.scorecard.spec import Backend, ConditionId, ScorecardSpec, ScorecardValue, TaskId
 
 Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=0)]
@@ -16,9 +16,9 @@ Milliseconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 class ScorecardEvent(ScorecardValue):
     """How a model did at a task: after its last attempt, unless a field says otherwise."""
 
-    condition_id: str
+    condition_id: ConditionId
     backend: Backend
-    task_id: str
+    task_id: TaskId
     attempts: int = Field(ge=1, le=9)
     compile_pass_1: bool = Field(description="The first attempt compiles.")
     compile_pass_n: bool = Field(description="The last attempt compiles.")

@@ -18,6 +18,8 @@ from shared.hashing import digest_json
 MAX_TASKS = 2_000
 ConditionId = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_-]{1,63}$")]
 TaskId = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,127}$")]
+Text = Annotated[str, StringConstraints(max_length=100_000)]
+"""With a constraint, because without one a lone surrogate is let in, which no answer can be written with."""
 Backend = Literal["base", "qlora", "burn", "other"]
 Expected = list[Annotated[str, StringConstraints(min_length=1)]]
 
@@ -32,15 +34,15 @@ class ScorecardCondition(ScorecardValue):
     """A model, and where its answers come from."""
 
     id: ConditionId
-    label: str
+    label: Text
     mode: Literal["http_generate", "fixture_file"] = Field(
         description="`http_generate`: it is sampled at `server_url`. `fixture_file`: its answers are files in `fixture_dir`."
     )
     backend: Backend = Field("other", description="What trained it; `base` when nothing did.")
-    model_id: str | None = Field(None, description="Its name in requests; required for `http_generate`.")
-    adapter_revision: str | None = Field(None, description="The adapter's id with its digest.")
-    server_url: str | None = Field(None, description="Address of the API, as in http://127.0.0.1:8000.")
-    fixture_dir: str | None = Field(
+    model_id: Text | None = Field(None, description="Its name in requests; required for `http_generate`.")
+    adapter_revision: Text | None = Field(None, description="The adapter's id with its digest.")
+    server_url: Text | None = Field(None, description="Address of the API, as in http://127.0.0.1:8000.")
+    fixture_dir: Text | None = Field(
         None, description="Folder with TASK.txt, TASK.2.txt for a second attempt, …; relative to the file of the spec."
     )
     training_seed: int | None = Field(
@@ -59,7 +61,7 @@ class ScorecardTask(ScorecardValue):
     """A prompt, and what its answer has to contain."""
 
     id: TaskId
-    prompt: Annotated[str, StringConstraints(min_length=1)]
+    prompt: Annotated[str, StringConstraints(min_length=1, max_length=100_000)]
     expected_contains: Expected = []
     semantic_expected_contains: Expected = []
 
@@ -80,8 +82,8 @@ class ScorecardSpec(ScorecardValue):
     max_retries: int = Field(ge=0, le=8, description="How often a model may repair an answer that does not compile.")
     conditions: Annotated[list[ScorecardCondition], Field(min_length=1, max_length=64)]
     tasks: Annotated[list[ScorecardTask], Field(min_length=1, max_length=MAX_TASKS)]
-    validator: str = Field("python", description="The language checker that says whether an answer compiles.")
-    system_prompt: str | None = None
+    validator: Text = Field("python", description="The language checker that says whether an answer compiles.")
+    system_prompt: Text | None = None
     sampling: SamplingSettings = SamplingSettings()
 
     @model_validator(mode="after")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -53,6 +54,18 @@ def test_a_field_that_is_wrong_is_named(client: TestClient) -> None:
 @pytest.mark.parametrize("cycles", [[], None])
 def test_no_cycle_is_refused(client: TestClient, cycles: Any) -> None:
     assert client.post(PATH, json={"cycles": cycles}).status_code == 422
+
+
+@pytest.mark.parametrize("field", ["condition_id", "task_id", "label", "model_id", "adapter_revision", "system_prompt"])
+def test_half_a_character_is_refused_with_its_field(client: TestClient, field: str) -> None:
+    sent = body(1, 2)
+    for part in (sent["cycles"][0]["events"][0], sent["cycles"][0]["spec"], sent["cycles"][0]["spec"]["conditions"][0]):
+        if field in part:
+            part[field] = "HALF"
+    raw = json.dumps(sent).replace("HALF", "\\ud800")
+    response = client.post(PATH, content=raw, headers={"Content-Type": "application/json"})
+    assert response.status_code == 422
+    assert field in response.json()["error"]["param"]
 
 
 def test_an_alias_has_to_be_what_a_cycle_is_about(client: TestClient) -> None:
