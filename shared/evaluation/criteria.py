@@ -11,8 +11,10 @@ from shared.graders.checks import Schema
 from shared.graders.grading import check_runnable
 from shared.graders.templates import Path, paths_of
 from shared.graders.types import (
+    CodeCheck,
     GraderMessage,
     LabelModel,
+    PassAtKCheck,
     PythonGrader,
     RegexCheck,
     SchemaCheck,
@@ -118,8 +120,10 @@ def _templates(criterion: Criterion) -> Iterator[str]:
     elif isinstance(criterion, LabelModel | ScoreModel):
         for turn in criterion.input:
             yield from message_templates(turn)
-    elif isinstance(criterion, PythonGrader) and isinstance(criterion.mens, RegexCheck | SchemaCheck):
+    elif isinstance(criterion, PythonGrader) and isinstance(criterion.mens, RegexCheck | SchemaCheck | CodeCheck):
         yield criterion.mens.input
+    elif isinstance(criterion, PythonGrader) and isinstance(criterion.mens, PassAtKCheck):
+        yield from _templates(criterion.mens.of)
 
 
 def message_templates(turn: GraderMessage) -> Iterator[str]:

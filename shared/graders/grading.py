@@ -199,7 +199,7 @@ def _pass_at_k(
     if len(messages) < check.k:
         message = f"pass@{check.k} needs {check.k} answers or more; there are {len(messages)}."
         raise InvalidRequest(
-            Code.GRADER_SAMPLE_INVALID, message, remedy="Sample more answers to a prompt.", param="sample"
+            Code.GRADER_INVALID, message, remedy="Set k to 1, or give a sample with more choices.", param="mens.k"
         )
     answers = [make_sample(turn.get("content") or "", turn.get("tool_calls") or ()) for turn in messages]
     scores = [grade(check.of, item, answer, checkers=checkers, sandbox=sandbox).score for answer in answers]

@@ -1,0 +1,42 @@
+"""Criteria that check code: their language and their templates are looked at when the eval is made."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from shared.errors import Code, InvalidRequest
+from shared.evaluation.criteria import check_eval
+from shared.evaluation.types import EvalSpec
+
+
+def spec(**mens: Any) -> EvalSpec:
+    schema = {"type": "object", "properties": {"code": {"type": "string"}}}
+    criterion = {"type": "python", "name": "c", "source": "", "mens": mens}
+    return EvalSpec.model_validate(
+        {"data_source_config": {"type": "custom", "item_schema": schema}, "testing_criteria": [criterion]}
+    )
+
+
+IS_CODE = {"type": "string_check", "name": "s", "input": "{{ sample.output_text }}", "operation": "eq"}
+
+
+@pytest.mark.parametrize(
+    ("mens", "code"),
+    [
+        ({"check": "compiles", "input": "{{ item.code }}"}, None),
+        ({"check": "compiles", "input": "{{ item.absent }}"}, Code.EVAL_INVALID),
+        ({"check": "anti_stub", "input": "{{ item.absent }}"}, Code.EVAL_INVALID),
+        ({"check": "anti_stub", "language": "cobol"}, Code.CHECKER_NOT_FOUND),
+        ({"check": "pass_at_k", "of": {**IS_CODE, "reference": "{{ item.code }}"}}, None),
+        ({"check": "pass_at_k", "of": {**IS_CODE, "reference": "{{ item.absent }}"}}, Code.EVAL_INVALID),
+    ],
+)
+def test_what_cannot_be_judged_is_refused_with_its_criterion(mens: dict[str, Any], code: Code | None) -> None:
+    if code is None:
+        check_eval(spec(**mens))
+        return
+    with pytest.raises(InvalidRequest) as refused:
+        check_eval(spec(**mens))
+    assert (refused.value.code, refused.value.param) == (code, "testing_criteria.0")
