@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+from anyio import to_thread
 from fastapi import Depends, FastAPI
 
 from api import errors
@@ -23,6 +24,8 @@ from api.routes import (
     names,
     ollama,
     promotions,
+    policies,
+    receipts,
     replicas,
     uploads,
     usage,
@@ -52,6 +55,8 @@ KEYED_ROUTERS = (
     aliases.router,
     names.router,
     promotions.router,
+    policies.router,
+    receipts.router,
     ollama.router,
     replicas.router,
     keys.router,
@@ -103,5 +108,6 @@ def create_app(settings: ApiSettings | None = None, services: Services | None = 
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     services: Services = app.state.services
     services.start()
+    await to_thread.run_sync(services.assign_server_policy)
     yield
     await services.close()

@@ -30,10 +30,12 @@ from shared.database.adapters import Adapters
 from shared.database.connection import Database
 from shared.database.files.files import Files
 from shared.database.files.uploads import Uploads
+from shared.database.gates.policies import SERVER_SCOPE, Author, Policies
 from shared.database.jobs import Jobs
 from shared.database.keys import Keys
 from shared.database.names.aliases import Aliases
 from shared.database.usage import Usage
+from shared.gates.policy_file import policy_digest, read_policy, read_policy_file
 from shared.queue import JobQueue, make_celery
 from shared.worker_registry import WorkerRegistry
 
@@ -86,6 +88,20 @@ class Services:
         """Start the background tasks, in the running loop."""
         self.gateway.failover.health.start()
         self.lookup.start()
+
+    def assign_server_policy(self) -> None:
+        """Let the policy file of the settings govern the server; without one, what governs it stays.
+
+        Raises:
+            InvalidRequest: ``POLICY_INVALID``; ``SETTINGS_INVALID``: it cannot be read. Unavailable: the database is.
+        """
+        path = self.settings.gate_policy
+        if path is None:
+            return
+        source = read_policy_file(path)
+        policy, policies, author = read_policy(source), Policies(self.database), Author.of_settings("MENS_GATE_POLICY")
+        stored = policies.store(SERVER_SCOPE, policy_digest(policy), policy.model_dump(mode="json"), source, author)
+        policies.assign(SERVER_SCOPE, stored.digest, author, f"the file {path.name}")
 
     async def close(self) -> None:
         """End the background tasks and close every connection; a part is closed before the parts that it uses."""

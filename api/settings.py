@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from pydantic import Field
 
 from shared.database.tenancy import LARGEST_LIMIT, MOST_TOKENS, FileQuota, KeyLimits
@@ -12,6 +14,9 @@ class ApiSettings(Settings):
     """Settings of the API tier, beside those that all tiers share (`shared/settings.py`)."""
 
     api_host: str = Field("127.0.0.1", description="Address to listen on.")
+    gate_policy: Path | None = Field(
+        None, description="A policy file that governs every alias that has no policy of its own or of its tenant."
+    )
     api_port: int = Field(8000, ge=0, le=65535, description="Port to listen on.")
     max_file_bytes: int = Field(1 << 30, gt=0, description="Largest file that is uploaded in one request.")
     max_upload_bytes: int = Field(8 << 30, gt=0, description="Largest file that is uploaded in parts.")

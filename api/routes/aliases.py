@@ -9,19 +9,27 @@ from fastapi import APIRouter, Depends, Header, Query, Response
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
 from api.openai.types import Deleted
-from api.services import ServicesDep
-from api.web.auth import TRAINER, Caller, CallerDep
+from api.services import Services, ServicesDep
+from api.web.auth import TRAINER, Caller, CallerDep, check_role
 from api.web.params import Page, WholeList, page_of
-from api.web.tenant_view import TenantViewDep
+from api.web.tenant_view import TenantView, TenantViewDep
 from shared.contract.sections import Name
+from shared.database.gates.policies import Author
 from shared.database.names.aliases import Actor, Alias, Move
+from shared.database.names.move_evidence import Terms
 from shared.database.routing import AdapterId, Routing, Shadow, Target
+from shared.database.tenancy import Role
 from shared.errors import Code, InvalidRequest
 
 router = APIRouter(prefix="/v1/aliases", tags=["aliases"])
 
 LARGEST_VERSION = 2**31 - 1
 Reason = Annotated[str, StringConstraints(max_length=500, pattern=r"^[^\x00]*$")]
+
+
+Override = Annotated[
+    bool, Field(description="Move without the evidence that the policy asks for: takes an admin, and a reason.")
+]
 
 
 class PutAlias(BaseModel):
@@ -37,6 +45,13 @@ class PutAlias(BaseModel):
     shadow: Shadow | None = Field(
         None, description="An adapter that gets copies of requests; its responses are thrown away."
     )
+    policy: str | None = Field(
+        None,
+        min_length=1,
+        max_length=64,
+        description="A policy, by name or digest, that governs the alias from now on, this move included; null leaves it as it is.",
+    )
+    override: Override = False
     reason: Reason = Field("", description="Reason for the move; kept in the history.")
 
     @model_validator(mode="after")
@@ -112,8 +127,16 @@ def put_alias(
 ) -> Alias:
     """Point an alias to published adapters of one base model. Requests after this call get them."""
     bases = frozenset(base.name for base in services.catalog().bases)
-    actor = actor_of(caller)
-    alias = view.aliases.set(name, body.routing(), actor, body.reason, expected=expected, forbidden=bases)
+    alias = view.aliases.set(
+        name,
+        body.routing(),
+        actor_of(caller),
+        body.reason,
+        expected=expected,
+        forbidden=bases,
+        terms=terms_of(services, view, caller, name, overrides=body.override),
+        policy=(body.policy, author_of(caller)) if body.policy else None,
+    )
     return _with_etag(response, alias)
 
 
@@ -146,19 +169,39 @@ def alias_history(
 @router.delete("/{name}", dependencies=TRAINER)
 def delete_alias(
     name: Name,
+    services: ServicesDep,
     view: TenantViewDep,
     caller: CallerDep,
     expected: ExpectedVersion,
     reason: Annotated[Reason, Query()] = "",
+    override: Annotated[Override, Query()] = False,
 ) -> Deleted:
     """Delete an alias. Its adapters and its history are kept, and a rollback restores it."""
-    view.aliases.delete(name, actor_of(caller), reason, expected=expected)
+    terms = terms_of(services, view, caller, name, overrides=override)
+    view.aliases.delete(name, actor_of(caller), reason, expected=expected, terms=terms)
     return Deleted(id=name, object="alias")
 
 
 def actor_of(caller: Caller) -> Actor:
     """The caller's key, for the history."""
     return Actor(id=caller.key.id, name=caller.key.name)
+
+
+def author_of(caller: Caller) -> Author:
+    """The caller's key, for what is recorded of policies, and whether it may change what governs."""
+    return Author(id=caller.key.id, name=caller.key.name, is_admin=caller.role.includes(Role.ADMIN))
+
+
+def terms_of(services: Services, view: TenantView, caller: Caller, name: str, *, overrides: bool) -> Terms:
+    """What the caller brings to a move: whether it overrides the policy, and what is served now.
+
+    Raises:
+        Forbidden: ``ROLE_INSUFFICIENT``: an override takes an admin.
+    """
+    if overrides:
+        check_role(caller, Role.ADMIN)
+    # The replicas are asked only where a policy governs, because one that is away takes seconds.
+    return Terms(overrides, services.replica_limits.served() if view.aliases.governing(name).policy else None)
 
 
 def _with_etag(response: Response, alias: Alias) -> Alias:

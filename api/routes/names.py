@@ -8,7 +8,7 @@ from fastapi import APIRouter, Query, Response
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from api.openai.types import Deleted
-from api.routes.aliases import BeforeVersion, ExpectedVersion, MovesLimit, Reason, actor_of
+from api.routes.aliases import BeforeVersion, ExpectedVersion, MovesLimit, Override, Reason, actor_of, terms_of
 from api.services import ServicesDep
 from api.web.auth import TRAINER, Caller, CallerDep, check_role
 from api.web.params import Page, WholeList, page_of
@@ -29,6 +29,7 @@ class PutName(BaseModel):
     alias: Name | None = Field(None, description="Name of an alias: the foreign name follows its moves.")
     adapter: AdapterId | None = Field(None, description="Id of a published adapter, for a checkpoint's name.")
     base: str | None = Field(None, max_length=128, description="Name of a base of the catalogue; takes an admin.")
+    override: Override = False
     reason: Reason = Field("", description="Reason for the move; kept in the history.")
 
     @model_validator(mode="after")
@@ -71,7 +72,9 @@ def put_name(
     bases = frozenset(base.name for base in services.catalog().bases)
     if present := view.names.find(name):
         _check_kind(caller, present.stands_for)
-    made = view.names.set(name, stands_for, actor_of(caller), body.reason, bases=bases, expected=expected)
+    terms = terms_of(services, view, caller, name, overrides=body.override)
+    actor = actor_of(caller)
+    made = view.names.set(name, stands_for, actor, body.reason, bases=bases, expected=expected, terms=terms)
     return _with_etag(response, made)
 
 
@@ -89,14 +92,17 @@ def name_history(
 @router.delete("/{name}", dependencies=TRAINER)
 def delete_name(
     name: ForeignNameText,
+    services: ServicesDep,
     view: TenantViewDep,
     caller: CallerDep,
     expected: ExpectedVersion,
     reason: Annotated[Reason, Query()] = "",
+    override: Annotated[Override, Query()] = False,
 ) -> Deleted:
     """Delete a foreign name. What it stands for is kept, and so is its history."""
     _check_kind(caller, view.names.get(name).stands_for)
-    view.names.delete(name, actor_of(caller), reason, expected=expected)
+    terms = terms_of(services, view, caller, name, overrides=override)
+    view.names.delete(name, actor_of(caller), reason, expected=expected, terms=terms)
     return Deleted(id=name, object="name")
 
 

@@ -1,4 +1,4 @@
-"""Tenant view: the jobs, files, adapters, aliases and foreign names that a caller sees and may change.
+"""Tenant view: the jobs, files, adapters, aliases, foreign names, policies and receipts that a caller sees and may change.
 
 Routes reach these through the view alone, so that none can forget to limit what it returns to the caller's tenant.
 """
@@ -17,6 +17,8 @@ from shared.database.adapters import Adapters
 from shared.database.deletions import Deletions
 from shared.database.files.files import Files
 from shared.database.files.uploads import Uploads
+from shared.database.gates.policies import Policies
+from shared.database.gates.receipts import Receipts
 from shared.database.job_states import JobState
 from shared.database.jobs import Jobs
 from shared.database.names.aliases import Aliases
@@ -35,6 +37,8 @@ class TenantView:
     aliases: Aliases
     names: ForeignNames
     deletions: Deletions
+    policies: Policies
+    receipts: Receipts
     lookup: LookupCache
 
     def job(self, job_id: str) -> Job:
@@ -60,6 +64,8 @@ def tenant_view(services: Services, caller: Caller) -> TenantView:
         aliases=services.aliases.of(tenant),
         names=ForeignNames(services.database, tenant),
         deletions=Deletions(services.database, tenant),
+        policies=Policies(services.database, tenant),
+        receipts=Receipts(services.database, tenant),
         lookup=services.lookup,
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -48,6 +49,23 @@ def read_policy(text: str) -> GatePolicy:
         where = ".".join(path[: len(known) + 1] if fault["type"] == "missing" else known or path[:1])
         named = f"{where}: " if where else ""
         raise _invalid(f"{named}{_reason(fault)}.", where, lines.get(known, 1)) from None
+
+
+def read_policy_file(path: Path) -> str:
+    """The text of the file that a setting names.
+
+    Raises:
+        InvalidRequest: ``SETTINGS_INVALID``.
+    """
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidRequest(
+            Code.SETTINGS_INVALID,
+            f"MENS_GATE_POLICY: {path} cannot be read: {getattr(error, 'strerror', None) or 'it is no text'}.",
+            remedy="Name a policy file, or unset it.",
+            param="MENS_GATE_POLICY",
+        ) from None
 
 
 def policy_digest(policy: GatePolicy) -> str:

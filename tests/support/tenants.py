@@ -21,6 +21,7 @@ from shared.database.routing import Routing, StandsFor
 from shared.database.tenancy import SHARED, Role
 from shared.hashing import digest_json
 from tests.support.builders import BASE, ROWS
+from tests.support.gate_rows import STRICT, govern, receipt, store
 
 ACME, OTHER = "acme", "other"
 TENANTS = (ACME, OTHER, SHARED)
@@ -99,6 +100,22 @@ class Installation:
         names = ForeignNames(self._services.database, tenant)
         names.set(name, stands_for, Actor(id="key-0", name="test"), bases=())
         return name
+
+    def policy(self, tenant: str) -> str:
+        """A policy that governs nothing."""
+        name = f"policy-{next(self._numbers)}"
+        store(self._services.database, name, STRICT, tenant)
+        return name
+
+    def assignment(self, tenant: str) -> str:
+        """An alias that a policy governs, as policies name it."""
+        scope = f"alias:governed-{next(self._numbers)}"
+        govern(self._services.database, scope, tenant=tenant)
+        return scope
+
+    def receipt(self, tenant: str) -> str:
+        """What came of judging an adapter."""
+        return receipt(self._services.database, "helper@1", tenant=tenant).id
 
     def key(self, tenant: str) -> str:
         """An API key."""

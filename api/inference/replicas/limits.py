@@ -38,10 +38,7 @@ class ReplicaLimits:
         A serving tier that does not answer is no reason to refuse a job: it may be back before the training ends, and
         publishing checks again.
         """
-        if time.monotonic() - self._read_at > CACHE_SECONDS:
-            self._cached = {url: found for url in self.urls if (found := self._read(url))}
-            self._read_at = time.monotonic()
-        limits = list(self._cached.values())
+        limits = self._found()
         if not limits:
             return None
         lengths = [each.max_model_len for each in limits if each.max_model_len is not None]
@@ -52,6 +49,17 @@ class ReplicaLimits:
             max_model_len=min(lengths, default=None),
             head_families=HEAD_FAMILIES if all(each.adapts_head for each in limits) else frozenset(),
         )
+
+    def served(self) -> frozenset[str] | None:
+        """Digests of the bases that the replicas serve, as certificates have them; None when none of them answers."""
+        found = self._found()
+        return frozenset(each.served_digest for each in found) if found else None
+
+    def _found(self) -> list[ReplicaCapabilities]:
+        if time.monotonic() - self._read_at > CACHE_SECONDS:
+            self._cached = {url: found for url in self.urls if (found := self._read(url))}
+            self._read_at = time.monotonic()
+        return list(self._cached.values())
 
     def _read(self, url: str) -> ReplicaCapabilities | None:
         headers = {"Authorization": f"Bearer {self.key}"} if self.key else {}

@@ -79,6 +79,11 @@ class Author(Value):
     name: str
     is_admin: bool
 
+    @classmethod
+    def of_settings(cls, variable: str) -> Author:
+        """The operator, by a setting of the server."""
+        return cls(id="", name=variable, is_admin=True)
+
 
 class Policies:
     """Policies as a tenant sees them: its own, and those of ``shared``. Each verb is one transaction."""

@@ -14,6 +14,7 @@ from shared.database.records import new_id
 from shared.database.tenancy import Role
 from tests.support.builders import BASE
 from tests.support.scorecards import promotion_cycle
+from tests.support.gate_rows import STRICT
 from tests.support.tenants import NOBODY, PART_ID, Installation
 
 UPLOAD = {"data": {"purpose": "fine-tune"}, "files": {"file": ("rows.jsonl", b'{"prompt": "a", "response": "b"}\n')}}
@@ -62,6 +63,9 @@ ALIASED = Kind(Installation.alias, "MODEL_NOT_FOUND", "nobody-alias-0")
 ALIASED_ADAPTER = Kind(Installation.alias, "ADAPTER_NOT_FOUND", "nobody-alias-0")
 NAME = Kind(Installation.foreign_name, "NAME_NOT_FOUND", "ft:nobody:0")
 NAMED = Kind(Installation.foreign_name, "MODEL_NOT_FOUND", "ft:nobody:0")
+POLICY = Kind(Installation.policy, "POLICY_NOT_FOUND", "policy-0")
+ASSIGNMENT = Kind(Installation.assignment, "POLICY_NOT_FOUND", "alias:governed-0")
+RECEIPT = Kind(Installation.receipt, "RECEIPT_NOT_FOUND", "receipt-00000000000000000000000000")
 KEY = Kind(Installation.key, "KEY_NOT_FOUND", "key-00000000000000000000000000")
 
 
@@ -131,6 +135,14 @@ def stand_for(alias: str) -> dict[str, Any]:
 
 def promotion_at(alias: str) -> dict[str, Any]:
     return {"json": {"alias": alias, "cycles": [promotion_cycle(tasks=2).model_dump(mode="json")]}}
+
+
+def new_policy(_: str) -> dict[str, Any]:
+    return {"json": {"name": "new", "source": STRICT}}
+
+
+def govern_by(policy: str) -> dict[str, Any]:
+    return {"json": {"policy": policy}}
 
 
 def new_key(_: str) -> dict[str, Any]:
@@ -245,6 +257,18 @@ MATRIX: dict[str, tuple[Case, ...]] = {
     "GET /v1/names/{name}/history": (Case(Rule.SEE, kind=NAME),),
     "PUT /v1/names/{name}": (Case(Rule.SEE, TRAINER, ALIAS, stand_for, {"name": "ft:put"}),),
     "DELETE /v1/names/{name}": (Case(Rule.CHANGE, TRAINER, NAME),),
+    # policies and receipts
+    "GET /v1/policies": (KEYED,),
+    "POST /v1/policies": (Case(Rule.KEYED, TRAINER, body=new_policy),),
+    "POST /v1/policies:check": (Case(Rule.KEYED, body=lambda _: {"json": {"source": STRICT}}),),
+    "GET /v1/policies/{name}": (Case(Rule.SEE, kind=POLICY),),
+    "GET /v1/policy_assignments": (KEYED,),
+    "PUT /v1/policy_assignments/{scope}": (Case(Rule.SEE, ADMIN, POLICY, govern_by, {"scope": "tenant"}),),
+    "DELETE /v1/policy_assignments/{scope}": (Case(Rule.OWN, ADMIN, ASSIGNMENT),),
+    "GET /v1/policy_assignments/{scope}/history": (Case(Rule.KEYED, path={"scope": "tenant"}),),
+    "GET /v1/receipts": (KEYED,),
+    "GET /v1/receipts/schema": (KEYED,),
+    "GET /v1/receipts/{receipt_id}": (Case(Rule.SEE, kind=RECEIPT),),
     # keys and usage
     "GET /v1/keys": (Case(Rule.KEYED, ADMIN),),
     "POST /v1/keys": (Case(Rule.KEYED, ADMIN, body=new_key, passes=201),),
