@@ -24,6 +24,8 @@ from cli.commands import (
     models,
     names,
     plan,
+    policies,
+    receipts,
     replicas,
     retention,
     status,
@@ -86,6 +88,8 @@ app.add_typer(jobs.app, name="jobs")
 app.add_typer(aliases.app, name="aliases")
 app.command("alias", hidden=True)(aliases.set_alias)  # the short form of `aliases set`
 app.add_typer(names.app, name="names")
+app.add_typer(policies.app, name="policies")
+app.add_typer(receipts.app, name="receipts")
 app.add_typer(bases.app, name="base")
 app.add_typer(adapters.app, name="adapter")
 app.add_typer(keys.app, name="keys")

@@ -6,6 +6,7 @@ keeps the API's own remedy, which then names nothing that a command could replac
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import Any
 
 from shared.errors import Code
@@ -45,6 +46,11 @@ REMEDIES: dict[Code | tuple[Code, str], str] = {
     (Code.MODEL_NOT_FOUND, "base"): LIST_MODELS,
     Code.NAME_NOT_FOUND: "List what there is with `mens names list`.",
     Code.ALIAS_NOT_FOUND: "List what there is with `mens aliases list`.",
+    Code.POLICY_NOT_FOUND: "List what there is with `mens policies list`.",
+    Code.RECEIPT_NOT_FOUND: "List what there is with `mens receipts list`.",
+    Code.GATE_MISSING: "Evaluate it: `mens receipts create {adapter} --alias {alias}`; then move the alias again.",
+    Code.GATE_STALE: "Evaluate it again: `mens receipts create {adapter} --alias {alias}`; then move the alias again.",
+    Code.GATE_FAILED: "`mens receipts show {receipt}` has every gate; an admin may go on with --override and --reason.",
     Code.ALIAS_VERSION_NOT_FOUND: "See where it was with `mens aliases history NAME`.",
 }
 
@@ -66,4 +72,6 @@ def to_cli_remedy(error: dict[str, Any]) -> str:
         is_contract = field.partition(".")[0] == "contract"
         return SEE_HELP + ("; the contract's schema is at GET /v1/contract/schema." if is_contract else ".")
     known = REMEDIES.get((code, field)) or REMEDIES.get(code)
+    if known and code in (Code.GATE_MISSING, Code.GATE_STALE, Code.GATE_FAILED):
+        return known.format_map(defaultdict(lambda: "…", mens.get("details", {})))
     return known or str(mens.get("remedy", ""))

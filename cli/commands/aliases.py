@@ -27,6 +27,16 @@ Reason = Annotated[str, typer.Option(help="Reason of the move; it is kept in the
 IfVersion = Annotated[
     int | None, typer.Option(help="Move only if the alias is at this version, so that no other move is undone.")
 ]
+Policy = Annotated[
+    str | None,
+    typer.Option(help="A policy, by name or digest, that governs the alias from now on, this move included."),
+]
+Override = Annotated[
+    bool,
+    typer.Option(
+        "--override", help="Move without the evidence that the policy asks for: an admin's key, and --reason."
+    ),
+]
 ShadowAdapter = Annotated[
     str | None, typer.Option(help="Adapter that gets copies of requests; its answers are thrown away.")
 ]
@@ -73,11 +83,17 @@ def set_alias(
     ],
     shadow: ShadowAdapter = None,
     shadow_share: ShadowShare = 0.1,
+    policy: Policy = None,
+    override: Override = False,
     reason: Reason = "",
     if_version: IfVersion = None,
 ) -> None:
-    """Point an alias to one adapter. If that hides an alias of `shared` from the tenant, a note is printed."""
-    _put(name, {"adapter": _adapter_id(adapter_id)}, shadow, shadow_share, reason, if_version)
+    """Point an alias to one adapter. If that hides an alias of `shared` from the tenant, a note is printed.
+
+    Where a policy governs the alias, the adapter needs a receipt under it: `mens receipts create ADAPTER --alias NAME`.
+    """
+    where = {"adapter": _adapter_id(adapter_id), "override": override, "policy": policy}
+    _put(name, where, shadow, shadow_share, reason, if_version)
 
 
 @app.command("split")
@@ -86,6 +102,8 @@ def split(
     targets: Annotated[list[str], typer.Argument(help="ADAPTER=WEIGHT, e.g. support@1…=90 support@2…=10.")],
     shadow: ShadowAdapter = None,
     shadow_share: ShadowShare = 0.1,
+    policy: Policy = None,
+    override: Override = False,
     reason: Reason = "",
     if_version: IfVersion = None,
 ) -> None:
@@ -96,7 +114,8 @@ def split(
         if not adapter or not weight.isdecimal():
             fail(f"{text!r} is not ADAPTER=WEIGHT, e.g. support@1…=90.")
         weighted.append({"adapter": _adapter_id(adapter), "weight": int(weight)})
-    _put(name, {"targets": weighted}, shadow, shadow_share, reason, if_version)
+    where = {"targets": weighted, "override": override, "policy": policy}
+    _put(name, where, shadow, shadow_share, reason, if_version)
 
 
 @app.command("rollback")
@@ -116,6 +135,9 @@ def rollback(
 @app.command("history")
 def history(name: Name, limit: Annotated[int, typer.Option(help="At most this many moves.")] = 100) -> None:
     """Show who moved an alias, when, why and where to; newest first."""
+    moves = find_all(f"{_path(name)}/history", limit=limit)
+    # Only where a policy has ever asked for any.
+    evidence = any(move.get("gate") for move in moves)
     rows = [
         (
             str(move["version"]),
@@ -125,16 +147,19 @@ def history(name: Name, limit: Annotated[int, typer.Option(help="At most this ma
             _describe_state(move["to"]),
             _describe_shadow(move["to"] and move["to"].get("shadow")),
             move["reason"],
+            *([_describe_gate(move["gate"])] if evidence else []),
         )
-        for move in find_all(f"{_path(name)}/history", limit=limit)
+        for move in moves
     ]
-    print_table(("version", "when (UTC)", "verb", "who", "points to", "shadow", "why"), rows)
+    columns = ("version", "when (UTC)", "verb", "who", "points to", "shadow", "why")
+    print_table((*columns, "evidence") if evidence else columns, rows)
 
 
 @app.command("delete")
-def delete(name: Name, reason: Reason = "", if_version: IfVersion = None) -> None:
+def delete(name: Name, override: Override = False, reason: Reason = "", if_version: IfVersion = None) -> None:
     """Delete an alias; its adapters and its history stay."""
-    call("DELETE", _path(name), params={"reason": reason}, headers=if_match(if_version))
+    query = {"reason": reason} | ({"override": True} if override else {})
+    call("DELETE", _path(name), params=query, headers=if_match(if_version))
     typer.echo(f"{name} is deleted; `mens aliases rollback {name}` restores it")
 
 
@@ -189,6 +214,13 @@ def _describe_shadow(shadow: dict[str, Any] | None) -> str:
     return f"{shadow['adapter']} {100 * shadow['share']:.3g} %" if shadow else ""
 
 
+def _describe_gate(gate: dict[str, Any] | None) -> str:
+    """What a move rests on: receipts, or an admin's word against a policy; empty where no policy asked."""
+    if gate is None:
+        return ""
+    return f"OVERRIDE of {gate['policy']['name']}" if gate["override"] else ", ".join(gate["receipts"])
+
+
 def _describe_tenant(alias: dict[str, Any]) -> str:
     """The tenant of an alias, and the tenant whose alias of the same name it hides."""
     return f"{alias['tenant']} (hides {alias['hides']}'s)" if alias.get("hides") else str(alias["tenant"])
@@ -197,7 +229,8 @@ def _describe_tenant(alias: dict[str, Any]) -> str:
 def _put(
     name: str, where: dict[str, Any], shadow: str | None, share: float, reason: str, if_version: int | None
 ) -> None:
-    body = {**where, "reason": reason}
+    # An API of the release before knows neither policies nor overrides.
+    body = {key: value for key, value in where.items() if value} | {"reason": reason}
     if shadow:
         # The share of a target is written behind its id, so that is tried for a shadow, too.
         adapter, *weight = re.split("[:=]", shadow, maxsplit=1)

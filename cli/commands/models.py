@@ -15,6 +15,7 @@ from cli.client.id_prefixes import resolve_adapter_id
 from cli.client.json_errors import Json, note_json
 from cli.client.self_evaluation import describe_evaluation
 from cli.commands.aliases import describe_alias, describe_share, describe_targets
+from cli.commands.receipts import describe_outcome
 from cli.output import print_table
 
 NUMBERS = {"effect": "effect_rms_nats", "engine error": "engine_error_rms_nats", "base shift": "base_shift_rms_nats"}
@@ -121,6 +122,10 @@ def look_up(name: str) -> dict[str, Any]:
         path = quote(adapter_id, safe="")
         # Where there is no such adapter, the error is the one for models: a base would be one.
         adapters.append(find(f"/v1/adapters/{path}") or call("GET", f"/v1/models/{path}"))
+    for adapter in adapters:
+        path = f"/v1/receipts?adapter={quote(adapter['id'], safe='')}&limit=5"
+        # An API of the release before has none.
+        adapter["receipts"] = (find(path) or {"data": []})["data"] if "id" in adapter else []
     pointing = [alias for alias in aliases if any(describe_share(alias, adapter_id) for adapter_id in ids)]
     return {"model": model, "adapters": adapters, "aliases": pointing}
 
@@ -159,6 +164,8 @@ def _describe_adapter(adapter: dict[str, Any], aliases: list[dict[str, Any]]) ->
     if not adapter["certificates"]:
         yield "proof    none: no replica has measured it"
     yield from describe_evaluation(adapter["metrics"], "measured ")
+    for receipt in adapter.get("receipts", []):
+        yield f"receipt  {describe_outcome(receipt)}"
 
 
 def _describe_certificate(certificate: dict[str, Any]) -> str:

@@ -9,7 +9,7 @@ import typer
 
 from cli.client.connection import call, fail, find_all
 from cli.client.id_prefixes import resolve_adapter_id
-from cli.commands.aliases import IfVersion, Reason, if_match
+from cli.commands.aliases import IfVersion, Override, Reason, if_match
 from cli.output import print_table
 from shared.contract.sections import describe_bad_foreign_name
 from shared.errors import Code
@@ -33,12 +33,14 @@ def map_name(
     base: Annotated[
         bool, typer.Option("--base", help="TARGET is a base: jobs may then be created on NAME. Takes an admin's key.")
     ] = False,
+    override: Override = False,
     reason: Reason = "",
     if_version: IfVersion = None,
 ) -> None:
     """Let a name stand for an alias, whose moves it follows, for an adapter, or with --base for a base."""
     kind = "base" if base else "adapter" if "@" in target else "alias"
-    body = {kind: resolve_adapter_id(target) if kind == "adapter" else target}
+    body: dict[str, Any] = {kind: resolve_adapter_id(target) if kind == "adapter" else target}
+    body |= {"override": True} if override else {}
     made = call("PUT", path_of(name), json=body | {"reason": reason}, headers=if_match(if_version))
     typer.echo(f"{made['name']} → {_describe(made['stands_for'])}, version {made['version']}")
 

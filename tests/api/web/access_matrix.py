@@ -263,7 +263,9 @@ MATRIX: dict[str, tuple[Case, ...]] = {
     "POST /v1/policies:check": (Case(Rule.KEYED, body=lambda _: {"json": {"source": STRICT}}),),
     "GET /v1/policies/{name}": (Case(Rule.SEE, kind=POLICY),),
     "GET /v1/policy_assignments": (KEYED,),
-    "PUT /v1/policy_assignments/{scope}": (Case(Rule.SEE, ADMIN, POLICY, govern_by, {"scope": "tenant"}),),
+    "PUT /v1/policy_assignments/{scope}": (
+        Case(Rule.SEE, TRAINER, POLICY, govern_by, {"scope": "alias:put-governed"}),
+    ),
     "DELETE /v1/policy_assignments/{scope}": (Case(Rule.OWN, ADMIN, ASSIGNMENT),),
     "GET /v1/policy_assignments/{scope}/history": (Case(Rule.KEYED, path={"scope": "tenant"}),),
     "GET /v1/receipts": (KEYED,),

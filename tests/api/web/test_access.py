@@ -19,7 +19,21 @@ from fastapi.testclient import TestClient
 from api.main import create_app
 from api.services import make_services
 from shared.database.tenancy import SHARED, visible_to
-from tests.api.web.access_matrix import ADAPTER, ALIAS, FILE, FINISHED, KEY, MATRIX, NAME, Case, Kind, Rule
+from tests.api.web.access_matrix import (
+    ADAPTER,
+    ALIAS,
+    ASSIGNMENT,
+    FILE,
+    FINISHED,
+    KEY,
+    MATRIX,
+    NAME,
+    POLICY,
+    RECEIPT,
+    Case,
+    Kind,
+    Rule,
+)
 from tests.support.api_installation import settings_for
 from tests.support.doubles import FakeJobQueue
 from tests.support.tenants import ACME, NOBODY, TENANTS, Asker, Installation
@@ -166,6 +180,9 @@ LISTS: dict[str, tuple[Kind, str]] = {
     "GET /v1/adapters": (ADAPTER, "id"),
     "GET /v1/names": (NAME, "name"),
     "GET /v1/aliases": (ALIAS, "name"),
+    "GET /v1/policies": (POLICY, "name"),
+    "GET /v1/policy_assignments": (ASSIGNMENT, "scope"),
+    "GET /v1/receipts": (RECEIPT, "id"),
     "GET /v1/keys": (KEY, "id"),
     "GET /api/tags": (ADAPTER, "name"),
 }
@@ -177,6 +194,7 @@ NO_LISTS = {
     "GET /v1/workers",  # machines: they belong to no tenant
     "GET /v1/estimates/accuracy",  # tests/shared/database/test_tenants.py
     "GET /v1/usage",  # tests/api/routes/test_usage.py
+    "GET /v1/receipts/schema",
     "GET /api/version",
 }
 

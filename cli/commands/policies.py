@@ -1,0 +1,134 @@
+"""``mens policies``: what adapters have to show before an alias may point to them; reads, stores and assigns policy files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+from urllib.parse import quote
+
+import typer
+
+from cli.client.connection import call, fail, find_all
+from cli.client.json_errors import Json
+from cli.commands.aliases import Reason
+from cli.output import print_table
+from shared.errors import Code, InvalidRequest
+from shared.gates.policy import GatePolicy
+from shared.gates.policy_file import policy_digest, read_policy
+
+app = typer.Typer(
+    no_args_is_help=True,
+    help="Policies: files of gates that an adapter has to pass before an alias may point to it (docs/evaluation.md).\n\n"
+    "Write a file, `mens policies check FILE`, `mens policies put NAME FILE`, then `mens policies assign alias:NAME POLICY`. From then on "
+    "the alias moves with a receipt alone: `mens receipts create ADAPTER --alias NAME` makes one.",
+)
+
+File = Annotated[Path, typer.Argument(help="The policy file: YAML.", exists=True, dir_okay=False, readable=True)]
+Scope = Annotated[str, typer.Argument(help="`alias:NAME`, `tenant` or `server`.")]
+PolicyName = Annotated[str, typer.Argument(help="Name of a policy, or its digest.")]
+
+
+@app.command("check")
+def check(file: File) -> None:
+    """Read a policy file and show what it asks, defaults filled in; nothing is stored, no installation is needed."""
+    policy = _read(file)
+    typer.echo(f"{file} is a policy, digest {policy_digest(policy)[:12]}")
+    _print_gates(policy)
+
+
+@app.command("put")
+def put(
+    name: Annotated[str, typer.Argument(help="The name to store it under: letters, digits, `.`, `_`, `-`.")], file: File
+) -> None:
+    """Store a policy file under a name. What an older file of the name governs goes on under that one."""
+    _read(file)
+    stored = call("POST", "/v1/policies", json={"name": name, "source": file.read_text(encoding="utf-8")})
+    typer.echo(
+        f"{name} is stored, digest {stored['digest'][:12]}; `mens policies assign alias:NAME {name}` lets it govern"
+    )
+
+
+@app.command("list")
+def list_policies(as_json: Json = False) -> None:
+    """Show all policies, and what each governs."""
+    found, assignments = find_all("/v1/policies"), find_all("/v1/policy_assignments")
+    if as_json:
+        typer.echo(json.dumps({"policies": found, "assignments": assignments}, indent=2))
+        return
+    rows = []
+    for policy in found:
+        key = (policy["tenant"], policy["name"], policy["digest"])
+        governs = [each["scope"] for each in assignments if tuple(each["policy"].values()) == key]
+        rows.append(
+            (policy["name"], policy["digest"][:12], policy["tenant"], policy["created_at"][:19], ", ".join(governs))
+        )
+    print_table(("policy", "digest", "tenant", "stored (UTC)", "governs"), rows)
+
+
+@app.command("show")
+def show(
+    name: PolicyName, source: Annotated[bool, typer.Option("--source", help="The file as it was sent.")] = False
+) -> None:
+    """Show what a policy asks, gate by gate."""
+    stored = call("GET", f"/v1/policies/{quote(name, safe='')}")
+    if source:
+        typer.echo(stored["source"], nl=False)
+        return
+    typer.echo(
+        f"{stored['name']}  policy of {stored['tenant']}, digest {stored['digest'][:12]}, by {stored['created_by']}"
+    )
+    _print_gates(GatePolicy.model_validate(stored["policy"]))
+
+
+@app.command("assign")
+def assign(scope: Scope, policy: PolicyName, reason: Reason = "") -> None:
+    """Let a policy govern an alias, the tenant or the server. To change what governs already takes an admin's key."""
+    made = call("PUT", f"/v1/policy_assignments/{quote(scope, safe=':')}", json={"policy": policy, "reason": reason})
+    typer.echo(f"{made['policy']['name']} ({made['policy']['digest'][:12]}) governs {scope} from now on")
+
+
+@app.command("unassign")
+def unassign(scope: Scope, reason: Reason = "") -> None:
+    """Let no policy govern an alias, the tenant or the server any longer. Takes an admin's key, and stays in the history."""
+    call("DELETE", f"/v1/policy_assignments/{quote(scope, safe=':')}", params={"reason": reason})
+    typer.echo(f"no policy is assigned to {scope} any longer")
+
+
+@app.command("history")
+def history(scope: Scope, limit: Annotated[int, typer.Option(help="At most this many changes.")] = 100) -> None:
+    """Show who changed what governs, when and why; newest first."""
+    rows = [
+        (str(move["version"]), move["moved_at"][:19], move["actor"], _describe(move["to"]), move["reason"])
+        for move in find_all(f"/v1/policy_assignments/{quote(scope, safe=':')}/history", limit=limit)
+    ]
+    print_table(("version", "when (UTC)", "who", "policy", "why"), rows)
+
+
+def _read(file: Path) -> GatePolicy:
+    try:
+        return read_policy(file.read_text(encoding="utf-8"))
+    except InvalidRequest as error:
+        fail(f"{Code.POLICY_INVALID}: {file}: {error.message}")
+    except UnicodeDecodeError:
+        fail(f"{Code.POLICY_INVALID}: {file} is no text in UTF-8.")
+
+
+def _print_gates(policy: GatePolicy) -> None:
+    rows = []
+    for name, gate in policy.gates.configured():
+        asked = gate.model_dump(exclude_none=True, exclude={"block", "applies", "run"})
+        bounds = ", ".join(f"{key} {_short(value)}" for key, value in asked.items() if not key.endswith("criterion"))
+        effect = "does not apply" if not gate.applies else "blocks" if gate.block else "warns"
+        rows.append((name, effect, getattr(gate, "run", None) or "", bounds))
+    print_table(("gate", "effect", "run", "asks"), rows)
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, dict):
+        return " ".join(f"{key}={each:g}" for key, each in value.items())
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _describe(policy: dict[str, Any] | None) -> str:
+    return f"{policy['name']} ({policy['digest'][:12]})" if policy else "(none)"

@@ -1,0 +1,128 @@
+"""``mens receipts``: what came of judging adapters by policies: what passed, what failed, and by how much."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Annotated, Any
+from urllib.parse import quote
+
+import typer
+
+from cli.client.connection import call
+from cli.client.id_prefixes import resolve_adapter_id
+from cli.client.json_errors import Json
+from cli.output import print_table
+
+app = typer.Typer(
+    no_args_is_help=True,
+    help="Receipts: list, show. A receipt says gate by gate whether an adapter passed a policy, beside the adapter that it would replace.",
+)
+
+WORDS = {"passed": "passed", "failed": "FAILED", "missing_evidence": "no evidence", "not_applicable": "not applicable"}
+
+
+@app.command("list")
+def list_receipts(
+    adapter: Annotated[str | None, typer.Option(help="Of this adapter alone: its id or the beginning.")] = None,
+    limit: Annotated[int, typer.Option(min=1, max=100, help="At most this many.")] = 20,
+    as_json: Json = False,
+) -> None:
+    """Show receipts, newest first."""
+    query = {"limit": limit} | ({"adapter": resolve_adapter_id(adapter)} if adapter else {})
+    found = call("GET", "/v1/receipts", params=query)["data"]
+    if as_json:
+        typer.echo(json.dumps(found, indent=2))
+        return
+    rows = [
+        (
+            each["id"],
+            each["adapter_id"],
+            each["incumbent_id"] or "the base",
+            each["receipt"]["policy"]["name"],
+            "passed" if each["passed"] else "FAILED",
+            each["created_at"][:19],
+            each["valid_until"][:19],
+        )
+        for each in found
+    ]
+    print_table(("receipt", "adapter", "compared with", "policy", "outcome", "judged (UTC)", "valid until"), rows)
+
+
+@app.command("show")
+def show(receipt: Annotated[str, typer.Argument(help="Id of the receipt.")], as_json: Json = False) -> None:
+    """Show what passed, what failed and by how much, and what to do next."""
+    found = call("GET", f"/v1/receipts/{quote(receipt, safe='')}")
+    if as_json:
+        typer.echo(json.dumps(found, indent=2))
+        return
+    typer.echo("\n".join(describe_receipt(found)))
+    print_rows(found["receipt"]["gates"])
+    typer.echo(next_step(found))
+
+
+def describe_receipt(found: dict[str, Any]) -> Iterator[str]:
+    """What a receipt is of, in a few lines."""
+    receipt = found["receipt"]
+    base = receipt["serving_base"]
+    outcome = "passed" if found["passed"] else "FAILED"
+    yield f"{found['id']}  {outcome}: {found['adapter_id']} under the policy {receipt['policy']['name']}"
+    yield f"compared with {receipt['compared_with'] or 'nothing'}"
+    yield f"served base   {base['name'] + ' ' + base['digest'][:12] if base else 'not known'}"
+    yield f"sandbox       {receipt['sandbox'] or 'none'}"
+    yield f"judged        {found['created_at'][:19]} UTC, valid until {found['valid_until'][:19]}"
+
+
+def describe_outcome(found: dict[str, Any]) -> str:
+    """A receipt in one line: what it came to, and what did not pass."""
+    receipt = found["receipt"]
+    failed = ", ".join(row["name"] for row in receipt["gates"] if not row["passed"] and row["block"])
+    outcome = "passed" if found["passed"] else f"failed ({failed})"
+    against = receipt["compared_with"] or "nothing"
+    return f"{found['id']}: {outcome}; policy {receipt['policy']['name']}, beside {against}, until {found['valid_until'][:10]}"
+
+
+def print_rows(rows: list[dict[str, Any]]) -> None:
+    """The gates as a table: what was found, what is asked, and of how many items."""
+    print_table(
+        ("gate", "outcome", "effect", "found", "asked", "items", "interval", "what was seen"),
+        [
+            (
+                row["name"],
+                WORDS[row["status"]],
+                "blocks" if row["block"] else "warns",
+                _number(row["value"]),
+                _asked(row),
+                "" if row["n"] is None else str(row["n"]),
+                "" if row["interval"] is None else f"{row['interval'][0]:.3g} … {row['interval'][1]:.3g}",
+                row["message"],
+            )
+            for row in rows
+        ],
+    )
+
+
+def next_step(found: dict[str, Any]) -> str:
+    """What to do about a receipt."""
+    receipt, adapter = found["receipt"], found["adapter_id"]
+    if found["passed"]:
+        return f"next: mens aliases set NAME {adapter}"
+    missing = [row for row in receipt["gates"] if row["block"] and row["status"] == "missing_evidence"]
+    needed = max((row["items_needed"] or 0 for row in missing), default=0)
+    if needed:
+        return f"next: give the policy's run at least {needed} items, and evaluate {adapter} again"
+    if missing:
+        return f"next: give {', '.join(row['name'] for row in missing)} the evidence that is missing, and evaluate {adapter} again"
+    return "next: train a better one; an admin may go on all the same: mens aliases set NAME ADAPTER --override --reason WHY"
+
+
+def _asked(row: dict[str, Any]) -> str:
+    deciding = next((check for check in row["checks"] if check["status"] == row["status"]), None)
+    if deciding is None:
+        return ""
+    sign = {"at_least": "≥ ", "at_most": "≤ ", "loss_at_most": "loss ≤ "}[deciding["relation"]]
+    return f"{sign}{deciding['bound']:.3g}"
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.3g}"
