@@ -13,8 +13,8 @@ from typing import Any
 from shared.database.records import new_id
 from shared.database.tenancy import Role
 from tests.support.builders import BASE
-from tests.support.scorecards import promotion_cycle
 from tests.support.gate_rows import STRICT
+from tests.support.scorecards import promotion_cycle
 from tests.support.tenants import NOBODY, PART_ID, Installation
 
 UPLOAD = {"data": {"purpose": "fine-tune"}, "files": {"file": ("rows.jsonl", b'{"prompt": "a", "response": "b"}\n')}}
