@@ -23,13 +23,11 @@ from api.routes import (
     models,
     names,
     ollama,
-    policies,
-    promotions,
-    receipts,
     replicas,
     uploads,
     usage,
 )
+from api.routes.gates import policies, promotions, receipts
 from api.services import Services, make_services
 from api.settings import ApiSettings
 from api.web.access_log import AccessLog

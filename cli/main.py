@@ -24,8 +24,6 @@ from cli.commands import (
     models,
     names,
     plan,
-    policies,
-    receipts,
     replicas,
     retention,
     status,
@@ -33,6 +31,7 @@ from cli.commands import (
     usage,
 )
 from cli.commands.evaluation import evals, scorecards
+from cli.commands.gates import policies, receipts
 from shared.errors import Code, MensError
 
 # Typer exports this error's kinds only, and its copy of click is private.

@@ -15,7 +15,7 @@ from cli.client.id_prefixes import resolve_adapter_id
 from cli.client.json_errors import Json, note_json
 from cli.client.self_evaluation import describe_evaluation
 from cli.commands.aliases import describe_alias, describe_share, describe_targets
-from cli.commands.receipts import describe_outcome
+from cli.commands.gates.receipts import describe_outcome
 from cli.output import print_table
 
 NUMBERS = {"effect": "effect_rms_nats", "engine error": "engine_error_rms_nats", "base shift": "base_shift_rms_nats"}

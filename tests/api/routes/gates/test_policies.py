@@ -160,7 +160,7 @@ def test_receipts_are_listed_and_have_a_published_schema(app: FastAPI, client: T
     assert client.get(f"/v1/receipts/{first.id}").json()["adapter_id"] == A
     schema = client.get("/v1/receipts/schema").json()
     jsonschema.Draft202012Validator.check_schema(schema)
-    golden = Path(__file__).parents[2] / "shared" / "golden" / "gate_receipt.schema.json"
+    golden = Path(__file__).parents[3] / "shared" / "golden" / "gate_receipt.schema.json"
     assert schema == json.loads(golden.read_text())
 
 
