@@ -14,6 +14,27 @@ from shared.errors import Code, InvalidRequest, Unavailable
 
 ROOT = Path(__file__).resolve().parents[3]
 RECIPE = (ROOT / "docs" / "extending.md").read_text().partition("## A language checker")[2]
+HOSTILE = """
+import os, sys, time
+from shared.checkers.checker import Check
+
+class HostileChecker:
+    def check(self, text):
+        if text == "memory":
+            bytearray(3 << 30)
+        elif text == "exit":
+            os._exit(3)
+        elif text == "sleep":
+            time.sleep(60)
+        elif text == "file":
+            with open(__file__ + ".written", "w") as file:
+                file.write("x" * 100)
+        elif text == "raise":
+            raise KeyError("lost")
+        print("this is no answer")
+        os.write(1, b"nor is this")
+        return Check((), {"keys": sum("KEY" in name or "MENS" in name for name in os.environ)}, 1)
+"""
 
 
 @pytest.fixture
@@ -29,7 +50,9 @@ def plug_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     assert entry
     (information / "entry_points.txt").write_text(
         f"[mens.checkers]\nbrackets = {entry[1]}\nbroken = {entry[1].replace('Brackets', 'Absent')}\n"
+        "hostile = hostile_checker:HostileChecker\n"
     )
+    (tmp_path / "hostile_checker.py").write_text(HOSTILE)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
     return tmp_path
@@ -52,6 +75,23 @@ def test_a_plug_in_runs_in_the_child_and_its_own_fault_is_said(plug_in: Path) ->
         assert failed.value.code == Code.CHECKER_FAILED
         assert "AbsentChecker" in failed.value.message
         assert checkers.check("brackets", "()").compiles
+
+
+@pytest.mark.network
+def test_what_a_checker_does_wrong_costs_no_other_text_its_answer(
+    plug_in: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MENS_API_KEY", "secret")
+    with ContainedCheckers(seconds=3) as checkers:
+        for text, code in (("memory", "too_complex"), ("exit", "too_complex"), ("sleep", "time_limit")):
+            assert [fault.code for fault in checkers.check("hostile", text).diagnostics] == [code]
+            assert checkers.check("hostile", "fine").size == 1
+        for text in ("file", "raise"):
+            with pytest.raises(Unavailable) as failed:
+                checkers.check("hostile", text)
+            assert failed.value.code == Code.CHECKER_FAILED
+        found = checkers.check("hostile", "fine")
+    assert (found.compiles, found.constructs) == (True, {"keys": 0}), "it prints, and sees no secrets"
 
 
 def test_without_the_package_there_is_no_such_language() -> None:

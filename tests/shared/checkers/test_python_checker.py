@@ -67,7 +67,7 @@ def test_any_text_has_a_check(text: str) -> None:
     assert found.compiles or not found.constructs or found.diagnostics[0].code == "name"
 
 
-@pytest.mark.bench
+@pytest.mark.network
 def test_types_are_mypys() -> None:
     typed = TypedPythonChecker().check
     wrong = typed("def f(a: int) -> str:\n    return a\n")
