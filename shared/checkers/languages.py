@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable
+from functools import lru_cache
 from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
 
@@ -52,7 +54,13 @@ def load_checker(language: str) -> Checker:
 
 
 def _entry_point(language: str) -> EntryPoint | None:
-    return next(iter(entry_points(group=GROUP, name=language)), None) if LANGUAGE.match(language) else None
+    return _found_entry_point(language, tuple(sys.path)) if LANGUAGE.match(language) else None
+
+
+@lru_cache(maxsize=64)
+def _found_entry_point(language: str, _search_path: tuple[str, ...]) -> EntryPoint | None:
+    """Kept, because every grade needs it; a package that is installed later is found after a restart."""
+    return next(iter(entry_points(group=GROUP, name=language)), None)
 
 
 def _is_usable(language: str) -> bool:
