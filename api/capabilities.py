@@ -201,6 +201,14 @@ CAPABILITIES = CapabilityMatrix(
             proof=_behaviour(Code.ADAPTER_NOT_SERVABLE, "An adapter with a feature that vLLM ignores is refused."),
         ),
         Capability(
+            id="code_of_graders",
+            title="Python graders",
+            burn="none",
+            candle="none; reward commands run without a sandbox",
+            mens="run in a sandbox that is attacked before it is trusted",
+            proof=_behaviour(Code.SANDBOX_UNAVAILABLE, "Where nothing contains code, a Python grader is refused."),
+        ),
+        Capability(
             id="mobile_edge",
             title="On-device target",
             burn="none",
@@ -211,3 +219,16 @@ CAPABILITIES = CapabilityMatrix(
     )
 )
 """Every capability. Ids are stable."""
+
+
+def capabilities_here(sandbox: str) -> CapabilityMatrix:
+    """The matrix of this installation.
+
+    Args:
+        sandbox: what code runs in here, or why in nothing; a sentence without its full stop.
+    """
+    rows = (
+        row.model_copy(update={"mens": f"{row.mens}; here {sandbox}"}) if row.id == "code_of_graders" else row
+        for row in CAPABILITIES.rows
+    )
+    return CapabilityMatrix(rows=tuple(rows))

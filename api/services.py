@@ -10,6 +10,7 @@ from fastapi import Depends, Request
 
 from api.body_buffers import BodyBuffers
 from api.event_feed import EventFeed
+from api.grader_sandboxes import GraderSandboxes
 from api.inference.gateway import Gateway
 from api.inference.lookup_cache import LookupCache
 from api.inference.rate_limits.failed_authentications import FailedAuthentications
@@ -77,6 +78,7 @@ class Services:
     replicas: ReplicaPool
     replica_limits: ReplicaLimits
     gateway: Gateway
+    sandboxes: GraderSandboxes
     shutdown: ShutdownFlag = field(default_factory=ShutdownFlag)
     joining: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(JOIN_THREADS))
 
@@ -106,6 +108,7 @@ class Services:
     async def close(self) -> None:
         """End the background tasks and close every connection; a part is closed before the parts that it uses."""
         gateway = self.gateway
+        await self.sandboxes.close()
         await gateway.failover.health.close()
         await gateway.shadows.close()
         await gateway.failover.client.aclose()
@@ -158,6 +161,7 @@ def make_services(
         failed_authentications=FailedAuthentications(settings.failed_authentications_per_minute),
         replicas=replicas,
         replica_limits=replica_limits or ReplicaLimits(replicas.urls, key),
+        sandboxes=GraderSandboxes(settings.sandbox),
         gateway=Gateway(
             limiter=limiter or make_limiter(settings.broker_url, settings.tenant_limits),
             lookup=lookup,

@@ -20,8 +20,18 @@ FLAG_OF: dict[Code, str] = {
     Code.SERVING_UNAVAILABLE: "model_grader_server_error",
     Code.SERVING_FAILED: "model_grader_server_error",
     Code.SERVING_REFUSED: "model_grader_server_error",
+    Code.GRADER_SOURCE_INVALID: "python_grader_runtime_error",
+    Code.GRADER_FAILED: "python_grader_runtime_error",
+    Code.GRADER_TIMEOUT: "python_grader_runtime_error",
+    Code.SANDBOX_FAILED: "python_grader_server_error",
 }
 """Every other code is ``other_error``."""
+DETAILS_OF = {
+    "model_grader_server_error": "model_grader_server_error_details",
+    "python_grader_runtime_error": "python_grader_runtime_error_details",
+    "python_grader_server_error": "python_grader_server_error_type",
+}
+"""The field beside a flag that says more."""
 
 
 class ValidateGrader(Closed):
@@ -109,8 +119,23 @@ def run_view(grader: Grader, result: Grade | MensError, seconds: float) -> Grade
     )
 
 
+def is_of_code(error: MensError) -> bool:
+    """Whether an error has one of the flags of Python graders."""
+    return FLAG_OF.get(error.code, "").startswith("python_grader")
+
+
 def _errors(error: MensError) -> GraderErrors:
     flag = FLAG_OF.get(error.code, "other_error")
-    details = error.message if flag == "model_grader_server_error" else None
+    described: dict[str, Any] = {flag: True}
+    if flag in DETAILS_OF:
+        described[DETAILS_OF[flag]] = _details(error)
     shown = {"code": str(error.code), "message": error.message, "remedy": error.remedy, "param": error.param}
-    return GraderErrors.model_validate({flag: True, "model_grader_server_error_details": details, "mens": shown})
+    return GraderErrors.model_validate({**described, "mens": shown})
+
+
+def _details(error: MensError) -> str:
+    """Of code its message, traceback and what it printed; of a sandbox its code, because OpenAI's field wants a kind."""
+    if error.code == Code.SANDBOX_FAILED:
+        return str(error.code)
+    parts = (error.message, error.details.get("traceback"), error.details.get("output"))
+    return "\n".join(part.rstrip() for part in parts if part)

@@ -11,14 +11,16 @@ from fastapi import APIRouter, Request
 from starlette.requests import ClientDisconnect
 
 from api.errors import interrupted_response
+from api.grader_sandboxes import RUNS_AT_ONCE as GRADER_RUNS_AT_ONCE
 from api.inference.replicas.client import ReplicaDisconnected
 from api.inference.request_validation import validate_chat
-from api.openai.graders import GraderRun, RunGrader, ValidatedGrader, ValidateGrader, run_view
+from api.openai.graders import GraderRun, RunGrader, ValidatedGrader, ValidateGrader, is_of_code, run_view
 from api.services import Services, ServicesDep
 from api.web.auth import TRAINER, Caller, CallerDep
 from api.web.tenant_rates import GRADER_LIMIT
-from shared.errors import MensError, TooMany
-from shared.graders.grading import Grade, check_runnable, grade, make_sample
+from shared.errors import Code, InvalidRequest, MensError, TooMany
+from shared.graders.grading import Grade, check_runnable, grade, has_code, make_sample
+from shared.sandbox.client import Sandbox
 
 router = APIRouter(
     prefix="/v1/fine_tuning/alpha/graders", tags=["graders (OpenAI)"], dependencies=[*TRAINER, GRADER_LIMIT]
@@ -26,11 +28,23 @@ router = APIRouter(
 
 RUNS_AT_ONCE = CapacityLimiter(8)
 """A run that waits for a model that judges holds its thread. Other routes have threads of their own, so they do not wait for it."""
+SANDBOXED_AT_ONCE = CapacityLimiter(GRADER_RUNS_AT_ONCE)
+"""Threads of runs that have got a sandbox: as many as there are of these, so that none waits here."""
 
 
 @router.post("/validate")
-def validate_grader(body: ValidateGrader) -> ValidatedGrader:
-    """Whether a grader is well-formed; returns it as it was understood. That it can be run here is not said by this."""
+async def validate_grader(body: ValidateGrader, services: ServicesDep, caller: CallerDep) -> ValidatedGrader:
+    """Whether a grader is well-formed, and of code whether it compiles and has its function; returns it as it was understood.
+
+    That it can be run here is not said by this: without a sandbox code is not looked at.
+    """
+    if has_code(body.grader):
+        try:
+            async with services.sandboxes.lend(caller.tenant) as sandbox:
+                await to_thread.run_sync(check_runnable, body.grader, sandbox, limiter=SANDBOXED_AT_ONCE)
+        except InvalidRequest as error:
+            if error.code != Code.SANDBOX_UNAVAILABLE:
+                raise
     return ValidatedGrader(grader=body.grader.model_dump(mode="json", exclude_none=True))
 
 
@@ -41,21 +55,26 @@ async def run_grader(body: RunGrader, request: Request, services: ServicesDep, c
     def ask(question: dict[str, Any]) -> dict[str, Any]:
         return from_thread.run(_complete, request, services, caller, question)
 
-    def judge() -> Grade:
-        check_runnable(body.grader)
+    def judge(sandbox: Sandbox | None) -> Grade:
+        check_runnable(body.grader, sandbox)
         began.append(time.monotonic())
-        return grade(body.grader, body.item, make_sample(body.model_sample), ask)
+        return grade(body.grader, body.item, make_sample(body.model_sample), ask, sandbox=sandbox)
 
     began: list[float] = []
     result: Grade | MensError
     try:
-        result = await to_thread.run_sync(judge, limiter=RUNS_AT_ONCE)
+        if has_code(body.grader):
+            async with services.sandboxes.lend(caller.tenant) as sandbox:
+                result = await to_thread.run_sync(judge, sandbox, limiter=SANDBOXED_AT_ONCE)
+        else:
+            result = await to_thread.run_sync(judge, None, limiter=RUNS_AT_ONCE)
     except MensError as error:
-        # A limit of the key is not the answer's fault, and a grader that cannot be run here judges no answer.
-        if isinstance(error, TooMany) or not began:
+        # A limit of the key is not the answer's fault, and a grader that cannot be run here judges no answer. But that code does not
+        # compile, or its sandbox fails, has a flag of its own.
+        if isinstance(error, TooMany) or not (began or is_of_code(error)):
             raise
         result = error
-    return run_view(body.grader, result, time.monotonic() - began[0])
+    return run_view(body.grader, result, time.monotonic() - (began or [time.monotonic()])[0])
 
 
 async def _complete(request: Request, services: Services, caller: Caller, question: dict[str, Any]) -> dict[str, Any]:

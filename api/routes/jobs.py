@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Header, Query, Response, status
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
-from api.capabilities import CAPABILITIES, CapabilityMatrix
+from api.capabilities import CapabilityMatrix, capabilities_here
 from api.openai.fine_tuning import event_seq
 from api.openai.types import Metadata
 from api.services import ServicesDep
@@ -174,9 +174,9 @@ def contract_schema() -> dict[str, Any]:
 
 
 @router.get("/capabilities")
-def capabilities() -> CapabilityMatrix:
+def capabilities(services: ServicesDep) -> CapabilityMatrix:
     """What this release trains, merges and serves: one row per capability, with the error code that proves it."""
-    return CAPABILITIES
+    return capabilities_here(services.sandboxes.report().statement)
 
 
 @router.get("/workers")

@@ -39,6 +39,8 @@ class ForkServer:
             try:
                 self._process = self._start(theirs, info_end, limits)
             except OSError as error:
+                self._control.close()
+                self._log.close()
                 raise failed(str(error)) from None
             finally:
                 theirs.close()

@@ -50,13 +50,16 @@ class Sandbox:
         self._process: ForkServer | None = None
 
     @classmethod
-    def open(cls, report: SandboxReport, limits: Limits | None = None, parallel: int = 2) -> Sandbox:
+    def open(
+        cls, report: SandboxReport, limits: Limits | None = None, parallel: int = 2, share: int | None = None
+    ) -> Sandbox:
         """A sandbox of the level that a probe has proven, started.
 
         Args:
             report: of :func:`shared.sandbox.probe.probe`.
             limits: of one item. When left out, all items together get at most half of the memory that this machine has free.
             parallel: items at once.
+            share: items at once of all sandboxes that share this memory; as many as ``parallel`` when left out.
 
         Raises:
             InvalidRequest: ``SANDBOX_UNAVAILABLE``: nothing here contains code.
@@ -65,8 +68,8 @@ class Sandbox:
         if report.level is None:
             raise unavailable(report)
         if limits is None:
-            share = max(LEAST_MEMORY_BYTES, available_memory() // (2 * parallel))
-            limits = Limits(memory_bytes=min(Limits().memory_bytes, share))
+            each = max(LEAST_MEMORY_BYTES, available_memory() // (2 * (share or parallel)))
+            limits = Limits(memory_bytes=min(Limits().memory_bytes, each))
         sandbox = cls(report.level, limits, parallel)
         sandbox.start()
         return sandbox
@@ -107,6 +110,13 @@ class Sandbox:
         """
         self._ask(source, {"check": True})
 
+    def forget(self) -> None:
+        """End the processes that wait for more items of their grader, so that the next caller finds none of another's."""
+        with self._lock:
+            for _, channel in self._idle:
+                channel.close()
+            self._idle.clear()
+
     def close(self) -> None:
         """End every process; calls that wait for an answer raise. May be called from another thread, and twice."""
         with self._lock:
@@ -116,9 +126,7 @@ class Sandbox:
                 # Wakes the thread that waits for its answer; that thread closes it.
                 with suppress(OSError):
                     channel.shutdown(socket.SHUT_RDWR)
-            for _, channel in self._idle:
-                channel.close()
-            self._idle.clear()
+        self.forget()
         if process:
             process.end()
 

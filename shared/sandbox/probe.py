@@ -9,6 +9,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import cache
 from pathlib import Path
 
 from shared.errors import Code, MensError
@@ -47,6 +48,12 @@ def probe(choice: Choice = "auto") -> SandboxReport:
             return SandboxReport(level, reasons, attacks)
         reasons[level] = "not held: " + ", ".join(f"{found.name} ({found.detail})" for found in broken)
     return SandboxReport(None, reasons)
+
+
+@cache
+def report_of_machine(choice: Choice = "auto") -> SandboxReport:
+    """What a probe finds, which is made once in a process."""
+    return probe(choice)
 
 
 def missing(level: Level) -> str:

@@ -15,7 +15,7 @@ import pytest
 from pydantic import ValidationError
 from safetensors.numpy import save_file
 
-from api.capabilities import CAPABILITIES, CapabilityMatrix
+from api.capabilities import CAPABILITIES, CapabilityMatrix, capabilities_here
 from shared.artifacts.manifests import (
     CONFIG_NAME,
     UNSERVABLE_FEATURES,
@@ -30,6 +30,8 @@ from shared.contract.flat_keys import Kernel
 from shared.contract.plan import plan_finetune
 from shared.contract.refusals import REFUSALS, RefusalContext, check_refusals, infer_kernel
 from shared.errors import Code, ContractRejected, MensError
+from shared.graders.grading import check_runnable
+from shared.graders.types import PythonGrader
 from shared.hashing import digest_file
 from tests.support.builders import base_entry, contract, data_file
 from worker.jobs.certificates import Limits, Measurements, ServedBase, certificate, refuse_failed, template_report
@@ -82,6 +84,10 @@ def no_effect(folder: Path) -> None:
     refuse_failed("demo@1", {"http://replica": certificate(base, nothing, same, Limits(1e-3))})
 
 
+def code_without_a_sandbox(folder: Path) -> None:
+    check_runnable(PythonGrader(type="python", name="code", source="def grade(sample, item): return 1"))
+
+
 def pickled_adapter(folder: Path) -> None:
     from worker.merge import refuse_pickle
 
@@ -94,6 +100,7 @@ SHOWN: dict[str, Callable[[Path], None]] = {
     "artifacts": other_manifest,
     "serving": adapter_with_dora,
     "logits_parity": no_effect,
+    "code_of_graders": code_without_a_sandbox,
 }
 SHOWN_WITH_TORCH: dict[str, Callable[[Path], None]] = {"merge_fidelity": pickled_adapter}
 PLANNED: dict[str, dict[str, Any]] = {
@@ -191,3 +198,9 @@ def test_matrix_is_frozen_and_json() -> None:
         CAPABILITIES.rows[0].mens = "more"  # type: ignore[misc]
     assert CapabilityMatrix.model_validate_json(CAPABILITIES.model_dump_json()) == CAPABILITIES
     assert json.loads(CAPABILITIES.model_dump_json())["rows"][0]["proof"]["code"] in set(Code)
+
+
+def test_the_matrix_names_what_contains_code_here() -> None:
+    (changed,) = set(capabilities_here("bubblewrap: 29 attacks were tried and held").rows) - set(CAPABILITIES.rows)
+    assert changed.id == "code_of_graders"
+    assert changed.mens.endswith("here bubblewrap: 29 attacks were tried and held")

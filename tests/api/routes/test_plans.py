@@ -8,7 +8,7 @@ import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
-from api.capabilities import CAPABILITIES
+from api.capabilities import capabilities_here
 from api.inference.replicas.limits import ReplicaLimits
 from shared.database.leases import Leases
 from shared.preflight.types import ServingLimits
@@ -63,7 +63,9 @@ def test_job_keeps_its_preflight(client: TestClient, job_body: dict[str, Any]) -
 
 
 def test_capabilities_are_served(client: TestClient) -> None:
-    assert client.get("/v1/capabilities").json() == CAPABILITIES.model_dump(mode="json")
+    assert client.get("/v1/capabilities").json() == capabilities_here("none: off: MENS_SANDBOX is off").model_dump(
+        mode="json"
+    )
 
 
 def test_accuracy_is_computed_from_finished_jobs(app: FastAPI, client: TestClient, job_body: dict[str, Any]) -> None:

@@ -1,0 +1,79 @@
+"""Python graders of the API: a sandbox for each run, never one for two callers at a time."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from anyio import CancelScope, CapacityLimiter, to_thread
+
+from shared.errors import MensError
+from shared.sandbox.client import Sandbox
+from shared.sandbox.levels import Choice, SandboxReport
+from shared.sandbox.probe import report_of_machine
+
+RUNS_AT_ONCE = 8
+RUNS_OF_A_TENANT = 2
+"""Further runs of a tenant wait for its own; those of others do not wait for them while there is one of all runs left."""
+KEPT = 2
+"""Sandboxes that wait for the next run: a start takes a tenth of a second."""
+
+
+class GraderSandboxes:
+    """Lends sandboxes; each is a child process that holds no key.
+
+    Args:
+        choice: ``MENS_SANDBOX``.
+    """
+
+    def __init__(self, choice: Choice) -> None:
+        self._choice = choice
+        self._idle: list[Sandbox] = []
+        self._lent: set[Sandbox] = set()
+        self._all = CapacityLimiter(RUNS_AT_ONCE)
+        self._of_tenant: defaultdict[str, CapacityLimiter] = defaultdict(lambda: CapacityLimiter(RUNS_OF_A_TENANT))
+
+    def report(self) -> SandboxReport:
+        """What this machine contains code with; blocks for about a second when it is called first."""
+        return report_of_machine(self._choice)
+
+    @asynccontextmanager
+    async def lend(self, tenant: str) -> AsyncIterator[Sandbox]:
+        """A sandbox for one run of a tenant, when it is its turn.
+
+        Raises:
+            InvalidRequest: ``SANDBOX_UNAVAILABLE``.
+            Unavailable: ``SANDBOX_FAILED``.
+        """
+        async with self._of_tenant[tenant], self._all:
+            sandbox = self._idle.pop() if self._idle else await to_thread.run_sync(self._open)
+            self._lent.add(sandbox)
+            try:
+                yield sandbox
+            except MensError:
+                await self._take_back(sandbox)
+                raise
+            except BaseException:
+                self._lent.discard(sandbox)
+                with CancelScope(shield=True):
+                    await to_thread.run_sync(sandbox.close)
+                raise
+            await self._take_back(sandbox)
+
+    def _open(self) -> Sandbox:
+        return Sandbox.open(self.report(), share=RUNS_AT_ONCE)
+
+    async def _take_back(self, sandbox: Sandbox) -> None:
+        self._lent.discard(sandbox)
+        sandbox.forget()
+        if len(self._idle) < KEPT:
+            self._idle.append(sandbox)
+        else:
+            await to_thread.run_sync(sandbox.close)
+
+    async def close(self) -> None:
+        """End every sandbox, those at work too."""
+        for sandbox in [*self._idle, *self._lent]:
+            await to_thread.run_sync(sandbox.close)
+        self._idle.clear()
