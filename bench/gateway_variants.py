@@ -24,8 +24,10 @@ START_SECONDS = 30.0
 class FakeReplica:
     """Streams ``max_tokens`` events in vLLM's shape, ``pace`` seconds apart, and does nothing else.
 
+    A chat that is not streamed is answered after ``pace`` seconds with its last message.
+
     Args:
-        pace: seconds between two tokens of one stream.
+        pace: seconds between two tokens of one stream, or that a whole chat takes.
     """
 
     def __init__(self, pace: float) -> None:
@@ -34,17 +36,36 @@ class FakeReplica:
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "http":
             return
-        content = b"text/event-stream" if scope["method"] == "POST" else b"text/plain"
         body = b""
         while scope["method"] == "POST":
             message = await receive()
             body += message.get("body", b"")
             if not message.get("more_body"):
                 break
+        request = json.loads(body) if body else {}
+        if "messages" in request and not request.get("stream"):
+            await self._answer(request, send)
+            return
+        content = b"text/event-stream" if body else b"text/plain"
         await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", content)]})
         if body:
-            await self._stream(json.loads(body), send)
+            await self._stream(request, send)
         await send({"type": "http.response.body", "body": b""})
+
+    async def _answer(self, request: dict[str, Any], send: Any) -> None:
+        message = {"role": "assistant", "content": request["messages"][-1]["content"]}
+        answer = {
+            "id": "chatcmpl-1",
+            "object": "chat.completion",
+            "created": 1,
+            "model": request["model"],
+            "choices": [{"index": 0, "message": message, "logprobs": None, "finish_reason": "stop"}],
+            "usage": {"prompt_tokens": 8, "total_tokens": 12, "completion_tokens": 4},
+        }
+        await asyncio.sleep(self._pace)
+        content_type = (b"content-type", b"application/json")
+        await send({"type": "http.response.start", "status": 200, "headers": [content_type]})
+        await send({"type": "http.response.body", "body": json.dumps(answer).encode()})
 
     async def _stream(self, request: dict[str, Any], send: Any) -> None:
         choice = {"index": 0, "text": " token", "logprobs": None, "finish_reason": None}

@@ -32,6 +32,7 @@ RUNS = {
     "bench.equal_runs": ("T1", "two-threads"),
     "bench.gateway": ("C7", "direct|gateway|bare"),
     "bench.gateway --vllm": ("C7", "direct|gateway|bare"),
+    "bench.evaluate": ("C9 C9-sandbox", "evaluation|bare client|sandbox,"),
     "bench.hotload": (
         "C6",
         "direct: load and request|gateway: job finished, request|gateway, certified before|  job's last transaction",
