@@ -59,6 +59,7 @@ class ApiSettings(Settings):
     tenant_graders_per_minute: int | None = Field(
         600, gt=0, description="Runs and validations of graders a minute of a tenant; null: no limit."
     )
+    max_eval_items: int = Field(100_000, gt=0, description="Output items of one run of an eval.")
     tenant_max_files: int | None = Field(None, gt=0, description="Files that a tenant may keep; null: no limit.")
     tenant_max_bytes: int | None = Field(
         None, gt=0, description="Bytes of the files that a tenant keeps, together; null: no limit."

@@ -102,7 +102,7 @@ def submit_finetune(
         idempotency_key=idempotency_key,
         request_digest=digest_json({"plan": plan.digest if sent is None else sent, "labels": labels}),
     )
-    return _submit(services, view, submission)
+    return submit(services, view, submission)
 
 
 def submit_rows(
@@ -185,7 +185,7 @@ def submit_merge(
         idempotency_key=idempotency_key,
         request_digest=digest_json({"plan": plan.model_dump(mode="json"), "labels": labels}),
     )
-    return _submit(services, view, submission)
+    return submit(services, view, submission)
 
 
 def submit_import(
@@ -220,10 +220,15 @@ def submit_import(
         idempotency_key=idempotency_key,
         request_digest=digest_json({"plan": plan.model_dump(mode="json"), "labels": labels}),
     )
-    return _submit(services, view, submission)
+    return submit(services, view, submission)
 
 
-def _submit(services: Services, view: TenantView, submission: Submission) -> Job:
+def submit(services: Services, view: TenantView, submission: Submission) -> Job:
+    """Write a job and enqueue it; the one of an earlier request with the same key is returned as it is.
+
+    Raises:
+        MensError: as :meth:`shared.database.jobs.Jobs.submit`.
+    """
     job, created = view.jobs.submit(submission)
     if created:
         services.job_queue.enqueue(job.id)

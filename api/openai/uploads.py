@@ -12,7 +12,7 @@ from shared.database.files.files import File
 from shared.database.files.uploads import MAX_PARTS, Upload, UploadPart, UploadStatus
 from shared.errors import Code, InvalidRequest
 
-PURPOSES = ("fine-tune",)
+PURPOSES = ("fine-tune", "evals")
 SHORTEST_SECONDS, LONGEST_SECONDS = 3600, 2_592_000
 """How long a file that is to expire may live: an hour to 30 days."""
 
@@ -76,7 +76,7 @@ def check_purpose(purpose: str) -> str:
     raise InvalidRequest(
         Code.REQUEST_INVALID,
         f"The purpose is {purpose[:80]!r}; files are taken for: {', '.join(PURPOSES)}.",
-        remedy='Send purpose="fine-tune".',
+        remedy='Send purpose="fine-tune", or "evals" for the items of an eval.',
         param="purpose",
     )
 

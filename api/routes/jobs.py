@@ -8,6 +8,7 @@ from fastapi import APIRouter, Header, Query, Response, status
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
 from api.capabilities import CapabilityMatrix, capabilities_here
+from api.evaluation import submit_run
 from api.openai.fine_tuning import event_seq
 from api.openai.types import Metadata
 from api.services import ServicesDep
@@ -20,6 +21,7 @@ from shared.contract.plan import ExecutionPlan
 from shared.contract.sections import FineTuneContract, ImportContract, MergeContract, Name
 from shared.database.adapters import Adapter
 from shared.database.records import Event, Job, Kind, MemoryAccuracy
+from shared.evaluation.types import RunSpec
 from shared.model_card.self_evaluation import without_samples
 from shared.preflight.types import JobRequest
 from shared.worker_registry import WorkerMachine
@@ -87,9 +89,20 @@ class CreateFromRows(BaseModel):
         return {"model": self.model, **(self.model_extra or {})}
 
 
+class CreateEvaluation(BaseModel):
+    """Request for an evaluate job: a run of an eval, as POST /v1/evals/{id}/runs makes one."""
+
+    model_config = ConfigDict(extra="forbid")
+    kind: Literal["evaluate"]
+    eval: str = Field(min_length=1, max_length=256, description="Id of the eval.")
+    run: RunSpec
+    name: str = Field("", max_length=256)
+    metadata: Metadata = {}
+
+
 def _kind_of(body: Any) -> str:
     """Which body a request has: one without a kind and a contract is flat."""
-    if isinstance(body, CreateMerge | CreateImport):
+    if isinstance(body, CreateMerge | CreateImport | CreateEvaluation):
         return body.kind
     if isinstance(body, CreateFromRows):
         return "rows"
@@ -104,6 +117,7 @@ CreateJob = Annotated[
     Annotated[CreateFinetune, Tag("finetune")]
     | Annotated[CreateMerge, Tag("merge")]
     | Annotated[CreateImport, Tag("import")]
+    | Annotated[CreateEvaluation, Tag("evaluate")]
     | Annotated[CreateFromRows, Tag("rows")],
     Discriminator(_kind_of),
 ]
@@ -151,6 +165,9 @@ def create_job(
         return submit_merge(services, view, body.contract, labels=body.metadata, idempotency_key=idempotency_key)
     if isinstance(body, CreateImport):
         return submit_import(services, view, body.contract, labels=body.metadata, idempotency_key=idempotency_key)
+    if isinstance(body, CreateEvaluation):
+        judged, key, labels = view.evals.get(body.eval), idempotency_key, body.metadata
+        return submit_run(services, view, judged, body.run, name=body.name, labels=labels, idempotency_key=key)
     if isinstance(body, CreateFromRows):
         key, labels = idempotency_key, body.metadata
         return submit_rows(services, view, body.data, body.flat(), body.request, labels=labels, idempotency_key=key)

@@ -1,4 +1,4 @@
-"""Tenant view: the jobs, files, adapters, aliases, foreign names, policies and receipts that a caller sees and may change.
+"""Tenant view: the jobs, files, evals, adapters, aliases, names, policies and receipts that a caller sees and may change.
 
 Routes reach these through the view alone, so that none can forget to limit what it returns to the caller's tenant.
 """
@@ -15,6 +15,9 @@ from api.services import Services, ServicesDep
 from api.web.auth import Caller, CallerDep
 from shared.database.adapters import Adapters
 from shared.database.deletions import Deletions
+from shared.database.evaluation.evals import Evals
+from shared.database.evaluation.items import EvalItems
+from shared.database.evaluation.runs import EvalRuns
 from shared.database.files.files import Files
 from shared.database.files.uploads import Uploads
 from shared.database.gates.policies import Policies
@@ -40,6 +43,9 @@ class TenantView:
     policies: Policies
     receipts: Receipts
     lookup: LookupCache
+    evals: Evals
+    eval_runs: EvalRuns
+    eval_items: EvalItems
 
     def job(self, job_id: str) -> Job:
         """A job. A caller who reads that it succeeded finds its alias moved in the next request.
@@ -67,6 +73,9 @@ def tenant_view(services: Services, caller: Caller) -> TenantView:
         policies=Policies(services.database, tenant),
         receipts=Receipts(services.database, tenant),
         lookup=services.lookup,
+        evals=Evals(services.database, tenant),
+        eval_runs=EvalRuns(services.database, tenant),
+        eval_items=EvalItems(services.database),
     )
 
 

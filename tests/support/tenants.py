@@ -13,12 +13,16 @@ from fastapi import FastAPI
 
 from shared.contract.sections import FineTuneContract
 from shared.database.adapters import NewAdapter
+from shared.database.evaluation.evals import Evals
+from shared.database.evaluation.items import NewItem
 from shared.database.leases import Leases
 from shared.database.names.aliases import Actor
 from shared.database.names.foreign_names import ForeignNames
 from shared.database.records import Job, Kind, Submission
 from shared.database.routing import Routing, StandsFor
 from shared.database.tenancy import SHARED, Role
+from shared.evaluation.plan import EvaluationPlan
+from shared.evaluation.types import Answer, ItemResult
 from shared.hashing import digest_json
 from tests.support.builders import BASE, ROWS
 from tests.support.gate_rows import STRICT, govern, receipt, store
@@ -27,6 +31,14 @@ ACME, OTHER = "acme", "other"
 TENANTS = (ACME, OTHER, SHARED)
 NOBODY = "nobody"
 """Owner of what is not there."""
+EQUALS = {
+    "type": "string_check",
+    "name": "equals",
+    "input": "{{ sample.output_text }}",
+    "reference": "x",
+    "operation": "eq",
+}
+"""A criterion of an eval."""
 PART_ID = "part-00000000000000000000000000"
 """What the completions of uploads name."""
 REFUSAL = {"no key": (401, "KEY_MISSING"), "a wrong key": (401, "KEY_INVALID"), "a revoked key": (401, "KEY_INVALID")}
@@ -78,6 +90,37 @@ class Installation:
     def paused_job(self, tenant: str) -> str:
         """A job that was paused before a worker had it."""
         return str(self._services.jobs.of(tenant).pause(self._submit(tenant).id).id)
+
+    def eval(self, tenant: str) -> str:
+        """An eval without a run."""
+        spec = {"data_source_config": {"type": "custom", "item_schema": {}}, "testing_criteria": [EQUALS]}
+        return Evals(self._services.database, tenant).create("", {}, spec).id
+
+    def eval_run(self, tenant: str) -> str:
+        """A run that waits for a worker: its eval's id, and its own."""
+        eval_id = self.eval(tenant)
+        items = {"file_id": "file-0", "sha256": "a" * 64, "count": 1}
+        plan = EvaluationPlan.model_validate({"eval_id": eval_id, "testing_criteria": [EQUALS], "items": items})
+        made = {"kind": Kind.EVALUATE, "base_model": "", "name": "run", "contract": {}, "eval_id": eval_id}
+        submission = Submission.model_validate(made | {"plan": plan.model_dump(mode="json")})
+        return f"{eval_id} {self._services.jobs.of(tenant).submit(submission)[0].id}"
+
+    def ended_eval_run(self, tenant: str) -> str:
+        """The same, of a run that was cancelled."""
+        ids = self.eval_run(tenant)
+        self._services.jobs.of(tenant).cancel(ids.split(" ")[1])
+        return ids
+
+    def eval_item(self, tenant: str) -> str:
+        """The same, and the id of an output item."""
+        ids = self.eval_run(tenant)
+        run_id = ids.split(" ")[1]
+        lease = self._leases.claim(run_id, "worker")
+        assert lease
+        result = ItemResult(item_index=0, item={"a": "x"}, answer=Answer(sample={"output_text": "x"}))
+        item = NewItem(position=0, status=result.status, result=result.model_dump(mode="json"))
+        self._leases.store_items(lease, run_id, [item], {})
+        return f"{ids} {run_id}-0"
 
     def finished_job(self, tenant: str) -> str:
         """A job with events, a preflight and two adapters, one of them a checkpoint."""

@@ -15,7 +15,7 @@ from shared.database.tenancy import Role
 from tests.support.builders import BASE
 from tests.support.gate_rows import STRICT
 from tests.support.scorecards import promotion_cycle
-from tests.support.tenants import NOBODY, PART_ID, Installation
+from tests.support.tenants import EQUALS, NOBODY, PART_ID, Installation
 
 UPLOAD = {"data": {"purpose": "fine-tune"}, "files": {"file": ("rows.jsonl", b'{"prompt": "a", "response": "b"}\n')}}
 
@@ -66,6 +66,11 @@ NAMED = Kind(Installation.foreign_name, "MODEL_NOT_FOUND", "ft:nobody:0")
 POLICY = Kind(Installation.policy, "POLICY_NOT_FOUND", "policy-0")
 ASSIGNMENT = Kind(Installation.assignment, "POLICY_NOT_FOUND", "alias:governed-0")
 RECEIPT = Kind(Installation.receipt, "RECEIPT_NOT_FOUND", "receipt-00000000000000000000000000")
+EVAL = Kind(Installation.eval, "EVAL_NOT_FOUND", "eval-00000000000000000000000000")
+NO_RUN = "eval-00000000000000000000000000 ftjob-00000000000000000000000000"
+RUN = Kind(Installation.eval_run, "EVAL_RUN_NOT_FOUND", NO_RUN)
+ENDED_RUN = Kind(Installation.ended_eval_run, "EVAL_RUN_NOT_FOUND", NO_RUN)
+RUN_ITEM = Kind(Installation.eval_item, "EVAL_RUN_NOT_FOUND", f"{NO_RUN} ftjob-00000000000000000000000000-0")
 KEY = Kind(Installation.key, "KEY_NOT_FOUND", "key-00000000000000000000000000")
 
 
@@ -86,10 +91,11 @@ class Case:
     passes: int = 200
 
     def url(self, template: str, thing: str) -> str:
-        """The route's path with its parameters filled in."""
-        parts = {part.partition("}")[0] for part in template.split("{")[1:]}
-        for part in parts:
-            template = template.replace(f"{{{part}}}", self.path.get(part, thing))
+        """The route's path with its parameters filled in; an object inside of another one has both ids, with a space between."""
+        parts = [part.partition("}")[0] for part in template.split("{")[1:]]
+        ids = thing.split(" ") if " " in thing else [thing] * len(parts)
+        for part, id_ in zip(parts, ids, strict=False):
+            template = template.replace(f"{{{part}}}", self.path.get(part, id_))
         return template
 
 
@@ -107,6 +113,19 @@ def merge(adapter: str) -> dict[str, Any]:
 
 def openai_job(file_id: str) -> dict[str, Any]:
     return {"json": {"model": BASE, "training_file": file_id}}
+
+
+def new_eval(_: str) -> dict[str, Any]:
+    return {"json": {"data_source_config": {"type": "custom", "item_schema": {}}, "testing_criteria": [EQUALS]}}
+
+
+def new_run(_: str) -> dict[str, Any]:
+    rows = [{"item": {"a": "x"}, "sample": {"output_text": "x"}}]
+    return {"json": {"data_source": {"type": "jsonl", "source": {"type": "file_content", "content": rows}}}}
+
+
+def evaluate(eval_id: str) -> dict[str, Any]:
+    return {"json": {"kind": "evaluate", "eval": eval_id, "run": new_run("")["json"]}}
 
 
 def chat(model: str) -> dict[str, Any]:
@@ -214,6 +233,7 @@ MATRIX: dict[str, tuple[Case, ...]] = {
         Case(Rule.SEE, TRAINER, FILE, fine_tune, passes=201),
         Case(Rule.SEE, TRAINER, ADAPTER, merge, passes=201),
         Case(Rule.SEE, TRAINER, ALIASED_ADAPTER, merge, passes=201),
+        Case(Rule.SEE, TRAINER, EVAL, evaluate, passes=201),
     ),
     "POST /v1/plans": (Case(Rule.SEE, TRAINER, FILE, lambda file_id: {"json": {"contract": contract(file_id)}}),),
     "GET /v1/jobs/{job_id}": (Case(Rule.SEE, kind=FINISHED),),
@@ -236,6 +256,20 @@ MATRIX: dict[str, tuple[Case, ...]] = {
     "POST /v1/fine_tuning/jobs/{job_id}/cancel": (Case(Rule.CHANGE, TRAINER, QUEUED),),
     "POST /v1/fine_tuning/jobs/{job_id}/pause": (Case(Rule.CHANGE, TRAINER, QUEUED),),
     "POST /v1/fine_tuning/jobs/{job_id}/resume": (Case(Rule.CHANGE, TRAINER, PAUSED),),
+    # evals
+    "GET /v1/evals": (KEYED,),
+    "POST /v1/evals": (Case(Rule.KEYED, TRAINER, body=new_eval, passes=201),),
+    "GET /v1/evals/{eval_id}": (Case(Rule.SEE, kind=EVAL),),
+    "POST /v1/evals/{eval_id}": (Case(Rule.CHANGE, TRAINER, EVAL, lambda _: {"json": {"name": "new"}}),),
+    "DELETE /v1/evals/{eval_id}": (Case(Rule.CHANGE, TRAINER, EVAL),),
+    "GET /v1/evals/{eval_id}/runs": (Case(Rule.SEE, kind=EVAL),),
+    "POST /v1/evals/{eval_id}/runs": (Case(Rule.SEE, TRAINER, EVAL, new_run, passes=201),),
+    "GET /v1/evals/{eval_id}/runs/{run_id}": (Case(Rule.SEE, kind=RUN),),
+    "DELETE /v1/evals/{eval_id}/runs/{run_id}": (Case(Rule.CHANGE, TRAINER, ENDED_RUN),),
+    "POST /v1/evals/{eval_id}/runs/{run_id}": (Case(Rule.CHANGE, TRAINER, RUN),),
+    "POST /v1/evals/{eval_id}/runs/{run_id}/cancel": (Case(Rule.CHANGE, TRAINER, RUN),),
+    "GET /v1/evals/{eval_id}/runs/{run_id}/output_items": (Case(Rule.SEE, kind=RUN),),
+    "GET /v1/evals/{eval_id}/runs/{run_id}/output_items/{output_item_id}": (Case(Rule.SEE, kind=RUN_ITEM),),
     # models and aliases
     "GET /v1/models": (KEYED,),
     "GET /v1/models/{model:path}": (

@@ -1,0 +1,273 @@
+"""Submission of evaluations: everything that is known before a model is asked is checked, and then a job is queued."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from api.inference.request_validation import validate_chat, validate_response
+from api.services import Services
+from api.submission import submit
+from api.web.tenant_view import TenantView
+from shared.database.evaluation.evals import Eval
+from shared.database.files.files import File
+from shared.database.records import Job, Kind, Submission
+from shared.database.routing import Destination, Routing
+from shared.errors import Code, InvalidRequest, MensError, NotFound
+from shared.evaluation.criteria import models_that_judge
+from shared.evaluation.items import CHARACTERS_PER_TOKEN, ItemsReport, check_count, check_items, read_items
+from shared.evaluation.plan import EvaluationPlan, ModelTarget, PlannedItems, plan_run
+from shared.evaluation.prompts import messages_of, request_of
+from shared.evaluation.types import (
+    Criterion,
+    EvalSpec,
+    FileContent,
+    FileId,
+    JsonlSource,
+    RunSpec,
+    SourceItem,
+    StoredConfig,
+    StoredSource,
+)
+from shared.graders.grading import check_runnable
+from shared.graders.types import PassAtKCheck, PythonGrader
+from shared.hashing import digest_json
+
+INLINE_NAME = "eval-items.jsonl"
+"""File name of rows that came with a run."""
+SOURCE = "data_source.source"
+LARGEST_SEED = 2**31 - 1
+
+
+def submit_run(
+    services: Services,
+    view: TenantView,
+    judged: Eval,
+    run: RunSpec,
+    *,
+    name: str,
+    labels: dict[str, str],
+    idempotency_key: str | None,
+) -> Job:
+    """Check a run of an eval completely, write its job, and enqueue it.
+
+    Args:
+        services: the API's.
+        view: of the tenant whose run it is.
+        judged: the eval.
+        run: what to ask.
+        name: of the run; empty: its id.
+        labels: the caller's metadata.
+        idempotency_key: the same key and request give the same run.
+
+    Raises:
+        InvalidRequest: ``DATA_SOURCE_UNSUPPORTED``, ``REQUEST_INVALID``, ``EVAL_ITEMS_INVALID``, ``EVAL_TOO_MANY_ITEMS``,
+            ``SANDBOX_UNAVAILABLE``, ``GRADER_UNSUPPORTED``; what a model's request would be refused with.
+        NotFound: ``MODEL_NOT_FOUND``, ``FILE_NOT_FOUND``. Conflict: ``IDEMPOTENCY_CONFLICT``. Forbidden: ``QUOTA_EXCEEDED``.
+    """
+    spec = EvalSpec.model_validate(judged.spec)
+    source = _supported_source(spec, run)
+    targets, base_model = _models(services, view, spec, run)
+    for number, criterion in enumerate(spec.testing_criteria):
+        _check_criterion(criterion, number)
+    with _stored_items(services, view, source) as (file, inline):
+        report = _check_items(services, file, inline, spec, run)
+        items = PlannedItems(file_id=file.id, sha256=file.sha256, count=report.count, inline=inline is not None)
+        plan = plan_run(judged.id, spec, run, items, targets, secrets.randbelow(LARGEST_SEED))
+        check_count(plan.answers, services.settings.max_eval_items)
+        _check_request(services, file, plan)
+        request = {"eval": judged.id, "run": run.model_dump(mode="json"), "name": name, "labels": labels}
+        job = submit(
+            services,
+            view,
+            Submission(
+                kind=Kind.EVALUATE,
+                base_model=base_model,
+                name=(name or judged.name)[:64],
+                contract={"eval": judged.id, "eval_name": judged.name},
+                plan=plan.model_dump(mode="json"),
+                extra={"items_file": file.id, "estimate": _estimate(plan, report)},
+                labels=labels,
+                idempotency_key=idempotency_key,
+                request_digest=digest_json(request),
+                eval_id=judged.id,
+                run_name=name,
+            ),
+        )
+        if inline is not None and job.extra["items_file"] != file.id:
+            # The run of an earlier request with the same key, which has a file of its own.
+            view.files.delete(file.id, services.storage.delete_blob)
+        return job
+
+
+def read_content(services: Services, plan: EvaluationPlan) -> list[SourceItem] | None:
+    """The rows that came with a run's request; None: they came as a file, or were deleted since."""
+    if not plan.items.inline:
+        return None
+    try:
+        with services.storage.local_file(plan.items.sha256) as path:
+            return list(read_items(path))
+    except MensError:
+        return None
+
+
+def resolve_model(services: Services, view: TenantView, name: str, param: str) -> tuple[ModelTarget, str]:
+    """The model that a name means now, and its base.
+
+    Raises:
+        NotFound: ``MODEL_NOT_FOUND``. InvalidRequest: ``REQUEST_INVALID``: an alias that is split between adapters.
+    """
+    bases = {base.name for base in services.catalog().bases}
+    if name in bases:
+        return ModelTarget(name=name, served=name), name
+    found = _destination(view, name) if name.isprintable() else None
+    if found and found.routing is None and found.name in bases:
+        return ModelTarget(name=name, served=found.name), found.name
+    if found is None or found.routing is None:
+        message = f"There is no model {name[:256]!r}."
+        raise NotFound(Code.MODEL_NOT_FOUND, message, remedy="List what there is with GET /v1/models.", param=param)
+    if len(found.routing.targets) > 1:
+        adapters = ", ".join(target.adapter for target in found.routing.targets)
+        message = f"The alias {name!r} is split between {adapters}, and a run is of one model."
+        raise InvalidRequest(Code.REQUEST_INVALID, message, remedy="Name one of them.", param=param)
+    adapter = view.adapters.get(found.routing.main)
+    return ModelTarget(name=name, served=adapter.id), adapter.base_model
+
+
+def _destination(view: TenantView, name: str) -> Destination | None:
+    if alias := view.aliases.find(name):
+        return Destination(name, alias)
+    try:
+        adapter = view.adapters.get(name)
+    except NotFound:
+        return view.names.resolve(name)
+    return Destination(name, Routing.to(adapter.id)) if adapter.published else None
+
+
+def _supported_source(spec: EvalSpec, run: RunSpec) -> FileContent | FileId:
+    source = run.data_source.source
+    stored = spec.data_source_config.type if isinstance(spec.data_source_config, StoredConfig) else None
+    if isinstance(source, StoredSource) or stored:
+        raise InvalidRequest(
+            Code.DATA_SOURCE_UNSUPPORTED,
+            f"The data source {stored or source.type!r} is of stored answers, and none are stored here.",
+            remedy="Make an eval of type custom, and send the rows as file_content or file_id.",
+            param="data_source" if stored else f"{SOURCE}.type",
+        )
+    return source
+
+
+def _models(services: Services, view: TenantView, spec: EvalSpec, run: RunSpec) -> tuple[list[ModelTarget], str]:
+    """The models that are asked, and the base of the first; those that judge must be there as well."""
+    for model, number in models_that_judge(spec).items():
+        resolve_model(services, view, model, f"testing_criteria.{number}.model")
+    source = run.data_source
+    if isinstance(source, JsonlSource):
+        if run.mens.incumbent or run.mens.samples > 1:
+            field = "incumbent" if run.mens.incumbent else "samples"
+            message = f"mens.{field}: a data source jsonl asks no model; its rows have their answers."
+            raise InvalidRequest(
+                Code.REQUEST_INVALID, message, remedy="Take completions or responses.", param=f"mens.{field}"
+            )
+        return [], ""
+    for field in ("model", "input_messages"):
+        if not getattr(source, field):
+            message = f"data_source.{field} is missing: it says what is asked."
+            raise InvalidRequest(
+                Code.REQUEST_INVALID, message, param=f"data_source.{field}", details={"fault": "missing"}
+            )
+    first, base = resolve_model(services, view, str(source.model), "data_source.model")
+    if run.mens.incumbent is None:
+        return [first], base
+    second, _ = resolve_model(services, view, run.mens.incumbent, "mens.incumbent")
+    if second.name == first.name:
+        message = f"mens.incumbent is {second.name!r}, which is the model itself."
+        raise InvalidRequest(Code.REQUEST_INVALID, message, remedy="Name another model.", param="mens.incumbent")
+    return [first, second], base
+
+
+def _check_criterion(criterion: Criterion, number: int) -> None:
+    param = f"testing_criteria.{number}"
+    try:
+        check_runnable(criterion)
+    except InvalidRequest as error:
+        error.param = param
+        raise
+    if isinstance(criterion, PythonGrader) and isinstance(criterion.mens, PassAtKCheck):
+        raise InvalidRequest(
+            Code.GRADER_UNSUPPORTED,
+            f"{criterion.name!r} judges several answers at once, and each output item of a run is one.",
+            remedy="Judge each answer by the check inside of it, and ask for several with mens.samples.",
+            param=param,
+        )
+
+
+@contextmanager
+def _stored_items(
+    services: Services, view: TenantView, source: FileContent | FileId
+) -> Iterator[tuple[File, list[SourceItem] | None]]:
+    """The file of a run's items; of rows that came with the request one is made, which goes again where the run is refused."""
+    if isinstance(source, FileId):
+        yield view.files.get(source.id, f"{SOURCE}.id"), None
+        return
+    with services.storage.writer() as writer:
+        for row in source.content:
+            line = json.dumps(row.model_dump(mode="json", exclude_none=True), ensure_ascii=False)
+            writer.write(line.encode() + b"\n")
+        sha256, quota = writer.finish(), services.settings.file_quota
+        file = view.files.add(INLINE_NAME, "evals", writer.size, sha256, quota=quota, store=writer.commit)
+    try:
+        yield file, source.content
+    except BaseException:
+        view.files.delete(file.id, services.storage.delete_blob)
+        raise
+
+
+def _check_items(
+    services: Services, file: File, inline: list[SourceItem] | None, spec: EvalSpec, run: RunSpec
+) -> ItemsReport:
+    source, limit = run.data_source, services.settings.max_eval_items
+    is_sampled = not isinstance(source, JsonlSource)
+    prompt = None if isinstance(source, JsonlSource) else source.input_messages
+    with services.storage.local_file(file.sha256) as path:
+        rows = inline if inline is not None else read_items(path)
+        report = check_items(rows, spec, prompt, is_sampled=is_sampled, limit=limit)
+    is_file = inline is None
+    report.raise_if_invalid(f"{SOURCE}.id" if is_file else f"{SOURCE}.content", is_file=is_file)
+    return report
+
+
+def _check_request(services: Services, file: File, plan: EvaluationPlan) -> None:
+    """The first request as the front door checks it, so that a wrong sampling parameter is told before any is sent.
+
+    Raises:
+        InvalidRequest: as `api.inference.request_validation`.
+    """
+    if not plan.models or plan.input_messages is None:
+        return
+    with services.storage.local_file(file.sha256) as path:
+        first = next(read_items(path))
+    body = request_of(plan, plan.models[0], messages_of(plan.input_messages, first.item), 0)
+    validate = validate_chat if plan.endpoint == "chat" else validate_response
+    try:
+        validate(body)
+    except InvalidRequest as error:
+        is_prompt = str(error.param).startswith(("messages", "input"))
+        error.param = "data_source.input_messages" if is_prompt else f"data_source.sampling_params.{error.param}"
+        raise
+
+
+def _estimate(plan: EvaluationPlan, report: ItemsReport) -> dict[str, Any]:
+    """What a run will cost: requests exactly, tokens of prompts roughly, tokens of answers at most."""
+    judges = sum(1 for criterion in plan.testing_criteria if criterion.type in ("score_model", "label_model"))
+    asked = plan.answers * len(plan.models)
+    bound = plan.sampling.get("max_completion_tokens", plan.sampling.get("max_output_tokens"))
+    return {
+        "requests": asked,
+        "judge_requests": judges * plan.answers * max(1, len(plan.models)),
+        "prompt_tokens": report.prompt_characters * plan.samples * len(plan.models) // CHARACTERS_PER_TOKEN,
+        "completion_tokens_at_most": None if bound is None else asked * bound,
+    }

@@ -1,0 +1,205 @@
+"""OpenAI's evals API: /v1/evals, with runs and output items. A run is a job of kind ``evaluate``, and GET /v1/jobs lists it."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from fastapi import APIRouter, Query, Request, status
+from fastapi.datastructures import URL
+
+from api.evaluation import read_content, submit_run
+from api.openai.evals import (
+    STATUS_OF,
+    CreateEval,
+    CreateEvalRun,
+    EvalDeleted,
+    EvalObject,
+    EvalRunDeleted,
+    EvalRunObject,
+    OutputItem,
+    RunStatus,
+    UpdateEval,
+    eval_view,
+    item_position,
+    item_view,
+    run_view,
+)
+from api.services import Services, ServicesDep
+from api.web.auth import TRAINER
+from api.web.params import After, Id, IdempotencyKey, Limit, Page
+from api.web.tenant_rates import PLAN_LIMIT
+from api.web.tenant_view import TenantViewDep
+from shared.database.evaluation.runs import EvalRun
+from shared.database.records import Job, Kind
+from shared.errors import Code, Conflict
+from shared.evaluation.criteria import check_eval
+from shared.evaluation.plan import EvaluationPlan
+
+router = APIRouter(prefix="/v1/evals", tags=["evals (OpenAI)"])
+
+Order = Annotated[Literal["asc", "desc"], Query(description="`asc`: the oldest first.")]
+
+
+class EvalPage(Page[EvalObject]):
+    """One page of evals, with the ids of its first and last."""
+
+    first_id: str | None
+    last_id: str | None
+
+
+class EvalRunPage(Page[EvalRunObject]):
+    """One page of runs, with the ids of its first and last."""
+
+    first_id: str | None
+    last_id: str | None
+
+
+class OutputItemPage(Page[OutputItem]):
+    """One page of output items, with the ids of its first and last."""
+
+    first_id: str | None
+    last_id: str | None
+
+
+@router.post("", status_code=status.HTTP_201_CREATED, dependencies=[*TRAINER, PLAN_LIMIT])
+def create_eval(body: CreateEval, view: TenantViewDep) -> EvalObject:
+    """Create an eval. Its criteria are checked against the schema of its items."""
+    spec = body.spec()
+    check_eval(spec)
+    return eval_view(
+        view.evals.create(body.name or "", body.metadata or {}, spec.model_dump(mode="json", exclude_none=True))
+    )
+
+
+@router.get("")
+def list_evals(
+    view: TenantViewDep,
+    after: After = None,
+    limit: Limit = 20,
+    order: Order = "asc",
+    order_by: Literal["created_at", "updated_at"] = "created_at",
+) -> EvalPage:
+    """Evals, the oldest first by default."""
+    found = view.evals.list(after=after, limit=limit, newest_first=order == "desc", order_by=order_by)
+    page = [eval_view(item) for item in found[:limit]]
+    first, last = (page[0].id, page[-1].id) if page else (None, None)
+    return EvalPage(data=page, has_more=len(found) > limit, first_id=first, last_id=last)
+
+
+@router.get("/{eval_id}")
+def retrieve_eval(eval_id: Id, view: TenantViewDep) -> EvalObject:
+    """One eval."""
+    return eval_view(view.evals.get(eval_id))
+
+
+@router.post("/{eval_id}", dependencies=TRAINER)
+def update_eval(eval_id: Id, body: UpdateEval, view: TenantViewDep) -> EvalObject:
+    """Change an eval's name or metadata."""
+    return eval_view(view.evals.update(eval_id, name=body.name, labels=body.metadata))
+
+
+@router.delete("/{eval_id}", dependencies=TRAINER)
+def delete_eval(eval_id: Id, view: TenantViewDep) -> EvalDeleted:
+    """Delete an eval with its runs and their output items. Refused while a run of it has not ended."""
+    view.evals.delete(eval_id)
+    return EvalDeleted(eval_id=eval_id)
+
+
+@router.post("/{eval_id}/runs", status_code=status.HTTP_201_CREATED, dependencies=[*TRAINER, PLAN_LIMIT])
+def create_run(
+    eval_id: Id,
+    body: CreateEvalRun,
+    request: Request,
+    services: ServicesDep,
+    view: TenantViewDep,
+    idempotency_key: IdempotencyKey = None,
+) -> EvalRunObject:
+    """Run an eval. Models, criteria and every item are checked before the run is queued; `mens.estimate` says what it costs."""
+    judged, labels = view.evals.get(eval_id), body.metadata or {}
+    name, spec = body.name or "", body.spec()
+    job = submit_run(services, view, judged, spec, name=name, labels=labels, idempotency_key=idempotency_key)
+    return _view_of(services, request.base_url, *view.eval_runs.get(eval_id, job.id))
+
+
+@router.get("/{eval_id}/runs")
+def list_runs(
+    eval_id: Id,
+    request: Request,
+    view: TenantViewDep,
+    after: After = None,
+    limit: Limit = 20,
+    order: Order = "asc",
+    status: RunStatus | None = None,
+) -> EvalRunPage:
+    """Runs of an eval, the oldest first by default. Rows that came with a run stand there as the file that was made of them."""
+    view.evals.get(eval_id)
+    states = None if status is None else [state for state, name in STATUS_OF.items() if name == status]
+    found = view.eval_runs.list(eval_id, after=after, limit=limit, newest_first=order == "desc", states=states)
+    page = [run_view(run, job, _url(request.base_url, run)) for run, job in found[:limit]]
+    first, last = (page[0].id, page[-1].id) if page else (None, None)
+    return EvalRunPage(data=page, has_more=len(found) > limit, first_id=first, last_id=last)
+
+
+@router.get("/{eval_id}/runs/{run_id}")
+def retrieve_run(
+    eval_id: Id, run_id: Id, request: Request, services: ServicesDep, view: TenantViewDep
+) -> EvalRunObject:
+    """One run, with its counts so far."""
+    return _view_of(services, request.base_url, *view.eval_runs.get(eval_id, run_id))
+
+
+@router.delete("/{eval_id}/runs/{run_id}", dependencies=TRAINER)
+def delete_run(eval_id: Id, run_id: Id, view: TenantViewDep) -> EvalRunDeleted:
+    """Delete a run that has ended, and its output items; its job stays."""
+    view.eval_runs.delete(eval_id, run_id)
+    return EvalRunDeleted(run_id=run_id)
+
+
+@router.post("/{eval_id}/runs/{run_id}/cancel", dependencies=TRAINER)
+@router.post("/{eval_id}/runs/{run_id}", dependencies=TRAINER)
+def cancel_run(eval_id: Id, run_id: Id, request: Request, services: ServicesDep, view: TenantViewDep) -> EvalRunObject:
+    """Cancel a run. What came of its items stays. (Python's client calls the first path, Node's and the specification the second.)"""
+    run, job = view.eval_runs.get(eval_id, run_id)
+    if job.kind is not Kind.EVALUATE:
+        raise Conflict(
+            Code.JOB_STATE_CONFLICT,
+            f"The run {run_id} is a part of the {job.kind} job {job.id}.",
+            remedy=f"Cancel that: POST /v1/jobs/{job.id}/cancel.",
+        )
+    return _view_of(services, request.base_url, run, view.jobs.cancel(job.id))
+
+
+@router.get("/{eval_id}/runs/{run_id}/output_items")
+def list_output_items(
+    eval_id: Id,
+    run_id: Id,
+    view: TenantViewDep,
+    after: After = None,
+    limit: Limit = 20,
+    order: Order = "asc",
+    status: Literal["pass", "fail", "error"] | None = None,
+) -> OutputItemPage:
+    """What came of a run's items, in the order of the items."""
+    run, _ = view.eval_runs.get(eval_id, run_id)
+    cursor = None if after is None else item_position(run_id, after)
+    found = view.eval_items.list(run_id, after=cursor, limit=limit, newest_first=order == "desc", status=status)
+    page = [item_view(run, item) for item in found[:limit]]
+    first, last = (page[0].id, page[-1].id) if page else (None, None)
+    return OutputItemPage(data=page, has_more=len(found) > limit, first_id=first, last_id=last)
+
+
+@router.get("/{eval_id}/runs/{run_id}/output_items/{output_item_id}")
+def retrieve_output_item(eval_id: Id, run_id: Id, output_item_id: Id, view: TenantViewDep) -> OutputItem:
+    """What came of one item."""
+    run, _ = view.eval_runs.get(eval_id, run_id)
+    return item_view(run, view.eval_items.get(run_id, item_position(run_id, output_item_id)))
+
+
+def _view_of(services: Services, base: URL, run: EvalRun, job: Job) -> EvalRunObject:
+    content = read_content(services, EvaluationPlan.model_validate(run.plan))
+    return run_view(run, job, _url(base, run), content)
+
+
+def _url(base: URL, run: EvalRun) -> str:
+    """The run's own page."""
+    return f"{base}v1/evals/{run.eval_id}/runs/{run.id}"
