@@ -15,12 +15,14 @@ from __future__ import annotations
 import os
 import re
 import threading
+from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from serving.private_cache import PrivateCache
 from shared.artifacts.manifests import MANIFEST_NAME, AdapterManifest, parse_manifest, verify_adapter, verify_base
+from shared.artifacts.signatures import SIGNATURE_NAME, unsigned, verify_signature
 from shared.artifacts.storage import Storage
 from shared.base_models.catalog import BaseModelEntry
 from shared.base_models.tensors import HEAD
@@ -52,6 +54,7 @@ class AdapterStore:
         cache: this process takes a folder of its own below it for the verified copies.
         max_rank: largest rank that the engine was started for.
         adapts_head: whether the engine takes adapters of ``lm_head``.
+        trusted_keys: public keys, one of which must have signed an adapter; None: signatures are not asked for.
     """
 
     def __init__(
@@ -63,6 +66,7 @@ class AdapterStore:
         cache: Path,
         max_rank: int,
         adapts_head: bool = True,
+        trusted_keys: Collection[str] | None = None,
     ) -> None:
         self.base = base
         self.base_folder = base_folder
@@ -72,6 +76,7 @@ class AdapterStore:
             self._cache = PrivateCache(cache, keep=self._is_stored)
         self._max_rank = max_rank
         self._adapts_head = adapts_head
+        self._trusted_keys = trusted_keys
         self._verified: dict[str, ServableAdapter] = {}
         self._refused: dict[str, ArtifactInvalid] = {}
         # A fixed number of locks, not one per digest: callers choose the digests and could make any number of them.
@@ -139,6 +144,8 @@ class AdapterStore:
             raise _broken(MANIFEST_NAME, "its bytes are not in canonical form")
         if manifest.adapter_id != adapter_id:
             raise _not_found(adapter_id)
+        if self._trusted_keys is not None:
+            self._check_signature(digest)
         twin_of = self.base.twin_of
         # A twin's weights are those that training on its original saw, so the original's adapters belong on it.
         if twin_of is None or manifest.base_digests != twin_of.digests:
@@ -158,6 +165,13 @@ class AdapterStore:
                 param="target_modules",
             )
         return manifest
+
+    def _check_signature(self, digest: str) -> None:
+        try:
+            raw = self._storage.manifest_bytes("adapters", digest, SIGNATURE_NAME)
+        except NotFound:
+            raise unsigned() from None
+        verify_signature(raw, digest, self._trusted_keys)
 
     def _install(self, digest: str, manifest: AdapterManifest) -> Path:
         """The adapter's folder in the cache; a valid one of an earlier process is used again."""

@@ -12,6 +12,7 @@ from pathlib import Path
 from serving.adapter_store import AdapterStore
 from serving.settings import ServingSettings, load_settings
 from shared.artifacts.open_storage import open_storage
+from shared.artifacts.signatures import read_trusted_keys
 from shared.base_models.catalog import BaseModelEntry, load_catalog
 from shared.base_models.hub import locate
 from shared.errors import ArtifactInvalid, Code, InvalidRequest
@@ -57,6 +58,7 @@ def open_store(settings: ServingSettings) -> AdapterStore:
         cache=settings.serving_cache_dir,
         max_rank=settings.serving_max_lora_rank,
         adapts_head=settings.adapts_head,
+        trusted_keys=read_trusted_keys(settings.serving_trusted_keys) if settings.serving_trusted_keys else None,
     )
 
 

@@ -42,6 +42,10 @@ class ServingSettings(Settings):
     serving_cache_dir: Path = Field(
         Path(), validate_default=True, description="Verified copies of adapters; best on a disk of this machine."
     )
+    serving_trusted_keys: Path | None = Field(
+        None,
+        description="File of public keys, one a line; adapters without a signature of one of them are refused. Null: not asked for.",
+    )
     serving_self_test_seconds: float = Field(
         10.0, gt=0, description="Seconds between two answers by which a replica tests its engine."
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
@@ -66,6 +67,10 @@ class WorkerSettings(RetentionSettings):
     # Read by the trainer too.
     shard_base: Literal["auto", "always"] = Field(
         "auto", description="always: several processes hold the frozen base in parts even where it would fit whole."
+    )
+    signing_key: Path | None = Field(
+        None,
+        description="PEM file of the Ed25519 key that signs adapters (`mens adapter keygen`); null: they are not signed.",
     )
     effect_floor: float = Field(1e-3, gt=0, description="Nats (RMS) by which an adapter must move the probes.")
     parity: Literal["full", "shift"] = Field(

@@ -1,7 +1,8 @@
-"""``mens adapter``: adapters that were made elsewhere."""
+"""``mens adapter``: adapters as files: import what the original trained, make a signing key, verify a folder."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -9,15 +10,23 @@ import typer
 
 from cli.client.connection import call, fail
 from cli.commands.jobs import upload, watch_job
+from shared.artifacts.manifests import MANIFEST_NAME, AdapterManifest, parse_manifest, verify_adapter
 from shared.artifacts.original_layout import MAX_SIDECAR_BYTES, ORIGINAL_WEIGHTS, SIDECAR_NAMES, parse_sidecar
+from shared.artifacts.signatures import (
+    SIGNATURE_NAME,
+    Signature,
+    make_key,
+    read_trusted_keys,
+    unsigned,
+    verify_signature,
+)
+from shared.artifacts.storage import is_digest
 from shared.errors import MensError
+from shared.hashing import digest_file
 
-app = typer.Typer(no_args_is_help=True, help="Adapters: take in what the original trained.")
+app = typer.Typer(no_args_is_help=True, help="Adapters as files: import, sign, verify.")
 
-
-@app.callback()
-def adapters() -> None:
-    """Adapters: take in what the original trained."""
+NEEDS_CRYPTOGRAPHY = "Signatures need the package cryptography: pip install 'mens[signatures]'."
 
 
 @app.command("import")
@@ -69,3 +78,85 @@ def find_files(path: Path, sidecar: Path | None) -> tuple[Path, Path]:
     if beside is None:
         fail(f"There is no {', '.join(SIDECAR_NAMES)} beside {weights.name}; name the sidecar with --sidecar.")
     return weights, beside
+
+
+@app.command("keygen")
+def keygen(
+    path: Annotated[Path, typer.Argument(help="File that receives the private key; it must not exist.")],
+) -> None:
+    """Make an Ed25519 key that signs adapters, and print its public key.
+
+    Workers sign with MENS_SIGNING_KEY=FILE. Replicas refuse whatever is not signed by a key of MENS_SERVING_TRUSTED_KEYS, a file with one
+    public key a line.
+    """
+    try:
+        typer.echo(make_key(path))
+    except ModuleNotFoundError:
+        fail(NEEDS_CRYPTOGRAPHY)
+    except OSError as error:
+        fail(f"The key cannot be written to {path}: {error.strerror}.")
+
+
+@app.command("verify")
+def verify(
+    folder: Annotated[
+        Path, typer.Argument(help="An adapter's folder, e.g. adapters/DIGEST of the storage.", exists=True)
+    ],
+    trusted: Annotated[
+        Path | None,
+        typer.Option(help="File of public keys, one a line; the signature must be of one of them.", exists=True),
+    ] = None,
+) -> None:
+    """Check an adapter's folder without any server: every digest, tensor and number, and the signature; print what it is made from.
+
+    Ends with code 1, and the reason, when anything is not as the manifest says.
+    """
+    try:
+        manifest, signature = verify_folder(folder, read_trusted_keys(trusted) if trusted else None)
+    except ModuleNotFoundError:
+        fail(NEEDS_CRYPTOGRAPHY)
+    except MensError as error:
+        fail(str(error))
+    signer = (
+        f"by {signature.public_key}" + ("" if trusted else " (not compared with keys you trust)")
+        if signature
+        else "none"
+    )
+    typer.echo(f"{manifest.adapter_id}")
+    rows = [
+        ("files", f"{len(manifest.files)} as published"),
+        ("signature", signer),
+        ("base", f"{manifest.base_model}, {len(manifest.base_digests)} files by digest"),
+        (
+            "trained",
+            f"{manifest.adapter_method} over {manifest.quant.base_quant}, rank {manifest.rank}, step {manifest.step}",
+        ),
+        ("layers", str(len(manifest.base_key_map))),
+        ("contract", manifest.contract_digest),
+        ("template", manifest.template_digest),
+    ]
+    for name, value in rows:
+        typer.echo(f"  {name:10} {value}")
+
+
+def verify_folder(folder: Path, trusted: Collection[str] | None) -> tuple[AdapterManifest, Signature | None]:
+    """An adapter folder's manifest and signature, once everything in it is as they say.
+
+    Raises:
+        MensError: with the code of what is wrong; ``ADAPTER_UNSIGNED`` where a signature is asked for.
+    """
+    path = folder / MANIFEST_NAME
+    if not path.is_file():
+        fail(f"{folder} holds no {MANIFEST_NAME}.")
+    digest = digest_file(path)
+    manifest = parse_manifest(path.read_bytes(), digest)
+    # In the storage a folder's name is the manifest's digest; elsewhere the signature alone says which manifest was meant.
+    if is_digest(folder.resolve().name) and folder.resolve().name != digest:
+        fail(f"{MANIFEST_NAME} is not the one of {folder.resolve().name}: its SHA-256 is {digest}.")
+    verify_adapter(folder, manifest)
+    beside = folder / SIGNATURE_NAME
+    if beside.is_file():
+        return manifest, verify_signature(beside.read_bytes(), digest, trusted)
+    if trusted is not None:
+        raise unsigned()
+    return manifest, None

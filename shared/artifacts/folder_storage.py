@@ -144,7 +144,12 @@ class FolderStorage(Storage):
         for name in names:
             path = source / name
             if path.is_symlink() or Path(name).name != name:
-                raise ArtifactInvalid(Code.ADAPTER_MANIFEST_INVALID, f"{name!r} is not a plain file.", param=name)
+                raise ArtifactInvalid(
+                    Code.ADAPTER_MANIFEST_INVALID,
+                    f"{name!r} is not a plain file.",
+                    remedy="Restore the artifact's own file; a link or a path is never followed.",
+                    param=name,
+                )
             with disk_errors():
                 shutil.copyfile(_existing(path), target / name, follow_symlinks=False)
 

@@ -16,7 +16,7 @@ from shared.database.records import NewEvent
 from shared.hashing import digest_file
 from shared.tokenization.tokenizer import Tokenizer
 from worker.jobs.attempt import Attempt
-from worker.jobs.finetune import publish_adapter, store_adapter
+from worker.jobs.finetune import publish_adapter, sign_adapters, store_adapter
 from worker.probe_chats import encode_chats
 from worker.run_folder import ADAPTER_FOLDER, PROBES_NAME, write_json
 
@@ -36,6 +36,7 @@ def run_import(attempt: Attempt) -> None:
     attempt.report(events=[NewEvent(level="warn", message=note) for note in imported.notes])
     folder = attempt.run_dir / ADAPTER_FOLDER
     attempt.leases.keep_adapters(attempt.lease, [digest_file(folder / MANIFEST_NAME)])
+    sign_adapters(attempt.settings, [folder])
     adapter = store_adapter(attempt.storage, folder, final=True)
     if plan.contract.publish:
         write_probes(attempt.run_dir, base)

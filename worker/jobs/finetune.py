@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from shared.artifacts.manifests import (
     parse_manifest,
     verify_adapter,
 )
+from shared.artifacts.signatures import SIGNATURE_NAME, sign_folder
 from shared.artifacts.storage import Storage
 from shared.base_models.catalog import BaseModelEntry, LocalSource
 from shared.contract.plan import DataFile, ExecutionPlan, PlannedBase, TrainingInputs, TrainingRun
@@ -51,6 +52,7 @@ from worker.run_folder import (
     read_json,
     write_json,
 )
+from worker.settings import WorkerSettings
 
 PROGRAM = "worker.train"
 TAKE_OVER_TRIES = 5
@@ -71,6 +73,7 @@ def run_finetune(attempt: Attempt) -> None:
     attempt.leases.keep_adapters(
         attempt.lease, [digest_file(folder / MANIFEST_NAME) for folder in adapter_folders(run_dir)]
     )
+    sign_adapters(attempt.settings, adapter_folders(run_dir))
     adapters = store_adapters(attempt.storage, run_dir)
     adapters[-1] = publish(attempt, plan, adapters[-1], run_dir)
     finish(attempt, plan, adapters, run_dir)
@@ -171,6 +174,18 @@ def adapter_folders(run_dir: Path) -> list[Path]:
     return [*list_checkpoints(run_dir), run_dir / ADAPTER_FOLDER]
 
 
+def sign_adapters(settings: WorkerSettings, folders: Iterable[Path]) -> None:
+    """Put a signature beside each manifest, where this installation has a key.
+
+    Raises:
+        InvalidRequest: ``SETTINGS_INVALID``: the key cannot be read.
+    """
+    if settings.signing_key is None:
+        return
+    for folder in folders:
+        sign_folder(folder, settings.signing_key)
+
+
 def store_adapters(storage: Storage, run_dir: Path) -> list[NewAdapter]:
     """Put the run's checkpoints and, last, its result into storage, each under its manifest's digest."""
     adapters = {}
@@ -185,7 +200,8 @@ def store_adapter(storage: Storage, folder: Path, *, final: bool) -> NewAdapter:
     digest = digest_file(folder / MANIFEST_NAME)
     manifest = parse_manifest((folder / MANIFEST_NAME).read_bytes(), digest)
     verify_adapter(folder, manifest)
-    storage.put_folder("adapters", digest, folder, [WEIGHTS_NAME, CONFIG_NAME], MANIFEST_NAME)
+    signed = [SIGNATURE_NAME] if (folder / SIGNATURE_NAME).is_file() else []
+    storage.put_folder("adapters", digest, folder, [WEIGHTS_NAME, CONFIG_NAME, *signed], MANIFEST_NAME)
     return NewAdapter(
         id=manifest.adapter_id,
         digest=manifest.digest,

@@ -1,4 +1,4 @@
-"""``mens adapter import``: finds the two files, looks at the sidecar before it uploads, and queues the job."""
+"""``mens adapter``: import finds two files and queues a job; keygen and verify need no server."""
 
 from __future__ import annotations
 
@@ -6,8 +6,13 @@ import json
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
-from shared.artifacts.original_layout import ORIGINAL_WEIGHTS, V2_NAME
+from cli.main import app
+from shared.artifacts.manifests import CONFIG_NAME, MANIFEST_NAME, WEIGHTS_NAME
+from shared.artifacts.original_import import ImportRequest, import_original
+from shared.artifacts.original_layout import ORIGINAL_WEIGHTS, V2_NAME, V3_NAME, parse_sidecar
+from shared.artifacts.signatures import make_key, sign_folder
 from shared.base_models.catalog import BaseModelEntry, Catalog, LocalSource, digest_model_folder, save_catalog
 from shared.contract.plan import ImportPlan
 from shared.hashing import digest_file
@@ -49,3 +54,58 @@ def test_nothing_is_uploaded_for_a_sidecar_that_is_none(installation: CliInstall
 def test_a_file_that_is_not_there_is_named(installation: CliInstallation, original: Path, gone: str) -> None:
     (original / gone).unlink()
     assert gone in installation.mens("adapter", "import", str(original), "--model", "tiny", code=1)
+
+
+runner = CliRunner()
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Path:
+    """An adapter's folder, of a tiny base, imported without any server."""
+    base = write_base(tmp_path / "bases" / "offline")
+    sizes = json.loads((base / "config.json").read_text())
+    original = make_original(base, "F", sizes=(sizes["vocab_size"], sizes["hidden_size"])).write(tmp_path / "old")
+    entry = BaseModelEntry(name="offline", source=LocalSource(path=str(base)), digests=digest_model_folder(base))
+    sidecar = parse_sidecar((original / V3_NAME).read_bytes())
+    request = ImportRequest(original / ORIGINAL_WEIGHTS, sidecar, entry, base, "old", "c" * 64, "d" * 64)
+    import_original(request, tmp_path / "adapter")
+    return tmp_path / "adapter"
+
+
+def verified(*arguments: str, code: int = 0) -> str:
+    result = runner.invoke(app, ["adapter", "verify", *arguments])
+    assert result.exit_code == code, result.output
+    return result.output
+
+
+def test_verify_prints_what_an_adapter_is_made_from(made: Path, tmp_path: Path) -> None:
+    key = runner.invoke(app, ["adapter", "keygen", str(tmp_path / "key.pem")]).output.strip()
+    (tmp_path / "trusted").write_text(key)
+    assert "ADAPTER_UNSIGNED" in verified(str(made), "--trusted", str(tmp_path / "trusted"), code=1)
+    assert "none" in verified(str(made))
+    sign_folder(made, tmp_path / "key.pem")
+    printed = verified(str(made), "--trusted", str(tmp_path / "trusted"))
+    assert f"old@{digest_file(made / MANIFEST_NAME)}" in printed
+    assert key in printed and "c" * 64 in printed and "d" * 64 in printed and "qlora over nf4, rank 3" in printed
+
+
+@pytest.mark.parametrize("name", [WEIGHTS_NAME, CONFIG_NAME, MANIFEST_NAME])
+def test_verify_finds_one_changed_bit(made: Path, tmp_path: Path, name: str) -> None:
+    make_key(tmp_path / "key.pem")
+    sign_folder(made, tmp_path / "key.pem")
+    raw = bytearray((made / name).read_bytes())
+    raw[len(raw) // 2] ^= 1
+    (made / name).write_bytes(raw)
+    assert "ADAPTER_" in verified(str(made), code=1)
+
+
+def test_a_manifest_that_is_not_its_folders_is_found(made: Path) -> None:
+    other = made.with_name("0" * 64)
+    made.rename(other)
+    assert "is not the one of" in verified(str(other), code=1)
+
+
+def test_a_key_is_not_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "key.pem").write_text("mine")
+    assert runner.invoke(app, ["adapter", "keygen", str(tmp_path / "key.pem")]).exit_code == 1
+    assert (tmp_path / "key.pem").read_text() == "mine"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 import worker.jobs.finetune
 from shared.artifacts.manifests import MANIFEST_NAME, parse_manifest
 from shared.artifacts.original_layout import ORIGINAL_WEIGHTS, V3_NAME
+from shared.artifacts.signatures import SIGNATURE_NAME, make_key, verify_signature
 from shared.contract.plan import ImportPlan, PlannedBase
 from shared.contract.sections import ImportContract
 from shared.database.adapters import Adapters
@@ -93,3 +95,29 @@ def test_an_import_is_measured_with_probe_chats_before_it_is_published(installat
     # No training has seen them: the base shift stays unknown.
     assert probes.trained is None
     assert Adapters(installation.database).get(probes.adapter_id).state == "published"
+
+
+def test_what_a_worker_with_a_key_stores_is_signed(installation, imported, tmp_path):
+    public = make_key(tmp_path / "key.pem")
+    worker = replace(
+        installation.worker,
+        settings=installation.settings.model_copy(update={"signing_key": tmp_path / "key.pem"}),
+    )
+    job, _ = imported()
+    worker.run_job(job.id)
+    done = installation.jobs.get(job.id)
+    assert done.state is JobState.SUCCEEDED, done.error
+    digest = done.result["adapter_id"].partition("@")[2]
+    raw = (installation.storage.folder("adapters", digest) / SIGNATURE_NAME).read_bytes()
+    assert verify_signature(raw, digest, {public}).manifest_digest == digest
+
+
+def test_a_key_that_cannot_be_read_fails_the_job_and_stores_nothing(installation, imported, tmp_path):
+    worker = replace(
+        installation.worker,
+        settings=installation.settings.model_copy(update={"signing_key": tmp_path / "gone.pem"}),
+    )
+    job, _ = imported()
+    worker.run_job(job.id)
+    assert installation.jobs.get(job.id).error["code"] == Code.SETTINGS_INVALID
+    assert not (installation.storage.root / "adapters").exists()

@@ -1,0 +1,152 @@
+"""Signatures of adapters: Ed25519 over a manifest's digest, in a file beside the manifest.
+
+A manifest names every byte of its adapter by digest, so its digest says everything; what it cannot say is who made it. The signature is
+no part of the manifest, so that signing changes no name, and an adapter can be signed later or again.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import os
+from collections.abc import Collection
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from shared.artifacts.manifests import MANIFEST_NAME
+from shared.base_models.catalog import Sha256
+from shared.errors import ArtifactInvalid, Code, InvalidRequest
+from shared.hashing import canonical_json, digest_file
+
+SIGNATURE_NAME = "adapter_signature.json"
+DOMAIN = b"mens adapter manifest 1\n"
+"""Stands before the signed digest, so that a signature of something else is never one of a manifest."""
+MAX_SIGNATURE_BYTES, KEY_BYTES = 4096, 32
+
+
+class Signature(BaseModel):
+    """``adapter_signature.json``; keys and signatures are base64."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    format: Literal["mens_adapter_signature"] = "mens_adapter_signature"
+    version: Literal[1] = 1
+    manifest_digest: Sha256
+    public_key: str
+    signature: str
+
+
+def make_key(path: Path) -> str:
+    """Write a new private key (PEM, readable by its owner alone); returns the public key, base64.
+
+    Raises:
+        FileExistsError: there is such a file; a key is never overwritten.
+    """
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+    key = Ed25519PrivateKey.generate()
+    pem = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        file.write(pem)
+    return base64.b64encode(key.public_key().public_bytes_raw()).decode()
+
+
+def sign_folder(folder: Path, key_file: Path) -> Signature:
+    """Write the signature of an adapter folder's manifest beside it. The same key and manifest give the same bytes.
+
+    Raises:
+        InvalidRequest: ``SETTINGS_INVALID``: the file is no Ed25519 private key.
+    """
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+    from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
+    try:
+        key = load_pem_private_key(key_file.read_bytes(), password=None)
+    except (OSError, ValueError, TypeError) as error:
+        raise _no_key(key_file, type(error).__name__) from None
+    if not isinstance(key, Ed25519PrivateKey):
+        raise _no_key(key_file, "it is another kind of key")
+    digest = digest_file(folder / MANIFEST_NAME)
+    made = Signature(
+        manifest_digest=digest,
+        public_key=base64.b64encode(key.public_key().public_bytes_raw()).decode(),
+        signature=base64.b64encode(key.sign(DOMAIN + digest.encode())).decode(),
+    )
+    (folder / SIGNATURE_NAME).write_bytes(canonical_json(made.model_dump(mode="json")))
+    return made
+
+
+def verify_signature(raw: bytes, manifest_digest: str, trusted_keys: Collection[str] | None) -> Signature:
+    """Check a signature file's bytes.
+
+    Args:
+        raw: the file's content.
+        manifest_digest: SHA-256 of the manifest that it must be of.
+        trusted_keys: public keys, base64, one of which must have signed; None: any key.
+
+    Raises:
+        ArtifactInvalid: ``ADAPTER_SIGNATURE_INVALID``.
+    """
+    from cryptography.exceptions import InvalidSignature
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+    try:
+        found = Signature.model_validate_json(raw[:MAX_SIGNATURE_BYTES])
+        public = Ed25519PublicKey.from_public_bytes(base64.b64decode(found.public_key, validate=True))
+        public.verify(base64.b64decode(found.signature, validate=True), DOMAIN + manifest_digest.encode())
+    except (ValidationError, binascii.Error, ValueError):
+        raise _invalid("it cannot be read") from None
+    except InvalidSignature:
+        raise _invalid("it is not of this manifest") from None
+    if found.manifest_digest != manifest_digest:
+        raise _invalid("it names another manifest")
+    if trusted_keys is not None and found.public_key not in trusted_keys:
+        raise _invalid(f"its key {found.public_key} is not trusted here")
+    return found
+
+
+def read_trusted_keys(path: Path) -> frozenset[str]:
+    """Public keys of a file, one a line; empty lines and what follows ``#`` are skipped.
+
+    Raises:
+        InvalidRequest: ``SETTINGS_INVALID``: it cannot be read, or a line is no key: nothing is trusted by mistake.
+    """
+    try:
+        lines = [line.partition("#")[0].strip() for line in path.read_text().splitlines()]
+        keys = frozenset(line for line in lines if line)
+        lengths = {len(base64.b64decode(key, validate=True)) for key in keys}
+    except (OSError, ValueError) as error:
+        raise _no_key(path, str(error)) from None
+    if lengths - {KEY_BYTES}:
+        raise _no_key(path, f"a line is no key of {KEY_BYTES} bytes")
+    return keys
+
+
+def unsigned() -> ArtifactInvalid:
+    """The refusal of an adapter without a signature, where one is asked for."""
+    return ArtifactInvalid(
+        Code.ADAPTER_UNSIGNED,
+        "The adapter has no signature, and only signed ones are served here.",
+        remedy="Set MENS_SIGNING_KEY on the workers and train or import it again, or leave MENS_SERVING_TRUSTED_KEYS unset.",
+        param=SIGNATURE_NAME,
+    )
+
+
+def _invalid(reason: str) -> ArtifactInvalid:
+    return ArtifactInvalid(
+        Code.ADAPTER_SIGNATURE_INVALID,
+        f"The adapter's signature does not count: {reason}.",
+        remedy="Restore the signature from a backup; add its key to MENS_SERVING_TRUSTED_KEYS if you trust who holds it.",
+        param=SIGNATURE_NAME,
+    )
+
+
+def _no_key(path: Path, reason: str) -> InvalidRequest:
+    return InvalidRequest(
+        Code.SETTINGS_INVALID,
+        f"{path} holds no usable key: {reason}.",
+        remedy="Make a key with `mens adapter keygen FILE`; it prints the public one.",
+        param=str(path),
+    )
