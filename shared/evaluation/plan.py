@@ -15,6 +15,7 @@ from shared.evaluation.types import (
     ResponsesSource,
     RunSpec,
 )
+from shared.graders.pass_at_k import check_sampling
 from shared.graders.types import GraderValue
 from shared.hashing import digest_json
 
@@ -88,6 +89,9 @@ def plan_run(
 
     Args:
         seed: for a run that names none.
+
+    Raises:
+        InvalidRequest: ``GRADER_INVALID``: a criterion needs several answers together, and each is sampled and judged by itself.
     """
     source = run.data_source
     wire = source.model_dump(mode="json", exclude_none=True)
@@ -103,6 +107,9 @@ def plan_run(
     )
     if isinstance(source, JsonlSource):
         return plan
+    for criterion in spec.testing_criteria:
+        # Each answer that is sampled is judged by itself.
+        check_sampling(criterion, 1, source.sampling_params.temperature if source.sampling_params else None)
     given = source.sampling_params.seed if source.sampling_params else None
     return plan.model_copy(
         update={

@@ -9,6 +9,7 @@ from typing import Literal
 
 from shared.gates.evidence import AnswerPair, RunScores, ScoredAnswer
 from shared.gates.receipt import GateCheck, GateStatus
+from shared.graders.pass_at_k import pass_at_k
 from shared.statistics.exact import wilson_interval
 from shared.statistics.paired import Comparison, Status
 
@@ -128,14 +129,11 @@ def score_of(criterion: str | None) -> Measure:
 
 
 def pass_at(k: int, criterion: str | None) -> Measure:
-    """The unbiased estimate of an item being solved by one of k answers: 1 - C(n - c, k) / C(n, k).
-
-    Source: Chen et al., "Evaluating large language models trained on code" (2021), equation 1.
-    """
+    """The unbiased estimate of an item being solved by one of k answers; see :func:`shared.graders.pass_at_k.pass_at_k`."""
 
     def of_item(answers: Sequence[ScoredAnswer], unscored: bool) -> float:
         solved = sum(_score(answer, criterion, unscored) >= 1.0 for answer in answers)
-        return 1.0 - math.comb(len(answers) - solved, k) / math.comb(len(answers), k)
+        return pass_at_k(len(answers), solved, k)
 
     return of_item
 

@@ -42,6 +42,14 @@ class RunTemplate(Closed):
     max_completion_tokens: int = Field(128, ge=1)
     max_age_days: Positive | None = Field(None, description="Of this run, where less than the policy's own.")
 
+    @model_validator(mode="after")
+    def _answers_can_differ(self) -> RunTemplate:
+        if self.samples > 1 and self.temperature == 0:
+            raise PydanticCustomError(
+                "samples_same", "several samples need a temperature above 0: at 0 they are all one answer"
+            )
+        return self
+
 
 class Gate(Closed):
     """What every gate has."""

@@ -36,7 +36,7 @@ def check_sampling(grader: Grader, samples: int, temperature: float | None) -> N
     """Whether answers that are sampled like this can be graded; for an eval, before anything is sampled.
 
     Args:
-        samples: answers to each prompt.
+        samples: answers to a prompt that are judged together.
         temperature: None where the server's default holds.
 
     Raises:
@@ -44,10 +44,10 @@ def check_sampling(grader: Grader, samples: int, temperature: float | None) -> N
     """
     k = samples_needed(grader)
     if k > samples:
-        message = f"The grader {grader.name!r} estimates pass@{k} and there are {samples} answers to a prompt."
-        raise InvalidRequest(
-            Code.GRADER_INVALID, message, remedy=f"Sample {k} answers or more, or set k to {samples}.", param="mens.k"
-        )
+        together = "one answer" if samples == 1 else f"{samples} answers"
+        message = f"The grader {grader.name!r} estimates pass@{k}, and it gets {together} to a prompt at a time."
+        remedy = f"Set k to {samples}; pass@{k} of an eval's answers is what a policy's gate `pass_at_k` estimates."
+        raise InvalidRequest(Code.GRADER_INVALID, message, remedy=remedy, param="mens.k")
     if k > 1 and temperature == 0:
         message = f"The grader {grader.name!r} estimates pass@{k} of answers at temperature 0, which are all the same."
         raise InvalidRequest(

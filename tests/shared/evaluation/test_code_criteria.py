@@ -8,7 +8,8 @@ import pytest
 
 from shared.errors import Code, InvalidRequest
 from shared.evaluation.criteria import check_eval
-from shared.evaluation.types import EvalSpec
+from shared.evaluation.plan import PlannedItems, plan_run
+from shared.evaluation.types import EvalSpec, RunSpec
 
 
 def spec(**mens: Any) -> EvalSpec:
@@ -40,3 +41,20 @@ def test_what_cannot_be_judged_is_refused_with_its_criterion(mens: dict[str, Any
     with pytest.raises(InvalidRequest) as refused:
         check_eval(spec(**mens))
     assert (refused.value.code, refused.value.param) == (code, "testing_criteria.0")
+
+
+def run(**source: Any) -> RunSpec:
+    rows = {"type": "file_id", "id": "file-1"}
+    return RunSpec.model_validate({"data_source": {"source": rows, **source}, "mens": {"samples": 4}})
+
+
+def test_pass_at_k_of_answers_that_are_judged_one_by_one_is_refused() -> None:
+    sampled = run(type="completions", model="m", input_messages={"type": "item_reference", "item_reference": "item.m"})
+    items = PlannedItems.model_construct(file_id="file-1", count=3)
+    three = spec(check="pass_at_k", k=3, of={**IS_CODE, "reference": "{{ item.code }}"})
+    with pytest.raises(InvalidRequest) as refused:
+        plan_run("eval-1", three, sampled, items, [], 1)
+    assert (refused.value.code, refused.value.param) == (Code.GRADER_INVALID, "mens.k")
+    assert "a policy's gate `pass_at_k`" in refused.value.remedy
+    one = spec(check="pass_at_k", k=1, of={**IS_CODE, "reference": "{{ item.code }}"})
+    assert plan_run("eval-1", one, sampled, items, [], 1).samples == 4

@@ -86,6 +86,12 @@ def test_digest_is_of_what_is_asked_not_of_how_it_is_written() -> None:
         ('version: "1"\ngates:\n  evals:\n    q: {block: true}\n', "gates.evals.q", 4, "asks nothing"),
         ('version: "1"\ngates:\n  truncation: {}\n  truncation: {}\n', "gates.truncation", 4, "twice"),
         ('version: "1"\nruns: &a {}\ngates: *a\n', "", 2, "references"),
+        (
+            'version: "1"\nruns:\n  bench: {eval: e, file: f, samples: 4}\ngates: {pass_at_k: {run: bench}}\n',
+            "runs.bench",
+            3,
+            "above 0",
+        ),
         ("gates: [", "", 1, "not YAML"),
         ("- 1", "", 1, "mapping"),
         ("a" * 70_000, "", None, "bytes"),
