@@ -113,6 +113,7 @@ class RunOutcome:
     Attributes:
         pairs: by the criterion's name; empty for a run of one model.
         passes: of each item, how many of its answers passed all criteria and how many there are: what pass@k is computed of.
+        sandbox: the level that criteria of code ran at; None without such criteria.
     """
 
     run_id: str
@@ -120,13 +121,14 @@ class RunOutcome:
     pairs: dict[str, PairedScores]
     comparisons: dict[str, Comparison]
     passes: dict[int, tuple[int, int]]
+    sandbox: str | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """JSON form, as a job's result has it."""
         compared = {name: asdict(comparison) for name, comparison in self.comparisons.items()}
         for name, comparison in compared.items():
             comparison["unpaired"] = self.pairs[name].unpaired
-        return {"totals": self.totals.model_dump(mode="json"), "comparisons": compared}
+        return {"totals": self.totals.model_dump(mode="json"), "comparisons": compared, "sandbox": self.sandbox}
 
 
 def outcome_of(run_id: str, plan: EvaluationPlan, totals: Totals, results: Iterable[ItemResult]) -> RunOutcome:

@@ -13,13 +13,22 @@ from shared.evaluation.prompts import ROUTES, messages_of, read_response, reques
 from shared.evaluation.types import Answer, Criterion, CriterionResult, ItemResult, SourceItem
 from shared.graders.grading import grade, is_passed, make_sample
 from shared.graders.model_graders import Ask
+from shared.sandbox.client import Sandbox
 
 Post = Callable[[str, dict[str, Any]], dict[str, Any]]
 """Sends a request to a route and returns the response's object; raises a MensError when there is none."""
 OF_THE_WHOLE = (Unavailable, NotFound)
 """Errors that no item is to blame for: the next one would meet them too."""
-OF_THE_ANSWER = frozenset({Code.GRADER_SAMPLE_INVALID})
-"""Why a criterion has no score when the answer is to blame: it has failed."""
+OF_THE_ANSWER = frozenset({Code.GRADER_SAMPLE_INVALID, Code.GRADER_FAILED})
+"""Why a criterion has no score when the answer is to blame: it has failed. Code that raises counts so, as it does at OpenAI."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tools:
+    """What criteria need besides models: a process that checks code, and one that code runs behind."""
+
+    checkers: ContainedCheckers
+    sandbox: Sandbox | None = None
 
 
 @dataclass(slots=True)
@@ -33,7 +42,7 @@ class Judged:
 def judge_item(
     plan: EvaluationPlan,
     post: Post,
-    checkers: ContainedCheckers,
+    tools: Tools,
     item_index: int,
     sample_index: int,
     source: SourceItem,
@@ -43,7 +52,7 @@ def judge_item(
     Args:
         plan: of the run.
         post: sends requests to models.
-        checkers: check code.
+        tools: what criteria of code need.
         item_index: of the item, from 0. sample_index: of the answer to it.
         source: the item.
 
@@ -61,7 +70,7 @@ def judge_item(
         if answer.sample is None:
             return answer
         sample = answer.sample
-        results = [_result(criterion, source.item, sample, ask, checkers) for criterion in plan.testing_criteria]
+        results = [_result(criterion, source.item, sample, ask, tools) for criterion in plan.testing_criteria]
         return answer.model_copy(update={"results": results})
 
     answers = [_answer(plan, target, post, source.item, sample_index) for target in plan.models]
@@ -116,10 +125,10 @@ def _result(
     item: Mapping[str, Any],
     sample: Mapping[str, Any],
     ask: Ask,
-    checkers: ContainedCheckers,
+    tools: Tools,
 ) -> CriterionResult:
     try:
-        score = grade(criterion, item, sample, ask, checkers).score
+        score = grade(criterion, item, sample, ask, tools.checkers, tools.sandbox).score
     except OF_THE_WHOLE:
         raise
     except MensError as error:

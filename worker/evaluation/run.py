@@ -5,11 +5,13 @@ What is stored is not asked again: an attempt that takes up where another was ki
 
 from __future__ import annotations
 
+import os
 import queue
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
 
@@ -24,8 +26,11 @@ from shared.evaluation.items import read_items
 from shared.evaluation.plan import EvaluationPlan
 from shared.evaluation.results import RunOutcome, Totals, outcome_of
 from shared.evaluation.types import ItemResult, SourceItem
+from shared.graders.grading import has_code
 from shared.graders.types import LabelModel, ScoreModel
-from worker.evaluation.answers import Judged, judge_item
+from shared.sandbox.client import Sandbox
+from shared.sandbox.probe import report_of_machine
+from worker.evaluation.answers import Judged, Tools, judge_item
 from worker.evaluation.front_door import FrontDoor
 from worker.settings import WorkerSettings
 
@@ -34,6 +39,8 @@ STORE_ITEMS = 64
 MOST_WAITING = 1024
 """Results that wait for a database that is away, before the attempt ends."""
 POLL_SECONDS = 0.2
+SANDBOXED_AT_ONCE = 4
+"""Items whose code runs at once, on a machine with so many cores: each may take 2 GB."""
 READ_AHEAD = 2
 """Items that wait for each one that is being asked: enough that none waits for the next batch to be stored."""
 
@@ -66,7 +73,7 @@ def evaluate_model(attempt: RunningJob, plan: EvaluationPlan, run_id: str) -> Ru
 
     Raises:
         JobFailed: ``EVAL_UNAVAILABLE``: no API is set. Unavailable: the API, a replica or a limit of the tenant holds it up;
-            what came until then is stored. NotFound: ``MODEL_NOT_FOUND``: a model is gone. LeaseLost; and what
+            what came until then is stored; ``SANDBOX_FAILED``. InvalidRequest: ``SANDBOX_UNAVAILABLE``. NotFound: ``MODEL_NOT_FOUND``: a model is gone. LeaseLost; and what
             ``raise_if_stopped`` raises.
     """
     items = EvalItems(attempt.leases.database)
@@ -75,13 +82,15 @@ def evaluate_model(attempt: RunningJob, plan: EvaluationPlan, run_id: str) -> Ru
         with (
             _open_door(attempt, plan) as door,
             ContainedCheckers() as checkers,
+            _open_sandbox(attempt.settings, plan) as sandbox,
             attempt.storage.local_file(plan.items.sha256) as path,
         ):
             todo = _todo(plan, read_items(path), items.positions(run_id))
-            judge = partial(judge_item, plan, door.post, checkers)
+            judge = partial(judge_item, plan, door.post, Tools(checkers, sandbox))
             _judge_all(attempt, judge, plan.samples, door, todo, progress)
     results = (ItemResult.model_validate(item.result) for item in items.all(run_id))
-    return outcome_of(run_id, plan, progress.totals, results)
+    outcome = outcome_of(run_id, plan, progress.totals, results)
+    return replace(outcome, sandbox=report_of_machine(attempt.settings.sandbox).level) if _has_code(plan) else outcome
 
 
 class _Progress:
@@ -237,6 +246,20 @@ def _todo(plan: EvaluationPlan, items: Iterator[SourceItem], stored: set[int]) -
         for position in range(item_index * plan.samples, (item_index + 1) * plan.samples):
             if position not in stored:
                 yield position, item
+
+
+def _has_code(plan: EvaluationPlan) -> bool:
+    return any(map(has_code, plan.testing_criteria))
+
+
+@contextmanager
+def _open_sandbox(settings: WorkerSettings, plan: EvaluationPlan) -> Iterator[Sandbox | None]:
+    """Where criteria that are code run; nothing is started for a run without them."""
+    if not _has_code(plan):
+        yield None
+        return
+    with Sandbox.open(report_of_machine(settings.sandbox), parallel=min(SANDBOXED_AT_ONCE, os.cpu_count() or 1)) as opened:
+        yield opened
 
 
 @contextmanager

@@ -28,6 +28,8 @@ from shared.database.tenancy import Role
 from shared.errors import Code
 from shared.evaluation.plan import EvaluationPlan, ModelTarget, PlannedItems, plan_run
 from shared.evaluation.types import EvalSpec, ItemResult, RunSpec
+from shared.sandbox.levels import LEVELS
+from shared.sandbox.probe import missing
 from tests.support.builders import submission
 from tests.support.doubles import FakeJobQueue
 from tests.support.http_stub import http_stub
@@ -380,3 +382,33 @@ def test_a_model_that_judges_is_asked_and_its_tokens_are_counted(place: Place, d
     assert totals["passed"] == 2
     assert totals["usage"]["critic"]["invocation_count"] == 2
     assert totals["usage"]["critic"]["total_tokens"] == 8
+
+
+CODE = {
+    "type": "python",
+    "name": "code",
+    "source": "def grade(sample, item):\n    return float(int(sample['output_text']) == int(item['answer']))",
+    "pass_threshold": 1,
+}
+
+
+@pytest.mark.sandbox
+@pytest.mark.skipif(all(map(missing, LEVELS)), reason=missing("landlock"))
+def test_criteria_of_code_run_in_the_sandbox_whose_level_is_named(place: Place) -> None:
+    rows = [*ROWS, {"item": {"question": "no number", "answer": "1"}}, {"item": {"question": "3", "answer": "4"}}]
+    job = place.queue(rows, criteria=[CODE])
+    result = place.run(job).result
+    assert (result["totals"]["passed"], result["totals"]["failed"], result["totals"]["errored"]) == (8, 2, 0)
+    assert result["sandbox"] in LEVELS
+    raised = place.results(job)[8].answer.results[0]
+    assert raised.fault
+    assert raised.fault["code"] == Code.GRADER_FAILED
+    assert "ValueError" in raised.fault["details"]["traceback"]
+
+
+def test_criteria_of_code_without_a_sandbox_end_the_job_with_what_is_missing(place: Place) -> None:
+    place.worker.settings = place.settings.model_copy(update={"sandbox": "off"})
+    failed = place.run(place.queue(criteria=[CODE]))
+    assert failed.error
+    assert failed.error["code"] == Code.SANDBOX_UNAVAILABLE
+    assert "MENS_SANDBOX is off" in failed.error["message"]
