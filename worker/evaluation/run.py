@@ -258,7 +258,9 @@ def _open_sandbox(settings: WorkerSettings, plan: EvaluationPlan) -> Iterator[Sa
     if not _has_code(plan):
         yield None
         return
-    with Sandbox.open(report_of_machine(settings.sandbox), parallel=min(SANDBOXED_AT_ONCE, os.cpu_count() or 1)) as opened:
+    with Sandbox.open(
+        report_of_machine(settings.sandbox), parallel=min(SANDBOXED_AT_ONCE, os.cpu_count() or 1)
+    ) as opened:
         yield opened
 
 

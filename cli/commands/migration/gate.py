@@ -22,6 +22,7 @@ from cli.migration.gate.recorded import recorded_models, recorded_prompts
 from cli.migration.receipts import Gate, Receipt, receipt_file, write_receipt
 from cli.output import print_table
 from shared.errors import MensError
+from shared.settings import Settings, read_settings
 from shared.statistics.paired import Status
 
 app = typer.Typer()
@@ -85,13 +86,13 @@ def gate(
             f"{name}: {prompts} recorded prompts would be sent to {named}; {kept} answers are kept of earlier runs"
         )
     if not dry_run:
-        connection = connect()
+        connection, settings = connect(), read_settings(Settings)
         with Archive(archive), connection.client(TIMEOUT_SECONDS) as client:
             for name, named in chosen.items():
                 try:
                     candidate_model = _ask(client, archive, known[name], name, named, concurrency)
                     receipt = make_receipt(
-                        Contents(archive), known[name], name, candidate_model, connection.url, margin
+                        Contents(archive), known[name], name, candidate_model, connection.url, margin, settings.sandbox
                     )
                     write_receipt(archive, receipt)
                     receipts.append(receipt)

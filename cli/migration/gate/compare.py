@@ -16,13 +16,14 @@ from pathlib import Path
 from cli.migration.archive.contents import Contents
 from cli.migration.archive.folder import now
 from cli.migration.gate.answers import Candidate, NewAnswer, answers_file, body_for, read_answers
-from cli.migration.gate.imported_graders import ImportedGrader, import_graders, score
+from cli.migration.gate.imported_graders import ImportedGrader, import_graders, open_sandbox, score
 from cli.migration.gate.measures import ALIKE, PAIRED, SHOWN_ONLY, matches_label, resemblance
 from cli.migration.gate.recorded import Answer, RecordedPrompt, answer_of, labels, recorded_prompts
 from cli.migration.receipts import Counts, Gate, GraderCheck, Noise, Receipt
 from cli.migration.record import golden_file
 from shared.errors import ArtifactInvalid, Code, MensError
 from shared.hashing import digest_file, digest_json
+from shared.sandbox.levels import Choice
 from shared.statistics.exact import wilson_interval
 from shared.statistics.paired import CONFIDENCE, Status, compare
 
@@ -52,11 +53,13 @@ def make_receipt(
     candidate: Candidate,
     installation: str,
     margin: float = DEFAULT_MARGIN,
+    sandbox: Choice = "auto",
 ) -> Receipt:
     """Compare the answers that were kept.
 
     Args:
         margin: what a mean score may lose.
+        sandbox: what the user's graders that are code run in.
 
     Raises:
         ArtifactInvalid: the archive cannot be read, or prompts have no answer yet.
@@ -69,9 +72,10 @@ def make_receipt(
     ]
     checks: list[GraderCheck] = []
     gates: list[Gate] = []
-    for imported, check in import_graders(contents, project):
-        checks.append(check)
-        gates += _grader_gate(imported, check, pairs, margin)
+    with open_sandbox(contents, project, sandbox) as opened:
+        for imported, check in import_graders(contents, project, opened):
+            checks.append(check)
+            gates += _grader_gate(imported, check, pairs, margin)
     gates += _label_gates(labels(contents, project, model), pairs, margin)
     gates += [_similarity_gate(pairs, margin), *_form_gates(pairs, margin)]
     verdict, reason = _verdict(gates)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,10 +19,15 @@ from shared.errors import Code, InvalidRequest, MensError
 from shared.graders.grading import check_runnable, grade, is_passed, make_sample
 from shared.graders.types import GRADER, Grader
 from shared.hashing import digest_json
+from shared.sandbox.client import Sandbox
+from shared.sandbox.levels import Choice
+from shared.sandbox.probe import report_of_machine
 
 LEAST_AGREEMENT = 0.99
 SCORE_TOLERANCE = 0.01
 SHOWN_DIFFERENCES = 5
+OF_THE_ANSWER = frozenset({Code.GRADER_SAMPLE_INVALID, Code.GRADER_FAILED})
+"""What gives an answer 0, at OpenAI too: it is no JSON where JSON is read, or code raises."""
 NOT_SENT = ("id",)
 """What OpenAI adds to a criterion."""
 
@@ -35,6 +41,7 @@ class ImportedGrader:
         result_names: what OpenAI's results call it.
         grader: None when it cannot be one here; ``refused`` says why.
         items: of the eval, by the id of the prompt that they were made into.
+        sandbox: where it runs when it is code.
     """
 
     name: str
@@ -42,17 +49,39 @@ class ImportedGrader:
     grader: Grader | None
     refused: str
     items: dict[str, Item] = field(default_factory=dict)
+    sandbox: Sandbox | None = None
 
 
-def import_graders(contents: Contents, project: str) -> Iterator[tuple[ImportedGrader, GraderCheck]]:
-    """The criteria of every eval of a project, each with how it agrees with OpenAI's stored scores."""
+@contextmanager
+def open_sandbox(contents: Contents, project: str, choice: Choice) -> Iterator[Sandbox | None]:
+    """Where a project's graders that are code run; None where there are none, or nothing here contains code."""
+    criteria = (each for found in contents.items(project, "evals") for each in found.get("testing_criteria") or [])
+    if not any(criterion.get("type") == "python" for criterion in criteria):
+        yield None
+        return
+    report = report_of_machine(choice)
+    if report.level is None:
+        yield None
+        return
+    with Sandbox.open(report) as sandbox:
+        yield sandbox
+
+
+def import_graders(
+    contents: Contents, project: str, sandbox: Sandbox | None = None
+) -> Iterator[tuple[ImportedGrader, GraderCheck]]:
+    """The criteria of every eval of a project, each with how it agrees with OpenAI's stored scores.
+
+    Args:
+        sandbox: where code runs; without it graders that are code are refused.
+    """
     names: set[str] = set()
     for evaluation in contents.items(project, "evals"):
         outputs = list(_output_items(contents, project, str(evaluation["id"])))
         items = {prompt: item for output in outputs for prompt, item in _prompt_and_item(output)}
         for criterion in evaluation.get("testing_criteria") or []:
-            imported = _import(evaluation, criterion, names)
-            imported.items = items
+            imported = _import(evaluation, criterion, names, sandbox)
+            imported.items, imported.sandbox = items, sandbox
             yield imported, _check(imported, outputs)
 
 
@@ -68,7 +97,7 @@ def _prompt_and_item(output: Item) -> Iterator[tuple[str, Item]]:
         yield digest_json(request), output["datasource_item"]
 
 
-def _import(evaluation: Item, criterion: Item, names: set[str]) -> ImportedGrader:
+def _import(evaluation: Item, criterion: Item, names: set[str], sandbox: Sandbox | None) -> ImportedGrader:
     called = str(criterion.get("name") or criterion.get("type"))
     name = f"eval:{evaluation.get('name') or evaluation['id']}/{called}"
     if name in names:
@@ -79,7 +108,7 @@ def _import(evaluation: Item, criterion: Item, names: set[str]) -> ImportedGrade
     given = {key: value for key, value in criterion.items() if key not in NOT_SENT and value is not None}
     try:
         grader = GRADER.validate_python(given)
-        check_runnable(grader)
+        check_runnable(grader, sandbox)
     except ValidationError as error:
         first = error.errors()[0]
         return ImportedGrader(name, known_as, None, f"{'.'.join(map(str, first['loc']))}: {first['msg']}")
@@ -89,7 +118,7 @@ def _import(evaluation: Item, criterion: Item, names: set[str]) -> ImportedGrade
 
 
 def score(imported: ImportedGrader, item: Item, answer: Answer) -> float:
-    """Whether an answer passes, as 1 or 0. An answer that is no JSON where JSON is read does not pass.
+    """Whether an answer passes, as 1 or 0. An answer that is no JSON where JSON is read, or that code raises at, does not pass.
 
     Raises:
         InvalidRequest: the grader cannot judge this item, as when a template names a field that it does not have.
@@ -100,9 +129,10 @@ def score(imported: ImportedGrader, item: Item, answer: Answer) -> float:
 def _judge(imported: ImportedGrader, item: Item, answer: Answer) -> tuple[float, bool]:
     assert imported.grader is not None
     try:
-        found = grade(imported.grader, item, make_sample(answer.text, answer.tool_calls)).score
+        sample = make_sample(answer.text, answer.tool_calls)
+        found = grade(imported.grader, item, sample, sandbox=imported.sandbox).score
     except InvalidRequest as error:
-        if error.code != Code.GRADER_SAMPLE_INVALID:
+        if error.code not in OF_THE_ANSWER:
             raise
         found = 0.0
     return found, is_passed(imported.grader, found)

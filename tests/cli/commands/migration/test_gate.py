@@ -15,6 +15,8 @@ from api.services import make_services
 from cli.main import app
 from cli.migration.gate.answers import answers_file
 from cli.migration.receipts import Receipt, read_receipt, receipt_file
+from shared.sandbox.levels import LEVELS
+from shared.sandbox.probe import missing
 from shared.statistics.paired import Status
 from tests.support.api_installation import application_of, settings_for
 from tests.support.asgi_server import serve
@@ -216,9 +218,29 @@ def test_the_users_own_graders_block_when_they_agree_with_openai(
     assert (found.status, found.block, found.old, found.new) == (Status.FAILED, True, 1.0, 0.0)
 
 
-def test_graders_that_differ_from_openai_are_shown_and_do_not_block(
+@pytest.mark.sandbox
+@pytest.mark.skipif(all(map(missing, LEVELS)), reason=missing("landlock"))
+def test_the_users_own_code_runs_and_blocks_when_it_agrees_with_openai(
     successor: Successor, openai: ServedOpenAI, tmp_path: Path
 ) -> None:
+    with_rows(openai, 0)
+    source = "def grade(sample, item): return float(sample['output_text'] == item['expected'])"
+    code = {"type": "python", "name": "code", "id": "code-1", "source": source, "pass_threshold": 1.0}
+    with_eval(openai, 30, code)
+    record_archive(openai, tmp_path / "a")
+    successor.answer = lambda _: completion("Something else.")
+    gate(tmp_path / "a", code=1)
+    receipt = receipt_of(tmp_path / "a")
+    check = receipt.graders[0]
+    assert (check.name, check.compared, check.agreeing, check.may_block) == ("eval:Tone/code", 30, 30, True)
+    found = next(each for each in receipt.gates if each.name == "eval:Tone/code")
+    assert (found.status, found.block, found.old, found.new) == (Status.FAILED, True, 1.0, 0.0)
+
+
+def test_graders_that_differ_from_openai_are_shown_and_do_not_block(
+    successor: Successor, openai: ServedOpenAI, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MENS_SANDBOX", "off")
     with_rows(openai, 0)
     code = {"type": "python", "name": "code", "id": "code-1", "source": "def grade(sample, item): return 1.0"}
     with_eval(openai, 100, EXACT, code, scores=0.0)
