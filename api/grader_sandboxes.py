@@ -13,8 +13,8 @@ from shared.sandbox.client import Sandbox
 from shared.sandbox.levels import Choice, SandboxReport
 from shared.sandbox.probe import report_of_machine
 
-RUNS_AT_ONCE = 8
-RUNS_OF_A_TENANT = 2
+RUNS_AT_ONCE = 4
+RUNS_OF_A_TENANT = 1
 """Further runs of a tenant wait for its own; those of others do not wait for them while there is one of all runs left."""
 KEPT = 2
 """Sandboxes that wait for the next run: a start takes a tenth of a second."""

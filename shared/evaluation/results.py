@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from pydantic import BaseModel
@@ -114,6 +114,7 @@ class RunOutcome:
         pairs: by the criterion's name; empty for a run of one model.
         passes: of each item, how many of its answers passed all criteria and how many there are: what pass@k is computed of.
         sandbox: the level that criteria of code ran at; None without such criteria.
+        unrepeatable: criteria of code that gave another score the second time, and for how many answers to the first ten items.
     """
 
     run_id: str
@@ -122,13 +123,15 @@ class RunOutcome:
     comparisons: dict[str, Comparison]
     passes: dict[int, tuple[int, int]]
     sandbox: str | None = None
+    unrepeatable: dict[str, int] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
         """JSON form, as a job's result has it."""
         compared = {name: asdict(comparison) for name, comparison in self.comparisons.items()}
         for name, comparison in compared.items():
             comparison["unpaired"] = self.pairs[name].unpaired
-        return {"totals": self.totals.model_dump(mode="json"), "comparisons": compared, "sandbox": self.sandbox}
+        facts = {"sandbox": self.sandbox, "unrepeatable": self.unrepeatable}
+        return {"totals": self.totals.model_dump(mode="json"), "comparisons": compared, **facts}
 
 
 def outcome_of(run_id: str, plan: EvaluationPlan, totals: Totals, results: Iterable[ItemResult]) -> RunOutcome:

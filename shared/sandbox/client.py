@@ -26,7 +26,7 @@ GRACE_SECONDS = 15.0
 """What an answer may take beyond the item's own time: imports, forking, a busy machine."""
 RETRY_SECONDS = (0.1, 0.5)
 MAX_ANSWER_BYTES = 8 * MAX_OUTPUT_BYTES
-LEAST_MEMORY_BYTES = 512 << 20
+LEAST_MEMORY_BYTES = 256 << 20
 
 
 class Sandbox:

@@ -11,7 +11,7 @@ from shared.errors import Code, InvalidRequest, MensError, NotFound, Unavailable
 from shared.evaluation.plan import EvaluationPlan, ModelTarget
 from shared.evaluation.prompts import ROUTES, messages_of, read_response, request_of, seed_of
 from shared.evaluation.types import Answer, Criterion, CriterionResult, ItemResult, SourceItem
-from shared.graders.grading import grade, is_passed, make_sample
+from shared.graders.grading import grade, has_code, is_passed, make_sample
 from shared.graders.model_graders import Ask
 from shared.sandbox.client import Sandbox
 
@@ -23,12 +23,25 @@ OF_THE_ANSWER = frozenset({Code.GRADER_SAMPLE_INVALID, Code.GRADER_FAILED})
 """Why a criterion has no score when the answer is to blame: it has failed. Code that raises counts so, as it does at OpenAI."""
 
 
+REPEATED = 10
+"""First items whose scores by code are computed twice, to find code that does not give the same every time."""
+
+
 @dataclass(frozen=True, slots=True)
 class Tools:
-    """What criteria need besides models: a process that checks code, and one that code runs behind."""
+    """What criteria need besides models: a process that checks code, and one that code runs behind.
+
+    Attributes:
+        repeated: scores of criteria of code that were computed twice, by the criterion's name: whether they were the same.
+    """
 
     checkers: ContainedCheckers
     sandbox: Sandbox | None = None
+    repeated: dict[str, list[bool]] = field(default_factory=dict)
+
+    def unrepeatable(self) -> dict[str, int]:
+        """How many of the scores that were computed twice differ, of the criteria where some do."""
+        return {name: found.count(False) for name, found in self.repeated.items() if False in found}
 
 
 @dataclass(slots=True)
@@ -70,7 +83,10 @@ def judge_item(
         if answer.sample is None:
             return answer
         sample = answer.sample
-        results = [_result(criterion, source.item, sample, ask, tools) for criterion in plan.testing_criteria]
+        results = [
+            _result(criterion, source.item, sample, ask, tools, is_repeated=item_index < REPEATED)
+            for criterion in plan.testing_criteria
+        ]
         return answer.model_copy(update={"results": results})
 
     answers = [_answer(plan, target, post, source.item, sample_index) for target in plan.models]
@@ -126,9 +142,15 @@ def _result(
     sample: Mapping[str, Any],
     ask: Ask,
     tools: Tools,
+    *,
+    is_repeated: bool,
 ) -> CriterionResult:
     try:
         score = grade(criterion, item, sample, ask, tools.checkers, tools.sandbox).score
+        if is_repeated and has_code(criterion):
+            tools.repeated.setdefault(criterion.name, []).append(
+                grade(criterion, item, sample, ask, tools.checkers, tools.sandbox).score == score
+            )
     except OF_THE_WHOLE:
         raise
     except MensError as error:

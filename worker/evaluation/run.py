@@ -78,6 +78,7 @@ def evaluate_model(attempt: RunningJob, plan: EvaluationPlan, run_id: str) -> Ru
     """
     items = EvalItems(attempt.leases.database)
     progress = _Progress(attempt, plan, run_id, items)
+    unrepeatable: dict[str, int] = {}
     if plan.answers > progress.totals.done:
         with (
             _open_door(attempt, plan) as door,
@@ -86,11 +87,15 @@ def evaluate_model(attempt: RunningJob, plan: EvaluationPlan, run_id: str) -> Ru
             attempt.storage.local_file(plan.items.sha256) as path,
         ):
             todo = _todo(plan, read_items(path), items.positions(run_id))
-            judge = partial(judge_item, plan, door.post, Tools(checkers, sandbox))
+            tools = Tools(checkers, sandbox)
+            judge = partial(judge_item, plan, door.post, tools)
             _judge_all(attempt, judge, plan.samples, door, todo, progress)
+            unrepeatable = tools.unrepeatable()
     results = (ItemResult.model_validate(item.result) for item in items.all(run_id))
     outcome = outcome_of(run_id, plan, progress.totals, results)
-    return replace(outcome, sandbox=report_of_machine(attempt.settings.sandbox).level) if _has_code(plan) else outcome
+    if not _has_code(plan):
+        return outcome
+    return replace(outcome, sandbox=report_of_machine(attempt.settings.sandbox).level, unrepeatable=unrepeatable)
 
 
 class _Progress:

@@ -400,10 +400,20 @@ def test_criteria_of_code_run_in_the_sandbox_whose_level_is_named(place: Place) 
     result = place.run(job).result
     assert (result["totals"]["passed"], result["totals"]["failed"], result["totals"]["errored"]) == (8, 2, 0)
     assert result["sandbox"] in LEVELS
+    assert result["unrepeatable"] == {}
     raised = place.results(job)[8].answer.results[0]
     assert raised.fault
     assert raised.fault["code"] == Code.GRADER_FAILED
     assert "ValueError" in raised.fault["details"]["traceback"]
+
+
+@pytest.mark.sandbox
+@pytest.mark.skipif(all(map(missing, LEVELS)), reason=missing("landlock"))
+def test_code_that_scores_otherwise_a_second_time_is_reported(place: Place) -> None:
+    source = "import time\ndef grade(sample, item): return time.time()"
+    rows = [{"item": {"question": f"{number}"}} for number in range(12)]
+    result = place.run(place.queue(rows, criteria=[{**CODE, "source": source}])).result
+    assert result["unrepeatable"] == {"code": 10}
 
 
 def test_criteria_of_code_without_a_sandbox_end_the_job_with_what_is_missing(place: Place) -> None:
