@@ -15,7 +15,7 @@ from shared.contract.flat_keys import from_flat, parse_contract
 from shared.contract.plan import ImportPlan, MergePlan, PlannedBase
 from shared.contract.sections import ArtifactSection, FineTuneContract, ImportContract, MergeContract
 from shared.database.records import Job, Kind, Submission
-from shared.errors import Code, Conflict, ContractRejected
+from shared.errors import Code, Conflict, ContractRejected, NotFound
 from shared.hashing import digest_json
 from shared.preflight.machine import machine_of
 from shared.preflight.pipeline import preflight
@@ -219,6 +219,63 @@ def submit_import(
         labels=labels,
         idempotency_key=idempotency_key,
         request_digest=digest_json({"plan": plan.model_dump(mode="json"), "labels": labels}),
+    )
+    return submit(services, view, submission)
+
+
+def submit_judgement(
+    services: Services,
+    view: TenantView,
+    adapter_id: str,
+    alias: str,
+    policy_name: str | None,
+    *,
+    idempotency_key: str | None,
+) -> Job:
+    """Queue a job that judges an adapter beside what answers for an alias.
+
+    Args:
+        services: the API's.
+        view: of the tenant whose alias it is.
+        adapter_id: of a published adapter.
+        alias: that it would answer for.
+        policy_name: by name or digest; None: the policy that governs the alias.
+        idempotency_key: the same key and request give the same job.
+
+    Raises:
+        NotFound: ``ADAPTER_NOT_FOUND``; ``POLICY_NOT_FOUND``: also where none governs the alias. Conflict: ``ADAPTER_NOT_SERVABLE``.
+    """
+    adapter = next(iter(view.adapters.list(ids=[adapter_id])), None) or view.adapters.get(adapter_id)
+    if not adapter.published:
+        raise Conflict(
+            Code.ADAPTER_NOT_SERVABLE,
+            f"{adapter.id} is not published, so no model answers for it.",
+            remedy="Train it with artifact.publish = true.",
+            param="adapter",
+        )
+    governing = view.aliases.governing(alias).policy
+    if policy_name is None and governing is None:
+        raise NotFound(
+            Code.POLICY_NOT_FOUND,
+            f"No policy governs {alias!r}, so there is nothing to judge by.",
+            remedy="Name one, or assign one: PUT /v1/policy_assignments/alias:NAME.",
+            param="policy",
+        )
+    policy = governing.policy if governing and policy_name is None else view.policies.get(policy_name or "")
+    plan = {
+        "adapter_id": adapter.id,
+        "adapter_digest": adapter.digest,
+        "alias": alias,
+        "policy": {"tenant": policy.tenant, "name": policy.name, "digest": policy.digest},
+    }
+    submission = Submission(
+        kind=Kind.JUDGE,
+        base_model=adapter.base_model,
+        name=adapter.id.partition("@")[0],
+        contract={},
+        plan=plan,
+        idempotency_key=idempotency_key,
+        request_digest=digest_json({"plan": plan}),
     )
     return submit(services, view, submission)
 

@@ -192,8 +192,13 @@ class Leases:
             transition(session, row, Verb.FINISH, now, NewEvent(message=message, data=data))
             return Job.model_validate(row)
 
-    def publish(self, lease: Lease, adapters: list[NewAdapter]) -> None:
+    def publish(self, lease: Lease, adapters: list[NewAdapter], result: dict[str, Any] | None = None) -> None:
         """Register published adapters before the job has ended, so that the front door serves what is to be evaluated.
+
+        Args:
+            lease: of the job that made them.
+            adapters: its result and checkpoints.
+            result: what the job came to until now, which gates on training read.
 
         Raises:
             LeaseLost: another attempt owns the job; nothing was written.
@@ -201,6 +206,13 @@ class Leases:
         with self._db.write() as session:
             row = self._held(session, lease)
             register_adapters(session, row.tenant, row.id, adapters, self._db.now(session))
+            row.result = result or row.result
+            row.version += 1
+
+    def now(self) -> datetime:
+        """The time, by the database's clock."""
+        with self._db.read() as session:
+            return self._db.now(session)
 
     def add_receipt(self, lease: Lease, receipt: NewReceipt) -> StoredReceipt:
         """Store what came of judging an adapter.

@@ -17,6 +17,7 @@ class Kind(StrEnum):
     MERGE = "merge"
     IMPORT = "import"
     EVALUATE = "evaluate"
+    JUDGE = "judge"
 
 
 class Value(BaseModel):

@@ -63,6 +63,7 @@ class Installation:
         self._services = app.state.services
         self._leases = Leases(self._services.database, 60)
         self._numbers = count(1)
+        store(self._services.database, "everyones", STRICT)
 
     # -- things: each call makes another one, and returns its id -------------------------------------------------------
 

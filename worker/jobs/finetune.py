@@ -23,6 +23,8 @@ from shared.contract.sections import DeviceSection
 from shared.database.adapters import NewAdapter
 from shared.database.job_states import Stage
 from shared.database.leases import ResultFile
+from shared.database.names.aliases import Aliases
+from shared.database.names.move_evidence import WITH_EVIDENCE
 from shared.database.records import NewEvent
 from shared.errors import JobFailed
 from shared.hashing import digest_file
@@ -35,6 +37,7 @@ from worker.checkpoint_folders import adopt_checkpoints
 from worker.jobs.attempt import Attempt
 from worker.jobs.certificates import Limits
 from worker.jobs.child_process import ChildProcess, count_processes
+from worker.jobs.judge import judge_adapter, receipt_result, served_terms
 from worker.jobs.publish import ProbeSet, certify
 from worker.jobs.reference_scores import ReferenceScores
 from worker.jobs.stall import StallWatch
@@ -258,7 +261,10 @@ def publish_adapter(
 
 
 def finish(attempt: Attempt, plan: ExecutionPlan, adapters: list[NewAdapter], run_dir: Path) -> None:
-    """Store the result file and succeed, in one transaction; then drop the checkpoints, which storage now holds."""
+    """Store the result file and succeed, in one transaction; then drop the checkpoints, which storage now holds.
+
+    An adapter for an alias that a policy governs is judged first. One that does not pass stays published, and the alias where it is.
+    """
     summary = read_json(run_dir / SUMMARY_NAME) or {}
     *checkpoints, final = adapters
     measured = read_json(run_dir / EVALUATION_NAME)  # absent where an earlier release has trained
@@ -290,9 +296,14 @@ def finish(attempt: Attempt, plan: ExecutionPlan, adapters: list[NewAdapter], ru
         bytes=table.stat().st_size,
         sha256=attempt.storage.put_file(table),
     )
+    terms = WITH_EVIDENCE
+    if alias and (governed := Aliases(attempt.leases.database, attempt.lease.job.tenant).governing(alias).policy):
+        attempt.leases.publish(attempt.lease, registered, result)
+        result |= receipt_result(judge_adapter(attempt, final.id, alias, governed.policy))
+        terms = served_terms(attempt)
     # Events that waited for the database.
     attempt.report()
-    attempt.leases.finish(attempt.lease, result, adapters=registered, alias=alias, files=[file])
+    attempt.leases.finish(attempt.lease, result, adapters=registered, alias=alias, files=[file], terms=terms)
     for run in [attempt.run_dir, *attempt.earlier_runs()]:
         shutil.rmtree(run / CHECKPOINTS_FOLDER, ignore_errors=True)
 

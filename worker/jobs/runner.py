@@ -28,6 +28,7 @@ from worker.jobs.child_process import ExitReason
 from worker.jobs.evaluate import run_evaluate
 from worker.jobs.finetune import run_finetune
 from worker.jobs.heartbeat import LeaseKeeper
+from worker.jobs.judge import run_judge
 from worker.jobs.merge import run_merge
 from worker.settings import WorkerSettings
 
@@ -36,6 +37,7 @@ RUNNERS: dict[Kind, Callable[[Attempt], None]] = {
     Kind.MERGE: run_merge,
     Kind.EVALUATE: run_evaluate,
     Kind.IMPORT: run_import,
+    Kind.JUDGE: run_judge,
 }
 WRITE_RETRY_SECONDS = 2.0
 

@@ -1,17 +1,43 @@
-"""/v1/receipts: what came of judging adapters by policies."""
+"""/v1/receipts: what came of judging adapters by policies, and the job that judges one."""
 
 from __future__ import annotations
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Query, status
+from pydantic import BaseModel, ConfigDict, Field
 
-from api.web.params import NO_NUL, After, Id, Limit, Page, page_of
+from api.services import ServicesDep
+from api.submission import submit_judgement
+from api.web.auth import TRAINER
+from api.web.params import NO_NUL, After, Id, IdempotencyKey, Limit, Page, page_of
+from api.web.tenant_rates import PLAN_LIMIT
 from api.web.tenant_view import TenantViewDep
 from shared.database.gates.receipts import StoredReceipt
+from shared.database.records import Job
+from shared.database.routing import AdapterId
 from shared.gates.receipt import Receipt
 
 router = APIRouter(prefix="/v1/receipts", tags=["policies"])
+
+
+class CreateReceipt(BaseModel):
+    """Which adapter to judge, and for which alias: beside the adapter that answers for it now."""
+
+    model_config = ConfigDict(extra="forbid")
+    adapter: AdapterId = Field(description="Id of a published adapter.")
+    alias: str = Field(min_length=1, max_length=256, pattern=NO_NUL, description="The name that it would answer for.")
+    policy: str | None = Field(
+        None, min_length=1, max_length=64, description="Another policy than the one that governs the alias, to try it."
+    )
+
+
+@router.post("", status_code=status.HTTP_202_ACCEPTED, dependencies=[*TRAINER, PLAN_LIMIT])
+def create_receipt(
+    body: CreateReceipt, services: ServicesDep, view: TenantViewDep, idempotency_key: IdempotencyKey = None
+) -> Job:
+    """Judge an adapter by a policy: a job, whose result names the receipt. It asks models, which counts in the tenant's usage."""
+    return submit_judgement(services, view, body.adapter, body.alias, body.policy, idempotency_key=idempotency_key)
 
 
 @router.get("")

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from typing import Annotated, Any
 from urllib.parse import quote
 
 import typer
 
-from cli.client.connection import call
+from cli.client.connection import call, fail
 from cli.client.id_prefixes import resolve_adapter_id
 from cli.client.json_errors import Json
 from cli.output import print_table
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="Receipts: list, show. A receipt says gate by gate whether an adapter passed a policy, beside the adapter that it would replace.",
+    help="Receipts: create, list, show. A receipt says gate by gate whether an adapter passed a policy, beside the adapter that it would replace.",
 )
 
+POLL_SECONDS = 1.0
+FINAL = ("succeeded", "failed", "cancelled")
 WORDS = {"passed": "passed", "failed": "FAILED", "missing_evidence": "no evidence", "not_applicable": "not applicable"}
 
 
@@ -49,6 +52,33 @@ def list_receipts(
     print_table(("receipt", "adapter", "compared with", "policy", "outcome", "judged (UTC)", "valid until"), rows)
 
 
+@app.command("create")
+def create(
+    adapter: Annotated[str, typer.Argument(help="Id of a published adapter, or its beginning.")],
+    alias: Annotated[
+        str, typer.Option(help="The alias that it would answer for; it is compared with what answers now.")
+    ],
+    policy: Annotated[str | None, typer.Option(help="Another policy than the alias's own, to try it.")] = None,
+    wait: Annotated[bool, typer.Option(help="Wait for the outcome.")] = True,
+) -> None:
+    """Evaluate an adapter by the policy of an alias, and show what passed, what failed and by how much."""
+    body = {"adapter": resolve_adapter_id(adapter), "alias": alias} | ({"policy": policy} if policy else {})
+    job = call("POST", "/v1/receipts", json=body)
+    typer.echo(f"{job['id']} evaluates {body['adapter']} for {alias}", err=True)
+    if not wait:
+        return
+    while job["state"] not in FINAL:
+        time.sleep(POLL_SECONDS)
+        job = call("GET", f"/v1/jobs/{job['id']}")
+    if job["state"] != "succeeded":
+        told = job["error"] or {"code": "", "message": f"the job is {job['state']}"}
+        fail(f"{told['code']}: {told['message']}")
+    receipt = call("GET", f"/v1/receipts/{job['result']['receipt']['id']}")
+    _show(receipt)
+    if not receipt["passed"]:
+        raise typer.Exit(1)
+
+
 @app.command("show")
 def show(receipt: Annotated[str, typer.Argument(help="Id of the receipt.")], as_json: Json = False) -> None:
     """Show what passed, what failed and by how much, and what to do next."""
@@ -56,6 +86,10 @@ def show(receipt: Annotated[str, typer.Argument(help="Id of the receipt.")], as_
     if as_json:
         typer.echo(json.dumps(found, indent=2))
         return
+    _show(found)
+
+
+def _show(found: dict[str, Any]) -> None:
     typer.echo("\n".join(describe_receipt(found)))
     print_rows(found["receipt"]["gates"])
     typer.echo(next_step(found))

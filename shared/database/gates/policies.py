@@ -121,6 +121,18 @@ class Policies:
         with self._db.read() as session:
             return StoredPolicy.model_validate(policy_row(session, self._tenants, name))
 
+    def exactly(self, policy: PolicyName) -> StoredPolicy:
+        """The policy of a name and a digest.
+
+        Raises:
+            NotFound: ``POLICY_NOT_FOUND``.
+        """
+        with self._db.read() as session:
+            row = session.get(PolicyRow, (policy.tenant, policy.name, policy.digest))
+            if row is None or row.tenant not in self._tenants:
+                raise _unknown(policy.name)
+            return StoredPolicy.model_validate(row)
+
     def assign(self, scope: str, name: str | None, by: Author, reason: str = "") -> Assignment | None:
         """Let a policy govern an alias of the tenant (``alias:NAME``), the tenant, or the server; None: let none.
 
@@ -198,7 +210,11 @@ def policy_row(session: Session, tenants: Sequence[str], name: str) -> PolicyRow
     for tenant in tenants:
         if own := next((row for row in rows if row.tenant == tenant), None):
             return own
-    raise NotFound(
+    raise _unknown(name)
+
+
+def _unknown(name: str) -> NotFound:
+    return NotFound(
         Code.POLICY_NOT_FOUND,
         f"There is no policy {name!r}.",
         remedy="List what there is with GET /v1/policies.",

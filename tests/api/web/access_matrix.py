@@ -164,6 +164,10 @@ def govern_by(policy: str) -> dict[str, Any]:
     return {"json": {"policy": policy}}
 
 
+def judge_by(adapter: str) -> dict[str, Any]:
+    return {"json": {"adapter": adapter, "alias": "judged", "policy": "everyones"}}
+
+
 def new_key(_: str) -> dict[str, Any]:
     return {"json": {"name": new_id("new"), "role": "viewer"}}
 
@@ -303,6 +307,7 @@ MATRIX: dict[str, tuple[Case, ...]] = {
     "DELETE /v1/policy_assignments/{scope}": (Case(Rule.OWN, ADMIN, ASSIGNMENT),),
     "GET /v1/policy_assignments/{scope}/history": (Case(Rule.KEYED, path={"scope": "tenant"}),),
     "GET /v1/receipts": (KEYED,),
+    "POST /v1/receipts": (Case(Rule.SEE, TRAINER, ADAPTER, judge_by, passes=202),),
     "GET /v1/receipts/schema": (KEYED,),
     "GET /v1/receipts/{receipt_id}": (Case(Rule.SEE, kind=RECEIPT),),
     # keys and usage

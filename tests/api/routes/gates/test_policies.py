@@ -164,6 +164,22 @@ def test_receipts_are_listed_and_have_a_published_schema(app: FastAPI, client: T
     assert schema == json.loads(golden.read_text())
 
 
+def test_a_receipt_is_asked_for_by_adapter_and_alias(app: FastAPI, client: TestClient) -> None:
+    body = {"adapter": B, "alias": "prod"}
+    assert error(client.post("/v1/receipts", json=body))["code"] == "POLICY_NOT_FOUND"
+    store(client)
+    client.put("/v1/aliases/prod", json={"adapter": A, "policy": "strict"})
+    response = client.post("/v1/receipts", json=body)
+    job = response.json()
+    assert (response.status_code, job["kind"], job["state"]) == (202, "judge", "queued")
+    assert job["plan"]["policy"] == {"tenant": SHARED, "name": "strict", "digest": digest_of(STRICT)}
+    assert app.state.services.job_queue.enqueued[-1] == job["id"]
+    assert error(client.post("/v1/receipts", json=body | {"adapter": "none@1"}))["code"] == "ADAPTER_NOT_FOUND"
+    store(client, "lax", LAX)
+    tried = client.post("/v1/receipts", json=body | {"policy": "lax"}).json()
+    assert tried["plan"]["policy"]["name"] == "lax"
+
+
 # -- the server's policy -------------------------------------------------------------------------------------------
 
 

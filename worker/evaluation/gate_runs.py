@@ -1,0 +1,140 @@
+"""The runs of a policy: asks candidate and incumbent the same, and gives what each scored as evidence."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from shared.database.evaluation.evals import Evals
+from shared.database.evaluation.items import EvalItems
+from shared.database.files.files import Files
+from shared.errors import InvalidRequest, JobFailed, NotFound
+from shared.evaluation.items import check_items, read_items
+from shared.evaluation.plan import EvaluationPlan, ModelTarget, PlannedItems, plan_run
+from shared.evaluation.types import (
+    Answer,
+    ChatSampling,
+    CompletionsSource,
+    Criterion,
+    EvalSpec,
+    FileId,
+    InputMessages,
+    ItemReference,
+    ItemResult,
+    MessageTemplate,
+    RunExtension,
+    RunSpec,
+)
+from shared.gates.evidence import AnswerPair, RunScores, ScoredAnswer
+from shared.gates.policy import GatePolicy, RunTemplate
+from shared.graders.types import ScoreModel
+from worker.evaluation.run import RunningJob, evaluate_model
+
+MOST_ITEMS = 100_000
+NO_EVIDENCE = (NotFound, InvalidRequest, JobFailed)
+"""Errors that are a run's own and last: it is no evidence then, and its gates say why. Others end the attempt, which is repeated."""
+
+
+def run_policy(
+    job: RunningJob, policy: GatePolicy, adapter_id: str, compared_with: str | None
+) -> tuple[dict[str, RunScores], dict[str, str]]:
+    """Make every run that a gate of a policy reads; what an earlier attempt at the job has stored is not asked again.
+
+    Args:
+        job: the attempt that judges.
+        policy: whose runs are made.
+        adapter_id: of the candidate, which is served.
+        compared_with: id of the incumbent, or name of the base; None: nothing is compared.
+
+    Returns:
+        the runs by their names, and why others are not there.
+
+    Raises:
+        Unavailable: the API, a replica or a limit holds it up. LeaseLost, and what a stop raises.
+    """
+    runs, missing = {}, {}
+    wanted = {getattr(gate, "run", None) for _, gate in policy.gates.configured() if gate.applies}
+    for name, template in policy.runs.items():
+        if name not in wanted:
+            continue
+        try:
+            runs[name] = _run(job, name, template, adapter_id, compared_with)
+        except NO_EVIDENCE as error:
+            missing[name] = f"{error.code}: {error.message}"
+    return runs, missing
+
+
+def _run(job: RunningJob, name: str, template: RunTemplate, adapter_id: str, compared_with: str | None) -> RunScores:
+    database, tenant = job.leases.database, job.lease.job.tenant
+    found = Evals(database, tenant).get(template.eval)
+    spec = EvalSpec.model_validate(found.spec)
+    plan = _plan(job, found.id, spec, template, adapter_id, compared_with)
+    # Named by its plan: a later attempt goes on with it only while all that it compares is the same.
+    run = job.leases.open_run(job.lease, found.id, f"gate {name} {plan.digest[:12]}", plan.model_dump(mode="json"))
+    evaluate_model(job, plan, run.id)
+    answers: dict[int, list[ItemResult]] = defaultdict(list)
+    for item in EvalItems(database).all(run.id):
+        result = ItemResult.model_validate(item.result)
+        answers[result.item_index].append(result)
+    pairs = [_pair(results, spec.testing_criteria) for _, results in sorted(answers.items())]
+    return RunScores(
+        eval_id=found.id,
+        run_id=run.id,
+        measured_at=run.created_at,
+        candidate=adapter_id,
+        incumbent=compared_with,
+        pairs=tuple(pairs),
+    )
+
+
+def _plan(
+    job: RunningJob, eval_id: str, spec: EvalSpec, template: RunTemplate, adapter_id: str, compared_with: str | None
+) -> EvaluationPlan:
+    file = Files(job.leases.database, job.lease.job.tenant).get(template.file, "file")
+    prompt = _prompt(template)
+    with job.storage.local_file(file.sha256) as path:
+        report = check_items(read_items(path), spec, prompt, is_sampled=True, limit=MOST_ITEMS)
+    report.raise_if_invalid("file", is_file=True)
+    sampling = ChatSampling(
+        temperature=template.temperature, seed=template.seed, max_completion_tokens=template.max_completion_tokens
+    )
+    source = CompletionsSource(
+        type="completions",
+        source=FileId(type="file_id", id=file.id),
+        input_messages=prompt,
+        sampling_params=sampling,
+    )
+    run = RunSpec(data_source=source, mens=RunExtension(incumbent=compared_with, samples=template.samples))
+    models = [ModelTarget(name=name, served=name) for name in (adapter_id, compared_with) if name]
+    items = PlannedItems(file_id=file.id, sha256=file.sha256, count=report.count)
+    return plan_run(eval_id, spec, run, items, models, template.seed)
+
+
+def _prompt(template: RunTemplate) -> InputMessages:
+    if isinstance(template.messages, str):
+        return ItemReference(type="item_reference", item_reference=template.messages)
+    return MessageTemplate.model_validate({"type": "template", "template": template.messages})
+
+
+def _pair(results: list[ItemResult], criteria: list[Criterion]) -> AnswerPair:
+    """Both models' answers to one item."""
+    first = results[0]
+    context = first.item.get("context")
+    return AnswerPair(
+        item_index=first.item_index,
+        context=context if isinstance(context, str) else None,
+        candidate=tuple(_scored(result.answer, criteria) for result in results),
+        incumbent=tuple(_scored(result.incumbent, criteria) for result in results if result.incumbent),
+    )
+
+
+def _scored(answer: Answer, criteria: list[Criterion]) -> ScoredAnswer:
+    """An answer's scores, from 0 to 1 where the criterion has a range. One that no answer was given to, or that was not judged, has none."""
+    fault = answer.error or next((result.error for result in answer.results if result.error), None)
+    if fault or not answer.results:
+        told = fault or {"code": "", "message": "it was not judged"}
+        return ScoredAnswer(error=f"{told['code']}: {told['message']}")
+    scores = {}
+    for criterion, result in zip(criteria, answer.results, strict=True):
+        low, high = criterion.range if isinstance(criterion, ScoreModel) else (0.0, 1.0)
+        scores[result.name] = (result.score - low) / (high - low)
+    return ScoredAnswer(scores=scores, passed=answer.status == "pass")

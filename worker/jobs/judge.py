@@ -1,0 +1,160 @@
+"""Judging an adapter by a policy: its training from the job ledger, its runs through the front door, one receipt."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+from shared.database.adapters import Adapter, Adapters
+from shared.database.gates.policies import Policies, PolicyName
+from shared.database.gates.receipts import NewReceipt, StoredReceipt
+from shared.database.job_states import Stage
+from shared.database.jobs import Jobs
+from shared.database.names.aliases import Aliases
+from shared.database.names.move_evidence import Terms
+from shared.database.records import NewEvent
+from shared.errors import JobFailed, NotFound, Unavailable
+from shared.gates.evaluate import judge
+from shared.gates.evidence import AdapterRef, Evidence, ServedBaseRef, TrainingReport
+from shared.gates.policy import GatePolicy
+from shared.gates.receipt import Receipt
+from shared.replicas import discover
+from worker.evaluation.gate_runs import run_policy
+from worker.jobs.attempt import Attempt
+from worker.replica_client import ReplicaClient
+
+REQUEST_SECONDS = 10.0
+
+
+class JudgePlan(BaseModel):
+    """What a ``judge`` job does: which adapter, for which alias, by which policy."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    adapter_id: str
+    adapter_digest: str
+    alias: str
+    policy: PolicyName
+
+
+def run_judge(attempt: Attempt) -> None:
+    """Run a judge attempt from claim to success: the job succeeds with a receipt, whether that has passed or failed.
+
+    Raises:
+        MensError: the attempt failed, with its code. LeaseLost, Stopped: see `worker/jobs/attempt.py`.
+    """
+    plan = JudgePlan.model_validate(attempt.lease.job.plan)
+    receipt = judge_adapter(attempt, plan.adapter_id, plan.alias, plan.policy)
+    # Events that waited for the database.
+    attempt.report()
+    attempt.leases.finish(attempt.lease, receipt_result(receipt))
+
+
+def judge_adapter(attempt: Attempt, adapter_id: str, alias: str, policy: PolicyName) -> StoredReceipt:
+    """Judge a published adapter beside what answers for an alias now, and store the receipt.
+
+    Raises:
+        NotFound: ``ADAPTER_NOT_FOUND``, ``POLICY_NOT_FOUND``. Unavailable: a part of the system holds it up. LeaseLost; and what
+            a stop raises.
+    """
+    database, tenant = attempt.leases.database, attempt.lease.job.tenant
+    adapters = Adapters(database, tenant)
+    adapter, incumbent = adapters.get(adapter_id), _incumbent(attempt, alias, adapters)
+    stored = Policies(database, tenant).exactly(policy)
+    asked = GatePolicy.model_validate(stored.policy)
+    compared_with: str | None = incumbent.id if incumbent else adapter.base_model
+    if incumbent is None and asked.without_incumbent == "not_applicable":
+        compared_with = None
+    attempt.enter(
+        Stage.EVALUATING, f"Evaluating {adapter.id} beside {compared_with or 'nothing'} by the policy {policy.name}."
+    )
+    served = served_bases(attempt)
+    runs, missing = run_policy(attempt, asked, adapter.id, compared_with)
+    evidence = Evidence(
+        adapter=AdapterRef(id=adapter.id, digest=adapter.digest),
+        incumbent=AdapterRef(id=incumbent.id, digest=incumbent.digest) if incumbent else None,
+        compared_with=compared_with,
+        serving_base=served[0] if len(served) == 1 else None,
+        judged_at=attempt.leases.now(),
+        training=training_report(Jobs(database, tenant), adapter),
+        runs=runs,
+        missing=missing,
+    )
+    receipt = attempt.leases.add_receipt(attempt.lease, _new(judge(asked, evidence, policy.name)))
+    attempt.report(events=_events(receipt))
+    return receipt
+
+
+def receipt_result(receipt: StoredReceipt) -> dict[str, Any]:
+    """What a job's result says of a receipt."""
+    kept = ("name", "status", "block", "message", "value", "bound", "n", "items_needed")
+    rows = [{key: row[key] for key in kept} for row in receipt.receipt["gates"]]
+    return {"receipt": {"id": receipt.id, "passed": receipt.passed, "gates": rows}}
+
+
+def served_terms(attempt: Attempt) -> Terms:
+    """What a job brings to a move: the bases that are served now; a job overrides nothing."""
+    served = served_bases(attempt)
+    return Terms(served=frozenset(base.digest for base in served) if served else None)
+
+
+def served_bases(attempt: Attempt) -> list[ServedBaseRef]:
+    """The bases that the replicas serve, each once."""
+    settings, found = attempt.settings, {}
+    for url in discover(settings.serving_urls, settings.serving_dns):
+        try:
+            with ReplicaClient(url, settings.serving_key.get_secret_value(), REQUEST_SECONDS) as replica:
+                served = replica.capabilities()
+        except (Unavailable, JobFailed):
+            continue  # what it serves is not known; the others answer
+        found[served.served_digest] = ServedBaseRef(name=served.base, digest=served.served_digest)
+    return list(found.values())
+
+
+def training_report(jobs: Jobs, adapter: Adapter) -> TrainingReport | None:
+    """What the job ledger has of the run that made an adapter; None where it has nothing: an adapter that was imported."""
+    try:
+        job, preflight = jobs.get(adapter.job_id), jobs.preflight(adapter.job_id)
+    except NotFound:
+        return None
+    supervision = preflight.get("supervision")
+    if not supervision:
+        return None
+    return TrainingReport(
+        job_id=job.id,
+        device=str((job.result.get("memory") or {}).get("device", "")),
+        tokens=supervision["tokens"],
+        supervised_tokens=supervision["supervised_tokens"],
+        truncation_fraction=supervision["truncation_fraction"],
+        tokens_per_second=job.result.get("tokens_per_second"),
+    )
+
+
+def _incumbent(attempt: Attempt, alias: str, adapters: Adapters) -> Adapter | None:
+    incumbent = Aliases(attempt.leases.database, attempt.lease.job.tenant).governing(alias).incumbent
+    return adapters.get(incumbent) if incumbent else None
+
+
+def _new(receipt: Receipt) -> NewReceipt:
+    incumbent, base = receipt.incumbent, receipt.serving_base
+    return NewReceipt(
+        adapter_id=receipt.adapter.id,
+        adapter_digest=receipt.adapter.digest,
+        incumbent_id=incumbent.id if incumbent else None,
+        incumbent_digest=incumbent.digest if incumbent else None,
+        policy_digest=receipt.policy.digest,
+        serving_digest=base.digest if base else None,
+        passed=receipt.overall_passed,
+        valid_until=receipt.valid_until,
+        receipt=receipt.model_dump(mode="json", by_alias=True),
+    )
+
+
+def _events(receipt: StoredReceipt) -> list[NewEvent]:
+    """What passed and what failed, a line for each gate."""
+    outcome = "passed" if receipt.passed else "did not pass"
+    events = [NewEvent(message=f"{receipt.adapter_id} {outcome}: receipt {receipt.id}.", data={"receipt": receipt.id})]
+    for row in receipt.receipt["gates"]:
+        said = f"{row['name']} {row['status'].replace('_', ' ')}: {row['message']}."
+        events.append(NewEvent(level="info" if row["passed"] else "warn", message=said))
+    return events
