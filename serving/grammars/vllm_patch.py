@@ -6,11 +6,13 @@ requests one after the other; an ambiguous grammar takes longer with every token
 
 - the server lets a grammar through to the engine only when a child process has compiled it within its limits;
 - the engine compiles several at once, so that one that is within the limits is not waited for either;
+- what xgrammar's cache of compiled parts cannot take, such as a JSON string of `^[3-8]{500}$`, is compiled without that cache;
 - the engine ends a request whose grammar takes too much of its time.
 """
 
 from __future__ import annotations
 
+import copy
 import functools
 import json
 import logging
@@ -27,6 +29,7 @@ from vllm.v1.structured_output.backend_types import StructuredOutputOptions
 from vllm.v1.structured_output.backend_xgrammar import XgrammarBackend, XgrammarGrammar
 from vllm.v1.structured_output.request import get_structured_output_key
 from vllm.v1.structured_output.utils import choice_as_grammar, grammar_is_likely_lark
+from xgrammar import GrammarCompiler
 
 from serving.grammars.compile_check import CheckLimits, CompileCheck, Grammar, GrammarTooCostly
 from serving.vllm_white_space_patch import MAX_WHITE_SPACE, bounded
@@ -51,6 +54,7 @@ def apply_patch(seconds: float) -> None:
     AsyncLLM.add_request = _with_check(AsyncLLM.add_request, seconds)
     AsyncLLM.add_request.checks_grammars = True
     StructuredOutputManager.__init__ = _with_more_threads(StructuredOutputManager.__init__)
+    XgrammarBackend.compile_grammar = _with_uncached_retry(XgrammarBackend.compile_grammar)
     XgrammarGrammar.fill_bitmask = _with_account(XgrammarGrammar.fill_bitmask)
     XgrammarGrammar.accept_tokens = _with_budget(_with_account(XgrammarGrammar.accept_tokens))
 
@@ -122,6 +126,23 @@ def _with_more_threads(init: Callable[..., None]) -> Callable[..., None]:
             manager.executor = ThreadPoolExecutor(max_workers=COMPILING_THREADS)
 
     return init_with_more_threads
+
+
+def _with_uncached_retry(compile_grammar: Callable[..., Any]) -> Callable[..., Any]:
+    """``XgrammarBackend.compile_grammar``, which compiles anew what xgrammar's cache breaks: it fails on repetitions that it has split."""
+
+    @functools.wraps(compile_grammar)
+    def compile_or_again(backend: Any, *args: Any, **more: Any) -> Any:
+        try:
+            return compile_grammar(backend, *args, **more)
+        except RuntimeError as error:
+            log.info("A grammar is compiled without xgrammar's cache: %s", error)
+            again = copy.copy(backend)
+            vocabulary = backend.compiler.compile_regex("a").tokenizer_info
+            again.compiler = GrammarCompiler(vocabulary, max_threads=COMPILING_THREADS, cache_enabled=False)
+            return compile_grammar(again, *args, **more)
+
+    return compile_or_again
 
 
 def _with_account(method: Callable[..., Any]) -> Callable[..., Any]:

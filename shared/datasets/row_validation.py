@@ -79,7 +79,8 @@ def check_record(record: Record, line: bytes) -> None:
         RowError: what is wrong with it.
     """
     _check_length(line)
-    refuse_conflicts(record)
+    if not record.has_messages_only:
+        refuse_conflicts(record)
     if chat := record.messages or record.turns:
         _check_turns(chat, "messages" if record.messages else "turns")
     else:

@@ -84,6 +84,28 @@ def test_ambiguous_grammar_ends_its_own_request_alone(
     assert client.post("/v1/completions", json=sound).json()["usage"]["completion_tokens"] == 220
 
 
+def test_a_valid_schema_that_xgrammars_cache_breaks_is_served(
+    client: httpx.Client, serving_installation: ServingInstallation
+) -> None:
+    digits = body(
+        serving_installation, ACME, structured_outputs={"json": {"type": "string", "pattern": "^[3-8]{500}$"}}
+    )
+    response = client.post("/v1/completions", json=digits)
+    assert response.status_code == 200, response.text
+    assert set(response.json()["choices"][0]["text"]) <= set('"345678')
+
+
+def test_xgrammars_cache_still_breaks_long_repetitions() -> None:
+    """When this fails, xgrammar is mended: compile with its cache alone again."""
+    from xgrammar import GrammarCompiler, TokenizerInfo
+
+    vocabulary = TokenizerInfo([bytes([number]) for number in range(256)], stop_token_ids=[0])
+    schema = json.dumps({"type": "string", "pattern": "^[3-8]{500}$"})
+    assert GrammarCompiler(vocabulary, cache_enabled=False).compile_json_schema(schema)
+    with pytest.raises(RuntimeError, match="per_rule_fsm_hashes"):
+        GrammarCompiler(vocabulary, cache_enabled=True).compile_json_schema(schema)
+
+
 @pytest.mark.filterwarnings("ignore:max_rollback_tokens is deprecated")
 @pytest.mark.parametrize(
     ("constraint", "kind"),

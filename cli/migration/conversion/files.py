@@ -19,7 +19,7 @@ from cli.migration.conversion.outcomes import Change, Markers, Method, Note, Out
 from cli.migration.conversion.redaction import Redaction
 from cli.migration.conversion.rows import convert_row, is_preference
 from cli.migration.prompts import to_request
-from shared.datasets.conversation_text import digest64, normalised
+from shared.datasets.conversation_text import written
 from shared.datasets.row_validation import FAILURES, check_record, decode, explain
 from shared.datasets.rows import RowCode
 from shared.hashing import digest_json
@@ -28,7 +28,8 @@ MAX_LOSS = 0.05
 """Share of a file's lines that may be lost for their images before it is not written."""
 LONGEST_LINE_BYTES = 64 << 20
 """OpenAI takes ten images of 10 MB in a row; what is longer is not decoded."""
-ROWS_PER_PROGRESS = 2_000
+BATCH_BYTES = 1 << 18
+BUFFER_BYTES = 1 << 18
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 # Rows with one of these are looked at closely; any other that Mens' reader accepts is kept, byte for byte.
 _SPECIAL = re.compile(
@@ -113,17 +114,18 @@ def convert_file(task: FileTask, progress: Callable[[int], None] = lambda _: Non
     seen: set[int] = set()
     partial_rows = task.output.with_name(f".{task.output.name}.partial")
     with (
-        task.source.open("rb") as file,
+        task.source.open("rb", BUFFER_BYTES) as file,
         open_private(partial_rows) as rows,
         open_private(report_of(task.output)) as log,
     ):
-        for number, line in enumerate(_lines(file), start=1):
-            outcome, converted = _convert_line(line, task, seen)
-            report.count(number, outcome)
-            rows.write(converted)
-            log.write(msgspec.json.encode(_account(number, outcome)) + b"\n")
-            if number % ROWS_PER_PROGRESS == 0:
-                progress(file.tell())
+        numbered = enumerate(_lines(file), start=1)
+        while batch := _batch(numbered):
+            for (number, line), found in zip(batch, _converted(task, [line for _, line in batch]), strict=True):
+                outcome, converted = _compared(line, *found, task, seen)
+                report.count(number, outcome)
+                rows.write(converted)
+                log.write(msgspec.json.encode(_account(number, outcome)) + b"\n")
+            progress(file.tell())
     if report.drops[Reason.IMAGE] > MAX_LOSS * report.lines and not task.allow_image_loss:
         partial_rows.unlink()
         report.refused = f"{report.drops[Reason.IMAGE] / report.lines:.0%} of the lines have images and would be lost"
@@ -157,9 +159,30 @@ def _account(number: int, outcome: Outcome) -> dict[str, Any]:
     return {**what, "notes": outcome.notes} if outcome.notes else what
 
 
-def _convert_line(line: bytes, task: FileTask, seen: set[int]) -> tuple[Outcome, bytes]:
-    """What becomes of a line, and the lines that it becomes."""
-    outcome, converted, digest = _convert_plain(line, task) or _convert_special(line, task)
+def _batch(lines: Iterator[tuple[int, bytes]]) -> list[tuple[int, bytes]]:
+    """The next lines, as many as are quickly compared at once."""
+    batch: list[tuple[int, bytes]] = []
+    size = 0
+    while size < BATCH_BYTES and (item := next(lines, None)):
+        batch.append(item)
+        size += len(item[1])
+    return batch
+
+
+def _converted(task: FileTask, lines: list[bytes]) -> Iterator[tuple[Outcome, bytes, int]]:
+    """What the rules make of each line: the outcome, the lines that it becomes, and the digest that rows are compared by."""
+    from shared.datasets.fingerprints import fingerprints  # numpy is slow to import
+
+    found = [_convert_plain(line, task) or _convert_special(line, task) for line in lines]
+    digests, _ = fingerprints([text for _, _, text in found], near=False)
+    for (outcome, converted, _), digest in zip(found, digests, strict=True):
+        yield outcome, converted, digest
+
+
+def _compared(
+    line: bytes, outcome: Outcome, converted: bytes, digest: int, task: FileTask, seen: set[int]
+) -> tuple[Outcome, bytes]:
+    """What becomes of a line beside the others."""
     if outcome.reason:
         return outcome, b""
     if digest in task.trained:
@@ -172,7 +195,7 @@ def _convert_line(line: bytes, task: FileTask, seen: set[int]) -> tuple[Outcome,
     return outcome, converted
 
 
-def _convert_plain(line: bytes, task: FileTask) -> tuple[Outcome, bytes, int] | None:
+def _convert_plain(line: bytes, task: FileTask) -> tuple[Outcome, bytes, str] | None:
     """The fast path: a row without anything special that Mens' reader takes is kept, byte for byte. None: not of this kind."""
     if task.method is not Method.SUPERVISED or task.options.strip or task.redaction or _SPECIAL.search(line):
         return None
@@ -188,19 +211,19 @@ def _convert_plain(line: bytes, task: FileTask) -> tuple[Outcome, bytes, int] | 
     return (
         Outcome(rows=[{}], notes=[Note.SEVERAL_ANSWERS] if several else []),
         line + b"\n",
-        digest64(normalised(messages)),
+        written(messages),
     )
 
 
-def _convert_special(line: bytes, task: FileTask) -> tuple[Outcome, bytes, int]:
+def _convert_special(line: bytes, task: FileTask) -> tuple[Outcome, bytes, str]:
     if len(line) > LONGEST_LINE_BYTES:
-        return Outcome(reason=Reason.IMAGE if b'"image_url"' in line else RowCode.ROW_TOO_LONG), b"", 0
+        return Outcome(reason=Reason.IMAGE if b'"image_url"' in line else RowCode.ROW_TOO_LONG), b"", ""
     try:
         row = msgspec.json.decode(line)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        return Outcome(reason=explain(line, error).code), b"", 0
+        return Outcome(reason=explain(line, error).code), b"", ""
     if not isinstance(row, dict):
-        return Outcome(reason=RowCode.ROW_NOT_OBJECT), b"", 0
+        return Outcome(reason=RowCode.ROW_NOT_OBJECT), b"", ""
     redacted = task.redaction.apply(row) if task.redaction else row
     is_redacted = redacted != row
     outcome = convert_row(redacted, task.method, task.options)
@@ -209,16 +232,16 @@ def _convert_special(line: bytes, task: FileTask) -> tuple[Outcome, bytes, int]:
     # What no rule touched stays as its author wrote it.
     lines = [msgspec.json.encode(converted) for converted in outcome.rows] if outcome.changes else [line]
     if outcome.reason:
-        return outcome, b"", 0
-    return outcome, b"".join(converted + b"\n" for converted in lines), _digest(lines[0])
+        return outcome, b"", ""
+    return outcome, b"".join(converted + b"\n" for converted in lines), _text(lines[0])
 
 
-def _digest(line: bytes) -> int:
+def _text(line: bytes) -> str:
     """What rows are compared by: the conversation of a chat, else the whole row."""
     try:
-        return digest64(normalised(decode(line).conversation()) or line.decode())
+        return written(decode(line).conversation()) or line.decode()
     except FAILURES:
-        return digest64(line.decode())
+        return line.decode()
 
 
 def _prompt_id(line: bytes) -> str:
