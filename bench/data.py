@@ -1,6 +1,6 @@
 """The data path, compared with other libraries (goals C3, then C2): ``python -m bench.data``.
 
-Runs ``bench/validation.py`` and ``bench/preparation.py``; each prints a table and JSON, one line a goal. The exit code
+Runs ``bench/validation.py``, ``bench/conversion.py`` and ``bench/preparation.py``; each prints a table and JSON, one line a goal. The exit code
 is 0 when both met their goals. The peers live in ``.cache/bench-venv``, made on the first run; the product needs none.
 
 ``--memory --size 2GB`` streams one large file instead and reports the memory that its validation took; a smoke run does
@@ -13,6 +13,7 @@ import argparse
 import sys
 
 from bench.command import bench_parser, parse_options, run_bench
+from bench.conversion import compare_conversion
 from bench.corpora import CORPORA
 from bench.preparation import Preparation
 from bench.validation import Validation
@@ -23,7 +24,7 @@ SMOKE = {"rounds": 1, "size": "3MB"}
 
 def main() -> int:
     parser = bench_parser("bench.data", __doc__)
-    parser.add_argument("--only", choices=("validation", "preparation"))
+    parser.add_argument("--only", choices=("validation", "conversion", "preparation"))
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--size", type=in_bytes, default="200MB", help="of a file to validate, e.g. 200MB or 2GB")
     parser.add_argument("--corpora", nargs="+", choices=tuple(CORPORA), default=list(CORPORA))
@@ -35,13 +36,15 @@ def main() -> int:
 def measure(options: argparse.Namespace) -> bool:
     """Run the chosen parts; returns whether all their goals are met."""
     met = []
-    if options.only != "preparation":
+    if options.only in (None, "validation"):
         validation = Validation(options.size, options.rounds, smoke=options.smoke)
         if options.memory or options.smoke:
             met.append(validation.report_memory())
         if not options.memory:
             met.append(validation.compare(options.corpora))
-    if options.only != "validation" and not options.memory:
+    if options.only in (None, "conversion") and not options.memory:
+        met.append(compare_conversion(options.rounds, smoke=options.smoke))
+    if options.only in (None, "preparation") and not options.memory:
         met.append(Preparation(options.rounds, smoke=options.smoke).compare())
     return all(met)
 

@@ -47,6 +47,34 @@ def report(near: bool) -> Variant:
     return read
 
 
+def report_lenient() -> Variant:
+    """The whole report on a file with bad lines."""
+    from shared.contract.sections import DataMode
+    from shared.datasets.file_parts import reading_processes
+    from shared.datasets.report import inspect_file
+
+    def read(path: Path) -> int:
+        with reading_processes(path.stat().st_size) as executor:
+            found = inspect_file(path, mode=DataMode.LENIENT, executor=executor).training
+        return found.rows + found.error_count
+
+    return read
+
+
+def convert() -> Variant:
+    """`mens migrate openai convert`, with its processes."""
+    import shared.datasets.fingerprints  # noqa: F401 - before the processes are forked, as the command imports it
+    from cli.migration.conversion.files import FileTask, convert_file
+    from shared.datasets.file_parts import reading_processes
+
+    def read(path: Path) -> int:
+        with tempfile.TemporaryDirectory() as folder, reading_processes(path.stat().st_size) as executor:
+            task = FileTask(path, Path(folder) / "rows.jsonl", allow_image_loss=True)
+            return convert_file(task, executor=executor)[0].lines
+
+    return read
+
+
 def orjson() -> Variant:
     """Parses and checks nothing."""
     import orjson as library
@@ -144,6 +172,8 @@ VARIANTS: dict[str, Callable[[], Variant]] = {
     "check-bad": lambda: check(strict=False),
     "report": lambda: report(near=False),
     "report-near": lambda: report(near=True),
+    "report-lenient": report_lenient,
+    "convert": convert,
     "orjson": orjson,
     "pydantic": pydantic,
     "datasets": datasets,

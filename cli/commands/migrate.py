@@ -49,6 +49,7 @@ app.add_typer(openai, name="openai")
 openai.add_typer(offline.app)
 openai.add_typer(successors.app)
 openai.add_typer(gate.app)
+openai.add_typer(successors.switch_app)
 openai.add_typer(report.app)
 SHOWN_REFUSALS = 10
 

@@ -20,8 +20,8 @@ ROOT = Path(__file__).resolve().parents[2]
 SECONDS, END_SECONDS = 600, 20
 RUNS = {
     "bench.data": (
-        "C3-memory C3-report C3-near C3-errors C2",
-        "report|report-near|datasets|check|check-bad|orjson|pydantic|  mens|  mens, tokenizers|  trl, 1 process|  trl, 2 processes",
+        "C3-memory C3-report C3-near C3-errors C3-convert C3-convert-memory C2",
+        "report|report-near|datasets|check|check-bad|orjson|pydantic|convert|report-lenient|  mens|  mens, tokenizers|  trl, 1 process|  trl, 2 processes",
     ),
     "bench.train": ("C1 C1-trl", "mens|hf|trl|TRL, tokens per CPU second: packed"),
     "bench.gpu --device cpu --size tiny": (
@@ -30,7 +30,7 @@ RUNS = {
     ),
     "bench.merge": ("C4", "mens|peft-f32|peft-bf16"),
     "bench.equal_runs": ("T1", "two-threads"),
-    "bench.gateway": ("C7", "direct|gateway|bare"),
+    "bench.gateway": ("C7 C7-names", "direct|gateway|bare|names|foreign"),
     "bench.gateway --vllm": ("C7", "direct|gateway|bare"),
     "bench.evaluate": ("C9 C9-sandbox", "evaluation|bare client|sandbox,"),
     "bench.hotload": (

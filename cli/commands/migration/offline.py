@@ -26,6 +26,7 @@ from cli.migration.conversion.training_files import (
     output_of,
 )
 from cli.migration.scan import ADVICE, scan, source_files
+from shared.datasets.file_parts import reading_processes
 
 app = typer.Typer()
 
@@ -90,6 +91,8 @@ def convert(
     Needs no network. Writes data/PROJECT/FILE.jsonl, beside each a .report.jsonl with a line a line, and convert-report.json.
     Exit code 1 if a file would lose more than 5 % of its rows for their images: it is not written without --allow-image-loss.
     """
+    import shared.datasets.fingerprints  # noqa: F401 - numpy is slow to import; once, before processes are forked
+
     files = find_files(Contents(archive), original)
     if dry_run:
         for file in files:
@@ -100,6 +103,8 @@ def convert(
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn())
     with (
+        # The processes first: they are forked, and a progress bar is a thread.
+        reading_processes(sum(file.path.stat().st_size for file in files if file.path)) as executor,
         Archive(archive) as target,
         Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar,
     ):
@@ -109,6 +114,7 @@ def convert(
             files,
             choices,
             lambda name, read: bar.update(tasks[name], completed=read),
+            executor,
         )
     for converted in done:
         _show(converted)

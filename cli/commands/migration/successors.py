@@ -29,6 +29,8 @@ from shared.errors import MensError
 from shared.settings import Settings, read_settings
 
 app = typer.Typer()
+switch_app = typer.Typer()
+"""By itself, because `--help` lists steps in the order of their use, and `gate` comes before it."""
 console = Console(stderr=True)
 GIB = 1 << 30
 NO_PROMISE = "No base is promised to be as good as the model that it succeeds: `gate` compares them."
@@ -156,7 +158,7 @@ def train(
         fail("\n".join(failures))
 
 
-@app.command("switch")
+@switch_app.command("switch")
 def switch_models(
     *,
     archive: ArchiveFolder = Path("openai-archive"),

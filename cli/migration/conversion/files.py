@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import Executor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 import msgspec
 
@@ -20,6 +21,7 @@ from cli.migration.conversion.redaction import Redaction
 from cli.migration.conversion.rows import convert_row, is_preference
 from cli.migration.prompts import to_request
 from shared.datasets.conversation_text import written
+from shared.datasets.file_parts import FilePart, ahead, split_file
 from shared.datasets.row_validation import FAILURES, check_record, decode, explain
 from shared.datasets.rows import RowCode
 from shared.hashing import digest_json
@@ -29,12 +31,18 @@ MAX_LOSS = 0.05
 LONGEST_LINE_BYTES = 64 << 20
 """OpenAI takes ten images of 10 MB in a row; what is longer is not decoded."""
 BATCH_BYTES = 1 << 18
-BUFFER_BYTES = 1 << 18
+_ENCODE = msgspec.json.Encoder().encode
+PARTS_AHEAD = 2
+"""Parts that wait, converted: so many of 8 MB each are in memory."""
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 # Rows with one of these are looked at closely; any other that Mens' reader accepts is kept, byte for byte.
 _SPECIAL = re.compile(
     rb'"(?:weight|functions?|function_call|refusal|audio|tools|name|input|parallel_tool_calls|developer)"'
 )
+
+
+_KEPT, _KEPT_ANSWERS = Outcome(rows=[{}]), Outcome(rows=[{}], notes=[Note.SEVERAL_ANSWERS])
+"""What becomes of most lines; never changed."""
 
 
 class FileReport(msgspec.Struct):
@@ -75,6 +83,8 @@ class FileReport(msgspec.Struct):
             self.changed += 1
         else:
             self.kept += 1
+            if not outcome.notes:
+                return
         self.changes.update(map(str, outcome.changes))
         self.notes.update(map(str, outcome.notes))
         for name in filter(None, [outcome.reason, *outcome.changes, *outcome.notes]):
@@ -104,8 +114,15 @@ class FileTask:
     held_out: frozenset[str] = frozenset()
 
 
-def convert_file(task: FileTask, progress: Callable[[int], None] = lambda _: None) -> tuple[FileReport, set[int]]:
-    """Convert a file; returns its report and the digests of its rows. Of one that loses too many rows none is written."""
+def convert_file(
+    task: FileTask, progress: Callable[[int], None] = lambda _: None, executor: Executor | None = None
+) -> tuple[FileReport, set[int]]:
+    """Convert a file; returns its report and the digests of its rows. Of one that loses too many rows none is written.
+
+    Args:
+        progress: is told how many bytes were read so far.
+        executor: processes that convert parts of the file at once (``reading_processes``); what comes of it is the same.
+    """
     markers = find_markers(_sampled(task.source))
     strips = task.strip and markers != Markers()
     if strips:
@@ -113,19 +130,17 @@ def convert_file(task: FileTask, progress: Callable[[int], None] = lambda _: Non
     report = FileReport(str(task.source), task.method, separator=markers.separator, stop=markers.stop, stripped=strips)
     seen: set[int] = set()
     partial_rows = task.output.with_name(f".{task.output.name}.partial")
-    with (
-        task.source.open("rb", BUFFER_BYTES) as file,
-        open_private(partial_rows) as rows,
-        open_private(report_of(task.output)) as log,
-    ):
-        numbered = enumerate(_lines(file), start=1)
-        while batch := _batch(numbered):
-            for (number, line), found in zip(batch, _converted(task, [line for _, line in batch]), strict=True):
-                outcome, converted = _compared(line, *found, task, seen)
+    with open_private(partial_rows) as rows, open_private(report_of(task.output)) as log:
+        for first, read, lines in _parts(task, executor):
+            written_rows, accounts = [], []
+            for number, line in enumerate(lines, start=first):
+                outcome, converted = _compared(line, task, seen)
                 report.count(number, outcome)
-                rows.write(converted)
-                log.write(msgspec.json.encode(_account(number, outcome)) + b"\n")
-            progress(file.tell())
+                written_rows.append(converted)
+                accounts.append(_ENCODE(_account(number, outcome)))
+            rows.write(b"".join(written_rows))
+            log.write(b"\n".join([*accounts, b""]))
+            progress(read)
     if report.drops[Reason.IMAGE] > MAX_LOSS * report.lines and not task.allow_image_loss:
         partial_rows.unlink()
         report.refused = f"{report.drops[Reason.IMAGE] / report.lines:.0%} of the lines have images and would be lost"
@@ -159,40 +174,86 @@ def _account(number: int, outcome: Outcome) -> dict[str, Any]:
     return {**what, "notes": outcome.notes} if outcome.notes else what
 
 
-def _batch(lines: Iterator[tuple[int, bytes]]) -> list[tuple[int, bytes]]:
-    """The next lines, as many as are quickly compared at once."""
-    batch: list[tuple[int, bytes]] = []
+class _Line(NamedTuple):
+    """What the rules make of a line by itself.
+
+    Attributes:
+        rows: the lines that it becomes.
+        digest: what rows are compared by.
+        prompt_id: of a row's prompt, where it is needed.
+    """
+
+    outcome: Outcome
+    rows: bytes
+    digest: int
+    prompt_id: str
+
+
+def _parts(task: FileTask, executor: Executor | None) -> Iterator[tuple[int, int, list[_Line]]]:
+    """The converted lines of the file, some at a time, with the number of the first and how many bytes are read by then."""
+    wants_prompts = bool(task.held_out)
+    # What lines are compared with stays here.
+    alone = replace(task, trained=frozenset(), held_out=frozenset())
+    if executor is None:
+        number = 1
+        with task.source.open("rb") as file:
+            for lines in _batches(_lines(file)):
+                yield number, file.tell(), _convert_lines(lines, alone, wants_prompts)
+                number += len(lines)
+        return
+    parts = split_file(task.source)
+    for part, future in ahead(
+        parts, lambda part: executor.submit(_convert_part, part, alone, wants_prompts), PARTS_AHEAD
+    ):
+        yield part.first_line, part.end, future.result()
+
+
+def _batches(lines: Iterator[bytes]) -> Iterator[list[bytes]]:
+    """Lines, as many as are quickly compared at once."""
+    batch: list[bytes] = []
     size = 0
-    while size < BATCH_BYTES and (item := next(lines, None)):
-        batch.append(item)
-        size += len(item[1])
-    return batch
+    for line in lines:
+        batch.append(line)
+        size += len(line)
+        if size >= BATCH_BYTES:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
 
 
-def _converted(task: FileTask, lines: list[bytes]) -> Iterator[tuple[Outcome, bytes, int]]:
-    """What the rules make of each line: the outcome, the lines that it becomes, and the digest that rows are compared by."""
+def _convert_part(part: FilePart, task: FileTask, wants_prompts: bool) -> list[_Line]:
+    with part.open() as file:
+        batches = _batches(_lines(file, is_start=part.first_line == 1))
+        return [line for lines in batches for line in _convert_lines(lines, task, wants_prompts)]
+
+
+def _convert_lines(lines: list[bytes], task: FileTask, wants_prompts: bool) -> list[_Line]:
     from shared.datasets.fingerprints import fingerprints  # numpy is slow to import
 
     found = [_convert_plain(line, task) or _convert_special(line, task) for line in lines]
     digests, _ = fingerprints([text for _, _, text in found], near=False)
-    for (outcome, converted, _), digest in zip(found, digests, strict=True):
-        yield outcome, converted, digest
+    converted = []
+    for line, (outcome, rows, _), digest in zip(lines, found, digests, strict=True):
+        if outcome.changes:
+            outcome.rows = [{}] * len(outcome.rows)  # only their number counts from here on
+        converted.append(_Line(outcome, rows, digest, _prompt_id(line) if wants_prompts and rows else ""))
+    return converted
 
 
-def _compared(
-    line: bytes, outcome: Outcome, converted: bytes, digest: int, task: FileTask, seen: set[int]
-) -> tuple[Outcome, bytes]:
+def _compared(line: _Line, task: FileTask, seen: set[int]) -> tuple[Outcome, bytes]:
     """What becomes of a line beside the others."""
-    if outcome.reason:
-        return outcome, b""
-    if digest in task.trained:
+    if line.outcome.reason:
+        return line.outcome, b""
+    if line.digest in task.trained:
         return Outcome(reason=Reason.IN_TRAINING_FILE), b""
-    if task.held_out and _prompt_id(line) in task.held_out:
+    if line.prompt_id and line.prompt_id in task.held_out:
         return Outcome(reason=Reason.ASKED_OF_THE_OLD_MODEL), b""
-    if digest in seen:
-        outcome.notes.append(Note.REPEATED)
-    seen.add(digest)
-    return outcome, converted
+    outcome = line.outcome
+    if line.digest in seen:
+        outcome = replace(outcome, notes=[*outcome.notes, Note.REPEATED])
+    seen.add(line.digest)
+    return outcome, line.rows
 
 
 def _convert_plain(line: bytes, task: FileTask) -> tuple[Outcome, bytes, str] | None:
@@ -205,14 +266,10 @@ def _convert_plain(line: bytes, task: FileTask) -> tuple[Outcome, bytes, str] | 
     except FAILURES:
         return None
     messages = record.conversation()
-    several = sum(message.role == "assistant" for message in messages) > 1
+    several = sum([message.role == "assistant" for message in messages]) > 1
     if several and task.options.split_answers:
         return None
-    return (
-        Outcome(rows=[{}], notes=[Note.SEVERAL_ANSWERS] if several else []),
-        line + b"\n",
-        written(messages),
-    )
+    return _KEPT_ANSWERS if several else _KEPT, line + b"\n", written(messages)
 
 
 def _convert_special(line: bytes, task: FileTask) -> tuple[Outcome, bytes, str]:
@@ -249,9 +306,9 @@ def _prompt_id(line: bytes) -> str:
     return digest_json(request) if request else ""
 
 
-def _lines(file: BinaryIO) -> Iterator[bytes]:
+def _lines(file: BinaryIO, *, is_start: bool = True) -> Iterator[bytes]:
     """The lines of a file without their ends; of one that is far too long the beginning."""
-    first = True
+    first = is_start
     while line := file.readline(LONGEST_LINE_BYTES + 1):
         piece = line
         while len(piece) > LONGEST_LINE_BYTES and not piece.endswith(b"\n"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -120,11 +121,13 @@ def convert_files(
     files: list[TrainingFile],
     choices: Choices,
     advance: Callable[[str, int], None] = lambda _name, _read: None,
+    executor: Executor | None = None,
 ) -> list[ConvertedFile]:
     """Convert every file whose content is there, and write the report.
 
     Args:
         advance: is told a file's name and how many bytes of it were read.
+        executor: processes that convert large files.
     """
     digests: dict[str, set[int]] = {}
     held_out = _held_out(archive.folder)
@@ -147,7 +150,7 @@ def convert_files(
                 trained=trained,
                 held_out=held_out,
             )
-            report, digests[file.file_id] = convert_file(task, partial(advance, file.name))
+            report, digests[file.file_id] = convert_file(task, partial(advance, file.name), executor)
         done.append(ConvertedFile(file.project, file.file_id, file.name, file.size, file.jobs, report))
     write_json(archive.folder / REPORT, {"format": "mens-convert-report/1", "files": done})
     return done

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -303,3 +304,9 @@ app(["migrate", "openai", "export", "a", "--dry-run"])
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "would fetch evals" in done.stdout
+
+
+def test_help_lists_the_steps_in_the_order_of_their_use() -> None:
+    listed = re.findall(r"^│ (\w+)  ", CliRunner().invoke(app, ["migrate", "openai", "--help"]).output, re.MULTILINE)
+    steps = ["inventory", "export", "record", "convert", "scan", "plan", "train", "gate", "switch", "report"]
+    assert listed == steps

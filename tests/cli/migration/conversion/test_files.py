@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import stat
 import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cli.migration.conversion.files import FileReport, FileTask, convert_file, guess_method, report_of
-from cli.migration.conversion.outcomes import Method, RowOptions
+from cli.migration.conversion.outcomes import Method, Note, Reason, RowOptions
 from cli.migration.conversion.redaction import Redaction
 from cli.migration.prompts import to_request
 from shared.datasets.reader import DatasetReport, read_records
@@ -178,6 +179,34 @@ def test_kept_changed_and_dropped_are_all_lines(
     read = DatasetReport()
     assert len(list(read_records(output.splitlines(keepends=True), read))) == report.rows
     assert not read.error_count
+
+
+def test_several_processes_convert_as_one_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shared.datasets.file_parts.PART_BYTES", 2_000)
+    lines = [chat_line(f"Question {number % 60}?", "A" * 100) for number in range(100)]
+    lines[10:10] = [PARTS_ROW + b"\n", IMAGE_ROW + b"\n", b"oops\n", b"\n", chat_line("q", "a" * 9_000)]
+    (tmp_path / "rows.jsonl").write_bytes(b"\xef\xbb\xbf" + b"".join(lines))
+    found = []
+    for name, executor in (("one", None), ("several", ThreadPoolExecutor(2))):
+        # The last rows' prompts were asked of the old model; the 50th row is in the training file.
+        asked = frozenset({digest_json(to_request(json.loads(lines[-1])))})
+        _, trained = convert_file(
+            FileTask(write(tmp_path / "trained.jsonl", lines[50]), tmp_path / "trained.out.jsonl")
+        )
+        task = FileTask(tmp_path / "rows.jsonl", tmp_path / f"{name}.jsonl", trained=trained, held_out=asked)
+        read: list[int] = []
+        report, digests = convert_file(task, read.append, executor)
+        assert read[-1] == task.source.stat().st_size
+        report.output = ""
+        found.append((report, digests, task.output.read_bytes(), report_of(task.output).read_bytes()))
+    assert found[0] == found[1]
+    assert found[0][0].drops[Reason.IN_TRAINING_FILE] and found[0][0].drops[Reason.ASKED_OF_THE_OLD_MODEL]
+    assert found[0][0].notes[Note.REPEATED]
+
+
+def write(path: Path, content: bytes) -> Path:
+    path.write_bytes(content)
+    return path
 
 
 def test_memory_does_not_grow_with_the_file(tmp_path: Path) -> None:
