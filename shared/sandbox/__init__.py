@@ -2,5 +2,5 @@
 
 Start with `client.py`, which starts `python -m shared.sandbox` and asks it; `probe.py` says whether this machine can contain
 code, by trying to break out. Nothing that is imported here is imported by the code that runs inside, and the other way round:
-`fork_server.py`, `grader_process.py` and what they use hold no key, no database and no network.
+`fork_server.py`, `grader_process.py` and what they use hold no key, no database and no network. Imports `errors`, `host`.
 """
