@@ -37,7 +37,8 @@ def follow(job_id: str, console: Console, connection: Connection | None = None) 
             if bar.disable:
                 plain.show(stage, facts)
             else:
-                done, total = progress.get("step", 0), progress.get("total_steps")
+                done = progress.get("items_done", progress.get("step", 0))
+                total = progress.get("items_total", progress.get("total_steps"))
                 bar.update(task, description=stage, completed=done, total=total, facts=facts)
     return job
 
@@ -90,11 +91,14 @@ class _PlainProgress:
 
 
 def describe_progress(progress: dict[str, Any]) -> str:
-    """Step, loss and remaining time, in one line."""
+    """Step, loss and remaining time, in one line; of an evaluation its items."""
     if not progress:
         return ""
     loss, eta = progress.get("loss"), progress.get("eta_seconds")
-    parts = [f"step {progress['step']}/{progress['total_steps']}"]
+    if "items_done" in progress:
+        parts = [f"item {progress['items_done']}/{progress['items_total']}"]
+    else:
+        parts = [f"step {progress['step']}/{progress['total_steps']}"]
     parts += [f"loss {loss:.3f}"] if loss is not None else []
     parts += [f"ETA {eta // 60:.0f}:{eta % 60:02.0f}"] if eta else []
     return "  ".join(parts)

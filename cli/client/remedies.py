@@ -1,11 +1,12 @@
 """Remedies of API errors as commands: what a user of the command line does where the API names a route or a header.
 
 A remedy is found by the error's code, and by code and field where one code has several. An error that is not listed here
-keeps the API's own remedy, which then names nothing that a command could replace.
+keeps the API's own remedy, in which routes become the commands that do the same.
 """
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from typing import Any
 
@@ -54,6 +55,14 @@ REMEDIES: dict[Code | tuple[Code, str], str] = {
     Code.ALIAS_VERSION_NOT_FOUND: "See where it was with `mens aliases history NAME`.",
 }
 
+COMMANDS = {
+    r"GET /v1/models\b": "`mens models`",
+    r"POST /v1/jobs/(\w[\w-]*)/cancel": r"`mens jobs cancel \1`",
+    r"PUT /v1/policy_assignments/(\w+)": r"`mens policies assign \1 POLICY`",
+    r"GET /v1/evals[^\s,;]*?(?=[.,;]?(\s|$))": "`mens eval list`",
+}
+"""Routes in the API's own remedies that a command does."""
+
 
 def our_code(error: dict[str, Any]) -> Any:
     """The code of an error of the API in our vocabulary; an API of an earlier release knows no other. None without any."""
@@ -74,4 +83,10 @@ def to_cli_remedy(error: dict[str, Any]) -> str:
     known = REMEDIES.get((code, field)) or REMEDIES.get(code)
     if known and code in (Code.GATE_MISSING, Code.GATE_STALE, Code.GATE_FAILED):
         return known.format_map(defaultdict(lambda: "…", mens.get("details", {})))
-    return known or str(mens.get("remedy", ""))
+    return known or _with_commands(str(mens.get("remedy", "")))
+
+
+def _with_commands(remedy: str) -> str:
+    for route, command in COMMANDS.items():
+        remedy = re.sub(route, command, remedy)
+    return remedy

@@ -19,6 +19,7 @@ OPERATIONS = {"exact": "eq", "contains": "like", "icontains": "ilike"}
 METRICS = [metric for metric in get_args(Metric) if metric != "cosine"]
 HELP = (
     "exact, contains, icontains (the answer and the row's `expected`); regex=PATTERN; json; json_schema=FILE; "
+    "compiles=LANGUAGE, anti_stub=LANGUAGE (python, json, sql, or a checker that is installed); "
     f"{', '.join(METRICS)}, each with =LEAST, e.g. rouge_l=0.5; judge=MODEL (a model compares answer and `expected`)."
 )
 JUDGE = (
@@ -34,29 +35,37 @@ def to_criterion(text: str) -> dict[str, Any]:
         InvalidRequest: ``GRADER_INVALID``: there is no such check, or its value is missing or wrong.
     """
     name, given, value = text.partition("=")
+    sides = {"name": name, "input": ANSWER, "reference": EXPECTED}
+    grader: dict[str, Any] | None = None
     if name in OPERATIONS and not given:
-        return _checked(
-            {
-                "type": "string_check",
-                "name": name,
-                "input": ANSWER,
-                "reference": EXPECTED,
-                "operation": OPERATIONS[name],
-            }
-        )
+        grader = {"type": "string_check", **sides, "operation": OPERATIONS[name]}
+    elif name in METRICS and re.fullmatch(r"0|1|1\.0+|0?\.\d+", value):
+        grader = {"type": "text_similarity", **sides, "evaluation_metric": name, "pass_threshold": float(value)}
+    elif name == "judge" and value:
+        labels = {"labels": ["correct", "incorrect"], "passing_labels": ["correct"]}
+        grader = {
+            "type": "label_model",
+            "name": name,
+            "model": value,
+            "input": [{"role": "user", "content": JUDGE}],
+        } | labels
+    elif check := _short_form(name, value):
+        # A stock client reads it as a python grader; with the block no code runs.
+        grader = {"type": "python", "name": name, "source": "", "mens": check}
+    if grader is None:
+        raise InvalidRequest(Code.GRADER_INVALID, f"{text!r} is no check.", remedy=f"The checks: {HELP}", param="check")
+    return _checked(grader)
+
+
+def _short_form(name: str, value: str) -> dict[str, Any]:
+    """A check in the block ``mens``; empty for another name, or one that lacks its value."""
     if name == "regex" and value:
-        return _checked(_short_form(name, {"check": "regex", "pattern": value}))
-    if name == "json" and not given:
-        return _checked(_short_form(name, {"check": "json_schema"}))
+        return {"check": "regex", "pattern": value}
+    if name in ("compiles", "anti_stub") and value:
+        return {"check": name, "language": value}
     if name == "json_schema" and value:
-        return _checked(_short_form(name, {"check": "json_schema", "json_schema": _read_schema(Path(value))}))
-    if name in METRICS and re.fullmatch(r"(0|1|0?\.\d+|1\.0+|0\.\d+)", value):
-        similarity = {"type": "text_similarity", "name": name, "input": ANSWER, "reference": EXPECTED}
-        return _checked(similarity | {"evaluation_metric": name, "pass_threshold": float(value)})
-    if name == "judge" and value:
-        judge = {"type": "label_model", "name": "judge", "model": value, "input": [{"role": "user", "content": JUDGE}]}
-        return _checked(judge | {"labels": ["correct", "incorrect"], "passing_labels": ["correct"]})
-    raise InvalidRequest(Code.GRADER_INVALID, f"{text!r} is no check.", remedy=f"The checks: {HELP}", param="check")
+        return {"check": "json_schema", "json_schema": _read_schema(Path(value))}
+    return {"check": "json_schema"} if name == "json" and not value else {}
 
 
 def read_grader(path: Path) -> list[dict[str, Any]]:
@@ -70,11 +79,6 @@ def read_grader(path: Path) -> list[dict[str, Any]]:
     except (OSError, ValueError) as error:
         raise _invalid(f"{path} is no JSON: {error}.") from error
     return [_checked(grader) for grader in (found if isinstance(found, list) else [found])]
-
-
-def _short_form(name: str, check: dict[str, Any]) -> dict[str, Any]:
-    # A stock client reads it as a python grader; with the block no code runs.
-    return {"type": "python", "name": name, "source": "", "mens": check}
 
 
 def _read_schema(path: Path) -> dict[str, Any]:

@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import typer
 
-from cli.commands.evaluation import exchange, suites
+from cli.commands.evaluation import exchange, runs, suites
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="Evaluations: benchmark suites against models that are served, and promptfoo's configuration as eval files.",
+    help="Evaluations: is a model good enough, and no worse than another? Rows and graders of your own, benchmark suites, promptfoo.\n\n"
+    'Start with `mens eval run FILE --model NAME`; a line of FILE is {"messages": […], "expected": "…"}.',
 )
+app.command("run")(runs.run)
+app.command("show")(runs.show)
+app.command("list")(runs.list_runs)
+app.command("compare")(runs.compare)
+app.command("export")(exchange.export)
+app.command("cancel")(runs.cancel)
 app.command("import")(exchange.import_promptfoo)
 app.add_typer(suites.app, name="suites")

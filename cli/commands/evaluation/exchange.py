@@ -1,19 +1,25 @@
-"""``mens eval import``: evals out of promptfoo's configuration."""
+"""``mens eval export`` and ``import``: items of runs in files, and promptfoo's configuration both ways."""
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 import yaml
 
-from cli.client.connection import fail, fail_with, note
+from cli.client.connection import connect, fail, fail_with, note
 from cli.client.json_errors import Json
-from cli.evaluation.eval_file import read_document
+from cli.evaluation import runs as api
+from cli.evaluation.eval_file import EvalFile, read_document
 from cli.evaluation.promptfoo.reading import read_promptfoo
+from cli.evaluation.promptfoo.writing import write_promptfoo
+from cli.evaluation.run_items import OutputItem, as_line
 from shared.errors import MensError
 
 
@@ -51,3 +57,54 @@ def import_promptfoo(
         return
     for path, evaluation in zip(written, found.evals, strict=True):
         typer.echo(f"{path}\t{len(evaluation.items)} items, {len(evaluation.criteria)} graders")
+
+
+def export(
+    run_id: Annotated[str, typer.Argument(help="Id of a run, as `mens eval list` shows it.")],
+    output: Annotated[Path | None, typer.Option(dir_okay=False, help="The file; left out: stdout.")] = None,
+    as_csv: Annotated[bool, typer.Option("--csv", help="CSV: one column for each score, texts on one line.")] = False,
+    promptfoo: Annotated[
+        bool, typer.Option("--promptfoo", help="The run as promptfoo's configuration (YAML).")
+    ] = False,
+) -> None:
+    """Write the items of a run, with answers and scores, as JSONL or CSV; or the run as promptfoo's configuration."""
+    found = api.find_run(run_id)
+    items = list(api.output_items(found))
+    if promptfoo:
+        text = _promptfoo(found, items)
+    elif as_csv:
+        text = _csv(items)
+    else:
+        text = "".join(json.dumps(as_line(item), ensure_ascii=False) + "\n" for item in items)
+    if output is None:
+        typer.echo(text, nl=False)
+    else:
+        output.write_text(text, encoding="utf-8")
+        note(f"{len(items)} items in {output}")
+
+
+def _csv(items: Sequence[OutputItem]) -> str:
+    lines = [as_line(item) for item in items]
+    names = list(dict.fromkeys(name for line in lines for name in line["scores"]))
+    buffer = io.StringIO(newline="")
+    writer = csv.writer(buffer)
+    writer.writerow(["item_index", "status", "item", "answer", *names])
+    for line in lines:
+        cells = [line["scores"].get(name, "") for name in names]
+        item = json.dumps(line["item"], ensure_ascii=False)
+        writer.writerow([line["item_index"], line["status"], item, line["answer"], *cells])
+    return buffer.getvalue()
+
+
+def _promptfoo(run: dict[str, Any], items: Sequence[OutputItem]) -> str:
+    source = run["data_source"]
+    if not source.get("input_messages"):
+        fail("the run asked no model, so there is no prompt to write.")
+    criteria = api.find_eval(run["eval_id"])["testing_criteria"]
+    rows = [item["datasource_item"] for item in items]
+    evaluation = EvalFile(run["name"], rows, criteria, source["input_messages"], source.get("sampling_params") or {})
+    models = [target["name"] for target in run["mens"]["models"]]
+    document, unused = write_promptfoo(evaluation, models, connect().url)
+    for line in unused:
+        note(f"not in it: {line}")
+    return yaml.safe_dump(document, sort_keys=False, allow_unicode=True)

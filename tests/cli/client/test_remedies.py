@@ -127,3 +127,16 @@ def test_code_is_ours_where_the_api_has_openais_too() -> None:
         to_cli_remedy({"code": "model_not_found", "param": "model", "mens": mens})
         == "List what there is with `mens models`."
     )
+
+
+@pytest.mark.parametrize(
+    ("remedy", "shown"),
+    [
+        ("List what there is with GET /v1/models.", "List what there is with `mens models`."),
+        ("Cancel that: POST /v1/jobs/ftjob-01/cancel.", "Cancel that: `mens jobs cancel ftjob-01`."),
+        ("List them: GET /v1/evals/eval-1/runs.", "List them: `mens eval list`."),
+        ("See GET /v1/evals, then try.", "See `mens eval list`, then try."),
+    ],
+)
+def test_routes_of_other_remedies_become_commands(remedy: str, shown: str) -> None:
+    assert to_cli_remedy(error(Code.EVAL_NOT_FOUND, None, remedy)) == shown

@@ -43,6 +43,13 @@ def test_schema_comes_from_a_file_whole(tmp_path: Path) -> None:
     assert not passes(f"json_schema={path}", '{"b": 1}')
 
 
+@pytest.mark.parametrize("name", ["compiles", "anti_stub"])
+def test_code_is_checked_in_its_language(name: str) -> None:
+    check = to_criterion(f"{name}=python")
+    assert check["mens"]["check"] == name
+    assert check["mens"]["language"] == "python"
+
+
 def test_judge_compares_with_what_is_expected() -> None:
     judge = to_criterion("judge=helper")
     assert (judge["type"], judge["model"], judge["passing_labels"]) == ("label_model", "helper", ["correct"])
@@ -50,7 +57,20 @@ def test_judge_compares_with_what_is_expected() -> None:
 
 
 @pytest.mark.parametrize(
-    "check", ["exakt", "exact=1", "regex", "regex=", "json=1", "rouge_l", "rouge_l=2", "bleu=x", "judge", "cosine=0.5"]
+    "check",
+    [
+        "exakt",
+        "exact=1",
+        "compiles",
+        "regex",
+        "regex=",
+        "json=1",
+        "rouge_l",
+        "rouge_l=2",
+        "bleu=x",
+        "judge",
+        "cosine=0.5",
+    ],
 )
 def test_check_that_is_none_is_refused_with_those_that_are(check: str) -> None:
     with pytest.raises(InvalidRequest) as refused:

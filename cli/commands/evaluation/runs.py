@@ -1,0 +1,260 @@
+"""``mens eval run, show, list, compare, cancel``."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+from cli.client.connection import fail, fail_with, note
+from cli.client.json_errors import Json, wants_json
+from cli.evaluation import runs as api
+from cli.evaluation.checks import read_grader, to_criterion
+from cli.evaluation.comparison_table import as_json as comparison_as_json
+from cli.evaluation.eval_file import EvalFile, read
+from cli.evaluation.run_items import Pairs, pairs_between, pairs_within
+from cli.evaluation.run_page import SHOWN_ITEMS, print_comparison, print_run
+from cli.evaluation.served_models import base_of
+from cli.output import print_table
+from shared.errors import MensError
+
+ENDED = ("completed", "failed", "canceled")
+POLL_SECONDS = 0.5
+DEFAULT_MAX_TOKENS = 512
+errors = Console(stderr=True)
+RunId = Annotated[str, typer.Argument(help="Id of a run, as `mens eval list` shows it.")]
+Shown = Annotated[int, typer.Option("--worst", min=0, help="How many of the worst items are shown.")]
+Margin = Annotated[float, typer.Option(min=0.001, max=1, help="What the new model's mean may lose.")]
+
+
+def run(
+    file: Annotated[
+        Path, typer.Argument(exists=True, dir_okay=False, help="JSONL with `messages` and `expected`; or an eval file.")
+    ],
+    model: Annotated[str, typer.Option(help="The model that is evaluated: a base, an adapter or an alias.")],
+    against: Annotated[str | None, typer.Option(help="A second one, asked the same: is MODEL worse than this?")] = None,
+    check: Annotated[
+        list[str] | None, typer.Option(help="What judges, by a name from above; several may be given.")
+    ] = None,
+    grader: Annotated[
+        list[Path] | None,
+        typer.Option(exists=True, dir_okay=False, help="JSON file with a grader of OpenAI's, or a list."),
+    ] = None,
+    temperature: Annotated[float | None, typer.Option(min=0, max=2, help="Default: 0, or the eval file's.")] = None,
+    max_tokens: Annotated[
+        int | None, typer.Option(min=1, help=f"Of an answer. Default: {DEFAULT_MAX_TOKENS}, or the eval file's.")
+    ] = None,
+    samples: Annotated[
+        int, typer.Option(min=1, max=64, help="Answers to each item; more than one needs a temperature.")
+    ] = 1,
+    limit: Annotated[int | None, typer.Option(min=1, help="Only the first so many items.")] = None,
+    margin: Margin = 0.03,
+    worst: Shown = SHOWN_ITEMS,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Begin without asking.")] = False,
+    watch: Annotated[bool, typer.Option(help="Wait for the end. --no-watch prints the run's id.")] = True,
+    as_json: Json = False,
+) -> None:
+    """Evaluate a model on rows, and compare it with another one, item by item.
+
+    A row is a line of JSON: `{"messages": [{"role": "user", "content": "2 + 2?"}], "expected": "4"}`. Training rows do as they are:
+    their last answer is what is expected. Say what judges with --check (exact where nothing is said and rows have `expected`), with
+    --grader, or in an eval file (YAML: testing_criteria, items or data, input_messages, sampling_params).
+
+    Checks:
+
+      exact, contains, icontains   the answer is `expected`, or contains it
+
+      regex=PATTERN                the expression is found in the answer
+
+      json, json_schema=FILE       the answer is JSON, that the schema describes
+
+      rouge_l=0.5, bleu=0.3, …     answer and `expected` are that alike; also fuzzy_match, gleu, meteor, rouge_1 to rouge_5
+
+      compiles=python, anti_stub=python   the answer's code compiles; and is no stub
+
+      judge=MODEL                  a served model compares answer and `expected`
+
+    Says how many requests it sends, and asks before it begins. The run goes on when this command is interrupted.
+
+    The exit code is 1 when the run failed, or, with --against, unless MODEL is shown to be not worse.
+
+    Examples:
+
+      mens eval run questions.jsonl --model support --check exact
+
+      mens eval run questions.jsonl --model support@2… --against support --check json_schema=answer.json --check rouge_l=0.4
+    """
+    try:
+        evaluation = _with_options(read(file), check, grader, temperature, max_tokens, limit)
+    except MensError as error:
+        fail_with(error)
+    if samples > 1 and not evaluation.sampling.get("temperature"):
+        fail("at temperature 0 all answers to an item are the same; give --temperature with --samples.")
+    for name in filter(None, (model, against)):
+        base_of(name)
+    request = api.RunRequest(evaluation, model, against, samples, margin)
+    note(_cost(request))
+    if not yes:
+        if wants_json() or not sys.stdin.isatty():
+            fail("give --yes to begin without being asked.")
+        typer.confirm("Begin?", abort=True, err=True)
+    begun = api.create(request)
+    note(f"run {begun['id']}")
+    if not watch:
+        typer.echo(json.dumps(begun, indent=2) if as_json else begun["id"])
+        return
+    try:
+        ended = _follow(begun, request)
+    except KeyboardInterrupt:
+        note(f"the run goes on: `mens eval show {begun['id']}`, `mens eval cancel {begun['id']}`")
+        raise typer.Exit(130) from None
+    _print(ended, margin, worst, as_json=as_json)
+
+
+def show(
+    run_id: RunId,
+    worst: Shown = SHOWN_ITEMS,
+    as_json: Json = False,
+) -> None:
+    """Show a run: what passed, what failed and by how much, what so many items can show, and the worst items."""
+    _print(api.find_run(run_id), None, worst, as_json=as_json)
+
+
+def list_runs(
+    limit: Annotated[int, typer.Option(min=1, help="At most so many evals.")] = 20, as_json: Json = False
+) -> None:
+    """Show the newest evals with their runs."""
+    found = [
+        run for _, evaluation in zip(range(limit), api.evals(), strict=False) for run in api.runs(evaluation["id"])
+    ]
+    if as_json:
+        typer.echo(json.dumps(found, indent=2))
+        return
+    rows = []
+    for each in found:
+        counts, against = each["result_counts"], api.second_model(each) or ""
+        when = time.strftime("%Y-%m-%d %H:%M", time.gmtime(each["created_at"]))
+        passed = f"{counts['passed']} of {counts['total']}"
+        rows.append((each["id"], each["name"], each["status"], each["model"] or "", against, passed, when))
+    print_table(("run", "eval", "state", "model", "against", "passed", "when (UTC)"), rows)
+
+
+def compare(
+    old: Annotated[str, typer.Argument(help="Id of the old model's run.")],
+    new: Annotated[str, typer.Argument(help="Id of the new model's run.")],
+    margin: Margin = 0.03,
+    worst: Shown = SHOWN_ITEMS,
+    as_json: Json = False,
+) -> None:
+    """Compare two runs of the same items, pair by pair. The exit code is 1 unless the new model is shown to be not worse."""
+    before, after = api.find_run(old), api.find_run(new)
+    try:
+        pairs = pairs_between(api.output_items(before), api.output_items(after))
+    except MensError as error:
+        fail_with(error)
+    _end_with(pairs, before["model"], after["model"], margin, worst, as_json=as_json)
+
+
+def cancel(run_id: RunId) -> None:
+    """Cancel a run; what was answered stays."""
+    ended = api.cancel(api.find_run(run_id))
+    typer.echo(f"{ended['id']} {ended['status']}")
+
+
+# -- before a run -------------------------------------------------------------------------------------------------------
+
+
+def _with_options(
+    file: EvalFile,
+    checks: Sequence[str] | None,
+    graders: Sequence[Path] | None,
+    temperature: float | None,
+    max_tokens: int | None,
+    limit: int | None,
+) -> EvalFile:
+    """The file with what the command line says beside it."""
+    criteria = [*file.criteria, *map(to_criterion, checks or ())]
+    criteria += [one for path in graders or () for one in read_grader(path)]
+    items = file.items[:limit]
+    if not criteria:
+        lacking = [number for number, item in enumerate(items, 1) if not isinstance(item.get("expected"), str)]
+        if lacking:
+            fail(f"say what judges with --check or --grader: row {lacking[0]} has no `expected` to compare with.")
+        criteria = [to_criterion("exact")]
+    defaults: dict[str, Any] = {"temperature": 0.0, "max_completion_tokens": DEFAULT_MAX_TOKENS}
+    given = {"temperature": temperature, "max_completion_tokens": max_tokens}
+    sampling = defaults | dict(file.sampling) | {name: value for name, value in given.items() if value is not None}
+    return dataclasses.replace(file, items=items, criteria=criteria, sampling=sampling)
+
+
+def _cost(request: api.RunRequest) -> str:
+    """What a run takes, in one sentence."""
+    answers = len(request.file.items) * request.samples * (2 if request.against else 1)
+    judges = request.requests - answers
+    parts = [f"{len(request.file.items)} items, {answers} answers"]
+    parts += (
+        [f"{judges} of them judged by models" if judges == answers else f"{judges} requests to judges"]
+        if judges
+        else []
+    )
+    tokens = api.prompt_tokens(request)
+    prompt = f"about {tokens * answers:,.0f} prompt tokens and " if tokens is not None else ""
+    most = answers * int(request.file.sampling["max_completion_tokens"])
+    return f"{', '.join(parts)}: {prompt}at most {most:,} tokens of answers"
+
+
+# -- during and after a run ---------------------------------------------------------------------------------------------
+
+
+def _follow(begun: dict[str, Any], request: api.RunRequest) -> dict[str, Any]:
+    """The run once it has ended; an API that restarts is waited for by asking again."""
+    total = len(request.file.items) * request.samples
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    run = begun
+    with Progress(*columns, console=errors, disable=not errors.is_terminal) as bar:
+        task = bar.add_task(begun["status"], total=total)
+        while run["status"] not in ENDED:
+            time.sleep(POLL_SECONDS)
+            run = api.poll(run)
+            bar.update(task, description=run["status"], completed=run["result_counts"]["total"])
+    return run
+
+
+def _print(run: dict[str, Any], margin: float | None, worst: int, *, as_json: bool) -> None:
+    """A run's page; ends the command with 1 when it failed, or its model is not shown to be not worse."""
+    if run["status"] not in ENDED:
+        note(f"{run['id']} is {run['status']}: what it has until now")
+    if run["status"] == "failed":
+        error = run["error"] or {}
+        fail(f"{run['id']} failed: {error.get('code')}: {error.get('message')}", error or None)
+    items = list(api.output_items(run))
+    pairs = pairs_within(items)
+    second = api.second_model(run)
+    if second is None:
+        if as_json:
+            typer.echo(json.dumps(run, indent=2))
+        else:
+            print_run(run, items, worst)
+        return
+    bound = float(run["mens"]["margin"]) if margin is None else margin
+    _end_with(pairs, second, str(run["model"]), bound, worst, as_json=as_json)
+
+
+def _end_with(pairs: Pairs, old: str, new: str, margin: float, worst: int, *, as_json: bool) -> None:
+    if as_json:
+        found = pairs.comparisons(margin)
+        comparisons = {name: comparison_as_json(one) for name, one in found.items()}
+        printed = {"old": old, "new": new, "margin": margin, "unpaired": pairs.unpaired, "comparisons": comparisons}
+        typer.echo(json.dumps(printed, indent=2))
+        is_shown = bool(found) and all(one.status == "passed" for one in found.values())
+    else:
+        is_shown = print_comparison(old, new, pairs, margin, worst)
+    raise typer.Exit(0 if is_shown else 1)

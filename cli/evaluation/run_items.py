@@ -1,0 +1,156 @@
+"""What came of a run's items, as scores and texts. Pure: output items in OpenAI's shape, with our block ``mens``, go in."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from shared.errors import Code, InvalidRequest
+from shared.hashing import digest_json
+from shared.statistics.paired import Comparison, compare
+
+OutputItem = Mapping[str, Any]
+MAX_TEXT = 300
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredPair:
+    """An item on which two models were compared by a criterion."""
+
+    item: OutputItem
+    criterion: str
+    old: float
+    new: float
+
+
+@dataclass(frozen=True, slots=True)
+class Pairs:
+    """Items of two models, by criterion.
+
+    Attributes:
+        unpaired: items of which one side has no score.
+    """
+
+    by_criterion: dict[str, list[ScoredPair]]
+    unpaired: int
+
+    def comparisons(self, margin: float) -> dict[str, Comparison]:
+        """By criterion; ``margin`` is what the mean may lose."""
+        return {
+            name: compare([pair.old for pair in pairs], [pair.new for pair in pairs], margin)
+            for name, pairs in self.by_criterion.items()
+        }
+
+
+def scores(item: OutputItem) -> dict[str, float]:
+    """By criterion; one that could not judge the answer is not there."""
+    return {
+        str(result["name"]): float(result["score"])
+        for result in item["results"]
+        if not (result.get("mens") or {}).get("error")
+    }
+
+
+def incumbent(item: OutputItem) -> OutputItem | None:
+    """What the second model answered to the same, in an output item's shape."""
+    found = (item.get("mens") or {}).get("incumbent")
+    return found if isinstance(found, dict) else None
+
+
+def pairs_within(items: Iterable[OutputItem]) -> Pairs:
+    """The pairs of one run with two models."""
+    return _paired((item, incumbent(item), item) for item in items)
+
+
+def pairs_between(old: Iterable[OutputItem], new: Iterable[OutputItem]) -> Pairs:
+    """The pairs of two runs, item by item.
+
+    Raises:
+        InvalidRequest: ``EVAL_ITEMS_INVALID``: they have no item in common.
+    """
+    before = {_key(item): item for item in old}
+    after = list(new)
+    common = [(item, before[_key(item)], item) for item in after if _key(item) in before]
+    if not common:
+        raise InvalidRequest(
+            Code.EVAL_ITEMS_INVALID,
+            "The two runs have no item in common, so they cannot be compared.",
+            remedy="Run the same file with both models.",
+        )
+    found = _paired(common)
+    return Pairs(found.by_criterion, found.unpaired + len(before) + len(after) - 2 * len(common))
+
+
+def _paired(triples: Iterable[tuple[OutputItem, OutputItem | None, OutputItem]]) -> Pairs:
+    by_criterion: dict[str, list[ScoredPair]] = {}
+    unpaired = 0
+    for item, old, new in triples:
+        before, after = scores(old) if old else {}, scores(new)
+        both = before.keys() & after.keys()
+        unpaired += not both
+        for name in (name for name in after if name in both):
+            by_criterion.setdefault(name, []).append(ScoredPair(item, name, before[name], after[name]))
+    return Pairs(by_criterion, unpaired)
+
+
+def _key(item: OutputItem) -> tuple[str, int]:
+    return digest_json(item["datasource_item"]), int((item.get("mens") or {}).get("sample_index") or 0)
+
+
+def lost(pairs: Pairs) -> list[ScoredPair]:
+    """Pairs in which the new model is worse, the largest loss first."""
+    worse = [pair for found in pairs.by_criterion.values() for pair in found if pair.new < pair.old]
+    return sorted(worse, key=lambda pair: (pair.new - pair.old, pair.item["datasource_item_id"]))
+
+
+def worst(items: Iterable[OutputItem]) -> list[OutputItem]:
+    """Items that did not pass, the lowest score first."""
+    failed = [item for item in items if item["status"] != "pass"]
+    return sorted(failed, key=lambda item: (sum(scores(item).values()), item["datasource_item_id"]))
+
+
+def answer(item: OutputItem) -> str:
+    """The text of an answer, with its tool calls; what went wrong where there is none."""
+    sample = item.get("sample") or {}
+    error, turns = sample.get("error"), sample.get("output") or []
+    text = "".join(str(turn.get("content") or "") for turn in turns)
+    calls = [call for turn in turns for call in turn.get("tool_calls") or []]
+    if calls:
+        text += json.dumps([call["function"] for call in calls], ensure_ascii=False)
+    return f"{error.get('code')}: {error.get('message')}" if error and not text else text
+
+
+def question(item: OutputItem) -> str:
+    """The last turn that was sent; of an answer that a row had, the item itself."""
+    turns = (item.get("sample") or {}).get("input") or []
+    return str(turns[-1]["content"]) if turns else json.dumps(item["datasource_item"], ensure_ascii=False)
+
+
+def errors(item: OutputItem) -> list[str]:
+    """Why criteria could not judge an answer, or why there is none; each reason once."""
+    found = [(item.get("sample") or {}).get("error")]
+    found += [(result.get("mens") or {}).get("error") for result in item["results"]]
+    return list(dict.fromkeys(f"{error.get('code')}: {error.get('message')}" for error in found if error))
+
+
+def shortened(text: str) -> str:
+    """A text on one line, as long as a terminal bears."""
+    line = " ".join(text.split())
+    return line if len(line) <= MAX_TEXT else f"{line[: MAX_TEXT - 1]}…"
+
+
+def as_line(item: OutputItem) -> dict[str, Any]:
+    """An item as it is exported: what it was, what was answered, what that was worth."""
+    second = incumbent(item)
+    line = {
+        "item": item["datasource_item"],
+        "item_index": item["datasource_item_id"],
+        "status": item["status"],
+        "answer": answer(item),
+        "scores": scores(item),
+    }
+    if problems := errors(item):
+        line["errors"] = problems
+    return line | ({"incumbent": {"answer": answer(second), "scores": scores(second)}} if second else {})

@@ -1,0 +1,90 @@
+"""A run on a terminal: what passed, what failed and by how much, what could have been seen, and the worst items with their answers."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import typer
+
+from cli.evaluation.comparison_table import COLUMNS, cells, notes
+from cli.evaluation.run_items import (
+    OutputItem,
+    Pairs,
+    answer,
+    errors,
+    incumbent,
+    lost,
+    question,
+    scores,
+    shortened,
+    worst,
+)
+from cli.output import print_table
+from shared.statistics.exact import wilson_interval
+
+SHOWN_ITEMS = 5
+
+
+def print_run(run: Mapping[str, Any], items: Sequence[OutputItem], shown: int = SHOWN_ITEMS) -> None:
+    """Print one model's run: a rate for each criterion with its interval, errors, the worst items."""
+    counts = run["result_counts"]
+    typer.echo(
+        f"{run['model'] or 'answers of the rows'}: {counts['passed']} of {counts['total']} passed, {counts['failed']} failed, "
+        f"{counts['errored']} could not be judged"
+    )
+    rows = []
+    for criterion in run["per_testing_criteria_results"]:
+        passed, judged = criterion["passed"], criterion["passed"] + criterion["failed"]
+        rate = f"{passed / judged:.3f}" if judged else ""
+        interval = "{:.3f} … {:.3f}".format(*wilson_interval(passed, judged)) if judged else ""
+        name = criterion["testing_criteria"]
+        found = [scores(item)[name] for item in items if name in scores(item)]
+        mean = f"{sum(found) / len(found):.3f}" if found else ""
+        rows.append((name, str(passed), str(criterion["failed"]), rate, interval, mean))
+    print_table(("criterion", "passed", "failed", "rate", "95 %", "mean score"), rows)
+    _print_errors(items)
+    failed = worst(items)
+    for item in failed[:shown]:
+        _print_item(item)
+    if len(failed) > shown:
+        typer.echo(f"{len(failed) - shown} more did not pass; `mens eval export {run['id']}` has all items")
+
+
+def print_comparison(old: str, new: str, pairs: Pairs, margin: float, shown: int = SHOWN_ITEMS) -> bool:
+    """Print a comparison; returns whether the new model is shown to be not worse by every criterion."""
+    found = pairs.comparisons(margin)
+    typer.echo(f"new is {new}, old is {old}; the same items, pair by pair")
+    print_table(("criterion", *COLUMNS), [(name, *cells(one)) for name, one in found.items()])
+    for line in notes(found, margin):
+        typer.echo(line)
+    if pairs.unpaired:
+        typer.echo(f"{pairs.unpaired} items are of one model only, or could not be judged; they are in no comparison")
+    losses = lost(pairs)
+    for pair in losses[:shown]:
+        typer.echo(f"\nitem {pair.item['datasource_item_id']}  {pair.criterion} {pair.old:.3f} → {pair.new:.3f}")
+        _print_texts(pair.item)
+    if len(losses) > shown:
+        typer.echo(f"new is worse on {len(losses) - shown} more")
+    return bool(found) and all(one.status == "passed" for one in found.values())
+
+
+def _print_item(item: OutputItem) -> None:
+    found = "  ".join(f"{name} {score:.3f}" for name, score in scores(item).items())
+    typer.echo(f"\nitem {item['datasource_item_id']}  {item['status']}  {found}".rstrip())
+    _print_texts(item)
+
+
+def _print_texts(item: OutputItem) -> None:
+    typer.echo(f"  question  {shortened(question(item))}")
+    if isinstance(expected := item["datasource_item"].get("expected"), str):
+        typer.echo(f"  expected  {shortened(expected)}")
+    typer.echo(f"  answer    {shortened(answer(item))}")
+    if second := incumbent(item):
+        typer.echo(f"  old       {shortened(answer(second))}")
+
+
+def _print_errors(items: Sequence[OutputItem]) -> None:
+    for error, count in Counter(error for item in items for error in errors(item)).most_common(SHOWN_ITEMS):
+        typer.echo(f"{count} could not be judged: {shortened(error)}")

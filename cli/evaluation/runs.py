@@ -1,0 +1,157 @@
+"""Evals and runs of an installation, over its API: made, followed, read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote
+
+import httpx
+
+from cli.client.connection import call, connect, fail, find
+from cli.evaluation.eval_file import EvalFile
+from shared.errors import MensError
+from shared.hashing import digest_json
+
+DIGEST = "mens_digest"
+"""Key of an eval's metadata: by it an eval of the same content is found again."""
+PAGE = 100
+SAMPLED_PROMPTS = 8
+
+
+@dataclass(frozen=True)
+class RunRequest:
+    """A run as it is asked for on the command line.
+
+    Attributes:
+        against: the second model of a comparison.
+        samples: answers to each item.
+        margin: what the model may lose.
+    """
+
+    file: EvalFile
+    model: str
+    against: str | None = None
+    samples: int = 1
+    margin: float = 0.03
+
+    @property
+    def requests(self) -> int:
+        """Requests to models, those that judge among them."""
+        answers = len(self.file.items) * self.samples * (2 if self.against else 1)
+        judges = sum(grader["type"] in ("score_model", "label_model") for grader in self.file.criteria)
+        return answers * (1 + judges)
+
+    def data_source(self, file_id: str) -> dict[str, Any]:
+        """OpenAI's ``data_source`` of the run."""
+        return {
+            "type": "completions",
+            "source": {"type": "file_id", "id": file_id},
+            "model": self.model,
+            "input_messages": dict(self.file.input_messages),
+            "sampling_params": dict(self.file.sampling),
+        }
+
+
+def prompt_tokens(request: RunRequest) -> float | None:
+    """Tokens of a prompt, the mean of some of them; None where the key may not count tokens, or a prompt is none."""
+    from shared.evaluation.prompts import messages_of  # pydantic models of every kind, which most commands need not
+    from shared.evaluation.types import CompletionsSource
+
+    source = CompletionsSource.model_validate(request.data_source("file"))
+    items = request.file.items[:: max(1, len(request.file.items) // SAMPLED_PROMPTS)][:SAMPLED_PROMPTS]
+    counts = []
+    try:
+        with connect().client() as client:
+            for item in items:
+                assert source.input_messages
+                body = {"model": request.model, "messages": messages_of(source.input_messages, item)}
+                counts.append(int(client.post("/v1/tokenize", json=body).raise_for_status().json()["count"]))
+    except (httpx.HTTPError, KeyError, ValueError, MensError):
+        return None
+    return sum(counts) / len(counts)
+
+
+def create(request: RunRequest) -> dict[str, Any]:
+    """Make the run, and its eval unless there is one of the same content; the run as the API returns it."""
+    file = request.file
+    definition = {
+        "data_source_config": {"type": "custom", "item_schema": file.item_schema(), "include_sample_schema": True},
+        "testing_criteria": list(file.criteria),
+    }
+    digest = digest_json({"name": file.name, **definition})
+    known = call("GET", "/v1/evals", params={"limit": PAGE, "order": "desc"})["data"]
+    found = next((each for each in known if (each.get("metadata") or {}).get(DIGEST) == digest), None)
+    if found is None:
+        found = call("POST", "/v1/evals", json={"name": file.name, "metadata": {DIGEST: digest}, **definition})
+    rows = "".join(json.dumps({"item": item}, ensure_ascii=False) + "\n" for item in file.items)
+    upload = {"file": (f"{file.name}.jsonl", rows.encode())}
+    file_id = call("POST", "/v1/files", data={"purpose": "evals"}, files=upload)["id"]
+    body: dict[str, Any] = {"name": file.name, "data_source": request.data_source(file_id)}
+    extension: dict[str, Any] = {"samples": request.samples, "margin": request.margin}
+    body["mens"] = extension | ({"incumbent": request.against} if request.against else {})
+    run: dict[str, Any] = call("POST", f"/v1/evals/{_part(found['id'])}/runs", json=body)
+    return run
+
+
+def find_run(run_id: str) -> dict[str, Any]:
+    """A run by its id; ends the command when there is none."""
+    # The run of an ``evaluate`` job has the job's id, so the job names the eval.
+    job = find(f"/v1/jobs/{_part(run_id)}")
+    eval_id = (job or {}).get("plan", {}).get("eval_id")
+    candidates = [eval_id] if eval_id else (each["id"] for each in evals())
+    found = (find(f"/v1/evals/{_part(candidate)}/runs/{_part(run_id)}") for candidate in candidates)
+    run: dict[str, Any] | None = next(filter(None, found), None)
+    return run or fail(f"there is no run {run_id}; `mens eval list` shows those that there are.")
+
+
+def poll(run: Mapping[str, Any]) -> dict[str, Any]:
+    """The run as it is now."""
+    return dict(call("GET", f"/v1/evals/{_part(run['eval_id'])}/runs/{_part(run['id'])}"))
+
+
+def second_model(run: Mapping[str, Any]) -> str | None:
+    """The model that the run's is compared with; None when there is none."""
+    models = run["mens"]["models"]
+    return str(models[1]["name"]) if len(models) > 1 else None
+
+
+def find_eval(eval_id: str) -> dict[str, Any]:
+    """An eval by its id."""
+    return dict(call("GET", f"/v1/evals/{_part(eval_id)}"))
+
+
+def evals() -> Iterator[dict[str, Any]]:
+    """Every eval, newest first."""
+    yield from _pages("/v1/evals", order="desc")
+
+
+def runs(eval_id: str) -> Iterator[dict[str, Any]]:
+    """Every run of an eval, newest first."""
+    yield from _pages(f"/v1/evals/{_part(eval_id)}/runs", order="desc")
+
+
+def output_items(run: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Every item of a run, in the order of its source."""
+    yield from _pages(f"/v1/evals/{_part(run['eval_id'])}/runs/{_part(run['id'])}/output_items", order="asc")
+
+
+def cancel(run: Mapping[str, Any]) -> dict[str, Any]:
+    """Cancel a run."""
+    return dict(call("POST", f"/v1/evals/{_part(run['eval_id'])}/runs/{_part(run['id'])}/cancel"))
+
+
+def _pages(path: str, **query: Any) -> Iterator[dict[str, Any]]:
+    after: dict[str, Any] = {}
+    while True:
+        page = call("GET", path, params={"limit": PAGE, **query, **after})
+        yield from page["data"]
+        if not page["has_more"] or not page["data"]:
+            return
+        after = {"after": page["last_id"]}
+
+
+def _part(name: Any) -> str:
+    return quote(str(name), safe="")
