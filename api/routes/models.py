@@ -2,27 +2,35 @@
 
 from __future__ import annotations
 
+import tempfile
+from collections.abc import Iterator
 from datetime import UTC, datetime
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Depends
+from fastapi.responses import FileResponse
 
 from api.openai.types import Model, ModelList
-from api.services import ServicesDep
-from api.web.auth import CallerDep
+from api.services import Services, ServicesDep
+from api.web.auth import TRAINER, CallerDep
 from api.web.params import Id, WholeList
 from api.web.tenant_view import TenantView, TenantViewDep, tenant_view
+from shared.artifacts.manifests import CONFIG_NAME, MANIFEST_NAME, WEIGHTS_NAME, AdapterManifest
 from shared.base_models.catalog import BaseModelEntry
 from shared.contract.auto_hyperparameters import auto_learning_rate
 from shared.database.adapters import Adapter
 from shared.database.names.aliases import Alias
 from shared.database.names.foreign_names import ForeignName
 from shared.errors import Code, NotFound
+from shared.model_card.readme import AdapterRecord, write_readme
 from shared.model_card.self_evaluation import without_samples
 
 router = APIRouter(prefix="/v1", tags=["models"])
 
 CATALOG_OWNER = "mens"
+README_NAME = "README.md"
+AdapterFile = Literal["adapter_model.safetensors", "adapter_config.json", "adapter_manifest.json", "README.md"]
 
 
 @router.get("/models")
@@ -83,6 +91,25 @@ def retrieve_adapter(name: Id, view: TenantViewDep) -> Adapter:
     return view.adapters.get(name, deleted=True)
 
 
+def _local_content(name: Id, file: AdapterFile, services: ServicesDep, view: TenantViewDep) -> Iterator[Path]:
+    """The file on this machine. A dependency, because the path must hold until the response is sent."""
+    adapter = view.adapters.get(name)
+    with tempfile.TemporaryDirectory(prefix="mens-adapter-") as folder:
+        target = Path(folder)
+        if file == README_NAME:
+            (target / file).write_text(write_readme(_card_record(services, view, adapter)), encoding="utf-8")
+        else:
+            assert file in (WEIGHTS_NAME, CONFIG_NAME, MANIFEST_NAME)
+            services.storage.fetch_folder("adapters", adapter.digest, [file], target)
+        yield target / file
+
+
+@router.get("/adapters/{name}/files/{file}", response_class=FileResponse, dependencies=TRAINER)
+def adapter_file(file: AdapterFile, content: Annotated[Path, Depends(_local_content)]) -> FileResponse:
+    """One file of an adapter, by its id or an alias: weights, PEFT's config, manifest, or the model card as README.md."""
+    return FileResponse(content, media_type="application/octet-stream", filename=file)
+
+
 def _base_model(base: BaseModelEntry) -> Model:
     mens = {"kind": "base", "digest": base.digest, "learning_rate": auto_learning_rate(base.learning_rate)}
     return Model(id=base.name, created=0, owned_by=CATALOG_OWNER, mens=mens)
@@ -104,6 +131,22 @@ def _alias_model(alias: Alias, adapter: Adapter) -> Model:
 def _foreign_model(name: ForeignName) -> Model:
     mens = {"kind": "foreign", "stands_for": name.stands_for.model_dump()}
     return Model(id=name.name, created=_seconds(name.moved_at), owned_by=name.tenant, mens=mens)
+
+
+def _card_record(services: Services, view: TenantView, adapter: Adapter) -> AdapterRecord:
+    bases = {base.name: base for base in services.catalog().bases}
+    base = bases.get(adapter.base_model)
+    try:
+        job = view.jobs.get(adapter.job_id)
+    except NotFound:
+        job = None
+    return AdapterRecord(
+        manifest=AdapterManifest.model_validate(adapter.manifest),
+        metrics=adapter.metrics,
+        certificates=adapter.certificates,
+        license=base.license if base else None,
+        job={"plan": job.plan, "contract": job.contract} if job and job.kind == "finetune" else None,
+    )
 
 
 def _seconds(moment: datetime) -> int:

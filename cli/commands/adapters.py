@@ -1,15 +1,21 @@
-"""``mens adapter``: adapters as files: import what the original trained, make a signing key, verify a folder."""
+"""``mens adapter``: adapters as files: import what the original trained, export, make a signing key, verify a folder."""
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Collection
 from pathlib import Path
 from typing import Annotated, Any
+from urllib.parse import quote
 
 import typer
 
-from cli.client.connection import call, fail
+from cli.client.connection import call, fail, note
+from cli.client.id_prefixes import resolve_adapter_id
 from cli.commands.jobs import upload, watch_job
+from cli.export.download import download
+from cli.export.formats import Format, write
+from cli.export.handoff import Backend
 from shared.artifacts.manifests import MANIFEST_NAME, AdapterManifest, parse_manifest, verify_adapter
 from shared.artifacts.original_layout import MAX_SIDECAR_BYTES, ORIGINAL_WEIGHTS, SIDECAR_NAMES, parse_sidecar
 from shared.artifacts.signatures import (
@@ -24,9 +30,38 @@ from shared.artifacts.storage import is_digest
 from shared.errors import MensError
 from shared.hashing import digest_file
 
-app = typer.Typer(no_args_is_help=True, help="Adapters as files: import, sign, verify.")
+app = typer.Typer(no_args_is_help=True, help="Adapters as files: import, export, sign, verify.")
 
 NEEDS_CRYPTOGRAPHY = "Signatures need the package cryptography: pip install 'mens[signatures]'."
+
+
+@app.command("export")
+def export(
+    adapter: Annotated[str, typer.Argument(help="Adapter id or its beginning, or an alias.")],
+    to: Annotated[Path, typer.Option("--to", help="Folder to write; it must be empty or not there yet.")],
+    layout: Annotated[
+        Format,
+        typer.Option(
+            "--format",
+            help="peft: the folder that peft and vLLM load; original: the original's names; hf: a Hugging Face repository; "
+            "oci: an OCI image layout for registries.",
+        ),
+    ] = Format.PEFT,
+    handoff: Annotated[
+        Backend | None, typer.Option(help="Also write external_serving_handoff_v1.json for this runtime.")
+    ] = None,
+) -> None:
+    """Export an adapter with its model card. Every byte is checked against its manifest first (docs/adapters.md)."""
+    if to.exists() and (not to.is_dir() or any(to.iterdir())):
+        fail(f"{to} is not an empty folder; name another one with --to.")
+    record = call("GET", f"/v1/adapters/{quote(resolve_adapter_id(adapter), safe='')}")
+    if record["state"] != "published":
+        note(f"{record['id']} is {record['state']}: it has no certificate that a replica measured and passed.")
+    with tempfile.TemporaryDirectory(prefix="mens-export-") as folder:
+        found = download(record["id"], Path(folder))
+        to.mkdir(parents=True, exist_ok=True)
+        advice = write(found, to, layout, handoff)
+    typer.echo(f"{record['id']} is in {to}: {advice}")
 
 
 @app.command("import")

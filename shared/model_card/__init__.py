@@ -1,4 +1,4 @@
-"""What an adapter says of itself: the self-evaluation of its run, and Markdown that the Hugging Face hub reads.
+"""What an adapter says of itself: the self-evaluation of its run, and the README that the Hugging Face hub reads.
 
-Start with `self_evaluation.py`. Imports `shared.artifacts` and below; no SQL.
+Start with `self_evaluation.py`; `readme.py` writes the card from records alone. Imports `shared.artifacts` and below; no SQL.
 """

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import hashlib
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cached_property
 from itertools import count
+from pathlib import Path
 
 from fastapi import FastAPI
 
+from shared.artifacts.manifests import CONFIG_NAME, MANIFEST_NAME
 from shared.contract.sections import FineTuneContract
 from shared.database.adapters import NewAdapter
 from shared.database.evaluation.evals import Evals
@@ -130,6 +133,16 @@ class Installation:
     def adapter(self, tenant: str) -> str:
         """A published adapter."""
         return self._finish(tenant)[1]
+
+    def stored_adapter(self, tenant: str) -> str:
+        """A published adapter with files in the storage."""
+        adapter_id = self.adapter(tenant)
+        with tempfile.TemporaryDirectory() as folder:
+            for name in (CONFIG_NAME, MANIFEST_NAME):
+                (Path(folder) / name).write_text("{}")
+            digest = adapter_id.rpartition("@")[2]
+            self._services.storage.put_folder("adapters", digest, Path(folder), [CONFIG_NAME], MANIFEST_NAME)
+        return adapter_id
 
     def alias(self, tenant: str) -> str:
         """An alias that has moved once, so that it can go back."""

@@ -40,6 +40,7 @@ TORCH_PLACES = {
     for place in (
         "jobs/test_merge.py",
         "test_dequantize.py",
+        "test_exported_adapter.py",
         "test_full_disk.py",
         "test_merge.py",
         "test_parity.py",

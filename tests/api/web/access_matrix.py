@@ -57,6 +57,7 @@ QUEUED = Kind(Installation.queued_job, "JOB_NOT_FOUND", "ftjob-00000000000000000
 PAUSED = Kind(Installation.paused_job, "JOB_NOT_FOUND", "ftjob-00000000000000000000000000")
 FINISHED = Kind(Installation.finished_job, "JOB_NOT_FOUND", "ftjob-00000000000000000000000000")
 ADAPTER = Kind(Installation.adapter, "ADAPTER_NOT_FOUND", "helper@" + "0" * 64)
+STORED_ADAPTER = Kind(Installation.stored_adapter, "ADAPTER_NOT_FOUND", "helper@" + "0" * 64)
 MODEL = Kind(Installation.adapter, "MODEL_NOT_FOUND", "helper@" + "0" * 64)
 ALIAS = Kind(Installation.alias, "ALIAS_NOT_FOUND", "nobody-alias-0")
 ALIASED = Kind(Installation.alias, "MODEL_NOT_FOUND", "nobody-alias-0")
@@ -284,6 +285,9 @@ MATRIX: dict[str, tuple[Case, ...]] = {
     "DELETE /v1/models/{model:path}": (Case(Rule.CHANGE, ADMIN, MODEL),),
     "GET /v1/adapters": (KEYED,),
     "GET /v1/adapters/{name}": (Case(Rule.SEE, kind=ADAPTER), Case(Rule.SEE, kind=ALIASED_ADAPTER)),
+    "GET /v1/adapters/{name}/files/{file}": (
+        Case(Rule.SEE, TRAINER, STORED_ADAPTER, path={"file": "adapter_config.json"}),
+    ),
     "GET /v1/aliases": (KEYED,),
     "GET /v1/aliases/{name}": (Case(Rule.SEE, kind=ALIAS),),
     "GET /v1/aliases/{name}/history": (Case(Rule.SEE, kind=ALIAS),),

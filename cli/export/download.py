@@ -1,0 +1,63 @@
+"""An adapter's files from the API into a folder, checked against its manifest."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import quote
+
+import httpx
+
+from cli.client.connection import connect, describe_error, describe_unreachable, fail
+from shared.artifacts.manifests import (
+    CONFIG_NAME,
+    MANIFEST_NAME,
+    WEIGHTS_NAME,
+    AdapterManifest,
+    parse_manifest,
+    verify_adapter,
+)
+
+README_NAME = "README.md"
+ADAPTER_FILES = (MANIFEST_NAME, CONFIG_NAME, WEIGHTS_NAME)
+
+
+@dataclass(frozen=True, slots=True)
+class Downloaded:
+    """An adapter on this machine.
+
+    Attributes:
+        folder: holds the adapter's three files and README.md, and nothing else.
+        url: of the API that it came from.
+    """
+
+    folder: Path
+    manifest: AdapterManifest
+    url: str
+
+
+def download(adapter_id: str, folder: Path) -> Downloaded:
+    """Fetch an adapter into an empty folder and check each byte; ends the command when the API refuses.
+
+    Args:
+        adapter_id: the whole id, whose digest is the manifest's.
+
+    Raises:
+        ArtifactInvalid: what arrived is not what the id names.
+    """
+    connection = connect()
+    base = f"/v1/adapters/{quote(adapter_id, safe='')}/files"
+    try:
+        with connection.client(timeout=600.0) as client:
+            for name in (*ADAPTER_FILES, README_NAME):
+                with client.stream("GET", f"{base}/{name}") as response, (folder / name).open("wb") as file:
+                    if response.is_error:
+                        response.read()
+                        fail(describe_error(response))
+                    for chunk in response.iter_bytes(1 << 20):
+                        file.write(chunk)
+    except httpx.HTTPError as error:
+        fail(describe_unreachable(connection, error))
+    manifest = parse_manifest((folder / MANIFEST_NAME).read_bytes(), adapter_id.rpartition("@")[2])
+    verify_adapter(folder, manifest)
+    return Downloaded(folder, manifest, connection.url)

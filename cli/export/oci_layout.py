@@ -1,0 +1,64 @@
+"""An OCI image layout (image-spec 1.1): a folder that `oras`, `skopeo` and registries' clients take. Equal files, equal digests."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from shared.hashing import canonical_json, digest_file
+
+ARTIFACT_TYPE = "application/vnd.mens.adapter.v1"
+MANIFEST_TYPE = "application/vnd.oci.image.manifest.v1+json"
+INDEX_TYPE = "application/vnd.oci.image.index.v1+json"
+EMPTY_TYPE = "application/vnd.oci.empty.v1+json"
+TITLE = "org.opencontainers.image.title"
+MEDIA_TYPES = {".safetensors": "application/vnd.safetensors", ".json": "application/json", ".md": "text/markdown"}
+
+
+def write_layout(files: Sequence[Path], target: Path, name: str, annotations: Mapping[str, str]) -> str:
+    """Write the layout into an empty folder; returns the manifest's digest, ``sha256:…``.
+
+    Args:
+        files: each becomes a layer that keeps its name, as `oras` writes them.
+        name: what the index calls the artifact.
+        annotations: of the manifest.
+    """
+    blobs = target / "blobs" / "sha256"
+    blobs.mkdir(parents=True)
+    layers = [_file_blob(path, blobs) for path in files]
+    config = _blob(b"{}", blobs, EMPTY_TYPE)
+    manifest = {
+        "schemaVersion": 2,
+        "mediaType": MANIFEST_TYPE,
+        "artifactType": ARTIFACT_TYPE,
+        "config": config,
+        "layers": layers,
+        "annotations": dict(annotations),
+    }
+    described = _blob(canonical_json(manifest), blobs, MANIFEST_TYPE)
+    entry = described | {"artifactType": ARTIFACT_TYPE, "annotations": {"org.opencontainers.image.ref.name": name}}
+    index = {"schemaVersion": 2, "mediaType": INDEX_TYPE, "manifests": [entry]}
+    (target / "index.json").write_bytes(canonical_json(index))
+    (target / "oci-layout").write_text(json.dumps({"imageLayoutVersion": "1.0.0"}))
+    return str(described["digest"])
+
+
+def _blob(content: bytes, blobs: Path, media_type: str) -> dict[str, Any]:
+    digest = hashlib.sha256(content).hexdigest()
+    (blobs / digest).write_bytes(content)
+    return {"mediaType": media_type, "digest": f"sha256:{digest}", "size": len(content)}
+
+
+def _file_blob(path: Path, blobs: Path) -> dict[str, Any]:
+    digest = digest_file(path)
+    shutil.copyfile(path, blobs / digest)
+    return {
+        "mediaType": MEDIA_TYPES.get(path.suffix, "application/octet-stream"),
+        "digest": f"sha256:{digest}",
+        "size": path.stat().st_size,
+        "annotations": {TITLE: path.name},
+    }

@@ -1,0 +1,147 @@
+"""The README.md of a stored adapter, from the records of adapter and job: equal records give equal bytes.
+
+What the trainer's own card says of the machine and the clock is not in it; what was measured after training is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from shared.artifacts.manifests import AdapterManifest
+from shared.hashing import digest_json
+from shared.model_card.evaluation_section import evaluation_section
+from shared.model_card.markdown import front_matter_of, inline, license_fields, one_line, table
+from shared.model_card.self_evaluation import KEY, SelfEvaluation
+
+RECIPE = {
+    "adapter": ("rank", "alpha", "dropout", "target_modules"),
+    "exec": ("epochs", "batch_size", "grad_accum", "learning_rate", "warmup_steps", "weight_decay", "seq_len", "seed"),
+}
+"""Fields of the contract that the card shows; its digest stands for all."""
+
+
+class AdapterRecord(BaseModel):
+    """What is known of a stored adapter.
+
+    Attributes:
+        license: of the base, as the catalogue has it.
+        job: the job that made the adapter: its ``plan``, ``contract`` and ``result``; None for one that no job of this tenant made.
+        certificates: by replica, see docs/certificates.md.
+    """
+
+    model_config = ConfigDict(frozen=True)
+    manifest: AdapterManifest
+    metrics: dict[str, Any]
+    certificates: dict[str, Any]
+    license: str | None = None
+    job: dict[str, Any] | None = None
+
+
+def write_readme(record: AdapterRecord) -> str:
+    """The card's text. Its front matter is what the Hugging Face hub reads."""
+    parts = [_front_matter(record), _title(record), _base(record)]
+    if record.job:
+        parts += [_data(record.job["plan"]), _recipe(record.job["contract"], record.manifest)]
+    if evaluation := _evaluation(record.metrics):
+        parts.append(evaluation_section(evaluation))
+    parts += [_certificates(record.certificates), _limits(record.manifest)]
+    return "\n".join(parts)
+
+
+def _front_matter(record: AdapterRecord) -> str:
+    provenance, manifest = record.manifest.provenance, record.manifest
+    license_ = (provenance and provenance.license_class) or record.license
+    return front_matter_of(
+        [
+            ("base_model", one_line((provenance and provenance.upstream_model_id) or manifest.base_model)),
+            ("base_model_relation", "adapter"),
+            ("library_name", "peft"),
+            ("pipeline_tag", "text-generation"),
+            ("tags", ["lora", manifest.adapter_method.value, "mens"]),
+            *license_fields(license_),
+        ]
+    )
+
+
+def _title(record: AdapterRecord) -> str:
+    manifest = record.manifest
+    return (
+        f"\n# {inline(manifest.name)}\n\n"
+        f"A LoRA adapter of rank {manifest.rank} for {inline(manifest.base_model)}, trained by Mens in {manifest.step} steps with its "
+        f"base frozen in {manifest.quant.base_quant.value}.\n\nAdapter id: `{manifest.adapter_id}`\n"
+    )
+
+
+def _base(record: AdapterRecord) -> str:
+    manifest, provenance = record.manifest, record.manifest.provenance
+    rows = [
+        ("name", manifest.base_model),
+        ("licence", (provenance and provenance.license_class) or record.license or "not stated"),
+        ("SHA-256 of its files' digests", digest_json(manifest.base_digests)),
+        ("SHA-256 of its chat template", manifest.template_digest),
+    ]
+    text = "\n## Base model\n\n" + table(rows)
+    if provenance and provenance.attribution_required:
+        source = inline(provenance.upstream_model_id or manifest.base_model)
+        text += f"\n> **Attribution required.** Whoever publishes this adapter must name {source}.\n"
+    return text
+
+
+def _data(plan: Mapping[str, Any]) -> str:
+    rows: list[tuple[str, object]] = []
+    for kind in ("train", "validation", "replay"):
+        if file := plan.get(kind):
+            rows += [(f"{kind}: rows", file["rows"]), (f"{kind}: SHA-256 of the file", file["sha256"])]
+    rows.append(("rows held out to validate", plan.get("validation_rows", 0)))
+    return "\n## Data\n\n" + table(rows)
+
+
+def _recipe(contract: Mapping[str, Any], manifest: AdapterManifest) -> str:
+    rows = [
+        (f"{section}.{field}", contract[section][field])
+        for section, fields in RECIPE.items()
+        for field in fields
+        if contract.get(section, {}).get(field) is not None
+    ]
+    return "\n## Recipe\n\n" + table([*rows, ("SHA-256 of the contract", manifest.contract_digest)])
+
+
+def _evaluation(metrics: Mapping[str, Any]) -> SelfEvaluation | None:
+    try:
+        return SelfEvaluation.model_validate(metrics[KEY])
+    except (KeyError, ValidationError):  # an earlier release made it
+        return None
+
+
+def _certificates(certificates: Mapping[str, Any]) -> str:
+    if not certificates:
+        return "\n## Certificates\n\nNo serving replica has measured this adapter.\n"
+    rows: list[Sequence[object]] = [
+        tuple(_certificate(number, one)) for number, one in enumerate(certificates.values(), 1)
+    ]
+    head = ("replica", "result", "effect (nats)", "engine error (nats)", "base shift (nats)")
+    return (
+        f"\n## Certificates\n\nMeasured on each replica that served it before it was published.\n\n{table(rows, head)}"
+    )
+
+
+def _certificate(number: int, certificate: Mapping[str, Any]) -> Iterator[str]:
+    yield str(number)  # a replica's address is its operator's own
+    failed = certificate.get("failed") or []
+    yield f"failed: {', '.join(failed)}" if failed else "passed"
+    measured = {**certificate, **(certificate.get("parity") or {})}
+    for key in ("effect_rms_nats", "engine_error_rms_nats", "base_shift_rms_nats"):
+        value = measured.get(key)
+        yield "not taken" if value is None else f"{value:.3g}"
+
+
+def _limits(manifest: AdapterManifest) -> str:
+    points = [
+        f"The adapter belongs to {inline(manifest.base_model)} as its digests name it; on any other model it means nothing.",
+        "Safety and bias were not evaluated.",
+        "It inherits the base model's limits, and what is wrong in the training data.",
+    ]
+    return "\n## Limits\n\n" + "\n".join(f"- {point}" for point in points) + "\n"

@@ -1,0 +1,100 @@
+"""``mens adapter export``: from a real API into a folder, every byte checked on the way."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from shared.artifacts.manifests import CONFIG_NAME, MANIFEST_NAME, WEIGHTS_NAME, verify_adapter
+from shared.base_models.catalog import BaseModelEntry, Catalog, LocalSource, digest_model_folder, save_catalog
+from shared.database.adapters import NewAdapter
+from shared.database.tenancy import Role
+from tests.support.cli_installation import CliInstallation
+from tests.support.exported_adapter import store_small_adapter
+
+pytestmark = pytest.mark.network
+CERTIFICATE: dict[str, Any] = {"failed": [], "effect_rms_nats": 0.25, "parity": {"engine_error_rms_nats": 0.001}}
+
+
+@pytest.fixture
+def adapter(installation: CliInstallation, tmp_path: Path) -> NewAdapter:
+    """A published adapter whose base has a licence in the catalogue."""
+    folder, manifest = store_small_adapter(tmp_path / "made")
+    services = installation.services
+    base = tmp_path / "made" / "base"
+    entry = BaseModelEntry(
+        name="tiny", source=LocalSource(path=str(base)), digests=digest_model_folder(base), license="Apache-2.0"
+    )
+    save_catalog(services.settings.catalog_path, Catalog(bases=[entry]))
+    services.storage.put_folder("adapters", manifest.digest, folder, [WEIGHTS_NAME, CONFIG_NAME], MANIFEST_NAME)
+    stored = NewAdapter(
+        id=manifest.adapter_id,
+        digest=manifest.digest,
+        base_model="tiny",
+        step=manifest.step,
+        final=True,
+        published=True,
+        manifest=manifest.model_dump(mode="json", exclude_none=True),
+        certificates={"http://10.0.0.7:9000": CERTIFICATE},
+    )
+    installation.register(stored)
+    return stored
+
+
+def test_the_folder_verifies_and_its_card_names_base_and_licence(
+    installation: CliInstallation, adapter: NewAdapter, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    said = installation.mens("adapter", "export", adapter.id[:20], "--to", str(out), "--handoff", "vllm")
+    assert adapter.id in said
+    assert "PeftModel.from_pretrained" in said
+    from shared.artifacts.manifests import parse_manifest
+
+    verify_adapter(out, parse_manifest((out / MANIFEST_NAME).read_bytes(), adapter.digest))
+    card = (out / "README.md").read_text()
+    front = yaml.safe_load(card.split("---\n")[1])
+    assert (front["base_model"], front["license"], front["library_name"]) == ("tiny", "apache-2.0", "peft")
+    assert "| 1 | passed | 0.25 | 0.001 | not taken |" in card
+    assert "10.0.0.7" not in card
+    assert json.loads((out / "external_serving_handoff_v1.json").read_bytes())["backend_family"] == "vllm"
+
+
+def test_equal_exports_are_equal(installation: CliInstallation, adapter: NewAdapter, tmp_path: Path) -> None:
+    for name in "ab":
+        installation.mens("adapter", "export", adapter.id, "--to", str(tmp_path / name), "--format", "hf")
+    a, b = ({path.name: path.read_bytes() for path in (tmp_path / name).iterdir()} for name in "ab")
+    assert a == b
+
+
+def test_a_folder_that_holds_something_is_left_alone(
+    installation: CliInstallation, adapter: NewAdapter, tmp_path: Path
+) -> None:
+    (tmp_path / "made" / "keep").write_text("x")
+    refused = installation.mens("adapter", "export", adapter.id, "--to", str(tmp_path / "made"), code=1)
+    assert "not an empty folder" in refused
+
+
+def test_bytes_that_changed_in_storage_are_not_exported(
+    installation: CliInstallation, adapter: NewAdapter, tmp_path: Path
+) -> None:
+    path = installation.services.storage.folder("adapters", adapter.digest) / WEIGHTS_NAME  # type: ignore[attr-defined]
+    raw = bytearray(path.read_bytes())
+    raw[-1] ^= 1
+    path.chmod(0o600)
+    path.unlink()
+    path.write_bytes(raw)
+    installation.invoke("adapter", "export", adapter.id, "--to", str(tmp_path / "out"), code=1)
+    assert not (tmp_path / "out").exists()
+
+
+def test_weights_are_for_trainers_of_tenants_that_see_the_adapter(
+    installation: CliInstallation, adapter: NewAdapter, tmp_path: Path
+) -> None:
+    installation.become("reader", role=Role.VIEWER)
+    refused = installation.mens("adapter", "export", adapter.id, "--to", str(tmp_path / "out"), code=1)
+    assert "ROLE_INSUFFICIENT" in refused
+    assert not (tmp_path / "out").exists()
