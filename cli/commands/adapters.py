@@ -167,6 +167,7 @@ def verify(
             f"{manifest.adapter_method} over {manifest.quant.base_quant}, rank {manifest.rank}, step {manifest.step}",
         ),
         ("layers", str(len(manifest.base_key_map))),
+        *(("made from", f"{source} {digest}") for source, digest in (manifest.source_digests or {}).items()),
         ("contract", manifest.contract_digest),
         ("template", manifest.template_digest),
     ]

@@ -72,6 +72,10 @@ class AdapterManifest(BaseModel):
     provenance: ProvenanceSection | None = None
     name: Name = Field(description="Left part of the adapter's id.")
     base_digests: dict[str, Sha256] = Field(description="File → SHA-256 of the base it was trained on.", min_length=1)
+    source_digests: dict[str, Sha256] | None = Field(
+        None,
+        description="What it was made from → SHA-256: train, validation, replay; of an import, weights and sidecar.",
+    )
     contract_digest: Sha256
     template_digest: Sha256 = Field(description="SHA-256 of the chat template's text.")
     step: int = Field(ge=0, description="Optimizer steps it was trained for.")

@@ -37,6 +37,7 @@ class ImportRequest:
         sidecar: what stood beside it.
         base: the base by content, and its folder.
         name: left part of the adapter's id.
+        sidecar_digest: SHA-256 of the sidecar's bytes.
         contract_digest: of the import's contract.
         template_digest: SHA-256 of the base's chat template.
     """
@@ -46,6 +47,7 @@ class ImportRequest:
     base: BaseModelEntry
     base_folder: Path
     name: str
+    sidecar_digest: str
     contract_digest: str
     template_digest: str
 
@@ -175,6 +177,7 @@ def _manifest(sidecar: SidecarV3, request: ImportRequest, layers: dict[str, str]
         provenance=sidecar.provenance,
         name=request.name,
         base_digests=request.base.digests,
+        source_digests={"weights": digest_file(request.weights), "sidecar": request.sidecar_digest},
         contract_digest=request.contract_digest,
         template_digest=request.template_digest,
         step=0,

@@ -60,6 +60,7 @@ def test_served_with_the_effect_that_numpy_predicts(
         base=entry,
         base_folder=base,
         name=f"old-{era.lower()}{version}",
+        sidecar_digest="0" * 64,
         contract_digest="0" * 64,
         template_digest=tokenizer.template.digest,
     )

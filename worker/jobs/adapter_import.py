@@ -70,6 +70,7 @@ def convert(attempt: Attempt, plan: ImportPlan, base: Path) -> Imported:
             ),
             base_folder=base,
             name=plan.contract.name,
+            sidecar_digest=plan.sidecar_sha256,
             contract_digest=plan.content_digest,
             template_digest=Tokenizer.load(base).template.digest,
         )

@@ -149,6 +149,11 @@ def _manifest(
         provenance=contract.provenance if contract.provenance != ProvenanceSection() else None,
         name=plan.adapter_name,
         base_digests=plan.base.digests,
+        source_digests={
+            name: file.sha256
+            for name, file in (("train", plan.train), ("validation", plan.validation), ("replay", plan.replay))
+            if file
+        },
         contract_digest=plan.contract_digest,
         template_digest=template_digest(tokenizer),
         step=step,

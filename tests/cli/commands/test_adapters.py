@@ -67,7 +67,7 @@ def made(tmp_path: Path) -> Path:
     original = make_original(base, "F", sizes=(sizes["vocab_size"], sizes["hidden_size"])).write(tmp_path / "old")
     entry = BaseModelEntry(name="offline", source=LocalSource(path=str(base)), digests=digest_model_folder(base))
     sidecar = parse_sidecar((original / V3_NAME).read_bytes())
-    request = ImportRequest(original / ORIGINAL_WEIGHTS, sidecar, entry, base, "old", "c" * 64, "d" * 64)
+    request = ImportRequest(original / ORIGINAL_WEIGHTS, sidecar, entry, base, "old", "b" * 64, "c" * 64, "d" * 64)
     import_original(request, tmp_path / "adapter")
     return tmp_path / "adapter"
 
@@ -86,6 +86,7 @@ def test_verify_prints_what_an_adapter_is_made_from(made: Path, tmp_path: Path) 
     sign_folder(made, tmp_path / "key.pem")
     printed = verified(str(made), "--trusted", str(tmp_path / "trusted"))
     assert f"old@{digest_file(made / MANIFEST_NAME)}" in printed
+    assert f"sidecar {'b' * 64}" in printed
     assert key in printed and "c" * 64 in printed and "d" * 64 in printed and "qlora over nf4, rank 3" in printed
 
 

@@ -40,7 +40,14 @@ def take_in(made: OriginalAdapter, base: Path, folder: Path) -> Imported:
     sidecar = folder / "original" / (V2_NAME if made.version == 2 else V3_NAME)
     entry = BaseModelEntry(name="tiny", source=LocalSource(path=str(base)), digests=digest_model_folder(base))
     request = ImportRequest(
-        folder / "original" / ORIGINAL_WEIGHTS, parse_sidecar(sidecar.read_bytes()), entry, base, "old", ZEROS, ZEROS
+        weights=folder / "original" / ORIGINAL_WEIGHTS,
+        sidecar=parse_sidecar(sidecar.read_bytes()),
+        base=entry,
+        base_folder=base,
+        name="old",
+        sidecar_digest=digest_file(sidecar),
+        contract_digest=ZEROS,
+        template_digest=ZEROS,
     )
     return import_original(request, folder / "adapter")
 
@@ -65,6 +72,11 @@ def test_every_number_is_under_the_name_that_peft_has_for_it(
     raw = (tmp_path / "adapter" / MANIFEST_NAME).read_bytes()
     assert parse_manifest(raw, digest_file(tmp_path / "adapter" / MANIFEST_NAME)) == found.manifest
     assert found.manifest.base_key_map == trained
+    sidecar = tmp_path / "original" / (V2_NAME if version == 2 else V3_NAME)
+    assert found.manifest.source_digests == {
+        "weights": digest_file(tmp_path / "original" / ORIGINAL_WEIGHTS),
+        "sidecar": digest_file(sidecar),
+    }
     assert (found.manifest.quant.base_quant, found.manifest.quant.double_quant) == ("nf4", True)
     assert found.notes == ["lm_head: its B is all zeros, so it changes nothing, and it was left out."]
 

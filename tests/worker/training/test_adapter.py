@@ -56,6 +56,7 @@ def test_manifest_says_what_was_trained(finished, tiny, tokenizer):
     assert manifest["base_digests"] == tiny.entry.digests
     assert manifest["contract_digest"] == plan.contract_digest
     assert manifest["template_digest"] == hashlib.sha256(tokenizer.chat_template.encode()).hexdigest()
+    assert manifest["source_digests"] == {"train": plan.train.sha256, "validation": plan.validation.sha256}
     provenance = {"base_family": "qwen3", "license_class": "apache-2.0", "attribution_required": False}
     assert manifest["provenance"] == provenance
 
