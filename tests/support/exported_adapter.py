@@ -22,7 +22,7 @@ def store_small_adapter(folder: Path) -> tuple[Path, AdapterManifest]:
     entry = BaseModelEntry(name="tiny", source=LocalSource(path=str(base)), digests=digest_model_folder(base))
     sidecar = parse_sidecar((folder / "original" / V3_NAME).read_bytes())
     weights = folder / "original" / ORIGINAL_WEIGHTS
-    request = ImportRequest(weights, sidecar, entry, base, "helper", "0" * 64, "1" * 64)
+    request = ImportRequest(weights, sidecar, entry, base, "helper", "2" * 64, "0" * 64, "1" * 64)
     found = import_original(request, folder / "adapter")
     assert (folder / "adapter" / MANIFEST_NAME).read_bytes() == found.manifest.to_bytes()
     return folder / "adapter", found.manifest
