@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
+from api.grader_sandboxes import RUNS_AT_ONCE
 from api.inference.request_validation import validate_chat, validate_response
 from api.services import Services
 from api.submission import submit
@@ -35,6 +36,7 @@ from shared.evaluation.types import (
 from shared.graders.grading import check_runnable
 from shared.graders.types import PassAtKCheck, PythonGrader
 from shared.hashing import digest_json
+from shared.sandbox.client import Sandbox
 
 INLINE_NAME = "eval-items.jsonl"
 """File name of rows that came with a run."""
@@ -71,8 +73,7 @@ def submit_run(
     spec = EvalSpec.model_validate(judged.spec)
     source = _supported_source(spec, run)
     targets, base_model = _models(services, view, spec, run)
-    for number, criterion in enumerate(spec.testing_criteria):
-        _check_criterion(criterion, number)
+    _check_criteria(services, spec)
     with _stored_items(services, view, source) as (file, inline):
         report = _check_items(services, file, inline, spec, run)
         items = PlannedItems(file_id=file.id, sha256=file.sha256, count=report.count, inline=inline is not None)
@@ -189,19 +190,32 @@ def _models(services: Services, view: TenantView, spec: EvalSpec, run: RunSpec) 
     return [first, second], base
 
 
-def _check_criterion(criterion: Criterion, number: int) -> None:
-    param = f"testing_criteria.{number}"
-    try:
-        check_runnable(criterion)
-    except InvalidRequest as error:
-        error.param = param
-        raise
+def _check_criteria(services: Services, spec: EvalSpec) -> None:
+    """Whether every criterion can be run here; code is compiled in a sandbox of its own.
+
+    Raises:
+        InvalidRequest: what `check_runnable` raises, with the criterion as ``param``.
+    """
+    with ExitStack() as stack:
+        sandbox = None
+        for number, criterion in enumerate(spec.testing_criteria):
+            try:
+                if sandbox is None and isinstance(criterion, PythonGrader) and criterion.mens is None:
+                    report = services.sandboxes.report()
+                    sandbox = stack.enter_context(Sandbox.open(report, share=RUNS_AT_ONCE))
+                check_runnable(criterion, sandbox)
+                _refuse_several_answers(criterion)
+            except InvalidRequest as error:
+                error.param = f"testing_criteria.{number}"
+                raise
+
+
+def _refuse_several_answers(criterion: Criterion) -> None:
     if isinstance(criterion, PythonGrader) and isinstance(criterion.mens, PassAtKCheck):
         raise InvalidRequest(
             Code.GRADER_UNSUPPORTED,
             f"{criterion.name!r} judges several answers at once, and each output item of a run is one.",
             remedy="Judge each answer by the check inside of it, and ask for several with mens.samples.",
-            param=param,
         )
 
 

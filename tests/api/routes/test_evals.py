@@ -23,7 +23,7 @@ from shared.evaluation.results import Totals, outcome_of
 from shared.evaluation.types import SourceItem
 from tests.support.asgi_server import serve
 from tests.support.builders import BASE
-from worker.evaluation.answers import judge_item
+from worker.evaluation.answers import Containment, judge_item
 
 pytestmark = pytest.mark.network
 
@@ -112,7 +112,7 @@ def work(app: FastAPI, run_id: str, answer: Callable[[str], str] = str, *, finis
     with services.storage.local_file(plan.items.sha256) as path:
         rows = [json.loads(line) for line in path.read_bytes().splitlines()]
     for number, row in enumerate(rows):
-        judged = judge_item(plan, post, None, number, 0, SourceItem(**row))  # type: ignore[arg-type]
+        judged = judge_item(plan, post, Containment(), number, 0, SourceItem(**row))
         totals.add(judged.result, judged.judges)
         results.append(judged.result)
     items = [
@@ -358,10 +358,24 @@ def test_an_eval_of_stored_answers_is_kept_and_not_run(acme: OpenAI) -> None:
     assert refused(acme.evals.runs.create, made.id, data_source=asking())["code"] == Code.DATA_SOURCE_UNSUPPORTED
 
 
-def test_code_without_a_sandbox_is_refused_at_a_run_and_not_at_an_eval(acme: OpenAI) -> None:
+def test_code_without_a_sandbox_is_refused_at_a_run_and_not_at_an_eval(
+    app: FastAPI, acme: OpenAI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(app.state.services.sandboxes, "_choice", "off")
     code = {name: value for name, value in CRITERIA["python"].items() if name != "mens"}
     error = refused(acme.evals.runs.create, make_eval(acme, code), data_source=asking())
     assert (error["code"], error["param"]) == (Code.SANDBOX_UNAVAILABLE, "testing_criteria.0")
+
+
+def test_code_that_does_not_compile_is_told_before_anything_is_asked(
+    app: FastAPI, acme: OpenAI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(app.state.services.sandboxes, "_choice", "auto")
+    if app.state.services.sandboxes.report().level is None:
+        pytest.skip("nothing on this machine contains code")
+    code = {"type": "python", "name": "code", "source": "def grade(sample, item) return 1"}
+    error = refused(acme.evals.runs.create, make_eval(acme, code), data_source=asking())
+    assert (error["code"], error["param"]) == (Code.GRADER_SOURCE_INVALID, "testing_criteria.0")
 
 
 def test_faults_of_a_file_are_told_by_their_lines(acme: OpenAI) -> None:
