@@ -201,6 +201,16 @@ CAPABILITIES = CapabilityMatrix(
             proof=_behaviour(Code.ADAPTER_NOT_SERVABLE, "An adapter with a feature that vLLM ignores is refused."),
         ),
         Capability(
+            id="evaluation",
+            title="Evaluation of a model",
+            burn="none",
+            candle="tasks run against a mocked engine, whose failures were reported as results",
+            mens="a job that asks through the API, stores every answer, and compares two models pair by pair",
+            proof=_behaviour(
+                Code.EVAL_INVALID, "A criterion that names a field which its items do not have is refused at once."
+            ),
+        ),
+        Capability(
             id="code_of_graders",
             title="Python graders",
             burn="none",

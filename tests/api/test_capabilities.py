@@ -30,6 +30,8 @@ from shared.contract.flat_keys import Kernel
 from shared.contract.plan import plan_finetune
 from shared.contract.refusals import REFUSALS, RefusalContext, check_refusals, infer_kernel
 from shared.errors import Code, ContractRejected, MensError
+from shared.evaluation.criteria import check_eval
+from shared.evaluation.types import EvalSpec
 from shared.graders.grading import check_runnable
 from shared.graders.types import PythonGrader
 from shared.hashing import digest_file
@@ -84,6 +86,13 @@ def no_effect(folder: Path) -> None:
     refuse_failed("demo@1", {"http://replica": certificate(base, nothing, same, Limits(1e-3))})
 
 
+def criterion_of_what_is_not_there(folder: Path) -> None:
+    reads = {"type": "string_check", "input": "{{ item.b }}", "reference": "", "operation": "eq"}
+    schema = {"type": "object", "properties": {"a": {}}}
+    config = {"type": "custom", "item_schema": schema}
+    check_eval(EvalSpec.model_validate({"data_source_config": config, "testing_criteria": [reads]}))
+
+
 def code_without_a_sandbox(folder: Path) -> None:
     check_runnable(PythonGrader(type="python", name="code", source="def grade(sample, item): return 1"))
 
@@ -100,6 +109,7 @@ SHOWN: dict[str, Callable[[Path], None]] = {
     "artifacts": other_manifest,
     "serving": adapter_with_dora,
     "logits_parity": no_effect,
+    "evaluation": criterion_of_what_is_not_there,
     "code_of_graders": code_without_a_sandbox,
 }
 SHOWN_WITH_TORCH: dict[str, Callable[[Path], None]] = {"merge_fidelity": pickled_adapter}

@@ -1,4 +1,4 @@
-"""OpenAI's Node client drives files, jobs, events, models, chat and errors; the programs in `tests/node` say how."""
+"""OpenAI's Node client drives files, jobs, events, models, chat, evals and errors; the programs in `tests/node` say how."""
 
 from __future__ import annotations
 
@@ -37,6 +37,10 @@ def test_node_client(installation: Installation, assistant: str) -> None:
     adapter_id = installation.call("GET", f"/v1/adapters/{assistant}")["id"]
     printed = run(installation, "client.mjs", adapter_id, BASE, str(ROOT / "examples" / "tools.jsonl"))
     assert printed == "all is well\n"
+
+
+def test_node_client_runs_an_eval(installation: Installation) -> None:
+    assert run(installation, "evals.mjs", BASE) == "all is well\n"
 
 
 def test_program_tunes_under_openais_name_of_a_base(installation: Installation) -> None:

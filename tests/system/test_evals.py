@@ -1,0 +1,106 @@
+"""OpenAI's evals API over the whole installation: real answers, two models in pairs, a worker that is killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from tests.support.waiting import eventually
+from tests.system.loop import ANSWER, BASE, QUESTION, ROOT, Installation
+
+pytestmark = [pytest.mark.network, pytest.mark.timeout(300)]
+
+EQUALS: dict[str, Any] = {
+    "type": "string_check", "name": "equals", "operation": "ilike",
+    "input": "{{ sample.output_text }}", "reference": "{{ item.answer }}",
+}  # fmt: skip
+PROMPT: dict[str, Any] = {"type": "template", "template": [{"role": "user", "content": "{{ item.question }}"}]}
+SCHEMA = {"type": "object", "properties": {"question": {"type": "string"}, "answer": {"type": "string"}}}
+SECONDS = 120.0
+
+
+def asking(model: str, rows: list[dict[str, Any]], tokens: int = 48) -> dict[str, Any]:
+    return {
+        "type": "completions",
+        "model": model,
+        "input_messages": PROMPT,
+        "source": {"type": "file_content", "content": rows},
+        "sampling_params": {"temperature": 0, "max_completion_tokens": tokens, "seed": 1},
+    }
+
+
+def make_eval(installation: Installation) -> str:
+    config = {"type": "custom", "item_schema": SCHEMA, "include_sample_schema": True}
+    body = {"name": "Support", "data_source_config": config, "testing_criteria": [EQUALS]}
+    return str(installation.call("POST", "/v1/evals", json=body)["id"])
+
+
+def items_of(installation: Installation, path: str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
+    while True:
+        after = f"&after={found[-1]['id']}" if found else ""
+        page = installation.call("GET", f"{path}/output_items?limit=100{after}")
+        found += page["data"]
+        if not page["has_more"]:
+            return found
+
+
+def support_rows() -> list[dict[str, Any]]:
+    lines = (ROOT / "examples" / "support.validation.jsonl").read_text().splitlines()
+    turns = [json.loads(line)["messages"] for line in lines]
+    return [{"item": {"question": asked["content"], "answer": answer["content"]}} for asked, answer in turns]
+
+
+def test_a_tuned_model_is_compared_with_its_base_in_pairs(installation: Installation) -> None:
+    job = installation.wait_for_success(installation.train(name="evaluated", alias="evaluated"))
+    eval_id = make_eval(installation)
+    rows = [{"item": {"question": QUESTION, "answer": ANSWER}}, *support_rows()]
+    body = {"name": "pair", "data_source": asking("evaluated", rows), "mens": {"incumbent": BASE}}
+    run = installation.call("POST", f"/v1/evals/{eval_id}/runs", json=body)
+    installation.wait_for_success(run["id"])
+    done = installation.call("GET", f"/v1/evals/{eval_id}/runs/{run['id']}")
+    assert done["status"] == "completed"
+    assert done["mens"]["models"][0] == {"name": "evaluated", "served": job["result"]["adapter_id"]}
+    comparison = done["mens"]["comparisons"]["equals"]
+    assert comparison["items"] == len(rows)
+    assert comparison["new"] > comparison["old"] == 0
+    usage = {entry["model_name"]: entry for entry in done["per_model_usage"]}
+    assert usage[BASE]["invocation_count"] == usage["evaluated"]["invocation_count"] == len(rows)
+    assert usage[BASE]["prompt_tokens"] == usage["evaluated"]["prompt_tokens"] > 0
+    [first, *_] = items_of(installation, f"/v1/evals/{eval_id}/runs/{run['id']}")
+    assert (first["status"], first["sample"]["output"][0]["content"]) == ("pass", installation.ask("evaluated"))
+    keys = installation.call("GET", "/v1/keys")["data"]
+    assert not [key for key in keys if key["name"].startswith("ftjob-")]
+
+
+def test_a_killed_worker_costs_no_answer_that_was_stored(installation: Installation) -> None:
+    eval_id = make_eval(installation)
+    rows = [{"item": {"question": f"Question {number}?", "answer": "no"}} for number in range(400)]
+    before = asked_so_far(installation)
+    run = installation.call("POST", f"/v1/evals/{eval_id}/runs", json={"data_source": asking(BASE, rows, 24)})
+    path = f"/v1/evals/{eval_id}/runs/{run['id']}"
+    eventually(lambda: installation.call("GET", path)["result_counts"]["total"] > 60, SECONDS)
+    os.kill(installation.stack.pid("worker"), signal.SIGKILL)
+    stored = {item["id"]: item["created_at"] for item in items_of(installation, path)}
+    assert len(stored) < 400
+    installation.wait_for_success(run["id"])
+    items = items_of(installation, path)
+    assert Counter(item["datasource_item_id"] for item in items) == Counter(range(400))
+    assert {item["id"]: item["created_at"] for item in items if item["id"] in stored} == stored
+    [usage] = installation.call("GET", path)["per_model_usage"]
+    assert usage["invocation_count"] == 400
+    # What was in flight at the kill, and what had not been stored for a second, is asked twice; no more.
+    time.sleep(3)
+    assert asked_so_far(installation) - before <= 400 + (400 - len(stored))
+    assert installation.job(run["id"])["attempt"] == 2
+
+
+def asked_so_far(installation: Installation) -> int:
+    usage = installation.call("GET", "/v1/usage")["data"]
+    return sum(entry["requests"] for entry in usage if entry["model"] == BASE)
