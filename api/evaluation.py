@@ -23,7 +23,6 @@ from shared.evaluation.items import CHARACTERS_PER_TOKEN, ItemsReport, check_cou
 from shared.evaluation.plan import EvaluationPlan, ModelTarget, PlannedItems, plan_run
 from shared.evaluation.prompts import messages_of, request_of
 from shared.evaluation.types import (
-    Criterion,
     EvalSpec,
     FileContent,
     FileId,
@@ -34,7 +33,7 @@ from shared.evaluation.types import (
     StoredSource,
 )
 from shared.graders.grading import check_runnable
-from shared.graders.types import PassAtKCheck, PythonGrader
+from shared.graders.types import PythonGrader
 from shared.hashing import digest_json
 from shared.sandbox.client import Sandbox
 
@@ -204,19 +203,9 @@ def _check_criteria(services: Services, spec: EvalSpec) -> None:
                     report = services.sandboxes.report()
                     sandbox = stack.enter_context(Sandbox.open(report, share=RUNS_AT_ONCE))
                 check_runnable(criterion, sandbox)
-                _refuse_several_answers(criterion)
             except InvalidRequest as error:
                 error.param = f"testing_criteria.{number}"
                 raise
-
-
-def _refuse_several_answers(criterion: Criterion) -> None:
-    if isinstance(criterion, PythonGrader) and isinstance(criterion.mens, PassAtKCheck):
-        raise InvalidRequest(
-            Code.GRADER_UNSUPPORTED,
-            f"{criterion.name!r} judges several answers at once, and each output item of a run is one.",
-            remedy="Judge each answer by the check inside of it, and ask for several with mens.samples.",
-        )
 
 
 @contextmanager
