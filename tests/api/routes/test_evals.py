@@ -13,6 +13,7 @@ from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from openai import OpenAI
 
+from shared.checkers.contained import ContainedCheckers
 from shared.database.evaluation.items import EvalItems, NewItem
 from shared.database.job_states import JobState
 from shared.database.leases import Leases
@@ -23,7 +24,7 @@ from shared.evaluation.results import Totals, outcome_of
 from shared.evaluation.types import SourceItem
 from tests.support.asgi_server import serve
 from tests.support.builders import BASE
-from worker.evaluation.answers import Containment, judge_item
+from worker.evaluation.answers import Tools, judge_item
 
 pytestmark = pytest.mark.network
 
@@ -112,7 +113,7 @@ def work(app: FastAPI, run_id: str, answer: Callable[[str], str] = str, *, finis
     with services.storage.local_file(plan.items.sha256) as path:
         rows = [json.loads(line) for line in path.read_bytes().splitlines()]
     for number, row in enumerate(rows):
-        judged = judge_item(plan, post, Containment(), number, 0, SourceItem(**row))
+        judged = judge_item(plan, post, Tools(ContainedCheckers()), number, 0, SourceItem(**row))
         totals.add(judged.result, judged.judges)
         results.append(judged.result)
     items = [
