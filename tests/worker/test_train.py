@@ -18,6 +18,7 @@ from tests.support.training_runs import ROWS, CancelAfter, PauseAfter
 from worker.child_runtime import EXIT_CANCELLED, EXIT_PAUSED, StopRequested
 from worker.run_folder import (
     ADAPTER_FOLDER,
+    EVALUATION_NAME,
     METRICS_NAME,
     PROBES_NAME,
     SUMMARY_NAME,
@@ -327,6 +328,7 @@ def test_a_run_leaves_every_file(finished):
         "MODEL_CARD.md",
         "loss.svg",
         "training_skip_stats.json",
+        EVALUATION_NAME,
         METRICS_NAME,
         PROBES_NAME,
         SUMMARY_NAME,
@@ -355,7 +357,7 @@ def test_telemetry_tells_the_run_and_no_text(finished):
     assert lines[0]["event"] == "train_start"
     assert lines[-1]["event"] == "train_complete"
     assert [step["step"] for step in telemetry(finished.run_dir, "step")] == list(range(1, 13))
-    assert [one["step"] for one in telemetry(finished.run_dir, "checkpoint")] == [2, 3, 4, 6, 8, 9, 10]
+    assert [one["step"] for one in telemetry(finished.run_dir, "checkpoint")] == [2, 3, 4, 6, 8, 9, 10, 12]
     raw = (finished.run_dir / TELEMETRY_NAME).read_text()
     for text in ("What is", "mistake", "brief", str(finished.run_dir)):
         assert text not in raw
