@@ -38,6 +38,8 @@ from worker.evaluation import front_door
 from worker.jobs.runner import Worker
 from worker.settings import WorkerSettings
 
+pytestmark = pytest.mark.network
+
 Body = dict[str, Any]
 EQUALS = {
     "type": "string_check",
