@@ -56,7 +56,7 @@ class FrontDoor:
         self.close()
 
     def close(self) -> None:
-        """End every wait and every request in flight."""
+        """Close the connections, when no request is in flight any longer."""
         self._closing.set()
         self._client.close()
 

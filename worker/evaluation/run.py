@@ -221,7 +221,8 @@ def _judge_all(
             _drain(attempt, door, in_flight, progress)
             raise
         finally:
-            door.close()
+            # Not closed under a thread that reads from it, which would wait for its time-out; requests in flight end by themselves.
+            door.stop_waiting()
 
 
 def _add(found: list[tuple[int, Judged | BaseException]], progress: _Progress) -> None:
