@@ -25,7 +25,7 @@ from shared.contract.auto_hyperparameters import auto_batch_size, auto_epochs, a
 from shared.contract.sections import BAD_NAME, FineTuneContract
 from shared.database.adapters import Adapter
 from shared.database.files.files import File
-from shared.database.job_states import JobState, Stage
+from shared.database.job_states import JobState
 from shared.database.records import Event, Job
 from shared.errors import Code, ContractRejected, InvalidRequest
 from shared.model_card.self_evaluation import KEY as SELF_EVALUATION
@@ -170,7 +170,8 @@ def job_view(job: Job) -> FineTuningJob:
         organization_id=job.tenant,
         result_files=result.get("result_files", []),
         seed=contract["exec"]["seed"],
-        status="validating_files" if job.stage is Stage.PREFLIGHT else STATUS[job.state],
+        # Never "validating_files", which at OpenAI comes before "queued": their example stops at it. `mens.stage` says it.
+        status=STATUS[job.state],
         trained_tokens=result.get("trained_tokens"),
         training_file=contract["data"]["train_file"],
         validation_file=contract["data"]["validation_file"],
