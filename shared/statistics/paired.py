@@ -40,7 +40,7 @@ class Comparison:
         interval: of the difference; each end is one-sided at the confidence that was asked for.
         p_value: of there being no difference, two-sided: exact McNemar for passes and failures, sign flips for other scores.
         smallest_visible: the smallest loss that so many items show with a power of .8; None when they show none.
-        items_needed: how many would show a loss of the margin; only where these are too few.
+        items_needed: how many would show a loss of the margin; only where these are too few and the margin is above 0.
     """
 
     status: Status
@@ -67,7 +67,7 @@ def compare(
     Args:
         old: scores of the old model.
         new: scores of the new model on the same items, in the same order.
-        margin: what the mean may lose.
+        margin: what the mean may lose; 0: nothing, so only a better model passes.
         confidence: of each end of the interval.
         groups: what each pair belongs to, such as the prompt of several samples; None when every pair stands alone.
     """
@@ -87,7 +87,8 @@ def compare(
     spread = sum(difference**2 for difference in padded) / len(padded)
     visible = smallest_visible(len(clusters), spread, 1 - confidence)
     status, reason = _decide(interval, visible, margin, items)
-    needed = items_needed(margin, spread, 1 - confidence) if status is Status.MISSING_EVIDENCE else None
+    # No number of items shows that nothing at all is lost.
+    needed = items_needed(margin, spread, 1 - confidence) if status is Status.MISSING_EVIDENCE and margin > 0 else None
     return Comparison(
         status=status,
         items=items,

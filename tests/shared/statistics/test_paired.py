@@ -46,6 +46,13 @@ def test_a_loss_that_enough_items_leave_open_is_a_failure() -> None:
     assert "cannot be excluded" in found.reason
 
 
+def test_without_a_margin_only_a_better_model_passes() -> None:
+    equal = compare([1.0, 0.0] * 20, [1.0, 0.0] * 20, 0.0)
+    better = compare([0.0] * 40, [1.0] * 40, 0.0)
+    assert (equal.status, equal.items_needed) == (Status.MISSING_EVIDENCE, None)
+    assert better.status is Status.PASSED
+
+
 def test_nothing_is_no_evidence() -> None:
     found = compare([], [], MARGIN)
     assert (found.status, found.items, found.interval) == (Status.MISSING_EVIDENCE, 0, None)
