@@ -89,6 +89,8 @@ def to_contract(
         field = f"mens.{path}"
         if path.removeprefix("exec.") in own.keys() - body.mens.model_dump(exclude_unset=True).get("exec", {}).keys():
             field = _sent_as(path, body)
+            if path == "exec.learning_rate":  # the bounds are the rate's, not the multiplier's
+                reason = f"it makes the learning rate {own['learning_rate']:g}: {reason}"
         raise ContractRejected(
             Code.NAME_INVALID if error.errors()[0]["type"] == BAD_NAME else Code.CONTRACT_INVALID,
             f"{field}: {reason}.",

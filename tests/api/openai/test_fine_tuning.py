@@ -114,6 +114,11 @@ def test_invalid_requests_are_refused(
     assert (error["mens"]["code"], error["param"]) == (code, param)
 
 
+def test_bounds_of_a_multiplier_are_told_as_the_rates(client: TestClient, train_file: str) -> None:
+    error = create(client, train_file, hyperparameters={"learning_rate_multiplier": 1e4}).json()["error"]
+    assert "makes the learning rate 2: Input should be less than or equal to 1" in error["message"]
+
+
 def test_invalid_file_has_the_field_name_of_openai(client: TestClient, train_file: str) -> None:
     upload = {"file": ("rows.jsonl", b'{"prompt": "x"}\n')}
     broken = client.post("/v1/files", files=upload, data={"purpose": "fine-tune"}).json()["id"]
