@@ -24,7 +24,7 @@ from api.errors import CLIENT_GONE
 from api.inference.cache_salt import with_cache_salt
 from api.inference.disconnect import DisconnectWatcher
 from api.inference.lookup_cache import LookupCache
-from api.inference.rate_limits.limiter import RateLimiter
+from api.inference.rate_limits.limiter import Admission, RateLimiter
 from api.inference.replicas.failover import Failover
 from api.inference.request_fields.grammars import GrammarLimits
 from api.inference.request_fields.types import check_types
@@ -100,13 +100,22 @@ class Gateway:
             body = await read_body(request, self.max_body_bytes)
         except ClientDisconnect:
             return Response(status_code=CLIENT_GONE)
-        response = await self.open(request, key, tenant, path, validate(body) if validate else body)
+        except InvalidRequest:  # it counts as any other that is wrong
+            await (await self._admit(request, key)).release()
+            raise
+        response = await self.open(request, key, tenant, path, body, validate)
         if response is None:
             return Response(status_code=CLIENT_GONE)
         return convert(response, body) if convert else response
 
     async def open(
-        self, request: Request, key: Key, tenant: str, path: str, body: dict[str, Any]
+        self,
+        request: Request,
+        key: Key,
+        tenant: str,
+        path: str,
+        body: dict[str, Any],
+        validate: Validate | None = None,
     ) -> ProxiedResponse | None:
         """A serving replica's response, begun, its key's slot held and its tokens counted; None: the caller disconnected.
 
@@ -118,17 +127,18 @@ class Gateway:
             tenant: whose names count.
             path: of the replica.
             body: what is sent to the replica, except for the model, which may be an alias.
+            validate: checks the body and returns the one to send, once the request has been counted.
 
         Raises:
             TooMany: ``RATE_LIMITED``, ``CONCURRENCY_LIMITED``.
             InvalidRequest: ``REQUEST_INVALID``, ``GRAMMAR_TOO_LARGE``, ``GRAMMAR_TOO_DEEP``. NotFound: ``MODEL_NOT_FOUND``. Unavailable: ``SERVING_UNAVAILABLE``. And what :func:`error_from_replica` returns.
         """
-        check_types(body)
-        self.grammar_limits.check(body)
-        admission = await self.limiter.admit(key)
-        setattr(request.state, LIMIT_HEADERS, admission.headers)
+        admission = await self._admit(request, key)
         disconnect, response = DisconnectWatcher(request.receive), None
         try:
+            body = validate(body) if validate else body
+            check_types(body)
+            self.grammar_limits.check(body)
             choice = await choose_model(self.lookup, tenant, body, request.headers)
             salted = with_cache_salt(body, self.cache_secret, tenant)
             forwarded, tap = self.meter.of(key, choice.served, path, salted, admission.spend)
@@ -159,6 +169,12 @@ class Gateway:
             if response is None:
                 disconnect.stop()
                 await admission.release()
+
+    async def _admit(self, request: Request, key: Key) -> Admission:
+        """Count a request of a key; the state of its limits goes into every answer from here on, errors too."""
+        admission = await self.limiter.admit(key)
+        setattr(request.state, LIMIT_HEADERS, admission.headers)
+        return admission
 
 
 def replica_request_id(request: Request) -> str:

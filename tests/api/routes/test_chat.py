@@ -96,14 +96,17 @@ def test_every_answer_has_openais_headers(app: FastAPI, api: httpx.Client, repli
             ({"model": "helper"}, 200),
             ({"model": "nobody"}, 404),
             ({"model": "helper", "x": 1}, 400),
+            ({"model": "helper", "top_k": 1 << 64}, 400),
         ):
             headers = {"Authorization": f"Bearer {secret}"}
             response = api.post(route, json={field: "Hello", **body}, headers=headers)
             assert response.status_code == status
             assert response.headers["openai-version"]
             assert float(response.headers["openai-processing-ms"]) >= 0
-            # A request that was not admitted does not count.
-            assert ("x-ratelimit-remaining-requests" in response.headers) is (status != 400)
+            assert response.headers["x-ratelimit-limit-requests"] == "90"
+        response = api.post(route, content=b"{", headers=headers | {"Content-Type": "application/json"})
+        assert (response.status_code, response.headers["x-ratelimit-limit-requests"]) == (400, "90")
+    assert response.headers["x-ratelimit-remaining-requests"] == str(90 - 3 * 5), "what is wrong counts, as at OpenAI"
 
 
 def test_unknown_model_is_sent_to_no_replica(app: FastAPI, api: httpx.Client, replica: ScriptedReplica) -> None:
