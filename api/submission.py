@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
+from api.alias_policy import describe_judgement
 from api.services import Services
 from api.web.tenant_view import TenantView
 from shared.base_models.hub import locate_fetched
@@ -52,7 +53,9 @@ def check_contract(services: Services, view: TenantView, request: JobRequest) ->
         limits = services.replica_limits.limits()
         machine = machine_of(worker, limits=limits, tokens_per_second=rate, thorough=False)
         folder = locate_fetched(base, services.settings.catalog_path)
-        return preflight(request, base, folder, train, validation, machine, replay)
+        checked = preflight(request, base, folder, train, validation, machine, replay)
+    judgement = [event.message for event in describe_judgement(view, contract.artifact, base.name)]
+    return checked.model_copy(update={"notes": [*checked.notes, *judgement]})
 
 
 def submit_finetune(
@@ -101,6 +104,7 @@ def submit_finetune(
         labels=labels,
         idempotency_key=idempotency_key,
         request_digest=digest_json({"plan": plan.digest if sent is None else sent, "labels": labels}),
+        events=describe_judgement(view, plan.contract.artifact, plan.base.name),
     )
     return submit(services, view, submission)
 
@@ -219,6 +223,7 @@ def submit_import(
         labels=labels,
         idempotency_key=idempotency_key,
         request_digest=digest_json({"plan": plan.model_dump(mode="json"), "labels": labels}),
+        events=describe_judgement(view, contract, base.name),
     )
     return submit(services, view, submission)
 

@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 
 from cli.client.connection import call, fail, fail_with
+from cli.client.gate_outcome import describe_gates
 from cli.client.id_prefixes import resolve_adapter_id, resolve_job_id
 from cli.client.job_progress import FINAL, describe_progress, follow
 from cli.client.json_errors import Json, note_json
@@ -178,6 +179,7 @@ def show(
     lines += [f"progress {describe_progress(job['progress'])}"] if job["progress"] else []
     lines += [f"outcome  {_outcome(job)}"] if job["state"] in FINAL else []
     lines += describe_evaluation(job["result"], "against base  ")
+    lines += describe_gates(job["result"])
     lines += [f"  {event['created_at'][11:19]}  {event['message']}" for event in job["events"]]
     for line in lines:
         typer.echo(line)
@@ -189,6 +191,8 @@ def watch_job(job_id: JobId) -> None:
     job = follow(resolve_job_id(job_id), console)
     typer.echo(_outcome(job))
     for line in describe_evaluation(without_samples(job["result"]), "against base  "):
+        typer.echo(line)
+    for line in describe_gates(job["result"]):
         typer.echo(line)
     if job["state"] != "succeeded":
         raise typer.Exit(1)

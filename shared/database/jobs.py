@@ -72,13 +72,16 @@ class Jobs:
                     attempt=0,
                     failures=0,
                     version=1,
-                    **submission.model_dump(mode="json", exclude={"eval_id", "run_name"}) | {"labels": labels},
+                    **submission.model_dump(mode="json", exclude={"eval_id", "run_name", "events"})
+                    | {"labels": labels},
                 )
                 session.add(row)
                 session.flush()
                 if submission.eval_id:
                     add_run(session, row, submission.eval_id, submission.run_name)
-                add_events(session, row, row.created_at, NewEvent(message="Job created and queued."))
+                add_events(
+                    session, row, row.created_at, NewEvent(message="Job created and queued."), *submission.events
+                )
                 return Job.model_validate(row), True
         except IntegrityError:
             # Two requests with one key at the same moment: the other one was committed first.

@@ -90,6 +90,8 @@ class Submission(Value):
     """The eval that an ``evaluate`` job is a run of."""
     run_name: str = ""
     """The run's name, which may be longer than a job's."""
+    events: list[NewEvent] = []
+    """What is known already and should be said, after that the job was created."""
 
 
 class MemoryAccuracy(Value):

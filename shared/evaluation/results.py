@@ -11,6 +11,7 @@ from pydantic import BaseModel
 from shared.evaluation.plan import EvaluationPlan
 from shared.evaluation.types import Answer, Criterion, CriterionResult, ItemResult
 from shared.graders.types import ScoreModel
+from shared.sandbox.levels import Level
 from shared.statistics.paired import Comparison, compare
 
 USAGE_FIELDS = ("prompt_tokens", "completion_tokens", "total_tokens", "cached_tokens")
@@ -41,6 +42,7 @@ class Totals(BaseModel):
     Attributes:
         incumbent_criteria: of the second model.
         usage: by the name of the model, those that judge among them.
+        sandbox: the weakest level that criteria of code ran at, in any attempt; None: none ran.
     """
 
     done: int = 0
@@ -50,6 +52,7 @@ class Totals(BaseModel):
     criteria: dict[str, CriterionTotals] = {}
     incumbent_criteria: dict[str, CriterionTotals] = {}
     usage: dict[str, ModelTotals] = {}
+    sandbox: Level | None = None
 
     @classmethod
     def of(cls, plan: EvaluationPlan) -> Totals:
@@ -113,7 +116,6 @@ class RunOutcome:
     Attributes:
         pairs: by the criterion's name; empty for a run of one model.
         passes: of each item, how many of its answers passed all criteria and how many there are: what pass@k is computed of.
-        sandbox: the level that criteria of code ran at; None without such criteria.
         unrepeatable: criteria of code that gave another score the second time, and for how many answers to the first ten items.
     """
 
@@ -122,7 +124,6 @@ class RunOutcome:
     pairs: dict[str, PairedScores]
     comparisons: dict[str, Comparison]
     passes: dict[int, tuple[int, int]]
-    sandbox: str | None = None
     unrepeatable: dict[str, int] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
@@ -130,7 +131,7 @@ class RunOutcome:
         compared = {name: asdict(comparison) for name, comparison in self.comparisons.items()}
         for name, comparison in compared.items():
             comparison["unpaired"] = self.pairs[name].unpaired
-        facts = {"sandbox": self.sandbox, "unrepeatable": self.unrepeatable}
+        facts = {"sandbox": self.totals.sandbox, "unrepeatable": self.unrepeatable}
         return {"totals": self.totals.model_dump(mode="json"), "comparisons": compared, **facts}
 
 

@@ -17,6 +17,7 @@ from shared.gates.receipt import GateCheck, GateRow, GateStatus, PolicyRef, Rece
 from shared.gates.run_gates import run_parts
 from shared.gates.training_gates import training_check
 from shared.hashing import digest_json
+from shared.sandbox.levels import weakest
 from shared.statistics.paired import CONFIDENCE, Status, compare
 
 DECIDING = (GateStatus.FAILED, GateStatus.MISSING_EVIDENCE, GateStatus.PASSED)
@@ -49,7 +50,7 @@ def judge(policy: GatePolicy, evidence: Evidence, name: str = "policy") -> Recei
         compared_with=evidence.compared_with,
         policy=PolicyRef(name=name, digest=policy_digest(policy)),
         serving_base=evidence.serving_base,
-        sandbox=evidence.sandbox,
+        sandbox=weakest(run.sandbox for run in evidence.runs.values()),
         overall_passed=all(row.passed for row in rows if row.block),
         gates=tuple(rows),
     )

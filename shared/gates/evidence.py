@@ -10,6 +10,8 @@ from datetime import datetime
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from shared.sandbox.levels import Level
+
 
 class Evidenced(BaseModel):
     """A part of what is known: frozen, without unknown keys."""
@@ -59,6 +61,9 @@ class RunScores(Evidenced):
     candidate: str = Field(description="Id of the adapter that answered.")
     incumbent: str | None = Field(description="Id of the adapter, or name of the base, that it was compared with.")
     pairs: tuple[AnswerPair, ...]
+    sandbox: Level | None = Field(
+        None, description="Weakest level that criteria of code ran at; None: there were none."
+    )
 
 
 class AdapterRef(Evidenced):
@@ -82,7 +87,6 @@ class Evidence(Evidenced):
         compared_with: id of the incumbent, or name of the base for a new alias; None: nothing was compared.
         runs: by the policy's name for them; what could not be run is not there.
         missing: why a run is not there, by its name.
-        sandbox: level that graders of code ran at; None: there were none, or no sandbox is available.
     """
 
     adapter: AdapterRef
@@ -90,7 +94,6 @@ class Evidence(Evidenced):
     compared_with: str | None
     serving_base: ServedBaseRef | None
     judged_at: datetime
-    sandbox: str | None = None
     training: TrainingReport | None = None
     runs: dict[str, RunScores] = {}
     missing: dict[str, str] = {}

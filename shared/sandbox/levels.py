@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
@@ -13,6 +14,11 @@ Choice = Literal["auto", "bubblewrap", "landlock", "off"]
 MAX_SOURCE_BYTES = 256_000
 MAX_OUTPUT_BYTES = 65_536
 COMPILE_SECONDS = 30.0
+
+
+def weakest(levels: Iterable[Level | None]) -> Level | None:
+    """What can be said of code that ran at several levels; None where none ran."""
+    return max(filter(None, levels), key=LEVELS.index, default=None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -70,7 +70,7 @@ def _run(job: RunningJob, name: str, template: RunTemplate, adapter_id: str, com
     plan = _plan(job, found.id, spec, template, adapter_id, compared_with)
     # Named by its plan: a later attempt goes on with it only while all that it compares is the same.
     run = job.leases.open_run(job.lease, found.id, f"gate {name} {plan.digest[:12]}", plan.model_dump(mode="json"))
-    evaluate_model(job, plan, run.id)
+    outcome = evaluate_model(job, plan, run.id)
     answers: dict[int, list[ItemResult]] = defaultdict(list)
     for item in EvalItems(database).all(run.id):
         result = ItemResult.model_validate(item.result)
@@ -83,6 +83,7 @@ def _run(job: RunningJob, name: str, template: RunTemplate, adapter_id: str, com
         candidate=adapter_id,
         incumbent=compared_with,
         pairs=tuple(pairs),
+        sandbox=outcome.totals.sandbox,
     )
 
 

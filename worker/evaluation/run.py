@@ -29,6 +29,7 @@ from shared.evaluation.types import ItemResult, SourceItem
 from shared.graders.grading import has_code
 from shared.graders.types import LabelModel, ScoreModel
 from shared.sandbox.client import Sandbox
+from shared.sandbox.levels import weakest
 from shared.sandbox.probe import report_of_machine
 from worker.evaluation.answers import Judged, Tools, judge_item
 from worker.evaluation.front_door import FrontDoor
@@ -86,16 +87,14 @@ def evaluate_model(attempt: RunningJob, plan: EvaluationPlan, run_id: str) -> Ru
             _open_sandbox(attempt.settings, plan) as sandbox,
             attempt.storage.local_file(plan.items.sha256) as path,
         ):
+            progress.totals.sandbox = weakest([progress.totals.sandbox, sandbox.level if sandbox else None])
             todo = _todo(plan, read_items(path), items.positions(run_id))
             tools = Tools(checkers, sandbox)
             judge = partial(judge_item, plan, door.post, tools)
             _judge_all(attempt, judge, plan.samples, door, todo, progress)
             unrepeatable = tools.unrepeatable()
     results = (ItemResult.model_validate(item.result) for item in items.all(run_id))
-    outcome = outcome_of(run_id, plan, progress.totals, results)
-    if not _has_code(plan):
-        return outcome
-    return replace(outcome, sandbox=report_of_machine(attempt.settings.sandbox).level, unrepeatable=unrepeatable)
+    return replace(outcome_of(run_id, plan, progress.totals, results), unrepeatable=unrepeatable)
 
 
 class _Progress:
@@ -254,14 +253,10 @@ def _todo(plan: EvaluationPlan, items: Iterator[SourceItem], stored: set[int]) -
                 yield position, item
 
 
-def _has_code(plan: EvaluationPlan) -> bool:
-    return any(map(has_code, plan.testing_criteria))
-
-
 @contextmanager
 def _open_sandbox(settings: WorkerSettings, plan: EvaluationPlan) -> Iterator[Sandbox | None]:
     """Where criteria that are code run; nothing is started for a run without them."""
-    if not _has_code(plan):
+    if not any(map(has_code, plan.testing_criteria)):
         yield None
         return
     with Sandbox.open(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 from shared.artifacts.manifests import MANIFEST_NAME
 from shared.artifacts.original_import import Imported, ImportRequest, import_original
@@ -17,6 +18,7 @@ from shared.hashing import digest_file
 from shared.tokenization.tokenizer import Tokenizer
 from worker.jobs.attempt import Attempt
 from worker.jobs.finetune import publish_adapter, sign_adapters, store_adapter
+from worker.jobs.judge import judge_for_alias
 from worker.probe_chats import encode_chats
 from worker.run_folder import ADAPTER_FOLDER, PROBES_NAME, write_json
 
@@ -41,11 +43,12 @@ def run_import(attempt: Attempt) -> None:
     if plan.contract.publish:
         write_probes(attempt.run_dir, base)
         adapter = publish_adapter(attempt, plan.base, DeviceSection(), adapter, attempt.run_dir)
+    alias = plan.contract.alias if adapter.published else None
+    result: dict[str, Any] = {"adapter_id": adapter.id, "notes": imported.notes}
+    result, terms = judge_for_alias(attempt, [adapter], alias, result)
     # Events that waited for the database.
     attempt.report()
-    alias = plan.contract.alias if adapter.published else None
-    result = {"adapter_id": adapter.id, "notes": imported.notes}
-    attempt.leases.finish(attempt.lease, result, adapters=[adapter], alias=alias)
+    attempt.leases.finish(attempt.lease, result, adapters=[adapter], alias=alias, terms=terms)
 
 
 def convert(attempt: Attempt, plan: ImportPlan, base: Path) -> Imported:

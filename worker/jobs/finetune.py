@@ -23,8 +23,6 @@ from shared.contract.sections import DeviceSection
 from shared.database.adapters import NewAdapter
 from shared.database.job_states import Stage
 from shared.database.leases import ResultFile
-from shared.database.names.aliases import Aliases
-from shared.database.names.move_evidence import WITH_EVIDENCE
 from shared.database.records import NewEvent
 from shared.errors import JobFailed
 from shared.hashing import digest_file
@@ -37,7 +35,7 @@ from worker.checkpoint_folders import adopt_checkpoints
 from worker.jobs.attempt import Attempt
 from worker.jobs.certificates import Limits
 from worker.jobs.child_process import ChildProcess, count_processes
-from worker.jobs.judge import judge_adapter, receipt_result, served_terms
+from worker.jobs.judge import judge_for_alias
 from worker.jobs.publish import ProbeSet, certify
 from worker.jobs.reference_scores import ReferenceScores
 from worker.jobs.stall import StallWatch
@@ -296,11 +294,7 @@ def finish(attempt: Attempt, plan: ExecutionPlan, adapters: list[NewAdapter], ru
         bytes=table.stat().st_size,
         sha256=attempt.storage.put_file(table),
     )
-    terms = WITH_EVIDENCE
-    if alias and (governed := Aliases(attempt.leases.database, attempt.lease.job.tenant).governing(alias).policy):
-        attempt.leases.publish(attempt.lease, registered, result)
-        result |= receipt_result(judge_adapter(attempt, final.id, alias, governed.policy))
-        terms = served_terms(attempt)
+    result, terms = judge_for_alias(attempt, registered, alias, result)
     # Events that waited for the database.
     attempt.report()
     attempt.leases.finish(attempt.lease, result, adapters=registered, alias=alias, files=[file], terms=terms)

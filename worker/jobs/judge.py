@@ -6,13 +6,13 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from shared.database.adapters import Adapter, Adapters
+from shared.database.adapters import Adapter, Adapters, NewAdapter
 from shared.database.gates.policies import Policies, PolicyName
 from shared.database.gates.receipts import NewReceipt, StoredReceipt
 from shared.database.job_states import Stage
 from shared.database.jobs import Jobs
 from shared.database.names.aliases import Aliases
-from shared.database.names.move_evidence import Terms
+from shared.database.names.move_evidence import WITH_EVIDENCE, Terms
 from shared.database.records import NewEvent
 from shared.errors import JobFailed, NotFound, Unavailable
 from shared.gates.evaluate import judge
@@ -83,6 +83,32 @@ def judge_adapter(attempt: Attempt, adapter_id: str, alias: str, policy: PolicyN
     receipt = attempt.leases.add_receipt(attempt.lease, _new(judge(asked, evidence, policy.name)))
     attempt.report(events=_events(receipt))
     return receipt
+
+
+def judge_for_alias(
+    attempt: Attempt, adapters: list[NewAdapter], alias: str | None, result: dict[str, Any]
+) -> tuple[dict[str, Any], Terms]:
+    """Publish a job's adapters and judge the result, where a policy governs the alias that the job is to move.
+
+    Args:
+        attempt: of the job that made them.
+        adapters: its checkpoints and its result, which is published.
+        alias: that the job is to move; None: none.
+        result: what the job came to until now, which gates on training read.
+
+    Returns:
+        the job's result, with the receipt if there is one, and what the job brings to the move.
+
+    Raises:
+        MensError: see :func:`judge_adapter`.
+    """
+    governed = Aliases(attempt.leases.database, attempt.lease.job.tenant).governing(alias).policy if alias else None
+    if alias is None or governed is None:
+        return result, WITH_EVIDENCE
+    attempt.leases.publish(attempt.lease, adapters, result)
+    final = next(adapter for adapter in adapters if adapter.final)
+    receipt = judge_adapter(attempt, final.id, alias, governed.policy)
+    return result | receipt_result(receipt), served_terms(attempt)
 
 
 def receipt_result(receipt: StoredReceipt) -> dict[str, Any]:

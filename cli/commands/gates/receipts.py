@@ -11,6 +11,7 @@ from urllib.parse import quote
 import typer
 
 from cli.client.connection import call, fail
+from cli.client.gate_outcome import WORDS
 from cli.client.id_prefixes import resolve_adapter_id
 from cli.client.json_errors import Json
 from cli.output import print_table
@@ -22,7 +23,6 @@ app = typer.Typer(
 
 POLL_SECONDS = 1.0
 FINAL = ("succeeded", "failed", "cancelled")
-WORDS = {"passed": "passed", "failed": "FAILED", "missing_evidence": "no evidence", "not_applicable": "not applicable"}
 
 
 @app.command("list")

@@ -282,11 +282,25 @@ def test_evidence_is_of_the_adapter_that_it_names() -> None:
 
 def test_the_receipt_names_what_was_judged() -> None:
     asked = read_policy('version: "1"\ngates: {truncation: {}}')
-    found: Receipt = judge(asked, evidence(sandbox="landlock"), "strict")
+    found: Receipt = judge(asked, evidence(), "strict")
     assert (found.policy.name, found.policy.digest) == ("strict", policy_digest(asked))
     assert (found.adapter.digest, found.incumbent.digest, found.serving_base.digest) == ("1" * 64, "0" * 64, "b" * 64)
-    assert found.sandbox == "landlock"
     assert found.gates[0].evidence and len(found.gates[0].evidence) == 64
+
+
+@pytest.mark.parametrize(
+    ("levels", "named"),
+    [
+        ((None, None), None),
+        ((None, "bubblewrap"), "bubblewrap"),
+        (("landlock", "bubblewrap"), "landlock"),
+        (("bubblewrap", "landlock"), "landlock"),
+    ],
+)
+def test_the_receipt_names_the_weakest_sandbox_of_its_runs(levels: tuple[str | None, str | None], named: str) -> None:
+    runs = {f"run{number}": run_scores([1.0], sandbox=level) for number, level in enumerate(levels)}
+    asked = read_policy('version: "1"\ngates: {truncation: {}}')
+    assert judge(asked, evidence(runs=runs), "strict").sandbox == named
 
 
 def test_schema_of_receipts_is_frozen() -> None:

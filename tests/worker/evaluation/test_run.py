@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from email.message import Message
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -35,6 +36,7 @@ from tests.support.doubles import FakeJobQueue
 from tests.support.http_stub import http_stub
 from tests.support.waiting import eventually
 from worker.evaluation import front_door
+from worker.evaluation.run import evaluate_model
 from worker.jobs.runner import Worker
 from worker.settings import WorkerSettings
 
@@ -416,6 +418,17 @@ def test_code_that_scores_otherwise_a_second_time_is_reported(place: Place) -> N
     rows = [{"item": {"question": f"{number}"}} for number in range(12)]
     result = place.run(place.queue(rows, criteria=[{**CODE, "source": source}])).result
     assert result["unrepeatable"] == {"code": 10}
+
+
+@pytest.mark.sandbox
+@pytest.mark.skipif(all(map(missing, LEVELS)), reason=missing("landlock"))
+def test_an_attempt_that_judges_nothing_more_names_the_level_of_the_one_that_did(place: Place) -> None:
+    job = place.queue(ROWS[:2], criteria=[CODE])
+    first = place.run(job).result["sandbox"]
+    without = place.settings.model_copy(update={"sandbox": "off"})
+    attempt: Any = SimpleNamespace(leases=place.worker.leases, settings=without, storage=place.storage, lease=None)
+    outcome = evaluate_model(attempt, EvaluationPlan.model_validate(job.plan), job.id)
+    assert outcome.as_dict()["sandbox"] == first in LEVELS
 
 
 def test_criteria_of_code_without_a_sandbox_end_the_job_with_what_is_missing(place: Place) -> None:

@@ -16,9 +16,11 @@ from shared.contract.plan import ImportPlan, PlannedBase
 from shared.contract.sections import ImportContract
 from shared.database.adapters import Adapters
 from shared.database.job_states import JobState
+from shared.database.names.aliases import Aliases
 from shared.database.records import Kind
-from shared.errors import Code
+from shared.errors import Code, NotFound
 from shared.tokenization.tokenizer import Tokenizer
+from tests.support.gate_rows import govern
 from tests.support.original_adapter import make_original
 from worker.probe_chats import encode_chats
 
@@ -27,14 +29,19 @@ from worker.probe_chats import encode_chats
 def imported(installation, tiny, tmp_path):
     """Queues an import of an adapter in the original's layout."""
 
-    def queue(publish=False, **changes):
+    def queue(publish=False, alias=None, **changes):
         config = json.loads((tiny.base / "config.json").read_text())
         made = make_original(tiny.base, "F", sizes=(config["vocab_size"], config["hidden_size"]))
         made.changes = changes
         folder: Path = made.write(tmp_path / "original")
         plan = ImportPlan(
             contract=ImportContract(
-                weights_file="file-w", sidecar_file="file-s", model=tiny.entry.name, name="old", publish=publish
+                weights_file="file-w",
+                sidecar_file="file-s",
+                model=tiny.entry.name,
+                name="old",
+                publish=publish,
+                alias=alias,
             ),
             base=PlannedBase(name=tiny.entry.name, digests=tiny.entry.digests),
             weights_sha256=installation.storage.put_file(folder / ORIGINAL_WEIGHTS),
@@ -95,6 +102,21 @@ def test_an_import_is_measured_with_probe_chats_before_it_is_published(installat
     # No training has seen them: the base shift stays unknown.
     assert probes.trained is None
     assert Adapters(installation.database).get(probes.adapter_id).state == "published"
+
+
+def test_an_import_for_an_alias_under_a_policy_is_judged(installation, imported, monkeypatch):
+    monkeypatch.setattr(worker.jobs.finetune, "certify", lambda *_, **__: {"replica": {"passed": True}})
+    govern(installation.database, "alias:prod")  # by its training, of which an import has none
+    job, _ = imported(publish=True, alias="prod")
+    installation.worker.run_job(job.id)
+    done = installation.jobs.get(job.id)
+    assert done.state is JobState.SUCCEEDED, done.error
+    assert Adapters(installation.database).get(done.result["adapter_id"]).state == "published"
+    [row] = done.result["receipt"]["gates"]
+    assert (row["name"], row["status"]) == ("truncation", "missing_evidence")
+    assert (done.result["alias"]["moved"], done.result["alias"]["error"]["code"]) == (False, "GATE_FAILED")
+    with pytest.raises(NotFound):
+        Aliases(installation.database).get("prod")
 
 
 def test_what_a_worker_with_a_key_stores_is_signed(installation, imported, tmp_path):

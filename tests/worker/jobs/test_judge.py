@@ -26,6 +26,8 @@ from shared.database.names.aliases import Actor, Aliases
 from shared.database.records import Job, Kind
 from shared.database.routing import Routing
 from shared.errors import MensError
+from shared.sandbox.levels import LEVELS
+from shared.sandbox.probe import missing as lacks
 from tests.support.builders import claimed, contract, new_adapter, submission
 from tests.support.doubles import FakeJobQueue
 from tests.support.gate_rows import govern
@@ -47,10 +49,19 @@ EQUALS = {
     "reference": "{{ item.answer }}",
     "operation": "eq",
 }
+CONFIG = {"type": "custom", "item_schema": {"type": "object"}}
 SERVED = {
     "base": "tiny",
     "served_digest": "b" * 64,
     "max_lora_rank": 64,
+}
+
+
+CODE = {
+    "type": "python",
+    "name": "equals",
+    "source": "def grade(sample, item):\n    return float(sample['output_text'] == item['answer'])",
+    "pass_threshold": 1,
 }
 
 
@@ -89,6 +100,7 @@ class JudgedInstallation:
     worker: Worker
     policy: PolicyName
     aliases: Aliases
+    file_id: str
 
     def judge(self, adapter: str) -> Job:
         """Let the worker judge an adapter for the alias."""
@@ -96,6 +108,13 @@ class JudgedInstallation:
         job, _ = Jobs(self.database).submit(submission(kind=Kind.JUDGE, plan=plan))
         self.worker.run_job(job.id)
         return Jobs(self.database).get(job.id)
+
+    def govern_by(self, criterion: dict[str, Any]) -> None:
+        """Let a policy govern whose eval has this criterion."""
+        fields = {"data_source_config": CONFIG, "testing_criteria": [criterion]}
+        judged = Evals(self.database).create("code", {}, fields)
+        source = policy_of(judged.id, self.file_id)
+        self.policy = govern(self.database, "alias:prod", source, name="code").policy
 
     def receipt(self, job: Job) -> StoredReceipt:
         return Receipts(self.database).get(job.result["receipt"]["id"])
@@ -134,15 +153,14 @@ def place(models: Models, database: Database, tmp_path: Path) -> Iterator[Judged
         leases.finish(lease, {"tokens_per_second": 50.0, "memory": {"device": "cpu"}}, adapters=made)
         aliases = Aliases(database)
         aliases.set("prod", Routing.to(OLD), ALICE)
-        config = {"type": "custom", "item_schema": {"type": "object"}}
-        judged = Evals(database).create("e", {}, {"data_source_config": config, "testing_criteria": [EQUALS]})
+        judged = Evals(database).create("e", {}, {"data_source_config": CONFIG, "testing_criteria": [EQUALS]})
         with storage.writer() as writer:
             rows = [{"item": {"question": str(number), "answer": str(number)}} for number in range(ROWS)]
             writer.write(b"".join(json.dumps(row).encode() + b"\n" for row in rows))
             sha256 = writer.commit()
         file = files.add("rows.jsonl", "evals", 1, sha256)
         policy = govern(database, "alias:prod", policy_of(judged.id, file.id)).policy
-        yield JudgedInstallation(database, worker, policy, aliases)
+        yield JudgedInstallation(database, worker, policy, aliases, file.id)
 
 
 def test_a_better_adapter_passes_and_takes_the_alias_in_one_call(place: JudgedInstallation, models: Models) -> None:
@@ -213,6 +231,26 @@ def test_a_run_whose_eval_is_gone_is_missing_evidence(place: JudgedInstallation)
     rows = {row["name"]: row for row in place.receipt(place.judge(GOOD)).receipt["gates"]}
     assert rows["collateral_damage"]["status"] == "missing_evidence"
     assert "EVAL_NOT_FOUND" in rows["collateral_damage"]["message"]
+
+
+@pytest.mark.sandbox
+@pytest.mark.skipif(all(map(lacks, LEVELS)), reason=lacks("landlock"))
+def test_code_judges_in_the_sandbox_that_the_receipt_names(place: JudgedInstallation) -> None:
+    assert place.receipt(place.judge(GOOD)).receipt["sandbox"] is None, "this eval has no code"
+    place.govern_by(CODE)
+    receipt = place.receipt(place.judge(GOOD))
+    assert receipt.receipt["sandbox"] in LEVELS
+    assert {row["name"]: row["status"] for row in receipt.receipt["gates"]}["evals.quality"] == "passed"
+
+
+def test_code_without_a_sandbox_is_missing_evidence_and_says_why(place: JudgedInstallation) -> None:
+    place.worker.settings = place.worker.settings.model_copy(update={"sandbox": "off"})
+    place.govern_by(CODE)
+    receipt = place.receipt(place.judge(GOOD))
+    row = next(row for row in receipt.receipt["gates"] if row["name"] == "evals.quality")
+    assert (row["status"], receipt.passed, receipt.receipt["sandbox"]) == ("missing_evidence", False, None)
+    assert "SANDBOX_UNAVAILABLE" in row["message"]
+    assert "MENS_SANDBOX is off" in row["message"]
 
 
 @pytest.mark.parametrize(("adapter", "moves"), [("new@1", True), ("new@2", False)])

@@ -1,0 +1,85 @@
+"""A job whose alias a policy governs says so when it is submitted, and by what it will be judged."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from fastapi import FastAPI
+from fastapi.testclient import TestClient
+
+from shared.database.leases import Leases
+from tests.support.builders import claimed, new_adapter
+
+POLICY = """\
+version: "1"
+runs:
+  support: {{eval: {eval}, file: {file}}}
+  unused: {{eval: eval-none, file: file-none}}
+gates:
+  truncation: {{}}
+  throughput: {{}}
+  mcp_tool_schema: {{}}
+  evals: {{quality: {{run: support, max_loss: 0.1}}}}
+"""
+EVAL = {
+    "name": "Support",
+    "data_source_config": {"type": "custom", "item_schema": {"type": "object"}, "include_sample_schema": True},
+    "testing_criteria": [
+        {"type": "string_check", "name": "e", "operation": "eq", "input": "{{ sample.output_text }}", "reference": "x"}
+    ],
+}
+
+
+@pytest.fixture
+def governed(app: FastAPI, client: TestClient) -> str:
+    """Id of the eval of the policy that governs the alias ``prod``, which points to an adapter."""
+    services = app.state.services
+    leases = Leases(services.database, 60)
+    leases.finish(claimed(services.jobs, leases), {}, adapters=[new_adapter("demo@1", final=False)])
+    assert client.put("/v1/aliases/prod", json={"adapter": "demo@1"}).status_code == 200
+    made = client.post("/v1/evals", json=EVAL).json()["id"]
+    rows = {"file": ("rows.jsonl", b'{"item": {}}\n')}
+    file = client.post("/v1/files", data={"purpose": "evals"}, files=rows).json()["id"]
+    source = POLICY.format(eval=made, file=file)
+    assert client.post("/v1/policies", json={"name": "strict", "source": source}).status_code == 200
+    put = client.put("/v1/policy_assignments/alias:prod", json={"policy": "strict", "reason": "because"})
+    assert put.status_code == 200, put.text
+    return str(made)
+
+
+def told(client: TestClient, body: dict[str, Any], **artifact: Any) -> list[tuple[str, str]]:
+    """Level and message of the events of a new job, after that it was created."""
+    contract = body["contract"] | {"artifact": artifact}
+    job = client.post("/v1/jobs", json=body | {"contract": contract}).json()
+    events = client.get(f"/v1/jobs/{job['id']}", params={"after": "0"}).json()["events"]
+    notes = client.get(f"/v1/jobs/{job['id']}/preflight").json()["notes"]
+    said = [(event["level"], event["message"]) for event in events[1:]]
+    assert all(message in notes for _, message in said)
+    assert client.post("/v1/plans", json={"contract": contract}).json()["preflight"]["notes"] == notes
+    return said
+
+
+def test_a_job_says_what_it_will_be_judged_by(client: TestClient, job_body: dict[str, Any], governed: str) -> None:
+    [(level, message)] = told(client, job_body, alias="prod")
+    assert level == "info"
+    assert message == (
+        "The alias prod is governed by the policy strict (alias:prod): once it is published, the adapter is evaluated"
+        " beside demo@1, and takes the alias if it passes. Gates: truncation, throughput (warns), evals.quality."
+        " Runs: support (eval Support, rows of rows.jsonl)."
+    )
+
+
+def test_a_job_says_which_run_cannot_be_made(client: TestClient, job_body: dict[str, Any], governed: str) -> None:
+    assert client.delete(f"/v1/evals/{governed}").status_code == 200
+    [_, (level, message)] = told(client, job_body, alias="prod")
+    assert level == "warn"
+    assert message.startswith("The policy's run support cannot be made: ")
+    assert governed in message
+
+
+@pytest.mark.parametrize("artifact", [{}, {"alias": "other"}, {"alias": "prod", "publish": False}])
+def test_other_jobs_say_nothing(
+    client: TestClient, job_body: dict[str, Any], governed: str, artifact: dict[str, Any]
+) -> None:
+    assert told(client, job_body, **artifact) == []
