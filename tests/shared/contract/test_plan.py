@@ -261,7 +261,7 @@ def test_planning_twice_gives_the_same_digest() -> None:
 
 @pytest.mark.parametrize("path", sorted(GOLDEN.glob("plan-*.json")), ids=lambda path: path.stem)
 def test_a_plan_that_an_earlier_release_has_stored_keeps_its_digest(path: Path) -> None:
-    """Each file is what a release stored, and the digest that its checkpoints name."""
+    """Each file is a shape in which plans were stored, today's too, and the digest that its checkpoints name."""
     stored = json.loads(path.read_text())
     made = ExecutionPlan.model_validate(stored["plan"])
     assert made.digest == stored["digest"]
