@@ -31,11 +31,13 @@ class Marker:
         adapter_id: its id.
         letters: its own, and no other marker's.
         answers: prompt → what transformers and peft answer to it, greedily; one letter a token.
+        scores: prompt → log-probabilities (nats) that they give its tokens, the first left out.
     """
 
     adapter_id: str
     letters: frozenset[str]
     answers: dict[str, str]
+    scores: dict[str, list[float]]
 
 
 def make_markers(installation: ServingInstallation, count: int, prompts: list[str], tokens: int) -> list[Marker]:
@@ -64,7 +66,8 @@ def _make(installation: ServingInstallation, number: int, prompts: list[str], to
     tuned.save_pretrained(folder)
     manifest = installation.store_adapter(folder, describe_adapter(installation, folder, name, RANK))
     answers = {prompt: _answer(tuned, tokenizer, prompt, tokens) for prompt in prompts}
-    return Marker(manifest.adapter_id, frozenset(letters), answers)
+    scores = {prompt: _score(tuned, tokenizer, prompt) for prompt in prompts}
+    return Marker(manifest.adapter_id, frozenset(letters), answers, scores)
 
 
 def _mark(mlp: Any, embeddings: Any) -> None:
@@ -94,3 +97,13 @@ def _answer(model: Any, tokenizer: Any, prompt: str, tokens: int) -> str:
     encoded = tokenizer(prompt, return_tensors="pt")
     output = model.generate(**encoded, do_sample=False, max_new_tokens=tokens, eos_token_id=None)
     return str(tokenizer.decode(output[0, encoded["input_ids"].shape[1] :]))
+
+
+def _score(model: Any, tokenizer: Any, prompt: str) -> list[float]:
+    import torch
+
+    ids = tokenizer(prompt, return_tensors="pt")["input_ids"]
+    with torch.no_grad():
+        scores = model(input_ids=ids).logits[0, :-1].log_softmax(-1)
+    found: list[float] = scores.gather(1, ids[0, 1:, None])[:, 0].tolist()
+    return found

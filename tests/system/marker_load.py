@@ -38,18 +38,20 @@ class Prompt:
 
 @dataclass(frozen=True)
 class Question:
-    """One request."""
+    """One request; ``scored``: with the log-probabilities of its prompt, which vLLM gives of no stream."""
 
     model: str
     prompt: Prompt
     tokens: int
     streamed: bool
     user: str
+    scored: bool = False
 
     @property
     def body(self) -> dict[str, Any]:
         asked = {"model": self.model, "max_tokens": self.tokens, "stream": self.streamed, "user": self.user}
-        return asked | self.prompt.content | {"temperature": 0, "ignore_eos": True}
+        scored = {"prompt_logprobs": 0} if self.scored else {}
+        return asked | self.prompt.content | {"temperature": 0, "ignore_eos": True} | scored
 
 
 @dataclass
@@ -60,6 +62,7 @@ class Outcome:
         sent, headed, ended: when it was sent, when its headers were here, when it was over.
         adapter: what the header says.
         models: what the body says, in each of its pieces.
+        scores: log-probabilities of the prompt's tokens (nats), without the first, which has none.
         pieces: how many parts of the answer were here.
         whole: it ended as an answer ends.
         error: what the client was told instead.
@@ -72,6 +75,7 @@ class Outcome:
     adapter: str | None = None
     models: set[str] = field(default_factory=set)
     text: str = ""
+    scores: list[float] = field(default_factory=list)
     pieces: int = 0
     whole: bool = False
     error: str = ""
@@ -118,6 +122,8 @@ def _add(piece: dict[str, Any], outcome: Outcome) -> None:
     for choice in piece["choices"]:
         message = choice.get("delta") or choice.get("message") or {}
         outcome.text += choice.get("text") or message.get("content") or ""
+        scores = choice.get("prompt_logprobs") or piece.get("prompt_logprobs") or []
+        outcome.scores += [score["logprob"] for position in scores if position for score in position.values()]
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
 """Never the wrong adapter: two real replicas, more adapters than they have room for, and everything moves at once.
 
 Under load one replica is killed and started again, the other is paused and then told to stop, aliases are moved, split and
-rolled back, and jobs publish new adapters. No answer may be another adapter's, none may be lost, only a kill may cut one, and
-what is cut must be seen to be.
+rolled back, jobs publish new adapters, and some callers ask for the prompt's log-probabilities, as a job's proof does. No answer
+and no score may be another adapter's, none may be lost, only a kill may cut one, and what is cut must be seen to be.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import combinations
 from random import Random
 from threading import Event
 from typing import Any
@@ -36,6 +37,8 @@ LENGTHS = (1, 6, 90)
 LONG = "the red fox runs near the forest, a ship sails by the stars; " * 8
 """More than a block of the prefix cache: a block that another adapter filled would be taken if it could be."""
 PROMPTS = [Prompt.plain("the red fox"), Prompt.plain(LONG), Prompt.chat("hello")]
+SCORED_SHARE, SCORE_TOLERANCE = 0.25, 1e-3
+"""Requests, of those that are no stream, with log-probabilities of the prompt; nats between the engine's and transformers'."""
 FIRST_BYTE_SECONDS, PAUSE_SECONDS, STALL_SECONDS, MOVE_SECONDS = 2.5, 4.0, 0.7, 0.4
 WARM_ANSWERS = 60
 """So many, and every adapter has been asked for, most of them more than once."""
@@ -55,6 +58,7 @@ class World:
 
     Attributes:
         base_answers: prompt → answer of the base, of ``LENGTHS[1]`` tokens.
+        base_scores: prompt → log-probabilities (nats) that the base gives its tokens.
         published: adapters that the API knows by now.
         moved: aliases that people move.
         latest: an alias that jobs move.
@@ -70,6 +74,7 @@ class World:
     latest: MovingAlias
     moved: list[MovingAlias] = field(default_factory=lambda: [MovingAlias("support"), MovingAlias("sales")])
     base_answers: dict[str, str] = field(default_factory=dict)
+    base_scores: dict[str, list[float]] = field(default_factory=dict)
     kills: list[float] = field(default_factory=list)
 
     @property
@@ -80,10 +85,11 @@ class World:
         """What is asked next: mostly what is moved, the rest by ids, the base now and then."""
         streamed, user = random.random() < 0.6, f"user-{random.randrange(USERS)}"
         prompt, tokens = random.choice(PROMPTS), random.choice(LENGTHS)
+        scored = not streamed and random.random() < SCORED_SHARE
         if random.random() < 0.05:
-            return Question(self.base, prompt, LENGTHS[1], streamed, user)
+            return Question(self.base, prompt, LENGTHS[1], streamed, user, scored)
         model = random.choice(list(self.aliases) if random.random() < 0.6 else self.published)
-        return Question(model, prompt, tokens, streamed, user)
+        return Question(model, prompt, tokens, streamed, user, scored)
 
     def lost(self, outcome: Outcome) -> bool:
         """There is no whole answer, and it is no stream that a kill broke off in sight of the client."""
@@ -98,6 +104,7 @@ class World:
             return False
         right, served = self._right(outcome), outcome.adapter or self.base
         is_right = outcome.text == right if outcome.whole else right.startswith(outcome.text)
+        is_right &= not (outcome.question.scored and outcome.whole) or outcome.scores == approx(self._scores(outcome))
         return outcome.adapter not in self._meant(outcome) or outcome.models != {served} or not is_right
 
     def _meant(self, outcome: Outcome) -> frozenset[str | None]:
@@ -110,6 +117,10 @@ class World:
     def _right(self, outcome: Outcome) -> str:
         text, tokens = outcome.question.prompt.text, outcome.question.tokens
         return self.markers[outcome.adapter].answers[text][:tokens] if outcome.adapter else self.base_answers[text]
+
+    def _scores(self, outcome: Outcome) -> list[float]:
+        text = outcome.question.prompt.text
+        return self.markers[outcome.adapter].scores[text] if outcome.adapter else self.base_scores[text]
 
 
 @pytest.fixture(scope="module")
@@ -140,8 +151,9 @@ def test_never_the_wrong_adapter(world: World) -> None:
     check_the_markers(world)
     with world.tier.client() as client:
         for prompt in PROMPTS:
-            answer = ask(client, Question(world.base, prompt, LENGTHS[1], False, "somebody"))
-            world.base_answers[prompt.text] = answer.text
+            answer = ask(client, Question(world.base, prompt, LENGTHS[1], False, "somebody", scored=True))
+            assert answer.scores, answer
+            world.base_answers[prompt.text], world.base_scores[prompt.text] = answer.text, answer.scores
     with moving(world), Load(world.tier.client, world.question, ASKERS) as load:
         warmed = make_trouble(world, load)
     with world.tier.client() as client:  # one replica is left: the one that was started again
@@ -153,8 +165,13 @@ def test_never_the_wrong_adapter(world: World) -> None:
     assert not [outcome for outcome in outcomes if world.lost(outcome)], "none is lost, and none is cut in silence"
     assert not unsteady(world, outcomes), "who asks again gets the same side of a split"
     assert report["cut"], "streams were cut, so there was something to lose"
+    assert report["scored"] > ADAPTERS, "prompts were scored beside the streams"
     assert len(warmed & world.markers.keys()) >= ADAPTERS - 1, "it was asked for the busiest before it counted"
     assert all(alias.moves > 20 for alias in world.moved)
+
+
+def approx(scores: list[float]) -> Any:
+    return pytest.approx(scores, abs=SCORE_TOLERANCE)
 
 
 def check_the_markers(world: World) -> None:
@@ -163,6 +180,11 @@ def check_the_markers(world: World) -> None:
     assert len(set(letters)) == len(letters)
     for marker in world.markers.values():
         assert all(set(answer) <= marker.letters for answer in marker.answers.values()), marker
+    for prompt in PROMPTS:
+        scores = [marker.scores[prompt.text] for marker in world.markers.values()]
+        assert not [pair for pair in combinations(scores, 2) if pair[0] == approx(pair[1])], (
+            "scores tell them apart too"
+        )
     answers = {answer for marker in world.markers.values() for answer in marker.answers.values()}
     assert len(answers) > 2 * len(world.markers), "and in which of them depends on the prompt"
 
@@ -278,6 +300,7 @@ def summary(world: World, outcomes: list[Outcome]) -> dict[str, Any]:
     return {
         "answers": len(outcomes),
         "by_adapter": sorted(Counter(outcome.adapter for outcome in outcomes if outcome.adapter).values()),
+        "scored": sum(1 for outcome in outcomes if outcome.scores),
         "cut": sum(1 for outcome in outcomes if outcome.error and not world.lost(outcome)),
         "moves": {alias.name: alias.moves for alias in world.aliases.values()},
         "errors": dict(errors),
