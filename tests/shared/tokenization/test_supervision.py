@@ -28,6 +28,7 @@ ROWS = [
 # It repeats the question after the answer, so that a cut can take all of the answer away.
 REPEATING = FAMILIES["chatml_marked"].template + "{{- messages[0]['content'] }}"
 CUT = 12
+TURNS = [{"role": "user", "content": "A?"}, {"role": "assistant", "content": "B."}]
 
 
 @pytest.fixture(scope="module")
@@ -165,6 +166,14 @@ def test_rewritten_answers_are_noted(write, bases, family, last_only, differs):
 def test_prompt_that_differs_from_training_is_noted(write, tmp_path):
     base = make_base(tmp_path / "base", FAMILIES["chatml_marked"], REPEATING)
     assert supervise_file(write(ROWS[:1]), base, seq_len=100).prompt_differs.count == 1
+
+
+@pytest.mark.parametrize(("family", "told"), [("qwen25", [2]), ("harmony", [])])
+def test_developers_turns_that_become_the_systems_are_told(write, bases, family, told):
+    rules = {"messages": [{"role": "developer", "content": "Be brief."}, *TURNS]}
+    report = supervise_file(write([ROWS[0], rules]), bases[family], seq_len=100)
+    assert [note.line for note in report.developer_as_system.first] == told
+    assert any("which the base's template knows as the system's" in said for said in report.warnings(100)) is bool(told)
 
 
 def test_rows_are_filtered_by_rating(write, base):
