@@ -34,6 +34,7 @@ class Gate(msgspec.Struct, frozen=True):
         smallest_visible: the smallest loss that so many prompts show four times out of five.
         p_value: of the old and the new model being alike, two-sided.
         reason: why it is not passed, or what a reader has to know.
+        unscored: prompts that are left out because a model that judges gave no score.
         decisive: whether a model that always scores 0 would fail it. A gate that nonsense passes proves nothing.
     """
 
@@ -51,6 +52,7 @@ class Gate(msgspec.Struct, frozen=True):
     p_value: float | None = None
     reason: str = ""
     decisive: bool = False
+    unscored: int = 0
 
     @property
     def passed(self) -> bool:
@@ -67,6 +69,7 @@ class GraderCheck(msgspec.Struct, frozen=True):
         may_block: whether they are enough of them, so that its gate counts for the verdict.
         differences: the first answers with another score: {item, stored, here}.
         refused: why it cannot be run here; empty when it can.
+        unscored: stored answers for which the model that judges gave no score; they are not among ``compared``.
     """
 
     name: str
@@ -75,6 +78,7 @@ class GraderCheck(msgspec.Struct, frozen=True):
     may_block: bool
     differences: list[dict[str, str | float]] = []
     refused: str = ""
+    unscored: int = 0
 
 
 class Counts(msgspec.Struct, frozen=True):
@@ -118,6 +122,7 @@ class Receipt(msgspec.Struct, frozen=True):
         inputs: SHA-256 of the files that it rests on, by their path in the archive.
         versions: of Mens and of the libraries that score.
         made_at: in UTC.
+        judges: the model that has judged, by the name that the graders have.
     """
 
     foreign_model: str
@@ -136,6 +141,7 @@ class Receipt(msgspec.Struct, frozen=True):
     inputs: dict[str, str]
     versions: dict[str, str]
     made_at: str
+    judges: dict[str, str] = {}
     format: Literal["mens-migration-gate/1"] = "mens-migration-gate/1"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -16,8 +17,18 @@ from cli.client.connection import connect, fail, note
 from cli.client.json_errors import note_json
 from cli.migration.archive.contents import Contents
 from cli.migration.archive.folder import Archive, safe_name
-from cli.migration.gate.answers import Candidate, ask, pending, read_answers, resolve
-from cli.migration.gate.compare import DEFAULT_MARGIN, make_receipt
+from cli.migration.gate.answers import Candidate, answers_file, ask, pending, read_answers, resolve
+from cli.migration.gate.compare import DEFAULT_MARGIN, make_receipt, questions_to_judges
+from cli.migration.gate.judges import (
+    Body,
+    Judges,
+    find_judges,
+    judge_models,
+    judgements_file,
+    prompt_tokens,
+    read_judgements,
+    unanswered,
+)
 from cli.migration.gate.recorded import recorded_models, recorded_prompts
 from cli.migration.receipts import Gate, Receipt, receipt_file, write_receipt
 from cli.output import print_table
@@ -27,6 +38,7 @@ from shared.statistics.paired import Status
 
 app = typer.Typer()
 TIMEOUT_SECONDS = 600.0
+MAX_JUDGE_REQUESTS = 5000
 
 
 class Trained(msgspec.Struct, frozen=True):
@@ -60,6 +72,19 @@ def gate(
     margin: Annotated[
         float, typer.Option(min=0.001, max=0.9, help="What a mean score may lose; a smaller one needs more prompts.")
     ] = DEFAULT_MARGIN,
+    judge: Annotated[
+        list[str],
+        typer.Option(
+            "--judge",
+            metavar="[MODEL=]NAME",
+            help="Model here that judges for your graders which ask MODEL at OpenAI; may be repeated. Left out: MODEL, if it is served here.",
+            default_factory=list,
+            show_default=False,
+        ),
+    ],
+    max_judge_requests: Annotated[
+        int, typer.Option(min=0, help="Ask judges so often at most, for a tuned model; what is left is unscored.")
+    ] = MAX_JUDGE_REQUESTS,
     concurrency: Annotated[int, typer.Option(min=1, max=64, help="Requests at once.")] = 4,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be sent; send nothing.")] = False,
     as_json: Annotated[bool, typer.Option("--json", callback=note_json, help="Print the receipts as JSON.")] = False,
@@ -68,7 +93,8 @@ def gate(
 
     The recorded prompts are sent to the installation (MENS_API_URL, MENS_API_KEY) exactly as they were sent to OpenAI. Judged by
     your own graders where they agree with OpenAI's stored scores, by the labels of validation rows, by similarity, and by form:
-    JSON, schemas, tool calls. A gate passes when a loss of more than --margin is excluded with 95 % confidence; where the
+    JSON, schemas, tool calls. Graders that ask a model ask one of the installation (--judge), never the successor itself; how many
+    requests and tokens that is, is said first. A gate passes when a loss of more than --margin is excluded with 95 % confidence; where the
     prompts are too few for that, it says how many are needed.
 
     Can be interrupted: what has an answer is not sent again. Writes gate/MODEL.json, which `switch` asks for. Exit code 0 when
@@ -80,19 +106,22 @@ def gate(
         fail(f"{archive} has no recorded answers of {names}. Before OpenAI ends it: `mens migrate openai record`.")
     chosen, failures = _candidates(archive, list(known), candidate)
     receipts: list[Receipt] = []
+    chosen_judges = {asked: name for asked, _, name in (text.rpartition("=") for text in judge)}
     for name, named in chosen.items() if dry_run else ():
-        prompts, kept = len(recorded_prompts(archive, known[name], name)), len(read_answers(archive, name))
-        typer.echo(
-            f"{name}: {prompts} recorded prompts would be sent to {named}; {kept} answers are kept of earlier runs"
-        )
+        _show_dry_run(archive, known[name], name, named, max_judge_requests)
     if not dry_run:
         connection, settings = connect(), read_settings(Settings)
+        contents = Contents(archive)
         with Archive(archive), connection.client(TIMEOUT_SECONDS) as client:
             for name, named in chosen.items():
                 try:
                     candidate_model = _ask(client, archive, known[name], name, named, concurrency)
+                    judges = find_judges(client, judge_models(contents, known[name]), chosen_judges, candidate_model)
+                    judges = _ask_judges(
+                        client, contents, known[name], name, candidate_model, judges, max_judge_requests, concurrency
+                    )
                     receipt = make_receipt(
-                        Contents(archive), known[name], name, candidate_model, connection.url, margin, settings.sandbox
+                        contents, known[name], name, candidate_model, connection.url, margin, settings.sandbox, judges
                     )
                     write_receipt(archive, receipt)
                     receipts.append(receipt)
@@ -131,18 +160,61 @@ def _trained(archive: Path, model: str) -> set[str]:
     return {adapter for adapter in found if adapter}
 
 
+def _show_dry_run(archive: Path, project: str, model: str, named: str, max_judge_requests: int) -> None:
+    prompts, kept = len(recorded_prompts(archive, project, model)), len(read_answers(archive, model))
+    typer.echo(f"{model}: {prompts} recorded prompts would be sent to {named}; {kept} answers are kept of earlier runs")
+    contents = Contents(archive)
+    if names := judge_models(contents, project):
+        questions = questions_to_judges(contents, project, model, None, Judges(""), read_settings(Settings).sandbox)
+        typer.echo(f"  judges ({', '.join(names)}): {_cost(questions[:max_judge_requests])}")
+
+
 def _ask(client: httpx.Client, archive: Path, project: str, model: str, name: str, concurrency: int) -> Candidate:
-    """Send what has no answer yet, with a bar; returns the model that a candidate's name means now."""
+    """Send what has no answer yet; returns the model that a candidate's name means now."""
     candidate = resolve(client, name)
     bodies = pending(archive, model, recorded_prompts(archive, project, model), candidate)
+    if bodies:
+        note(f"{model}: {len(bodies)} prompts to {candidate.served}")
+    _send(client, archive, answers_file(model), bodies, model, concurrency)
+    return candidate
+
+
+def _ask_judges(
+    client: httpx.Client,
+    contents: Contents,
+    project: str,
+    model: str,
+    candidate: Candidate,
+    judges: Judges,
+    most: int,
+    concurrency: int,
+) -> Judges:
+    """Ask the judges what they have not answered yet, within the bound; returns them with all their answers."""
+    if not judges.served:
+        return judges
+    known = read_judgements(contents.folder, model)
+    sandbox = read_settings(Settings).sandbox
+    bodies = unanswered(questions_to_judges(contents, project, model, candidate, judges, sandbox), known)
+    if bodies[:most]:
+        note(f"{model}: judges ({', '.join(sorted(set(judges.served.values())))}): {_cost(bodies[:most])}")
+    if left := len(bodies[most:]):
+        note(f"{model}: {left} more judgements are left out and unscored: --max-judge-requests")
+    _send(client, contents.folder, judgements_file(model), bodies[:most], f"judges of {model}", concurrency)
+    return replace(judges, known=read_judgements(contents.folder, model))
+
+
+def _cost(bodies: list[Body]) -> str:
+    answers = sum(int(body["max_completion_tokens"]) for body in bodies)
+    return f"{len(bodies)} requests, about {prompt_tokens(bodies):,} prompt tokens, at most {answers:,} answer tokens"
+
+
+def _send(client: httpx.Client, archive: Path, file: str, bodies: list[Body], label: str, concurrency: int) -> None:
+    """Send requests, with a bar."""
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        if bar.disable and bodies:
-            note(f"{model}: {len(bodies)} prompts to {candidate.served}")
-        task = bar.add_task(model, total=len(bodies))
-        ask(client, archive, model, bodies, concurrency=concurrency, advance=lambda: bar.advance(task))
-    return candidate
+        task = bar.add_task(label, total=len(bodies))
+        ask(client, archive, file, bodies, concurrency=concurrency, advance=lambda: bar.advance(task))
 
 
 def _show_all(archive: Path, receipts: list[Receipt], *, as_json: bool) -> None:
@@ -159,14 +231,17 @@ def _show(archive: Path, receipt: Receipt) -> None:
     refused = ", ".join(f"{count} {code}" for code, count in receipt.counts.refused.items())
     typer.echo(f"  {counts.answered} of {counts.recorded} recorded prompts were answered{_because(refused)}")
     for check in receipt.graders:
+        unscored = f", {check.unscored} unscored" if check.unscored else ""
         why = check.refused or ("agrees" if check.may_block else "may not block")
         typer.echo(
-            f"  {check.name}: {check.agreeing} of {check.compared} of OpenAI's stored scores are the same: {why}"
+            f"  {check.name}: {check.agreeing} of {check.compared} of OpenAI's stored scores are the same{unscored}: {why}"
         )
         for difference in check.differences:
             typer.echo(f"    {difference['item']}: {difference['stored']} at OpenAI, {difference['here']} here")
     columns = ("gate", "", "old", "new", "value", "interval", "bound", "prompts", "needed", "visible", "why")
     print_table(columns, [_row(each) for each in receipt.gates])
+    if receipt.verdict is Status.MISSING_EVIDENCE:
+        note("to decide it, record more prompts, or allow a larger loss with --margin; each gate says what it lacks")
     note(f"written to {archive / receipt_file(receipt.foreign_model)}")
 
 

@@ -16,6 +16,7 @@ from cli.migration.archive.contents import Contents
 from cli.migration.archive.folder import Archive
 from cli.migration.conversion.outcomes import Method, RowOptions
 from cli.migration.conversion.redaction import Redaction
+from cli.migration.conversion.response_formats import FormatCheck, check_formats
 from cli.migration.conversion.training_files import (
     REPORT,
     Choices,
@@ -93,13 +94,15 @@ def convert(
     """
     import shared.datasets.fingerprints  # noqa: F401 - numpy is slow to import; once, before processes are forked
 
-    files = find_files(Contents(archive), original)
+    contents = Contents(archive)
+    files = find_files(contents, original)
     if dry_run:
         for file in files:
             typer.echo(f"{file.project} {file.name} ({file.file_id}): {_fate(file)}")
         return
     rows = RowOptions(keep_refusals, developer_as_system, as_supervised, split_answers)
     choices = Choices(rows, strip, allow_image_loss, Redaction(redact) if redact else None)
+    formats = check_formats(contents)
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn())
     with (
@@ -115,9 +118,11 @@ def convert(
             choices,
             lambda name, read: bar.update(tasks[name], completed=read),
             executor,
+            formats,
         )
     for converted in done:
-        _show(converted)
+        _show(archive, converted)
+    _show_formats(formats)
     note(f"every line is accounted for beside its file; the sums are in {archive / REPORT}")
     if refused := [converted.name for converted in done if converted.report and converted.report.refused]:
         fail(f"not written: {', '.join(refused)}. To go on without rows that have images: --allow-image-loss")
@@ -151,7 +156,7 @@ def _fate(file: TrainingFile) -> str:
     return f"to {output_of(file)}" if file.path else "missing; give its original: --original PATH"
 
 
-def _show(converted: ConvertedFile) -> None:
+def _show(archive: Path, converted: ConvertedFile) -> None:
     report, name = converted.report, f"{converted.project} {converted.name}"
     if report is None:
         typer.echo(f"{name}: missing; give its original ({converted.size} bytes): --original PATH")
@@ -163,9 +168,21 @@ def _show(converted: ConvertedFile) -> None:
             typer.echo(
                 f"  {title}: {rule}: {count} (line {lines}{', …' if count > len(report.examples[rule]) else ''})"
             )
+    for schema, why in report.schemas.items():
+        typer.echo(f"  schema_refused: {schema}: {why}")
     if report.separator or report.stop:
         what = "were removed" if report.stripped else "are still there; to remove them: --strip"
         typer.echo(f"  prompts end with {report.separator!r}, completions with {report.stop!r}; they {what}")
     if report.method is not Method.SUPERVISED and report.output:
         typer.echo(f"  rows for {report.method} are kept as they are; this release cannot train on them")
-    typer.echo(f"  {report.refused or 'written to ' + report.output}")
+    typer.echo(f"  {report.refused or f'written to {archive / report.output}'}")
+
+
+def _show_formats(formats: list[FormatCheck]) -> None:
+    """Schemas of requests that the gate, or a program, will send."""
+    if formats:
+        typer.echo(f"{len(formats)} schemas in recorded prompts, stored chats and batches")
+    for each in formats:
+        if each.refused:
+            where = ", ".join(f"{count} {source}" for source, count in each.requests.items())
+            typer.echo(f"  an installation would refuse {each.name} ({where}): {each.refused}")

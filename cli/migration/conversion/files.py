@@ -37,7 +37,7 @@ PARTS_AHEAD = 2
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 # Rows with one of these are looked at closely; any other that Mens' reader accepts is kept, byte for byte.
 _SPECIAL = re.compile(
-    rb'"(?:weight|functions?|function_call|refusal|audio|tools|name|input|parallel_tool_calls|developer)"'
+    rb'"(?:weight|functions?|function_call|refusal|audio|tools|name|input|parallel_tool_calls|developer|response_format)"'
 )
 
 
@@ -51,6 +51,7 @@ class FileReport(msgspec.Struct):
     Attributes:
         changes, drops, notes: lines by rule; a line may have several changes and notes, and has one reason to be dropped.
         examples: of each change, drop and note the first lines.
+        schemas: those of rows that an installation would not take, and why.
         separator, stop: what the prompts and completions of a file from before chats end with; removed if ``stripped``.
         refused: why the converted file was not written; empty when it was.
     """
@@ -66,6 +67,7 @@ class FileReport(msgspec.Struct):
     drops: Counter[str] = msgspec.field(default_factory=Counter)
     notes: Counter[str] = msgspec.field(default_factory=Counter)
     examples: dict[str, list[int]] = msgspec.field(default_factory=dict)
+    schemas: dict[str, str] = msgspec.field(default_factory=dict)
     separator: str = ""
     stop: str = ""
     stripped: bool = False
@@ -87,6 +89,7 @@ class FileReport(msgspec.Struct):
                 return
         self.changes.update(map(str, outcome.changes))
         self.notes.update(map(str, outcome.notes))
+        self.schemas = outcome.schemas | self.schemas if outcome.schemas else self.schemas
         for name in filter(None, [outcome.reason, *outcome.changes, *outcome.notes]):
             if len(known := self.examples.setdefault(str(name), [])) < 5:
                 known.append(line)
@@ -171,6 +174,8 @@ def _account(number: int, outcome: Outcome) -> dict[str, Any]:
     }
     if outcome.changes:
         what["changes"] = outcome.changes
+    if outcome.schemas:
+        what["schemas"] = outcome.schemas
     return {**what, "notes": outcome.notes} if outcome.notes else what
 
 

@@ -51,6 +51,7 @@ class Note(StrEnum):
     NAME_OF_MESSAGE = "name_of_message"
     SEVERAL_ANSWERS = "several_answers"
     REPEATED = "repeated"
+    SCHEMA_REFUSED = "schema_refused"
 
 
 class Method(StrEnum):
@@ -90,12 +91,17 @@ class RowOptions:
 
 @dataclass(slots=True)
 class Outcome:
-    """What became of a row: it is dropped if ``reason`` is not empty, changed if ``changes`` is not, and else kept."""
+    """What became of a row: it is dropped if ``reason`` is not empty, changed if ``changes`` is not, and else kept.
+
+    Attributes:
+        schemas: those of the row that an installation would not take, and why.
+    """
 
     rows: list[Row] = field(default_factory=list)
     changes: list[Change] = field(default_factory=list)
     notes: list[Note] = field(default_factory=list)
     reason: str = ""
+    schemas: dict[str, str] = field(default_factory=dict)
 
     def change(self, change: Change) -> None:
         if change not in self.changes:

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from cli.migration.conversion.outcomes import Change, Markers, Method, Note, Outcome, Reason, Row, RowOptions
+from cli.migration.conversion.response_formats import refused_schemas
 from shared.datasets.row_validation import decode_line
 from shared.datasets.rows import RowError
 
@@ -210,11 +211,13 @@ def _take_notes(row: Row, outcome: Outcome) -> None:
     functions = [
         tool["function"] for tool in tools or [] if isinstance(tool, dict) and isinstance(tool.get("function"), dict)
     ]
+    outcome.schemas = refused_schemas(row)
     found = {
         Note.PARALLEL_TOOL_CALLS: "parallel_tool_calls" in row,
         Note.STRICT_TOOL: any("strict" in function for function in functions),
         Note.NAME_OF_MESSAGE: any(message.get("name") and message.get("role") != "tool" for message in row["messages"]),
         Note.SEVERAL_ANSWERS: sum(map(_is_learnt, row["messages"])) > 1,
+        Note.SCHEMA_REFUSED: bool(outcome.schemas),
     }
     outcome.notes += [note for note, holds in found.items() if holds]
 

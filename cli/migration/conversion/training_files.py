@@ -16,6 +16,7 @@ from cli.migration.archive.pages import Item
 from cli.migration.conversion.files import FileReport, FileTask, convert_file, guess_method
 from cli.migration.conversion.outcomes import Method, RowOptions
 from cli.migration.conversion.redaction import Redaction
+from cli.migration.conversion.response_formats import FormatCheck
 from cli.migration.record import GOLDEN
 
 DATA, REPORT = "data", "convert-report.json"
@@ -122,12 +123,14 @@ def convert_files(
     choices: Choices,
     advance: Callable[[str, int], None] = lambda _name, _read: None,
     executor: Executor | None = None,
+    formats: Iterable[FormatCheck] = (),
 ) -> list[ConvertedFile]:
     """Convert every file whose content is there, and write the report.
 
     Args:
         advance: is told a file's name and how many bytes of it were read.
         executor: processes that convert large files.
+        formats: for the report.
     """
     digests: dict[str, set[int]] = {}
     held_out = _held_out(archive.folder)
@@ -151,8 +154,13 @@ def convert_files(
                 held_out=held_out,
             )
             report, digests[file.file_id] = convert_file(task, partial(advance, file.name), executor)
+            if report.output:
+                # By its place in the archive, which may be moved, and is named from wherever a command is run.
+                report.output = output.relative_to(archive.folder).as_posix()
         done.append(ConvertedFile(file.project, file.file_id, file.name, file.size, file.jobs, report))
-    write_json(archive.folder / REPORT, {"format": "mens-convert-report/1", "files": done})
+    write_json(
+        archive.folder / REPORT, {"format": "mens-convert-report/1", "files": done, "response_formats": [*formats]}
+    )
     return done
 
 

@@ -92,7 +92,15 @@ def read_answers(folder: Path, model: str) -> dict[str, NewAnswer]:
     Raises:
         ArtifactInvalid: the file cannot be read.
     """
-    path = folder / answers_file(model)
+    return read_lines(folder / answers_file(model))
+
+
+def read_lines(path: Path) -> dict[str, NewAnswer]:
+    """The answers of a file, by the digest of their request; none when there is no file.
+
+    Raises:
+        ArtifactInvalid: the file cannot be read.
+    """
     lines = path.read_bytes().rpartition(b"\n")[0].splitlines() if path.is_file() else []
     try:
         return {answer.request: answer for answer in map(msgspec.json.Decoder(NewAnswer).decode, lines)}
@@ -111,7 +119,7 @@ def pending(folder: Path, model: str, prompts: Iterable[RecordedPrompt], candida
 def ask(
     client: httpx.Client,
     folder: Path,
-    model: str,
+    file: str,
     bodies: list[dict[str, Any]],
     *,
     concurrency: int = 4,
@@ -119,22 +127,25 @@ def ask(
 ) -> None:
     """Send requests, several at once, and append each answer as it comes.
 
+    Args:
+        file: path of the answers in the archive.
+
     Raises:
         Unavailable: the installation does not respond; what came until then is kept.
         NotFound, Unauthenticated, Forbidden: there is no such model, or the key may not request it.
     """
-    path = folder / answers_file(model)
+    path = folder / file
     make_private(path.parent, folder)
     path.touch(mode=0o600)
-    with path.open("r+b") as file, ThreadPoolExecutor(concurrency) as pool:
+    with path.open("r+b") as lines, ThreadPoolExecutor(concurrency) as pool:
         # What comes next must not continue a torn line.
-        file.seek(file.read().rfind(b"\n") + 1)
-        file.truncate()
+        lines.seek(lines.read().rfind(b"\n") + 1)
+        lines.truncate()
         futures = [pool.submit(_ask, client, body) for body in bodies]
         try:
             for future in as_completed(futures):
-                file.write(msgspec.json.encode(future.result()) + b"\n")
-                file.flush()
+                lines.write(msgspec.json.encode(future.result()) + b"\n")
+                lines.flush()
                 advance()
         finally:
             pool.shutdown(cancel_futures=True)

@@ -13,10 +13,21 @@ from importlib.metadata import version
 from itertools import count
 from pathlib import Path
 
+import msgspec
+
 from cli.migration.archive.contents import Contents
 from cli.migration.archive.folder import now
 from cli.migration.gate.answers import Candidate, NewAnswer, answers_file, body_for, read_answers
-from cli.migration.gate.imported_graders import ImportedGrader, import_graders, open_sandbox, score
+from cli.migration.gate.imported_graders import (
+    ImportedGrader,
+    check_agreement,
+    import_graders,
+    open_sandbox,
+    questions_of,
+    score,
+    stored_questions,
+)
+from cli.migration.gate.judges import Body, Judges, Unscored, judgements_file
 from cli.migration.gate.measures import ALIKE, PAIRED, SHOWN_ONLY, matches_label, resemblance
 from cli.migration.gate.recorded import Answer, RecordedPrompt, answer_of, labels, recorded_prompts
 from cli.migration.receipts import Counts, Gate, GraderCheck, Noise, Receipt
@@ -28,6 +39,8 @@ from shared.statistics.exact import wilson_interval
 from shared.statistics.paired import CONFIDENCE, Status, compare
 
 DEFAULT_MARGIN = 0.03
+MOST_UNSCORED = 0.05
+"""Share of a grader's prompts that may be without a score when its gate passes."""
 SIMILARITY = "similarity"
 OF_QUALITY = ("eval:", "label:", SIMILARITY)
 """Beginnings of the names of gates that say whether an answer is right; the others say whether it has the right form."""
@@ -54,12 +67,14 @@ def make_receipt(
     installation: str,
     margin: float = DEFAULT_MARGIN,
     sandbox: Choice = "auto",
+    judges: Judges | None = None,
 ) -> Receipt:
     """Compare the answers that were kept.
 
     Args:
         margin: what a mean score may lose.
         sandbox: what the user's graders that are code run in.
+        judges: the models that judge, with what they have answered.
 
     Raises:
         ArtifactInvalid: the archive cannot be read, or prompts have no answer yet.
@@ -67,19 +82,18 @@ def make_receipt(
     folder = contents.folder
     prompts = recorded_prompts(folder, project, model)
     given = _answers(folder, model, prompts, candidate)
-    pairs = [
-        Pair(prompt, None if given[prompt.id].code else answer_of(given[prompt.id].response)) for prompt in prompts
-    ]
+    pairs = _pairs(prompts, given)
     checks: list[GraderCheck] = []
     gates: list[Gate] = []
     with open_sandbox(contents, project, sandbox) as opened:
-        for imported, check in import_graders(contents, project, opened):
+        for imported in import_graders(contents, project, opened, judges):
+            check = check_agreement(imported)
             checks.append(check)
             gates += _grader_gate(imported, check, pairs, margin)
     gates += _label_gates(labels(contents, project, model), pairs, margin)
     gates += [_similarity_gate(pairs, margin), *_form_gates(pairs, margin)]
     verdict, reason = _verdict(gates)
-    inputs = [golden_file(project, model), answers_file(model)]
+    inputs = [golden_file(project, model), answers_file(model), judgements_file(model)]
     return Receipt(
         foreign_model=model,
         project=project,
@@ -97,7 +111,39 @@ def make_receipt(
         inputs={path: digest_file(folder / path) for path in inputs if (folder / path).is_file()},
         versions={name: version(name) for name in LIBRARIES},
         made_at=now(),
+        judges=dict(judges.served) if judges else {},
     )
+
+
+def questions_to_judges(
+    contents: Contents, project: str, model: str, candidate: Candidate | None, judges: Judges, sandbox: Choice = "auto"
+) -> list[Body]:
+    """What the models that judge are asked: of recorded and new answers first, then of OpenAI's stored ones.
+
+    Args:
+        candidate: None before it has answered: then a new answer is taken to be as long as the recorded one.
+
+    Raises:
+        ArtifactInvalid: as :func:`make_receipt`.
+    """
+    prompts = recorded_prompts(contents.folder, project, model)
+    pairs = [Pair(prompt, prompt.answer) for prompt in prompts]
+    if candidate:
+        pairs = _pairs(prompts, _answers(contents.folder, model, prompts, candidate))
+    compared: list[Body] = []
+    stored: list[Body] = []
+    with open_sandbox(contents, project, sandbox) as opened:
+        for imported in import_graders(contents, project, opened, judges):
+            for pair in pairs:
+                if item := imported.items.get(pair.prompt.id):
+                    for answer in filter(None, (pair.prompt.answer, pair.new)):
+                        compared += questions_of(imported, item, answer)
+            stored += stored_questions(imported)
+    return compared + stored
+
+
+def _pairs(prompts: Iterable[RecordedPrompt], given: Mapping[str, NewAnswer]) -> list[Pair]:
+    return [Pair(prompt, None if given[prompt.id].code else answer_of(given[prompt.id].response)) for prompt in prompts]
 
 
 def _answers(folder: Path, model: str, prompts: Iterable[RecordedPrompt], candidate: Candidate) -> dict[str, NewAnswer]:
@@ -115,12 +161,28 @@ def _grader_gate(imported: ImportedGrader, check: GraderCheck, pairs: list[Pair]
     if not mine or imported.grader is None:
         return []
     why = "" if check.may_block else f"shown only: {check.agreeing} of {check.compared} stored scores agree"
-    try:
-        old = [score(imported, imported.items[pair.prompt.id], pair.prompt.answer) for pair in mine]
-        new = [score(imported, imported.items[pair.prompt.id], pair.new) if pair.new else 0.0 for pair in mine]
-    except MensError as error:
-        return [_compared(imported.name, [], [], margin, block=check.may_block, reason=str(error))]
-    return [_compared(imported.name, old, new, margin, block=check.may_block, reason=why)]
+    old, new, unscored = [], [], 0
+    for pair in mine:
+        item = imported.items[pair.prompt.id]
+        try:
+            scores = score(imported, item, pair.prompt.answer), score(imported, item, pair.new) if pair.new else 0.0
+        except Unscored:
+            unscored += 1
+            continue
+        except MensError as error:
+            return [_compared(imported.name, [], [], margin, block=check.may_block, reason=str(error))]
+        old.append(scores[0])
+        new.append(scores[1])
+    found = _compared(imported.name, old, new, margin, block=check.may_block, reason=why)
+    return [_with_unscored(found, unscored) if unscored else found]
+
+
+def _with_unscored(gate: Gate, unscored: int) -> Gate:
+    """A gate some of whose prompts no judge has scored. What is left may be the easier ones, so of many it is not passed."""
+    share = unscored / (unscored + gate.items)
+    status = Status.MISSING_EVIDENCE if gate.passed and share > MOST_UNSCORED else gate.status
+    reason = "; ".join(filter(None, (f"the judge gave {unscored} of {unscored + gate.items} no score", gate.reason)))
+    return msgspec.structs.replace(gate, unscored=unscored, status=status, reason=reason)
 
 
 def _label_gates(known: Mapping[str, Answer], pairs: list[Pair], margin: float) -> list[Gate]:

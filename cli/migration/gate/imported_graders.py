@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from cli.migration.archive.contents import Contents
 from cli.migration.archive.pages import Item
 from cli.migration.archive.sections import url_path
+from cli.migration.gate.judges import Body, Judges, Unscored, judge_questions
 from cli.migration.gate.recorded import Answer, calls_of
 from cli.migration.prompts import to_request
 from cli.migration.receipts import GraderCheck
@@ -28,6 +29,8 @@ SCORE_TOLERANCE = 0.01
 SHOWN_DIFFERENCES = 5
 OF_THE_ANSWER = frozenset({Code.GRADER_SAMPLE_INVALID, Code.GRADER_FAILED})
 """What gives an answer 0, at OpenAI too: it is no JSON where JSON is read, or code raises."""
+OF_THE_JUDGE = frozenset({Code.GRADER_MODEL_REFUSED, Code.GRADER_MODEL_ANSWER_INVALID})
+"""What a model that judges is to blame for: no score."""
 NOT_SENT = ("id",)
 """What OpenAI adds to a criterion."""
 
@@ -41,7 +44,9 @@ class ImportedGrader:
         result_names: what OpenAI's results call it.
         grader: None when it cannot be one here; ``refused`` says why.
         items: of the eval, by the id of the prompt that they were made into.
+        outputs: OpenAI's stored answers to the eval's items, with their scores.
         sandbox: where it runs when it is code.
+        judges: asked when it asks a model.
     """
 
     name: str
@@ -49,7 +54,9 @@ class ImportedGrader:
     grader: Grader | None
     refused: str
     items: dict[str, Item] = field(default_factory=dict)
+    outputs: list[Item] = field(default_factory=list)
     sandbox: Sandbox | None = None
+    judges: Judges | None = None
 
 
 @contextmanager
@@ -68,21 +75,23 @@ def open_sandbox(contents: Contents, project: str, choice: Choice) -> Iterator[S
 
 
 def import_graders(
-    contents: Contents, project: str, sandbox: Sandbox | None = None
-) -> Iterator[tuple[ImportedGrader, GraderCheck]]:
-    """The criteria of every eval of a project, each with how it agrees with OpenAI's stored scores.
+    contents: Contents, project: str, sandbox: Sandbox | None = None, judges: Judges | None = None
+) -> Iterator[ImportedGrader]:
+    """The criteria of every eval of a project.
 
     Args:
         sandbox: where code runs; without it graders that are code are refused.
+        judges: the models that judge; without them graders that ask a model are refused.
     """
     names: set[str] = set()
     for evaluation in contents.items(project, "evals"):
         outputs = list(_output_items(contents, project, str(evaluation["id"])))
         items = {prompt: item for output in outputs for prompt, item in _prompt_and_item(output)}
         for criterion in evaluation.get("testing_criteria") or []:
-            imported = _import(evaluation, criterion, names, sandbox)
-            imported.items, imported.sandbox = items, sandbox
-            yield imported, _check(imported, outputs)
+            imported = _import(evaluation, criterion, names, sandbox, judges)
+            imported.items, imported.outputs = items, outputs
+            imported.sandbox, imported.judges = sandbox, judges
+            yield imported
 
 
 def _output_items(contents: Contents, project: str, evaluation: str) -> Iterator[Item]:
@@ -97,7 +106,9 @@ def _prompt_and_item(output: Item) -> Iterator[tuple[str, Item]]:
         yield digest_json(request), output["datasource_item"]
 
 
-def _import(evaluation: Item, criterion: Item, names: set[str], sandbox: Sandbox | None) -> ImportedGrader:
+def _import(
+    evaluation: Item, criterion: Item, names: set[str], sandbox: Sandbox | None, judges: Judges | None
+) -> ImportedGrader:
     called = str(criterion.get("name") or criterion.get("type"))
     name = f"eval:{evaluation.get('name') or evaluation['id']}/{called}"
     if name in names:
@@ -109,6 +120,7 @@ def _import(evaluation: Item, criterion: Item, names: set[str], sandbox: Sandbox
     try:
         grader = GRADER.validate_python(given)
         check_runnable(grader, sandbox)
+        grader = judges.seated(grader) if judges else grader
     except ValidationError as error:
         first = error.errors()[0]
         return ImportedGrader(name, known_as, None, f"{'.'.join(map(str, first['loc']))}: {first['msg']}")
@@ -122,6 +134,7 @@ def score(imported: ImportedGrader, item: Item, answer: Answer) -> float:
 
     Raises:
         InvalidRequest: the grader cannot judge this item, as when a template names a field that it does not have.
+        Unscored: a model that judges has given no score.
     """
     return float(_judge(imported, item, answer)[1])
 
@@ -130,26 +143,45 @@ def _judge(imported: ImportedGrader, item: Item, answer: Answer) -> tuple[float,
     assert imported.grader is not None
     try:
         sample = make_sample(answer.text, answer.tool_calls)
-        found = grade(imported.grader, item, sample, sandbox=imported.sandbox).score
+        ask = imported.judges.ask if imported.judges else None
+        found = grade(imported.grader, item, sample, ask, sandbox=imported.sandbox).score
     except InvalidRequest as error:
+        if error.code in OF_THE_JUDGE:
+            raise Unscored(error.code) from None
         if error.code not in OF_THE_ANSWER:
             raise
         found = 0.0
     return found, is_passed(imported.grader, found)
 
 
-def _check(imported: ImportedGrader, outputs: list[Item]) -> GraderCheck:
+def questions_of(imported: ImportedGrader, item: Item, answer: Answer) -> Iterator[Body]:
+    """What models are asked to judge an answer."""
+    if imported.grader is not None:
+        yield from judge_questions(imported.grader, item, make_sample(answer.text, answer.tool_calls))
+
+
+def stored_questions(imported: ImportedGrader) -> Iterator[Body]:
+    """What models are asked to judge OpenAI's stored answers again."""
+    for output in imported.outputs:
+        if answer := _stored_answer(output):
+            yield from questions_of(imported, output.get("datasource_item") or {}, answer)
+
+
+def check_agreement(imported: ImportedGrader) -> GraderCheck:
     """Grade OpenAI's stored answers again. Scores may differ in their last digits; whether it passes may not."""
-    compared = agreeing = 0
+    compared = agreeing = unscored = 0
     differences: list[dict[str, str | float]] = []
     refused = imported.refused
-    for output in outputs:
+    for output in imported.outputs:
         stored = next((each for each in output.get("results") or [] if each.get("name") in imported.result_names), None)
         answer = _stored_answer(output)
         if imported.grader is None or stored is None or answer is None:
             continue
         try:
             here, passed = _judge(imported, output.get("datasource_item") or {}, answer)
+        except Unscored:
+            unscored += 1
+            continue
         except MensError as error:
             refused = refused or str(error)
             break
@@ -160,7 +192,7 @@ def _check(imported: ImportedGrader, outputs: list[Item]) -> GraderCheck:
         elif len(differences) < SHOWN_DIFFERENCES:
             differences.append({"item": str(output.get("id")), "stored": there, "here": here})
     may_block = not refused and compared > 0 and agreeing >= LEAST_AGREEMENT * compared
-    return GraderCheck(imported.name, compared, agreeing, may_block, differences, refused)
+    return GraderCheck(imported.name, compared, agreeing, may_block, differences, refused, unscored)
 
 
 def _stored_answer(output: Item) -> Answer | None:

@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from api.services import make_services
 from cli.main import app
 from cli.migration.gate.answers import answers_file
+from cli.migration.gate.judges import judgements_file
 from cli.migration.receipts import Receipt, read_receipt, receipt_file
 from shared.sandbox.levels import LEVELS
 from shared.sandbox.probe import missing
@@ -28,6 +29,7 @@ from tests.support.tiny_base import write_base
 
 pytestmark = pytest.mark.network
 
+JUDGE_ADAPTER = f"helper@{'c' * 64}"
 Answering = Callable[[dict[str, Any]], dict[str, Any]]
 
 
@@ -136,6 +138,7 @@ def test_few_prompts_are_missing_evidence_with_how_many_are_needed(
     record_archive(openai, tmp_path / "a")
     output = gate(tmp_path / "a", code=1)
     assert "missing_evidence (label:exact" in output
+    assert "record more prompts, or allow a larger loss with --margin" in output
     found = next(each for each in receipt_of(tmp_path / "a").gates if each.name == "label:exact")
     assert found.items_needed
     assert found.items_needed > 20
@@ -216,6 +219,110 @@ def test_the_users_own_graders_block_when_they_agree_with_openai(
     assert (check.name, check.compared, check.agreeing, check.may_block) == ("eval:Tone/exact", 100, 100, True)
     found = next(each for each in receipt.gates if each.name == "eval:Tone/exact")
     assert (found.status, found.block, found.old, found.new) == (Status.FAILED, True, 1.0, 0.0)
+
+
+JUDGE = {
+    "type": "score_model",
+    "name": "judge",
+    "id": "judge-1",
+    "model": "gpt-4o",
+    "input": [{"role": "user", "content": "Is {{ sample.output_text }} what {{ item.expected }} says?"}],
+    "pass_threshold": 0.5,
+}
+
+
+def is_judging(body: dict[str, Any]) -> bool:
+    return "response_format" in body
+
+
+def judging(body: dict[str, Any]) -> dict[str, Any]:
+    """The successor's answers, and a judge that finds an answer good when it is the expected one."""
+    if not is_judging(body):
+        return completion(right_answer(body))
+    given, expected = body["messages"][-1]["content"].removeprefix("Is ").removesuffix(" says?").split(" what ")
+    return completion(json.dumps({"steps": [], "result": float(given == expected)}))
+
+
+@pytest.fixture
+def judged_archive(tmp_path: Path, openai: ServedOpenAI) -> Path:
+    """An archive of 30 items of an eval that a model has judged."""
+    with_rows(openai, 0)
+    with_eval(openai, 30, JUDGE)
+    record_archive(openai, tmp_path / "a")
+    return tmp_path / "a"
+
+
+def test_a_grader_that_asks_a_model_asks_the_one_that_is_named(successor: Successor, judged_archive: Path) -> None:
+    successor.answer = judging
+    output = gate(judged_archive, "--judge", f"gpt-4o={JUDGE_ADAPTER}", "--margin", "0.2")
+    assert f"judges ({JUDGE_ADAPTER}): 30 requests, about " in output, "the same answer is judged once"
+    sent = [body for body in successor.requests if is_judging(body)]
+    assert {body["model"] for body in sent} == {JUDGE_ADAPTER}
+    assert {body["max_completion_tokens"] for body in sent} == {1024}
+    receipt = receipt_of(judged_archive)
+    check = receipt.graders[0]
+    assert (check.name, check.compared, check.agreeing, check.may_block) == ("eval:Tone/judge", 30, 30, True)
+    found = next(each for each in receipt.gates if each.name == "eval:Tone/judge")
+    assert (found.status, found.old, found.new, found.unscored) == (Status.PASSED, 1.0, 1.0, 0)
+    assert receipt.judges == {"gpt-4o": JUDGE_ADAPTER}
+    assert judgements_file(TUNED) in receipt.inputs
+    successor.requests.clear()
+    gate(judged_archive, "--judge", JUDGE_ADAPTER, "--margin", "0.2")
+    assert not successor.requests, "what was judged is not judged again"
+
+
+def test_a_worse_answer_fails_before_the_judge(successor: Successor, judged_archive: Path) -> None:
+    successor.answer = lambda body: judging(body) if is_judging(body) else completion("Something else.")
+    output = gate(judged_archive, "--judge", f"gpt-4o={JUDGE_ADAPTER}", code=1)
+    assert ": 60 requests" in output
+    found = next(each for each in receipt_of(judged_archive).gates if each.name == "eval:Tone/judge")
+    assert (found.status, found.block, found.old, found.new) == (Status.FAILED, True, 1.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ([], "The grader asks the model gpt-4o, which is not served here. Name a model"),
+        (["--judge", "helper"], "and helper is the candidate itself"),
+        (["--judge", f"gpt-4o={ADAPTER}"], f"and {ADAPTER} is the candidate itself"),
+    ],
+)
+def test_without_another_model_a_grader_is_shown_with_why_and_no_judge_is_asked(
+    successor: Successor, judged_archive: Path, options: list[str], words: str
+) -> None:
+    successor.answer = judging
+    gate(judged_archive, *options, code=1)
+    assert not any(map(is_judging, successor.requests))
+    assert words in receipt_of(judged_archive).graders[0].refused
+
+
+def test_what_the_judge_does_not_score_is_unscored_and_too_much_of_it_passes_nothing(
+    successor: Successor, judged_archive: Path
+) -> None:
+    refusal = {"error": {"message": "No.", "code": 400}}
+
+    def answer(body: dict[str, Any]) -> dict[str, Any]:
+        asked = str(body["messages"])
+        if is_judging(body) and "Answer 7." in asked:
+            return refusal
+        return completion("no JSON") if is_judging(body) and "Answer 8." in asked else judging(body)
+
+    successor.answer = answer
+    output = gate(judged_archive, "--judge", JUDGE_ADAPTER, "--margin", "0.2", code=1)
+    assert "28 of 28 of OpenAI's stored scores are the same, 2 unscored: agrees" in output
+    found = next(each for each in receipt_of(judged_archive).gates if each.name == "eval:Tone/judge")
+    assert (found.items, found.unscored, found.status) == (28, 2, Status.MISSING_EVIDENCE)
+    assert "the judge gave 2 of 30 no score" in found.reason
+
+
+def test_judges_are_asked_no_more_than_the_bound_and_a_dry_run_says_how_much(
+    successor: Successor, judged_archive: Path
+) -> None:
+    successor.answer = judging
+    assert "judges (gpt-4o): 90 requests, about " in gate(judged_archive, "--dry-run")
+    output = gate(judged_archive, "--judge", JUDGE_ADAPTER, "--max-judge-requests", "10", code=1)
+    assert "20 more judgements are left out and unscored" in output
+    assert sum(map(is_judging, successor.requests)) == 10
 
 
 @pytest.mark.sandbox

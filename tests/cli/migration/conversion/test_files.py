@@ -70,6 +70,22 @@ def test_each_line_has_a_line_of_report(tmp_path: Path) -> None:
     assert output.count(b"\n") == 3
 
 
+def test_a_row_whose_schema_an_installation_would_refuse_is_kept_and_said(tmp_path: Path) -> None:
+    form = {"type": "json_schema", "json_schema": {"name": "odd", "schema": {"type": "integer", "multipleOf": 3}}}
+    row = json.dumps({**json.loads(chat_line("Q", "A")), "response_format": form}).encode() + b"\n"
+    report, output = convert(tmp_path, chat_line("q", "a") + row)
+    assert output.endswith(row)
+    why = {"response_format odd": "the engine's grammars have no multipleOf"}
+    assert account(tmp_path)[1] == {
+        "line": 2,
+        "outcome": "kept",
+        "rows": 1,
+        "notes": ["schema_refused"],
+        "schemas": why,
+    }
+    assert (report.kept, report.notes["schema_refused"], report.schemas) == (2, 1, why)
+
+
 def test_files_are_their_owners_alone(tmp_path: Path) -> None:
     convert(tmp_path, chat_line("Q", "A"))
     written = (tmp_path / "out.jsonl", report_of(tmp_path / "out.jsonl"))

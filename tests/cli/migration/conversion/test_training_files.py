@@ -78,6 +78,16 @@ def test_rows_that_both_files_have_are_taken_out_of_the_validation_file(folder: 
     assert {file["file_id"]: file["report"]["lines"] for file in written} == {"file-train": 1, "file-valid": 4}
 
 
+def test_the_report_names_converted_rows_by_their_place_in_the_archive(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The steps after it are run from elsewhere, and the folder is moved."""
+    monkeypatch.chdir(folder.parent)
+    with Archive(Path(folder.name)) as archive:
+        done = convert_files(archive, find_files(Contents(Path(folder.name)), []), ALL)
+    assert [file.report.output for file in done if file.report] == ["data/P/file-valid.jsonl"]
+
+
 def test_training_rows_that_were_asked_are_held_out(folder: Path, tmp_path: Path) -> None:
     golden = folder / GOLDEN / "P"
     golden.mkdir(parents=True)

@@ -1,0 +1,169 @@
+"""The models that judge for graders of evals: which model of the installation each is, what it is sent, what it has answered."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import httpx
+
+from cli.migration.archive.contents import Contents
+from cli.migration.archive.folder import safe_name
+from cli.migration.gate.answers import RECORDED_BOUND, Candidate, NewAnswer, read_lines, resolve
+from cli.migration.receipts import GATE
+from cli.migration.record import CHARACTERS_PER_TOKEN
+from shared.errors import Code, Conflict, InvalidRequest, MensError
+from shared.graders.model_graders import judge_request
+from shared.graders.types import Grader, LabelModel, MultiGrader, ScoreModel
+from shared.hashing import digest_json
+
+JUDGE_ANSWER_TOKENS = 1024
+"""Longest answer of a judge whose grader says nothing of it."""
+OF_MODELS = frozenset({"score_model", "label_model"})
+
+Body = dict[str, Any]
+
+
+class Unscored(Exception):
+    """A judge gave no score: it was not asked, or its answer is none. That says nothing of what was to be judged."""
+
+
+@dataclass(frozen=True, slots=True)
+class Judges:
+    """The models that judge, for one candidate.
+
+    Attributes:
+        candidate: id of the model that is judged; no judge may be it.
+        served: the id of the model that is asked, by the name that graders have.
+        refused: why there is none, by the name that graders have.
+        known: answers, by the digest of their request.
+    """
+
+    candidate: str
+    served: Mapping[str, str] = field(default_factory=dict)
+    refused: Mapping[str, MensError] = field(default_factory=dict)
+    known: Mapping[str, NewAnswer] = field(default_factory=dict)
+
+    def seated(self, grader: Grader) -> Grader:
+        """The grader, asking the models that judge here.
+
+        Raises:
+            InvalidRequest: ``GRADER_UNSUPPORTED``: for one of its models there is none.
+        Conflict: the judge is an alias that is split.
+        """
+        if isinstance(grader, MultiGrader):
+            parts = {name: self.seated(part) for name, part in grader.graders.items()}
+            return grader.model_copy(update={"graders": parts})
+        if not isinstance(grader, ScoreModel | LabelModel):
+            return grader
+        if error := self.refused.get(grader.model):
+            raise error
+        return grader.model_copy(update={"model": self.served.get(grader.model, grader.model)})
+
+    def ask(self, question: Body) -> Body:
+        """The completion that was given to a question.
+
+        Raises:
+            Unscored: there is none.
+        """
+        answer = self.known.get(digest_json(bounded(question)))
+        if answer is None:
+            raise Unscored("it was not asked")
+        if answer.code:
+            raise Unscored(answer.code)
+        if answer.adapter and answer.adapter == self.candidate:
+            raise Unscored("the judge is the candidate itself")
+        return answer.response
+
+
+def judge_models(contents: Contents, project: str) -> list[str]:
+    """Names of the models that the graders of a project's evals ask, as OpenAI calls them."""
+    criteria = (each for found in contents.items(project, "evals") for each in found.get("testing_criteria") or [])
+    return sorted({name for criterion in criteria for name in _models_of(criterion)})
+
+
+def _models_of(criterion: Mapping[str, Any]) -> Iterator[str]:
+    if criterion.get("type") in OF_MODELS and isinstance(criterion.get("model"), str):
+        yield criterion["model"]
+    parts = criterion.get("graders")
+    for part in parts.values() if isinstance(parts, dict) else ():
+        yield from _models_of(part)
+
+
+def find_judges(client: httpx.Client, names: Iterable[str], given: Mapping[str, str], candidate: Candidate) -> Judges:
+    """The model of the installation that judges for each name.
+
+    Args:
+        given: the user's choice, by the name that graders have; by the empty name for all others.
+
+    Raises:
+        Unauthenticated, Forbidden, Unavailable: as :func:`resolve`.
+    """
+    served: dict[str, str] = {}
+    refused: dict[str, MensError] = {}
+    for name in names:
+        chosen = given.get(name) or given.get("") or name
+        if chosen == name and client.get(f"/v1/models/{quote(name, safe='')}").status_code != httpx.codes.OK:
+            refused[name] = _refusal(name, "which is not served here")
+            continue
+        try:
+            found = resolve(client, chosen).served
+        except Conflict as error:
+            refused[name] = error
+            continue
+        if found == candidate.served:
+            refused[name] = _refusal(name, f"and {chosen} is the candidate itself")
+        else:
+            served[name] = found
+    return Judges(candidate.served, served, refused)
+
+
+def _refusal(name: str, why: str) -> InvalidRequest:
+    message = f"The grader asks the model {name}, {why}."
+    remedy = f"Name a model of the installation that is to judge: --judge '{name}=NAME'."
+    return InvalidRequest(Code.GRADER_UNSUPPORTED, message, remedy=remedy, param="model")
+
+
+def judge_questions(grader: Grader, item: Mapping[str, Any], sample: Mapping[str, Any]) -> Iterator[Body]:
+    """What the models of a grader are asked of an answer; nothing for an item that the grader cannot judge."""
+    if isinstance(grader, MultiGrader):
+        for part in grader.graders.values():
+            yield from judge_questions(part, item, sample)
+    elif isinstance(grader, ScoreModel | LabelModel):
+        try:
+            yield bounded(judge_request(grader, item, sample))
+        except MensError:
+            return  # judging says why
+
+
+def bounded(question: Body) -> Body:
+    """A question whose answer has a bound."""
+    return {RECORDED_BOUND: JUDGE_ANSWER_TOKENS, **question}
+
+
+def prompt_tokens(questions: Iterable[Body]) -> int:
+    """About how many tokens questions have."""
+    return sum(len(str(turn["content"])) for body in questions for turn in body["messages"]) // CHARACTERS_PER_TOKEN
+
+
+def unanswered(questions: Iterable[Body], known: Mapping[str, NewAnswer]) -> list[Body]:
+    """Questions without an answer, each once. A refusal is sent again."""
+    found = {digest_json(body): body for body in questions}
+    return [body for digest, body in found.items() if (answer := known.get(digest)) is None or answer.code]
+
+
+def judgements_file(model: str) -> str:
+    """Path of what judges have answered in the comparison of a tuned model."""
+    return f"{GATE}/{safe_name(model)}.judgements.jsonl"
+
+
+def read_judgements(folder: Path, model: str) -> dict[str, NewAnswer]:
+    """What judges have answered so far, by the digest of their request.
+
+    Raises:
+        ArtifactInvalid: the file cannot be read.
+    """
+    return read_lines(folder / judgements_file(model))
