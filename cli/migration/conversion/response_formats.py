@@ -89,8 +89,11 @@ def _requests(contents: Contents) -> Iterator[tuple[str, Mapping[str, Any]]]:
         for line in path.read_bytes().splitlines():
             yield "recorded", msgspec.json.decode(line)["request"]
     for project in contents.projects():
-        for chat in contents.items(project, url_path("chat", "completions")):
-            yield "chat", chat
+        # `record` sends its requests to the same path; those of the lists have a model in their query.
+        for model in contents.tuned_models(project):
+            yield from (
+                ("chat", chat) for chat in contents.items(project, url_path("chat", "completions"), model=model)
+            )
         for _, file in contents.files(project, "batch"):
             yield from (("batch", request) for request in file_requests(file))
 

@@ -65,7 +65,8 @@ def whole(openai: ServedOpenAI, tmp_path: Path) -> Path:
     openai.fake.complete = lambda request: f"{HOSTILE} {request['messages'][-1]['content']}"
     contents = record_archive(openai, tmp_path / "a", samples=1, control=True)
     folder = contents.folder
-    CliRunner().invoke(app, ["migrate", "openai", "convert", str(folder)])
+    converted = CliRunner().invoke(app, ["migrate", "openai", "convert", str(folder)])
+    assert converted.exit_code == 0, repr(converted.exception)
     make_private(folder / "gate", folder)
     answers = [
         NewAnswer(digest_json(body_for(prompt, CANDIDATE)), 200, CANDIDATE.served, "", completion(f"new {HOSTILE}"))
