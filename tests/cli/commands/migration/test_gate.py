@@ -287,7 +287,7 @@ def test_a_worse_answer_fails_before_the_judge(successor: Successor, judged_arch
         (["--judge", f"gpt-4o={ADAPTER}"], f"and {ADAPTER} is the candidate itself"),
     ],
 )
-def test_without_another_model_a_grader_is_shown_with_why_and_no_judge_is_asked(
+def test_without_another_model_no_judge_is_asked_and_why_is_shown(
     successor: Successor, judged_archive: Path, options: list[str], words: str
 ) -> None:
     successor.answer = judging
@@ -296,9 +296,7 @@ def test_without_another_model_a_grader_is_shown_with_why_and_no_judge_is_asked(
     assert words in receipt_of(judged_archive).graders[0].refused
 
 
-def test_what_the_judge_does_not_score_is_unscored_and_too_much_of_it_passes_nothing(
-    successor: Successor, judged_archive: Path
-) -> None:
+def test_unscored_answers_are_counted_and_many_of_them_pass_nothing(successor: Successor, judged_archive: Path) -> None:
     refusal = {"error": {"message": "No.", "code": 400}}
 
     def answer(body: dict[str, Any]) -> dict[str, Any]:
