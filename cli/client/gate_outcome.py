@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from cli.client.remedies import to_cli_remedy
+
 WORDS = {"passed": "passed", "failed": "FAILED", "missing_evidence": "no evidence", "not_applicable": "not applicable"}
 
 
@@ -20,4 +22,5 @@ def describe_gates(result: dict[str, Any]) -> Iterator[str]:
     if alias and alias["moved"]:
         yield f"alias    {alias['name']} points to it"
     elif alias:
-        yield f"alias    {alias['name']} was not moved: {alias['error']['code']}. {alias['error']['remedy']}"
+        remedy = to_cli_remedy({"param": alias["error"].get("param"), "mens": alias["error"]})
+        yield f"alias    {alias['name']} was not moved: {alias['error']['code']}. {remedy}"

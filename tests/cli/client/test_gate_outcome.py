@@ -13,7 +13,8 @@ ROWS: list[dict[str, Any]] = [
     {"name": "evals.q", "status": "missing_evidence", "block": True, "message": "too few", "items_needed": 80},
     {"name": "throughput", "status": "failed", "block": False, "message": "slow"},
 ]
-REFUSED = {"code": "GATE_FAILED", "remedy": "GET /v1/receipts/receipt-1 has every gate."}
+NEXT = "`mens receipts show receipt-1` has every gate; an admin may go on with --override and --reason."
+REFUSED = {"code": "GATE_FAILED", "remedy": "GET /v1/receipts/receipt-1 …", "details": {"receipt": "receipt-1"}}
 
 
 @pytest.mark.parametrize(
@@ -31,7 +32,7 @@ REFUSED = {"code": "GATE_FAILED", "remedy": "GET /v1/receipts/receipt-1 has ever
                 "  truncation  passed: 0; at most 0.5",
                 "  evals.q  no evidence: too few; 80 items would decide",
                 "  throughput  FAILED (only warns): slow",
-                "alias    prod was not moved: GATE_FAILED. GET /v1/receipts/receipt-1 has every gate.",
+                f"alias    prod was not moved: GATE_FAILED. {NEXT}",
             ],
         ),
     ],
