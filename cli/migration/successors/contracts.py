@@ -114,6 +114,8 @@ def _tuned_model(
         return Unplannable(project, name, f"{reason}: {refused}")
     if train.report.method is not Method.SUPERVISED:
         return Unplannable(project, name, f"it was tuned by {train.report.method}, which this release cannot train")
+    if not (folder / train.report.output).is_file():
+        return Unplannable(project, name, f"{train.report.output} is not there any more; run `convert` again")
     validation = converted.get((project, str(job.get("validation_file"))))
     held = folder / validation.report.output if validation and validation.report and validation.report.output else None
     return ConvertedModel(project, name, job, folder / train.report.output, train.report.rows, held)

@@ -156,6 +156,12 @@ def test_model_without_rows_stops_no_other(installation: CliInstallation, archiv
     assert f"{TUNED}: its training file file-train is not converted: give its original" in output
 
 
+def test_rows_that_are_gone_are_named_with_the_remedy(installation: CliInstallation, archive: Path) -> None:
+    (archive / "data/OPENAI_API_KEY/file-train.jsonl").unlink()
+    output = step(installation, "plan", archive, code=1)
+    assert f"{TUNED}: data/OPENAI_API_KEY/file-train.jsonl is not there any more; run `convert` again" in output
+
+
 def test_dry_run_of_a_plan_writes_nothing(installation: CliInstallation, archive: Path) -> None:
     assert f"{TUNED}: on every base" in step(installation, "plan", archive, "--dry-run")
     assert not (archive / "plans").exists()
