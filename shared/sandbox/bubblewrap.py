@@ -36,6 +36,8 @@ def wrapped(command: Sequence[str], environment: Mapping[str, str], info_fd: int
     else:
         words += [word for name in _CAPABILITIES_OF_ROOT for word in ("--cap-add", name)]
     words += ["--hostname", "sandbox"]
+    # Before the rest: Python itself may lie there.
+    words += ["--perms", "0711", "--size", str(tmpfs_bytes), "--tmpfs", _FOLDER]
     bound = _bound()
     # Made before what they hold, and so that every user within can pass: left to bubblewrap they are for root alone.
     for folder in dict.fromkeys(folder for path in [*bound, *DEVICES] for folder in [*reversed(path.parents)][1:]):
@@ -44,7 +46,6 @@ def wrapped(command: Sequence[str], environment: Mapping[str, str], info_fd: int
         words += ["--ro-bind", str(path), str(path)]
     for device in DEVICES:
         words += ["--dev-bind", str(device), str(device)]
-    words += ["--perms", "0711", "--size", str(tmpfs_bytes), "--tmpfs", _FOLDER]
     words += ["--remount-ro", "/", "--chdir", _FOLDER]
     for name, value in environment.items():
         words += ["--setenv", name, value]

@@ -31,6 +31,7 @@ def test_default_paths_lie_in_the_home_folder(tmp_path: Path) -> None:
         "serving_urls": [],
         "serving_dns": "",
         "drain_seconds": 60.0,
+        "sandbox": "auto",
     }
 
 
