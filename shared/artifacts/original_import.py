@@ -26,6 +26,8 @@ from shared.errors import ArtifactInvalid, Code
 from shared.hashing import digest_file
 
 HEAD_KEY = f"{HEAD}.weight"
+MAX_NOTES = 20
+"""Unused fields that are named: each note becomes an event of the job, and a sidecar may have thousands."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +188,9 @@ def _manifest(sidecar: SidecarV3, request: ImportRequest, layers: dict[str, str]
 
 
 def _notes(sidecar: SidecarV2 | SidecarV3, base: str) -> list[str]:
-    notes = [f"{name}: this field of the sidecar is not used." for name in sidecar.unused]
+    notes = [f"{name}: this field of the sidecar is not used." for name in sidecar.unused[:MAX_NOTES]]
+    if more := len(sidecar.unused) - len(notes):
+        notes.append(f"{more} more fields of the sidecar are not used.")
     if extra := sorted(sidecar.base_key_map.keys() - set(sidecar.layer_order)):
         notes.append(f"base_key_map: {', '.join(extra[:5])} are in no layer_order, so they were not trained.")
     if sidecar.base_model not in (None, base):

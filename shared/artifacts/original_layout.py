@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -26,13 +26,16 @@ MAX_SIDECAR_BYTES = 4 << 20
 SUFFIXES = ("", ".weight")
 """What the original's trainers wrote behind ``lora_a`` and ``lora_b``."""
 
+Name = Annotated[str, Field(max_length=200)]
+"""Names stand in errors and notes."""
+
 
 class Sidecar(BaseModel):
     """What both versions say; fields that are not the original's are kept apart, so that a reader can name them."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
-    base_key_map: dict[str, str] = Field(min_length=1, description="Logical name → the base's tensor.")
-    layer_order: tuple[str, ...] = Field(min_length=1)
+    base_key_map: dict[Name, Name] = Field(min_length=1, description="Logical name → the base's tensor.")
+    layer_order: tuple[Name, ...] = Field(min_length=1)
     vocab: int = Field(ge=1)
     d_model: int = Field(ge=1)
     rank: int = Field(ge=1)
@@ -140,12 +143,14 @@ def mapped_layers(sidecar: SidecarV2 | SidecarV3) -> Mapping[str, str]:
         ArtifactInvalid: ``ADAPTER_IMPORT_INCOMPLETE``: a layer has no entry, or two have one tensor.
     """
     layers: dict[str, str] = {}
+    taken: set[str] = set()
     for logical in sidecar.layer_order:
         if logical not in sidecar.base_key_map:
             raise incomplete(logical, "is in layer_order, but base_key_map does not say which tensor of the base it is")
         key = sidecar.base_key_map[logical]
-        if key in layers.values():
+        if key in taken:
             raise incomplete(logical, f"is the second layer that base_key_map puts on {key}")
+        taken.add(key)
         layers[logical] = key
     return layers
 

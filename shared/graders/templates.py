@@ -10,7 +10,6 @@ from typing import Any
 from shared.errors import Code, InvalidRequest
 
 NAMESPACES = ("item", "sample")
-_PLACEHOLDER = re.compile(r"\{\{(.*?)\}\}", re.DOTALL)
 _STEP = re.compile(r"\.(?P<name>[^.\[\]{}]+)|\[(?P<index>\d{1,9})\]")
 
 Path = tuple[str | int, ...]
@@ -73,12 +72,13 @@ def value_at(path: Path, item: Mapping[str, Any], sample: Mapping[str, Any]) -> 
 def _pieces(template: str) -> Iterator[str | Path]:
     """The text and the paths of a template, in order."""
     end = 0
-    for placeholder in _PLACEHOLDER.finditer(template):
-        yield template[end : placeholder.start()]
-        yield _parse(placeholder[1].strip())
-        end = placeholder.end()
-    if "{{" in template[end:]:
-        raise _invalid("A placeholder is not closed.")
+    while (begin := template.find("{{", end)) >= 0:
+        # Searched for once: where one is not closed, none that follows is.
+        if (close := template.find("}}", begin + 2)) < 0:
+            raise _invalid("A placeholder is not closed.")
+        yield template[end:begin]
+        yield _parse(template[begin + 2 : close].strip())
+        end = close + 2
     yield template[end:]
 
 

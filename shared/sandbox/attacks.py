@@ -145,6 +145,20 @@ def fill_disk(_target: Target) -> bool:
     return True
 
 
+def hide_files(_target: Target) -> bool:
+    import os
+
+    os.mkdir("hidden", 0o300)  # may be written to and not listed, so that what is in it is not measured
+    return os.path.isdir("hidden")
+
+
+def hide_files_by_mask(_target: Target) -> bool:
+    import os
+
+    os.umask(0o400)
+    return True
+
+
 def open_files(_target: Target) -> bool:
     return len([open("/dev/null") for _ in range(100)]) == 100
 
@@ -234,8 +248,8 @@ def share_memory(_target: Target) -> bool:
 
 ATTACKS: tuple[Callable[[Target], bool], ...] = (
     read_system_file, read_file, list_folder, read_process, read_environment, write_outside, truncate_file, change_mode, link_file,
-    connect_tcp, send_udp, connect_unix, connect_abstract, set_up_io_uring, fork, start_threads, take_memory, fill_disk, open_files,
-    execute, signal_process, signal_parent, own_signals_of_another, trace_parent, leave_group, leave_session, use_inherited_files,
+    connect_tcp, send_udp, connect_unix, connect_abstract, set_up_io_uring, fork, start_threads, take_memory, fill_disk,
+    hide_files, hide_files_by_mask, open_files, execute, signal_process, signal_parent, own_signals_of_another, trace_parent, leave_group, leave_session, use_inherited_files,
     keep_memory_of_its_own, share_memory,
 )  # fmt: skip
 

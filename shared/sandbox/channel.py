@@ -40,7 +40,7 @@ def receive(end: socket.socket, limit: int = MAX_MESSAGE_BYTES) -> Any:
         raise ChannelClosed(f"a message of {length} bytes")
     try:
         return json.loads(_read(end, length))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ChannelClosed(f"no JSON: {error}") from None
 
 

@@ -96,7 +96,7 @@ class Sandbox:
             InvalidRequest: ``GRADER_SOURCE_INVALID``: it does not compile, its top level fails, or it has no ``grade``.
                 ``GRADER_FAILED``: it raised, returned no number, or went beyond a limit. ``GRADER_TIMEOUT``. ``details`` have
                 ``traceback`` and ``output``.
-            TooLarge: ``GRADER_TEXT_TOO_LONG``: sample and item have more than 64 MB.
+            TooLarge: ``GRADER_TEXT_TOO_LONG``: sample and item have more than 64 MB, or are nested too deep.
             Unavailable: ``SANDBOX_FAILED``: the sandbox itself has failed, three times, or was closed.
         """
         return float(self._ask(source, {"sample": sample, "item": item})["score"])
@@ -134,9 +134,14 @@ class Sandbox:
         if len(source.encode(errors="surrogatepass")) > MAX_SOURCE_BYTES:
             message = f"The source has more than {MAX_SOURCE_BYTES} bytes."
             raise InvalidRequest(Code.GRADER_SOURCE_INVALID, message, remedy="Shorten it.", param="grader.source")
-        if len(json.dumps(request)) > MAX_MESSAGE_BYTES:
-            message = f"Sample and item have more than {MAX_MESSAGE_BYTES >> 20} MB."
-            raise TooLarge(Code.GRADER_TEXT_TOO_LONG, message, remedy="Shorten them.")
+        try:
+            too_much = (
+                f"have more than {MAX_MESSAGE_BYTES >> 20} MB" if len(json.dumps(request)) > MAX_MESSAGE_BYTES else ""
+            )
+        except RecursionError:
+            too_much = "are nested too deep"
+        if too_much:
+            raise TooLarge(Code.GRADER_TEXT_TOO_LONG, f"Sample and item {too_much}.", remedy="Shorten them.")
         with self._slots:
             # A process may be killed, by the kernel when memory is short or by somebody. What is graded is a pure function.
             for pause in RETRY_SECONDS:

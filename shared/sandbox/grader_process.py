@@ -16,6 +16,7 @@ import select
 import signal
 import socket
 import sys
+import tempfile
 import time
 import traceback
 from dataclasses import dataclass
@@ -33,7 +34,9 @@ CHECK_SECONDS = 0.02
 """How often the folder of a running item is measured."""
 MAX_FILES_IN_FOLDER = 1024
 MAX_FOLDER_DEPTH = 32
-MAX_DETAIL_CHARACTERS = 4_000
+MAX_MESSAGE_CHARACTERS, MAX_DETAIL_CHARACTERS = 1_000, 4_000
+OWN_ERRORS = ("source", "raised")
+"""What an item may say of itself; that it took too long or too much is seen from outside."""
 _RESULT_FD = 3
 
 Outcome = dict[str, Any]
@@ -89,6 +92,7 @@ def _close_in(inheritance: Inheritance, parent: int, number: int) -> Path:
     confinement.end_with_parent(parent)
     os.chdir(folder)
     os.environ.update({"HOME": str(folder), "TMPDIR": str(folder)})
+    tempfile.tempdir = str(folder)  # which remembers the fork server's
     confinement.limit_server(inheritance.limits)
     confinement.close_in(inheritance.readable, folder, inheritance.server_program)
     return folder
@@ -175,12 +179,8 @@ class _Watch:
 
 
 def _read_result(content: bytes, exit_code: int, limits: Limits) -> Outcome:
-    try:
-        outcome = json.loads(content)
-        if isinstance(outcome, dict) and (_is_score(outcome.get("score")) or isinstance(outcome.get("error"), str)):
-            return outcome
-    except (ValueError, RecursionError):
-        pass
+    if outcome := _parse_result(content):
+        return outcome
     if exit_code in {-signal.SIGXCPU, -signal.SIGKILL}:
         message = f"it was killed: it took more than {limits.wall_seconds:g} s of processor time, or the machine has no memory left"
         return {"error": "time", "message": message, "detail": ""}
@@ -190,8 +190,26 @@ def _read_result(content: bytes, exit_code: int, limits: Limits) -> Outcome:
     return {"error": "raised", "message": f"its process {ending} before it had answered", "detail": ""}
 
 
-def _is_score(value: Any) -> bool:
-    return isinstance(value, float) and math.isfinite(value)
+def _parse_result(content: bytes) -> Outcome | None:
+    """What an item says of itself, which may be forged: a score, or an error of its own. What is no such thing is nothing.
+
+    An item must not say that the sandbox has failed, which would end the run, and not say more than can be sent on.
+    """
+    try:
+        told = json.loads(content)
+        if not isinstance(told, dict):
+            return None
+        if told.get("error") in OWN_ERRORS:
+            message, detail = (str(told.get(name, "")) for name in ("message", "detail"))
+            return {
+                "error": told["error"],
+                "message": message[-MAX_MESSAGE_CHARACTERS:],
+                "detail": detail[-MAX_DETAIL_CHARACTERS:],
+            }
+    except (ValueError, TypeError, RecursionError):
+        return None
+    score = told.get("score")
+    return {"score": score} if isinstance(score, float) and math.isfinite(score) else None
 
 
 def _is_over(folder: Path, limits: Limits) -> bool:
@@ -288,7 +306,7 @@ def _run(code: CodeType, request: dict[str, Any]) -> Outcome:
 
 def _message(error: BaseException) -> str:
     """The last line of a traceback."""
-    return "".join(traceback.format_exception_only(error)).strip()[-1000:]
+    return "".join(traceback.format_exception_only(error)).strip()[-MAX_MESSAGE_CHARACTERS:]
 
 
 def _formatted(error: BaseException) -> str:

@@ -26,7 +26,7 @@ read write readv writev pread64 pwrite64 preadv pwritev open openat close close_
 statfs fstatfs access faccessat faccessat2 lseek mmap munmap mprotect mremap madvise brk mincore msync rt_sigaction rt_sigprocmask
 rt_sigreturn rt_sigpending rt_sigtimedwait rt_sigsuspend sigaltstack pipe pipe2 select pselect6 poll ppoll epoll_create
 epoll_create1 epoll_ctl epoll_wait epoll_pwait eventfd2 dup dup2 dup3 flock fsync fdatasync ftruncate fallocate getdents getdents64
-getcwd chdir fchdir rename renameat renameat2 mkdir mkdirat rmdir unlink unlinkat readlink readlinkat umask gettimeofday
+getcwd chdir fchdir rename renameat renameat2 rmdir unlink unlinkat readlink readlinkat gettimeofday
 clock_gettime clock_getres clock_nanosleep nanosleep time times getrlimit getrusage sysinfo uname getpid gettid getppid getpgrp
 getpgid getsid getuid geteuid getgid getegid getresuid getresgid getgroups setitimer getitimer alarm pause exit exit_group wait4
 waitid futex futex_waitv set_robust_list get_robust_list set_tid_address rseq membarrier sched_yield sched_getaffinity getrandom
@@ -43,6 +43,9 @@ ALLOWED_WITH: dict[str, tuple[int, tuple[int, ...]]] = {
     "prctl": (0, (15, 16)),
 }
 """Calls that are allowed with some values of one argument: its place, the values."""
+_OF_OWNER = 0o700
+ALLOWED_MODES = {"mkdir": (1, _OF_OWNER), "mkdirat": (2, _OF_OWNER), "umask": (0, 0)}
+"""Calls that must leave folders open to their owner: one that cannot be listed is neither measured nor removed. Place, owner's bits."""
 REFUSED = """
 socket socketpair connect bind listen accept accept4 sendto sendmsg sendmmsg recvfrom recvmsg recvmmsg execve execveat fork vfork kill
 tkill tgkill rt_sigqueueinfo rt_tgsigqueueinfo pidfd_open pidfd_getfd pidfd_send_signal ptrace process_vm_readv process_vm_writev
@@ -115,6 +118,7 @@ def _compile(allowed: list[str], clone: list[_Comparison]) -> bytes:
         library.seccomp_attr_set(context, _ATTRIBUTE_OPTIMIZE, ctypes.c_uint32(_BINARY_TREE))
         conditions = {name: [_Comparison(place, _EQUAL, value, 0) for value in values]
                       for name, (place, values) in ALLOWED_WITH.items()}  # fmt: skip
+        conditions |= {name: [_masked(place, _OF_OWNER, bits)] for name, (place, bits) in ALLOWED_MODES.items()}
         conditions["clone"] = clone
         for name in allowed:
             _add(library, context, _ALLOW, name, None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Annotated
 
@@ -105,20 +106,25 @@ def convert(
     formats = check_formats(contents)
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn())
-    with (
-        # The processes first: they are forked, and a progress bar is a thread.
-        reading_processes(sum(file.path.stat().st_size for file in files if file.path)) as executor,
-        Archive(archive) as target,
-        Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar,
-    ):
-        tasks = {file.name: bar.add_task(file.name, total=file.size) for file in files if file.path}
-        done = convert_files(
-            target,
-            files,
-            choices,
-            lambda name, read: bar.update(tasks[name], completed=read),
-            executor,
-            formats,
+    try:
+        with (
+            # The processes first: they are forked, and a progress bar is a thread.
+            reading_processes(sum(file.path.stat().st_size for file in files if file.path)) as executor,
+            Archive(archive) as target,
+            Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar,
+        ):
+            tasks = {file.name: bar.add_task(file.name, total=file.size) for file in files if file.path}
+            done = convert_files(
+                target,
+                files,
+                choices,
+                lambda name, read: bar.update(tasks[name], completed=read),
+                executor,
+                formats,
+            )
+    except BrokenProcessPool:
+        fail(
+            "A process that converted a file was killed, perhaps because memory ran out. Try again; converted files are made anew."
         )
     for converted in done:
         _show(archive, converted)

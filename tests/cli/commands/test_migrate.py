@@ -7,12 +7,14 @@ import logging
 import re
 import subprocess
 import sys
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
 import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
+import cli.commands.migration.offline
 from cli.main import app
 from shared.errors import Code, MensError
 from tests.support.fake_openai import ADMIN_KEY, KEY, NAMELESS, OTHER_KEY, TUNED, ServedOpenAI
@@ -249,6 +251,17 @@ def test_convert_needs_no_network_no_key_and_is_repeatable(
     assert not openai.fake.requests
 
 
+def test_convert_says_that_a_process_was_killed(
+    openai: ServedOpenAI, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def convert(*_: object) -> None:
+        raise BrokenProcessPool
+
+    mens("export", "a", "--only", "jobs")
+    monkeypatch.setattr(cli.commands.migration.offline, "convert_files", convert)
+    assert "A process that converted a file was killed" in mens("convert", "a", code=1)
+
+
 def test_convert_takes_personal_data_out(openai: ServedOpenAI, here: Path) -> None:
     mens("export", "a")
     (here / "rules").write_text("Answer => (removed)\n")
@@ -298,6 +311,7 @@ class Blocked:
     def find_spec(self, name, path=None, target=None):
         if name.partition(".")[0] in {others!r}: raise ImportError(name)
 sys.meta_path.insert(0, Blocked())
+import cli.commands.migration.offline
 from cli.main import app
 app(["migrate", "openai", "export", "a", "--dry-run"])
 """

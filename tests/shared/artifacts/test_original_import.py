@@ -87,6 +87,16 @@ def test_the_same_files_make_the_same_adapter(base: Path, sizes: tuple[int, int]
     assert one == other
 
 
+def test_thousands_of_unused_fields_do_not_make_thousands_of_events(
+    base: Path, sizes: tuple[int, int], tmp_path: Path
+) -> None:
+    made = make_original(base, "F", sizes=sizes)
+    made.changes = {f"field{number:04}": 1 for number in range(2_000)}
+    notes = take_in(made, base, tmp_path).notes
+    assert len(notes) < 30
+    assert "1980 more fields of the sidecar are not used." in notes
+
+
 def test_what_is_not_used_is_said(base: Path, sizes: tuple[int, int], tmp_path: Path) -> None:
     made = make_original(base, "P", head=False, sizes=sizes)
     made.changes = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import pytest
@@ -153,3 +154,18 @@ def test_a_layer_without_a_place_of_its_own_is_named(keys: dict[str, str]) -> No
 
 def test_fields_that_nothing_reads_are_known() -> None:
     assert parse_sidecar(json.dumps(valid(note="x")).encode()).unused == ["note"]
+
+
+def test_a_sidecar_of_the_largest_size_is_mapped_at_once() -> None:
+    """A layer compared with all before it would keep a worker for many minutes."""
+    layers = {f"l{number}": f"w{number}" for number in range(20_000)}
+    sidecar = parse_sidecar(json.dumps(valid(base_key_map=layers, layer_order=[*layers])).encode())
+    began = time.process_time()
+    assert len(mapped_layers(sidecar)) == 20_000
+    assert time.process_time() - began < 0.5
+
+
+def test_names_are_short_enough_for_an_error() -> None:
+    with pytest.raises(ArtifactInvalid) as caught:
+        parse_sidecar(json.dumps(valid(layer_order=["l" * 201])).encode())
+    assert caught.value.code == Code.ADAPTER_IMPORT_FORMAT

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -31,3 +33,11 @@ def test_any_answer_has_code_and_a_share(answer: str) -> None:
     found = code_of(answer)
     assert 0 <= found.strictness <= 1
     assert not found.is_bare or found.code == answer
+
+
+@pytest.mark.parametrize("line", ["```" + "a" * 200_000 + "`", "~~~" + " " * 100_000 + "a" * 100_000 + "`"])
+def test_a_long_line_takes_no_longer_than_it_is(line: str) -> None:
+    """Tried again from each character it would hold its process, which may be the API's, for minutes."""
+    began = time.process_time()
+    assert code_of(line).is_bare
+    assert time.process_time() - began < 0.5

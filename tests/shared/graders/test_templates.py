@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 
 import pytest
 from hypothesis import given
@@ -108,3 +109,11 @@ def test_a_template_is_rendered_or_refused_with_a_code(template: str) -> None:
         render(template, {"a": {"b": [1]}}, {"a": "b"})
     except InvalidRequest as error:
         assert error.code in {Code.GRADER_INVALID, Code.GRADER_VARIABLE_INVALID, Code.GRADER_SAMPLE_INVALID}
+
+
+def test_placeholders_that_are_not_closed_are_refused_at_once() -> None:
+    """Looked for again from each of them, an end that is not there would hold the API's process for minutes."""
+    began = time.process_time()
+    with pytest.raises(InvalidRequest, match="not closed"):
+        check_template("{{" * 100_000)
+    assert time.process_time() - began < 0.5

@@ -114,6 +114,35 @@ def grade(sample, item):
         assert other.grade(source, {}, {}) == here
 
 
+def test_files_and_folders_may_be_made_for_a_while(sandbox: Sandbox) -> None:
+    source = """
+import os, tempfile
+def grade(sample, item):
+    os.umask(os.umask(0))
+    with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile() as file:
+        os.makedirs(folder + "/a/b")
+        return file.write(b"x")
+"""
+    assert sandbox.grade(source, {}, {}) == 1
+
+
+@pytest.mark.parametrize("depth", [900, 100_000])
+def test_items_that_are_nested_deep_are_no_failure_of_the_sandbox(sandbox: Sandbox, depth: int) -> None:
+    item: list[object] = []
+    for _ in range(depth):
+        item = [item]
+    try:
+        assert sandbox.grade("def grade(sample, item): return 1", {}, {"x": item}) == 1
+    except TooLarge as error:
+        assert error.code == Code.GRADER_TEXT_TOO_LONG
+
+
+def test_what_is_graded_cannot_say_that_the_sandbox_has_failed(sandbox: Sandbox) -> None:
+    source = 'import os\ndef grade(sample, item):\n    os.write(3, b\'{"error": "server"}\')\n    os._exit(0)'
+    with pytest.raises(InvalidRequest, match="before it had answered"):
+        sandbox.grade(source, {}, {})
+
+
 def test_installed_packages_may_be_used(sandbox: Sandbox) -> None:
     source = """
 import numpy as np

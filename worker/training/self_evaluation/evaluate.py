@@ -10,6 +10,7 @@ import os
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, overload
@@ -149,7 +150,9 @@ class _Evaluation:
         self.causes.append(code)
         self.notes.append(f"{what} could not be made ({code}); the trainer's log has the reason.")
         gc.collect()  # here, not above: the exception's frames hold what the failed pass had made
-        torch.cuda.empty_cache()
+        # After some errors a device refuses everything; the adapter is written, and the run has succeeded.
+        with suppress(RuntimeError):
+            torch.cuda.empty_cache()
 
     def score(self) -> None:
         """Loss and token accuracy."""

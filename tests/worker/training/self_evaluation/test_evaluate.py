@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+import torch
 
 import worker.training.self_evaluation.evaluate
 from shared.model_card.self_evaluation import RowSource, SelfEvaluation
@@ -13,7 +14,7 @@ from worker.child_runtime import EXIT_CANCELLED, EXIT_PAUSED, StopRequested
 from worker.run_folder import ADAPTER_FOLDER, EVALUATION_NAME, SUMMARY_NAME, TELEMETRY_NAME, list_checkpoints, read_json
 from worker.training.loss import evaluate
 from worker.training.reporting.model_card import CARD_NAME
-from worker.training.self_evaluation.evaluate import MAX_TRIES, SAMPLES_VARIABLE
+from worker.training.self_evaluation.evaluate import MAX_TRIES, SAMPLES_VARIABLE, _Evaluation
 from worker.training.supervised import Supervised
 from worker.training.trainer import set_up
 
@@ -110,6 +111,20 @@ def test_what_fails_is_left_out_and_the_run_is_whole(tiny, tmp_path, monkeypatch
     assert code in " ".join(found.notes)
     assert events(run_dir, "self_evaluation")[0]["causes"] == [code]
     assert read_json(run_dir / SUMMARY_NAME)["adapter_id"]
+
+
+def test_a_device_that_refuses_everything_after_a_failure_fails_no_run(monkeypatch):
+    def refuse() -> None:
+        raise RuntimeError("CUDA error: device-side assert triggered")
+
+    def fail() -> None:
+        raise KeyError("x")
+
+    monkeypatch.setattr(torch.cuda, "empty_cache", refuse)
+    work = object.__new__(_Evaluation)
+    work.notes, work.causes = [], []
+    work.attempt("Sample answers", fail)
+    assert work.causes == ["INTERNAL_ERROR"]
 
 
 class StopDuringEvaluation:
