@@ -19,9 +19,10 @@ from sqlalchemy.orm import Session
 from shared.database.change_counter import bump
 from shared.database.connection import Database
 from shared.database.records import Value
+from shared.database.routing import StandsFor
 from shared.database.tables import PolicyAssignmentRow, PolicyMoveRow, PolicyRow
 from shared.database.tenancy import SHARED, TenantName, visible_to
-from shared.database.visibility import storable
+from shared.database.visibility import foreign_name_rows, storable
 from shared.errors import Code, Forbidden, InvalidRequest, NotFound
 
 TENANT_SCOPE, SERVER_SCOPE, ALIAS_PREFIX = "tenant", "server", "alias:"
@@ -231,7 +232,12 @@ def _locked(session: Session, tenant: str, scope: str) -> PolicyAssignmentRow:
 
 def _check_may_change(session: Session, tenant: str, scope: str, after: dict[str, Any] | None, by: Author) -> None:
     """A policy where none governs is for every trainer; to change, remove or go round one takes an admin."""
-    wider = {TENANT_SCOPE: [], SERVER_SCOPE: []}.get(scope, [(owner, scope) for owner in visible_to(tenant)])
+    names = [scope] if scope.startswith(ALIAS_PREFIX) else []
+    for row in foreign_name_rows(session, visible_to(tenant), scope.removeprefix(ALIAS_PREFIX)) if names else ():
+        # Until it has a policy of its own, a foreign name is governed by that of the alias that it stands for.
+        followed = StandsFor.model_validate(row.stands_for)
+        names += [ALIAS_PREFIX + followed.name] if followed.kind == "alias" else []
+    wider = [(owner, name) for name in names for owner in visible_to(tenant)]
     scopes = [(tenant, scope), *wider, (tenant, TENANT_SCOPE), (SHARED, TENANT_SCOPE), (SHARED, SERVER_SCOPE)]
     governing = first_assignment(session, scopes)
     if by.is_admin or (governing is None and scope.startswith(ALIAS_PREFIX)):

@@ -127,8 +127,10 @@ def check(
     if assignment is None:
         return None
     if isinstance(after, StandsFor) and after.kind == "alias":
-        through = next(iter(alias_rows(session, visible_to(before.tenant), after.name)), None)
-        after = state_of(through) if through else None
+        followed = next(iter(alias_rows(session, visible_to(before.tenant), after.name)), None)
+        after = state_of(followed) if followed else None
+        # What answers for another alias was never compared with what has answered here.
+        through = followed if before.incumbent is None else None
     elsewhere = first_assignment(session, _scopes(through)) if through else None
     if elsewhere and elsewhere.policy.digest == assignment.policy.digest:
         return None

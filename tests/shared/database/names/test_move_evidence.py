@@ -238,13 +238,34 @@ def test_a_foreign_name_is_no_way_round(aliases: Aliases, names: ForeignNames, d
     assert set_name(FOREIGN, StandsFor(kind="adapter", name=B), ALICE).stands_for.name == B
 
 
-def test_a_foreign_name_may_go_to_an_alias_under_the_same_policy(
+def test_an_alias_under_the_same_policy_is_no_way_round_for_a_foreign_name(
     aliases: Aliases, names: ForeignNames, database: Database
 ) -> None:
     names.set(FOREIGN, StandsFor(kind="alias", name="prod"), ALICE, bases=frozenset())
     aliases.set("twin", Routing.to(B), ALICE)
-    govern(database, "alias:twin")
-    assert names.set(FOREIGN, StandsFor(kind="alias", name="twin"), ALICE, bases=frozenset()).stands_for.name == "twin"
+    govern(database, "alias:twin", by=TRAINER)
+    to_twin = partial(names.set, FOREIGN, StandsFor(kind="alias", name="twin"), ALICE, bases=frozenset())
+    assert code(to_twin) == "GATE_MISSING", "B was never compared with what answers for the name"
+    receipt(database, B, A)
+    assert to_twin().stands_for.name == "twin"
+
+
+def test_a_new_foreign_name_may_stand_for_an_alias_under_the_same_policy(
+    names: ForeignNames, aliases: Aliases, database: Database
+) -> None:
+    govern(database, "tenant")
+    assert names.set(FOREIGN, StandsFor(kind="alias", name="prod"), ALICE, bases=frozenset())
+
+
+def test_a_trainer_gives_no_policy_of_its_own_to_a_foreign_name_that_is_governed(
+    aliases: Aliases, names: ForeignNames, database: Database
+) -> None:
+    names.set(FOREIGN, StandsFor(kind="alias", name="prod"), ALICE, bases=frozenset())
+    store(database, "lax", LAX, by=TRAINER)
+    policies = Policies(database)
+    assert code(policies.assign, f"alias:{FOREIGN}", "lax", TRAINER) == "ROLE_INSUFFICIENT"
+    assert code(aliases.set, FOREIGN, Routing.to(B), ALICE, policy=("lax", TRAINER)) == "ROLE_INSUFFICIENT"
+    assert policies.assign(f"alias:{FOREIGN}", "strict", TRAINER), "the same policy changes nothing"
 
 
 def test_a_foreign_name_under_a_tenants_policy_needs_a_receipt_of_its_adapter(
