@@ -39,7 +39,13 @@ class Pairs:
     def comparisons(self, margin: float) -> dict[str, Comparison]:
         """By criterion; ``margin`` is what the mean may lose."""
         return {
-            name: compare([pair.old for pair in pairs], [pair.new for pair in pairs], margin)
+            name: compare(
+                [pair.old for pair in pairs],
+                [pair.new for pair in pairs],
+                margin,
+                # Answers to one item say little more than one answer does.
+                groups=[pair.item["datasource_item_id"] for pair in pairs],
+            )
             for name, pairs in self.by_criterion.items()
         }
 

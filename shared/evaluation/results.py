@@ -160,7 +160,9 @@ def outcome_of(run_id: str, plan: EvaluationPlan, totals: Totals, results: Itera
         name: PairedScores(name, pair.incumbent, pair.candidate, pair.groups, unpaired[name])
         for name, pair in pairs.items()
     }
-    comparisons = {name: compare(*_within_bounds(pair), plan.margin) for name, pair in counted.items()}
+    comparisons = {
+        name: compare(*_within_bounds(pair), plan.margin, groups=pair.groups) for name, pair in counted.items()
+    }
     return RunOutcome(run_id, totals, counted, comparisons, passes)
 
 

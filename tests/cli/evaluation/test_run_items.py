@@ -58,6 +58,13 @@ def test_answers_to_one_item_are_paired_by_their_number() -> None:
     assert [(pair.old, pair.new) for pair in pairs_between(old, new).by_criterion["a"]] == [(1.0, 1.0), (0.0, 0.5)]
 
 
+def test_several_answers_to_an_item_are_not_as_many_items() -> None:
+    once = [item(number, ("a", number % 2.0), incumbent=item(number, ("a", 1.0 - number % 2))) for number in range(10)]
+    often = [answered | {"mens": answered["mens"] | {"sample_index": n}} for answered in once for n in range(8)]
+    few, many = (pairs_within(items).comparisons(0.05)["a"].interval for items in (once, often))
+    assert few and many and many[0] == pytest.approx(few[0], abs=0.1)
+
+
 def test_runs_of_other_items_are_not_compared() -> None:
     with pytest.raises(InvalidRequest) as refused:
         pairs_between([item(0, ("a", 1.0))], [item(1, ("a", 1.0))])
