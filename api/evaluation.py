@@ -183,8 +183,8 @@ def _models(services: Services, view: TenantView, spec: EvalSpec, run: RunSpec) 
     if run.mens.incumbent is None:
         return [first], base
     second, _ = resolve_model(services, view, run.mens.incumbent, "mens.incumbent")
-    if second.name == first.name:
-        message = f"mens.incumbent is {second.name!r}, which is the model itself."
+    if second.served == first.served:
+        message = f"mens.incumbent is {second.name!r}, which is the model itself: {first.served!r}."
         raise InvalidRequest(Code.REQUEST_INVALID, message, remedy="Name another model.", param="mens.incumbent")
     return [first, second], base
 

@@ -17,6 +17,9 @@ from shared.checkers.contained import ContainedCheckers
 from shared.database.evaluation.items import EvalItems, NewItem
 from shared.database.job_states import JobState
 from shared.database.leases import Leases
+from shared.database.names.aliases import Actor
+from shared.database.names.foreign_names import ForeignNames
+from shared.database.routing import StandsFor
 from shared.database.tenancy import Role
 from shared.errors import Code
 from shared.evaluation.plan import EvaluationPlan
@@ -351,6 +354,16 @@ def test_what_cannot_be_run_is_told_before_anything_is_asked(
     assert str(error["param"]).startswith(param)
     assert list(acme.files.list(purpose="evals")) == []
     assert app.state.services.jobs.of("acme").list() == []
+
+
+def test_a_model_by_its_other_name_is_no_incumbent(app: FastAPI, acme: OpenAI) -> None:
+    base = StandsFor(kind="base", name=BASE)
+    ForeignNames(app.state.services.database, "acme").set(
+        "gpt-4o", base, Actor(id="key-1", name="ada"), bases=frozenset({BASE})
+    )
+    mens = {"mens": {"incumbent": "gpt-4o"}}
+    error = refused(acme.evals.runs.create, make_eval(acme), data_source=asking(), extra_body=mens)
+    assert (error["code"], error["param"]) == ("REQUEST_INVALID", "mens.incumbent")
 
 
 def test_an_eval_of_stored_answers_is_kept_and_not_run(acme: OpenAI) -> None:
