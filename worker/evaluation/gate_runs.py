@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from itertools import groupby
+from operator import attrgetter
 
 from shared.database.evaluation.evals import Evals
 from shared.database.evaluation.items import EvalItems
 from shared.database.files.files import Files
 from shared.errors import InvalidRequest, JobFailed, NotFound
-from shared.evaluation.items import check_items, read_items
+from shared.evaluation.items import check_count, check_items, read_items
 from shared.evaluation.plan import EvaluationPlan, ModelTarget, PlannedItems, plan_run
 from shared.evaluation.types import (
     Answer,
@@ -30,6 +32,7 @@ from shared.graders.types import ScoreModel
 from worker.evaluation.run import RunningJob, evaluate_model
 
 MOST_ITEMS = 100_000
+"""Answers of one run, as the API bounds them for runs by default (`MENS_MAX_EVAL_ITEMS`)."""
 NO_EVIDENCE = (NotFound, InvalidRequest, JobFailed)
 """Errors that are a run's own and last: it is no evidence then, and its gates say why. Others end the attempt, which is repeated."""
 
@@ -63,6 +66,17 @@ def run_policy(
     return runs, missing
 
 
+def answer_pairs(results: Iterable[ItemResult], criteria: list[Criterion]) -> Iterator[AnswerPair]:
+    """Both models' answers, item by item. The texts of one item are held at a time, and of the others their scores.
+
+    Args:
+        results: of a run, by position: the answers to one item stand together.
+        criteria: of the eval.
+    """
+    for _, same_item in groupby(results, key=attrgetter("item_index")):
+        yield _pair(list(same_item), criteria)
+
+
 def _run(job: RunningJob, name: str, template: RunTemplate, adapter_id: str, compared_with: str | None) -> RunScores:
     database, tenant = job.leases.database, job.lease.job.tenant
     found = Evals(database, tenant).get(template.eval)
@@ -71,18 +85,14 @@ def _run(job: RunningJob, name: str, template: RunTemplate, adapter_id: str, com
     # Named by its plan: a later attempt goes on with it only while all that it compares is the same.
     run = job.leases.open_run(job.lease, found.id, f"gate {name} {plan.digest[:12]}", plan.model_dump(mode="json"))
     outcome = evaluate_model(job, plan, run.id)
-    answers: dict[int, list[ItemResult]] = defaultdict(list)
-    for item in EvalItems(database).all(run.id):
-        result = ItemResult.model_validate(item.result)
-        answers[result.item_index].append(result)
-    pairs = [_pair(results, spec.testing_criteria) for _, results in sorted(answers.items())]
+    results = (ItemResult.model_validate(item.result) for item in EvalItems(database).all(run.id))
     return RunScores(
         eval_id=found.id,
         run_id=run.id,
         measured_at=run.created_at,
         candidate=adapter_id,
         incumbent=compared_with,
-        pairs=tuple(pairs),
+        pairs=tuple(answer_pairs(results, spec.testing_criteria)),
         sandbox=outcome.totals.sandbox,
     )
 
@@ -107,7 +117,9 @@ def _plan(
     run = RunSpec(data_source=source, mens=RunExtension(incumbent=compared_with, samples=template.samples))
     models = [ModelTarget(name=name, served=name) for name in (adapter_id, compared_with) if name]
     items = PlannedItems(file_id=file.id, sha256=file.sha256, count=report.count)
-    return plan_run(eval_id, spec, run, items, models, template.seed)
+    plan = plan_run(eval_id, spec, run, items, models, template.seed)
+    check_count(plan.answers, MOST_ITEMS)
+    return plan
 
 
 def _prompt(template: RunTemplate) -> InputMessages:

@@ -293,3 +293,15 @@ def test_training_is_read_from_the_job_ledger_or_is_missing(place: JudgedInstall
     lease = claimed(jobs, leases)
     leases.finish(lease, {}, adapters=[new_adapter("imported@1")])
     assert training_report(jobs, Adapters(place.database).get("imported@1")) is None
+
+
+def test_samples_count_in_what_a_run_may_ask(
+    place: JudgedInstallation, models: Models, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("worker.evaluation.gate_runs.MOST_ITEMS", 2 * ROWS - 1)
+    judged = Evals(place.database).create("e", {}, {"data_source_config": CONFIG, "testing_criteria": [EQUALS]})
+    source = policy_of(judged.id, place.file_id).replace("seed: 11", "seed: 11, samples: 2, temperature: 1")
+    place.policy = govern(place.database, "alias:prod", source, name="twice").policy
+    receipt = place.receipt(place.judge(GOOD))
+    assert (receipt.passed, models.asked) == (False, [])
+    assert "EVAL_TOO_MANY_ITEMS" in receipt.receipt["gates"][2]["message"]
