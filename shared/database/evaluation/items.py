@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime
 from typing import Any, Literal
 
-from sqlalchemy import insert, select, update
+from sqlalchemy import select, update
+from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
 from shared.database.connection import Database
@@ -102,5 +103,7 @@ def add_items(session: Session, run_id: str, items: Sequence[NewItem], totals: d
     """Add what came of items, with the totals up to them; the caller holds the lease of the run's job."""
     if items:
         rows = [{"run_id": run_id, "created_at": now, **item.model_dump()} for item in items]
-        session.execute(insert(EvalItemRow), rows)
+        insert = sqlite.insert if session.get_bind().dialect.name == "sqlite" else postgresql.insert
+        # They are there already when the confirmation of an earlier commit was lost: the lease lets nobody else write.
+        session.execute(insert(EvalItemRow).on_conflict_do_nothing(), rows)
     session.execute(update(EvalRunRow).where(EvalRunRow.id == run_id).values(totals=totals))

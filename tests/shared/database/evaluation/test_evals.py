@@ -5,7 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from alembic import command
+from alembic.config import Config
 
+from api.migrate import MIGRATIONS, migrate
 from shared.database.connection import Database
 from shared.database.evaluation.evals import Eval, Evals
 from shared.database.evaluation.items import EvalItems, NewItem
@@ -137,6 +140,16 @@ def test_items_are_stored_with_the_totals_up_to_them(
     assert code(items.get, run_id, 3) == Code.EVAL_ITEM_NOT_FOUND
 
 
+def test_items_whose_commit_was_not_confirmed_are_stored_once(
+    database: Database, jobs: Jobs, leases: Leases, made: Eval
+) -> None:
+    lease = started(jobs, leases, made.id)
+    leases.store_items(lease, lease.job.id, [item(0)], {"done": 1})
+    leases.store_items(lease, lease.job.id, [item(0), item(1)], {"done": 2})
+    items = EvalItems(database)
+    assert (items.positions(lease.job.id), items.totals(lease.job.id)) == ({0, 1}, {"done": 2})
+
+
 def test_an_attempt_that_lost_its_lease_stores_nothing(
     database: Database, jobs: Jobs, leases: Leases, made: Eval
 ) -> None:
@@ -216,3 +229,19 @@ def test_the_key_of_an_earlier_attempt_ends_while_a_later_one_runs(
     later, _ = leases.mint_key(again, Role.VIEWER)
     assert keys.revoke_abandoned() == [key.id]
     assert [found.id for found in keys.all()] == [later.id]
+
+
+def test_a_downgrade_leaves_no_key_of_an_attempt(empty_url: str) -> None:
+    migrate(empty_url)
+    database = Database(empty_url)
+    jobs, leases = Jobs(database), Leases(database, 60)
+    _, secret = leases.mint_key(started(jobs, leases, Evals(database).create("e", {}, SPEC).id), Role.VIEWER)
+    _, kept = Keys(database).create("ada")
+    config = Config()
+    config.set_main_option("script_location", str(MIGRATIONS))
+    config.attributes["database_url"] = empty_url
+    command.downgrade(config, "0005")
+    migrate(empty_url)
+    assert Keys(database).authenticate(kept)
+    assert code(Keys(database).authenticate, secret) == Code.KEY_INVALID
+    database.close()
