@@ -9,7 +9,7 @@ from typing import Any
 
 from shared.errors import Code, InvalidRequest
 from shared.hashing import digest_json
-from shared.statistics.paired import Comparison, compare
+from shared.statistics.paired import Comparison, compare, within_bounds
 
 OutputItem = Mapping[str, Any]
 MAX_TEXT = 300
@@ -40,8 +40,7 @@ class Pairs:
         """By criterion; ``margin`` is what the mean may lose."""
         return {
             name: compare(
-                [pair.old for pair in pairs],
-                [pair.new for pair in pairs],
+                *within_bounds([pair.old for pair in pairs], [pair.new for pair in pairs]),
                 margin,
                 # Answers to one item say little more than one answer does.
                 groups=[pair.item["datasource_item_id"] for pair in pairs],

@@ -59,6 +59,9 @@ def print_comparison(old: str, new: str, pairs: Pairs, margin: float, shown: int
     print_table(("criterion", *COLUMNS), [(name, *cells(one)) for name, one in found.items()])
     for line in notes(found, margin):
         typer.echo(line)
+    for name, scored in pairs.by_criterion.items():
+        if any(not 0 <= score <= 1 for pair in scored for score in (pair.old, pair.new)):
+            typer.echo(f"{name} has scores outside 0 to 1: the smallest to the largest is compared as 0 to 1")
     if pairs.unpaired:
         typer.echo(f"{pairs.unpaired} items are of one model only, or could not be judged; they are in no comparison")
     losses = lost(pairs)

@@ -12,7 +12,7 @@ from shared.evaluation.plan import EvaluationPlan
 from shared.evaluation.types import Answer, Criterion, CriterionResult, ItemResult
 from shared.graders.types import ScoreModel
 from shared.sandbox.levels import Level
-from shared.statistics.paired import Comparison, compare
+from shared.statistics.paired import Comparison, compare, within_bounds
 
 USAGE_FIELDS = ("prompt_tokens", "completion_tokens", "total_tokens", "cached_tokens")
 
@@ -161,7 +161,8 @@ def outcome_of(run_id: str, plan: EvaluationPlan, totals: Totals, results: Itera
         for name, pair in pairs.items()
     }
     comparisons = {
-        name: compare(*_within_bounds(pair), plan.margin, groups=pair.groups) for name, pair in counted.items()
+        name: compare(*within_bounds(pair.incumbent, pair.candidate), plan.margin, groups=pair.groups)
+        for name, pair in counted.items()
     }
     return RunOutcome(run_id, totals, counted, comparisons, passes)
 
@@ -174,17 +175,6 @@ def _scores(criterion: Criterion, number: int, result: ItemResult) -> tuple[floa
         return None
     low, high = criterion.range if isinstance(criterion, ScoreModel) else (0.0, 1.0)
     old, new = ((score.score - low) / (high - low) for score in found)
-    return old, new
-
-
-def _within_bounds(pair: PairedScores) -> tuple[Sequence[float], Sequence[float]]:
-    """Scores as comparisons take them. Of a grader of one's own that leaves 0 to 1, the smallest to the largest is that."""
-    scores = [*pair.incumbent, *pair.candidate]
-    low, high = min(scores, default=0.0), max(scores, default=1.0)
-    if low >= 0 and high <= 1:
-        return pair.incumbent, pair.candidate
-    low, high = min(low, 0.0), max(high, 1.0)
-    old, new = ([(score - low) / (high - low) for score in side] for side in (pair.incumbent, pair.candidate))
     return old, new
 
 

@@ -103,6 +103,16 @@ def compare(
     )
 
 
+def within_bounds(old: Sequence[float], new: Sequence[float]) -> tuple[list[float], list[float]]:
+    """Scores as :func:`compare` takes them: where some leave 0 to 1, the smallest to the largest becomes that."""
+    scores = [*old, *new]
+    low, high = min(scores, default=0.0), max(scores, default=1.0)
+    if low >= 0 and high <= 1:
+        return [*old], [*new]
+    low, high = min(low, 0.0), max(high, 1.0)
+    return [(score - low) / (high - low) for score in old], [(score - low) / (high - low) for score in new]
+
+
 def _decide(interval: tuple[float, float], visible: float | None, margin: float, items: int) -> tuple[Status, str]:
     if interval[0] > -margin:
         return Status.PASSED, ""

@@ -160,7 +160,8 @@ def compare(
         pairs = pairs_between(api.output_items(before), api.output_items(after))
     except MensError as error:
         fail_with(error)
-    _end_with(pairs, before["model"], after["model"], margin, worst, as_json=as_json)
+    is_whole = all([_is_whole(before), _is_whole(after)])
+    _end_with(pairs, before["model"], after["model"], margin, worst, as_json=as_json, is_whole=is_whole)
 
 
 def cancel(run_id: RunId) -> None:
@@ -230,11 +231,10 @@ def _follow(begun: dict[str, Any], request: api.RunRequest) -> dict[str, Any]:
 
 def _print(run: dict[str, Any], margin: float | None, worst: int, *, as_json: bool) -> None:
     """A run's page; ends the command with 1 when it failed, or its model is not shown to be not worse."""
-    if run["status"] not in ENDED:
-        note(f"{run['id']} is {run['status']}: what it has until now")
     if run["status"] == "failed":
         error = run["error"] or {}
         fail(f"{run['id']} failed: {error.get('code')}: {error.get('message')}", error or None)
+    is_whole = _is_whole(run)
     items = list(api.output_items(run))
     pairs = pairs_within(items)
     second = api.second_model(run)
@@ -245,10 +245,18 @@ def _print(run: dict[str, Any], margin: float | None, worst: int, *, as_json: bo
             print_run(run, items, worst)
         return
     bound = float(run["mens"]["margin"]) if margin is None else margin
-    _end_with(pairs, second, str(run["model"]), bound, worst, as_json=as_json)
+    _end_with(pairs, second, str(run["model"]), bound, worst, as_json=as_json, is_whole=is_whole)
 
 
-def _end_with(pairs: Pairs, old: str, new: str, margin: float, worst: int, *, as_json: bool) -> None:
+def _is_whole(run: dict[str, Any]) -> bool:
+    """Whether a run has all its items; says so when it has not."""
+    if run["status"] == "completed":
+        return True
+    note(f"{run['id']} is {run['status']}: the items that it has, which show nothing of the rest")
+    return False
+
+
+def _end_with(pairs: Pairs, old: str, new: str, margin: float, worst: int, *, as_json: bool, is_whole: bool) -> None:
     if as_json:
         found = pairs.comparisons(margin)
         comparisons = {name: comparison_as_json(one) for name, one in found.items()}
@@ -257,4 +265,4 @@ def _end_with(pairs: Pairs, old: str, new: str, margin: float, worst: int, *, as
         is_shown = bool(found) and all(one.status == "passed" for one in found.values())
     else:
         is_shown = print_comparison(old, new, pairs, margin, worst)
-    raise typer.Exit(0 if is_shown else 1)
+    raise typer.Exit(0 if is_shown and is_whole else 1)

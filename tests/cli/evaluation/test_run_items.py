@@ -65,6 +65,18 @@ def test_several_answers_to_an_item_are_not_as_many_items() -> None:
     assert few and many and many[0] == pytest.approx(few[0], abs=0.1)
 
 
+def test_scores_of_a_range_of_their_own_are_compared_within_it() -> None:
+    points = [(10.0 * (number % 2), 10.0 * (number % 3 == 0)) for number in range(60)]
+    of_ten = [
+        item(number, ("judge", new), incumbent=item(number, ("judge", old))) for number, (old, new) in enumerate(points)
+    ]
+    of_one = [
+        item(number, ("judge", new / 10), incumbent=item(number, ("judge", old / 10)))
+        for number, (old, new) in enumerate(points)
+    ]
+    assert pairs_within(of_ten).comparisons(0.05) == pairs_within(of_one).comparisons(0.05)
+
+
 def test_runs_of_other_items_are_not_compared() -> None:
     with pytest.raises(InvalidRequest) as refused:
         pairs_between([item(0, ("a", 1.0))], [item(1, ("a", 1.0))])

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
+from cli.evaluation import runs
 from shared.artifacts.folder_storage import FolderStorage
 from shared.base_models.catalog import Catalog, save_catalog
 from shared.database.files.files import Files
@@ -105,6 +106,16 @@ def test_two_models_are_compared_pair_by_pair(evaluating: Evaluating) -> None:
     found = evaluating.json("show", worse, code=1)["comparisons"]["exact"]
     assert (found["status"], found["difference"]) == ("failed", -0.5)
     assert "old       60" in evaluating.mens("show", worse, code=1)
+
+
+def test_what_a_cancelled_run_has_shows_nothing(evaluating: Evaluating, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_id = evaluating.finished("--model", "demo@2", "--against", "demo@1")
+    one = evaluating.finished("--model", "demo@2")
+    evaluating.mens("show", run_id)
+    find = runs.find_run
+    monkeypatch.setattr(runs, "find_run", lambda run_id: find(run_id) | {"status": "canceled"})
+    assert "is canceled" in evaluating.mens("show", run_id, code=1)
+    assert "is canceled" in evaluating.mens("compare", one, one, code=1)
 
 
 def test_two_runs_are_compared_afterwards(evaluating: Evaluating) -> None:
