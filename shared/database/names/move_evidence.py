@@ -10,7 +10,7 @@ of the answers already needs none, and a shadow answers nobody.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -80,12 +80,12 @@ def standing(session: Session, row: AliasRow) -> Standing:
         involved += followed
         state = _hold(session, followed[0]) if followed else None
     answering = _routing(state)
-    last = answering.main if answering else _last_main(session, row)
+    mains = [answering.main] if answering else _past_mains(session, row)
     return Standing(
         tenant=row.tenant,
         name=row.name,
         answering=answering,
-        incumbent=_published(session, tenants, last),
+        incumbent=next((found for main in mains if (found := _published(session, tenants, main))), None),
         scopes=_scopes(*involved),
     )
 
@@ -278,17 +278,19 @@ def _shares(routing: Routing) -> dict[str, float]:
     return {target.adapter: target.weight / total for target in routing.targets}
 
 
-def _last_main(session: Session, row: AliasRow) -> str | None:
-    """The adapter that answered before an alias was deleted: to delete an alias is no way round the comparison with it."""
+def _past_mains(session: Session, row: AliasRow) -> Iterator[str]:
+    """Adapters that answered before an alias was deleted, the last one first.
+
+    To delete an alias, and the adapter too, is no way round the comparison with what is left.
+    """
     query = select(AliasMoveRow).where(AliasMoveRow.tenant == row.tenant, AliasMoveRow.alias == row.name)
     for move in session.scalars(query.order_by(AliasMoveRow.version.desc()).limit(100)):
         if move.after and "targets" in move.after:
-            return Routing.model_validate(move.after).main
-        if move.after and move.after.get("kind") == "adapter":
-            return str(move.after["name"])
-    return None
+            yield Routing.model_validate(move.after).main
+        elif move.after and move.after.get("kind") == "adapter":
+            yield str(move.after["name"])
 
 
-def _published(session: Session, tenants: Sequence[str], adapter_id: str | None) -> AdapterRow | None:
-    row = adapter_row(session, tenants, adapter_id) if adapter_id else None
+def _published(session: Session, tenants: Sequence[str], adapter_id: str) -> AdapterRow | None:
+    row = adapter_row(session, tenants, adapter_id)
     return row if row is not None and row.published else None

@@ -213,6 +213,18 @@ def test_deleting_and_making_an_alias_anew_is_no_way_round(aliases: Aliases, dat
     assert aliases.set("prod", Routing.to(B), ALICE).adapter_id == B
 
 
+def test_deleting_the_last_adapter_too_is_no_way_round(aliases: Aliases, database: Database) -> None:
+    register(database, C)
+    receipt(database, B, A)
+    aliases.set("prod", Routing.to(B), ALICE)
+    aliases.delete("prod", ALICE)
+    Deletions(database).begin(B)
+    receipt(database, C, None)
+    assert code(aliases.set, "prod", Routing.to(C), ALICE) == "GATE_STALE"
+    receipt(database, C, A)
+    assert aliases.set("prod", Routing.to(C), ALICE).adapter_id == C
+
+
 def test_rollback_to_what_the_alias_has_held_is_always_allowed(
     aliases: Aliases, database: Database, clock: Clock
 ) -> None:
