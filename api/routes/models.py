@@ -16,7 +16,7 @@ from api.services import Services, ServicesDep
 from api.web.auth import TRAINER, CallerDep
 from api.web.params import Id, WholeList
 from api.web.tenant_view import TenantView, TenantViewDep, tenant_view
-from shared.artifacts.manifests import CONFIG_NAME, MANIFEST_NAME, WEIGHTS_NAME, AdapterManifest
+from shared.artifacts.manifests import MANIFEST_NAME, AdapterManifest, parse_manifest
 from shared.base_models.catalog import BaseModelEntry
 from shared.contract.auto_hyperparameters import auto_learning_rate
 from shared.database.adapters import Adapter
@@ -96,11 +96,12 @@ def _local_content(name: Id, file: AdapterFile, services: ServicesDep, view: Ten
     adapter = view.adapters.get(name)
     with tempfile.TemporaryDirectory(prefix="mens-adapter-") as folder:
         target = Path(folder)
+        stored = MANIFEST_NAME if file == README_NAME else file
+        services.storage.fetch_folder("adapters", adapter.digest, [stored], target)
         if file == README_NAME:
-            (target / file).write_text(write_readme(_card_record(services, view, adapter)), encoding="utf-8")
-        else:
-            assert file in (WEIGHTS_NAME, CONFIG_NAME, MANIFEST_NAME)
-            services.storage.fetch_folder("adapters", adapter.digest, [file], target)
+            manifest = parse_manifest((target / MANIFEST_NAME).read_bytes(), adapter.digest)
+            record = _card_record(services, view, adapter, manifest)
+            (target / file).write_text(write_readme(record), encoding="utf-8")
         yield target / file
 
 
@@ -133,7 +134,7 @@ def _foreign_model(name: ForeignName) -> Model:
     return Model(id=name.name, created=_seconds(name.moved_at), owned_by=name.tenant, mens=mens)
 
 
-def _card_record(services: Services, view: TenantView, adapter: Adapter) -> AdapterRecord:
+def _card_record(services: Services, view: TenantView, adapter: Adapter, manifest: AdapterManifest) -> AdapterRecord:
     bases = {base.name: base for base in services.catalog().bases}
     base = bases.get(adapter.base_model)
     try:
@@ -141,7 +142,7 @@ def _card_record(services: Services, view: TenantView, adapter: Adapter) -> Adap
     except NotFound:
         job = None
     return AdapterRecord(
-        manifest=AdapterManifest.model_validate(adapter.manifest),
+        manifest=manifest,
         metrics=adapter.metrics,
         certificates=adapter.certificates,
         license=base.license if base else None,

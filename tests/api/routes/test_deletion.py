@@ -42,6 +42,12 @@ def test_deleted_adapter_is_gone_at_once_and_deletion_is_idempotent(admin, insta
     assert error_of(admin.put("/v1/aliases/prod", json={"adapter": adapter})) == (404, "ADAPTER_NOT_FOUND")
 
 
+@pytest.mark.parametrize("file", ["README.md", "adapter_manifest.json", "adapter_model.safetensors"])
+def test_files_that_the_storage_has_lost_are_said_to_be(admin, installation, file) -> None:
+    path = f"/v1/adapters/{installation.adapter(SHARED)}/files/{file}"
+    assert error_of(admin.get(path)) == (404, "STORAGE_OBJECT_MISSING")
+
+
 def test_deleted_adapter_keeps_its_record(admin, installation) -> None:
     adapter = installation.adapter(SHARED)
     before = admin.get(f"/v1/adapters/{adapter}").json()
