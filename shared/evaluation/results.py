@@ -115,7 +115,6 @@ class RunOutcome:
 
     Attributes:
         pairs: by the criterion's name; empty for a run of one model.
-        passes: of each item, how many of its answers passed all criteria and how many there are: what pass@k is computed of.
         unrepeatable: criteria of code that gave another score the second time, and for how many answers to the first ten items.
     """
 
@@ -123,7 +122,6 @@ class RunOutcome:
     totals: Totals
     pairs: dict[str, PairedScores]
     comparisons: dict[str, Comparison]
-    passes: dict[int, tuple[int, int]]
     unrepeatable: dict[str, int] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
@@ -143,10 +141,7 @@ def outcome_of(run_id: str, plan: EvaluationPlan, totals: Totals, results: Itera
         if len(plan.models) > 1
     }
     unpaired = dict.fromkeys(pairs, 0)
-    passes: dict[int, tuple[int, int]] = {}
     for result in results:
-        passed, answers = passes.get(result.item_index, (0, 0))
-        passes[result.item_index] = (passed + (result.status == "pass"), answers + (result.status != "error"))
         for number, criterion in enumerate(plan.testing_criteria if pairs else ()):
             both = _scores(criterion, number, result)
             if both is None:
@@ -164,7 +159,7 @@ def outcome_of(run_id: str, plan: EvaluationPlan, totals: Totals, results: Itera
         name: compare(*within_bounds(pair.incumbent, pair.candidate), plan.margin, groups=pair.groups)
         for name, pair in counted.items()
     }
-    return RunOutcome(run_id, totals, counted, comparisons, passes)
+    return RunOutcome(run_id, totals, counted, comparisons)
 
 
 def _scores(criterion: Criterion, number: int, result: ItemResult) -> tuple[float, float] | None:

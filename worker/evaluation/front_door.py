@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import random
+import socket
 import threading
 import time
+from contextlib import suppress
 from types import TracebackType
 from typing import Any
+from weakref import WeakSet
 
 import httpx
 import msgspec
@@ -46,6 +49,9 @@ class FrontDoor:
             trust_env=False,
         )
         self._closing = threading.Event()
+        self._sockets: WeakSet[socket.socket] = WeakSet()
+        self._lock = threading.Lock()
+        self._aborted = False
 
     def __enter__(self) -> FrontDoor:
         return self
@@ -63,6 +69,14 @@ class FrontDoor:
     def stop_waiting(self) -> None:
         """Send nothing more; requests in flight get their responses."""
         self._closing.set()
+
+    def abort(self) -> None:
+        """Send nothing more, and end the requests in flight: to close a connection does not wake a thread that reads from it."""
+        self._closing.set()
+        with self._lock:
+            self._aborted = True
+            for connected in self._sockets:
+                _shut(connected)
 
     def post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
         """The JSON object of a response.
@@ -97,7 +111,10 @@ class FrontDoor:
     def _send(self, path: str, body: dict[str, Any]) -> httpx.Response | Unavailable:
         try:
             return self._client.post(
-                path, content=msgspec.json.encode(body), headers={"Content-Type": "application/json"}
+                path,
+                content=msgspec.json.encode(body),
+                headers={"Content-Type": "application/json"},
+                extensions={"trace": self._remember_socket},
             )
         except (httpx.TransportError, RuntimeError) as error:  # the latter of a client that was closed
             if self._closing.is_set():
@@ -109,6 +126,21 @@ class FrontDoor:
                 f"{self._client.base_url} gives no response ({type(error).__name__}).",
                 remedy="Check MENS_API_URL and the API; what was stored is not asked again.",
             )
+
+    def _remember_socket(self, event: str, facts: dict[str, Any]) -> None:
+        """Called by httpcore at each step of a request."""
+        if event not in ("connection.connect_tcp.complete", "connection.start_tls.complete"):
+            return
+        connected = facts["return_value"].get_extra_info("socket")
+        with self._lock:
+            self._sockets.add(connected)
+            if self._aborted:
+                _shut(connected)
+
+
+def _shut(connected: socket.socket) -> None:
+    with suppress(OSError):  # closed already
+        connected.shutdown(socket.SHUT_RDWR)
 
 
 def _object(response: httpx.Response) -> dict[str, Any]:

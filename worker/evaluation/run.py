@@ -220,8 +220,8 @@ def _judge_all(
             _drain(attempt, door, in_flight, progress)
             raise
         finally:
-            # Not closed under a thread that reads from it, which would wait for its time-out; requests in flight end by themselves.
-            door.stop_waiting()
+            # Else the threads that still read would be waited for until their time-outs.
+            door.abort()
 
 
 def _add(found: list[tuple[int, Judged | BaseException]], progress: _Progress) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -318,6 +319,25 @@ def test_a_run_stops_and_keeps_what_it_has(place: Place, door: FrontDoorStub, ve
     stopped = place.run(job)
     assert stopped.state is state
     assert 20 <= len(place.items(job)) == len(door.asked) < 500
+
+
+def test_a_cancel_does_not_wait_for_an_api_that_hangs(place: Place, door: FrontDoorStub) -> None:
+    place.worker.settings = place.settings.model_copy(update={"stop_grace_seconds": 0.1})
+    job = place.queue(ROWS)
+    hangs = threading.Event()
+
+    def reply(body: Body) -> None:
+        if len(door.asked) == 4:
+            Jobs(place.database, "acme").cancel(job.id)
+        hangs.wait(30)
+
+    door.reply = reply
+    began = time.monotonic()
+    stopped = place.run(job)
+    took = time.monotonic() - began
+    hangs.set()
+    assert (stopped.state, place.items(job)) == (JobState.CANCELLED, [])
+    assert took < 20
 
 
 def test_rows_that_have_their_answers_are_judged_without_a_model(place: Place, door: FrontDoorStub) -> None:
