@@ -32,6 +32,8 @@ from shared.sandbox.packages import import_all, named_modules
 FILE_NAME = "<grader>"
 CHECK_SECONDS = 0.02
 """How often the folder of a running item is measured."""
+EXIT_SECONDS = 5.0
+"""How long a process may take to end after it has closed its result."""
 MAX_FILES_IN_FOLDER = 1024
 MAX_FOLDER_DEPTH = 32
 MAX_MESSAGE_CHARACTERS, MAX_DETAIL_CHARACTERS = 1_000, 4_000
@@ -127,6 +129,8 @@ def _judge(inheritance: Inheritance, code: CodeType, request: dict[str, Any], ch
     watch = _Watch(result_end, output_end, channel, inheritance.limits)
     try:
         reason = watch.until_end()
+        if reason is None and not watch.result:
+            _wait_for_exit(pid)
     finally:
         os.kill(pid, signal.SIGKILL)
         _, status = os.waitpid(pid, 0)
@@ -134,6 +138,15 @@ def _judge(inheritance: Inheritance, code: CodeType, request: dict[str, Any], ch
         os.close(output_end)
     outcome = reason or _read_result(bytes(watch.result), os.waitstatus_to_exitcode(status), inheritance.limits)
     return {**outcome, "output": watch.output.decode(errors="replace")}
+
+
+def _wait_for_exit(pid: int) -> None:
+    """Let a process whose result is closed end by itself: its exit code, which tells why, comes a moment after that."""
+    deadline = time.monotonic() + EXIT_SECONDS
+    while time.monotonic() < deadline:
+        if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+            return
+        time.sleep(0.001)
 
 
 class _Watch:
