@@ -30,7 +30,9 @@ router = APIRouter(prefix="/v1", tags=["models"])
 
 CATALOG_OWNER = "mens"
 README_NAME = "README.md"
-AdapterFile = Literal["adapter_model.safetensors", "adapter_config.json", "adapter_manifest.json", "README.md"]
+AdapterFile = Literal[
+    "adapter_model.safetensors", "adapter_config.json", "adapter_manifest.json", "adapter_signature.json", "README.md"
+]
 
 
 @router.get("/models")
@@ -107,7 +109,7 @@ def _local_content(name: Id, file: AdapterFile, services: ServicesDep, view: Ten
 
 @router.get("/adapters/{name}/files/{file}", response_class=FileResponse, dependencies=TRAINER)
 def adapter_file(file: AdapterFile, content: Annotated[Path, Depends(_local_content)]) -> FileResponse:
-    """One file of an adapter, by its id or an alias: weights, PEFT's config, manifest, or the model card as README.md."""
+    """One file of an adapter, by its id or an alias: weights, PEFT's config, manifest, signature, or the model card as README.md."""
     return FileResponse(content, media_type="application/octet-stream", filename=file)
 
 

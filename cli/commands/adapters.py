@@ -16,6 +16,8 @@ from cli.commands.jobs import upload, watch_job
 from cli.export.download import download
 from cli.export.formats import Format, write
 from cli.export.handoff import Backend
+from cli.export.oci_layout import is_layout, read_layout
+from cli.export.ollama.modelfile import plan_model
 from shared.artifacts.manifests import MANIFEST_NAME, AdapterManifest, parse_manifest, verify_adapter
 from shared.artifacts.original_layout import MAX_SIDECAR_BYTES, ORIGINAL_WEIGHTS, SIDECAR_NAMES, parse_sidecar
 from shared.artifacts.signatures import (
@@ -44,14 +46,38 @@ def export(
         typer.Option(
             "--format",
             help="peft: the folder that peft and vLLM load; original: the original's names; hf: a Hugging Face repository; "
-            "oci: an OCI image layout for registries.",
+            "oci: an OCI image layout for registries; ollama: a Modelfile, with --model-folder.",
         ),
     ] = Format.PEFT,
     handoff: Annotated[
-        Backend | None, typer.Option(help="Also write external_serving_handoff_v1.json for this runtime.")
+        Backend | None,
+        typer.Option(
+            help="Also write external_serving_handoff_v1.json for this runtime; ollama's comes with its format."
+        ),
+    ] = None,
+    model_folder: Annotated[
+        Path | None,
+        typer.Option(
+            help="For ollama: the adapter's merged model (`mens base from-merge`), or its base where Ollama converts adapters of it.",
+            exists=True,
+            file_okay=False,
+        ),
+    ] = None,
+    source: Annotated[
+        str | None,
+        typer.Option(
+            "--from",
+            help="For ollama: what it builds from in place of that folder, e.g. a GGUF file made of it; not checked.",
+        ),
     ] = None,
 ) -> None:
     """Export an adapter with its model card. Every byte is checked against its manifest first (docs/adapters.md)."""
+    if (layout is Format.OLLAMA) != (model_folder is not None):
+        fail(
+            "--format ollama and --model-folder go together: the folder has the chat template that the Modelfile says."
+        )
+    if (handoff is Backend.OLLAMA and layout is not Format.OLLAMA) or (source and not model_folder):
+        fail("Ollama's handoff and --from come with --format ollama.")
     if to.exists() and (not to.is_dir() or any(to.iterdir())):
         fail(f"{to} is not an empty folder; name another one with --to.")
     record = call("GET", f"/v1/adapters/{quote(resolve_adapter_id(adapter), safe='')}")
@@ -59,8 +85,9 @@ def export(
         note(f"{record['id']} is {record['state']}: it has no certificate that a replica measured and passed.")
     with tempfile.TemporaryDirectory(prefix="mens-export-") as folder:
         found = download(record["id"], Path(folder))
+        ollama = plan_model(model_folder, found.manifest, source) if model_folder else None
         to.mkdir(parents=True, exist_ok=True)
-        advice = write(found, to, layout, handoff)
+        advice = write(found, to, layout, handoff, ollama)
     typer.echo(f"{record['id']} is in {to}: {advice}")
 
 
@@ -135,7 +162,11 @@ def keygen(
 @app.command("verify")
 def verify(
     folder: Annotated[
-        Path, typer.Argument(help="An adapter's folder, e.g. adapters/DIGEST of the storage.", exists=True)
+        Path,
+        typer.Argument(
+            help="An adapter's folder: adapters/DIGEST of the storage, or an export (peft, hf, ollama, oci).",
+            exists=True,
+        ),
     ],
     trusted: Annotated[
         Path | None,
@@ -147,7 +178,13 @@ def verify(
     Ends with code 1, and the reason, when anything is not as the manifest says.
     """
     try:
-        manifest, signature = verify_folder(folder, read_trusted_keys(trusted) if trusted else None)
+        keys = read_trusted_keys(trusted) if trusted else None
+        if is_layout(folder):
+            with tempfile.TemporaryDirectory(prefix="mens-verify-") as files:
+                read_layout(folder, Path(files))
+                manifest, signature = verify_folder(Path(files), keys)
+        else:
+            manifest, signature = verify_folder(folder, keys)
     except ModuleNotFoundError:
         fail(NEEDS_CRYPTOGRAPHY)
     except MensError as error:

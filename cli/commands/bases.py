@@ -231,6 +231,7 @@ def add_merged(settings: Settings, digest: str, name: str | None = None) -> Base
         storage.fetch_folder("models", digest, sorted(manifest.files), copy)
         for file, stored in manifest.files.items():
             _refuse_changed(file, digest_file(copy / file), stored)
+        (copy / MODEL_MANIFEST_NAME).write_bytes(raw)  # no part of the base, but it says whose merge this is
         copy.rename(folder)
     entry = entry.model_copy(update={"digests": digest_model_folder(folder)})
     save_catalog(settings.catalog_path, load_catalog(settings.catalog_path).having(entry))

@@ -17,6 +17,7 @@ from shared.artifacts.manifests import (
     parse_manifest,
     verify_adapter,
 )
+from shared.artifacts.signatures import SIGNATURE_NAME
 
 README_NAME = "README.md"
 ADAPTER_FILES = (MANIFEST_NAME, CONFIG_NAME, WEIGHTS_NAME)
@@ -27,13 +28,19 @@ class Downloaded:
     """An adapter on this machine.
 
     Attributes:
-        folder: holds the adapter's three files and README.md, and nothing else.
+        folder: holds the adapter's three files, its signature where it has one, and README.md.
         url: of the API that it came from.
     """
 
     folder: Path
     manifest: AdapterManifest
     url: str
+
+    @property
+    def files(self) -> list[Path]:
+        """What is exported, in order."""
+        names = (*ADAPTER_FILES, SIGNATURE_NAME, README_NAME)
+        return [path for name in names if (path := self.folder / name).is_file()]
 
 
 def download(adapter_id: str, folder: Path) -> Downloaded:
@@ -49,13 +56,16 @@ def download(adapter_id: str, folder: Path) -> Downloaded:
     base = f"/v1/adapters/{quote(adapter_id, safe='')}/files"
     try:
         with connection.client(timeout=600.0) as client:
-            for name in (*ADAPTER_FILES, README_NAME):
-                with client.stream("GET", f"{base}/{name}") as response, (folder / name).open("wb") as file:
+            for name in (*ADAPTER_FILES, SIGNATURE_NAME, README_NAME):
+                with client.stream("GET", f"{base}/{name}") as response:
+                    if name == SIGNATURE_NAME and response.status_code == httpx.codes.NOT_FOUND:
+                        continue
                     if response.is_error:
                         response.read()
                         fail(describe_error(response))
-                    for chunk in response.iter_bytes(1 << 20):
-                        file.write(chunk)
+                    with (folder / name).open("wb") as file:
+                        for chunk in response.iter_bytes(1 << 20):
+                            file.write(chunk)
     except httpx.HTTPError as error:
         fail(describe_unreachable(connection, error))
     manifest = parse_manifest((folder / MANIFEST_NAME).read_bytes(), adapter_id.rpartition("@")[2])

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
 
-from cli.export.download import ADAPTER_FILES, README_NAME, Downloaded
+from cli.export.download import ADAPTER_FILES, Downloaded
 from cli.export.handoff import HANDOFF_NAME, Backend, handoff_for
 from cli.export.oci_layout import write_layout
+from cli.export.ollama.modelfile import ADAPTER_FOLDER, MODELFILE_NAME, OllamaModel, write_modelfile
 from cli.export.original_folder import write_original
-from shared.artifacts.manifests import AdapterManifest
+from shared.artifacts.manifests import CONFIG_NAME, WEIGHTS_NAME, AdapterManifest
+from shared.artifacts.signatures import SIGNATURE_NAME
 from shared.hashing import digest_json
 
 
@@ -21,39 +24,62 @@ class Format(StrEnum):
     ORIGINAL = "original"
     HF = "hf"
     OCI = "oci"
+    OLLAMA = "ollama"
 
 
 GIT_ATTRIBUTES = "*.safetensors filter=lfs diff=lfs merge=lfs -text\n"
 """As the hub writes it: weights go to its large-file storage."""
 
 
-def write(found: Downloaded, target: Path, layout: Format, backend: Backend | None) -> str:
+def write(
+    found: Downloaded, target: Path, layout: Format, backend: Backend | None, ollama: OllamaModel | None = None
+) -> str:
     """Write an adapter into an empty folder; returns what to do with it.
 
     Args:
         backend: also write the handoff for this runtime, beside the adapter's files.
+        ollama: what its Modelfile says; for that layout alone, whose handoff is always written.
     """
-    files = [found.folder / name for name in (*ADAPTER_FILES, README_NAME)]
-    if backend:
+    files = list(found.files)
+    if backend := Backend.OLLAMA if ollama else backend:
         text = handoff_for(backend, found.manifest, found.url).model_dump_json(indent=2, by_alias=True)
-        (found.folder / HANDOFF_NAME).write_text(text + "\n")
         files.append(found.folder / HANDOFF_NAME)
-    match layout:
-        case Format.PEFT | Format.HF:
-            for path in files:
-                shutil.copyfile(path, target / path.name)
-            if layout is Format.PEFT:
-                return f'load it with peft.PeftModel.from_pretrained(base, "{target}")'
-            (target / ".gitattributes").write_text(GIT_ATTRIBUTES)
-            return f"upload it with `hf upload OWNER/NAME {target}`"
-        case Format.ORIGINAL:
-            names = write_original(found.folder, target, found.manifest)
-            for path in files[len(ADAPTER_FILES) :]:
-                shutil.copyfile(path, target / path.name)
-            return f"{', '.join(names)} as the original reads them"
-        case Format.OCI:
-            digest = write_layout(files, target, _tag(found.manifest), _annotations(found.manifest))
-            return f"{digest}; push it with `oras copy --from-oci-layout {target}:{_tag(found.manifest)} REGISTRY/NAME:TAG`"
+        files[-1].write_text(text + "\n")
+    if layout is Format.OCI:
+        tag = _tag(found.manifest)
+        digest = write_layout(files, target, tag, _annotations(found.manifest))
+        return f"{digest}; push it with `oras copy --from-oci-layout {target}:{tag} REGISTRY/NAME:TAG`"
+    if layout is Format.ORIGINAL:
+        names = write_original(found.folder, target, found.manifest)
+        files = [
+            path for path in files if path.name not in (*ADAPTER_FILES, SIGNATURE_NAME)
+        ]  # what is signed is not here
+        _copy(files, target)
+        return f"{', '.join(names)} as the original reads them"
+    _copy(files, target)
+    if ollama:
+        return _write_ollama(ollama, found.manifest, target)
+    if layout is Format.PEFT:
+        return f'load it with peft.PeftModel.from_pretrained(base, "{target}")'
+    (target / ".gitattributes").write_text(GIT_ATTRIBUTES)
+    return f"upload it with `hf upload OWNER/NAME {target}`"
+
+
+def _copy(files: Sequence[Path], target: Path) -> None:
+    for path in files:
+        shutil.copyfile(path, target / path.name)
+
+
+def _write_ollama(model: OllamaModel, manifest: AdapterManifest, target: Path) -> str:
+    (target / MODELFILE_NAME).write_text(write_modelfile(model, manifest), encoding="utf-8")
+    if model.with_adapter:
+        folder = target / ADAPTER_FOLDER
+        folder.mkdir()
+        # Ollama's client takes weights from a folder by this name, whichever of its versions that is.
+        shutil.copyfile(target / WEIGHTS_NAME, folder / "model.safetensors")
+        shutil.copyfile(target / CONFIG_NAME, folder / CONFIG_NAME)
+    said = "".join(f"\n  {sentence}" for sentence in model.differences)
+    return f"make it with `ollama create {manifest.name.lower()} -f {target / MODELFILE_NAME}`{said}"
 
 
 def _tag(manifest: AdapterManifest) -> str:

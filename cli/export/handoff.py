@@ -17,6 +17,7 @@ class Backend(StrEnum):
     """Runtimes that a handoff can be for."""
 
     VLLM = "vllm"
+    OLLAMA = "ollama"
     HF_TRANSFORMERS = "hf-transformers"
     OPENAI_COMPATIBLE = "openai-compatible"
 
@@ -66,6 +67,8 @@ def _notes(backend: Backend, manifest: AdapterManifest) -> str:
                 f"vllm serve BASE --enable-lora --max-lora-rank {_rank_of_vllm(manifest.rank)} --lora-modules {name}=. "
                 f"(BASE: a folder or hub name of {manifest.base_model}); requests then name the model {name}."
             )
+        case Backend.OLLAMA:
+            return f"ollama create {name.lower()} -f Modelfile; then ollama run {name.lower()}."
         case Backend.HF_TRANSFORMERS:
             return (
                 "peft.PeftModel.from_pretrained(transformers.AutoModelForCausalLM.from_pretrained(BASE), '.') "

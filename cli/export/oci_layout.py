@@ -9,6 +9,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter
+
+from shared.artifacts.manifests import FileName
+from shared.artifacts.storage import is_digest
+from shared.errors import ArtifactInvalid, Code
 from shared.hashing import canonical_json, digest_file
 
 ARTIFACT_TYPE = "application/vnd.mens.adapter.v1"
@@ -16,6 +21,7 @@ MANIFEST_TYPE = "application/vnd.oci.image.manifest.v1+json"
 INDEX_TYPE = "application/vnd.oci.image.index.v1+json"
 EMPTY_TYPE = "application/vnd.oci.empty.v1+json"
 TITLE = "org.opencontainers.image.title"
+FILE_NAME: TypeAdapter[str] = TypeAdapter(FileName)
 MEDIA_TYPES = {".safetensors": "application/vnd.safetensors", ".json": "application/json", ".md": "text/markdown"}
 
 
@@ -45,6 +51,46 @@ def write_layout(files: Sequence[Path], target: Path, name: str, annotations: Ma
     (target / "index.json").write_bytes(canonical_json(index))
     (target / "oci-layout").write_text(json.dumps({"imageLayoutVersion": "1.0.0"}))
     return str(described["digest"])
+
+
+def is_layout(folder: Path) -> bool:
+    """Whether a folder is an OCI image layout."""
+    return (folder / "oci-layout").is_file()
+
+
+def read_layout(folder: Path, target: Path) -> None:
+    """Copy the layers of a layout with one artifact to their names in an empty folder, each checked against its digest.
+
+    Raises:
+        ArtifactInvalid: ``ADAPTER_DIGEST_MISMATCH``: a blob is missing or changed; ``ADAPTER_MANIFEST_INVALID``: no adapter's layout.
+    """
+    try:
+        (entry,) = json.loads((folder / "index.json").read_bytes())["manifests"]
+        layers = json.loads(_checked_blob(folder, entry).read_bytes())["layers"]
+        named = [(FILE_NAME.validate_python(layer["annotations"][TITLE]), layer) for layer in layers]
+    except (OSError, ValueError, KeyError, TypeError):
+        raise ArtifactInvalid(
+            Code.ADAPTER_MANIFEST_INVALID,
+            f"{folder} is no OCI layout of one adapter, or its index or manifest is broken.",
+            remedy="Export the adapter again with --format oci, or copy it from the registry again.",
+        ) from None
+    for name, layer in named:
+        shutil.copyfile(_checked_blob(folder, layer), target / name)
+
+
+def _checked_blob(folder: Path, descriptor: Mapping[str, Any]) -> Path:
+    algorithm, _, digest = str(descriptor["digest"]).partition(":")
+    if algorithm != "sha256" or not is_digest(digest):
+        raise ValueError("only SHA-256 names blobs here")
+    path = folder / "blobs" / algorithm / digest
+    if not path.is_file() or digest_file(path) != digest:
+        raise ArtifactInvalid(
+            Code.ADAPTER_DIGEST_MISMATCH,
+            f"The blob {digest} of the layout is missing or was changed.",
+            remedy="Copy the artifact from the registry again.",
+            param=digest,
+        )
+    return path
 
 
 def _blob(content: bytes, blobs: Path, media_type: str) -> dict[str, Any]:

