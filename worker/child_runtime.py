@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import signal
 import sys
@@ -30,10 +29,6 @@ PAUSE_SIGNAL = signal.SIGUSR1
 CANCEL_SIGNAL = signal.SIGTERM
 
 PARENT_VARIABLE = "MENS_PARENT_PID"
-
-# bitsandbytes warns at its import, into each child's log, that a package is missing which would fetch compiled code; it
-# must be missing. A child program imports this module before anything that imports bitsandbytes.
-logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
 
 
 class StopRequested(Exception):

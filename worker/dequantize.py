@@ -14,8 +14,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-# First, because it silences a warning of bitsandbytes at its import.
-from worker.child_runtime import EXIT_FAILED
+# First: with it the libraries are imported faster.
+import worker.libraries  # noqa: F401
 
 # isort: split
 import torch
@@ -24,6 +24,7 @@ from safetensors import safe_open
 from shared.base_models.catalog import model_files
 from shared.base_models.weights import read_tensors
 from shared.errors import MensError
+from worker.child_runtime import EXIT_FAILED
 from worker.training.model.nf4 import quantised_tensors, through_nf4
 
 

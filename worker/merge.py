@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from pathlib import Path
 
-# First, because it silences a warning of bitsandbytes at its import.
-from worker.child_runtime import StopSignals, exit_with_worker, run_engine
+# First: with it the libraries are imported faster.
+import worker.libraries  # noqa: F401
 
 # isort: split
 from shared.artifacts.manifests import (
@@ -33,6 +33,7 @@ from shared.contract.plan import MergeRun
 from shared.contract.sections import BaseQuant, BaseWeights
 from shared.errors import ArtifactInvalid, Code, ContractRejected, InvalidRequest, JobFailed
 from shared.hashing import digest_file, digest_json
+from worker.child_runtime import StopSignals, exit_with_worker, run_engine
 from worker.merging import fidelity
 from worker.merging.model_folder import FolderMerge
 from worker.run_folder import MODEL_FOLDER, SUMMARY_NAME, write_json

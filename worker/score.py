@@ -11,8 +11,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-# First, because it silences a warning of bitsandbytes at its import.
-from worker.child_runtime import StopSignals, exit_with_worker, run_engine
+# First: with it the libraries are imported faster.
+import worker.libraries  # noqa: F401
 
 # isort: split
 import torch
@@ -20,6 +20,7 @@ from peft import PeftConfig, PeftModel, get_peft_model
 from transformers import AutoModelForCausalLM
 
 from shared.errors import Code, JobFailed
+from worker.child_runtime import StopSignals, exit_with_worker, run_engine
 from worker.run_folder import SCORES_NAME, ScoreRun, read_json, write_json
 from worker.training.adapter import load_adapter
 from worker.training.model.load import pick_device

@@ -15,6 +15,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+# First: with it the libraries are imported faster.
+import worker.libraries  # noqa: F401
+
+# isort: split
 from shared.contract.epochs import phase_of
 from shared.contract.plan import TrainingInputs, TrainingRun
 from shared.contract.sections import Device

@@ -42,6 +42,7 @@ TORCH_PLACES = {
         "test_dequantize.py",
         "test_exported_adapter.py",
         "test_full_disk.py",
+        "test_libraries.py",
         "test_merge.py",
         "test_parity.py",
         "test_pretrain.py",
