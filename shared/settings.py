@@ -23,7 +23,33 @@ class Settings(BaseSettings):
     home: Path = Field(Path(".mens"), description="Folder of everything Mens keeps on this machine.")
     database_url: str = Field("", description="SQLAlchemy URL of the database; SQLite in the home folder when empty.")
     broker_url: str = Field("redis://127.0.0.1:6379/0", description="Redis ≥ 6.2 or Valkey.")
-    storage_dir: Path = Field(Path(), description="Blob folder: files, adapters, merged models.")
+    storage_dir: Path = Field(
+        Path(), description="Blob folder: files, adapters, merged models; not used where a bucket is named."
+    )
+    s3_bucket: str = Field(
+        "",
+        pattern=r"^([a-z0-9][a-z0-9.-]{1,61}[a-z0-9])?$",
+        description="Bucket of an S3-compatible store that holds them; empty: the folder does.",
+    )
+    s3_prefix: str = Field(
+        "",
+        pattern=r"^[A-Za-z0-9._/-]{0,256}$",
+        description="What the keys in the bucket begin with, for several installations in one.",
+    )
+    s3_endpoint: str = Field(
+        "",
+        pattern=r"^(https?://[^\s/@?#]+/?)?$",
+        description="Address of the object store, http:// or https://; empty: Amazon's.",
+    )
+    s3_region: str = Field("", description="Region of the bucket; empty: as the environment says (AWS_REGION).")
+    s3_path_style: bool = Field(
+        False,
+        description="Whether the bucket is named in the path and not in the host's name, as most other stores want.",
+    )
+    cache_dir: Path = Field(Path(), description="Local copies of files in the bucket; best on a disk of this machine.")
+    cache_bytes: int = Field(
+        20 << 30, ge=0, description="Largest size of these copies together; those in use stay beyond it."
+    )
     runs_dir: Path = Field(Path(), description="Run folders of job attempts, with their checkpoints.")
     prepared_dir: Path = Field(Path(), description="Encoded data files: a cache, which may be removed between jobs.")
     catalog_path: Path = Field(Path(), description="The catalogue of base models.")
@@ -54,6 +80,7 @@ class Settings(BaseSettings):
             "storage_dir": home / "storage",
             "runs_dir": home / "runs",
             "prepared_dir": home / "prepared",
+            "cache_dir": home / "cache",
             "catalog_path": home / "catalog.json",
         }
         # An empty variable counts as not set.

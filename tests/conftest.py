@@ -18,6 +18,7 @@ from hypothesis import HealthCheck, settings
 if TYPE_CHECKING:  # imported late, so that one tier's tests run where only that tier is installed
     from shared.database.connection import Database
     from tests.support.postgres import PostgresServer
+    from tests.support.s3_server import S3Server
     from tests.support.serving_installation import ServingInstallation
 
 
@@ -155,6 +156,16 @@ def postgres_server() -> Iterator[PostgresServer]:
     from tests.support.postgres import start_postgres
 
     server = start_postgres()
+    yield server
+    server.stop()
+
+
+@pytest.fixture(scope="session")
+def s3_server() -> Iterator[S3Server]:
+    """Started when the first test asks for it."""
+    from tests.support.s3_server import start_s3_server
+
+    server = start_s3_server()
     yield server
     server.stop()
 

@@ -31,8 +31,8 @@ from shared.artifacts.storage import (
     check_digest,
     is_digest,
     missing_object,
+    not_plain,
 )
-from shared.errors import ArtifactInvalid, Code
 from shared.hashing import CHUNK_BYTES, digest_file
 from shared.host import disk_errors, measure_folder
 
@@ -144,12 +144,7 @@ class FolderStorage(Storage):
         for name in names:
             path = source / name
             if path.is_symlink() or Path(name).name != name:
-                raise ArtifactInvalid(
-                    Code.ADAPTER_MANIFEST_INVALID,
-                    f"{name!r} is not a plain file.",
-                    remedy="Restore the artifact's own file; a link or a path is never followed.",
-                    param=name,
-                )
+                raise not_plain(name)
             with disk_errors():
                 shutil.copyfile(_existing(path), target / name, follow_symlinks=False)
 

@@ -9,4 +9,9 @@ from shared.settings import Settings
 
 def open_storage(settings: Settings) -> Storage:
     """The installation's storage; nothing is read or written yet."""
-    return FolderStorage(settings.storage_dir)
+    if not settings.s3_bucket:
+        return FolderStorage(settings.storage_dir)
+    # Only here: the client takes half a second to import, and a storage in a folder needs none.
+    from shared.artifacts.s3.storage import S3Storage
+
+    return S3Storage(settings)

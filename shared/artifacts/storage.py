@@ -1,9 +1,9 @@
 """The storage interface: blobs under the SHA-256 of their bytes, artifacts under the SHA-256 of their manifest.
 
 An artifact is an adapter or a merged model: several files and a manifest that names them. `FolderStorage`
-(`folder_storage.py`) is the one implementation today, `open_storage.py` makes it from the settings. The interface asks
-for nothing that an object store (S3) cannot do: bytes go in and out as streams, and a local path holds inside a `with`
-block only, so that an object store can hand out a temporary or cached copy.
+(`folder_storage.py`) keeps them on a local or network disk, `S3Storage` (`s3/storage.py`) in a bucket; `open_storage.py`
+makes the one that the settings name. The interface asks for nothing that an object store cannot do: bytes go in and out as
+streams, and a local path holds inside a `with` block only, so that an object store can hand out a cached copy.
 
 Every implementation keeps three promises; `tests/shared/artifacts/test_storage.py` checks them.
 
@@ -79,7 +79,11 @@ class BlobWriter(Protocol):
 
 
 class Storage(Protocol):
-    """Blobs and artifacts. Safe to use from many threads and processes."""
+    """Blobs and artifacts. Safe to use from many threads and processes.
+
+    Where it is not a local disk, every verb can also raise ``Unavailable``: ``STORAGE_UNAVAILABLE``, ``STORAGE_DENIED`` or
+    ``STORAGE_BUCKET_NOT_FOUND``.
+    """
 
     def writer(self) -> BlobWriter:
         """A writer of one blob."""
@@ -206,6 +210,16 @@ def missing_object(name: str) -> NotFound:
         Code.STORAGE_OBJECT_MISSING,
         f"The storage does not hold {name}.",
         remedy="Restore it from a backup; if it was just made, check that every tier uses the same storage.",
+    )
+
+
+def not_plain(name: str) -> ArtifactInvalid:
+    """The error of a name that is no plain file of an artifact."""
+    return ArtifactInvalid(
+        Code.ADAPTER_MANIFEST_INVALID,
+        f"{name!r} is not a plain file.",
+        remedy="Restore the artifact's own file; a link or a path is never followed.",
+        param=name,
     )
 
 

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from shared.settings import Settings
+from shared.errors import Code, InvalidRequest
+from shared.settings import Settings, read_settings
 
 
 @pytest.fixture(autouse=True)
@@ -25,6 +26,13 @@ def test_default_paths_lie_in_the_home_folder(tmp_path: Path) -> None:
         "database_url": f"sqlite:///{home}/mens.db",
         "broker_url": "redis://127.0.0.1:6379/0",
         "storage_dir": home / "storage",
+        "s3_bucket": "",
+        "s3_prefix": "",
+        "s3_endpoint": "",
+        "s3_region": "",
+        "s3_path_style": False,
+        "cache_dir": home / "cache",
+        "cache_bytes": 20 << 30,
         "runs_dir": home / "runs",
         "prepared_dir": home / "prepared",
         "catalog_path": home / "catalog.json",
@@ -33,6 +41,26 @@ def test_default_paths_lie_in_the_home_folder(tmp_path: Path) -> None:
         "drain_seconds": 60.0,
         "sandbox": "auto",
     }
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("MENS_S3_BUCKET", "Not_A_Bucket"),
+        ("MENS_S3_BUCKET", "s3://bucket"),
+        ("MENS_S3_ENDPOINT", "store.example"),
+        ("MENS_S3_ENDPOINT", "https://key:secret@store.example"),
+        ("MENS_S3_PREFIX", "a b"),
+    ],
+)
+def test_settings_of_a_bucket_that_cannot_be_are_refused_without_their_value(
+    monkeypatch: pytest.MonkeyPatch, variable: str, value: str
+) -> None:
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(InvalidRequest) as caught:
+        read_settings(Settings)
+    assert (caught.value.code, caught.value.param) == (Code.SETTINGS_INVALID, variable)
+    assert value not in str(caught.value)
 
 
 def test_making_settings_makes_no_folder(tmp_path: Path) -> None:

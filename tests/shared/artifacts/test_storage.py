@@ -28,8 +28,11 @@ IMPLEMENTATIONS: dict[str, Callable[[Path], Storage]] = {
 }
 
 
-@pytest.fixture(params=IMPLEMENTATIONS)
+@pytest.fixture(params=[*IMPLEMENTATIONS, pytest.param("s3", marks=pytest.mark.network)])
 def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Storage:
+    if request.param == "s3":
+        bucket: Storage = request.getfixturevalue("s3_storage")
+        return bucket
     return IMPLEMENTATIONS[request.param](tmp_path)
 
 

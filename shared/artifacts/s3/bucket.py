@@ -1,0 +1,274 @@
+"""A bucket's objects: put, get, list and delete, by keys below the installation's prefix.
+
+The client is boto3's. It retries what can be retried a few times, finds credentials by itself (environment, web identity,
+instance role) and is made at the first use, because each process needs its own. Every object is written with the SHA-256
+of its bytes, or of each of its parts, which the server compares with what has arrived.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import io
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+from boto3.s3.transfer import TransferConfig
+from boto3.session import Session
+from botocore.config import Config
+from botocore.exceptions import ClientError
+
+from shared.artifacts.s3.failures import coded, to_error
+from shared.errors import Unavailable
+from shared.settings import Settings
+
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
+
+ATTEMPTS = 5
+"""Of one request, the first included; the pauses between them grow, at random, up to 20 s."""
+CONNECT_SECONDS, READ_SECONDS = 5, 60
+CONNECTIONS = 32
+TRANSFERS = 4
+"""Parts of one file that are sent or fetched at once."""
+PART_BYTES = 8 << 20
+"""What is not larger is one request."""
+MAX_PARTS = 10_000
+DELETED_AT_ONCE = 1000
+READ_BYTES = 1 << 20
+TRANSFER = TransferConfig(multipart_threshold=PART_BYTES, multipart_chunksize=PART_BYTES, max_concurrency=TRANSFERS)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredObject:
+    """An object in a listing."""
+
+    name: str
+    bytes: int
+    written_at: datetime
+
+
+class S3Bucket:
+    """The objects of an installation; their names are keys without the prefix. Safe to use from many threads.
+
+    Every method raises what :func:`shared.artifacts.s3.failures.coded` says.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self.name = settings.s3_bucket
+        self._prefix = f"{settings.s3_prefix.strip('/')}/" if settings.s3_prefix.strip("/") else ""
+        self._settings = settings
+        self._made: Any = None
+        self._making = threading.Lock()
+
+    def put(self, name: str, content: bytes | BinaryIO, sha256: str, *, only_if: dict[str, str] | None = None) -> None:
+        """Write a small object in one request.
+
+        Args:
+            name: of the object.
+            content: its bytes, or a file of them, from its beginning.
+            sha256: their digest, 64 hexadecimal digits; the server refuses other bytes.
+            only_if: a condition, ``{"IfNoneMatch": "*"}`` or ``{"IfMatch": etag}``.
+        """
+        with coded(self.name, name):
+            self._client.put_object(**self._at(name), Body=content, ChecksumSHA256=_base64(sha256), **(only_if or {}))
+
+    def put_file(self, name: str, source: Path) -> None:
+        """Write an object from a local file, in several parts when it is large."""
+        with coded(self.name, name):
+            self._client.upload_file(
+                str(source), self.name, self._prefix + name, {"ChecksumAlgorithm": "SHA256"}, Config=TRANSFER
+            )
+
+    def begin_upload(self, name: str) -> PartUpload:
+        """An object that is written in parts, and that is not there before :meth:`PartUpload.complete`."""
+        with coded(self.name, name):
+            made = self._client.create_multipart_upload(**self._at(name), ChecksumAlgorithm="SHA256")
+        return PartUpload(self, name, str(made["UploadId"]))
+
+    def get(self, name: str, limit: int) -> tuple[bytes, str]:
+        """The first bytes of an object, up to a limit, and the object's ETag."""
+        with coded(self.name, name):
+            found = self._client.get_object(**self._at(name))
+            with found["Body"] as body:
+                return body.read(limit), str(found["ETag"])
+
+    def open(self, name: str) -> BinaryIO:
+        """An object as a stream; a connection that breaks is made again where it broke."""
+        return io.BufferedReader(_ObjectReader(self, name), READ_BYTES)
+
+    def fetch(self, name: str, target: Path) -> None:
+        """Copy an object into a local file, which is there when all of it is."""
+        with coded(self.name, name):
+            self._client.download_file(self.name, self._prefix + name, str(target), Config=TRANSFER)
+
+    def holds(self, name: str) -> bool:
+        """Whether the object exists."""
+        return self.size(name) is not None
+
+    def size(self, name: str) -> int | None:
+        """Bytes of an object; None when it does not exist."""
+        with coded(self.name, name):
+            try:
+                return int(self._client.head_object(**self._at(name))["ContentLength"])
+            except ClientError as error:
+                if error.response["ResponseMetadata"]["HTTPStatusCode"] == 404:
+                    return None
+                raise
+
+    def list(self, prefix: str) -> Iterator[StoredObject]:
+        """The objects whose names begin so."""
+        for page in self._pages("list_objects_v2", prefix):
+            for found in page.get("Contents", ()):
+                yield StoredObject(found["Key"][len(self._prefix) :], found["Size"], found["LastModified"])
+
+    def delete(self, names: Sequence[str]) -> None:
+        """Delete objects; an absent one is no error."""
+        for start in range(0, len(names), DELETED_AT_ONCE):
+            some = names[start : start + DELETED_AT_ONCE]
+            keys = [{"Key": self._prefix + name} for name in some]
+            with coded(self.name, some[0]):
+                answer = self._client.delete_objects(Bucket=self.name, Delete={"Objects": keys, "Quiet": True})
+            for failed in answer.get("Errors", ()):
+                raise to_error(ClientError({"Error": failed}, "DeleteObjects"), self.name, failed["Key"])
+
+    def abort_uploads(self, before: datetime) -> None:
+        """Give up what was begun before that moment and never completed; its parts are freed."""
+        for page in self._pages("list_multipart_uploads", ""):
+            for found in page.get("Uploads") or ():
+                # Not every server looks at the prefix here.
+                if found["Initiated"] < before and found["Key"].startswith(self._prefix):
+                    PartUpload(self, found["Key"][len(self._prefix) :], found["UploadId"]).abort()
+
+    def _at(self, name: str) -> dict[str, str]:
+        return {"Bucket": self.name, "Key": self._prefix + name}
+
+    def _pages(self, verb: str, prefix: str) -> Iterator[dict[str, Any]]:
+        with coded(self.name, prefix or self.name):
+            yield from self._client.get_paginator(verb).paginate(Bucket=self.name, Prefix=self._prefix + prefix)
+
+    @property
+    def _client(self) -> Any:
+        with self._making:
+            if self._made is None:
+                self._made = _make_client(self._settings)
+            return self._made
+
+
+class PartUpload:
+    """An object that is being written in parts."""
+
+    def __init__(self, bucket: S3Bucket, name: str, upload_id: str) -> None:
+        self._bucket = bucket
+        self._name = name
+        self._upload = {**bucket._at(name), "UploadId": upload_id}  # noqa: SLF001  # one thing in two classes
+        self._parts: list[dict[str, Any]] = []
+
+    def send(self, file: BinaryIO, size: int) -> None:
+        """Send all parts of a file, several at once; each is read when its turn has come."""
+        part_bytes = max(PART_BYTES, -(-size // MAX_PARTS))
+        reading = threading.Lock()
+
+        def send_part(number: int) -> dict[str, Any]:
+            with reading:
+                file.seek((number - 1) * part_bytes)
+                content = file.read(part_bytes)
+            checksum = _base64(hashlib.sha256(content).hexdigest())
+            with coded(self._bucket.name, self._name):
+                sent = self._client.upload_part(
+                    **self._upload, PartNumber=number, Body=content, ChecksumSHA256=checksum
+                )
+            return {"PartNumber": number, "ETag": sent["ETag"], "ChecksumSHA256": checksum}
+
+        with ThreadPoolExecutor(TRANSFERS) as pool:
+            self._parts = list(pool.map(send_part, range(1, max(1, -(-size // part_bytes)) + 1)))
+
+    def complete(self) -> None:
+        """Make the object visible, whole: one quick request."""
+        with coded(self._bucket.name, self._name):
+            self._client.complete_multipart_upload(**self._upload, MultipartUpload={"Parts": self._parts})
+
+    def abort(self) -> None:
+        """Give it up; the parts are freed."""
+        with coded(self._bucket.name, self._name):
+            self._client.abort_multipart_upload(**self._upload)
+
+    @property
+    def _client(self) -> Any:
+        return self._bucket._client  # noqa: SLF001
+
+
+class _ObjectReader(io.RawIOBase):
+    """One object from its beginning to its end, over as many connections as that takes."""
+
+    def __init__(self, bucket: S3Bucket, name: str) -> None:
+        self._bucket, self._name = bucket, name
+        self._position = 0
+        self._condition: dict[str, str] = {}
+        self._body: Any = None
+        # Here and not at the first read, so that an object that is missing is found missing at once.
+        self._open()
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: WriteableBuffer, /) -> int:
+        for attempt in range(1, ATTEMPTS + 1):
+            try:
+                content = self._read(len(memoryview(buffer)))
+            except Unavailable:
+                self._body = None
+                if attempt == ATTEMPTS:
+                    raise
+            else:
+                memoryview(buffer)[: len(content)] = content
+                self._position += len(content)
+                return len(content)
+        raise AssertionError
+
+    def close(self) -> None:
+        if self._body is not None:
+            self._body.close()
+        super().close()
+
+    def _read(self, size: int) -> bytes:
+        if self._body is None:
+            self._open()
+        with coded(self._bucket.name, self._name):
+            return bytes(self._body.read(size))
+
+    def _open(self) -> None:
+        at = {"Range": f"bytes={self._position}-"} if self._position else {}
+        with coded(self._bucket.name, self._name):
+            found = self._bucket._client.get_object(**self._bucket._at(self._name), **at, **self._condition)  # noqa: SLF001
+        # What is read after a broken connection must be the same object's.
+        self._condition = {"IfMatch": found["ETag"]}
+        self._body = found["Body"]
+
+
+def _make_client(settings: Settings) -> Any:
+    with coded(settings.s3_bucket, settings.s3_bucket):
+        return Session().client(
+            "s3",
+            endpoint_url=settings.s3_endpoint or None,
+            region_name=settings.s3_region or None,
+            config=Config(
+                s3={"addressing_style": "path" if settings.s3_path_style else "auto"},
+                retries={"mode": "standard", "total_max_attempts": ATTEMPTS},
+                connect_timeout=CONNECT_SECONDS,
+                read_timeout=READ_SECONDS,
+                max_pool_connections=CONNECTIONS,
+                # Ours are SHA-256, and sent; others not every server knows.
+                request_checksum_calculation="when_required",
+                response_checksum_validation="when_required",
+            ),
+        )
+
+
+def _base64(sha256: str) -> str:
+    return base64.b64encode(bytes.fromhex(sha256)).decode()

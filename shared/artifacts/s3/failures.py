@@ -1,0 +1,100 @@
+"""What a bucket's client raises → our errors, with codes. No message has a key or a signature in it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from boto3.exceptions import Boto3Error
+from botocore.exceptions import (
+    BotoCoreError,
+    ClientError,
+    CredentialRetrievalError,
+    NoCredentialsError,
+    PartialCredentialsError,
+    TokenRetrievalError,
+)
+from urllib3.exceptions import HTTPError as TransportError
+
+from shared.artifacts.storage import missing_object
+from shared.errors import Code, Conflict, MensError, Unavailable
+
+ABSENT = frozenset({"404", "NoSuchKey", "NotFound", "NoSuchUpload"})
+PRECONDITION = frozenset({"412", "PreconditionFailed", "409", "ConditionalRequestConflict"})
+NO_BUCKET = frozenset({"NoSuchBucket", "InvalidBucketName", "PermanentRedirect", "301"})
+DENIED = frozenset(
+    {"403", "401", "AccessDenied", "AllAccessDisabled", "InvalidAccessKeyId", "SignatureDoesNotMatch", "InvalidToken"}
+    | {"ExpiredToken", "RequestTimeTooSkewed", "AuthorizationHeaderMalformed", "Forbidden"}
+)
+NO_CREDENTIALS = (NoCredentialsError, PartialCredentialsError, CredentialRetrievalError, TokenRetrievalError)
+FAULTS = (ClientError, BotoCoreError, Boto3Error, TransportError)
+"""Everything that the client raises for a request that failed; faults of a local disk are not among them."""
+
+
+@contextmanager
+def coded(bucket: str, name: str) -> Iterator[None]:
+    """Turn the client's errors into ours.
+
+    Args:
+        bucket: its name, for the message.
+        name: of the object or group of objects that the request is about.
+
+    Raises:
+        NotFound: ``STORAGE_OBJECT_MISSING``. Conflict: ``STORAGE_PRECONDITION_FAILED``.
+        Unavailable: ``STORAGE_UNAVAILABLE``, ``STORAGE_DENIED`` or ``STORAGE_BUCKET_NOT_FOUND``.
+    """
+    try:
+        yield
+    except FAULTS as error:
+        raise to_error(error, bucket, name) from error
+
+
+def to_error(error: Exception, bucket: str, name: str) -> MensError:
+    """Our error for one of the client's."""
+    cause = error.__cause__ or error.__context__
+    if isinstance(error, Boto3Error) and isinstance(cause, FAULTS):
+        # boto3 wraps a failed transfer; what failed is inside.
+        return to_error(cause, bucket, name)
+    if isinstance(error, NO_CREDENTIALS):
+        return _denied(bucket, f"there are no credentials for it ({type(error).__name__})")
+    if isinstance(error, ClientError):
+        return _of_response(error, bucket, name)
+    return _unavailable(bucket, type(error).__name__)
+
+
+def _of_response(error: ClientError, bucket: str, name: str) -> MensError:
+    code = str(error.response.get("Error", {}).get("Code", ""))
+    if code in NO_BUCKET:
+        return Unavailable(
+            Code.STORAGE_BUCKET_NOT_FOUND,
+            f"The bucket {bucket!r} is not there, or is in another region ({code}).",
+            remedy="Make the bucket, or correct MENS_S3_BUCKET, MENS_S3_REGION and MENS_S3_ENDPOINT.",
+        )
+    if code in ABSENT:
+        return missing_object(name)
+    if code in PRECONDITION:
+        return Conflict(
+            Code.STORAGE_PRECONDITION_FAILED,
+            f"{name} was written by another process at the same moment.",
+            remedy="Try again.",
+            retryable=True,
+        )
+    if code in DENIED:
+        return _denied(bucket, f"its answer was {code}")
+    return _unavailable(bucket, f"its answer was {code}")
+
+
+def _denied(bucket: str, why: str) -> Unavailable:
+    return Unavailable(
+        Code.STORAGE_DENIED,
+        f"The bucket {bucket!r} may not be used: {why}.",
+        remedy="Give this process the credentials and permissions that docs/storage.md lists.",
+    )
+
+
+def _unavailable(bucket: str, why: str) -> Unavailable:
+    return Unavailable(
+        Code.STORAGE_UNAVAILABLE,
+        f"The bucket {bucket!r} does not respond as it should: {why}.",
+        remedy="Look whether the object store is up and reachable from here, then try again.",
+    )
