@@ -15,7 +15,7 @@ from api.submission import submit
 from api.web.tenant_view import TenantView
 from shared.database.evaluation.evals import Eval
 from shared.database.files.files import File
-from shared.database.records import Job, Kind, Submission
+from shared.database.records import DEFAULT_TERMS, Job, Kind, QueueTerms, Submission
 from shared.database.routing import Destination, Routing
 from shared.errors import Code, InvalidRequest, MensError, NotFound
 from shared.evaluation.criteria import models_that_judge
@@ -52,6 +52,7 @@ def submit_run(
     name: str,
     labels: dict[str, str],
     idempotency_key: str | None,
+    terms: QueueTerms = DEFAULT_TERMS,
 ) -> Job:
     """Check a run of an eval completely, write its job, and enqueue it.
 
@@ -63,6 +64,7 @@ def submit_run(
         name: of the run; empty: its id.
         labels: the caller's metadata.
         idempotency_key: the same key and request give the same run.
+        terms: its priority and limits.
 
     Raises:
         InvalidRequest: ``DATA_SOURCE_UNSUPPORTED``, ``REQUEST_INVALID``, ``EVAL_ITEMS_INVALID``, ``EVAL_TOO_MANY_ITEMS``,
@@ -96,6 +98,7 @@ def submit_run(
                 eval_id=judged.id,
                 run_name=name,
             ),
+            terms,
         )
         if inline is not None and job.extra["items_file"] != file.id:
             # The run of an earlier request with the same key, which has a file of its own.

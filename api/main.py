@@ -26,9 +26,9 @@ from api.routes import (
     ollama,
     replicas,
     uploads,
-    usage,
 )
 from api.routes.gates import policies, promotions, receipts
+from api.routes.tenants import quotas, usage
 from api.services import Services, make_services
 from api.settings import ApiSettings
 from api.web.access_log import AccessLog
@@ -59,6 +59,7 @@ KEYED_ROUTERS = (
     receipts.router,
     ollama.router,
     replicas.router,
+    quotas.router,
     keys.router,
     usage.router,
 )

@@ -15,6 +15,8 @@ CODES: dict[Code, str] = {
     Code.CONCURRENCY_LIMITED: "rate_limit_exceeded",
     Code.AUTHENTICATION_THROTTLED: "rate_limit_exceeded",
     Code.QUOTA_EXCEEDED: "insufficient_quota",
+    Code.GPU_MINUTES_EXHAUSTED: "insufficient_quota",
+    Code.QUEUED_JOBS_LIMITED: "rate_limit_exceeded",
     Code.CONTEXT_LENGTH_EXCEEDED: "context_length_exceeded",
     Code.FIELD_UNKNOWN: "unknown_parameter",
     Code.FIELD_UNSUPPORTED: "unsupported_parameter",
@@ -42,6 +44,6 @@ def openai_type(error: MensError, status: int) -> str:
     """OpenAI's type: the class of what is wrong."""
     if status == 429:
         return str(error.details.get("limit", "requests"))  # which limit was reached
-    if error.code == Code.QUOTA_EXCEEDED:
+    if error.code in (Code.QUOTA_EXCEEDED, Code.GPU_MINUTES_EXHAUSTED):
         return "insufficient_quota"
     return "server_error" if status >= 500 else "invalid_request_error"

@@ -23,6 +23,7 @@ from api.inference.replicas.pool import ReplicaPool
 from api.inference.request_fields.grammars import GrammarLimits
 from api.inference.shadow import ShadowTraffic
 from api.inference.usage.meter import Meter
+from api.queue_places import QueuePlaces
 from api.settings import ApiSettings
 from shared.artifacts.open_storage import open_storage
 from shared.artifacts.storage import Storage
@@ -35,6 +36,7 @@ from shared.database.gates.policies import SERVER_SCOPE, Author, Policies
 from shared.database.jobs import Jobs
 from shared.database.keys import Keys
 from shared.database.names.aliases import Aliases
+from shared.database.scheduling.queue_state import QueueReader
 from shared.database.usage import Usage
 from shared.gates.policy_file import policy_digest, read_policy, read_policy_file
 from shared.queue import JobQueue, make_celery
@@ -79,6 +81,7 @@ class Services:
     replica_limits: ReplicaLimits
     gateway: Gateway
     sandboxes: GraderSandboxes
+    queue_places: QueuePlaces
     shutdown: ShutdownFlag = field(default_factory=ShutdownFlag)
     joining: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(JOIN_THREADS))
 
@@ -114,6 +117,7 @@ class Services:
         await gateway.failover.client.aclose()
         await gateway.limiter.close()
         await gateway.meter.close()
+        self.queue_places.close()
         await self.event_feed.close()
         await self.lookup.close()
         self.workers.close()
@@ -138,6 +142,7 @@ def make_services(
         replica_limits: of the serving tier.
     """
     database, replicas = Database(settings.database_url), ReplicaPool(settings.serving_urls)
+    workers = WorkerRegistry(settings.broker_url)
     usage, lookup = Usage(database), LookupCache(database, settings.catalog_path)
     key = settings.serving_key.get_secret_value()
     return Services(
@@ -152,7 +157,8 @@ def make_services(
         usage=usage,
         storage=open_storage(settings),
         job_queue=job_queue or JobQueue(make_celery(settings.broker_url)),
-        workers=WorkerRegistry(settings.broker_url),
+        workers=workers,
+        queue_places=QueuePlaces(QueueReader(database), workers),
         lookup=lookup,
         event_feed=EventFeed(
             database, settings.event_poll_seconds, settings.max_event_streams, settings.tenant_event_streams

@@ -10,13 +10,14 @@ from typing import Any
 
 from api.alias_policy import describe_judgement
 from api.services import Services
+from api.web.auth import Caller
 from api.web.tenant_view import TenantView
 from shared.base_models.hub import locate_fetched
 from shared.contract.flat_keys import from_flat, parse_contract
 from shared.contract.plan import ImportPlan, MergePlan, PlannedBase
 from shared.contract.sections import ArtifactSection, FineTuneContract, ImportContract, MergeContract
-from shared.database.records import Job, Kind, Submission
-from shared.errors import Code, Conflict, ContractRejected, NotFound
+from shared.database.records import DEFAULT_TERMS, Job, Kind, QueueTerms, Submission
+from shared.errors import Code, Conflict, ContractRejected, Forbidden, NotFound
 from shared.hashing import digest_json
 from shared.preflight.machine import machine_of
 from shared.preflight.pipeline import preflight
@@ -68,6 +69,7 @@ def submit_finetune(
     hyperparameters: dict[str, Any] | None = None,
     requested_model: str | None = None,
     sent: Any = None,
+    terms: QueueTerms = DEFAULT_TERMS,
 ) -> Job:
     """Check a contract completely, write the job, and enqueue it.
 
@@ -80,6 +82,7 @@ def submit_finetune(
         hyperparameters: OpenAI's three, resolved, for a job of OpenAI's API.
         requested_model: the foreign name by which such a job names its base; None: the base's own.
         sent: what a repeated request with the same key must equal; its plan when None.
+        terms: its priority and limits.
 
     Raises:
         MensError: see :func:`check_contract`; ``IDEMPOTENCY_CONFLICT``.
@@ -105,8 +108,9 @@ def submit_finetune(
         idempotency_key=idempotency_key,
         request_digest=digest_json({"plan": plan.digest if sent is None else sent, "labels": labels}),
         events=describe_judgement(view, plan.contract.artifact, plan.base.name),
+        expected_seconds=checked.estimate.seconds,
     )
-    return submit(services, view, submission)
+    return submit(services, view, submission, terms)
 
 
 def submit_rows(
@@ -118,6 +122,7 @@ def submit_rows(
     *,
     labels: dict[str, str],
     idempotency_key: str | None,
+    terms: QueueTerms = DEFAULT_TERMS,
 ) -> Job:
     """Submit a job whose rows came with the request: they are stored as a file first, as if it had been uploaded.
 
@@ -125,7 +130,7 @@ def submit_rows(
         services: the API's. view: of the tenant whose job it is.
         rows: of the training file.
         flat: the contract, by flat keys (`shared/contract/flat_keys.py`).
-        request: makes the job request of the contract. labels, idempotency_key: as in :func:`submit_finetune`.
+        request: makes the job request of the contract. labels, idempotency_key, terms: as in :func:`submit_finetune`.
 
     Raises:
         MensError: as :func:`submit_finetune`; then no file is left.
@@ -142,7 +147,7 @@ def submit_rows(
         contract = parse_contract(from_flat(flat | {"train_file": file.id}))
         sent = {"rows": rows, "flat": flat}
         job = submit_finetune(
-            services, view, request(contract), labels=labels, idempotency_key=idempotency_key, sent=sent
+            services, view, request(contract), labels=labels, idempotency_key=idempotency_key, sent=sent, terms=terms
         )
     finally:
         # Refused, or the job of an earlier request, which has a file of its own.
@@ -158,6 +163,7 @@ def submit_merge(
     *,
     labels: dict[str, str],
     idempotency_key: str | None,
+    terms: QueueTerms = DEFAULT_TERMS,
 ) -> Job:
     """Plan a merge, write the job, and enqueue it.
 
@@ -189,7 +195,7 @@ def submit_merge(
         idempotency_key=idempotency_key,
         request_digest=digest_json({"plan": plan.model_dump(mode="json"), "labels": labels}),
     )
-    return submit(services, view, submission)
+    return submit(services, view, submission, terms)
 
 
 def submit_import(
@@ -199,6 +205,7 @@ def submit_import(
     *,
     labels: dict[str, str],
     idempotency_key: str | None,
+    terms: QueueTerms = DEFAULT_TERMS,
 ) -> Job:
     """Plan an import, write the job, and enqueue it. The files are read by the worker.
 
@@ -225,7 +232,7 @@ def submit_import(
         request_digest=digest_json({"plan": plan.model_dump(mode="json"), "labels": labels}),
         events=describe_judgement(view, contract, base.name),
     )
-    return submit(services, view, submission)
+    return submit(services, view, submission, terms)
 
 
 def submit_judgement(
@@ -285,12 +292,30 @@ def submit_judgement(
     return submit(services, view, submission)
 
 
-def submit(services: Services, view: TenantView, submission: Submission) -> Job:
+def check_priority(caller: Caller, priority: int) -> None:
+    """Only operators let a job overtake those of others.
+
+    Raises:
+        Forbidden: ``ROLE_INSUFFICIENT``.
+    """
+    if priority > DEFAULT_TERMS.priority and not caller.is_operator:
+        raise Forbidden(
+            Code.ROLE_INSUFFICIENT,
+            f"A priority above {DEFAULT_TERMS.priority} overtakes other tenants' jobs, so only an operator may give it.",
+            remedy="Leave it out, or ask an operator to raise it: PATCH /v1/jobs/{id}.",
+            param="priority",
+        )
+
+
+def submit(services: Services, view: TenantView, submission: Submission, terms: QueueTerms = DEFAULT_TERMS) -> Job:
     """Write a job and enqueue it; the one of an earlier request with the same key is returned as it is.
 
     Raises:
         MensError: as :meth:`shared.database.jobs.Jobs.submit`.
     """
+    if terms != DEFAULT_TERMS:
+        digest = digest_json({"request": submission.request_digest, "terms": terms.model_dump()})
+        submission = submission.model_copy(update=terms.model_dump() | {"request_digest": digest})
     job, created = view.jobs.submit(submission)
     if created:
         services.job_queue.enqueue(job.id)

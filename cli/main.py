@@ -28,10 +28,10 @@ from cli.commands import (
     retention,
     status,
     up,
-    usage,
 )
 from cli.commands.evaluation import evals, scorecards
 from cli.commands.gates import policies, receipts
+from cli.commands.tenants import quotas, usage
 from shared.errors import Code, MensError
 
 # Typer exports this error's kinds only, and its copy of click is private.
@@ -92,6 +92,7 @@ app.add_typer(receipts.app, name="receipts")
 app.add_typer(bases.app, name="base")
 app.add_typer(adapters.app, name="adapter")
 app.add_typer(keys.app, name="keys")
+app.add_typer(quotas.app, name="tenants")
 app.add_typer(data.app, name="data")
 app.add_typer(evals.app, name="eval")
 app.add_typer(scorecards.app, name="scorecard")

@@ -20,6 +20,7 @@ from api.openai.types import (
     JobError,
     Status,
 )
+from api.queue_places import QueuePlace
 from shared.base_models.catalog import BaseModelEntry
 from shared.contract.auto_hyperparameters import auto_batch_size, auto_epochs, auto_learning_rate
 from shared.contract.sections import BAD_NAME, FineTuneContract
@@ -67,7 +68,7 @@ def to_contract(
     """
     requested = body.method.supervised.hyperparameters if body.method else body.hyperparameters or Hyperparameters()
     resolved = resolve_auto(requested, rows)
-    sections = body.mens.model_dump(exclude_unset=True)
+    sections = body.mens.sections()
     sections["model"] = {"hf_repo": base.name}
     # OpenAI trains on every row; a part of them is held out only where the caller says so.
     data = {"validation_split_ratio": 0.0} | sections.get("data", {})
@@ -87,7 +88,7 @@ def to_contract(
     except ValidationError as error:
         path, reason = next(iter(describe_faults(error.errors(), sections).items()))
         field = f"mens.{path}"
-        if path.removeprefix("exec.") in own.keys() - body.mens.model_dump(exclude_unset=True).get("exec", {}).keys():
+        if path.removeprefix("exec.") in own.keys() - body.mens.sections().get("exec", {}).keys():
             field = _sent_as(path, body)
             if path == "exec.learning_rate":  # the bounds are the rate's, not the multiplier's
                 reason = f"it makes the learning rate {own['learning_rate']:g}: {reason}"
@@ -124,7 +125,7 @@ def _sent_as(path: str, body: CreateFineTuningJob) -> str:
 def auto_fields(body: CreateFineTuningJob) -> frozenset[str]:
     """The fields of :func:`to_contract`'s contract that the auto rules decide, not the request."""
     requested = body.method.supervised.hyperparameters if body.method else body.hyperparameters or Hyperparameters()
-    given = body.mens.model_dump(exclude_unset=True).get("exec", {})
+    given = body.mens.sections().get("exec", {})
     paths = {path for name, path in RESOLVED.items() if getattr(requested, name) == "auto"} | {"exec.grad_accum"}
     return frozenset(path for path in paths if path.removeprefix("exec.") not in given)
 
@@ -145,8 +146,8 @@ def to_field(param: str | None) -> str | None:
     return FIELDS.get(param, param) if param else None
 
 
-def job_view(job: Job) -> FineTuningJob:
-    """A fine-tune job in OpenAI's shape."""
+def job_view(job: Job, place: QueuePlace | None = None) -> FineTuningJob:
+    """A fine-tune job in OpenAI's shape; ``place`` is that of a queued one."""
     contract, result, error = job.contract, job.result, job.error
     hyperparameters = job.extra.get("hyperparameters")
     if not hyperparameters:  # a job of the native API
@@ -191,6 +192,10 @@ def job_view(job: Job) -> FineTuningJob:
             "adapter_id": result.get("adapter_id"),
             "self_evaluation": result.get(SELF_EVALUATION),
             "error": error,
+            "priority": job.priority,
+            "max_wall_seconds": job.max_wall_seconds,
+            "max_gpu_minutes": job.max_gpu_minutes,
+            "queue": place.model_dump(mode="json") if place else None,
         },
     )
 

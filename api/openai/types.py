@@ -9,6 +9,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator
 
+from shared.database.records import QueueTerms
+
 Auto = Literal["auto"]
 Metadata = Annotated[
     dict[
@@ -62,6 +64,18 @@ class ContractOverrides(Closed):
     reward: dict[str, Any] = {}
 
 
+class MensBlock(ContractOverrides, QueueTerms):
+    """Ours in OpenAI's request: sections of the contract, and the job's priority and limits."""
+
+    def sections(self) -> dict[str, Any]:
+        """The sections of the contract that were sent."""
+        return self.model_dump(exclude_unset=True, exclude=set(QueueTerms.model_fields))
+
+    def terms(self) -> QueueTerms:
+        """The job's priority and limits."""
+        return QueueTerms.model_validate(self.model_dump(include=set(QueueTerms.model_fields)))
+
+
 class CreateFineTuningJob(Closed):
     """Request for a fine-tuning job (POST /v1/fine_tuning/jobs)."""
 
@@ -76,7 +90,7 @@ class CreateFineTuningJob(Closed):
     seed: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None
     metadata: Metadata | None = None
     integrations: list[Any] | None = Field(None, description="Not supported in this release: null or an empty list.")
-    mens: ContractOverrides = ContractOverrides()
+    mens: MensBlock = MensBlock()
 
     @field_validator("integrations")
     @classmethod

@@ -17,8 +17,8 @@ from api.openai.fine_tuning import (
 )
 from api.openai.types import CreateFineTuningJob, FineTuningCheckpoint, FineTuningEvent, FineTuningJob
 from api.services import Services, ServicesDep
-from api.submission import submit_finetune
-from api.web.auth import TRAINER
+from api.submission import check_priority, submit_finetune
+from api.web.auth import TRAINER, CallerDep
 from api.web.params import After, Id, IdempotencyKey, Limit, Page, page_of
 from api.web.tenant_rates import PLAN_LIMIT
 from api.web.tenant_view import TenantView, TenantViewDep
@@ -36,9 +36,14 @@ MAX_FILTERS = 16
 
 @router.post("", dependencies=[*TRAINER, PLAN_LIMIT])
 def create_job(
-    body: CreateFineTuningJob, services: ServicesDep, view: TenantViewDep, idempotency_key: IdempotencyKey = None
+    body: CreateFineTuningJob,
+    services: ServicesDep,
+    view: TenantViewDep,
+    caller: CallerDep,
+    idempotency_key: IdempotencyKey = None,
 ) -> FineTuningJob:
     """Create a fine-tuning job. ``auto`` values are resolved by the rules of docs/openai.md and returned resolved."""
+    check_priority(caller, body.mens.priority)
     base = _base(services, view, body.model)
     # The `auto` rules need no more of the training file than its number of lines.
     file = view.files.get(body.training_file, "training_file")
@@ -56,6 +61,7 @@ def create_job(
             idempotency_key=idempotency_key,
             hyperparameters=hyperparameters,
             requested_model=None if body.model == base.name else body.model,
+            terms=body.mens.terms(),
         )
     except MensError as error:
         error.param = to_field(error.param)
@@ -64,7 +70,9 @@ def create_job(
 
 
 @router.get("")
-def list_jobs(request: Request, view: TenantViewDep, after: After = None, limit: Limit = 20) -> Page[FineTuningJob]:
+def list_jobs(
+    request: Request, services: ServicesDep, view: TenantViewDep, after: After = None, limit: Limit = 20
+) -> Page[FineTuningJob]:
     """Fine-tuning jobs, newest first; ``metadata[key]=value`` filters, and ``metadata=null`` for jobs without metadata."""
     given = request.query_params
     labels = {
@@ -81,13 +89,15 @@ def list_jobs(request: Request, view: TenantViewDep, after: After = None, limit:
     found = view.jobs.list(
         after=after, limit=limit, kind=Kind.FINETUNE, labels=labels, has_labels=False if "metadata" in given else None
     )
-    return page_of([job_view(job.model_copy(update={"result": without_samples(job.result)})) for job in found], limit)
+    shown = [job.model_copy(update={"result": without_samples(job.result)}) for job in found]
+    return page_of([job_view(job, services.queue_places.of(job)) for job in shown], limit)
 
 
 @router.get("/{job_id}")
-def retrieve_job(job_id: Id, view: TenantViewDep) -> FineTuningJob:
+def retrieve_job(job_id: Id, services: ServicesDep, view: TenantViewDep) -> FineTuningJob:
     """One fine-tuning job."""
-    return job_view(_finetune_job(view, job_id))
+    job = _finetune_job(view, job_id)
+    return job_view(job, services.queue_places.of(job))
 
 
 @router.post("/{job_id}/cancel", dependencies=TRAINER)

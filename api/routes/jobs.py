@@ -11,19 +11,28 @@ from api.capabilities import CapabilityMatrix, capabilities_here
 from api.evaluation import submit_run
 from api.openai.fine_tuning import event_seq
 from api.openai.types import Metadata
+from api.queue_places import QueuePlace
 from api.services import ServicesDep
-from api.submission import check_contract, submit_finetune, submit_import, submit_merge, submit_rows
-from api.web.auth import TRAINER
+from api.submission import (
+    check_contract,
+    check_priority,
+    submit_finetune,
+    submit_import,
+    submit_merge,
+    submit_rows,
+)
+from api.web.auth import TRAINER, CallerDep
 from api.web.params import After, Id, IdempotencyKey, Limit, Page, WholeList, page_of
 from api.web.tenant_rates import PLAN_LIMIT
 from api.web.tenant_view import TenantViewDep
 from shared.contract.plan import ExecutionPlan
 from shared.contract.sections import FineTuneContract, ImportContract, MergeContract, Name
 from shared.database.adapters import Adapter
-from shared.database.records import Event, Job, Kind, MemoryAccuracy
+from shared.database.records import Event, Job, Kind, MemoryAccuracy, QueueTerms
 from shared.evaluation.types import RunSpec
 from shared.model_card.self_evaluation import without_samples
 from shared.preflight.types import JobRequest
+from shared.scheduling.types import HIGHEST_PRIORITY, LOWEST_PRIORITY
 from shared.worker_registry import WorkerMachine
 
 router = APIRouter(prefix="/v1", tags=["jobs"])
@@ -31,7 +40,7 @@ router = APIRouter(prefix="/v1", tags=["jobs"])
 EVENTS_PER_POLL = 500
 
 
-class CreateFinetune(BaseModel):
+class CreateFinetune(QueueTerms):
     """Request for a fine-tune job, with its full contract."""
 
     model_config = ConfigDict(extra="forbid")
@@ -51,7 +60,7 @@ class CreateFinetune(BaseModel):
         )
 
 
-class CreateMerge(BaseModel):
+class CreateMerge(QueueTerms):
     """Request for a merge job."""
 
     model_config = ConfigDict(extra="forbid")
@@ -60,7 +69,7 @@ class CreateMerge(BaseModel):
     metadata: Metadata = {}
 
 
-class CreateImport(BaseModel):
+class CreateImport(QueueTerms):
     """Request for an import job: an adapter in the original's layout becomes one that is served here."""
 
     model_config = ConfigDict(extra="forbid")
@@ -69,7 +78,7 @@ class CreateImport(BaseModel):
     metadata: Metadata = {}
 
 
-class CreateFromRows(BaseModel):
+class CreateFromRows(QueueTerms):
     """Request for a fine-tune job in one flat object, with its rows: every other key is a flat name of a contract's field."""
 
     model_config = ConfigDict(extra="allow")
@@ -89,7 +98,7 @@ class CreateFromRows(BaseModel):
         return {"model": self.model, **(self.model_extra or {})}
 
 
-class CreateEvaluation(BaseModel):
+class CreateEvaluation(QueueTerms):
     """Request for an evaluate job: a run of an eval, as POST /v1/evals/{id}/runs makes one."""
 
     model_config = ConfigDict(extra="forbid")
@@ -145,10 +154,27 @@ class PlanAnswer(BaseModel):
     preflight: dict[str, Any] = Field(description="Content of training-preflight.json.")
 
 
-class JobAnswer(Job):
-    """A job, with its events when they were requested."""
+class PlacedJob(Job):
+    """A job, with its place while it is queued."""
+
+    queue: QueuePlace | None = Field(
+        None, description="Its place in the queue; null: it is not queued, or not placed yet."
+    )
+
+
+class JobAnswer(PlacedJob):
+    """A job, with its place while it is queued, and its events when they were requested."""
 
     events: list[Event] | None = None
+
+
+class ChangeJob(BaseModel):
+    """What of an unfinished job can be changed."""
+
+    model_config = ConfigDict(extra="forbid")
+    priority: int = Field(
+        ge=LOWEST_PRIORITY, le=HIGHEST_PRIORITY, description="Higher is earlier; above 0 is for operators."
+    )
 
 
 @router.post("/jobs", status_code=status.HTTP_201_CREATED, dependencies=[*TRAINER, PLAN_LIMIT])
@@ -156,22 +182,28 @@ def create_job(
     body: CreateJob,
     services: ServicesDep,
     view: TenantViewDep,
+    caller: CallerDep,
     idempotency_key: IdempotencyKey = None,
 ) -> Job:
     """Create a job from its contract, or from rows and flat keys. A repeated request with the same Idempotency-Key returns
     the same job.
     """
+    check_priority(caller, body.priority)
+    terms = QueueTerms.model_validate(body.model_dump(include=set(QueueTerms.model_fields)))
+    key, labels = idempotency_key, body.metadata
     if isinstance(body, CreateMerge):
-        return submit_merge(services, view, body.contract, labels=body.metadata, idempotency_key=idempotency_key)
+        return submit_merge(services, view, body.contract, labels=labels, idempotency_key=key, terms=terms)
     if isinstance(body, CreateImport):
-        return submit_import(services, view, body.contract, labels=body.metadata, idempotency_key=idempotency_key)
+        return submit_import(services, view, body.contract, labels=labels, idempotency_key=key, terms=terms)
     if isinstance(body, CreateEvaluation):
-        judged, key, labels = view.evals.get(body.eval), idempotency_key, body.metadata
-        return submit_run(services, view, judged, body.run, name=body.name, labels=labels, idempotency_key=key)
+        judged, name = view.evals.get(body.eval), body.name
+        return submit_run(services, view, judged, body.run, name=name, labels=labels, idempotency_key=key, terms=terms)
     if isinstance(body, CreateFromRows):
-        key, labels = idempotency_key, body.metadata
-        return submit_rows(services, view, body.data, body.flat(), body.request, labels=labels, idempotency_key=key)
-    return submit_finetune(services, view, body.request(), labels=body.metadata, idempotency_key=idempotency_key)
+        flat = body.flat()
+        return submit_rows(
+            services, view, body.data, flat, body.request, labels=labels, idempotency_key=key, terms=terms
+        )
+    return submit_finetune(services, view, body.request(), labels=labels, idempotency_key=key, terms=terms)
 
 
 @router.post("/plans", dependencies=[*TRAINER, PLAN_LIMIT])
@@ -216,16 +248,25 @@ def job_preflight(job_id: Id, view: TenantViewDep) -> dict[str, Any]:
 
 @router.get("/jobs")
 def list_jobs(
-    view: TenantViewDep, after: After = None, limit: Limit = 20, kind: Annotated[Kind | None, Query()] = None
-) -> Page[Job]:
+    services: ServicesDep,
+    view: TenantViewDep,
+    after: After = None,
+    limit: Limit = 20,
+    kind: Annotated[Kind | None, Query()] = None,
+) -> Page[PlacedJob]:
     """Jobs of every kind, newest first. Sample answers are left out; `GET /v1/jobs/{job_id}` has them."""
     found = view.jobs.list(after=after, limit=limit, kind=kind)
-    return page_of([job.model_copy(update={"result": without_samples(job.result)}) for job in found], limit)
+    placed = [
+        PlacedJob(**dict(job) | {"result": without_samples(job.result)}, queue=services.queue_places.of(job))
+        for job in found
+    ]
+    return page_of(placed, limit)
 
 
 @router.get("/jobs/{job_id}", response_model=JobAnswer, responses={304: {"description": "Not changed."}})
 def retrieve_job(
     job_id: Id,
+    services: ServicesDep,
     view: TenantViewDep,
     response: Response,
     if_none_match: Annotated[str | None, Header()] = None,
@@ -238,7 +279,8 @@ def retrieve_job(
 ) -> Any:
     """One job. Poll it with If-None-Match: an unchanged job is a 304 without a body."""
     job = view.job(job_id)
-    etag = f'W/"{job.version}"'
+    place = services.queue_places.of(job)
+    etag = f'W/"{job.version}{f"-{place.etag()}" if place else ""}"'
     if if_none_match == etag:
         return Response(status_code=status.HTTP_304_NOT_MODIFIED, headers={"ETag": etag})
     response.headers["ETag"] = etag
@@ -248,7 +290,14 @@ def retrieve_job(
         events = [event for event in reversed(newest) if event.seq > (cursor or 0)]
     elif cursor is not None:
         events = list(view.jobs.events(job_id, after=cursor, limit=EVENTS_PER_POLL))
-    return JobAnswer(**job.model_dump(), events=events)
+    return JobAnswer(**job.model_dump(), queue=place, events=events)
+
+
+@router.patch("/jobs/{job_id}", dependencies=TRAINER)
+def change_job(job_id: Id, body: ChangeJob, view: TenantViewDep, caller: CallerDep) -> Job:
+    """Change the priority of an unfinished job: trainers lower it, or raise it to 0 again; operators raise it above."""
+    check_priority(caller, body.priority)
+    return view.jobs.set_priority(job_id, body.priority)
 
 
 @router.post("/jobs/{job_id}/cancel", dependencies=TRAINER)

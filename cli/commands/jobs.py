@@ -24,8 +24,9 @@ from shared.contract.sections import DEFAULT_MODEL_ID, DataMode, FineTuneContrac
 from shared.datasets.reader import count_lines
 from shared.errors import ContractRejected
 from shared.model_card.self_evaluation import without_samples
+from shared.scheduling.types import HIGHEST_PRIORITY, LOWEST_PRIORITY
 
-app = typer.Typer(no_args_is_help=True, help="Jobs: list, show, watch, cancel, pause, resume, merge.")
+app = typer.Typer(no_args_is_help=True, help="Jobs: list, show, watch, cancel, pause, resume, priority, merge.")
 console = Console()
 
 LAST_EVENTS = 10
@@ -59,6 +60,11 @@ def train(
     contract: Annotated[
         Path | None, typer.Option(exists=True, dir_okay=False, help="JSON file with contract sections.")
     ] = None,
+    priority: Annotated[
+        int | None, typer.Option(help="-5 to 5: higher is earlier, a level is 12 hours of waiting; above 0: operators.")
+    ] = None,
+    max_gpu_minutes: Annotated[float | None, typer.Option(help="The job fails when it has used so many.")] = None,
+    max_wall_seconds: Annotated[float | None, typer.Option(help="The job fails when it has run for so long.")] = None,
     watch: Annotated[bool, typer.Option(help="Follow the job to its end.")] = True,
 ) -> None:
     """Tune a base model on a JSONL file. Check it first with `mens data check FILE` and `mens plan FILE --model NAME`.
@@ -93,6 +99,8 @@ def train(
         given = {key: value for key, value in values.items() if value is not None}
         sections[section] = sections.get(section, {}) | given
     body: dict[str, Any] = {"kind": "finetune", "contract": sections, "name": name, "preset": preset, "domain": domain}
+    terms = {"priority": priority, "max_gpu_minutes": max_gpu_minutes, "max_wall_seconds": max_wall_seconds}
+    body |= {name: value for name, value in terms.items() if value is not None}
     body["auto"] = sorted(f"exec.{field}" for field in rules.keys() - sections["exec"].keys())
     sections["exec"] = rules | sections["exec"]
     job = call("POST", "/v1/jobs", json=body)
@@ -176,6 +184,7 @@ def show(
     lines = [f"{job['id']}  {job['kind']}  {state}{requested}  attempt {job['attempt']}"]
     lines += [f"base     {job['base_model']}", f"tenant   {job['tenant']}"]
     lines += [f"plan     {summary(job)}"] if job["kind"] == "finetune" else []
+    lines += describe_place(job.get("queue"))
     lines += [f"progress {describe_progress(job['progress'])}"] if job["progress"] else []
     lines += [f"outcome  {_outcome(job)}"] if job["state"] in FINAL else []
     lines += describe_evaluation(job["result"], "against base  ")
@@ -216,6 +225,18 @@ def resume(job_id: JobId) -> None:
     _print_state(call("POST", f"{_path(job_id)}/resume"))
 
 
+@app.command("priority")
+def priority(
+    job_id: JobId,
+    level: Annotated[
+        int, typer.Argument(min=LOWEST_PRIORITY, max=HIGHEST_PRIORITY, help="Higher is earlier; above 0: operators.")
+    ],
+) -> None:
+    """Change the priority of an unfinished job. Write a negative one after `--`: `mens jobs priority ID -- -2`."""
+    job = call("PATCH", _path(job_id), json={"priority": level})
+    typer.echo(f"{job['id']} is {job['state']} with priority {job['priority']}")
+
+
 @app.command("merge")
 def merge(
     adapter: Annotated[str, typer.Argument(help="Adapter id or its beginning, or an alias.")],
@@ -235,6 +256,17 @@ def merge(
     contract |= {} if max_kl is None else {"max_kl_nats": max_kl}
     job = call("POST", "/v1/jobs", json={"kind": "merge", "contract": contract})
     watch_job(job["id"])
+
+
+def describe_place(place: dict[str, Any] | None) -> list[str]:
+    """A line on where a queued job stands, why, and when it is expected to start; none for other jobs."""
+    if place is None:
+        return []
+    start, error = place["estimated_start"], place["estimate_error"]
+    when = f", starts about {start[:16].replace('T', ' ')} UTC" if start else ""
+    if start and error:
+        when += f" (half of such estimates were off by less than {error['p50_seconds']:.0f} s)"
+    return [f"queue    {place['position']}{when}. {place['explanation']}"]
 
 
 def _path(job_id: str) -> str:

@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session
 from shared.database.connection import Database
 from shared.database.tables import ChangeRow
 
-What = Literal["keys", "adapters", "aliases", "policies"]
+What = Literal["keys", "adapters", "aliases", "policies", "queue"]
 
 
 class Changes:
@@ -32,12 +32,22 @@ def bump(session: Session, what: What) -> None:
     Transactions queue up here until the one before has ended. So this is called after other rows are locked, and a
     transaction that changes several kinds counts adapters before aliases.
     """
-    insert = sqlite.insert if session.get_bind().dialect.name == "sqlite" else postgresql.insert
-    first = insert(ChangeRow).values(what=what, count=1)
-    again = first.on_conflict_do_update(index_elements=[ChangeRow.what], set_={"count": ChangeRow.count + 1})
-    session.execute(again)
+    _add(session, what, 1)
+
+
+def hold_queue(session: Session) -> None:
+    """Let no other claim come between now and the end of the caller's transaction, which has locked nothing yet."""
+    # Written and not only locked: so the first claim of an installation, which finds no row, holds back others too.
+    _add(session, "queue", 0)
 
 
 def hold_policies(session: Session) -> None:
     """Let no change of policies come between now and the end of the caller's transaction, which has locked its alias by now."""
     session.execute(select(ChangeRow).where(ChangeRow.what == "policies").with_for_update(read=True))
+
+
+def _add(session: Session, what: What, number: int) -> None:
+    insert = sqlite.insert if session.get_bind().dialect.name == "sqlite" else postgresql.insert
+    first = insert(ChangeRow).values(what=what, count=number)
+    again = first.on_conflict_do_update(index_elements=[ChangeRow.what], set_={"count": ChangeRow.count + number})
+    session.execute(again)

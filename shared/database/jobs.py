@@ -21,6 +21,8 @@ from shared.database.deletions import keep_for_merge
 from shared.database.evaluation.runs import add_run
 from shared.database.job_states import FINAL, JobState, Verb, next_state
 from shared.database.records import Event, Job, Kind, MemoryAccuracy, NewEvent, Submission, new_id
+from shared.database.scheduling.gpu_time import gpu_hold, seconds_like, settle_hold
+from shared.database.scheduling.quotas import check_quota
 from shared.database.tables import EventRow, JobRow
 from shared.database.tenancy import SHARED, TenantName, check_owner, visible_to
 from shared.database.visibility import storable
@@ -51,6 +53,7 @@ class Jobs:
         Raises:
             Conflict: ``IDEMPOTENCY_CONFLICT``: the key was used with another request.
             NotFound: ``ADAPTER_NOT_FOUND``: the adapter to merge has been deleted. ``EVAL_NOT_FOUND``: so has the eval.
+            TooMany: ``QUEUED_JOBS_LIMITED``. Forbidden: ``GPU_MINUTES_EXHAUSTED``.
         """
         if replayed := self._replayed(submission):
             return replayed, False
@@ -60,20 +63,26 @@ class Jobs:
         }
         try:
             with self._db.write() as session:
+                now = self._db.now(session)
+                expected = submission.expected_seconds
+                if expected is None:
+                    expected = seconds_like(session, submission.kind, submission.base_model)
+                check_quota(session, self._tenant, gpu_hold(submission.max_gpu_minutes, expected, 1), now)
                 if submission.kind is Kind.MERGE and (digest := submission.plan.get("adapter_digest")):
                     keep_for_merge(session, self._tenant, digest)
                 row = JobRow(
                     id=new_id(JOB_ID_PREFIX),
                     tenant=self._tenant,
                     state=str(JobState.QUEUED),
-                    created_at=self._db.now(session),
+                    created_at=now,
+                    queued_at=now,
                     progress={},
                     result={},
                     attempt=0,
                     failures=0,
                     version=1,
                     **submission.model_dump(mode="json", exclude={"eval_id", "run_name", "events"})
-                    | {"labels": labels},
+                    | {"labels": labels, "expected_seconds": expected},
                 )
                 session.add(row)
                 session.flush()
@@ -180,12 +189,37 @@ class Jobs:
         """Queue a paused job again; it continues from its last checkpoint.
 
         Raises:
-            NotFound: ``JOB_NOT_FOUND``. Forbidden: ``TENANT_FORBIDDEN``. Conflict: ``JOB_STATE_CONFLICT``.
+            NotFound: ``JOB_NOT_FOUND``. Forbidden: ``TENANT_FORBIDDEN``, ``GPU_MINUTES_EXHAUSTED``.
+            Conflict: ``JOB_STATE_CONFLICT``. TooMany: ``QUEUED_JOBS_LIMITED``.
         """
         with self._db.write() as session:
             row = self._own_row(session, job_id)
+            next_state(row.id, JobState(row.state), Verb.RESUME)
             now = self._db.now(session)
+            check_quota(session, row.tenant, gpu_hold(row.max_gpu_minutes, row.expected_seconds, 1), now)
+            row.queued_at = now
             transition(session, row, Verb.RESUME, now, NewEvent(message="Job resumed and queued."))
+            return Job.model_validate(row)
+
+    def set_priority(self, job_id: str, priority: int) -> Job:
+        """Change the priority of a job that has not finished; it counts the next time that the job waits.
+
+        Raises:
+            NotFound: ``JOB_NOT_FOUND``. Forbidden: ``TENANT_FORBIDDEN``. Conflict: ``JOB_STATE_CONFLICT``: it has finished.
+        """
+        with self._db.write() as session:
+            row = self._own_row(session, job_id)
+            if JobState(row.state) in FINAL:
+                raise Conflict(
+                    Code.JOB_STATE_CONFLICT,
+                    f"The job {job_id} is {row.state}, so its priority no longer matters.",
+                    remedy="Its outcome is final; create a new job instead.",
+                )
+            if row.priority != priority:
+                message = f"Priority changed from {row.priority} to {priority}."
+                row.priority = priority
+                row.version += 1
+                add_events(session, row, self._db.now(session), NewEvent(message=message))
             return Job.model_validate(row)
 
     def events(self, job_id: str, *, after: int = 0, limit: int = 100) -> Sequence[Event]:
@@ -297,6 +331,8 @@ def transition(session: Session, row: JobRow, verb: Verb, now: datetime, *events
         Conflict: ``JOB_STATE_CONFLICT``.
     """
     state = next_state(row.id, JobState(row.state), verb)
+    if row.state == JobState.RUNNING and state is not JobState.RUNNING:
+        settle_hold(session, row, state, now)
     row.state = state
     # A job that does not run has no worker, so its lease and what was requested of the worker end.
     if state is not JobState.RUNNING:

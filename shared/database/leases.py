@@ -14,6 +14,7 @@ from sqlalchemy import or_, select
 from sqlalchemy.orm import Session
 
 from shared.database.adapters import NewAdapter, register_adapters
+from shared.database.change_counter import hold_queue
 from shared.database.connection import Database
 from shared.database.deletions import reserve_adapters
 from shared.database.evaluation.items import NewItem, add_items
@@ -27,9 +28,12 @@ from shared.database.names.aliases import Actor, lock_alias, move_alias
 from shared.database.names.move_evidence import WITH_EVIDENCE, Standing, Terms, standing
 from shared.database.records import Job, NewEvent
 from shared.database.routing import Routing
-from shared.database.tables import AliasRow, JobRow
-from shared.database.tenancy import Role
+from shared.database.scheduling.gpu_time import NOTHING_SPENT, Spent, begin_hold, settle_abandoned, spent_on
+from shared.database.scheduling.queue_state import read_queue
+from shared.database.tables import AliasRow, JobRow, TenantQuotaRow
+from shared.database.tenancy import Role, TenantName
 from shared.errors import Code, Conflict, JobFailed, LeaseLost, MensError
+from shared.scheduling.fair_queue import FairQueue
 
 MAX_FAILURES = 5
 BACKOFF_SECONDS = (1, 5, 15, 60)
@@ -39,10 +43,16 @@ PARTS_WITH_TEXT = frozenset({"self_evaluation"})
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """The right to write one job, until it expires."""
+    """The right to write one job, until it expires.
+
+    Attributes:
+        gpus: that the attempt occupies. spent: what the attempts before it have used.
+    """
 
     job: Job
     token: int
+    gpus: int = 1
+    spent: Spent = NOTHING_SPENT
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,21 +71,49 @@ class Leases:
         self._db = database
         self._lease = timedelta(seconds=lease_seconds)
 
-    def claim(self, job_id: str, worker: str) -> Lease | None:
-        """Take a queued job; None when it cannot be taken: claimed, locked, finished, or waiting for its retry time."""
+    def claim_next(self, worker: str, gpus: int = 1) -> Lease | None:
+        """Take the queued job that the rule of the queue says (`shared/scheduling/fair_queue.py`), and hold its GPU time.
+
+        Claims are made one after the other, so that two workers together pass no quota.
+
+        Args:
+            worker: its name.
+            gpus: that it gives to a job.
+
+        Returns:
+            None when no job may be taken now.
+        """
         with self._db.write() as session:
-            # A locked row is being claimed or cancelled at this moment.
-            row = session.scalar(select(JobRow).where(JobRow.id == job_id).with_for_update(skip_locked=True))
+            hold_queue(session)
             now = self._db.now(session)
-            if row is None or row.state != JobState.QUEUED or (row.not_before and row.not_before > now):
+            queue = FairQueue(read_queue(session, now, gpus))
+            while job := queue.next(now.timestamp()):
+                if (row := _ready_row(session, job.id, now)) is not None:
+                    return self._begin(session, row, worker, gpus, now)
+                queue.drop(job)
+            return None
+
+    def claim(self, job_id: str, worker: str, gpus: int = 1) -> Lease | None:
+        """Take one queued job, wherever it stands in the queue and whatever its tenant's quota.
+
+        Returns:
+            None when it cannot be taken: claimed, locked, finished, or waiting for its retry time.
+        """
+        with self._db.write() as session:
+            now = self._db.now(session)
+            row = _ready_row(session, job_id, now)
+            return self._begin(session, row, worker, gpus, now) if row is not None else None
+
+    def may_run(self, tenant: TenantName) -> str | None:
+        """A queued job of a tenant that has a limit of running jobs: it may have waited for the one that has just ended."""
+        limited = select(TenantQuotaRow.tenant).where(
+            TenantQuotaRow.tenant == tenant, TenantQuotaRow.running_jobs.is_not(None)
+        )
+        with self._db.read() as session:
+            if session.scalar(limited) is None:
                 return None
-            row.attempt += 1
-            row.lease_owner, row.lease_expires_at = worker, now + self._lease
-            row.started_at = row.started_at or now
-            row.error = None
-            event = NewEvent(message=f"Attempt {row.attempt} started.", data={"attempt": row.attempt, "worker": worker})
-            transition(session, row, Verb.CLAIM, now, event)
-            return Lease(Job.model_validate(row), row.attempt)
+            waiting = select(JobRow.id).where(JobRow.tenant == tenant, JobRow.state == JobState.QUEUED)
+            return session.scalar(waiting.order_by(JobRow.created_at).limit(1))
 
     def heartbeat(self, lease: Lease) -> Literal["cancel", "pause"] | None:
         """Extend the lease; returns what the job's owner has requested.
@@ -288,10 +326,22 @@ class Leases:
             # A locked row is being written by a worker that still runs, or by another sweeper.
             for row in session.scalars(expired.with_for_update(skip_locked=True)).all():
                 _expire(session, row, now)
+            settle_abandoned(session, now)
             ready = select(JobRow.id).where(
                 JobRow.state == JobState.QUEUED, or_(JobRow.not_before.is_(None), JobRow.not_before <= now)
             )
             return list(session.scalars(ready.order_by(JobRow.created_at).limit(1000)))
+
+    def _begin(self, session: Session, row: JobRow, worker: str, gpus: int, now: datetime) -> Lease:
+        row.attempt += 1
+        row.lease_owner, row.lease_expires_at = worker, now + self._lease
+        row.started_at = row.started_at or now
+        row.error = None
+        event = NewEvent(message=f"Attempt {row.attempt} started.", data={"attempt": row.attempt, "worker": worker})
+        spent = spent_on(session, row.id) if row.attempt > 1 else NOTHING_SPENT
+        begin_hold(session, row, gpus, now)
+        transition(session, row, Verb.CLAIM, now, event)
+        return Lease(Job.model_validate(row), row.attempt, gpus, spent)
 
     def _held(self, session: Session, lease: Lease) -> JobRow:
         # Checked under the row's lock, so that no other attempt can begin before this transaction ends.
@@ -303,6 +353,13 @@ class Leases:
                 remedy="Nothing: the worker stops by itself and the current attempt continues.",
             )
         return row
+
+
+def _ready_row(session: Session, job_id: str, now: datetime) -> JobRow | None:
+    """A queued job's row, locked; None when it is not queued, not ready, or being claimed or cancelled at this moment."""
+    row = session.scalar(select(JobRow).where(JobRow.id == job_id).with_for_update(skip_locked=True))
+    is_ready = row is not None and row.state == JobState.QUEUED and not (row.not_before and row.not_before > now)
+    return row if is_ready else None
 
 
 def _publish_to_alias(

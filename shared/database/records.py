@@ -6,10 +6,11 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 from ulid import ULID
 
 from shared.database.job_states import JobState, Stage
+from shared.scheduling.types import HIGHEST_PRIORITY, LOWEST_PRIORITY
 
 
 class Kind(StrEnum):
@@ -49,6 +50,35 @@ class Job(Value):
     created_at: datetime
     started_at: datetime | None
     finished_at: datetime | None
+    priority: int = 0
+    max_wall_seconds: float | None = None
+    max_gpu_minutes: float | None = None
+
+
+class QueueTerms(Value):
+    """What a job's owner says of its place in the queue and of its limits."""
+
+    priority: int = Field(
+        0,
+        ge=LOWEST_PRIORITY,
+        le=HIGHEST_PRIORITY,
+        description="Higher is earlier: a level is worth 12 hours of waiting. Above 0 is for operators.",
+    )
+    max_wall_seconds: float | None = Field(
+        None,
+        gt=0,
+        le=1e9,
+        description="How long its attempts may run together; then it fails. Null: no limit of its own.",
+    )
+    max_gpu_minutes: float | None = Field(
+        None,
+        gt=0,
+        le=1e9,
+        description="GPU-minutes that its attempts may use together; then it fails. It also holds them of its tenant's quota.",
+    )
+
+
+DEFAULT_TERMS = QueueTerms()
 
 
 class Event(Value):
@@ -92,6 +122,11 @@ class Submission(Value):
     """The run's name, which may be longer than a job's."""
     events: list[NewEvent] = []
     """What is known already and should be said, after that the job was created."""
+    priority: int = 0
+    max_wall_seconds: float | None = None
+    max_gpu_minutes: float | None = None
+    expected_seconds: float | None = None
+    """How long it is planned to run; None: what jobs like it have taken."""
 
 
 class MemoryAccuracy(Value):

@@ -10,6 +10,7 @@ from sqlalchemy import (
     BigInteger,
     Boolean,
     Dialect,
+    Float,
     ForeignKey,
     Index,
     Integer,
@@ -97,6 +98,48 @@ class JobRow(Base):
     created_at: Mapped[datetime]
     started_at: Mapped[datetime | None]
     finished_at: Mapped[datetime | None]
+    priority: Mapped[int] = mapped_column(Integer, default=0, server_default="0")
+    max_wall_seconds: Mapped[float | None] = mapped_column(Float)
+    max_gpu_minutes: Mapped[float | None] = mapped_column(Float)
+    expected_seconds: Mapped[float | None] = mapped_column(Float)
+    # Of its last submission or resumption; an API of the release before leaves it empty.
+    queued_at: Mapped[datetime | None]
+    # When it was expected to start, and when that was said: the first time that it was seen to wait.
+    estimated_start_at: Mapped[datetime | None]
+    estimated_at: Mapped[datetime | None]
+
+
+class GpuTimeRow(Base):
+    """GPU time of one attempt: held while it runs, then what it used. All amounts are GPU-seconds."""
+
+    __tablename__ = "gpu_time"
+    __table_args__ = (
+        Index("ix_gpu_time_tenant_started_at", "tenant", "started_at"),
+        Index("ix_gpu_time_kind_base_model", "kind", "base_model", "ended_at"),
+    )
+
+    job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id"), primary_key=True)
+    attempt: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=False)
+    tenant: Mapped[str] = mapped_column(String(64))
+    kind: Mapped[str] = mapped_column(String(16))
+    base_model: Mapped[str] = mapped_column(String(128))
+    gpus: Mapped[int] = mapped_column(Integer)
+    started_at: Mapped[datetime]
+    ended_at: Mapped[datetime | None] = mapped_column(UtcTime, index=True)
+    held: Mapped[float] = mapped_column(Float)
+    used: Mapped[float | None] = mapped_column(Float)
+    outcome: Mapped[str | None] = mapped_column(String(16))
+
+
+class TenantQuotaRow(Base):
+    """What a tenant may queue, run and use; null is no limit."""
+
+    __tablename__ = "tenant_quotas"
+
+    tenant: Mapped[str] = mapped_column(String(64), primary_key=True)
+    running_jobs: Mapped[int | None] = mapped_column(Integer)
+    queued_jobs: Mapped[int | None] = mapped_column(Integer)
+    gpu_minutes_per_month: Mapped[float | None] = mapped_column(Float)
 
 
 class EventRow(Base):

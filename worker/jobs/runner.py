@@ -1,4 +1,4 @@
-"""Runs the job that a queue message names: claim, work, and exactly one database write for every way the attempt can end."""
+"""Runs the job that is next when a queue message comes: claim, work, and exactly one database write for every way the attempt can end."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from shared.artifacts.open_storage import open_storage
@@ -19,9 +20,11 @@ from shared.database.files.uploads import Uploads
 from shared.database.keys import Keys
 from shared.database.leases import Lease, Leases
 from shared.database.records import Kind
+from shared.database.scheduling.queue_state import QueueReader
 from shared.errors import Code, JobFailed, LeaseLost, MensError, Unavailable
 from shared.host import disk_errors
 from shared.queue import JobQueue
+from shared.worker_registry import WorkerMachine, WorkerRegistry
 from worker.jobs.adapter_import import run_import
 from worker.jobs.attempt import Attempt, Stopped
 from worker.jobs.child_process import ExitReason
@@ -30,6 +33,7 @@ from worker.jobs.finetune import run_finetune
 from worker.jobs.heartbeat import LeaseKeeper
 from worker.jobs.judge import run_judge
 from worker.jobs.merge import run_merge
+from worker.machine import describe_machine
 from worker.settings import WorkerSettings
 
 RUNNERS: dict[Kind, Callable[[Attempt], None]] = {
@@ -49,6 +53,8 @@ class Worker:
     """A worker process: its settings, the database, the storage, the job queue.
 
     Attributes:
+        gpus: that it gives to a job; 1 on a CPU.
+        machines: of the workers that live.
         stopping: set on a shutdown; the running job then goes back to the queue, and no other one is claimed.
     """
 
@@ -58,18 +64,31 @@ class Worker:
     uploads: Uploads
     storage: Storage
     job_queue: JobQueue
+    gpus: int = 1
+    machines: Callable[[], Sequence[WorkerMachine]] = tuple
     name: str = field(default_factory=lambda: f"{socket.gethostname()}:{os.getpid()}")
     stopping: threading.Event = field(default_factory=threading.Event)
 
     def run_job(self, job_id: str) -> None:
-        """Run the job if it can be claimed. A message for one that cannot, e.g. a doubled message, is harmless."""
+        """Run the job that is next in the queue, whichever job the message was sent for: it says only that one waits.
+
+        A message without a job that may run, e.g. a doubled one, is harmless.
+        """
         if self.stopping.is_set():
             return
-        lease = self.leases.claim(job_id, self.name)
+        lease = self.leases.claim_next(self.name, self.gpus)
         if lease is None:
-            logger.info("the job %s cannot be claimed", job_id)
+            logger.info("the message of the job %s: no job may be claimed", job_id)
             return
-        logger.info("the job %s begins attempt %s", job_id, lease.token)
+        logger.info("the job %s begins attempt %s", lease.job.id, lease.token)
+        self._run(lease)
+        # The messages of those that waited for this one to end have been taken by workers that found nothing to do.
+        with suppress(Unavailable):
+            if waiting := self.leases.may_run(lease.job.tenant):
+                self.job_queue.enqueue(waiting)
+
+    def _run(self, lease: Lease) -> None:
+        """Work, and write how the attempt has ended."""
         write = self._work(lease)
         # While the database is unavailable, try again. After the lease's time the sweeper takes the job back anyway.
         deadline = time.monotonic() + self.settings.lease_seconds
@@ -92,6 +111,7 @@ class Worker:
         self.uploads.delete_expired(self.storage.delete_blob)
         ready = self.leases.sweep()
         Keys(self.leases.database).revoke_abandoned()
+        QueueReader(self.leases.database).note_estimates(len(self.machines()), self.gpus)
         return [job_id for job_id in ready if enqueue and self.job_queue.enqueue(job_id)]
 
     def _work(self, lease: Lease) -> Callable[[], object]:
@@ -128,4 +148,6 @@ def make_worker(settings: WorkerSettings, job_queue: JobQueue) -> Worker:
     """A worker on the configured database and storage."""
     database = Database(settings.database_url)
     leases = Leases(database, settings.lease_seconds)
-    return Worker(settings, leases, Files(database), Uploads(database), open_storage(settings), job_queue)
+    storage, gpus = open_storage(settings), max(1, describe_machine(settings.trainer_processes).devices)
+    machines = WorkerRegistry(settings.broker_url).machines
+    return Worker(settings, leases, Files(database), Uploads(database), storage, job_queue, gpus, machines)

@@ -21,7 +21,7 @@ from types import TracebackType
 from typing import BinaryIO, Self
 
 from shared.artifacts.file_cache import ABANDONED_SECONDS, FileCache
-from shared.artifacts.s3.bucket import PART_BYTES, S3Bucket, PartUpload
+from shared.artifacts.s3.bucket import PART_BYTES, PartUpload, S3Bucket
 from shared.artifacts.storage import (
     MAX_MANIFEST_BYTES,
     ArtifactKind,

@@ -177,6 +177,14 @@ def new_limits(_: str) -> dict[str, Any]:
     return {"json": {"requests_per_minute": 60}}
 
 
+def lower_priority(_: str) -> dict[str, Any]:
+    return {"json": {"priority": -1}}
+
+
+def new_quota(_: str) -> dict[str, Any]:
+    return {"json": {"running_jobs": 1000}}
+
+
 def upload(_: str) -> dict[str, Any]:
     return UPLOAD
 
@@ -221,6 +229,9 @@ MATRIX: dict[str, tuple[Case, ...]] = {
     "GET /v1/contract/schema": (KEYED,),
     "GET /v1/capabilities": (KEYED,),
     "GET /v1/replicas": (OPERATE,),
+    "GET /v1/quota": (KEYED,),
+    "PATCH /v1/quota": (Case(Rule.OPERATE, body=new_quota),),
+    "GET /v1/quotas": (OPERATE,),
     # files
     "GET /v1/files": (KEYED,),
     "POST /v1/files": (Case(Rule.KEYED, TRAINER, body=upload),),
@@ -242,6 +253,7 @@ MATRIX: dict[str, tuple[Case, ...]] = {
     ),
     "POST /v1/plans": (Case(Rule.SEE, TRAINER, FILE, lambda file_id: {"json": {"contract": contract(file_id)}}),),
     "GET /v1/jobs/{job_id}": (Case(Rule.SEE, kind=FINISHED),),
+    "PATCH /v1/jobs/{job_id}": (Case(Rule.CHANGE, TRAINER, QUEUED, lower_priority),),
     "GET /v1/jobs/{job_id}/preflight": (Case(Rule.SEE, kind=FINISHED),),
     "GET /v1/jobs/{job_id}/events": (Case(Rule.SEE, kind=FINISHED),),
     "GET /v1/jobs/{job_id}/checkpoints": (Case(Rule.SEE, kind=FINISHED),),
@@ -319,7 +331,7 @@ MATRIX: dict[str, tuple[Case, ...]] = {
     "POST /v1/keys": (Case(Rule.KEYED, ADMIN, body=new_key, passes=201),),
     "PATCH /v1/keys/{key_id}": (Case(Rule.OWN, ADMIN, KEY, new_limits),),
     "DELETE /v1/keys/{key_id}": (Case(Rule.OWN, ADMIN, KEY),),
-    "GET /v1/usage": (KEYED,),  # of which keys: tests/api/routes/test_usage.py
+    "GET /v1/usage": (KEYED,),  # of which keys: tests/api/routes/tenants/test_usage.py
     # requests to models
     "POST /v1/chat/completions": CHAT,
     "POST /v1/completions": PROMPT,

@@ -196,9 +196,11 @@ NO_LISTS = {
     "GET /v1/contract/schema",
     "GET /v1/capabilities",
     "GET /v1/replicas",
+    "GET /v1/quota",  # tests/api/routes/tenants/test_quotas.py
+    "GET /v1/quotas",
     "GET /v1/workers",  # machines: they belong to no tenant
     "GET /v1/estimates/accuracy",  # tests/shared/database/test_tenants.py
-    "GET /v1/usage",  # tests/api/routes/test_usage.py
+    "GET /v1/usage",  # tests/api/routes/tenants/test_usage.py
     "GET /v1/receipts/schema",
     "GET /api/version",
 }

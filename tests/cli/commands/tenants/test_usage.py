@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from cli.commands import usage
+from cli.commands.tenants import usage
 from shared.database.deletions import Deletions
 from shared.database.tenancy import SHARED, Role
 from shared.database.usage import Account, Amount

@@ -1,0 +1,134 @@
+"""Places of queued jobs, as callers see them: read from the database at intervals, so that polling a long queue costs nothing more."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from datetime import UTC, datetime
+
+from pydantic import BaseModel, Field
+
+from shared.database.job_states import JobState
+from shared.database.records import Job
+from shared.database.scheduling.queue_state import Places, QueueReader
+from shared.scheduling.forecast import Reason
+from shared.worker_registry import WorkerRegistry, common_machine
+
+REFRESH_SECONDS = 2.0
+LARGEST_SHARE = 0.01
+"""Of the time that reading the queue may take: a longer queue is read less often."""
+WAIT_SECONDS = 0.5
+"""How long the first poll of a new job waits for its place."""
+ETAG_SECONDS = 60
+"""An estimate that moves by less is no reason to send a job again."""
+
+EXPLANATIONS = {
+    Reason.NEXT: "It is claimed by the next free worker.",
+    Reason.PRIORITY: "The job before it has a higher priority.",
+    Reason.FAIR_SHARE: "The job before it is of a tenant that has used less GPU time in the last 24 hours, or was not served for longer.",
+    Reason.SUBMIT_ORDER: "The job before it was submitted earlier.",
+    Reason.RETRY: "Its last attempt failed; it is tried again after a pause.",
+    Reason.RUNNING_JOBS: "Its tenant runs as many jobs as its quota allows.",
+    Reason.GPU_MINUTES: "It would hold more GPU-minutes than its tenant has left in this month.",
+    Reason.NO_WORKER: "No worker has reported, so nobody knows when it starts.",
+}
+
+logger = logging.getLogger(__name__)
+
+
+class EstimateError(BaseModel):
+    """How far estimates of starts have been off, over the last jobs that had one: absolute, in seconds."""
+
+    jobs: int
+    p50_seconds: float
+    p90_seconds: float
+
+
+class QueuePlace(BaseModel):
+    """Where a queued job stands."""
+
+    position: int = Field(description="1 is claimed next, of all tenants' jobs.")
+    reason: Reason = Field(description="Why it stands behind the job before it, or is not claimed.")
+    explanation: str
+    estimated_start: datetime | None = Field(
+        description="When it is expected to start; null: unknown, e.g. because nothing is known of a job before it."
+    )
+    estimate_error: EstimateError | None = Field(
+        description="Accuracy of such estimates so far; null: there were none."
+    )
+
+    def etag(self) -> str:
+        """Changes when the place does."""
+        start = int(self.estimated_start.timestamp() // ETAG_SECONDS) if self.estimated_start else 0
+        return f"{self.position}.{self.reason}.{start}"
+
+
+class QueuePlaces:
+    """Keeps the places as of the last reading, and has them read anew in a thread of its own.
+
+    Args:
+        reader: of the queue.
+        workers: that live.
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self, reader: QueueReader, workers: WorkerRegistry, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._reader, self._workers, self._clock = reader, workers, clock
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="queue-places")
+        self._places = Places({}, None)
+        self._read_at, self._cost = -1e9, 0.0
+        self._reading: Future[None] | None = None
+
+    def of(self, job: Job) -> QueuePlace | None:
+        """The place of a job; None when it is not queued, or cannot be placed now."""
+        if job.state is not JobState.QUEUED:
+            return None
+        age, is_known = self._clock() - self._read_at, job.id in self._places.of_job
+        if age > max(REFRESH_SECONDS, self._cost / LARGEST_SHARE) or (not is_known and age > 10 * self._cost):
+            reading = self._refresh()
+            if not is_known:
+                wait([reading], WAIT_SECONDS)
+        return self._view(job.id)
+
+    def of_all(self, jobs: list[Job]) -> Mapping[str, QueuePlace | None]:
+        """The places of several jobs, by their ids."""
+        return {job.id: self.of(job) for job in jobs}
+
+    def close(self) -> None:
+        """Read no more."""
+        self._thread.shutdown(cancel_futures=True)
+
+    def _refresh(self) -> Future[None]:
+        if self._reading is None or self._reading.done():
+            self._reading = self._thread.submit(self._read)
+        return self._reading
+
+    def _read(self) -> None:
+        try:
+            machines = self._workers.machines()
+            common = common_machine(machines)
+            started = self._clock()
+            self._places = self._reader.places(len(machines), max(1, common.devices) if common else 1)
+            self._cost = self._clock() - started
+        except Exception:
+            # The jobs themselves can still be read, or the caller gets that error.
+            logger.warning("the queue could not be read", exc_info=True)
+        self._read_at = self._clock()
+
+    def _view(self, job_id: str) -> QueuePlace | None:
+        places = self._places
+        if (place := places.of_job.get(job_id)) is None:
+            return None
+        error = places.error
+        return QueuePlace(
+            position=place.position,
+            reason=place.reason,
+            explanation=EXPLANATIONS[place.reason],
+            estimated_start=None if place.starts_at is None else datetime.fromtimestamp(round(place.starts_at), UTC),
+            estimate_error=error
+            and EstimateError(jobs=error.jobs, p50_seconds=error.p50_seconds, p90_seconds=error.p90_seconds),
+        )

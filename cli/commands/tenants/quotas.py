@@ -1,0 +1,106 @@
+"""``mens tenants``: quotas of tenants and what they have of them, for operators; each tenant's own, for everyone."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any
+
+import typer
+
+from cli.client.connection import call, find_all
+from cli.client.json_errors import Json
+from cli.commands.keys import NO_LIMIT, check_tenant
+from cli.output import print_table
+from shared.database.tenancy import LARGEST_LIMIT
+
+app = typer.Typer(
+    no_args_is_help=True,
+    help="Quotas of tenants: jobs at once, jobs in the queue, GPU-minutes a month.\n\n"
+    "`show` works for every key; `list` and `limit` take an operator's, an admin of `shared`.",
+)
+MOST_MINUTES = 1e9
+Tenant = Annotated[
+    str | None,
+    typer.Option(envvar="MENS_TENANT", callback=check_tenant, help="The tenant; left out: that of MENS_API_KEY."),
+]
+
+
+@app.command("list")
+def list_tenants(as_json: Json = False) -> None:
+    """Show every tenant that has a quota, unfinished jobs, or GPU time in this month."""
+    found = find_all("/v1/quotas")
+    if as_json:
+        typer.echo(json.dumps(found, indent=2))
+        return
+    rows = [
+        (
+            one["tenant"],
+            _of(one["running"], one["running_jobs"]),
+            _of(one["queued"], one["queued_jobs"]),
+            _of(one["gpu_minutes_used"], one["gpu_minutes_per_month"]),
+            f"{one['gpu_minutes_held']:g}",
+        )
+        for one in found
+    ]
+    print_table(("tenant", "running", "queued", "GPU minutes", "held"), rows)
+
+
+@app.command("show")
+def show(tenant: Tenant = None, as_json: Json = False) -> None:
+    """Show the quota of a tenant and what it has of it."""
+    _print(call("GET", "/v1/quota", tenant=tenant), as_json)
+
+
+@app.command("limit")
+def limit(
+    tenant: Annotated[str, typer.Argument(callback=check_tenant, help="The tenant, e.g. acme.")],
+    running: Annotated[
+        str | None, typer.Option(metavar="N|none", help="Jobs at once; further ones wait. Left out: unchanged.")
+    ] = None,
+    queued: Annotated[
+        str | None,
+        typer.Option(metavar="N|none", help="Jobs that wait; further ones are refused. Left out: unchanged."),
+    ] = None,
+    gpu_minutes: Annotated[
+        str | None,
+        typer.Option(metavar="N|none", help="GPU-minutes of a calendar month (UTC). Left out: unchanged."),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Change the quota of a tenant; for operators. Jobs that run or wait already are not ended by it.
+
+    What is left out stays as it is, and `none` lifts a limit: `mens tenants limit acme --running 2 --gpu-minutes none`.
+    """
+    given = {
+        "running_jobs": ("--running", running, LARGEST_LIMIT),
+        "queued_jobs": ("--queued", queued, LARGEST_LIMIT),
+        "gpu_minutes_per_month": ("--gpu-minutes", gpu_minutes, MOST_MINUTES),
+    }
+    changes = {field: _amount(*option) for field, option in given.items() if option[1] is not None}
+    if not changes:
+        raise typer.BadParameter("Give --running N, --queued N, --gpu-minutes N, or several; `none` is no limit.")
+    _print(call("PATCH", "/v1/quota", tenant=tenant, json=changes), as_json)
+
+
+def _print(use: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps(use, indent=2))
+        return
+    typer.echo(f"tenant       {use['tenant']}")
+    typer.echo(f"running      {_of(use['running'], use['running_jobs'])}")
+    typer.echo(f"queued       {_of(use['queued'], use['queued_jobs'])}")
+    held = f", {use['gpu_minutes_held']:g} held by jobs that run" if use["gpu_minutes_held"] else ""
+    used = _of(use["gpu_minutes_used"], use["gpu_minutes_per_month"])
+    typer.echo(f"GPU minutes  {used}{held}; the next month begins {use['resets_at'][:10]}")
+
+
+def _of(amount: float, limit: float | None) -> str:
+    return f"{amount:g} of {limit:g}" if limit is not None else f"{amount:g}"
+
+
+def _amount(option: str, text: str | None, most: float) -> float | None:
+    if text is None or text.lower() == NO_LIMIT:
+        return None
+    if not (text.isascii() and text.isdecimal() and int(text) <= most):
+        raise typer.BadParameter(f"{text!r} is not 0 to {most:.0f}, or {NO_LIMIT}.", param_hint=option)
+    return int(text)

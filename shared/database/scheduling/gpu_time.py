@@ -1,0 +1,155 @@
+"""GPU time: what an attempt holds when it begins and has used when it ends, and what tenants have used.
+
+Holds and their settlement are in the transactions that begin and end attempts, so none can be lost or counted twice.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+from sqlalchemy import ColumnElement, and_, case, func, not_, select
+from sqlalchemy.orm import Session
+
+from shared.database.job_states import JobState
+from shared.database.tables import GpuTimeRow, JobRow
+from shared.scheduling.forecast import typical_seconds
+from shared.scheduling.types import PRIORITY_SECONDS, RECENT_SECONDS, UNKNOWN_SECONDS
+
+PAST_JOBS = 20
+"""So many of the last jobs of a kind say how long the next one takes."""
+ABANDONED = "abandoned"
+"""Outcome of an attempt whose end a process of another release has written."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """What earlier attempts at a job have used together."""
+
+    wall_seconds: float = 0.0
+    gpu_seconds: float = 0.0
+
+
+NOTHING_SPENT = Spent()
+
+
+def gpu_hold(max_gpu_minutes: float | None, expected_seconds: float | None, gpus: int) -> float:
+    """GPU-seconds that a job holds while it runs: its budget if it has one, else what it is expected to use."""
+    if max_gpu_minutes is not None:
+        return 60.0 * max_gpu_minutes
+    return gpus * (UNKNOWN_SECONDS if expected_seconds is None else expected_seconds)
+
+
+def begin_hold(session: Session, row: JobRow, gpus: int, now: datetime) -> None:
+    """Hold the GPU time of the attempt that begins."""
+    session.add(
+        GpuTimeRow(
+            job_id=row.id,
+            attempt=row.attempt,
+            tenant=row.tenant,
+            kind=row.kind,
+            base_model=row.base_model,
+            gpus=gpus,
+            started_at=now,
+            held=gpu_hold(row.max_gpu_minutes, row.expected_seconds, gpus),
+        )
+    )
+
+
+def settle_hold(session: Session, row: JobRow, outcome: JobState, now: datetime) -> None:
+    """Put what the job's attempt has used in place of what it held."""
+    held = session.get(GpuTimeRow, (row.id, row.attempt))
+    if held is not None and held.ended_at is None:
+        held.ended_at, held.outcome = now, str(outcome)
+        held.used = held.gpus * (now - held.started_at).total_seconds()
+
+
+def settle_abandoned(session: Session, now: datetime) -> None:
+    """Settle the holds of attempts that have ended without it: a worker or an API of the release before has written that."""
+    owner = select(JobRow.id).where(
+        JobRow.id == GpuTimeRow.job_id, JobRow.state == JobState.RUNNING, JobRow.attempt == GpuTimeRow.attempt
+    )
+    open_rows = session.scalars(select(GpuTimeRow).where(GpuTimeRow.ended_at.is_(None), not_(owner.exists())))
+    for row in open_rows.all():
+        used = row.gpus * (now - row.started_at).total_seconds()
+        row.ended_at, row.outcome, row.used = now, ABANDONED, used
+
+
+def spent_on(session: Session, job_id: str) -> Spent:
+    """What the attempts of a job that have ended used."""
+    rows = session.scalars(select(GpuTimeRow).where(GpuTimeRow.job_id == job_id, GpuTimeRow.used.is_not(None))).all()
+    used = [row.used or 0.0 for row in rows]
+    return Spent(sum(one / row.gpus for one, row in zip(used, rows, strict=True)), sum(used))
+
+
+def seconds_like(session: Session, kind: str, base_model: str) -> float | None:
+    """How long jobs of a kind on a base take here, by the last that succeeded; else those of the kind on any base.
+
+    Returns:
+        None when none has succeeded.
+    """
+    for same in (and_(GpuTimeRow.kind == kind, GpuTimeRow.base_model == base_model), GpuTimeRow.kind == kind):
+        if past := _past_seconds(session, same):
+            return typical_seconds(past)
+    return None
+
+
+def _past_seconds(session: Session, which: ColumnElement[bool]) -> Sequence[float]:
+    query = select(GpuTimeRow.used / GpuTimeRow.gpus).where(which, GpuTimeRow.outcome == str(JobState.SUCCEEDED))
+    return session.scalars(query.order_by(GpuTimeRow.ended_at.desc()).limit(PAST_JOBS)).all()  # type: ignore[return-value]
+
+
+@dataclass(frozen=True, slots=True)
+class RecentUse:
+    """A tenant's ended attempts: GPU-seconds of the last 24 hours, and when the last one ended."""
+
+    gpu_seconds: float
+    served_at: datetime
+
+
+def recent_use(session: Session, now: datetime) -> dict[str, RecentUse]:
+    """What each tenant has used lately; tenants that were not served for days are left out."""
+    since = now - timedelta(seconds=RECENT_SECONDS)
+    # Before that, how long ago it was makes no difference to a level of priority.
+    oldest = now - timedelta(seconds=10 * PRIORITY_SECONDS + RECENT_SECONDS)
+    used = func.sum(case((GpuTimeRow.ended_at > since, GpuTimeRow.used), else_=0.0))
+    query = select(GpuTimeRow.tenant, used.label("used"), func.max(GpuTimeRow.ended_at).label("served_at"))
+    rows = session.execute(query.where(GpuTimeRow.ended_at > oldest).group_by(GpuTimeRow.tenant))
+    return {row.tenant: RecentUse(float(row.used or 0.0), row.served_at) for row in rows}
+
+
+def month_start(now: datetime) -> datetime:
+    """When the month of quotas has begun, in UTC."""
+    return now.astimezone(UTC).replace(day=1, hour=0, minute=0, second=0, microsecond=0)
+
+
+def next_month(now: datetime) -> datetime:
+    """When the month of quotas ends and the next begins."""
+    start = month_start(now)
+    return start.replace(year=start.year + start.month // 12, month=start.month % 12 + 1)
+
+
+@dataclass(frozen=True, slots=True)
+class MonthUse:
+    """GPU-seconds of a tenant's attempts that began in this month: used by ended ones, held by those that run."""
+
+    used: float = 0.0
+    held: float = 0.0
+
+
+def month_use(session: Session, now: datetime) -> dict[str, MonthUse]:
+    """What each tenant has used and holds of this month. An attempt counts in the month in which it began."""
+    query = select(
+        GpuTimeRow.tenant,
+        func.sum(func.coalesce(GpuTimeRow.used, 0.0)).label("used"),
+        func.sum(case((GpuTimeRow.used.is_(None), GpuTimeRow.held), else_=0.0)).label("held"),
+    )
+    rows = session.execute(query.where(GpuTimeRow.started_at >= month_start(now)).group_by(GpuTimeRow.tenant))
+    return {row.tenant: MonthUse(float(row.used), float(row.held)) for row in rows}
+
+
+def minutes(gpu_seconds: float) -> float:
+    """GPU-minutes, rounded up to a tenth, as callers see them."""
+    return math.ceil(gpu_seconds / 6.0) / 10

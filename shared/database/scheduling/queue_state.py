@@ -1,0 +1,137 @@
+"""The state of the queue, read from the rows; the places that follow from it, and how good their estimates have been."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from shared.database.connection import Database
+from shared.database.job_states import JobState
+from shared.database.scheduling.gpu_time import MonthUse, gpu_hold, month_use, recent_use
+from shared.database.tables import GpuTimeRow, JobRow, TenantQuotaRow
+from shared.scheduling.forecast import Place, StartError, forecast, start_error
+from shared.scheduling.types import Allowance, QueuedJob, QueueState, RunningJob, Share
+
+PAST_STARTS = 200
+"""So many of the last estimates say how good they are."""
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """The place of every queued job, by its id, and how far such estimates of starts were off."""
+
+    of_job: Mapping[str, Place]
+    error: StartError | None
+
+
+class QueueReader:
+    """The queue as those see it who claim nothing."""
+
+    def __init__(self, database: Database) -> None:
+        self._db = database
+
+    def places(self, workers: int, gpus: int = 1) -> Places:
+        """Where every queued job of any tenant stands.
+
+        Args:
+            workers: that live.
+            gpus: of a job.
+        """
+        with self._db.read() as session:
+            return Places(
+                forecast(read_queue(session, self._db.now(session), gpus), workers), start_error(_start_errors(session))
+            )
+
+    def note_estimates(self, workers: int, gpus: int = 1) -> int:
+        """Store the estimated start of the queued jobs that have none yet, so that it can be compared with the real one.
+
+        Returns:
+            how many were stored.
+        """
+        with self._db.write() as session:
+            waiting = select(JobRow.id).where(JobRow.state == JobState.QUEUED, JobRow.estimated_at.is_(None))
+            without = set(session.scalars(waiting.where(JobRow.started_at.is_(None)).limit(1000)))
+            if not without:
+                return 0
+            now = self._db.now(session)
+            places = forecast(read_queue(session, now, gpus), workers)
+            known = {job: place.starts_at for job in without if (place := places.get(job)) and place.starts_at}
+            # A row that is locked is being claimed at this moment.
+            rows = select(JobRow).where(JobRow.id.in_(known), JobRow.state == JobState.QUEUED)
+            for row in session.scalars(rows.with_for_update(skip_locked=True)).all():
+                row.estimated_at, row.estimated_start_at = now, datetime.fromtimestamp(known[row.id], UTC)
+            return len(known)
+
+
+def read_queue(session: Session, now: datetime, gpus: int) -> QueueState:
+    """The queue at this moment.
+
+    Args:
+        now: the database's time.
+        gpus: of the worker that would claim a job; what a job holds follows from it.
+    """
+    running = list(_running(session, now))
+    shares = {
+        tenant: Share(use.gpu_seconds, 0, use.served_at.timestamp()) for tenant, use in recent_use(session, now).items()
+    }
+    for job in running:
+        share = shares.setdefault(job.tenant, Share())
+        share.used += job.hold
+        share.running += 1
+    return QueueState(now.timestamp(), list(_queued(session, gpus)), shares, _allowances(session, now), running)
+
+
+def _queued(session: Session, gpus: int) -> Sequence[QueuedJob]:
+    columns = (JobRow.id, JobRow.tenant, JobRow.priority, JobRow.queued_at, JobRow.created_at, JobRow.not_before)
+    query = select(*columns, JobRow.expected_seconds, JobRow.max_gpu_minutes).where(JobRow.state == JobState.QUEUED)
+    return [
+        QueuedJob(
+            row.id,
+            row.tenant,
+            (row.queued_at or row.created_at).timestamp(),
+            row.priority,
+            gpu_hold(row.max_gpu_minutes, row.expected_seconds, gpus),
+            row.expected_seconds,
+            row.not_before.timestamp() if row.not_before else 0.0,
+        )
+        for row in session.execute(query)
+    ]
+
+
+def _running(session: Session, now: datetime) -> Sequence[RunningJob]:
+    begun = (JobRow.id == GpuTimeRow.job_id) & (JobRow.attempt == GpuTimeRow.attempt)
+    columns = (JobRow.tenant, JobRow.expected_seconds, JobRow.progress, GpuTimeRow.held, GpuTimeRow.gpus)
+    query = select(*columns, GpuTimeRow.started_at).outerjoin(GpuTimeRow, begun)
+    found = []
+    for row in session.execute(query.where(JobRow.state == JobState.RUNNING)):
+        elapsed = (now - row.started_at).total_seconds() if row.started_at else 0.0
+        left = row.progress.get("eta_seconds")
+        if left is None and row.expected_seconds is not None:
+            left = max(0.0, row.expected_seconds - elapsed)
+        # One that takes longer than it held counts with what it takes.
+        found.append(RunningJob(row.tenant, left, max(row.held or 0.0, (row.gpus or 1) * elapsed)))
+    return found
+
+
+def _allowances(session: Session, now: datetime) -> dict[str, Allowance]:
+    quotas = session.scalars(select(TenantQuotaRow)).all()
+    used = month_use(session, now) if any(quota.gpu_minutes_per_month is not None for quota in quotas) else {}
+    allowances = {}
+    for quota in quotas:
+        month, limit = used.get(quota.tenant, MonthUse()), quota.gpu_minutes_per_month
+        left = None if limit is None else 60.0 * limit - month.used - month.held
+        allowances[quota.tenant] = Allowance(quota.running_jobs, left)
+    return allowances
+
+
+def _start_errors(session: Session) -> list[float]:
+    """Seconds by which the last jobs with an estimate started later than it said."""
+    query = select(JobRow.started_at, JobRow.estimated_start_at).where(
+        JobRow.started_at.is_not(None), JobRow.estimated_start_at.is_not(None)
+    )
+    rows = session.execute(query.order_by(JobRow.id.desc()).limit(PAST_STARTS))
+    return [(row.started_at - row.estimated_start_at).total_seconds() for row in rows]

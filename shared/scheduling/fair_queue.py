@@ -1,0 +1,111 @@
+"""The rule of the queue: which job is claimed when a worker is free. docs/jobs.md says it in words.
+
+1. Of a tenant's jobs comes first the one with the earliest ``queued_at - priority * 12 h``: the higher priority, then the order of
+   submission, where a level of priority is worth twelve hours. So nothing waits for ever, not even the lowest priority.
+2. Of the tenants' first jobs comes first the one of the highest level: its priority, and one more for every twelve hours that it
+   has waited while no job of its tenant ran.
+3. Within a level, the tenant that has used the least GPU time in the last 24 hours; what running jobs hold counts.
+4. Then the order of submission.
+
+A tenant at its limit of running jobs is passed over, and so is a job that holds more than is left of its tenant's month.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+
+from shared.scheduling.types import PRIORITY_SECONDS, Allowance, Blocked, QueuedJob, QueueState, Share
+
+
+class FairQueue:
+    """A queue that jobs are taken from, one after the other.
+
+    Args:
+        state: is not changed.
+    """
+
+    def __init__(self, state: QueueState) -> None:
+        self._shares = {
+            tenant: Share(share.used, share.running, share.served_at) for tenant, share in state.shares.items()
+        }
+        self._allowances = {tenant: Allowance(one.running, one.gpu_seconds) for tenant, one in state.allowances.items()}
+        self._waiting: dict[str, list[QueuedJob]] = defaultdict(list)
+        for job in state.queued:
+            self._waiting[job.tenant].append(job)
+        for jobs in self._waiting.values():
+            jobs.sort(key=_order_in_tenant)
+        self._too_large: list[QueuedJob] = []  # for what is left of their tenant's month, which only falls
+
+    def next(self, now: float) -> QueuedJob | None:
+        """The job that a free worker takes; None when none may be taken now. It stays in the queue until :meth:`start`."""
+        firsts = [self._first_of(tenant, now) for tenant in self._waiting]
+        return min((job for job in firsts if job), key=lambda job: self._order(job, now), default=None)
+
+    def start(self, job: QueuedJob) -> None:
+        """Take a job out because it runs now; its hold counts as used."""
+        self.drop(job)
+        share = self._shares.setdefault(job.tenant, Share())
+        share.running += 1
+        share.used += job.hold
+        left = self._allowances.get(job.tenant)
+        if left and left.gpu_seconds is not None:
+            left.gpu_seconds -= job.hold
+
+    def end(self, tenant: str, now: float) -> None:
+        """A job of a tenant has ended, and has used what it held."""
+        share = self._shares.setdefault(tenant, Share())
+        share.running, share.served_at = share.running - 1, now
+
+    def drop(self, job: QueuedJob) -> None:
+        """Take a job out that does not wait any more."""
+        self._waiting[job.tenant].remove(job)
+
+    def blocked(self, job: QueuedJob) -> Blocked | None:
+        """Why a job could not be taken now whatever else waits."""
+        may = self._allowances.get(job.tenant)
+        if may is None:
+            return None
+        if may.running is not None and self._share(job.tenant).running >= may.running:
+            return Blocked.RUNNING_JOBS
+        if may.gpu_seconds is not None and job.hold > may.gpu_seconds:
+            return Blocked.GPU_MINUTES
+        return None
+
+    def level(self, job: QueuedJob, now: float) -> int:
+        """Priority, and one more for every twelve hours that it has waited while no job of its tenant ran."""
+        share = self._share(job.tenant)
+        since = now if share.running else max(job.queued_at, share.served_at or 0.0)
+        return job.priority + int(max(0.0, now - since) // PRIORITY_SECONDS)
+
+    def used(self, tenant: str) -> float:
+        """GPU-seconds of a tenant in the last 24 hours, holds included."""
+        return self._share(tenant).used
+
+    def waiting(self) -> Iterable[QueuedJob]:
+        """The jobs that are left, in no order that means anything."""
+        return [*self._too_large, *(job for jobs in self._waiting.values() for job in jobs)]
+
+    def _first_of(self, tenant: str, now: float) -> QueuedJob | None:
+        jobs, at = self._waiting[tenant], 0
+        while at < len(jobs):
+            blocked = self.blocked(jobs[at])
+            if blocked is Blocked.RUNNING_JOBS:
+                return None
+            if blocked is Blocked.GPU_MINUTES:
+                self._too_large.append(jobs.pop(at))
+            elif jobs[at].ready_at <= now:
+                return jobs[at]
+            else:
+                at += 1
+        return None
+
+    def _order(self, job: QueuedJob, now: float) -> tuple[float, float, float, str]:
+        return -self.level(job, now), self.used(job.tenant), job.queued_at, job.id
+
+    def _share(self, tenant: str) -> Share:
+        return self._shares.get(tenant) or Share()
+
+
+def _order_in_tenant(job: QueuedJob) -> tuple[float, float, str]:
+    return job.queued_at - job.priority * PRIORITY_SECONDS, job.queued_at, job.id

@@ -1,0 +1,94 @@
+"""What the rule of the queue decides from: queued and running jobs, what tenants have used, and what they may use.
+
+Times are seconds since 1970, amounts are GPU-seconds: the seconds that a worker has a job, times the GPUs that share it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+LOWEST_PRIORITY, HIGHEST_PRIORITY = -5, 5
+PRIORITY_SECONDS = 12 * 3600.0
+"""What a level of priority is worth: a job that has waited for so long counts as one level higher."""
+RECENT_SECONDS = 24 * 3600.0
+"""GPU time of a tenant counts in the fair share for so long."""
+UNKNOWN_SECONDS = 3600.0
+"""What a job is taken to need of which nothing is known: no estimate, and no job like it has succeeded here."""
+
+
+class Blocked(StrEnum):
+    """Why a job is not claimed though a worker is free."""
+
+    RUNNING_JOBS = "running_jobs"
+    """Its tenant runs as many jobs as it may."""
+    GPU_MINUTES = "gpu_minutes"
+    """What it would hold is more than is left of its tenant's GPU-minutes of the month."""
+
+
+@dataclass(frozen=True, slots=True)
+class QueuedJob:
+    """A job that waits.
+
+    Attributes:
+        queued_at: when it was submitted or resumed.
+        hold: GPU-seconds that it takes of its tenant's quota until it has ended.
+        seconds: how long it is expected to run; None: unknown.
+        ready_at: not before then, after a failure.
+    """
+
+    id: str
+    tenant: str
+    queued_at: float
+    priority: int = 0
+    hold: float = UNKNOWN_SECONDS
+    seconds: float | None = None
+    ready_at: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class RunningJob:
+    """A job that a worker has; ``seconds`` are what it is expected to still need, None when that is unknown."""
+
+    tenant: str
+    seconds: float | None = None
+    hold: float = 0.0
+
+
+@dataclass(slots=True)
+class Share:
+    """What a tenant has had.
+
+    Attributes:
+        used: GPU-seconds of the last 24 hours, what running jobs hold included.
+        running: its running jobs.
+        served_at: when a job of it last ran; None: never. While one runs, that is now.
+    """
+
+    used: float = 0.0
+    running: int = 0
+    served_at: float | None = None
+
+
+@dataclass(slots=True)
+class Allowance:
+    """What a tenant may still have; None is no limit.
+
+    Attributes:
+        running: jobs at once.
+        gpu_seconds: left of this month, after what is used and held.
+    """
+
+    running: int | None = None
+    gpu_seconds: float | None = None
+
+
+@dataclass(slots=True)
+class QueueState:
+    """The whole queue at one moment."""
+
+    now: float
+    queued: list[QueuedJob] = field(default_factory=list)
+    shares: dict[str, Share] = field(default_factory=dict)
+    allowances: dict[str, Allowance] = field(default_factory=dict)
+    running: list[RunningJob] = field(default_factory=list)
