@@ -11,6 +11,7 @@ from contextlib import suppress
 from api.main import create_app
 from api.server import Server, server_config
 from api.settings import ApiSettings
+from shared.observability.metrics_listener import listen
 from shared.settings import read_settings
 
 SWITCH_SECONDS = 0.0005
@@ -28,8 +29,11 @@ def main() -> None:
     gc.collect()
     # The objects of the application live for ever: later collections, for which callers wait, need not look at them.
     gc.freeze()
+    listener = listen(app.state.services.metrics.registry, settings)
     with suppress(KeyboardInterrupt):  # uvicorn has stopped in its own way, and then raises the signal again
         Server(server_config(app, settings), app.state.services).run()
+    if listener is not None:
+        listener.close()
 
 
 def _raise_file_limit() -> None:

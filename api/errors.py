@@ -20,6 +20,7 @@ from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.routing import Match, Route
+from starlette.types import Receive, Scope, Send
 
 from api.openai_vocabulary import openai_code, openai_type
 from shared import errors
@@ -50,6 +51,8 @@ TYPES = {
     429: "rate_limit_error",
 }
 RETRY_AFTER_SECONDS = 2
+ERROR_CODE = "mens_error_code"
+"""Name in a request's state of the code of the error that it got."""
 CLIENT_GONE = 499
 """Status in the log for a caller that disconnected; it is never received."""
 OPENAI_PATHS = (
@@ -103,16 +106,29 @@ def declared_of_stream(answer: type[BaseModel]) -> dict[int | str, dict[str, Any
     return {status: {"description": error["description"], "content": content} for status, error in told}
 
 
+class ErrorResponse(JSONResponse):
+    """The HTTP response for an error, which leaves the error's code in the request's state, for log and metrics."""
+
+    def __init__(self, content: dict[str, Any], error: MensError, status: int) -> None:
+        super().__init__(content, status, headers=headers_of(error, status))
+        self._code = str(error.code)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send it."""
+        scope.setdefault("state", {})[ERROR_CODE] = self._code
+        await super().__call__(scope, receive, send)
+
+
 def error_response(error: MensError, status: int | None = None) -> JSONResponse:
     """The HTTP response for an error, in the shape of our own routes."""
     status = status or status_of(error)
-    return JSONResponse({"error": _body(error, status)}, status, headers=headers_of(error, status))
+    return ErrorResponse({"error": _body(error, status)}, error, status)
 
 
 def openai_error_response(error: MensError, status: int | None = None) -> JSONResponse:
     """The HTTP response for an error, as OpenAI's clients know it."""
     status = status or status_of(error)
-    return JSONResponse({"error": _openai_body(error, status)}, status, headers=headers_of(error, status))
+    return ErrorResponse({"error": _openai_body(error, status)}, error, status)
 
 
 def error_response_at(path: str, error: MensError, status: int | None = None) -> JSONResponse:
@@ -125,7 +141,7 @@ def error_response_at(path: str, error: MensError, status: int | None = None) ->
 def ollama_error_response(error: MensError, status: int | None = None) -> JSONResponse:
     """The HTTP response for an error in Ollama's shape."""
     status = status or status_of(error)
-    return JSONResponse(ollama_error_body(error), status, headers=headers_of(error, status))
+    return ErrorResponse(ollama_error_body(error), error, status)
 
 
 def ollama_error_body(error: MensError) -> dict[str, str]:

@@ -75,6 +75,11 @@ class EventFeed:
             self._streams.subtract((key.id, tenant))
             self._streams += Counter()  # drops what is zero
 
+    @property
+    def open_streams(self) -> int:
+        """Streams that are open now; each counts for its key and for its tenant."""
+        return self._streams.total() // 2
+
     async def versions(self, job_id: str) -> AsyncIterator[int | None]:
         """The job's version after each poll, whether it has changed or not; None: it is not known yet.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Annotated
 
 from anyio import CapacityLimiter
@@ -19,10 +20,12 @@ from api.inference.replicas.client import ReplicaClient
 from api.inference.replicas.failover import Failover
 from api.inference.replicas.health import HealthMonitor
 from api.inference.replicas.limits import ReplicaLimits
-from api.inference.replicas.pool import ReplicaPool
+from api.inference.replicas.pool import ReplicaPool, ReplicaState
 from api.inference.request_fields.grammars import GrammarLimits
 from api.inference.shadow import ShadowTraffic
 from api.inference.usage.meter import Meter
+from api.metrics.installation import JobsCollector, ReplicaNow, ReplicasCollector
+from api.metrics.requests import ApiMetrics
 from api.queue_places import QueuePlaces
 from api.settings import ApiSettings
 from shared.artifacts.open_storage import open_storage
@@ -33,6 +36,7 @@ from shared.database.connection import Database
 from shared.database.files.files import Files
 from shared.database.files.uploads import Uploads
 from shared.database.gates.policies import SERVER_SCOPE, Author, Policies
+from shared.database.job_counts import count_jobs
 from shared.database.jobs import Jobs
 from shared.database.keys import Keys
 from shared.database.names.aliases import Aliases
@@ -82,6 +86,7 @@ class Services:
     gateway: Gateway
     sandboxes: GraderSandboxes
     queue_places: QueuePlaces
+    metrics: ApiMetrics
     shutdown: ShutdownFlag = field(default_factory=ShutdownFlag)
     joining: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(JOIN_THREADS))
 
@@ -144,8 +149,9 @@ def make_services(
     database, replicas = Database(settings.database_url), ReplicaPool(settings.serving_urls)
     workers = WorkerRegistry(settings.broker_url)
     usage, lookup = Usage(database), LookupCache(database, settings.catalog_path)
+    metrics = ApiMetrics(settings)
     key = settings.serving_key.get_secret_value()
-    return Services(
+    services = Services(
         settings=settings,
         database=database,
         jobs=Jobs(database),
@@ -168,16 +174,32 @@ def make_services(
         replicas=replicas,
         replica_limits=replica_limits or ReplicaLimits(replicas.urls, key),
         sandboxes=GraderSandboxes(settings.sandbox),
+        metrics=metrics,
         gateway=Gateway(
             limiter=limiter or make_limiter(settings.broker_url, settings.tenant_limits),
             lookup=lookup,
             meter=meter or Meter(usage),
             failover=_make_failover(settings, replicas, key),
             shadows=ShadowTraffic(),
+            metrics=metrics,
             cache_secret=key,
             max_body_bytes=settings.max_body_bytes,
             grammar_limits=GrammarLimits(settings.max_grammar_bytes, settings.max_grammar_depth),
         ),
+    )
+    _observe(services)
+    return services
+
+
+def _observe(services: Services) -> None:
+    """Let a scrape read what no request counts."""
+    metrics, pool, workers = services.metrics, services.replicas, services.workers
+    metrics.watch_streams(lambda: services.event_feed.open_streams)
+    metrics.registry.register(
+        JobsCollector(partial(count_jobs, services.database), lambda: len(workers.machines()), metrics.tenants)
+    )
+    metrics.registry.register(
+        ReplicasCollector(lambda: [ReplicaNow(r.url, r.state, r.in_flight) for r in list(pool.all)], ReplicaState)
     )
 
 

@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
+from pydantic_settings import NoDecode
 
 from shared.database.tenancy import LARGEST_LIMIT, MOST_TOKENS, FileQuota, KeyLimits
 from shared.settings import Settings
+
+NameList = Annotated[
+    list[str],
+    NoDecode,
+    BeforeValidator(
+        lambda value: [name.strip() for name in value.split(",") if name.strip()] if isinstance(value, str) else value
+    ),
+]
+"""Names, comma-separated in the environment."""
 
 
 class ApiSettings(Settings):
@@ -82,6 +93,18 @@ class ApiSettings(Settings):
     max_event_streams: int = Field(20, gt=0, description="Event streams of one key at once, in one API process.")
     tenant_event_streams: int = Field(
         100, gt=0, description="Event streams of all keys of a tenant at once, in one API process."
+    )
+    metrics_tenants: NameList = Field(
+        default_factory=list, description="Tenants that always have metrics of their own, comma-separated."
+    )
+    metrics_max_tenants: int = Field(
+        20, ge=0, le=1000, description="Other tenants that have metrics of their own; further ones count as `other`."
+    )
+    metrics_models: NameList = Field(
+        default_factory=list, description="Models that always have metrics of their own, comma-separated."
+    )
+    metrics_max_models: int = Field(
+        50, ge=0, le=1000, description="Other models that have metrics of their own; further ones count as `other`."
     )
 
     @property

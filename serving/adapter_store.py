@@ -15,11 +15,13 @@ from __future__ import annotations
 import os
 import re
 import threading
+import time
 from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from serving.metrics import ADAPTER_FETCH_SECONDS, ADAPTER_FETCHES, ADAPTERS_VERIFIED, LOADED
 from serving.private_cache import PrivateCache
 from shared.artifacts.manifests import MANIFEST_NAME, AdapterManifest, parse_manifest, verify_adapter, verify_base
 from shared.artifacts.signatures import SIGNATURE_NAME, unsigned, verify_signature
@@ -96,11 +98,19 @@ class AdapterStore:
             known = self._verified.get(adapter_id)
             if known is not None and known.folder.is_dir():
                 return known
-            manifest = self._servable_manifest(adapter_id, digest)
-            if digest in self._refused:
-                raise self._refused[digest].with_traceback(None)
-            adapter = ServableAdapter(adapter_id, self._install(digest, manifest), manifest)
+            started = time.perf_counter()
+            try:
+                manifest = self._servable_manifest(adapter_id, digest)
+                if digest in self._refused:
+                    raise self._refused[digest].with_traceback(None)
+                adapter = ServableAdapter(adapter_id, self._install(digest, manifest), manifest)
+            except MensError as error:
+                ADAPTER_FETCHES.labels(str(error.code)).inc()
+                raise
             self._verified[adapter_id] = adapter
+            ADAPTER_FETCHES.labels(LOADED).inc()
+            ADAPTER_FETCH_SECONDS.observe(time.perf_counter() - started)
+            ADAPTERS_VERIFIED.set(len(self._verified))
             return adapter
 
     def is_stored(self, adapter_id: str) -> bool:
@@ -122,6 +132,7 @@ class AdapterStore:
             self._verified.pop(adapter_id, None)
             self._refused.pop(digest, None)
             self._cache.remove(digest)
+            ADAPTERS_VERIFIED.set(len(self._verified))
 
     def close(self) -> None:
         """Release the cache's folder to other processes."""

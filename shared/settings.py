@@ -67,6 +67,15 @@ class Settings(BaseSettings):
         description="Time for requests in flight to end by themselves: a deleted adapter's, or those of a server that stops.",
     )
 
+    metrics_host: str = Field("127.0.0.1", description="Address of the metrics; any but loopback needs a metrics key.")
+    metrics_port: int | None = Field(
+        None, ge=0, le=65535, description="Port of the metrics of an API process or a worker; null: none."
+    )
+    metrics_key: SecretStr = Field(
+        SecretStr(""),
+        description="Key that a scraper of metrics sends as its bearer token; a replica has none without.",
+    )
+
     sandbox: Literal["auto", "bubblewrap", "landlock", "off"] = Field(
         "auto", description="What Python graders run in: the strongest that a probe proves, one of them, or none."
     )

@@ -19,7 +19,9 @@ from typing import Any
 from celery.signals import beat_embedded_init, setup_logging, worker_ready, worker_shutting_down
 
 from shared.database.connection import Database
+from shared.errors import InvalidRequest
 from shared.host import exit_with_parent
+from shared.observability.metrics_listener import listen
 from shared.queue import (
     APPLY_RETENTION,
     CONTROL_QUEUE,
@@ -111,14 +113,15 @@ def sweep() -> None:
 @one_at_a_time
 def remove_deleted() -> None:
     """Carry out deletions of adapters, as far as possible now."""
-    adapter_remover().run_round()
+    worker().metrics.removed_adapters(len(adapter_remover().run_round()))
 
 
 @app.task(name=APPLY_RETENTION, shared=False)  # type: ignore[untyped-decorator]
 @one_at_a_time
 def apply_retention() -> None:
     """Delete what the retention policy names."""
-    retention_runner().apply()
+    for removed in retention_runner().apply():
+        worker().metrics.retention_removed(removed.what, removed.bytes)
 
 
 def queued_messages() -> int:
@@ -131,6 +134,15 @@ def queued_messages() -> int:
 def machine_reporter() -> MachineReporter:
     """What tells the API of this process's machine, made on first use."""
     return MachineReporter(WorkerRegistry(settings.broker_url), worker().name, settings.trainer_processes)
+
+
+@worker_ready.connect  # type: ignore[untyped-decorator]
+def serve_metrics(**_: Any) -> None:
+    """Metrics of this process, where they are asked for. A worker whose port is taken says so, and works on."""
+    try:
+        listen(worker().metrics.registry, settings)
+    except InvalidRequest as error:
+        logging.getLogger(__name__).error("%s", error)  # noqa: TRY400  it says what to do, and where it was says nothing
 
 
 @worker_ready.connect  # type: ignore[untyped-decorator]

@@ -32,6 +32,7 @@ from api.inference.response import ProxiedResponse
 from api.inference.shadow import ShadowTraffic
 from api.inference.usage.meter import Meter
 from api.inference.vllm_errors import error_from_replica
+from api.metrics.requests import MODEL, ApiMetrics
 from shared.database.keys import Key
 from shared.database.routing import Routing, sticky_point
 from shared.errors import Code, InvalidRequest, NotFound, TooLarge
@@ -59,6 +60,7 @@ class Gateway:
         meter: counts tokens.
         failover: sends a request to replicas.
         shadows: sends copies to shadow adapters.
+        metrics: of this process.
         cache_secret: keeps tenants apart in vLLM's prefix cache.
         max_body_bytes: largest request body.
         grammar_limits: largest schemas and grammars of a request.
@@ -69,6 +71,7 @@ class Gateway:
     meter: Meter
     failover: Failover
     shadows: ShadowTraffic
+    metrics: ApiMetrics
     cache_secret: str
     max_body_bytes: int
     grammar_limits: GrammarLimits
@@ -141,7 +144,9 @@ class Gateway:
             self.grammar_limits.check(body)
             choice = await choose_model(self.lookup, tenant, body, request.headers)
             salted = with_cache_salt(body, self.cache_secret, tenant)
-            forwarded, tap = self.meter.of(key, choice.served, path, salted, admission.spend)
+            setattr(request.state, MODEL, choice.name)
+            observe = partial(self.metrics.used, choice.name)
+            forwarded, tap = self.meter.of(key, choice.served, path, salted, admission.spend, observe)
             upstream = await disconnect.run_until_disconnect(
                 self.failover.first_response(
                     path, forwarded, choice.served, max_wait(request.headers), replica_request_id(request)

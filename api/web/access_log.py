@@ -1,4 +1,4 @@
-"""Access log: every response has an ``x-request-id``, and every request a line in the log with it."""
+"""Access log: every response has an ``x-request-id``, and every request a line in the log with it, and a place in the metrics."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import time
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.inference.gateway import REQUEST_ID
+from api.metrics.requests import STREAM_TYPES, ApiMetrics, FinishedRequest
 
 ID_HEADER = b"x-request-id"
 CALLERS_ID = re.compile(rb"[!-~]{1,128}")
@@ -34,19 +35,29 @@ class AccessLog:
         request_id = given if CALLERS_ID.fullmatch(given) else b"req_" + os.urandom(16).hex().encode()
         scope.setdefault("state", {})[REQUEST_ID] = request_id.decode()
         started, status = time.perf_counter(), 0
+        is_stream, first_byte = False, None
 
         async def send_with_id(message: Message) -> None:
-            nonlocal status
+            nonlocal status, is_stream, first_byte
             if message["type"] == "http.response.start":
                 status = message["status"]
                 headers = [pair for pair in message.get("headers", []) if pair[0] != ID_HEADER]
+                is_stream = any(name == b"content-type" and value.startswith(STREAM_TYPES) for name, value in headers)
                 message["headers"] = [*headers, (ID_HEADER, request_id)]
+                await send(message)
+                return
             await send(message)
+            if is_stream and first_byte is None and message.get("body"):
+                first_byte = time.perf_counter() - started
 
         try:
             return await self._app(scope, receive, send_with_id)
         finally:
             # A caller's text stays on the request's line: the path as it was sent, the id quoted.
+            seconds, route = time.perf_counter() - started, scope.get("route")
+            known = None if route is None else route.path
+            metrics: ApiMetrics = scope["app"].state.services.metrics
+            metrics.finished(FinishedRequest(known, scope["method"], status, scope["state"], seconds, first_byte))
             client, path = (scope.get("client") or ("-",))[0], scope.get("raw_path", b"").decode("latin-1")
-            milliseconds, quotable = (time.perf_counter() - started) * 1000, request_id.decode("latin-1")
+            milliseconds, quotable = seconds * 1000, request_id.decode("latin-1")
             logger.info("%s %s %s %d %.1f ms %a", client, scope["method"], path, status, milliseconds, quotable)

@@ -51,6 +51,7 @@ class FastPathMiddleware:
         # Where a tenant is named, FastAPI applies the rules.
         if call is None or any(name == TENANT_HEADER for name, _ in scope["headers"]):
             return await self._app(scope, receive, send)
+        scope["route"] = call.route  # as FastAPI's router says it
         try:
             response = await call(Request(scope, receive))
         except MensError as error:
@@ -59,13 +60,15 @@ class FastPathMiddleware:
 
 
 class FastPathCall:
-    """Calls an endpoint with those of the services and the caller that it takes."""
+    """Calls the endpoint of a route with those of the services and the caller that it takes."""
 
-    def __init__(self, dependant: Dependant) -> None:
+    def __init__(self, route: APIRoute) -> None:
+        dependant = route.dependant
         assert dependant.call is not None
         assert dependant.request_param_name is not None
         self._endpoint: Endpoint = dependant.call
         self._request_name = dependant.request_param_name
+        self.route = route
         self._parameters = [(each.name, each.call) for each in dependant.dependencies if each.name]
 
     async def __call__(self, request: Request) -> Response:
@@ -83,7 +86,7 @@ class FastPathCall:
 def fast_path_calls(app: FastAPI) -> dict[tuple[str, str], FastPathCall]:
     """The application's fast paths, by method and path."""
     routes = [route for route in app.routes if isinstance(route, FastPathRoute) and is_simple(route.dependant)]
-    return {(method, route.path): FastPathCall(route.dependant) for route in routes for method in route.methods}
+    return {(method, route.path): FastPathCall(route) for route in routes for method in route.methods}
 
 
 def is_simple(dependant: Dependant) -> bool:

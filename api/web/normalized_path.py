@@ -16,8 +16,15 @@ class NormalizedPath:
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
         path: str = scope["path"]
+        given = scope
         if path.endswith("/") and path != "/":
             scope = {**scope, "path": path.rstrip("/") or "/"}
+        try:
+            await self._respond(scope, receive, send)
+        finally:  # the access log, outside, names the route
+            given["route"] = scope.get("route")
+
+    async def _respond(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["method"] != "HEAD":
             return await self._app(scope, receive, send)
         is_sent = False
@@ -33,4 +40,8 @@ class NormalizedPath:
         async def receive_until_sent() -> Message:
             return {"type": "http.disconnect"} if is_sent else await receive()
 
-        return await self._app({**scope, "method": "GET"}, receive_until_sent, send_head)
+        asked = {**scope, "method": "GET"}
+        try:
+            return await self._app(asked, receive_until_sent, send_head)
+        finally:
+            scope["route"] = asked.get("route")

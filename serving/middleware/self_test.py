@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from serving.metrics import SELF_TEST_PASSING, SELF_TESTS
 from serving.middleware.asgi_types import App, Message
 from shared.errors import Code, Unavailable
 
@@ -103,6 +104,8 @@ class SelfTest:
             if verdict.fault and not verdict.is_certain:
                 verdict = await self._ask(model, state) or verdict
             self._fault = verdict.fault
+            SELF_TESTS.labels("failed" if verdict.fault else "passed").inc()
+            SELF_TEST_PASSING.set(verdict.fault is None)
             if verdict.fault:
                 log.critical("The engine is broken: %s. This replica ends, to be started again.", verdict.fault)
                 on_fault()
@@ -116,6 +119,7 @@ class SelfTest:
                 status, body = await self._complete(model, state)
         except TimeoutError:
             log.warning("The engine has not answered within %g s.", ANSWER_SECONDS)
+            SELF_TESTS.labels("late").inc()
             return None
         except Exception as error:
             log.exception("The engine could not be asked.")

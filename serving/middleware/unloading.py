@@ -21,6 +21,7 @@ import logging
 from collections.abc import Callable
 
 from serving.adapter_store import AdapterStore
+from serving.metrics import ADAPTER_UNLOADS
 from serving.middleware.in_flight import InFlightRequests
 from serving.middleware.vllm_engine import Engine
 from shared.errors import Code, Conflict, NotFound
@@ -95,6 +96,7 @@ class Unloader:
             await engine.unload(adapter_id)
             store = await asyncio.to_thread(self._open_store)
             await asyncio.to_thread(store.remove, adapter_id)
+            ADAPTER_UNLOADS.inc()
             # From here on the storage decides: it has no such adapter, or has it again once it is published again.
             self._in_flight.reopen(adapter_id)
         log.info("%s is unloaded and its files are removed.", adapter_id)

@@ -6,6 +6,7 @@ worker that was taken for dead cannot change a job it lost.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Literal
@@ -318,14 +319,19 @@ class Leases:
             event = NewEvent(level="warn", message=f"Given back to the queue: {reason}.")
             _requeue(session, self._held(session, lease), now, event)
 
-    def sweep(self) -> list[str]:
-        """End attempts whose lease has expired; returns the queued jobs that may be enqueued again, oldest first."""
+    def sweep(self, on_expired: Callable[[str], None] = lambda _: None) -> list[str]:
+        """End attempts whose lease has expired; returns the queued jobs that may be enqueued again, oldest first.
+
+        Args:
+            on_expired: called with the kind of each job whose attempt is ended.
+        """
         with self._db.write() as session:
             now = self._db.now(session)
             expired = select(JobRow).where(JobRow.state == JobState.RUNNING, JobRow.lease_expires_at < now)
             # A locked row is being written by a worker that still runs, or by another sweeper.
             for row in session.scalars(expired.with_for_update(skip_locked=True)).all():
                 _expire(session, row, now)
+                on_expired(row.kind)
             settle_abandoned(session, now)
             ready = select(JobRow.id).where(
                 JobRow.state == JobState.QUEUED, or_(JobRow.not_before.is_(None), JobRow.not_before <= now)

@@ -21,6 +21,7 @@ from tests.support.api_installation import settings_for
 from tests.support.api_process import responds, running_api
 from tests.support.asgi_server import serve
 from tests.support.builders import BASE
+from tests.support.ports import free_port
 from tests.support.scripted_replica import ScriptedReplica
 from tests.support.waiting import eventually
 
@@ -92,3 +93,18 @@ def test_event_stream_of_a_running_job_is_ended(
         assert "event: job" not in "".join(pieces), "the job is not over"
     api.wait(10)
     assert time.monotonic() - begun < 10, "less than the time that requests may take"
+
+
+def test_metrics_are_on_a_port_of_their_own(installation: ApiSettings, client: httpx.Client) -> None:
+    port = free_port()
+    with running_api(installation, metrics_port=str(port), metrics_key="scrape") as api:
+        client.base_url = api.url
+        assert client.get("/metrics").status_code == 404, "not where tenants reach it"
+        client.get("/v1/jobs")
+        scraped = httpx.get(
+            f"http://127.0.0.1:{port}/metrics", headers={"Authorization": "Bearer scrape"}, trust_env=False
+        )
+        assert httpx.get(f"http://127.0.0.1:{port}/metrics", trust_env=False).status_code == 401
+    assert 'mens_api_requests_total{method="GET",route="/v1/jobs",status="200"} 1.0' in scraped.text
+    assert "mens_database_reachable 1.0" in scraped.text
+    assert "process_open_fds" in scraped.text

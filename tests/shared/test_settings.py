@@ -21,7 +21,7 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 def test_default_paths_lie_in_the_home_folder(tmp_path: Path) -> None:
     home = tmp_path / ".mens"
-    assert Settings().model_dump(exclude={"serving_key"}) == {
+    assert Settings().model_dump(exclude={"serving_key", "metrics_key"}) == {
         "home": home,
         "database_url": f"sqlite:///{home}/mens.db",
         "broker_url": "redis://127.0.0.1:6379/0",
@@ -36,6 +36,8 @@ def test_default_paths_lie_in_the_home_folder(tmp_path: Path) -> None:
         "runs_dir": home / "runs",
         "prepared_dir": home / "prepared",
         "catalog_path": home / "catalog.json",
+        "metrics_host": "127.0.0.1",
+        "metrics_port": None,
         "serving_urls": [],
         "serving_dns": "",
         "drain_seconds": 60.0,

@@ -22,6 +22,7 @@ from shared.base_models.weights import read_tensors
 os.environ["OMP_NUM_THREADS"] = "1"
 
 KEY = "test-serving-key"
+METRICS_KEY = "test-metrics-key"
 MODULES = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 CORPUS = ["the red fox runs near the forest", "a ship sails by the stars", "user assistant system hello"]
 CHAT_TEMPLATE = (
@@ -54,7 +55,13 @@ class ServingInstallation:
 
     def environment(self, **more: object) -> dict[str, str]:
         """MENS_ variables of this installation."""
-        values = {"home": self.home, "serving_base": self.entry.name, "serving_key": KEY, **more}
+        values = {
+            "home": self.home,
+            "serving_base": self.entry.name,
+            "serving_key": KEY,
+            "metrics_key": METRICS_KEY,
+            **more,
+        }
         return {f"MENS_{name.upper()}": str(value) for name, value in values.items()}
 
     def settings(self, **more: Any) -> ServingSettings:

@@ -15,7 +15,7 @@ import psutil
 
 from tests.support.ports import free_port
 from tests.support.processes import stop_at_exit, wait_until_healthy
-from tests.support.serving_installation import KEY, ServingInstallation
+from tests.support.serving_installation import KEY, METRICS_KEY, ServingInstallation
 
 
 @dataclass
@@ -38,6 +38,11 @@ class VllmServer:
         """A client that sends the key, unless it is None."""
         headers = {} if key is None else {"Authorization": f"Bearer {key}"}
         return httpx.Client(base_url=self.url, headers=headers, timeout=60, trust_env=False)
+
+    def metrics(self) -> str:
+        """What a scraper gets."""
+        headers = {"Authorization": f"Bearer {METRICS_KEY}"}
+        return httpx.get(f"{self.url}/metrics", headers=headers, timeout=60, trust_env=False).text
 
     @contextmanager
     def stopped_engine(self) -> Iterator[None]:

@@ -30,7 +30,7 @@ def versions(tuned: dict[str, Any]) -> tuple[str, str]:
 
 def served_requests(installation: Installation) -> float:
     settings = installation.stack.settings
-    headers = {"Authorization": f"Bearer {settings['MENS_SERVING_KEY']}"}
+    headers = {"Authorization": f"Bearer {settings['MENS_METRICS_KEY']}"}
     with httpx.Client(base_url=settings["MENS_SERVING_URLS"], headers=headers) as client:
         text = client.get("/metrics").text
     return sum(map(float, re.findall(r"^vllm:request_success_total\{.*\} ([\d.]+)", text, re.MULTILINE)))

@@ -17,7 +17,7 @@ PROMPT = list(range(20, 180))
 def counted(installation: Installation, what: str) -> float:
     """Tokens of prompts that were ``queries`` of the cache or ``hits`` in it so far."""
     environment = installation.stack.settings
-    headers = {"Authorization": f"Bearer {environment['MENS_SERVING_KEY']}"}
+    headers = {"Authorization": f"Bearer {environment['MENS_METRICS_KEY']}"}
     text = httpx.get(f"{environment['MENS_SERVING_URLS']}/metrics", headers=headers, timeout=30, trust_env=False).text
     found = re.findall(rf"^vllm:prefix_cache_{what}_total\{{.*\}} ([\d.e+]+)", text, re.MULTILINE)
     assert found

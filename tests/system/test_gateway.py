@@ -67,8 +67,9 @@ def test_disconnect_stops_generation(installation: Installation) -> None:
     tokens, choices = 900, 16  # many seconds of work for the engine
 
     def metric(name: str) -> float:
-        with serving(installation) as client:
-            text = client.get("/metrics").text
+        settings = installation.stack.settings
+        headers = {"Authorization": f"Bearer {settings['MENS_METRICS_KEY']}"}
+        text = httpx.get(f"{settings['MENS_SERVING_URLS']}/metrics", headers=headers, timeout=30).text
         return sum(map(float, re.findall(rf"^vllm:{name}\{{.*\}} ([\d.e+]+)", text, re.MULTILINE)))
 
     def complete(client: httpx.Client) -> None:

@@ -74,8 +74,8 @@ def stream(client: httpx.Client, model: str, tokens: int, **more: object) -> Abs
     return client.stream("POST", "/v1/completions", json=body_of(model, tokens, stream=True, **more))
 
 
-def metric(client: httpx.Client, name: str) -> float:
-    lines = client.get("/metrics").text.splitlines()
+def metric(server: VllmServer, name: str) -> float:
+    lines = server.metrics().splitlines()
     return max((float(line.split()[-1]) for line in lines if line.startswith(name + "{")), default=0)
 
 
@@ -138,7 +138,7 @@ def test_queued_requests_end_before_files_are_removed(client, server, serving_in
             lines = running.iter_lines()
             next(lines)
             queued = [pool.submit(request) for _ in range(4)]
-            while not metric(client, WAITING):
+            while not metric(server, WAITING):
                 assert not any(future.done() for future in queued)
             unpublish(serving_installation, deleted)
             first = unload(client, deleted).json()

@@ -10,9 +10,11 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import httpx
 import pytest
 
 from shared.queue import CONTROL_QUEUE, CONTROL_TASKS
+from tests.support.ports import free_port
 from tests.support.processes import is_gone, stop_at_exit
 from tests.support.valkey import running_valkey
 from tests.support.waiting import eventually
@@ -78,6 +80,7 @@ def test_control_worker_has_a_thread_for_each_task(file: str) -> None:
 @pytest.mark.parametrize("victim", ["beat", "worker"])
 def test_control_worker_and_its_beat_end_together(tmp_path: Path, victim: str) -> None:
     """Celery does not look after the embedded beat: a supervisor can only start both again when both end."""
+    metrics_port = free_port()
     with running_valkey(tmp_path) as valkey:
         command = [sys.executable, "-m", "celery", "-A", "worker.app", "worker", "--without-mingle", "--without-gossip"]
         more = ["--queues", "mens.control", "--beat", "--schedule", str(tmp_path / "schedule"), "--loglevel", "INFO"]
@@ -90,6 +93,7 @@ def test_control_worker_and_its_beat_end_together(tmp_path: Path, victim: str) -
                     "MENS_HOME": str(tmp_path / "home"),
                     "MENS_BROKER_URL": valkey.url,
                     "MENS_SWEEP_SECONDS": "1",
+                    "MENS_METRICS_PORT": str(metrics_port),
                 },
                 stdout=output,
                 stderr=output,
@@ -100,6 +104,8 @@ def test_control_worker_and_its_beat_end_together(tmp_path: Path, victim: str) -
             eventually(
                 lambda: log.read_bytes().count(b"task mens.sweep") > 2, 120, "they do their work, beside each other"
             )
+            scraped = httpx.get(f"http://127.0.0.1:{metrics_port}/metrics", trust_env=False).text
+            assert "mens_sweep_last_success_timestamp_seconds" in scraped
             (beat,) = [int(pid) for pid in Path(f"/proc/{control.pid}/task/{control.pid}/children").read_text().split()]
             os.kill(beat if victim == "beat" else control.pid, signal.SIGKILL)
             assert control.wait(60) == (1 if victim == "beat" else -signal.SIGKILL)

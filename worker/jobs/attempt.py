@@ -19,6 +19,7 @@ from worker.jobs.child_process import ChildProcess, ExitReason
 from worker.jobs.heartbeat import LeaseKeeper
 from worker.jobs.progress import to_events, to_progress
 from worker.jobs.stall import StallWatch
+from worker.metrics.counters import WorkerMetrics
 from worker.settings import WorkerSettings
 
 POLL_SECONDS = 0.2
@@ -46,7 +47,16 @@ class Attempt:
     lease: Lease
     keeper: LeaseKeeper
     shutting_down: Callable[[], bool]
+    metrics: WorkerMetrics = field(default_factory=WorkerMetrics)
     _unsent: list[NewEvent] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._stages = self.metrics.stages(self.lease.job.kind)
+
+    def end(self) -> None:
+        """Nothing of it runs any more."""
+        self._stages.enter(None)
+        self.metrics.training.forget(self.lease.job.id)
 
     @property
     def job_dir(self) -> Path:
@@ -81,6 +91,7 @@ class Attempt:
         Raises:
             LeaseLost: stop.
         """
+        self._stages.enter(stage)
         self.report(stage=stage, events=[NewEvent(message=message)])
 
     def report(
@@ -148,6 +159,7 @@ class Attempt:
 
     def _report_telemetry(self, child: ChildProcess) -> list[dict[str, Any]]:
         telemetry = child.new_telemetry()
+        self.metrics.trained(self.lease.job.id, telemetry)
         self.report(events=to_events(telemetry), progress=to_progress(telemetry))
         return telemetry
 

@@ -11,15 +11,17 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from shared.artifacts.open_storage import open_storage
 from shared.artifacts.storage import Storage
 from shared.database.connection import Database
 from shared.database.files.files import Files
 from shared.database.files.uploads import Uploads
+from shared.database.job_states import JobState
 from shared.database.keys import Keys
 from shared.database.leases import Lease, Leases
-from shared.database.records import Kind
+from shared.database.records import Job, Kind
 from shared.database.scheduling.queue_state import QueueReader
 from shared.errors import Code, JobFailed, LeaseLost, MensError, Unavailable
 from shared.host import disk_errors
@@ -34,6 +36,7 @@ from worker.jobs.heartbeat import LeaseKeeper
 from worker.jobs.judge import run_judge
 from worker.jobs.merge import run_merge
 from worker.machine import describe_machine
+from worker.metrics.counters import WorkerMetrics
 from worker.settings import WorkerSettings
 
 RUNNERS: dict[Kind, Callable[[Attempt], None]] = {
@@ -44,8 +47,23 @@ RUNNERS: dict[Kind, Callable[[Attempt], None]] = {
     Kind.JUDGE: run_judge,
 }
 WRITE_RETRY_SECONDS = 2.0
+FAILED, RETRIED, LOST = "failed", "retried", "lost"
 
 logger = logging.getLogger(__name__)
+
+
+class Ending(NamedTuple):
+    """How an attempt ends.
+
+    Attributes:
+        outcome: for the metrics.
+        write: the database write that ends it; nothing is left to write where the runner's own transaction has, or it was lost.
+        code: of its error.
+    """
+
+    outcome: str
+    write: Callable[[], object] = lambda: None
+    code: str | None = None
 
 
 @dataclass
@@ -66,6 +84,7 @@ class Worker:
     job_queue: JobQueue
     gpus: int = 1
     machines: Callable[[], Sequence[WorkerMachine]] = tuple
+    metrics: WorkerMetrics = field(default_factory=WorkerMetrics)
     name: str = field(default_factory=lambda: f"{socket.gethostname()}:{os.getpid()}")
     stopping: threading.Event = field(default_factory=threading.Event)
 
@@ -89,14 +108,15 @@ class Worker:
 
     def _run(self, lease: Lease) -> None:
         """Work, and write how the attempt has ended."""
-        write = self._work(lease)
+        ending = self._work(lease)
         # While the database is unavailable, try again. After the lease's time the sweeper takes the job back anyway.
         deadline = time.monotonic() + self.settings.lease_seconds
         while True:
             try:
-                write()
+                self._count(lease.job.kind, ending, ending.write())
                 return
             except LeaseLost as error:
+                self.metrics.attempt_ended(lease.job.kind, LOST)
                 logger.warning("%s", error)
                 return
             except Unavailable as error:
@@ -109,29 +129,45 @@ class Worker:
         """Delete expired files and uploads, take back expired leases and the keys of their attempts, and enqueue every job that is ready; the ids of those."""
         self.files.delete_expired(self.storage.delete_blob)
         self.uploads.delete_expired(self.storage.delete_blob)
-        ready = self.leases.sweep()
+        started = time.monotonic()
+        ready = self.leases.sweep(self.metrics.expired)
         Keys(self.leases.database).revoke_abandoned()
         QueueReader(self.leases.database).note_estimates(len(self.machines()), self.gpus)
-        return [job_id for job_id in ready if enqueue and self.job_queue.enqueue(job_id)]
+        enqueued = [job_id for job_id in ready if enqueue and self.job_queue.enqueue(job_id)]
+        self.metrics.swept(time.monotonic() - started, len(enqueued))
+        return enqueued
 
-    def _work(self, lease: Lease) -> Callable[[], object]:
-        """Do the work; returns the database write that ends the attempt."""
+    def _count(self, kind: Kind, ending: Ending, written: object) -> None:
+        """Count the attempt, as the database has it now: a failure may have queued the job again."""
+        outcome = ending.outcome
+        if outcome == FAILED and isinstance(written, Job) and written.state is not JobState.FAILED:
+            outcome = RETRIED
+        self.metrics.attempt_ended(kind, outcome, ending.code)
+
+    def _stopped(self, lease: Lease, reason: ExitReason, requested: str | None) -> Ending:
+        if reason is ExitReason.CANCELLED:
+            return Ending("cancelled", lambda: self.leases.stop(lease))
+        if requested == "pause":
+            return Ending("paused", lambda: self.leases.confirm_pause(lease))
+        return Ending("released", lambda: self.leases.release(lease, "the worker stops"))
+
+    def _work(self, lease: Lease) -> Ending:
+        """Do the work; returns how the attempt ends."""
         with LeaseKeeper(self.leases, lease, self.settings.heartbeat_seconds) as keeper:
-            attempt = Attempt(self.settings, self.leases, self.storage, lease, keeper, self.stopping.is_set)
+            attempt = Attempt(
+                self.settings, self.leases, self.storage, lease, keeper, self.stopping.is_set, self.metrics
+            )
             try:
                 with disk_errors():
                     RUNNERS[lease.job.kind](attempt)
             except Stopped as stopped:
-                if stopped.reason is ExitReason.CANCELLED:
-                    return lambda: self.leases.stop(lease)
-                if keeper.requested == "pause":
-                    return lambda: self.leases.confirm_pause(lease)
-                return lambda: self.leases.release(lease, "the worker stops")
+                return self._stopped(lease, stopped.reason, keeper.requested)
             except LeaseLost as error:
                 logger.warning("%s", error)
+                return Ending(LOST)
             except MensError as error:
                 logger.warning("the job %s failed: %s", lease.job.id, error)
-                return functools.partial(self.leases.fail, lease, error)
+                return Ending(FAILED, functools.partial(self.leases.fail, lease, error), str(error.code))
             except Exception as error:
                 logger.exception("the job %s met a bug", lease.job.id)
                 bug = JobFailed(
@@ -139,9 +175,10 @@ class Worker:
                     f"The worker met an unexpected {type(error).__name__}: {error}",
                     remedy="Read the worker's log and report it.",
                 )
-                return functools.partial(self.leases.fail, lease, bug)
-        # Finished, in the runner's own transaction, or lost: nothing is left to write.
-        return lambda: None
+                return Ending(FAILED, functools.partial(self.leases.fail, lease, bug), str(bug.code))
+            finally:
+                attempt.end()
+        return Ending("succeeded")
 
 
 def make_worker(settings: WorkerSettings, job_queue: JobQueue) -> Worker:

@@ -83,7 +83,13 @@ class Meter:
         self._task: asyncio.Task[None] | None = None
 
     def of(
-        self, key: Key, model: str, path: str, body: dict[str, Any], spend: Callable[[int], None] = lambda _: None
+        self,
+        key: Key,
+        model: str,
+        path: str,
+        body: dict[str, Any],
+        spend: Callable[[int], None] = lambda _: None,
+        observe: Callable[[Amount], None] = lambda _: None,
     ) -> tuple[dict[str, Any], Tap]:
         """The body to send to a replica, which requests usage where vLLM would not return it, and the tap of the response.
 
@@ -94,11 +100,13 @@ class Meter:
             path: of the replica.
             body: the caller's; it is not changed.
             spend: called with the tokens of the prompt and the answer together, when the tap is closed.
+            observe: called with the amount, then too.
         """
 
         def count(amount: Amount) -> None:
             self._count(key, model, amount)
             spend(amount.prompt_tokens + amount.completion_tokens)
+            observe(amount)
 
         try:
             fields: StreamFields | PlainStreamFields = msgspec.convert(body, PlainStreamFields)

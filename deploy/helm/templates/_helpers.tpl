@@ -156,7 +156,15 @@ env:
   - name: {{ $name }}
     value: {{ $value | quote }}
   {{- end }}
-  {{- include "mens.secretEnv" (dict "secrets" .secrets "secretName" (include "mens.secretName" .root)) | trim | nindent 2 }}
+  {{- $secrets := .secrets }}
+  {{- if .root.Values.metrics.enabled }}
+  {{- $secrets = append $secrets "MENS_METRICS_KEY" }}
+  - name: MENS_METRICS_HOST
+    value: 0.0.0.0
+  - name: MENS_METRICS_PORT
+    value: "9100"
+  {{- end }}
+  {{- include "mens.secretEnv" (dict "secrets" $secrets "secretName" (include "mens.secretName" .root)) | trim | nindent 2 }}
   {{- with .values.extraEnv }}
   {{- toYaml . | nindent 2 }}
   {{- end }}
@@ -179,6 +187,14 @@ volumeMounts:
   - name: shm
     mountPath: /dev/shm
   {{- end }}
+{{- end -}}
+
+{{- /* The port of a pod's metrics; a replica's are where it serves. */ -}}
+{{- define "mens.metricsPort" -}}
+{{- if .Values.metrics.enabled }}
+- name: metrics
+  containerPort: 9100
+{{- end }}
 {{- end -}}
 
 {{- /* Startup, liveness and readiness over HTTP: dict "port" "ready" PATH "startSeconds" N. */ -}}

@@ -70,8 +70,8 @@ def supervised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sqlite_template:
     The other programs sleep.
     """
 
-    def impatient(home: Path, socket: Path, drain_seconds: float) -> str:
-        return supervisor_config(home, socket, drain_seconds).replace("startretries=5", "startretries=0")
+    def impatient(home: Path, socket: Path, drain_seconds: float, metrics: dict[str, int]) -> str:
+        return supervisor_config(home, socket, drain_seconds, metrics).replace("startretries=5", "startretries=0")
 
     (tmp_path / "mens.db").write_bytes(sqlite_template.read_bytes())
     (tmp_path / "worker.sh").write_text(f"cd {tmp_path}\n{WORKER}")

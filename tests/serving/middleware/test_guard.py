@@ -20,7 +20,7 @@ from serving.process import process_settings
 from shared.base_models.catalog import TwinOf
 from tests.support.asgi_call import call_asgi
 
-KEY = "guard-key"
+KEY, METRICS_KEY = "guard-key", "scrape-key"
 ZEROS = "0" * 64
 
 
@@ -51,7 +51,7 @@ def vllm():
 
 @pytest.fixture
 def guard(vllm, serving_installation, tmp_path):
-    return GuardMiddleware(vllm, KEY, lambda: serving_installation.store(tmp_path / "cache"))
+    return GuardMiddleware(vllm, KEY, lambda: serving_installation.store(tmp_path / "cache"), METRICS_KEY)
 
 
 @pytest.mark.parametrize(("method", "path"), sorted(OPEN_ROUTES | KEYED_ROUTES))
@@ -71,6 +71,28 @@ def test_allowed_routes_require_the_key(guard, vllm, method, path):
     assert (response.status, response.error["code"]) == (401, "KEY_MISSING")
     assert response.headers[b"www-authenticate"] == b"Bearer"
     assert vllm.scopes == []
+
+
+def test_metrics_are_for_the_scraper_alone(guard, vllm):
+    assert call(guard, "GET", "/metrics", key=METRICS_KEY).body == b"inside"
+    vllm.scopes.clear()
+    for key, code in ((None, "KEY_MISSING"), (KEY, "KEY_INVALID"), (METRICS_KEY + "x", "KEY_INVALID")):
+        response = call(guard, "GET", "/metrics", key=key)
+        assert (response.status, response.error["code"]) == (401, code)
+    assert vllm.scopes == []
+
+
+@pytest.mark.parametrize(("method", "path"), sorted(KEYED_ROUTES))
+def test_scraper_reads_nothing_else(guard, vllm, method, path):
+    assert call(guard, method, path, key=METRICS_KEY).status == 401
+    assert vllm.scopes == []
+
+
+@pytest.mark.parametrize("key", [None, KEY, ""])
+@pytest.mark.parametrize("serving_key", [KEY, ""])
+def test_without_a_scrapers_key_there_are_no_metrics(vllm, serving_key, key):
+    response = call(GuardMiddleware(vllm, serving_key, metrics_key=""), "GET", "/metrics", key=key)
+    assert (response.status, response.error["code"], vllm.scopes) == (404, "ROUTE_NOT_FOUND", [])
 
 
 def test_health_needs_no_key(guard):

@@ -1,0 +1,1 @@
+"""Metrics of an API process: what it counts itself, and what it reads of the installation when it is scraped."""

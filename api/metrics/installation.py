@@ -1,0 +1,137 @@
+"""What an API process reads of the installation when it is scraped: jobs and queue from the database, replicas as it sees them.
+
+Every API process reports the same jobs, so a query takes ``max``, never ``sum``, over them (docs/metrics.md).
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
+
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from shared.database.job_counts import JobCounts
+from shared.database.job_states import JobState
+from shared.database.records import Kind
+from shared.errors import Unavailable
+from shared.observability.bounded_label import BoundedLabel
+
+FRESH_SECONDS = 5.0
+"""Scrapes within it share one read of the database."""
+
+logger = logging.getLogger(__name__)
+
+
+class JobsCollector(Collector):
+    """Jobs, the queue and the workers. Scraped in the listener's threads, so that no request waits for the database.
+
+    Args:
+        count: reads the database.
+        count_workers: that report to be there.
+        tenants: bounds their label.
+    """
+
+    def __init__(self, count: Callable[[], JobCounts], count_workers: Callable[[], int], tenants: BoundedLabel) -> None:
+        self._count, self._count_workers, self._tenants = count, count_workers, tenants
+        self._lock = threading.Lock()
+        self._read_at = -FRESH_SECONDS
+        self._last: JobCounts | None = None
+
+    def collect(self) -> Iterator[Metric]:
+        """Called at every scrape."""
+        found = self._fresh()
+        reachable = GaugeMetricFamily("mens_database_reachable", "1 where this process could read the database.")
+        reachable.add_metric([], 0 if found is None else 1)
+        yield reachable
+        workers = GaugeMetricFamily("mens_workers", "Workers that take jobs and have reported within 90 s.")
+        workers.add_metric([], self._count_workers())
+        yield workers
+        if found is not None:
+            yield self._jobs(found)
+            yield from self._queue(found)
+
+    def describe(self) -> Iterator[Metric]:
+        """Nothing: else the registry would scrape to find the names out."""
+        return iter(())
+
+    def _fresh(self) -> JobCounts | None:
+        with self._lock:
+            if time.monotonic() - self._read_at >= FRESH_SECONDS:
+                try:
+                    self._last = self._count()
+                except Unavailable as error:
+                    logger.warning("metrics of jobs wait for the database: %s", error.message)
+                    self._last = None
+                self._read_at = time.monotonic()
+            return self._last
+
+    def _jobs(self, found: JobCounts) -> Metric:
+        jobs: Counter[tuple[str, str, str]] = Counter()
+        # The tenants with the most jobs first: they get the labels that are left.
+        for count in sorted(found.counts, key=lambda count: -count.jobs):
+            jobs[count.kind, count.state, self._tenants.of(count.tenant)] += count.jobs
+        family = GaugeMetricFamily("mens_jobs", "Jobs in the database.", labels=("kind", "state", "tenant"))
+        for labels, number in sorted(jobs.items()):
+            family.add_metric(labels, number)
+        return family
+
+    def _queue(self, found: JobCounts) -> Iterator[Metric]:
+        """Depth and age of every kind, those with no job among them: an alert on nothing never ends."""
+        waiting = Counter({kind.value: 0 for kind in Kind})
+        for count in found.counts:
+            if count.state == JobState.QUEUED:
+                waiting[count.kind] += count.jobs
+        ages = dict.fromkeys(waiting, 0.0) | {age.kind: age.seconds for age in found.ages}
+        depth = GaugeMetricFamily("mens_queue_jobs", "Queued jobs.", labels=("kind",))
+        oldest = GaugeMetricFamily(
+            "mens_queue_oldest_seconds", "How long the queued job that has waited longest has waited.", labels=("kind",)
+        )
+        for kind in sorted(waiting):
+            depth.add_metric([kind], waiting[kind])
+            oldest.add_metric([kind], ages[kind])
+        yield depth
+        yield oldest
+
+
+class ReplicaNow(NamedTuple):
+    """A replica at one moment: its URL, its state, and how many requests of this process it has."""
+
+    url: str
+    state: str
+    in_flight: int
+
+
+class ReplicasCollector(Collector):
+    """The serving replicas as this process sees them.
+
+    Args:
+        read: them, as they are now.
+        states: all that there are.
+    """
+
+    def __init__(self, read: Callable[[], Iterable[ReplicaNow]], states: Iterable[str]) -> None:
+        self._read, self._states = read, list(states)
+
+    def collect(self) -> Iterator[Metric]:
+        """Called at every scrape."""
+        states = GaugeMetricFamily(
+            "mens_replica_state", "1 for the state that a replica is in.", labels=("replica", "state")
+        )
+        in_flight = GaugeMetricFamily(
+            "mens_replica_requests_in_flight", "Requests that this process has with a replica.", labels=("replica",)
+        )
+        for replica in self._read():
+            in_flight.add_metric([replica.url], replica.in_flight)
+            for state in self._states:
+                states.add_metric([replica.url, state], replica.state == state)
+        yield states
+        yield in_flight
+
+    def describe(self) -> Iterator[Metric]:
+        """Nothing, as above."""
+        return iter(())

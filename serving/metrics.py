@@ -1,0 +1,39 @@
+"""What a replica counts beside vLLM: adapters, its own test, refusals of the guard. docs/metrics.md has every name.
+
+They are in prometheus_client's own registry, which vLLM's ``/metrics`` shows; so a replica has one page for a scraper.
+"""
+
+from __future__ import annotations
+
+from prometheus_client import REGISTRY, Counter, Gauge, Histogram
+
+FETCH_SECONDS = (0.05, 0.2, 0.5, 1.0, 2.0, 5.0, 15.0, 60.0)
+LOADED = "loaded"
+
+ADAPTER_FETCHES = Counter(
+    "mens_adapter_fetches",
+    "Adapters that were fetched and verified (loaded), or refused with a code, when a request first named them.",
+    ("result",),
+    registry=REGISTRY,
+)
+ADAPTER_FETCH_SECONDS = Histogram(
+    "mens_adapter_fetch_seconds",
+    "How long it took to fetch and verify an adapter that was loaded.",
+    buckets=FETCH_SECONDS,
+    registry=REGISTRY,
+)
+ADAPTERS_VERIFIED = Gauge(
+    "mens_adapters_verified", "Adapters of which this replica has a verified copy in use.", registry=REGISTRY
+)
+ADAPTER_UNLOADS = Counter(
+    "mens_adapter_unloads",
+    "Deleted adapters that the engine has dropped and whose copies are removed.",
+    registry=REGISTRY,
+)
+SELF_TEST_PASSING = Gauge(
+    "mens_self_test_passing", "1 while the engine's own test passes; 0 before its first answer.", registry=REGISTRY
+)
+SELF_TESTS = Counter("mens_self_tests", "Answers of that test, by result.", ("result",), registry=REGISTRY)
+GUARD_REFUSALS = Counter(
+    "mens_guard_refusals", "Requests that the guard refused, by code.", ("code",), registry=REGISTRY
+)

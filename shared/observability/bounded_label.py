@@ -1,0 +1,39 @@
+"""Values of a metric's label, bounded in number: Prometheus keeps a time series for each, whoever chose it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Collection
+
+OTHER = "other"
+"""What all values beyond the bound are counted under."""
+LONGEST = 128
+
+
+class BoundedLabel:
+    """Decides which values of a label have time series of their own.
+
+    Those that the operator names always have. Of the others, which callers choose, the first ones until the bound is reached; what
+    comes later, or is longer than 128 characters, is :data:`OTHER`. Safe to call from many threads.
+
+    Args:
+        named: by the operator; they do not count towards the bound.
+        most: other values that may have their own.
+    """
+
+    def __init__(self, named: Collection[str] = (), most: int = 0) -> None:
+        self._known = set(named)
+        self._left = most
+        self._lock = threading.Lock()
+
+    def of(self, value: str) -> str:
+        """The label's value."""
+        if value in self._known:
+            return value
+        if len(value) > LONGEST:
+            return OTHER
+        with self._lock:
+            if self._left > 0 and value not in self._known:
+                self._left -= 1
+                self._known.add(value)
+            return value if value in self._known else OTHER

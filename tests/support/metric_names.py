@@ -1,0 +1,50 @@
+"""Every metric that the tiers have, as their registries say."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+from typing import Any, NamedTuple
+
+from prometheus_client import REGISTRY, CollectorRegistry
+from prometheus_client.metrics import MetricWrapperBase
+
+import serving.metrics  # noqa: F401  registers
+from api.metrics.installation import JobsCollector, ReplicaNow, ReplicasCollector
+from api.metrics.requests import ApiMetrics
+from api.settings import ApiSettings
+from shared.database.job_counts import JobCount, JobCounts
+from worker.metrics.counters import WorkerMetrics
+
+
+class MetricName(NamedTuple):
+    """A metric as it is named in a query, its type, its labels and its help text."""
+
+    name: str
+    type: str
+    labels: tuple[str, ...]
+    help: str
+
+
+@cache
+def metric_names() -> dict[str, list[MetricName]]:
+    """Metrics of Mens by tier, sorted by name; what the client library adds of the process is left out."""
+    api = ApiMetrics(ApiSettings())
+    counts = JobCounts([JobCount("t", "finetune", "queued", 1)], [])
+    api.registry.register(JobsCollector(lambda: counts, lambda: 0, api.tenants))
+    api.registry.register(ReplicasCollector(lambda: [ReplicaNow("u", "up", 0)], ["up"]))
+    registries = {"API": api.registry, "Worker": WorkerMetrics().registry, "Serving": REGISTRY}
+    return {tier: sorted(_names(registry)) for tier, registry in registries.items()}
+
+
+def _names(registry: CollectorRegistry) -> Iterator[MetricName]:
+    for collector in registry._collector_to_names:
+        for family in collector.collect():
+            if family.name.startswith("mens_"):
+                name = f"{family.name}_total" if family.type == "counter" else family.name
+                yield MetricName(name, family.type, _labels(collector, family), family.documentation)
+
+
+def _labels(collector: object, family: Any) -> tuple[str, ...]:
+    owner = collector if isinstance(collector, MetricWrapperBase) else family
+    return tuple(owner._labelnames)

@@ -1,0 +1,1 @@
+"""Metrics of a worker process: what it counts, and what its trainers and GPUs are like now."""

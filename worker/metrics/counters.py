@@ -1,0 +1,113 @@
+"""What a worker process counts, and the registry that its metrics are in. docs/metrics.md has every name."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from prometheus_client import Counter, Gauge, Histogram
+
+from shared.database.job_states import Stage
+from shared.database.records import Kind
+from shared.observability.metrics_listener import process_registry
+from worker.metrics.live import GpuMemory, TrainingNow
+
+STAGE_SECONDS = (1.0, 5.0, 20.0, 60.0, 300.0, 1200.0, 3600.0, 14400.0, 43200.0)
+SWEEP_SECONDS = (0.01, 0.05, 0.2, 1.0, 5.0, 20.0)
+
+
+class WorkerMetrics:
+    """What a worker counts. The job's own figures are in its row; here is what is summed over all of them."""
+
+    def __init__(self) -> None:
+        where = self.registry = process_registry()
+        self.training = TrainingNow()
+        where.register(self.training)
+        where.register(GpuMemory())
+        self._attempts = Counter(
+            "mens_attempts", "Ended attempts at jobs, by how they ended.", ("kind", "outcome"), registry=where
+        )
+        self._failures = Counter(
+            "mens_attempt_failures", "Attempts that failed, by the error's code.", ("kind", "code"), registry=where
+        )
+        self._stages = Histogram(
+            "mens_stage_seconds",
+            "How long attempts were in a stage.",
+            ("kind", "stage"),
+            buckets=STAGE_SECONDS,
+            registry=where,
+        )
+        self._steps = Counter("mens_training_steps", "Optimizer steps that trainers have done.", registry=where)
+        self._tokens = Counter("mens_training_tokens", "Tokens of these steps.", registry=where)
+        self._sweep_seconds = Histogram(
+            "mens_sweep_seconds", "How long sweeps took.", buckets=SWEEP_SECONDS, registry=where
+        )
+        self._swept_at = Gauge(
+            "mens_sweep_last_success_timestamp_seconds", "When the last sweep ended; 0: none has.", registry=where
+        )
+        self._enqueued = Counter("mens_sweep_enqueued", "Jobs that a sweep sent to the queue again.", registry=where)
+        self._expired = Counter(
+            "mens_leases_expired", "Attempts that a sweep took from a silent worker.", ("kind",), registry=where
+        )
+        self._removed = Counter("mens_adapters_removed", "Deleted adapters whose files are removed.", registry=where)
+        self._retained_out = Counter(
+            "mens_retention_removed", "What the retention policy has removed.", ("what",), registry=where
+        )
+        self._retained_out_bytes = Counter("mens_retention_removed_bytes", "Bytes of that.", registry=where)
+
+    def attempt_ended(self, kind: Kind, outcome: str, code: str | None = None) -> None:
+        """Count an attempt: succeeded, retried, failed, cancelled, paused, released or lost; with the code of its error."""
+        self._attempts.labels(str(kind), outcome).inc()
+        if code is not None:
+            self._failures.labels(str(kind), code).inc()
+
+    def stages(self, kind: Kind) -> StageClock:
+        """The clock of one attempt's stages."""
+        return StageClock(lambda stage, seconds: self._stages.labels(str(kind), str(stage)).observe(seconds))
+
+    def trained(self, job_id: str, telemetry: Sequence[dict[str, Any]]) -> None:
+        """Count the steps in some lines of a trainer's telemetry."""
+        steps = [line["payload"] for line in telemetry if line["event"] == "step"]
+        if steps:
+            self._steps.inc(len(steps))
+            self._tokens.inc(sum(step["tokens"] for step in steps))
+            self.training.note(job_id, steps[-1])
+
+    def expired(self, kind: str) -> None:
+        """Count an attempt whose lease had run out."""
+        self._expired.labels(kind).inc()
+
+    def swept(self, seconds: float, enqueued: int) -> None:
+        """Count a sweep that has ended well."""
+        self._sweep_seconds.observe(seconds)
+        self._swept_at.set_to_current_time()
+        self._enqueued.inc(enqueued)
+
+    def removed_adapters(self, number: int) -> None:
+        """Count adapters that are deleted for good."""
+        self._removed.inc(number)
+
+    def retention_removed(self, what: str, size: int) -> None:
+        """Count something that the retention policy has removed, and its bytes."""
+        self._retained_out.labels(what).inc()
+        self._retained_out_bytes.inc(size)
+
+
+class StageClock:
+    """How long an attempt is in each stage.
+
+    Args:
+        observe: called with a stage and its seconds when it is over.
+    """
+
+    def __init__(self, observe: Callable[[Stage, float], None]) -> None:
+        self._observe = observe
+        self._stage: Stage | None = None
+        self._since = 0.0
+
+    def enter(self, stage: Stage | None) -> None:
+        """A stage begins, and the one before it is over; None: the attempt is."""
+        if self._stage is not None:
+            self._observe(self._stage, time.monotonic() - self._since)
+        self._stage, self._since = stage, time.monotonic()

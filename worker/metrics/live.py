@@ -1,0 +1,92 @@
+"""What a worker's trainers and GPUs are like at the moment of a scrape."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from worker.machine import Gpu, query_gpus, visible_gpus
+
+GPU_FRESH_SECONDS = 15.0
+LIVE_FIELDS = {
+    "tokens_per_sec": ("mens_training_tokens_per_second", "Tokens per second of the steps that run now."),
+    "mfu": ("mens_training_mfu", "Share of the device's peak that the steps use, where the peak is known."),
+    "peak_memory_bytes": ("mens_training_peak_memory_bytes", "Most memory that the trainer has had on its device."),
+}
+"""Fields of a trainer's `step` event → name and meaning of the gauge."""
+
+
+class TrainingNow(Collector):
+    """Gauges of the trainers that run now. Without one there are none: a speed of 0 would be a lie."""
+
+    def __init__(self) -> None:
+        self._steps: dict[str, dict[str, Any]] = {}
+        self._lock = threading.Lock()
+
+    def note(self, job_id: str, step: dict[str, Any]) -> None:
+        """The newest step of a job."""
+        with self._lock:
+            self._steps[job_id] = step
+
+    def forget(self, job_id: str) -> None:
+        """Its trainer has ended."""
+        with self._lock:
+            self._steps.pop(job_id, None)
+
+    def collect(self) -> Iterator[Metric]:
+        """Called at every scrape. A worker trains one job at a time; of several it shows the one that began last."""
+        with self._lock:
+            steps = list(self._steps.values())
+        for field, (name, meaning) in LIVE_FIELDS.items():
+            family = GaugeMetricFamily(name, meaning)
+            known = [step[field] for step in steps if step.get(field) is not None]
+            if known:
+                family.add_metric([], known[-1])
+            yield family
+
+    def describe(self) -> Iterator[Metric]:
+        """Nothing: the values are there while a trainer runs."""
+        return iter(())
+
+
+class GpuMemory(Collector):
+    """Memory of this machine's GPUs, as the driver's program tells it; nothing on a machine without one.
+
+    Args:
+        query: the GPUs.
+        count: how many CUDA would show; with none the driver is not asked.
+    """
+
+    def __init__(self, query: Callable[[], list[Gpu]] = query_gpus, count: Callable[[], int] = visible_gpus) -> None:
+        self._query, self._count = query, count
+        self._asked_at = -GPU_FRESH_SECONDS
+        self._gpus: list[Gpu] = []
+        self._lock = threading.Lock()
+
+    def collect(self) -> Iterator[Metric]:
+        """Called at every scrape."""
+        total = GaugeMetricFamily("mens_gpu_memory_bytes", "Memory of a GPU.", labels=("gpu", "name"))
+        free = GaugeMetricFamily(
+            "mens_gpu_memory_free_bytes", "Memory that no program has taken.", labels=("gpu", "name")
+        )
+        for gpu in self._fresh():
+            total.add_metric([gpu.number, gpu.name], gpu.total)
+            free.add_metric([gpu.number, gpu.name], gpu.free)
+        yield total
+        yield free
+
+    def describe(self) -> Iterator[Metric]:
+        """Nothing: else the registry would ask the driver to find the names out."""
+        return iter(())
+
+    def _fresh(self) -> list[Gpu]:
+        with self._lock:
+            if time.monotonic() - self._asked_at >= GPU_FRESH_SECONDS:
+                self._gpus = self._query() if self._count() else []
+                self._asked_at = time.monotonic()
+            return self._gpus
