@@ -20,12 +20,16 @@ ASCII = bytes(range(128))
 
 def written(messages: Iterable[Message]) -> str:
     """A conversation as one text: its roles, contents and calls."""
-    turns = []
-    for message in messages:
-        turns.append(f"<{message.role}> {message.content or ''}")
-        if message.tool_calls:
-            turns.append(msgspec.json.encode(message.tool_calls).decode())
-    return " ".join(turns)
+    return " ".join(
+        [
+            f"<{message.role}> {message.content or ''}" if not message.tool_calls else _with_calls(message)
+            for message in messages
+        ]
+    )
+
+
+def _with_calls(message: Message) -> str:
+    return f"<{message.role}> {message.content or ''} {msgspec.json.encode(message.tool_calls).decode()}"
 
 
 def normalised(messages: Iterable[Message]) -> bytes:

@@ -1,7 +1,7 @@
 """Duplicate rows, exact (except for case and white space) or near, within a file or between two (leakage).
 
-Memory is bounded: an exact index keeps 12 bytes a row, a near index 44 bytes a row for at most ``MAX_NEAR_ROWS`` rows
-and a band table of fixed size. Nothing of the rows' text is kept, only its fingerprints (``fingerprints.py``).
+Memory is bounded: an exact index keeps 12 bytes a row and sorts ``_SORTED_ROWS`` at once, a near index keeps 44 bytes a row
+for at most ``MAX_NEAR_ROWS`` rows and a band table of fixed size. Nothing of the rows' text is kept, only its fingerprints (``fingerprints.py``).
 
 Near duplicates are rows whose sketches agree on four neighbouring elements and, by an estimate from all 32, have 0.8 or
 more of what they say in common.
@@ -9,7 +9,6 @@ more of what they say in common.
 
 from __future__ import annotations
 
-import heapq
 from array import array
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -27,7 +26,10 @@ BAND = 4
 BANDS = SLOTS // BAND
 EXACT_BYTES_PER_ROW, NEAR_BYTES_PER_ROW = 12, 44
 _ROWS_AT_ONCE = 2_000
-_BUCKETS = 256
+_SORTED_ROWS = 1 << 20
+
+Digests = NDArray[np.uint64]
+Lines = NDArray[np.uint32]
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -49,16 +51,14 @@ class PairReport:
     rows: int = 0
     pairs: list[Pair] = field(default_factory=list)
 
-    def collect(self, pairs: Iterable[Pair]) -> PairReport:
-        def counted() -> Iterator[Pair]:
-            for pair in pairs:
-                self.rows += 1
-                yield pair
+    @classmethod
+    def of(cls, found: list[Pairs]) -> PairReport:
+        """The report of pairs in any order."""
+        report, pairs = cls(), _joined(found)
+        report.extend(pairs.where(np.argsort(pairs.second)))
+        return report
 
-        self.pairs = heapq.nsmallest(MAX_PAIRS, counted())
-        return self
-
-    def extend(self, pairs: NearPairs) -> None:
+    def extend(self, pairs: Pairs) -> None:
         """Add the pairs of later rows."""
         self.rows += len(pairs)
         found = zip(pairs.second.tolist(), pairs.first.tolist(), pairs.similarity.tolist(), strict=True)
@@ -66,8 +66,8 @@ class PairReport:
 
 
 @dataclass(frozen=True, slots=True)
-class NearPairs:
-    """Lines that are nearly the same as another, the most similar one there is."""
+class Pairs:
+    """Lines that are equal to another or nearly the same, each with the one it is most similar to."""
 
     second: NDArray[np.uint32]
     first: NDArray[np.uint32]
@@ -75,6 +75,10 @@ class NearPairs:
 
     def __len__(self) -> int:
         return len(self.second)
+
+    def where(self, chosen: NDArray[np.bool_] | NDArray[np.int64]) -> Pairs:
+        """Those that are chosen, in that order."""
+        return Pairs(self.second[chosen], self.first[chosen], self.similarity[chosen])
 
 
 def similarity(one: bytes, other: bytes) -> float:
@@ -117,61 +121,83 @@ class SketchedRows:
 
 
 class ExactIndex:
-    """Exact duplicates: digests and line numbers, in 256 buckets so that a search needs one bucket's dictionary at a time."""
+    """Exact duplicates: digests and line numbers of rows, which are added by ascending line."""
 
     def __init__(self) -> None:
-        self._digests = [array("Q") for _ in range(_BUCKETS)]
-        self._lines = [array("I") for _ in range(_BUCKETS)]
+        self._digests = array("Q")
+        self._lines = array("I")
 
     def __len__(self) -> int:
-        return sum(map(len, self._lines))
+        return len(self._lines)
 
     @property
     def nbytes(self) -> int:
-        return sum(a.itemsize * len(a) for a in (*self._digests, *self._lines))
+        return sum(a.itemsize * len(a) for a in (self._digests, self._lines))
 
     def add(self, digests: Iterable[int], lines: Iterable[int]) -> None:
         """Keep rows by digest and line."""
-        digests_of, lines_of = self._digests, self._lines
-        for digest, line in zip(digests, lines, strict=True):
-            bucket = digest % _BUCKETS
-            digests_of[bucket].append(digest)
-            lines_of[bucket].append(line)
+        self._digests.extend(digests)
+        self._lines.extend(lines)
 
     def extend(self, other: ExactIndex) -> None:
         """Add the rows of later lines."""
-        for bucket in range(_BUCKETS):
-            self._digests[bucket] += other._digests[bucket]
-            self._lines[bucket] += other._lines[bucket]
+        self._digests += other._digests
+        self._lines += other._lines
 
     def repeats(self) -> PairReport:
         """Rows that repeat an earlier one of the same file."""
-
-        def pairs() -> Iterator[Pair]:
-            for digests, lines in zip(self._digests, self._lines, strict=True):
-                if len(set(digests)) == len(digests):
-                    continue
-                seen: dict[int, int] = {}
-                for digest, line in zip(digests, lines, strict=True):
-                    first = seen.setdefault(digest, line)
-                    if first != line:
-                        yield Pair(line, first)
-
-        return PairReport().collect(pairs())
+        found = []
+        for share in range(shares := _shares(len(self))):
+            digests, lines = self._share(share, shares)
+            ordered = np.sort(digests)
+            repeated = np.unique(ordered[1:][ordered[1:] == ordered[:-1]])
+            pairs = _pairs(digests, lines, repeated, _first_lines(digests, lines, repeated))
+            found.append(pairs.where(pairs.first != pairs.second))
+        return PairReport.of(found)
 
     def shared_with(self, training: ExactIndex) -> PairReport:
         """Rows of this file that are in the training file too."""
+        found = []
+        for share in range(shares := _shares(max(len(self), len(training)))):
+            digests, lines = self._share(share, shares)
+            trained, trained_lines = training._share(share, shares)
+            both = np.intersect1d(digests, trained)
+            found.append(_pairs(digests, lines, both, _first_lines(trained, trained_lines, both)))
+        return PairReport.of(found)
 
-        def pairs() -> Iterator[Pair]:
-            for bucket in range(_BUCKETS):
-                trained: dict[int, int] = {}
-                for digest, line in zip(training._digests[bucket], training._lines[bucket], strict=True):
-                    trained.setdefault(digest, line)
-                for digest, line in zip(self._digests[bucket], self._lines[bucket], strict=True):
-                    if (first := trained.get(digest)) is not None:
-                        yield Pair(line, first)
+    def _share(self, number: int, of: int) -> tuple[NDArray[np.uint64], NDArray[np.uint32]]:
+        """Digests and lines of one of so many shares of the rows; those of equal digest are in the same."""
+        digests, lines = np.frombuffer(self._digests, np.uint64), np.frombuffer(self._lines, np.uint32)
+        if of == 1:
+            return digests, lines
+        inside = digests % np.uint64(of) == number
+        return digests[inside], lines[inside]
 
-        return PairReport().collect(pairs())
+
+def _shares(rows: int) -> int:
+    """In how many shares rows are compared: what is sorted at once is bounded."""
+    return 1 + rows // _SORTED_ROWS
+
+
+def _first_lines(digests: Digests, lines: Lines, wanted: Digests) -> Lines:
+    """Of each wanted digest the first line; the wanted ones are sorted and are all there."""
+    inside = _are_in(digests, wanted)
+    _, index = np.unique(digests[inside], return_index=True)
+    return lines[inside][index]
+
+
+def _pairs(digests: Digests, lines: Lines, wanted: Digests, firsts: Lines) -> Pairs:
+    """The lines with a wanted digest, each with that digest's first line."""
+    inside = _are_in(digests, wanted)
+    return Pairs(lines[inside], firsts[np.searchsorted(wanted, digests[inside])], np.ones(np.count_nonzero(inside)))
+
+
+def _are_in(digests: Digests, wanted: Digests) -> NDArray[np.bool_]:
+    if not len(wanted):
+        return np.zeros(len(digests), np.bool_)
+    nearest: Digests = wanted[np.minimum(np.searchsorted(wanted, digests), len(wanted) - 1)]
+    found: NDArray[np.bool_] = nearest == digests
+    return found
 
 
 class NearIndex:
@@ -183,8 +209,8 @@ class NearIndex:
 
     def __init__(self, expected_rows: int = MAX_NEAR_ROWS) -> None:
         self._slots = 1 << max(10, min(expected_rows, MAX_NEAR_ROWS).bit_length())
-        self._table = np.zeros((BANDS, self._slots), np.uint32)
-        """Numbers of rows, from 1; 0 is an empty place."""
+        self._table = np.zeros(BANDS * self._slots, np.uint32)
+        """Numbers of rows, from 1, by band and place; 0 is an empty place."""
         self._rows = SketchedRows()
 
     def __len__(self) -> int:
@@ -203,62 +229,71 @@ class NearIndex:
     def table_bytes(self) -> int:
         return self._table.nbytes
 
-    def find(self, rows: SketchedRows) -> NearPairs:
+    def find(self, rows: SketchedRows) -> Pairs:
         """Of each row the most similar one in the index that is near but not equal, if there is one."""
         return _joined([self._find(part, self._candidates(part)) for part in rows.parts()])
 
-    def find_and_add(self, rows: SketchedRows) -> NearPairs:
+    def find_and_add(self, rows: SketchedRows) -> Pairs:
         """Find the near duplicates of rows among those in the index and each other, and keep the rows until the index is full."""
         room = max(0, MAX_NEAR_ROWS - len(self))
         found = [self._find_and_add(part) for part in rows.part(0, room).parts()]
         return _joined([*found, self.find(rows.part(room, len(rows)))])
 
-    def _find_and_add(self, rows: SketchedRows) -> NearPairs:
-        candidates, places = self._candidates(rows), self._places(rows)
+    def _find_and_add(self, rows: SketchedRows) -> Pairs:
+        places = self._places(rows)
+        candidates = self._table[places]
         numbers = np.arange(len(self) + 1, len(self) + 1 + len(rows), dtype=np.uint32)
-        for band in range(BANDS):
-            # Where earlier ones of these rows are in the same place, the last of them is its row by now.
-            order = np.argsort(places[:, band], kind="stable")
-            again = np.flatnonzero(np.diff(places[order, band]) == 0)
-            candidates[order[again + 1], band] = numbers[order[again]]
-            self._table[band, places[:, band]] = numbers
+        self._table[places] = numbers[:, None]  # of rows with the same place the last one stays
+        self._take_earlier(candidates, places, numbers)
         self._rows.extend(rows)
         return self._find(rows, candidates)
 
+    def _take_earlier(
+        self, candidates: NDArray[np.uint32], places: NDArray[np.int64], numbers: NDArray[np.uint32]
+    ) -> None:
+        """Where several of these rows have a place, the one before is the row in it, not the one in the table by then."""
+        flat = places.ravel()
+        replaced = np.flatnonzero(self._table[flat] != np.repeat(numbers, BANDS))
+        if not len(replaced):
+            return
+        last = (self._table[flat[replaced]] - numbers[0]) * np.int64(BANDS) + replaced % BANDS
+        sharing = np.union1d(replaced, last)
+        order = sharing[np.argsort(flat[sharing], kind="stable")]
+        again = np.flatnonzero(flat[order[1:]] == flat[order[:-1]])
+        candidates.ravel()[order[again + 1]] = numbers[order[again] // BANDS]
+
     def _candidates(self, rows: SketchedRows) -> NDArray[np.uint32]:
         """Of each row, by band, the number of the row that is in its place."""
-        found: NDArray[np.uint32] = self._table[np.arange(BANDS), self._places(rows)]
+        found: NDArray[np.uint32] = self._table[self._places(rows)]
         return found
 
-    def _places(self, rows: SketchedRows) -> NDArray[np.uint32]:
-        found: NDArray[np.uint32] = np.frombuffer(rows.sketches, "<u4").reshape(-1, BANDS) % np.uint32(self._slots)
-        return found
+    def _places(self, rows: SketchedRows) -> NDArray[np.int64]:
+        bands = np.frombuffer(rows.sketches, "<u4").reshape(-1, BANDS)
+        return (bands & np.uint32(self._slots - 1)) + np.arange(BANDS) * self._slots
 
-    def _find(self, rows: SketchedRows, candidates: NDArray[np.uint32]) -> NearPairs:
+    def _find(self, rows: SketchedRows, candidates: NDArray[np.uint32]) -> Pairs:
         """The best of the candidates: of equally similar ones the first row. None if one of them is equal to the row."""
-        if not len(self):
-            return _joined([])
-        there = candidates > 0
-        chosen = np.maximum(candidates, 1) - 1
+        there = np.flatnonzero(candidates.ravel())
+        row, chosen = there // BANDS, candidates.ravel()[there].astype(np.int64) - 1
         kept = np.frombuffer(self._rows.sketches, np.uint8).reshape(-1, SLOTS)
-        drawn = np.frombuffer(rows.sketches, np.uint8).reshape(-1, 1, SLOTS)
-        digests = np.frombuffer(self._rows.digests, np.uint64)
-        alike = (kept[chosen] == drawn).sum(axis=2, dtype=np.uint64) * there
-        equal = (digests[chosen] == np.frombuffer(rows.digests, np.uint64)[:, None]) & there
-        ranked = (alike << np.uint64(32)) + (np.uint64(2**32 - 1) - chosen)
-        best = ranked.argmax(axis=1)
-        every = np.arange(len(rows))
-        near = (alike[every, best] >= SIMILAR * SLOTS) & ~equal.any(axis=1)
-        lines = np.frombuffer(self._rows.lines, np.uint32)
-        return NearPairs(
+        drawn = np.frombuffer(rows.sketches, np.uint8).reshape(-1, SLOTS)
+        same = np.packbits(kept[chosen] == drawn[row], axis=1).view("<u4").ravel()
+        alike = np.bitwise_count(same).astype(np.int64)
+        ranks = np.full(len(rows), -1)
+        similar = alike >= SIMILAR * SLOTS
+        np.maximum.at(ranks, row[similar], (alike[similar] << 32) + (2**32 - 1 - chosen[similar]))
+        equal = np.frombuffer(self._rows.digests, np.uint64)[chosen] == np.frombuffer(rows.digests, np.uint64)[row]
+        ranks[row[equal]] = -1
+        near = np.flatnonzero(ranks >= 0)
+        return Pairs(
             np.frombuffer(rows.lines, np.uint32)[near],
-            lines[chosen[every, best][near]],
-            alike[every, best][near] / SLOTS,
+            np.frombuffer(self._rows.lines, np.uint32)[2**32 - 1 - (ranks[near] & (2**32 - 1))],
+            (ranks[near] >> 32) / SLOTS,
         )
 
 
-def _joined(found: list[NearPairs]) -> NearPairs:
-    return NearPairs(
+def _joined(found: list[Pairs]) -> Pairs:
+    return Pairs(
         np.concatenate([np.empty(0, np.uint32), *(pairs.second for pairs in found)]),
         np.concatenate([np.empty(0, np.uint32), *(pairs.first for pairs in found)]),
         np.concatenate([np.empty(0), *(pairs.similarity for pairs in found)]),

@@ -6,18 +6,19 @@ Rows are noted one by one and counted together, because a counter takes a thousa
 from __future__ import annotations
 
 from array import array
-from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import partial
+from itertools import chain
+
+import numpy as np
 
 from shared.contract.epochs import DEFAULT_DIFFICULTY
 from shared.datasets.conversation_text import written
 from shared.datasets.duplicates import ExactIndex, SketchedRows
 from shared.datasets.filters import RowFilter
 from shared.datasets.fingerprints import fingerprints
-from shared.datasets.rows import Record
+from shared.datasets.rows import Message, Record
 
 MAX_LABELS = 50
 """Distinct categories, lanes or task families that are counted; the others count as ``(other)``."""
@@ -26,12 +27,11 @@ LENGTHS = (128, 512, 2_048, 8_192, 32_768, 131_072)
 ROWS_AT_ONCE = 2_000
 CHARACTERS_AT_ONCE = 1 << 18
 _MAX_LABEL_CHARACTERS = 100
-_length_class = partial(bisect_left, LENGTHS)
 
 Observer = Callable[[Record, int], None]
 """Receives the valid rows of a file with their line numbers."""
-_Labels = tuple[bool, int | None, int | None, str, str, str]
-"""Whether a row has a category that the filter requires; its rating, difficulty, category, lane and task family."""
+_Labels = tuple[int | None, int | None, str | None, str | None, str | None]
+"""A row's rating, difficulty, category, lane and task family."""
 
 
 @dataclass(slots=True)
@@ -67,46 +67,53 @@ class RowCounts:
 
         They are ``ROWS_AT_ONCE`` at most, and fewer if they are long.
         """
-        labels: list[_Labels] = []
-        roles: list[str] = []
-        sizes: list[int] = []
         lines: list[int] = []
+        labels: list[_Labels] = []
+        chats: list[list[Message]] = []
         texts: list[str] = []
         left = CHARACTERS_AT_ONCE
         for line, record in records:
             messages = record.conversation()
-            roles += [message.role for message in messages]
-            sizes.append(sum([len(message.content or "") for message in messages]))
-            names = _name(record.category), _name(record.lane), _name(record.task_family)
-            fits = not filters.categories or filters.has_category(record)
-            labels.append((fits, record.rating, record.difficulty, *names))
-            texts.append(written(messages))
+            text = written(messages)
             lines.append(line)
+            labels.append((record.rating, record.difficulty, record.category, record.lane, record.task_family))
+            chats.append(messages)
+            texts.append(text)
             if observer:
                 observer(record, line)
-            left -= len(texts[-1])
+            left -= len(text)
             if left < 0 or len(lines) == ROWS_AT_ONCE:
                 break
-        digests, sketches = fingerprints(texts, near=near)
-        self._count_labels(labels, filters)
+        if not lines:
+            return False
         self.rows += len(lines)
-        self.turns.update(roles)
-        self.total += sum(sizes)
-        self.lengths.update(map(_length_class, sizes))
-        self.longest = max(self.longest, max(zip(sizes, map(int.__neg__, lines), strict=True), default=(0, 0)))
+        self._count_labels(labels, filters)
+        self._count_turns(chats, lines)
+        digests, sketches = fingerprints(texts, near=near)
         self.exact.add(digests, lines)
         if near:
             self.sketched.extend(SketchedRows(bytearray(sketches), array("Q", digests), array("I", lines)))
-        return bool(lines)
+        return True
 
     def _count_labels(self, labels: list[_Labels], filters: RowFilter) -> None:
-        for (fits, rating, difficulty, *names), rows in Counter(labels).items():
+        for (rating, difficulty, *names), rows in Counter(labels).items():
             self.ratings[rating] += rows
             self.difficulties[difficulty] += rows
-            if fits and filters.admits_marks(rating, difficulty):
+            if filters.admits_marks(rating, difficulty) and filters.has_category(*names):
                 self.trainable[difficulty or DEFAULT_DIFFICULTY] += rows
             for counts, name in zip((self.categories, self.lanes, self.task_families), names, strict=True):
-                counts[name] += rows
+                counts[_name(name)] += rows
+
+    def _count_turns(self, chats: list[list[Message]], lines: list[int]) -> None:
+        messages = list(chain.from_iterable(chats))
+        self.turns.update([message.role for message in messages])
+        characters = np.cumsum([0, *[len(message.content or "") for message in messages]])
+        sizes = np.diff(characters[np.cumsum([0, *map(len, chats)])])
+        self.total += int(characters[-1])
+        classes, rows = np.unique(np.searchsorted(LENGTHS, sizes), return_counts=True)
+        self.lengths.update(dict(zip(classes.tolist(), rows.tolist(), strict=True)))
+        longest = int(sizes.argmax())
+        self.longest = max(self.longest, (int(sizes[longest]), -lines[longest]))
 
     def extend(self, later: RowCounts) -> None:
         """Add the counts of later rows; of new labels only as many as ``MAX_LABELS`` leaves room for."""

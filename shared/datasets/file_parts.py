@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
-PART_BYTES = 8 << 20
+PART_BYTES = 4 << 20
 BUFFER_BYTES = 1 << 18
 _SCAN_BYTES = 1 << 20
 KEPT_BYTES = 32 << 20

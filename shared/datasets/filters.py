@@ -61,7 +61,9 @@ class RowFilter:
 
     def admits(self, row: Labelled) -> bool:
         """Whether the row is trained on."""
-        return self.admits_marks(row.rating, row.difficulty) and self.has_category(row)
+        return self.admits_marks(row.rating, row.difficulty) and self.has_category(
+            row.category, row.lane, row.task_family
+        )
 
     def admits_marks(self, rating: int | None, difficulty: int | None) -> bool:
         """Whether rows with these marks are trained on, if their category is."""
@@ -69,12 +71,12 @@ class RowFilter:
             return False
         return difficulty is None or self.min_difficulty <= difficulty <= self.max_difficulty
 
-    def has_category(self, row: Labelled) -> bool:
-        """Whether the row has one of the categories; every row does if none is required."""
+    def has_category(self, *labels: str | None) -> bool:
+        """Whether a row with these labels has one of the categories; every row does if none is required."""
         if not self.categories:
             return True
-        labels = [label.lower() for label in (row.category, row.lane, row.task_family) if label]
-        return any(category in label for category in self.categories for label in labels)
+        there = [label.lower() for label in labels if label]
+        return any(category in label for category in self.categories for label in there)
 
 
 def is_trainable(row: Labelled, min_rating: int) -> bool:

@@ -1,21 +1,23 @@
 """Fingerprints of texts: a digest, equal for texts that differ in case and white space alone, and a sketch that is alike for similar texts.
 
 Many texts at a time with numpy, because a word at a time would take ten times as long. The texts lie one after another
-in an array of bytes; letters become lower case there, words are found by their edges, and a word is hashed by its bytes,
-eight at a time. A digest is the sum of the words' hashes, each mixed with its place.
+in an array of bytes; letters become lower case there, and every run of white space one space. A digest is XXH3 of what is then
+between two texts.
 
-For the sketch, a text's words become the set of hashes of three consecutive ones (of three characters, where a script
-writes no spaces). The ring of hashes has 32 equal parts, and the least element of each is kept; an empty part takes the
-one that follows. Two texts share about as many elements of their sketches as their sets have in common (one permutation
-hashing: Li, Owen, Zhang 2012; the empty parts: Shrivastava, Li 2014). Arithmetic is modulo 2^64 or 2^32, and all hashes
-are the same on every machine and in every run.
+For the sketch, words are found by the spaces and hashed by their bytes, eight at a time, and a text's words become the set of
+hashes of three consecutive ones (of three characters, where a script writes no spaces). The ring of hashes has 32 equal parts,
+and the least element of each is kept; an empty part takes the one that follows. Two texts share about as many elements of their
+sketches as their sets have in common (one permutation hashing: Li, Owen, Zhang 2012; the empty parts: Shrivastava, Li 2014).
+Arithmetic is modulo 2^64 or 2^32, and all hashes are the same on every machine and in every run.
 """
 
 from __future__ import annotations
 
 import random
+import string
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,12 +37,18 @@ BYTES_AT_ONCE, TEXTS_AT_ONCE = 1 << 17, 1 << 12
 """Bounds of a batch: its arrays stay in the processor's cache."""
 
 Words = NDArray[np.uint64]
-_PADDING = b"\n" * HASHED_BYTES
-_NO_TEXT = b"\xff"
-"""A byte that UTF-8 has not got: for NUL, with which words are filled up."""
+_SPACE = ord(" ")
+_BREAKS = bytes(code for code in range(128) if chr(code).isspace())
+_LOWER = bytes.maketrans(
+    string.ascii_uppercase.encode() + _BREAKS + b"\0",
+    # NUL, with which words are filled up, becomes a byte that UTF-8 has not got.
+    string.ascii_lowercase.encode() + b" " * len(_BREAKS) + b"\xff",
+)
+"""Writes ASCII letters in lower case, and ASCII white space as spaces."""
+_PADDING = b"\xff" * HASHED_BYTES
 _MASKS = np.array([(1 << 8 * count) - 1 for count in range(9)], np.uint64)
 """Of eight bytes as a little-endian number, the first so many."""
-_PRIME_1, _PRIME_2, _PRIME_3 = map(np.uint64, (0x9E3779B185EBCA87, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9))
+_PRIME = np.uint64(0x9E3779B185EBCA87)
 _PRIME32_1, _PRIME32_2, _PRIME32_3 = map(np.uint32, (0x9E3779B1, 0x85EBCA77, 0xC2B2AE3D))
 """xxHash's multipliers."""
 _HALF = np.uint64(32)
@@ -48,6 +56,10 @@ _PART_SHIFT, _ELEMENT_SHIFT = np.uint32(27), np.uint32(10)
 _EMPTY = np.uint32(2**32 - 1)
 _ORDER = random.Random(0).sample(range(SLOTS), SLOTS)
 """Of a sketch's elements, so that neighbours, which an empty part would make equal, are apart."""
+
+_UNKNOWN, _STAYS, _CHANGES = range(3)
+_letters = np.zeros(0x110000, np.uint8)
+"""Of each character whether it stays as it is when texts are compared; a process looks each up once."""
 
 
 def fingerprints(texts: Sequence[str], *, near: bool = True) -> tuple[list[int], bytes]:
@@ -57,13 +69,13 @@ def fingerprints(texts: Sequence[str], *, near: bool = True) -> tuple[list[int],
         near: whether sketches are wanted.
     """
     digests: list[int] = []
-    sketches = bytearray()
+    least: list[NDArray[np.uint32]] = []
     for batch in _batches(texts):
-        words = _Words.of(batch)
-        digests += words.digests().tolist()
+        compared = _Texts.of(batch)
+        digests += compared.digests()
         if near:
-            sketches += words.sketches().tobytes()
-    return digests, bytes(sketches)
+            least.append(compared.least())
+    return digests, _sketches(np.concatenate(least)).tobytes() if least else b""
 
 
 def _batches(texts: Sequence[str]) -> Iterator[list[bytes]]:
@@ -81,123 +93,131 @@ def _batches(texts: Sequence[str]) -> Iterator[list[bytes]]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Words:
-    """The words of some texts.
+class _Texts:
+    """Some texts as they are compared.
 
     Attributes:
-        data: the texts' bytes in lower case, with something between them that is in no word.
-        begins, ends: of each word in ``data``.
-        first: the number of each text's first word; one more element than texts.
-        hashes: of each word.
+        data: a space, and the texts' bytes in lower case, one space after each word; padding, which has none.
+        offsets: where in ``data`` each text begins, and where the last ends. A text without words is empty.
     """
 
     data: NDArray[np.uint8]
-    begins: NDArray[np.int64]
-    ends: NDArray[np.int64]
-    first: NDArray[np.int64]
-    hashes: Words
+    offsets: NDArray[np.int64]
 
     @classmethod
-    def of(cls, texts: list[bytes]) -> _Words:
-        data = _joined(texts)
-        above = data >= 128
-        if above.any():
-            other = data[above].tobytes().decode(errors="ignore")
-            if other != other.lower() or not other.isprintable():
-                texts = [text if text.isascii() else _lowered(text) for text in texts]
-                data = _joined(texts)
-        capitals = (data - np.uint8(ord("A"))) < 26
-        data |= capitals.view(np.uint8) << np.uint8(5)
-        # What `str.split` takes for white space in ASCII.
-        gaps = (data == 32) | ((data - np.uint8(9)) < 5) | ((data - np.uint8(28)) < 4)
-        edges = np.flatnonzero(gaps[1:] != gaps[:-1]) + 1
-        begins, ends = edges[0::2], edges[1::2]
-        offsets = np.cumsum([1, *(len(text) + 1 for text in texts)])
-        return cls(data, begins, ends, np.searchsorted(begins, offsets), _hashed(data, begins, ends))
+    def of(cls, texts: list[bytes]) -> _Texts:
+        data, offsets = _joined(texts), _offsets(texts)
+        if changing := _with_other_letters(data, offsets):
+            for row in changing:
+                texts[row] = " ".join(texts[row].decode().lower().split()).encode()
+            data, offsets = _joined(texts), _offsets(texts)
+        spaces = data == _SPACE
+        repeated = spaces[1:] & spaces[:-1]
+        dropped = np.flatnonzero(repeated) + 1
+        if len(dropped):
+            data = np.concatenate((data[:1], data[1:][~repeated]))
+            offsets -= np.searchsorted(dropped, offsets)
+        return cls(data, offsets)
 
-    def places(self) -> NDArray[np.int64]:
-        """Of each word, how many of its text's come before it."""
-        return np.arange(len(self.begins)) - np.repeat(self.first[:-1], np.diff(self.first))
+    def digests(self) -> list[int]:
+        """The digest of each text."""
+        data = self.data.data
+        return [xxh3_64_intdigest(data[begin:end]) for begin, end in pairwise(self.offsets.tolist())]
 
-    def digests(self) -> Words:
-        mixed = self.hashes + self.places().astype(np.uint64) * _PRIME_3
-        mixed ^= mixed >> _HALF
-        mixed *= _PRIME_2
-        mixed ^= mixed >> _HALF
-        sums = np.zeros(len(mixed) + 1, np.uint64)
-        np.cumsum(mixed, out=sums[1:])
-        found: Words = sums[self.first[1:]] - sums[self.first[:-1]]
-        return found
-
-    def sketches(self) -> NDArray[np.uint8]:
-        counts = np.diff(self.first)
+    def least(self) -> NDArray[np.uint32]:
+        """By text, the least hash in each part of the ring."""
+        spaces = np.flatnonzero(self.data == _SPACE)
+        begins, sizes = spaces[:-1] + 1, np.diff(spaces) - 1
+        units = _hashed(self.data, begins, sizes)
+        first = np.searchsorted(begins, self.offsets)
+        counts = np.diff(first)
         kept = np.minimum(counts, MAX_WORDS)
-        hashes = self.hashes if (kept == counts).all() else self.hashes[self.places() < MAX_WORDS]
-        found = _drawn((hashes >> _HALF).astype(np.uint32), kept)
-        letters = np.concatenate(([0], np.cumsum(self.ends - self.begins)))[self.first]
+        if (counts > MAX_WORDS).any():
+            units = units[np.arange(len(units)) - np.repeat(first[:-1], counts) < MAX_WORDS]
+        found = _least(units, kept)
+        letters = np.diff(self.offsets) - counts
         rows = [
             (row, text)
-            for row in np.flatnonzero(np.diff(letters) > LONG_WORD * counts)
-            if (text := self._unspaced(row))
+            for row in np.flatnonzero(letters > LONG_WORD * counts)
+            if (text := self._unspaced(row, counts[row]))
         ]
         if rows:
             units = np.frombuffer("".join(text for _, text in rows).encode("utf-32-le"), np.uint32)
-            found[[row for row, _ in rows]] = _drawn(units, np.array([len(text) for _, text in rows]))
+            found[[row for row, _ in rows]] = _least(units, np.array([len(text) for _, text in rows]))
         return found
 
-    def _unspaced(self, row: int) -> str:
+    def _unspaced(self, row: int, words: int) -> str:
         """The first characters of a text whose script writes no spaces; of another, none."""
-        first, end = self.first[row], self.first[row + 1]
-        text = self.data[self.begins[first] : self.ends[end - 1]].tobytes().decode(errors="replace")
-        return " ".join(text.split())[:MAX_WORDS] if len(text) > LONG_WORD * (end - first) else ""
+        text = self.data[self.offsets[row] : self.offsets[row + 1] - 1].tobytes().decode(errors="replace")
+        return text[:MAX_WORDS] if len(text) > LONG_WORD * words else ""
 
 
 def _joined(texts: list[bytes]) -> NDArray[np.uint8]:
-    return np.frombuffer(bytearray(b"\n" + b"\n".join(texts) + _PADDING).replace(b"\0", _NO_TEXT), np.uint8)
+    return np.frombuffer(b"\n".join([b"", *texts, _PADDING]).translate(_LOWER), np.uint8)
 
 
-def _lowered(text: bytes) -> bytes:
-    """A text in lower case, and with none but ASCII's white space."""
-    other = text.translate(None, ASCII).decode()
-    if other == other.lower() and other.isprintable():
-        return text
-    return " ".join(text.decode().lower().split()).encode()
+def _offsets(texts: list[bytes]) -> NDArray[np.int64]:
+    return np.cumsum([1, *(len(text) + 1 for text in texts)])
 
 
-def _hashed(data: NDArray[np.uint8], begins: NDArray[np.int64], ends: NDArray[np.int64]) -> Words:
+def _with_other_letters(data: NDArray[np.uint8], offsets: NDArray[np.int64]) -> list[int]:
+    """The texts with a capital or a white space that is not ASCII's."""
+    above = data[: offsets[-1]].tobytes().translate(None, ASCII)
+    if not above.strip(b"\xff"):
+        return []
+    text = above.decode(errors="ignore")
+    codes = np.frombuffer(text.encode("utf-32-le"), np.uint32)
+    kinds = _letters.take(codes)
+    if not kinds.all():
+        for character in set(text):
+            stays = character == character.lower() and character.isprintable()
+            _letters[ord(character)] = _STAYS if stays else _CHANGES
+        kinds = _letters.take(codes)
+    changing = np.flatnonzero(kinds == _CHANGES)
+    if not len(changing):
+        return []
+    # UTF-8 has one byte of at least 0xC0 a character; 0xFF stands for NUL.
+    places = np.flatnonzero((data >= 0xC0) & (data < 0xFF))[changing]
+    found: list[int] = np.unique(np.searchsorted(offsets, places, "right") - 1).tolist()
+    return found
+
+
+def _hashed(data: NDArray[np.uint8], begins: NDArray[np.int64], sizes: NDArray[np.int64]) -> NDArray[np.uint32]:
     """The hash of each word, by all of its bytes."""
     eights: Words = np.ndarray((len(data) - 7,), np.dtype("<u8"), data, 0, (1,))
-    sizes = ends - begins
-    hashes = _spread(eights[begins] & _MASKS[np.minimum(sizes, 8)])
+    hashes = eights[begins]
+    hashes &= _MASKS[np.minimum(sizes, 8)]
+    hashes *= _PRIME
     longer = np.flatnonzero(sizes > 8)
+    mixed = hashes[longer]
     for offset in range(8, HASHED_BYTES, 8):
         if not len(longer):
             break
         left = sizes[longer] - offset
-        hashes[longer] = _spread(hashes[longer] ^ (eights[begins[longer] + offset] & _MASKS[np.minimum(left, 8)]))
-        longer = longer[left > 8]
+        mixed ^= mixed >> _HALF
+        mixed ^= eights[begins[longer] + offset] & _MASKS[np.minimum(left, 8)]
+        mixed *= _PRIME
+        hashes[longer] = mixed
+        longer, mixed = longer[left > 8], mixed[left > 8]
     for word in longer:
-        hashes[word] = xxh3_64_intdigest(data[begins[word] : ends[word]].tobytes())
-    return hashes
+        hashes[word] = xxh3_64_intdigest(data[begins[word] : begins[word] + sizes[word]].tobytes())
+    hashes >>= _HALF
+    return hashes.astype(np.uint32)
 
 
-def _spread(values: Words) -> Words:
-    """Hashes of numbers, different for different ones."""
-    values = values * _PRIME_1
-    values ^= values >> _HALF
-    return values
-
-
-def _drawn(units: NDArray[np.uint32], counts: NDArray[np.int64]) -> NDArray[np.uint8]:
-    """The sketches of sequences of ``counts`` units each, which lie one after another."""
-    texts = np.arange(len(counts)) * SLOTS
-    least = np.full(len(counts) * SLOTS, _EMPTY)
+def _least(units: NDArray[np.uint32], counts: NDArray[np.int64]) -> NDArray[np.uint32]:
+    """The least hash in each part of the ring, for sequences of ``counts`` units each, which lie one after another."""
+    least = np.full((len(counts), SLOTS), _EMPTY)
     grams = _grams(units, counts)
-    np.minimum.at(least, np.repeat(texts, counts) + (grams >> _PART_SHIFT), grams)
-    ring = least.reshape(-1, SLOTS)
+    np.minimum.at(least.ravel(), np.repeat(np.arange(len(counts)) * SLOTS, counts) + (grams >> _PART_SHIFT), grams)
+    return least
+
+
+def _sketches(ring: NDArray[np.uint32]) -> NDArray[np.uint8]:
+    """The sketches of texts by their least hashes; empty parts are filled."""
     step = 1
-    while step < SLOTS and (ring == _EMPTY).any():
-        ring = np.where(ring == _EMPTY, np.roll(ring, -step, axis=1), ring)
+    while step < SLOTS and (empty := ring == _EMPTY).any():
+        ring = np.where(empty, np.roll(ring, -step, axis=1), ring)
         step *= 2
     return (ring[:, _ORDER] >> _ELEMENT_SHIFT).astype(np.uint8)
 

@@ -17,9 +17,9 @@ from shared.datasets.duplicates import (
     SIMILAR,
     ExactIndex,
     NearIndex,
-    NearPairs,
     Pair,
     PairReport,
+    Pairs,
     SketchedRows,
     similarity,
 )
@@ -33,7 +33,7 @@ def sketched(texts: list[str], first_line: int = 1) -> SketchedRows:
     return SketchedRows(bytearray(sketches), array("Q", digests), lines)
 
 
-def pairs_of(found: NearPairs) -> list[Pair]:
+def pairs_of(found: Pairs) -> list[Pair]:
     report = PairReport()
     report.extend(found)
     return report.pairs
