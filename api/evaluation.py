@@ -167,6 +167,11 @@ def _models(services: Services, view: TenantView, spec: EvalSpec, run: RunSpec) 
     """The models that are asked, and the base of the first; those that judge must be there as well."""
     for model, number in models_that_judge(spec).items():
         resolve_model(services, view, model, f"testing_criteria.{number}.model")
+    if run.mens.noise_floor and run.mens.incumbent is None:
+        message = "mens.noise_floor asks the incumbent twice, and the run has none."
+        raise InvalidRequest(
+            Code.REQUEST_INVALID, message, remedy="Name a model as mens.incumbent.", param="mens.noise_floor"
+        )
     source = run.data_source
     if isinstance(source, JsonlSource):
         if run.mens.incumbent or run.mens.samples > 1:
@@ -269,11 +274,12 @@ def _check_request(services: Services, file: File, plan: EvaluationPlan) -> None
 def _estimate(plan: EvaluationPlan, report: ItemsReport) -> dict[str, Any]:
     """What a run will cost: requests exactly, tokens of prompts roughly, tokens of answers at most."""
     judges = sum(1 for criterion in plan.testing_criteria if criterion.type in ("score_model", "label_model"))
-    asked = plan.answers * len(plan.models)
+    models = len(plan.models) + plan.noise_floor
+    asked = plan.answers * models
     bound = plan.sampling.get("max_completion_tokens", plan.sampling.get("max_output_tokens"))
     return {
         "requests": asked,
-        "judge_requests": judges * plan.answers * max(1, len(plan.models)),
-        "prompt_tokens": report.prompt_characters * plan.samples * len(plan.models) // CHARACTERS_PER_TOKEN,
+        "judge_requests": judges * plan.answers * max(1, models),
+        "prompt_tokens": report.prompt_characters * plan.samples * models // CHARACTERS_PER_TOKEN,
         "completion_tokens_at_most": None if bound is None else asked * bound,
     }

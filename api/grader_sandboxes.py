@@ -62,7 +62,7 @@ class GraderSandboxes:
             await self._take_back(sandbox)
 
     def _open(self) -> Sandbox:
-        return Sandbox.open(self.report(), share=RUNS_AT_ONCE)
+        return Sandbox.open(self.report(), parallel=1, share=RUNS_AT_ONCE)
 
     async def _take_back(self, sandbox: Sandbox) -> None:
         self._lent.discard(sandbox)

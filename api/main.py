@@ -27,7 +27,7 @@ from api.routes import (
     replicas,
     uploads,
 )
-from api.routes.gates import policies, promotions, receipts
+from api.routes.gates import policies, promotions, receipts, shadows
 from api.routes.tenants import quotas, usage
 from api.services import Services, make_services
 from api.settings import ApiSettings
@@ -53,6 +53,7 @@ KEYED_ROUTERS = (
     models.router,
     deletion.router,
     aliases.router,
+    shadows.router,
     names.router,
     promotions.router,
     policies.router,

@@ -28,6 +28,7 @@ from api.metrics.installation import JobsCollector, ReplicaNow, ReplicasCollecto
 from api.metrics.requests import ApiMetrics
 from api.queue_places import QueuePlaces
 from api.settings import ApiSettings
+from api.shadow_judge import ShadowJudge
 from shared.artifacts.open_storage import open_storage
 from shared.artifacts.storage import Storage
 from shared.base_models.catalog import Catalog
@@ -116,9 +117,9 @@ class Services:
     async def close(self) -> None:
         """End the background tasks and close every connection; a part is closed before the parts that it uses."""
         gateway = self.gateway
+        await gateway.shadows.close()
         await self.sandboxes.close()
         await gateway.failover.health.close()
-        await gateway.shadows.close()
         await gateway.failover.client.aclose()
         await gateway.limiter.close()
         await gateway.meter.close()
@@ -151,6 +152,7 @@ def make_services(
     usage, lookup = Usage(database), LookupCache(database, settings.catalog_path)
     metrics = ApiMetrics(settings)
     key = settings.serving_key.get_secret_value()
+    sandboxes, failover = GraderSandboxes(settings.sandbox), _make_failover(settings, replicas, key)
     services = Services(
         settings=settings,
         database=database,
@@ -173,14 +175,14 @@ def make_services(
         failed_authentications=FailedAuthentications(settings.failed_authentications_per_minute),
         replicas=replicas,
         replica_limits=replica_limits or ReplicaLimits(replicas.urls, key),
-        sandboxes=GraderSandboxes(settings.sandbox),
+        sandboxes=sandboxes,
         metrics=metrics,
         gateway=Gateway(
             limiter=limiter or make_limiter(settings.broker_url, settings.tenant_limits),
             lookup=lookup,
             meter=meter or Meter(usage),
-            failover=_make_failover(settings, replicas, key),
-            shadows=ShadowTraffic(),
+            failover=failover,
+            shadows=ShadowTraffic(ShadowJudge(database, lookup, failover, sandboxes, cache_secret=key)),
             metrics=metrics,
             cache_secret=key,
             max_body_bytes=settings.max_body_bytes,

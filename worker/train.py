@@ -22,7 +22,8 @@ import worker.libraries  # noqa: F401
 from shared.contract.epochs import phase_of
 from shared.contract.plan import TrainingInputs, TrainingRun
 from shared.contract.sections import Device
-from shared.errors import Code, JobFailed
+from shared.errors import Code, JobFailed, Unavailable
+from shared.host import disk_errors
 from worker.checkpoint_folders import adopt_checkpoints
 from worker.child_runtime import (
     EXIT_CANCELLED,
@@ -197,17 +198,34 @@ def refuse_divergence(progress: Progress) -> None:
         )
 
 
-def checkpoint(context: TrainingContext, progress: Progress, telemetry: Telemetry, *, interim: bool = False) -> None:
+def checkpoint(
+    context: TrainingContext,
+    progress: Progress,
+    telemetry: Telemetry,
+    *,
+    interim: bool = False,
+    optional: bool = False,
+) -> None:
     """Write a checkpoint of this step, unless there is one, and tell.
 
     Args:
         interim: only to go on from, see :func:`worker.training.checkpoint.save_checkpoint`.
+        optional: where the disk is full, go on without it.
+
+    Raises:
+        Unavailable: ``STORAGE_FULL``.
     """
     if context.distributed.is_main and not checkpoint_at(context.run_dir, progress.step):
         parts = (context.plan, context.model, context.tokenizer, context.optimizer)
         made_on, base = context.environment, context.base
-        folder = save_checkpoint(context.run_dir, *parts, progress, made_on, base, interim=interim)
-        telemetry.checkpoint(progress.step, folder)
+        try:
+            with disk_errors():
+                folder = save_checkpoint(context.run_dir, *parts, progress, made_on, base, interim=interim)
+            telemetry.checkpoint(progress.step, folder)
+        except Unavailable as full:
+            if not optional:
+                raise
+            print(f"step {progress.step}: no checkpoint was written: {full}", file=sys.stderr)
     context.distributed.barrier()  # nobody runs ahead of what is on the disk
     progress.checkpointed_at = time.monotonic()
 
@@ -248,7 +266,8 @@ def finish(
     if context.distributed.is_main:
         manifest = save_adapter(context.model, context.tokenizer, context.plan, progress.step, folder, context.base)
         write_probes(context.run_dir, probes)
-    checkpoint(context, progress, telemetry, interim=True)  # a kill from here on costs no step
+    # A kill from here on costs no step. The adapter is written, so a disk without room for this costs the run nothing.
+    checkpoint(context, progress, telemetry, interim=True, optional=True)
     tries = count_try(context, progress)
     if not (context.distributed.is_main or context.budget.shard_base):
         return

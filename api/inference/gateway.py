@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
@@ -23,6 +23,7 @@ from starlette.requests import ClientDisconnect
 from api.errors import CLIENT_GONE
 from api.inference.cache_salt import with_cache_salt
 from api.inference.disconnect import DisconnectWatcher
+from api.inference.judged_copies import JudgedCopy, PassingAnswer, is_judgeable, without_stream
 from api.inference.lookup_cache import LookupCache
 from api.inference.rate_limits.limiter import Admission, RateLimiter
 from api.inference.replicas.failover import Failover
@@ -33,6 +34,7 @@ from api.inference.shadow import ShadowTraffic
 from api.inference.usage.meter import Meter
 from api.inference.vllm_errors import error_from_replica
 from api.metrics.requests import MODEL, ApiMetrics
+from shared.database.gates.shadow_comparisons import ShadowPair
 from shared.database.keys import Key
 from shared.database.routing import Routing, sticky_point
 from shared.errors import Code, InvalidRequest, NotFound, TooLarge
@@ -156,10 +158,7 @@ class Gateway:
                 return None
             if upstream.is_error:
                 raise await error_from_replica(upstream, body, choice.served)
-            shadow, send_copy = choice.routing.shadow if choice.routing else None, None
-            if shadow and random.random() < shadow.share:
-                copy = partial(self.failover.first_response, path, forwarded, shadow.adapter)
-                send_copy = partial(self.shadows.offer, choice.name, shadow.adapter, copy)
+            offer, passing = self._offer_to_shadow(choice, tenant, path, forwarded)
             response = ProxiedResponse(
                 upstream,
                 tap,
@@ -167,13 +166,37 @@ class Gateway:
                 disconnect,
                 adapter=choice.adapter,
                 renamed=(choice.served, body["model"]) if choice.is_foreign else None,
-                on_complete=send_copy,
+                passing=passing,
+                on_complete=offer,
             )
             return response
         finally:
             if response is None:
                 disconnect.stop()
                 await admission.release()
+
+    def _offer_to_shadow(
+        self, choice: Choice, tenant: str, path: str, forwarded: dict[str, Any]
+    ) -> tuple[Callable[[], Awaitable[None]] | None, PassingAnswer | None]:
+        """What offers a copy of a request to the alias's shadow once the caller has its answer, and what keeps that until then.
+
+        Both are None for a request that is not copied; the second also for one whose answers are not judged.
+        """
+        shadow = choice.routing.shadow if choice.routing else None
+        if shadow is None or random.random() >= shadow.share:
+            return None, None
+        send_copy = partial(self.failover.first_response, path, forwarded, shadow.adapter)
+        if not (shadow.eval and choice.adapter and is_judgeable(path, forwarded)):
+            return partial(self.shadows.offer, choice.name, shadow.adapter, send_copy), None
+        pair = ShadowPair(
+            alias=choice.name, incumbent_id=choice.adapter, candidate_id=shadow.adapter, eval_id=shadow.eval
+        )
+        if self.shadows.judge and self.shadows.judge.has_decided(tenant, pair):
+            return None, None
+        passing = PassingAnswer()
+        judged = JudgedCopy(tenant, pair, forwarded["messages"], passing)
+        send_copy = partial(self.failover.first_response, path, without_stream(forwarded), shadow.adapter)
+        return partial(self.shadows.offer, choice.name, shadow.adapter, send_copy, judged), passing
 
     async def _admit(self, request: Request, key: Key) -> Admission:
         """Count a request of a key; the state of its limits goes into every answer from here on, errors too."""

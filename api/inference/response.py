@@ -11,6 +11,7 @@ from starlette.types import Receive, Scope, Send
 from api.errors import error_event, interrupted_response
 from api.inference.disconnect import DisconnectWatcher
 from api.inference.event_stream import EVENT_END
+from api.inference.judged_copies import PassingAnswer
 from api.inference.rate_limits.limiter import Admission
 from api.inference.replicas.client import ReplicaDisconnected, ReplicaResponse
 from api.inference.usage.taps import Tap
@@ -35,6 +36,7 @@ class ProxiedResponse(Response):
         disconnect: watches the caller; stopped when this is closed.
         adapter: id of the adapter that generates the response; None for a base.
         renamed: the replica's name of the model and the one that the response's ``model`` has instead; None: the same.
+        passing: keeps the bytes as they pass; None: nothing does.
         on_complete: awaited when all is read.
     """
 
@@ -47,6 +49,7 @@ class ProxiedResponse(Response):
         *,
         adapter: str | None = None,
         renamed: tuple[str, str] | None = None,
+        passing: PassingAnswer | None = None,
         on_complete: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         self.status_code = upstream.status
@@ -58,7 +61,7 @@ class ProxiedResponse(Response):
         self._renamed = renamed and (_model_field(renamed[0]), _model_field(renamed[1]))
         self._content: AsyncIterable[bytes] = self
         self._upstream, self._tap, self._admission, self._disconnect = upstream, tap, admission, disconnect
-        self._on_complete = on_complete
+        self._passing, self._on_complete = passing, on_complete
         self._ended = False
 
     def converted(self, content: AsyncIterable[bytes], headers: dict[str, str]) -> Self:
@@ -85,6 +88,8 @@ class ProxiedResponse(Response):
             chunk = await self._upstream.read_some()
             self._ended = not chunk
             if passed := self._tap(chunk) if chunk else self._tap.end():
+                if self._passing is not None:
+                    self._passing.add(passed)
                 return passed if self._renamed is None else passed.replace(*self._renamed)
         # Before the caller sees the end: its next request may come at once, and needs the slot.
         await self._admission.release()

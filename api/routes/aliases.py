@@ -20,6 +20,8 @@ from shared.database.names.move_evidence import Terms
 from shared.database.routing import AdapterId, Routing, Shadow, Target
 from shared.database.tenancy import Role
 from shared.errors import Code, InvalidRequest
+from shared.evaluation.criteria import check_for_traffic
+from shared.evaluation.types import EvalSpec
 
 router = APIRouter(prefix="/v1/aliases", tags=["aliases"])
 
@@ -127,6 +129,8 @@ def put_alias(
 ) -> Alias:
     """Point an alias to published adapters of one base model. Requests after this call get them."""
     bases = frozenset(base.name for base in services.catalog().bases)
+    if body.shadow and body.shadow.eval:
+        check_for_traffic(EvalSpec.model_validate(view.evals.get(body.shadow.eval).spec))
     alias = view.aliases.set(
         name,
         body.routing(),

@@ -22,6 +22,7 @@ from shared.database.files.files import Files
 from shared.database.files.uploads import Uploads
 from shared.database.gates.policies import Policies
 from shared.database.gates.receipts import Receipts
+from shared.database.gates.shadow_comparisons import ShadowComparisons
 from shared.database.job_states import JobState
 from shared.database.jobs import Jobs
 from shared.database.names.aliases import Aliases
@@ -42,6 +43,7 @@ class TenantView:
     deletions: Deletions
     policies: Policies
     receipts: Receipts
+    shadow_comparisons: ShadowComparisons
     lookup: LookupCache
     evals: Evals
     eval_runs: EvalRuns
@@ -72,6 +74,7 @@ def tenant_view(services: Services, caller: Caller) -> TenantView:
         deletions=Deletions(services.database, tenant),
         policies=Policies(services.database, tenant),
         receipts=Receipts(services.database, tenant),
+        shadow_comparisons=ShadowComparisons(services.database, tenant),
         lookup=services.lookup,
         evals=Evals(services.database, tenant),
         eval_runs=EvalRuns(services.database, tenant),

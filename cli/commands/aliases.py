@@ -41,6 +41,12 @@ ShadowAdapter = Annotated[
     str | None, typer.Option(help="Adapter that gets copies of requests; its answers are thrown away.")
 ]
 ShadowShare = Annotated[float, typer.Option(help="Share of the requests that is copied.")]
+ShadowEval = Annotated[
+    str | None,
+    typer.Option(
+        help="An eval that judges the shadow's answers beside the callers'; `mens aliases shadow` shows what came of it."
+    ),
+]
 
 
 @app.command("list")
@@ -83,6 +89,7 @@ def set_alias(
     ],
     shadow: ShadowAdapter = None,
     shadow_share: ShadowShare = 0.1,
+    shadow_eval: ShadowEval = None,
     policy: Policy = None,
     override: Override = False,
     reason: Reason = "",
@@ -93,7 +100,7 @@ def set_alias(
     Where a policy governs the alias, the adapter needs a receipt under it: `mens receipts create ADAPTER --alias NAME`.
     """
     where = {"adapter": _adapter_id(adapter_id), "override": override, "policy": policy}
-    _put(name, where, shadow, shadow_share, reason, if_version)
+    _put(name, where, _shadow(shadow, shadow_share, shadow_eval), reason, if_version)
 
 
 @app.command("split")
@@ -102,6 +109,7 @@ def split(
     targets: Annotated[list[str], typer.Argument(help="ADAPTER=WEIGHT, e.g. support@1…=90 support@2…=10.")],
     shadow: ShadowAdapter = None,
     shadow_share: ShadowShare = 0.1,
+    shadow_eval: ShadowEval = None,
     policy: Policy = None,
     override: Override = False,
     reason: Reason = "",
@@ -115,7 +123,40 @@ def split(
             fail(f"{text!r} is not ADAPTER=WEIGHT, e.g. support@1…=90.")
         weighted.append({"adapter": _adapter_id(adapter), "weight": int(weight)})
     where = {"targets": weighted, "override": override, "policy": policy}
-    _put(name, where, shadow, shadow_share, reason, if_version)
+    _put(name, where, _shadow(shadow, shadow_share, shadow_eval), reason, if_version)
+
+
+@app.command("shadow")
+def show_shadow(name: Name, as_json: Json = False) -> None:
+    """Show how shadows with an eval compare with what answers: on your tenant's own requests, the last one first.
+
+    An answer is won or lost where one of the two passes every criterion of the eval and the other does not. The interval of the difference
+    holds whenever it is looked at. Once the shadow is shown to be worse, nothing more is copied.
+    """
+    found = find_all(f"{_path(name)}/shadow")
+    if as_json:
+        typer.echo(json.dumps(found, indent=2))
+        return
+    if not found:
+        typer.echo(
+            f"No copies for {name} were judged: mens aliases set {name} ADAPTER --shadow ADAPTER --shadow-eval EVAL"
+        )
+        return
+    rows = [
+        (
+            each["candidate_id"],
+            each["incumbent_id"],
+            f"{each['wins']} / {each['losses']} / {each['ties']}",
+            f"{each['difference']:+.3f} [{each['interval'][0]:+.3f}, {each['interval'][1]:+.3f}]"
+            if each["difference"] is not None
+            else "",
+            "WORSE: stopped" if each["verdict"] == "worse" else "undecided",
+            f"{each['errored']} ({each['last_error']})" if each["errored"] else "0",
+            each["eval_id"],
+        )
+        for each in found
+    ]
+    print_table(("shadow", "beside", "won / lost / alike", "difference", "verdict", "errors", "eval"), rows)
 
 
 @app.command("rollback")
@@ -211,7 +252,8 @@ def _describe_hidden(before: dict[str, Any] | None, tenant: str) -> str | None:
 
 
 def _describe_shadow(shadow: dict[str, Any] | None) -> str:
-    return f"{shadow['adapter']} {100 * shadow['share']:.3g} %" if shadow else ""
+    judged = f", judged by {shadow['eval']}" if shadow and shadow.get("eval") else ""
+    return f"{shadow['adapter']} {100 * shadow['share']:.3g} %{judged}" if shadow else ""
 
 
 def _describe_gate(gate: dict[str, Any] | None) -> str:
@@ -226,18 +268,26 @@ def _describe_tenant(alias: dict[str, Any]) -> str:
     return f"{alias['tenant']} (hides {alias['hides']}'s)" if alias.get("hides") else str(alias["tenant"])
 
 
-def _put(
-    name: str, where: dict[str, Any], shadow: str | None, share: float, reason: str, if_version: int | None
-) -> None:
+def _put(name: str, where: dict[str, Any], shadow: dict[str, Any] | None, reason: str, if_version: int | None) -> None:
     # An API of the release before knows neither policies nor overrides.
     body = {key: value for key, value in where.items() if value} | {"reason": reason}
     if shadow:
-        # The share of a target is written behind its id, so that is tried for a shadow, too.
-        adapter, *weight = re.split("[:=]", shadow, maxsplit=1)
-        if weight:
-            fail(f"{shadow!r} is no id of an adapter; its share is an option: --shadow {adapter} --shadow-share 0.5.")
-        body["shadow"] = {"adapter": _adapter_id(shadow), "share": share}
+        body["shadow"] = shadow
     _move("PUT", name, "", body, if_version)
+
+
+def _shadow(shadow: str | None, share: float, judged_by: str | None) -> dict[str, Any] | None:
+    """The shadow that options ask for; None: none."""
+    if not shadow:
+        if judged_by:
+            fail("--shadow-eval judges a shadow's answers: give --shadow ADAPTER too.")
+        return None
+    # The share of a target is written behind its id, so that is tried for a shadow, too.
+    adapter, *weight = re.split("[:=]", shadow, maxsplit=1)
+    if weight:
+        fail(f"{shadow!r} is no id of an adapter; its share is an option: --shadow {adapter} --shadow-share 0.5.")
+    found = {"adapter": _adapter_id(shadow), "share": share}
+    return found | {"eval": judged_by} if judged_by else found
 
 
 def _move(method: str, name: str, verb: str, body: dict[str, Any], if_version: int | None) -> None:

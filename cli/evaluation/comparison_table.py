@@ -27,15 +27,28 @@ def cells(found: Comparison) -> tuple[str, ...]:
     )
 
 
-def notes(named: Mapping[str, Comparison], margin: float) -> list[str]:
-    """What a reader may not conclude from a table, in sentences; empty when everything is not worse."""
+def notes(
+    named: Mapping[str, Comparison], margin: float, noise_floors: Mapping[str, float | None] | None = None
+) -> list[str]:
+    """What a reader may not conclude from a table, in sentences; empty when everything is not worse.
+
+    Args:
+        named: comparisons by criterion.
+        margin: that they were made with.
+        noise_floors: how far the old model differs from itself by each criterion, where it was asked twice.
+    """
     lines = []
+    for name, found in named.items():
+        floor = (noise_floors or {}).get(name)
+        if floor is not None and found.difference is not None:
+            kind = "noise" if abs(found.difference) <= floor else "more than noise"
+            lines.append(f"{name}: asked twice, old differs from itself by {floor:.3f}; the difference is {kind}")
     for name, found in named.items():
         if found.status is Status.PASSED:
             continue
         more = f"; about {found.items_needed} items would decide" if found.items_needed else ""
         lines.append(f"{name}: {found.reason}{more}")
-    if lines:
+    if any(found.status is not Status.PASSED for found in named.values()):
         lines.append(f"`not worse` means that the interval lies above -{margin:g} (--margin).")
     return lines
 

@@ -22,6 +22,7 @@ from cli.evaluation.run_items import (
     worst,
 )
 from cli.output import print_table
+from shared.statistics.clustered import clustered_rate_interval
 from shared.statistics.exact import wilson_interval
 
 SHOWN_ITEMS = 5
@@ -38,8 +39,8 @@ def print_run(run: Mapping[str, Any], items: Sequence[OutputItem], shown: int = 
     for criterion in run["per_testing_criteria_results"]:
         passed, judged = criterion["passed"], criterion["passed"] + criterion["failed"]
         rate = f"{passed / judged:.3f}" if judged else ""
-        interval = "{:.3f} … {:.3f}".format(*wilson_interval(passed, judged)) if judged else ""
         name = criterion["testing_criteria"]
+        interval = _interval(items, name, passed, judged) if judged else ""
         found = [scores(item)[name] for item in items if name in scores(item)]
         mean = f"{sum(found) / len(found):.3f}" if found else ""
         rows.append((name, str(passed), str(criterion["failed"]), rate, interval, mean))
@@ -52,12 +53,19 @@ def print_run(run: Mapping[str, Any], items: Sequence[OutputItem], shown: int = 
         typer.echo(f"{len(failed) - shown} more did not pass; `mens eval export {run['id']}` has all items")
 
 
-def print_comparison(old: str, new: str, pairs: Pairs, margin: float, shown: int = SHOWN_ITEMS) -> bool:
+def print_comparison(
+    old: str,
+    new: str,
+    pairs: Pairs,
+    margin: float,
+    shown: int = SHOWN_ITEMS,
+    noise_floors: Mapping[str, float | None] | None = None,
+) -> bool:
     """Print a comparison; returns whether the new model is shown to be not worse by every criterion."""
     found = pairs.comparisons(margin)
     typer.echo(f"new is {new}, old is {old}; the same items, pair by pair")
     print_table(("criterion", *COLUMNS), [(name, *cells(one)) for name, one in found.items()])
-    for line in notes(found, margin):
+    for line in notes(found, margin, noise_floors):
         typer.echo(line)
     for name, scored in pairs.by_criterion.items():
         if any(not 0 <= score <= 1 for pair in scored for score in (pair.old, pair.new)):
@@ -71,6 +79,21 @@ def print_comparison(old: str, new: str, pairs: Pairs, margin: float, shown: int
     if len(losses) > shown:
         typer.echo(f"new is worse on {len(losses) - shown} more")
     return bool(found) and all(one.status == "passed" for one in found.values())
+
+
+def _interval(items: Sequence[OutputItem], criterion: str, passed: int, judged: int) -> str:
+    """Of a criterion's rate: several answers to an item count as that item's."""
+    judgements = [
+        (result["passed"], item["datasource_item_id"])
+        for item in items
+        for result in item["results"]
+        if result["name"] == criterion and criterion in scores(item)
+    ]
+    if len(judgements) == judged:
+        found = clustered_rate_interval([passes for passes, _ in judgements], [group for _, group in judgements])
+    else:  # not every item was read
+        found = wilson_interval(passed, judged)
+    return f"{found[0]:.3f} … {found[1]:.3f}"
 
 
 def _print_item(item: OutputItem) -> None:

@@ -29,6 +29,7 @@ class RunRequest:
         against: the second model of a comparison.
         samples: answers to each item.
         margin: what the model may lose.
+        noise_floor: whether the second model is asked twice.
     """
 
     file: EvalFile
@@ -36,11 +37,17 @@ class RunRequest:
     against: str | None = None
     samples: int = 1
     margin: float = 0.03
+    noise_floor: bool = False
+
+    @property
+    def answers_to_each(self) -> int:
+        """Answers of all models together to one sample of an item."""
+        return (2 + self.noise_floor) if self.against else 1
 
     @property
     def requests(self) -> int:
         """Requests to models, those that judge among them."""
-        answers = len(self.file.items) * self.samples * (2 if self.against else 1)
+        answers = len(self.file.items) * self.samples * self.answers_to_each
         judges = sum(grader["type"] in ("score_model", "label_model") for grader in self.file.criteria)
         return answers * (1 + judges)
 
@@ -91,7 +98,9 @@ def create(request: RunRequest) -> dict[str, Any]:
     file_id = call("POST", "/v1/files", data={"purpose": "evals"}, files=upload)["id"]
     body: dict[str, Any] = {"name": file.name, "data_source": request.data_source(file_id)}
     extension: dict[str, Any] = {"samples": request.samples, "margin": request.margin}
-    body["mens"] = extension | ({"incumbent": request.against} if request.against else {})
+    if request.against:
+        extension |= {"incumbent": request.against} | ({"noise_floor": True} if request.noise_floor else {})
+    body["mens"] = extension
     run: dict[str, Any] = call("POST", f"/v1/evals/{_part(found['id'])}/runs", json=body)
     return run
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 import secrets
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Annotated
 
@@ -105,7 +106,8 @@ class Keys:
         with self._db.read() as session:
             found = [row.id for row in session.scalars(query)]
         for key_id in found:
-            self.revoke(key_id)
+            with suppress(NotFound):  # its worker has done it meanwhile
+                self.revoke(key_id)
         return found
 
     def all(self, tenant: TenantName | None = None) -> list[Key]:
@@ -157,7 +159,7 @@ class Keys:
             return Key.model_validate(row)
 
     def revoke(self, key_id: str, tenant: TenantName | None = None) -> Key:
-        """Refuse a key from now on. Revoking it again changes nothing.
+        """Refuse a key from now on. Revoking it again changes nothing. Of an attempt's key, which nobody made, no record is kept.
 
         Args:
             tenant: the tenant that the key must belong to; None: any.
@@ -171,7 +173,10 @@ class Keys:
                 row.revoked_at = whole_milliseconds(datetime.now(UTC))
                 session.flush()
                 bump(session, "keys")
-            return Key.model_validate(row)
+            revoked = Key.model_validate(row)
+            if row.job_id is not None:
+                session.delete(row)
+            return revoked
 
     def authenticate(self, secret: str) -> Key:
         """The key of a secret.

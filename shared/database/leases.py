@@ -231,13 +231,18 @@ class Leases:
             transition(session, row, Verb.FINISH, now, NewEvent(message=message, data=data))
             return Job.model_validate(row)
 
-    def publish(self, lease: Lease, adapters: list[NewAdapter], result: dict[str, Any] | None = None) -> None:
+    def publish(self, lease: Lease, adapters: list[NewAdapter], result: dict[str, Any]) -> bool:
         """Register published adapters before the job has ended, so that the front door serves what is to be evaluated.
+
+        What failed until then no longer counts: judging has all attempts to itself.
 
         Args:
             lease: of the job that made them.
             adapters: its result and checkpoints.
             result: what the job came to until now, which gates on training read.
+
+        Returns:
+            whether another failure of this attempt would be the job's last.
 
         Raises:
             LeaseLost: another attempt owns the job; nothing was written.
@@ -245,8 +250,11 @@ class Leases:
         with self._db.write() as session:
             row = self._held(session, lease)
             register_adapters(session, row.tenant, row.id, adapters, self._db.now(session))
-            row.result = result or row.result
+            if not row.result:
+                row.failures = 0
+            row.result = result
             row.version += 1
+            return row.failures + 1 >= MAX_FAILURES
 
     def now(self) -> datetime:
         """The time, by the database's clock."""

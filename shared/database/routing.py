@@ -5,9 +5,16 @@ from __future__ import annotations
 import hashlib
 import re
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, ConfigDict, Field, StringConstraints
+from pydantic import (
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    StringConstraints,
+    model_serializer,
+)
 from pydantic_core import PydanticCustomError
 
 from shared.database.records import Value
@@ -36,11 +43,23 @@ class Target(Value):
 
 
 class Shadow(Value):
-    """An adapter that gets copies of requests without affecting the caller's response; its responses are discarded."""
+    """An adapter that gets copies of requests without affecting the caller's response; its responses are discarded.
+
+    With an eval they are first judged beside the caller's.
+    """
 
     model_config = ConfigDict(extra="forbid")
     adapter: AdapterId = Field(description="Id of a published adapter.")
     share: float = Field(gt=0, le=1, description="Share of the requests that is copied.")
+    eval: Annotated[str, StringConstraints(min_length=1, max_length=40, pattern=r"^[A-Za-z0-9_-]+$")] | None = Field(
+        None,
+        description="Id of an eval whose criteria judge the copies' answers beside the callers'; null: they are thrown away unread.",
+    )
+
+    @model_serializer(mode="wrap")
+    def _without_eval_as_before(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        # A process of the release before refuses fields that it does not know.
+        return {name: value for name, value in dump(self).items() if name != "eval" or value is not None}
 
 
 class Routing(Value):

@@ -315,7 +315,7 @@ class ReceiptRow(Base):
 
     id: Mapped[str] = mapped_column(String(40), primary_key=True)
     tenant: Mapped[str] = mapped_column(String(64))
-    job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id"))
+    job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id"), index=True)
     adapter_id: Mapped[str] = mapped_column(String(160), index=True)
     adapter_digest: Mapped[str] = mapped_column(String(64))
     incumbent_id: Mapped[str | None] = mapped_column(String(160))
@@ -326,6 +326,26 @@ class ReceiptRow(Base):
     created_at: Mapped[datetime]
     valid_until: Mapped[datetime]
     receipt: Mapped[dict[str, Any]]
+
+
+class ShadowComparisonRow(Base):
+    """How an adapter's answers to copies of requests compare with those that the callers got: counts, and no text."""
+
+    __tablename__ = "shadow_comparisons"
+
+    tenant: Mapped[str] = mapped_column(String(64), primary_key=True)
+    alias: Mapped[str] = mapped_column(String(64), primary_key=True)
+    incumbent_id: Mapped[str] = mapped_column(String(160), primary_key=True)
+    candidate_id: Mapped[str] = mapped_column(String(160), primary_key=True)
+    eval_id: Mapped[str] = mapped_column(String(40), primary_key=True)
+    wins: Mapped[int] = mapped_column(Integer, default=0)
+    losses: Mapped[int] = mapped_column(Integer, default=0)
+    ties: Mapped[int] = mapped_column(Integer, default=0)
+    errored: Mapped[int] = mapped_column(Integer, default=0)
+    last_error: Mapped[str | None] = mapped_column(String(64))
+    first_at: Mapped[datetime]
+    last_at: Mapped[datetime]
+    worse_at: Mapped[datetime | None]
 
 
 class KeyRow(Base):

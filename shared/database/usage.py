@@ -27,6 +27,8 @@ GROUPS: dict[Group, InstrumentedAttribute[str]] = {
 }
 """Columns that usage can be grouped by, in the order of the lines."""
 SEPARATOR = ","
+REMOVED_KEY = "(of an evaluation)"
+"""Name of a key without a record: only those that an attempt at a job had made for itself are removed."""
 """Between the parts of a line's id. The model comes last, because it alone could hold a comma."""
 FIGURES = ("requests", "prompt_tokens", "cached_tokens", "completion_tokens")
 
@@ -162,7 +164,7 @@ def _line(groups: list[Group], row: dict[str, object], names: dict[str, str]) ->
             "id": SEPARATOR.join(group.values()),
             "day": group.get("day"),
             "key_id": key_id,
-            "key_name": names.get(key_id or ""),
+            "key_name": names.get(key_id, REMOVED_KEY) if key_id else None,
             "model": group.get("model"),
             **figures,
         }

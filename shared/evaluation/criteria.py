@@ -80,6 +80,23 @@ def check_templates(paths: Iterator[Path], schema: Mapping[str, Any], param: str
             raise _invalid(param, message)
 
 
+def check_for_traffic(spec: EvalSpec) -> None:
+    """Whether the criteria of an eval can judge answers to real requests, for which no item was prepared.
+
+    Raises:
+        InvalidRequest: ``EVAL_INVALID``: a template names another field of the item than its messages.
+    """
+    for number, criterion in enumerate(spec.testing_criteria):
+        for path in paths_of_criterion(criterion):
+            if path[0] == "item" and path[1:2] != ("messages",):
+                raise InvalidRequest(
+                    Code.EVAL_INVALID,
+                    f"testing_criteria.{number} reads {{{{ {written(path)} }}}}; a real request has {{{{ item.messages }}}} alone.",
+                    remedy="Name an eval whose criteria read the answer and item.messages: a check, a label or score by a model.",
+                    param="shadow.eval",
+                )
+
+
 def paths_of_criterion(criterion: Criterion) -> Iterator[Path]:
     """Every path in the templates of a criterion."""
     for template in _templates(criterion):

@@ -56,6 +56,7 @@ class EvaluationPlan(GraderValue):
         seed: of the first answer to each item; the further ones count up from it.
         samples: answers to each item.
         margin: what the first model may lose against the second.
+        noise_floor: whether the second is asked twice.
         data_source: the run's, as it was asked, without the rows.
     """
 
@@ -69,6 +70,7 @@ class EvaluationPlan(GraderValue):
     seed: int = 0
     samples: int = 1
     margin: float = 0.0
+    noise_floor: bool = False
     data_source: dict[str, Any] = {}
 
     @property
@@ -118,6 +120,7 @@ def plan_run(
             "sampling": _fields(source),
             "seed": seed if given is None else given,
             "samples": run.mens.samples,
+            "noise_floor": run.mens.noise_floor and len(models) > 1,
         }
     )
 

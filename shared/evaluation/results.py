@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from pydantic import BaseModel
@@ -12,7 +12,7 @@ from shared.evaluation.plan import EvaluationPlan
 from shared.evaluation.types import Answer, Criterion, CriterionResult, ItemResult
 from shared.graders.types import ScoreModel
 from shared.sandbox.levels import Level
-from shared.statistics.paired import Comparison, compare, within_bounds
+from shared.statistics.paired import Comparison, compare, noise_floor, within_bounds
 
 USAGE_FIELDS = ("prompt_tokens", "completion_tokens", "total_tokens", "cached_tokens")
 
@@ -43,6 +43,7 @@ class Totals(BaseModel):
         incumbent_criteria: of the second model.
         usage: by the name of the model, those that judge among them.
         sandbox: the weakest level that criteria of code ran at, in any attempt; None: none ran.
+        unrepeatable: criteria of code that gave another score the second time, and for how many answers to the first ten items.
     """
 
     done: int = 0
@@ -53,6 +54,7 @@ class Totals(BaseModel):
     incumbent_criteria: dict[str, CriterionTotals] = {}
     usage: dict[str, ModelTotals] = {}
     sandbox: Level | None = None
+    unrepeatable: dict[str, int] = {}
 
     @classmethod
     def of(cls, plan: EvaluationPlan) -> Totals:
@@ -64,12 +66,15 @@ class Totals(BaseModel):
             usage={target.name: ModelTotals() for target in plan.models},
         )
 
-    def add(self, result: ItemResult, judges: dict[str, dict[str, Any]]) -> None:
+    def add(self, result: ItemResult, judges: dict[str, dict[str, Any]], unrepeatable: Sequence[str] = ()) -> None:
         """Count an item.
 
         Args:
             judges: usage of the models that judged it.
+            unrepeatable: criteria of code that gave another score the second time, once for each answer.
         """
+        for name in unrepeatable:
+            self.unrepeatable[name] = self.unrepeatable.get(name, 0) + 1
         self.done += 1
         self.passed += result.status == "pass"
         self.failed += result.status == "fail"
@@ -79,6 +84,8 @@ class Totals(BaseModel):
         if result.incumbent:
             _count(self.incumbent_criteria, result.incumbent.results)
             self._use(result.incumbent)
+        if result.repeated:
+            self._use(result.repeated)
         for model, usage in judges.items():
             self._add_usage(model, usage, int(usage.get("requests", 1)))
 
@@ -100,6 +107,7 @@ class PairedScores:
     Attributes:
         groups: index of each pair's item: the answers to one item are a group.
         unpaired: items of which one model has no score; they are in no comparison.
+        repeated: the incumbent's scores when it was asked once more, where a run did that.
     """
 
     criterion: str
@@ -107,6 +115,12 @@ class PairedScores:
     candidate: list[float]
     groups: list[int]
     unpaired: int
+    repeated: list[float] = field(default_factory=list)
+
+    @property
+    def noise_floor(self) -> float | None:
+        """How far the incumbent's scores differ from its own, per answer: the mean of the absolute differences. None: it was asked once."""
+        return noise_floor(self.incumbent, self.repeated)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,21 +129,20 @@ class RunOutcome:
 
     Attributes:
         pairs: by the criterion's name; empty for a run of one model.
-        unrepeatable: criteria of code that gave another score the second time, and for how many answers to the first ten items.
     """
 
     run_id: str
     totals: Totals
     pairs: dict[str, PairedScores]
     comparisons: dict[str, Comparison]
-    unrepeatable: dict[str, int] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
         """JSON form, as a job's result has it."""
         compared = {name: asdict(comparison) for name, comparison in self.comparisons.items()}
         for name, comparison in compared.items():
             comparison["unpaired"] = self.pairs[name].unpaired
-        facts = {"sandbox": self.totals.sandbox, "unrepeatable": self.unrepeatable}
+            comparison["noise_floor"] = self.pairs[name].noise_floor
+        facts = {"sandbox": self.totals.sandbox, "unrepeatable": self.totals.unrepeatable}
         return {"totals": self.totals.model_dump(mode="json"), "comparisons": compared, **facts}
 
 
@@ -151,10 +164,8 @@ def outcome_of(run_id: str, plan: EvaluationPlan, totals: Totals, results: Itera
                 pair.incumbent.append(both[0])
                 pair.candidate.append(both[1])
                 pair.groups.append(result.item_index)
-    counted = {
-        name: PairedScores(name, pair.incumbent, pair.candidate, pair.groups, unpaired[name])
-        for name, pair in pairs.items()
-    }
+                pair.repeated.extend(both[2:])
+    counted = {name: replace(pair, unpaired=unpaired[name]) for name, pair in pairs.items()}
     comparisons = {
         name: compare(*within_bounds(pair.incumbent, pair.candidate), plan.margin, groups=pair.groups)
         for name, pair in counted.items()
@@ -162,15 +173,16 @@ def outcome_of(run_id: str, plan: EvaluationPlan, totals: Totals, results: Itera
     return RunOutcome(run_id, totals, counted, comparisons)
 
 
-def _scores(criterion: Criterion, number: int, result: ItemResult) -> tuple[float, float] | None:
-    """Scores of incumbent and candidate, from 0 to 1 where the criterion has a range; None: one of them has none."""
-    answers = (result.incumbent, result.answer)
+def _scores(criterion: Criterion, number: int, result: ItemResult) -> tuple[float, ...] | None:
+    """Scores of incumbent and candidate, and of the incumbent asked once more where it was, from 0 to 1 where the criterion has a range;
+    None: one of them has none.
+    """
+    answers = [result.incumbent, result.answer, *filter(None, [result.repeated])]
     found = [answer.results[number] for answer in answers if answer and len(answer.results) > number]
-    if len(found) < 2 or any(score.error for score in found):
+    if len(found) < len(answers) or any(score.error for score in found):
         return None
     low, high = criterion.range if isinstance(criterion, ScoreModel) else (0.0, 1.0)
-    old, new = ((score.score - low) / (high - low) for score in found)
-    return old, new
+    return tuple((score.score - low) / (high - low) for score in found)
 
 
 def _count(totals: dict[str, CriterionTotals], results: Sequence[CriterionResult]) -> None:

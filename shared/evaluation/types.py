@@ -177,6 +177,9 @@ class RunExtension(GraderValue):
         None, min_length=1, description="A second model, asked the same with the same seeds, and compared pair by pair."
     )
     samples: int = Field(1, ge=1, le=MAX_SAMPLES, description="Answers to each item, with a seed of their own each.")
+    noise_floor: bool = Field(
+        False, description="Ask the incumbent twice: how far it differs from itself is the run's noise floor."
+    )
     margin: float = Field(
         DEFAULT_MARGIN, ge=0, le=1, description="What the model may lose against the incumbent, in the mean score."
     )
@@ -243,6 +246,7 @@ class ItemResult(BaseModel):
         item_index: of the item in its source, from 0.
         sample_index: of the answer, from 0.
         incumbent: what the second model answered to the same, where a run has one.
+        repeated: what it answered when it was asked once more, where the run wants its noise floor.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -251,6 +255,7 @@ class ItemResult(BaseModel):
     item: dict[str, Any]
     answer: Answer
     incumbent: Answer | None = None
+    repeated: Answer | None = None
 
     @property
     def status(self) -> Literal["pass", "fail", "error"]:

@@ -9,15 +9,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 
+from pydantic import BaseModel
+
 from shared.gates.evidence import Evidence
 from shared.gates.measures import Loss, compared
-from shared.gates.policy import Gate, GatePolicy, RunGate
+from shared.gates.policy import Gate, GatePolicy, RunGate, ShadowGate
 from shared.gates.policy_file import policy_digest
 from shared.gates.receipt import GateCheck, GateRow, GateStatus, PolicyRef, Receipt
 from shared.gates.run_gates import run_parts
+from shared.gates.shadow_gates import shadow_check
 from shared.gates.training_gates import training_check
 from shared.hashing import digest_json
 from shared.sandbox.levels import weakest
+from shared.statistics.multiple import spent_alpha
 from shared.statistics.paired import CONFIDENCE, Status, compare
 
 DECIDING = (GateStatus.FAILED, GateStatus.MISSING_EVIDENCE, GateStatus.PASSED)
@@ -32,13 +36,15 @@ def judge(policy: GatePolicy, evidence: Evidence, name: str = "policy") -> Recei
         evidence: what is known.
         name: that the policy is stored under.
     """
+    alpha = spent_alpha(1 - CONFIDENCE, evidence.attempt) if evidence.attempt else 1 - CONFIDENCE
     gates = dict(policy.gates.configured())
     parts = {row: _parts(row, gate, policy, evidence) for row, gate in gates.items()}
-    together = _judge_together([part for row, gate in gates.items() if gate.block for part in _losses(parts[row])])
+    blocking = [part for row, gate in gates.items() if gate.block for part in _losses(parts[row])]
+    together = _judge_together(blocking, alpha)
     rows = []
     for row, gate in gates.items():
         # A warning is judged alone: it keeps nothing back, so it takes nothing from the gates that do.
-        alone = {} if gate.block else _judge_together(_losses(parts[row]))
+        alone = {} if gate.block else _judge_together(_losses(parts[row]), alpha)
         judged = together | alone
         checks = [judged[id(part)] if isinstance(part, Loss) else part for part in parts[row]]
         rows.append(_row(row, gate, checks, _digest(gate, evidence)))
@@ -51,6 +57,9 @@ def judge(policy: GatePolicy, evidence: Evidence, name: str = "policy") -> Recei
         policy=PolicyRef(name=name, digest=policy_digest(policy)),
         serving_base=evidence.serving_base,
         sandbox=weakest(run.sandbox for run in evidence.runs.values()),
+        attempt=evidence.attempt,
+        alpha=alpha,
+        unrepeatable={name: run.unrepeatable for name, run in evidence.runs.items() if run.unrepeatable},
         overall_passed=all(row.passed for row in rows if row.block),
         gates=tuple(rows),
     )
@@ -61,6 +70,9 @@ def _parts(row: str, gate: Gate, policy: GatePolicy, evidence: Evidence) -> Sequ
         return []
     if isinstance(gate, RunGate):
         return run_parts(row, gate, policy, evidence)
+    if isinstance(gate, ShadowGate):
+        is_left_out = evidence.incumbent is None and policy.without_incumbent == "not_applicable"
+        return [] if is_left_out else [shadow_check(gate, evidence)]
     check = training_check(gate, evidence.training)
     if check is None:
         raise TypeError(f"nothing judges the gate {row}")
@@ -71,7 +83,7 @@ def _losses(parts: Sequence[GateCheck | Loss]) -> list[Loss]:
     return [part for part in parts if isinstance(part, Loss)]
 
 
-def _judge_together(losses: Sequence[Loss]) -> dict[int, GateCheck]:
+def _judge_together(losses: Sequence[Loss], alpha: float) -> dict[int, GateCheck]:
     """Comparisons by Holm's procedure, by their identity: of m, those pass that do at 1 - alpha/m; of the m' that are left, those that do at
     1 - alpha/m'; and so on until none does.
 
@@ -79,7 +91,7 @@ def _judge_together(losses: Sequence[Loss]) -> dict[int, GateCheck]:
     """
     left, found = list(losses), dict[int, GateCheck]()
     while left:
-        confidence = 1 - (1 - CONFIDENCE) / len(left)
+        confidence = 1 - alpha / len(left)
         results = {id(loss): compare(loss.old, loss.new, loss.margin, confidence) for loss in left}
         found |= {id(loss): compared(loss, results[id(loss)], confidence) for loss in left}
         remaining = [loss for loss in left if results[id(loss)].status is not Status.PASSED]
@@ -114,7 +126,11 @@ def _row(name: str, gate: Gate, checks: Sequence[GateCheck], evidence: str | Non
 
 
 def _digest(gate: Gate, evidence: Evidence) -> str | None:
-    known = evidence.runs.get(gate.run or "") if isinstance(gate, RunGate) else evidence.training
+    known: BaseModel | None = evidence.training
+    if isinstance(gate, RunGate):
+        known = evidence.runs.get(gate.run or "")
+    elif isinstance(gate, ShadowGate):
+        known = evidence.shadows.get(gate.eval)
     return digest_json(known.model_dump(mode="json")) if known else None
 
 
@@ -125,4 +141,5 @@ def _valid_until(policy: GatePolicy, evidence: Evidence) -> datetime:
         if template := policy.runs.get(name):
             days = min(policy.max_age_days, template.max_age_days or policy.max_age_days)
             ends.append(run.measured_at + timedelta(days=days))
+    ends += [shadow.last_at + timedelta(days=policy.max_age_days) for shadow in evidence.shadows.values()]
     return min(ends)

@@ -44,12 +44,15 @@ class ScoredAnswer(Evidenced):
 
 
 class AnswerPair(Evidenced):
-    """Two models' answers to one item, drawn with the same seeds. ``incumbent`` is empty where nothing is compared."""
+    """Two models' answers to one item, drawn with the same seeds. ``incumbent`` is empty where nothing is compared, ``repeated`` where
+    the incumbent was not asked once more.
+    """
 
     item_index: int
     context: str | None = Field(None, description="`item.context`, by which `per_context` tells items apart.")
     candidate: tuple[ScoredAnswer, ...] = Field(min_length=1)
     incumbent: tuple[ScoredAnswer, ...] = ()
+    repeated: tuple[ScoredAnswer, ...] = ()
 
 
 class RunScores(Evidenced):
@@ -64,6 +67,20 @@ class RunScores(Evidenced):
     sandbox: Level | None = Field(
         None, description="Weakest level that criteria of code ran at; None: there were none."
     )
+    unrepeatable: dict[str, int] = Field(
+        {}, description="Criteria of code that gave another score the second time, and for how many answers."
+    )
+
+
+class ShadowCounts(Evidenced):
+    """What came of copies of real requests: how often one answer passed the eval's criteria and the other did not."""
+
+    wins: int = Field(ge=0)
+    losses: int = Field(ge=0)
+    ties: int = Field(ge=0)
+    errored: int = Field(ge=0)
+    last_error: str | None = None
+    last_at: datetime
 
 
 class AdapterRef(Evidenced):
@@ -87,6 +104,9 @@ class Evidence(Evidenced):
         compared_with: id of the incumbent, or name of the base for a new alias; None: nothing was compared.
         runs: by the policy's name for them; what could not be run is not there.
         missing: why a run is not there, by its name.
+        shadows: what came of copies of real requests for the alias, by the eval that judged them.
+        attempt: how many receipts under this policy, this one included, there are of this adapter beside this incumbent, where a run
+            draws new answers each time; else 0: the same answers are judged again.
     """
 
     adapter: AdapterRef
@@ -97,6 +117,8 @@ class Evidence(Evidenced):
     training: TrainingReport | None = None
     runs: dict[str, RunScores] = {}
     missing: dict[str, str] = {}
+    shadows: dict[str, ShadowCounts] = {}
+    attempt: int = Field(0, ge=0)
 
     @model_validator(mode="after")
     def _runs_are_of_these_models(self) -> Evidence:

@@ -11,7 +11,7 @@ from shared.gates.evidence import AnswerPair, RunScores, ScoredAnswer
 from shared.gates.receipt import GateCheck, GateStatus
 from shared.graders.pass_at_k import pass_at_k
 from shared.statistics.exact import wilson_interval
-from shared.statistics.paired import Comparison, Status
+from shared.statistics.paired import Comparison, Status, noise_floor
 
 MOST_ERRORS = 0.1
 """With a larger share of answers that are not there or could not be judged, a run is no evidence of anything."""
@@ -27,12 +27,14 @@ class Loss:
     Attributes:
         old, new: scores of the items, in the same order.
         margin: what the mean may lose.
+        noise_floor: how far the incumbent's items differ from its own, where it was asked twice.
     """
 
     measure: str
     old: tuple[float, ...]
     new: tuple[float, ...]
     margin: float
+    noise_floor: float | None = None
 
 
 def against(measure: str, relation: Literal["at_least", "at_most"], value: float | None, bound: float) -> GateCheck:
@@ -80,7 +82,8 @@ def loss_of(measure: str, pairs: Sequence[AnswerPair], of_item: Measure, margin:
     """A comparison of both models' items. Where an answer has no score it counts against the candidate, on either side."""
     old = tuple(of_item(pair.incumbent, True) for pair in pairs)
     new = tuple(of_item(pair.candidate, False) for pair in pairs)
-    return Loss(measure, old, new, margin)
+    again = [of_item(pair.repeated, True) for pair in pairs if pair.repeated]
+    return Loss(measure, old, new, margin, noise_floor(old, again))
 
 
 def compared(loss: Loss, found: Comparison, confidence: float) -> GateCheck:
@@ -93,7 +96,7 @@ def compared(loss: Loss, found: Comparison, confidence: float) -> GateCheck:
     if found.interval:
         lost = max(0.0, -found.interval[0])
         shown = f"a loss of more than {lost:.3g} is excluded" if found.status is Status.PASSED else found.reason
-        message = f"{moved}: {shown}; {allowed}{needed}"
+        message = f"{moved}: {shown}; {allowed}{needed}{_noise(loss, found)}"
     return GateCheck(
         measure=loss.measure,
         status=status,
@@ -106,8 +109,17 @@ def compared(loss: Loss, found: Comparison, confidence: float) -> GateCheck:
         confidence=confidence,
         p_value=found.p_value,
         smallest_visible=found.smallest_visible,
+        noise_floor=loss.noise_floor,
         items_needed=found.items_needed,
     )
+
+
+def _noise(loss: Loss, found: Comparison) -> str:
+    """What a difference is worth beside that of the incumbent from itself; empty where that is not known or is smaller."""
+    floor = loss.noise_floor
+    if not floor or found.difference is None or abs(found.difference) > floor:
+        return ""
+    return f"; the incumbent differs from itself by {floor:.3g}, so this difference is noise"
 
 
 def missing(

@@ -9,7 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    StringConstraints,
+    model_serializer,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
 GateName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$")]
@@ -18,6 +26,11 @@ Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Margin = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
 LEAST_ITEMS = 20
 """A rate of fewer items is no evidence: at 20, Wilson's interval of a rate of .9 begins at .70."""
+
+
+def without_later(fields: dict[str, Any], later: dict[str, Any]) -> dict[str, Any]:
+    """Fields but for those that came after policies were first stored and have their defaults: so what asks the same keeps its digest."""
+    return {name: value for name, value in fields.items() if name not in later or value != later[name]}
 
 
 class Closed(BaseModel):
@@ -39,8 +52,15 @@ class RunTemplate(Closed):
     temperature: float = Field(0.0, ge=0, le=2)
     seed: int = Field(1337, ge=0, le=2**31 - 1)
     samples: int = Field(1, ge=1, le=64, description="Answers to each item.")
+    noise_floor: bool = Field(
+        False, description="Ask the incumbent twice, so that the receipt says how far it differs from itself."
+    )
     max_completion_tokens: int = Field(128, ge=1)
     max_age_days: Positive | None = Field(None, description="Of this run, where less than the policy's own.")
+
+    @model_serializer(mode="wrap")
+    def _later_fields_only_where_given(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return without_later(dump(self), {"noise_floor": False})
 
     @model_validator(mode="after")
     def _answers_can_differ(self) -> RunTemplate:
@@ -86,6 +106,17 @@ class ModalMix(Gate):
 
     block: bool = False
     max_voice_fraction: Share = 0.30
+
+
+class ShadowGate(Gate):
+    """On copies of real requests the candidate's answers are not worse than those that the callers got."""
+
+    eval: Annotated[str, StringConstraints(min_length=1, max_length=40)] = Field(
+        description="Id of the eval that judges the copies, as the alias's shadow names it."
+    )
+    max_loss: Annotated[float, Field(gt=0, lt=1, allow_inf_nan=False)] = Field(
+        0.05, description="What it may lose: its losses less its wins, per request."
+    )
 
 
 class RunGate(Gate):
@@ -191,6 +222,11 @@ class Gates(Closed):
     anti_stub: AntiStub | None = None
     review_recurrence: ReviewRecurrence | None = None
     evals: dict[GateName, EvalGate] = {}
+    shadow: ShadowGate | None = None
+
+    @model_serializer(mode="wrap")
+    def _later_fields_only_where_given(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return without_later(dump(self), {"shadow": None})
 
     def configured(self) -> Iterator[tuple[str, Gate]]:
         """Every gate that is in the file, with the name of its row: `throughput`, `per_context.web`, `evals.quality`."""

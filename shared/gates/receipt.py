@@ -35,6 +35,7 @@ class GateCheck(Recorded):
             be above -bound.
         interval: of `value`: Wilson's of a rate, 95 %, two-sided; of a difference BCa, each end at `confidence`.
         smallest_visible: the smallest loss that so many items show with a power of .8.
+        noise_floor: how far the incumbent differs from itself, by the mean of the absolute differences; None: it was asked once.
         items_needed: how many items would decide; only where these are too few.
     """
 
@@ -49,6 +50,7 @@ class GateCheck(Recorded):
     confidence: float | None = None
     p_value: float | None = None
     smallest_visible: float | None = None
+    noise_floor: float | None = None
     items_needed: int | None = None
 
 
@@ -90,6 +92,11 @@ class Receipt(Recorded):
         valid_until: when it can move an alias no longer: how old it is counts from its oldest run, not from the judgement.
         incumbent: the adapter that the alias pointed to; None: to none.
         compared_with: the incumbent's id, or the base's name; None: nothing was compared.
+        sandbox: the weakest level that criteria of code ran at; None: there were none.
+        attempt: the how manieth receipt under this policy it is of this adapter beside this incumbent, where each draws new answers; 0: none
+            does, so that repeating it is no new chance.
+        alpha: what all blocking comparisons together may err by: smaller with each attempt, so that all attempts together stay within .05.
+        unrepeatable: criteria of code that gave another score the second time, and for how many answers, by the policy's run.
         overall_passed: no gate with `block` stands in the way.
     """
 
@@ -103,5 +110,8 @@ class Receipt(Recorded):
     policy: PolicyRef
     serving_base: ServedBaseRef | None
     sandbox: str | None
+    attempt: int = 0
+    alpha: float = 0.05
+    unrepeatable: dict[str, dict[str, int]] = {}
     overall_passed: bool
     gates: tuple[GateRow, ...] = Field(min_length=1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from shared.gates.evidence import AnswerPair, Evidence, RunScores
@@ -83,7 +83,7 @@ def _part(question: Question, pairs: Sequence[AnswerPair], gate: RunGate) -> Gat
             question.measure, "loss_at_most", question.bound, "the mean score was 0 before, so no loss can be seen"
         )
     # Its bound is a share of what was there before.
-    return Loss(loss.measure, loss.old, loss.new, question.bound * before)
+    return replace(loss, margin=question.bound * before)
 
 
 def _unusable(gate: RunGate, run: RunScores, policy: GatePolicy, questions: Sequence[Question]) -> str | None:

@@ -40,6 +40,9 @@ from shared.sandbox.client import Sandbox
 
 Item = Mapping[str, Any]
 Sample = Mapping[str, Any]
+OF_THE_ANSWER = frozenset({Code.GRADER_SAMPLE_INVALID, Code.GRADER_FAILED, Code.GRADER_TIMEOUT})
+"""Why a criterion has no score when the answer is to blame: it has failed. Code that raises or takes too long counts so, as it does at
+OpenAI: else an answer that makes a grader run without end would be in no comparison."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,6 @@ from shared.sandbox.environment import environment
 from shared.sandbox.levels import Level, Limits
 
 START_SECONDS = 30.0
-_TMPFS_BYTES = 1 << 30
 _MAX_HELLO_BYTES = 4096
 
 
@@ -56,7 +55,7 @@ class ForkServer:
         command = [sys.executable, "-s", "-P", "-m", "shared.sandbox", config]
         wrap = self._level == "bubblewrap"
         return subprocess.Popen(
-            bubblewrap.wrapped(command, environment(), info, _TMPFS_BYTES) if wrap else command,
+            bubblewrap.wrapped(command, environment(), info, limits.tmpfs_bytes) if wrap else command,
             stdin=control.fileno(),
             stdout=subprocess.DEVNULL,
             stderr=self._log,

@@ -68,8 +68,11 @@ class Sandbox:
         if report.level is None:
             raise unavailable(report)
         if limits is None:
+            most = Limits()
             each = max(LEAST_MEMORY_BYTES, available_memory() // (2 * (share or parallel)))
-            limits = Limits(memory_bytes=min(Limits().memory_bytes, each))
+            # Of sandboxes with one file system each that share the memory, all file systems together are no larger than one.
+            folder = most.tmpfs_bytes * parallel // max(share or parallel, parallel)
+            limits = Limits(memory_bytes=min(most.memory_bytes, each), tmpfs_bytes=min(folder, each * parallel))
         sandbox = cls(report.level, limits, parallel)
         sandbox.start()
         return sandbox

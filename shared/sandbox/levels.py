@@ -31,6 +31,7 @@ class Limits:
         file_bytes: of one file; files may take ``files`` times as much together.
         files: open at once.
         threads: of one item, where they are counted for it alone; else none can be started.
+        tmpfs_bytes: of the file system that all items of a sandbox have at the level bubblewrap, which is memory.
     """
 
     wall_seconds: float = 120.0
@@ -38,6 +39,7 @@ class Limits:
     file_bytes: int = 16 << 20
     files: int = 64
     threads: int = 64
+    tmpfs_bytes: int = 1 << 30
 
     @property
     def folder_bytes(self) -> int:

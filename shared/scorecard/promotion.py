@@ -18,6 +18,8 @@ from shared.scorecard.records import ScorecardEvent
 from shared.scorecard.spec import ConditionId, ScorecardCondition, ScorecardSpec, ScorecardValue
 
 MIN_CYCLES, MAX_CYCLES = 2, 16
+MAX_EVENTS = 16_000
+"""Of all cycles together: four whole ones of the largest packs, or more of smaller ones."""
 Verdict = Literal["eligible", "not_eligible", "insufficient_evidence"]
 
 
@@ -27,7 +29,7 @@ class PromotionCycle(ScorecardValue):
     spec: ScorecardSpec
     candidate: ConditionId = Field(description="The condition that is to take the place.")
     incumbent: ConditionId = Field(description="The condition that has it.")
-    events: Annotated[list[ScorecardEvent], Field(min_length=1, max_length=20_000)] = Field(
+    events: Annotated[list[ScorecardEvent], Field(min_length=1, max_length=MAX_EVENTS)] = Field(
         description="Lines of events.all.jsonl. Those of other conditions are not used."
     )
 

@@ -13,6 +13,7 @@ import random
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
+from shared.statistics.exact import wilson_interval
 from shared.statistics.resampling import RESAMPLES, SEED, bca_ends
 
 
@@ -47,6 +48,31 @@ def clustered_standard_error(values: Sequence[float], groups: Sequence[Hashable]
         raise ValueError("an error needs two groups")
     spread = math.fsum(value**2 for value in _influences(clusters))
     return math.sqrt(len(clusters) / (len(clusters) - 1) * spread) / len(values)
+
+
+def clustered_rate_interval(
+    passed: Sequence[bool], groups: Sequence[Hashable], confidence: float = 0.95
+) -> tuple[float, float]:
+    """Wilson's two-sided interval of a rate whose answers come in groups: of as many answers as would scatter as much by themselves.
+
+    Where all pass or none does nothing scatters, and each group counts as one.
+
+    Source: Korn and Graubard, "Confidence intervals for proportions with small expected number of positive counts estimated from survey
+    data" (1998), with Wilson's interval in place of the exact one.
+
+    Raises:
+        ValueError: there are no answers.
+    """
+    values, count = [float(value) for value in passed], len(set(groups))
+    if not values:
+        raise ValueError("a rate needs items")
+    rate, effective = math.fsum(values) / len(values), float(count)
+    if count > 1 and 0 < rate < 1 and (error := clustered_standard_error(values, groups)):
+        # No more than there are answers: chance may scatter them less than if each stood alone.
+        effective = min(float(len(values)), rate * (1 - rate) / error**2)
+    if count == len(values):
+        effective = float(count)
+    return wilson_interval(rate * effective, effective, confidence)
 
 
 def cluster_bca_interval(

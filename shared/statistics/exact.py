@@ -16,15 +16,15 @@ def mcnemar_p_value(losses: int, wins: int) -> float:
     return min(1.0, float(2 * tail / 2**total))
 
 
-def wilson_interval(passed: int, items: int, confidence: float = 0.95) -> tuple[float, float]:
-    """Wilson's two-sided interval of a rate.
+def wilson_interval(passed: float, items: float, confidence: float = 0.95) -> tuple[float, float]:
+    """Wilson's two-sided interval of a rate. Items that say less than their number may be given as fewer, such as 12.5.
 
     Source: Wilson, "Probable inference, the law of succession, and statistical inference" (1927).
 
     Raises:
         ValueError: there are no items.
     """
-    if items < 1:
+    if items <= 0:
         raise ValueError("a rate needs items")
     z, rate = _NORMAL.inv_cdf((1 + confidence) / 2), passed / items
     scale = 1 + z * z / items

@@ -2,7 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+
+
+def spent_alpha(alpha: float, attempt: int) -> float:
+    """What a test may err by when it is made for the how manieth time, so that all times together err by at most alpha, however often it is
+    repeated: ``alpha · 6 / (π² k²)``.
+
+    Source: Foster and Stine, "Alpha-investing" (2008), whose plain spending this is; the sum is Basel's.
+
+    Raises:
+        ValueError: there is no such attempt.
+    """
+    if attempt < 1:
+        raise ValueError("attempts count from 1")
+    return alpha * 6 / (math.pi * attempt) ** 2
 
 
 def holm_adjusted(p_values: Sequence[float]) -> list[float]:

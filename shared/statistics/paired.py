@@ -103,6 +103,15 @@ def compare(
     )
 
 
+def noise_floor(first: Sequence[float], again: Sequence[float]) -> float | None:
+    """How far a model's scores differ from its own when it is asked twice: the mean of the absolute differences, which no difference of
+    its two means exceeds. None: it was asked once, or not for every item.
+    """
+    if not first or len(first) != len(again):
+        return None
+    return math.fsum(abs(after - before) for before, after in zip(first, again, strict=True)) / len(first)
+
+
 def within_bounds(old: Sequence[float], new: Sequence[float]) -> tuple[list[float], list[float]]:
     """Scores as :func:`compare` takes them: where some leave 0 to 1, the smallest to the largest becomes that."""
     scores = [*old, *new]

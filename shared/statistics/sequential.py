@@ -3,6 +3,9 @@
 Wins and losses are the items on which the two models differ. While the new model is no worse, the e-value is a
 supermartingale that begins at 1: that it ever reaches 1/alpha has at most the chance alpha, however often and
 whenever it is looked at (Ville's inequality).
+
+The other direction, that it loses at most a margin more often than it wins, is a bet on each item against that it loses more; the
+wealth of the bets is an e-value likewise, and the margins that they refute make an interval that holds at every look.
 """
 
 from __future__ import annotations
@@ -11,6 +14,8 @@ import math
 
 MAX_TERMS = 10_000
 _TINY = 1e-300
+STAKES = (0.9, 0.75, *(0.5**power for power in range(1, 10)))
+"""Shares of the largest bet that cannot ruin: small ones gain where losses are frequent, large ones where there are none."""
 
 
 def log_e_value(losses: int, wins: int) -> float:
@@ -38,6 +43,48 @@ def log_e_value(losses: int, wins: int) -> float:
 def is_worse(losses: int, wins: int, alpha: float = 0.05) -> bool:
     """Whether the new model is shown to be worse. Stop at the first look that says so: later ones may not."""
     return log_e_value(losses, wins) >= -math.log(alpha)
+
+
+def log_e_within(losses: int, wins: int, ties: int, margin: float) -> float:
+    """The natural logarithm of the e-value against "it loses more than a margin": that the mean of -1 for a loss, 0 for a tie and 1
+    for a win is at most -margin.
+
+    The mean of ``Π (1 + λ (x + margin))`` over several bets λ, each below ``1 / (1 - margin)``, so that none can lose all.
+
+    Source: Waudby-Smith and Ramdas, "Estimating means of bounded random variables by betting" (2024).
+
+    Args:
+        margin: above -1 and below 1; a negative one asks for a gain.
+
+    Raises:
+        ValueError: a count is negative, or the margin is not between -1 and 1.
+    """
+    if min(losses, wins, ties) < 0 or not -1 < margin < 1:
+        raise ValueError("losses, wins and ties are counts, and a margin lies between -1 and 1")
+    logs = []
+    for stake in STAKES:
+        bet = stake / (1 - margin)
+        won, tied, lost = math.log1p(bet * (1 + margin)), math.log1p(bet * margin), math.log1p(-stake)
+        logs.append(wins * won + ties * tied + losses * lost)
+    highest = max(logs)
+    return highest + math.log(math.fsum(math.exp(log - highest) for log in logs) / len(logs))
+
+
+def anytime_interval(losses: int, wins: int, ties: int, alpha: float = 0.05) -> tuple[float, float]:
+    """What the mean of -1 for a loss, 0 for a tie and 1 for a win lies between: each end holds at every look with 1 - alpha."""
+    return -_least_refuted(losses, wins, ties, alpha), _least_refuted(wins, losses, ties, alpha)
+
+
+def _least_refuted(losses: int, wins: int, ties: int, alpha: float) -> float:
+    """The least margin that is shown not to be lost; 1 where none is. The e-value grows with the margin."""
+    low, high = -1.0, 1.0
+    for _ in range(40):
+        middle = (low + high) / 2
+        if log_e_within(losses, wins, ties, middle) >= -math.log(alpha):
+            high = middle
+        else:
+            low = middle
+    return high
 
 
 def _continued_fraction(a: float, b: float) -> float:

@@ -84,6 +84,20 @@ def test_attempt_after_one_that_met_a_full_disk_goes_on(
     assert result(second) == result(whole)
 
 
+def test_run_whose_last_checkpoint_finds_no_room_is_complete(tiny, tmp_path, monkeypatch) -> None:
+    """The adapter is on the disk by then, and the checkpoint is there for a kill alone."""
+    run = tiny.plan_run(tmp_path, exec={"epochs": 1, "checkpoint_every": 0})
+    whole = tiny.train(run, tmp_path / "whole")
+    full = FullOnce(worker.training.checkpoint.save_file, 1, SafetensorError(NO_SPACE))
+    monkeypatch.setattr(worker.training.checkpoint, "save_file", full)
+    run_dir = tmp_path / "attempt-0001"
+    run_dir.mkdir()
+    assert run_engine(lambda: tiny.train(run, run_dir), run_dir) == 0
+    assert full._left <= 0, "it was tried"
+    assert result(run_dir) == result(whole)
+    assert read_json(run_dir / SUMMARY_NAME)
+
+
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A disk of a few KiB."""

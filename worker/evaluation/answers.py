@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from shared.checkers.contained import ContainedCheckers
-from shared.errors import Code, InvalidRequest, MensError, NotFound, Unavailable
+from shared.errors import InvalidRequest, MensError, NotFound, Unavailable
 from shared.evaluation.plan import EvaluationPlan, ModelTarget
 from shared.evaluation.prompts import ROUTES, messages_of, read_response, request_of, seed_of
 from shared.evaluation.types import Answer, Criterion, CriterionResult, ItemResult, SourceItem
-from shared.graders.grading import grade, has_code, is_passed, make_sample
+from shared.graders.grading import OF_THE_ANSWER, grade, has_code, is_passed, make_sample
 from shared.graders.model_graders import Ask
 from shared.sandbox.client import Sandbox
 
@@ -19,37 +19,30 @@ Post = Callable[[str, dict[str, Any]], dict[str, Any]]
 """Sends a request to a route and returns the response's object; raises a MensError when there is none."""
 OF_THE_WHOLE = (Unavailable, NotFound)
 """Errors that no item is to blame for: the next one would meet them too."""
-OF_THE_ANSWER = frozenset({Code.GRADER_SAMPLE_INVALID, Code.GRADER_FAILED})
-"""Why a criterion has no score when the answer is to blame: it has failed. Code that raises counts so, as it does at OpenAI."""
-
-
 REPEATED = 10
 """First items whose scores by code are computed twice, to find code that does not give the same every time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tools:
-    """What criteria need besides models: a process that checks code, and one that code runs behind.
-
-    Attributes:
-        repeated: scores of criteria of code that were computed twice, by the criterion's name: whether they were the same.
-    """
+    """What criteria need besides models: a process that checks code, and one that code runs behind."""
 
     checkers: ContainedCheckers
     sandbox: Sandbox | None = None
-    repeated: dict[str, list[bool]] = field(default_factory=dict)
-
-    def unrepeatable(self) -> dict[str, int]:
-        """How many of the scores that were computed twice differ, of the criteria where some do."""
-        return {name: found.count(False) for name, found in self.repeated.items() if False in found}
 
 
 @dataclass(slots=True)
 class Judged:
-    """What came of an item, and what the models that judged it have used, by their names."""
+    """What came of an item.
+
+    Attributes:
+        judges: what the models that judged it have used, by their names.
+        unrepeatable: names of criteria of code that gave an answer another score the second time, once for each answer.
+    """
 
     result: ItemResult
     judges: dict[str, dict[str, Any]] = field(default_factory=dict)
+    unrepeatable: list[str] = field(default_factory=list)
 
 
 def judge_item(
@@ -73,6 +66,7 @@ def judge_item(
         Unavailable, NotFound: what the next item would meet too.
     """
     judges: dict[str, dict[str, Any]] = {}
+    unrepeatable: list[str] = []
 
     def ask(question: dict[str, Any]) -> dict[str, Any]:
         completion = post(ROUTES["chat"], question)
@@ -84,12 +78,13 @@ def judge_item(
             return answer
         sample = answer.sample
         results = [
-            _result(criterion, source.item, sample, ask, tools, is_repeated=item_index < REPEATED)
+            _result(criterion, source.item, sample, ask, tools, unrepeatable if item_index < REPEATED else None)
             for criterion in plan.testing_criteria
         ]
         return answer.model_copy(update={"results": results})
 
-    answers = [_answer(plan, target, post, source.item, sample_index) for target in plan.models]
+    asked = [*plan.models, plan.models[1]] if plan.noise_floor else plan.models
+    answers = [_answer(plan, target, post, source.item, sample_index) for target in asked]
     if not answers:
         answers = [_answer_of_row(source)]
     first, *others = map(judged, answers)
@@ -99,8 +94,9 @@ def judge_item(
         item=source.item,
         answer=first,
         incumbent=others[0] if others else None,
+        repeated=others[1] if len(others) > 1 else None,
     )
-    return Judged(result, judges)
+    return Judged(result, judges, unrepeatable)
 
 
 def _answer(
@@ -142,15 +138,14 @@ def _result(
     sample: Mapping[str, Any],
     ask: Ask,
     tools: Tools,
-    *,
-    is_repeated: bool,
+    unrepeatable: list[str] | None,
 ) -> CriterionResult:
+    """What a criterion gives for an answer. With a list, code is run twice, and its name is added there if the scores differ."""
     try:
         score = grade(criterion, item, sample, ask, tools.checkers, tools.sandbox).score
-        if is_repeated and has_code(criterion):
-            tools.repeated.setdefault(criterion.name, []).append(
-                grade(criterion, item, sample, ask, tools.checkers, tools.sandbox).score == score
-            )
+        if unrepeatable is not None and has_code(criterion):
+            again = grade(criterion, item, sample, ask, tools.checkers, tools.sandbox).score
+            unrepeatable += [criterion.name] if again != score else []
     except OF_THE_WHOLE:
         raise
     except MensError as error:

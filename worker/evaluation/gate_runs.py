@@ -94,6 +94,7 @@ def _run(job: RunningJob, name: str, template: RunTemplate, adapter_id: str, com
         incumbent=compared_with,
         pairs=tuple(answer_pairs(results, spec.testing_criteria)),
         sandbox=outcome.totals.sandbox,
+        unrepeatable=outcome.totals.unrepeatable,
     )
 
 
@@ -114,7 +115,10 @@ def _plan(
         input_messages=prompt,
         sampling_params=sampling,
     )
-    run = RunSpec(data_source=source, mens=RunExtension(incumbent=compared_with, samples=template.samples))
+    run = RunSpec(
+        data_source=source,
+        mens=RunExtension(incumbent=compared_with, samples=template.samples, noise_floor=template.noise_floor),
+    )
     models = [ModelTarget(name=name, served=name) for name in (adapter_id, compared_with) if name]
     items = PlannedItems(file_id=file.id, sha256=file.sha256, count=report.count)
     plan = plan_run(eval_id, spec, run, items, models, template.seed)
@@ -137,6 +141,7 @@ def _pair(results: list[ItemResult], criteria: list[Criterion]) -> AnswerPair:
         context=context if isinstance(context, str) else None,
         candidate=tuple(_scored(result.answer, criteria) for result in results),
         incumbent=tuple(_scored(result.incumbent, criteria) for result in results if result.incumbent),
+        repeated=tuple(_scored(result.repeated, criteria) for result in results if result.repeated),
     )
 
 

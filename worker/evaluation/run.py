@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
 
@@ -21,7 +20,7 @@ from shared.database.evaluation.items import EvalItems, NewItem
 from shared.database.keys import Keys
 from shared.database.leases import Lease, Leases
 from shared.database.tenancy import Role
-from shared.errors import Code, JobFailed, LeaseLost, Unavailable
+from shared.errors import Code, JobFailed, LeaseLost, NotFound, Unavailable
 from shared.evaluation.items import read_items
 from shared.evaluation.plan import EvaluationPlan
 from shared.evaluation.results import RunOutcome, Totals, outcome_of
@@ -79,7 +78,6 @@ def evaluate_model(attempt: RunningJob, plan: EvaluationPlan, run_id: str) -> Ru
     """
     items = EvalItems(attempt.leases.database)
     progress = _Progress(attempt, plan, run_id, items)
-    unrepeatable: dict[str, int] = {}
     if plan.answers > progress.totals.done:
         with (
             _open_door(attempt, plan) as door,
@@ -92,9 +90,8 @@ def evaluate_model(attempt: RunningJob, plan: EvaluationPlan, run_id: str) -> Ru
             tools = Tools(checkers, sandbox)
             judge = partial(judge_item, plan, door.post, tools)
             _judge_all(attempt, judge, plan.samples, door, todo, progress)
-            unrepeatable = tools.unrepeatable()
     results = (ItemResult.model_validate(item.result) for item in items.all(run_id))
-    return replace(outcome_of(run_id, plan, progress.totals, results), unrepeatable=unrepeatable)
+    return outcome_of(run_id, plan, progress.totals, results)
 
 
 class _Progress:
@@ -110,7 +107,7 @@ class _Progress:
     def add(self, position: int, judged: Judged) -> None:
         """Count a result, which is stored with the next ones."""
         result = judged.result
-        self.totals.add(result, judged.judges)
+        self.totals.add(result, judged.judges, judged.unrepeatable)
         stored = result.model_dump(mode="json")
         self._waiting.append(NewItem(position=position, status=result.status, result=stored))
 
@@ -286,5 +283,5 @@ def _open_door(attempt: RunningJob, plan: EvaluationPlan) -> Iterator[FrontDoor]
         with FrontDoor(url, secret, threads) as door:
             yield door
     finally:
-        with suppress(Unavailable):  # then the sweep does it
+        with suppress(Unavailable, NotFound):  # then the sweep does it, or has done it
             Keys(attempt.leases.database).revoke(key.id)

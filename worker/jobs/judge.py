@@ -8,16 +8,18 @@ from pydantic import BaseModel, ConfigDict
 
 from shared.database.adapters import Adapter, Adapters, NewAdapter
 from shared.database.gates.policies import Policies, PolicyName
-from shared.database.gates.receipts import NewReceipt, StoredReceipt
+from shared.database.gates.receipts import NewReceipt, Receipts, StoredReceipt
+from shared.database.gates.shadow_comparisons import ShadowComparisons, ShadowPair
 from shared.database.job_states import Stage
 from shared.database.jobs import Jobs
 from shared.database.names.aliases import Aliases
 from shared.database.names.move_evidence import WITH_EVIDENCE, Terms
 from shared.database.records import NewEvent
-from shared.errors import JobFailed, NotFound, Unavailable
+from shared.errors import JobFailed, MensError, NotFound, Unavailable
 from shared.gates.evaluate import judge
-from shared.gates.evidence import AdapterRef, Evidence, ServedBaseRef, TrainingReport
-from shared.gates.policy import GatePolicy
+from shared.gates.evidence import AdapterRef, Evidence, ServedBaseRef, ShadowCounts, TrainingReport
+from shared.gates.policy import GatePolicy, ShadowGate
+from shared.gates.policy_file import policy_digest
 from shared.gates.receipt import Receipt
 from shared.replicas import discover
 from worker.evaluation.gate_runs import run_policy
@@ -79,6 +81,8 @@ def judge_adapter(attempt: Attempt, adapter_id: str, alias: str, policy: PolicyN
         training=training_report(Jobs(database, tenant), adapter),
         runs=runs,
         missing=missing,
+        shadows=_shadows(attempt, asked, alias, incumbent, adapter),
+        attempt=_attempt_number(attempt, asked, adapter, incumbent),
     )
     receipt = attempt.leases.add_receipt(attempt.lease, _new(judge(asked, evidence, policy.name)))
     attempt.report(events=_events(receipt))
@@ -97,7 +101,8 @@ def judge_for_alias(
         result: what the job came to until now, which gates on training read.
 
     Returns:
-        the job's result, with the receipt if there is one, and what the job brings to the move.
+        the job's result, with the receipt if there is one, and what the job brings to the move. Where judging was held up as often as a job
+        may fail, there is none, and the result's ``judging_error`` says why.
 
     Raises:
         MensError: see :func:`judge_adapter`.
@@ -105,9 +110,17 @@ def judge_for_alias(
     governed = Aliases(attempt.leases.database, attempt.lease.job.tenant).governing(alias).policy if alias else None
     if alias is None or governed is None:
         return result, WITH_EVIDENCE
-    attempt.leases.publish(attempt.lease, adapters, result)
+    is_last = attempt.leases.publish(attempt.lease, adapters, result)
     final = next(adapter for adapter in adapters if adapter.final)
-    receipt = judge_adapter(attempt, final.id, alias, governed.policy)
+    try:
+        receipt = judge_adapter(attempt, final.id, alias, governed.policy)
+    except MensError as error:
+        # The adapter is there, whatever holds up its judgement: the job has what it was made for, and its alias waits for a receipt.
+        if not (is_last and error.retryable):
+            raise
+        said = f"{final.id} is published and was not judged: {error} Judge it: mens receipts create {final.id} --alias {alias}."
+        attempt.report(events=[NewEvent(level="warn", message=said[:2000], data={"error": error.as_dict()})])
+        return result | {"judging_error": error.as_dict()}, served_terms(attempt)
     return result | receipt_result(receipt), served_terms(attempt)
 
 
@@ -159,6 +172,31 @@ def training_report(jobs: Jobs, adapter: Adapter) -> TrainingReport | None:
 def _incumbent(attempt: Attempt, alias: str, adapters: Adapters) -> Adapter | None:
     incumbent = Aliases(attempt.leases.database, attempt.lease.job.tenant).governing(alias).incumbent
     return adapters.get(incumbent) if incumbent else None
+
+
+def _shadows(
+    attempt: Attempt, policy: GatePolicy, alias: str, incumbent: Adapter | None, adapter: Adapter
+) -> dict[str, ShadowCounts]:
+    """What came of copies of the tenant's requests for the alias, by the evals that gates name."""
+    comparisons = ShadowComparisons(attempt.leases.database, attempt.lease.job.tenant)
+    found: dict[str, ShadowCounts] = {}
+    for _, gate in policy.gates.configured():
+        if isinstance(gate, ShadowGate) and incumbent is not None:
+            pair = ShadowPair(alias=alias, incumbent_id=incumbent.id, candidate_id=adapter.id, eval_id=gate.eval)
+            if comparison := comparisons.find(pair):
+                found[gate.eval] = ShadowCounts.model_validate(
+                    comparison.model_dump(include=set(ShadowCounts.model_fields))
+                )
+    return found
+
+
+def _attempt_number(attempt: Attempt, policy: GatePolicy, adapter: Adapter, incumbent: Adapter | None) -> int:
+    """The how manieth receipt of the pair under a policy this is, where runs draw answers by chance; 0 where none does."""
+    wanted = {getattr(gate, "run", None) for _, gate in policy.gates.configured() if gate.applies}
+    if not any(template.temperature > 0 for name, template in policy.runs.items() if name in wanted):
+        return 0
+    found = Receipts(attempt.leases.database, attempt.lease.job.tenant)
+    return 1 + found.count(adapter.id, adapter.digest, incumbent.digest if incumbent else None, policy_digest(policy))
 
 
 def _new(receipt: Receipt) -> NewReceipt:

@@ -6,18 +6,19 @@ from typing import Annotated
 
 from anyio import CapacityLimiter, to_thread
 from fastapi import APIRouter
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic_core import PydanticCustomError
 
 from api.web.auth import TRAINER
 from api.web.tenant_rates import GRADER_LIMIT
 from api.web.tenant_view import TenantView, TenantViewDep
 from shared.contract.sections import Name
-from shared.scorecard.promotion import MAX_CYCLES, PromotionCycle, PromotionResult, evaluate_promotion
+from shared.scorecard.promotion import MAX_CYCLES, MAX_EVENTS, PromotionCycle, PromotionResult, evaluate_promotion
 
 router = APIRouter(tags=["promotions"], dependencies=[*TRAINER, GRADER_LIMIT])
 
 RUNS_AT_ONCE = CapacityLimiter(2)
-"""An evaluation computes intervals for a second or two; more at once would take the time of other requests."""
+"""An evaluation computes intervals for up to ten seconds, in steps of milliseconds; more at once would take the time of other requests."""
 
 
 class EvaluatePromotion(BaseModel):
@@ -28,6 +29,21 @@ class EvaluatePromotion(BaseModel):
         None, description="The alias that it is about: the incumbent of one cycle has to be what it points to now."
     )
     cycles: Annotated[list[PromotionCycle], Field(min_length=1, max_length=MAX_CYCLES)]
+
+    @field_validator("cycles", mode="before")
+    @classmethod
+    def _are_not_too_many_events(cls, cycles: object) -> object:
+        # Before any is read: to read and compare them takes the interpreter's time from other requests.
+        events = (
+            [cycle.get("events") for cycle in cycles if isinstance(cycle, dict)] if isinstance(cycles, list) else []
+        )
+        if (count := sum(len(found) for found in events if isinstance(found, list))) > MAX_EVENTS:
+            raise PydanticCustomError(
+                "too_many_events",
+                "the cycles have {count} events together; at most {most} are taken: send those of the two conditions alone",
+                {"count": count, "most": MAX_EVENTS},
+            )
+        return cycles
 
 
 @router.post("/v1/promotions:evaluate")

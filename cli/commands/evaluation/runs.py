@@ -6,7 +6,7 @@ import dataclasses
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -55,6 +55,12 @@ def run(
     samples: Annotated[
         int, typer.Option(min=1, max=64, help="Answers to each item; more than one needs a temperature.")
     ] = 1,
+    noise_floor: Annotated[
+        bool,
+        typer.Option(
+            "--noise-floor", help="With --against: ask that one twice, to see how far it differs from itself."
+        ),
+    ] = False,
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first so many items.")] = None,
     margin: Margin = 0.03,
     worst: Shown = SHOWN_ITEMS,
@@ -98,9 +104,11 @@ def run(
         fail_with(error)
     if samples > 1 and not evaluation.sampling.get("temperature"):
         fail("at temperature 0 all answers to an item are the same; give --temperature with --samples.")
+    if noise_floor and not against:
+        fail("--noise-floor asks the model of --against twice; give that too.")
     for name in filter(None, (model, against)):
         base_of(name)
-    request = api.RunRequest(evaluation, model, against, samples, margin)
+    request = api.RunRequest(evaluation, model, against, samples, margin, noise_floor)
     note(_cost(request))
     if not yes:
         if wants_json() or not sys.stdin.isatty():
@@ -198,7 +206,7 @@ def _with_options(
 
 def _cost(request: api.RunRequest) -> str:
     """What a run takes, in one sentence."""
-    answers = len(request.file.items) * request.samples * (2 if request.against else 1)
+    answers = len(request.file.items) * request.samples * request.answers_to_each
     judges = request.requests - answers
     parts = [f"{len(request.file.items)} items, {answers} answers"]
     parts += (
@@ -245,7 +253,8 @@ def _print(run: dict[str, Any], margin: float | None, worst: int, *, as_json: bo
             print_run(run, items, worst)
         return
     bound = float(run["mens"]["margin"]) if margin is None else margin
-    _end_with(pairs, second, str(run["model"]), bound, worst, as_json=as_json, is_whole=is_whole)
+    floors = {name: found.get("noise_floor") for name, found in run["mens"]["comparisons"].items()}
+    _end_with(pairs, second, str(run["model"]), bound, worst, floors, as_json=as_json, is_whole=is_whole)
 
 
 def _is_whole(run: dict[str, Any]) -> bool:
@@ -256,13 +265,24 @@ def _is_whole(run: dict[str, Any]) -> bool:
     return False
 
 
-def _end_with(pairs: Pairs, old: str, new: str, margin: float, worst: int, *, as_json: bool, is_whole: bool) -> None:
+def _end_with(
+    pairs: Pairs,
+    old: str,
+    new: str,
+    margin: float,
+    worst: int,
+    noise_floors: Mapping[str, float | None] | None = None,
+    *,
+    as_json: bool,
+    is_whole: bool,
+) -> None:
     if as_json:
         found = pairs.comparisons(margin)
-        comparisons = {name: comparison_as_json(one) for name, one in found.items()}
+        floors = noise_floors or {}
+        comparisons = {name: comparison_as_json(one) | {"noise_floor": floors.get(name)} for name, one in found.items()}
         printed = {"old": old, "new": new, "margin": margin, "unpaired": pairs.unpaired, "comparisons": comparisons}
         typer.echo(json.dumps(printed, indent=2))
         is_shown = bool(found) and all(one.status == "passed" for one in found.values())
     else:
-        is_shown = print_comparison(old, new, pairs, margin, worst)
+        is_shown = print_comparison(old, new, pairs, margin, worst, noise_floors)
     raise typer.Exit(0 if is_shown and is_whole else 1)

@@ -10,7 +10,7 @@ from sqlalchemy import and_, or_, select
 from sqlalchemy.orm import Session
 
 from shared.database.connection import Database
-from shared.database.evaluation.runs import delete_runs, unfinished_run
+from shared.database.evaluation.runs import delete_runs, runs_of_others, unfinished_run
 from shared.database.records import Value, new_id
 from shared.database.tables import EvalRow
 from shared.database.tenancy import SHARED, TenantName, check_owner, visible_to
@@ -118,10 +118,18 @@ class Evals:
         """Delete an eval with its runs and what came of their items; the jobs that carried them out stay.
 
         Raises:
-            NotFound: ``EVAL_NOT_FOUND``. Forbidden: ``TENANT_FORBIDDEN``. Conflict: ``EVAL_IN_USE`` by a run that has not ended.
+            NotFound: ``EVAL_NOT_FOUND``. Forbidden: ``TENANT_FORBIDDEN``. Conflict: ``EVAL_IN_USE`` by a run that has not ended, or by runs
+                of other tenants, which are not its owner's to delete.
         """
         with self._db.write() as session:
             row = self._own_row(session, eval_id)
+            if others := runs_of_others(session, row.id, self._tenant):
+                raise Conflict(
+                    Code.EVAL_IN_USE,
+                    f"Other tenants have {others} runs of the eval {eval_id}.",
+                    remedy="They have to delete their runs first; deleting the eval would take them along.",
+                    details={"runs_of_others": others},
+                )
             if run := unfinished_run(session, row.id):
                 raise Conflict(
                     Code.EVAL_IN_USE,

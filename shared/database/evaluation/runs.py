@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Select, delete, select
+from sqlalchemy import Select, delete, func, select
 from sqlalchemy.orm import Session
 
 from shared.database.connection import Database
@@ -135,6 +135,12 @@ def unfinished_run(session: Session, eval_id: str) -> str | None:
     """A run of an eval that has not ended; None: all have."""
     query = select(EvalRunRow.id).join(JobRow, JobRow.id == EvalRunRow.job_id).where(EvalRunRow.eval_id == eval_id)
     return session.scalar(query.where(JobRow.state.not_in([str(state) for state in FINAL])).limit(1))
+
+
+def runs_of_others(session: Session, eval_id: str, tenant: TenantName) -> int:
+    """How many runs of an eval belong to other tenants than its own."""
+    query = select(func.count()).select_from(EvalRunRow)
+    return session.scalar(query.where(EvalRunRow.eval_id == eval_id, EvalRunRow.tenant != tenant)) or 0
 
 
 def delete_runs(session: Session, eval_id: str) -> None:

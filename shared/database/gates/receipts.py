@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import select
+from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from shared.database.connection import Database
@@ -60,6 +60,19 @@ class Receipts:
                     param="receipt",
                 )
             return StoredReceipt.model_validate(row)
+
+    def count(self, adapter_id: str, adapter_digest: str, incumbent_digest: str | None, policy_digest: str) -> int:
+        """How many receipts there are of an adapter's very bytes beside an incumbent's, None for none, under a policy."""
+        query = select(func.count()).select_from(ReceiptRow)
+        query = query.where(
+            ReceiptRow.tenant.in_(self._tenants),
+            ReceiptRow.adapter_id == adapter_id,
+            ReceiptRow.adapter_digest == adapter_digest,
+            ReceiptRow.policy_digest == policy_digest,
+            ReceiptRow.incumbent_digest.is_not_distinct_from(incumbent_digest),
+        )
+        with self._db.read() as session:
+            return session.scalar(query) or 0
 
     def list(
         self, *, adapter: str | None = None, job: str | None = None, after: str | None = None, limit: int = 20

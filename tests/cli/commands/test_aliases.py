@@ -8,7 +8,9 @@ import pytest
 
 from cli.client.connection import connect
 from shared.contract.sections import describe_bad_name
+from shared.database.gates.shadow_comparisons import PairCounts, ShadowComparisons, ShadowPair
 from shared.database.tenancy import Role
+from shared.statistics.sequential import is_worse
 from tests.support.builders import new_adapter
 from tests.support.cli_installation import CliInstallation, Command
 
@@ -130,3 +132,32 @@ def test_adapter_in_use_by_alias_is_not_deleted(mens: Command) -> None:
     assert "MODEL_IN_USE" in mens("models", "delete", "demo@1", "--yes", code=1)
     assert "is deleted" in mens("models", "delete", "demo@2", "--yes")
     assert [line.split("\t")[0] for line in mens("models").splitlines()] == ["prod", "demo@1", "demo@3"]
+
+
+def test_shadow_shows_what_came_of_judged_copies(mens: Command, installation: CliInstallation) -> None:
+    config = {"type": "custom", "item_schema": {"type": "object"}}
+    check = {"type": "python", "name": "json", "source": "", "mens": {"check": "json_schema", "json_schema": {}}}
+    body = {"name": "form", "data_source_config": config, "testing_criteria": [check]}
+    with connect().client() as client:
+        eval_id = client.post("/v1/evals", json=body).json()["id"]
+    judged = ("--shadow", "demo@2", "--shadow-share", "0.5", "--shadow-eval", eval_id)
+    moved = mens("aliases", "set", "prod", "demo@1", *judged)
+    assert moved == f"prod → demo@1 (shadow: demo@2 50 %, judged by {eval_id}), version 1"
+    assert "No copies for prod were judged" in mens("aliases", "shadow", "prod")
+    pair = ShadowPair(alias="prod", incumbent_id="demo@1", candidate_id="demo@2", eval_id=eval_id)
+    comparisons = ShadowComparisons(installation.services.database)
+    comparisons.add(pair, PairCounts(wins=1, losses=3, ties=6, errored=2, last_error="SERVING_FAILED"), is_worse)
+    shadow, beside, won, difference, verdict, errors, judge = mens("aliases", "shadow", "prod").split("\t")
+    assert (shadow, beside, won, verdict, errors, judge) == (
+        "demo@2", "demo@1", "1 / 3 / 6", "undecided", "2 (SERVING_FAILED)", eval_id,
+    )  # fmt: skip
+    assert difference.startswith("-0.200 [-")
+    comparisons.add(pair, PairCounts(losses=20), is_worse)
+    assert "WORSE: stopped" in mens("aliases", "shadow", "prod")
+    (found,) = json.loads(mens("aliases", "shadow", "prod", "--json"))
+    assert (found["verdict"], found["losses"]) == ("worse", 23)
+
+
+def test_eval_without_a_shadow_is_refused(mens: Command) -> None:
+    refused = mens("aliases", "set", "prod", "demo@1", "--shadow-eval", "eval-1", code=1)
+    assert refused.endswith("give --shadow ADAPTER too.")

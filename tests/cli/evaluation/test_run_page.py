@@ -67,3 +67,21 @@ def test_comparison_says_what_it_shows(
 def test_nothing_in_common_is_not_shown_to_be_as_good(capsys: pytest.CaptureFixture[str]) -> None:
     assert print_comparison("old@1", "new@1", pairs_within([item(0, 1.0)]), 0.03) is False
     assert "1 items are of one model only" in capsys.readouterr().out
+
+
+def test_several_answers_to_an_item_narrow_no_interval(capsys: pytest.CaptureFixture[str]) -> None:
+    items = [item(number % 10, float(number % 10 < 8)) for number in range(80)]
+    print_run(run(64, 16), items, shown=0)
+    # As of ten answers, and not of eighty.
+    interval = capsys.readouterr().out.splitlines()[1].split("\t")[4]
+    low, high = map(float, interval.split(" … "))
+    assert low < 0.5
+    assert high > 0.93
+
+
+def test_difference_is_told_beside_the_old_models_from_itself(capsys: pytest.CaptureFixture[str]) -> None:
+    pairs = pairs_within([item(number, 1.0, float(number != 0)) for number in range(100)])
+    print_comparison("old", "new", pairs, 0.03, noise_floors={"exact": 0.02})
+    assert "exact: asked twice, old differs from itself by 0.020; the difference is noise" in capsys.readouterr().out
+    print_comparison("old", "new", pairs, 0.03, noise_floors={"exact": 0.0})
+    assert "the difference is more than noise" in capsys.readouterr().out

@@ -54,7 +54,7 @@ def test_usage_is_summed_over_ungrouped_columns(usage: Usage, database: Database
     usage.add({account(2): Amount(4, 4, 4, 4)})
     by_key = {line.key_id: line for line in usage.lines("acme", ALWAYS, ["key"])}
     assert {name: figures(line) for name, line in by_key.items()} == {key.id: (2, 7, 1, 10), "key-a": (4, 4, 4, 4)}
-    assert (by_key[key.id].key_name, by_key["key-a"].key_name) == ("ci", None)
+    assert (by_key[key.id].key_name, by_key["key-a"].key_name) == ("ci", "(of an evaluation)")
     assert (by_key[key.id].day, by_key[key.id].model) == (None, None)
     assert [(line.day, line.requests) for line in usage.lines("acme", ALWAYS, ["day"])] == [
         ("2026-11-01", 1),

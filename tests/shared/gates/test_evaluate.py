@@ -59,6 +59,7 @@ GATES: dict[str, Any] = {
     "anti_stub": {"run": "bench"},
     "review_recurrence": {"run": "bench"},
     "evals": {"quality": {"run": "bench", "max_loss": 0.1}, "form": {"min_score": 0.5}},
+    "shadow": {"eval": "eval-1"},
 }
 CRITERIA = ("parses", "construct_coverage", "scope_compliance", "tool_schema", "anti_stub", "repeated_finding")
 RUNS = [
@@ -301,6 +302,47 @@ def test_the_receipt_names_the_weakest_sandbox_of_its_runs(levels: tuple[str | N
     runs = {f"run{number}": run_scores([1.0], sandbox=level) for number, level in enumerate(levels)}
     asked = read_policy('version: "1"\ngates: {truncation: {}}')
     assert judge(asked, evidence(runs=runs), "strict").sandbox == named
+
+
+def noisy_run(again: list[float]) -> RunScores:
+    """A run whose incumbent was asked twice: it has lost two items of sixty against the candidate."""
+    run = run_scores([1.0] * 60, [1.0] * 58 + [0.0] * 2)
+    pairs = [
+        pair.model_copy(update={"repeated": (answer(score),)}) for pair, score in zip(run.pairs, again, strict=True)
+    ]
+    return run.model_copy(update={"pairs": tuple(pairs)})
+
+
+def test_difference_no_larger_than_the_incumbents_own_is_noise() -> None:
+    asked = policy(evals={"quality": {"run": "bench", "max_loss": 0.1}})
+    (same,) = judge(asked, evidence(runs={"bench": noisy_run([1.0] * 58 + [0.0] * 2)})).gates
+    assert same.checks[0].noise_floor == 0
+    assert "noise" not in same.message
+    (noisy,) = judge(asked, evidence(runs={"bench": noisy_run([0.0] * 3 + [1.0] * 57)})).gates
+    assert noisy.checks[0].noise_floor == pytest.approx(5 / 60)
+    assert "the incumbent differs from itself by 0.0833, so this difference is noise" in noisy.message
+    (unknown,) = judge(asked, evidence(runs={"bench": run_scores([1.0] * 60, [1.0] * 60)})).gates
+    assert unknown.checks[0].noise_floor is None
+
+
+@pytest.mark.usefixtures("few_resamples")
+def test_each_further_attempt_at_a_pair_has_to_show_more() -> None:
+    """Else it would be repeated until it passes by chance. The first sees no difference worth the name."""
+    asked, run = policy(evals={"quality": {"run": "bench", "max_loss": 0.1}}), run_scores([1.0] * 40, [1.0] * 40)
+    found = [judge(asked, evidence(runs={"bench": run}, attempt=number)) for number in range(4)]
+    assert [receipt.attempt for receipt in found] == [0, 1, 2, 3]
+    alphas = [receipt.alpha for receipt in found]
+    assert alphas[0] == pytest.approx(0.05)
+    assert alphas[1:] == [pytest.approx(0.05 * 6 / 9.8696044 / number**2) for number in (1, 2, 3)]
+    lows = [receipt.gates[0].interval[0] for receipt in found if receipt.gates[0].interval]
+    assert lows == sorted(lows, reverse=True)
+    assert lows[-1] < lows[0]
+
+
+def test_receipt_names_criteria_of_code_that_do_not_give_the_same_twice() -> None:
+    run = run_scores([1.0] * 3, unrepeatable={"code": 2})
+    found = judge(policy(truncation={}), evidence(runs={"bench": run}))
+    assert found.unrepeatable == {"bench": {"code": 2}}
 
 
 def test_schema_of_receipts_is_frozen() -> None:

@@ -115,3 +115,14 @@ def test_what_is_wrong_is_named_with_path_and_line(text: str, param: str, line: 
 def test_a_policy_reads_back_from_what_is_stored() -> None:
     policy = read_policy(ALL)
     assert GatePolicy.model_validate(policy.model_dump(mode="json")) == policy
+
+
+def test_digest_of_a_stored_policy_stays_when_gates_come_to_be() -> None:
+    """It is what receipts and assignments name: another one would leave every receipt without its policy."""
+    source = (
+        'version: "1"\nruns: {support: {eval: eval-1, file: file-1}}\n'
+        "gates: {truncation: {}, evals: {quality: {run: support, max_loss: 0.1}}}\n"
+    )
+    assert policy_digest(read_policy(source)) == "efbdfeddc2a845ee223102545f4fa1e03027813ef64d552bb27a32632c9e8ea3"
+    asked_more = source.replace("file: file-1", "file: file-1, noise_floor: true")
+    assert policy_digest(read_policy(asked_more)) != policy_digest(read_policy(source))

@@ -258,3 +258,12 @@ def test_where_nothing_contains_code_none_is_opened() -> None:
     with pytest.raises(InvalidRequest, match="bubblewrap is not installed") as caught:
         Sandbox.open(SandboxReport(None, {"bubblewrap": "bubblewrap is not installed"}))
     assert caught.value.code == Code.SANDBOX_UNAVAILABLE
+
+
+def test_sandboxes_that_share_the_memory_have_no_more_of_it_for_files_than_one(level: Level) -> None:
+    report = SandboxReport(level)
+    with Sandbox.open(report, parallel=1, share=4) as one:
+        assert 4 * one.limits.tmpfs_bytes <= Limits().tmpfs_bytes
+        if level == "bubblewrap":
+            size = "import os\ndef grade(sample, item):\n    found = os.statvfs('/tmp')\n    return found.f_blocks * found.f_frsize"
+            assert one.grade(size, {}, {}) == one.limits.tmpfs_bytes

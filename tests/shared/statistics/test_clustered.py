@@ -12,7 +12,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shared.statistics.clustered import Cluster, cluster_bca_interval, clustered_standard_error, clusters_of
+from shared.statistics.clustered import (
+    Cluster,
+    cluster_bca_interval,
+    clustered_rate_interval,
+    clustered_standard_error,
+    clusters_of,
+)
+from shared.statistics.exact import wilson_interval
 from shared.statistics.paired import Status, compare
 from shared.statistics.resampling import bca_interval
 
@@ -69,3 +76,26 @@ def test_values_that_are_alike_within_a_group_widen_the_interval() -> None:
 
 def test_equal_groups_have_an_interval_of_no_width() -> None:
     assert cluster_bca_interval([Cluster(1.0, 2), Cluster(2.0, 4)], 0.95) == (0.5, 0.5)
+
+
+def test_a_rate_of_answers_that_stand_alone_has_wilsons_interval() -> None:
+    passed = [number % 4 == 0 for number in range(40)]
+    low, high = wilson_interval(10, 40)
+    found = clustered_rate_interval(passed, range(40))
+    assert found == pytest.approx((low, high))
+
+
+def test_copies_of_an_answer_do_not_narrow_a_rates_interval() -> None:
+    passed = [number % 4 == 0 for number in range(40)]
+    copies, groups = [value for value in passed for _ in range(8)], [number for number in range(40) for _ in range(8)]
+    low, high = wilson_interval(10, 40)
+    found = clustered_rate_interval(copies, groups)
+    assert found == pytest.approx((low, high), abs=0.01)
+    assert clustered_rate_interval([True] * 320, groups) == pytest.approx(wilson_interval(40, 40))
+    naive = wilson_interval(80, 320)
+    assert found[1] - found[0] > 2 * (naive[1] - naive[0])
+
+
+def test_a_rate_needs_answers() -> None:
+    with pytest.raises(ValueError):
+        clustered_rate_interval([], [])

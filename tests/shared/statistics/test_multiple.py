@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.statistics.multiple import holm_adjusted
+from shared.statistics.multiple import holm_adjusted, spent_alpha
 
 CASES = json.loads((Path(__file__).with_name("golden") / "scipy.json").read_bytes())["holm"]
 
@@ -40,3 +40,11 @@ def test_what_is_no_p_value_is_refused() -> None:
     for value in (-0.1, 1.1, float("nan")):
         with pytest.raises(ValueError):
             holm_adjusted([0.5, value])
+
+
+def test_all_attempts_together_spend_no_more_than_alpha() -> None:
+    spent = [spent_alpha(0.05, attempt) for attempt in range(1, 10_001)]
+    assert spent == sorted(spent, reverse=True)
+    assert 0.0499 < sum(spent) < 0.05
+    with pytest.raises(ValueError):
+        spent_alpha(0.05, 0)

@@ -5,6 +5,7 @@ The chance of a false alarm is alpha; what 2,000 runs show of it scatters, and 3
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable
 
@@ -13,6 +14,7 @@ import pytest
 from shared.statistics.clustered import cluster_bca_interval, clustered_standard_error, clusters_of
 from shared.statistics.exact import mcnemar_p_value, wilson_interval
 from shared.statistics.resampling import bca_interval, sign_flip_p_value
+from shared.statistics.sequential import log_e_within
 
 pytestmark = pytest.mark.simulation
 
@@ -72,3 +74,36 @@ def test_values_in_groups_break_a_method_that_takes_them_for_independent() -> No
         return not low <= 0 <= high
 
     assert rate(naive) > 3 * ALPHA
+
+
+LOOKS, MARGIN = 300, 0.05
+
+
+def shown_at() -> list[list[int]]:
+    """By the number of losses and of wins: the fewest ties at which it is shown that no more than the margin is lost."""
+    fewest = []
+    for losses in range(LOOKS + 1):
+        row = []
+        for wins in range(LOOKS + 1 - losses):
+            low, high = 0, LOOKS + 1
+            while low < high:
+                middle = (low + high) // 2
+                is_shown = log_e_within(losses, wins, middle, MARGIN) >= -math.log(ALPHA)
+                low, high = (low, middle) if is_shown else (middle + 1, high)
+            row.append(low)
+        fewest.append(row)
+    return fewest
+
+
+def test_peeking_seldom_passes_a_model_that_loses_the_margin() -> None:
+    # It loses a tenth of the requests and wins a twentieth: more losses than wins by just the margin.
+    fewest, generator, shown = shown_at(), random.Random(3), 0
+    for _ in range(RUNS):
+        losses = wins = ties = 0
+        for _ in range(LOOKS):
+            drawn = generator.random()
+            losses, wins, ties = losses + (drawn < 0.1), wins + (0.1 <= drawn < 0.15), ties + (drawn >= 0.15)
+            if ties >= fewest[losses][wins]:
+                shown += 1
+                break
+    assert 0 < shown / RUNS <= ALPHA + 3 * (ALPHA * (1 - ALPHA) / RUNS) ** 0.5

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.statistics.sequential import is_worse, log_e_value
+from shared.statistics.sequential import anytime_interval, is_worse, log_e_value, log_e_within
 
 CASES = json.loads((Path(__file__).with_name("golden") / "scipy.json").read_bytes())["log_e"]
 LOOKS, ALPHA = 400, 0.05
@@ -86,3 +86,44 @@ def test_one_more_item_of_a_fair_coin_leaves_the_mean_at_most_where_it_is(losses
 def test_negative_counts_are_refused() -> None:
     with pytest.raises(ValueError):
         log_e_value(-1, 0)
+
+
+SOME = st.integers(0, 2_000)
+
+
+@given(SOME, SOME, SOME, st.floats(-0.9, 0.9), st.floats(0, 1))
+def test_no_item_is_expected_to_speak_for_a_model_that_loses_the_margin(
+    losses: int, wins: int, ties: int, margin: float, differing: float
+) -> None:
+    # Chances of a loss, a win and a tie whose mean is -margin.
+    decided = abs(margin) + (1 - abs(margin)) * differing
+    lost, won = (decided + margin) / 2, (decided - margin) / 2
+    now = log_e_within(losses, wins, ties, margin)
+    after = (
+        lost * math.exp(log_e_within(losses + 1, wins, ties, margin) - now)
+        + won * math.exp(log_e_within(losses, wins + 1, ties, margin) - now)
+        + (1 - decided) * math.exp(log_e_within(losses, wins, ties + 1, margin) - now)
+    )
+    assert after <= 1 + 1e-9
+
+
+@given(SOME, SOME, SOME, st.floats(-0.9, 0.8))
+def test_more_is_shown_of_a_larger_margin(losses: int, wins: int, ties: int, margin: float) -> None:
+    assert log_e_within(losses, wins, ties, margin + 0.1) >= log_e_within(losses, wins, ties, margin)
+
+
+def test_the_interval_says_what_the_counts_show() -> None:
+    assert anytime_interval(0, 0, 0) == (-1.0, 1.0)
+    low, high = anytime_interval(0, 0, 60)
+    assert -0.1 < low < 0 < high < 0.1, "sixty answers that are alike exclude a loss of .1"
+    low, high = anytime_interval(50, 50, 900)
+    assert -0.05 < low < 0 < high < 0.05
+    low, high = anytime_interval(60, 20, 120)
+    assert low < -0.2 < high < 0, "forty more lost than won of two hundred"
+    assert anytime_interval(20, 60, 120) == pytest.approx((-high, -low))
+
+
+@pytest.mark.parametrize("margin", [-1.0, 1.0, 2.0])
+def test_a_margin_that_is_none_is_refused(margin: float) -> None:
+    with pytest.raises(ValueError):
+        log_e_within(0, 0, 0, margin)

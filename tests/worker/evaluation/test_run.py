@@ -195,7 +195,7 @@ def test_the_key_is_the_tenants_may_only_read_and_ends_with_the_attempt(place: P
     door.reply = look
     place.run(place.queue(ROWS[:1]))
     assert [(key.tenant, key.role) for key in seen] == [("acme", Role.VIEWER)]
-    assert Keys(place.database).get(seen[0].id, "acme").revoked_at
+    assert Keys(place.database).all("acme") == []
     assert len(set(door.keys)) == 1
 
 
@@ -385,19 +385,32 @@ def test_several_answers_to_an_item_have_seeds_of_their_own(place: Place, door: 
     ]
 
 
-def test_a_criterion_that_cannot_judge_makes_an_error_and_an_answer_at_fault_fails(place: Place) -> None:
+def test_a_criterion_that_cannot_judge_makes_an_error(place: Place, door: FrontDoorStub) -> None:
+    judge = {
+        "type": "score_model", "name": "judge", "model": "critic", "pass_threshold": 0.5,
+        "input": [{"role": "user", "content": "Judge {{ sample.output_text }}"}],
+    }  # fmt: skip
+    refused = 400, refusal(Code.CONTEXT_LENGTH_EXCEEDED, "Too long.")
+    door.reply = lambda body: refused if body["model"] == "critic" else None
+    job = place.queue(ROWS[:1], criteria=[judge])
+    place.run(job)
+    [result] = place.results(job)
+    assert result.status == "error"
+    assert result.results[0].error
+    assert result.results[0].error["code"] == Code.CONTEXT_LENGTH_EXCEEDED
+
+
+def test_an_answer_at_fault_fails_also_where_a_grader_does_not_end_with_it(place: Place) -> None:
+    """Else a model would keep out of every comparison by answers that no expression gets to the end of."""
     slow = {"type": "python", "name": "slow", "source": "", "mens": {"check": "regex", "pattern": "^(a|aa)+$"}}
     reads_json = {**EQUALS, "name": "json", "input": "{{ sample.output_json }}"}
     job = place.queue([{"item": {"question": "a" * 60 + "b", "answer": "x"}}], criteria=[slow, reads_json])
-    place.run(job)
+    totals = place.run(job).result["totals"]
+    assert (totals["failed"], totals["errored"]) == (1, 0)
     [result] = place.results(job)
-    timeout, no_json = result.results
-    assert result.status == "error"
-    assert timeout.error
-    assert timeout.error["code"] == Code.GRADER_TIMEOUT
-    assert no_json.error is None
-    assert no_json.fault
-    assert (no_json.passed, no_json.fault["code"]) == (False, Code.GRADER_SAMPLE_INVALID)
+    assert result.status == "fail"
+    found = [(each.error, each.passed, each.fault and each.fault["code"]) for each in result.results]
+    assert found == [(None, False, Code.GRADER_TIMEOUT), (None, False, Code.GRADER_SAMPLE_INVALID)]
 
 
 def test_a_model_that_judges_is_asked_and_its_tokens_are_counted(place: Place, door: FrontDoorStub) -> None:
@@ -462,3 +475,37 @@ def test_criteria_of_code_without_a_sandbox_end_the_job_with_what_is_missing(pla
     assert failed.error
     assert failed.error["code"] == Code.SANDBOX_UNAVAILABLE
     assert "MENS_SANDBOX is off" in failed.error["message"]
+
+
+@pytest.mark.sandbox
+@pytest.mark.skipif(all(map(missing, LEVELS)), reason=missing("landlock"))
+def test_what_was_not_repeatable_is_still_told_after_another_attempt(place: Place) -> None:
+    source = "import time\ndef grade(sample, item): return time.time()"
+    job = place.queue(ROWS[:2], criteria=[{**CODE, "source": source}])
+    assert place.run(job).result["unrepeatable"] == {"code": 2}
+    attempt: Any = SimpleNamespace(
+        leases=place.worker.leases, settings=place.settings, storage=place.storage, lease=None
+    )
+    outcome = evaluate_model(attempt, EvaluationPlan.model_validate(job.plan), job.id)
+    assert outcome.as_dict()["unrepeatable"] == {"code": 2}
+
+
+def test_incumbent_is_asked_twice_for_the_noise_floor(place: Place, door: FrontDoorStub) -> None:
+    """It answers its first question otherwise the second time, as a batched server may."""
+    seen: Counter[str] = Counter()
+
+    def answers(body: Body) -> tuple[int, object] | None:
+        with door.lock:
+            seen[body["model"] + body["messages"][-1]["content"]] += 1
+            again = seen["old@10"]
+        is_other = body["model"] == "old@1" and body["messages"][-1]["content"] == "0" and again > 1
+        return (200, chat("no")) if is_other else None
+
+    door.reply = answers
+    job = place.queue(models=("tiny", "old"), mens={"incumbent": "old", "noise_floor": True})
+    result = place.run(job).result
+    assert result["comparisons"]["equals"]["noise_floor"] == pytest.approx(1 / 8)
+    assert result["totals"]["usage"]["old"]["invocation_count"] == 16
+    assert Counter(body["model"] for body in door.asked) == {"tiny@1": 8, "old@1": 16}
+    once = place.run(place.queue(models=("tiny", "old"), mens={"incumbent": "old"})).result
+    assert once["comparisons"]["equals"]["noise_floor"] is None

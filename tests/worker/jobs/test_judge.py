@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from sqlalchemy import update
 
 from shared.artifacts.folder_storage import FolderStorage
 from shared.database.adapters import Adapters
@@ -20,18 +21,22 @@ from shared.database.files.files import Files
 from shared.database.files.uploads import Uploads
 from shared.database.gates.policies import PolicyName
 from shared.database.gates.receipts import Receipts, StoredReceipt
+from shared.database.gates.shadow_comparisons import PairCounts, ShadowComparisons, ShadowPair
 from shared.database.jobs import Jobs
 from shared.database.leases import Leases
 from shared.database.names.aliases import Actor, Aliases
 from shared.database.records import Job, Kind
 from shared.database.routing import Routing
-from shared.errors import MensError
+from shared.database.tables import JobRow
+from shared.errors import Code, JobFailed, MensError, Unavailable
 from shared.sandbox.levels import LEVELS
 from shared.sandbox.probe import missing as lacks
+from shared.statistics.sequential import is_worse
 from tests.support.builders import claimed, contract, new_adapter, submission
 from tests.support.doubles import FakeJobQueue
 from tests.support.gate_rows import govern
 from tests.support.http_stub import http_stub
+from worker.evaluation.gate_runs import run_policy
 from worker.jobs.attempt import Attempt
 from worker.jobs.finetune import finish
 from worker.jobs.judge import training_report
@@ -305,3 +310,119 @@ def test_samples_count_in_what_a_run_may_ask(
     receipt = place.receipt(place.judge(GOOD))
     assert (receipt.passed, models.asked) == (False, [])
     assert "EVAL_TOO_MANY_ITEMS" in receipt.receipt["gates"][2]["message"]
+
+
+class HeldUp:
+    """In place of the runs of a policy: a part of the system is away, so often."""
+
+    def __init__(self, times: int) -> None:
+        self.left = times
+
+    def __call__(self, *args: Any) -> Any:
+        self.left -= 1
+        if self.left >= 0:
+            raise Unavailable(Code.SERVING_UNAVAILABLE, "No replica answers.")
+        return run_policy(*args)
+
+
+def finish_attempts(place: JudgedInstallation, tmp_path: Path, adapter: str, failures: int) -> Job:
+    """A fine-tune whose training failed so often, then all attempts to finish it."""
+    jobs, leases = Jobs(place.database), Leases(place.database, 60)
+    job, _ = jobs.submit(submission())
+    lost = JobFailed(Code.LEASE_EXPIRED, "The worker died.", retryable=True)
+    plan: Any = SimpleNamespace(contract=contract(artifact={"alias": "prod"}))
+    run_dir = tmp_path / "run"
+    run_dir.mkdir()
+    (run_dir / METRICS_NAME).write_text("step\n")
+    numbers = dict.fromkeys(("trained_tokens", "optimizer_step_count", "last_train_loss", "last_val_loss", "resume"))
+    summary = numbers | {"metrics": {}, "memory": {"device": "cpu"}, "tokens_per_second": 2000.0}
+    (run_dir / SUMMARY_NAME).write_text(json.dumps(summary))
+    for number in range(20):
+        with place.database.write() as session:
+            session.execute(update(JobRow).where(JobRow.id == job.id).values(not_before=None))
+        if (lease := leases.claim(job.id, "w")) is None:
+            break
+        if number < failures:
+            leases.fail(lease, lost)
+            continue
+        supervision = {"tokens": 100, "supervised_tokens": 40, "truncation_fraction": 0.1}
+        leases.report(lease, preflight={"supervision": supervision}, events=[])
+        attempt = Attempt(place.worker.settings, leases, place.worker.storage, lease, None, lambda: False)  # type: ignore[arg-type]
+        attempt.raise_if_stopped = lambda: None  # type: ignore[method-assign]
+        try:
+            finish(attempt, plan, [new_adapter(adapter)], run_dir)
+        except MensError as error:
+            leases.fail(lease, error)
+    return jobs.get(job.id)
+
+
+@pytest.mark.parametrize("failures", [0, 4])
+def test_job_whose_judging_is_held_up_again_and_again_succeeds_and_leaves_the_alias(
+    place: JudgedInstallation, models: Models, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failures: int
+) -> None:
+    held = HeldUp(99)
+    monkeypatch.setattr("worker.jobs.judge.run_policy", held)
+    job = finish_attempts(place, tmp_path, "new@1", failures)
+    assert (job.state, 99 - held.left) == ("succeeded", 5), "judging has all attempts to itself"
+    assert Adapters(place.database).get("new@1").published
+    assert place.aliases.get("prod").adapter_id == OLD
+    assert job.result["judging_error"]["code"] == "SERVING_UNAVAILABLE"
+    assert job.result["alias"]["error"]["code"] == "GATE_MISSING"
+    said = [event.message for event in Jobs(place.database).events(job.id)]
+    assert any("mens receipts create new@1 --alias prod" in message for message in said)
+
+
+def test_job_whose_judging_was_held_up_four_times_is_judged(
+    place: JudgedInstallation, models: Models, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    models.right["new@1"] = 1.0
+    monkeypatch.setattr("worker.jobs.judge.run_policy", HeldUp(4))
+    job = finish_attempts(place, tmp_path, "new@1", failures=4)
+    assert (job.state, job.result["receipt"]["passed"]) == ("succeeded", True)
+    assert place.aliases.get("prod").adapter_id == "new@1"
+
+
+def test_receipts_that_draw_new_answers_are_counted_and_share_one_alpha(
+    place: JudgedInstallation, models: Models
+) -> None:
+    assert [place.receipt(place.judge(GOOD)).receipt["attempt"] for _ in range(2)] == [0, 0], "no chance is drawn"
+    judged = Evals(place.database).create("e", {}, {"data_source_config": CONFIG, "testing_criteria": [EQUALS]})
+    source = policy_of(judged.id, place.file_id).replace("seed: 11", "seed: 11, temperature: 1")
+    place.policy = govern(place.database, "alias:prod", source, name="warm").policy
+    receipts = [place.receipt(place.judge(GOOD)).receipt for _ in range(3)]
+    assert [receipt["attempt"] for receipt in receipts] == [1, 2, 3]
+    alphas = [receipt["alpha"] for receipt in receipts]
+    assert alphas[0] > 3 * alphas[1] > 6 * alphas[2]
+    assert place.receipt(place.judge(BAD)).receipt["attempt"] == 1, "another pair"
+
+
+def test_incumbent_is_asked_twice_where_the_policy_wants_the_noise_floor(
+    place: JudgedInstallation, models: Models
+) -> None:
+    judged = Evals(place.database).create("e", {}, {"data_source_config": CONFIG, "testing_criteria": [EQUALS]})
+    source = policy_of(judged.id, place.file_id).replace("seed: 11", "seed: 11, noise_floor: true")
+    place.policy = govern(place.database, "alias:prod", source, name="noise").policy
+    receipt = place.receipt(place.judge(GOOD)).receipt
+    row = next(row for row in receipt["gates"] if row["name"] == "evals.quality")
+    assert row["checks"][0]["noise_floor"] == 0.0, "these models answer the same each time"
+    asked = [body["model"] for body in models.asked]
+    assert (asked.count(OLD), asked.count(GOOD)) == (2 * ROWS, ROWS)
+
+
+def test_what_came_of_shadow_traffic_is_evidence(place: JudgedInstallation) -> None:
+    source = 'version: "1"\ngates: {shadow: {eval: eval-1, max_loss: 0.1}}'
+    place.policy = govern(place.database, "alias:prod", source, name="online").policy
+    row = place.receipt(place.judge(GOOD)).receipt["gates"][0]
+    assert (row["name"], row["status"]) == ("shadow", "missing_evidence")
+    pair = ShadowPair(alias="prod", incumbent_id=OLD, candidate_id=GOOD, eval_id="eval-1")
+    ShadowComparisons(place.database).add(pair, PairCounts(wins=5, ties=60), is_worse)
+    assert place.receipt(place.judge(GOOD)).passed
+    assert place.aliases.set("prod", Routing.to(GOOD), ALICE).adapter_id == GOOD
+
+
+def test_requests_of_another_tenant_are_no_evidence(place: JudgedInstallation) -> None:
+    source = 'version: "1"\ngates: {shadow: {eval: eval-1, max_loss: 0.1}}'
+    place.policy = govern(place.database, "alias:prod", source, name="online").policy
+    pair = ShadowPair(alias="prod", incumbent_id=OLD, candidate_id=GOOD, eval_id="eval-1")
+    ShadowComparisons(place.database, "acme").add(pair, PairCounts(wins=5, ties=60), is_worse)
+    assert not place.receipt(place.judge(GOOD)).passed

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
+from api.routes.gates import promotions
 from shared.scorecard import deltas
 from tests.support.scorecards import promotion_cycle
 
@@ -72,3 +73,14 @@ def test_an_alias_has_to_be_what_a_cycle_is_about(client: TestClient) -> None:
     response = client.post(PATH, json=body(1, 2, alias="absent"))
     assert response.status_code == 404
     assert "ALIAS_NOT_FOUND" in response.text
+
+
+def test_more_events_than_can_be_read_in_a_moment_are_refused(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(promotions, "MAX_EVENTS", 79)
+    refused = client.post(PATH, json=body(1, 2))
+    assert refused.status_code == 422
+    assert "80 events together; at most 79" in refused.text
+    monkeypatch.setattr(promotions, "MAX_EVENTS", 80)
+    assert client.post(PATH, json=body(1, 2)).status_code == 200

@@ -245,3 +245,30 @@ def test_a_downgrade_leaves_no_key_of_an_attempt(empty_url: str) -> None:
     assert Keys(database).authenticate(kept)
     assert code(Keys(database).authenticate, secret) == Code.KEY_INVALID
     database.close()
+
+
+def test_eval_of_shared_is_not_deleted_with_another_tenants_runs(
+    database: Database, evals: Evals, jobs: Jobs, made: Eval
+) -> None:
+    theirs, _ = Jobs(database, "acme").submit(submission(kind=Kind.EVALUATE, eval_id=made.id))
+    Jobs(database, "acme").cancel(theirs.id)
+    with pytest.raises(MensError) as caught:
+        evals.delete(made.id)
+    assert (caught.value.code, caught.value.details) == (Code.EVAL_IN_USE, {"runs_of_others": 1})
+    runs = EvalRuns(database, "acme")
+    assert [run.id for run, _ in runs.list(made.id)] == [theirs.id]
+    runs.delete(made.id, theirs.id)
+    evals.delete(made.id)
+
+
+def test_no_record_is_kept_of_an_attempts_key(
+    database: Database, jobs: Jobs, leases: Leases, keys: Keys, made: Eval
+) -> None:
+    lease = started(jobs, leases, made.id)
+    key, secret = leases.mint_key(lease, Role.VIEWER)
+    assert keys.revoke(key.id).revoked_at
+    assert code(keys.authenticate, secret) == Code.KEY_INVALID
+    assert code(keys.get, key.id, "shared") == Code.KEY_NOT_FOUND
+    kept, _ = keys.create("alice")
+    keys.revoke(kept.id)
+    assert keys.get(kept.id, "shared").revoked_at, "of a key that somebody made it is"

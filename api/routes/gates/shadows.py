@@ -1,0 +1,46 @@
+"""/v1/aliases/{name}/shadow: how the adapters that get copies of an alias's requests compare with what answers."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from fastapi import APIRouter
+from pydantic import Field
+
+from api.web.params import WholeList
+from api.web.tenant_view import TenantViewDep
+from shared.contract.sections import Name
+from shared.database.gates.shadow_comparisons import ShadowComparison
+from shared.statistics.sequential import anytime_interval, log_e_value
+
+router = APIRouter(prefix="/v1/aliases", tags=["aliases"])
+
+
+class JudgedShadow(ShadowComparison):
+    """A comparison, and what its counts show at this look."""
+
+    verdict: Literal["worse", "undecided"] = Field(
+        description="`worse`: the e-value has reached 20, and nothing more is copied."
+    )
+    log_e: float = Field(description="Natural logarithm of the e-value against that the candidate is no worse.")
+    difference: float | None = Field(description="Wins less losses, per request.")
+    interval: tuple[float, float] = Field(
+        description="Of the difference; each end holds with 95 %, at every look of all that there are."
+    )
+
+
+@router.get("/{name}/shadow")
+def retrieve_shadow(name: Name, view: TenantViewDep) -> WholeList[JudgedShadow]:
+    """Comparisons of the shadows that the alias has had, by the tenant's own requests; the last one first."""
+    return WholeList(data=[_judged(found) for found in view.shadow_comparisons.of_alias(name)])
+
+
+def _judged(found: ShadowComparison) -> JudgedShadow:
+    seen = found.wins + found.losses + found.ties
+    return JudgedShadow(
+        **found.model_dump(),
+        verdict="worse" if found.worse_at else "undecided",
+        log_e=log_e_value(found.losses, found.wins),
+        difference=(found.wins - found.losses) / seen if seen else None,
+        interval=anytime_interval(found.losses, found.wins, found.ties),
+    )

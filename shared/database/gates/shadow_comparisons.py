@@ -1,0 +1,103 @@
+"""Comparisons of shadow adapters with what answers: counts of judged copies, by tenant, alias, both adapters and eval."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime
+
+from pydantic import Field
+from sqlalchemy import select
+from sqlalchemy.dialects import postgresql, sqlite
+
+from shared.database.connection import Database
+from shared.database.records import Value
+from shared.database.tables import ShadowComparisonRow
+from shared.database.tenancy import SHARED, TenantName
+from shared.database.visibility import storable
+
+
+class ShadowPair(Value):
+    """Two adapters whose answers to the same requests are compared, and by what."""
+
+    alias: str
+    incumbent_id: str
+    candidate_id: str
+    eval_id: str
+
+
+class PairCounts(Value):
+    """What came of copies: how often one adapter's answer passed every criterion and the other's did not."""
+
+    wins: int = Field(0, ge=0, description="The candidate's answer passed, and the incumbent's did not.")
+    losses: int = Field(0, ge=0, description="The incumbent's answer passed, and the candidate's did not.")
+    ties: int = Field(0, ge=0)
+    errored: int = Field(0, ge=0, description="Copies that were not answered or could not be judged.")
+    last_error: str | None = Field(None, description="Code of the last error.")
+
+    def plus(self, other: PairCounts) -> PairCounts:
+        """Both together."""
+        return PairCounts(
+            wins=self.wins + other.wins,
+            losses=self.losses + other.losses,
+            ties=self.ties + other.ties,
+            errored=self.errored + other.errored,
+            last_error=other.last_error or self.last_error,
+        )
+
+
+class ShadowComparison(ShadowPair, PairCounts):
+    """A comparison as it stands."""
+
+    tenant: str
+    first_at: datetime
+    last_at: datetime
+    worse_at: datetime | None = Field(description="When the candidate was shown to be worse; nothing is copied since.")
+
+
+class ShadowComparisons:
+    """Comparisons of a tenant's own requests: no tenant's show in another's, on a shared alias either."""
+
+    def __init__(self, database: Database, tenant: TenantName = SHARED) -> None:
+        self._db = database
+        self._tenant = tenant
+
+    def add(self, pair: ShadowPair, counts: PairCounts, is_worse: Callable[[int, int], bool]) -> ShadowComparison:
+        """Add to a comparison, in one transaction, and look at it. One that has shown the candidate to be worse takes no more.
+
+        Args:
+            is_worse: whether so many losses and wins show it.
+
+        Raises:
+            Unavailable: ``DATABASE_UNAVAILABLE``.
+        """
+        insert = sqlite.insert if self._db.is_sqlite else postgresql.insert
+        key = {"tenant": self._tenant, **pair.model_dump()}
+        with self._db.write() as session:
+            now = self._db.now(session)
+            new = key | PairCounts().model_dump() | {"first_at": now, "last_at": now}
+            session.execute(insert(ShadowComparisonRow).values(new).on_conflict_do_nothing())
+            row = session.get_one(
+                ShadowComparisonRow, tuple(key.values()), with_for_update=True, populate_existing=True
+            )
+            if row.worse_at is None:
+                for name, value in PairCounts.model_validate(row).plus(counts).model_dump().items():
+                    setattr(row, name, value)
+                row.last_at = now
+                row.worse_at = now if is_worse(row.losses, row.wins) else None
+            session.flush()
+            return ShadowComparison.model_validate(row)
+
+    def of_alias(self, alias: str) -> list[ShadowComparison]:
+        """An alias's comparisons, the last one first."""
+        query = select(ShadowComparisonRow).where(
+            ShadowComparisonRow.tenant == self._tenant, ShadowComparisonRow.alias == storable(alias)
+        )
+        with self._db.read() as session:
+            rows = session.scalars(query.order_by(ShadowComparisonRow.last_at.desc()))
+            return [ShadowComparison.model_validate(row) for row in rows]
+
+    def find(self, pair: ShadowPair) -> ShadowComparison | None:
+        """A comparison; None: no copy was judged."""
+        with self._db.read() as session:
+            row = session.get(ShadowComparisonRow, (self._tenant, *pair.model_dump().values()))
+            return ShadowComparison.model_validate(row) if row else None
