@@ -11,6 +11,7 @@ from contextlib import suppress
 from api.main import create_app
 from api.server import Server, server_config
 from api.settings import ApiSettings
+from shared.observability.logs import configure_logging
 from shared.observability.metrics_listener import listen
 from shared.settings import read_settings
 
@@ -21,8 +22,9 @@ SWITCH_SECONDS = 0.0005
 def main() -> None:
     """Entry point."""
     settings = read_settings(ApiSettings)
-    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s %(message)s")
-    logging.getLogger("api").setLevel(logging.INFO)  # not the root's: httpx logs every request at this level
+    configure_logging(settings.log_format)
+    for name in ("api", "uvicorn"):  # not the root's: httpx logs every request at this level
+        logging.getLogger(name).setLevel(logging.INFO)
     app = create_app(settings)
     _raise_file_limit()
     sys.setswitchinterval(SWITCH_SECONDS)

@@ -11,6 +11,7 @@ from types import FrameType
 from typing import Any
 
 import uvicorn
+from uvicorn.config import LOGGING_CONFIG
 
 from api.connection import Connection, Connections
 from api.services import Services
@@ -30,6 +31,7 @@ def server_config(app: Any, settings: ApiSettings) -> uvicorn.Config:
         timeout_graceful_shutdown=math.ceil(settings.drain_seconds),
         server_header=False,
         access_log=False,  # the application writes its own, after the response
+        log_config=None if settings.log_format == "json" else LOGGING_CONFIG,  # None: as the root logger writes
     )
 
 

@@ -13,6 +13,7 @@ from pydantic import Field, SecretStr, ValidationError, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from shared.errors import Code, InvalidRequest
+from shared.observability.logs import LogFormat
 
 
 class Settings(BaseSettings):
@@ -76,6 +77,9 @@ class Settings(BaseSettings):
         description="Key that a scraper of metrics sends as its bearer token; a replica has none without.",
     )
 
+    log_format: LogFormat = Field(
+        "text", description="text: plain lines; json: an object a line, with the ids of request, job and tenant."
+    )
     sandbox: Literal["auto", "bubblewrap", "landlock", "off"] = Field(
         "auto", description="What Python graders run in: the strongest that a probe proves, one of them, or none."
     )

@@ -21,6 +21,7 @@ from celery.signals import beat_embedded_init, setup_logging, worker_ready, work
 from shared.database.connection import Database
 from shared.errors import InvalidRequest
 from shared.host import exit_with_parent
+from shared.observability.logs import configure_logging
 from shared.observability.metrics_listener import listen
 from shared.queue import (
     APPLY_RETENTION,
@@ -188,9 +189,9 @@ def _exit_after(child: int) -> None:
 
 
 @setup_logging.connect  # type: ignore[untyped-decorator]
-def configure_logging(**_: Any) -> None:
-    """One plain line per record on stderr: no colours, stdout not redirected."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+def set_up_logging(**_: Any) -> None:
+    """One record a line on stderr: no colours, stdout not redirected."""
+    configure_logging(settings.log_format, logging.INFO)
 
 
 __all__ = ["CONTROL_QUEUE", "JOBS_QUEUE", "app"]

@@ -12,6 +12,8 @@ from types import FrameType
 
 from shared.errors import Code, JobFailed, MensError
 from shared.host import disk_errors, exit_with_parent
+from shared.observability.log_context import adopt_from_environment
+from shared.observability.logs import configure_logging
 from worker.run_folder import ENDING_NAME, ERROR_NAME, FIRST_PROCESS_NAME, write_json
 
 EXIT_FAILED = 3
@@ -75,6 +77,13 @@ def exit_with_worker() -> None:
         exit_with_parent(int(parent))
 
 
+def log_as_the_worker() -> None:
+    """Write JSON lines with the ids of the attempt where the worker does; else leave the log to the libraries."""
+    if os.environ.get("MENS_LOG_FORMAT") == "json":
+        adopt_from_environment()
+        configure_logging("json")
+
+
 def under_torchrun() -> bool:
     """Whether torchrun has started this process, beside others of the same run."""
     return "TORCHELASTIC_RUN_ID" in os.environ
@@ -92,6 +101,7 @@ def run_engine(work: Callable[[], object], run_dir: Path) -> int:
     torchrun makes 1 of every exit code and ends the other processes at the first that is not 0. So under torchrun the
     code goes into ``ending.json``, and a process that stopped as requested ends with 0.
     """
+    log_as_the_worker()
     code = _run(work, run_dir)
     if not under_torchrun():
         return code

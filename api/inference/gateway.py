@@ -38,6 +38,7 @@ from shared.database.gates.shadow_comparisons import ShadowPair
 from shared.database.keys import Key
 from shared.database.routing import Routing, sticky_point
 from shared.errors import Code, InvalidRequest, NotFound, TooLarge
+from shared.observability.log_context import add_log_ids
 
 LIMIT_HEADERS = "mens_limit_headers"
 """Name in a request's state of the headers with its key's limits, for the response to an error."""
@@ -147,6 +148,7 @@ class Gateway:
             choice = await choose_model(self.lookup, tenant, body, request.headers)
             salted = with_cache_salt(body, self.cache_secret, tenant)
             setattr(request.state, MODEL, choice.name)
+            add_log_ids(model=choice.name, **({"adapter_id": choice.adapter} if choice.adapter else {}))
             observe = partial(self.metrics.used, choice.name)
             forwarded, tap = self.meter.of(key, choice.served, path, salted, admission.spend, observe)
             upstream = await disconnect.run_until_disconnect(

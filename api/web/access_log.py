@@ -9,8 +9,10 @@ import time
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from api.errors import ERROR_CODE
 from api.inference.gateway import REQUEST_ID
 from api.metrics.requests import STREAM_TYPES, ApiMetrics, FinishedRequest
+from shared.observability.log_context import begin_ids, end_ids
 
 ID_HEADER = b"x-request-id"
 CALLERS_ID = re.compile(rb"[!-~]{1,128}")
@@ -50,6 +52,7 @@ class AccessLog:
             if is_stream and first_byte is None and message.get("body"):
                 first_byte = time.perf_counter() - started
 
+        token = begin_ids(request_id=request_id.decode())
         try:
             return await self._app(scope, receive, send_with_id)
         finally:
@@ -60,4 +63,11 @@ class AccessLog:
             metrics.finished(FinishedRequest(known, scope["method"], status, scope["state"], seconds, first_byte))
             client, path = (scope.get("client") or ("-",))[0], scope.get("raw_path", b"").decode("latin-1")
             milliseconds, quotable = seconds * 1000, request_id.decode("latin-1")
-            logger.info("%s %s %s %d %.1f ms %a", client, scope["method"], path, status, milliseconds, quotable)
+            # Fields of their own in JSON lines; the text has them already.
+            fields = {"method": scope["method"], "route": known, "status": status, "seconds": round(seconds, 6)}
+            if (code := scope["state"].get(ERROR_CODE)) is not None:
+                fields["code"] = code
+            logger.info(
+                "%s %s %s %d %.1f ms %a", client, scope["method"], path, status, milliseconds, quotable, extra=fields
+            )
+            end_ids(token)

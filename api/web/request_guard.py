@@ -17,6 +17,7 @@ from api.services import Services
 from api.web.auth import AUTHENTICATED, Authenticated
 from api.web.request_body import body_rule, limited_receive
 from shared.errors import Code, MensError, TooSlow, Unauthenticated
+from shared.observability.log_context import add_log_ids
 
 KEYED_PATHS = ("/v1/", "/api/")
 """Beginnings of the paths that require a key: all but those of `api/routes/health.py`, and those where nothing is."""
@@ -40,6 +41,7 @@ class RequestGuard:
         except MensError as error:
             return await error_response_at(scope["path"], error)(scope, receive, send)
         scope.setdefault("state", {})[TENANT] = authenticated.key.tenant
+        add_log_ids(tenant=authenticated.key.tenant)
         with services.body_buffers.of(authenticated.key.tenant) as hold:
             try:
                 rule = body_rule(settings, scope["path"])

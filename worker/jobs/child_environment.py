@@ -41,9 +41,10 @@ NAMES = frozenset(
         "MENS_SHARD_BASE",
         "MENS_SAMPLE_ANSWERS",
         "MENS_GIT_SHA",
+        "MENS_LOG_FORMAT",
     ]
 )
-"""Of the machine, and the four settings that the trainer reads itself."""
+"""Of the machine, and the five settings that the trainer reads itself."""
 PREFIXES = (
     *(
         "LC_",

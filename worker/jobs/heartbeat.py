@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from contextvars import copy_context
 from types import TracebackType
 from typing import Literal
 
@@ -26,7 +27,9 @@ class LeaseKeeper:
         self._lease = lease
         self._every = every_seconds
         self._done = threading.Event()
-        self._thread = threading.Thread(target=self._keep, name=f"lease-{lease.job.id}", daemon=True)
+        self._thread = threading.Thread(
+            target=copy_context().run, args=(self._keep,), name=f"lease-{lease.job.id}", daemon=True
+        )
         self.lost: LeaseLost | None = None
         self.requested: Literal["cancel", "pause"] | None = lease.job.requested
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 from pathlib import Path
@@ -14,7 +15,7 @@ import pytest
 from serving.launch.engine_args import engine_argv, engine_env
 from serving.settings import ServingSettings, load_settings
 from shared.errors import InvalidRequest
-from tests.serving.launch.launches import CASES, launch
+from tests.serving.launch.launches import CASES, Case, launch
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 
@@ -104,3 +105,12 @@ def test_empty_variable_is_unset(monkeypatch):
         monkeypatch.setenv(f"MENS_SERVING_{name}", "")
     settings = load_settings()
     assert settings.serving_max_lora_rank is settings.serving_lora_memory_bytes is settings.serving_tool_parser is None
+
+
+def test_log_of_objects_is_vllms_and_uvicorns(tmp_path):
+    prepared = launch(Case("qwen3-8b", {"log_format": "json"}), tmp_path)
+    argv, environment = engine_argv(prepared), engine_env(prepared)
+    path = Path(argv[argv.index("--log-config-file") + 1])
+    assert environment["VLLM_LOGGING_CONFIG_PATH"] == str(path)
+    assert json.loads(path.read_text())["loggers"].keys() == {"vllm", "uvicorn"}
+    assert "--log-config-file" not in engine_argv(launch(CASES["cpu"], tmp_path))

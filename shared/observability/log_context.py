@@ -1,0 +1,60 @@
+"""Ids that every log line of a piece of work has: its request, job, attempt, adapter and tenant."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar, Token
+
+VARIABLE = "MENS_LOG_IDS"
+"""Where a child process finds the ids of the attempt that it works for."""
+NAMES = ("request_id", "tenant", "job_id", "attempt", "model", "adapter_id")
+NONE: Mapping[str, str] = {}
+
+_ids: ContextVar[Mapping[str, str]] = ContextVar("log_ids", default=NONE)
+
+
+def current_ids() -> Mapping[str, str]:
+    """The ids of what runs now, in this task or thread."""
+    return _ids.get()
+
+
+@contextmanager
+def log_ids(**ids: str) -> Iterator[None]:
+    """Give the log lines of a block these ids too. A task or a thread that `asyncio` starts inside has them as well."""
+    token = begin_ids(**ids)
+    try:
+        yield
+    finally:
+        end_ids(token)
+
+
+def begin_ids(**ids: str) -> Token[Mapping[str, str]]:
+    """Begin such a block where a context manager would cost too much: at every request."""
+    return _ids.set({**_ids.get(), **ids})
+
+
+def end_ids(token: Token[Mapping[str, str]]) -> None:
+    """End it."""
+    _ids.reset(token)
+
+
+def add_log_ids(**ids: str) -> None:
+    """Add ids that are known only now to those of the innermost block, whose later lines have them too."""
+    known = _ids.get()
+    if known is not NONE:
+        assert isinstance(known, dict)
+        known.update(ids)
+
+
+def to_environment() -> dict[str, str]:
+    """What a child process has to find in its environment for its lines to have the same ids."""
+    return {VARIABLE: json.dumps(dict(current_ids()))} if current_ids() else {}
+
+
+def adopt_from_environment() -> None:
+    """Take over the ids of the process that started this one, for its whole life."""
+    if text := os.environ.get(VARIABLE):
+        _ids.set({name: str(value) for name, value in json.loads(text).items() if name in NAMES})
