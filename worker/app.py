@@ -33,6 +33,7 @@ from shared.queue import (
     JobQueue,
     make_celery,
 )
+from shared.retention.checkpoints import remove_abandoned_checkpoints
 from shared.retention.cleanup import RetentionRunner
 from shared.settings import read_settings
 from shared.worker_registry import WorkerRegistry
@@ -120,9 +121,10 @@ def remove_deleted() -> None:
 @app.task(name=APPLY_RETENTION, shared=False)  # type: ignore[untyped-decorator]
 @one_at_a_time
 def apply_retention() -> None:
-    """Delete what the retention policy names."""
+    """Delete what the retention policy names, and stored checkpoints that no job needs."""
     for removed in retention_runner().apply():
         worker().metrics.retention_removed(removed.what, removed.bytes)
+    remove_abandoned_checkpoints(worker().leases.database, worker().storage)
 
 
 def queued_messages() -> int:
@@ -151,6 +153,22 @@ def report_machine(sender: Any, **_: Any) -> None:
     """A worker that takes jobs tells what it trains on; the control worker trains nothing."""
     if JOBS_QUEUE in sender.app.amqp.queues.consume_from:
         machine_reporter().start()
+
+
+@worker_ready.connect  # type: ignore[untyped-decorator]
+def clean_this_machine(sender: Any, **_: Any) -> None:
+    """A worker that takes jobs removes old run folders from its own disk, which the control worker may not see."""
+    if JOBS_QUEUE in sender.app.amqp.queues.consume_from:
+        threading.Thread(target=_clean_repeatedly, name="retention", daemon=True).start()
+
+
+def _clean_repeatedly() -> None:
+    while not worker().stopping.wait(settings.retention_seconds):
+        try:
+            for removed in retention_runner().apply_on_this_machine():
+                worker().metrics.retention_removed(removed.what, removed.bytes)
+        except Exception:
+            logging.getLogger(__name__).exception("retention on this machine failed; it is tried again")
 
 
 @worker_shutting_down.connect  # type: ignore[untyped-decorator]

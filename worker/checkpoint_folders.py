@@ -34,6 +34,13 @@ def appearing_whole(target: Path) -> Iterator[Path]:
     temporary.rename(target)
 
 
+def remove_whole(folder: Path) -> None:
+    """Remove a folder; who is copying it at that moment finds it missing, and never half of it."""
+    removed = folder.with_name(f".{folder.name}.removed")
+    folder.rename(removed)
+    shutil.rmtree(removed)
+
+
 def adopt_checkpoints(resume: Path, run_dir: Path) -> Path:
     """Take over the checkpoint that a run goes on from, and those before it: they are part of its result.
 
@@ -69,7 +76,7 @@ def adopt_shards(earlier: Path, run_dir: Path) -> int:
     adopted = 0
     for name in record["files"]:
         with suppress(FileNotFoundError):
-            _link(earlier / MODEL_FOLDER / name, run_dir / MODEL_FOLDER / name)
+            link_or_copy(earlier / MODEL_FOLDER / name, run_dir / MODEL_FOLDER / name)
             adopted += 1
     if adopted:
         write_json(run_dir / MERGE_PROGRESS_NAME, record)
@@ -81,11 +88,11 @@ def _adopt(checkpoint: Path, run_dir: Path) -> Path:
     if not adopted.exists():
         with appearing_whole(adopted) as temporary:
             for path in checkpoint.iterdir():
-                _link(path, temporary / path.name)
+                link_or_copy(path, temporary / path.name)
     return adopted
 
 
-def _link(source: Path, target: Path) -> None:
+def link_or_copy(source: Path, target: Path) -> None:
     """A second name of a file that is never written again, so that ten attempts take the room of one; else a copy."""
     try:
         target.hardlink_to(source)

@@ -58,6 +58,10 @@ class WorkerSettings(RetentionSettings):
     trainer_stall_seconds: float = Field(
         600.0, gt=0, description="How long it may be silent after that; or 20 times its longest silence so far."
     )
+    store_checkpoints: Literal["auto", "always", "never"] = Field(
+        "auto",
+        description="Whether checkpoints are stored while a job runs, so that any worker can resume it; auto: in a bucket.",
+    )
     publish_timeout_seconds: float = Field(180.0, gt=0, description="How long a serving replica may be unavailable.")
     unload_patience_seconds: float = Field(
         3600.0, ge=0, description="How long an unavailable replica delays the deletion of an adapter's files."
@@ -92,3 +96,8 @@ class WorkerSettings(RetentionSettings):
     )
     evaluation_concurrency: int = Field(16, ge=1, le=1024, description="Requests of an evaluation at once.")
     git_sha: str | None = Field(None, description="Commit of this installation's code, for training manifests.")
+
+    @property
+    def stores_checkpoints(self) -> bool:
+        """Whether checkpoints are stored while a job runs."""
+        return self.store_checkpoints == "always" or (self.store_checkpoints == "auto" and bool(self.s3_bucket))

@@ -3,6 +3,7 @@
     blobs/sha256/ab/abcd…          one uploaded or produced file, named by its bytes
     adapters/<digest>/…            an adapter's files; adapter_manifest.json is written last
     models/<digest>/…              a merged model's files; model_manifest.json is written last
+    checkpoints/<digest>/…         a checkpoint to go on from; checkpoint_manifest.json is written last
     incoming/                      files that are being written, and the trash
 
 Everything is written to a temporary name, flushed, and renamed, so a name either is complete or is not there.

@@ -1,6 +1,6 @@
 """The storage interface: blobs under the SHA-256 of their bytes, artifacts under the SHA-256 of their manifest.
 
-An artifact is an adapter or a merged model: several files and a manifest that names them. `FolderStorage`
+An artifact is an adapter, a merged model or a checkpoint: several files and a manifest that names them. `FolderStorage`
 (`folder_storage.py`) keeps them on a local or network disk, `S3Storage` (`s3/storage.py`) in a bucket; `open_storage.py`
 makes the one that the settings name. The interface asks for nothing that an object store cannot do: bytes go in and out as
 streams, and a local path holds inside a `with` block only, so that an object store can hand out a cached copy.
@@ -25,7 +25,7 @@ from typing import BinaryIO, Literal, Protocol, Self
 
 from shared.errors import ArtifactInvalid, Code, NotFound
 
-ArtifactKind = Literal["adapters", "models"]
+ArtifactKind = Literal["adapters", "models", "checkpoints"]
 
 MAX_MANIFEST_BYTES = 16 << 20
 

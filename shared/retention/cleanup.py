@@ -104,7 +104,20 @@ class RetentionRunner:
 
     def apply(self) -> list[Finding]:
         """Delete everything that the policy deletes now; returns what was deleted."""
-        removed = [finding for finding in self.find() if self.remove(finding)]
+        return self._remove(self.find())
+
+    def apply_on_this_machine(self) -> list[Finding]:
+        """Delete what the policy deletes on this machine's own disk: run folders and encoded data files.
+
+        For a worker whose disk the control worker does not see.
+        """
+        if not self.has_rule:
+            return []
+        known = take_inventory(self._db, self._settings.retain_alias_moves)
+        return self._remove([*self._run_folders(known), *self._prepared(known)])
+
+    def _remove(self, found: list[Finding]) -> list[Finding]:
+        removed = [finding for finding in found if self.remove(finding)]
         for finding in removed:
             logger.info("retention: %s %s (%s)", finding.what, finding.name, finding.reason)
         return removed

@@ -54,6 +54,7 @@ from worker.run_folder import (
     write_json,
 )
 from worker.settings import WorkerSettings
+from worker.stored_checkpoints import StoredCheckpoints
 
 PROGRAM = "worker.train"
 TAKE_OVER_TRIES = 5
@@ -66,10 +67,17 @@ def run_finetune(attempt: Attempt) -> None:
         MensError: the attempt failed, with its code. LeaseLost, Stopped: see `worker/jobs/attempt.py`.
     """
     plan = ExecutionPlan.model_validate(attempt.lease.job.plan)
+    checkpoints = StoredCheckpoints(
+        attempt.storage,
+        attempt.leases,
+        attempt.lease,
+        attempt.run_dir,
+        store=attempt.settings.stores_checkpoints,
+    )
     run_dir = next((run for run in attempt.earlier_runs() if read_json(run / SUMMARY_NAME)), None)
     if run_dir is None:
         run_dir = attempt.run_dir
-        train(attempt, plan)
+        train(attempt, plan, checkpoints)
     # Before anything is stored: the same content may be in storage already and pending deletion, and must then be kept.
     attempt.leases.keep_adapters(
         attempt.lease, [digest_file(folder / MANIFEST_NAME) for folder in adapter_folders(run_dir)]
@@ -78,9 +86,10 @@ def run_finetune(attempt: Attempt) -> None:
     adapters = store_adapters(attempt.storage, run_dir)
     adapters[-1] = publish(attempt, plan, adapters[-1], run_dir)
     finish(attempt, plan, adapters, run_dir)
+    checkpoints.discard()
 
 
-def train(attempt: Attempt, plan: ExecutionPlan) -> None:
+def train(attempt: Attempt, plan: ExecutionPlan, checkpoints: StoredCheckpoints) -> None:
     """Prepare the run folder and train, from the newest checkpoint of earlier attempts if there is one."""
     attempt.enter(Stage.PREFLIGHT, f"Checking the base model {plan.base.name} and the training file.")
     attempt.run_dir.mkdir(parents=True, exist_ok=True)
@@ -90,16 +99,18 @@ def train(attempt: Attempt, plan: ExecutionPlan) -> None:
         check_inputs(attempt, run)
         attempt.raise_if_stopped()
         attempt.enter(Stage.TRAINING, "Starting the trainer.")
-        settings = attempt.settings
+        settings, earlier = attempt.settings, attempt.earlier_runs()
+        resume = checkpoints.fetch_newer(newest_checkpoint(earlier)) or take_over_checkpoint(earlier, attempt.run_dir)
         child = ChildProcess(
             PROGRAM,
             attempt.run_dir,
-            resume=take_over_checkpoint(attempt.earlier_runs(), attempt.run_dir),
+            resume=resume,
             cache=settings.prepared_dir,
             threads=settings.trainer_threads,
             processes=count_processes(settings.trainer_processes, plan.contract),
         )
-        attempt.follow(child, StallWatch(settings.trainer_start_seconds, settings.trainer_stall_seconds))
+        with checkpoints:
+            attempt.follow(child, StallWatch(settings.trainer_start_seconds, settings.trainer_stall_seconds))
 
 
 @contextmanager

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import random
-import shutil
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,7 +25,7 @@ from transformers import PreTrainedTokenizerBase
 
 from shared.contract.plan import ExecutionPlan
 from shared.errors import Code, JobFailed
-from worker.checkpoint_folders import appearing_whole
+from worker.checkpoint_folders import appearing_whole, remove_whole
 from worker.run_folder import CHECKPOINTS_FOLDER, list_checkpoints, read_json, write_json
 from worker.training.adapter import load_weights, save_adapter
 from worker.training.model.load import trainable
@@ -107,7 +106,7 @@ def save_checkpoint(
     kept = [folder for folder in checkpoints if not is_interim(folder)][-KEEP:]
     for old in checkpoints[:-1]:
         if old not in kept:
-            shutil.rmtree(old)
+            remove_whole(old)
     return target
 
 
@@ -120,7 +119,7 @@ def remove_interim(run_dir: Path) -> None:
     """Remove the interim checkpoints of a complete run."""
     for folder in list_checkpoints(run_dir):
         if is_interim(folder):
-            shutil.rmtree(folder)
+            remove_whole(folder)
 
 
 def checkpoint_at(run_dir: Path, step: int) -> Path | None:

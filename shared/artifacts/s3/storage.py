@@ -3,6 +3,7 @@
     blobs/sha256/ab/abcd…          one uploaded or produced file, named by its bytes
     adapters/<digest>/…            an adapter's files; adapter_manifest.json is written last
     models/<digest>/…              a merged model's files; model_manifest.json is written last
+    checkpoints/<digest>/…         a checkpoint to go on from; checkpoint_manifest.json is written last
 
 An object of S3 is there whole or not at all. A manifest is written on condition that there is none (``If-None-Match: *``),
 so of two processes that publish the same artifact one writes it. What is deleted is freed by the store itself, so there is

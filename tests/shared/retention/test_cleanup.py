@@ -39,6 +39,18 @@ def test_nothing_is_deleted_without_a_setting(home: Home) -> None:
     assert home.keep().find() == home.keep().apply() == []
 
 
+def test_a_worker_deletes_nothing_but_what_is_on_its_own_disk(home: Home) -> None:
+    home.train("a", run_bytes=10)
+    home.merge("a", "1" * 64)
+    home.prepare("data", 1000)
+    home.clock.advance(9999 * DAY)
+    keep = home.keep(retain_unaliased_days=1, retain_run_days=1, retain_model_days=1, prepared_bytes=0)
+    everything = {finding.what for finding in keep.find()}
+    assert {"adapter", "merged model", "run folder", "prepared data"} <= everything
+    assert {finding.what for finding in keep.apply_on_this_machine()} == {"run folder", "prepared data"}
+    assert {finding.what for finding in keep.find()} == everything - {"run folder", "prepared data"}
+
+
 def test_adapters_of_aliases_and_their_last_moves_are_kept(home: Home) -> None:
     for letter in "abcdef":
         home.train(letter)

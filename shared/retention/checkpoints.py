@@ -1,0 +1,38 @@
+"""Stored checkpoints that nothing can go on from any more: their job is over, or its row names newer ones.
+
+They are no result, and no rule is needed: they only ever served to resume a job.
+"""
+
+from __future__ import annotations
+
+import logging
+from datetime import UTC, datetime, timedelta
+
+from shared.artifacts.storage import ArtifactKind, Storage
+from shared.database.connection import Database
+from shared.database.deletions import open_jobs
+
+KIND: ArtifactKind = "checkpoints"
+STORED_CHECKPOINTS = "stored_checkpoints"
+"""Key in a job's progress: name of each stored checkpoint → its digest."""
+YOUNG = timedelta(hours=1)
+"""What was written to since then may be about to be named by its job's row."""
+
+logger = logging.getLogger(__name__)
+
+
+def remove_abandoned_checkpoints(database: Database, storage: Storage) -> list[str]:
+    """Remove the stored checkpoints that no unfinished job's row names; returns their digests."""
+    # The storage is read before the database: what is named in between is known by then.
+    sizes = {digest: storage.measure(KIND, digest) for digest in storage.digests(KIND)}
+    with database.read() as session:
+        jobs = open_jobs(session)
+        needed = {digest for job in jobs for digest in job.progress.get(STORED_CHECKPOINTS, {}).values()}
+    old = datetime.now(UTC) - YOUNG
+    abandoned = [digest for digest, size in sizes.items() if size and size.written_at < old and digest not in needed]
+    for digest in abandoned:
+        storage.move_to_trash(KIND, digest)
+    if abandoned:
+        logger.info("retention: %d stored checkpoints that no job needs", len(abandoned))
+        storage.purge_trash()
+    return abandoned

@@ -1,0 +1,109 @@
+"""No folder is shared: a bucket, PostgreSQL and Valkey carry the whole loop, and a job goes on on another machine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cli.commands.demo import run_loop
+from shared.artifacts.s3.storage import S3Storage
+from shared.settings import Settings
+from tests.support.postgres import PostgresServer
+from tests.support.s3_server import S3Server
+from tests.support.valkey import running_valkey
+from tests.support.waiting import eventually
+from tests.system.conftest import IMPATIENCE
+from tests.system.loop import ANSWER, BASE, ROOT, Installation
+from tests.system.separate_machines import SeparateMachines, running_machines
+
+pytestmark = pytest.mark.postgres
+KILL_AT_STEP = 45
+"""Past the checkpoints at 20 and 40."""
+
+
+@pytest.fixture(scope="module")
+def machines(
+    home: Path, tmp_path_factory: pytest.TempPathFactory, postgres_server: PostgresServer, s3_server: S3Server
+) -> Iterator[SeparateMachines]:
+    folder = tmp_path_factory.mktemp("machines")
+    with running_valkey(tmp_path_factory.mktemp("valkey")) as valkey:
+        services = {"MENS_DATABASE_URL": postgres_server.fresh_url(), "MENS_BROKER_URL": valkey.url}
+        environment = services | s3_server.environment("installation") | IMPATIENCE
+        with running_machines(SeparateMachines(folder, home, environment), "api", "serving", "control", "first") as up:
+            yield up
+
+
+@pytest.fixture
+def installation(machines: SeparateMachines) -> Installation:
+    return Installation(machines)  # type: ignore[arg-type]  # of a stack it needs the connection alone
+
+
+@pytest.fixture
+def storage(machines: SeparateMachines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> S3Storage:
+    """The bucket, as one more process sees it."""
+    for name, value in machines.environment.items():
+        if name.startswith(("AWS_", "MENS_S3_")):
+            monkeypatch.setenv(name, value)
+    return S3Storage(Settings(home=tmp_path))
+
+
+def train(installation: Installation, file_id: str) -> str:
+    """Id of a job; equal jobs must give equal bytes."""
+    contract = {
+        "model": {"hf_repo": BASE},
+        "data": {"train_file": file_id},
+        "exec": {"epochs": 12, "batch_size": 8, "grad_accum": 1, "learning_rate": 4e-3, "seq_len": 128}
+        | {"checkpoint_every": 20},
+    }
+    body = {"contract": contract, "name": "equal", "kind": "finetune"}
+    return str(installation.call("POST", "/v1/jobs", json=body)["id"])
+
+
+def messages(job: dict[str, Any]) -> list[str]:
+    return [event["message"] for event in job["events"]]
+
+
+def test_demo_succeeds(machines: SeparateMachines, installation: Installation, storage: S3Storage) -> None:
+    assert run_loop(machines.connection)
+    aliased = installation.call("GET", "/v1/aliases")["data"]
+    assert [one["name"] for one in aliased] == ["support"]
+    assert storage.digests("adapters")
+    assert storage.digests("checkpoints") == [], "they were needed until the job had succeeded"
+    for name, machine in machines.machines.items():
+        kept = {path.name for path in machine.home.iterdir()}
+        assert "storage" not in kept, name
+        assert ("runs" in kept) == (name == "first"), name
+
+
+def test_killed_workers_job_goes_on_on_another_machine_with_equal_bytes(
+    machines: SeparateMachines, installation: Installation, storage: S3Storage
+) -> None:
+    file_id = installation.upload_bytes("equal.jsonl", (ROOT / "examples" / "support.jsonl").read_bytes())
+    undisturbed = installation.wait_for_success(train(installation, file_id))
+
+    job_id = train(installation, file_id)
+    installation.wait_for_step(job_id, KILL_AT_STEP)
+    eventually(lambda: storage.digests("checkpoints"), 30, "a checkpoint is stored")
+    machines.machines["first"].kill()
+    second = machines.start("second")
+    job = installation.wait_for_success(job_id)
+
+    assert job["attempt"] == 2
+    assert any("resumed from the checkpoint" in message for message in messages(job))
+    assert job["result"]["adapter_id"] == undisturbed["result"]["adapter_id"], "the same bytes, and so the same digest"
+    assert job["result"]["adapters"] == undisturbed["result"]["adapters"], "and so the checkpoints"
+    assert ANSWER in installation.ask(job["result"]["adapter_id"])
+    assert [path.name for path in (second.home / "runs" / job_id).iterdir()] == ["attempt-0002"]
+
+
+def test_deleted_adapter_leaves_the_bucket(installation: Installation, storage: S3Storage) -> None:
+    adapters = [one for one in installation.call("GET", "/v1/adapters")["data"] if one["id"].startswith("equal@")]
+    (final,) = [one for one in adapters if one["final"]]
+    digest = final["id"].partition("@")[2]
+    assert digest in storage.digests("adapters")
+    installation.call("DELETE", f"/v1/models/{final['id']}")
+    eventually(lambda: digest not in storage.digests("adapters"), 60, "the adapter has left the bucket")
+    assert installation.call("GET", f"/v1/adapters/{final['id']}")["state"] == "deleted"

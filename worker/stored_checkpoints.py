@@ -1,0 +1,205 @@
+"""A job's checkpoints in the storage, so that a worker on another machine goes on from them.
+
+    trainer writes checkpoints/step-… ─► a thread copies it into the storage ─► the job's row names it
+    next attempt, anywhere: the row's newest is newer than any on this disk? ─► fetched, every digest checked ─► resumed
+
+The row is the truth: what it does not name is not gone on from, and is removed by the retention sweep, as are the
+checkpoints of jobs that are over (`shared/retention/checkpoints.py`). Only the attempt that holds the lease can change it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import shutil
+import tempfile
+import threading
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from shared.artifacts.manifests import FileName
+from shared.artifacts.storage import Storage
+from shared.base_models.catalog import Sha256
+from shared.database.leases import Lease, Leases
+from shared.database.records import NewEvent
+from shared.errors import ArtifactInvalid, Code, LeaseLost, MensError, NotFound
+from shared.hashing import canonical_json, digest_file
+from shared.retention.checkpoints import KIND, STORED_CHECKPOINTS
+from worker.checkpoint_folders import appearing_whole, link_or_copy
+from worker.run_folder import CHECKPOINTS_FOLDER, list_checkpoints
+
+MANIFEST_NAME = "checkpoint_manifest.json"
+POLL_SECONDS = 1.0
+
+logger = logging.getLogger(__name__)
+
+
+class CheckpointManifest(BaseModel):
+    """``checkpoint_manifest.json``, whose SHA-256 names a stored checkpoint; with the job, so that no two jobs share one."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    format: Literal["mens_checkpoint"] = "mens_checkpoint"
+    version: Literal[1] = 1
+    job: str
+    files: dict[FileName, Sha256]
+
+    def to_bytes(self) -> bytes:
+        """The manifest file's bytes: canonical JSON."""
+        return canonical_json(self.model_dump(mode="json"))
+
+
+class StoredCheckpoints:
+    """The stored checkpoints of one attempt's job.
+
+    As a context manager it stores what appears in the run folder while its block runs, from a thread of its own.
+
+    Args:
+        storage: where they are kept.
+        leases: through which the job's row is written.
+        lease: of the attempt.
+        run_dir: of the attempt.
+        store: whether new ones are stored; what earlier attempts have stored is used anyhow.
+    """
+
+    def __init__(self, storage: Storage, leases: Leases, lease: Lease, run_dir: Path, *, store: bool) -> None:
+        self._storage = storage
+        self._leases = leases
+        self._lease = lease
+        self._run_dir = run_dir
+        self._store = store
+        self._named: dict[str, str] = dict(lease.job.progress.get(STORED_CHECKPOINTS, {}))
+        self._fetched: dict[str, str] = {}
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name=f"checkpoints-{lease.job.id}", daemon=True)
+
+    def fetch_newer(self, than: Path | None) -> Path | None:
+        """The newest stored checkpoint, in the run folder with those before it; None when there is none newer than the given one.
+
+        One that is lost or damaged is passed over, and an older one is gone on from.
+
+        Raises:
+            Unavailable: the storage does not respond, or the disk is full.
+        """
+        newest = None
+        for name in sorted(self._named, reverse=True):
+            if newest is None and than is not None and name <= than.name:
+                return None
+            folder = self._run_dir / CHECKPOINTS_FOLDER / name
+            try:
+                self._fetch(self._named[name], folder)
+            except (NotFound, ArtifactInvalid) as error:
+                logger.warning("the stored checkpoint %s of %s cannot be used: %s", name, self._lease.job.id, error)
+                continue
+            self._fetched[name] = self._named[name]
+            newest = newest or folder
+        return newest
+
+    def store_new(self) -> None:
+        """Store what the run folder has and the storage has not, the newest first; forget what the trainer has removed.
+
+        Raises:
+            LeaseLost: another attempt owns the job. MensError: the storage or the database did not respond; nothing is lost.
+        """
+        present: dict[str, str] = {}
+        for folder in reversed(list_checkpoints(self._run_dir)):
+            # The trainer removes its older ones as it goes on.
+            with suppress(FileNotFoundError):
+                present[folder.name] = self._fetched.get(folder.name) or self._put(folder)
+                self._fetched[folder.name] = present[folder.name]
+                if present.keys() - self._named.keys():
+                    # At once: the next may take a while to be stored.
+                    self._name(self._named | present)
+        if present and present != self._named:
+            old = set(self._named.values()) - set(present.values())
+            self._name(present)
+            for digest in old:
+                self._storage.move_to_trash(KIND, digest)
+
+    def discard(self) -> None:
+        """Remove them all: the job has succeeded. What cannot be removed now is removed by the retention sweep."""
+        for digest in self._named.values():
+            with suppress(MensError):
+                self._storage.move_to_trash(KIND, digest)
+
+    def __enter__(self) -> StoredCheckpoints:
+        if self._store:
+            self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Ends the thread. Where the block was left early, the last checkpoint is stored first: another worker may go on."""
+        if not self._store:
+            return
+        self._done.set()
+        self._thread.join()
+        if kind is not None and not isinstance(error, LeaseLost):
+            self._try_to_store()
+
+    def _watch(self) -> None:
+        while not self._done.wait(POLL_SECONDS):
+            if not self._try_to_store():
+                return
+
+    def _try_to_store(self) -> bool:
+        """Store what is new; False once another attempt owns the job."""
+        try:
+            self.store_new()
+        except LeaseLost:
+            return False
+        except Exception as error:
+            # Training goes on, and the next round tries again.
+            logger.warning("a checkpoint of %s could not be stored: %s", self._lease.job.id, error)
+        return True
+
+    def _name(self, checkpoints: dict[str, str]) -> None:
+        events = []
+        if newest := max(checkpoints.keys() - self._named.keys(), default=None):
+            events = [
+                NewEvent(level="info", message=f"The checkpoint {newest} is stored.", data={"checkpoint": newest})
+            ]
+        self._leases.report(self._lease, progress={STORED_CHECKPOINTS: checkpoints}, events=events)
+        self._named = checkpoints
+
+    def _put(self, folder: Path) -> str:
+        # Of links, because the trainer may remove the folder while it is sent.
+        with tempfile.TemporaryDirectory(dir=self._run_dir, prefix=".storing-") as private:
+            copy = Path(private)
+            for path in sorted(folder.iterdir()):
+                link_or_copy(path, copy / path.name)
+            files = {path.name: digest_file(path) for path in copy.iterdir()}
+            raw = CheckpointManifest(job=self._lease.job.id, files=files).to_bytes()
+            (copy / MANIFEST_NAME).write_bytes(raw)
+            digest = hashlib.sha256(raw).hexdigest()
+            self._storage.put_folder(KIND, digest, copy, sorted(files), MANIFEST_NAME)
+            return digest
+
+    def _fetch(self, digest: str, target: Path) -> None:
+        raw = self._storage.manifest_bytes(KIND, digest, MANIFEST_NAME)
+        if hashlib.sha256(raw).hexdigest() != digest:
+            raise _damaged(MANIFEST_NAME)
+        try:
+            manifest = CheckpointManifest.model_validate_json(raw)
+        except ValidationError:
+            raise _damaged(MANIFEST_NAME) from None
+        # Left by a round that was interrupted.
+        shutil.rmtree(target, ignore_errors=True)
+        with appearing_whole(target) as temporary:
+            self._storage.fetch_folder(KIND, digest, sorted(manifest.files), temporary)
+            for name, expected in manifest.files.items():
+                if digest_file(temporary / name) != expected:
+                    raise _damaged(name)
+
+
+def _damaged(name: str) -> ArtifactInvalid:
+    return ArtifactInvalid(
+        Code.STORAGE_OBJECT_MISSING,
+        f"{name} of a stored checkpoint is not what was stored.",
+        remedy="Nothing: an older checkpoint is gone on from, or the beginning.",
+        param=name,
+    )
