@@ -9,6 +9,7 @@ from typing import Annotated
 from anyio import CapacityLimiter
 from fastapi import Depends, Request
 
+from api.base_fetcher import BaseFetcher
 from api.body_buffers import BodyBuffers
 from api.event_feed import EventFeed
 from api.grader_sandboxes import GraderSandboxes
@@ -86,6 +87,7 @@ class Services:
     replica_limits: ReplicaLimits
     gateway: Gateway
     sandboxes: GraderSandboxes
+    base_fetcher: BaseFetcher
     queue_places: QueuePlaces
     metrics: ApiMetrics
     shutdown: ShutdownFlag = field(default_factory=ShutdownFlag)
@@ -99,6 +101,8 @@ class Services:
         """Start the background tasks, in the running loop."""
         self.gateway.failover.health.start()
         self.lookup.start()
+        if self.settings.fetch_bases:
+            self.base_fetcher.start()
 
     def assign_server_policy(self) -> None:
         """Let the policy file of the settings govern the server; without one, what governs it stays.
@@ -117,6 +121,7 @@ class Services:
     async def close(self) -> None:
         """End the background tasks and close every connection; a part is closed before the parts that it uses."""
         gateway = self.gateway
+        self.base_fetcher.close()
         await gateway.shadows.close()
         await self.sandboxes.close()
         await gateway.failover.health.close()
@@ -177,6 +182,7 @@ def make_services(
         replica_limits=replica_limits or ReplicaLimits(replicas.urls, key),
         sandboxes=sandboxes,
         metrics=metrics,
+        base_fetcher=BaseFetcher(lookup.catalog, settings.catalog_path),
         gateway=Gateway(
             limiter=limiter or make_limiter(settings.broker_url, settings.tenant_limits),
             lookup=lookup,

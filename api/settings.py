@@ -29,6 +29,10 @@ class ApiSettings(Settings):
         None, description="A policy file that governs every alias that has no policy of its own or of its tenant."
     )
     api_port: int = Field(8000, ge=0, le=65535, description="Port to listen on.")
+    fetch_bases: bool = Field(
+        False,
+        description="Whether the API fetches the catalogue's hub models by itself: where it shares no hub cache with the other tiers.",
+    )
     max_file_bytes: int = Field(1 << 30, gt=0, description="Largest file that is uploaded in one request.")
     max_upload_bytes: int = Field(8 << 30, gt=0, description="Largest file that is uploaded in parts.")
     max_part_bytes: int = Field(64 << 20, gt=0, description="Largest part of such a file.")

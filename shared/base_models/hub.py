@@ -76,7 +76,7 @@ def locate_fetched(entry: BaseModelEntry, catalog_path: Path) -> Path:
         raise Unavailable(
             Code.BASE_NOT_FETCHED,
             f"The base model {entry.name} has not been fetched from the hub yet.",
-            remedy="The serving tier fetches it when it starts; try again then. All tiers must share HF_HOME.",
+            remedy="The serving tier fetches it when it starts; try again then. The API must share its HF_HOME, or have MENS_FETCH_BASES=true.",
             param="model",
         ) from error
     return Path(cached)

@@ -65,7 +65,9 @@ class SeparateMachines:
 
     def __post_init__(self) -> None:
         ports = {name: free_port() for name in ("api", "serving")}
-        key = Keys(Database(self.environment["MENS_DATABASE_URL"])).create("test")[1]
+        database = Database(self.environment["MENS_DATABASE_URL"])
+        key = Keys(database).create("test")[1]
+        database.close()
         self.connection = Connection(f"http://127.0.0.1:{ports['api']}", key)
         self.environment |= {
             "MENS_API_PORT": str(ports["api"]),
