@@ -16,6 +16,7 @@ from cli.commands.jobs import upload, watch_job
 from cli.export.download import download
 from cli.export.formats import Format, write
 from cli.export.handoff import Backend
+from cli.export.mlflow_model import check_installed
 from cli.export.oci_layout import is_layout, read_layout
 from cli.export.ollama.modelfile import plan_model
 from shared.artifacts.manifests import MANIFEST_NAME, AdapterManifest, parse_manifest, verify_adapter
@@ -46,7 +47,7 @@ def export(
         typer.Option(
             "--format",
             help="peft: the folder that peft and vLLM load; original: the original's names; hf: a Hugging Face repository; "
-            "oci: an OCI image layout for registries; ollama: a Modelfile, with --model-folder.",
+            "oci: an OCI image layout for registries; ollama: a Modelfile, with --model-folder; mlflow: a model for mlflow.pyfunc.",
         ),
     ] = Format.PEFT,
     handoff: Annotated[
@@ -80,6 +81,8 @@ def export(
         fail("Ollama's handoff and --from come with --format ollama.")
     if to.exists() and (not to.is_dir() or any(to.iterdir())):
         fail(f"{to} is not an empty folder; name another one with --to.")
+    if layout is Format.MLFLOW:
+        check_installed()
     record = call("GET", f"/v1/adapters/{quote(resolve_adapter_id(adapter), safe='')}")
     if record["state"] != "published":
         note(f"{record['id']} is {record['state']}: it has no certificate that a replica measured and passed.")

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from cli.export.download import ADAPTER_FILES, Downloaded
 from cli.export.handoff import HANDOFF_NAME, Backend, handoff_for
+from cli.export.mlflow_model import write_mlflow_model
 from cli.export.oci_layout import write_layout
 from cli.export.ollama.modelfile import ADAPTER_FOLDER, MODELFILE_NAME, OllamaModel, write_modelfile
 from cli.export.original_folder import write_original
@@ -25,6 +26,7 @@ class Format(StrEnum):
     HF = "hf"
     OCI = "oci"
     OLLAMA = "ollama"
+    MLFLOW = "mlflow"
 
 
 GIT_ATTRIBUTES = "*.safetensors filter=lfs diff=lfs merge=lfs -text\n"
@@ -49,6 +51,9 @@ def write(
         tag = _tag(found.manifest)
         digest = write_layout(files, target, tag, _annotations(found.manifest))
         return f"{digest}; push it with `oras copy --from-oci-layout {target}:{tag} REGISTRY/NAME:TAG`"
+    if layout is Format.MLFLOW:
+        write_mlflow_model(files, target, found.manifest)
+        return f'load it with mlflow.pyfunc.load_model("{target}", model_config={{"base": BASE}})'
     if layout is Format.ORIGINAL:
         names = write_original(found.folder, target, found.manifest)
         files = [

@@ -1,0 +1,73 @@
+"""The code inside an exported MLflow model: transformers' base with the adapter on it, by peft.
+
+MLflow copies this file into the model's folder and runs it where the model is loaded, so it stands alone: nothing of Mens is imported,
+and Mens never imports it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import mlflow
+import pandas as pd
+from mlflow.pyfunc.model import PythonModel, PythonModelContext
+
+BASE_VARIABLE = "MENS_BASE"
+
+
+class AdapterChat(PythonModel):  # type: ignore[misc]
+    """Chats in, answers out. Rows of a column ``messages``, each a list of ``{"role", "content"}``; one text a row comes back."""
+
+    def load_context(self, context: PythonModelContext) -> None:
+        """Load base and adapter.
+
+        The base is `model_config["base"]` of `mlflow.pyfunc.load_model`, else the environment's ``MENS_BASE``, else the name that the
+        adapter's manifest has for it: a folder, or a name on the Hugging Face hub.
+
+        Raises:
+            ValueError: that base has another chat template than the one that the adapter was trained with.
+        """
+        from peft import PeftModel
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+
+        folder = Path(context.artifacts["adapter"])
+        manifest = json.loads((folder / "adapter_manifest.json").read_bytes())
+        given = dict(context.model_config or {}).get("base")
+        base = given or os.environ.get(BASE_VARIABLE) or manifest["base_model"]
+        self._tokenizer = AutoTokenizer.from_pretrained(base)
+        template = hashlib.sha256(str(self._tokenizer.chat_template).encode()).hexdigest()
+        if template != manifest["template_digest"]:
+            raise ValueError(f"{base} is not the base of this adapter: its chat template is another one")
+        plain = AutoModelForCausalLM.from_pretrained(base, dtype="auto", device_map="auto")
+        self._model = PeftModel.from_pretrained(plain, str(folder)).eval()
+
+    def predict(self, model_input: pd.DataFrame, params: dict[str, Any] | None = None) -> list[str]:
+        """The answers to chats.
+
+        Args:
+            model_input: a table with the column ``messages``.
+            params: ``max_new_tokens``, and ``temperature``, 0 for the likeliest token always.
+        """
+        wanted = params or {}
+        temperature = float(wanted.get("temperature", 0.0))
+        options: dict[str, Any] = {
+            "do_sample": temperature > 0,
+            "max_new_tokens": int(wanted.get("max_new_tokens", 256)),
+        }
+        if temperature > 0:
+            options["temperature"] = temperature
+        return [self._answer([dict(turn) for turn in chat], options) for chat in model_input["messages"]]
+
+    def _answer(self, chat: list[dict[str, str]], options: dict[str, Any]) -> str:
+        inputs = self._tokenizer.apply_chat_template(
+            chat, add_generation_prompt=True, return_tensors="pt", return_dict=True
+        ).to(self._model.device)
+        written = self._model.generate(**inputs, **options)
+        return str(self._tokenizer.decode(written[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True))
+
+
+mlflow.models.set_model(AdapterChat())
