@@ -20,16 +20,20 @@ from shared.artifacts.manifests import MANIFEST_NAME, AdapterManifest, parse_man
 from shared.base_models.catalog import BaseModelEntry
 from shared.contract.auto_hyperparameters import auto_learning_rate
 from shared.database.adapters import Adapter
+from shared.database.gates.receipts import StoredReceipt
 from shared.database.names.aliases import Alias
 from shared.database.names.foreign_names import ForeignName
 from shared.errors import Code, NotFound
-from shared.model_card.readme import AdapterRecord, write_readme
+from shared.hashing import digest_json
+from shared.model_card.readme import AdapterRecord, CardReceipt, write_readme
 from shared.model_card.self_evaluation import without_samples
 
 router = APIRouter(prefix="/v1", tags=["models"])
 
 CATALOG_OWNER = "mens"
 README_NAME = "README.md"
+CARD_RECEIPTS = 20
+"""Newest receipts that a card lists."""
 AdapterFile = Literal[
     "adapter_model.safetensors", "adapter_config.json", "adapter_manifest.json", "adapter_signature.json", "README.md"
 ]
@@ -149,6 +153,14 @@ def _card_record(services: Services, view: TenantView, adapter: Adapter, manifes
         certificates=adapter.certificates,
         license=base.license if base else None,
         job={"plan": job.plan, "contract": job.contract} if job and job.kind == "finetune" else None,
+        receipts=tuple(map(_card_receipt, view.receipts.list(adapter=adapter.id, limit=CARD_RECEIPTS)[:CARD_RECEIPTS])),
+    )
+
+
+def _card_receipt(stored: StoredReceipt) -> CardReceipt:
+    policy, digest = stored.receipt["policy"]["name"], stored.policy_digest
+    return CardReceipt(
+        id=stored.id, policy=policy, policy_digest=digest, passed=stored.passed, digest=digest_json(stored.receipt)
     )
 
 

@@ -12,6 +12,7 @@ import typer
 
 from cli.client.connection import call, fail, note
 from cli.client.id_prefixes import resolve_adapter_id
+from cli.client.lineage import describe_lineage
 from cli.commands.jobs import upload, watch_job
 from cli.export.download import download
 from cli.export.formats import Format, write
@@ -201,15 +202,12 @@ def verify(
     rows = [
         ("files", f"{len(manifest.files)} as published"),
         ("signature", signer),
-        ("base", f"{manifest.base_model}, {len(manifest.base_digests)} files by digest"),
         (
             "trained",
             f"{manifest.adapter_method} over {manifest.quant.base_quant}, rank {manifest.rank}, step {manifest.step}",
         ),
         ("layers", str(len(manifest.base_key_map))),
-        *(("made from", f"{source} {digest}") for source, digest in (manifest.source_digests or {}).items()),
-        ("contract", manifest.contract_digest),
-        ("template", manifest.template_digest),
+        *describe_lineage(manifest.model_dump(mode="json")),
     ]
     for name, value in rows:
         typer.echo(f"  {name:10} {value}")

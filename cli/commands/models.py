@@ -13,6 +13,7 @@ import typer
 from cli.client.connection import call, connect, describe_error, describe_unreachable, fail, find, find_all
 from cli.client.id_prefixes import resolve_adapter_id
 from cli.client.json_errors import Json, note_json
+from cli.client.lineage import describe_lineage
 from cli.client.self_evaluation import describe_evaluation
 from cli.commands.aliases import describe_alias, describe_share, describe_targets
 from cli.commands.gates.receipts import describe_outcome
@@ -164,6 +165,8 @@ def _describe_adapter(adapter: dict[str, Any], aliases: list[dict[str, Any]]) ->
     if not adapter["certificates"]:
         yield "proof    none: no replica has measured it"
     yield from describe_evaluation(adapter["metrics"], "measured ")
+    for number, (name, value) in enumerate(describe_lineage(adapter["manifest"])):
+        yield f"{'' if number else 'lineage':9}{name} {value}"
     for receipt in adapter.get("receipts", []):
         yield f"receipt  {describe_outcome(receipt)}"
 

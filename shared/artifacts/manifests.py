@@ -14,6 +14,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, model_validator
 
+from shared.artifacts.lineage import Lineage
 from shared.artifacts.tensor_values import verify_values
 from shared.base_models.catalog import Sha256
 from shared.base_models.families import is_transposed
@@ -79,6 +80,7 @@ class AdapterManifest(BaseModel):
     contract_digest: Sha256
     template_digest: Sha256 = Field(description="SHA-256 of the chat template's text.")
     step: int = Field(ge=0, description="Optimizer steps it was trained for.")
+    lineage: Lineage | None = Field(None, description="What trained it; null: an import, or of an older release.")
     files: dict[FileName, Sha256] = Field(description="Every other file of the folder → SHA-256.")
 
     @model_validator(mode="after")

@@ -23,6 +23,17 @@ RECIPE = {
 """Fields of the contract that the card shows; its digest stands for all."""
 
 
+class CardReceipt(BaseModel):
+    """A receipt as the card names it."""
+
+    model_config = ConfigDict(frozen=True)
+    id: str
+    policy: str
+    policy_digest: str
+    passed: bool
+    digest: str
+
+
 class AdapterRecord(BaseModel):
     """What is known of a stored adapter.
 
@@ -30,6 +41,7 @@ class AdapterRecord(BaseModel):
         license: of the base, as the catalogue has it.
         job: the job that made the adapter: its ``plan``, ``contract`` and ``result``; None for one that no job of this tenant made.
         certificates: by replica, see docs/certificates.md.
+        receipts: what came of judging it by policies, newest first: id, policy, outcome, until when.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -38,6 +50,7 @@ class AdapterRecord(BaseModel):
     certificates: dict[str, Any]
     license: str | None = None
     job: dict[str, Any] | None = None
+    receipts: tuple[CardReceipt, ...] = ()
 
 
 def write_readme(record: AdapterRecord) -> str:
@@ -47,7 +60,7 @@ def write_readme(record: AdapterRecord) -> str:
         parts += [_data(record.job["plan"]), _recipe(record.job["contract"], record.manifest)]
     if evaluation := _evaluation(record.metrics):
         parts.append(evaluation_section(evaluation))
-    parts += [_certificates(record.certificates), _limits(record.manifest)]
+    parts += [_certificates(record.certificates), _lineage(record), _limits(record.manifest)]
     return "\n".join(parts)
 
 
@@ -136,6 +149,29 @@ def _certificate(number: int, certificate: Mapping[str, Any]) -> Iterator[str]:
     for key in ("effect_rms_nats", "engine_error_rms_nats", "base_shift_rms_nats"):
         value = measured.get(key)
         yield "not taken" if value is None else f"{value:.3g}"
+
+
+def _lineage(record: AdapterRecord) -> str:
+    """What leads back: digests of all that went in, the code that trained, and who judged."""
+    manifest, rows = record.manifest, []
+    rows += [(f"{source}: SHA-256", digest) for source, digest in (manifest.source_digests or {}).items()]
+    rows += [("contract: SHA-256", manifest.contract_digest)]
+    if found := manifest.lineage:
+        rows += [
+            ("plan: SHA-256", found.plan_digest),
+            ("Mens", found.code_version + (f", commit {found.code_commit}" if found.code_commit else "")),
+            ("sources: SHA-256", found.code_digest),
+            ("packages", ", ".join(f"{name} {number}" for name, number in found.packages.items())),
+            ("all packages: SHA-256", found.environment_digest),
+        ]
+    rows += [
+        (
+            f"receipt {one.id}",
+            f"{'passed' if one.passed else 'failed'}, policy {one.policy} {one.policy_digest}; SHA-256 {one.digest}",
+        )
+        for one in record.receipts
+    ]
+    return "\n## Lineage\n\n" + table(rows)
 
 
 def _limits(manifest: AdapterManifest) -> str:

@@ -5,12 +5,22 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from shared.artifacts.lineage import Lineage
 from shared.artifacts.manifests import MANIFEST_NAME, AdapterManifest
 from shared.artifacts.original_import import ImportRequest, import_original
 from shared.artifacts.original_layout import ORIGINAL_WEIGHTS, V3_NAME, parse_sidecar
 from shared.base_models.catalog import BaseModelEntry, LocalSource, digest_model_folder
 from tests.support.original_adapter import make_original
 from tests.support.tiny_base import write_base
+
+LINEAGE = Lineage(
+    plan_digest="1" * 64,
+    code_version="0.1.0",
+    code_commit="abc",
+    code_digest="2" * 64,
+    environment_digest="3" * 64,
+    packages={"torch": "2.13.0"},
+)
 
 
 def store_small_adapter(folder: Path) -> tuple[Path, AdapterManifest]:

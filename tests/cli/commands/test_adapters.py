@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from cli.main import app
-from shared.artifacts.manifests import CONFIG_NAME, MANIFEST_NAME, WEIGHTS_NAME
+from shared.artifacts.manifests import CONFIG_NAME, MANIFEST_NAME, WEIGHTS_NAME, AdapterManifest
 from shared.artifacts.original_import import ImportRequest, import_original
 from shared.artifacts.original_layout import ORIGINAL_WEIGHTS, V2_NAME, V3_NAME, parse_sidecar
 from shared.artifacts.signatures import make_key, sign_folder
@@ -17,6 +17,7 @@ from shared.base_models.catalog import BaseModelEntry, Catalog, LocalSource, dig
 from shared.contract.plan import ImportPlan
 from shared.hashing import digest_file
 from tests.support.cli_installation import CliInstallation
+from tests.support.exported_adapter import LINEAGE
 from tests.support.original_adapter import make_original
 from tests.support.tiny_base import write_base
 
@@ -88,6 +89,16 @@ def test_verify_prints_what_an_adapter_is_made_from(made: Path, tmp_path: Path) 
     assert f"old@{digest_file(made / MANIFEST_NAME)}" in printed
     assert f"sidecar {'b' * 64}" in printed
     assert key in printed and "c" * 64 in printed and "d" * 64 in printed and "qlora over nf4, rank 3" in printed
+    assert "not recorded" in printed
+
+
+def test_verify_leads_back_to_plan_code_and_packages(made: Path) -> None:
+    manifest = AdapterManifest.model_validate_json((made / MANIFEST_NAME).read_bytes())
+    (made / MANIFEST_NAME).write_bytes(manifest.model_copy(update={"lineage": LINEAGE}).to_bytes())
+    printed = verified(str(made))
+    assert f"plan       {LINEAGE.plan_digest}" in printed
+    assert f"code       0.1.0, commit abc, sources {LINEAGE.code_digest}" in printed
+    assert f"packages   torch 2.13.0; all {LINEAGE.environment_digest}" in printed
 
 
 @pytest.mark.parametrize("name", [WEIGHTS_NAME, CONFIG_NAME, MANIFEST_NAME])

@@ -17,9 +17,14 @@ from shared.database.tenancy import Role
 from shared.hashing import digest_file
 from tests.support.cli_installation import CliInstallation
 from tests.support.exported_adapter import store_small_adapter
+from tests.support.gate_rows import receipt
 
 pytestmark = pytest.mark.network
-CERTIFICATE: dict[str, Any] = {"failed": [], "effect_rms_nats": 0.25, "parity": {"engine_error_rms_nats": 0.001}}
+CERTIFICATE: dict[str, Any] = {
+    "failed": [],
+    "effect_rms_nats": 0.25,
+    "parity": {"engine_error_rms_nats": 0.001, "base_shift_rms_nats": None},
+}
 
 
 @pytest.fixture
@@ -55,6 +60,15 @@ def test_the_folder_verifies_and_its_card_names_base_and_licence(
     installation: CliInstallation, adapter: NewAdapter, tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
+    row = {
+        "name": "truncation",
+        "status": "passed",
+        "passed": True,
+        "block": True,
+        "message": "0.1; at most 0.5 is asked",
+    }
+    content = {"gates": [row], "policy": {"name": "strict"}, "compared_with": None}
+    judged = receipt(installation.services.database, adapter.id, digest=adapter.digest, receipt=content)
     said = installation.mens("adapter", "export", adapter.id[:20], "--to", str(out), "--handoff", "vllm")
     assert adapter.id in said
     assert "PeftModel.from_pretrained" in said
@@ -66,6 +80,10 @@ def test_the_folder_verifies_and_its_card_names_base_and_licence(
     assert (front["base_model"], front["license"], front["library_name"]) == ("tiny", "apache-2.0", "peft")
     assert "| 1 | passed | 0.25 | 0.001 | not taken |" in card
     assert "10.0.0.7" not in card
+    assert f"| contract: SHA-256 | {'0' * 64} |" in card
+    assert f"| receipt {judged.id} | passed, policy strict {judged.policy_digest}; SHA-256 " in card
+    shown = installation.mens("models", "show", adapter.id)
+    assert f"         made from weights {adapter.manifest['source_digests']['weights']}\n" in shown
     assert json.loads((out / "external_serving_handoff_v1.json").read_bytes())["backend_family"] == "vllm"
 
 

@@ -11,9 +11,9 @@ from markdown_it import MarkdownIt
 
 from shared.artifacts.manifests import AdapterManifest
 from shared.contract.sections import ProvenanceSection
-from shared.model_card.readme import AdapterRecord, write_readme
+from shared.model_card.readme import AdapterRecord, CardReceipt, write_readme
 from shared.model_card.self_evaluation import KEY, PairedMeasure, RowSource, SampleAnswer, SelfEvaluation
-from tests.support.exported_adapter import store_small_adapter
+from tests.support.exported_adapter import LINEAGE, store_small_adapter
 
 EVIL = "Evil | <script>alert(1)</script> [x](http://e) `code` **bold**\n---\nlicense: mit\n# Heading"
 SHA = "a" * 64
@@ -107,6 +107,18 @@ def test_people_read_what_it_was_made_from_and_how_it_did(manifest: AdapterManif
     ):
         assert cells in shown
     assert "secret" not in shown
+
+
+def test_lineage_leads_back_to_data_code_and_receipts(manifest: AdapterManifest) -> None:
+    receipt = CardReceipt(id="receipt-1", policy="strict", policy_digest="5" * 64, passed=True, digest="6" * 64)
+    card = write_readme(record(manifest.model_copy(update={"lineage": LINEAGE}), receipts=(receipt,)))
+    section = card.partition("## Lineage")[2].partition("## Limits")[0]
+    assert manifest.source_digests
+    facts = (*manifest.source_digests.values(), manifest.contract_digest, LINEAGE.plan_digest, LINEAGE.code_digest)
+    assert all(digest in section for digest in (*facts, LINEAGE.environment_digest, "commit abc", "torch 2.13.0"))
+    assert "| receipt receipt-1 | passed, policy strict " in section
+    assert "6" * 64 in section
+    assert "plan: SHA-256" not in write_readme(record(manifest))
 
 
 def test_what_is_not_known_is_left_out(manifest: AdapterManifest) -> None:

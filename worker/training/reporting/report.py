@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
-import subprocess
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, distribution, version
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +26,7 @@ from worker.run_folder import (
     write_json,
 )
 from worker.training.data.prepared import PreparationReport
+from worker.training.lineage import git_sha, package_versions
 from worker.training.metrics import mean
 from worker.training.reporting.events import SKIP_REASONS
 from worker.training.reporting.facts import RunFacts, artifacts
@@ -39,8 +37,6 @@ SUMMARY_SCHEMA = "vox_mens_run_summary_v1"
 SKIP_STATS_SCHEMA = "vox_mens_training_skip_stats_v1"
 TRAINING_MANIFEST_VERSION = 5
 SKIP_STATS_NAME = "training_skip_stats.json"
-PACKAGES = ("torch", "transformers", "peft", "bitsandbytes", "tokenizers", "safetensors", "numpy")
-GIT_SHA_VARIABLE = "MENS_GIT_SHA"
 MOBILE_NOTE = "Trained off the device; the conversion for it is the operator's."
 
 ARTIFACTS = {
@@ -63,7 +59,7 @@ ARTIFACTS = {
 
 def write_reports(run_dir: Path, facts: RunFacts) -> None:
     """Write skip statistics, ``training_manifest.json``, the model card, the self-evaluation, and last ``run_summary.json``."""
-    packages = {name: version(name) for name in PACKAGES}
+    packages = package_versions()
     write_json(run_dir / SKIP_STATS_NAME, skip_stats(facts))
     write_json(run_dir / TRAINING_MANIFEST_NAME, training_manifest(facts, packages))
     write_model_card(run_dir, facts, packages)
@@ -158,31 +154,6 @@ def objective_note(contract: FineTuneContract) -> str:
     where = f"the last {last} assistant tokens of a row" if last else "all assistant tokens"
     weighted = ", rows weighted by their metadata" if contract.trajectory.enabled else ""
     return f"Cross-entropy on {where}{weighted}; prompts carry no loss."
-
-
-def git_sha(environment: Mapping[str, str]) -> str | None:
-    """Commit of the running code: as the operator says, else the checkout's, else as pip noted it, else None."""
-    if stated := environment.get(GIT_SHA_VARIABLE) or _checked_out(Path(__file__).parents[3]):
-        return stated
-    try:
-        noted = json.loads(distribution("mens").read_text("direct_url.json") or "{}")
-    except PackageNotFoundError:
-        return None
-    commit = noted.get("vcs_info", {}).get("commit_id")
-    return str(commit) if commit else None
-
-
-def _checked_out(root: Path) -> str | None:
-    """Commit of a git checkout; None when the code is not in one, or git is not there."""
-    if not (root / ".git").exists():
-        return None
-    try:
-        found = subprocess.run(
-            ["git", "-C", root, "rev-parse", "HEAD"], capture_output=True, text=True, timeout=5, check=True
-        )
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return found.stdout.strip()
 
 
 def _file_stats(report: PreparationReport, skips: Mapping[str, int]) -> dict[str, Any]:

@@ -24,7 +24,6 @@ from worker.training.reporting.report import (
     SKIP_STATS_NAME,
     SKIP_STATS_SCHEMA,
     SUMMARY_SCHEMA,
-    git_sha,
     objective_note,
     write_reports,
 )
@@ -261,20 +260,6 @@ def test_notes_follow_from_the_contract(facts, written):
     assert "the last 8 assistant tokens of a row, rows weighted" in manifest["training_objective_note"]
     assert manifest["training_deployment_note"] == MOBILE_NOTE
     assert manifest["trajectory_weighting_enabled"] is True
-
-
-def test_the_commit_is_the_operators_word_or_the_checkouts_or_none(monkeypatch):
-    assert git_sha({"MENS_GIT_SHA": "abc123"}) == "abc123"
-    monkeypatch.setattr(worker.training.reporting.report, "_checked_out", lambda _root: "def456")
-    assert git_sha({}) == "def456"
-    monkeypatch.setattr(worker.training.reporting.report, "_checked_out", lambda _root: None)
-    assert git_sha({}) is None  # an editable installation has no commit
-
-
-def test_a_folder_that_is_no_checkout_has_no_commit(tmp_path):
-    assert worker.training.reporting.report._checked_out(tmp_path) is None
-    (tmp_path / ".git").mkdir()
-    assert worker.training.reporting.report._checked_out(tmp_path) is None
 
 
 def test_the_summary_comes_last(written, tmp_path, monkeypatch):

@@ -1,0 +1,35 @@
+"""Where an adapter is from, as rows of text: base, data, contract and template by digest, and the plan, code and packages that trained it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from shared.hashing import digest_json
+
+NOT_RECORDED = "not recorded: an import, or trained by an older release"
+
+
+def describe_lineage(manifest: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Name and value of each row.
+
+    Args:
+        manifest: the adapter's, as JSON.
+    """
+    if "base_digests" not in manifest:  # the record of another kind of artifact
+        return
+    digests = manifest["base_digests"]
+    yield "base", f"{manifest['base_model']}, {len(digests)} files, digest {digest_json(digests)}"
+    for source, digest in (manifest.get("source_digests") or {}).items():
+        yield "made from", f"{source} {digest}"
+    yield "contract", manifest["contract_digest"]
+    yield "template", manifest["template_digest"]
+    found = manifest.get("lineage")
+    if found is None:
+        yield "code", NOT_RECORDED
+        return
+    yield "plan", found["plan_digest"]
+    commit = f", commit {found['code_commit']}" if found.get("code_commit") else ""
+    yield "code", f"{found['code_version']}{commit}, sources {found['code_digest']}"
+    packages = ", ".join(f"{name} {number}" for name, number in found["packages"].items())
+    yield "packages", f"{packages}; all {found['environment_digest']}"

@@ -1,0 +1,19 @@
+"""Lineage: the plan, code and packages that an adapter was trained by. Data, contract and base are the manifest's own fields."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from shared.base_models.catalog import Sha256
+
+
+class Lineage(BaseModel):
+    """Everything that decided the weights beside what the manifest names itself; no time, machine or path."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    plan_digest: Sha256 = Field(description="SHA-256 of the execution plan.")
+    code_version: str = Field(description="Version of Mens.")
+    code_commit: str | None = Field(None, description="Its commit, where one is known.")
+    code_digest: Sha256 = Field(description="SHA-256 over the sources of `worker` and `shared`.")
+    environment_digest: Sha256 = Field(description="SHA-256 over every installed package with its version.")
+    packages: dict[str, str] = Field(description="Packages that compute → version.")

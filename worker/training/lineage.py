@@ -1,0 +1,91 @@
+"""What this process trains by: the version, commit and sources of its code, and the packages that are installed."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+from collections.abc import Mapping
+from functools import cache
+from importlib.metadata import PackageNotFoundError, distribution, distributions, version
+from pathlib import Path
+
+from shared.artifacts.lineage import Lineage
+from shared.hashing import digest_file, digest_json
+
+ROOT = Path(__file__).resolve().parents[2]
+SOURCES = ("shared", "worker")
+GIT_SHA_VARIABLE = "MENS_GIT_SHA"
+PACKAGES = ("torch", "transformers", "peft", "bitsandbytes", "tokenizers", "safetensors", "numpy")
+"""Those that a result depends on."""
+
+
+def lineage_of(plan_digest: str) -> Lineage:
+    """The lineage of what this process trains."""
+    return Lineage(
+        plan_digest=plan_digest,
+        code_version=code_version(),
+        code_commit=git_sha(os.environ),
+        code_digest=code_digest(ROOT),
+        environment_digest=environment_digest(),
+        packages=package_versions(),
+    )
+
+
+def code_version() -> str:
+    """Version of Mens; ``source`` where it runs without being installed."""
+    try:
+        return version("mens")
+    except PackageNotFoundError:
+        return "source"
+
+
+@cache
+def code_digest(root: Path) -> str:
+    """SHA-256 over the canonical JSON of path → SHA-256 of every source file below ``shared/`` and ``worker/``."""
+    files = (path for folder in SOURCES for path in (root / folder).rglob("*.py"))
+    return digest_json({path.relative_to(root).as_posix(): digest_file(path) for path in files})
+
+
+@cache
+def environment_digest() -> str:
+    """SHA-256 over the canonical JSON of normalised name → version of every installed package but Mens itself."""
+    found = {re.sub(r"[-_.]+", "-", one.name).lower(): one.version for one in distributions()}
+    return digest_json({name: number for name, number in found.items() if name != "mens"})
+
+
+def package_versions() -> dict[str, str]:
+    """Versions of the packages that a result depends on; those that are not installed are left out."""
+    found = {}
+    for name in PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def git_sha(environment: Mapping[str, str]) -> str | None:
+    """Commit of the running code: as the operator says, else the checkout's, else as pip noted it, else None."""
+    if stated := environment.get(GIT_SHA_VARIABLE) or _checked_out(ROOT):
+        return stated
+    try:
+        noted = json.loads(distribution("mens").read_text("direct_url.json") or "{}")
+    except PackageNotFoundError:
+        return None
+    commit = noted.get("vcs_info", {}).get("commit_id")
+    return str(commit) if commit else None
+
+
+def _checked_out(root: Path) -> str | None:
+    """Commit of a git checkout; None when the code is not in one, or git is not there."""
+    if not (root / ".git").exists():
+        return None
+    try:
+        found = subprocess.run(
+            ["git", "-C", root, "rev-parse", "HEAD"], capture_output=True, text=True, timeout=5, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return found.stdout.strip()
