@@ -11,7 +11,6 @@ from fastapi import Depends, Request
 
 from api.base_fetcher import BaseFetcher
 from api.body_buffers import BodyBuffers
-from api.event_feed import EventFeed
 from api.grader_sandboxes import GraderSandboxes
 from api.inference.gateway import Gateway
 from api.inference.lookup_cache import LookupCache
@@ -27,7 +26,8 @@ from api.inference.shadow import ShadowTraffic
 from api.inference.usage.meter import Meter
 from api.metrics.installation import JobsCollector, ReplicaNow, ReplicasCollector
 from api.metrics.requests import ApiMetrics
-from api.queue_places import QueuePlaces
+from api.polling.event_feed import EventFeed
+from api.polling.queue_places import QueuePlaces
 from api.settings import ApiSettings
 from api.shadow_judge import ShadowJudge
 from shared.artifacts.open_storage import open_storage

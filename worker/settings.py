@@ -62,6 +62,18 @@ class WorkerSettings(RetentionSettings):
         "auto",
         description="Whether checkpoints are stored while a job runs, so that any worker can resume it; auto: in a bucket.",
     )
+    trainer_idle_seconds: float = Field(
+        900.0, gt=0, description="How long a trainer may use less than 5 % of a processor and of its GPU."
+    )
+    max_job_seconds: float | None = Field(
+        None, gt=0, description="How long the attempts at any job may run together; null: no limit."
+    )
+    orphan_seconds: float = Field(
+        1800.0, gt=0, description="A worker that has not reached the database for so long ends its trainer."
+    )
+    terminate_seconds: float = Field(
+        10.0, ge=0, description="Time between SIGTERM and SIGKILL for a trainer that the watchdog ends."
+    )
     publish_timeout_seconds: float = Field(180.0, gt=0, description="How long a serving replica may be unavailable.")
     unload_patience_seconds: float = Field(
         3600.0, ge=0, description="How long an unavailable replica delays the deletion of an adapter's files."

@@ -20,7 +20,7 @@ from api.openai.types import (
     JobError,
     Status,
 )
-from api.queue_places import QueuePlace
+from api.polling.queue_places import QueuePlace
 from shared.base_models.catalog import BaseModelEntry
 from shared.contract.auto_hyperparameters import auto_batch_size, auto_epochs, auto_learning_rate
 from shared.contract.sections import BAD_NAME, FineTuneContract

@@ -11,7 +11,7 @@ from api.capabilities import CapabilityMatrix, capabilities_here
 from api.evaluation import submit_run
 from api.openai.fine_tuning import event_seq
 from api.openai.types import Metadata
-from api.queue_places import QueuePlace
+from api.polling.queue_places import QueuePlace
 from api.services import ServicesDep
 from api.submission import (
     check_contract,

@@ -444,6 +444,7 @@ def _expire(session: Session, row: JobRow, now: datetime) -> None:
         Code.LEASE_EXPIRED,
         f"The worker {row.lease_owner} stopped responding in attempt {row.attempt}.",
         remedy="Look at that worker's log and machine; the job continues from its last checkpoint.",
+        details={"termination": "orphan"},
         retryable=True,
     )
     _fail(session, row, error, now)

@@ -14,13 +14,14 @@ from shared.contract.plan import PlannedBase
 from shared.database.job_states import Stage
 from shared.database.leases import Lease, Leases
 from shared.database.records import NewEvent
-from shared.errors import LeaseLost, Unavailable
+from shared.errors import JobFailed, LeaseLost, Unavailable
 from worker.jobs.child_process import ChildProcess, ExitReason
 from worker.jobs.heartbeat import LeaseKeeper
 from worker.jobs.progress import to_events, to_progress
-from worker.jobs.stall import StallWatch
 from worker.metrics.counters import WorkerMetrics
 from worker.settings import WorkerSettings
+from worker.watchdog.rules import JobLimits, LimitWatch, OrphanWatch, Watch, check_all
+from worker.watchdog.stall import StallWatch
 
 POLL_SECONDS = 0.2
 
@@ -51,7 +52,11 @@ class Attempt:
     _unsent: list[NewEvent] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self._stages = self.metrics.stages(self.lease.job.kind)
+        job, spent = self.lease.job, self.lease.spent
+        self._stages = self.metrics.stages(job.kind)
+        limits = JobLimits(self.settings.max_job_seconds, job.max_gpu_minutes, job.max_wall_seconds)
+        self._limits = LimitWatch(limits, self.lease.gpus, spent.wall_seconds, spent.gpu_seconds)
+        self._orphan = OrphanWatch(lambda: self.keeper.contact_at, self.settings.orphan_seconds)
 
     def end(self) -> None:
         """Nothing of it runs any more."""
@@ -121,6 +126,7 @@ class Attempt:
 
         Raises:
             LeaseLost: another attempt owns the job. Stopped: cancelled, paused, or the worker stops.
+            JobFailed: the job has used more than it may; see `worker/watchdog/rules.py`.
         """
         if self.keeper.lost:
             raise self.keeper.lost
@@ -128,13 +134,14 @@ class Attempt:
             raise Stopped(ExitReason.CANCELLED)
         if self.keeper.requested == "pause" or self.shutting_down():
             raise Stopped(ExitReason.PAUSED)
+        self._limits.check()
 
-    def follow(self, child: ChildProcess, stall: StallWatch | None = None) -> None:
+    def follow(self, child: ChildProcess, *, stall: StallWatch | None = None, idle: Watch | None = None) -> None:
         """Wait for the end of a child process, report its telemetry, and pass stop requests on to it.
 
         Args:
             child: the process; it is killed if this raises.
-            stall: ends it when it gets nowhere.
+            stall: ends it when it gets nowhere. idle: when it does nothing.
 
         Raises:
             MensError: the child failed, with its code. LeaseLost, Stopped: see :meth:`raise_if_stopped`.
@@ -143,9 +150,8 @@ class Attempt:
             while child.wait(POLL_SECONDS) is None:
                 telemetry = self._report_telemetry(child)
                 self._stop_if_requested(child)
-                if stall and not (self.keeper.requested or self.shutting_down()):  # these have a time of their own
-                    stall.note(telemetry)
-                    stall.check()
+                if not (self.keeper.requested or self.shutting_down()):  # these have a time of their own
+                    self._watch(child, telemetry, stall, idle)
             self._report_telemetry(child)
             reason = child.ending()
         except LeaseLost:
@@ -162,6 +168,17 @@ class Attempt:
         self.metrics.trained(self.lease.job.id, telemetry)
         self.report(events=to_events(telemetry), progress=to_progress(telemetry))
         return telemetry
+
+    def _watch(
+        self, child: ChildProcess, telemetry: list[dict[str, Any]], stall: StallWatch | None, idle: Watch | None
+    ) -> None:
+        if stall:
+            stall.note(telemetry)
+        try:
+            check_all([self._limits, stall, idle, self._orphan])
+        except JobFailed:
+            child.terminate(self.settings.terminate_seconds)
+            raise
 
     def _stop_if_requested(self, child: ChildProcess) -> None:
         grace = self.settings.stop_grace_seconds

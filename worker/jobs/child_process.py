@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from enum import Enum
 from pathlib import Path
 from typing import IO, Any
@@ -104,6 +105,13 @@ class ChildProcess:
         """Kill the process when a stop was requested and its grace time is over."""
         if self._kill_at is not None and time.monotonic() > self._kill_at:
             self.kill()
+
+    def terminate(self, grace_seconds: float) -> None:
+        """End the whole process group: SIGTERM, and SIGKILL for what is left after the grace time."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGTERM)
+        self.wait(grace_seconds)
+        self.kill()
 
     def kill(self) -> None:
         """Kill the whole process group now."""

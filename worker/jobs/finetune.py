@@ -38,7 +38,6 @@ from worker.jobs.child_process import ChildProcess, count_processes
 from worker.jobs.judge import judge_for_alias
 from worker.jobs.publish import ProbeSet, certify
 from worker.jobs.reference_scores import ReferenceScores
-from worker.jobs.stall import StallWatch
 from worker.machine import describe_machine
 from worker.run_folder import (
     ADAPTER_FOLDER,
@@ -55,6 +54,8 @@ from worker.run_folder import (
 )
 from worker.settings import WorkerSettings
 from worker.stored_checkpoints import StoredCheckpoints
+from worker.watchdog.idle import IdleWatch
+from worker.watchdog.stall import StallWatch
 
 PROGRAM = "worker.train"
 TAKE_OVER_TRIES = 5
@@ -110,7 +111,11 @@ def train(attempt: Attempt, plan: ExecutionPlan, checkpoints: StoredCheckpoints)
             processes=count_processes(settings.trainer_processes, plan.contract),
         )
         with checkpoints:
-            attempt.follow(child, StallWatch(settings.trainer_start_seconds, settings.trainer_stall_seconds))
+            attempt.follow(
+                child,
+                stall=StallWatch(settings.trainer_start_seconds, settings.trainer_stall_seconds),
+                idle=IdleWatch(child.pid, settings.trainer_idle_seconds),
+            )
 
 
 @contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from contextvars import copy_context
 from types import TracebackType
 from typing import Literal
@@ -20,6 +21,7 @@ class LeaseKeeper:
     Attributes:
         lost: another attempt owns the job; stop the child process, write nothing.
         requested: what the job's owner requested, as of the last heartbeat.
+        contact_at: monotonic seconds of the last heartbeat that arrived; at first, of the claim.
     """
 
     def __init__(self, leases: Leases, lease: Lease, every_seconds: float) -> None:
@@ -31,6 +33,7 @@ class LeaseKeeper:
             target=copy_context().run, args=(self._keep,), name=f"lease-{lease.job.id}", daemon=True
         )
         self.lost: LeaseLost | None = None
+        self.contact_at = time.monotonic()
         self.requested: Literal["cancel", "pause"] | None = lease.job.requested
 
     def __enter__(self) -> LeaseKeeper:
@@ -47,6 +50,7 @@ class LeaseKeeper:
         while not self._done.wait(self._every) and self.lost is None:
             try:
                 self.requested = self._leases.heartbeat(self._lease)
+                self.contact_at = time.monotonic()
             except LeaseLost as error:
                 self.lost = error
             except Unavailable as error:

@@ -71,7 +71,7 @@ class WorkerMetrics:
         steps = [line["payload"] for line in telemetry if line["event"] == "step"]
         if steps:
             self._steps.inc(len(steps))
-            self._tokens.inc(sum(step["tokens"] for step in steps))
+            self._tokens.inc(sum(step.get("tokens") or 0 for step in steps))
             self.training.note(job_id, steps[-1])
 
     def expired(self, kind: str) -> None:

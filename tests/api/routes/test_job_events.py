@@ -13,7 +13,7 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from api.event_feed import EventFeed
+from api.polling.event_feed import EventFeed
 from api.settings import ApiSettings
 from shared.database import jobs
 from shared.database.jobs import Jobs
@@ -180,7 +180,7 @@ def test_many_streams_read_the_database_together(installation: Installation, mon
         return read_versions(*arguments)
 
     monkeypatch.setattr("shared.database.jobs.Jobs.events", events)
-    monkeypatch.setattr("api.event_feed.job_versions", versions)
+    monkeypatch.setattr("api.polling.event_feed.job_versions", versions)
     with ExitStack() as stack:
         streams = [stack.enter_context(installation.events()).iter_text() for _ in range(LIMIT)]
         for pieces in streams:
@@ -211,7 +211,7 @@ def test_stream_outlives_an_outage_of_the_database(installation: Installation, m
         pieces = response.iter_text()
         read_until(pieces, "created and queued")
         with monkeypatch.context() as away:
-            away.setattr("api.event_feed.job_versions", fail)
+            away.setattr("api.polling.event_feed.job_versions", fail)
             eventually(lambda: len(outages) > 2)
         installation.report("the first")
         read_until(pieces, "the first")

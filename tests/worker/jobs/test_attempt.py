@@ -11,12 +11,18 @@ import pytest
 import worker.jobs.runner
 from shared.contract.plan import PlannedBase
 from shared.database.job_states import JobState, Stage
+from shared.database.leases import Lease
 from shared.database.records import Kind, NewEvent
-from shared.errors import Code, LeaseLost, MensError, Unavailable
+from shared.database.scheduling.gpu_time import Spent
+from shared.errors import Code, JobFailed, LeaseLost, MensError, Unavailable
+from tests.support.builders import submission
+from tests.support.processes import is_gone
+from tests.support.waiting import eventually
 from worker.jobs.attempt import Attempt
 from worker.jobs.child_process import ChildProcess
 from worker.jobs.heartbeat import LeaseKeeper
-from worker.jobs.stall import StallWatch
+from worker.watchdog.idle import IdleWatch
+from worker.watchdog.stall import StallWatch
 
 STEP = (
     "emit('step', step=3, total_steps=9, epoch=0, loss=1.5, token_accuracy=.5, learning_rate=.1, tokens_per_sec=7.0,"
@@ -39,9 +45,12 @@ def quick(monkeypatch):
     monkeypatch.setattr("worker.jobs.attempt.POLL_SECONDS", 0.02)
 
 
-def run(installation, monkeypatch, module: str, when_ready=lambda job_id: None, stall: StallWatch | None = None):
-    """Run a job whose work is to follow that module as a child process; returns the job's row afterwards."""
-    job = installation.submit()
+def run(installation, monkeypatch, module: str, when_ready=lambda job_id: None, *, stall=None, idle=None, **terms):
+    """Run a job whose work is to follow that module as a child process; returns the job's row afterwards.
+
+    ``idle`` makes a watch of the child's process group; ``terms`` are the job's limits.
+    """
+    job, _ = installation.jobs.submit(submission(**terms))
     children = []
 
     def work(attempt: Attempt) -> None:
@@ -52,7 +61,7 @@ def run(installation, monkeypatch, module: str, when_ready=lambda job_id: None, 
             assert time.monotonic() < deadline
             time.sleep(0.01)
         when_ready(job.id)
-        attempt.follow(children[0], stall)
+        attempt.follow(children[0], stall=stall, idle=idle and idle(children[0].pid))
         attempt.leases.finish(attempt.lease, {})
 
     monkeypatch.setitem(worker.jobs.runner.RUNNERS, Kind.FINETUNE, work)
@@ -88,7 +97,10 @@ HANG = "while True: time.sleep(60)\n"
     [("emit('ready')\n" + HANG, StallWatch(0.2, 1e9)), (STUBBORN + STEP + HANG, StallWatch(1e9, 0.2))],
     ids=["before its first step", "after a step"],
 )
-def test_a_trainer_that_hangs_is_killed_and_the_job_tried_again(installation, monkeypatch, fake_trainer, code, stall):
+def test_a_trainer_that_hangs_is_killed_and_the_job_tried_again(
+    open_installation, monkeypatch, fake_trainer, code, stall
+):
+    installation = open_installation(terminate_seconds=0.2)
     job = run(installation, monkeypatch, fake_trainer(code), stall=stall)
     assert job.state is JobState.QUEUED
     assert any("TRAINER_STALLED" in message for message in installation.messages(job.id))
@@ -98,6 +110,88 @@ def test_a_trainer_that_is_slow_but_moves_is_left_alone(installation, monkeypatc
     steps = "for _ in range(5):\n    time.sleep(.1)\n    " + STEP
     job = run(installation, monkeypatch, fake_trainer(steps), stall=StallWatch(1e9, 0.4))
     assert job.state is JobState.SUCCEEDED
+
+
+GROUP = (
+    STUBBORN + "child = subprocess.Popen([sys.executable, '-c', 'import signal, time;"
+    " signal.signal(signal.SIGTERM, signal.SIG_IGN); print(1, flush=True); time.sleep(600)'], stdout=subprocess.PIPE)\n"
+    "child.stdout.readline()\n(run_dir / 'pids').write_text(f'{os.getpid()} {child.pid}')\n"
+)
+
+
+def pids_of(installation, job) -> list[int]:
+    return [int(pid) for pid in (installation.settings.runs_dir / job.id / "attempt-0001" / "pids").read_text().split()]
+
+
+LIMITS = {
+    "WALL_CLOCK_CAP_EXCEEDED": ({"max_job_seconds": 0.3}, {}, "wall_clock_cap"),
+    "GPU_BUDGET_EXCEEDED": ({}, {"max_gpu_minutes": 0.005}, "gpu_budget"),
+    "TIME_LIMIT_EXCEEDED": ({}, {"max_wall_seconds": 0.3}, "time_limit"),
+}
+
+
+@pytest.mark.parametrize("code", list(LIMITS))
+def test_what_uses_too_much_fails_and_its_process_group_is_gone(open_installation, monkeypatch, fake_trainer, code):
+    settings, terms, termination = LIMITS[code]
+    installation = open_installation(terminate_seconds=0.2, **settings)
+    job = run(installation, monkeypatch, fake_trainer(GROUP + RUN_ON), **terms)
+    assert (job.state, job.error["code"], job.error["retryable"]) == (JobState.FAILED, code, False)
+    assert job.error["details"]["termination"] == termination
+    event = installation.jobs.events(job.id)[-1]
+    assert (event.level, event.data["error"]["details"]["termination"]) == ("error", termination)
+    assert all(eventually(lambda pid=pid: is_gone(pid)) for pid in pids_of(installation, job))
+
+
+def test_a_trainer_that_hangs_frees_its_gpu_with_all_its_processes(open_installation, monkeypatch, fake_trainer):
+    installation = open_installation(terminate_seconds=0.2)
+    job = run(installation, monkeypatch, fake_trainer(GROUP + STEP + HANG), stall=StallWatch(1e9, 0.2))
+    assert job.state is JobState.QUEUED
+    assert installation.jobs.events(job.id)[-1].data["error"]["details"]["termination"] == "stall"
+    assert all(eventually(lambda pid=pid: is_gone(pid)) for pid in pids_of(installation, job))
+
+
+def test_a_trainer_is_asked_before_it_is_killed(open_installation, monkeypatch, fake_trainer):
+    installation = open_installation(terminate_seconds=10)
+    polite = "def leave(*_):\n    (run_dir / 'left').touch()\n    sys.exit(11)\nsignal.signal(signal.SIGTERM, leave)\n"
+    job = run(installation, monkeypatch, fake_trainer(polite + RUN_ON), max_wall_seconds=0.3)
+    assert job.error["code"] == Code.TIME_LIMIT_EXCEEDED
+    assert (installation.settings.runs_dir / job.id / "attempt-0001" / "left").exists()
+
+
+def test_a_trainer_that_does_nothing_is_ended(installation, monkeypatch, fake_trainer):
+    def idle(group: int) -> IdleWatch:
+        return IdleWatch(group, 0.5, gpu_share=lambda: 0.0)
+
+    job = run(installation, monkeypatch, fake_trainer(RUN_ON), idle=idle)
+    assert job.state is JobState.QUEUED
+    assert any("TRAINER_IDLE" in message for message in installation.messages(job.id))
+
+
+def test_a_trainer_that_computes_is_not_idle(installation, monkeypatch, fake_trainer):
+    def idle(group: int) -> IdleWatch:
+        return IdleWatch(group, 0.5, gpu_share=lambda: 0.0)
+
+    busy = "emit('ready')\nuntil = time.monotonic() + 1.5\nwhile time.monotonic() < until: pass\n"
+    assert run(installation, monkeypatch, fake_trainer(busy), idle=idle).state is JobState.SUCCEEDED
+
+
+def test_a_trainer_whose_worker_reaches_no_database_is_ended(open_installation, monkeypatch, fake_trainer):
+    installation = open_installation(orphan_seconds=0.3, heartbeat_seconds=60)
+    job = run(installation, monkeypatch, fake_trainer(RUN_ON))
+    assert job.state is JobState.QUEUED
+    assert any("TRAINER_ORPHANED" in message for message in installation.messages(job.id))
+
+
+def test_what_earlier_attempts_have_used_counts(installation, monkeypatch):
+    job, _ = installation.jobs.submit(submission(max_wall_seconds=60.0))
+    lease = installation.leases.claim(job.id, "first")
+    lease = Lease(lease.job, lease.token, 1, Spent(59.9, 59.9))
+    attempt = make_attempt(installation, lease)
+    attempt.raise_if_stopped()
+    time.sleep(0.15)
+    with pytest.raises(JobFailed) as failed:
+        attempt.raise_if_stopped()
+    assert failed.value.code == Code.TIME_LIMIT_EXCEEDED
 
 
 def test_cancel(installation, monkeypatch, fake_trainer):
@@ -154,7 +248,10 @@ def test_lost_lease_kills_the_child_and_writes_nothing(installation, monkeypatch
 
 @pytest.fixture
 def attempt(installation) -> Attempt:
-    lease = installation.leases.claim(installation.submit().id, "first")
+    return make_attempt(installation, installation.leases.claim(installation.submit().id, "first"))
+
+
+def make_attempt(installation, lease: Lease) -> Attempt:
     keeper = LeaseKeeper(installation.leases, lease, 60)
     return Attempt(
         installation.settings,

@@ -114,8 +114,8 @@ def test_a_queued_job_shows_its_place(
 def test_a_poll_sees_that_its_place_has_changed(
     app: FastAPI, client: TestClient, job_body: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("api.queue_places.REFRESH_SECONDS", 0.0)
-    monkeypatch.setattr("api.queue_places.LARGEST_SHARE", 1e9)
+    monkeypatch.setattr("api.polling.queue_places.REFRESH_SECONDS", 0.0)
+    monkeypatch.setattr("api.polling.queue_places.LARGEST_SHARE", 1e9)
     first, second = (client.post("/v1/jobs", json=job_body).json()["id"] for _ in range(2))
     tag = client.get(f"/v1/jobs/{second}").headers["ETag"]
     client.post(f"/v1/jobs/{first}/cancel")

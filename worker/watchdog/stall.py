@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from shared.errors import Code, JobFailed
+from worker.watchdog.rules import Termination
 
 STALL_FACTOR = 20
 """A silence is a stall when it is so many times as long as the longest one so far, validations and checkpoints included."""
@@ -54,6 +55,10 @@ class StallWatch:
                 Code.TRAINER_STALLED,
                 f"The trainer {what} for {silent:.0f} s; {allowed:.0f} s are allowed.",
                 remedy=f"The job is tried again from its last checkpoint. {remedy}",
-                details={"silent_seconds": round(silent, 1), "allowed_seconds": round(allowed, 1)},
+                details={
+                    "termination": str(Termination.STALL),
+                    "silent_seconds": round(silent, 1),
+                    "allowed_seconds": round(allowed, 1),
+                },
                 retryable=True,
             )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from shared.errors import Code, JobFailed
-from worker.jobs.stall import STALL_FACTOR, StallWatch
+from worker.watchdog.stall import STALL_FACTOR, StallWatch
 
 START, STALL = 100.0, 10.0
 
