@@ -19,6 +19,7 @@ from api.openai.types import (
     Hyperparameters,
     JobError,
     Status,
+    unix_seconds,
 )
 from api.polling.queue_places import QueuePlace
 from shared.base_models.catalog import BaseModelEntry
@@ -164,10 +165,10 @@ def job_view(job: Job, place: QueuePlace | None = None) -> FineTuningJob:
         error_view = JobError(code=error["code"], message=message, param=to_field(error["param"]))
     return FineTuningJob(
         id=job.id,
-        created_at=_seconds(job.created_at),
+        created_at=unix_seconds(job.created_at),
         error=error_view,
         fine_tuned_model=result.get("adapter_id") if contract["artifact"]["publish"] else None,
-        finished_at=_seconds(job.finished_at) if job.finished_at else None,
+        finished_at=unix_seconds(job.finished_at) if job.finished_at else None,
         hyperparameters=hyperparameters,
         model=job.extra.get("requested_model") or job.base_model,
         organization_id=job.tenant,
@@ -178,7 +179,7 @@ def job_view(job: Job, place: QueuePlace | None = None) -> FineTuningJob:
         trained_tokens=result.get("trained_tokens"),
         training_file=contract["data"]["train_file"],
         validation_file=contract["data"]["validation_file"],
-        estimated_finish=None if eta is None else _seconds(datetime.now(UTC)) + round(float(eta)),
+        estimated_finish=None if eta is None else unix_seconds(datetime.now(UTC)) + round(float(eta)),
         metadata=job.labels,
         method={"type": "supervised", "supervised": {"hyperparameters": hyperparameters}},
         mens={
@@ -211,7 +212,7 @@ def event_view(event: Event) -> FineTuningEvent:
     """An event in OpenAI's shape."""
     return FineTuningEvent(
         id=f"{EVENT_PREFIX}{event.seq}",
-        created_at=_seconds(event.created_at),
+        created_at=unix_seconds(event.created_at),
         level=event.level,
         message=event.message,
         type=event.type,
@@ -242,7 +243,7 @@ def checkpoint_view(adapter: Adapter, job_id: str) -> FineTuningCheckpoint:
     names = {"train_accuracy": "train_mean_token_accuracy"}
     return FineTuningCheckpoint(
         id=f"{CHECKPOINT_PREFIX}{adapter.digest[:24]}",
-        created_at=_seconds(adapter.created_at),
+        created_at=unix_seconds(adapter.created_at),
         fine_tuned_model_checkpoint=adapter.id,
         fine_tuning_job_id=job_id,
         step_number=adapter.step,
@@ -255,12 +256,8 @@ def file_view(file: File) -> FileObject:
     return FileObject(
         id=file.id,
         bytes=file.bytes,
-        created_at=_seconds(file.created_at),
+        created_at=unix_seconds(file.created_at),
         filename=file.filename,
         purpose=file.purpose,
-        expires_at=_seconds(file.expires_at) if file.expires_at else None,
+        expires_at=unix_seconds(file.expires_at) if file.expires_at else None,
     )
-
-
-def _seconds(moment: datetime) -> int:
-    return int(moment.timestamp())

@@ -5,6 +5,7 @@ Our own keys are in one block, ``mens``; OpenAI's keys hold only what OpenAI's d
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator
@@ -177,3 +178,15 @@ class Model(BaseModel):
 class ModelList(BaseModel):
     object: Literal["list"] = "list"
     data: list[Model]
+
+
+class EvalApiError(BaseModel):
+    """Why a run of an eval, or an answer in it, has failed."""
+
+    code: str
+    message: str
+
+
+def unix_seconds(moment: datetime) -> int:
+    """A time as OpenAI has it: whole seconds since 1970."""
+    return int(moment.timestamp())

@@ -16,14 +16,12 @@ from api.openai.evals import (
     EvalObject,
     EvalRunDeleted,
     EvalRunObject,
-    OutputItem,
     RunStatus,
     UpdateEval,
     eval_view,
-    item_position,
-    item_view,
     run_view,
 )
+from api.openai.output_items import OutputItem, item_position, item_view
 from api.services import Services, ServicesDep
 from api.web.auth import TRAINER
 from api.web.params import After, Id, IdempotencyKey, Limit, Page

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends
 from fastapi.responses import FileResponse
 
-from api.openai.types import Model, ModelList
+from api.openai.types import Model, ModelList, unix_seconds
 from api.services import Services, ServicesDep
 from api.web.auth import TRAINER, CallerDep
 from api.web.params import Id, WholeList
@@ -81,7 +80,7 @@ def _retrieve_foreign(view: TenantView, model: str) -> Model:
         return _foreign_model(name)
     adapter = view.adapters.get(found.name)
     mens = {"kind": "foreign", "stands_for": {"kind": "adapter", "name": adapter.id}}
-    return Model(id=model, created=_seconds(adapter.created_at), owned_by=adapter.tenant, mens=mens)
+    return Model(id=model, created=unix_seconds(adapter.created_at), owned_by=adapter.tenant, mens=mens)
 
 
 @router.get("/adapters")
@@ -125,19 +124,19 @@ def _base_model(base: BaseModelEntry) -> Model:
 def _adapter_model(adapter: Adapter) -> Model:
     kind = "adapter" if adapter.final else "checkpoint"
     mens = {"kind": kind, "base_model": adapter.base_model, "job_id": adapter.job_id, "step": adapter.step}
-    return Model(id=adapter.id, created=_seconds(adapter.created_at), owned_by=adapter.tenant, mens=mens)
+    return Model(id=adapter.id, created=unix_seconds(adapter.created_at), owned_by=adapter.tenant, mens=mens)
 
 
 def _alias_model(alias: Alias, adapter: Adapter) -> Model:
     mens: dict[str, Any] = {"kind": "alias", "adapter_id": adapter.id, "base_model": adapter.base_model}
     if len(alias.targets) > 1:
         mens["targets"] = [target.model_dump() for target in alias.targets]
-    return Model(id=alias.name, created=_seconds(alias.moved_at), owned_by=alias.tenant, mens=mens)
+    return Model(id=alias.name, created=unix_seconds(alias.moved_at), owned_by=alias.tenant, mens=mens)
 
 
 def _foreign_model(name: ForeignName) -> Model:
     mens = {"kind": "foreign", "stands_for": name.stands_for.model_dump()}
-    return Model(id=name.name, created=_seconds(name.moved_at), owned_by=name.tenant, mens=mens)
+    return Model(id=name.name, created=unix_seconds(name.moved_at), owned_by=name.tenant, mens=mens)
 
 
 def _card_record(services: Services, view: TenantView, adapter: Adapter, manifest: AdapterManifest) -> AdapterRecord:
@@ -162,7 +161,3 @@ def _card_receipt(stored: StoredReceipt) -> CardReceipt:
     return CardReceipt(
         id=stored.id, policy=policy, policy_digest=digest, passed=stored.passed, digest=digest_json(stored.receipt)
     )
-
-
-def _seconds(moment: datetime) -> int:
-    return int(moment.astimezone(UTC).timestamp())

@@ -163,9 +163,9 @@ def _pass_at_k(gate: PassAtK, k: int) -> list[Question]:
     bounds = {1: gate.min_pass_at_1} | {k: gate.min_pass_at_k}
     if k == 1:
         bounds = {1: max(gate.min_pass_at_1, gate.min_pass_at_k)}
-    asked = [(tries, "at_least", bound) for tries, bound in bounds.items()]
+    asked: list[tuple[int, Relation, float]] = [(tries, "at_least", bound) for tries, bound in bounds.items()]
     asked += [(tries, "loss_at_most", gate.max_regression_drop) for tries in bounds]
     return [
-        Question(f"pass@{tries}", relation, bound, pass_at(tries, gate.criterion), gate.criterion)  # type: ignore[arg-type]
+        Question(f"pass@{tries}", relation, bound, pass_at(tries, gate.criterion), gate.criterion)
         for tries, relation, bound in asked
     ]

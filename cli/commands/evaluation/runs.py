@@ -243,6 +243,7 @@ def _print(run: dict[str, Any], margin: float | None, worst: int, *, as_json: bo
         error = run["error"] or {}
         fail(f"{run['id']} failed: {error.get('code')}: {error.get('message')}", error or None)
     is_whole = _is_whole(run)
+    note(f"eval {run['eval_id']}, rows {run['mens']['items_file']}: a policy's run names both")
     items = list(api.output_items(run))
     pairs = pairs_within(items)
     second = api.second_model(run)

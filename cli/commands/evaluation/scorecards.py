@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import httpx
 import typer
@@ -98,7 +99,7 @@ def verify(folders: Folders) -> None:
             for path in folders:
                 folder = ScorecardFolder(path.parent if path.name == SUMMARY else path)
                 language = read_spec(folder.path / SPEC).validator
-                for fault in folder.faults(lambda text, language=language: checkers.check(language, text)):  # type: ignore[misc]
+                for fault in folder.faults(partial(checkers.check, language)):
                     faults += 1
                     typer.echo(f"{folder.path}: {fault}")
     except MensError as error:
@@ -205,20 +206,19 @@ def _show(summary: ScorecardSummary, as_json: bool) -> None:
     print_table(columns, rows)
 
 
-def _show_cycle(number: int, cycle: dict[str, object]) -> None:
+def _show_cycle(number: int, cycle: dict[str, Any]) -> None:
     typer.echo(f"cycle {number}: {cycle['candidate']} against {cycle['incumbent']}")
-    deltas: list[dict[str, object]] = cycle["deltas"]  # type: ignore[assignment]
     rows = [
         [
             str(delta["kpi"]),
             f"{delta['incumbent']:.4g}",
             f"{delta['candidate']:.4g}",
             f"{delta['delta']:+.4g}",
-            "{:.4g} to {:.4g}".format(*delta["interval"]),  # type: ignore[misc]
+            "{:.4g} to {:.4g}".format(*delta["interval"]),
             f"{delta['required']}",
             "yes" if delta["holds"] else "no",
         ]
-        for delta in deltas
+        for delta in cycle["deltas"]
     ]
     if rows:
         print_table(["KPI", "incumbent", "candidate", "delta", "interval", "required", "holds"], rows)
