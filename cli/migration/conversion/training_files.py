@@ -7,17 +7,23 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from cli.migration.archive.contents import Contents
 from cli.migration.archive.folder import Archive, make_private, safe_name, write_json
 from cli.migration.archive.pages import Item
-from cli.migration.conversion.files import FileReport, FileTask, convert_file, guess_method
+from cli.migration.conversion.file_report import FileReport
+from cli.migration.conversion.lines import sampled_rows
 from cli.migration.conversion.outcomes import Method, RowOptions
 from cli.migration.conversion.redaction import Redaction
 from cli.migration.conversion.response_formats import FormatCheck
+from cli.migration.conversion.rows import is_preference
 from cli.migration.record import GOLDEN
+
+if TYPE_CHECKING:
+    from cli.migration.conversion.digests import DigestSet
 
 DATA, REPORT = "data", "convert-report.json"
 ORIGINALS = "originals"
@@ -111,6 +117,11 @@ def _training_file(contents: Contents, project: str, file_id: str, item: Item, m
     return TrainingFile(project, file_id, str(item.get("filename") or file_id), int(item.get("bytes") or 0), kind, path)
 
 
+def guess_method(path: Path) -> Method:
+    """What a file without a job was for, by its first row."""
+    return Method.DPO if is_preference(next(sampled_rows(path), {})) else Method.SUPERVISED
+
+
 def output_of(file: TrainingFile) -> str:
     """Path of a converted file in the archive. The name says which rows Mens cannot train on yet."""
     kind = "" if file.method is Method.SUPERVISED else f".{file.method}"
@@ -132,7 +143,10 @@ def convert_files(
         executor: processes that convert large files.
         formats: for the report.
     """
-    digests: dict[str, set[int]] = {}
+    from cli.migration.conversion.files import FileTask, convert_file  # numpy is slow to import
+
+    digests: dict[str, DigestSet] = {}
+    validated = {name for file in files for name in file.validates}
     held_out = _held_out(archive.folder)
     done = []
     for file in files:
@@ -141,7 +155,7 @@ def convert_files(
             method = Method.SUPERVISED if choices.rows.as_supervised and file.method is Method.DPO else file.method
             output = archive.folder / output_of(replace(file, method=method))
             make_private(output.parent, archive.folder)
-            trained = set().union(*(digests.get(name, set()) for name in file.validates))
+            trained = [digests[name] for name in file.validates if name in digests]
             task = FileTask(
                 file.path,
                 output,
@@ -153,7 +167,9 @@ def convert_files(
                 trained=trained,
                 held_out=held_out,
             )
-            report, digests[file.file_id] = convert_file(task, partial(advance, file.name), executor)
+            report, found = convert_file(task, partial(advance, file.name), executor)
+            if file.file_id in validated:
+                digests[file.file_id] = found
             if report.output:
                 # By its place in the archive, which may be moved, and is named from wherever a command is run.
                 report.output = output.relative_to(archive.folder).as_posix()

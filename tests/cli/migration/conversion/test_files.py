@@ -13,9 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cli.migration.conversion.files import FileReport, FileTask, convert_file, guess_method, report_of
+from cli.migration.conversion.file_report import FileReport
+from cli.migration.conversion.files import FileTask, convert_file, report_of
 from cli.migration.conversion.outcomes import Method, Note, Reason, RowOptions
 from cli.migration.conversion.redaction import Redaction
+from cli.migration.conversion.training_files import guess_method
 from cli.migration.prompts import to_request
 from shared.datasets.reader import DatasetReport, read_records
 from shared.hashing import digest_json
@@ -101,6 +103,14 @@ def test_a_file_that_loses_many_rows_for_their_images_is_not_written(tmp_path: P
     assert (report.refused, report.rows, output.count(b"\n")) == ("", 93, 93)
 
 
+def test_a_refused_conversion_leaves_no_rows_of_one_before(tmp_path: Path) -> None:
+    content = chat_line("Q", "A") * 9 + IMAGE_ROW + b"\n"
+    assert convert(tmp_path, content, allow_image_loss=True)[1]
+    report, output = convert(tmp_path, content)
+    assert (report.refused, output) == ("10% of the lines have images and would be lost", b"")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out.report.jsonl", "rows.jsonl"]
+
+
 def test_images_of_a_twentieth_of_the_rows_are_let_go(tmp_path: Path) -> None:
     report, _ = convert(tmp_path, chat_line("Q", "A") * 95 + (IMAGE_ROW + b"\n") * 5)
     assert (report.refused, report.dropped) == ("", 5)
@@ -109,7 +119,7 @@ def test_images_of_a_twentieth_of_the_rows_are_let_go(tmp_path: Path) -> None:
 def test_a_row_of_the_training_file_is_taken_out_of_the_validation_file(tmp_path: Path) -> None:
     (tmp_path / "train.jsonl").write_bytes(chat_line("Q1", "A") + chat_line("Q2", "A"))
     _, trained = convert_file(FileTask(tmp_path / "train.jsonl", tmp_path / "train.out.jsonl"))
-    report, _ = convert(tmp_path, chat_line("q1 ", "a") + chat_line("Q3", "A"), trained=trained)
+    report, _ = convert(tmp_path, chat_line("q1 ", "a") + chat_line("Q3", "A"), trained=[trained])
     assert (dict(report.drops), report.kept) == ({"in_training_file": 1}, 1)
 
 
@@ -149,7 +159,7 @@ def test_the_method_of_a_file_without_a_job_is_its_rows(tmp_path: Path) -> None:
 
 
 def test_a_line_that_is_far_too_long_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cli.migration.conversion.files.LONGEST_LINE_BYTES", 100)
+    monkeypatch.setattr("cli.migration.conversion.lines.LONGEST_LINE_BYTES", 100)
     report, _ = convert(tmp_path, b"x" * 450 + b"\n" + b'{"prompt":"Q","completion":"A"}\n')
     assert (report.lines, dict(report.drops), report.kept) == (2, {"ROW_TOO_LONG": 1}, 1)
 
@@ -209,12 +219,12 @@ def test_several_processes_convert_as_one_does(tmp_path: Path, monkeypatch: pyte
         _, trained = convert_file(
             FileTask(write(tmp_path / "trained.jsonl", lines[50]), tmp_path / "trained.out.jsonl")
         )
-        task = FileTask(tmp_path / "rows.jsonl", tmp_path / f"{name}.jsonl", trained=trained, held_out=asked)
+        task = FileTask(tmp_path / "rows.jsonl", tmp_path / f"{name}.jsonl", trained=[trained], held_out=asked)
         read: list[int] = []
         report, digests = convert_file(task, read.append, executor)
         assert read[-1] == task.source.stat().st_size
         report.output = ""
-        found.append((report, digests, task.output.read_bytes(), report_of(task.output).read_bytes()))
+        found.append((report, len(digests), task.output.read_bytes(), report_of(task.output).read_bytes()))
     assert found[0] == found[1]
     assert found[0][0].drops[Reason.IN_TRAINING_FILE] and found[0][0].drops[Reason.ASKED_OF_THE_OLD_MODEL]
     assert found[0][0].notes[Note.REPEATED]

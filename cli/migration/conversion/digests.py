@@ -1,0 +1,47 @@
+"""A set of row digests, in eight bytes each."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+Digests = NDArray[np.uint64]
+
+
+class DigestSet:
+    """64-bit digests that grow by many at once.
+
+    They are kept in sorted arrays, each more than twice as long as the next, so a look-up takes a few binary searches and
+    an addition sorts little. A set of Python's numbers takes eight times the memory.
+    """
+
+    def __init__(self) -> None:
+        self._runs: list[Digests] = []
+
+    def __len__(self) -> int:
+        return sum(map(len, self._runs))
+
+    @property
+    def nbytes(self) -> int:
+        return sum(run.nbytes for run in self._runs)
+
+    @property
+    def runs(self) -> int:
+        """How many arrays are searched."""
+        return len(self._runs)
+
+    def has(self, digests: Digests) -> NDArray[np.bool_]:
+        """Of each digest whether it is in the set."""
+        found = np.zeros(len(digests), np.bool_)
+        for run in self._runs:
+            found |= run[np.minimum(np.searchsorted(run, digests), len(run) - 1)] == digests
+        return found
+
+    def add(self, digests: Digests) -> None:
+        """Put digests into the set."""
+        new = np.unique(digests)
+        new = new[~self.has(new)]
+        while self._runs and len(self._runs[-1]) <= 2 * len(new):
+            new = np.sort(np.concatenate((self._runs.pop(), new)))
+        if len(new):
+            self._runs.append(new)

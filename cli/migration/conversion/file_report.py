@@ -1,0 +1,60 @@
+"""What became of the lines of a converted file."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+import msgspec
+
+from cli.migration.conversion.outcomes import Method, Outcome
+
+MAX_EXAMPLES = 5
+
+
+class FileReport(msgspec.Struct):
+    """What became of a file's lines: ``lines`` is ``kept`` + ``changed`` + ``dropped``.
+
+    Attributes:
+        changes, drops, notes: lines by rule; a line may have several changes and notes, and has one reason to be dropped.
+        examples: of each change, drop and note the first lines.
+        schemas: those of rows that an installation would not take, and why.
+        separator, stop: what the prompts and completions of a file from before chats end with; removed if ``stripped``.
+        refused: why the converted file was not written; empty when it was.
+    """
+
+    source: str
+    method: Method
+    lines: int = 0
+    kept: int = 0
+    changed: int = 0
+    dropped: int = 0
+    rows: int = 0
+    changes: Counter[str] = msgspec.field(default_factory=Counter)
+    drops: Counter[str] = msgspec.field(default_factory=Counter)
+    notes: Counter[str] = msgspec.field(default_factory=Counter)
+    examples: dict[str, list[int]] = msgspec.field(default_factory=dict)
+    schemas: dict[str, str] = msgspec.field(default_factory=dict)
+    separator: str = ""
+    stop: str = ""
+    stripped: bool = False
+    output: str = ""
+    refused: str = ""
+
+    def count(self, outcome: Outcome, lines: Sequence[int]) -> None:
+        """Account for lines of one outcome, by ascending number."""
+        self.lines += len(lines)
+        self.rows += len(lines) * len(outcome.rows)
+        if outcome.reason:
+            self.dropped += len(lines)
+            self.drops[outcome.reason] += len(lines)
+        elif outcome.changes:
+            self.changed += len(lines)
+        else:
+            self.kept += len(lines)
+        self.changes.update({str(change): len(lines) for change in outcome.changes})
+        self.notes.update({str(note): len(lines) for note in outcome.notes})
+        self.schemas = outcome.schemas | self.schemas if outcome.schemas else self.schemas
+        for name in filter(None, [outcome.reason, *outcome.changes, *outcome.notes]):
+            known = self.examples.get(str(name), [])
+            self.examples[str(name)] = sorted([*known, *lines[:MAX_EXAMPLES]])[:MAX_EXAMPLES]
