@@ -19,7 +19,7 @@ from shared.artifacts.open_storage import open_storage
 from shared.artifacts.storage import Storage
 from shared.database.connection import Database
 from shared.database.deletions import Deletions, DeletionStep, PendingDeletion
-from shared.errors import MensError, Unavailable
+from shared.errors import Code, MensError, Unavailable
 from shared.replicas import discover
 from worker.replica_client import ReplicaClient
 from worker.settings import WorkerSettings
@@ -101,7 +101,9 @@ class AdapterRemover:
         """Change the storage within a step of a deletion; whether that was done and the deletion goes on."""
         try:
             return step(deletion, change) is DeletionStep.ALONE
-        except OSError:
+        except (OSError, Unavailable) as error:
+            if isinstance(error, Unavailable) and error.code is Code.DATABASE_UNAVAILABLE:
+                raise
             logger.exception("%s: the storage could not be changed", deletion.id)
             return False
 

@@ -22,6 +22,7 @@ from shared.database.deletions import Deletions
 from shared.database.jobs import Jobs
 from shared.database.leases import Leases
 from shared.database.tenancy import SHARED
+from shared.errors import Code, Unavailable
 from tests.support.builders import claimed, new_adapter
 from tests.support.http_stub import http_stub
 from worker.adapter_removal import AdapterRemover
@@ -271,7 +272,8 @@ def test_round_killed_anywhere_is_completed_by_the_next(install, monkeypatch, st
     assert list((installation.storage.root / "incoming").iterdir()) == []
 
 
-def test_storage_fault_stops_one_deletion_only(install, monkeypatch, caplog) -> None:
+@pytest.mark.parametrize("fault", [OSError("read-only"), Unavailable(Code.STORAGE_UNAVAILABLE, "away")])
+def test_storage_fault_stops_one_deletion_only(install, monkeypatch, caplog, fault) -> None:
     installation = install([UNLOADED])
     made = [installation.make(letter) for letter in "ab"]
     for adapter_id in made:
@@ -280,11 +282,11 @@ def test_storage_fault_stops_one_deletion_only(install, monkeypatch, caplog) -> 
 
     def broken(storage: FolderStorage, kind: Any, digest: str, manifest: str) -> None:
         if digest == "a" * 64:
-            raise OSError("read-only")
+            raise fault
         real(storage, kind, digest, manifest)
 
     with monkeypatch.context() as patched:
         patched.setattr(FolderStorage, "unpublish", broken)
         assert installation.remover.run_round() == [made[1]]
-    assert "read-only" in caplog.text
+    assert str(fault) in caplog.text
     assert installation.remover.run_round() == [made[0]]

@@ -129,8 +129,7 @@ class Worker:
 
     def sweep(self, *, enqueue: bool = True) -> list[str]:
         """Delete expired files and uploads, take back expired leases and the keys of their attempts, and enqueue every job that is ready; the ids of those."""
-        self.files.delete_expired(self.storage.delete_blob)
-        self.uploads.delete_expired(self.storage.delete_blob)
+        self._delete_expired()
         started = time.monotonic()
         ready = self.leases.sweep(self.metrics.expired)
         Keys(self.leases.database).revoke_abandoned()
@@ -138,6 +137,14 @@ class Worker:
         enqueued = [job_id for job_id in ready if enqueue and self.job_queue.enqueue(job_id)]
         self.metrics.swept(time.monotonic() - started, len(enqueued))
         return enqueued
+
+    def _delete_expired(self) -> None:
+        for stored in (self.files, self.uploads):
+            try:
+                stored.delete_expired(self.storage.delete_blob)
+            except (OSError, Unavailable):
+                # A storage that is away keeps no lease from being taken back; the next sweep tries again.
+                logger.exception("expired files could not be deleted")
 
     def _count(self, kind: Kind, ending: Ending, written: object) -> None:
         """Count the attempt, as the database has it now: a failure may have queued the job again."""

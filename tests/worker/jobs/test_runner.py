@@ -7,6 +7,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -319,6 +320,21 @@ def test_sweep_deletes_expired_files(installation, tmp_path):
         installation.files.add(name, "fine-tune", 3, digests[-1], expires_at)
     installation.worker.sweep()
     assert [installation.storage.blob_path(digest).exists() for digest in digests] == [False, True]
+
+
+def test_storage_that_is_away_keeps_no_lease_from_being_taken_back(installation, tmp_path, monkeypatch):
+    job = installation.submit()
+    installation.leases.claim(job.id, "gone")
+    installation.files.add("old", "fine-tune", 3, "0" * 64, datetime(2020, 1, 1, tzinfo=UTC))
+
+    def away(_: str) -> None:
+        raise Unavailable(Code.STORAGE_UNAVAILABLE, "away")
+
+    monkeypatch.setattr(installation.worker, "storage", SimpleNamespace(delete_blob=away))
+    with installation.database.engine.begin() as connection:
+        connection.exec_driver_sql("UPDATE jobs SET lease_expires_at = 1")
+    installation.worker.sweep(enqueue=False)
+    assert installation.jobs.get(job.id).state is JobState.QUEUED
 
 
 def test_sweep_deletes_parts_of_expired_uploads(installation):
