@@ -1,4 +1,5 @@
-"""A client's connection: uvicorn's HTTP protocol, with limits that hold before a request reaches the application.
+"""A client's connection: uvicorn's HTTP protocol, with limits that hold before a request reaches the application, and with
+answers that need no application.
 
 uvicorn's own has none for the size of a request's head, for the time that it takes, or for what a client goes on sending after
 it was answered; and its limit on connections refuses everybody while strangers hold idle ones.
@@ -7,6 +8,7 @@ it was answered; and its limit on connections refuses everybody while strangers 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from http import HTTPStatus
@@ -18,9 +20,22 @@ from api.errors import error_response
 from api.settings import ApiSettings
 from shared.errors import Code, InvalidRequest, MensError, TooLarge, TooSlow, Unavailable
 
+BODY_HEADERS = (b"content-length", b"transfer-encoding", b"expect", b"upgrade")
+"""A request with one of them is the application's."""
 DRAIN_SECONDS = 10.0
 """How long a client may go on sending a request that was answered already. A connection that is closed with unread bytes makes
 the client's system throw the answer away."""
+
+
+Headers = list[tuple[bytes, bytes]]
+KnownResponse = Callable[[bytes, Headers], bytes | None]
+"""Status line and headers of the response, which has no body, to a URL as it was sent and headers with names in lower case; None: it
+is not known at once."""
+
+
+def no_known_response(_url: bytes, _headers: Headers) -> bytes | None:
+    """For an application that answers everything itself."""
+    return None
 
 
 class Phase(Enum):
@@ -36,10 +51,12 @@ class Connections:
     """What the connections of one server share.
 
     Attributes:
+        known_response: to a GET without a body; None lets the application answer.
         idle: those without a request in progress, in the order in which they became idle.
     """
 
     settings: ApiSettings
+    known_response: KnownResponse = no_known_response
     idle: dict[Connection, None] = field(default_factory=dict)
 
 
@@ -58,7 +75,7 @@ class Connection(HttpToolsProtocol):
         self._phase = Phase.NOTHING
         self._head_bytes = 0
         self._unparsed = 0
-        self._is_draining = False
+        self._is_draining = self._is_answered = False
         self._deadline: asyncio.TimerHandle | None = None
 
     # -- the connection --------------------------------------------------------------------------------------------------
@@ -140,12 +157,14 @@ class Connection(HttpToolsProtocol):
 
     def on_url(self, url: bytes) -> None:
         """Take a part of the request line."""
-        self._count(len(url))
+        self._head_bytes += len(url)
+        self._unparsed = 0
         super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Take a header; what looks like one after a chunked body is counted and not kept."""
-        self._count(len(name) + len(value) + len(": \r\n"))
+        self._head_bytes += len(name) + len(value) + 4  # ": " and the line's end
+        self._unparsed = 0
         if self._phase is Phase.HEAD and self._head_bytes <= self._head_limit:
             super().on_header(name, value)
 
@@ -156,7 +175,9 @@ class Connection(HttpToolsProtocol):
         self._phase, self._unparsed = Phase.BODY, 0
         self._clear_deadline()
         self._shared.idle.pop(self, None)
-        super().on_headers_complete()
+        self._is_answered = self._answer_at_once()
+        if not self._is_answered:
+            super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
         """Take a part of a body."""
@@ -166,7 +187,13 @@ class Connection(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         """End a request."""
         self._phase, self._unparsed = Phase.NOTHING, 0
-        super().on_message_complete()
+        if not self._is_answered:
+            super().on_message_complete()
+        elif not self._closing.is_closing() and not self._is_draining:
+            self._become_idle()
+            self.timeout_keep_alive_task = self.loop.call_later(
+                self.timeout_keep_alive, self.timeout_keep_alive_handler
+            )
 
     def on_response_complete(self) -> None:
         """Wait for the next request; after an answer to half a request there is none."""
@@ -178,6 +205,25 @@ class Connection(HttpToolsProtocol):
         else:
             self._become_idle()
 
+    def _answer_at_once(self) -> bool:
+        """Send a response that is known already; False: the application has to answer.
+
+        Not while a response before it is in progress, or while the client reads none: what waits to be sent stays bounded.
+        """
+        is_next = self.cycle is None or self.cycle.response_complete
+        if not is_next or self.flow.write_paused or self.parser.get_method() != b"GET":
+            return False
+        has_body = any(name in BODY_HEADERS for name, _ in self.headers)
+        if has_body or self.parser.get_http_version() != "1.1" or not self.parser.should_keep_alive():
+            return False
+        response = self._shared.known_response(self.url, self.headers)
+        if response is None:
+            return False
+        own = b"".join(b"%b: %b\r\n" % pair for pair in self.server_state.default_headers)
+        self._closing.write(response + own + b"\r\n")
+        self.server_state.total_requests += 1
+        return True
+
     # -- refusals --------------------------------------------------------------------------------------------------------
 
     def send_400_response(self, msg: str) -> None:
@@ -186,10 +232,6 @@ class Connection(HttpToolsProtocol):
             self._refuse(_head_too_large(self._head_limit), HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
         else:
             self._refuse(InvalidRequest(Code.REQUEST_INVALID, msg, remedy="Send HTTP/1.1."))
-
-    def _count(self, size: int) -> None:
-        self._head_bytes += size
-        self._unparsed = 0
 
     def _refuse(self, error: MensError, status: int | None = None) -> None:
         """Answer without the application, unless it is answering."""

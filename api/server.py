@@ -16,6 +16,7 @@ from uvicorn.config import LOGGING_CONFIG
 from api.connection import Connection, Connections
 from api.services import Services
 from api.settings import ApiSettings
+from api.web.job_polls import unchanged_job
 
 
 def server_config(app: Any, settings: ApiSettings) -> uvicorn.Config:
@@ -24,7 +25,7 @@ def server_config(app: Any, settings: ApiSettings) -> uvicorn.Config:
         app,
         host=settings.api_host,
         port=settings.api_port,
-        http=partial(Connection, Connections(settings)),  # type: ignore[arg-type]  # it is only called
+        http=partial(Connection, Connections(settings, partial(unchanged_job, app.state.services))),  # type: ignore[arg-type]  # it is only called
         ws="none",
         proxy_headers=bool(settings.trusted_proxies),
         forwarded_allow_ips=settings.trusted_proxies,

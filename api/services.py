@@ -27,6 +27,7 @@ from api.inference.usage.meter import Meter
 from api.metrics.installation import JobsCollector, ReplicaNow, ReplicasCollector
 from api.metrics.requests import ApiMetrics
 from api.polling.event_feed import EventFeed
+from api.polling.job_versions import JobVersions
 from api.polling.queue_places import QueuePlaces
 from api.settings import ApiSettings
 from api.shadow_judge import ShadowJudge
@@ -81,6 +82,7 @@ class Services:
     workers: WorkerRegistry
     lookup: LookupCache
     event_feed: EventFeed
+    job_versions: JobVersions
     body_buffers: BodyBuffers
     failed_authentications: FailedAuthentications
     replicas: ReplicaPool
@@ -129,7 +131,7 @@ class Services:
         await gateway.limiter.close()
         await gateway.meter.close()
         self.queue_places.close()
-        await self.event_feed.close()
+        await self.job_versions.close()
         await self.lookup.close()
         self.workers.close()
         self.database.close()
@@ -173,9 +175,8 @@ def make_services(
         workers=workers,
         queue_places=QueuePlaces(QueueReader(database), workers),
         lookup=lookup,
-        event_feed=EventFeed(
-            database, settings.event_poll_seconds, settings.max_event_streams, settings.tenant_event_streams
-        ),
+        event_feed=EventFeed(settings.max_event_streams, settings.tenant_event_streams),
+        job_versions=JobVersions(database, settings.event_poll_seconds),
         body_buffers=BodyBuffers(settings.tenant_body_bytes),
         failed_authentications=FailedAuthentications(settings.failed_authentications_per_minute),
         replicas=replicas,

@@ -93,7 +93,9 @@ class ApiSettings(Settings):
         30.0, gt=0, description="A stream that has not begun by then is sent to another replica."
     )
     upstream_timeout_seconds: float = Field(600.0, gt=0, description="Longest silence of a serving replica.")
-    event_poll_seconds: float = Field(0.5, gt=0, description="How often event streams look for new events.")
+    event_poll_seconds: float = Field(
+        0.25, gt=0, description="How often event streams look for new events; and how old a 304 of a polled job may be."
+    )
     max_event_streams: int = Field(20, gt=0, description="Event streams of one key at once, in one API process.")
     tenant_event_streams: int = Field(
         100, gt=0, description="Event streams of all keys of a tenant at once, in one API process."

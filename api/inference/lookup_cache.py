@@ -98,6 +98,14 @@ class LookupCache:
             self._known.add(digest)
         return key
 
+    def known_key(self, secret: str) -> Key | None:
+        """The key of a secret, where :meth:`authenticate` would find it without waiting for anything; None: call that."""
+        is_polled = self._polling is not None and not self._polling.done()
+        if not is_polled or self._writes_seen < self._writes:
+            return None
+        is_usable = time.monotonic() - self._answered_at < OUTAGE_SECONDS
+        return self._cached.keys.get(_digest(secret)) if is_usable else None
+
     def has_known(self, secret: str) -> bool:
         """Whether the last lookup of a secret found its key, however long ago; so it is no guess."""
         return _digest(secret) in self._known

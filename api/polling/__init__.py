@@ -1,4 +1,4 @@
-"""What callers poll for, read from the database once for all of them: new events of jobs, places of queued ones.
+"""What callers poll for, read from the database once for all of them: versions and new events of jobs, places of queued ones.
 
-Start with `queue_places.py`. Imports `shared.database` and `shared.scheduling`.
+Start with `job_versions.py`. Imports `shared`; no route, no `Services`.
 """

@@ -1,53 +1,41 @@
 """Event feed: what the streams of job events share, so that many of them cost others little.
 
-Each poll is one query for all jobs that are followed in this process; a stream reads the database only when its job has changed,
-streams of one job read it together, and all of them in a few threads of their own. A key may have so many streams at once, and so
-may a tenant with all of its keys.
+A stream reads the database only when its job has changed (`api/polling/job_versions.py`), streams of one job read it together, and all of
+them in a few threads of their own. A key may have so many streams at once, and so may a tenant with all of its keys.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
-from functools import partial
+from functools import cached_property
 from typing import Any, TypeVar
 
 from anyio import CapacityLimiter, to_thread
 
-from shared.database.connection import Database
-from shared.database.jobs import job_versions
 from shared.database.keys import Key
-from shared.errors import Code, MensError, TooMany
+from shared.errors import Code, TooMany
 
 THREADS = 4
 RETRY_SECONDS = 1
 """``Retry-After`` of a stream over the limit: a guess, because it is unknown when another will end."""
 T = TypeVar("T")
-logger = logging.getLogger(__name__)
 
 
 class EventFeed:
-    """Follows jobs for the event streams of one process. Used in one event loop at a time.
+    """Admits the event streams of one process and shares their reads. Used in one event loop at a time.
 
     Args:
-        database: read for versions of jobs.
-        poll_seconds: between two reads.
         max_streams: of one key at once.
         max_tenant_streams: of all keys of a tenant at once.
     """
 
-    def __init__(self, database: Database, poll_seconds: float, max_streams: int, max_tenant_streams: int) -> None:
-        self._database = database
-        self._poll_seconds = poll_seconds
+    def __init__(self, max_streams: int, max_tenant_streams: int) -> None:
         self._max_streams, self._max_tenant_streams = max_streams, max_tenant_streams
         self._streams: Counter[str] = Counter()
-        self._followed: Counter[str] = Counter()
-        self._versions: Mapping[str, int] = {}
         self._reads: dict[Hashable, asyncio.Task[Any]] = {}
-        self._polling: asyncio.Task[None] | None = None
 
     @contextmanager
     def stream_of(self, key: Key) -> Iterator[None]:
@@ -80,24 +68,6 @@ class EventFeed:
         """Streams that are open now; each counts for its key and for its tenant."""
         return self._streams.total() // 2
 
-    async def versions(self, job_id: str) -> AsyncIterator[int | None]:
-        """The job's version after each poll, whether it has changed or not; None: it is not known yet.
-
-        While the database does not answer there is none.
-        """
-        self._followed[job_id] += 1
-        try:
-            if self._polling is None or self._polling.done():
-                self._limiter, self._polled = CapacityLimiter(THREADS), asyncio.Event()
-                self._polling = asyncio.create_task(self._poll())
-            while True:
-                polled = self._polled
-                yield self._versions.get(job_id)
-                await polled.wait()
-        finally:
-            self._followed[job_id] -= 1
-            self._followed += Counter()
-
     async def read(self, what: Hashable, function: Callable[[], T]) -> T:
         """The result of a function that reads the database; streams that want the same at the same moment share it.
 
@@ -111,19 +81,6 @@ class EventFeed:
             reading.add_done_callback(lambda _: self._reads.pop(what, None))
         return await asyncio.shield(reading)
 
-    async def close(self) -> None:
-        """End the polling."""
-        if self._polling is not None:
-            self._polling.cancel()
-            await asyncio.gather(self._polling, return_exceptions=True)
-
-    async def _poll(self) -> None:
-        while self._followed:
-            await asyncio.sleep(self._poll_seconds)
-            read = partial(job_versions, self._database, list(self._followed))
-            try:
-                self._versions = await to_thread.run_sync(read, limiter=self._limiter)
-            except MensError as error:
-                logger.warning("event streams wait for the database: %s", error.message)
-            polled, self._polled = self._polled, asyncio.Event()
-            polled.set()
+    @cached_property
+    def _limiter(self) -> CapacityLimiter:
+        return CapacityLimiter(THREADS)  # of the running loop

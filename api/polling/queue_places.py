@@ -38,6 +38,11 @@ EXPLANATIONS = {
 logger = logging.getLogger(__name__)
 
 
+def job_etag(version: int, place: QueuePlace | None) -> str:
+    """The ETag of a job, which changes with every write to it and with its place."""
+    return f'W/"{version}{f"-{place.etag()}" if place else ""}"'
+
+
 class EstimateError(BaseModel):
     """How far estimates of starts have been off, over the last jobs that had one: absolute, in seconds."""
 
@@ -87,12 +92,16 @@ class QueuePlaces:
         """The place of a job; None when it is not queued, or cannot be placed now."""
         if job.state is not JobState.QUEUED:
             return None
-        age, is_known = self._clock() - self._read_at, job.id in self._places.of_job
-        if age > max(REFRESH_SECONDS, self._cost / LARGEST_SHARE) or (not is_known and age > 10 * self._cost):
+        is_known = job.id in self._places.of_job
+        if self._is_due() or (not is_known and self._clock() - self._read_at > 10 * self._cost):
             reading = self._refresh()
             if not is_known:
                 wait([reading], WAIT_SECONDS)
         return self._view(job.id)
+
+    def known(self, job_id: str) -> QueuePlace | None:
+        """The place of a queued job as :meth:`of` would give it, where that takes no time; None: call that."""
+        return None if self._is_due() else self._view(job_id)
 
     def of_all(self, jobs: list[Job]) -> Mapping[str, QueuePlace | None]:
         """The places of several jobs, by their ids."""
@@ -101,6 +110,9 @@ class QueuePlaces:
     def close(self) -> None:
         """Read no more."""
         self._thread.shutdown(cancel_futures=True)
+
+    def _is_due(self) -> bool:
+        return self._clock() - self._read_at > max(REFRESH_SECONDS, self._cost / LARGEST_SHARE)
 
     def _refresh(self) -> Future[None]:
         if self._reading is None or self._reading.done():

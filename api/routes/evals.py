@@ -164,7 +164,7 @@ def cancel_run(eval_id: Id, run_id: Id, request: Request, services: ServicesDep,
             f"The run {run_id} is a part of the {job.kind} job {job.id}.",
             remedy=f"Cancel that: POST /v1/jobs/{job.id}/cancel.",
         )
-    return _view_of(services, request.base_url, run, view.jobs.cancel(job.id))
+    return _view_of(services, request.base_url, run, view.change_job(view.jobs.cancel, job.id))
 
 
 @router.get("/{eval_id}/runs/{run_id}/output_items")

@@ -104,21 +104,21 @@ def retrieve_job(job_id: Id, services: ServicesDep, view: TenantViewDep) -> Fine
 def cancel_job(job_id: Id, view: TenantViewDep) -> FineTuningJob:
     """Cancel a job. A running job stops after its current step."""
     _finetune_job(view, job_id)
-    return job_view(view.jobs.cancel(job_id))
+    return job_view(view.change_job(view.jobs.cancel, job_id))
 
 
 @router.post("/{job_id}/pause", dependencies=TRAINER)
 def pause_job(job_id: Id, view: TenantViewDep) -> FineTuningJob:
     """Pause a job. A running job writes a checkpoint first."""
     _finetune_job(view, job_id)
-    return job_view(view.jobs.pause(job_id))
+    return job_view(view.change_job(view.jobs.pause, job_id))
 
 
 @router.post("/{job_id}/resume", dependencies=TRAINER)
 def resume_job(job_id: Id, services: ServicesDep, view: TenantViewDep) -> FineTuningJob:
     """Resume a paused job from its checkpoint."""
     _finetune_job(view, job_id)
-    job = view.jobs.resume(job_id)
+    job = view.change_job(view.jobs.resume, job_id)
     services.job_queue.enqueue(job.id)
     return job_view(job)
 

@@ -80,7 +80,7 @@ async def stream_events(
     authenticated: Authenticated = request.scope[AUTHENTICATED]
     feed, seen = services.event_feed, None
     try:
-        async for version in feed.versions(job.id):
+        async for version in services.job_versions.polls(job.id):
             if services.shutdown.has_begun or await request.is_disconnected():
                 return
             await services.lookup.authenticate(authenticated.secret)

@@ -11,7 +11,7 @@ from api.capabilities import CapabilityMatrix, capabilities_here
 from api.evaluation import submit_run
 from api.openai.fine_tuning import event_seq
 from api.openai.types import Metadata
-from api.polling.queue_places import QueuePlace
+from api.polling.queue_places import QueuePlace, job_etag
 from api.services import ServicesDep
 from api.submission import (
     check_contract,
@@ -28,6 +28,7 @@ from api.web.tenant_view import TenantViewDep
 from shared.contract.plan import ExecutionPlan
 from shared.contract.sections import FineTuneContract, ImportContract, MergeContract, Name
 from shared.database.adapters import Adapter
+from shared.database.job_states import JobState
 from shared.database.records import Event, Job, Kind, MemoryAccuracy, QueueTerms
 from shared.evaluation.types import RunSpec
 from shared.model_card.self_evaluation import without_samples
@@ -253,9 +254,13 @@ def list_jobs(
     after: After = None,
     limit: Limit = 20,
     kind: Annotated[Kind | None, Query()] = None,
+    state: Annotated[
+        list[JobState] | None, Query(description="Only jobs in this state; given again, in either.")
+    ] = None,
+    base_model: Annotated[str | None, Query(max_length=128, description="Only jobs of this base.")] = None,
 ) -> Page[PlacedJob]:
     """Jobs of every kind, newest first. Sample answers are left out; `GET /v1/jobs/{job_id}` has them."""
-    found = view.jobs.list(after=after, limit=limit, kind=kind)
+    found = view.jobs.list(after=after, limit=limit, kind=kind, states=state or (), base_model=base_model)
     placed = [
         PlacedJob(**dict(job) | {"result": without_samples(job.result)}, queue=services.queue_places.of(job))
         for job in found
@@ -280,7 +285,7 @@ def retrieve_job(
     """One job. Poll it with If-None-Match: an unchanged job is a 304 without a body."""
     job = view.job(job_id)
     place = services.queue_places.of(job)
-    etag = f'W/"{job.version}{f"-{place.etag()}" if place else ""}"'
+    etag = job_etag(job.version, place)
     if if_none_match == etag:
         return Response(status_code=status.HTTP_304_NOT_MODIFIED, headers={"ETag": etag})
     response.headers["ETag"] = etag
@@ -303,19 +308,19 @@ def change_job(job_id: Id, body: ChangeJob, view: TenantViewDep, caller: CallerD
 @router.post("/jobs/{job_id}/cancel", dependencies=TRAINER)
 def cancel_job(job_id: Id, view: TenantViewDep) -> Job:
     """Cancel a job. A running job stops after its current step."""
-    return view.jobs.cancel(job_id)
+    return view.change_job(view.jobs.cancel, job_id)
 
 
 @router.post("/jobs/{job_id}/pause", dependencies=TRAINER)
 def pause_job(job_id: Id, view: TenantViewDep) -> Job:
     """Pause a job. A running job writes a checkpoint first."""
-    return view.jobs.pause(job_id)
+    return view.change_job(view.jobs.pause, job_id)
 
 
 @router.post("/jobs/{job_id}/resume", dependencies=TRAINER)
 def resume_job(job_id: Id, services: ServicesDep, view: TenantViewDep) -> Job:
     """Resume a paused job from its checkpoint."""
-    job = view.jobs.resume(job_id)
+    job = view.change_job(view.jobs.resume, job_id)
     services.job_queue.enqueue(job.id)
     return job
 

@@ -5,12 +5,14 @@ Routes reach these through the view alone, so that none can forget to limit what
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated
 
 from fastapi import Depends
 
 from api.inference.lookup_cache import LookupCache
+from api.polling.job_versions import JobVersions
 from api.services import Services, ServicesDep
 from api.web.auth import Caller, CallerDep
 from shared.database.adapters import Adapters
@@ -45,6 +47,7 @@ class TenantView:
     receipts: Receipts
     shadow_comparisons: ShadowComparisons
     lookup: LookupCache
+    job_versions: JobVersions
     evals: Evals
     eval_runs: EvalRuns
     eval_items: EvalItems
@@ -58,6 +61,16 @@ class TenantView:
         job = self.jobs.get(job_id)
         if job.state is JobState.SUCCEEDED:
             self.lookup.invalidate()  # the worker has moved the alias, in another process
+        return job
+
+    def change_job(self, change: Callable[[str], Job], job_id: str) -> Job:
+        """The job after a verb of :attr:`jobs`. Whoever polls the job in this process sees the change at once.
+
+        Raises:
+            MensError: what the verb raises.
+        """
+        job = change(job_id)
+        self.job_versions.forget(job_id)
         return job
 
 
@@ -76,6 +89,7 @@ def tenant_view(services: Services, caller: Caller) -> TenantView:
         receipts=Receipts(services.database, tenant),
         shadow_comparisons=ShadowComparisons(services.database, tenant),
         lookup=services.lookup,
+        job_versions=services.job_versions,
         evals=Evals(services.database, tenant),
         eval_runs=EvalRuns(services.database, tenant),
         eval_items=EvalItems(services.database),

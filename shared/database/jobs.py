@@ -10,7 +10,7 @@ import statistics
 from collections import defaultdict
 from collections.abc import Collection, Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 from sqlalchemy import Select, Text, cast, func, select
 from sqlalchemy.exc import IntegrityError
@@ -111,6 +111,8 @@ class Jobs:
         after: str | None = None,
         limit: int = 20,
         kind: Kind | None = None,
+        states: Collection[JobState] = (),
+        base_model: str | None = None,
         labels: dict[str, str] | None = None,
         has_labels: bool | None = None,
     ) -> Sequence[Job]:
@@ -120,6 +122,8 @@ class Jobs:
             after: id of the last job of the page before.
             limit: of the page.
             kind: of the jobs; None: any.
+            states: one of which a job has; none: any.
+            base_model: of the jobs; None: any.
             labels: that a job has to have, at least.
             has_labels: whether it has any; None: either way.
         """
@@ -128,6 +132,10 @@ class Jobs:
             query = query.where(JobRow.id < after)
         if kind:
             query = query.where(JobRow.kind == kind)
+        if states:
+            query = query.where(JobRow.state.in_(states))
+        if base_model is not None:
+            query = query.where(JobRow.base_model == storable(base_model))
         if has_labels is not None:
             is_empty = cast(JobRow.labels, Text) == "{}"
             query = query.where(~is_empty if has_labels else is_empty)
@@ -293,11 +301,21 @@ class Jobs:
             return None if row is None else Job.model_validate(row)
 
 
-def job_versions(database: Database, job_ids: Collection[str]) -> dict[str, int]:
-    """The versions of jobs of any tenant; a version changes with every write to its job, its events among them."""
-    query = select(JobRow.id, JobRow.version).where(JobRow.id.in_(job_ids))
+class JobVersion(NamedTuple):
+    """A job's version, which changes with every write to it, its events among them; whose job it is; whether it is queued."""
+
+    version: int
+    tenant: TenantName
+    is_queued: bool
+
+
+def job_versions(database: Database, job_ids: Collection[str]) -> dict[str, JobVersion]:
+    """The versions of jobs of any tenant; what does not exist is left out."""
+    query = select(JobRow.id, JobRow.version, JobRow.tenant, JobRow.state).where(JobRow.id.in_(job_ids))
     with database.read() as session:
-        return {row.id: row.version for row in session.execute(query)}
+        return {
+            row.id: JobVersion(row.version, row.tenant, row.state == JobState.QUEUED) for row in session.execute(query)
+        }
 
 
 def memory_accuracy(device: str, errors: list[float]) -> MemoryAccuracy:

@@ -32,6 +32,7 @@ RUNS = {
     "bench.equal_runs": ("T1", "two-threads"),
     "bench.gateway": ("C7 C7-names", "direct|gateway|bare|names|foreign"),
     "bench.gateway --vllm": ("C7", "direct|gateway|bare"),
+    "bench.poll": ("C5 C5-load", "unchanged|changed|constant|quiet|busy"),
     "bench.evaluate": ("C9 C9-sandbox", "evaluation|bare client|sandbox,"),
     "bench.hotload": (
         "C6",

@@ -56,7 +56,7 @@ class Installation:
 @pytest.fixture
 def installation(app: FastAPI, settings: ApiSettings) -> Iterator[Installation]:
     services = app.state.services
-    feed = EventFeed(services.database, settings.event_poll_seconds, LIMIT, 2 * LIMIT)
+    feed = EventFeed(LIMIT, 2 * LIMIT)
     object.__setattr__(services, "event_feed", feed)
     key, secret = services.keys.create("k", "acme")
     submission = Submission(kind=Kind.FINETUNE, base_model=BASE, name="helper", contract={}, plan={})
@@ -180,7 +180,7 @@ def test_many_streams_read_the_database_together(installation: Installation, mon
         return read_versions(*arguments)
 
     monkeypatch.setattr("shared.database.jobs.Jobs.events", events)
-    monkeypatch.setattr("api.polling.event_feed.job_versions", versions)
+    monkeypatch.setattr("api.polling.job_versions.job_versions", versions)
     with ExitStack() as stack:
         streams = [stack.enter_context(installation.events()).iter_text() for _ in range(LIMIT)]
         for pieces in streams:
@@ -211,7 +211,7 @@ def test_stream_outlives_an_outage_of_the_database(installation: Installation, m
         pieces = response.iter_text()
         read_until(pieces, "created and queued")
         with monkeypatch.context() as away:
-            away.setattr("api.polling.event_feed.job_versions", fail)
+            away.setattr("api.polling.job_versions.job_versions", fail)
             eventually(lambda: len(outages) > 2)
         installation.report("the first")
         read_until(pieces, "the first")

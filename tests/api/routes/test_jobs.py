@@ -110,6 +110,21 @@ def test_unchanged_job_is_a_304(client: TestClient, job_body: dict[str, Any]) ->
     assert (changed.status_code, changed.json()["state"]) == (200, "cancelled")
 
 
+def test_jobs_are_listed_by_state_and_base(client: TestClient, job_body: dict[str, Any]) -> None:
+    queued, cancelled, paused = (client.post("/v1/jobs", json=job_body).json()["id"] for _ in range(3))
+    client.post(f"/v1/jobs/{cancelled}/cancel")
+    client.post(f"/v1/jobs/{paused}/pause")
+
+    def listed(**filters: str | list[str]) -> list[str]:
+        return [job["id"] for job in client.get("/v1/jobs", params=filters).json()["data"]]
+
+    assert listed(state="cancelled") == [cancelled]
+    assert listed(state=["queued", "paused"], base_model=BASE) == [paused, queued]
+    assert listed(base_model="another") == []
+    refused = client.get("/v1/jobs", params={"state": "done"})
+    assert (refused.status_code, error_of(refused)["param"]) == (422, "state.0")
+
+
 def test_events_after_a_cursor_are_returned(client: TestClient, job_body: dict[str, Any]) -> None:
     job = client.post("/v1/jobs", json=job_body).json()
     events = client.get(f"/v1/jobs/{job['id']}", params={"after": "0"}).json()["events"]

@@ -1,0 +1,118 @@
+"""Job versions: whether a job has changed, for the event streams and the polls of one process.
+
+Each poll of the database is one query for all jobs that are followed. So it costs the database the same whether one
+dashboard asks or a thousand do, and nothing while none does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Mapping
+from functools import partial
+
+from anyio import CapacityLimiter, to_thread
+
+from shared.database.connection import Database
+from shared.database.jobs import JobVersion, job_versions
+from shared.database.tenancy import TenantName, visible_to
+from shared.errors import MensError
+
+FOLLOWED_SECONDS = 30.0
+"""How long a job is read after the last question about it."""
+MAX_ASKED_JOBS = 5_000
+"""Jobs that are read because of questions; for more, the database is asked each time."""
+MAX_MISSED_POLLS = 3
+"""After so many polls without an answer, and a second, nothing is known any more."""
+
+logger = logging.getLogger(__name__)
+
+
+class JobVersions:
+    """Follows jobs. Used in one event loop at a time.
+
+    Args:
+        database: read once a poll.
+        poll_seconds: between two reads; what is known is so old at most, and the time of a read older.
+    """
+
+    def __init__(self, database: Database, poll_seconds: float) -> None:
+        self._database, self._poll_seconds = database, poll_seconds
+        self._longest_age = MAX_MISSED_POLLS * poll_seconds + 1
+        self._streams: Counter[str] = Counter()
+        self._asked: dict[str, float] = {}
+        self._forgotten: dict[str, float] = {}
+        self._versions: Mapping[str, JobVersion] = {}
+        self._read_at = 0.0
+        self._polling: asyncio.Task[None] | None = None
+
+    async def polls(self, job_id: str) -> AsyncIterator[int | None]:
+        """The job's version after each poll, whether it has changed or not; None: it is not known yet.
+
+        While the database does not answer there is none.
+        """
+        self._streams[job_id] += 1
+        try:
+            self._start()
+            while True:
+                polled = self._polled
+                known = self._versions.get(job_id)
+                yield known and known.version
+                await polled.wait()
+        finally:
+            self._streams[job_id] -= 1
+            self._streams += Counter()  # drops what is zero
+
+    def known(self, job_id: str, tenant: TenantName) -> JobVersion | None:
+        """The version of a job that a tenant sees, if it is known; None: ask the database.
+
+        The job is read from now on, so that the next call may know.
+        """
+        now = time.monotonic()
+        if job_id in self._asked or len(self._asked) < MAX_ASKED_JOBS:
+            self._asked[job_id] = now
+            self._start()
+        known = self._versions.get(job_id)
+        if known is None or now - self._read_at > self._longest_age:
+            return None
+        if self._read_at <= self._forgotten.get(job_id, 0.0):
+            return None
+        return known if known.tenant == tenant or known.tenant in visible_to(tenant) else None
+
+    def forget(self, job_id: str) -> None:
+        """Let the next question about a job go to the database, because this process has just changed it."""
+        self._forgotten[job_id] = time.monotonic()
+
+    async def close(self) -> None:
+        """End the polling."""
+        if self._polling is not None:
+            self._polling.cancel()
+            await asyncio.gather(self._polling, return_exceptions=True)
+
+    def _start(self) -> None:
+        if self._polling is None or self._polling.done():
+            self._limiter, self._polled = CapacityLimiter(1), asyncio.Event()
+            self._versions = {}
+            self._polling = asyncio.create_task(self._poll())
+
+    async def _poll(self) -> None:
+        while followed := self._followed():
+            began = time.monotonic()
+            try:
+                self._versions = await to_thread.run_sync(
+                    partial(job_versions, self._database, followed), limiter=self._limiter
+                )
+                self._read_at = began
+                self._forgotten = {job: moment for job, moment in self._forgotten.items() if moment >= began}
+                polled, self._polled = self._polled, asyncio.Event()
+                polled.set()
+            except MensError as error:
+                logger.warning("polls and event streams wait for the database: %s", error.message)
+            await asyncio.sleep(self._poll_seconds)
+
+    def _followed(self) -> list[str]:
+        oldest = time.monotonic() - FOLLOWED_SECONDS
+        self._asked = {job: moment for job, moment in self._asked.items() if moment > oldest}
+        return list({*self._streams, *self._asked})

@@ -1,0 +1,44 @@
+"""Job polls: the answer 304 to a poll of a job that has not changed, without the database and without the application.
+
+What a poll costs here decides how often dashboards may ask. Such a poll has no line in the access log, of which it would be the
+most, and no id but its caller's. Every other answer to a poll is the route's (`api/routes/jobs.py`).
+"""
+
+from __future__ import annotations
+
+from api.polling.queue_places import job_etag
+from api.services import Services
+from api.web.access_log import CALLERS_ID, ID_HEADER
+from api.web.fast_path import TENANT_HEADER
+
+JOB_PATH = b"/v1/jobs/"
+RESPONSE = b"HTTP/1.1 304 Not Modified\r\netag: %b\r\n"
+
+
+def unchanged_job(services: Services, url: bytes, headers: list[tuple[bytes, bytes]]) -> bytes | None:
+    """Status line and headers of the response to a ``GET`` where it is known at once that it polls a job that its key sees and that has not changed since.
+
+    Args:
+        services: the API's.
+        url: with or without a query, which asks for something only of a job that has changed.
+        headers: of the request, names in lower case.
+    """
+    if not url.startswith(JOB_PATH):
+        return None
+    given = dict(headers)
+    etag, authorization = given.get(b"if-none-match", b""), given.get(b"authorization", b"")
+    if not etag.startswith(b'W/"'):
+        return None
+    # Where a tenant is named, FastAPI applies the rules.
+    if authorization[:7].lower() != b"bearer " or TENANT_HEADER in given:
+        return None
+    key = services.lookup.known_key(authorization[7:].decode("latin-1"))
+    job_id = url[len(JOB_PATH) :].partition(b"?")[0].decode("latin-1")
+    known = services.job_versions.known(job_id, key.tenant) if key else None
+    if known is None:
+        return None
+    place = services.queue_places.known(job_id) if known.is_queued else None
+    if (known.is_queued and place is None) or etag != job_etag(known.version, place).encode():
+        return None
+    request_id = given.get(ID_HEADER, b"")
+    return RESPONSE % etag + (b"%b: %b\r\n" % (ID_HEADER, request_id) if CALLERS_ID.fullmatch(request_id) else b"")
