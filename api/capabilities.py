@@ -161,13 +161,16 @@ CAPABILITIES = CapabilityMatrix(
             title="Merge fidelity",
             burn="static merge, not with rotary positions",
             candle="deterministic f32 deltas for the exported keys, as a subset of the model",
-            mens="every adapted tensor, in a complete model folder, whose logits are compared with base + adapter; rotary"
-            " positions commute with it; .bin is refused",
+            mens="every adapted tensor, in a complete model folder, whose logits are compared with base + adapter, and which is"
+            " offered once a replica that serves it was measured; or the original's subset; rotary positions commute with it;"
+            " .bin is refused",
             proof=_behaviour(
                 Code.MERGE_REJECTS_BURN_BIN,
                 "A .bin file is refused before anything is parsed.",
                 "tests/worker/test_merge.py::test_a_merge_past_its_limit_fails_with_its_numbers",
                 "tests/worker/test_merge.py::test_a_merge_that_left_the_adapter_out_is_refused",
+                "tests/worker/merging/test_subset.py::test_the_file_holds_the_originals_numbers_and_nothing_else",
+                "tests/vllm/test_merged_models.py::test_a_merged_model_is_offered_once_its_replica_was_measured",
                 "tests/worker/merging/test_rotary_positions.py::test_queries_and_keys_are_merged_before_they_are_rotated",
             ),
         ),

@@ -13,6 +13,7 @@ from api.inference.request_validation import validate_chat, validate_response
 from api.services import Services
 from api.submission import submit
 from api.web.tenant_view import TenantView
+from shared.database.base_certificates import BaseCertificates, refuse_uncertified
 from shared.database.evaluation.evals import Eval
 from shared.database.files.files import File
 from shared.database.records import DEFAULT_TERMS, Job, Kind, QueueTerms, Submission
@@ -121,13 +122,16 @@ def resolve_model(services: Services, view: TenantView, name: str, param: str) -
     """The model that a name means now, and its base.
 
     Raises:
-        NotFound: ``MODEL_NOT_FOUND``. InvalidRequest: ``REQUEST_INVALID``: an alias that is split between adapters.
+        NotFound: ``MODEL_NOT_FOUND``, ``MODEL_UNCERTIFIED``. InvalidRequest: ``REQUEST_INVALID``: an alias that is split
+            between adapters.
     """
     bases = {base.name for base in services.catalog().bases}
     if name in bases:
+        _check_offered(services, name)
         return ModelTarget(name=name, served=name), name
     found = _destination(view, name) if name.isprintable() else None
     if found and found.routing is None and found.name in bases:
+        _check_offered(services, found.name)
         return ModelTarget(name=name, served=found.name), found.name
     if found is None or found.routing is None:
         message = f"There is no model {name[:256]!r}."
@@ -138,6 +142,12 @@ def resolve_model(services: Services, view: TenantView, name: str, param: str) -
         raise InvalidRequest(Code.REQUEST_INVALID, message, remedy="Name one of them.", param=param)
     adapter = view.adapters.get(found.routing.main)
     return ModelTarget(name=name, served=adapter.id), adapter.base_model
+
+
+def _check_offered(services: Services, base: str) -> None:
+    entry = services.catalog().get(base)
+    if entry.merged_from:
+        refuse_uncertified(base, BaseCertificates(services.database).of(entry.digest))
 
 
 def _destination(view: TenantView, name: str) -> Destination | None:

@@ -11,6 +11,7 @@ CODES: dict[Code, str] = {
     Code.KEY_MISSING: "invalid_api_key",
     Code.KEY_INVALID: "invalid_api_key",
     Code.MODEL_NOT_FOUND: "model_not_found",
+    Code.MODEL_UNCERTIFIED: "model_not_found",
     Code.RATE_LIMITED: "rate_limit_exceeded",
     Code.CONCURRENCY_LIMITED: "rate_limit_exceeded",
     Code.AUTHENTICATION_THROTTLED: "rate_limit_exceeded",

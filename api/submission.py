@@ -12,6 +12,7 @@ from api.alias_policy import describe_judgement
 from api.services import Services
 from api.web.auth import Caller
 from api.web.tenant_view import TenantView
+from shared.artifacts.original_layout import refuse_bin
 from shared.base_models.hub import locate_fetched
 from shared.contract.flat_keys import from_flat, parse_contract
 from shared.contract.plan import ImportPlan, MergePlan, PlannedBase
@@ -168,8 +169,10 @@ def submit_merge(
     """Plan a merge, write the job, and enqueue it.
 
     Raises:
-        NotFound: ``ADAPTER_NOT_FOUND`` or ``MODEL_NOT_FOUND``. Conflict: ``BASE_DIGEST_MISMATCH``.
+        NotFound: ``ADAPTER_NOT_FOUND`` or ``MODEL_NOT_FOUND``. Conflict: ``BASE_DIGEST_MISMATCH``. InvalidRequest:
+            ``MERGE_REJECTS_BURN_BIN``.
     """
+    refuse_bin(contract.adapter, "adapter")
     adapter = view.adapters.get(contract.adapter)
     base = services.catalog().get(adapter.base_model)
     if base.digests != adapter.manifest["base_digests"]:
@@ -211,14 +214,17 @@ def submit_import(
 
     Raises:
         NotFound: ``MODEL_NOT_FOUND`` or ``FILE_NOT_FOUND``. ContractRejected: it cannot be published, or its alias not be moved.
+        InvalidRequest: ``MERGE_REJECTS_BURN_BIN``.
     """
     catalog = services.catalog()
     base = catalog.get(contract.model)
     _refuse_unpublishable(services, contract, "", {entry.name for entry in catalog.bases})
+    weights = view.files.get(contract.weights_file, "weights_file")
+    refuse_bin(weights.filename, "weights_file")
     plan = ImportPlan(
         contract=contract,
         base=PlannedBase(name=base.name, digests=base.digests),
-        weights_sha256=view.files.get(contract.weights_file, "weights_file").sha256,
+        weights_sha256=weights.sha256,
         sidecar_sha256=view.files.get(contract.sidecar_file, "sidecar_file").sha256,
     )
     submission = Submission(

@@ -23,7 +23,9 @@ from bench.peak_memory import peak_bytes
 from shared.artifacts.manifests import WEIGHTS_NAME, peft_keys
 from shared.base_models.config import parse_model_config
 from shared.base_models.tensors import expected_tensors, lora_modules
+from worker.merging import fidelity
 from worker.merging.model_folder import FolderMerge
+from worker.probe_chats import CHATS
 
 RANK, ALPHA = 16, 32
 SHARD_BYTES = 512 << 20
@@ -88,6 +90,26 @@ def merge_peft(folder: Path, target: Path, dtype: torch.dtype) -> None:
     merged.to(torch.bfloat16).save_pretrained(target)
 
 
+def compare_fidelity(folder: Path, _target: Path) -> None:
+    """Compare the product's merged model with base and adapter, as each merge job does before it counts."""
+    random = torch.Generator().manual_seed(2)
+    vocabulary = json.loads((folder / "base" / "config.json").read_text())["vocab_size"]
+    probes = torch.randint(vocabulary, (len(CHATS), fidelity.MAX_TOKENS), generator=random).tolist()
+    found = fidelity.compare(
+        folder / "mens",
+        folder / "base",
+        folder / "adapter",
+        under_adapter=frozenset(),
+        trained=None,
+        double_quant=True,
+        probes=probes,
+    )
+    if not found.adapter.mean_kl_nats < fidelity.LIMITS["bfloat16"]:
+        raise SystemExit(f"the merged model is {found.adapter.mean_kl_nats} nats from base and adapter")
+
+
+FIDELITY = "fidelity"
+"""No variant of the merge: the comparison after it."""
 VARIANTS: dict[str, Callable[[Path, Path], None]] = {
     "mens": merge_mens,
     "peft-f32": lambda folder, target: merge_peft(folder, target, torch.float32),
@@ -98,12 +120,14 @@ VARIANTS: dict[str, Callable[[Path, Path], None]] = {
 def main() -> int:
     """Merge once, and print seconds and bytes beyond what the imports took."""
     parser = argparse.ArgumentParser(prog="python -m bench.merge_variants", description=__doc__)
-    parser.add_argument("variant", choices=VARIANTS)
+    parser.add_argument("variant", choices=[*VARIANTS, FIDELITY])
     parser.add_argument("folder", type=Path)
     arguments = parser.parse_args()
     before, used = peak_bytes(), resource.getrusage(resource.RUSAGE_SELF)
     start, cpu = time.perf_counter(), used.ru_utime + used.ru_stime
-    VARIANTS[arguments.variant](arguments.folder, arguments.folder / arguments.variant)
+    ({**VARIANTS, FIDELITY: compare_fidelity})[arguments.variant](
+        arguments.folder, arguments.folder / arguments.variant
+    )
     seconds, used = time.perf_counter() - start, resource.getrusage(resource.RUSAGE_SELF)
     facts = {"seconds": seconds, "cpu_seconds": used.ru_utime + used.ru_stime - cpu, "bytes": peak_bytes() - before}
     print(json.dumps(facts))

@@ -44,7 +44,7 @@ class ServingSettings(Settings):
     )
     serving_trusted_keys: Path | None = Field(
         None,
-        description="File of public keys, one a line; adapters without a signature of one of them are refused. Null: no signature is required.",
+        description="File of public keys, one a line; adapters and merged models without a signature of one of them are refused. Null: none is required.",
     )
     serving_self_test_seconds: float = Field(
         10.0, gt=0, description="Seconds between two answers by which a replica tests its engine."

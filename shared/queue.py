@@ -20,7 +20,8 @@ RUN_JOB = "mens.run_job"
 SWEEP = "mens.sweep"
 REMOVE_DELETED = "mens.remove_deleted"
 APPLY_RETENTION = "mens.apply_retention"
-CONTROL_TASKS = (SWEEP, REMOVE_DELETED, APPLY_RETENTION)
+CERTIFY_BASES = "mens.certify_bases"
+CONTROL_TASKS = (SWEEP, REMOVE_DELETED, APPLY_RETENTION, CERTIFY_BASES)
 
 logger = logging.getLogger(__name__)
 

@@ -30,6 +30,7 @@ class ReplicaCapabilities(BaseModel):
         max_lora_rank: largest rank that it loads.
         max_model_len: longest context in tokens; None: the model's own.
         adapts_head: whether it serves adapters that change an untied ``lm_head``.
+        instance: another one after each start, so that what was measured before does not count; None: an earlier release.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -41,6 +42,7 @@ class ReplicaCapabilities(BaseModel):
     max_lora_rank: int
     max_model_len: int | None = None
     adapts_head: bool = True
+    instance: str | None = None
 
 
 class AdapterCheck(BaseModel):

@@ -2,8 +2,8 @@
 
 A task runs in a thread and does nothing heavy itself: the trainer is a child process. So the worker keeps responding to the
 broker while a job trains, and one thread, one job and one GPU belong together. The control worker is started with a thread
-for each of its tasks (``--concurrency 3``): deletions wait for replicas, retention for disks, and the sweep of dead jobs
-must wait for neither.
+for each of its tasks (``--concurrency 4``): deletions and certificates wait for replicas, retention for disks, and the sweep of
+dead jobs must wait for none of them.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from shared.observability.logs import configure_logging
 from shared.observability.metrics_listener import listen
 from shared.queue import (
     APPLY_RETENTION,
+    CERTIFY_BASES,
     CONTROL_QUEUE,
     JOBS_QUEUE,
     REMOVE_DELETED,
@@ -38,6 +39,7 @@ from shared.retention.cleanup import RetentionRunner
 from shared.settings import read_settings
 from shared.worker_registry import WorkerRegistry
 from worker.adapter_removal import AdapterRemover, make_adapter_remover
+from worker.jobs.base_certificates import BaseCertifier, make_base_certifier
 from worker.jobs.runner import Worker, make_worker
 from worker.machine import MachineReporter
 from worker.settings import WorkerSettings
@@ -58,6 +60,7 @@ app.conf.update(
         for task, seconds in (
             (SWEEP, settings.sweep_seconds),
             (REMOVE_DELETED, settings.sweep_seconds),
+            (CERTIFY_BASES, settings.sweep_seconds),
             (APPLY_RETENTION, settings.retention_seconds),
         )
     },
@@ -74,6 +77,12 @@ def worker() -> Worker:
 def adapter_remover() -> AdapterRemover:
     """The process's remover of deleted adapters, made on first use."""
     return make_adapter_remover(settings)
+
+
+@functools.cache
+def base_certifier() -> BaseCertifier:
+    """The process's certifier of merged models, made on first use."""
+    return make_base_certifier(settings)
 
 
 @functools.cache
@@ -116,6 +125,13 @@ def sweep() -> None:
 def remove_deleted() -> None:
     """Carry out deletions of adapters, as far as possible now."""
     worker().metrics.removed_adapters(len(adapter_remover().run_round()))
+
+
+@app.task(name=CERTIFY_BASES, shared=False)  # type: ignore[untyped-decorator]
+@one_at_a_time
+def certify_bases() -> None:
+    """Measure the replicas that serve merged models and were started since."""
+    base_certifier().run_round()
 
 
 @app.task(name=APPLY_RETENTION, shared=False)  # type: ignore[untyped-decorator]

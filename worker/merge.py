@@ -1,5 +1,8 @@
 """The merge: ``python -m worker.merge plan.json run_dir/`` folds an adapter into its base (`worker/merging`).
 
+With ``--base-shard FILE … --adapter FILE --meta FILE --output FILE`` it is the original's merge instead: an adapter in its layout, and one
+file of the merged tensors alone (`worker/merging/subset.py`).
+
 The result is a complete model folder (weights, config, tokenizer, template) that needs no adapter support to be served.
 The base is the one the adapter was trained on, by digest. The weights are those before quantisation, or, on request, the
 dequantised ones that training computed with. What was written is then run beside base and adapter, and must say the same
@@ -9,9 +12,11 @@ dequantised ones that training computed with. What was written is then run besid
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
+from dataclasses import asdict
 from pathlib import Path
 
 # First: with it the libraries are imported faster.
@@ -27,15 +32,17 @@ from shared.artifacts.manifests import (
     verify_adapter,
     verify_base,
 )
-from shared.artifacts.merge_fidelity import FIDELITY_NAME, MergeFidelity
+from shared.artifacts.merge_fidelity import FIDELITY_NAME, PROBES_NAME, MergeFidelity, MergeProbes
+from shared.artifacts.original_layout import refuse_bin
 from shared.base_models.weights import read_folder_tensors
 from shared.contract.plan import MergeRun
 from shared.contract.sections import BaseQuant, BaseWeights
-from shared.errors import ArtifactInvalid, Code, ContractRejected, InvalidRequest, JobFailed
+from shared.errors import ArtifactInvalid, Code, ContractRejected, JobFailed, MensError
 from shared.hashing import digest_file, digest_json
-from worker.child_runtime import StopSignals, exit_with_worker, run_engine
+from worker.child_runtime import EXIT_FAILED, StopSignals, exit_with_worker, run_engine
 from worker.merging import fidelity
 from worker.merging.model_folder import FolderMerge
+from worker.merging.subset import SubsetMerge
 from worker.run_folder import MODEL_FOLDER, SUMMARY_NAME, write_json
 from worker.training.model.nf4 import has_transposed_layers, quantised_tensors
 from worker.training.reporting.telemetry import Telemetry
@@ -47,14 +54,39 @@ ENGINE_VERSION = 1
 def main(argv: Sequence[str] | None = None) -> int:
     """Command line of the merge; returns the exit code (`worker/child_runtime.py`)."""
     parser = argparse.ArgumentParser(prog="python -m worker.merge", description=__doc__)
-    parser.add_argument("plan", type=Path, help="plan.json of a merge run")
-    parser.add_argument("run_dir", type=Path, help="folder that receives the merged model")
+    parser.add_argument("plan", type=Path, nargs="?", help="plan.json of a merge run")
+    parser.add_argument("run_dir", type=Path, nargs="?", help="folder that receives the merged model")
+    parser.add_argument(
+        "--base-shard", type=Path, action="append", default=[], help="a safetensors file of the base; repeat"
+    )
+    parser.add_argument("--adapter", type=Path, help="the original's candle_qlora_adapter.safetensors")
+    parser.add_argument("--meta", type=Path, help="its sidecar, version 2 or 3")
+    parser.add_argument("--output", type=Path, help="file that receives the merged tensors")
     arguments = parser.parse_args(argv)
     exit_with_worker()
+    if arguments.plan is None:
+        if not (arguments.adapter and arguments.meta and arguments.output):
+            parser.error("give a plan and a run folder, or --base-shard, --adapter, --meta and --output")
+        return merge_subset(
+            SubsetMerge(tuple(arguments.base_shard), arguments.adapter, arguments.meta, arguments.output)
+        )
+    if arguments.run_dir is None:
+        parser.error("give the run folder after the plan")
     StopSignals()  # a merge is short: it ends by itself, or by a kill after the grace time
     arguments.run_dir.mkdir(parents=True, exist_ok=True)
     run = MergeRun.model_validate_json(arguments.plan.read_bytes())
     return run_engine(lambda: merge(run, arguments.run_dir), arguments.run_dir)
+
+
+def merge_subset(work: SubsetMerge) -> int:
+    """Run a subset merge; prints what was merged as JSON, or why it was not; returns the exit code."""
+    try:
+        merged = work.run()
+    except MensError as error:
+        print(json.dumps(error.as_dict()))
+        return EXIT_FAILED
+    print(json.dumps(asdict(merged)))
+    return 0
 
 
 def merge(run: MergeRun, run_dir: Path) -> ModelManifest:
@@ -62,13 +94,14 @@ def merge(run: MergeRun, run_dir: Path) -> ModelManifest:
 
     Raises:
         ArtifactInvalid: the adapter or the base is not what the plan names, with the code of what differs.
-        JobFailed: ``MERGE_FIDELITY_FAILED``.
+        JobFailed: ``MERGE_FIDELITY_FAILED``; ``OUT_OF_MEMORY``: the comparison would not fit, as could be seen beforehand.
     """
     base, adapter = Path(run.inputs.base), Path(run.inputs.adapter)
     refuse_pickle(adapter)
     adapter_manifest = parse_manifest((adapter / MANIFEST_NAME).read_bytes(), run.plan.adapter_digest)
     verify_adapter(adapter, adapter_manifest, read_folder_tensors(base))
     check_base(run, adapter_manifest, base)
+    fidelity.refuse_without_memory(base)
     target = run_dir / MODEL_FOLDER
     contract = run.plan.contract
     quantised = (
@@ -88,15 +121,18 @@ def merge(run: MergeRun, run_dir: Path) -> ModelManifest:
         files=files,
     )
     (target / MODEL_MANIFEST_NAME).write_bytes(manifest.to_bytes())
-    measured = measure(run, adapter_manifest, manifest, target)
+    measured, probes = measure(run, adapter_manifest, manifest, target)
     write_json(target / FIDELITY_NAME, measured.model_dump(mode="json"))
+    write_json(target / PROBES_NAME, probes.model_dump(mode="json"))
     refuse_unfaithful(measured)
     write_json(run_dir / SUMMARY_NAME, summary(manifest, measured))
     return manifest
 
 
-def measure(run: MergeRun, adapter: AdapterManifest, merged: ModelManifest, folder: Path) -> MergeFidelity:
-    """How far the merged folder is from base + adapter, and from what training saw."""
+def measure(
+    run: MergeRun, adapter: AdapterManifest, merged: ModelManifest, folder: Path
+) -> tuple[MergeFidelity, MergeProbes]:
+    """How far the merged folder is from base + adapter, and from what training saw; and what its replicas must say."""
     base, contract = Path(run.inputs.base), run.plan.contract
     trained_on_nf4 = adapter.quant.base_quant is BaseQuant.NF4 and not has_transposed_layers(base)
     trained = quantised_tensors(base) if trained_on_nf4 else None
@@ -109,7 +145,7 @@ def measure(run: MergeRun, adapter: AdapterManifest, merged: ModelManifest, fold
         double_quant=adapter.quant.double_quant,
     )
     dtype = fidelity.coarsest_dtype(folder, adapter)
-    return MergeFidelity(
+    fidelity_of_model = MergeFidelity(
         model_digest=merged.digest,
         dtype=dtype,
         base_weights=contract.base_weights,
@@ -119,6 +155,7 @@ def measure(run: MergeRun, adapter: AdapterManifest, merged: ModelManifest, fold
         effect=found.effect,
         limit_nats=contract.max_kl_nats or fidelity.LIMITS[dtype],
     )
+    return fidelity_of_model, MergeProbes(model_digest=merged.digest, probes=found.probes)
 
 
 def refuse_unfaithful(measured: MergeFidelity) -> None:
@@ -161,14 +198,8 @@ def refuse_pickle(adapter: Path) -> None:
     Raises:
         InvalidRequest: ``MERGE_REJECTS_BURN_BIN``.
     """
-    names = [adapter.name, *(path.name for path in adapter.glob("*"))]
-    if found := next((name for name in names if name.lower().endswith(".bin")), None):
-        raise InvalidRequest(
-            Code.MERGE_REJECTS_BURN_BIN,
-            f"{found} is not merged: Burn checkpoints and pickled weights are retired; adapters are safetensors.",
-            remedy="Train the adapter again with method qlora; see docs/adapters.md.",
-            param=found,
-        )
+    for name in (adapter.name, *(path.name for path in adapter.glob("*"))):
+        refuse_bin(name, name)
 
 
 def check_base(run: MergeRun, adapter: AdapterManifest, base: Path) -> None:

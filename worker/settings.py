@@ -86,7 +86,7 @@ class WorkerSettings(RetentionSettings):
     )
     signing_key: Path | None = Field(
         None,
-        description="PEM file of the Ed25519 key that signs adapters (`mens adapter keygen`); null: they are not signed.",
+        description="PEM file of the Ed25519 key that signs adapters and merged models (`mens adapter keygen`); null: none is signed.",
     )
     effect_floor: float = Field(1e-3, gt=0, description="Nats (RMS) by which an adapter must move the probes.")
     parity: Literal["full", "shift"] = Field(

@@ -290,12 +290,13 @@ async def choose_model(
         headers: the request's, which may name a session.
 
     Raises:
-        NotFound: ``MODEL_NOT_FOUND``. InvalidRequest: ``REQUEST_INVALID``: no name.
+        NotFound: ``MODEL_NOT_FOUND``, ``MODEL_UNCERTIFIED``. InvalidRequest: ``REQUEST_INVALID``: no name.
     """
     model = body.get("model")
     if not isinstance(model, str) or not model:
         raise InvalidRequest(Code.REQUEST_INVALID, "`model` must be a name.", param="model")
     if lookup.is_base(model):
+        await lookup.check_offered(model)
         return Choice(model, model)
     # PostgreSQL takes no NUL character in a text, and no name of ours has an unprintable one.
     found = await lookup.find(tenant, model) if model.isprintable() else None
@@ -303,6 +304,7 @@ async def choose_model(
         name = found.name if found else model
         # Not `is_base`, which may be a moment old: the base may have been added or removed since.
         if any(base.name == name for base in lookup.catalog().bases):
+            await lookup.check_offered(name)
             return Choice(name, name, is_foreign=found is not None)
         raise NotFound(
             Code.MODEL_NOT_FOUND,

@@ -22,6 +22,7 @@ from fastapi.concurrency import run_in_threadpool
 
 from shared.base_models.catalog import Catalog, load_catalog
 from shared.database.adapters import Adapters
+from shared.database.base_certificates import BaseCertificate, BaseCertificates, refuse_uncertified
 from shared.database.change_counter import Changes
 from shared.database.connection import Database
 from shared.database.keys import Key, Keys
@@ -52,6 +53,7 @@ class CacheGeneration:
 
     keys: dict[bytes, Key] = field(default_factory=dict)
     destinations: dict[tuple[str, str], Destination] = field(default_factory=dict)
+    certificates: dict[str, list[BaseCertificate]] = field(default_factory=dict)
 
 
 class LookupCache:
@@ -65,10 +67,11 @@ class LookupCache:
     def __init__(self, database: Database, catalog_path: Path) -> None:
         self._keys, self._adapters, self._aliases = Keys(database), Adapters(database), Aliases(database)
         self._foreign_names = ForeignNames(database)
+        self._base_certificates = BaseCertificates(database)
         self._changes = Changes(database)
         self._catalog_path = str(catalog_path)
         self._catalog: tuple[object, Catalog] = (None, Catalog())
-        self._bases: frozenset[str] = frozenset()
+        self._bases: dict[str, str | None] = {}
         self._bases_read_at = -POLL_SECONDS
         self._cached = CacheGeneration()
         self._known: set[bytes] = set()
@@ -131,9 +134,23 @@ class LookupCache:
         """
         now = time.monotonic()
         if now - self._bases_read_at >= POLL_SECONDS:
-            self._bases = frozenset(base.name for base in self.catalog().bases)
+            self._bases = {base.name: base.digest if base.merged_from else None for base in self.catalog().bases}
             self._bases_read_at = now
         return name in self._bases
+
+    async def check_offered(self, base: str) -> None:
+        """Refuse a merged model that no replica was measured with, or that failed on one. Others are offered as they are.
+
+        Raises:
+            NotFound: ``MODEL_UNCERTIFIED``. Unavailable: ``DATABASE_UNAVAILABLE``.
+        """
+        if (digest := self._bases.get(base)) is None:
+            return
+        cached = await self._current()
+        found = cached.certificates.get(digest)
+        if found is None:
+            found = cached.certificates[digest] = await run_in_threadpool(self._base_certificates.of, digest)
+        refuse_uncertified(base, found)
 
     def catalog(self) -> Catalog:
         """The catalogue as it is now; bases may be added while the API runs.

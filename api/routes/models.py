@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -19,6 +19,7 @@ from shared.artifacts.manifests import MANIFEST_NAME, AdapterManifest, parse_man
 from shared.base_models.catalog import BaseModelEntry
 from shared.contract.auto_hyperparameters import auto_learning_rate
 from shared.database.adapters import Adapter
+from shared.database.base_certificates import BaseCertificate, BaseCertificates, is_certified
 from shared.database.gates.receipts import StoredReceipt
 from shared.database.names.aliases import Alias
 from shared.database.names.foreign_names import ForeignName
@@ -40,11 +41,14 @@ AdapterFile = Literal[
 
 @router.get("/models")
 def list_models(services: ServicesDep, caller: CallerDep) -> ModelList:
-    """All models that ``model`` can name: bases; of the tenant and of `shared` adapters, checkpoints, aliases, foreign names."""
+    """All models that ``model`` can name: bases; of the tenant and of `shared` adapters, checkpoints, aliases, foreign names.
+
+    A merged model is among the bases once a replica that serves it was measured, and none failed.
+    """
     view = tenant_view(services, caller)
     adapters = {adapter.id: adapter for adapter in view.adapters.list(published_only=True)}
     aliases = view.aliases.all()
-    models = [_base_model(base) for base in services.catalog().bases]
+    models = [_base_model(base) for base in services.catalog().bases if _is_offered(services, base)]
     models += [_alias_model(alias, adapters[alias.adapter_id]) for alias in aliases if alias.adapter_id in adapters]
     known = {model.id for model in models} | adapters.keys()
     models += [_foreign_model(name) for name in view.names.all() if name.stands_for.name in known]
@@ -53,11 +57,11 @@ def list_models(services: ServicesDep, caller: CallerDep) -> ModelList:
 
 @router.get("/models/{model:path}")
 def retrieve_model(model: Id, services: ServicesDep, caller: CallerDep) -> Model:
-    """One model, by the name that a request's ``model`` would have."""
+    """One model, by the name that a request's ``model`` would have; a merged model with its certificates, offered or not."""
     view = tenant_view(services, caller)
     for base in services.catalog().bases:
         if base.name == model:
-            return _base_model(base)
+            return _base_model(base, _certificates(services, base))
     for adapter in view.adapters.list(ids=[model], published_only=True):
         return _adapter_model(adapter)
     if alias := view.aliases.find(model):
@@ -116,8 +120,22 @@ def adapter_file(file: AdapterFile, content: Annotated[Path, Depends(_local_cont
     return FileResponse(content, media_type="application/octet-stream", filename=file)
 
 
-def _base_model(base: BaseModelEntry) -> Model:
+def _certificates(services: Services, base: BaseModelEntry) -> list[BaseCertificate] | None:
+    return BaseCertificates(services.database).of(base.digest) if base.merged_from else None
+
+
+def _is_offered(services: Services, base: BaseModelEntry) -> bool:
+    found = _certificates(services, base)
+    return found is None or is_certified(found)
+
+
+def _base_model(base: BaseModelEntry, certificates: Collection[BaseCertificate] | None = None) -> Model:
     mens = {"kind": "base", "digest": base.digest, "learning_rate": auto_learning_rate(base.learning_rate)}
+    if base.merged_from:
+        mens["merged_from"] = base.merged_from.model_dump()
+    if certificates is not None:
+        measured = {one.replica: one.certificate for one in certificates}
+        mens |= {"offered": is_certified(certificates), "certificates": measured}
     return Model(id=base.name, created=0, owned_by=CATALOG_OWNER, mens=mens)
 
 

@@ -20,7 +20,14 @@ from cli.export.handoff import Backend
 from cli.export.mlflow_model import check_installed
 from cli.export.oci_layout import is_layout, read_layout
 from cli.export.ollama.modelfile import plan_model
-from shared.artifacts.manifests import MANIFEST_NAME, AdapterManifest, parse_manifest, verify_adapter
+from shared.artifacts.manifests import (
+    MANIFEST_NAME,
+    MODEL_MANIFEST_NAME,
+    AdapterManifest,
+    parse_manifest,
+    verify_adapter,
+)
+from shared.artifacts.merged_models import read_model_manifest, verify_merged_folder, verify_model_signature
 from shared.artifacts.original_layout import MAX_SIDECAR_BYTES, ORIGINAL_WEIGHTS, SIDECAR_NAMES, parse_sidecar
 from shared.artifacts.signatures import (
     SIGNATURE_NAME,
@@ -150,7 +157,7 @@ def find_files(path: Path, sidecar: Path | None) -> tuple[Path, Path]:
 def keygen(
     path: Annotated[Path, typer.Argument(help="File that receives the private key; it must not exist.")],
 ) -> None:
-    """Make an Ed25519 key that signs adapters, and print its public key.
+    """Make an Ed25519 key that signs adapters and merged models, and print its public key.
 
     Workers sign with MENS_SIGNING_KEY=FILE. Replicas refuse whatever is not signed by a key of MENS_SERVING_TRUSTED_KEYS, a file with one
     public key a line.
@@ -168,7 +175,7 @@ def verify(
     folder: Annotated[
         Path,
         typer.Argument(
-            help="An adapter's folder: adapters/DIGEST of the storage, or an export (peft, hf, ollama, oci).",
+            help="The folder of an adapter or a merged model: adapters/DIGEST or models/DIGEST of the storage, or an export (peft, hf, ollama, oci).",
             exists=True,
         ),
     ],
@@ -177,31 +184,38 @@ def verify(
         typer.Option(help="File of public keys, one a line; the signature must be of one of them.", exists=True),
     ] = None,
 ) -> None:
-    """Check an adapter's folder without any server: every digest, tensor and number, and the signature; print what it is made from.
+    """Check the folder of an adapter or a merged model without any server; print what it is made from and what was measured.
 
-    Ends with code 1, and the reason, when anything is not as the manifest says.
+    Checked are every digest, tensor and number of an adapter, every file of a merged model, and the signature. Ends with code 1, and the
+    reason, when anything is not as the manifest says.
     """
     try:
         keys = read_trusted_keys(trusted) if trusted else None
         if is_layout(folder):
             with tempfile.TemporaryDirectory(prefix="mens-verify-") as files:
                 read_layout(folder, Path(files))
-                manifest, signature = verify_folder(Path(files), keys)
+                title, rows = describe_adapter_folder(Path(files), keys)
         else:
-            manifest, signature = verify_folder(folder, keys)
+            describe = describe_merged_folder if (folder / MODEL_MANIFEST_NAME).is_file() else describe_adapter_folder
+            title, rows = describe(folder, keys)
     except ModuleNotFoundError:
         fail(NEEDS_CRYPTOGRAPHY)
     except MensError as error:
         fail(str(error))
-    signer = (
-        f"by {signature.public_key}" + ("" if trusted else " (not compared with keys you trust)")
-        if signature
-        else "none"
-    )
-    typer.echo(f"{manifest.adapter_id}")
+    typer.echo(title)
+    for name, value in rows:
+        typer.echo(f"  {name:10} {value}")
+
+
+Rows = list[tuple[str, str]]
+
+
+def describe_adapter_folder(folder: Path, trusted: Collection[str] | None) -> tuple[str, Rows]:
+    """Id of a verified adapter, and what it is made from. Raises what :func:`verify_folder` raises."""
+    manifest, signature = verify_folder(folder, trusted)
     rows = [
         ("files", f"{len(manifest.files)} as published"),
-        ("signature", signer),
+        ("signature", _describe_signature(signature, trusted)),
         (
             "trained",
             f"{manifest.adapter_method} over {manifest.quant.base_quant}, rank {manifest.rank}, step {manifest.step}",
@@ -209,8 +223,45 @@ def verify(
         ("layers", str(len(manifest.base_key_map))),
         *describe_lineage(manifest.model_dump(mode="json")),
     ]
-    for name, value in rows:
-        typer.echo(f"  {name:10} {value}")
+    return manifest.adapter_id, rows
+
+
+def describe_merged_folder(folder: Path, trusted: Collection[str] | None) -> tuple[str, Rows]:
+    """Digest of a verified merged model, and what it is made from.
+
+    Raises:
+        ArtifactInvalid: ``BASE_DIGEST_MISMATCH``, ``BASE_FILE_UNKNOWN``, ``MODEL_UNSIGNED``, ``MODEL_SIGNATURE_INVALID``.
+    """
+    manifest = read_model_manifest(folder)
+    _check_folder_name(folder, MODEL_MANIFEST_NAME, manifest.digest)
+    measured = verify_merged_folder(folder, manifest)
+    signature = verify_model_signature(folder, manifest, trusted)
+    rows = [
+        ("files", f"{len(manifest.files)} as stored"),
+        ("signature", _describe_signature(signature, trusted)),
+        ("base", f"{manifest.base_model} ({manifest.base_weights}), {len(manifest.base_digests)} files by digest"),
+        ("adapter", manifest.adapter_id),
+    ]
+    if measured:
+        kl = measured.adapter_divergence.mean_kl_nats
+        rows.append(("fidelity", f"{kl:.1e} nats from base + adapter, limit {measured.limit_nats:.0e}"))
+    return f"merged model {manifest.digest}", rows
+
+
+def _describe_signature(signature: Signature | None, trusted: Collection[str] | None) -> str:
+    if signature is None:
+        return "none"
+    return f"by {signature.public_key}" + ("" if trusted is not None else " (not compared with keys you trust)")
+
+
+def _check_folder_name(folder: Path, manifest_name: str, digest: str) -> None:
+    """End the command for a folder that is named after another manifest.
+
+    In the storage a folder's name is the manifest's digest; elsewhere the signature alone says which manifest was meant.
+    """
+    name = folder.resolve().name
+    if is_digest(name) and name != digest:
+        fail(f"{manifest_name} is not the one of {name}: its SHA-256 is {digest}.")
 
 
 def verify_folder(folder: Path, trusted: Collection[str] | None) -> tuple[AdapterManifest, Signature | None]:
@@ -224,9 +275,7 @@ def verify_folder(folder: Path, trusted: Collection[str] | None) -> tuple[Adapte
         fail(f"{folder} holds no {MANIFEST_NAME}.")
     digest = digest_file(path)
     manifest = parse_manifest(path.read_bytes(), digest)
-    # In the storage a folder's name is the manifest's digest; elsewhere the signature alone says which manifest was meant.
-    if is_digest(folder.resolve().name) and folder.resolve().name != digest:
-        fail(f"{MANIFEST_NAME} is not the one of {folder.resolve().name}: its SHA-256 is {digest}.")
+    _check_folder_name(folder, MANIFEST_NAME, digest)
     verify_adapter(folder, manifest)
     beside = folder / SIGNATURE_NAME
     if beside.is_file():

@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from contextlib import suppress
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -21,24 +22,29 @@ from cli.client.connection import fail
 from cli.client.json_errors import Json
 from cli.output import print_table
 from shared.artifacts.manifests import MODEL_MANIFEST_NAME, ModelManifest
+from shared.artifacts.merge_fidelity import FIDELITY_NAME, PROBES_NAME, MergeProbes
+from shared.artifacts.merged_models import changed_file, verify_merged_folder
 from shared.artifacts.open_storage import open_storage
+from shared.artifacts.signatures import MODEL_SIGNATURE_NAME
+from shared.artifacts.storage import Storage
 from shared.base_models.catalog import (
     BaseModelEntry,
     Catalog,
     HubSource,
     LocalSource,
+    MergedFrom,
     TwinOf,
     digest_model_folder,
     load_catalog,
     save_catalog,
     verify_model_folder,
 )
-from shared.errors import ArtifactInvalid, Code, MensError
-from shared.hashing import digest_file
+from shared.errors import ArtifactInvalid, Code, MensError, NotFound
 from shared.settings import Settings, read_settings
 
 app = typer.Typer(no_args_is_help=True, help="Base models: make a tiny one, add your own, list them.")
 
+DIGEST_BEGINNING = r"[0-9a-f]{8,64}"
 NAME = r"[a-z0-9][a-z0-9._-]{0,63}"
 TINY_LEARNING_RATE = 4e-3
 """Twenty times the usual learning rate, because the model has only a million parameters."""
@@ -123,12 +129,15 @@ def dequantize_command(
 
 @app.command("from-merge")
 def from_merge_command(
-    digest: Annotated[str, typer.Argument(help="Digest of the merged model, which `mens jobs merge` prints.")],
+    digest: Annotated[str, typer.Argument(help="Digest of the merged model, which `mens merge` prints.")],
     as_name: Annotated[
         str | None, typer.Option("--as", help="Name in the catalogue; ADAPTER-merged when left out.")
     ] = None,
 ) -> None:
-    """Make a merged model a base of its own, which can be served and tuned: a verified copy, whatever retention deletes."""
+    """Make a merged model a base of its own, which can be served and tuned: a verified copy, whatever retention deletes.
+
+    `mens up --base DIGEST` does the same, and serves it.
+    """
     try:
         entry = add_merged(read_settings(Settings), digest, as_name)
     except ValidationError:
@@ -207,8 +216,10 @@ def add_merged(settings: Settings, digest: str, name: str | None = None) -> Base
     """
     storage = open_storage(settings)
     raw = storage.manifest_bytes("models", digest, MODEL_MANIFEST_NAME)
-    _refuse_changed(MODEL_MANIFEST_NAME, hashlib.sha256(raw).hexdigest(), digest)
+    if hashlib.sha256(raw).hexdigest() != digest:
+        raise changed_file(MODEL_MANIFEST_NAME)
     manifest = ModelManifest.model_validate_json(raw)
+    probes = _probes(storage, digest)
     catalog = load_catalog(settings.catalog_path)
     original = next((base for base in catalog.bases if base.digests == manifest.base_digests), None)
     name = name or f"{manifest.adapter_id.partition('@')[0]}-merged"
@@ -221,6 +232,12 @@ def add_merged(settings: Settings, digest: str, name: str | None = None) -> Base
         digests=manifest.files,
         license=original.license if original else None,
         learning_rate=original.learning_rate if original else None,
+        merged_from=MergedFrom(
+            digest=digest,
+            adapter_id=manifest.adapter_id,
+            base_model=manifest.base_model,
+            probes_digest=hashlib.sha256(probes).hexdigest(),
+        ),
     )
     if folder.exists() or any(base.name == name for base in catalog.bases):
         fail(f"{name} is already there; give the merged model another name with --as.")
@@ -229,26 +246,55 @@ def add_merged(settings: Settings, digest: str, name: str | None = None) -> Base
         copy = Path(private) / "model"
         copy.mkdir()
         storage.fetch_folder("models", digest, sorted(manifest.files), copy)
-        for file, stored in manifest.files.items():
-            _refuse_changed(file, digest_file(copy / file), stored)
-        (copy / MODEL_MANIFEST_NAME).write_bytes(raw)  # no part of the base, but it says whose merge this is
+        verify_merged_folder(copy, manifest)
+        (copy / MODEL_MANIFEST_NAME).write_bytes(raw)
+        (copy / PROBES_NAME).write_bytes(probes)
+        for beside in (FIDELITY_NAME, MODEL_SIGNATURE_NAME):
+            with suppress(NotFound):  # it is signed only where workers have a key
+                (copy / beside).write_bytes(storage.manifest_bytes("models", digest, beside))
         copy.rename(folder)
     entry = entry.model_copy(update={"digests": digest_model_folder(folder)})
     save_catalog(settings.catalog_path, load_catalog(settings.catalog_path).having(entry))
     return entry
 
 
-def _refuse_changed(name: str, found: str, stored: str) -> None:
-    """Raises:
-    ArtifactInvalid: ``BASE_DIGEST_MISMATCH``: a file of a merged model has another digest than the one it was stored with.
+def _probes(storage: Storage, digest: str) -> bytes:
+    """What the replicas of a merged model are measured with.
+
+    Raises:
+        ArtifactInvalid: ``MODEL_UNCERTIFIED``: an earlier release has merged it.
     """
-    if found != stored:
-        raise ArtifactInvalid(
-            Code.BASE_DIGEST_MISMATCH,
-            f"{name} of the merged model is not the file that was stored.",
-            remedy="Merge the adapter again.",
-            param=name,
-        )
+    with suppress(NotFound):
+        raw = storage.manifest_bytes("models", digest, PROBES_NAME)
+        with suppress(ValidationError):
+            if MergeProbes.model_validate_json(raw).model_digest == digest:
+                return raw
+    raise ArtifactInvalid(
+        Code.MODEL_UNCERTIFIED,
+        f"The merged model {digest} is stored without the scores that its replicas are measured with ({PROBES_NAME}).",
+        remedy="Merge the adapter again: the same model is stored, with them.",
+        param=PROBES_NAME,
+    )
+
+
+def merged_base(settings: Settings, digest: str) -> BaseModelEntry | None:
+    """The base that a merged model is, by its digest or the beginning of it; made one first where it is none yet.
+
+    Returns:
+        None: it is the digest of no merged model.
+
+    Raises:
+        MensError: as :func:`add_merged`.
+    """
+    if not re.fullmatch(DIGEST_BEGINNING, digest):
+        return None
+    for base in load_catalog(settings.catalog_path).bases:
+        if base.merged_from and base.merged_from.digest.startswith(digest):
+            return base
+    found = [stored for stored in open_storage(settings).digests("models") if stored.startswith(digest)]
+    if len(found) > 1:
+        fail(f"{digest} begins the digests of {len(found)} merged models; give more of it.")
+    return add_merged(settings, found[0]) if found else None
 
 
 def _run_worker_module(module: str, *arguments: str, threads: int | None = None) -> None:

@@ -18,11 +18,13 @@ from cli.client.json_errors import Json, note_json
 from cli.client.self_evaluation import describe_evaluation
 from cli.commands.aliases import describe_hiding
 from cli.commands.contract_flags import parse_flags
+from cli.export.handoff import HANDOFF_NAME
+from cli.export.original_merge import merge_original
 from cli.output import print_table
 from shared.contract.auto_hyperparameters import auto_exec
 from shared.contract.sections import DEFAULT_MODEL_ID, DataMode, FineTuneContract
 from shared.datasets.reader import count_lines
-from shared.errors import ContractRejected
+from shared.errors import ContractRejected, MensError
 from shared.model_card.self_evaluation import without_samples
 from shared.scheduling.types import HIGHEST_PRIORITY, LOWEST_PRIORITY
 
@@ -239,7 +241,9 @@ def priority(
 
 @app.command("merge")
 def merge(
-    adapter: Annotated[str, typer.Argument(help="Adapter id or its beginning, or an alias.")],
+    adapter: Annotated[
+        str | None, typer.Argument(help="Adapter id or its beginning, or an alias: merged into a complete model.")
+    ] = None,
     dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16; the base's own by default.")] = None,
     base_weights: Annotated[
         str, typer.Option(help="original, or dequant_nf4: the values that training computed with.")
@@ -250,8 +254,31 @@ def merge(
             help="Largest mean KL (nats) from base + adapter; past it the job fails. By the stored dtype by default."
         ),
     ] = None,
+    base_shard: Annotated[
+        list[Path] | None,
+        typer.Option(help="The original's merge, without a server: a safetensors file of the base. Repeat it."),
+    ] = None,
+    adapter_file: Annotated[
+        Path | None,
+        typer.Option("--adapter", help="With --base-shard: the original's candle_qlora_adapter.safetensors."),
+    ] = None,
+    meta: Annotated[Path | None, typer.Option(help="With --base-shard: its sidecar, version 2 or 3.")] = None,
+    output: Annotated[
+        Path | None, typer.Option(help="With --base-shard: file to write, with the merged tensors alone, in float32.")
+    ] = None,
 ) -> None:
-    """Merge an adapter into its base: a complete model folder in storage, compared with base + adapter before it counts."""
+    """Merge an adapter into its base: a complete model folder in storage, compared with base + adapter before it counts.
+
+    With --base-shard, --adapter, --meta and --output it is the original's merge on this machine instead: one file of the tensors that an
+    adapter in the original's layout changes.
+    """
+    if adapter_file or meta or output or base_shard:
+        if adapter or not (adapter_file and meta and output):
+            fail("the original's merge takes --base-shard, --adapter, --meta and --output, and no ADAPTER.")
+        merge_subset(base_shard or [], adapter_file, meta, output)
+        return
+    if adapter is None:
+        fail("name the adapter to merge; --base-shard, --adapter, --meta and --output are the original's merge.")
     contract: dict[str, Any] = {"adapter": resolve_adapter_id(adapter), "dtype": dtype, "base_weights": base_weights}
     contract |= {} if max_kl is None else {"max_kl_nats": max_kl}
     job = call("POST", "/v1/jobs", json={"kind": "merge", "contract": contract})
@@ -269,6 +296,19 @@ def describe_place(place: dict[str, Any] | None) -> list[str]:
     return [f"queue    {place['position']}{when}. {place['explanation']}"]
 
 
+def merge_subset(base_shards: list[Path], adapter: Path, meta: Path, output: Path) -> None:
+    """Merge as the original did, and print what was written; ends the command when it is refused."""
+    try:
+        merged = merge_original(base_shards, adapter, meta, output)
+    except MensError as error:
+        fail(str(error))
+    typer.echo(
+        f"{len(merged['layers'])} tensors are in {output}, SHA-256 {merged['digest']}; {HANDOFF_NAME} is beside it"
+    )
+    if merged["skipped"]:
+        typer.echo(f"not merged, because base_key_map does not place them: {', '.join(merged['skipped'])}")
+
+
 def _path(job_id: str) -> str:
     return f"/v1/jobs/{quote(resolve_job_id(job_id), safe='')}"
 
@@ -283,7 +323,7 @@ def _outcome(job: dict[str, Any]) -> str:
     if job["error"]:
         return f"{job['state']}: {job['error']['code']}: {job['error']['message']} {job['error']['remedy']}"
     if merged := job["result"].get("model_digest"):
-        made = f"models/{merged} in the storage folder; `mens base from-merge {merged}` makes it a base to be served"
+        made = f"models/{merged} in the storage folder; `mens up --base {merged[:12]}` serves it as a base of its own"
         return f"{job['state']}: {made}{_fidelity(job['result'].get('fidelity'))}"
     return f"{job['state']}  {job['result'].get('adapter_id') or ''}".rstrip()
 

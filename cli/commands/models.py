@@ -142,15 +142,31 @@ def describe(name: str, found: dict[str, Any]) -> str:
         )
         name = stands_for["name"]
     if not found["adapters"]:
-        blocks.append(
-            [f"{model['id']}  base model of the catalogue, for every tenant", f"digest   {model['mens']['digest']}"]
-        )
+        blocks.append(list(_describe_base(model)))
     for alias in aliases:
         if alias["name"] == name:
             moved = f"moved    {alias['moved_at'][:19]}: {describe_alias(alias)}"
             blocks.append([f"{name}  alias", f"tenant   {alias['tenant']}", moved])
     blocks += [list(_describe_adapter(adapter, aliases)) for adapter in found["adapters"]]
     return "\n\n".join("\n".join(block) for block in blocks)
+
+
+def _describe_base(model: dict[str, Any]) -> Iterator[str]:
+    mens = model["mens"]
+    yield f"{model['id']}  base model of the catalogue, for every tenant"
+    yield f"digest   {mens['digest']}"
+    if "merged_from" not in mens:
+        return
+    merged = mens["merged_from"]
+    yield f"merged   {merged['adapter_id']} into {merged['base_model']}; {'offered' if mens['offered'] else 'not offered'}"
+    yield from _describe_certificates(mens["certificates"])
+
+
+def _describe_certificates(certificates: dict[str, Any]) -> Iterator[str]:
+    for name, certificate in certificates.items():
+        yield f"proof    {name}: {_describe_certificate(certificate)}"
+    if not certificates:
+        yield "proof    none: no replica has measured it"
 
 
 def _describe_adapter(adapter: dict[str, Any], aliases: list[dict[str, Any]]) -> Iterator[str]:
@@ -160,10 +176,7 @@ def _describe_adapter(adapter: dict[str, Any], aliases: list[dict[str, Any]]) ->
     yield f"tenant   {adapter['tenant']}"
     yield f"job      {adapter['job_id']}, step {adapter['step']}"
     yield f"aliases  {', '.join(shares) or 'none'}"
-    for name, certificate in adapter["certificates"].items():
-        yield f"proof    {name}: {_describe_certificate(certificate)}"
-    if not adapter["certificates"]:
-        yield "proof    none: no replica has measured it"
+    yield from _describe_certificates(adapter["certificates"])
     yield from describe_evaluation(adapter["metrics"], "measured ")
     for number, (name, value) in enumerate(describe_lineage(adapter["manifest"])):
         yield f"{'' if number else 'lineage':9}{name} {value}"

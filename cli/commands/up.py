@@ -18,10 +18,11 @@ import typer
 from rich.console import Console
 
 from cli.client.connection import fail
-from cli.commands.bases import build
+from cli.commands.bases import build, merged_base
 from cli.standalone.programs import PROJECT, drain_seconds
 from cli.standalone.stack import Stack, StackFailed
 from shared.base_models.catalog import load_catalog
+from shared.errors import MensError
 from shared.settings import RetentionSettings, Settings, read_settings
 
 DEFAULT_BASE = "mens-tiny"
@@ -32,7 +33,10 @@ console = Console()
 
 def up(
     base: Annotated[
-        str, typer.Option(help="Base model to serve; the tiny one is built when it is missing.")
+        str,
+        typer.Option(
+            help="Base model to serve, or the digest of a merged model, which becomes one; the tiny one is built when it is missing."
+        ),
     ] = DEFAULT_BASE,
     port: Annotated[int, typer.Option(help="Port of the API on loopback.")] = 8000,
 ) -> None:
@@ -45,10 +49,10 @@ def up(
     try:
         # Before the base is built, which takes a while.
         reserve(stack, console)
-        ensure_base(settings, base)
+        stack.base = ensure_base(settings, base)
         start(stack, console, stop)
         if not stop.is_set():
-            print_usage(stack, base)
+            print_usage(stack, stack.base)
             watch(stack, console, stop)
         grace = f"requests in flight have {stack.drain_seconds:g} s to end; Ctrl-C again cuts them off"
         print_with_time(console, f"stopping: {grace}")
@@ -70,10 +74,19 @@ def install_signal_handlers(stop: threading.Event, cut: threading.Event) -> None
         signal.signal(number, handle)
 
 
-def ensure_base(settings: Settings, base: str) -> None:
-    """Build the tiny base if it is the one to serve and is missing; ends the command when another one is missing."""
+def ensure_base(settings: Settings, base: str) -> str:
+    """The name of the base to serve; ends the command when it is missing.
+
+    The tiny one is built first, and a merged model, by its digest, is made a base first.
+    """
     if any(entry.name == base for entry in load_catalog(settings.catalog_path).bases):
-        return
+        return base
+    try:
+        if merged := merged_base(settings, base):
+            console.print(f"the merged model {base} is the base {merged.name}; it is offered once it was measured")
+            return merged.name
+    except MensError as error:
+        fail(str(error))
     if base != DEFAULT_BASE:
         mens = command(settings.home)
         fail(
@@ -82,6 +95,7 @@ def ensure_base(settings: Settings, base: str) -> None:
         )
     console.print(f"building the tiny base model {base} (once, about 15 s)")
     build(settings, base)
+    return base
 
 
 def start(stack: Stack, console: Console, stop: threading.Event | None = None) -> None:

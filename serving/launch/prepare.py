@@ -16,8 +16,10 @@ from serving.launch.lora_capacity import LoraSizes, choose_sizes
 from serving.launch.parsers import Parsers, choose_parsers
 from serving.process import find_base
 from serving.settings import ServingSettings
-from shared.artifacts.manifests import MANIFEST_NAME, parse_manifest
+from shared.artifacts.manifests import MANIFEST_NAME, MODEL_MANIFEST_NAME, parse_manifest
+from shared.artifacts.merged_models import changed_file, read_model_manifest, verify_model_signature
 from shared.artifacts.open_storage import open_storage
+from shared.artifacts.signatures import read_trusted_keys
 from shared.artifacts.storage import Storage
 from shared.base_models.catalog import BaseModelEntry, verify_model_folder
 from shared.base_models.config import ModelConfig, broken_model, parse_model_config
@@ -55,11 +57,12 @@ def prepare(settings: ServingSettings) -> Launch:
     """Verify the base and complete the settings.
 
     Raises:
-        MensError: the replica may not start: what `find_base`, `verify_model_folder`, `parse_model_config` and
-            `choose_sizes` raise; ``NOT_SERVABLE_FAMILY``; ``SETTINGS_INVALID``.
+        MensError: the replica may not start: what `find_base`, `verify_model_folder`, `check_signature`,
+            `parse_model_config` and `choose_sizes` raise; ``NOT_SERVABLE_FAMILY``; ``SETTINGS_INVALID``.
     """
     entry, folder = find_base(settings)
     verify_model_folder(entry, folder)
+    check_signature(settings, entry, folder)
     config = _read_config(folder)
     dtype = choose_dtype(settings, config)
     stored = stored_rank(open_storage(settings), entry)
@@ -69,6 +72,24 @@ def prepare(settings: ServingSettings) -> Launch:
     with suppress(InvalidRequest):
         tokenizer = Tokenizer.load(folder)
     return Launch(settings, folder, entry.digest, config, dtype, sizes, choose_parsers(settings, tokenizer))
+
+
+def check_signature(settings: ServingSettings, entry: BaseModelEntry, folder: Path) -> None:
+    """Refuse a merged model that no trusted key has signed, where some keys are trusted. Other bases were signed by nobody: that
+    one of them is served is the operator's choice, by digest.
+
+    Raises:
+        ArtifactInvalid: ``MODEL_UNSIGNED``, ``MODEL_SIGNATURE_INVALID``; ``BASE_DIGEST_MISMATCH``: the manifest that is signed
+            is of other files than those that are served.
+    """
+    is_merged = entry.merged_from is not None or (folder / MODEL_MANIFEST_NAME).exists()
+    if settings.serving_trusted_keys is None or not is_merged:
+        return
+    manifest = read_model_manifest(folder)
+    verify_model_signature(folder, manifest, read_trusted_keys(settings.serving_trusted_keys))
+    for name, digest in entry.digests.items():
+        if manifest.files.get(name) != digest:
+            raise changed_file(name)
 
 
 def choose_dtype(settings: ServingSettings, config: ModelConfig) -> str:

@@ -20,6 +20,7 @@ import asyncio
 import hmac
 import json
 import logging
+import uuid
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -77,6 +78,8 @@ STATUS: dict[type[MensError], tuple[int, str]] = {
     Unavailable: (503, "unavailable_error"),
 }
 POLICY_VIOLATION = 1008
+INSTANCE = uuid.uuid4().hex
+"""This process; a replica that is started again is another one."""
 DRAIN_SECONDS = 60.0
 """How long requests in flight may go on when the unload request does not say."""
 
@@ -227,6 +230,7 @@ def replica_capabilities(settings: ServingSettings, base: BaseModelEntry, dtype:
         max_lora_rank=settings.serving_max_lora_rank,
         max_model_len=settings.serving_max_model_len,
         adapts_head=settings.adapts_head,
+        instance=INSTANCE,
     )
 
 

@@ -12,6 +12,7 @@ from shared.base_models.catalog import Sha256
 from shared.contract.sections import BaseWeights
 
 FIDELITY_NAME = "merge_fidelity.json"
+PROBES_NAME = "merge_probes.json"
 
 
 class Divergence(BaseModel):
@@ -42,3 +43,21 @@ class MergeFidelity(BaseModel):
     def passed(self) -> bool:
         """Whether the merge is faithful; a number that is not finite never passes."""
         return self.adapter_divergence.mean_kl_nats <= self.limit_nats
+
+
+class MergeProbe(BaseModel):
+    """Tokens, and what two models say of them: the log-probability (nats) of each at ``positions``, given those before it."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    token_ids: list[int]
+    positions: list[int] = Field(description="Indices into token_ids.")
+    merged: list[float] = Field(description="By the merged model, computed in float32 from the tensors as stored.")
+    base: list[float] = Field(description="By the weights under the adapter, alone.")
+
+
+class MergeProbes(BaseModel):
+    """``merge_probes.json``: what a replica that serves the merged model is compared with."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_digest: Sha256 = Field(description="Of the merged model's manifest.")
+    probes: list[MergeProbe] = Field(min_length=1)

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from shared.artifacts.manifests import ManifestQuant
 from shared.base_models.tensors import HEAD
 from shared.contract.sections import MAX_ALPHA, AdapterMethod, BaseQuant, ProvenanceSection
-from shared.errors import ArtifactInvalid, Code
+from shared.errors import ArtifactInvalid, Code, InvalidRequest
 
 ORIGINAL_WEIGHTS = "candle_qlora_adapter.safetensors"
 V2_NAME, V3_NAME = "candle_qlora_adapter_meta.json", "populi_adapter_manifest_v3.json"
@@ -153,6 +153,22 @@ def mapped_layers(sidecar: SidecarV2 | SidecarV3) -> Mapping[str, str]:
         taken.add(key)
         layers[logical] = key
     return layers
+
+
+def refuse_bin(name: str, param: str) -> None:
+    """Refuse a `.bin` file by its name, before anything is read.
+
+    Raises:
+        InvalidRequest: ``MERGE_REJECTS_BURN_BIN``.
+    """
+    if name.lower().endswith(".bin"):
+        raise InvalidRequest(
+            Code.MERGE_REJECTS_BURN_BIN,
+            f"{name} is not merged: Burn is retired, and pickle is never read. What is merged are Candle's adapters: safetensors with a"
+            " sidecar that names their layers (mid0…, l0.q…, lm_head).",
+            remedy="Train the adapter again with method qlora; see docs/adapters.md.",
+            param=param,
+        )
 
 
 def incomplete(name: str, reason: str) -> ArtifactInvalid:

@@ -1,7 +1,7 @@
-"""Signatures of adapters: Ed25519 over a manifest's digest, in a file beside the manifest.
+"""Signatures of adapters and merged models: Ed25519 over a manifest's digest, in a file beside the manifest.
 
-A manifest names every byte of its adapter by digest, so its digest says everything; what it cannot say is who made it. The signature is
-no part of the manifest, so that signing changes no name, and an adapter can be signed later or again.
+A manifest names every byte of its folder by digest, so its digest says everything; what it cannot say is who made it. The signature is
+no part of the manifest, so that signing changes no name, and a folder can be signed later or again.
 """
 
 from __future__ import annotations
@@ -10,27 +10,67 @@ import base64
 import binascii
 import os
 from collections.abc import Collection
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from shared.artifacts.manifests import MANIFEST_NAME
+from shared.artifacts.manifests import MANIFEST_NAME, MODEL_MANIFEST_NAME
 from shared.base_models.catalog import Sha256
 from shared.errors import ArtifactInvalid, Code, InvalidRequest
 from shared.hashing import canonical_json, digest_file
 
 SIGNATURE_NAME = "adapter_signature.json"
-DOMAIN = b"mens adapter manifest 1\n"
-"""Stands before the signed digest, so that a signature of something else is never one of a manifest."""
+MODEL_SIGNATURE_NAME = "model_signature.json"
 MAX_SIGNATURE_BYTES, KEY_BYTES = 4096, 32
+Format = Literal["mens_adapter_signature", "mens_model_signature"]
+
+
+@dataclass(frozen=True, slots=True)
+class SignedKind:
+    """What can be signed.
+
+    Attributes:
+        noun: in messages.
+        domain: stands before the signed digest, so that a signature of something else is never one of such a manifest.
+        unsigned, invalid: codes of the refusals.
+    """
+
+    noun: str
+    manifest_name: str
+    signature_name: str
+    format: Format
+    domain: bytes
+    unsigned: Code
+    invalid: Code
+
+
+ADAPTER = SignedKind(
+    "adapter",
+    MANIFEST_NAME,
+    SIGNATURE_NAME,
+    "mens_adapter_signature",
+    b"mens adapter manifest 1\n",
+    Code.ADAPTER_UNSIGNED,
+    Code.ADAPTER_SIGNATURE_INVALID,
+)
+MERGED_MODEL = SignedKind(
+    "merged model",
+    MODEL_MANIFEST_NAME,
+    MODEL_SIGNATURE_NAME,
+    "mens_model_signature",
+    b"mens merged model manifest 1\n",
+    Code.MODEL_UNSIGNED,
+    Code.MODEL_SIGNATURE_INVALID,
+)
 
 
 class Signature(BaseModel):
-    """``adapter_signature.json``; keys and signatures are base64."""
+    """``adapter_signature.json`` or ``model_signature.json``; keys and signatures are base64."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
-    format: Literal["mens_adapter_signature"] = "mens_adapter_signature"
+    format: Format = "mens_adapter_signature"
     version: Literal[1] = 1
     manifest_digest: Sha256
     public_key: str
@@ -53,8 +93,8 @@ def make_key(path: Path) -> str:
     return base64.b64encode(key.public_key().public_bytes_raw()).decode()
 
 
-def sign_folder(folder: Path, key_file: Path) -> Signature:
-    """Write the signature of an adapter folder's manifest beside it. The same key and manifest give the same bytes.
+def sign_folder(folder: Path, key_file: Path, kind: SignedKind = ADAPTER) -> Signature:
+    """Write the signature of a folder's manifest beside it. The same key and manifest give the same bytes.
 
     Raises:
         InvalidRequest: ``SETTINGS_INVALID``: the file is no Ed25519 private key.
@@ -68,17 +108,20 @@ def sign_folder(folder: Path, key_file: Path) -> Signature:
         raise _no_key(key_file, type(error).__name__) from None
     if not isinstance(key, Ed25519PrivateKey):
         raise _no_key(key_file, "it is another kind of key")
-    digest = digest_file(folder / MANIFEST_NAME)
+    digest = digest_file(folder / kind.manifest_name)
     made = Signature(
+        format=kind.format,
         manifest_digest=digest,
         public_key=base64.b64encode(key.public_key().public_bytes_raw()).decode(),
-        signature=base64.b64encode(key.sign(DOMAIN + digest.encode())).decode(),
+        signature=base64.b64encode(key.sign(kind.domain + digest.encode())).decode(),
     )
-    (folder / SIGNATURE_NAME).write_bytes(canonical_json(made.model_dump(mode="json")))
+    (folder / kind.signature_name).write_bytes(canonical_json(made.model_dump(mode="json")))
     return made
 
 
-def verify_signature(raw: bytes, manifest_digest: str, trusted_keys: Collection[str] | None) -> Signature:
+def verify_signature(
+    raw: bytes, manifest_digest: str, trusted_keys: Collection[str] | None, kind: SignedKind = ADAPTER
+) -> Signature:
     """Check a signature file's bytes.
 
     Args:
@@ -87,7 +130,7 @@ def verify_signature(raw: bytes, manifest_digest: str, trusted_keys: Collection[
         trusted_keys: public keys, base64, one of which must have signed; None: any key.
 
     Raises:
-        ArtifactInvalid: ``ADAPTER_SIGNATURE_INVALID``.
+        ArtifactInvalid: ``ADAPTER_SIGNATURE_INVALID``, or ``MODEL_SIGNATURE_INVALID`` for a merged model.
     """
     from cryptography.exceptions import InvalidSignature
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
@@ -95,15 +138,17 @@ def verify_signature(raw: bytes, manifest_digest: str, trusted_keys: Collection[
     try:
         found = Signature.model_validate_json(raw[:MAX_SIGNATURE_BYTES])
         public = Ed25519PublicKey.from_public_bytes(base64.b64decode(found.public_key, validate=True))
-        public.verify(base64.b64decode(found.signature, validate=True), DOMAIN + manifest_digest.encode())
+        public.verify(base64.b64decode(found.signature, validate=True), kind.domain + manifest_digest.encode())
     except (ValidationError, binascii.Error, ValueError):
-        raise _invalid("it cannot be read") from None
+        raise _invalid(kind, "it cannot be read") from None
     except InvalidSignature:
-        raise _invalid("it is not of this manifest") from None
+        raise _invalid(kind, "it is not of this manifest") from None
+    if found.format != kind.format:
+        raise _invalid(kind, f"its format is {found.format}")
     if found.manifest_digest != manifest_digest:
-        raise _invalid("it names another manifest")
+        raise _invalid(kind, "it names another manifest")
     if trusted_keys is not None and found.public_key not in trusted_keys:
-        raise _invalid(f"its key {found.public_key} is not trusted here")
+        raise _invalid(kind, f"its key {found.public_key} is not trusted here")
     return found
 
 
@@ -124,22 +169,22 @@ def read_trusted_keys(path: Path) -> frozenset[str]:
     return keys
 
 
-def unsigned() -> ArtifactInvalid:
-    """The refusal of an adapter without a signature, where one is asked for."""
+def unsigned(kind: SignedKind = ADAPTER) -> ArtifactInvalid:
+    """The refusal of what has no signature, where one is asked for."""
     return ArtifactInvalid(
-        Code.ADAPTER_UNSIGNED,
-        "The adapter has no signature, and only signed ones are served here.",
-        remedy="Set MENS_SIGNING_KEY on the workers and train or import it again, or leave MENS_SERVING_TRUSTED_KEYS unset.",
-        param=SIGNATURE_NAME,
+        kind.unsigned,
+        f"The {kind.noun} has no signature, and only signed ones are served here.",
+        remedy="Set MENS_SIGNING_KEY on the workers and make it again, or leave MENS_SERVING_TRUSTED_KEYS unset.",
+        param=kind.signature_name,
     )
 
 
-def _invalid(reason: str) -> ArtifactInvalid:
+def _invalid(kind: SignedKind, reason: str) -> ArtifactInvalid:
     return ArtifactInvalid(
-        Code.ADAPTER_SIGNATURE_INVALID,
-        f"The adapter's signature does not count: {reason}.",
+        kind.invalid,
+        f"The {kind.noun}'s signature does not count: {reason}.",
         remedy="Restore the signature from a backup; add its key to MENS_SERVING_TRUSTED_KEYS if you trust who holds it.",
-        param=SIGNATURE_NAME,
+        param=kind.signature_name,
     )
 
 

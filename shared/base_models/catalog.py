@@ -43,11 +43,14 @@ UNUSED_FILES = (
     "USE_POLICY*",
     ".*",
     "model_manifest.json",
+    "model_signature.json",
+    "merge_fidelity.json",
+    "merge_probes.json",
     "preprocessor_config.json",
     "video_preprocessor_config.json",
 )
-"""What may lie beside them, because nothing here opens it: pickle, code, licences, what hubs and git keep, how pictures
-are scaled. Any other file may be one that transformers or vLLM would use: a further template, tokenizer or config."""
+"""What may lie beside them, because nothing here opens it: pickle, code, licences, what hubs and git keep, what is known
+of a merged model, how pictures are scaled. Any other file may be one that transformers or vLLM would use: a further template, tokenizer or config."""
 
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 CatalogName = Annotated[
@@ -78,6 +81,15 @@ class TwinOf(ModelValue):
     double_quant: bool = Field(description="Whether the blocks' scales were quantised too.")
 
 
+class MergedFrom(ModelValue):
+    """The merged model that a base is a copy of. Such a base is offered once its replicas were measured (docs/certificates.md)."""
+
+    digest: Sha256 = Field(description="Of the merged model's manifest.")
+    adapter_id: str
+    base_model: CatalogName = Field(description="Name of the base that the adapter was merged into.")
+    probes_digest: Sha256 = Field(description="SHA-256 of the probes that its replicas are measured with.")
+
+
 class BaseModelEntry(ModelValue):
     """One base model that may be tuned and served."""
 
@@ -87,6 +99,7 @@ class BaseModelEntry(ModelValue):
     license: str | None = None
     learning_rate: float | None = Field(None, gt=0, description="Rate at which this base learns well; auto uses it.")
     twin_of: TwinOf | None = Field(None, description="Null unless `mens base dequantize` made it.")
+    merged_from: MergedFrom | None = Field(None, description="Null unless it is a merged model.")
 
     @property
     def digest(self) -> str:

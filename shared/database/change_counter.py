@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session
 from shared.database.connection import Database
 from shared.database.tables import ChangeRow
 
-What = Literal["keys", "adapters", "aliases", "policies", "queue"]
+What = Literal["keys", "adapters", "aliases", "policies", "queue", "certificates"]
 
 
 class Changes:

@@ -231,6 +231,18 @@ class AdapterRow(Base):
     deleted_at: Mapped[datetime | None]
 
 
+class BaseCertificateRow(Base):
+    """What was measured of one replica that serves a merged model as its base."""
+
+    __tablename__ = "base_certificates"
+
+    digest: Mapped[str] = mapped_column(String(64), primary_key=True)
+    replica: Mapped[str] = mapped_column(String(64), primary_key=True)
+    instance: Mapped[str | None] = mapped_column(String(64))
+    certificate: Mapped[dict[str, Any]]
+    measured_at: Mapped[datetime]
+
+
 class AliasRow(Base):
     """A name that requests put into ``model``: an alias, which has an adapter, or a foreign name, which stands for another.
 

@@ -12,7 +12,7 @@ import pytest
 
 from cli.commands.bases import add_merged
 from shared.artifacts.manifests import MODEL_MANIFEST_NAME, AdapterManifest, ModelManifest
-from shared.artifacts.merge_fidelity import FIDELITY_NAME, MergeFidelity
+from shared.artifacts.merge_fidelity import FIDELITY_NAME, PROBES_NAME, MergeFidelity
 from shared.base_models.catalog import BaseModelEntry
 from shared.contract.plan import MergeInputs, MergePlan, MergeRun, PlannedBase
 from shared.contract.sections import MergeContract
@@ -86,7 +86,7 @@ def merged(
     )
     inputs = MergeInputs(base=str(installation.base), adapter=str(installation.folder(adapter)))
     manifest: ModelManifest = merge(MergeRun(plan=plan, inputs=inputs), run_dir)
-    names = [*sorted(manifest.files), FIDELITY_NAME]
+    names = [*sorted(manifest.files), FIDELITY_NAME, PROBES_NAME]
     installation.storage.put_folder("models", manifest.digest, run_dir / "model", names, MODEL_MANIFEST_NAME)
     return add_merged(Settings(home=installation.home), manifest.digest)
 

@@ -22,7 +22,7 @@ from shared.artifacts.manifests import (
     ModelManifest,
     parse_manifest,
 )
-from shared.artifacts.merge_fidelity import FIDELITY_NAME, MergeFidelity
+from shared.artifacts.merge_fidelity import FIDELITY_NAME, PROBES_NAME, MergeFidelity, MergeProbes
 from shared.base_models.weights import read_folder_tensors
 from shared.contract.plan import MergeInputs, MergePlan, MergeRun, PlannedBase
 from shared.contract.sections import MergeContract
@@ -111,7 +111,7 @@ def test_folder_is_complete_and_has_the_bases_tensors(merged, tiny):
 def test_manifest_and_summary_name_every_file(merged, tiny, adapter):
     folder = merged / "model"
     manifest = ModelManifest.model_validate_json((folder / MODEL_MANIFEST_NAME).read_bytes())
-    present = {path.name for path in folder.iterdir()} - {MODEL_MANIFEST_NAME, FIDELITY_NAME}
+    present = {path.name for path in folder.iterdir()} - {MODEL_MANIFEST_NAME, FIDELITY_NAME, PROBES_NAME}
     assert manifest.files == {name: digest_file(folder / name) for name in present}
     assert manifest.base_digests == tiny.entry.digests
     assert manifest.adapter_id == f"tiny@{digest_file(adapter / MANIFEST_NAME)}"
@@ -122,8 +122,8 @@ def test_manifest_and_summary_name_every_file(merged, tiny, adapter):
 
 def test_same_inputs_give_the_same_bytes(merged, adapter, tiny, tmp_path):
     merge(merge_run(adapter, tiny.base, tiny.entry.digests), tmp_path)
-    names = {path.name for path in (merged / "model").iterdir()} - {FIDELITY_NAME}
-    assert {path.name for path in (tmp_path / "model").iterdir()} == names | {FIDELITY_NAME}
+    names = {path.name for path in (merged / "model").iterdir()} - {FIDELITY_NAME, PROBES_NAME}
+    assert {path.name for path in (tmp_path / "model").iterdir()} == names | {FIDELITY_NAME, PROBES_NAME}
     for name in names:
         assert digest_file(tmp_path / "model" / name) == digest_file(merged / "model" / name), name
 
@@ -175,6 +175,23 @@ def test_fidelity_is_what_whole_models_say(merged, adapter, tiny):
     assert found.model_digest == digest_file(merged / "model" / MODEL_MANIFEST_NAME)
     assert found.adapter_divergence.mean_kl_nats < 1e-9 < found.limit_nats < found.effect.mean_kl_nats
     assert read_json(merged / SUMMARY_NAME)["fidelity"] == found.model_dump(mode="json")
+
+
+def test_probes_are_what_whole_models_say_of_each_token(merged, adapter, tiny):
+    """What replicas are compared with: the merged model's scores and the base's, of the tokens that the probe chats end with."""
+    recorded = MergeProbes.model_validate_json((merged / "model" / PROBES_NAME).read_bytes())
+    assert recorded.model_digest == digest_file(merged / "model" / MODEL_MANIFEST_NAME)
+    assert [probe.token_ids for probe in recorded.probes] == probe_ids(tiny.base)
+    for folder, scored in ((merged / "model", "merged"), (tiny.base, "base")):
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+        for probe in recorded.probes:
+            ids = torch.tensor([probe.token_ids])
+            with torch.no_grad():
+                expected = model(ids).logits[0].log_softmax(-1)
+            found = getattr(probe, scored)
+            assert probe.positions == list(range(1, len(probe.token_ids))) and len(found) == len(probe.positions)
+            for at, score in zip(probe.positions, found, strict=True):
+                assert score == pytest.approx(float(expected[at - 1, ids[0, at]]), abs=1e-4)
 
 
 def test_fidelity_names_the_distance_from_what_training_saw(merged, adapter, tiny, tmp_path):

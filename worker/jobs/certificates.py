@@ -73,6 +73,7 @@ class Measurements:
         served: the replica's adapter.
         trained: the NF4 model at the end of training; None: not recorded.
         reference: transformers and peft on the weights that the replica serves; None: not measured.
+        served_again: ``served``, measured twice, where the replica does not serve the base: the difference is noise.
     """
 
     base: Scores
@@ -80,6 +81,14 @@ class Measurements:
     served: Scores
     trained: Scores | None
     reference: Scores | None
+    served_again: Scores | None = None
+
+    @property
+    def noise(self) -> list[float]:
+        """How far two measurements of one model are apart, position by position."""
+        if self.served_again is None:
+            return differences(self.base, self.base_again)
+        return differences(self.served, self.served_again)
 
 
 def template_report(encoded: EncodedChats, served: Sequence[Sequence[int] | None]) -> dict[str, Any]:
@@ -121,7 +130,7 @@ def certificate(base: ServedBase, measured: Measurements, template: dict[str, An
         "positions": len(effect),
         "effect_rms_nats": rms(effect),
         "effect_max_nats": largest(effect),
-        "noise_rms_nats": rms(differences(measured.base, measured.base_again)),
+        "noise_rms_nats": rms(measured.noise),
         "effect_floor_nats": limits.effect_floor,
         "template": template,
         "parity": {

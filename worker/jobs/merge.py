@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from shared.artifacts.manifests import CONFIG_NAME, MANIFEST_NAME, MODEL_MANIFEST_NAME, WEIGHTS_NAME
-from shared.artifacts.merge_fidelity import FIDELITY_NAME
+from shared.artifacts.merge_fidelity import FIDELITY_NAME, PROBES_NAME
+from shared.artifacts.signatures import MERGED_MODEL, sign_folder
 from shared.contract.plan import MergeInputs, MergePlan, MergeRun
 from shared.database.job_states import Stage
 from worker.checkpoint_folders import adopt_shards
@@ -50,11 +51,15 @@ def fetch_adapter(attempt: Attempt, plan: MergePlan) -> Path:
 
 
 def store_model(attempt: Attempt) -> None:
-    """Store the merged folder under its manifest's digest, then succeed."""
+    """Sign the merged folder, where this installation has a key, store it under its manifest's digest, then succeed."""
     summary = read_json(attempt.run_dir / SUMMARY_NAME) or {}
     digest = summary["model_digest"]
     folder = attempt.run_dir / MODEL_FOLDER
-    attempt.storage.put_folder("models", digest, folder, [*summary["files"], FIDELITY_NAME], MODEL_MANIFEST_NAME)
+    names = [*summary["files"], FIDELITY_NAME, PROBES_NAME]
+    if attempt.settings.signing_key:
+        sign_folder(folder, attempt.settings.signing_key, MERGED_MODEL)
+        names.append(MERGED_MODEL.signature_name)
+    attempt.storage.put_folder("models", digest, folder, names, MODEL_MANIFEST_NAME)
     result = {key: summary[key] for key in ("model_digest", "adapter_id", "files", "fidelity")}
     # Events that waited for the database.
     attempt.report()

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import math
+import re
+from collections import Counter
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
@@ -10,13 +14,19 @@ from pathlib import Path
 import torch
 
 from shared.artifacts.manifests import AdapterManifest
-from shared.artifacts.merge_fidelity import Divergence
-from shared.base_models.weights import find_shards, read_tensors
+from shared.artifacts.merge_fidelity import Divergence, MergeProbe
+from shared.base_models.config import parse_model_config
+from shared.base_models.weights import find_shards, read_folder_tensors, read_tensors
+from shared.errors import Code, JobFailed
+from shared.host import available_memory
 from shared.tokenization.tokenizer import Tokenizer
 from worker.merging.shards import TORCH_DTYPES
 from worker.merging.streamed_model import FolderWeights, streamed_model
-from worker.probe_chats import UNICODE, encode_chats
+from worker.probe_chats import CHATS, UNICODE, encode_chats
 
+BLOCK = re.compile(r"\.(\d+)\.")
+"""The number of a block in a tensor's name: the first, for experts have numbers too."""
+SMALL_BYTES = 128 << 20
 MAX_TOKENS = 32
 """Of a probe; the last ones. Six probes and 150,000 tokens of vocabulary make logits of 115 MB."""
 LIMITS = {"float32": 1e-6, "float16": 1e-4, "bfloat16": 1e-2}
@@ -32,6 +42,7 @@ class Compared:
     adapter: Divergence
     training: Divergence | None
     effect: Divergence
+    probes: list[MergeProbe]
 
 
 @torch.no_grad()
@@ -43,6 +54,7 @@ def compare(
     under_adapter: AbstractSet[str],
     trained: AbstractSet[str] | None,
     double_quant: bool,
+    probes: Sequence[Sequence[int]] | None = None,
 ) -> Compared:
     """Compare the models' logits in float32; one block of one model, and two models' logits, are in memory at a time.
 
@@ -51,8 +63,9 @@ def compare(
         under_adapter: names of the weights that were merged into as NF4 and back; empty: the base's own.
         trained: names of those that training computed with as NF4 and back; None: trained on full precision.
         double_quant: whether the scales of NF4's blocks are quantised too.
+        probes: token ids, at most ``MAX_TOKENS`` each; None: the ends of the probe chats.
     """
-    probes = probe_ids(base)
+    probes = probe_ids(base) if probes is None else probes
 
     def logits(folder: Path, quantised: AbstractSet[str], with_adapter: bool) -> list[torch.Tensor]:
         lora = adapter if with_adapter else None
@@ -65,9 +78,47 @@ def compare(
     training = found if trained is not None and trained == under_adapter else None
     if trained and training is None:
         training = divergence(alone, logits(base, trained, True))
+    by_merged = token_scores(alone, probes)
     del alone
-    effect = divergence(logits(base, under_adapter, False), tuned)
-    return Compared(sum(map(len, probes)), found, training, effect)
+    plain = logits(base, under_adapter, False)
+    recorded = [
+        MergeProbe(token_ids=list(ids), positions=list(range(1, len(ids))), merged=merged_scores, base=base_scores)
+        for ids, merged_scores, base_scores in zip(probes, by_merged, token_scores(plain, probes), strict=True)
+        if len(ids) > 1
+    ]
+    return Compared(sum(map(len, probes)), found, training, divergence(plain, tuned), recorded)
+
+
+def memory_needed(base: Path) -> int:
+    """Bytes that :func:`compare` takes at most beside what the imports did, whatever the number of layers.
+
+    A block and the matrix after it in float32, that matrix as it is stored or read for a second time, the logits of two models and what
+    their comparison makes of them, and small things. Measured: 867 MB for a bound of 957 MB (a Qwen3 of 1.67 GB, bench/merge.py).
+    """
+    sizes = {name: 4 * math.prod(info.shape) for name, info in read_folder_tensors(base).items()}
+    blocks: Counter[str] = Counter()
+    for name, size in sizes.items():
+        if found := BLOCK.search(name):
+            blocks[found[1]] += size
+    vocabulary = parse_model_config(json.loads((base / "config.json").read_bytes())).vocab
+    logits = 4 * vocabulary * len(CHATS) * MAX_TOKENS
+    return max(blocks.values(), default=0) + 2 * max(sizes.values()) + 4 * logits + SMALL_BYTES
+
+
+def refuse_without_memory(base: Path) -> None:
+    """Refuse a comparison that this machine cannot hold, before the merge that it would end.
+
+    Raises:
+        JobFailed: ``OUT_OF_MEMORY``, with what it takes and what there is.
+    """
+    needed, free = memory_needed(base), available_memory()
+    if needed > free:
+        raise JobFailed(
+            Code.OUT_OF_MEMORY,
+            f"Comparing the merged model with base + adapter takes up to {needed / 1e6:.0f} MB, and {free / 1e6:.0f} MB are free.",
+            remedy="Merge on a worker with more memory, or when fewer jobs run on this one.",
+            details={"needed_bytes": needed, "available_bytes": free},
+        )
 
 
 def probe_ids(base: Path) -> list[list[int]]:
@@ -84,6 +135,14 @@ def batch_logits(model: torch.nn.Module, probes: Sequence[Sequence[int]]) -> lis
     ids = torch.tensor([[*probe, *[0] * (length - len(probe))] for probe in probes])
     batch = model(input_ids=ids, use_cache=False).logits.float()
     return [rows[: len(probe)] for rows, probe in zip(batch, probes, strict=True)]
+
+
+def token_scores(logits: Sequence[torch.Tensor], probes: Sequence[Sequence[int]]) -> list[list[float]]:
+    """Log-probability (nats) of each token of a probe but the first, given those before it."""
+    return [
+        [float(rows[at - 1].double().log_softmax(-1)[ids[at]]) for at in range(1, len(ids))]
+        for rows, ids in zip(logits, probes, strict=True)
+    ]
 
 
 def divergence(one: Sequence[torch.Tensor], other: Sequence[torch.Tensor]) -> Divergence:

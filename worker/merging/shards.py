@@ -85,6 +85,8 @@ class ShardWriter:
         self._file.close()
         if error is None:
             self._partial.replace(self._path)
+        else:
+            self._partial.unlink(missing_ok=True)
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         """Append bytes of the header or of the next tensor."""

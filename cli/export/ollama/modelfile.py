@@ -170,7 +170,7 @@ def _unsupported(reason: str) -> MensError:
         Code.OLLAMA_MODEL_UNSUPPORTED,
         f"Ollama cannot make a model of this folder: {reason}.",
         remedy=(
-            "Merge the adapter (`mens jobs merge`, `mens base from-merge`) and give that folder with --model-folder; where Ollama converts "
+            "Merge the adapter (`mens merge`, `mens base from-merge`) and give that folder with --model-folder; where Ollama converts "
             "no such model, make a GGUF file of it with llama.cpp's convert_hf_to_gguf.py and name it with --from."
         ),
         param="--model-folder",

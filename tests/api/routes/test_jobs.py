@@ -196,6 +196,19 @@ def test_contract_schema_is_served(client: TestClient) -> None:
     assert set(schema["required"]) == {"data"}
 
 
+@pytest.mark.parametrize("name", ["model.bin", "checkpoint.BIN"])
+def test_bin_is_refused_before_anything_is_looked_up(client: TestClient, name: str) -> None:
+    merge = client.post("/v1/jobs", json={"kind": "merge", "contract": {"adapter": name}})
+    sent = {"file": (name, b"\x80\x04not even pickle")}
+    weights = client.post("/v1/files", data={"purpose": "fine-tune"}, files=sent).json()["id"]
+    contract = {"model": BASE, "name": "old", "weights_file": weights, "sidecar_file": weights, "publish": False}
+    imported = client.post("/v1/jobs", json={"kind": "import", "contract": contract})
+    for refused, param in ((merge, "adapter"), (imported, "weights_file")):
+        error = refused.json()["error"]
+        assert (refused.status_code, error["code"], error["param"]) == (400, "MERGE_REJECTS_BURN_BIN", param), error
+        assert "Burn is retired" in error["message"] and "safetensors" in error["message"]
+
+
 def test_merge_of_an_unknown_adapter_is_refused(client: TestClient) -> None:
     response = client.post("/v1/jobs", json={"kind": "merge", "contract": {"adapter": "nothing"}})
     assert error_of(response)["code"] == "ADAPTER_NOT_FOUND"

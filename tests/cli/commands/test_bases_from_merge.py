@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
+from cli.commands.bases import add_merged
+from cli.commands.up import ensure_base
 from cli.main import app
 from shared.artifacts.folder_storage import FolderStorage
-from shared.artifacts.manifests import MODEL_MANIFEST_NAME, ModelManifest
+from shared.artifacts.manifests import MODEL_MANIFEST_NAME
+from shared.artifacts.merge_fidelity import PROBES_NAME
+from shared.artifacts.signatures import MERGED_MODEL, make_key, sign_folder
 from shared.base_models.catalog import (
     BaseModelEntry,
     Catalog,
@@ -21,12 +25,12 @@ from shared.base_models.catalog import (
     verify_model_folder,
 )
 from shared.base_models.hub import locate
-from shared.hashing import canonical_json, digest_file
+from shared.hashing import digest_file
 from shared.settings import Settings
+from tests.support.merged_models import ADAPTER_ID, SHAPE, store_merged, write_merged
 from tests.support.tiny_base import write_base
 
 runner = CliRunner()
-SHAPE = {"hidden_size": 64, "intermediate_size": 128, "max_position_embeddings": 256}
 
 
 @pytest.fixture
@@ -47,18 +51,8 @@ def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
 def merged(settings: Settings, tmp_path: Path) -> str:
     """The digest of a model that a merge job has stored."""
     folder = tmp_path / "run" / "model"
-    write_base(folder, **SHAPE)
-    (folder / "README.md").write_text("merged")
-    files = {path.name: digest_file(path) for path in folder.iterdir()}
     (base,) = load_catalog(settings.catalog_path).bases
-    manifest = ModelManifest(
-        base_model=base.name, base_digests=base.digests, adapter_id=f"support@{'a' * 64}", files=files
-    )
-    raw = canonical_json(manifest.model_dump(mode="json"))
-    (folder / MODEL_MANIFEST_NAME).write_bytes(raw)
-    digest = hashlib.sha256(raw).hexdigest()
-    FolderStorage(settings.storage_dir).put_folder("models", digest, folder, sorted(files), MODEL_MANIFEST_NAME)
-    return digest
+    return store_merged(FolderStorage(settings.storage_dir), folder, write_merged(folder, base))
 
 
 def test_merged_model_is_a_base_of_its_own(settings: Settings, merged: str) -> None:
@@ -69,6 +63,10 @@ def test_merged_model_is_a_base_of_its_own(settings: Settings, merged: str) -> N
     assert (base.license, base.learning_rate, base.twin_of) == ("MIT", 4e-3, None)
     folder = locate(base, settings.catalog_path)
     verify_model_folder(base, folder)
+    assert base.merged_from is not None
+    assert (base.merged_from.digest, base.merged_from.adapter_id) == (merged, ADAPTER_ID)
+    assert base.merged_from.probes_digest == digest_file(folder / PROBES_NAME)
+    assert digest_file(folder / MODEL_MANIFEST_NAME) == merged
     assert folder.parent == settings.home / "bases", "a copy, whatever becomes of the stored model"
     assert not list(folder.parent.glob("incoming-*"))
     again = runner.invoke(app, ["base", "from-merge", merged])
@@ -101,3 +99,35 @@ def test_damaged_model_is_refused_and_leaves_nothing(settings: Settings, merged:
     ), result.output
     assert [path.name for path in (settings.home / "bases").iterdir()] == ["tiny"]
     assert len(load_catalog(settings.catalog_path).bases) == 1
+
+
+@pytest.mark.parametrize("content", [None, "{}", '{"model_digest": "' + "0" * 64 + '", "probes": []}'])
+def test_a_model_that_could_not_be_measured_is_refused(settings: Settings, merged: str, content: str | None) -> None:
+    path = settings.storage_dir / "models" / merged / PROBES_NAME
+    path.unlink()
+    if content is not None:
+        path.write_text(content)
+    result = runner.invoke(app, ["base", "from-merge", merged])
+    assert (result.exit_code, "MODEL_UNCERTIFIED" in result.output, "again" in result.output) == (1, True, True)
+    assert [path.name for path in (settings.home / "bases").iterdir()] == ["tiny"]
+
+
+def test_up_takes_a_merged_model_by_the_beginning_of_its_digest(settings: Settings, merged: str) -> None:
+    assert ensure_base(settings, merged[:12]) == "support-merged"
+    assert ensure_base(settings, merged) == "support-merged", "made once"
+    assert ensure_base(settings, "org/tiny") == "org/tiny"
+    assert len(load_catalog(settings.catalog_path).bases) == 2
+    with pytest.raises(typer.Exit):
+        ensure_base(settings, "0" * 12)
+
+
+def test_a_signature_goes_with_its_model(settings: Settings, tmp_path: Path) -> None:
+    folder, (base,) = tmp_path / "model", load_catalog(settings.catalog_path).bases
+    manifest = write_merged(folder, base)
+    (tmp_path / "trusted").write_text(make_key(tmp_path / "key.pem"))
+    sign_folder(folder, tmp_path / "key.pem", MERGED_MODEL)
+    store_merged(FolderStorage(settings.storage_dir), folder, manifest)
+    copy = locate(add_merged(settings, manifest.digest), settings.catalog_path)
+    result = runner.invoke(app, ["adapter", "verify", str(copy), "--trusted", str(tmp_path / "trusted")])
+    assert result.exit_code == 0, result.output
+    assert ADAPTER_ID in result.output and "1.0e-09 nats from base + adapter" in result.output

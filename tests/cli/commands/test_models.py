@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from shared.base_models.catalog import Catalog, save_catalog
+from shared.base_models.catalog import Catalog, MergedFrom, save_catalog
+from shared.database.base_certificates import BaseCertificates
 from shared.database.tenancy import Role
 from tests.support.builders import base_entry, new_adapter
 from tests.support.cli_installation import CliInstallation
@@ -90,6 +91,19 @@ def test_base_is_shown_with_its_digest(with_models: CliInstallation) -> None:
         "tiny  base model of the catalogue, for every tenant",
         f"digest   {base_entry().digest}",
     ]
+
+
+def test_merged_model_is_shown_with_its_certificates(with_models: CliInstallation) -> None:
+    merged = MergedFrom(digest="c" * 64, adapter_id="demo@1", base_model="tiny", probes_digest="d" * 64)
+    entry = base_entry("merged", **{"config.json": "e" * 64}).model_copy(update={"merged_from": merged})
+    services = with_models.services
+    save_catalog(services.settings.catalog_path, Catalog(bases=[base_entry(), entry]))
+    shown = with_models.mens("models", "show", "merged").splitlines()
+    assert shown[2:] == ["merged   demo@1 into tiny; not offered", "proof    none: no replica has measured it"]
+    BaseCertificates(services.database).store(entry.digest, REPLICA, None, certificate())
+    shown = with_models.mens("models", "show", "merged").splitlines()
+    assert shown[2] == "merged   demo@1 into tiny; offered"
+    assert shown[3].startswith(f"proof    {REPLICA}: passed; effect 5.3 nats, engine error 6.2e-07 nats")
 
 
 def test_model_as_json(with_models: CliInstallation) -> None:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
 
 import worker.jobs.merge
 from shared.artifacts.manifests import CONFIG_NAME, MANIFEST_NAME, MODEL_MANIFEST_NAME, WEIGHTS_NAME, ModelManifest
-from shared.artifacts.merge_fidelity import FIDELITY_NAME
+from shared.artifacts.merge_fidelity import FIDELITY_NAME, PROBES_NAME
+from shared.artifacts.merged_models import verify_model_signature
+from shared.artifacts.signatures import MODEL_SIGNATURE_NAME, make_key
 from shared.contract.plan import MergePlan, PlannedBase
 from shared.contract.sections import MergeContract
 from shared.database.job_states import JobState
@@ -40,18 +43,23 @@ def job(installation, tiny, adapter):
     return installation.submit(Kind.MERGE, plan.model_dump(mode="json"))
 
 
-def test_merge_from_claim_to_success(installation, job, adapter, tiny):
+def test_merge_from_claim_to_success(installation, job, adapter, tiny, tmp_path):
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
 
-    installation.worker.run_job(job.id)
+    public = make_key(tmp_path / "key.pem")
+    signing = installation.settings.model_copy(update={"signing_key": tmp_path / "key.pem"})
+    replace(installation.worker, settings=signing).run_job(job.id)
     done = installation.jobs.get(job.id)
     assert done.state is JobState.SUCCEEDED, done.error
     digest = done.result["model_digest"]
     folder = installation.storage.folder("models", digest)
     assert digest_file(folder / MODEL_MANIFEST_NAME) == digest
     manifest = ModelManifest.model_validate_json((folder / MODEL_MANIFEST_NAME).read_bytes())
-    assert {path.name for path in folder.iterdir()} == {*manifest.files, MODEL_MANIFEST_NAME, FIDELITY_NAME}
+    assert {path.name for path in folder.iterdir()} == {
+        *manifest.files, MODEL_MANIFEST_NAME, FIDELITY_NAME, PROBES_NAME, MODEL_SIGNATURE_NAME,
+    }  # fmt: skip
+    assert verify_model_signature(folder, manifest, {public}) is not None
     assert all(digest_file(folder / name) == expected for name, expected in manifest.files.items())
     assert done.result["files"] == sorted(manifest.files)
     assert done.result["fidelity"] == json.loads((folder / FIDELITY_NAME).read_bytes())

@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
+import json
 import math
+from pathlib import Path
 
 import pytest
 import torch
 
 from shared.artifacts.merge_fidelity import Divergence, MergeFidelity
-from worker.merging.fidelity import batch_logits, divergence
+from shared.errors import Code, JobFailed
+from tests.support.tiny_base import write_base
+from worker.merging import fidelity as module
+from worker.merging.fidelity import (
+    MAX_TOKENS,
+    SMALL_BYTES,
+    batch_logits,
+    divergence,
+    memory_needed,
+    refuse_without_memory,
+    token_scores,
+)
+from worker.probe_chats import CHATS
 
 
 def fidelity(mean: float, limit: float = 1e-2) -> MergeFidelity:
@@ -58,3 +72,44 @@ def test_what_fills_a_batch_is_not_compared() -> None:
 
     rows = batch_logits(Echo(), [[5, 6, 7], [8]])
     assert [row[:, 0].tolist() for row in rows] == [[5.0, 6.0, 7.0], [8.0]]
+
+
+def test_a_tokens_score_is_its_log_probability_after_those_before_it() -> None:
+    logits = torch.tensor([[0.0, math.log(3.0)], [0.0, 0.0], [9.0, 9.0]])
+    assert token_scores([logits], [[0, 1, 0]]) == [[pytest.approx(math.log(0.75)), pytest.approx(math.log(0.5))]]
+    assert token_scores([logits[:1]], [[0]]) == [[]]
+
+
+def test_memory_grows_with_a_block_and_not_with_their_number(tmp_path: Path) -> None:
+    few, many, wide = (
+        memory_needed(write_base(tmp_path / str(number), **shape))
+        for number, shape in enumerate(
+            ({"num_hidden_layers": 2}, {"num_hidden_layers": 12}, {"num_hidden_layers": 2, "intermediate_size": 640})
+        )
+    )
+    assert few == many
+    assert wide - few == 3 * 32 * (640 - 64) * 4 + 2 * (32 * 640 * 4 - 32 * vocabulary(tmp_path / "0") * 4)
+
+
+def vocabulary(base: Path) -> int:
+    return int(json.loads((base / "config.json").read_text())["vocab_size"])
+
+
+def test_memory_counts_the_logits(tmp_path: Path) -> None:
+    base = write_base(tmp_path / "base")
+    logits = 4 * vocabulary(base) * len(CHATS) * MAX_TOKENS
+    assert memory_needed(base) > SMALL_BYTES + 4 * logits
+
+
+def test_a_comparison_that_does_not_fit_is_refused_with_both_numbers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base = write_base(tmp_path / "base")
+    needed = memory_needed(base)
+    monkeypatch.setattr(module, "available_memory", lambda: needed)
+    refuse_without_memory(base)
+    monkeypatch.setattr(module, "available_memory", lambda: needed - 1)
+    with pytest.raises(JobFailed) as refused:
+        refuse_without_memory(base)
+    assert refused.value.code == Code.OUT_OF_MEMORY
+    assert refused.value.details == {"needed_bytes": needed, "available_bytes": needed - 1}

@@ -1,0 +1,100 @@
+"""Certificates of merged models that replicas serve as their base: by the base's digest and the replica's name."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from datetime import UTC, datetime
+from typing import Any
+
+from sqlalchemy import delete, select
+
+from shared.database.change_counter import bump
+from shared.database.connection import Database
+from shared.database.records import Value
+from shared.database.tables import BaseCertificateRow
+from shared.errors import Code, NotFound
+
+
+class BaseCertificate(Value):
+    """What was measured of one replica, once per start of it; ``certificate`` is as an adapter's (docs/certificates.md)."""
+
+    digest: str
+    replica: str
+    instance: str | None
+    certificate: dict[str, Any]
+    measured_at: datetime
+
+
+class BaseCertificates:
+    """Certificates of served merged models. Each verb is one transaction."""
+
+    def __init__(self, database: Database) -> None:
+        self._db = database
+
+    def of(self, digest: str) -> list[BaseCertificate]:
+        """Certificates of the base with a digest, by replica."""
+        query = select(BaseCertificateRow).where(BaseCertificateRow.digest == digest)
+        with self._db.read() as session:
+            return [
+                BaseCertificate.model_validate(row)
+                for row in session.scalars(query.order_by(BaseCertificateRow.replica))
+            ]
+
+    def store(self, digest: str, replica: str, instance: str | None, certificate: dict[str, Any]) -> None:
+        """Store what was measured of a replica, in place of what it had before."""
+        with self._db.write() as session:
+            session.merge(
+                BaseCertificateRow(
+                    digest=digest,
+                    replica=replica,
+                    instance=instance,
+                    certificate=_as_json(certificate),
+                    measured_at=datetime.now(UTC),
+                )
+            )
+            session.flush()
+            bump(session, "certificates")
+
+    def keep_only(self, replicas: Collection[str]) -> None:
+        """Forget the certificates of replicas that are no longer there: what they failed says nothing of the others."""
+        gone = BaseCertificateRow.replica.not_in(replicas)
+        with self._db.read() as session:
+            if session.scalar(select(BaseCertificateRow.replica).where(gone).limit(1)) is None:
+                return
+        with self._db.write() as session:
+            session.execute(delete(BaseCertificateRow).where(gone))
+            bump(session, "certificates")
+
+
+def _as_json(value: Any) -> Any:
+    """A certificate with null for each number that is not finite, which PostgreSQL's JSON does not have."""
+    if isinstance(value, dict):
+        return {key: _as_json(one) for key, one in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def is_certified(found: Collection[BaseCertificate]) -> bool:
+    """Whether a merged model may be offered: a replica was measured, and none failed."""
+    return bool(found) and all(one.certificate["passed"] for one in found)
+
+
+def refuse_uncertified(name: str, found: Collection[BaseCertificate]) -> None:
+    """Refuse a merged model that may not be offered.
+
+    Raises:
+        NotFound: ``MODEL_UNCERTIFIED``, with the failed certificates by replica.
+    """
+    if is_certified(found):
+        return
+    failed = {one.replica: one.certificate for one in found if not one.certificate["passed"]}
+    why = ", ".join(f"{replica} failed {' and '.join(one['failed'])}" for replica, one in failed.items())
+    raise NotFound(
+        Code.MODEL_UNCERTIFIED,
+        f"The merged model {name} is not offered: {why or 'no replica that serves it has been measured yet'}.",
+        remedy="See `mens models show`; what a replica failed is measured again when the replica is started again."
+        if failed
+        else "Serve it with `mens up --base`; a replica is measured within seconds of its start.",
+        param="model",
+        details={"failed": failed},
+    )

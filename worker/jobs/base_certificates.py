@@ -1,0 +1,126 @@
+"""Certificates of merged models: each replica that serves one as its base is measured, once after each of its starts.
+
+A merged model has no adapter to switch off, so what a replica says is compared with what the merge has recorded
+(``merge_probes.json``): the merged model's own scores in float32 for the engine error, and those of the base for the effect. The verdicts
+are an adapter's (`worker/jobs/certificates.py`). Until a replica has passed, the API does not offer the model.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from shared.artifacts.merge_fidelity import PROBES_NAME, MergeProbes
+from shared.base_models.catalog import BaseModelEntry, load_catalog
+from shared.base_models.hub import locate
+from shared.database.base_certificates import BaseCertificates
+from shared.database.connection import Database
+from shared.errors import ArtifactInvalid, Code, MensError
+from shared.hashing import digest_file
+from shared.replicas import ReplicaCapabilities, discover
+from shared.tokenization.tokenizer import Tokenizer
+from worker.jobs.certificates import Limits, Measurements, Scores, ServedBase, certificate, template_report
+from worker.probe_chats import encode_chats
+from worker.replica_client import ReplicaClient
+from worker.settings import WorkerSettings
+
+REQUEST_SECONDS = 60.0
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class BaseCertifier:
+    """Measures the replicas that serve merged models."""
+
+    settings: WorkerSettings
+    certificates: BaseCertificates
+
+    def run_round(self) -> list[str]:
+        """Measure every replica that was started since it was last measured.
+
+        Returns:
+            names of the replicas that were measured now.
+
+        Raises:
+            Unavailable: ``DATABASE_UNAVAILABLE``, or the replicas' name has no address now. InvalidRequest: ``CATALOG_INVALID``.
+        """
+        catalog = load_catalog(self.settings.catalog_path)
+        merged = {entry.digest: entry for entry in catalog.bases if entry.merged_from}
+        if not merged:
+            return []
+        names, measured = [], []
+        for url in discover(self.settings.serving_urls, self.settings.serving_dns):
+            with ReplicaClient(url, self.settings.serving_key.get_secret_value(), REQUEST_SECONDS) as replica:
+                names.append(replica.name)
+                try:
+                    found = replica.capabilities()
+                    if entry := merged.get(found.served_digest):
+                        measured += [replica.name] if self._measure(replica, entry, found) else []
+                except MensError as error:
+                    # It starts, or has gone; what it failed before stays until it can be measured again.
+                    logger.info("the serving %s was not measured: %s", replica.name, error)
+        self.certificates.keep_only(names)
+        return measured
+
+    def _measure(self, replica: ReplicaClient, entry: BaseModelEntry, found: ReplicaCapabilities) -> bool:
+        """Measure one replica, unless this start of it was measured already; whether it was measured."""
+        earlier = {one.replica: one for one in self.certificates.of(entry.digest)}.get(replica.name)
+        if earlier and earlier.instance == found.instance:
+            return False
+        served = ServedBase(found.base, found.served_digest, found.twin_of, found.dtype or "bfloat16")
+        folder = locate(entry, self.settings.catalog_path)
+        probes = read_probes(entry, folder / PROBES_NAME)
+        report = measure(replica, served, probes, Tokenizer.load(folder), Limits(self.settings.effect_floor))
+        self.certificates.store(entry.digest, replica.name, found.instance, report)
+        verdict = "passed" if report["passed"] else f"failed {', '.join(report['failed'])}"
+        logger.info("%s on the serving %s: %s", entry.name, replica.name, verdict)
+        return True
+
+
+def read_probes(entry: BaseModelEntry, path: Path) -> MergeProbes:
+    """The probes beside a merged model's files, which must be those that the catalogue names.
+
+    Raises:
+        ArtifactInvalid: ``BASE_DIGEST_MISMATCH``.
+    """
+    assert entry.merged_from is not None
+    try:
+        if digest_file(path) == entry.merged_from.probes_digest:
+            return MergeProbes.model_validate_json(path.read_bytes())
+    except (OSError, ValidationError):
+        pass
+    raise ArtifactInvalid(
+        Code.BASE_DIGEST_MISMATCH,
+        f"{path.name} of the base model {entry.name} is not the file that the catalogue names.",
+        remedy=f"Remove the base and add it again with `mens base from-merge {entry.merged_from.digest}`.",
+        param=path.name,
+    )
+
+
+def measure(
+    replica: ReplicaClient, served: ServedBase, probes: MergeProbes, tokenizer: Tokenizer, limits: Limits
+) -> dict[str, Any]:
+    """The certificate of a merged model on a replica that serves it as its base; it may have failed.
+
+    Raises:
+        JobFailed: ``SERVING_REFUSED``. Unavailable: ``SERVING_UNAVAILABLE``.
+    """
+    asked = [probe.model_dump(include={"token_ids", "positions"}) for probe in probes.probes]
+    once, again = ([replica.scores(served.name, probe) for probe in asked] for _ in range(2))
+    encoded = encode_chats(tokenizer)
+    ids = [
+        replica.token_ids(served.name, chat.messages, prompt=chat.prompt, tools=chat.tools) for chat, _ in encoded.chats
+    ]
+    base: Scores = [probe.base for probe in probes.probes]
+    reference: Scores = [probe.merged for probe in probes.probes]
+    measured = Measurements(base, base, once, trained=None, reference=reference, served_again=again)
+    return certificate(served, measured, template_report(encoded, ids), limits)
+
+
+def make_base_certifier(settings: WorkerSettings) -> BaseCertifier:
+    """A certifier with the settings' database."""
+    return BaseCertifier(settings, BaseCertificates(Database(settings.database_url)))
