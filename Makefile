@@ -54,7 +54,7 @@ check: $(STAMP) ## format, lint, types, import contracts, unit tests
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports >/dev/null || $(BIN)/lint-imports --no-logo
-	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not (vllm or postgres or system or deploy or torch or network or matrix or bench or sandbox or simulation)" --durations=0 --durations-min=2
+	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not (vllm or postgres or system or deploy or torch or network or matrix or bench or sandbox or simulation or exhaustive)" --durations=0 --durations-min=2
 
 format: $(STAMP) ## format the code and apply the linter's fixes
 	$(BIN)/ruff format .

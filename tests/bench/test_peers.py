@@ -38,6 +38,7 @@ def test_environment_that_has_the_lock_is_used_as_it_is(monkeypatch, tmp_path):
     assert peers.peers_python() == Path(sys.executable)
 
 
+@pytest.mark.exhaustive
 def test_peers_that_cannot_be_installed_are_named(monkeypatch, tmp_path):
     lock = tmp_path / "bench.lock"
     lock.write_text("no-such-trainer==1.0\nno-such-parser==2.0\n")

@@ -173,6 +173,7 @@ def test_folder_is_read_shard_by_shard(tmp_path: Path) -> None:
     assert read_folder_tensors(tmp_path / "nowhere") == {}
 
 
+@pytest.mark.exhaustive
 def test_largest_header_is_refused_quickly(tmp_path: Path) -> None:
     header = {f"model.layers.{n}.mlp.up_proj.weight": entry(8 * n, 8 * n + 8) for n in range(42_000)}
     raw = json.dumps(header).encode()

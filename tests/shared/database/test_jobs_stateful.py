@@ -190,6 +190,7 @@ class JobsMachine(RuleBasedStateMachine):
         return False
 
 
+@pytest.mark.exhaustive
 def test_random_verbs_agree_with_the_model(sqlite_template: Path) -> None:
     JobsMachine.template = sqlite_template
     run_state_machine_as_test(JobsMachine, settings=settings(max_examples=40, stateful_step_count=50, deadline=None))

@@ -55,6 +55,7 @@ def test_order_of_targets_does_not_matter(sizes: list[int], random: object) -> N
     assert all(written.choose(point) == other.choose(point) for point in POINTS[::12])
 
 
+@pytest.mark.exhaustive
 @given(st.integers(1, 1000), st.integers(1, 1000), st.data())
 def test_weight_moved_between_two_targets_moves_exactly_that_share(
     first: int, second: int, data: st.DataObject
@@ -67,6 +68,7 @@ def test_weight_moved_between_two_targets_moves_exactly_that_share(
     assert len(changed) / len(POINTS) == pytest.approx(moved / (first + second), abs=0.001)
 
 
+@pytest.mark.exhaustive
 @given(st.lists(st.integers(1, 1000), min_size=2, max_size=5), st.data())
 def test_weight_moved_among_several_targets_moves_a_bounded_share(sizes: list[int], data: st.DataObject) -> None:
     giver, taker = data.draw(st.permutations(range(len(sizes))))[:2]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -21,6 +22,7 @@ def reference(messages: list[Message]) -> str:
     return " ".join(" ".join(turns).lower().split())
 
 
+@pytest.mark.exhaustive
 @given(st.lists(st.builds(Message, st.sampled_from(["user", "assistant"]), st.none() | texts), max_size=4))
 @example([Message("user", WHITE_SPACE), Message("assistant", f"a{' ' * 1000}b{WHITE_SPACE * 3}c")])
 def test_fast_way_writes_what_lower_and_split_write(messages: list[Message]) -> None:

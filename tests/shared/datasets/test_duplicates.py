@@ -111,6 +111,7 @@ rows_of_few_kinds = st.lists(
 )
 
 
+@pytest.mark.exhaustive
 @given(rows_of_few_kinds, st.integers(0, 30), st.integers(1, 12), st.integers(0, 35))
 def test_rows_at_once_are_compared_as_one_after_another(
     rows: list[tuple[list[tuple[int, int]], int]], cut: int, at_once: int, limit: int

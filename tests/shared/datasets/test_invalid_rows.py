@@ -125,6 +125,7 @@ print(report.rows, report.error_count, peak() - before)
 """
 
 
+@pytest.mark.exhaustive
 def test_memory_is_bounded_for_a_file_of_100_mb(tmp_path: Path) -> None:
     path = tmp_path / "large.jsonl"
     block = pair(prompt="q" * 3000, response="a" * 3000) + b"\n" + chat(USER, ANSWER) + b"\n" + b"bad\n"

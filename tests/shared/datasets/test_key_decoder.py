@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import msgspec
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -37,6 +38,7 @@ def finding(translate: Any, line: bytes) -> Finding:
     return found.record, found.unused_keys, found.conversions
 
 
+@pytest.mark.exhaustive
 @given(st.lists(rows, min_size=1, max_size=8))
 @settings(max_examples=400)
 def test_it_finds_what_the_slow_decoder_finds(file: list[dict[str, Any]]) -> None:

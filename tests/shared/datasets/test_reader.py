@@ -125,6 +125,7 @@ def test_bad_line_has_a_reason(name: str) -> None:
     assert reason in str(caught.value)
 
 
+@pytest.mark.exhaustive
 @given(st.binary(max_size=60) | st.recursive(st.none() | st.integers() | text, lambda v: st.lists(v) | st.dictionaries(
     st.sampled_from(["messages", "turns", "prompt", "response", "role", "content", "rating"]), v)).map(line))  # fmt: skip
 def test_any_bytes_are_a_row_or_a_reason(content: bytes) -> None:
@@ -232,6 +233,7 @@ def peak_memory(rows: int) -> int:
         tracemalloc.stop()
 
 
+@pytest.mark.exhaustive
 def test_memory_does_not_grow_with_the_file() -> None:
     peak_memory(1_000)  # what the first pass ever leaves for good
     assert peak_memory(30_000) - peak_memory(1_000) < 29_000, "less than a byte a row"

@@ -6,6 +6,7 @@ import json
 import random
 from typing import Any
 
+import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -73,6 +74,7 @@ def careful(line: bytes) -> Verdict:
         return error.code, error.field, error.reason
 
 
+@pytest.mark.exhaustive
 @given(lines)
 @settings(max_examples=1_000)
 @example(chat(USER, {"role": "assistant", "content": " "}, USER, ANSWER))
@@ -80,6 +82,7 @@ def test_fast_and_slow_path_agree_on_rows_of_any_kind(line: bytes) -> None:
     assert fast(line) == careful(line)
 
 
+@pytest.mark.exhaustive
 @given(good_lines | lines, st.integers(0, 2**32))
 @settings(max_examples=400)
 def test_fast_and_slow_path_agree_on_damaged_rows(line: bytes, seed: int) -> None:

@@ -77,7 +77,7 @@ SOME_GATES = st.sets(st.sampled_from(sorted(GATES)), min_size=1).map(
 
 
 @pytest.mark.usefixtures("few_resamples")
-@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     gates=SOME_GATES,
     applies=st.booleans(),

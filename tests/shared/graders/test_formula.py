@@ -106,6 +106,7 @@ PYTHON = st.recursive(
 )
 
 
+@pytest.mark.exhaustive
 @given(PYTHON)
 def test_it_agrees_with_python(text: str) -> None:
     expected = eval(text)  # of a strategy of ours

@@ -247,6 +247,7 @@ def test_nothing_fits_a_tiny_device() -> None:
     assert any("too large" in note for note in found.notes)
 
 
+@pytest.mark.exhaustive
 @given(
     batch=st.integers(1, 64),
     accum=st.integers(1, 64),

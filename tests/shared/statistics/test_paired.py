@@ -68,6 +68,7 @@ def test_scores_that_are_no_passes_and_failures_are_compared_too() -> None:
     assert found.interval[0] < (found.difference or 0) < found.interval[1]
 
 
+@pytest.mark.exhaustive
 def test_a_model_at_the_margin_passes_no_more_often_than_it_may(monkeypatch: pytest.MonkeyPatch) -> None:
     """The worst model that must not pass does so in at most 5 % of comparisons, up to the chance of 400 of them."""
     monkeypatch.setattr(

@@ -15,6 +15,7 @@ from shared.statistics.resampling import bca_interval, sign_flip_p_value
 SCIPY = json.loads((Path(__file__).with_name("golden") / "scipy.json").read_bytes())
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("case", SCIPY["comparisons"], ids=lambda case: str(len(case["differences"])))
 def test_the_interval_and_the_p_value_are_scipys(case: dict[str, Any]) -> None:
     differences = case["differences"]

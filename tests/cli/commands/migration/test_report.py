@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import socket
 from datetime import date
 from html.parser import HTMLParser
@@ -22,7 +23,7 @@ from cli.migration.gate.recorded import recorded_prompts
 from cli.migration.receipts import write_receipt
 from cli.migration.report.facts import collect
 from shared.hashing import digest_json
-from tests.support.fake_openai import KEY, NAMELESS, TUNED, ServedOpenAI
+from tests.support.fake_openai import KEY, NAMELESS, TUNED, FakeOpenAI, ServedOpenAI, serve_fake_openai
 from tests.support.recorded_archive import EXACT, PROJECT, completion, record_archive, with_eval, with_rows
 
 HOSTILE = "</pre><script>alert('x')</script><img src=http://evil.example/x onerror=alert(1)>{{ 7123 * 7 }}\x00&amp;"
@@ -57,13 +58,16 @@ def page_of(archive: Path) -> Page:
     return Page((archive / "report.html").read_text())
 
 
-@pytest.fixture
-def whole(openai: ServedOpenAI, tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An archive on which all steps but the first and the training were done, with hostile text wherever a model or a caller can put some."""
-    with_rows(openai, 30)
-    with_eval(openai, 5, {**EXACT, "name": HOSTILE})
-    openai.fake.complete = lambda request: f"{HOSTILE} {request['messages'][-1]['content']}"
-    contents = record_archive(openai, tmp_path / "a", samples=1, control=True)
+    fake = FakeOpenAI()
+    with serve_fake_openai(fake) as url:
+        openai = ServedOpenAI(fake, url)
+        with_rows(openai, 30)
+        with_eval(openai, 5, {**EXACT, "name": HOSTILE})
+        fake.complete = lambda request: f"{HOSTILE} {request['messages'][-1]['content']}"
+        contents = record_archive(openai, tmp_path_factory.mktemp("recorded") / "a", samples=1, control=True)
     folder = contents.folder
     converted = CliRunner().invoke(app, ["migrate", "openai", "convert", str(folder)])
     assert converted.exit_code == 0, repr(converted.exception)
@@ -78,6 +82,13 @@ def whole(openai: ServedOpenAI, tmp_path: Path) -> Path:
     switched = {"alias": "support", "adapter": "helper@1", "override_reason": HOSTILE, "switched_at": "today"}
     write_json(folder / "switch" / f"{answers_file(TUNED)[5:-14]}.json", switched)
     return folder
+
+
+@pytest.fixture
+def whole(recorded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of it, and OpenAI's key in the environment."""
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    return shutil.copytree(recorded, tmp_path / "a")
 
 
 def test_hostile_answers_are_text(whole: Path) -> None:

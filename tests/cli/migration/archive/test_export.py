@@ -192,6 +192,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any
         return contents(folder), passed()
 
 
+@pytest.mark.exhaustive
 @settings(max_examples=15)
 @given(kills=st.lists(st.integers(1, 200), min_size=1, max_size=3))
 def test_an_export_that_is_killed_anywhere_and_run_again_leaves_the_same_archive(

@@ -131,6 +131,7 @@ def labellers(tokenizers: dict[str, Tokenizer], tokenizer: Tokenizer) -> dict[st
     return {kind: (one, Labeller(one)) for kind, one in kinds.items()}
 
 
+@pytest.mark.exhaustive
 @settings(max_examples=150, deadline=None)
 @given(rows=st.lists(conversation(), min_size=1, max_size=5), kind=st.sampled_from(["marks", "plain", "nfc", "rstrip"]))
 def test_any_rows_in_any_batch(labellers, rows, kind):

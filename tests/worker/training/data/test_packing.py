@@ -26,6 +26,7 @@ def best_fit_decreasing(lengths: list[int], capacity: int) -> int:
     return len(rooms)
 
 
+@pytest.mark.exhaustive
 @settings(max_examples=300, deadline=None)
 @given(case=CASES)
 def test_every_row_is_in_one_bin_that_holds_it(case):
@@ -37,6 +38,7 @@ def test_every_row_is_in_one_bin_that_holds_it(case):
     assert bins == pack(lengths, capacity)
 
 
+@pytest.mark.exhaustive
 @settings(max_examples=300, deadline=None)
 @given(case=CASES)
 def test_it_is_best_fit_decreasing(case):
@@ -69,6 +71,7 @@ def test_efficiency_is_the_part_that_holds_tokens():
     assert efficiency([8, 4, 2], pack([8, 4, 2], 8), 8) == 14 / 16
 
 
+@pytest.mark.exhaustive
 def test_chats_fill_their_bins_and_a_million_take_seconds():
     draw = random.Random(0)
     lengths = [max(1, min(8192, round(draw.lognormvariate(5.595, 0.995)))) for _ in range(300_000)]

@@ -344,6 +344,7 @@ print(len(rows), rows.report.tokens)
 """
 
 
+@pytest.mark.exhaustive
 def test_processes_that_prepare_the_same_at_once(base, tmp_path):
     arguments = [contract().model_dump_json(), base, tmp_path / "cache", EXAMPLES, digest(EXAMPLES), VOCAB]
     command = [sys.executable, "-c", PREPARING, *map(str, arguments)]
