@@ -59,7 +59,7 @@ def client(installation: ApiSettings) -> Iterator[httpx.Client]:
 @pytest.fixture
 def api(installation: ApiSettings, client: httpx.Client) -> Iterator[subprocess.Popen[bytes]]:
     """The process; the client knows its address."""
-    with running_api(installation, drain_seconds="20") as api:
+    with running_api(installation, drain_seconds="60") as api:
         client.base_url = api.url
         yield api.process
 
@@ -72,7 +72,7 @@ def test_stream_in_flight_is_completed(
         pieces = response.iter_raw()
         seen = next(pieces)
         api.send_signal(signal.SIGTERM)
-        eventually(lambda: not responds(client), 5)
+        eventually(lambda: not responds(client))
         assert api.poll() is None, "the process waits"
         replica.go_on.set()
         assert seen + b"".join(pieces) == b"".join(PIECES)
@@ -92,8 +92,8 @@ def test_event_stream_of_a_running_job_is_ended(
         assert "id:" in next(pieces)
         api.send_signal(signal.SIGTERM)
         assert "event: job" not in "".join(pieces), "the job is not over"
-    api.wait(10)
-    assert time.monotonic() - begun < 10, "less than the time that requests may take"
+    api.wait(60)
+    assert time.monotonic() - begun < 50, "less than the time that requests may take"
 
 
 def test_metrics_are_on_a_port_of_their_own(installation: ApiSettings, client: httpx.Client) -> None:

@@ -161,7 +161,7 @@ def test_child_ends_with_a_killed_parent(tmp_path, method):
         assert not is_gone(child)
         parent.kill()
         parent.wait(10)
-        eventually(lambda: is_gone(child), 10, "the child exits")
+        eventually(lambda: is_gone(child), 60, "the child exits")
     finally:
         if not is_gone(child):
             os.killpg(parent.pid, signal.SIGKILL)

@@ -54,7 +54,7 @@ class _Thread(threading.Thread):
         """End the server, and wait until it has ended."""
         if self._loop and self.is_alive():
             self._loop.call_soon_threadsafe(self._end.set)
-        self.join(5)
+        self.join(60)
 
     async def _until_told(self) -> None:
         await self._server.on_tick(0)

@@ -28,6 +28,7 @@ class FakeReplica:
         request_ids: their ids, as the replica's log would name them.
         abandoned: set once a caller has disconnected.
         delay: seconds before the response begins.
+        held: while it is set, a stream waits before its last chunk.
     """
 
     url: str = ""
@@ -35,6 +36,7 @@ class FakeReplica:
     request_ids: list[str] = field(default_factory=list)
     abandoned: threading.Event = field(default_factory=threading.Event)
     delay: float = 0.0
+    held: threading.Event = field(default_factory=threading.Event)
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "http":
@@ -59,6 +61,8 @@ class FakeReplica:
             if gone.done():
                 self.abandoned.set()
                 return
+            while index == 49 and self.held.is_set():  # noqa: ASYNC110  set by a test, in another thread
+                await asyncio.sleep(0.01)
             chunk = f"data: {index}\n\n" if body.get("stream") else json.dumps({"served": body["model"]})
             await send({"type": "http.response.body", "body": chunk.encode(), "more_body": True})
             await asyncio.sleep(0.02 if body.get("stream") else 0)

@@ -23,7 +23,7 @@ from api.migrate import migrate
 from tests.support.ports import free_port
 
 ORDINARY_USER = "nobody"
-START_SECONDS = 30
+START_SECONDS = 90
 TEMPLATE = "mens_template"
 UNSAFE_BUT_FAST = ("fsync=off", "synchronous_commit=off", "full_page_writes=off", "shared_buffers=32MB")
 

@@ -37,13 +37,13 @@ class RawReplica:
         ready: Future[int] = Future()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._run(ready)), daemon=True)
         self._thread.start()
-        self.port = ready.result(5)
+        self.port = ready.result(60)
 
     def stop(self) -> None:
         """Refuse connections from now on; those that are open are reset."""
         if self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._end.set)
-            self._thread.join(5)
+            self._thread.join(60)
 
     async def _run(self, ready: Future[int]) -> None:
         self._loop, self._end = asyncio.get_running_loop(), asyncio.Event()

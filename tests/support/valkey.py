@@ -15,7 +15,7 @@ from redis.exceptions import RedisError
 
 from tests.support.ports import free_port
 
-START_SECONDS = 10
+START_SECONDS = 60
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""Waiting for a condition instead of for a time."""
+"""Waiting for a condition instead of for a time. The patience is what a busy machine may need: a test that passes does not use it."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
+PATIENCE_SECONDS = 60.0
 
-def eventually(condition: Callable[[], T], seconds: float = 5.0, what: str = "the condition holds") -> T:
+
+def eventually(condition: Callable[[], T], seconds: float = PATIENCE_SECONDS, what: str = "the condition holds") -> T:
     """Poll until the condition returns something true, and return that.
 
     Raises:

@@ -26,7 +26,7 @@ from tests.support.builders import base_entry, claimed, new_adapter
 
 BY = Actor(id="key-1", name="alice")
 ONE, TWO, HIDDEN = "demo@1", "demo@2", "demo@3"
-PATIENCE_SECONDS = 10.0
+PATIENCE_SECONDS = 60.0
 
 
 @pytest.fixture

@@ -390,28 +390,28 @@ def test_disconnect_sends_no_copy(api: httpx.Client, replica: FakeReplica) -> No
     put(api, adapter=OLD, shadow={"adapter": THIRD, "share": 1})
     with api.stream("POST", "/v1/completions", json={"model": "prod", "stream": True}) as response:
         next(response.iter_raw())
-    assert replica.abandoned.wait(2)
+    assert replica.abandoned.wait(30)
     time.sleep(0.2)
     assert [sent["model"] for sent in replica.asked] == [OLD]
 
 
 def test_copies_over_the_limit_are_dropped_and_close_cancels_the_rest(replica: FakeReplica) -> None:
-    replica.delay = 5
+    replica.delay = 60
 
     async def offer() -> ShadowTraffic:
         traffic = ShadowTraffic(limit=2)
-        async with httpx.AsyncClient(timeout=10) as client:
+        async with httpx.AsyncClient(timeout=60) as client:
             request = client.build_request("POST", replica.url, json={"model": THIRD})
             for _ in range(5):
                 await traffic.offer("prod", THIRD, lambda: client.send(request, stream=True))
             await asyncio.to_thread(eventually, lambda: len(replica.asked) == 2)
             started = time.monotonic()
             await traffic.close()
-            assert time.monotonic() - started < 1
+            assert time.monotonic() - started < 30, "it does not wait for the replica"
         return traffic
 
     assert asyncio.run(offer()).counts == {("prod", THIRD, "dropped"): 3}
-    assert replica.abandoned.wait(2)
+    assert replica.abandoned.wait(30)
     assert len(replica.asked) == 2
 
 

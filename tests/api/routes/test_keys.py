@@ -139,7 +139,7 @@ def test_changed_limits_reach_other_processes(client: TestClient, acme: dict[str
     with TestClient(create_app(settings)) as elsewhere:
         assert [error_code(elsewhere, key["secret"]) for _ in range(2)] == [ADMITTED, "RATE_LIMITED"]
         client.patch(f"/v1/keys/{key['id']}", json={"requests_per_minute": None}, headers=acme)
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + 60
         while error_code(elsewhere, key["secret"]) != ADMITTED:
             assert time.monotonic() < deadline
             time.sleep(0.05)

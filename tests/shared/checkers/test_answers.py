@@ -40,4 +40,4 @@ def test_a_long_line_takes_no_longer_than_it_is(line: str) -> None:
     """Tried again from each character it would hold its process, which may be the API's, for minutes."""
     began = time.process_time()
     assert code_of(line).is_bare
-    assert time.process_time() - began < 0.5
+    assert time.process_time() - began < 5

@@ -77,7 +77,7 @@ def test_unreachable_database_is_unavailable_in_every_verb(unreachable_url: str)
         assert caught.value.code is Code.DATABASE_UNAVAILABLE
         assert caught.value.retryable
         assert "\n" not in caught.value.message
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 30
 
 
 @pytest.mark.postgres

@@ -214,9 +214,9 @@ def test_closing_ends_what_is_under_way_and_every_process(level: Level) -> None:
     pids = processes_of(sandbox)
     began = time.monotonic()
     sandbox.close()
-    waiting.join(5)
+    waiting.join(40)
     assert not waiting.is_alive()
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 40, "it does not wait for the grader"
     assert errors[0].code == Code.SANDBOX_FAILED
     eventually(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids))
     with pytest.raises(Unavailable, match="it was closed"):

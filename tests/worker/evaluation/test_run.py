@@ -267,7 +267,7 @@ def test_after_a_kill_nothing_that_was_stored_is_asked_again(place: Place, door:
 
     def reply(body: Body) -> None:
         if int(body["messages"][0]["content"]) >= 150:
-            stuck.wait(1)
+            stuck.wait(60)
 
     door.reply = reply
     dead = threading.Thread(target=place.worker.run_job, args=(job.id,), daemon=True)
@@ -293,7 +293,7 @@ def test_after_a_kill_nothing_that_was_stored_is_asked_again(place: Place, door:
         body["messages"][0]["content"] for body, key in zip(door.asked, door.keys, strict=True) if key != dead_key
     )
     stuck.set()
-    dead.join(20)
+    dead.join(60)
     done = place.job(job)
     assert done.state is JobState.SUCCEEDED
     assert again == Counter(f"{number}" for number in range(200) if number not in stored)

@@ -56,7 +56,7 @@ def run(installation, monkeypatch, module: str, when_ready=lambda job_id: None, 
     def work(attempt: Attempt) -> None:
         attempt.run_dir.mkdir(parents=True)
         children.append(ChildProcess(module, attempt.run_dir))
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while not (attempt.run_dir / "telemetry.jsonl").exists():
             assert time.monotonic() < deadline
             time.sleep(0.01)

@@ -19,7 +19,7 @@ from worker.child_runtime import EXIT_STORAGE_FULL
 from worker.jobs.child_process import LOG_TAIL_LINES, ChildProcess, ExitReason
 from worker.run_folder import PLAN_NAME, write_json
 
-PATIENCE = 20
+PATIENCE = 60
 READY = "emit('ready')\n"
 SLEEP = READY + "time.sleep(60)\n"
 

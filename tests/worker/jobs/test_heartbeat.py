@@ -35,7 +35,7 @@ class FakeLeases:
 
     def wait_for(self, beats: int) -> None:
         with self._beat:
-            assert self._beat.wait_for(lambda: self.beats >= beats, timeout=5)
+            assert self._beat.wait_for(lambda: self.beats >= beats, timeout=60)
 
 
 def keeper(leases, requested=None, every: float = 0.01) -> LeaseKeeper:

@@ -56,7 +56,7 @@ def until_stopped(request):
 
     def function(attempt) -> None:
         request(attempt.lease.job.id)
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while time.monotonic() < deadline:
             attempt.raise_if_stopped()
             time.sleep(0.01)

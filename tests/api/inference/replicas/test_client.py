@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import pytest
@@ -40,13 +40,13 @@ class FixedServer:
         self.heads: list[str] = []
         self.bodies: list[bytes] = []
         self.connections = 0
-        self._open: dict[asyncio.StreamWriter, asyncio.Task[None] | None] = {}
+        self._writers: list[asyncio.StreamWriter] = []
         self.received = asyncio.Semaphore(0)
         self.closed = asyncio.Semaphore(0)
 
     async def __call__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
-        self._open[writer] = asyncio.current_task()
+        self._writers.append(writer)
         try:
             while True:
                 head = (await reader.readuntil(b"\r\n\r\n")).decode()
@@ -57,16 +57,15 @@ class FixedServer:
         except (asyncio.IncompleteReadError, ConnectionError):
             self.closed.release()
         finally:
-            del self._open[writer]
             writer.close()
 
     async def ended(self) -> None:
         """End the connections that are still open, so that their loop can close."""
-        tasks = [task for task in self._open.values() if task]
-        for writer in list(self._open):
+        for writer in self._writers:
             writer.close()
-        await asyncio.gather(*tasks)
-        await asyncio.sleep(0)  # transports close in the loop's next round
+        for writer in self._writers:
+            with suppress(ConnectionError):
+                await writer.wait_closed()
 
 
 @asynccontextmanager
@@ -223,6 +222,7 @@ class ClosingServer(FixedServer):
 
     async def __call__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
+        self._writers.append(writer)
         for last in (self.connections > self.serves, True):
             await reader.readuntil(b"\r\n\r\n{}")
             self.received.release()
@@ -277,7 +277,7 @@ def test_replica_that_ended_at_a_request_is_not_unreachable() -> None:
         with pytest.raises(ReplicaDisconnected):
             await client.post(url, b"{}")
         await client.aclose()
-        await listener.wait_closed()
+        await server.ended()
 
     asyncio.run(test())
 
