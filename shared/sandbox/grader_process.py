@@ -26,6 +26,7 @@ from typing import Any
 
 from shared.sandbox import confinement, seccomp
 from shared.sandbox.channel import ChannelClosed, receive, send
+from shared.sandbox.item_folder import empty, is_over
 from shared.sandbox.levels import COMPILE_SECONDS, MAX_OUTPUT_BYTES, Limits
 from shared.sandbox.packages import import_all, named_modules
 
@@ -34,8 +35,6 @@ CHECK_SECONDS = 0.02
 """How often the folder of a running item is measured."""
 EXIT_SECONDS = 5.0
 """How long a process may take to end after it has closed its result."""
-MAX_FILES_IN_FOLDER = 1024
-MAX_FOLDER_DEPTH = 32
 MAX_MESSAGE_CHARACTERS, MAX_DETAIL_CHARACTERS = 1_000, 4_000
 OWN_ERRORS = ("source", "raised")
 """What an item may say of itself; that it took too long or too much is seen from outside."""
@@ -79,7 +78,7 @@ def serve_items(inheritance: Inheritance, channel: socket.socket, parent: int, n
         send(channel, code if isinstance(code, dict) else {})
         while isinstance(code, CodeType):
             send(channel, _judge(inheritance, code, receive(channel), channel))
-            _empty(folder)
+            empty(folder)
     except ChannelClosed:
         return
 
@@ -177,7 +176,7 @@ class _Watch:
             if time.monotonic() > deadline:
                 message = f"it took longer than {self._limits.wall_seconds:g} s"
                 return {"error": "time", "message": message, "detail": ""}
-            if _is_over(Path(), self._limits):
+            if is_over(Path(), self._limits):
                 message = f"its files took more than {self._limits.folder_bytes >> 20} MB, or were too many or too deep"
                 return {"error": "limit", "message": message, "detail": ""}
 
@@ -223,49 +222,6 @@ def _parse_result(content: bytes) -> Outcome | None:
         return None
     score = told.get("score")
     return {"score": score} if isinstance(score, float) and math.isfinite(score) else None
-
-
-def _is_over(folder: Path, limits: Limits) -> bool:
-    """Whether files take more than they may, or are so many or so deep that measuring them would take long."""
-    size, count, folders = 0, 0, [os.fspath(folder)]
-    while folders:
-        path = folders.pop()
-        if path.count("/") > MAX_FOLDER_DEPTH:
-            return True
-        try:
-            with os.scandir(path) as entries:
-                for entry in entries:
-                    count += 1
-                    size += entry.stat(follow_symlinks=False).st_blocks * 512
-                    if entry.is_dir(follow_symlinks=False):
-                        folders.append(entry.path)
-                    if count > MAX_FILES_IN_FOLDER or size > limits.folder_bytes:
-                        return True
-        except OSError:
-            # It was removed meanwhile.
-            continue
-    return False
-
-
-def _empty(folder: Path) -> None:
-    """Remove all that is in a folder, however deep; one folder is entered at a time, because a path can be too long."""
-    os.chdir(folder)
-    depth: list[str] = []
-    while True:
-        with os.scandir() as entries:
-            found = list(entries)
-        inner = next((entry.name for entry in found if entry.is_dir(follow_symlinks=False)), None)
-        for entry in found:
-            if not entry.is_dir(follow_symlinks=False):
-                Path(entry.name).unlink()
-        if inner is not None:
-            os.chdir(inner)
-            depth.append(inner)
-        elif depth:
-            os.chdir("..")
-            Path(depth.pop()).rmdir()
-        else:
-            return
 
 
 def _be_item(
