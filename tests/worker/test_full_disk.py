@@ -86,7 +86,7 @@ def test_attempt_after_one_that_met_a_full_disk_goes_on(
 
 def test_run_whose_last_checkpoint_finds_no_room_is_complete(tiny, tmp_path, monkeypatch) -> None:
     """The adapter is on the disk by then, and the checkpoint is there for a kill alone."""
-    run = tiny.plan_run(tmp_path, exec={"epochs": 1, "checkpoint_every": 0})
+    run = tiny.plan_run(tmp_path, exec={"epochs": 1, "checkpoint_every": 1000})
     whole = tiny.train(run, tmp_path / "whole")
     full = FullOnce(worker.training.checkpoint.save_file, 1, SafetensorError(NO_SPACE))
     monkeypatch.setattr(worker.training.checkpoint, "save_file", full)

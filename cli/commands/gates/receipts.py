@@ -105,6 +105,16 @@ def describe_receipt(found: dict[str, Any]) -> Iterator[str]:
     yield f"served base   {base['name'] + ' ' + base['digest'][:12] if base else 'not known'}"
     yield f"sandbox       {receipt['sandbox'] or 'none'}"
     yield f"judged        {found['created_at'][:19]} UTC, valid until {found['valid_until'][:19]}"
+    # What an API of the release before has no field for is left out.
+    if attempt := receipt.get("attempt"):
+        yield f"attempt       {attempt} of this pair under this policy: its comparisons may err by {receipt['alpha']:.3g} together"
+    for row in receipt["gates"]:
+        floors = {check.get("noise_floor") for check in row.get("checks", [])} - {None}
+        if floors:
+            yield f"noise floor   {row['name']}: the incumbent differs from itself by {max(floors):.3g}"
+    for run, criteria in receipt.get("unrepeatable", {}).items():
+        counts = ", ".join(f"{name} ({count} answers)" for name, count in criteria.items())
+        yield f"unrepeatable  {run}: other scores the second time by {counts}"
 
 
 def describe_outcome(found: dict[str, Any]) -> str:
