@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import io
 import multiprocessing
 import os
@@ -21,6 +22,8 @@ BUFFER_BYTES = 1 << 18
 _SCAN_BYTES = 1 << 20
 KEPT_BYTES = 32 << 20
 """Freed memory that a reading process keeps for its next arrays."""
+NEW_OBJECTS = 200_000
+"""After so many a reading process looks for cycles."""
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 """glibc's <malloc.h>."""
 
@@ -106,6 +109,9 @@ def _processors() -> int:
 def _prepare() -> None:
     # Ctrl-C goes to all processes of a terminal; the caller tells these to end.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # A batch of rows is thousands of lists and no cycle; the collector went through them, and all modules, again and again.
+    gc.freeze()
+    gc.set_threshold(NEW_OBJECTS)
     # glibc returns the memory of freed arrays and gets it again, zeroed, page by page: a quarter of the report's time.
     libc = ctypes.CDLL(None)
     if hasattr(libc, "mallopt"):

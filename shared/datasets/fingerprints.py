@@ -186,7 +186,7 @@ def _hashed(data: NDArray[np.uint8], begins: NDArray[np.int64], sizes: NDArray[n
     """The hash of each word, by all of its bytes."""
     eights: Words = np.ndarray((len(data) - 7,), np.dtype("<u8"), data, 0, (1,))
     hashes = eights[begins]
-    hashes &= _MASKS[np.minimum(sizes, 8)]
+    hashes &= _MASKS.take(sizes, mode="clip")
     hashes *= _PRIME
     longer = np.flatnonzero(sizes > 8)
     mixed = hashes[longer]
@@ -195,7 +195,7 @@ def _hashed(data: NDArray[np.uint8], begins: NDArray[np.int64], sizes: NDArray[n
             break
         left = sizes[longer] - offset
         mixed ^= mixed >> _HALF
-        mixed ^= eights[begins[longer] + offset] & _MASKS[np.minimum(left, 8)]
+        mixed ^= eights[begins[longer] + offset] & _MASKS.take(left, mode="clip")
         mixed *= _PRIME
         hashes[longer] = mixed
         longer, mixed = longer[left > 8], mixed[left > 8]
