@@ -38,6 +38,7 @@ from api.web.normalized_path import NormalizedPath
 from api.web.openai_headers import OpenAIHeaders
 from api.web.request_guard import RequestGuard
 from api.web.unexpected_errors import UnexpectedErrors
+from shared.observability.tracing import start_tracing, stop_tracing
 from shared.settings import read_settings
 
 VERSION = "0.1.0"
@@ -109,7 +110,9 @@ def create_app(settings: ApiSettings | None = None, services: Services | None = 
 @asynccontextmanager
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     services: Services = app.state.services
+    start_tracing(services.settings.otlp_endpoint, "mens-api")
     services.start()
     await to_thread.run_sync(services.assign_server_policy)
     yield
     await services.close()
+    await to_thread.run_sync(stop_tracing)

@@ -80,6 +80,11 @@ class Settings(BaseSettings):
     log_format: LogFormat = Field(
         "text", description="text: plain lines; json: an object a line, with the ids of request, job and tenant."
     )
+    otlp_endpoint: str = Field(
+        "",
+        pattern="^(https?://.+)?$",
+        description="Base URL of an OpenTelemetry receiver (OTLP over HTTP) for traces; empty: none.",
+    )
     sandbox: Literal["auto", "bubblewrap", "landlock", "off"] = Field(
         "auto", description="What Python graders run in: the strongest that a probe proves, one of them, or none."
     )

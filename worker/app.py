@@ -16,13 +16,14 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from celery.signals import beat_embedded_init, setup_logging, worker_ready, worker_shutting_down
+from celery.signals import beat_embedded_init, setup_logging, worker_ready, worker_shutdown, worker_shutting_down
 
 from shared.database.connection import Database
 from shared.errors import InvalidRequest
 from shared.host import exit_with_parent
 from shared.observability.logs import configure_logging
 from shared.observability.metrics_listener import listen
+from shared.observability.tracing import start_tracing, stop_tracing
 from shared.queue import (
     APPLY_RETENTION,
     CERTIFY_BASES,
@@ -156,9 +157,10 @@ def machine_reporter() -> MachineReporter:
 
 
 @worker_ready.connect  # type: ignore[untyped-decorator]
-def serve_metrics(**_: Any) -> None:
-    """Metrics of this process, where they are asked for. A worker whose port is taken says so, and works on."""
+def be_observable(**_: Any) -> None:
+    """Metrics and traces of this process, where they are asked for. A worker that cannot have them says so, and works on."""
     try:
+        start_tracing(settings.otlp_endpoint, "mens-worker")
         listen(worker().metrics.registry, settings)
     except InvalidRequest as error:
         logging.getLogger(__name__).error("%s", error)  # noqa: TRY400  it says what to do, and where it was says nothing
@@ -185,6 +187,12 @@ def _clean_repeatedly() -> None:
                 worker().metrics.retention_removed(removed.what, removed.bytes)
         except Exception:
             logging.getLogger(__name__).exception("retention on this machine failed; it is tried again")
+
+
+@worker_shutdown.connect  # type: ignore[untyped-decorator]
+def send_last_spans(**_: Any) -> None:
+    """What has not been sent to the receiver of traces is sent."""
+    stop_tracing()
 
 
 @worker_shutting_down.connect  # type: ignore[untyped-decorator]

@@ -14,6 +14,7 @@ from shared.errors import Code, JobFailed, MensError
 from shared.host import disk_errors, exit_with_parent
 from shared.observability.log_context import adopt_from_environment
 from shared.observability.logs import configure_logging
+from shared.observability.tracing import traced_child
 from worker.run_folder import ENDING_NAME, ERROR_NAME, FIRST_PROCESS_NAME, write_json
 
 EXIT_FAILED = 3
@@ -102,7 +103,8 @@ def run_engine(work: Callable[[], object], run_dir: Path) -> int:
     code goes into ``ending.json``, and a process that stopped as requested ends with 0.
     """
     log_as_the_worker()
-    code = _run(work, run_dir)
+    with traced_child(Path(sys.argv[0]).stem):
+        code = _run(work, run_dir)
     if not under_torchrun():
         return code
     if code not in (0, EXIT_PEER_LOST):

@@ -12,7 +12,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from api.errors import ERROR_CODE
 from api.inference.gateway import REQUEST_ID
 from api.metrics.requests import STREAM_TYPES, ApiMetrics, FinishedRequest
+from api.web.request_span import begin_request_span, end_request_span
 from shared.observability.log_context import begin_ids, end_ids
+from shared.observability.tracing import is_tracing
 
 ID_HEADER = b"x-request-id"
 CALLERS_ID = re.compile(rb"[!-~]{1,128}")
@@ -51,8 +53,11 @@ class AccessLog:
             await send(message)
             if is_stream and first_byte is None and message.get("body"):
                 first_byte = time.perf_counter() - started
+                if opened is not None:
+                    opened.add_event("first byte")
 
         token = begin_ids(request_id=request_id.decode())
+        opened, entered = begin_request_span(scope) if is_tracing() else (None, None)
         try:
             return await self._app(scope, receive, send_with_id)
         finally:
@@ -70,4 +75,6 @@ class AccessLog:
             logger.info(
                 "%s %s %s %d %.1f ms %a", client, scope["method"], path, status, milliseconds, quotable, extra=fields
             )
+            if opened is not None:
+                end_request_span(opened, entered, fields)
             end_ids(token)

@@ -27,6 +27,7 @@ from shared.database.tables import EventRow, JobRow
 from shared.database.tenancy import SHARED, TenantName, check_owner, visible_to
 from shared.database.visibility import storable
 from shared.errors import Code, Conflict, NotFound
+from shared.observability.tracing import current_traceparent
 
 JOB_ID_PREFIX = "ftjob"
 MAX_MESSAGE_CHARS = 2000
@@ -81,6 +82,7 @@ class Jobs:
                     attempt=0,
                     failures=0,
                     version=1,
+                    traceparent=current_traceparent(),
                     **submission.model_dump(mode="json", exclude={"eval_id", "run_name", "events"})
                     | {"labels": labels, "expected_seconds": expected},
                 )

@@ -54,6 +54,7 @@ class Lease:
     token: int
     gpus: int = 1
     spent: Spent = NOTHING_SPENT
+    traceparent: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -355,7 +356,7 @@ class Leases:
         spent = spent_on(session, row.id) if row.attempt > 1 else NOTHING_SPENT
         begin_hold(session, row, gpus, now)
         transition(session, row, Verb.CLAIM, now, event)
-        return Lease(Job.model_validate(row), row.attempt, gpus, spent)
+        return Lease(Job.model_validate(row), row.attempt, gpus, spent, row.traceparent)
 
     def _held(self, session: Session, lease: Lease) -> JobRow:
         # Checked under the row's lock, so that no other attempt can begin before this transaction ends.

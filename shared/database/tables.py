@@ -101,6 +101,7 @@ class JobRow(Base):
     priority: Mapped[int] = mapped_column(Integer, default=0, server_default="0")
     max_wall_seconds: Mapped[float | None] = mapped_column(Float)
     max_gpu_minutes: Mapped[float | None] = mapped_column(Float)
+    traceparent: Mapped[str | None] = mapped_column(String(64))
     expected_seconds: Mapped[float | None] = mapped_column(Float)
     # Of its last submission or resumption; an API of the release before leaves it empty.
     queued_at: Mapped[datetime | None]

@@ -22,6 +22,7 @@ from tests.support.api_installation import settings_for
 from tests.support.api_process import responds, running_api
 from tests.support.asgi_server import serve
 from tests.support.builders import BASE
+from tests.support.otlp_receiver import running_receiver
 from tests.support.ports import free_port
 from tests.support.scripted_replica import ScriptedReplica
 from tests.support.waiting import eventually
@@ -131,3 +132,30 @@ def test_log_is_objects_with_ids_and_no_key(
     assert any(line["logger"].startswith("uvicorn") for line in lines)
     assert key not in text
     assert "hello" not in text, "nor what was asked"
+
+
+def test_chat_is_a_span_of_the_callers_trace_with_its_first_byte(
+    installation: ApiSettings, client: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    trace, parent = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+    with running_receiver() as receiver, running_api(installation, otlp_endpoint=receiver.url) as api:
+        client.base_url = api.url
+        headers = {"traceparent": f"00-{trace}-{parent}-01", "X-Request-Id": "mine"}
+        client.post("/v1/chat/completions", json=REQUEST, headers=headers)
+        client.get("/v1/jobs/none", headers={"traceparent": "00-nonsense-01"})
+        api.process.send_signal(signal.SIGTERM)
+        api.process.wait(30)
+    (chat,) = receiver.named("POST /v1/chat/completions")
+    assert (chat.service, chat.trace_id, chat.parent_id, chat.events) == ("mens-api", trace, parent, ["first byte"])
+    expected = {
+        "mens.request_id": "mine",
+        "mens.tenant": "shared",
+        "mens.model": BASE,
+        "http.response.status_code": 200,
+    }
+    assert chat.attributes | expected == chat.attributes
+    assert "hello" not in str(receiver.spans)
+    (job,) = receiver.named("GET /v1/jobs/{job_id}")
+    assert job.attributes["mens.code"] == "JOB_NOT_FOUND"
+    assert job.parent_id == "", "what is no traceparent begins a trace"

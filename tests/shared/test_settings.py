@@ -39,6 +39,7 @@ def test_default_paths_lie_in_the_home_folder(tmp_path: Path) -> None:
         "metrics_host": "127.0.0.1",
         "metrics_port": None,
         "log_format": "text",
+        "otlp_endpoint": "",
         "serving_urls": [],
         "serving_dns": "",
         "drain_seconds": 60.0,

@@ -15,6 +15,7 @@ from shared.database.job_states import Stage
 from shared.database.leases import Lease, Leases
 from shared.database.records import NewEvent
 from shared.errors import JobFailed, LeaseLost, Unavailable
+from shared.observability.tracing import begin_span
 from worker.jobs.child_process import ChildProcess, ExitReason
 from worker.jobs.heartbeat import LeaseKeeper
 from worker.jobs.progress import to_events, to_progress
@@ -57,11 +58,18 @@ class Attempt:
         limits = JobLimits(self.settings.max_job_seconds, job.max_gpu_minutes, job.max_wall_seconds)
         self._limits = LimitWatch(limits, self.lease.gpus, spent.wall_seconds, spent.gpu_seconds)
         self._orphan = OrphanWatch(lambda: self.keeper.contact_at, self.settings.orphan_seconds)
+        self._span: Any = None
 
     def end(self) -> None:
         """Nothing of it runs any more."""
-        self._stages.enter(None)
+        self._enter(None)
         self.metrics.training.forget(self.lease.job.id)
+
+    def _enter(self, stage: Stage | None) -> None:
+        self._stages.enter(stage)
+        if self._span is not None:
+            self._span.end()
+        self._span = begin_span(f"stage {stage}") if stage else None
 
     @property
     def job_dir(self) -> Path:
@@ -96,7 +104,7 @@ class Attempt:
         Raises:
             LeaseLost: stop.
         """
-        self._stages.enter(stage)
+        self._enter(stage)
         self.report(stage=stage, events=[NewEvent(message=message)])
 
     def report(

@@ -42,9 +42,10 @@ NAMES = frozenset(
         "MENS_SAMPLE_ANSWERS",
         "MENS_GIT_SHA",
         "MENS_LOG_FORMAT",
+        "MENS_OTLP_ENDPOINT",
     ]
 )
-"""Of the machine, and the five settings that the trainer reads itself."""
+"""Of the machine, and the six settings that the trainer reads itself."""
 PREFIXES = (
     *(
         "LC_",
@@ -61,9 +62,9 @@ PREFIXES = (
         "BITSANDBYTES_",
     ),
     *("OMP_", "MKL_", "KMP_", "OPENBLAS_", "GOMP_", "HF_", "HUGGINGFACE_", "TRANSFORMERS_", "TOKENIZERS_", "MALLOC_"),
-    *("MLFLOW_", "WANDB_", "TENSORBOARD_"),
+    *("MLFLOW_", "WANDB_", "TENSORBOARD_", "OTEL_"),
 )
-"""Of libraries: devices, threads, caches, and the trackers, whose keys the trainer uses."""
+"""Of libraries: devices, threads, caches, and the trackers and the receiver of traces, whose keys the trainer uses."""
 HUB_KEYS = frozenset({"HF_TOKEN", "HUGGINGFACE_HUB_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_TOKEN_PATH"})
 """The base is on the disk before a child starts."""
 

@@ -16,7 +16,7 @@ from typing import IO, Any
 from shared.contract.sections import Device, FineTuneContract
 from shared.errors import Code, JobFailed, MensError
 from shared.host import storage_full
-from shared.observability import log_context
+from shared.observability import log_context, tracing
 from worker.child_runtime import (
     CANCEL_SIGNAL,
     EXIT_CANCELLED,
@@ -74,7 +74,11 @@ class ChildProcess:
             stdin=subprocess.DEVNULL,
             stdout=self._log,
             stderr=self._log,
-            env={**child_environment(os.environ, threads, processes), **log_context.to_environment()},
+            env={
+                **child_environment(os.environ, threads, processes),
+                **log_context.to_environment(),
+                **tracing.to_environment(),
+            },
             # Its own group: Ctrl-C in the worker's terminal does not reach it, and a kill reaches its children too.
             process_group=0,
         )

@@ -26,6 +26,7 @@ from shared.database.scheduling.queue_state import QueueReader
 from shared.errors import Code, JobFailed, LeaseLost, MensError, Unavailable
 from shared.host import disk_errors
 from shared.observability.log_context import log_ids
+from shared.observability.tracing import span
 from shared.queue import JobQueue
 from shared.worker_registry import WorkerMachine, WorkerRegistry
 from worker.jobs.adapter_import import run_import
@@ -100,7 +101,8 @@ class Worker:
         if lease is None:
             logger.info("the message of the job %s: no job may be claimed", job_id)
             return
-        with log_ids(job_id=lease.job.id, attempt=str(lease.token), tenant=lease.job.tenant):
+        ids = {"job_id": lease.job.id, "attempt": str(lease.token), "tenant": lease.job.tenant}
+        with log_ids(**ids), span(f"attempt {lease.job.kind}", lease.traceparent, ids):
             logger.info("the job %s begins attempt %s", lease.job.id, lease.token)
             self._run(lease)
         # The messages of those that waited for this one to end have been taken by workers that found nothing to do.

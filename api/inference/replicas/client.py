@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 
 from api.inference.event_stream import ERROR_EVENT
 from api.inference.replicas.http_connection import BadResponse, HttpConnection
+from shared.observability.tracing import current_traceparent
 
 CONNECT_SECONDS = 5.0
 KEEPALIVE_SECONDS = 4.0
@@ -201,6 +202,8 @@ class ReplicaClient:
         except ValueError as error:
             raise ReplicaUnreachable(_why(error)) from error
         named = f"X-Request-Id: {request_id}\r\n" if request_id else ""
+        if traceparent := current_traceparent():
+            named += f"traceparent: {traceparent}\r\n"
         head = f"{method} {target.head}{self._headers}{named}Content-Length: {len(content)}\r\n\r\n"
         request = head.encode() + content
         idle = self._take_idle(target.origin)

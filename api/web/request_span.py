@@ -1,0 +1,38 @@
+"""The span of a request: from its head to the end of its response, part of the caller's trace when it sent a ``traceparent``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from starlette.types import Scope
+
+from shared.observability.log_context import current_ids
+from shared.observability.tracing import begin_span, enter_span, leave_span
+
+TRACEPARENT = b"traceparent"
+
+
+def begin_request_span(scope: Scope) -> tuple[Any, Any]:
+    """The span, which is the current one from now on, and what :func:`end_request_span` takes with it."""
+    given = next((value for name, value in scope["headers"] if name == TRACEPARENT), b"").decode("latin-1")
+    opened = begin_span(scope["method"], given or None)
+    return opened, enter_span(opened)
+
+
+def end_request_span(opened: Any, entered: Any, fields: dict[str, Any]) -> None:
+    """End it.
+
+    Args:
+        fields: of the request's line in the access log.
+    """
+    route = fields["route"] or ""
+    opened.update_name(f"{fields['method']} {route}".strip())
+    names = {
+        "method": "http.request.method",
+        "route": "http.route",
+        "status": "http.response.status_code",
+        "code": "mens.code",
+    }
+    values = {names[key]: value for key, value in fields.items() if key in names and value is not None}
+    opened.set_attributes({**values, **{f"mens.{key}": value for key, value in current_ids().items()}})
+    leave_span(opened, entered)

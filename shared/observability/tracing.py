@@ -1,0 +1,149 @@
+"""Traces by OpenTelemetry: off unless an OTLP endpoint is set; while they are off, nothing that makes or sends them is imported.
+
+A trace goes on wherever its ``traceparent`` (W3C Trace Context) goes: with a request's header, in a job's row, in the environment
+of a child process. Spans hold ids and names of stages, never what was asked, answered or trained on.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from shared.errors import Code, InvalidRequest
+
+VARIABLE = "TRACEPARENT"
+"""Where a child process finds the span that it is a part of, as other programs have it."""
+ENDPOINT_VARIABLE = "MENS_OTLP_ENDPOINT"
+Ids = Mapping[str, str]
+
+_tracer: Any = None
+_provider: Any = None
+
+
+def start_tracing(endpoint: str, service: str) -> None:
+    """Send spans of this process to an OTLP receiver over HTTP from now on; nothing where there is no endpoint.
+
+    Args:
+        endpoint: base URL of the receiver, whose ``/v1/traces`` takes them.
+        service: ``service.name`` of the spans.
+
+    Raises:
+        InvalidRequest: ``SETTINGS_INVALID``: OpenTelemetry is not installed.
+    """
+    global _tracer, _provider  # noqa: PLW0603  one of each in a process, as in OpenTelemetry itself
+    if not endpoint:
+        return
+    try:
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+        from opentelemetry.sdk.resources import Resource
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+    except ImportError:
+        raise InvalidRequest(
+            Code.SETTINGS_INVALID,
+            f"{ENDPOINT_VARIABLE}: traces need OpenTelemetry, which is not installed here.",
+            remedy="Install mens[tracing], or leave the variable out.",
+            param=ENDPOINT_VARIABLE,
+        ) from None
+    _provider = TracerProvider(resource=Resource.create({"service.name": service}))
+    exporter = OTLPSpanExporter(endpoint=f"{endpoint.rstrip('/')}/v1/traces")
+    _provider.add_span_processor(BatchSpanProcessor(exporter))
+    _tracer = _provider.get_tracer("mens")
+
+
+def stop_tracing() -> None:
+    """Send what is left, and no more."""
+    global _tracer, _provider  # noqa: PLW0603
+    if _provider is not None:
+        _provider.shutdown()
+    _tracer = _provider = None
+
+
+def is_tracing() -> bool:
+    """Whether this process sends spans."""
+    return _tracer is not None
+
+
+def begin_span(name: str, traceparent: str | None = None, ids: Ids | None = None) -> Any:
+    """A span that the caller ends with its ``end()``; None while there are no traces.
+
+    Args:
+        name: of what it measures.
+        traceparent: of the span that it is a part of, when that is of another process; None: the current one, or none.
+        ids: its attributes.
+    """
+    if _tracer is None:
+        return None
+    context = _context_of(traceparent) if traceparent else None
+    return _tracer.start_span(name, context, attributes={f"mens.{key}": value for key, value in (ids or {}).items()})
+
+
+@contextmanager
+def span(name: str, traceparent: str | None = None, ids: Ids | None = None) -> Iterator[None]:
+    """A span of a block, which is the current one inside. What the arguments mean, :func:`begin_span` says."""
+    if _tracer is None:
+        yield
+        return
+    from opentelemetry.trace import use_span
+
+    with use_span(begin_span(name, traceparent, ids), end_on_exit=True):
+        yield
+
+
+def enter_span(opened: Any) -> Any:
+    """Make a span of :func:`begin_span` the current one; returns what :func:`leave_span` takes."""
+    if opened is None:
+        return None
+    from opentelemetry import context, trace
+
+    return context.attach(trace.set_span_in_context(opened))
+
+
+def leave_span(opened: Any, token: Any) -> None:
+    """End such a span."""
+    if opened is None:
+        return
+    from opentelemetry import context
+
+    context.detach(token)
+    opened.end()
+
+
+def current_traceparent() -> str | None:
+    """The current span, for another process to go on with; None while there are no traces."""
+    if _tracer is None:
+        return None
+    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+    carrier: dict[str, str] = {}
+    TraceContextTextMapPropagator().inject(carrier)
+    return carrier.get("traceparent")
+
+
+def to_environment() -> dict[str, str]:
+    """What a child process has to find in its environment to go on with the current trace."""
+    traceparent = current_traceparent()
+    return {VARIABLE: traceparent} if traceparent else {}
+
+
+@contextmanager
+def traced_child(name: str) -> Iterator[None]:
+    """The whole work of a child process as one span of its parent's trace; nothing where the parent has none."""
+    traceparent = os.environ.get(VARIABLE)
+    if not traceparent:
+        yield
+        return
+    start_tracing(os.environ.get(ENDPOINT_VARIABLE, ""), f"mens-{name}")
+    try:
+        with span(name, traceparent):
+            yield
+    finally:
+        stop_tracing()
+
+
+def _context_of(traceparent: str) -> Any:
+    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+    return TraceContextTextMapPropagator().extract({"traceparent": traceparent})

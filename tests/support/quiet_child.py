@@ -1,0 +1,9 @@
+"""A child program that does nothing, as the worker starts them: ``python -m tests.support.quiet_child plan.json run_dir``."""
+
+import sys
+from pathlib import Path
+
+from worker.child_runtime import run_engine
+
+if __name__ == "__main__":
+    sys.exit(run_engine(lambda: None, Path(sys.argv[2])))
