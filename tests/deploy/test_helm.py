@@ -2,7 +2,6 @@
 
 import copy
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,19 +9,8 @@ import kubernetes_validate  # type: ignore[import-untyped, unused-ignore]
 import pytest
 import yaml
 
-KUBERNETES = "1.32"
-Values = dict[str, Any]
-Document = dict[str, Any]
+from tests.support.helm_chart import KUBERNETES, MINIMAL, SEVERAL, Chart, Document, Values, environment, of, pods
 
-MINIMAL: Values = {
-    "secret": {
-        "databaseUrl": "postgresql+psycopg://mens:database-password@postgres/mens",
-        "brokerUrl": "redis://:broker-password@valkey:6379/0",
-        "servingKey": "serving-key-serving-key",
-    },
-    "catalog": {"version": 1, "bases": [{"name": "qwen3-0.6b", "parameters": 8030261248, "digests": {}}]},
-    "serving": {"base": "qwen3-0.6b"},
-}
 SCHEDULING: Values = {
     "extraEnv": [{"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": "hub", "key": "token"}}}],
     "nodeSelector": {"pool": "mens"},
@@ -62,25 +50,7 @@ FULL: Values = {
     "migration": {"backoffLimit": 0},
 }
 NO_SERVING: Values = {**MINIMAL, "serving": {"replicas": 0, "urls": ["http://a:8001", "http://b:8001"]}}
-SEVERAL: Values = {**MINIMAL, "serving": {"base": "qwen3-0.6b", "replicas": 3, "urls": ["http://a:8001"]}}
 CASES = {"minimal": MINIMAL, "full": FULL, "no-serving": NO_SERVING, "several": SEVERAL}
-
-
-class Chart:
-    """Runs helm over this chart with values given as a dict."""
-
-    def __init__(self, helm: Any, folder: Path) -> None:
-        self._helm, self._folder = helm, folder
-
-    def run(self, *verb: str, values: Values) -> Any:
-        path = self._folder / "values.json"
-        path.write_text(json.dumps(values))
-        return self._helm(*verb, "deploy/helm", "--values", str(path))
-
-    def render(self, values: Values) -> list[Document]:
-        done = self.run("template", "mens", "--namespace", "ml", "--kube-version", f"{KUBERNETES}.0", values=values)
-        assert done.returncode == 0, done.stderr
-        return [document for document in yaml.safe_load_all(done.stdout) if document]
 
 
 @pytest.fixture
@@ -101,20 +71,6 @@ def with_value(path: str, value: Any) -> Values:
         place = place.setdefault(parent, {})
     place[last] = value
     return values
-
-
-def pods(documents: list[Document]) -> Iterator[tuple[str, Document]]:
-    for document in documents:
-        if document["kind"] in {"Deployment", "Job"}:
-            yield document["metadata"]["labels"]["app.kubernetes.io/component"], document["spec"]["template"]["spec"]
-
-
-def of(documents: list[Document], kind: str) -> list[Document]:
-    return [document for document in documents if document["kind"] == kind]
-
-
-def environment(pod: Document) -> dict[str, Any]:
-    return {entry["name"]: entry.get("value", entry.get("valueFrom")) for entry in pod["containers"][0]["env"]}
 
 
 @pytest.mark.parametrize("values", CASES.values(), ids=CASES)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.deploy.test_helm import MINIMAL, SEVERAL, Chart, Values, environment, of, pods
+from tests.support.helm_chart import MINIMAL, SEVERAL, Chart, Values, environment, of, pods
 from tests.support.metric_names import metric_names
 
 ROOT = Path(__file__).parents[2]

@@ -1,1 +1,4 @@
-"""Metrics of a worker process: what it counts, and what its trainers and GPUs are like now."""
+"""Metrics of a worker process: what it counts, and what its trainers and GPUs are like now.
+
+Start with `counters.py`. Imports `shared`.
+"""

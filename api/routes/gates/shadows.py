@@ -32,6 +32,7 @@ class JudgedShadow(ShadowComparison):
 @router.get("/{name}/shadow")
 def retrieve_shadow(name: Name, view: TenantViewDep) -> WholeList[JudgedShadow]:
     """Comparisons of the shadows that the alias has had, by the tenant's own requests; the last one first."""
+    view.aliases.get(name)
     return WholeList(data=[_judged(found) for found in view.shadow_comparisons.of_alias(name)])
 
 

@@ -303,6 +303,7 @@ MATRIX: dict[str, tuple[Case, ...]] = {
     "GET /v1/aliases": (KEYED,),
     "GET /v1/aliases/{name}": (Case(Rule.SEE, kind=ALIAS),),
     "GET /v1/aliases/{name}/history": (Case(Rule.SEE, kind=ALIAS),),
+    "GET /v1/aliases/{name}/shadow": (Case(Rule.SEE, kind=ALIAS),),
     "PUT /v1/aliases/{name}": (Case(Rule.SEE, TRAINER, ADAPTER, point_to, {"name": "put"}),),
     "POST /v1/aliases/{name}/rollback": (Case(Rule.CHANGE, TRAINER, ALIAS),),
     "DELETE /v1/aliases/{name}": (Case(Rule.CHANGE, TRAINER, ALIAS),),
