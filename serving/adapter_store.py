@@ -30,7 +30,7 @@ from shared.base_models.catalog import BaseModelEntry
 from shared.base_models.tensors import HEAD
 from shared.base_models.weights import read_folder_tensors
 from shared.errors import ArtifactInvalid, Code, InvalidRequest, MensError, NotFound
-from shared.host import disk_errors
+from shared.host import disk_errors, measure_folder
 
 ADAPTER_ID = re.compile(r"([a-z0-9][a-z0-9._-]{0,63})@([0-9a-f]{64})")
 ADAPTER_DIGEST = re.compile("[0-9a-f]{64}")
@@ -39,11 +39,12 @@ LOCKS = 64
 
 @dataclass(frozen=True, slots=True)
 class ServableAdapter:
-    """An adapter that was verified in this process."""
+    """An adapter that was verified in this process; ``bytes`` are those of its files."""
 
     adapter_id: str
     folder: Path
     manifest: AdapterManifest
+    bytes: int
 
 
 class AdapterStore:
@@ -57,6 +58,7 @@ class AdapterStore:
         max_rank: largest rank that the engine was started for.
         adapts_head: whether the engine takes adapters of ``lm_head``.
         trusted_keys: public keys, one of which must have signed an adapter; None: signatures are not asked for.
+        keep: whether what an earlier process left in the cache is used again.
     """
 
     def __init__(
@@ -69,13 +71,14 @@ class AdapterStore:
         max_rank: int,
         adapts_head: bool = True,
         trusted_keys: Collection[str] | None = None,
+        keep: bool = True,
     ) -> None:
         self.base = base
         self.base_folder = base_folder
         self._storage = storage
         self._base_tensors = read_folder_tensors(base_folder)
         with disk_errors():
-            self._cache = PrivateCache(cache, keep=self._is_stored)
+            self._cache = PrivateCache(cache, keep=lambda digest: keep and self._is_stored(digest))
         self._max_rank = max_rank
         self._adapts_head = adapts_head
         self._trusted_keys = trusted_keys
@@ -103,7 +106,8 @@ class AdapterStore:
                 manifest = self._servable_manifest(adapter_id, digest)
                 if digest in self._refused:
                     raise self._refused[digest].with_traceback(None)
-                adapter = ServableAdapter(adapter_id, self._install(digest, manifest), manifest)
+                folder = self._install(digest, manifest)
+                adapter = ServableAdapter(adapter_id, folder, manifest, measure_folder(folder)[0])
             except MensError as error:
                 ADAPTER_FETCHES.labels(str(error.code)).inc()
                 raise
@@ -112,6 +116,10 @@ class AdapterStore:
             ADAPTER_FETCH_SECONDS.observe(time.perf_counter() - started)
             ADAPTERS_VERIFIED.set(len(self._verified))
             return adapter
+
+    def cached(self) -> dict[str, int]:
+        """Bytes of the files of each adapter that was fetched and not removed, by its id."""
+        return {adapter.adapter_id: adapter.bytes for adapter in list(self._verified.values())}
 
     def is_stored(self, adapter_id: str) -> bool:
         """Whether the storage has the adapter, valid or not.

@@ -30,6 +30,11 @@ ADAPTER_UNLOADS = Counter(
     "Deleted adapters that the engine has dropped and whose copies are removed.",
     registry=REGISTRY,
 )
+ADAPTER_EVICTIONS = Counter(
+    "mens_adapter_evictions",
+    "Adapters whose copies were removed to make room; the next request fetches them again.",
+    registry=REGISTRY,
+)
 SELF_TEST_PASSING = Gauge(
     "mens_self_test_passing", "1 while the engine's own test passes; 0 before its first answer.", registry=REGISTRY
 )

@@ -42,6 +42,11 @@ class ServingSettings(Settings):
     serving_cache_dir: Path = Field(
         Path(), validate_default=True, description="Verified copies of adapters; best on a disk of this machine."
     )
+    serving_cache_bytes: int | None = Field(
+        None,
+        ge=0,
+        description="Largest size of these copies together; those not requested for longest are fetched again when they are. Null: no limit.",
+    )
     serving_trusted_keys: Path | None = Field(
         None,
         description="File of public keys, one a line; adapters and merged models without a signature of one of them are refused. Null: none is required.",

@@ -32,6 +32,7 @@ from serving.adapter_store import AdapterStore
 from serving.metrics import GUARD_REFUSALS
 from serving.middleware.access_log import run_logged
 from serving.middleware.asgi_types import App, Receive, Scope, Send
+from serving.middleware.cache_limit import CacheLimit
 from serving.middleware.graceful_shutdown import GracefulShutdown
 from serving.middleware.in_flight import InFlightRequests, named_model, read_body
 from serving.middleware.self_test import SelfTest
@@ -94,6 +95,7 @@ class GuardMiddleware:
         key: the bearer token that requests must carry; empty: none is required. None: both keys are the settings'.
         metrics_key: the one that a scraper must carry; empty: there are no metrics.
         open_store: returns the adapter store; called at the first adapter check.
+        cache_bytes: largest size of the verified adapters; None: no limit. The setting, where the keys are.
 
     Raises:
         InvalidRequest: the settings are wrong. The server then does not start, rather than start unguarded.
@@ -105,15 +107,18 @@ class GuardMiddleware:
         key: str | None = None,
         open_store: Callable[[], AdapterStore] = process_store,
         metrics_key: str = "",
+        cache_bytes: int | None = None,
     ) -> None:
         self._app = app
         if key is None:
             settings = process_settings()
             key, metrics_key = settings.serving_key.get_secret_value(), settings.metrics_key.get_secret_value()
+            cache_bytes = settings.serving_cache_bytes
         self._key, self._metrics_key = key.encode(), metrics_key.encode()
         self._open_store = open_store
         self._in_flight = InFlightRequests()
         self._unloader = Unloader(self._in_flight, open_store)
+        self._cache_limit = CacheLimit(self._unloader, open_store, cache_bytes)
         self._shutdown = GracefulShutdown()
         self._self_test = SelfTest(app, self._key)
 
@@ -191,10 +196,20 @@ class GuardMiddleware:
         if response is not None:
             draining = isinstance(response, UnloadProgress) and response.state == "draining"
             await _send_json(send, 202 if draining else 200, response.model_dump())
+            if adapter_id is not None:
+                await self._limit_cache(scope, adapter_id)
             return
         self._shutdown.include_in_drain()
         with self._in_flight.track(model):
             await self._app(scope, receive, send)
+        await self._limit_cache(scope, model)
+
+    async def _limit_cache(self, scope: Scope, model: str) -> None:
+        """After a response, because a request may have brought another adapter. A fault of this is none of the caller's."""
+        try:
+            await self._cache_limit.apply(model, lambda: Engine(scope["app"]))
+        except Exception:
+            log.exception("Adapters could not be removed from the cache.")
 
     async def _adapter_route(self, scope: Scope, adapter_id: str) -> AdapterCheck | UnloadProgress:
         """Check an adapter (GET) or unload it (DELETE). An unexpected fault of ours says nothing about the adapter."""

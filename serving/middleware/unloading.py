@@ -21,7 +21,7 @@ import logging
 from collections.abc import Callable
 
 from serving.adapter_store import AdapterStore
-from serving.metrics import ADAPTER_UNLOADS
+from serving.metrics import ADAPTER_EVICTIONS, ADAPTER_UNLOADS
 from serving.middleware.in_flight import InFlightRequests
 from serving.middleware.vllm_engine import Engine
 from shared.errors import Code, Conflict, NotFound
@@ -101,6 +101,30 @@ class Unloader:
             self._in_flight.reopen(adapter_id)
         log.info("%s is unloaded and its files are removed.", adapter_id)
         return UnloadProgress(id=adapter_id, state="unloaded", requests=0)
+
+    async def evict(self, adapter_id: str, engine: Engine) -> bool:
+        """Drop an idle adapter and remove its files, to make room; the next request for it fetches them again.
+
+        Requests for it that come meanwhile wait, and then go on as if it had never been loaded.
+
+        Returns:
+            whether it is dropped: one with requests in flight, or one that is being deleted, stays.
+        """
+        async with self._removing:
+            if self._in_flight.is_closed(adapter_id):
+                return False
+            self._in_flight.close(adapter_id)
+            try:
+                if self._in_flight.count(adapter_id) or engine.requests_of(adapter_id):
+                    return False
+                await engine.unload(adapter_id)
+                store = await asyncio.to_thread(self._open_store)
+                await asyncio.to_thread(store.remove, adapter_id)
+            finally:
+                self._in_flight.reopen(adapter_id)
+        ADAPTER_EVICTIONS.inc()
+        log.info("%s is removed from the cache to make room.", adapter_id)
+        return True
 
     async def _refuse_stored(self, adapter_id: str) -> None:
         if await asyncio.to_thread(self._is_stored, adapter_id):

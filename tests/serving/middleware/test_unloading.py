@@ -5,79 +5,18 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-from types import SimpleNamespace
 
 import pytest
 
 from serving.middleware.guard import GuardMiddleware
 from serving.middleware.in_flight import InFlightRequests
 from serving.middleware.unloading import Unloader
-from serving.private_cache import LOCK_NAME
 from shared.artifacts.manifests import MANIFEST_NAME
 from shared.errors import NotFound
 from tests.support.asgi_call import call_asgi
+from tests.support.vllm_stand_in import FakeVllm
 
 KEY = "guard-key"
-
-
-class FakeVllm:
-    """An application with vLLM's ``state``: a completion stays in the engine until it is released or aborted.
-
-    Attributes:
-        calls: how the engine and the server were told to drop an adapter, with the cached files at that moment.
-        lingers: the engine still has a request when its caller has disconnected and the application has returned.
-    """
-
-    def __init__(self, store):
-        self.store = store
-        self.calls = []
-        self.lingers = False
-        self.arrived = asyncio.Event()
-        self.release = asyncio.Event()
-        self.ends = {}
-        self.client = SimpleNamespace(
-            output_processor=SimpleNamespace(request_states={}), abort=self.abort, remove_lora=self.remove_lora
-        )
-        self.models = SimpleNamespace(lora_requests={}, unload_lora_adapter=self.unload_lora_adapter)
-        self.state = SimpleNamespace(engine_client=self.client, openai_serving_models=self.models)
-
-    async def __call__(self, scope, receive, send):
-        model = json.loads((await receive())["body"])["model"]
-        if model not in self.models.lora_requests:
-            await asyncio.to_thread(self.store.fetch, model)
-            self.models.lora_requests[model] = SimpleNamespace(lora_int_id=len(self.calls) + 7)
-        number = f"request-{len(self.ends)}"
-        self.states[number] = SimpleNamespace(lora_name=model)
-        self.ends[number] = asyncio.Event()
-        self.arrived.set()
-        waits = [asyncio.create_task(event.wait()) for event in (self.release, self.ends[number])]
-        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-        for wait in waits:
-            wait.cancel()
-        if not self.lingers:
-            self.states.pop(number, None)
-        await send({"type": "http.response.start", "status": 200, "headers": []})
-        await send({"type": "http.response.body", "body": b"completion"})
-
-    @property
-    def states(self):
-        return self.client.output_processor.request_states
-
-    async def abort(self, ids, internal):
-        assert internal
-        for number in ids:
-            self.states.pop(number)
-            self.ends[number].set()
-
-    async def remove_lora(self, number):
-        self.calls.append(("remove", number, self.files()))
-
-    async def unload_lora_adapter(self, request):
-        self.calls.append(("unload", request.lora_name, self.files()))
-        self.models.lora_requests.pop(request.lora_name, None)
-
-    def files(self):
-        return sorted(path.name for path in self.store._cache.folder.iterdir() if path.name != LOCK_NAME)
 
 
 class Replica:

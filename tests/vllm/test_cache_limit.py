@@ -1,0 +1,65 @@
+"""A real vLLM whose cache holds two of four adapters: files go and come while it answers, and the engine never misses one."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import pytest
+
+from tests.support.serving_installation import ServingInstallation
+from tests.support.vllm_server import VllmServer, start_server
+from tests.support.waiting import eventually
+
+REQUESTS = 160
+
+
+@pytest.fixture(scope="module")
+def models(serving_installation: ServingInstallation) -> list[str]:
+    return [serving_installation.publish(f"bounded-{seed}", seed=seed).adapter_id for seed in (71, 72, 73, 74)]
+
+
+@pytest.fixture(scope="module")
+def max_bytes(serving_installation: ServingInstallation, models: list[str]) -> int:
+    """Room for two of them, which are of one size."""
+    folder = serving_installation.storage.folder("adapters", models[0].partition("@")[2])
+    return int(2.5 * sum(path.stat().st_size for path in folder.iterdir()))
+
+
+@pytest.fixture(scope="module")
+def server(serving_installation: ServingInstallation, models: list[str], max_bytes: int) -> Iterator[VllmServer]:
+    # One of them in the engine's memory, so that it reads files again for nearly each request.
+    settings = {"serving_max_loras": 1, "serving_max_cpu_loras": 1, "serving_cache_bytes": max_bytes}
+    with start_server(serving_installation, serving_cache_dir=serving_installation.home / "bounded", **settings) as up:
+        yield up
+
+
+def text(client: httpx.Client, model: str) -> str:
+    body = {"model": model, "prompt": "the red fox", "max_tokens": 8, "ignore_eos": True, "temperature": 0}
+    response = client.post("/v1/completions", json=body)
+    assert response.status_code == 200, response.text
+    return str(response.json()["choices"][0]["text"])
+
+
+def test_answers_stay_the_same_while_adapters_are_dropped_and_fetched(
+    serving_installation: ServingInstallation, server: VllmServer, models: list[str], max_bytes: int
+) -> None:
+    with server.client() as client:
+        expected = {model: text(client, model) for model in models}
+        assert len(set(expected.values())) == len(models)
+        drawn = random.Random(7).choices(models, k=REQUESTS)
+        with ThreadPoolExecutor(6) as pool:
+            answers = list(pool.map(lambda model: text(client, model), drawn))
+        assert answers == [expected[model] for model in drawn]
+
+        def cached() -> int:
+            return sum(path.stat().st_size for path in (serving_installation.home / "bounded").glob("*/*/*"))
+
+        # One more request, so that what was in flight before is looked at again.
+        text(client, models[0])
+        eventually(lambda: cached() <= max_bytes, 5, "the rest fits in")
+        assert client.get("/health").status_code == 200
+    dropped = server.log.read_text().count("is removed from the cache to make room")
+    assert dropped > 10, "files came and went"
