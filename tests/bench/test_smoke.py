@@ -34,6 +34,7 @@ RUNS = {
     "bench.gateway --vllm": ("C7", "direct|gateway|bare"),
     "bench.poll": ("C5 C5-load", "unchanged|changed|constant|quiet|busy"),
     "bench.evaluate": ("C9 C9-sandbox", "evaluation|bare client|sandbox,"),
+    "bench.queue": ("C8 C8-poll", "bare|job|alone|queued"),
     "bench.hotload": (
         "C6",
         "direct: load and request|gateway: job finished, request|gateway, certified before|  job's last transaction",

@@ -15,8 +15,12 @@ import worker.jobs.runner
 from shared.database.job_states import JobState
 from shared.database.leases import MAX_FAILURES
 from shared.database.records import Kind
+from shared.database.scheduling.queue_state import QueueReader
+from shared.database.scheduling.quotas import Quotas
 from shared.database.tables import UploadPartRow
 from shared.errors import Code, JobFailed, LeaseLost, Unavailable
+from shared.worker_registry import WorkerMachine
+from tests.support.builders import submission
 
 FINAL_ERRORS = [JobFailed(Code.TRAINER_CRASHED, "It crashed.")]
 
@@ -349,3 +353,57 @@ def test_sweep_deletes_parts_of_expired_uploads(installation):
     installation.worker.sweep()
     assert not storage.has_blob(sha256)
     assert [uploads.get(upload.id).status for upload in (kept, late)] == ["pending", "expired"]
+
+
+# -- the queue ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_message_runs_the_job_that_is_next_whichever_it_names(installation, work):
+    ran = []
+
+    def function(attempt) -> None:
+        ran.append(attempt.lease.job.id)
+        attempt.leases.finish(attempt.lease, {})
+
+    work(function)
+    normal, _ = installation.jobs.submit(submission())
+    raised, _ = installation.jobs.submit(submission(priority=1))
+    cancelled, _ = installation.jobs.submit(submission())
+    installation.jobs.cancel(cancelled.id)
+    for message in (normal.id, cancelled.id, raised.id, normal.id):
+        installation.worker.run_job(message)
+    assert ran == [raised.id, normal.id]
+
+
+def test_the_end_of_a_job_enqueues_one_that_waited_for_its_tenants_quota(installation, work):
+    work(lambda attempt: attempt.leases.finish(attempt.lease, {}))
+    quotas = Quotas(installation.database)
+    quotas.set("shared", {"running_jobs": 1})
+    first, second = installation.submit(), installation.submit()
+
+    def function(attempt) -> None:
+        installation.second_worker().run_job(second.id)
+        assert installation.jobs.get(second.id).state is JobState.QUEUED
+        attempt.leases.finish(attempt.lease, {})
+
+    work(function)
+    installation.job_queue.enqueued.clear()
+    installation.worker.run_job(first.id)
+    assert installation.job_queue.enqueued == [second.id]
+    quotas.set("shared", {"running_jobs": None})
+    work(lambda attempt: attempt.leases.finish(attempt.lease, {}))
+    installation.submit()
+    installation.worker.run_job(second.id)
+    assert installation.job_queue.enqueued == [second.id], "without a limit no message is missing"
+
+
+def test_the_sweep_notes_when_waiting_jobs_are_expected_to_start(installation):
+    worker_ = installation.worker
+    worker_.machines = lambda: [WorkerMachine(device="cpu")]
+    installation.jobs.submit(submission(expected_seconds=5.0))
+    lease = installation.leases.claim_next("busy")
+    waiting, _ = installation.jobs.submit(submission(expected_seconds=5.0))
+    worker_.sweep()
+    installation.leases.finish(lease, {})
+    assert installation.leases.claim_next("busy").job.id == waiting.id
+    assert QueueReader(installation.database).places(1).error.jobs == 1
