@@ -77,7 +77,7 @@ def test_ids_outside_of_any_block_are_dropped() -> None:
     [
         f"the key {KEY} is known",
         f"Authorization: Bearer {KEY}",
-        "authorization: Bearer eyJhbGciOi.x.y",
+        "authorization: bearer eyJhbGciOi.x.y",
         "cannot connect to postgresql+psycopg://mens:hunter2secret@db/mens",
         "redis://:hunter2secret@valkey:6379/0 refused",
         "OPENAI_API_KEY=sk-proj-aaaaaaaaaaaaaaaaaaaaaaaaaaaa",
