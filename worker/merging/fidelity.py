@@ -26,7 +26,7 @@ from worker.probe_chats import CHATS, UNICODE, encode_chats
 
 BLOCK = re.compile(r"\.(\d+)\.")
 """The number of a block in a tensor's name: the first, for experts have numbers too."""
-SMALL_BYTES = 128 << 20
+SMALL_BYTES = 256 << 20
 MAX_TOKENS = 32
 """Of a probe; the last ones. Six probes and 150,000 tokens of vocabulary make logits of 115 MB."""
 LIMITS = {"float32": 1e-6, "float16": 1e-4, "bfloat16": 1e-2}
@@ -93,7 +93,7 @@ def memory_needed(base: Path) -> int:
     """Bytes that :func:`compare` takes at most beside what the imports did, whatever the number of layers.
 
     A block and the matrix after it in float32, that matrix as it is stored or read for a second time, the logits of two models and what
-    their comparison makes of them, and small things. Measured: 867 MB for a bound of 957 MB (a Qwen3 of 1.67 GB, bench/merge.py).
+    their comparison makes of them, and small things. Measured: 867 and 917 MB for a bound of 1,092 MB (a Qwen3 of 1.67 GB, bench/merge.py).
     """
     sizes = {name: 4 * math.prod(info.shape) for name, info in read_folder_tensors(base).items()}
     blocks: Counter[str] = Counter()
