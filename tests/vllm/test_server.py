@@ -292,3 +292,11 @@ def test_key_is_not_on_the_command_line_nor_in_the_log(vllm_server):
     commands = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if path.exists()]
     assert not any(b"test-serving-key" in command for command in commands)
     assert "test-serving-key" not in vllm_server.log.read_text()
+
+
+def test_scraper_gets_ours_beside_vllms_own(vllm_server):
+    page = vllm_server.metrics()
+    assert re.search(r"^vllm:num_requests_running\{", page, re.MULTILINE)
+    assert re.search(r"^mens_self_test_passing 1\.0$", page, re.MULTILINE)
+    assert re.search(r'^mens_self_tests_total\{result="passed"\} ', page, re.MULTILINE)
+    assert "# TYPE mens_adapter_fetch_seconds histogram" in page
