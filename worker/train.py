@@ -24,7 +24,7 @@ from shared.contract.plan import TrainingInputs, TrainingRun
 from shared.contract.sections import Device
 from shared.errors import Code, JobFailed, Unavailable
 from shared.host import disk_errors
-from worker.checkpoint_folders import adopt_checkpoints
+from worker.checkpoints.folders import adopt_checkpoints
 from worker.child_runtime import (
     EXIT_CANCELLED,
     EXIT_PAUSED,

@@ -17,7 +17,7 @@ Respond = Callable[[str, str, bytes, Message], tuple[int, object]]
 def http_stub(respond: Respond) -> Iterator[str]:
     """The URL of a server that responds until the block ends."""
 
-    class Handler(BaseHTTPRequestHandler):
+    class StubHandler(BaseHTTPRequestHandler):
         def _respond(self) -> None:
             body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
             status, value = respond(self.command, self.path, body, self.headers)
@@ -32,7 +32,7 @@ def http_stub(respond: Respond) -> Iterator[str]:
         def log_message(self, *_: object) -> None:
             pass
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+    with ThreadingHTTPServer(("127.0.0.1", 0), StubHandler) as server:
         threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
         try:
             yield f"http://127.0.0.1:{server.server_address[1]}"

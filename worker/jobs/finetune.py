@@ -31,7 +31,8 @@ from shared.preflight.machine import machine_of
 from shared.preflight.pipeline import preflight
 from shared.preflight.types import InputFile, JobRequest
 from shared.replicas import discover
-from worker.checkpoint_folders import adopt_checkpoints
+from worker.checkpoints.folders import adopt_checkpoints
+from worker.checkpoints.stored import StoredCheckpoints
 from worker.jobs.attempt import Attempt
 from worker.jobs.certificates import Limits
 from worker.jobs.child_process import ChildProcess, count_processes
@@ -53,7 +54,6 @@ from worker.run_folder import (
     write_json,
 )
 from worker.settings import WorkerSettings
-from worker.stored_checkpoints import StoredCheckpoints
 from worker.watchdog.idle import IdleWatch
 from worker.watchdog.stall import StallWatch
 

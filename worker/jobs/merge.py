@@ -9,7 +9,7 @@ from shared.artifacts.merge_fidelity import FIDELITY_NAME, PROBES_NAME
 from shared.artifacts.signatures import MERGED_MODEL, sign_folder
 from shared.contract.plan import MergeInputs, MergePlan, MergeRun
 from shared.database.job_states import Stage
-from worker.checkpoint_folders import adopt_shards
+from worker.checkpoints.folders import adopt_shards
 from worker.jobs.attempt import Attempt
 from worker.jobs.child_process import ChildProcess
 from worker.run_folder import MODEL_FOLDER, PLAN_NAME, SUMMARY_NAME, read_json

@@ -25,7 +25,7 @@ from transformers import PreTrainedTokenizerBase
 
 from shared.contract.plan import ExecutionPlan
 from shared.errors import Code, JobFailed
-from worker.checkpoint_folders import appearing_whole, remove_whole
+from worker.checkpoints.folders import appearing_whole, remove_whole
 from worker.run_folder import CHECKPOINTS_FOLDER, list_checkpoints, read_json, write_json
 from worker.training.adapter import load_weights, save_adapter
 from worker.training.model.load import trainable

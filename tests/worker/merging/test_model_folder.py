@@ -29,7 +29,7 @@ from tests.support.merge_inputs import (
     load_folder,
 )
 from tests.support.waiting import eventually
-from worker.checkpoint_folders import adopt_shards
+from worker.checkpoints.folders import adopt_shards
 from worker.merging import model_folder
 from worker.training.model.nf4 import through_nf4
 

@@ -19,10 +19,10 @@ from shared.errors import LeaseLost, Unavailable
 from shared.retention import checkpoints as abandoned
 from shared.retention.checkpoints import KIND, STORED_CHECKPOINTS, remove_abandoned_checkpoints
 from tests.support.waiting import eventually
-from worker import stored_checkpoints
-from worker.checkpoint_folders import remove_whole
+from worker.checkpoints import stored
+from worker.checkpoints.folders import remove_whole
+from worker.checkpoints.stored import MANIFEST_NAME, StoredCheckpoints
 from worker.run_folder import list_checkpoints
-from worker.stored_checkpoints import MANIFEST_NAME, StoredCheckpoints
 
 FILES = {"adapter_model.safetensors": b"weights", "trainer_state.json": b"{}"}
 
@@ -187,14 +187,14 @@ def test_attempt_that_lost_its_lease_changes_nothing(one_job: OneJob) -> None:
 
 
 def test_checkpoints_are_stored_while_the_block_runs(one_job: OneJob, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stored_checkpoints, "POLL_SECONDS", 0.01)
+    monkeypatch.setattr(stored, "POLL_SECONDS", 0.01)
     with one_job.claim() as first:
         write_checkpoint(first._run_dir, 2)
         eventually(one_job.named)
 
 
 def test_fault_of_the_storage_is_tried_again(one_job: OneJob, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stored_checkpoints, "POLL_SECONDS", 0.01)
+    monkeypatch.setattr(stored, "POLL_SECONDS", 0.01)
     put, faults = one_job.storage.put_folder, iter([True, True])
 
     def flaky(*arguments: object) -> None:
@@ -211,7 +211,7 @@ def test_fault_of_the_storage_is_tried_again(one_job: OneJob, monkeypatch: pytes
 def test_last_checkpoint_is_stored_where_the_block_is_left_early(
     one_job: OneJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stored_checkpoints, "POLL_SECONDS", 60)
+    monkeypatch.setattr(stored, "POLL_SECONDS", 60)
     first = one_job.claim()
     with pytest.raises(RuntimeError, match="paused"), first:
         write_checkpoint(first._run_dir, 2)
@@ -235,14 +235,14 @@ def test_folder_that_is_being_removed_is_stored_whole_or_not_at_all(
     first = one_job.claim()
     write_checkpoint(first._run_dir, 4)
     old = write_checkpoint(first._run_dir, 2)
-    link: Callable[[Path, Path], None] = stored_checkpoints.link_or_copy
+    link: Callable[[Path, Path], None] = stored.link_or_copy
 
     def linking(source: Path, target: Path) -> None:
         link(source, target)
         if source.parent == old:
             remove_whole(old)
 
-    monkeypatch.setattr(stored_checkpoints, "link_or_copy", linking)
+    monkeypatch.setattr(stored, "link_or_copy", linking)
     first.store_new()
     assert set(one_job.named()) == {"step-00000004"}
     assert len(one_job.storage.digests(KIND)) == 1

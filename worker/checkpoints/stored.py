@@ -29,7 +29,7 @@ from shared.database.records import NewEvent
 from shared.errors import ArtifactInvalid, Code, LeaseLost, MensError, NotFound
 from shared.hashing import canonical_json, digest_file
 from shared.retention.checkpoints import KIND, STORED_CHECKPOINTS
-from worker.checkpoint_folders import appearing_whole, link_or_copy
+from worker.checkpoints.folders import appearing_whole, link_or_copy
 from worker.run_folder import CHECKPOINTS_FOLDER, list_checkpoints
 
 MANIFEST_NAME = "checkpoint_manifest.json"

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-import worker.checkpoint_folders
-from worker.checkpoint_folders import adopt_checkpoints, appearing_whole
+import worker.checkpoints.folders
+from worker.checkpoints.folders import adopt_checkpoints, appearing_whole
 from worker.jobs.finetune import TAKE_OVER_TRIES, take_over_checkpoint
 from worker.run_folder import CHECKPOINTS_FOLDER, list_checkpoints
 
@@ -75,7 +75,7 @@ def test_adoption_that_meets_a_full_disk_leaves_nothing_that_counts(
 ) -> None:
     full = raising(OSError(errno.ENOSPC, "No space left on device"))
     monkeypatch.setattr(Path, "hardlink_to", full)
-    monkeypatch.setattr(worker.checkpoint_folders.shutil, "copyfile", full)
+    monkeypatch.setattr(worker.checkpoints.folders.shutil, "copyfile", full)
     with pytest.raises(OSError, match="No space") as caught:
         adopt_checkpoints(list_checkpoints(first)[0], second)
     assert caught.value.errno == errno.ENOSPC, "a full disk is known by its number"
