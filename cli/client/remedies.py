@@ -26,6 +26,10 @@ REMEDIES: dict[Code | tuple[Code, str], str] = {
     (Code.TENANT_FORBIDDEN, "X-Mens-Tenant"): f"{LEAVE_TENANT_OUT}, or use a key of that tenant.",
     (Code.TENANT_FORBIDDEN, "tenant"): f"{LEAVE_TENANT_OUT}.",
     (Code.ROLE_INSUFFICIENT, "key_id"): "Leave --key out for your own key's.",
+    (
+        Code.ROLE_INSUFFICIENT,
+        "priority",
+    ): "Leave --priority out, or ask an operator to raise it: `mens jobs priority JOB N`.",
     Code.FILE_NOT_FOUND: "Give the file itself: `mens train FILE` uploads it.",
     Code.CONCURRENCY_LIMITED: "Wait for one of them to end, or end it.",
     Code.QUOTA_EXCEEDED: "Delete what is not needed, or ask the operator to raise the tenant's quota.",
