@@ -28,7 +28,7 @@ from api.routes import (
     uploads,
 )
 from api.routes.gates import policies, promotions, receipts, shadows
-from api.routes.tenants import quotas, usage
+from api.routes.tenants import checkpoint_permissions, quotas, usage
 from api.services import Services, make_services
 from api.settings import ApiSettings
 from api.web.access_log import AccessLog
@@ -47,6 +47,7 @@ KEYED_ROUTERS = (
     files.router,
     uploads.router,
     fine_tuning.router,
+    checkpoint_permissions.router,
     graders.router,
     evals.router,
     jobs.router,

@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session
 from shared.database.change_counter import bump
 from shared.database.connection import Database
 from shared.database.records import Value
-from shared.database.tables import AdapterRow
+from shared.database.tables import AdapterRow, JobRow
 from shared.database.tenancy import SHARED, TenantName, visible_to
 from shared.database.visibility import adapter_row, adapters_by_id, alias_rows
 from shared.errors import Code, NotFound
@@ -109,18 +109,23 @@ class Adapters:
             return [Adapter.model_validate(row) for row in rows.values()]
 
 
+def is_lent(session: Session, row: AdapterRow) -> bool:
+    """Whether another tenant's job made an adapter, which that tenant has permitted this one to use."""
+    return session.scalar(select(JobRow.tenant).where(JobRow.id == row.job_id)) != row.tenant
+
+
 def register_adapters(
     session: Session, tenant: TenantName, job_id: str, adapters: list[NewAdapter], now: datetime
 ) -> None:
     """Add a job's adapters to its tenant's, inside the caller's transaction.
 
     An existing one is not changed, unless it is published or quarantined now and was not published before. A deleted one
-    is registered anew.
+    is registered anew, and so is one that another tenant lent: from now on it is the tenant's own.
     """
     # In the order of their ids, as every transaction locks adapters.
     for adapter in sorted(adapters, key=lambda adapter: adapter.id):
         row = session.get(AdapterRow, (tenant, adapter.id), with_for_update=True)
-        if row is not None and row.deleting_at is not None:
+        if row is not None and (row.deleting_at is not None or (row.job_id != job_id and is_lent(session, row))):
             session.delete(row)
             session.flush()
             row = None

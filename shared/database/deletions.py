@@ -11,6 +11,7 @@ stored folder, which is removed with the last of them. A job that is about to st
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from datetime import datetime
 from enum import Enum, auto
 
 from sqlalchemy import Select, select
@@ -20,7 +21,7 @@ from shared.database.change_counter import bump
 from shared.database.connection import Database
 from shared.database.job_states import FINAL
 from shared.database.records import Kind, Value
-from shared.database.tables import AdapterRow, AliasRow, JobRow
+from shared.database.tables import AdapterRow, AliasRow, CheckpointPermissionRow, JobRow
 from shared.database.tenancy import SHARED, TenantName, check_owner, visible_to
 from shared.errors import Code, Conflict, NotFound
 
@@ -68,7 +69,7 @@ class Deletions:
         """
         with self._db.write() as session:
             seen = visible_to(self._tenant)
-            # Locked in the order of `_lock`.
+            # Locked in the order of `lock_contents`.
             keys = ((tenant, adapter_id) for tenant in sorted(seen))
             found = [row for key in keys if (row := session.get(AdapterRow, key, with_for_update=True))]
             found.sort(key=lambda row: seen.index(row.tenant))
@@ -83,11 +84,9 @@ class Deletions:
             check_owner(f"The model {adapter_id}", row.tenant, self._tenant)
             if row.deleting_at is not None:
                 return
+            _refuse_lent(session, row)
             _refuse_in_use(session, row)
-            row.deleting_at = self._db.now(session)
-            row.published = False
-            session.flush()
-            bump(session, "adapters")
+            withdraw(session, row, self._db.now(session))
 
     def pending(self, limit: int = 1000) -> list[PendingDeletion]:
         """Every tenant's adapters whose deletion has not finished, the oldest first."""
@@ -125,7 +124,7 @@ class Deletions:
 
     def _step(self, deletion: PendingDeletion, do: Callable[[], None], *, ends: bool) -> DeletionStep:
         with self._db.write() as session:
-            _lock(session, [deletion.digest])
+            lock_contents(session, [deletion.digest])
             is_reserved = any(_stores(job, deletion.digest) for job in open_jobs(session))
             # Read after the jobs: a job that has just finished has added its rows by now.
             rows = list(session.scalars(_with_digest([deletion.digest]).execution_options(populate_existing=True)))
@@ -141,6 +140,13 @@ class Deletions:
                 # Still true where the previous release began the deletion.
                 own.published = False
             return step
+
+
+def withdraw(session: Session, row: AdapterRow, now: datetime) -> None:
+    """Mark an adapter, whose row is locked, as being deleted: no request is routed to it from the transaction's end on."""
+    row.deleting_at, row.published = now, False
+    session.flush()
+    bump(session, "adapters")
 
 
 def keep_for_merge(session: Session, tenant: TenantName, digest: str) -> None:
@@ -164,12 +170,12 @@ def reserve_adapters(session: Session, job: JobRow, digests: Sequence[str]) -> N
 
     Waits for a transaction that is removing one of them, so that what the caller stores afterwards is complete.
     """
-    _lock(session, digests)
+    lock_contents(session, digests)
     job.progress = {**job.progress, STORING: list(digests)}
     session.flush()
 
 
-def _lock(session: Session, digests: Sequence[str]) -> None:
+def lock_contents(session: Session, digests: Sequence[str]) -> None:
     """Lock the rows of all tenants until the transaction ends, so that one at a time begins or carries out a deletion."""
     session.scalars(_with_digest(digests).with_for_update()).all()
 
@@ -178,17 +184,39 @@ def _with_digest(digests: Sequence[str]) -> Select[AdapterRow]:
     return select(AdapterRow).where(AdapterRow.digest.in_(list(digests))).order_by(AdapterRow.id, AdapterRow.tenant)
 
 
-def _refuse_in_use(session: Session, row: AdapterRow) -> None:
+def _refuse_lent(session: Session, row: AdapterRow) -> None:
+    given = select(CheckpointPermissionRow).where(
+        CheckpointPermissionRow.tenant == row.tenant, CheckpointPermissionRow.adapter_id == row.id
+    )
+    found = list(session.scalars(given.order_by(CheckpointPermissionRow.id)))
+    if not found:
+        return
+    projects = [permission.project for permission in found]
+    raise Conflict(
+        Code.MODEL_IN_USE,
+        f"{row.id} may be used by {', '.join(projects[:5])}{f' and {len(projects) - 5} more' if len(projects) > 5 else ''}.",
+        remedy="Revoke the permissions first: DELETE /v1/fine_tuning/checkpoints/MODEL/permissions/ID.",
+        param="model",
+        details={"permissions": [permission.id for permission in found]},
+    )
+
+
+def users_of(session: Session, row: AdapterRow) -> tuple[list[AliasRow], list[str]]:
+    """Aliases and foreign names that name an adapter, and ids of the unfinished jobs that need it."""
     existing = select(AliasRow).order_by(AliasRow.tenant, AliasRow.name)
     found = [alias for alias in session.scalars(existing) if _sees(alias.tenant, row) and row.id in named_by(alias)]
-    aliases = [alias.name for alias in found]
     jobs = [
         job.id
         for job in open_jobs(session)
         if _sees(job.tenant, row)
         and (_stores(job, row.digest) or (job.kind == Kind.MERGE and job.plan.get("adapter_digest") == row.digest))
     ]
-    if not aliases and not jobs:
+    return found, jobs
+
+
+def _refuse_in_use(session: Session, row: AdapterRow) -> None:
+    found, jobs = users_of(session, row)
+    if not found and not jobs:
         return
     users = [
         f"the {'name' if alias.stands_for else 'alias'} {alias.name!r}"
@@ -201,7 +229,7 @@ def _refuse_in_use(session: Session, row: AdapterRow) -> None:
         f"{row.id} is needed by {', '.join(users[:5])}{f' and {len(users) - 5} more' if len(users) > 5 else ''}.",
         remedy="Move or delete the aliases; wait for the jobs, or cancel them.",
         param="model",
-        details={"aliases": aliases, "jobs": jobs},
+        details={"aliases": [alias.name for alias in found], "jobs": jobs},
     )
 
 

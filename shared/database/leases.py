@@ -27,7 +27,7 @@ from shared.database.jobs import add_events, job_row, transition
 from shared.database.keys import Key, add_attempt_key
 from shared.database.names.aliases import Actor, lock_alias, move_alias
 from shared.database.names.move_evidence import WITH_EVIDENCE, Standing, Terms, standing
-from shared.database.records import Job, NewEvent
+from shared.database.records import PARTS_WITH_TEXT, Job, NewEvent
 from shared.database.routing import Routing
 from shared.database.scheduling.gpu_time import NOTHING_SPENT, Spent, begin_hold, settle_abandoned, spent_on
 from shared.database.scheduling.queue_state import read_queue
@@ -38,8 +38,6 @@ from shared.scheduling.fair_queue import FairQueue
 
 MAX_FAILURES = 5
 BACKOFF_SECONDS = (1, 5, 15, 60)
-PARTS_WITH_TEXT = frozenset({"self_evaluation"})
-"""Parts of a result that hold texts of rows: they stay with the job, and are in no event."""
 
 
 @dataclass(frozen=True, slots=True)

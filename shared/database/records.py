@@ -12,6 +12,9 @@ from ulid import ULID
 from shared.database.job_states import JobState, Stage
 from shared.scheduling.types import HIGHEST_PRIORITY, LOWEST_PRIORITY
 
+PARTS_WITH_TEXT = frozenset({"self_evaluation"})
+"""Parts of a result and of an adapter's metrics that hold texts of rows: they stay with the job's tenant, and are in no event."""
+
 
 class Kind(StrEnum):
     FINETUNE = "finetune"

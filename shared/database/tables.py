@@ -232,6 +232,19 @@ class AdapterRow(Base):
     deleted_at: Mapped[datetime | None]
 
 
+class CheckpointPermissionRow(Base):
+    """One tenant's permission for another one to use its adapter; ``project`` is the other one, as OpenAI calls it."""
+
+    __tablename__ = "checkpoint_permissions"
+    __table_args__ = (UniqueConstraint("tenant", "adapter_id", "project"),)
+
+    id: Mapped[str] = mapped_column(String(40), primary_key=True)
+    tenant: Mapped[str] = mapped_column(String(64))
+    adapter_id: Mapped[str] = mapped_column(String(160))
+    project: Mapped[str] = mapped_column(String(64))
+    created_at: Mapped[datetime]
+
+
 class BaseCertificateRow(Base):
     """What was measured of one replica that serves a merged model as its base."""
 

@@ -19,6 +19,7 @@ from shared.database.adapters import NewAdapter
 from shared.database.evaluation.evals import Evals
 from shared.database.evaluation.items import NewItem
 from shared.database.leases import Leases
+from shared.database.lending.checkpoint_permissions import CheckpointPermissions
 from shared.database.names.aliases import Actor
 from shared.database.names.foreign_names import ForeignNames
 from shared.database.records import Job, Kind, Submission
@@ -133,6 +134,13 @@ class Installation:
     def adapter(self, tenant: str) -> str:
         """A published adapter."""
         return self._finish(tenant)[1]
+
+    def checkpoint_permission(self, tenant: str) -> str:
+        """A permission of some other tenant for an adapter: the adapter's id, and its own."""
+        adapter_id = self.adapter(tenant)
+        return (
+            f"{adapter_id} {CheckpointPermissions(self._services.database, tenant).grant(adapter_id, ['guest'])[0].id}"
+        )
 
     def stored_adapter(self, tenant: str) -> str:
         """A published adapter with files in the storage."""

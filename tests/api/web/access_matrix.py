@@ -17,6 +17,7 @@ from tests.support.gate_rows import STRICT
 from tests.support.scorecards import promotion_cycle
 from tests.support.tenants import EQUALS, NOBODY, PART_ID, Installation
 
+PERMISSIONS = "/v1/fine_tuning/checkpoints/{model}/permissions"
 UPLOAD = {"data": {"purpose": "fine-tune"}, "files": {"file": ("rows.jsonl", b'{"prompt": "a", "response": "b"}\n')}}
 
 
@@ -59,6 +60,9 @@ FINISHED = Kind(Installation.finished_job, "JOB_NOT_FOUND", "ftjob-0000000000000
 ADAPTER = Kind(Installation.adapter, "ADAPTER_NOT_FOUND", "helper@" + "0" * 64)
 STORED_ADAPTER = Kind(Installation.stored_adapter, "ADAPTER_NOT_FOUND", "helper@" + "0" * 64)
 MODEL = Kind(Installation.adapter, "MODEL_NOT_FOUND", "helper@" + "0" * 64)
+PERMISSION = Kind(
+    Installation.checkpoint_permission, "MODEL_NOT_FOUND", f"helper@{'0' * 64} cp-00000000000000000000000000"
+)
 ALIAS = Kind(Installation.alias, "ALIAS_NOT_FOUND", "nobody-alias-0")
 ALIASED = Kind(Installation.alias, "MODEL_NOT_FOUND", "nobody-alias-0")
 ALIASED_ADAPTER = Kind(Installation.alias, "ADAPTER_NOT_FOUND", "nobody-alias-0")
@@ -273,6 +277,9 @@ MATRIX: dict[str, tuple[Case, ...]] = {
     "POST /v1/fine_tuning/jobs/{job_id}/cancel": (Case(Rule.CHANGE, TRAINER, QUEUED),),
     "POST /v1/fine_tuning/jobs/{job_id}/pause": (Case(Rule.CHANGE, TRAINER, QUEUED),),
     "POST /v1/fine_tuning/jobs/{job_id}/resume": (Case(Rule.CHANGE, TRAINER, PAUSED),),
+    f"GET {PERMISSIONS}": (Case(Rule.CHANGE, ADMIN, MODEL),),
+    f"POST {PERMISSIONS}": (Case(Rule.CHANGE, ADMIN, MODEL, lambda _: {"json": {"project_ids": ["guest"]}}),),
+    f"DELETE {PERMISSIONS}/{{permission_id}}": (Case(Rule.CHANGE, ADMIN, PERMISSION),),
     # evals
     "GET /v1/evals": (KEYED,),
     "POST /v1/evals": (Case(Rule.KEYED, TRAINER, body=new_eval, passes=201),),

@@ -1,0 +1,145 @@
+"""Checkpoint permissions: one tenant lets another one's aliases point to its adapter.
+
+A tenant that gets one has a record of the adapter from then on, like one that trained the same itself; what it finds, names and routes to
+follows from that. Records of several tenants share one stored folder (`shared/database/deletions.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Literal
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from shared.database.adapters import is_lent
+from shared.database.connection import Database
+from shared.database.deletions import lock_contents
+from shared.database.lending.lent_adapters import lend, take_back
+from shared.database.records import Value, new_id
+from shared.database.tables import AdapterRow, CheckpointPermissionRow
+from shared.database.tenancy import SHARED, TenantName, check_owner, visible_to
+from shared.database.visibility import adapter_row
+from shared.errors import Code, Conflict, Forbidden, InvalidRequest, NotFound
+
+Order = Literal["ascending", "descending"]
+
+
+class CheckpointPermission(Value):
+    """A permission for one tenant, OpenAI's project, to use an adapter."""
+
+    id: str
+    adapter_id: str
+    project: TenantName
+    created_at: datetime
+
+
+class CheckpointPermissions:
+    """Permissions for the adapters of one tenant. Each verb is one transaction.
+
+    Every verb raises NotFound ``MODEL_NOT_FOUND`` where the tenant sees no such adapter, and Forbidden ``TENANT_FORBIDDEN`` where it is
+    another tenant's: ``shared``'s, or one that was lent.
+    """
+
+    def __init__(self, database: Database, tenant: TenantName = SHARED) -> None:
+        self._db = database
+        self._tenant = tenant
+
+    def of_adapter(
+        self, adapter_id: str, order: Order = "descending", project: str | None = None
+    ) -> list[CheckpointPermission]:
+        """Permissions for an adapter, by the time at which they were given: all, or that of one tenant."""
+        with self._db.read() as session:
+            self._own(session, adapter_id)
+            return [CheckpointPermission.model_validate(row) for row in self._rows(session, adapter_id, order, project)]
+
+    def grant(self, adapter_id: str, projects: Sequence[TenantName]) -> list[CheckpointPermission]:
+        """Let tenants use an adapter; who has a permission already keeps it.
+
+        The samples of the owner's rows in the adapter's metrics are not lent.
+
+        Raises:
+            InvalidRequest: ``REQUEST_INVALID``: the tenant would permit itself. Conflict: ``ADAPTER_NOT_SERVABLE``.
+        """
+        if self._tenant in projects:
+            message = f"The adapter is {self._tenant!r}'s own, which needs no permission."
+            raise InvalidRequest(Code.REQUEST_INVALID, message, param="project_ids")
+        with self._db.write() as session:
+            row = self._own(session, adapter_id, lock=True)
+            if not row.published:
+                raise Conflict(
+                    Code.ADAPTER_NOT_SERVABLE,
+                    f"{row.id} is not published, so that no request could be routed to it.",
+                    remedy="Read its certificates, or train it with artifact.publish = true.",
+                    param="model",
+                )
+            now = self._db.now(session)
+            known = {permission.project: permission for permission in self._rows(session, adapter_id)}
+            for project in sorted(set(projects)):
+                if project not in known:
+                    known[project] = CheckpointPermissionRow(
+                        id=new_id("cp"), tenant=self._tenant, adapter_id=adapter_id, project=project, created_at=now
+                    )
+                    session.add(known[project])
+                lend(session, row, project, now)
+            session.flush()
+            return [CheckpointPermission.model_validate(known[project]) for project in dict.fromkeys(projects)]
+
+    def revoke(self, adapter_id: str, permission_id: str) -> None:
+        """Take a permission back; no request of that tenant is routed to the adapter from then on, unless it trained the same itself.
+
+        Raises:
+            NotFound: ``PERMISSION_NOT_FOUND``. Conflict: ``MODEL_IN_USE``: aliases or unfinished jobs of that tenant need the adapter.
+        """
+        with self._db.write() as session:
+            self._own(session, adapter_id, lock=True)
+            found = [row for row in self._rows(session, adapter_id) if row.id == permission_id]
+            if not found:
+                raise NotFound(
+                    Code.PERMISSION_NOT_FOUND,
+                    f"There is no permission {permission_id!r} for {adapter_id}.",
+                    remedy="List them with GET /v1/fine_tuning/checkpoints/MODEL/permissions.",
+                )
+            session.delete(found[0])
+            session.flush()
+            # Another tenant that trained the same may have lent it too.
+            others = select(CheckpointPermissionRow.id).where(
+                CheckpointPermissionRow.adapter_id == adapter_id, CheckpointPermissionRow.project == found[0].project
+            )
+            if session.scalars(others).first() is None:
+                take_back(session, found[0].project, adapter_id, self._db.now(session))
+
+    def _own(self, session: Session, adapter_id: str, *, lock: bool = False) -> AdapterRow:
+        seen = visible_to(self._tenant)
+        row = adapter_row(session, seen, adapter_id)
+        if row is not None and lock:
+            # With every tenant's record of the same content, in one order: two tenants may lend it to each other.
+            lock_contents(session, [row.digest])
+            session.expire_all()
+            row = adapter_row(session, seen, adapter_id)
+        if row is None:
+            raise NotFound(
+                Code.MODEL_NOT_FOUND,
+                f"There is no model {adapter_id!r}.",
+                remedy="List what there is with GET /v1/models.",
+                param="model",
+            )
+        check_owner(f"The model {adapter_id}", row.tenant, self._tenant)
+        if is_lent(session, row):
+            raise Forbidden(
+                Code.TENANT_FORBIDDEN,
+                f"The model {adapter_id} was lent to {self._tenant!r}, which may use it, but not lend it.",
+                remedy="Ask the tenant that trained it for a permission of the other one.",
+            )
+        return row
+
+    def _rows(
+        self, session: Session, adapter_id: str, order: Order = "ascending", project: str | None = None
+    ) -> Sequence[CheckpointPermissionRow]:
+        row = CheckpointPermissionRow
+        query = select(row).where(row.tenant == self._tenant, row.adapter_id == adapter_id)
+        if project is not None:
+            query = query.where(row.project == project)
+        keys = (row.created_at, row.id)
+        return session.scalars(query.order_by(*(key.desc() if order == "descending" else key for key in keys))).all()
