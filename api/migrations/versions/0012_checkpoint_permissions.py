@@ -19,7 +19,9 @@ def upgrade() -> None:
         sa.Column("project", sa.String(length=64), nullable=False),
         sa.Column("created_at", sa.BigInteger(), nullable=False),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_checkpoint_permissions")),
-        sa.UniqueConstraint("tenant", "adapter_id", "project", name=op.f("uq_checkpoint_permissions_tenant")),
+        sa.UniqueConstraint(
+            "tenant", "adapter_id", "project", name=op.f("uq_checkpoint_permissions_tenant_adapter_id_project")
+        ),
     )
 
 
