@@ -9,7 +9,19 @@ import kubernetes_validate  # type: ignore[import-untyped, unused-ignore]
 import pytest
 import yaml
 
-from tests.support.helm_chart import KUBERNETES, MINIMAL, SEVERAL, Chart, Document, Values, environment, of, pods
+from tests.support.helm_chart import (
+    KUBERNETES,
+    MINIMAL,
+    NO_SERVING,
+    SEVERAL,
+    Chart,
+    Document,
+    Values,
+    base,
+    environment,
+    of,
+    pods,
+)
 
 SCHEDULING: Values = {
     "extraEnv": [{"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": "hub", "key": "token"}}}],
@@ -49,7 +61,6 @@ FULL: Values = {
     "serving": {"base": "qwen3-0.6b", "urls": ["http://other:8001"], "runtimeClassName": "nvidia", **SCHEDULING},
     "migration": {"backoffLimit": 0},
 }
-NO_SERVING: Values = {**MINIMAL, "serving": {"replicas": 0, "urls": ["http://a:8001", "http://b:8001"]}}
 CASES = {"minimal": MINIMAL, "full": FULL, "no-serving": NO_SERVING, "several": SEVERAL}
 
 
@@ -99,6 +110,9 @@ def test_documents_of_a_release(chart: Chart) -> None:
         ("ConfigMap", "mens-catalog"),
         ("PersistentVolumeClaim", "mens-data"),
         ("ServiceAccount", "mens"),
+        ("Pod", "mens-test"),
+        *(("NetworkPolicy", f"mens-{name}") for name in ["api", "worker", "beat", "serving", "migration", "test"]),
+        *(("PodDisruptionBudget", f"mens-{name}") for name in ["api", "worker", "serving"]),
     }
     full = chart.render(FULL)
     assert not [kind for kind in ["Secret", "PersistentVolumeClaim", "ServiceAccount"] if of(full, kind)]
@@ -116,6 +130,7 @@ def test_documents_of_a_release(chart: Chart) -> None:
         ("secret.password", "x", "Additional property password is not allowed"),
         ("catalog", {}, "catalog: bases is required"),
         ("catalog.bases", [], "catalog.bases: Array must have at least 1 items"),
+        ("catalog.bases", [{**base("q", kind="hub"), "digests": {}}], "catalog.bases.0.digests: Must have at least 1"),
         ("serving.base", "", "serving.base: String length"),
         ("serving.replicas", -1, "serving.replicas: Must be greater than or equal to 0"),
         ("serving.replicas", 0, "serving.urls: Array must have at least 1 items"),
@@ -183,7 +198,7 @@ def test_what_the_engine_loads_is_in_a_volume_of_its_pod_alone(chart: Chart) -> 
 def test_serving_writes_to_the_shared_volume_only_to_download(
     chart: Chart, source: Any, read_only: bool | None
 ) -> None:
-    catalog = {"version": 1, "bases": [{"name": "other", "source": source}, {"name": "qwen3-0.6b", "source": source}]}
+    catalog = {"version": 1, "bases": [base("other", **source), base("qwen3-0.6b", **source)]}
     for name, pod in pods(chart.render({**MINIMAL, "catalog": catalog})):
         for mount in pod["containers"][0]["volumeMounts"]:
             if mount["name"] == "data":
@@ -203,6 +218,7 @@ def test_every_container_has_resources_and_probes(documents: list[Document]) -> 
             # A container without a Service is ready once its startup probe has passed.
             wanted = {
                 "migration": set(),
+                "test": set(),
                 "worker": {"startupProbe", "livenessProbe"},
                 "beat": {"startupProbe", "livenessProbe"},
             }.get(name, {"startupProbe", "livenessProbe", "readinessProbe"})
@@ -229,7 +245,7 @@ def test_each_tier_gets_the_secrets_it_needs(documents: list[Document]) -> None:
     given = {
         name: {
             entry["name"]
-            for entry in pod["containers"][0]["env"]
+            for entry in pod["containers"][0].get("env", [])
             if entry["name"].startswith("MENS_") and "valueFrom" in entry
         }
         for name, pod in pods(documents)
@@ -241,6 +257,7 @@ def test_each_tier_gets_the_secrets_it_needs(documents: list[Document]) -> None:
         "beat": control,
         "serving": {"MENS_SERVING_KEY"},
         "migration": {"MENS_DATABASE_URL"},
+        "test": set(),
     }
     assert given == {name: expected[name] for name in given}
 
@@ -327,6 +344,8 @@ def test_chart_and_compose_file_agree(chart: Chart, root: Path) -> None:
     """Same tiers, same commands, same settings; a setting added to one is missed in the other."""
     compose = yaml.safe_load((root / "docker-compose.yml").read_text())["services"]
     for name, pod in pods(chart.render(MINIMAL)):
+        if name == "test":  # `helm test` alone runs it
+            continue
         service = compose["migrate" if name == "migration" else name]
         (container,) = pod["containers"]
         assert set(environment(pod)) == set(service["environment"]), name

@@ -79,6 +79,44 @@ securityContext:
     type: RuntimeDefault
 {{- end -}}
 
+{{- /* The volume of /var/lib/mens: shared by all tiers, or, with a bucket, this pod's own. */ -}}
+{{- define "mens.dataVolume" -}}
+{{- $s3 := .Values.storage.s3 -}}
+{{- if not $s3.bucket -}}
+persistentVolumeClaim:
+  claimName: {{ default (printf "%s-data" (include "mens.fullname" .)) .Values.storage.existingClaim }}
+{{- else if $s3.localClassName -}}
+ephemeral:
+  volumeClaimTemplate:
+    spec:
+      accessModes: [ReadWriteOnce]
+      storageClassName: {{ $s3.localClassName }}
+      resources:
+        requests:
+          storage: {{ $s3.localSize }}
+{{- else -}}
+emptyDir:
+  sizeLimit: {{ $s3.localSize }}
+{{- end -}}
+{{- end -}}
+
+{{- /* The bucket, as settings. */ -}}
+{{- define "mens.bucket" -}}
+{{- $settings := dict -}}
+{{- with .Values.storage.s3 -}}
+{{- if .bucket -}}
+{{- $settings = dict
+      "MENS_S3_BUCKET" .bucket
+      "MENS_S3_PREFIX" .prefix
+      "MENS_S3_ENDPOINT" .endpoint
+      "MENS_S3_REGION" .region
+      "MENS_S3_PATH_STYLE" .pathStyle
+      "MENS_CACHE_BYTES" (int64 .cacheBytes | toString) -}}
+{{- end -}}
+{{- end -}}
+{{- toJson $settings -}}
+{{- end -}}
+
 {{- define "mens.pod" -}}
 serviceAccountName: {{ include "mens.serviceAccountName" .root }}
 {{ include "mens.podSecurity" .root }}
@@ -91,15 +129,29 @@ runtimeClassName: {{ . }}
   {{- toYaml . | nindent 2 }}
 {{- end }}
 {{- end }}
+{{- with .values.topologySpreadConstraints }}
+topologySpreadConstraints:
+  {{- range . }}
+  - {{- toYaml . | nindent 4 }}
+    labelSelector:
+      matchLabels:
+        {{- include "mens.selector" $ | nindent 8 }}
+  {{- end }}
+{{- end }}
 volumes:
   - name: tmp
     emptyDir: {}
   - name: data
-    persistentVolumeClaim:
-      claimName: {{ default (printf "%s-data" (include "mens.fullname" .root)) .root.Values.storage.existingClaim }}
+    {{- include "mens.dataVolume" .root | nindent 4 }}
   - name: catalog
     configMap:
       name: {{ include "mens.fullname" .root }}-catalog
+  {{- with .root.Values.baseModels.existingClaim }}
+  - name: models
+    persistentVolumeClaim:
+      claimName: {{ . }}
+      readOnly: true
+  {{- end }}
   {{- if .private }}
   - name: private
     emptyDir: {}
@@ -152,11 +204,14 @@ env:
     value: /var/lib/mens/hub
   - name: MENS_DRAIN_SECONDS
     value: {{ .root.Values.drainSeconds | quote }}
-  {{- range $name, $value := .env }}
+  {{- range $name, $value := merge (include "mens.bucket" .root | fromJson) .env }}
   - name: {{ $name }}
     value: {{ $value | quote }}
   {{- end }}
   {{- $secrets := .secrets }}
+  {{- if and .root.Values.storage.s3.bucket .root.Values.storage.s3.accessKeys }}
+  {{- $secrets = concat $secrets (list "AWS_ACCESS_KEY_ID" "AWS_SECRET_ACCESS_KEY") }}
+  {{- end }}
   {{- if .root.Values.metrics.enabled }}
   {{- $secrets = append $secrets "MENS_METRICS_KEY" }}
   - name: MENS_METRICS_HOST
@@ -179,6 +234,11 @@ volumeMounts:
   - name: catalog
     mountPath: /etc/mens
     readOnly: true
+  {{- if .root.Values.baseModels.existingClaim }}
+  - name: models
+    mountPath: /models
+    readOnly: true
+  {{- end }}
   {{- with .private }}
   - name: private
     mountPath: {{ . }}
@@ -231,4 +291,11 @@ livenessProbe:
   periodSeconds: 60
   timeoutSeconds: 60
   failureThreshold: 10
+{{- end -}}
+
+{{- /* Not empty where KEDA, and not the Deployment, says how many workers there are. */ -}}
+{{- define "mens.kedaScales" -}}
+{{- if and .Values.worker.autoscaling.enabled (.Capabilities.APIVersions.Has "keda.sh/v1alpha1") -}}
+true
+{{- end -}}
 {{- end -}}

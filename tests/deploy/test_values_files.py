@@ -1,0 +1,117 @@
+"""The values files that come with the chart install as they are, but for the catalogue: schema, policies, restricted pods."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate  # type: ignore[import-untyped, unused-ignore]
+import pytest
+import yaml
+
+from shared.base_models.catalog import Catalog
+from tests.support.helm_chart import KUBERNETES, MINIMAL, Chart, Document, Values, base, environment, of, pods
+from tests.system.fetched import environment as program
+
+CUSTOM = {"PodMonitor", "PrometheusRule", "ScaledObject", "HTTPRoute"}
+"""Kinds that Kubernetes itself does not know."""
+OPERATORS = [
+    f"--api-versions={version}"
+    for version in ("gateway.networking.k8s.io/v1", "keda.sh/v1alpha1", "monitoring.coreos.com/v1")
+]
+HUB = MINIMAL["catalog"]
+ON_A_CLAIM = {"version": 1, "bases": [base("qwen3-0.6b", kind="local", path="/models/qwen3-0.6b")]}
+CATALOGS: dict[str, Values] = {"trial": HUB, "production": HUB, "airgapped": ON_A_CLAIM}
+LEFT_OUT = {
+    "CKV_K8S_11": "a processor limit slows requests and training down for nothing; requests are there, and limits of memory",
+    "CKV_K8S_35": "settings come from the environment; a secret's values are in no image, file or argument",
+    "CKV_K8S_43": "digests of images that you build are yours to give: image.tag may hold none",
+    "CKV_K8S_15": "the trial's images may be on the node only",
+    "CKV_K8S_8": "a Job and the test's Pod end by themselves",
+    "CKV_K8S_9": "workers have no Service; a Job and the test's Pod end by themselves",
+}
+"""Policies of checkov that the chart does not follow, and why."""
+
+
+@pytest.fixture(params=CATALOGS)
+def values(request: pytest.FixtureRequest, root: Path) -> Values:
+    """A values file with its catalogue, as `-f values-….yaml -f values-catalog.yaml` has them."""
+    found: Values = yaml.safe_load((root / "deploy" / "helm" / f"values-{request.param}.yaml").read_text())
+    return {**found, "catalog": CATALOGS[request.param]}
+
+
+@pytest.fixture
+def documents(values: Values, helm: Any, tmp_path: Path) -> list[Document]:
+    return Chart(helm, tmp_path).render(values, *OPERATORS)
+
+
+def test_the_tests_catalogues_are_ones_that_the_api_reads() -> None:
+    for catalog in CATALOGS.values():
+        assert Catalog.model_validate(catalog).bases
+
+
+def test_every_file_renders_to_valid_kubernetes(documents: list[Document]) -> None:
+    known = [document for document in documents if document["kind"] not in CUSTOM]
+    assert len(known) > 15
+    for document in known:
+        kubernetes_validate.validate(document, KUBERNETES, strict=True)
+
+
+def test_checkov_finds_nothing_else(documents: list[Document], tmp_path: Path) -> None:
+    path = tmp_path / "rendered"
+    path.mkdir()
+    for number, document in enumerate(documents):
+        document["metadata"]["namespace"] = "ml"  # helm gives it when it installs
+        (path / f"{number}.yaml").write_text(yaml.safe_dump(document))
+    command = [program("checkov"), "-m", "checkov.main", "--directory", path, "--framework", "kubernetes"]
+    more = ["--skip-download", "--quiet", "--compact", "--output", "json", "--skip-check", ",".join(LEFT_OUT)]
+    done = subprocess.run([*command, *more], capture_output=True, text=True, timeout=120, check=False)
+    report = json.loads(done.stdout)
+    failed = {(each["check_id"], each["check_name"], each["resource"]) for each in report["results"]["failed_checks"]}
+    assert not failed
+    assert report["summary"]["passed"] > 300
+
+
+def test_every_pod_may_run_in_a_restricted_namespace(documents: list[Document]) -> None:
+    """Pod Security Standards, profile "restricted"."""
+    volumes = {"configMap", "emptyDir", "ephemeral", "persistentVolumeClaim", "projected", "secret"}
+    assert {name for name, _ in pods(documents)} == {"api", "worker", "beat", "serving", "migration", "test"}
+    for name, pod in pods(documents):
+        assert not {"hostNetwork", "hostPID", "hostIPC", "initContainers"} & set(pod), name
+        assert pod["securityContext"]["runAsNonRoot"] is True, name
+        assert pod["securityContext"]["seccompProfile"]["type"] == "RuntimeDefault", name
+        assert all(set(volume) - {"name"} <= volumes for volume in pod["volumes"]), name
+        for container in pod["containers"]:
+            security = container["securityContext"]
+            assert security["allowPrivilegeEscalation"] is False, name
+            assert security["capabilities"] == {"drop": ["ALL"]}, name
+            assert "privileged" not in security, name
+            assert all("hostPort" not in port for port in container.get("ports", [])), name
+
+
+def test_only_the_trial_has_a_shared_volume(values: Values, documents: list[Document]) -> None:
+    shared = {
+        volume["persistentVolumeClaim"]["claimName"]
+        for _, pod in pods(documents)
+        for volume in pod["volumes"]
+        if "persistentVolumeClaim" in volume and not volume["persistentVolumeClaim"].get("readOnly")
+    }
+    in_bucket = "s3" in values.get("storage", {})
+    assert shared == (set() if in_bucket else {"mens-data"})
+    assert len(of(documents, "PersistentVolumeClaim")) == (0 if in_bucket else 1)
+
+
+def test_without_a_network_nothing_looks_for_the_hub(helm: Any, tmp_path: Path, root: Path) -> None:
+    values = yaml.safe_load((root / "deploy" / "helm" / "values-airgapped.yaml").read_text())
+    documents = Chart(helm, tmp_path).render({**values, "catalog": ON_A_CLAIM}, *OPERATORS)
+    images = {container["image"] for _, pod in pods(documents) for container in pod["containers"]}
+    assert all(image.startswith("registry.example.internal/") for image in images)
+    for name, pod in pods(documents):
+        if name not in {"migration", "test"}:
+            assert environment(pod)["HF_HUB_OFFLINE"] == "1", name
+            assert {"name": "models", "mountPath": "/models", "readOnly": True} in pod["containers"][0]["volumeMounts"]
+    for policy in of(documents, "NetworkPolicy"):
+        assert "Egress" in policy["spec"]["policyTypes"]
+        assert "0.0.0.0/0" not in json.dumps(policy)
