@@ -57,7 +57,7 @@ CLIENT_GONE = 499
 """Status in the log for a caller that disconnected; it is never received."""
 OPENAI_PATHS = (
     "/v1/files", "/v1/uploads", "/v1/fine_tuning", "/v1/models", "/v1/chat", "/v1/completions", "/v1/responses", "/v1/embeddings",
-    "/v1/evals",
+    "/v1/evals", "/v1/webhook_endpoints",
 )  # fmt: skip
 """Beginnings of the paths where OpenAI's clients expect OpenAI's statuses and codes."""
 OLLAMA_PATHS = "/api/"

@@ -28,7 +28,7 @@ from api.routes import (
     uploads,
 )
 from api.routes.gates import policies, promotions, receipts, shadows
-from api.routes.tenants import checkpoint_permissions, quotas, usage
+from api.routes.tenants import checkpoint_permissions, quotas, usage, webhooks
 from api.services import Services, make_services
 from api.settings import ApiSettings
 from api.web.access_log import AccessLog
@@ -65,6 +65,7 @@ KEYED_ROUTERS = (
     quotas.router,
     keys.router,
     usage.router,
+    webhooks.router,
 )
 
 

@@ -31,7 +31,7 @@ from cli.commands import (
 )
 from cli.commands.evaluation import evals, scorecards
 from cli.commands.gates import policies, receipts
-from cli.commands.tenants import quotas, usage
+from cli.commands.tenants import quotas, usage, webhooks
 from shared.errors import Code, MensError
 
 # Typer exports this error's kinds only, and its copy of click is private.
@@ -94,6 +94,7 @@ app.add_typer(bases.app, name="base")
 app.add_typer(adapters.app, name="adapter")
 app.add_typer(keys.app, name="keys")
 app.add_typer(quotas.app, name="tenants")
+app.add_typer(webhooks.app, name="webhooks")
 app.add_typer(data.app, name="data")
 app.add_typer(evals.app, name="eval")
 app.add_typer(scorecards.app, name="scorecard")

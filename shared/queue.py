@@ -21,7 +21,8 @@ SWEEP = "mens.sweep"
 REMOVE_DELETED = "mens.remove_deleted"
 APPLY_RETENTION = "mens.apply_retention"
 CERTIFY_BASES = "mens.certify_bases"
-CONTROL_TASKS = (SWEEP, REMOVE_DELETED, APPLY_RETENTION, CERTIFY_BASES)
+DELIVER_WEBHOOKS = "mens.deliver_webhooks"
+CONTROL_TASKS = (SWEEP, REMOVE_DELETED, APPLY_RETENTION, CERTIFY_BASES, DELIVER_WEBHOOKS)
 
 logger = logging.getLogger(__name__)
 

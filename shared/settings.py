@@ -77,6 +77,10 @@ class Settings(BaseSettings):
         description="Key that a scraper of metrics sends as its bearer token; a replica has none without.",
     )
 
+    webhook_allowed: Annotated[list[str], NoDecode] = Field(
+        default_factory=list,
+        description="Hosts and networks that webhooks may be sent to although not public, comma-separated; also over http://.",
+    )
     log_format: LogFormat = Field(
         "text", description="text: plain lines; json: an object a line, with the ids of request, job and tenant."
     )
@@ -106,7 +110,10 @@ class Settings(BaseSettings):
         urls = given.get("serving_urls", [])
         if isinstance(urls, str):
             urls = [url.strip() for url in urls.split(",") if url.strip()]
-        return {**defaults, **given, "home": home, "serving_urls": urls}
+        allowed = given.get("webhook_allowed", [])
+        if isinstance(allowed, str):
+            allowed = [entry.strip() for entry in allowed.split(",") if entry.strip()]
+        return {**defaults, **given, "home": home, "serving_urls": urls, "webhook_allowed": allowed}
 
 
 AnySettings = TypeVar("AnySettings", bound=Settings)

@@ -2,8 +2,8 @@
 
 A task runs in a thread and does nothing heavy itself: the trainer is a child process. So the worker keeps responding to the
 broker while a job trains, and one thread, one job and one GPU belong together. The control worker is started with a thread
-for each of its tasks (``--concurrency 4``): deletions and certificates wait for replicas, retention for disks, and the sweep of
-dead jobs must wait for none of them.
+for each of its tasks (``--concurrency 5``): deletions and certificates wait for replicas, webhooks for their receivers, retention for disks,
+and the sweep of dead jobs must wait for none of them.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from shared.queue import (
     APPLY_RETENTION,
     CERTIFY_BASES,
     CONTROL_QUEUE,
+    DELIVER_WEBHOOKS,
     JOBS_QUEUE,
     REMOVE_DELETED,
     RUN_JOB,
@@ -44,6 +45,7 @@ from worker.jobs.base_certificates import BaseCertifier, make_base_certifier
 from worker.jobs.runner import Worker, make_worker
 from worker.machine import MachineReporter
 from worker.settings import WorkerSettings
+from worker.webhooks.dispatcher import WebhookDispatcher, make_webhook_dispatcher
 
 settings = read_settings(WorkerSettings)
 app = make_celery(settings.broker_url)
@@ -63,6 +65,7 @@ app.conf.update(
             (REMOVE_DELETED, settings.sweep_seconds),
             (CERTIFY_BASES, settings.sweep_seconds),
             (APPLY_RETENTION, settings.retention_seconds),
+            (DELIVER_WEBHOOKS, settings.webhook_seconds),
         )
     },
 )
@@ -84,6 +87,12 @@ def adapter_remover() -> AdapterRemover:
 def base_certifier() -> BaseCertifier:
     """The process's certifier of merged models, made on first use."""
     return make_base_certifier(settings)
+
+
+@functools.cache
+def webhook_dispatcher() -> WebhookDispatcher:
+    """The process's dispatcher of webhooks, made on first use."""
+    return make_webhook_dispatcher(settings, worker().stopping)
 
 
 @functools.cache
@@ -133,6 +142,13 @@ def remove_deleted() -> None:
 def certify_bases() -> None:
     """Measure the replicas that serve merged models and were started since."""
     base_certifier().run_round()
+
+
+@app.task(name=DELIVER_WEBHOOKS, shared=False)  # type: ignore[untyped-decorator]
+@one_at_a_time
+def deliver_webhooks() -> None:
+    """Send the webhooks that are due."""
+    webhook_dispatcher().run_round()
 
 
 @app.task(name=APPLY_RETENTION, shared=False)  # type: ignore[untyped-decorator]

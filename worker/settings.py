@@ -50,6 +50,7 @@ class WorkerSettings(RetentionSettings):
     sweep_seconds: float = Field(
         10.0, gt=0, description="How often expired leases and jobs without a queue message are looked for."
     )
+    webhook_seconds: float = Field(2.0, gt=0, description="How often webhooks that are due are looked for.")
     retention_seconds: float = Field(3600.0, gt=0, description="How often the retention policy is applied.")
     stop_grace_seconds: float = Field(60.0, gt=0, description="Time for the trainer to stop before it is killed.")
     trainer_start_seconds: float = Field(

@@ -1,4 +1,4 @@
-"""Tenant view: the jobs, files, evals, adapters, aliases, names, policies and receipts that a caller sees and may change.
+"""Tenant view: the jobs, files, evals, adapters, aliases, names, policies, receipts and webhook endpoints that a caller sees and may change.
 
 Routes reach these through the view alone, so that none can forget to limit what it returns to the caller's tenant.
 """
@@ -30,6 +30,7 @@ from shared.database.jobs import Jobs
 from shared.database.names.aliases import Aliases
 from shared.database.names.foreign_names import ForeignNames
 from shared.database.records import Job
+from shared.database.webhooks.endpoints import Endpoints
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +52,7 @@ class TenantView:
     evals: Evals
     eval_runs: EvalRuns
     eval_items: EvalItems
+    webhook_endpoints: Endpoints
 
     def job(self, job_id: str) -> Job:
         """A job. A caller who reads that it succeeded finds its alias moved in the next request.
@@ -93,6 +95,7 @@ def tenant_view(services: Services, caller: Caller) -> TenantView:
         evals=Evals(services.database, tenant),
         eval_runs=EvalRuns(services.database, tenant),
         eval_items=EvalItems(services.database),
+        webhook_endpoints=Endpoints(services.database, tenant),
     )
 
 

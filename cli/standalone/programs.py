@@ -16,7 +16,7 @@ PROGRAMS = {
     "valkey": "{valkey} {home}/valkey.conf",
     "worker": CELERY + " --queues mens.jobs --hostname jobs@%%h",
     "control": CELERY
-    + " --queues mens.control --hostname control@%%h --concurrency 4 --beat --schedule {home}/beat-schedule",
+    + " --queues mens.control --hostname control@%%h --concurrency 5 --beat --schedule {home}/beat-schedule",
     "serving": "{python} -m serving",
     "api": "{python} -m api",
 }

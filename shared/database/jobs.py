@@ -26,6 +26,7 @@ from shared.database.scheduling.quotas import check_quota
 from shared.database.tables import EventRow, JobRow
 from shared.database.tenancy import SHARED, TenantName, check_owner, visible_to
 from shared.database.visibility import storable
+from shared.database.webhooks.outbox import add_end_of_job
 from shared.errors import Code, Conflict, NotFound
 from shared.observability.tracing import current_traceparent
 
@@ -359,6 +360,7 @@ def transition(session: Session, row: JobRow, verb: Verb, now: datetime, *events
         row.stage = row.requested = row.lease_owner = row.lease_expires_at = None
     if state in FINAL:
         row.finished_at = now
+        add_end_of_job(session, row, state, now)
     row.version += 1
     add_events(session, row, now, *events)
 

@@ -25,9 +25,11 @@ from shared.database.names.foreign_names import ForeignNames
 from shared.database.records import Job, Kind, Submission
 from shared.database.routing import Routing, StandsFor
 from shared.database.tenancy import SHARED, Role
+from shared.database.webhooks.endpoints import Endpoints
 from shared.evaluation.plan import EvaluationPlan
 from shared.evaluation.types import Answer, ItemResult
 from shared.hashing import digest_json
+from shared.webhooks.events import EventType
 from tests.support.builders import BASE, ROWS
 from tests.support.gate_rows import STRICT, govern, receipt, store
 
@@ -185,6 +187,14 @@ class Installation:
     def key(self, tenant: str) -> str:
         """An API key."""
         return str(self._services.keys.create(f"key {next(self._numbers)}", tenant, Role.VIEWER)[0].id)
+
+    def webhook_endpoint(self, tenant: str) -> str:
+        """An endpoint of webhooks."""
+        endpoints = Endpoints(self._services.database, tenant)
+        # Of the twenty that a tenant may have, none is left over.
+        for endpoint in endpoints.list(limit=100):
+            endpoints.delete(endpoint.id)
+        return endpoints.create("hook", "https://hooks.example/x", [EventType.JOB_FAILED])[0].id
 
     # -- askers --------------------------------------------------------------------------------------------------------
 

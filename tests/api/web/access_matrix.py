@@ -76,6 +76,7 @@ NO_RUN = "eval-00000000000000000000000000 ftjob-00000000000000000000000000"
 RUN = Kind(Installation.eval_run, "EVAL_RUN_NOT_FOUND", NO_RUN)
 ENDED_RUN = Kind(Installation.ended_eval_run, "EVAL_RUN_NOT_FOUND", NO_RUN)
 RUN_ITEM = Kind(Installation.eval_item, "EVAL_RUN_NOT_FOUND", f"{NO_RUN} ftjob-00000000000000000000000000-0")
+WEBHOOK = Kind(Installation.webhook_endpoint, "WEBHOOK_NOT_FOUND", "webhook-00000000000000000000000000")
 KEY = Kind(Installation.key, "KEY_NOT_FOUND", "key-00000000000000000000000000")
 
 
@@ -187,6 +188,14 @@ def lower_priority(_: str) -> dict[str, Any]:
 
 def new_quota(_: str) -> dict[str, Any]:
     return {"json": {"running_jobs": 1000}}
+
+
+def new_webhook(_: str) -> dict[str, Any]:
+    return {"json": {"name": "new", "url": "https://hooks.example/new", "event_types": ["eval.run.failed"]}}
+
+
+def try_webhook(_: str) -> dict[str, Any]:
+    return {"json": {"wait_seconds": 0}}
 
 
 def upload(_: str) -> dict[str, Any]:
@@ -340,6 +349,17 @@ MATRIX: dict[str, tuple[Case, ...]] = {
     "PATCH /v1/keys/{key_id}": (Case(Rule.OWN, ADMIN, KEY, new_limits),),
     "DELETE /v1/keys/{key_id}": (Case(Rule.OWN, ADMIN, KEY),),
     "GET /v1/usage": (KEYED,),  # of which keys: tests/api/routes/tenants/test_usage.py
+    # webhooks
+    "GET /v1/webhook_endpoints": (Case(Rule.KEYED, ADMIN),),
+    "POST /v1/webhook_endpoints": (Case(Rule.KEYED, ADMIN, body=new_webhook),),
+    "GET /v1/webhook_endpoints/{webhook_endpoint_id}": (Case(Rule.OWN, ADMIN, WEBHOOK),),
+    "POST /v1/webhook_endpoints/{webhook_endpoint_id}": (
+        Case(Rule.OWN, ADMIN, WEBHOOK, lambda _: {"json": {"name": "other"}}),
+    ),
+    "DELETE /v1/webhook_endpoints/{webhook_endpoint_id}": (Case(Rule.OWN, ADMIN, WEBHOOK),),
+    "POST /v1/webhook_endpoints/{webhook_endpoint_id}/rotate_secret": (Case(Rule.OWN, ADMIN, WEBHOOK),),
+    "POST /v1/webhook_endpoints/{webhook_endpoint_id}/test": (Case(Rule.OWN, ADMIN, WEBHOOK, try_webhook),),
+    "GET /v1/webhook_endpoints/{webhook_endpoint_id}/deliveries": (Case(Rule.OWN, ADMIN, WEBHOOK),),
     # requests to models
     "POST /v1/chat/completions": CHAT,
     "POST /v1/completions": PROMPT,

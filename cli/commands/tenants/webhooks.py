@@ -1,0 +1,168 @@
+"""``mens webhooks``: where a tenant's webhooks go, and what was delivered."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from typing import Annotated, Any
+from urllib.parse import quote
+
+import typer
+
+from cli.client.connection import call, fail, find_all, note
+from cli.client.json_errors import Json
+from cli.output import print_table
+
+app = typer.Typer(
+    no_args_is_help=True,
+    help="Webhooks: be told when a job or a run of an eval has ended, instead of polling. They take an admin's key.\n\n"
+    "`mens webhooks create URL`, keep the secret that it prints, then `mens webhooks test ID`.",
+)
+PATH = "/v1/webhook_endpoints"
+ALL_EVENTS = tuple(
+    f"{thing}.{end}"
+    for thing, ends in (
+        ("fine_tuning.job", ("succeeded", "failed", "cancelled")),
+        ("eval.run", ("succeeded", "failed", "canceled")),
+    )
+    for end in ends
+)
+Endpoint = Annotated[str, typer.Argument(metavar="ID", help="Id of the endpoint: webhook-…")]
+Event = Annotated[
+    list[str] | None, typer.Option("--event", help=f"Type of event; again for more: {', '.join(ALL_EVENTS)}.")
+]
+
+
+@app.command("list")
+def list_endpoints(as_json: Json = False) -> None:
+    """Show the tenant's endpoints, newest first."""
+    found = find_all(PATH, limit=100)
+    if as_json:
+        typer.echo(json.dumps(found, indent=2))
+        return
+    rows = [(each["id"], each["name"], each["url"], _events(each), _state(each)) for each in found]
+    print_table(("id", "name", "URL", "events", "state"), rows)
+
+
+@app.command("create")
+def create(
+    url: Annotated[str, typer.Argument(help="https:// URL of the receiver, on a public host.")],
+    name: Annotated[str, typer.Option(help="What it is for.")] = "webhook",
+    event: Event = None,
+    as_json: Json = False,
+) -> None:
+    """Add an endpoint and print its secret, which is shown only now; without --event it is told of everything."""
+    body = {"url": url, "name": name, "event_types": event or list(ALL_EVENTS)}
+    _print_secret(call("POST", PATH, json=body), as_json)
+
+
+@app.command("update")
+def update(
+    endpoint: Endpoint,
+    url: Annotated[str | None, typer.Option(help="New URL.")] = None,
+    name: Annotated[str | None, typer.Option(help="New name.")] = None,
+    event: Event = None,
+    enabled: Annotated[
+        bool | None, typer.Option("--enable/--disable", help="Send to it again, or nothing more.")
+    ] = None,
+) -> None:
+    """Change an endpoint; one that was disabled for its failures is enabled again with --enable."""
+    changes = {"url": url, "name": name, "event_types": event, "enabled": enabled}
+    given = {key: value for key, value in changes.items() if value is not None}
+    if not given:
+        raise typer.BadParameter("Give --url, --name, --event, --enable or --disable.")
+    changed = call("POST", _path(endpoint), json=given)
+    typer.echo(f"{changed['id']} {changed['url']} {_events(changed)}: {_state(changed)}")
+
+
+@app.command("delete")
+def delete(endpoint: Endpoint) -> None:
+    """Delete an endpoint; what was not delivered to it yet is not."""
+    call("DELETE", _path(endpoint))
+    typer.echo(f"{endpoint} is deleted")
+
+
+@app.command("rotate")
+def rotate(
+    endpoint: Endpoint,
+    now: Annotated[bool, typer.Option("--now", help="The secret so far ends at once: it has leaked.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Give an endpoint a new secret. For 24 hours webhooks are signed with both, so the receiver can change when it likes."""
+    body = {"keep_old_secret_active_for_24_hours": not now}
+    _print_secret(call("POST", f"{_path(endpoint)}/rotate_secret", json=body), as_json)
+
+
+@app.command("test")
+def test(
+    endpoint: Endpoint,
+    event: Annotated[str, typer.Option(help="Type of the sample event.")] = ALL_EVENTS[0],
+    as_json: Json = False,
+) -> None:
+    """Send a sample event once and show what came of it; exit code 1 when it was not taken."""
+    found = call("POST", f"{_path(endpoint)}/test", json={"event_type": event})
+    delivery = found["mens"]
+    if as_json:
+        typer.echo(json.dumps(found, indent=2))
+    elif delivery["status"] == "delivered":
+        typer.echo(f"delivered: HTTP {found['status_code']}, event {delivery['event_id']}")
+    elif delivery["status"] == "pending":
+        fail("not attempted yet. Does the control worker run? `mens webhooks deliveries` shows what comes of it.")
+    else:
+        fail(f"not delivered: {delivery['last_error']}")
+    if delivery["status"] != "delivered":
+        raise typer.Exit(1)
+
+
+@app.command("deliveries")
+def deliveries(
+    endpoint: Endpoint,
+    status: Annotated[str | None, typer.Option(help="pending, delivered or failed; left out: all.")] = None,
+    limit: Annotated[int, typer.Option(min=1, max=100, help="At most this many.")] = 20,
+    as_json: Json = False,
+) -> None:
+    """Show what was or is to be delivered to an endpoint, newest first."""
+    found = find_all(f"{_path(endpoint)}/deliveries", limit=limit, **({"status": status} if status else {}))
+    if as_json:
+        typer.echo(json.dumps(found, indent=2))
+        return
+    rows = [
+        (
+            each["event_id"],
+            each["type"] + (" (test)" if each["is_test"] else ""),
+            each["created_at"][:19],
+            each["status"],
+            str(each["attempts"]),
+            each["next_attempt_at"][:19] if each["next_attempt_at"] else "",
+            each["last_error"] or (f"HTTP {each['status_code']}" if each["status_code"] else ""),
+        )
+        for each in found
+    ]
+    print_table(("event", "type", "when (UTC)", "status", "attempts", "next (UTC)", "last answer"), rows)
+
+
+def _print_secret(endpoint: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps(endpoint, indent=2))
+        return
+    typer.echo(f"id      {endpoint['id']}")
+    typer.echo(f"secret  {endpoint['signing_secret']}")
+    until = endpoint["mens"]["old_secret_until"]
+    overlap = f" The secret before it signs too until {until[:19]} UTC." if until else ""
+    note(f"The secret is shown only now; the receiver verifies with it.{overlap}")
+
+
+def _events(endpoint: dict[str, Any]) -> str:
+    return "all" if set(endpoint["event_types"]) == set(ALL_EVENTS) else ", ".join(endpoint["event_types"])
+
+
+def _state(endpoint: dict[str, Any]) -> str:
+    state = endpoint["mens"]
+    if state["enabled"]:
+        return "enabled"
+    since = datetime.fromisoformat(state["disabled_at"]).astimezone(UTC)
+    return f"DISABLED since {since:%Y-%m-%d %H:%M} UTC: {state['disabled_reason']}"
+
+
+def _path(endpoint: str) -> str:
+    return f"{PATH}/{quote(endpoint, safe='')}"

@@ -1,0 +1,164 @@
+"""Deliveries as the worker sees them: claim one that is due, and write what came of it.
+
+As with jobs, the number of the attempt is the fencing token: what a worker that was taken for dead writes is dropped.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+
+from sqlalchemy import and_, delete, func, or_, select
+from sqlalchemy.orm import Session
+
+from shared.database.connection import Database
+from shared.database.tables import WebhookDeliveryRow, WebhookEndpointRow
+from shared.database.visibility import storable
+from shared.database.webhooks.outbox import disable
+
+RETRY_SECONDS = (5, 300, 1800, 7200, 18_000, 36_000, 50_400, 72_000, 86_400)
+"""Between one attempt and the next: Standard Webhooks' schedule, ten attempts in three days."""
+JITTER = 0.2
+"""Share of a delay that is added at most, so that what failed together is not tried again together."""
+LEASE = timedelta(seconds=120)
+"""Longer than an attempt can take; then another worker may send it again."""
+KEPT = timedelta(days=7)
+"""How long a delivery that has ended is listed."""
+GONE = 410
+"""The receiver's word that it wants no more webhooks."""
+MAX_ERROR_CHARS = 300
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimedDelivery:
+    """One attempt at a delivery.
+
+    Attributes:
+        token: number of the attempt.
+        signing_secrets: the current one first; kept out of ``repr``, and so of logs.
+    """
+
+    id: str
+    endpoint_id: str
+    tenant: str
+    token: int
+    url: str
+    event_id: str
+    payload: str
+    signing_secrets: tuple[str, ...] = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came of an attempt: the status of a response, or why there was none."""
+
+    status_code: int | None
+    error: str | None
+
+    @property
+    def is_delivered(self) -> bool:
+        """Whether the receiver has taken it."""
+        return self.status_code is not None and 200 <= self.status_code < 300
+
+
+class Deliveries:
+    """Verbs of the worker; each is one transaction."""
+
+    def __init__(self, database: Database, jitter: Callable[[], float] = random.random) -> None:
+        self._db = database
+        self._jitter = jitter
+
+    def claim(self, limit: int) -> list[ClaimedDelivery]:
+        """Take deliveries that are due, of each endpoint the one that has been due for longest and none while another one is
+        being sent: so a receiver that hangs holds one thread, however much waits for it.
+
+        Args:
+            limit: of deliveries.
+        """
+        if limit < 1:
+            return []
+        row = WebhookDeliveryRow
+        with self._db.write() as session:
+            now = self._db.now(session)
+            due = and_(
+                row.status == "pending",
+                row.next_attempt_at <= now,
+                or_(row.lease_expires_at.is_(None), row.lease_expires_at <= now),
+            )
+            busy = select(row.endpoint_id).where(row.status == "pending", row.lease_expires_at > now)
+            rank = func.row_number().over(partition_by=row.endpoint_id, order_by=(row.next_attempt_at, row.id))
+            ranked = select(row.id, rank.label("rank")).where(due, row.endpoint_id.not_in(busy)).subquery()
+            first = select(ranked.c.id).where(ranked.c.rank == 1)
+            # The rows are checked again when they are locked: another worker may have taken one meanwhile.
+            query = select(row).where(due, row.id.in_(first)).order_by(row.next_attempt_at, row.id).limit(limit)
+            found = session.scalars(query.with_for_update(skip_locked=True)).all()
+            return [self._begin(session, delivery, now) for delivery in found]
+
+    def settle(self, claimed: ClaimedDelivery, outcome: Outcome) -> str | None:
+        """Write what came of an attempt: delivered, tried again later, or failed for good.
+
+        An endpoint that took nothing in all the time that a delivery was tried is disabled, and one that answers 410; what else
+        waits for it has failed then.
+
+        Returns:
+            why the endpoint is disabled now; None: it is not.
+        """
+        with self._db.write() as session:
+            # In the order of those that change endpoints: first the endpoint's row, then the delivery's.
+            endpoint = session.get(WebhookEndpointRow, claimed.endpoint_id, with_for_update=True)
+            row = session.get(WebhookDeliveryRow, claimed.id, with_for_update=True)
+            if endpoint is None or row is None or row.attempts != claimed.token or row.status != "pending":
+                return None
+            now = self._db.now(session)
+            row.lease_expires_at = None
+            row.status_code = outcome.status_code
+            row.last_error = storable(outcome.error)[:MAX_ERROR_CHARS] if outcome.error else None
+            if outcome.is_delivered:
+                _end(row, "delivered", now)
+                endpoint.last_delivered_at = now
+                return None
+            if outcome.status_code == GONE and not row.is_test:
+                _end(row, "failed", now)
+                reason = f"it answered {GONE} Gone"
+                disable(session, endpoint, reason, now)
+                return reason
+            if not row.is_test and row.attempts <= len(RETRY_SECONDS):
+                delay = RETRY_SECONDS[row.attempts - 1] * (1 + JITTER * self._jitter())
+                row.next_attempt_at = now + timedelta(seconds=delay)
+                return None
+            _end(row, "failed", now)
+            took_something = endpoint.last_delivered_at is not None and endpoint.last_delivered_at >= row.created_at
+            if row.is_test or took_something:
+                return None
+            reason = f"it took nothing in {row.attempts} attempts from {row.created_at:%Y-%m-%d %H:%M} UTC on: {row.last_error}"
+            disable(session, endpoint, reason[:500], now)
+            return reason
+
+    def prune(self) -> int:
+        """Delete deliveries that ended long ago; returns how many."""
+        with self._db.write() as session:
+            ended = WebhookDeliveryRow.ended_at < self._db.now(session) - KEPT
+            return len(session.scalars(delete(WebhookDeliveryRow).where(ended).returning(WebhookDeliveryRow.id)).all())
+
+    def _begin(self, session: Session, row: WebhookDeliveryRow, now: datetime) -> ClaimedDelivery:
+        row.attempts += 1
+        row.lease_expires_at = now + LEASE
+        endpoint = session.get_one(WebhookEndpointRow, row.endpoint_id)
+        overlaps = endpoint.old_secret is not None and endpoint.old_secret_until and endpoint.old_secret_until > now
+        old = (endpoint.old_secret,) if overlaps and endpoint.old_secret else ()
+        return ClaimedDelivery(
+            id=row.id,
+            endpoint_id=row.endpoint_id,
+            tenant=row.tenant,
+            token=row.attempts,
+            url=endpoint.url,
+            event_id=row.event_id,
+            payload=row.payload,
+            signing_secrets=(endpoint.secret, *old),
+        )
+
+
+def _end(row: WebhookDeliveryRow, status: str, now: datetime) -> None:
+    row.status, row.ended_at, row.next_attempt_at = status, now, None

@@ -1,0 +1,87 @@
+"""The outbox: for each event and endpoint a row, written in the transaction that ends the job, so neither is there without the other."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from sqlalchemy import select, update
+from sqlalchemy.orm import Session
+
+from shared.database.job_states import JobState
+from shared.database.records import Kind, new_id
+from shared.database.tables import EvalRunRow, JobRow, WebhookDeliveryRow, WebhookEndpointRow
+from shared.webhooks.events import EventType, payload
+
+JOB_EVENTS = {
+    JobState.SUCCEEDED: EventType.JOB_SUCCEEDED,
+    JobState.FAILED: EventType.JOB_FAILED,
+    JobState.CANCELLED: EventType.JOB_CANCELLED,
+}
+RUN_EVENTS = {
+    JobState.SUCCEEDED: EventType.RUN_SUCCEEDED,
+    JobState.FAILED: EventType.RUN_FAILED,
+    JobState.CANCELLED: EventType.RUN_CANCELED,
+}
+
+
+def add_end_of_job(session: Session, job: JobRow, state: JobState, now: datetime) -> None:
+    """Put what the end of a job means into the outbox: its own event, and those of the runs that it carried out.
+
+    Args:
+        session: of the transaction that ends the job.
+        job: whose row the transaction holds.
+        state: that it ends in.
+        now: the time of the event.
+    """
+    query = select(WebhookEndpointRow).where(
+        WebhookEndpointRow.tenant == job.tenant, WebhookEndpointRow.disabled_at.is_(None)
+    )
+    # Held as a foreign key would hold them: one that is being deleted is waited for and then left out, and fails no job's end.
+    endpoints = session.scalars(query.with_for_update(read=True, key_share=True)).all()
+    if not endpoints:
+        return
+    ended: list[tuple[EventType, str]] = []
+    if job.kind == Kind.FINETUNE:
+        ended.append((JOB_EVENTS[state], job.id))
+    runs = select(EvalRunRow.id).where(EvalRunRow.job_id == job.id).order_by(EvalRunRow.id)
+    ended += [(RUN_EVENTS[state], run_id) for run_id in session.scalars(runs)]
+    for event, thing_id in ended:
+        event_id = new_id("evt").replace("-", "_")
+        for endpoint in endpoints:
+            if event in endpoint.event_types:
+                session.add(new_delivery(endpoint, event_id, event, thing_id, now))
+
+
+def new_delivery(
+    endpoint: WebhookEndpointRow,
+    event_id: str,
+    event: EventType,
+    thing_id: str,
+    now: datetime,
+    *,
+    is_test: bool = False,
+) -> WebhookDeliveryRow:
+    """A row of the outbox that is due at once."""
+    return WebhookDeliveryRow(
+        id=new_id("whdelivery"),
+        endpoint_id=endpoint.id,
+        tenant=endpoint.tenant,
+        event_id=event_id,
+        type=str(event),
+        payload=payload(event_id, event, now, thing_id),
+        is_test=is_test,
+        status="pending",
+        attempts=0,
+        created_at=now,
+        next_attempt_at=now,
+    )
+
+
+def disable(session: Session, endpoint: WebhookEndpointRow, reason: str, now: datetime) -> None:
+    """Send an endpoint, whose row the transaction holds, nothing more until its tenant enables it; what waits for it has failed."""
+    endpoint.disabled_at, endpoint.disabled_reason = now, reason
+    waiting = update(WebhookDeliveryRow).where(
+        WebhookDeliveryRow.endpoint_id == endpoint.id, WebhookDeliveryRow.status == "pending"
+    )
+    ended = {"status": "failed", "ended_at": now, "next_attempt_at": None, "last_error": "the endpoint was disabled"}
+    session.execute(waiting.values(ended))

@@ -1,0 +1,30 @@
+"""Events that webhooks tell of, under OpenAI's names and in OpenAI's form (its API reference: webhook events)."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime
+from enum import StrEnum
+
+
+class EventType(StrEnum):
+    """OpenAI writes ``cancelled`` of a job and ``canceled`` of a run."""
+
+    JOB_SUCCEEDED = "fine_tuning.job.succeeded"
+    JOB_FAILED = "fine_tuning.job.failed"
+    JOB_CANCELLED = "fine_tuning.job.cancelled"
+    RUN_SUCCEEDED = "eval.run.succeeded"
+    RUN_FAILED = "eval.run.failed"
+    RUN_CANCELED = "eval.run.canceled"
+
+
+def payload(event_id: str, event: EventType, created_at: datetime, thing_id: str) -> str:
+    """The body of a webhook: what happened to which thing, and nothing of the thing itself."""
+    fields = {
+        "id": event_id,
+        "object": "event",
+        "created_at": int(created_at.timestamp()),
+        "type": str(event),
+        "data": {"id": thing_id},
+    }
+    return json.dumps(fields, separators=(",", ":"))

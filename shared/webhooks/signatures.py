@@ -1,0 +1,36 @@
+"""Signatures of webhooks: Standard Webhooks (https://www.standardwebhooks.com), symmetric, version 1, through its own library."""
+
+from __future__ import annotations
+
+import base64
+import secrets
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
+from standardwebhooks.webhooks import Webhook
+
+SECRET_PREFIX = "whsec_"  # noqa: S105  what every secret begins with
+SECRET_BYTES = 32
+"""The specification asks for 24 to 64."""
+
+
+def new_secret() -> str:
+    """A random signing secret, as receivers' libraries take it."""
+    return SECRET_PREFIX + base64.b64encode(secrets.token_bytes(SECRET_BYTES)).decode()
+
+
+def signed_headers(message_id: str, at: datetime, body: str, signing_secrets: Sequence[str]) -> dict[str, str]:
+    """The three headers of a webhook.
+
+    Args:
+        message_id: the same in every attempt, so that a receiver can drop what it has had.
+        at: of the attempt, aware; receivers refuse what is older than five minutes.
+        body: as it is sent.
+        signing_secrets: one, or two while the secret is being rotated: a receiver accepts either signature.
+    """
+    at = at.astimezone(UTC)
+    return {
+        "webhook-id": message_id,
+        "webhook-timestamp": str(int(at.timestamp())),
+        "webhook-signature": " ".join(Webhook(secret).sign(message_id, at, body) for secret in signing_secrets),
+    }

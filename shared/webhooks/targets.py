@@ -1,0 +1,136 @@
+"""Where webhooks may be sent: public addresses over HTTPS, and what the operator allows besides.
+
+A tenant chooses the URL and the worker connects, from inside the network: without these rules it would be a way to everything
+that the worker reaches (server-side request forgery). The URL is checked when it is stored, and the address that its host resolves
+to when the connection is made, so a name that resolves to another address later gains nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
+from urllib.parse import SplitResult, urlsplit
+
+from shared.errors import Code, InvalidRequest
+
+MAX_URL_CHARS = 2048
+NAT64 = IPv6Network("64:ff9b::/96")
+IPV4_COMPATIBLE = IPv6Network("::/96")
+Address = IPv4Address | IPv6Address
+Network = IPv4Network | IPv6Network
+
+
+@dataclass(frozen=True, slots=True)
+class AllowedTargets:
+    """What the operator allows besides public addresses over HTTPS: hosts by name, and networks.
+
+    Attributes:
+        hosts: lower case; ``*.example.org`` is every name under it.
+        networks: of addresses.
+    """
+
+    hosts: tuple[str, ...] = ()
+    networks: tuple[Network, ...] = ()
+
+    @classmethod
+    def parse(cls, entries: Sequence[str]) -> AllowedTargets:
+        """Read the entries of the setting: addresses and networks where they are such, else names of hosts.
+
+        Raises:
+            InvalidRequest: ``SETTINGS_INVALID``: an entry is neither.
+        """
+        hosts, networks = [], []
+        for entry in entries:
+            try:
+                networks.append(ip_network(entry.strip("[]")))
+            except ValueError:
+                name = entry.lower().rstrip(".")
+                if any(sign in name for sign in "/:@ ") or "*" in name.removeprefix("*."):
+                    raise InvalidRequest(
+                        Code.SETTINGS_INVALID,
+                        f"MENS_WEBHOOK_ALLOWED: {entry!r} is no host name, address or network.",
+                        remedy="Write names such as hooks.internal or *.corp.example, and networks such as 10.2.0.0/16.",
+                        param="MENS_WEBHOOK_ALLOWED",
+                    ) from None
+                hosts.append(name)
+        return cls(tuple(hosts), tuple(networks))
+
+    def names(self, host: str) -> bool:
+        """Whether a host is allowed by its name, or by the address that it is."""
+        host = host.lower().rstrip(".")
+        address = parse_address(host)
+        if address is not None:
+            return self.contain(address)
+        return any(host == name or (name.startswith("*.") and host.endswith(name[1:])) for name in self.hosts)
+
+    def contain(self, address: Address) -> bool:
+        """Whether an address is in a network that is allowed."""
+        return any(address.version == network.version and address in network for network in self.networks)
+
+    def permit(self, host: str, address: Address) -> bool:
+        """Whether the address that a host has resolved to may be connected to."""
+        address = embedded_ipv4(address) or address
+        return is_public(address) or self.contain(address) or (parse_address(host) is None and self.names(host))
+
+
+def check_url(url: str, allowed: AllowedTargets) -> SplitResult:
+    """Check the URL of a webhook, without resolving its host.
+
+    Raises:
+        InvalidRequest: ``WEBHOOK_URL_FORBIDDEN``.
+    """
+    try:
+        parts = urlsplit(url)
+        host, _ = parts.hostname or "", parts.port
+    except ValueError:
+        raise _forbidden("it is no URL") from None
+    if len(url) > MAX_URL_CHARS or not url.isascii() or any(sign <= " " or sign == "\x7f" for sign in url):
+        raise _forbidden(f"it takes at most {MAX_URL_CHARS} ASCII characters, none of them a space")
+    if parts.scheme not in ("https", "http") or not host:
+        raise _forbidden("it has to begin with https:// and a host")
+    if parts.username is not None or parts.password is not None or parts.fragment:
+        raise _forbidden("user, password and fragment are not sent; the signature says who sends it")
+    if parts.scheme == "http" and not allowed.names(host):
+        raise _forbidden("it has to begin with https://")
+    address = parse_address(host)
+    # A name is checked when it is resolved; so are forms of addresses that only a resolver takes, such as 127.1.
+    if address is not None and not allowed.permit(host, address):
+        raise _forbidden(f"{host} is not a public address")
+    if address is None and (host == "localhost" or host.endswith(".localhost")) and not allowed.names(host):
+        raise _forbidden(f"{host} is this machine")
+    return parts
+
+
+def parse_address(host: str) -> Address | None:
+    """The address that a host is; None for a name."""
+    try:
+        return ip_address(host)
+    except ValueError:
+        return None
+
+
+def is_public(address: Address) -> bool:
+    """Whether an address is one of the public internet: not private, loopback, link-local, shared, reserved or multicast."""
+    address = embedded_ipv4(address) or address
+    return address.is_global and not address.is_multicast and not address.is_reserved
+
+
+def embedded_ipv4(address: Address) -> IPv4Address | None:
+    """The IPv4 address that an IPv6 address stands for: mapped, compatible, 6to4, Teredo or NAT64; None for any other."""
+    if isinstance(address, IPv4Address):
+        return None
+    if address.teredo is not None:
+        return address.teredo[1]
+    if address in NAT64 or (address in IPV4_COMPATIBLE and int(address) > 1):
+        return IPv4Address(int(address) & 0xFFFFFFFF)
+    return address.ipv4_mapped or address.sixtofour
+
+
+def _forbidden(reason: str) -> InvalidRequest:
+    return InvalidRequest(
+        Code.WEBHOOK_URL_FORBIDDEN,
+        f"Webhooks cannot be sent to this URL: {reason}.",
+        remedy="Use an https:// URL of a public host; an operator allows internal receivers with MENS_WEBHOOK_ALLOWED.",
+        param="url",
+    )

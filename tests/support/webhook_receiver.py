@@ -1,0 +1,110 @@
+"""A receiver of webhooks on loopback, which answers as a test says; and the outbox that it is filled from."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+Answer = Callable[[BaseHTTPRequestHandler], None]
+
+
+@dataclass(frozen=True)
+class Received:
+    """One request."""
+
+    path: str
+    headers: dict[str, str]
+    body: bytes
+
+
+@dataclass
+class Receiver:
+    """What came, and how the next request is answered: the first answer that is left, then the last again and again."""
+
+    url: str = ""
+    received: list[Received] = field(default_factory=list)
+    answers: list[Answer] = field(default_factory=list)
+    released: threading.Event = field(default_factory=threading.Event)
+
+    @property
+    def ids(self) -> list[str]:
+        """Ids of the webhooks that came."""
+        return [each.headers["webhook-id"] for each in self.received]
+
+
+def status(code: int, body: bytes = b"", **headers: str) -> Answer:
+    """Answer with a status."""
+
+    def answer(request: BaseHTTPRequestHandler) -> None:
+        request.send_response(code)
+        for name, value in headers.items():
+            request.send_header(name, value)
+        request.send_header("Content-Length", str(len(body)))
+        request.end_headers()
+        request.wfile.write(body)
+
+    return answer
+
+
+def drip(seconds: float) -> Answer:
+    """Send a byte of a head every so often, and never its end: no time-out between two bytes is ever reached."""
+
+    def answer(request: BaseHTTPRequestHandler) -> None:
+        until = time.monotonic() + seconds
+        request.wfile.write(b"HTTP/1.1 200 OK\r\nX-Slow: ")
+        while time.monotonic() < until:
+            request.wfile.write(b"x")
+            request.wfile.flush()
+            time.sleep(0.02)
+
+    return answer
+
+
+@contextmanager
+def webhook_receiver(*answers: Answer) -> Iterator[Receiver]:
+    """A receiver, until the block ends."""
+    receiver = Receiver(answers=list(answers) or [status(204)])
+    lock = threading.Lock()
+
+    class HookHandler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            with lock:
+                headers = {name.lower(): value for name, value in self.headers.items()}
+                receiver.received.append(Received(self.path, headers, body))
+                answer = receiver.answers.pop(0) if len(receiver.answers) > 1 else receiver.answers[0]
+            try:
+                answer(self)
+            except OSError:
+                self.close_connection = True
+
+        do_GET = do_POST
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    class HookServer(ThreadingHTTPServer):
+        daemon_threads = True
+        block_on_close = False
+
+    with HookServer(("127.0.0.1", 0), HookHandler) as server:
+        receiver.url = f"http://127.0.0.1:{server.server_address[1]}/hook"
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+        try:
+            yield receiver
+        finally:
+            receiver.released.set()
+            server.shutdown()
+
+
+def hang(receiver: Receiver) -> Answer:
+    """Answer nothing until the receiver is released."""
+
+    def answer(_: BaseHTTPRequestHandler) -> None:
+        receiver.released.wait(30)
+
+    return answer

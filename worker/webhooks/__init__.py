@@ -1,0 +1,4 @@
+"""Delivery of webhooks, by the control worker.
+
+Start with `dispatcher.py`. Imports `shared/webhooks` and `shared/database/webhooks`.
+"""

@@ -1,0 +1,93 @@
+"""Rounds of delivering: what is due is claimed and sent, by a few threads, until nothing is due any more."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+
+from shared.database.connection import Database
+from shared.database.webhooks.deliveries import ClaimedDelivery, Deliveries, Outcome
+from shared.webhooks.targets import AllowedTargets
+from worker.settings import WorkerSettings
+from worker.webhooks.sender import WebhookSender
+
+THREADS = 16
+"""Endpoints that are sent something at once, by one process: each has one at a time."""
+ROUND_SECONDS = 60.0
+"""Nothing new is begun after that: the next round deletes what is old, and then goes on."""
+PRUNE_SECONDS = 3600.0
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class WebhookDispatcher:
+    """Delivers what is in the outbox.
+
+    Attributes:
+        stopping: set when the process ends; nothing new is begun then.
+    """
+
+    deliveries: Deliveries
+    sender: WebhookSender
+    stopping: threading.Event = field(default_factory=threading.Event)
+    _pruned_at: float = float("-inf")
+
+    def run_round(self) -> int:
+        """Deliver what is due; returns how many attempts were made.
+
+        A thread that waits for a receiver keeps no other endpoint waiting: as soon as one is free, more is claimed.
+
+        Raises:
+            Unavailable: ``DATABASE_UNAVAILABLE``.
+        """
+        self._prune()
+        if not (claimed := self.deliveries.claim(THREADS)):
+            return 0
+        attempts, until = 0, time.monotonic() + ROUND_SECONDS
+        running: set[Future[None]] = set()
+        with ThreadPoolExecutor(THREADS, "webhooks") as pool:
+            while claimed or running:
+                attempts += len(claimed)
+                running |= {pool.submit(self.deliver, delivery) for delivery in claimed}
+                done, running = wait(running, return_when=FIRST_COMPLETED)
+                for ended in done:
+                    ended.result()
+                is_over = self.stopping.is_set() or time.monotonic() > until
+                claimed = [] if is_over else self.deliveries.claim(THREADS - len(running))
+        return attempts
+
+    def deliver(self, delivery: ClaimedDelivery) -> None:
+        """Make one attempt, and write what came of it."""
+        try:
+            outcome = self.sender.send(delivery)
+        except Exception as error:
+            # Else the row would be claimed again for ever, and nobody would see why.
+            logger.exception("the webhook %s could not be sent", delivery.id)
+            outcome = Outcome(None, f"it could not be sent ({type(error).__name__})")
+        disabled = self.deliveries.settle(delivery, outcome)
+        if outcome.error is not None:
+            logger.warning(
+                "webhook %s to endpoint %s of %s, attempt %d: %s",
+                delivery.event_id,
+                delivery.endpoint_id,
+                delivery.tenant,
+                delivery.token,
+                outcome.error,
+            )
+        if disabled is not None:
+            logger.error("webhook endpoint %s of %s is disabled: %s", delivery.endpoint_id, delivery.tenant, disabled)
+
+    def _prune(self) -> None:
+        if time.monotonic() - self._pruned_at > PRUNE_SECONDS:
+            self.deliveries.prune()
+            self._pruned_at = time.monotonic()
+
+
+def make_webhook_dispatcher(settings: WorkerSettings, stopping: threading.Event) -> WebhookDispatcher:
+    """The dispatcher on the configured database."""
+    sender = WebhookSender(AllowedTargets.parse(settings.webhook_allowed))
+    return WebhookDispatcher(Deliveries(Database(settings.database_url)), sender, stopping)

@@ -1,0 +1,82 @@
+"""One attempt at a webhook: a signed POST, whose response counts by its status. No redirect is followed, no proxy asked."""
+
+from __future__ import annotations
+
+import ssl
+from contextlib import suppress
+from datetime import UTC, datetime
+
+import httpcore
+
+from shared.database.webhooks.deliveries import ClaimedDelivery, Outcome
+from shared.errors import InvalidRequest
+from shared.webhooks.signatures import signed_headers
+from shared.webhooks.targets import AllowedTargets, check_url
+from worker.webhooks.pinned_network import PinnedBackend, Resolve
+
+ATTEMPT_SECONDS = 15.0
+"""For connecting, sending and the response's head together, after the host was resolved; Standard Webhooks names 15 to 30 s."""
+READ_BYTES = 512
+"""Of the body of a refusal, for its tenant to read; no other body is read."""
+USER_AGENT = "Mens-Webhooks/1"
+
+
+class WebhookSender:
+    """Sends webhooks, each on a connection of its own."""
+
+    def __init__(
+        self, allowed: AllowedTargets, *, seconds: float = ATTEMPT_SECONDS, resolve: Resolve | None = None
+    ) -> None:
+        self._allowed = allowed
+        self._seconds = seconds
+        self._resolve = resolve
+        self._tls = ssl.create_default_context()
+
+    def send(self, delivery: ClaimedDelivery) -> Outcome:
+        """Send one delivery once. Whatever goes wrong is in the outcome."""
+        try:
+            check_url(delivery.url, self._allowed)  # what is allowed may have changed since it was stored
+        except InvalidRequest as error:
+            return Outcome(None, error.message)
+        headers = signed_headers(delivery.event_id, datetime.now(UTC), delivery.payload, delivery.signing_secrets)
+        headers |= {"content-type": "application/json", "user-agent": USER_AGENT, "accept-encoding": "identity"}
+        backend = PinnedBackend(self._allowed, self._seconds, self._resolve)
+        try:
+            with (
+                httpcore.ConnectionPool(ssl_context=self._tls, network_backend=backend, http2=False) as pool,
+                pool.stream(
+                    "POST",
+                    delivery.url,
+                    headers=list(headers.items()),
+                    content=delivery.payload.encode(),
+                    extensions={"timeout": {"pool": self._seconds}},
+                ) as response,
+            ):
+                return _outcome(response)
+        except (httpcore.TimeoutException, TimeoutError):
+            return Outcome(None, f"no response within {self._seconds:g} s")
+        except (httpcore.NetworkError, httpcore.ProtocolError, httpcore.UnsupportedProtocol, OSError) as error:
+            return Outcome(None, f"{type(error).__name__}: {error}")
+
+
+def _outcome(response: httpcore.Response) -> Outcome:
+    if 200 <= response.status < 300:
+        return Outcome(response.status, None)
+    if 300 <= response.status < 400:
+        return Outcome(
+            response.status, f"HTTP {response.status}: redirects are not followed; store the URL that is meant"
+        )
+    return Outcome(response.status, f"HTTP {response.status}{_beginning(response)}")
+
+
+def _beginning(response: httpcore.Response) -> str:
+    """The beginning of a refusal's body, one line of what can be printed."""
+    body = b""
+    with suppress(httpcore.NetworkError, httpcore.ProtocolError, httpcore.TimeoutException, OSError):
+        for chunk in response.iter_stream():
+            body += chunk
+            if len(body) >= READ_BYTES:
+                break
+    text = body[:READ_BYTES].decode(errors="replace")
+    line = " ".join("".join(sign if sign.isprintable() else " " for sign in text).split())
+    return f": {line}" if line else ""
