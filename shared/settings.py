@@ -9,11 +9,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal, TypeVar
 
-from pydantic import Field, SecretStr, ValidationError, model_validator
+from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from shared.errors import Code, InvalidRequest
 from shared.observability.logs import LogFormat
+from shared.webhooks.targets import AllowedTargets
 
 
 class Settings(BaseSettings):
@@ -92,6 +93,12 @@ class Settings(BaseSettings):
     sandbox: Literal["auto", "bubblewrap", "landlock", "off"] = Field(
         "auto", description="What Python graders run in: the strongest that a probe proves, one of them, or none."
     )
+
+    @field_validator("webhook_allowed")
+    @classmethod
+    def _check_webhook_allowed(cls, entries: list[str]) -> list[str]:
+        AllowedTargets.parse(entries)
+        return entries
 
     @model_validator(mode="before")
     @classmethod

@@ -38,7 +38,7 @@ class AllowedTargets:
         """Read the entries of the setting: addresses and networks where they are such, else names of hosts.
 
         Raises:
-            InvalidRequest: ``SETTINGS_INVALID``: an entry is neither.
+            ValueError: an entry is neither.
         """
         hosts, networks = [], []
         for entry in entries:
@@ -47,11 +47,8 @@ class AllowedTargets:
             except ValueError:
                 name = entry.lower().rstrip(".")
                 if any(sign in name for sign in "/:@ ") or "*" in name.removeprefix("*."):
-                    raise InvalidRequest(
-                        Code.SETTINGS_INVALID,
-                        f"MENS_WEBHOOK_ALLOWED: {entry!r} is no host name, address or network.",
-                        remedy="Write names such as hooks.internal or *.corp.example, and networks such as 10.2.0.0/16.",
-                        param="MENS_WEBHOOK_ALLOWED",
+                    raise ValueError(
+                        f"{entry!r} is no host name, address or network, such as hooks.internal, *.corp.example or 10.2.0.0/16"
                     ) from None
                 hosts.append(name)
         return cls(tuple(hosts), tuple(networks))

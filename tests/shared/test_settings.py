@@ -38,6 +38,7 @@ def test_default_paths_lie_in_the_home_folder(tmp_path: Path) -> None:
         "catalog_path": home / "catalog.json",
         "metrics_host": "127.0.0.1",
         "metrics_port": None,
+        "webhook_allowed": [],
         "log_format": "text",
         "otlp_endpoint": "",
         "serving_urls": [],
@@ -45,6 +46,14 @@ def test_default_paths_lie_in_the_home_folder(tmp_path: Path) -> None:
         "drain_seconds": 60.0,
         "sandbox": "auto",
     }
+
+
+def test_targets_of_webhooks_are_checked_when_they_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MENS_WEBHOOK_ALLOWED", " hooks.internal, 10.2.0.0/16,")
+    assert read_settings(Settings).webhook_allowed == ["hooks.internal", "10.2.0.0/16"]
+    monkeypatch.setenv("MENS_WEBHOOK_ALLOWED", "https://hooks.internal")
+    with pytest.raises(InvalidRequest, match=r"MENS_WEBHOOK_ALLOWED: 'https://hooks.internal' is no host name"):
+        read_settings(Settings)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -65,8 +66,8 @@ def drip(seconds: float) -> Answer:
 
 
 @contextmanager
-def webhook_receiver(*answers: Answer) -> Iterator[Receiver]:
-    """A receiver, until the block ends."""
+def webhook_receiver(*answers: Answer, tls: ssl.SSLContext | None = None) -> Iterator[Receiver]:
+    """A receiver, until the block ends; with ``tls`` over HTTPS."""
     receiver = Receiver(answers=list(answers) or [status(204)])
     lock = threading.Lock()
 
@@ -92,7 +93,9 @@ def webhook_receiver(*answers: Answer) -> Iterator[Receiver]:
         block_on_close = False
 
     with HookServer(("127.0.0.1", 0), HookHandler) as server:
-        receiver.url = f"http://127.0.0.1:{server.server_address[1]}/hook"
+        if tls:
+            server.socket = tls.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
+        receiver.url = f"http{'s' if tls else ''}://127.0.0.1:{server.server_address[1]}/hook"
         threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
         try:
             yield receiver

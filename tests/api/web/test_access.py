@@ -31,6 +31,7 @@ from tests.api.web.access_matrix import (
     NAME,
     POLICY,
     RECEIPT,
+    WEBHOOK,
     Case,
     Kind,
     Rule,
@@ -189,6 +190,7 @@ LISTS: dict[str, tuple[Kind, str]] = {
     "GET /v1/policy_assignments": (ASSIGNMENT, "scope"),
     "GET /v1/receipts": (RECEIPT, "id"),
     "GET /v1/keys": (KEY, "id"),
+    "GET /v1/webhook_endpoints": (WEBHOOK, "id"),
     "GET /api/tags": (ADAPTER, "name"),
 }
 NO_LISTS = {
@@ -222,7 +224,7 @@ def test_lists_contain_the_visible_objects(route: str, client: TestClient, insta
             assert response.status_code in (401, 403)
             continue
         listed = {entry[field] for entry in entries(response.json())}
-        seen = (asker.tenant,) if kind is KEY else visible_to(asker.tenant)
+        seen = (asker.tenant,) if kind in (KEY, WEBHOOK) else visible_to(asker.tenant)
         assert {tenant for tenant, thing in things.items() if thing in listed} == set(seen), asker.name
 
 

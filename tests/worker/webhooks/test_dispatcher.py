@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import ssl
 import subprocess
 import sys
 import time
@@ -201,6 +202,33 @@ def test_the_address_that_was_checked_is_the_one_that_is_used(
         assert receiver.received[0].headers["host"] == f"hooks.internal:{port}"
     assert only(endpoints, endpoint_id).status == "delivered"
     assert next(answers) == [ip_address("169.254.169.254")]
+
+
+def test_the_certificate_has_to_be_the_hosts(
+    database: Database,
+    endpoints: Endpoints,
+    add: Add,
+    end_a_job: EndAJob,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The connection is made to an address, and the name in the URL is what the certificate has to be for."""
+    certificate, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    made = f"openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=x -addext subjectAltName=DNS:hooks.internal -keyout {key} -out {certificate}"
+    subprocess.run(made.split(), check=True, capture_output=True)
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+    tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    tls.load_cert_chain(certificate, key)
+    with webhook_receiver(tls=tls) as receiver:
+        port = receiver.url.split(":")[2].split("/")[0]
+        its_own, _ = add(f"https://hooks.internal:{port}/hook")
+        anothers, _ = add(f"https://other.internal:{port}/hook")
+        end_a_job()
+        allowed = AllowedTargets.parse(["*.internal"])
+        dispatcher(database, allowed, resolve=lambda *_: [ip_address("127.0.0.1")]).run_round()
+    assert only(endpoints, its_own).status == "delivered"
+    assert "CERTIFICATE_VERIFY_FAILED" in (only(endpoints, anothers).last_error or "")
+    assert len(receiver.received) == 1
 
 
 def test_two_workers_deliver_each_event_once(
