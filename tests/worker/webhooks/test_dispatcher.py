@@ -238,11 +238,11 @@ def test_two_workers_deliver_each_event_once(
         ids = [add(receiver.url)[0] for _ in range(3)]
         for _ in range(4):
             end_a_job()
+        others = [Database(database.url.render_as_string(hide_password=False)) for _ in range(2)]
         with ThreadPoolExecutor(2) as pool:
-            rounds = [
-                pool.submit(dispatcher(Database(str(database.url.render_as_string(False)))).run_round) for _ in "ab"
-            ]
-            attempts = sum(each.result(60) for each in rounds)
+            attempts = sum(pool.map(lambda other: dispatcher(other).run_round(), others))
+        for other in others:
+            other.close()
         assert attempts == len(receiver.received) == 12
         assert sorted(receiver.ids) == sorted(each.event_id for one in ids for each in endpoints.deliveries(one))
     assert {each.status for one in ids for each in endpoints.deliveries(one)} == {"delivered"}
