@@ -10,6 +10,7 @@ from shared.errors import Code, MensError
 CODES: dict[Code, str] = {
     Code.KEY_MISSING: "invalid_api_key",
     Code.KEY_INVALID: "invalid_api_key",
+    Code.KEY_EXPIRED: "invalid_api_key",
     Code.MODEL_NOT_FOUND: "model_not_found",
     Code.MODEL_UNCERTIFIED: "model_not_found",
     Code.RATE_LIMITED: "rate_limit_exceeded",

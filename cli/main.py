@@ -19,7 +19,6 @@ from cli.commands import (
     data,
     demo,
     jobs,
-    keys,
     migrate,
     models,
     names,
@@ -31,6 +30,7 @@ from cli.commands import (
 )
 from cli.commands.evaluation import evals, scorecards
 from cli.commands.gates import policies, receipts
+from cli.commands.keys import commands as keys
 from cli.commands.tenants import quotas, usage, webhooks
 from shared.errors import Code, MensError
 

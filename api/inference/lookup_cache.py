@@ -16,6 +16,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 
 from fastapi.concurrency import run_in_threadpool
@@ -25,7 +26,7 @@ from shared.database.adapters import Adapters
 from shared.database.base_certificates import BaseCertificate, BaseCertificates, refuse_uncertified
 from shared.database.change_counter import Changes
 from shared.database.connection import Database
-from shared.database.keys import Key, Keys
+from shared.database.keys import Key, Keys, expired
 from shared.database.names.aliases import Aliases
 from shared.database.names.foreign_names import ForeignNames
 from shared.database.routing import Destination, Routing
@@ -40,8 +41,12 @@ MAX_AGE_SECONDS = 10.0
 """Nothing is cached for longer, so that changes by a writer that does not count them (the release before, a person with SQL)
 become visible too."""
 MAX_KNOWN_KEYS = 100_000
+USE_SECONDS = 60.0
+"""Between two writes of when keys were last used."""
 
 logger = logging.getLogger(__name__)
+now_seconds = time.time
+"""The clock by which secrets end."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -52,6 +57,8 @@ class CacheGeneration:
     """
 
     keys: dict[bytes, Key] = field(default_factory=dict)
+    ends: dict[bytes, datetime] = field(default_factory=dict)
+    """Until when a secret is accepted, of those that end by themselves."""
     destinations: dict[tuple[str, str], Destination] = field(default_factory=dict)
     certificates: dict[str, list[BaseCertificate]] = field(default_factory=dict)
 
@@ -75,6 +82,8 @@ class LookupCache:
         self._bases_read_at = -POLL_SECONDS
         self._cached = CacheGeneration()
         self._known: set[bytes] = set()
+        self._used: dict[str, float] = {}
+        self._use_written_at = time.monotonic()
         self._cached_at = 0.0
         self._count: int | None = None
         self._writes = self._writes_seen = 0
@@ -89,16 +98,23 @@ class LookupCache:
         """The key of a secret.
 
         Raises:
-            Unauthenticated: ``KEY_INVALID``: unknown or revoked. Unavailable: ``DATABASE_UNAVAILABLE``.
+            Unauthenticated: ``KEY_INVALID``: unknown or revoked; ``KEY_EXPIRED``. Unavailable: ``DATABASE_UNAVAILABLE``.
         """
         cached = await self._current()
         digest = _digest(secret)
         if (key := cached.keys.get(digest)) is None:
             self._known.discard(digest)
-            key = cached.keys[digest] = await run_in_threadpool(self._keys.authenticate, secret)
+            accepted = await run_in_threadpool(self._keys.accept, secret)
+            key = cached.keys[digest] = accepted.key
+            if accepted.until is not None:
+                cached.ends[digest] = accepted.until
             if len(self._known) >= MAX_KNOWN_KEYS:
                 self._known.clear()
             self._known.add(digest)
+        now = now_seconds()
+        if (until := cached.ends.get(digest)) is not None and now >= until.timestamp():
+            raise expired(key, until)
+        self._used[key.id] = now
         return key
 
     def known_key(self, secret: str) -> Key | None:
@@ -107,7 +123,14 @@ class LookupCache:
         if not is_polled or self._writes_seen < self._writes:
             return None
         is_usable = time.monotonic() - self._answered_at < OUTAGE_SECONDS
-        return self._cached.keys.get(_digest(secret)) if is_usable else None
+        digest = _digest(secret)
+        key, now = self._cached.keys.get(digest), now_seconds()
+        if key is None or not is_usable:
+            return None
+        if (until := self._cached.ends.get(digest)) is not None and now >= until.timestamp():
+            return None
+        self._used[key.id] = now
+        return key
 
     def has_known(self, secret: str) -> bool:
         """Whether the last lookup of a secret found its key, however long ago; so it is no guess."""
@@ -191,6 +214,7 @@ class LookupCache:
         if self._polling is not None:
             self._polling.cancel()
             await asyncio.gather(self._polling, return_exceptions=True)
+            await self._write_use()
             self._thread.shutdown(wait=False, cancel_futures=True)
 
     def _read_destination(self, tenant: str, name: str) -> Destination | None:
@@ -215,7 +239,24 @@ class LookupCache:
     async def _poll(self) -> None:
         while True:
             await self._refresh()
+            if time.monotonic() - self._use_written_at >= USE_SECONDS:
+                await self._write_use()
             await asyncio.sleep(POLL_SECONDS)
+
+    async def _write_use(self) -> None:
+        """Write when keys were last used, for people to read; what cannot be written now is written the next time."""
+        self._use_written_at = time.monotonic()
+        used, self._used = self._used, {}
+        if not used or self._is_down:
+            self._used = used | self._used
+            return
+        moments = {key_id: datetime.fromtimestamp(at, UTC) for key_id, at in used.items()}
+        try:
+            async with asyncio.timeout(READ_SECONDS):
+                await run_in_threadpool(self._keys.record_use, moments)
+        except Exception as error:  # as with the counter: the poll must go on
+            logger.warning("when keys were last used was not written: %s: %s", type(error).__name__, error)
+            self._used = used | self._used
 
     async def _refresh(self, wanted: int | None = None) -> None:
         """Read the counter; empty the cache when it has moved, or when it cannot be read after a write of this process.

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from fastapi import APIRouter, status
-from pydantic import ConfigDict, Field
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 
 from api.services import ServicesDep
 from api.web.auth import CallerDep, requires
 from api.web.params import Id, WholeList
-from shared.database.keys import Key, KeyName
+from shared.database.keys import DAY_SECONDS, LONGEST_OVERLAP_SECONDS, Key, KeyChange, KeyName
 from shared.database.tenancy import KeyLimits, Role, TenantName
 from shared.errors import Code, Forbidden
 
@@ -24,16 +24,23 @@ class CreateKey(KeyLimits):
     tenant: TenantName | None = Field(
         None, description="The key's tenant; the caller's when null. Only an operator may name another."
     )
+    expires_at: AwareDatetime | None = Field(None, description="From then on the key is refused; null: never.")
 
 
-class ChangeLimits(KeyLimits):
-    """New limits of a key. A field that is left out keeps its value; null removes the limit."""
+class RotateKey(BaseModel):
+    """Request for a new secret of a key."""
 
     model_config = ConfigDict(extra="forbid")
+    overlap_seconds: int = Field(
+        DAY_SECONDS,
+        ge=0,
+        le=LONGEST_OVERLAP_SECONDS,
+        description="For how long the secret so far is accepted beside the new one; 0: it ends at once.",
+    )
 
 
 class CreatedKey(Key):
-    """A new API key. ``secret`` is shown only here."""
+    """An API key with a new secret. ``secret`` is shown only here."""
 
     secret: str
 
@@ -50,7 +57,7 @@ def create_key(body: CreateKey, services: ServicesDep, caller: CallerDep) -> Cre
             param="tenant",
         )
     limits = KeyLimits.model_validate(body.model_dump(include=set(KeyLimits.model_fields)))
-    key, secret = services.keys.create(body.name, tenant, body.role, limits)
+    key, secret = services.keys.create(body.name, tenant, body.role, limits, body.expires_at)
     return CreatedKey(**key.model_dump(), secret=secret)
 
 
@@ -61,9 +68,16 @@ def list_keys(services: ServicesDep, caller: CallerDep) -> WholeList[Key]:
 
 
 @router.patch("/{key_id}")
-def limit_key(key_id: Id, body: ChangeLimits, services: ServicesDep, caller: CallerDep) -> Key:
-    """Change a key's limits. They apply in every API process within a quarter of a second."""
-    return services.keys.limit(key_id, body, caller.tenant)
+def change_key(key_id: Id, body: KeyChange, services: ServicesDep, caller: CallerDep) -> Key:
+    """Change a key's name, role, limits or expiry. It applies in every API process within a quarter of a second."""
+    return services.keys.change(key_id, body, caller.tenant)
+
+
+@router.post("/{key_id}/rotate")
+def rotate_key(key_id: Id, body: RotateKey, services: ServicesDep, caller: CallerDep) -> CreatedKey:
+    """Give a key a new secret, while the one so far is accepted for a while. This response is the only one that shows it."""
+    key, secret = services.keys.rotate(key_id, body.overlap_seconds, caller.tenant)
+    return CreatedKey(**key.model_dump(), secret=secret)
 
 
 @router.delete("/{key_id}")

@@ -19,6 +19,7 @@ SEE_HELP = "See the command's --help for what is expected"
 REMEDIES: dict[Code | tuple[Code, str], str] = {
     Code.KEY_MISSING: "Set MENS_API_KEY; an admin makes a key with `mens keys create NAME`.",
     Code.KEY_INVALID: "Set MENS_API_KEY to one that an admin made with `mens keys create NAME`.",
+    Code.KEY_EXPIRED: "Set MENS_API_KEY to the key's new secret, or ask an admin: `mens keys change KEY --expires 90d`.",
     Code.KEY_NOT_FOUND: "List them: `mens keys list`.",
     Code.KEY_REVOKED: "Make another: `mens keys create NAME`.",
     Code.TENANT_NOT_FOUND: "Check MENS_TENANT and --tenant; a tenant is made with its first key: "

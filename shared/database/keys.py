@@ -1,16 +1,17 @@
-"""API keys: their tenant, role and limits. Secrets are stored as hashes."""
+"""API keys: their tenant, role, limits and expiry, and the rotation of their secrets, which are stored as hashes."""
 
 from __future__ import annotations
 
 import hashlib
 import re
 import secrets
+from collections.abc import Mapping
 from contextlib import suppress
-from datetime import UTC, datetime
-from typing import Annotated
+from datetime import UTC, datetime, timedelta
+from typing import Annotated, NamedTuple
 
-from pydantic import BeforeValidator, StringConstraints
-from sqlalchemy import or_, select
+from pydantic import AwareDatetime, BeforeValidator, ConfigDict, Field, StringConstraints
+from sqlalchemy import or_, select, update
 from sqlalchemy.orm import Session
 
 from shared.database.change_counter import bump
@@ -31,6 +32,8 @@ from shared.database.tenancy import (
 from shared.errors import Code, Conflict, InvalidRequest, NotFound, Unauthenticated
 
 KEY_PREFIX = "mens-"
+DAY_SECONDS = 86_400
+LONGEST_OVERLAP_SECONDS = 90 * DAY_SECONDS
 KEY_NAME_PATTERN = r"^[^\x00-\x1f\x7f]{1,64}$"
 KEY_NAME_RULE = "1 to 64 characters in one line"
 """The pattern, for error messages."""
@@ -57,6 +60,27 @@ class Key(Value):
     tokens_per_minute: int | None = None
     created_at: datetime
     revoked_at: datetime | None
+    expires_at: datetime | None = Field(None, description="From then on the key is refused; null: never.")
+    previous_secret_until: datetime | None = Field(
+        None, description="Until then the secret before the last rotation is accepted, too; null: there is none."
+    )
+    last_used_at: datetime | None = Field(None, description="Of its last request, as of a minute ago or so.")
+
+
+class KeyChange(KeyLimits):
+    """A change of a key. What is left out stays; null removes a limit or the expiry, and leaves name and role as they are."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    name: KeyName | None = Field(None, description="Name of the person or program that uses the key.")
+    role: Role | None = Field(None, description="What the key may do in its tenant.")
+    expires_at: AwareDatetime | None = Field(None, description="From then on the key is refused; null: never.")
+
+
+class AcceptedSecret(NamedTuple):
+    """A key, found by one of its secrets, and until when that one is accepted; None: as long as nobody changes the key."""
+
+    key: Key
+    until: datetime | None
 
 
 class Keys:
@@ -66,7 +90,12 @@ class Keys:
         self._db = database
 
     def create(
-        self, name: KeyName, tenant: TenantName = SHARED, role: Role = Role.ADMIN, limits: KeyLimits = UNLIMITED
+        self,
+        name: KeyName,
+        tenant: TenantName = SHARED,
+        role: Role = Role.ADMIN,
+        limits: KeyLimits = UNLIMITED,
+        expires_at: datetime | None = None,
     ) -> tuple[Key, str]:
         """Create an API key.
 
@@ -74,7 +103,7 @@ class Keys:
             the key's record, and the secret, which is stored only as a hash and can never be shown again.
 
         Raises:
-            InvalidRequest: ``NAME_INVALID``. Conflict: ``KEY_NAME_TAKEN``: the tenant has an unrevoked key of that name.
+            InvalidRequest: ``NAME_INVALID``, ``KEY_EXPIRY_INVALID``. Conflict: ``KEY_NAME_TAKEN``: the tenant has an unrevoked key of that name.
         """
         _check_name("name", name, KEY_NAME_PATTERN, KEY_NAME_RULE)
         _check_name("tenant", tenant, TENANT_PATTERN, TENANT_RULE)
@@ -86,6 +115,7 @@ class Keys:
             # First, so that a transaction waits here for another that creates a key, and then finds its name.
             bump(session, "keys")
             _check_free(session, name, tenant)
+            expires_at = _checked_expiry(expires_at, self._db.now(session)) if expires_at else None
             row = KeyRow(
                 id=new_id("key"),
                 name=name,
@@ -93,6 +123,7 @@ class Keys:
                 role=str(role),
                 secret_sha256=_hash(secret),
                 created_at=whole_milliseconds(datetime.now(UTC)),
+                expires_at=expires_at,
                 **limits.model_dump(),
             )
             session.add(row)
@@ -132,31 +163,68 @@ class Keys:
         with self._db.read() as session:
             return session.scalar(select(KeyRow.id).where(KeyRow.tenant == tenant).limit(1)) is not None
 
-    def limit(self, key_id: str, limits: KeyLimits, tenant: TenantName | None = None) -> Key:
-        """Change a key's limits, from its next request on.
+    def change(self, key_id: str, change: KeyChange, tenant: TenantName | None = None) -> Key:
+        """Change a key's name, role, limits or expiry, from its next request on. An expired key is valid again with a later expiry.
 
         Args:
-            limits: only the fields that were set change (``model_fields_set``); None removes a limit.
+            change: only the fields that were set count (``model_fields_set``).
             tenant: the tenant that the key must belong to; None: any.
+
+        Raises:
+            NotFound: ``KEY_NOT_FOUND``. Conflict: ``KEY_REVOKED``, ``KEY_NAME_TAKEN``. InvalidRequest: ``KEY_EXPIRY_INVALID``.
+        """
+        given = change.model_dump(exclude_unset=True)
+        given = {field: value for field, value in given.items() if value is not None or field not in ("name", "role")}
+        with self._db.write() as session:
+            row = _unrevoked_row(session, key_id, tenant)
+            if given.get("expires_at"):
+                given["expires_at"] = _checked_expiry(given["expires_at"], self._db.now(session))
+            given = {field: value for field, value in given.items() if value != getattr(row, field)}
+            if not given:
+                return Key.model_validate(row)
+            # Before the name is looked for: a transaction that gives another key the name waits here.
+            bump(session, "keys")
+            if "name" in given:
+                _check_free(session, given["name"], row.tenant)
+            for field, value in given.items():
+                setattr(row, field, str(value) if field == "role" else value)
+            session.flush()
+            return Key.model_validate(row)
+
+    def rotate(
+        self, key_id: str, overlap_seconds: int = DAY_SECONDS, tenant: TenantName | None = None
+    ) -> tuple[Key, str]:
+        """Give a key a new secret; its id, usage and limits stay.
+
+        Args:
+            overlap_seconds: for how long the secret so far is accepted beside the new one. One that was replaced before ends at once.
+            tenant: the tenant that the key must belong to; None: any.
+
+        Returns:
+            the key's record, and the new secret, which can never be shown again.
 
         Raises:
             NotFound: ``KEY_NOT_FOUND``. Conflict: ``KEY_REVOKED``.
         """
+        secret = KEY_PREFIX + secrets.token_urlsafe(32)
         with self._db.write() as session:
-            row = _row(session, key_id, tenant, lock=True)
-            if row.revoked_at is not None:
-                raise Conflict(
-                    Code.KEY_REVOKED,
-                    f"The key {key_id!r} ({row.name}) is revoked for good.",
-                    remedy="Create another one: POST /v1/keys or `mens keys create NAME`.",
-                    param="key_id",
-                )
-            for field, limit in limits.model_dump(exclude_unset=True).items():
-                setattr(row, field, limit)
-            if session.is_modified(row):
-                session.flush()
-                bump(session, "keys")
-            return Key.model_validate(row)
+            row = _unrevoked_row(session, key_id, tenant)
+            row.previous_secret_sha256 = row.secret_sha256 if overlap_seconds else None
+            until = self._db.now(session) + timedelta(seconds=overlap_seconds)
+            row.previous_secret_until = until if overlap_seconds else None
+            row.secret_sha256 = _hash(secret)
+            session.flush()
+            bump(session, "keys")
+            return Key.model_validate(row), secret
+
+    def record_use(self, used: Mapping[str, datetime]) -> None:
+        """Record when keys, by id, were last used. It is no change that others have to see at once, so it is not counted as one."""
+        with self._db.write() as session:
+            # In one order everywhere, so that two processes never wait for each other.
+            for key_id, moment in sorted(used.items()):
+                at = whole_milliseconds(moment)
+                is_later = or_(KeyRow.last_used_at.is_(None), KeyRow.last_used_at < at)
+                session.execute(update(KeyRow).where(KeyRow.id == key_id, is_later).values(last_used_at=at))
 
     def revoke(self, key_id: str, tenant: TenantName | None = None) -> Key:
         """Refuse a key from now on. Revoking it again changes nothing. Of an attempt's key, which nobody made, no record is kept.
@@ -182,10 +250,20 @@ class Keys:
         """The key of a secret.
 
         Raises:
-            Unauthenticated: ``KEY_INVALID``: unknown or revoked.
+            Unauthenticated: ``KEY_INVALID``: unknown or revoked; ``KEY_EXPIRED``.
         """
+        return self.accept(secret).key
+
+    def accept(self, secret: str) -> AcceptedSecret:
+        """The key of a secret, and until when that is so.
+
+        Raises:
+            Unauthenticated: ``KEY_INVALID``: unknown or revoked; ``KEY_EXPIRED``.
+        """
+        digest = _hash(secret)
+        is_secret = or_(KeyRow.secret_sha256 == digest, KeyRow.previous_secret_sha256 == digest)
         with self._db.read() as session:
-            row = session.scalar(select(KeyRow).where(KeyRow.secret_sha256 == _hash(secret)))
+            row = session.scalar(select(KeyRow).where(is_secret))
             if row is None or row.revoked_at is not None:
                 # It begins with OpenAI's words: litellm takes a 401 without them for a bad request.
                 raise Unauthenticated(
@@ -193,7 +271,26 @@ class Keys:
                     "Incorrect API key provided: it is not known, or it was revoked.",
                     remedy="Make one with `mens keys create NAME`.",
                 )
-            return Key.model_validate(row)
+            key = Key.model_validate(row)
+            ends = [key.expires_at, None if row.secret_sha256 == digest else key.previous_secret_until]
+            until = min((end for end in ends if end), default=None)
+            if until and self._db.now(session) >= until:
+                raise expired(key, until)
+            return AcceptedSecret(key, until)
+
+
+def expired(key: Key, until: datetime) -> Unauthenticated:
+    """The error for a key, or for the secret that another has replaced, from ``until`` on."""
+    # OpenAI's words first, as above.
+    if until == key.expires_at:
+        message = f"Incorrect API key provided: the key {key.name!r} expired at {until:%Y-%m-%dT%H:%M:%SZ}."
+        remedy = (
+            f"An admin can let it live longer: `mens keys change {key.id} --expires 90d`, or PATCH /v1/keys/{key.id}."
+        )
+    else:
+        message = f"Incorrect API key provided: this secret of the key {key.name!r} was replaced, and ended at {until:%Y-%m-%dT%H:%M:%SZ}."
+        remedy = "Use the key's new secret, which whoever rotated it has."
+    return Unauthenticated(Code.KEY_EXPIRED, message, remedy=remedy)
 
 
 def add_attempt_key(session: Session, job: JobRow, role: Role) -> tuple[Key, str]:
@@ -226,6 +323,17 @@ def _check_name(param: str, given: str, pattern: str, rule: str) -> None:
         raise InvalidRequest(Code.NAME_INVALID, f"The {param} is {given!r}; it must be {rule}.", param=param)
 
 
+def _checked_expiry(expires_at: datetime, now: datetime) -> datetime:
+    if expires_at <= now:
+        raise InvalidRequest(
+            Code.KEY_EXPIRY_INVALID,
+            f"The key would expire at {expires_at.isoformat()}, which is past.",
+            remedy="Give a later time; to end a key now, revoke it: `mens keys revoke KEY`.",
+            param="expires_at",
+        )
+    return whole_milliseconds(expires_at.astimezone(UTC))
+
+
 def _check_free(session: Session, name: str, tenant: str) -> None:
     found = select(KeyRow.id).where(KeyRow.tenant == tenant, KeyRow.name == name, KeyRow.revoked_at.is_(None))
     if key_id := session.scalar(found.limit(1)):
@@ -236,6 +344,23 @@ def _check_free(session: Session, name: str, tenant: str) -> None:
             param="name",
             details={"key_id": key_id},
         )
+
+
+def _unrevoked_row(session: Session, key_id: str, tenant: str | None) -> KeyRow:
+    """A key's row, held until the transaction ends.
+
+    Raises:
+        NotFound: ``KEY_NOT_FOUND``. Conflict: ``KEY_REVOKED``.
+    """
+    row = _row(session, key_id, tenant, lock=True)
+    if row.revoked_at is not None:
+        raise Conflict(
+            Code.KEY_REVOKED,
+            f"The key {key_id!r} ({row.name}) is revoked for good.",
+            remedy="Create another one: POST /v1/keys or `mens keys create NAME`.",
+            param="key_id",
+        )
+    return row
 
 
 def _row(session: Session, key_id: str, tenant: str | None, *, lock: bool = False) -> KeyRow:

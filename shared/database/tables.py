@@ -382,6 +382,12 @@ class KeyRow(Base):
     secret_sha256: Mapped[str] = mapped_column(String(64), unique=True)
     created_at: Mapped[datetime]
     revoked_at: Mapped[datetime | None]
+    expires_at: Mapped[datetime | None]
+    # The secret before the last rotation, accepted until then.
+    previous_secret_sha256: Mapped[str | None] = mapped_column(String(64), unique=True, index=True)
+    previous_secret_until: Mapped[datetime | None]
+    # As of a minute ago or so.
+    last_used_at: Mapped[datetime | None]
     tenant: Mapped[str] = mapped_column(String(64), server_default=SHARED)
     role: Mapped[str] = mapped_column(String(16), server_default="admin")
     requests_per_minute: Mapped[int | None]

@@ -9,7 +9,7 @@ import typer
 
 from cli.client.connection import call, find_all
 from cli.client.json_errors import Json
-from cli.commands.keys import NO_LIMIT, check_tenant
+from cli.commands.keys.commands import NO_LIMIT, check_tenant
 from cli.output import print_table
 from shared.database.tenancy import LARGEST_LIMIT
 

@@ -13,7 +13,8 @@ import typer
 from cli.client.connection import call, find, find_all, note
 from cli.client.id_prefixes import resolve_adapter_id
 from cli.client.json_errors import note_json
-from cli.commands.keys import RemoteKeys, check_tenant, find_id
+from cli.commands.keys.commands import check_tenant
+from cli.commands.keys.store import RemoteKeys, find_id
 from cli.output import print_table
 
 PAGE = 1000

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Awaitable, Callable, Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -360,6 +361,58 @@ def test_own_change_empties_the_cache_during_an_outage(database: Database, adapt
             await lookup.authenticate(secret)
 
     run(test, database)
+
+
+# -- secrets that end by themselves, last use --------------------------------------------------------------------------
+
+
+def test_expiry_is_honoured_from_memory(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = Keys(database)
+    ends = datetime.now(UTC) + timedelta(hours=1)
+    _, expiring = keys.create("bot", expires_at=ends)
+    key, old = keys.create("rotated")
+    _, new = keys.rotate(key.id, 3600)
+    queries = Queries(database)
+
+    async def test(lookup: LookupCache) -> None:
+        await eventually(lambda: has_counter(lookup))
+        for secret in (expiring, old, new):
+            assert await lookup.authenticate(secret) == lookup.known_key(secret)
+        read = len(queries.statements)
+        later = ends.timestamp() + 60
+        monkeypatch.setattr(lookup_cache, "now_seconds", lambda: later)
+        for secret in (expiring, old):
+            assert lookup.known_key(secret) is None
+            with pytest.raises(Unauthenticated) as refused:
+                await lookup.authenticate(secret)
+            assert refused.value.code == Code.KEY_EXPIRED
+            assert lookup.has_known(secret), "it is no guess"
+        assert lookup.known_key(new), "the new secret of a rotated key does not end"
+        assert len(queries.statements) == read
+
+    run(test, database)
+
+
+def test_last_use_is_written_by_the_poll_and_at_the_end(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = Keys(database)
+    (first, first_secret), (second, second_secret) = keys.create("one"), keys.create("two")
+    moments = iter([1000.0, 2000.0])
+    monkeypatch.setattr(lookup_cache, "now_seconds", lambda: next(moments))
+
+    async def is_written(_: LookupCache) -> bool:
+        return keys.get(first.id, SHARED).last_used_at == datetime.fromtimestamp(1000, UTC)
+
+    async def test(lookup: LookupCache) -> None:
+        await lookup.authenticate(first_secret)
+        assert not await is_written(lookup), "not in the request"
+        monkeypatch.setattr(lookup_cache, "USE_SECONDS", 0.0)
+        await eventually(lambda: is_written(lookup))
+        monkeypatch.setattr(lookup_cache, "USE_SECONDS", 3600.0)
+        await lookup.authenticate(second_secret)
+        assert keys.get(second.id, SHARED).last_used_at is None
+
+    run(test, database)
+    assert keys.get(second.id, SHARED).last_used_at == datetime.fromtimestamp(2000, UTC)
 
 
 # -- the catalogue -----------------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
+from api.inference import lookup_cache
 from api.main import create_app
 from api.settings import ApiSettings
 from shared.database.tenancy import Role
@@ -151,8 +152,8 @@ def test_changed_limits_reach_other_processes(client: TestClient, acme: dict[str
         ({"requests_per_minute": 0}, "requests_per_minute"),
         ({"requests_per_minute": "many"}, "requests_per_minute"),
         ({"concurrent_requests": 1_000_001}, "concurrent_requests"),
-        ({"concurrent_requests": 5, "name": "other"}, "name"),
-        ({"requests_per_minute": 5, "role": "admin"}, "role"),
+        ({"concurrent_requests": 5, "tenant": "other"}, "tenant"),
+        ({"requests_per_minute": 5, "role": "root"}, "role"),
     ],
 )
 def test_invalid_limits_change_nothing(client: TestClient, change: dict[str, Any], param: str) -> None:
@@ -173,3 +174,57 @@ def test_ids_with_a_nul_character_are_refused(client: TestClient) -> None:
     for method, path in (("DELETE", "/v1/keys/a%00"), ("GET", "/v1/adapters/a%00"), ("GET", "/v1/jobs/a%00")):
         assert error_of(client.request(method, path))[:2] == (422, "REQUEST_INVALID")
     assert error_of(client.get("/v1/models/a%00"))[:2] == (400, "REQUEST_INVALID")
+
+
+# -- rotation and expiry -----------------------------------------------------------------------------------------------
+
+
+def test_rotation_shows_a_new_secret_once_and_both_are_accepted(client: TestClient, acme: dict[str, str]) -> None:
+    key = client.post("/v1/keys", json=BOT, headers=acme).json()
+    made = client.post(f"/v1/keys/{key['id']}/rotate", json={"overlap_seconds": 600}, headers=acme)
+    rotated = made.json()
+    new = rotated.pop("secret")
+    listed = client.get("/v1/keys", headers=acme)
+    assert (made.status_code, listed.json()["data"][-1]) == (200, rotated)
+    assert new not in listed.text
+    for secret in (key["secret"], new):
+        assert client.get("/v1/models", headers=bearer(secret)).status_code == 200
+    client.post(f"/v1/keys/{key['id']}/rotate", json={"overlap_seconds": 0}, headers=acme)
+    for secret in (key["secret"], new):
+        assert error_of(client.get("/v1/models", headers=bearer(secret)))[:2] == (401, "KEY_INVALID")
+
+
+@pytest.mark.parametrize("seconds", [-1, 90 * 86_400 + 1, None, "1h"])
+def test_invalid_overlap_rotates_nothing(client: TestClient, acme: dict[str, str], seconds: object) -> None:
+    key = client.post("/v1/keys", json=BOT, headers=acme).json()
+    refused = client.post(f"/v1/keys/{key['id']}/rotate", json={"overlap_seconds": seconds}, headers=acme)
+    assert error_of(refused) == (422, "REQUEST_INVALID", "overlap_seconds")
+    assert client.get("/v1/keys", headers=acme).json()["data"][-1]["previous_secret_until"] is None
+
+
+def test_expired_key_is_refused_in_openais_words(
+    client: TestClient, acme: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body = BOT | {"expires_at": "2200-01-01T00:00:00+01:00"}
+    key = client.post("/v1/keys", json=body, headers=acme).json()
+    assert key["expires_at"] == "2199-12-31T23:00:00Z"
+    assert client.get("/v1/models", headers=bearer(key["secret"])).status_code == 200
+    monkeypatch.setattr(lookup_cache, "now_seconds", lambda: 7.3e9)
+    refused = client.get("/v1/models", headers=bearer(key["secret"]))
+    assert error_of(refused)[:2] == (401, "KEY_EXPIRED")
+    assert refused.json()["error"]["code"] == "invalid_api_key"
+    assert refused.json()["error"]["message"].startswith("Incorrect API key provided")
+
+
+def test_key_changes_its_name_role_and_expiry(client: TestClient, acme: dict[str, str]) -> None:
+    key = client.post("/v1/keys", json=BOT, headers=acme).json()
+    wanted = {"name": "robot", "role": "admin", "expires_at": "2200-01-01T00:00:00Z", "requests_per_minute": None}
+    changed = client.patch(f"/v1/keys/{key['id']}", json=wanted, headers=acme)
+    assert changed.json() == {field: value for field, value in (key | wanted).items() if field != "secret"}
+    assert client.get("/v1/keys", headers=bearer(key["secret"])).status_code == 200, "an admin from now on"
+    past = client.patch(f"/v1/keys/{key['id']}", json={"expires_at": "2020-01-01T00:00:00Z"}, headers=acme)
+    assert error_of(past)[1:] == ("KEY_EXPIRY_INVALID", "expires_at")
+    zoneless = client.patch(f"/v1/keys/{key['id']}", json={"expires_at": "2200-01-01T00:00:00"}, headers=acme)
+    assert error_of(zoneless) == (422, "REQUEST_INVALID", "expires_at")
+    taken = client.patch(f"/v1/keys/{key['id']}", json={"name": "boss"}, headers=acme)
+    assert error_of(taken) == (409, "KEY_NAME_TAKEN", "name")

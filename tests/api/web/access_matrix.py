@@ -182,6 +182,10 @@ def new_limits(_: str) -> dict[str, Any]:
     return {"json": {"requests_per_minute": 60}}
 
 
+def no_overlap(_: str) -> dict[str, Any]:
+    return {"json": {"overlap_seconds": 0}}
+
+
 def lower_priority(_: str) -> dict[str, Any]:
     return {"json": {"priority": -1}}
 
@@ -347,6 +351,7 @@ MATRIX: dict[str, tuple[Case, ...]] = {
     "GET /v1/keys": (Case(Rule.KEYED, ADMIN),),
     "POST /v1/keys": (Case(Rule.KEYED, ADMIN, body=new_key, passes=201),),
     "PATCH /v1/keys/{key_id}": (Case(Rule.OWN, ADMIN, KEY, new_limits),),
+    "POST /v1/keys/{key_id}/rotate": (Case(Rule.OWN, ADMIN, KEY, no_overlap),),
     "DELETE /v1/keys/{key_id}": (Case(Rule.OWN, ADMIN, KEY),),
     "GET /v1/usage": (KEYED,),  # of which keys: tests/api/routes/tenants/test_usage.py
     # webhooks

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -11,10 +12,11 @@ from sqlalchemy import text
 
 from shared.database.change_counter import Changes
 from shared.database.connection import Database
-from shared.database.keys import Keys
+from shared.database.keys import KeyChange, Keys
 from shared.database.tenancy import SHARED, KeyLimits, Role
 from shared.errors import Code, Conflict, MensError, NotFound, Unauthenticated
 from tests.support.builders import at_once, snapshot
+from tests.support.clock import Clock
 
 
 def code(call: Any, *arguments: Any) -> str:
@@ -55,12 +57,12 @@ def test_limits_change_one_by_one(keys: Keys) -> None:
     key, secret = keys.create("bot", limits=KeyLimits(requests_per_minute=60))
     other, _ = keys.create("other", limits=KeyLimits(requests_per_minute=60))
     for limits, expected in (
-        (KeyLimits(concurrent_requests=4), (60, 4)),
-        (KeyLimits(requests_per_minute=None), (None, 4)),
-        (KeyLimits(), (None, 4)),
-        (KeyLimits(requests_per_minute=5, concurrent_requests=None), (5, None)),
+        (KeyChange(concurrent_requests=4), (60, 4)),
+        (KeyChange(requests_per_minute=None), (None, 4)),
+        (KeyChange(), (None, 4)),
+        (KeyChange(requests_per_minute=5, concurrent_requests=None), (5, None)),
     ):
-        changed = keys.limit(key.id, limits)
+        changed = keys.change(key.id, limits)
         assert (changed.requests_per_minute, changed.concurrent_requests) == expected
         assert keys.authenticate(secret) == changed
     assert keys.all()[1] == other
@@ -70,7 +72,7 @@ def test_limits_of_a_revoked_key_cannot_change(keys: Keys, database: Database) -
     key, _ = keys.create("bot")
     keys.revoke(key.id)
     before = snapshot(database)
-    assert code(keys.limit, key.id, KeyLimits(requests_per_minute=1)) == Code.KEY_REVOKED
+    assert code(keys.change, key.id, KeyChange(requests_per_minute=1)) == Code.KEY_REVOKED
     assert snapshot(database) == before
 
 
@@ -113,7 +115,7 @@ def test_keys_belong_to_a_tenant(keys: Keys, database: Database) -> None:
     with pytest.raises(NotFound) as unknown:
         keys.revoke("key-none", "acme")
     assert str(foreign.value).replace(theirs.id, "key-none") == str(unknown.value)
-    assert code(keys.limit, theirs.id, KeyLimits(requests_per_minute=1), "acme") == Code.KEY_NOT_FOUND
+    assert code(keys.change, theirs.id, KeyChange(requests_per_minute=1), "acme") == Code.KEY_NOT_FOUND
     assert snapshot(database) == before
     assert keys.revoke(mine.id, "acme").revoked_at
     assert keys.revoke(theirs.id).revoked_at, "without a tenant any key can be revoked"
@@ -126,7 +128,7 @@ def test_every_change_is_counted_once(keys: Keys, database: Database) -> None:
     assert code(keys.create, "one") == Code.KEY_NAME_TAKEN
     assert changes.count() == 1
     for _ in range(2):
-        keys.limit(key.id, KeyLimits(requests_per_minute=60))
+        keys.change(key.id, KeyChange(requests_per_minute=60))
         assert changes.count() == 2
     keys.revoke(key.id)
     assert changes.count() == 3
@@ -176,3 +178,98 @@ def test_repeated_revocation_changes_nothing(keys: Keys) -> None:
     keys.revoke(key.id)
     assert keys.all() == [first]
     assert code(keys.revoke, "key-none") == Code.KEY_NOT_FOUND
+
+
+# -- rotation, expiry, last use ----------------------------------------------------------------------------------------
+
+
+def test_rotated_key_has_both_secrets_until_the_overlap_ends(keys: Keys, clock: Clock) -> None:
+    key, old = keys.create("bot", "acme", Role.VIEWER, KeyLimits(requests_per_minute=60))
+    rotated, new = keys.rotate(key.id, 60)
+    assert rotated == key.model_copy(update={"previous_secret_until": clock.now + timedelta(seconds=60)})
+    assert new != old
+    assert keys.accept(old) == (rotated, rotated.previous_secret_until)
+    assert keys.accept(new) == (rotated, None)
+    clock.advance(60)
+    with pytest.raises(Unauthenticated) as ended:
+        keys.authenticate(old)
+    assert (ended.value.code, "was replaced" in ended.value.message) == (Code.KEY_EXPIRED, True)
+    assert keys.authenticate(new) == rotated
+
+
+def test_second_rotation_and_one_without_overlap_end_older_secrets(keys: Keys, clock: Clock) -> None:
+    key, first = keys.create("bot")
+    _, second = keys.rotate(key.id, 60)
+    _, third = keys.rotate(key.id, 60)
+    assert code(keys.authenticate, first) == Code.KEY_INVALID
+    assert keys.authenticate(second) == keys.authenticate(third)
+    rotated, fourth = keys.rotate(key.id, 0)
+    assert rotated.previous_secret_until is None
+    assert {code(keys.authenticate, secret) for secret in (first, second, third)} == {Code.KEY_INVALID}
+    assert keys.authenticate(fourth) == rotated
+
+
+def test_revocation_ends_both_secrets_and_revoked_keys_are_not_rotated(keys: Keys, database: Database) -> None:
+    key, old = keys.create("bot", "acme")
+    _, new = keys.rotate(key.id)
+    assert code(keys.rotate, key.id, 60, "other") == Code.KEY_NOT_FOUND
+    keys.revoke(key.id)
+    assert {code(keys.authenticate, secret) for secret in (old, new)} == {Code.KEY_INVALID}
+    before = snapshot(database)
+    assert code(keys.rotate, key.id) == Code.KEY_REVOKED
+    assert snapshot(database) == before
+
+
+def test_key_expires_and_lives_on_with_a_later_expiry(keys: Keys, clock: Clock) -> None:
+    ends = clock.now + timedelta(hours=1)
+    key, secret = keys.create("bot", expires_at=ends)
+    assert (key.expires_at, keys.accept(secret).until) == (ends, ends)
+    clock.advance(3600)
+    assert code(keys.authenticate, secret) == Code.KEY_EXPIRED
+    keys.change(key.id, KeyChange(expires_at=clock.now + timedelta(seconds=1)))
+    assert keys.authenticate(secret).id == key.id
+    changed = keys.change(key.id, KeyChange(expires_at=None))
+    clock.advance(1e6)
+    assert keys.accept(secret) == (changed, None)
+
+
+def test_expiry_in_the_past_is_refused(keys: Keys, clock: Clock) -> None:
+    key, _ = keys.create("bot")
+    assert code(lambda: keys.create("late", expires_at=clock.now)) == Code.KEY_EXPIRY_INVALID
+    assert code(keys.change, key.id, KeyChange(expires_at=clock.now)) == Code.KEY_EXPIRY_INVALID
+    assert keys.all() == [key]
+
+
+def test_name_and_role_change(keys: Keys, database: Database) -> None:
+    (key, secret), (other, _) = keys.create("bot", "acme"), keys.create("other", "acme")
+    changed = keys.change(key.id, KeyChange(name="robot", role=Role.VIEWER))
+    assert changed == keys.authenticate(secret) == key.model_copy(update={"name": "robot", "role": Role.VIEWER})
+    before = snapshot(database)
+    assert code(keys.change, key.id, KeyChange(name="other", role=Role.ADMIN)) == Code.KEY_NAME_TAKEN
+    assert keys.change(key.id, KeyChange(name=None, role=None)) == changed
+    assert keys.change(key.id, KeyChange(name="robot")) == changed, "its own name is not taken"
+    assert snapshot(database) == before
+    assert keys.get(other.id, "acme") == other
+
+
+def test_concurrent_renames_to_one_name_succeed_once(keys: Keys) -> None:
+    made = [keys.create(f"bot-{number}")[0] for number in range(4)]
+
+    def rename(number: int) -> str:
+        try:
+            return keys.change(made[number].id, KeyChange(name="bot")).name
+        except Conflict as error:
+            return str(error.code)
+
+    assert sorted(at_once(4, rename)) == ["KEY_NAME_TAKEN"] * 3 + ["bot"]
+
+
+def test_last_use_never_goes_back_and_is_no_counted_change(keys: Keys, database: Database) -> None:
+    (key, secret), (unused, _) = keys.create("bot"), keys.create("unused")
+    late, early = datetime(2026, 1, 2, tzinfo=UTC), datetime(2026, 1, 1, tzinfo=UTC)
+    count = Changes(database).count()
+    keys.record_use({key.id: late, "key-none": late})
+    keys.record_use({key.id: early})
+    assert keys.authenticate(secret).last_used_at == late
+    assert keys.get(unused.id, SHARED).last_used_at is None
+    assert Changes(database).count() == count

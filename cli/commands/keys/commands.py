@@ -1,4 +1,4 @@
-"""``mens keys``: creates, lists, limits and revokes API keys, over the API or in the database of this machine.
+"""``mens keys``: creates, lists, changes, rotates and revokes API keys, over the API or in the database of this machine.
 
 Over the API where ``MENS_API_URL`` is set. Both ways show a key as the API does, and end the command with the error when
 something cannot be done.
@@ -7,35 +7,32 @@ something cannot be done.
 from __future__ import annotations
 
 import json
-import os
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Annotated, Any, Protocol
+from datetime import UTC, datetime, timedelta
+from typing import Annotated, Any
 
 import typer
 
-from cli.client.connection import call, fail, note
+from cli.client.connection import note
 from cli.client.json_errors import Json
+from cli.commands.keys.store import KeyRecord, find_id, key_store
 from cli.output import print_table
-from cli.standalone.home import OWN_KEY, installed_database
+from cli.standalone.home import OWN_KEY
 from shared.database.tenancy import (
     LARGEST_LIMIT,
     MOST_TOKENS,
-    SHARED,
     TENANT_PATTERN,
     TENANT_RULE,
-    KeyLimits,
     Role,
     describe_rights,
 )
-from shared.errors import Code, MensError, NotFound
-from shared.settings import Settings, read_settings
 
 NO_LIMIT = "none"
+UNIT_SECONDS = {"m": 60, "h": 3600, "d": 86_400}
+LONGEST_OVERLAP = 90 * UNIT_SECONDS["d"]
 app = typer.Typer(
     no_args_is_help=True,
-    help="API keys: create, list, limit, revoke.\n\n"
+    help="API keys: create, list, limit, change, rotate, revoke.\n\n"
     "With MENS_API_URL set, they are those of that API, and MENS_API_KEY has to be an admin's. Without it, they are those in "
     "the database of the installation on this machine (MENS_HOME), and no key is needed: that is how the first one is made.",
 )
@@ -55,6 +52,11 @@ def check_role(name: str) -> str:
     return name
 
 
+def _check_new_role(name: str | None) -> str | None:
+    return name if name is None else check_role(name)
+
+
+WHEN_HELP = "When it expires: 12h, 90d, 2027-01-31, 2027-01-31T18:00Z."
 Tenant = Annotated[
     str | None,
     typer.Option(
@@ -96,6 +98,9 @@ def create(
         str | None,
         typer.Option(metavar="N|none", help="Tokens of prompts and answers a minute; unlimited when left out."),
     ] = None,
+    expires: Annotated[
+        str | None, typer.Option(metavar="WHEN", help=f"{WHEN_HELP} It never expires when left out.")
+    ] = None,
 ) -> None:
     """Make a key. Its secret is printed once and stored only as a hash.
 
@@ -103,7 +108,7 @@ def create(
     """
     limits = {"requests_per_minute": _limit("--rpm", rpm), "concurrent_requests": _limit("--concurrent", concurrent)}
     limits["tokens_per_minute"] = _limit("--tpm", tpm, MOST_TOKENS)
-    key = key_store(tenant).create(name, Role(role), limits)
+    key = key_store(tenant).create(name, Role(role), limits, _expiry(expires))
     rights = describe_rights(Role(key["role"]), key["tenant"])
     typer.echo(f"{key['id']} for {key['name']}, {rights}; the secret is shown this once:", err=True)
     typer.echo(key["secret"])
@@ -125,12 +130,15 @@ def list_keys(tenant: Tenant = None, as_json: Json = False) -> None:
             str(key["requests_per_minute"] or ""),
             str(key["concurrent_requests"] or ""),
             str(key.get("tokens_per_minute") or ""),
-            key["created_at"][:16].replace("T", " "),
+            _minute(key["created_at"]),
+            _minute(key.get("expires_at")),
+            _minute(key.get("last_used_at")),
             "yes" if key["revoked_at"] else "",
         )
         for key in found
     ]
-    print_table(("id", "name", "tenant", "role", "rpm", "concurrent", "tpm", "created", "revoked"), rows)
+    columns = ("id", "name", "tenant", "role", "rpm", "concurrent", "tpm", "created", "expires", "last used", "revoked")
+    print_table(columns, rows)
 
 
 @app.command("limit")
@@ -160,10 +168,69 @@ def limit(
     if not limits:
         raise typer.BadParameter("Give --rpm N, --concurrent N, --tpm N, or several; `none` is no limit.")
     keys = key_store(tenant)
-    key = keys.limit(find_id(keys, name), limits)
+    key = keys.change(find_id(keys, name), limits)
     per_minute, at_once = key["requests_per_minute"] or "any number of", key["concurrent_requests"] or "any number"
     tokens = f", {key['tokens_per_minute']} tokens a minute" if key.get("tokens_per_minute") else ""
     typer.echo(f"{_describe(key)}: {per_minute} requests to models a minute, {at_once} at once{tokens}")
+
+
+@app.command("change")
+def change(
+    name: KeyName,
+    new_name: Annotated[
+        str | None, typer.Option("--name", help="Who or what uses the key; left out: unchanged.")
+    ] = None,
+    role: Annotated[
+        str | None,
+        typer.Option(metavar="|".join(Role), callback=_check_new_role, help="What it may do; left out: unchanged."),
+    ] = None,
+    expires: Annotated[
+        str | None, typer.Option(metavar="WHEN|none", help=f"{WHEN_HELP} `none`: never. Left out: unchanged.")
+    ] = None,
+    tenant: Tenant = None,
+) -> None:
+    """Change the name, role or expiry of a key, from its next request on; `mens keys limit` changes its limits.
+
+    A key that has expired is valid again with a later expiry: `mens keys change bot --expires 90d`.
+    """
+    given: dict[str, Any] = {"name": new_name, "role": role}
+    given = {field: value for field, value in given.items() if value is not None}
+    if expires is not None:
+        given["expires_at"] = _expiry(expires)
+    if not given:
+        raise typer.BadParameter("Give --name NAME, --role ROLE, --expires WHEN, or several.")
+    keys = key_store(tenant)
+    key = keys.change(find_id(keys, name), given)
+    ends = f"expires at {_minute(key['expires_at'])} UTC" if key["expires_at"] else "never expires"
+    typer.echo(f"{_describe(key)}: {key['role']}, {ends}")
+
+
+@app.command("rotate")
+def rotate(
+    name: KeyName,
+    overlap: Annotated[
+        str,
+        typer.Option(
+            metavar="DURATION", help="For how long the old secret is accepted, too: 30m, 24h, 7d; 0: not at all."
+        ),
+    ] = "24h",
+    tenant: Tenant = None,
+) -> None:
+    """Give a key a new secret, while the old one is accepted for a while. The new one is printed once.
+
+    The key's id, name, limits and usage stay. A secret that an earlier rotation replaced ends at once.
+    """
+    seconds = 0 if overlap == "0" else _seconds(overlap)
+    if seconds is None or seconds > LONGEST_OVERLAP:
+        raise typer.BadParameter(
+            f"{overlap!r} is no duration of at most 90d, such as 30m, 24h or 7d.", param_hint="--overlap"
+        )
+    keys = key_store(tenant)
+    key = keys.rotate(find_id(keys, name), seconds)
+    until = key["previous_secret_until"]
+    ends = f"is accepted until {_minute(until)} UTC" if until else "has ended"
+    typer.echo(f"{_describe(key)}: the old secret {ends}; the new one is shown this once:", err=True)
+    typer.echo(key["secret"])
 
 
 @app.command("revoke")
@@ -176,6 +243,31 @@ def revoke(name: KeyName, tenant: Tenant = None) -> None:
         note("note: this was the installation's own key; restart `mens up` to make a new one")
 
 
+def _seconds(text: str) -> int | None:
+    """A duration such as ``90d``; None: it is none."""
+    found = re.fullmatch(r"([1-9][0-9]{0,5})([mhd])", text)
+    return int(found[1]) * UNIT_SECONDS[found[2]] if found else None
+
+
+def _expiry(text: str | None) -> str | None:
+    """A time in the format of the API; a date is its beginning, and what names no zone is UTC. None: never."""
+    if text is None or text.lower() == NO_LIMIT:
+        return None
+    try:
+        if (seconds := _seconds(text)) is not None:
+            moment = datetime.now(UTC) + timedelta(seconds=seconds)
+        else:
+            moment = datetime.fromisoformat(text)
+    except (ValueError, OverflowError):
+        message = f"{text!r} is no time: give 12h, 90d, 2027-01-31, 2027-01-31T18:00Z, or {NO_LIMIT}."
+        raise typer.BadParameter(message, param_hint="--expires") from None
+    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).isoformat()
+
+
+def _minute(time: str | None) -> str:
+    return time[:16].replace("T", " ") if time else ""
+
+
 def _limit(option: str, text: str | None, largest: int = LARGEST_LIMIT) -> int | None:
     if text is None or text.lower() == NO_LIMIT:
         return None
@@ -186,122 +278,3 @@ def _limit(option: str, text: str | None, largest: int = LARGEST_LIMIT) -> int |
 
 def _describe(key: KeyRecord) -> str:
     return f"{key['id']} ({key['name']} of {key['tenant']})"
-
-
-KeyRecord = dict[str, Any]
-"""A key as ``GET /v1/keys`` shows it."""
-Limits = dict[str, int | None]
-"""Fields of :class:`KeyLimits`; None is no limit."""
-
-
-class KeyStore(Protocol):
-    """API keys of one tenant; without one, of all tenants that this store may read."""
-
-    def create(self, name: str, role: Role, limits: Limits) -> KeyRecord:
-        """Make a key; only this response holds its ``secret``."""
-
-    def all(self) -> list[KeyRecord]:
-        """All keys, oldest first; revoked ones too."""
-
-    def limit(self, key_id: str, limits: Limits) -> KeyRecord:
-        """Change the limits that are given."""
-
-    def revoke(self, key_id: str) -> KeyRecord:
-        """Revoke a key: requests with it are refused from now on."""
-
-
-def key_store(tenant: str | None) -> KeyStore:
-    """The store that a command works on: the API when ``MENS_API_URL`` is set, else the database of this machine."""
-    return RemoteKeys(tenant) if os.environ.get("MENS_API_URL") else LocalKeys(tenant)
-
-
-def find_id(keys: KeyStore, given: str, revoked: bool = False) -> str:
-    """Id of a key that is given by its id, or by its name as long as it is not revoked.
-
-    Ends the command when there is none, and when several keys have the name.
-
-    Args:
-        revoked: whether a name that no key has now stands for the one that had it.
-    """
-    found = keys.all()
-    # Ids first: a key that is named like another key's id must not hide that one.
-    if any(key["id"] == given for key in found):
-        return given
-    former = [key for key in found if key["name"] == given and key["revoked_at"]]
-    named = [key for key in found if key["name"] == given and not key["revoked_at"]] or (former if revoked else [])
-    if not named:
-        message = f"The key {given!r} is revoked, for good." if former else f"There is no key {given!r}."
-        remedy = "List them: `mens keys list`; --tenant names another tenant."
-        fail(str(NotFound(Code.KEY_NOT_FOUND, message, remedy=remedy)))
-    if len(named) > 1:
-        candidates = [f"  {key['id']}  {key['role']} of {key['tenant']}" for key in named]
-        verb = "had" if named == former else "have"
-        fail("\n".join([f"{len(named)} keys {verb} the name {given!r}; give the id of one:", *candidates]))
-    return str(named[0]["id"])
-
-
-class RemoteKeys:
-    """API keys over the API; the key in ``MENS_API_KEY`` decides what is allowed."""
-
-    def __init__(self, tenant: str | None) -> None:
-        self._tenant = tenant
-
-    def create(self, name: str, role: Role, limits: Limits) -> KeyRecord:
-        # The tenant stands in the body only: it may be made with this key, and then no header can name it yet.
-        body = {"name": name, "role": role, "tenant": self._tenant, **limits}
-        key: KeyRecord = call("POST", "/v1/keys", tenant="", json=body)
-        return key
-
-    def all(self) -> list[KeyRecord]:
-        keys: list[KeyRecord] = call("GET", "/v1/keys", tenant=self._tenant)["data"]
-        return keys
-
-    def limit(self, key_id: str, limits: Limits) -> KeyRecord:
-        key: KeyRecord = call("PATCH", f"/v1/keys/{key_id}", tenant=self._tenant, json=limits)
-        return key
-
-    def revoke(self, key_id: str) -> KeyRecord:
-        key: KeyRecord = call("DELETE", f"/v1/keys/{key_id}", tenant=self._tenant)
-        return key
-
-
-@contextmanager
-def _ending_on_error() -> Iterator[None]:
-    try:
-        yield
-    except MensError as error:
-        fail(str(error))
-
-
-class LocalKeys:
-    """API keys in the database of this machine, where no key is needed: the first one has to come from somewhere."""
-
-    def __init__(self, tenant: str | None) -> None:
-        self._tenant = tenant
-        settings = read_settings(Settings)
-        database = installed_database(settings)
-        if not database:
-            fail(
-                f"MENS_API_URL is not set, and there is no installation in {settings.home}. "
-                "Set MENS_API_URL and MENS_API_KEY to those of an installation; or, where it runs, MENS_HOME."
-            )
-        from shared.database.keys import Keys  # slow to import
-
-        self._keys = Keys(database)
-
-    @_ending_on_error()
-    def create(self, name: str, role: Role, limits: Limits) -> KeyRecord:
-        key, secret = self._keys.create(name, self._tenant or SHARED, role, KeyLimits(**limits))
-        return {**key.model_dump(mode="json"), "secret": secret}
-
-    @_ending_on_error()
-    def all(self) -> list[KeyRecord]:
-        return [key.model_dump(mode="json") for key in self._keys.all(self._tenant)]
-
-    @_ending_on_error()
-    def limit(self, key_id: str, limits: Limits) -> KeyRecord:
-        return self._keys.limit(key_id, KeyLimits(**limits), self._tenant).model_dump(mode="json")
-
-    @_ending_on_error()
-    def revoke(self, key_id: str) -> KeyRecord:
-        return self._keys.revoke(key_id, self._tenant).model_dump(mode="json")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sys
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -70,7 +71,7 @@ def test_key_of_a_tenant_with_limits(keys: Keys) -> None:
     assert "viewer of acme: may read everything there and send requests to its models" in created.stderr
     when = f"{key.created_at:%Y-%m-%d %H:%M}"
     listed = runner.invoke(app, ["keys", "list", "--tenant", "acme"])
-    assert listed.stdout == f"{key.id}\tbot\tacme\tviewer\t60\t4\t\t{when}\t\n"
+    assert listed.stdout == f"{key.id}\tbot\tacme\tviewer\t60\t4\t\t{when}\t\t\t\n"
     assert created.stdout.strip() not in listed.output
 
 
@@ -190,6 +191,67 @@ def test_limits_of_revoked_key_cannot_change(keys: Keys) -> None:
     keys.revoke(key.id)
     refused = runner.invoke(app, ["keys", "limit", key.id, "--rpm", "1"])
     assert (refused.exit_code, refused.stderr.startswith("error: KEY_REVOKED")) == (1, True)
+
+
+# -- rotation, expiry, other changes -----------------------------------------------------------------------------------
+
+
+def test_key_is_rotated(keys: Keys) -> None:
+    key, old = keys.create("bot")
+    rotated = runner.invoke(app, ["keys", "rotate", "bot", "--overlap", "2h"])
+    assert keys.authenticate(rotated.stdout.strip()) == keys.authenticate(old)
+    [changed] = made(keys)
+    assert changed.previous_secret_until
+    until = f"{changed.previous_secret_until:%Y-%m-%d %H:%M}"
+    assert rotated.stderr.startswith(f"{key.id} (bot of shared): the old secret is accepted until {until} UTC;")
+    assert "the old secret has ended" in runner.invoke(app, ["keys", "rotate", "bot", "--overlap", "0"]).stderr
+
+
+def test_key_is_made_with_an_expiry_and_changed(keys: Keys) -> None:
+    assert runner.invoke(app, ["keys", "create", "bot", "--expires", "2200-01-31"]).exit_code == 0
+    [key] = made(keys)
+    assert key.expires_at == datetime(2200, 1, 31, tzinfo=UTC)
+    assert "\t2200-01-31 00:00\t" in runner.invoke(app, ["keys", "list"]).stdout
+    flags = ["--name", "robot", "--role", "viewer", "--expires", "none"]
+    changed = runner.invoke(app, ["keys", "change", "bot", *flags])
+    assert changed.output == f"{key.id} (robot of shared): viewer, never expires\n"
+    assert made(keys) == [key.model_copy(update={"name": "robot", "role": Role.VIEWER, "expires_at": None})]
+    runner.invoke(app, ["keys", "change", "robot", "--expires", "90d"])
+    [key] = made(keys)
+    assert key.expires_at
+    assert abs(key.expires_at - datetime.now(UTC) - timedelta(days=90)) < timedelta(minutes=5)
+    for arguments, error in (
+        (["--expires", "2020-01-01"], "KEY_EXPIRY_INVALID"),
+        (["--name", "alice"], "KEY_NAME_TAKEN"),
+    ):
+        refused = runner.invoke(app, ["keys", "change", "robot", *arguments])
+        assert (refused.exit_code, refused.stderr.startswith(f"error: {error}")) == (1, True)
+    assert made(keys) == [key]
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["change", "bot"],
+        ["change", "bot", "--role", "root"],
+        ["change", "bot", "--expires", "soon"],
+        ["change", "bot", "--expires", "0d"],
+        ["change", "bot", "--expires", "999999d999"],
+        ["rotate", "bot", "--overlap", "91d"],
+        ["rotate", "bot", "--overlap", "24"],
+    ],
+)
+def test_invalid_times_and_roles_change_nothing(local: Keys, command: list[str]) -> None:
+    key, _ = local.create("bot")
+    assert runner.invoke(app, ["keys", *command]).exit_code == 2
+    assert made(local) == [key]
+
+
+def test_invalid_name_is_refused_in_the_database_too(local: Keys) -> None:
+    key, _ = local.create("bot")
+    refused = runner.invoke(app, ["keys", "change", "bot", "--name", "two\nlines"])
+    assert (refused.exit_code, refused.stderr.startswith("error: NAME_INVALID")) == (1, True)
+    assert made(local) == [key]
 
 
 # -- which key -------------------------------------------------------------------------------------------------------

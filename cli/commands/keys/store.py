@@ -1,0 +1,154 @@
+"""Where ``mens keys`` finds the keys: over the API, or in the database of this machine."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from typing import Any, Protocol
+
+from cli.client.connection import call, fail
+from cli.standalone.home import installed_database
+from shared.database.tenancy import SHARED, KeyLimits, Role
+from shared.errors import Code, InvalidRequest, MensError, NotFound
+from shared.settings import Settings, read_settings
+
+KeyRecord = dict[str, Any]
+"""A key as ``GET /v1/keys`` shows it."""
+Limits = dict[str, int | None]
+"""Fields of :class:`KeyLimits`; None is no limit."""
+Change = dict[str, Any]
+"""Fields of ``PATCH /v1/keys/{id}``, times as text."""
+
+
+class KeyStore(Protocol):
+    """API keys of one tenant; without one, of all tenants that this store may read."""
+
+    def create(self, name: str, role: Role, limits: Limits, expires_at: str | None) -> KeyRecord:
+        """Make a key; only this response holds its ``secret``."""
+
+    def all(self) -> list[KeyRecord]:
+        """All keys, oldest first; revoked ones too."""
+
+    def change(self, key_id: str, change: Change) -> KeyRecord:
+        """Change what is given."""
+
+    def rotate(self, key_id: str, overlap_seconds: int) -> KeyRecord:
+        """Give it a new secret; only this response holds its ``secret``."""
+
+    def revoke(self, key_id: str) -> KeyRecord:
+        """Revoke a key: requests with it are refused from now on."""
+
+
+def key_store(tenant: str | None) -> KeyStore:
+    """The store that a command works on: the API when ``MENS_API_URL`` is set, else the database of this machine."""
+    return RemoteKeys(tenant) if os.environ.get("MENS_API_URL") else LocalKeys(tenant)
+
+
+def find_id(keys: KeyStore, given: str, revoked: bool = False) -> str:
+    """Id of a key that is given by its id, or by its name as long as it is not revoked.
+
+    Ends the command when there is none, and when several keys have the name.
+
+    Args:
+        revoked: whether a name that no key has now stands for the one that had it.
+    """
+    found = keys.all()
+    # Ids first: a key that is named like another key's id must not hide that one.
+    if any(key["id"] == given for key in found):
+        return given
+    former = [key for key in found if key["name"] == given and key["revoked_at"]]
+    named = [key for key in found if key["name"] == given and not key["revoked_at"]] or (former if revoked else [])
+    if not named:
+        message = f"The key {given!r} is revoked, for good." if former else f"There is no key {given!r}."
+        remedy = "List them: `mens keys list`; --tenant names another tenant."
+        fail(str(NotFound(Code.KEY_NOT_FOUND, message, remedy=remedy)))
+    if len(named) > 1:
+        candidates = [f"  {key['id']}  {key['role']} of {key['tenant']}" for key in named]
+        verb = "had" if named == former else "have"
+        fail("\n".join([f"{len(named)} keys {verb} the name {given!r}; give the id of one:", *candidates]))
+    return str(named[0]["id"])
+
+
+class RemoteKeys:
+    """API keys over the API; the key in ``MENS_API_KEY`` decides what is allowed."""
+
+    def __init__(self, tenant: str | None) -> None:
+        self._tenant = tenant
+
+    def create(self, name: str, role: Role, limits: Limits, expires_at: str | None) -> KeyRecord:
+        # The tenant stands in the body only: it may be made with this key, and then no header can name it yet.
+        body = {"name": name, "role": role, "tenant": self._tenant, "expires_at": expires_at, **limits}
+        key: KeyRecord = call("POST", "/v1/keys", tenant="", json=body)
+        return key
+
+    def all(self) -> list[KeyRecord]:
+        keys: list[KeyRecord] = call("GET", "/v1/keys", tenant=self._tenant)["data"]
+        return keys
+
+    def change(self, key_id: str, change: Change) -> KeyRecord:
+        key: KeyRecord = call("PATCH", f"/v1/keys/{key_id}", tenant=self._tenant, json=change)
+        return key
+
+    def rotate(self, key_id: str, overlap_seconds: int) -> KeyRecord:
+        body = {"overlap_seconds": overlap_seconds}
+        key: KeyRecord = call("POST", f"/v1/keys/{key_id}/rotate", tenant=self._tenant, json=body)
+        return key
+
+    def revoke(self, key_id: str) -> KeyRecord:
+        key: KeyRecord = call("DELETE", f"/v1/keys/{key_id}", tenant=self._tenant)
+        return key
+
+
+@contextmanager
+def _ending_on_error() -> Iterator[None]:
+    try:
+        yield
+    except MensError as error:
+        fail(str(error))
+
+
+class LocalKeys:
+    """API keys in the database of this machine, where no key is needed: the first one has to come from somewhere."""
+
+    def __init__(self, tenant: str | None) -> None:
+        self._tenant = tenant
+        settings = read_settings(Settings)
+        database = installed_database(settings)
+        if not database:
+            fail(
+                f"MENS_API_URL is not set, and there is no installation in {settings.home}. "
+                "Set MENS_API_URL and MENS_API_KEY to those of an installation; or, where it runs, MENS_HOME."
+            )
+        from shared.database.keys import Keys  # slow to import
+
+        self._keys = Keys(database)
+
+    @_ending_on_error()
+    def create(self, name: str, role: Role, limits: Limits, expires_at: str | None) -> KeyRecord:
+        ends = datetime.fromisoformat(expires_at) if expires_at else None
+        key, secret = self._keys.create(name, self._tenant or SHARED, role, KeyLimits(**limits), ends)
+        return {**key.model_dump(mode="json"), "secret": secret}
+
+    @_ending_on_error()
+    def all(self) -> list[KeyRecord]:
+        return [key.model_dump(mode="json") for key in self._keys.all(self._tenant)]
+
+    @_ending_on_error()
+    def change(self, key_id: str, change: Change) -> KeyRecord:
+        from shared.database.keys import KEY_NAME_PATTERN, KEY_NAME_RULE, KeyChange  # slow to import
+
+        if not re.fullmatch(KEY_NAME_PATTERN, name := change.get("name", "-")):
+            raise InvalidRequest(Code.NAME_INVALID, f"The name is {name!r}; it must be {KEY_NAME_RULE}.", param="name")
+        return self._keys.change(key_id, KeyChange(**change), self._tenant).model_dump(mode="json")
+
+    @_ending_on_error()
+    def rotate(self, key_id: str, overlap_seconds: int) -> KeyRecord:
+        key, secret = self._keys.rotate(key_id, overlap_seconds, self._tenant)
+        return {**key.model_dump(mode="json"), "secret": secret}
+
+    @_ending_on_error()
+    def revoke(self, key_id: str) -> KeyRecord:
+        return self._keys.revoke(key_id, self._tenant).model_dump(mode="json")
