@@ -7,8 +7,8 @@ would expire, which the release before would accept for good, and ends the secre
 import sqlalchemy as sa
 from alembic import op
 
-revision = "0012"
-down_revision = "0011"
+revision = "0014"
+down_revision = "0013"
 COLUMNS = ("expires_at", "previous_secret_until", "last_used_at")
 
 
