@@ -419,6 +419,22 @@ def test_downgrade_keeps_what_belongs_to_shared(empty_url: str) -> None:
     database.close()
 
 
+def test_downgrade_past_expiry_revokes_keys_that_would_expire(empty_url: str) -> None:
+    migrate(empty_url)
+    database = Database(empty_url)
+    keys = Keys(database)
+    keys.create("lasting")
+    keys.create("expiring", expires_at=datetime(2200, 1, 1, tzinfo=UTC))
+    config = Config()
+    config.set_main_option("script_location", str(MIGRATIONS))
+    config.attributes["database_url"] = empty_url
+    command.downgrade(config, "0013")
+    with database.read() as session:
+        found = session.execute(text("SELECT name, revoked_at IS NULL FROM api_keys ORDER BY name")).all()
+    assert [(name, bool(is_valid)) for name, is_valid in found] == [("expiring", False), ("lasting", True)]
+    database.close()
+
+
 def snapshot_of_old(database: Database) -> dict[str, list[tuple[Any, ...]]]:
     tables = ("jobs", "files", "adapters", "aliases", "alias_moves", "api_keys")
     with database.read() as session:
