@@ -1,4 +1,4 @@
-"""Where an adapter is from, as rows of text: base, data, contract and template by digest, and the plan, code and packages that trained it."""
+"""Where an adapter is from, as rows of text: base, data, contract and template by digest, and the code and packages that trained it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,6 @@ def describe_lineage(manifest: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if found is None:
         yield "code", NOT_RECORDED
         return
-    yield "plan", found["plan_digest"]
     commit = f", commit {found['code_commit']}" if found.get("code_commit") else ""
     yield "code", f"{found['code_version']}{commit}, sources {found['code_digest']}"
     packages = ", ".join(f"{name} {number}" for name, number in found["packages"].items())

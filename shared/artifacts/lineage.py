@@ -1,4 +1,4 @@
-"""Lineage: the plan, code and packages that an adapter was trained by. Data, contract and base are the manifest's own fields."""
+"""Lineage: the code and packages that an adapter was trained by. Data, contract and base are the manifest's own fields."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ from shared.base_models.catalog import Sha256
 
 
 class Lineage(BaseModel):
-    """Everything that decided the weights beside what the manifest names itself; no time, machine or path."""
+    """What decided the weights beside what the manifest names itself.
+
+    No time, machine, path or id of a file: the same training gives the same manifest, and so the same adapter.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
-    plan_digest: Sha256 = Field(description="SHA-256 of the execution plan.")
     code_version: str = Field(description="Version of Mens.")
     code_commit: str | None = Field(None, description="Its commit, where one is known.")
     code_digest: Sha256 = Field(description="SHA-256 over the sources of `worker` and `shared`.")

@@ -158,7 +158,6 @@ def _lineage(record: AdapterRecord) -> str:
     rows += [("contract: SHA-256", manifest.contract_digest)]
     if found := manifest.lineage:
         rows += [
-            ("plan: SHA-256", found.plan_digest),
             ("Mens", found.code_version + (f", commit {found.code_commit}" if found.code_commit else "")),
             ("sources: SHA-256", found.code_digest),
             ("packages", ", ".join(f"{name} {number}" for name, number in found.packages.items())),

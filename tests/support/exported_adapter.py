@@ -14,7 +14,6 @@ from tests.support.original_adapter import make_original
 from tests.support.tiny_base import write_base
 
 LINEAGE = Lineage(
-    plan_digest="1" * 64,
     code_version="0.1.0",
     code_commit="abc",
     code_digest="2" * 64,

@@ -15,6 +15,8 @@ import pytest
 from cli.commands.bases import dequantize
 from shared.contract.plan import PlannedBase
 from shared.contract.sections import DeviceSection, QuantSection
+from shared.database.leases import Lease
+from shared.database.records import Job, Kind
 from shared.errors import ArtifactInvalid, Code, JobFailed
 from shared.replicas import replica_name
 from shared.settings import Settings
@@ -73,8 +75,9 @@ def trainer(
     settings = WorkerSettings(
         home=serving_installation.home, runs_dir=tmp_path_factory.mktemp("runs"), trainer_threads=1
     )
-    lease, keeper = SimpleNamespace(job=SimpleNamespace(id="job"), token=1), SimpleNamespace(lost=None, requested=None)
-    attempt = Attempt(settings, None, serving_installation.storage, lease, keeper, lambda: False)  # type: ignore[arg-type]
+    job = Job.model_construct(id="job", kind=Kind.FINETUNE, max_gpu_minutes=None, max_wall_seconds=None)
+    keeper = SimpleNamespace(lost=None, requested=None)
+    attempt = Attempt(settings, None, serving_installation.storage, Lease(job, 1), keeper, lambda: False)  # type: ignore[arg-type]
     base = PlannedBase(name=serving_installation.entry.name, digests=serving_installation.entry.digests)
     return ReferenceScores(attempt, base, DeviceSection(), tuned.run_dir)
 

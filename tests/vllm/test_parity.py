@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -167,7 +166,8 @@ def test_a_merged_model_has_the_numbers_of_its_adapters_certificates(
 def test_a_merged_models_fidelity_is_stored_beside_it(
     serving_installation: ServingInstallation, merged: BaseModelEntry
 ) -> None:
-    (folder,) = Path(serving_installation.storage.root / "models").iterdir()
+    assert merged.merged_from
+    folder = serving_installation.storage.root / "models" / merged.merged_from.digest
     measured = MergeFidelity.model_validate_json((folder / FIDELITY_NAME).read_bytes())
     assert measured.model_digest == folder.name
     assert measured.passed and measured.adapter_divergence.mean_kl_nats < 1e-6 < measured.effect.mean_kl_nats

@@ -20,7 +20,7 @@ from shared.contract.plan import ExecutionPlan
 from shared.contract.sections import ProvenanceSection
 from shared.errors import ArtifactInvalid, Code
 from shared.hashing import digest_file
-from worker.training.lineage import lineage_of
+from worker.training.lineage import lineage
 from worker.training.model.layer_names import namespaces, renamed
 
 LOGICAL_NAMES = {
@@ -158,6 +158,6 @@ def _manifest(
         contract_digest=plan.contract_digest,
         template_digest=template_digest(tokenizer),
         step=step,
-        lineage=lineage_of(plan.digest),
+        lineage=lineage(),
         files={name: digest_file(folder / name) for name in (WEIGHTS_NAME, CONFIG_NAME)},
     )

@@ -21,10 +21,9 @@ PACKAGES = ("torch", "transformers", "peft", "bitsandbytes", "tokenizers", "safe
 """Those that a result depends on."""
 
 
-def lineage_of(plan_digest: str) -> Lineage:
+def lineage() -> Lineage:
     """The lineage of what this process trains."""
     return Lineage(
-        plan_digest=plan_digest,
         code_version=code_version(),
         code_commit=git_sha(os.environ),
         code_digest=code_digest(ROOT),

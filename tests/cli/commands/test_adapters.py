@@ -96,7 +96,6 @@ def test_verify_leads_back_to_plan_code_and_packages(made: Path) -> None:
     manifest = AdapterManifest.model_validate_json((made / MANIFEST_NAME).read_bytes())
     (made / MANIFEST_NAME).write_bytes(manifest.model_copy(update={"lineage": LINEAGE}).to_bytes())
     printed = verified(str(made))
-    assert f"plan       {LINEAGE.plan_digest}" in printed
     assert f"code       0.1.0, commit abc, sources {LINEAGE.code_digest}" in printed
     assert f"packages   torch 2.13.0; all {LINEAGE.environment_digest}" in printed
 

@@ -48,9 +48,9 @@ def test_a_reader_of_the_originals_manifest_takes_it(old: AdapterManifest) -> No
 
 def test_a_broken_lineage_is_refused_by_name(old: AdapterManifest, tmp_path: Path) -> None:
     content = json.loads(old.model_copy(update={"lineage": LINEAGE}).to_bytes())
-    content["lineage"]["plan_digest"] = "short"
+    content["lineage"]["code_digest"] = "short"
     path = tmp_path / MANIFEST_NAME
     path.write_text(json.dumps(content))
     with pytest.raises(ArtifactInvalid) as refused:
         parse_manifest(path.read_bytes(), digest_file(path))
-    assert (refused.value.code, refused.value.param) == (Code.ADAPTER_MANIFEST_INVALID, "lineage.plan_digest")
+    assert (refused.value.code, refused.value.param) == (Code.ADAPTER_MANIFEST_INVALID, "lineage.code_digest")

@@ -114,11 +114,11 @@ def test_lineage_leads_back_to_data_code_and_receipts(manifest: AdapterManifest)
     card = write_readme(record(manifest.model_copy(update={"lineage": LINEAGE}), receipts=(receipt,)))
     section = card.partition("## Lineage")[2].partition("## Limits")[0]
     assert manifest.source_digests
-    facts = (*manifest.source_digests.values(), manifest.contract_digest, LINEAGE.plan_digest, LINEAGE.code_digest)
+    facts = (*manifest.source_digests.values(), manifest.contract_digest, LINEAGE.code_digest)
     assert all(digest in section for digest in (*facts, LINEAGE.environment_digest, "commit abc", "torch 2.13.0"))
     assert "| receipt receipt-1 | passed, policy strict " in section
     assert "6" * 64 in section
-    assert "plan: SHA-256" not in write_readme(record(manifest))
+    assert "sources: SHA-256" not in write_readme(record(manifest))
 
 
 def test_what_is_not_known_is_left_out(manifest: AdapterManifest) -> None:

@@ -10,10 +10,9 @@ from worker.run_folder import ADAPTER_FOLDER
 from worker.training.lineage import ROOT, code_digest, environment_digest, git_sha
 
 
-def test_a_run_writes_its_plan_code_and_packages(finished):
+def test_a_run_writes_its_code_and_packages(finished):
     manifest = AdapterManifest.model_validate_json((finished.run_dir / ADAPTER_FOLDER / MANIFEST_NAME).read_bytes())
     lineage = manifest.lineage
-    assert lineage.plan_digest == finished.run.plan.digest
     assert lineage.code_digest == code_digest(ROOT)
     assert lineage.code_commit == git_sha({})
     assert lineage.environment_digest == environment_digest()
