@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import csv
 import io
+import json
+import re
 import time
+from pathlib import Path
 
 import openai
 import pytest
 from openai import OpenAI
 from openai.types.fine_tuning import FineTuningJob
+from typer.testing import CliRunner
 
+from cli.main import app
 from tests.system.loop import ANSWER, BASE, QUESTION, ROOT, Installation
 
 MESSAGES = [{"role": "user", "content": QUESTION}]
@@ -63,6 +68,23 @@ def test_finished_job(client: OpenAI, tuned: FineTuningJob) -> None:
     assert tuned.finished_at >= tuned.created_at
     assert tuned.id in [job.id for job in client.fine_tuning.jobs.list(limit=5)]
     assert tuned.hyperparameters.learning_rate_multiplier == 1
+
+
+def test_handoff_is_all_that_a_stock_client_needs(
+    installation: Installation, client: OpenAI, tuned: FineTuningJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file says where and which model; the key is one's own."""
+    connection = installation.connection
+    monkeypatch.setenv("MENS_API_URL", connection.url)
+    monkeypatch.setenv("MENS_API_KEY", connection.key)
+    arguments = ["adapter", "export", str(tuned.fine_tuned_model), "--to", str(tmp_path / "out")]
+    result = CliRunner().invoke(app, [*arguments, "--handoff", "openai-compatible"])
+    assert result.exit_code == 0, result.output
+    handoff = json.loads((tmp_path / "out" / "external_serving_handoff_v1.json").read_bytes())
+    (model,) = re.findall(r"name the model (\S+@[0-9a-f]{64});", handoff["notes"])
+    with OpenAI(base_url=handoff["openai_base_url"], api_key=connection.key) as stock:
+        answer = stock.chat.completions.create(model=model, messages=MESSAGES, temperature=0, max_tokens=64)
+    assert ANSWER in str(answer.choices[0].message.content)
 
 
 def test_jobs_are_filtered_by_metadata(client: OpenAI, tuned: FineTuningJob) -> None:
