@@ -19,7 +19,13 @@ ROOT = Path(__file__).resolve().parents[3]
 NOT_CALLED = ("api/openai", "api/ollama", "api/routes/fine_tuning.py", "api/routes/ollama.py")
 """Views of the API that the command line never calls."""
 HTTP_WORDS = re.compile(r"/v1/|X-Mens|Bearer|`tenant`|`key_id`")
-NO_COMMAND = ("GET /v1/contract/schema", "GET /v1/openapi.json", "GET /v1/uploads/{upload_id}", "POST /v1/uploads")
+NO_COMMAND = (
+    "GET /v1/contract/schema",
+    "GET /v1/openapi.json",
+    "GET /v1/uploads/{upload_id}",
+    "POST /v1/uploads",
+    "DELETE /v1/fine_tuning/checkpoints/MODEL/permissions/ID",
+)
 """Routes for which there is no command."""
 
 
