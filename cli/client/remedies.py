@@ -20,6 +20,9 @@ REMEDIES: dict[Code | tuple[Code, str], str] = {
     Code.KEY_MISSING: "Set MENS_API_KEY; an admin makes a key with `mens keys create NAME`.",
     Code.KEY_INVALID: "Set MENS_API_KEY to one that an admin made with `mens keys create NAME`.",
     Code.KEY_EXPIRED: "Set MENS_API_KEY to the key's new secret, or ask an admin: `mens keys change KEY --expires 90d`.",
+    Code.WEBHOOK_ENDPOINTS_LIMITED: "Delete one that is not needed: `mens webhooks delete ID`.",
+    Code.WEBHOOK_STATE_CONFLICT: "See `mens webhooks deliveries ID`; one that is disabled is enabled by `mens webhooks update ID --enable`.",
+    Code.WEBHOOK_NOT_FOUND: "List them: `mens webhooks list`.",
     Code.KEY_NOT_FOUND: "List them: `mens keys list`.",
     Code.KEY_REVOKED: "Make another: `mens keys create NAME`.",
     Code.TENANT_NOT_FOUND: "Check MENS_TENANT and --tenant; a tenant is made with its first key: "

@@ -24,6 +24,7 @@ NO_COMMAND = (
     "GET /v1/openapi.json",
     "GET /v1/uploads/{upload_id}",
     "POST /v1/uploads",
+    "GET /v1/fine_tuning/checkpoints/MODEL/permissions",
     "DELETE /v1/fine_tuning/checkpoints/MODEL/permissions/ID",
 )
 """Routes for which there is no command."""
