@@ -36,7 +36,7 @@ def describe_judgement(view: TenantView, artifact: ArtifactSection | ImportContr
             except NotFound as error:
                 missing.append(_missing(run, error))
     message = (
-        f"The alias {artifact.alias} is governed by the policy {name.name} ({governed.policy.scope}): once it is published,"
+        f"The alias {artifact.alias} is governed by the policy {name.name} ({name.digest[:12]}, {governed.policy.scope}): once it is published,"
         f" the adapter is evaluated beside {beside}, and takes the alias if it passes. Gates: {asked}."
     )
     message += f" Runs: {', '.join(runs)}." if runs else ""

@@ -2,25 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from cli.client.remedies import to_cli_remedy
+from shared.errors import Code
+from shared.gate_outcome import GateStatus, overall_outcome
 
-WORDS = {"passed": "passed", "failed": "FAILED", "missing_evidence": "no evidence", "not_applicable": "not applicable"}
+ALIAS_NOT_MOVED = 3
+"""Exit code of a command whose job succeeded, and whose alias stayed where it was."""
+REFUSALS = (Code.GATE_MISSING, Code.GATE_STALE, Code.GATE_FAILED)
 
 
-def describe_gates(result: dict[str, Any]) -> Iterator[str]:
+def describe_gates(result: Mapping[str, Any]) -> Iterator[str]:
     """Each gate that judged a job's adapter, and what became of the alias; nothing for a job that none did."""
     if receipt := result.get("receipt"):
-        yield f"receipt  {receipt['id']}: {'passed' if receipt['passed'] else 'FAILED'}"
+        yield f"receipt  {receipt['id']}: {overall_outcome(receipt['passed'], receipt['gates']).word}"
         for row in receipt["gates"]:
             effect = "" if row["block"] else " (only warns)"
-            needed = f"; {row['items_needed']} items would decide" if row.get("items_needed") else ""
-            yield f"  {row['name']}  {WORDS[row['status']]}{effect}: {row['message']}{needed}"
+            yield f"  {row['name']}  {GateStatus(row['status']).word}{effect}: {row['message']}"
     alias = result.get("alias")
     if alias and alias["moved"]:
         yield f"alias    {alias['name']} points to it"
     elif alias:
-        remedy = to_cli_remedy({"param": alias["error"].get("param"), "mens": alias["error"]})
-        yield f"alias    {alias['name']} was not moved: {alias['error']['code']}. {remedy}"
+        error = alias["error"]
+        remedy = to_cli_remedy({"param": error.get("param"), "mens": error})
+        # What failed is said above, gate by gate.
+        why = "" if receipt and error["code"] == Code.GATE_FAILED else f" {error['message']}"
+        yield f"alias    {alias['name']} was not moved: {error['code']}.{why} {remedy}"
+
+
+def keeps_alias(result: Mapping[str, Any]) -> bool:
+    """Whether a job's alias stayed where it was."""
+    return not (result.get("alias") or {"moved": True})["moved"]
+
+
+def is_of_gates(event: Mapping[str, Any]) -> bool:
+    """Whether an event tells of a gate, or of an alias that was not moved: the result of the job says the same."""
+    data = event.get("data") or {}
+    return "gate" in data or (data.get("error") or {}).get("code") in REFUSALS

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import httpx
-import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
 from cli.client.connection import Connection, connect, describe_error, fail, note
+from cli.client.gate_outcome import is_of_gates
 
 POLL_SECONDS = 0.5
 SECONDS_PER_LINE = 5.0
@@ -26,11 +26,11 @@ def follow(job_id: str, console: Console, connection: Connection | None = None) 
     with Progress(*columns, console=console, transient=False, disable=not console.is_terminal) as bar:
         task = bar.add_task("waiting", total=None, facts="")
         job: dict[str, Any] = {}
-        plain = _PlainProgress()
+        plain = _PlainProgress(console)
         for job in poll(job_id, connection or connect()):
             for event in job["events"]:
                 # Warnings: an attempt failed or was given back, and so the job is queued again.
-                if (event["level"], event["type"]) == ("warn", "message"):
+                if (event["level"], event["type"]) == ("warn", "message") and not is_of_gates(event):
                     console.print(" ".join(event["message"].split()), markup=False, highlight=False, soft_wrap=True)
             progress, stage = job["progress"], job["stage"] or job["state"]
             facts = describe_progress(progress)
@@ -81,12 +81,12 @@ def poll(job_id: str, connection: Connection) -> Iterator[dict[str, Any]]:
 class _PlainProgress:
     """Progress on an output that is no terminal: a line when the stage changes, and every few seconds."""
 
-    def __init__(self) -> None:
-        self._stage, self._next = "", 0.0
+    def __init__(self, console: Console) -> None:
+        self._console, self._stage, self._next = console, "", 0.0
 
     def show(self, stage: str, facts: str) -> None:
         if stage != self._stage or time.monotonic() > self._next:
-            typer.echo(f"{stage}  {facts}".rstrip())
+            self._console.print(f"{stage}  {facts}".rstrip(), markup=False, highlight=False, soft_wrap=True)
             self._stage, self._next = stage, time.monotonic() + SECONDS_PER_LINE
 
 

@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 
 from cli.client.connection import call, fail, fail_with
-from cli.client.gate_outcome import describe_gates
+from cli.client.gate_outcome import ALIAS_NOT_MOVED, describe_gates, is_of_gates, keeps_alias
 from cli.client.id_prefixes import resolve_adapter_id, resolve_job_id
 from cli.client.job_progress import FINAL, describe_progress, follow
 from cli.client.json_errors import Json, note_json
@@ -29,10 +29,13 @@ from shared.model_card.self_evaluation import without_samples
 from shared.scheduling.types import HIGHEST_PRIORITY, LOWEST_PRIORITY
 
 app = typer.Typer(no_args_is_help=True, help="Jobs: list, show, watch, cancel, pause, resume, priority, merge.")
-console = Console()
+console, errors = Console(), Console(stderr=True)
 
 LAST_EVENTS = 10
 JobId = Annotated[str, typer.Argument(help="Id of the job, e.g. ftjob-01…, or its beginning.")]
+JobJson = Annotated[
+    bool, typer.Option("--json", callback=note_json, help="Print the whole job as JSON; progress goes to stderr.")
+]
 
 
 def train(
@@ -68,8 +71,11 @@ def train(
     max_gpu_minutes: Annotated[float | None, typer.Option(help="The job fails when it has used so many.")] = None,
     max_wall_seconds: Annotated[float | None, typer.Option(help="The job fails when it has run for so long.")] = None,
     watch: Annotated[bool, typer.Option(help="Follow the job to its end.")] = True,
+    as_json: JobJson = False,
 ) -> None:
     """Tune a base model on a JSONL file. Check it first with `mens data check FILE` and `mens plan FILE --model NAME`.
+
+    The exit code is 1 unless the job succeeds, and 3 when it succeeds and --alias was not moved, because a gate of its policy did not pass.
 
     After FILE every field of the contract is a flag by its flat name, e.g. --alpha 64 --qlora-ce-last-k 16 --curriculum.
     """
@@ -106,15 +112,18 @@ def train(
     body["auto"] = sorted(f"exec.{field}" for field in rules.keys() - sections["exec"].keys())
     sections["exec"] = rules | sections["exec"]
     job = call("POST", "/v1/jobs", json=body)
-    console.print(f"created {job['id']}: {summary(job)}", soft_wrap=True)
+    told = errors if as_json else console
+    told.print(f"created {job['id']}: {summary(job)}", soft_wrap=True)
     notes = call("GET", f"{_path(job['id'])}/preflight")["notes"]
     artifact = job["contract"]["artifact"]
     if artifact["alias"] and artifact["publish"] and (hiding := describe_hiding(artifact["alias"], job["tenant"])):
         notes.append(hiding)
     for note in notes:
-        console.print(f"note: {note}", highlight=False, soft_wrap=True)
+        told.print(f"note: {note}", highlight=False, soft_wrap=True)
     if watch:
-        watch_job(job["id"])
+        watch_job(job["id"], as_json=as_json)
+    elif as_json:
+        console.print_json(data=job)
 
 
 def read_sections(path: Path) -> dict[str, Any]:
@@ -191,22 +200,28 @@ def show(
     lines += [f"outcome  {_outcome(job)}"] if job["state"] in FINAL else []
     lines += describe_evaluation(job["result"], "against base  ")
     lines += describe_gates(job["result"])
-    lines += [f"  {event['created_at'][11:19]}  {event['message']}" for event in job["events"]]
+    told = [event for event in job["events"] if job["state"] not in FINAL or not is_of_gates(event)]
+    lines += [f"  {event['created_at'][11:19]}  {event['message']}" for event in told]
     for line in lines:
         typer.echo(line)
 
 
 @app.command("watch")
-def watch_job(job_id: JobId) -> None:
-    """Follow a job to its end; the exit code is 1 unless it succeeds."""
-    job = follow(resolve_job_id(job_id), console)
-    typer.echo(_outcome(job))
-    for line in describe_evaluation(without_samples(job["result"]), "against base  "):
-        typer.echo(line)
-    for line in describe_gates(job["result"]):
-        typer.echo(line)
+def watch_job(job_id: JobId, as_json: JobJson = False) -> None:
+    """Follow a job to its end. The exit code is 1 unless it succeeds, and 3 when it succeeds and its alias was not moved."""
+    job = follow(resolve_job_id(job_id), errors if as_json else console)
+    if as_json:
+        console.print_json(data=job)
+    else:
+        typer.echo(_outcome(job))
+        for line in describe_evaluation(without_samples(job["result"]), "against base  "):
+            typer.echo(line)
+        for line in describe_gates(job["result"]):
+            typer.echo(line)
     if job["state"] != "succeeded":
         raise typer.Exit(1)
+    if keeps_alias(job["result"]):
+        raise typer.Exit(ALIAS_NOT_MOVED)
 
 
 @app.command("cancel")

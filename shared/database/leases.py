@@ -391,7 +391,12 @@ def _publish_to_alias(
         hidden = move_alias(session, alias, before, to, Actor.job(job.id), "The job succeeded.", now, terms)
     except Conflict as refusal:
         stays = before.incumbent.id if before.incumbent else "where it was"
-        add_events(session, job, now, NewEvent(level="warn", message=str(refusal), data={"error": refusal.as_dict()}))
+        add_events(
+            session,
+            job,
+            now,
+            NewEvent(level="warn", message=f"{refusal.code}: {refusal.message}", data={"error": refusal.as_dict()}),
+        )
         said = f" The alias {alias.name} stays at {stays}: {refusal.code}." if before.incumbent else ""
         said = said or f" The alias {alias.name} does not point to it: {refusal.code}."
         return said, result | {"alias": {"name": alias.name, "moved": False, "error": refusal.as_dict()}}

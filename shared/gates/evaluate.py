@@ -11,11 +11,12 @@ from datetime import datetime, timedelta
 
 from pydantic import BaseModel
 
+from shared.gate_outcome import GateStatus
 from shared.gates.evidence import Evidence
 from shared.gates.measures import Loss, compared
 from shared.gates.policy import Gate, GatePolicy, RunGate, ShadowGate
 from shared.gates.policy_file import policy_digest
-from shared.gates.receipt import GateCheck, GateRow, GateStatus, PolicyRef, Receipt
+from shared.gates.receipt import GateCheck, GateRow, PolicyRef, Receipt
 from shared.gates.run_gates import run_parts
 from shared.gates.shadow_gates import shadow_check
 from shared.gates.training_gates import training_check

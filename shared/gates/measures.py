@@ -7,8 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from shared.gate_outcome import GateStatus
 from shared.gates.evidence import AnswerPair, RunScores, ScoredAnswer
-from shared.gates.receipt import GateCheck, GateStatus
+from shared.gates.receipt import GateCheck
 from shared.graders.pass_at_k import pass_at_k
 from shared.statistics.exact import wilson_interval
 from shared.statistics.paired import Comparison, Status, noise_floor

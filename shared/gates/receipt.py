@@ -3,21 +3,12 @@
 from __future__ import annotations
 
 from datetime import datetime
-from enum import StrEnum
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from shared.gate_outcome import GateStatus
 from shared.gates.evidence import AdapterRef, ServedBaseRef
-
-
-class GateStatus(StrEnum):
-    """What came of a gate, or of one of its checks."""
-
-    PASSED = "passed"
-    FAILED = "failed"
-    MISSING_EVIDENCE = "missing_evidence"
-    NOT_APPLICABLE = "not_applicable"
 
 
 class Recorded(BaseModel):

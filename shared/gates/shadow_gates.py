@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from shared.gate_outcome import GateStatus
 from shared.gates.evidence import Evidence, ShadowCounts
 from shared.gates.measures import MOST_ERRORS, missing
 from shared.gates.policy import ShadowGate
-from shared.gates.receipt import GateCheck, GateStatus
+from shared.gates.receipt import GateCheck
 from shared.statistics.sequential import anytime_interval, is_worse
 
 MEASURE = "share of real requests lost"

@@ -16,6 +16,7 @@ from shared.database.names.aliases import Aliases
 from shared.database.names.move_evidence import WITH_EVIDENCE, Terms
 from shared.database.records import NewEvent
 from shared.errors import JobFailed, MensError, NotFound, Unavailable
+from shared.gate_outcome import GateStatus, overall_outcome
 from shared.gates.evaluate import judge
 from shared.gates.evidence import AdapterRef, Evidence, ServedBaseRef, ShadowCounts, TrainingReport
 from shared.gates.policy import GatePolicy, ShadowGate
@@ -68,7 +69,8 @@ def judge_adapter(attempt: Attempt, adapter_id: str, alias: str, policy: PolicyN
     if incumbent is None and asked.without_incumbent == "not_applicable":
         compared_with = None
     attempt.enter(
-        Stage.EVALUATING, f"Evaluating {adapter.id} beside {compared_with or 'nothing'} by the policy {policy.name}."
+        Stage.EVALUATING,
+        f"Evaluating {adapter.id} beside {compared_with or 'nothing'} by the policy {policy.name} ({policy.digest[:12]}).",
     )
     served = served_bases(attempt)
     runs, missing = run_policy(attempt, asked, adapter.id, compared_with)
@@ -216,9 +218,10 @@ def _new(receipt: Receipt) -> NewReceipt:
 
 def _events(receipt: StoredReceipt) -> list[NewEvent]:
     """What passed and what failed, a line for each gate."""
-    outcome = "passed" if receipt.passed else "did not pass"
-    events = [NewEvent(message=f"{receipt.adapter_id} {outcome}: receipt {receipt.id}.", data={"receipt": receipt.id})]
+    outcome = overall_outcome(receipt.passed, receipt.receipt["gates"]).word
+    events = [NewEvent(message=f"{receipt.adapter_id}: {outcome}, receipt {receipt.id}.", data={"receipt": receipt.id})]
     for row in receipt.receipt["gates"]:
-        said = f"{row['name']} {row['status'].replace('_', ' ')}: {row['message']}."
-        events.append(NewEvent(level="info" if row["passed"] else "warn", message=said))
+        said = f"{row['name']} {GateStatus(row['status']).word}: {row['message']}."
+        data = {"receipt": receipt.id, "gate": row["name"]}
+        events.append(NewEvent(level="info" if row["passed"] else "warn", message=said, data=data))
     return events

@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from cli.client.connection import fail, fail_with, note
+from cli.client.id_prefixes import resolve_adapter_id
 from cli.client.json_errors import Json, wants_json
 from cli.evaluation import runs as api
 from cli.evaluation.checks import read_grader, to_criterion
@@ -39,7 +40,9 @@ def run(
     file: Annotated[
         Path, typer.Argument(exists=True, dir_okay=False, help="JSONL with `messages` and `expected`; or an eval file.")
     ],
-    model: Annotated[str, typer.Option(help="The model that is evaluated: a base, an adapter or an alias.")],
+    model: Annotated[
+        str, typer.Option(help="The model that is evaluated: a base, an adapter or its beginning, or an alias.")
+    ],
     against: Annotated[str | None, typer.Option(help="A second one, asked the same: is MODEL worse than this?")] = None,
     check: Annotated[
         list[str] | None, typer.Option(help="What judges, by a name from above; several may be given.")
@@ -106,6 +109,7 @@ def run(
         fail("at temperature 0 all answers to an item are the same; give --temperature with --samples.")
     if noise_floor and not against:
         fail("--noise-floor asks the model of --against twice; give that too.")
+    model, against = resolve_adapter_id(model), against and resolve_adapter_id(against)
     for name in filter(None, (model, against)):
         base_of(name)
     request = api.RunRequest(evaluation, model, against, samples, margin, noise_floor)

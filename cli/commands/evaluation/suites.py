@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from cli.client.connection import connect, fail, fail_with, note
+from cli.client.id_prefixes import resolve_adapter_id
 from cli.client.json_errors import Json
 from cli.evaluation.comparison_table import COLUMNS, cells, notes
 from cli.evaluation.comparison_table import as_json as comparison_as_json
@@ -94,7 +95,7 @@ def run(
     if os.environ.get("MENS_TENANT"):
         fail("suites act for their key's own tenant: unset MENS_TENANT, or use a key of that tenant.")
     settings, connection = read_settings(Settings), connect()
-    models = [model] if against is None else [against, model]
+    models = [resolve_adapter_id(name) for name in ([model] if against is None else [against, model])]
     bases = {base_of(name) for name in models}
     try:
         python = python_of(environment_folder(settings.home, lock))

@@ -41,12 +41,20 @@ def check(file: File) -> None:
 def put(
     name: Annotated[str, typer.Argument(help="The name to store it under: letters, digits, `.`, `_`, `-`.")], file: File
 ) -> None:
-    """Store a policy file under a name. What an older file of the name governs goes on under that one."""
+    """Store a policy file under a name. What an older file of the name governs goes on under that one, and is listed."""
     _read(file)
     stored = call("POST", "/v1/policies", json={"name": name, "source": file.read_text(encoding="utf-8")})
-    typer.echo(
-        f"{name} is stored, digest {stored['digest'][:12]}; `mens policies assign alias:NAME {name}` lets it govern"
-    )
+    older = [
+        each
+        for each in find_all("/v1/policy_assignments")
+        if (each["policy"]["tenant"], each["policy"]["name"]) == (stored["tenant"], name)
+        and each["policy"]["digest"] != stored["digest"]
+    ]
+    lets_govern = "" if older else f"; `mens policies assign alias:NAME {name}` lets it govern"
+    typer.echo(f"{name} is stored, digest {stored['digest'][:12]}{lets_govern}")
+    for each in older:
+        stays = f"{each['scope']} stays under the older {name} ({each['policy']['digest'][:12]})"
+        typer.echo(f"{stays}; `mens policies assign {each['scope']} {name}` lets this one govern")
 
 
 @app.command("list")

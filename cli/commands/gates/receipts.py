@@ -11,10 +11,10 @@ from urllib.parse import quote
 import typer
 
 from cli.client.connection import call, fail
-from cli.client.gate_outcome import WORDS
 from cli.client.id_prefixes import resolve_adapter_id
 from cli.client.json_errors import Json
 from cli.output import print_table
+from shared.gate_outcome import GateStatus, overall_outcome
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -43,7 +43,7 @@ def list_receipts(
             each["adapter_id"],
             each["incumbent_id"] or "the base",
             each["receipt"]["policy"]["name"],
-            "passed" if each["passed"] else "FAILED",
+            _outcome(each),
             each["created_at"][:19],
             each["valid_until"][:19],
         )
@@ -99,8 +99,7 @@ def describe_receipt(found: dict[str, Any]) -> Iterator[str]:
     """What a receipt is of, in a few lines."""
     receipt = found["receipt"]
     base = receipt["serving_base"]
-    outcome = "passed" if found["passed"] else "FAILED"
-    yield f"{found['id']}  {outcome}: {found['adapter_id']} under the policy {receipt['policy']['name']}"
+    yield f"{found['id']}  {_outcome(found)}: {found['adapter_id']} under the policy {_policy(receipt)}"
     yield f"compared with {receipt['compared_with'] or 'nothing'}"
     yield f"served base   {base['name'] + ' ' + base['digest'][:12] if base else 'not known'}"
     yield f"sandbox       {receipt['sandbox'] or 'none'}"
@@ -120,10 +119,10 @@ def describe_receipt(found: dict[str, Any]) -> Iterator[str]:
 def describe_outcome(found: dict[str, Any]) -> str:
     """A receipt in one line: what it came to, and what did not pass."""
     receipt = found["receipt"]
-    failed = ", ".join(row["name"] for row in receipt["gates"] if not row["passed"] and row["block"])
-    outcome = "passed" if found["passed"] else f"failed ({failed})"
+    lacking = ", ".join(row["name"] for row in receipt["gates"] if not row["passed"] and row["block"])
+    outcome = _outcome(found) + (f" ({lacking})" if lacking else "")
     against = receipt["compared_with"] or "nothing"
-    return f"{found['id']}: {outcome}; policy {receipt['policy']['name']}, beside {against}, until {found['valid_until'][:10]}"
+    return f"{found['id']}: {outcome}; policy {_policy(receipt)}, beside {against}, until {found['valid_until'][:10]}"
 
 
 def print_rows(rows: list[dict[str, Any]]) -> None:
@@ -133,7 +132,7 @@ def print_rows(rows: list[dict[str, Any]]) -> None:
         [
             (
                 row["name"],
-                WORDS[row["status"]],
+                GateStatus(row["status"]).word,
                 "blocks" if row["block"] else "warns",
                 _number(row["value"]),
                 _asked(row),
@@ -158,6 +157,16 @@ def next_step(found: dict[str, Any]) -> str:
     if missing:
         return f"next: give {', '.join(row['name'] for row in missing)} the evidence that is missing, and evaluate {adapter} again"
     return "next: train a better one; an admin may go on all the same: mens aliases set NAME ADAPTER --override --reason WHY"
+
+
+def _outcome(found: dict[str, Any]) -> str:
+    """``passed``, ``failed`` or ``no evidence``."""
+    return overall_outcome(found["passed"], found["receipt"]["gates"]).word
+
+
+def _policy(receipt: dict[str, Any]) -> str:
+    """A policy by its name and the beginning of its digest: another file under the same name is another policy."""
+    return f"{receipt['policy']['name']} ({receipt['policy']['digest'][:12]})"
 
 
 def _asked(row: dict[str, Any]) -> str:

@@ -27,6 +27,7 @@ from shared.database.tables import AdapterRow, AliasMoveRow, AliasRow
 from shared.database.tenancy import SHARED, visible_to
 from shared.database.visibility import adapter_row, alias_rows, foreign_name_rows
 from shared.errors import Code, Conflict, InvalidRequest
+from shared.gate_outcome import GateStatus, overall_outcome
 
 TOLERANCE = 1e-9
 """Shares are quotients of weights: one that has not grown may differ in its last digits."""
@@ -186,7 +187,7 @@ def _receipt(
             before,
             assignment,
             adapter,
-            f"{before.name!r} is governed by the policy {policy.name}, and {adapter.id} has no receipt under it.",
+            f"{before.name!r} is governed by the policy {policy.name} ({policy.digest[:12]}), and {adapter.id} has no receipt under it.",
         )
     misfits = [(receipt, _misfit(receipt, before, terms)) for receipt in receipts]
     receipt = next((receipt for receipt, misfit in misfits if misfit is None), None)
@@ -197,13 +198,14 @@ def _receipt(
         )
     if not receipt.passed:
         rows = [row for row in receipt.receipt.get("gates", []) if row["block"] and not row["passed"]]
-        said = "; ".join(f"{row['name']} {row['status'].replace('_', ' ')}: {row['message']}" for row in rows)
+        said = "; ".join(f"{row['name']} {GateStatus(row['status']).word}: {row['message']}" for row in rows)
+        outcome = overall_outcome(receipt.passed, rows).word
         raise _refused(
             Code.GATE_FAILED,
             before,
             assignment,
             adapter,
-            f"{adapter.id} did not pass the policy {policy.name} ({receipt.id}): {said}.",
+            f"{adapter.id}: {outcome} under the policy {policy.name} ({policy.digest[:12]}), {receipt.id}: {said}.",
             receipt,
         )
     if receipt.valid_until <= now:

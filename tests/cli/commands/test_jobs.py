@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from shared.database.tenancy import Role
 from shared.errors import Code, JobFailed
 from tests.support.builders import claimed, new_adapter
 from tests.support.cli_installation import CliInstallation
+from tests.support.gate_rows import govern
 from tests.support.tiny_base import write_base
 
 KILLED = JobFailed(Code.TRAINER_KILLED, "The trainer\nwas killed.", retryable=True)
@@ -66,6 +68,32 @@ def test_watch_prints_why_a_job_was_queued_again(installation: CliInstallation) 
     job = leases.fail(claimed(jobs, leases), KILLED)
     jobs.cancel(job.id)
     assert installation.mens("jobs", "watch", job.id, code=1).splitlines()[0] == AGAIN
+
+
+def test_a_job_that_succeeded_and_whose_alias_stayed_ends_with_3(installation: CliInstallation, rows: str) -> None:
+    installation.register(new_adapter("demo@1"))
+    installation.mens("aliases", "set", "prod", "demo@1")
+    digest = govern(installation.services.database, "alias:prod").policy.digest
+    installation.mens("train", rows, "--model", "tiny", "--no-watch")
+    (job,) = installation.services.jobs.list(after=None, limit=1)
+    leases = Leases(installation.services.database, 60)
+    lease = leases.claim(job.id, "test")
+    assert lease
+    leases.finish(lease, {}, adapters=[new_adapter("new@1")], alias="prod")
+    said = installation.mens("jobs", "watch", job.id, code=3)
+    assert said.count("has no receipt") == 1
+    assert f"governed by the policy strict ({digest[:12]})" in said
+    assert "`mens receipts create new@1 --alias prod`" in said and "/v1/" not in said
+    found = json.loads(installation.invoke("jobs", "watch", job.id, "--json", code=3).stdout)
+    assert (found["state"], found["result"]["alias"]["moved"]) == ("succeeded", False)
+    shown = installation.mens("jobs", "show", job.id)
+    assert shown.count("has no receipt") == 1 and "/v1/" not in shown
+
+
+def test_train_prints_the_job_as_json(installation: CliInstallation, rows: str) -> None:
+    made = installation.invoke("train", rows, "--model", "tiny", "--no-watch", "--json")
+    assert json.loads(made.stdout)["id"].startswith("ftjob-")
+    assert "created ftjob-" in made.stderr
 
 
 def test_show_prints_the_last_events(installation: CliInstallation, rows: str) -> None:

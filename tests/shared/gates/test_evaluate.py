@@ -13,12 +13,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from shared.gate_outcome import GateStatus
 from shared.gates import evaluate
 from shared.gates.evaluate import judge
 from shared.gates.evidence import AnswerPair, Evidence, RunScores, ScoredAnswer
 from shared.gates.policy import GatePolicy
 from shared.gates.policy_file import policy_digest, read_policy
-from shared.gates.receipt import GateRow, GateStatus, Receipt
+from shared.gates.receipt import GateRow, Receipt
 from shared.gates.training_gates import device_profile
 from shared.statistics import paired
 from shared.statistics.resampling import bca_interval

@@ -204,7 +204,7 @@ def test_a_worse_adapter_does_not(place: JudgedInstallation) -> None:
     job = place.judge(BAD)
     assert job.state == "succeeded"
     assert not place.receipt(job).passed
-    with pytest.raises(MensError, match="did not pass") as caught:
+    with pytest.raises(MensError, match="failed under the policy") as caught:
         place.aliases.set("prod", Routing.to(BAD), ALICE)
     assert {row["name"] for row in caught.value.details["gates"]} == {
         "throughput", "collateral_damage", "evals.quality",

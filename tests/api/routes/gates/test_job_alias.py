@@ -62,9 +62,10 @@ def told(client: TestClient, body: dict[str, Any], **artifact: Any) -> list[tupl
 
 def test_a_job_says_what_it_will_be_judged_by(client: TestClient, job_body: dict[str, Any], governed: str) -> None:
     [(level, message)] = told(client, job_body, alias="prod")
+    digest = client.get("/v1/policies/strict").json()["digest"]
     assert level == "info"
     assert message == (
-        "The alias prod is governed by the policy strict (alias:prod): once it is published, the adapter is evaluated"
+        f"The alias prod is governed by the policy strict ({digest[:12]}, alias:prod): once it is published, the adapter is evaluated"
         " beside demo@1, and takes the alias if it passes. Gates: truncation, throughput (warns), evals.quality."
         " Runs: support (eval Support, rows of rows.jsonl)."
     )

@@ -108,6 +108,15 @@ def test_two_models_are_compared_pair_by_pair(evaluating: Evaluating) -> None:
     assert "old       60" in evaluating.mens("show", worse, code=1)
 
 
+def test_models_may_be_named_by_the_beginning_of_their_ids(evaluating: Evaluating) -> None:
+    new, old = f"demo@2{'a' * 63}", f"demo@3{'b' * 63}"
+    evaluating.installation.register(new_adapter(new), new_adapter(old))
+    begun = evaluating.json(
+        "run", str(evaluating.file), "--model", "demo@2a…", "--against", "demo@3", "--yes", "--no-watch"
+    )
+    assert (begun["model"], runs.second_model(begun)) == (new, old)
+
+
 def test_what_a_cancelled_run_has_shows_nothing(evaluating: Evaluating, monkeypatch: pytest.MonkeyPatch) -> None:
     run_id = evaluating.finished("--model", "demo@2", "--against", "demo@1")
     one = evaluating.finished("--model", "demo@2")

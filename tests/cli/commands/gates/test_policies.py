@@ -10,7 +10,7 @@ import pytest
 
 from shared.database.tenancy import SHARED, Role
 from shared.gates.evaluate import judge
-from shared.gates.policy_file import read_policy
+from shared.gates.policy_file import policy_digest, read_policy
 from tests.support.builders import new_adapter
 from tests.support.cli_installation import CliInstallation
 from tests.support.gate_evidence import AT, evidence, run_scores
@@ -95,16 +95,33 @@ def test_from_a_file_to_an_alias_that_asks_for_evidence(installed: CliInstallati
     assert "for users" in installed.mens("policies", "history", "alias:prod")
 
 
+def test_what_stays_under_an_older_file_of_the_name_is_said(installed: CliInstallation, file: Path) -> None:
+    installed.mens("policies", "put", "support", str(file))
+    for scope in ("alias:prod", "tenant"):
+        installed.mens("policies", "assign", scope, "support")
+    old = policy_digest(read_policy(POLICY))[:12]
+    assert "stays" not in installed.mens("policies", "put", "support", str(file)), "the file is the same"
+    file.write_text(POLICY.replace("0.05}\n  throughput", "0.04}\n  throughput"))
+    said = installed.mens("policies", "put", "support", str(file)).splitlines()
+    assert "assign" not in said[0]
+    assert sorted(said[1:]) == [
+        f"{scope} stays under the older support ({old}); `mens policies assign {scope} support` lets this one govern"
+        for scope in ("alias:prod", "tenant")
+    ]
+    installed.mens("policies", "assign", "alias:prod", "support")
+    assert "alias:prod" not in installed.mens("policies", "put", "support", str(file))
+
+
 def test_a_receipt_says_what_failed_by_how_much_and_what_to_do(installed: CliInstallation) -> None:
     number = judged(installed)
     said = installed.mens("receipts", "show", number)
     lines = {line.split("\t")[0]: line.split("\t")[1:] for line in said.splitlines() if "\t" in line}
-    assert lines["truncation"][:4] == ["FAILED", "blocks", "0.1", "≤ 0.05"]
+    assert lines["truncation"][:4] == ["failed", "blocks", "0.1", "≤ 0.05"]
     assert lines["throughput"][:4] == ["passed", "warns", "50", "≥ 1"]
     assert lines["evals.quality"][:2] == ["no evidence", "blocks"]
     assert "items would decide" in lines["evals.quality"][-1]
     assert said.splitlines()[-1].startswith("next: give the policy's run at least ")
-    assert f"{number}\t{B}\t{A}\tsupport\tFAILED" in installed.mens("receipts", "list", "--adapter", B)
+    assert f"{number}\t{B}\t{A}\tsupport\tfailed" in installed.mens("receipts", "list", "--adapter", B)
     assert f"receipt  {number}: failed (truncation, evals.quality)" in installed.mens("models", "show", B)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from cli.commands.gates.receipts import describe_receipt
 
 RECEIPT: dict[str, Any] = {
-    "policy": {"name": "strict"},
+    "policy": {"name": "strict", "digest": "d" * 64},
     "compared_with": "demo@0",
     "serving_base": None,
     "sandbox": None,
