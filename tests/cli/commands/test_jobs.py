@@ -75,7 +75,7 @@ def test_a_job_that_succeeded_and_whose_alias_stayed_ends_with_3(installation: C
     installation.mens("aliases", "set", "prod", "demo@1")
     digest = govern(installation.services.database, "alias:prod").policy.digest
     installation.mens("train", rows, "--model", "tiny", "--no-watch")
-    (job,) = installation.services.jobs.list(after=None, limit=1)
+    job = installation.services.jobs.list(after=None, limit=1)[0]
     leases = Leases(installation.services.database, 60)
     lease = leases.claim(job.id, "test")
     assert lease
