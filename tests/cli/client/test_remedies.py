@@ -26,6 +26,7 @@ NO_COMMAND = (
     "POST /v1/uploads",
     "GET /v1/fine_tuning/checkpoints/MODEL/permissions",
     "DELETE /v1/fine_tuning/checkpoints/MODEL/permissions/ID",
+    "GET /v1/webhook_endpoints",
 )
 """Routes for which there is no command."""
 
