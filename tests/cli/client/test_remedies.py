@@ -27,6 +27,7 @@ NO_COMMAND = (
     "GET /v1/fine_tuning/checkpoints/MODEL/permissions",
     "DELETE /v1/fine_tuning/checkpoints/MODEL/permissions/ID",
     "GET /v1/webhook_endpoints",
+    "DELETE /v1/webhook_endpoints/{id}",
 )
 """Routes for which there is no command."""
 
