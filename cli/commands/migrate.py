@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from cli.client.connection import fail, note
-from cli.commands.migration import gate, offline, report, successors
+from cli.commands.migration import gate, import_files, offline, report, successors
 from cli.commands.migration.clients import KeyVariables, activity, read_keys
 from cli.migration.archive.contents import Contents
 from cli.migration.archive.export import ProjectExport, export_project
@@ -46,6 +46,7 @@ openai = typer.Typer(
     "nothing at OpenAI is changed.",
 )
 app.add_typer(openai, name="openai")
+openai.add_typer(import_files.app)
 openai.add_typer(offline.app)
 openai.add_typer(successors.app)
 openai.add_typer(gate.app)

@@ -35,7 +35,7 @@ class Prompt(msgspec.Struct, frozen=True):
 
     Attributes:
         id: digest of the request.
-        source: ``yours``, ``validation``, ``eval``, ``chat``, ``batch``, or ``training`` when there was nothing else.
+        source: ``yours``, ``validation``, ``eval``, ``chat``, ``batch``, ``imported``, or ``training`` when there was nothing else.
         request: a chat request without model and sampling.
     """
 
@@ -70,8 +70,7 @@ def choose_prompts(
     jobs = [job for job in contents.jobs(project) if model_of(model) == job.get("fine_tuned_model")]
     files = [contents.file(project, str(job["training_file"])) for job in jobs if job.get("training_file")]
     known = [*trained, *(path for path in files if path)]
-    rows = sum(path.stat().st_size for path in known) // TYPICAL_ROW_BYTES
-    seen = _Trained(rows, (request["messages"] for path in known for request in file_requests(path)))
+    seen = TrainedPrompts(known)
     left_out: Counter[str] = Counter()
     chosen: dict[str, Prompt] = {}
     for source, request in _candidates(contents, project, model, jobs, own):
@@ -154,15 +153,16 @@ def _text(message: dict[str, Any]) -> str:
     return text + (msgspec.json.encode(message["tool_calls"]).decode() if message.get("tool_calls") else "")
 
 
-class _Trained:
+class TrainedPrompts:
     """The prompts of training files, exactly and nearly."""
 
-    def __init__(self, expected_rows: int, conversations: Iterable[list[dict[str, Any]]]) -> None:
+    def __init__(self, files: Iterable[Path]) -> None:
         from shared.datasets.duplicates import NearIndex  # numpy is slow to import
 
+        known = list(files)
         self._exact: set[int] = set()
-        self._near = NearIndex(expected_rows)
-        texts = map(spoken, conversations)
+        self._near = NearIndex(sum(path.stat().st_size for path in known) // TYPICAL_ROW_BYTES)
+        texts = (spoken(request["messages"]) for path in known for request in file_requests(path))
         while batch := list(islice(texts, ROWS_AT_ONCE)):
             rows = _sketched(batch)
             self._exact.update(rows.digests)
@@ -213,5 +213,11 @@ def _eval_requests(contents: Contents, project: str) -> Iterator[Request]:
         runs = url_path("evals", str(evaluation["id"]), "runs")
         for run in contents.items(project, runs):
             for item in contents.items(project, f"{runs}/{url_path(str(run['id']), 'output_items')}"):
-                if request := to_request({"messages": (item.get("sample") or {}).get("input")}):
+                if request := sampled_request(item):
                     yield request
+
+
+def sampled_request(output: dict[str, Any]) -> Request | None:
+    """The prompt of an eval's output item; None where it has none."""
+    sample = output.get("sample") or {}
+    return to_request({name: sample.get(name) for name in PROMPT_FIELDS} | {"messages": sample.get("input")})

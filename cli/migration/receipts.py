@@ -88,11 +88,21 @@ class Counts(msgspec.Struct, frozen=True):
         recorded: prompts with an answer of the old model.
         answered: of them, those with one of the new model too.
         refused: of them, those that the installation refused; its codes with their counts.
+        reasons: the first message of each of these codes.
+        unbounded: of the answered, those that were requested without the recorded bound on tokens, which is longer than the
+            new model's context.
     """
 
     recorded: int
     answered: int
     refused: dict[str, int]
+    reasons: dict[str, str] = {}
+    unbounded: int = 0
+
+    @property
+    def nothing_measured(self) -> bool:
+        """Whether every prompt was refused, so that nothing is known of the new model's answers."""
+        return not self.answered and bool(self.refused)
 
 
 class Noise(msgspec.Struct, frozen=True):

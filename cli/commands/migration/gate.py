@@ -228,8 +228,15 @@ def _show_all(archive: Path, receipts: list[Receipt], *, as_json: bool) -> None:
 def _show(archive: Path, receipt: Receipt) -> None:
     counts = receipt.counts
     typer.echo(f"{receipt.foreign_model} → {receipt.mens_model}: {receipt.verdict}{_because(receipt.reason)}")
-    refused = ", ".join(f"{count} {code}" for code, count in receipt.counts.refused.items())
+    refused = ", ".join(f"{count} {code}" for code, count in counts.refused.items())
     typer.echo(f"  {counts.answered} of {counts.recorded} recorded prompts were answered{_because(refused)}")
+    if not counts.nothing_measured:
+        for code, reason in counts.reasons.items():
+            typer.echo(f"    {code}, as of the first: {reason}")
+    if counts.unbounded:
+        typer.echo(
+            f"  {counts.unbounded} without the recorded bound on tokens, which is longer than the model's context"
+        )
     for check in receipt.graders:
         unscored = f", {check.unscored} unscored" if check.unscored else ""
         why = check.refused or ("agrees" if check.may_block else "may not block")
@@ -238,9 +245,12 @@ def _show(archive: Path, receipt: Receipt) -> None:
         )
         for difference in check.differences:
             typer.echo(f"    {difference['item']}: {difference['stored']} at OpenAI, {difference['here']} here")
-    columns = ("gate", "", "old", "new", "value", "interval", "bound", "prompts", "needed", "visible", "why")
-    print_table(columns, [_row(each) for each in receipt.gates])
-    if receipt.verdict is Status.MISSING_EVIDENCE:
+    columns = ("gate", "status", "old", "new", "value", "interval", "bound", "prompts", "needed", "visible", "why")
+    if receipt.gates:
+        print_table(columns, [_row(each) for each in receipt.gates], header=True)
+    if counts.nothing_measured:
+        note("mend what the refusals say, on the installation or with another --candidate, and run `gate` again")
+    elif receipt.verdict is Status.MISSING_EVIDENCE:
         note("to decide it, record more prompts, or allow a larger loss with --margin; each gate says what it lacks")
     note(f"written to {archive / receipt_file(receipt.foreign_model)}")
 

@@ -43,7 +43,7 @@ def report(
         typer.echo(msgspec.json.format(msgspec.json.encode(facts)).decode())
     else:
         done = [step for step in STEPS if facts.steps[step]]
-        left = [step for step in STEPS if not facts.steps[step]]
+        left = [step for step in STEPS if not facts.steps[step] and step != "import"]
         typer.echo(
             f"{len(facts.models)} tuned models; done: {', '.join(done) or 'nothing'}; not yet: {', '.join(left) or 'nothing'}"
         )

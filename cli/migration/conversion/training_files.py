@@ -20,6 +20,7 @@ from cli.migration.conversion.outcomes import Method, RowOptions
 from cli.migration.conversion.redaction import Redaction
 from cli.migration.conversion.response_formats import FormatCheck
 from cli.migration.conversion.rows import is_preference
+from cli.migration.golden import decode_line
 from cli.migration.record import GOLDEN
 
 if TYPE_CHECKING:
@@ -182,5 +183,9 @@ def convert_files(
 
 def _held_out(folder: Path) -> frozenset[str]:
     """Ids of training prompts that `record` has asked the old model, for want of others."""
-    lines = (line for path in sorted((folder / GOLDEN).rglob("*.jsonl")) for line in path.read_bytes().splitlines())
-    return frozenset(prompt["id"] for prompt in map(msgspec.json.decode, lines) if prompt["source"] == "training")
+    lines = (
+        decode_line(path, number, line)
+        for path in sorted((folder / GOLDEN).rglob("*.jsonl"))
+        for number, line in enumerate(path.read_bytes().splitlines(), start=1)
+    )
+    return frozenset(line.id for line in lines if line.source == "training")

@@ -35,6 +35,7 @@ class NewAnswer(msgspec.Struct, frozen=True):
         adapter: id of the adapter that answered; empty for a base or a refusal.
         code: of a refusal; empty for an answer.
         response: the body as it came.
+        unbounded: whether the recorded bound on tokens was left out, because the model's context is shorter.
     """
 
     request: str
@@ -42,6 +43,13 @@ class NewAnswer(msgspec.Struct, frozen=True):
     adapter: str
     code: str
     response: dict[str, Any]
+    unbounded: bool = False
+
+    @property
+    def reason(self) -> str:
+        """Why the installation has refused, in its own words."""
+        error = self.response.get("error")
+        return str((error.get("message") if isinstance(error, dict) else "") or f"status {self.status}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,14 +162,25 @@ def ask(
 def _ask(client: httpx.Client, body: dict[str, Any]) -> NewAnswer:
     response = _send(client, "POST", "/v1/chat/completions", body)
     content = _object(response)
-    if _code_of(response.status_code, content) == Code.CONTEXT_LENGTH_EXCEEDED and RECORDED_BOUND in body:
+    unbounded = RECORDED_BOUND in body and _is_bound_refused(response.status_code, content)
+    if unbounded:
         # The bound is that of `record`, not of the program: a base of a shorter context answers within what it has.
-        unbounded = {name: value for name, value in body.items() if name != RECORDED_BOUND}
-        response = _send(client, "POST", "/v1/chat/completions", unbounded)
+        without = {name: value for name, value in body.items() if name != RECORDED_BOUND}
+        response = _send(client, "POST", "/v1/chat/completions", without)
         content = _object(response)
     _check_access(response.status_code, content)
     code = "" if response.is_success and content.get("choices") else _code_of(response.status_code, content)
-    return NewAnswer(digest_json(body), response.status_code, response.headers.get(ADAPTER_HEADER, ""), code, content)
+    adapter = response.headers.get(ADAPTER_HEADER, "")
+    return NewAnswer(digest_json(body), response.status_code, adapter, code, content, unbounded)
+
+
+def _is_bound_refused(status: int, content: dict[str, Any]) -> bool:
+    """Whether a request may have been refused for its bound: with its prompt longer than the context, or by itself."""
+    if status != httpx.codes.BAD_REQUEST:
+        return False
+    error = content.get("error")
+    message = str(error.get("message")) if isinstance(error, dict) else ""
+    return _code_of(status, content) == Code.CONTEXT_LENGTH_EXCEEDED or RECORDED_BOUND in message
 
 
 def _object(response: httpx.Response) -> dict[str, Any]:

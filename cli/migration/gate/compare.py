@@ -83,16 +83,20 @@ def make_receipt(
     prompts = recorded_prompts(folder, project, model)
     given = _answers(folder, model, prompts, candidate)
     pairs = _pairs(prompts, given)
+    counts = _counts(given.values())
     checks: list[GraderCheck] = []
     gates: list[Gate] = []
     with open_sandbox(contents, project, sandbox) as opened:
         for imported in import_graders(contents, project, opened, judges):
             check = check_agreement(imported)
             checks.append(check)
-            gates += _grader_gate(imported, check, pairs, margin)
-    gates += _label_gates(labels(contents, project, model), pairs, margin)
-    gates += [_similarity_gate(pairs, margin), *_form_gates(pairs, margin)]
-    verdict, reason = _verdict(gates)
+            gates += [] if counts.nothing_measured else _grader_gate(imported, check, pairs, margin)
+    if counts.nothing_measured:
+        verdict, reason = Status.MISSING_EVIDENCE, _nothing_measured(counts)
+    else:
+        gates += _label_gates(labels(contents, project, model), pairs, margin)
+        gates += [_similarity_gate(pairs, margin), *_form_gates(pairs, margin)]
+        verdict, reason = _verdict(gates)
     inputs = [golden_file(project, model), answers_file(model), judgements_file(model)]
     return Receipt(
         foreign_model=model,
@@ -104,7 +108,7 @@ def make_receipt(
         reason=reason,
         margin=margin,
         confidence=CONFIDENCE,
-        counts=_counts(given.values()),
+        counts=counts,
         gates=gates,
         graders=checks,
         noise=_noise(prompts),
@@ -281,9 +285,22 @@ def _verdict(gates: list[Gate]) -> tuple[Status, str]:
 
 
 def _counts(answers: Iterable[NewAnswer]) -> Counts:
-    codes = Counter(answer.code for answer in answers)
-    answered = codes.pop("", 0)
-    return Counts(answered + codes.total(), answered, dict(codes))
+    codes: Counter[str] = Counter()
+    reasons: dict[str, str] = {}
+    answered = unbounded = 0
+    for answer in answers:
+        if answer.code:
+            codes[answer.code] += 1
+            reasons.setdefault(answer.code, answer.reason)
+        else:
+            answered += 1
+            unbounded += answer.unbounded
+    return Counts(answered + codes.total(), answered, dict(codes), reasons, unbounded)
+
+
+def _nothing_measured(counts: Counts) -> str:
+    why = "; ".join(f"{count} {code}: {counts.reasons[code]}" for code, count in counts.refused.items())
+    return f"nothing was measured: the installation has refused every prompt: {why}"
 
 
 def _noise(prompts: Iterable[RecordedPrompt]) -> Noise:

@@ -14,7 +14,7 @@ from cli.migration.archive.pages import Item
 from cli.migration.archive.sections import url_path
 from cli.migration.gate.judges import Body, Judges, Unscored, judge_questions
 from cli.migration.gate.recorded import Answer, calls_of
-from cli.migration.prompts import to_request
+from cli.migration.prompts import sampled_request
 from cli.migration.receipts import GraderCheck
 from shared.errors import Code, InvalidRequest, MensError
 from shared.graders.grading import check_runnable, grade, is_passed, make_sample
@@ -101,7 +101,7 @@ def _output_items(contents: Contents, project: str, evaluation: str) -> Iterator
 
 
 def _prompt_and_item(output: Item) -> Iterator[tuple[str, Item]]:
-    request = to_request({"messages": (output.get("sample") or {}).get("input")})
+    request = sampled_request(output)
     if request and isinstance(output.get("datasource_item"), dict):
         yield digest_json(request), output["datasource_item"]
 

@@ -11,9 +11,9 @@ from urllib.parse import unquote
 import msgspec
 
 from cli.migration.archive.contents import Contents
+from cli.migration.golden import check_kept, decode_line
 from cli.migration.prompts import model_of, to_request
 from cli.migration.record import GOLDEN, GREEDY, golden_file
-from shared.errors import ArtifactInvalid, Code
 from shared.hashing import digest_json
 
 DEFAULT_ANSWER_TOKENS = 2048
@@ -86,7 +86,7 @@ def recorded_models(folder: Path) -> dict[str, str]:
     found = {}
     for path in sorted((folder / GOLDEN).glob("*/*.jsonl")):
         if lines := path.read_bytes().splitlines():
-            found[str(_decode(path, lines[0])["model"])] = unquote(path.parent.name)
+            found[decode_line(path, 1, lines[0]).model] = unquote(path.parent.name)
     return found
 
 
@@ -94,36 +94,30 @@ def recorded_prompts(folder: Path, project: str, model: str) -> list[RecordedPro
     """The prompts to which the tuned model has answered.
 
     Raises:
-        ArtifactInvalid: the file cannot be read.
+        ArtifactInvalid: a line cannot be read, is no recorded prompt, or has an answer that is not the one that was kept.
     """
     path = folder / golden_file(project, model)
     found = []
-    for line in (_decode(path, text) for text in path.read_bytes().splitlines()):
-        mine = sorted((each for each in line["answers"] if each["model"] == model), key=lambda each: each["sample"])
-        if not mine or mine[0]["sample"] != 0:
+    for number, text in enumerate(path.read_bytes().splitlines(), start=1):
+        line = decode_line(path, number, text)
+        mine = sorted((each for each in line.answers if each.model == model), key=lambda each: each.sample)
+        if not mine or mine[0].sample != 0:
             continue
-        control = [each for each in line["answers"] if each["model"] != model and each["sample"] == 0]
+        control = [each for each in line.answers if each.model != model and each.sample == 0]
+        for each in (*mine, *control):
+            check_kept(folder, f"{path}, line {number}", each)
         found.append(
             RecordedPrompt(
-                id=line["id"],
-                source=line["source"],
-                request=line["request"],
-                sampling=mine[0].get("sampling") or {**GREEDY, "max_completion_tokens": DEFAULT_ANSWER_TOKENS},
-                answer=answer_of(mine[0]["response"]),
-                samples=[answer_of(each["response"]) for each in mine[1:]],
-                control=answer_of(control[0]["response"]) if control else None,
+                id=line.id,
+                source=line.source,
+                request=line.request,
+                sampling=mine[0].sampling or {**GREEDY, "max_completion_tokens": DEFAULT_ANSWER_TOKENS},
+                answer=answer_of(mine[0].response),
+                samples=[answer_of(each.response) for each in mine[1:]],
+                control=answer_of(control[0].response) if control else None,
             )
         )
     return found
-
-
-def _decode(path: Path, line: bytes) -> dict[str, Any]:
-    try:
-        value: dict[str, Any] = msgspec.json.decode(line)
-    except msgspec.DecodeError as error:
-        message = f"{path} cannot be read: {error}."
-        raise ArtifactInvalid(Code.ARCHIVE_INVALID, message, remedy="Run `mens migrate openai record` again.") from None
-    return value
 
 
 def labels(contents: Contents, project: str, model: str) -> dict[str, Answer]:

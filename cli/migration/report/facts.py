@@ -20,6 +20,7 @@ from cli.migration.conversion.training_files import REPORT
 from cli.migration.gate.answers import NewAnswer, read_answers
 from cli.migration.gate.measures import resemblance
 from cli.migration.gate.recorded import RecordedPrompt, answer_of, labels, recorded_models, recorded_prompts
+from cli.migration.local_files.importing import PROJECT
 from cli.migration.prompts import model_of
 from cli.migration.receipts import Receipt, read_receipt
 from shared.errors import ArtifactInvalid, Code
@@ -157,8 +158,9 @@ def collect(folder: Path, today: date, samples: int) -> Facts:
         training_ends_on=TRAINING_ENDS,
         steps={
             "inventory": (folder / INVENTORY).is_file(),
-            "export": bool(contents.projects()),
-            "record": bool(golden),
+            "import": PROJECT in contents.projects(),
+            "export": any(name != PROJECT for name in contents.projects()),
+            "record": any(project != PROJECT for project in golden.values()),
             "convert": (folder / REPORT).is_file(),
             "train": any((folder / "train").glob("*/*/*.json")),
             "gate": any(model.receipt for model in models),

@@ -23,6 +23,7 @@ AZURE = (
     ("training, for those who are customers already", "at least until April 2027"),
 )
 STEPS = {
+    "import": "files of your own were taken, in the place of export and record",
     "inventory": "tuned models were listed",
     "export": "jobs, files, evals and chats were saved",
     "record": "answers of the tuned models were recorded",
@@ -31,6 +32,9 @@ STEPS = {
     "gate": "successors were compared with the recorded answers",
     "switch": "names were moved",
 }
+
+LARGE_MARGIN = 0.1
+"""A loss that a reader would not expect behind the word passed."""
 
 
 def render_page(facts: Facts) -> str:
@@ -42,7 +46,13 @@ def render_page(facts: Facts) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"number": _number, "days": describe_days, "proof": _proof}
+    environment.filters |= {
+        "number": _number,
+        "days": describe_days,
+        "proof": _proof,
+        "rows_kept": _rows_kept,
+        "loss": _loss,
+    }
     return environment.get_template("report.html").render(
         facts=facts, not_offered=NOT_OFFERED, azure=AZURE, azure_source=AZURE_SOURCE, steps=STEPS
     )
@@ -56,9 +66,34 @@ def _proof(model: ModelFacts) -> str:
     """What is proven of a model's successor, in a few words."""
     if model.receipt is None:
         return "not compared" if model.recorded else "cannot be compared: nothing was recorded"
+    if model.receipt.counts.nothing_measured:
+        return "not measured: the installation has refused every prompt"
     proven = {
         Status.PASSED: "not worse than the tuned model",
         Status.FAILED: "worse than the tuned model, or not shown not to be",
         Status.MISSING_EVIDENCE: "not decided: too little to compare",
     }
     return proven[model.receipt.verdict]
+
+
+def _rows_kept(model: ModelFacts) -> str:
+    """How many rows are left of those that were converted."""
+    known = [(file.lines, file.kept + file.changed) for file in model.rows if file.lines is not None]
+    if not known:
+        return "no rows converted"
+    return f"{sum(kept for _, kept in known)} of {sum(lines for lines, _ in known)} rows kept"
+
+
+def _loss(model: ModelFacts) -> str:
+    """The margin that was allowed, the largest loss that was measured in a blocking gate, and a warning where much was allowed."""
+    if model.receipt is None:
+        return ""
+    losses = [
+        (gate.old - gate.new, gate.name)
+        for gate in model.receipt.gates
+        if gate.block and gate.old is not None and gate.new is not None
+    ]
+    loss, name = max(losses, default=(0.0, ""))
+    measured = f"largest measured loss {max(loss, 0.0):.3f} ({name})" if losses else "no loss was measured"
+    margin = f"margin {model.receipt.margin:g}; {measured}"
+    return f"{margin}. Warning: so large a margin proves little" if model.receipt.margin > LARGE_MARGIN else margin

@@ -99,6 +99,7 @@ def receipt_of(archive: Path) -> Receipt:
 def test_a_successor_that_is_as_good_passes(successor: Successor, archive: Path) -> None:
     output = gate(archive)
     assert f"{TUNED} → helper: passed" in output
+    assert "gate\tstatus\told\tnew" in output
     receipt = receipt_of(archive)
     assert (receipt.verdict, receipt.adapters, receipt.counts.answered) == (Status.PASSED, [ADAPTER], 100)
     gates = {each.name: each for each in receipt.gates}
@@ -177,6 +178,28 @@ def test_a_shorter_context_is_no_refusal_for_the_recordings_own_bound(successor:
     successor.requests.clear()
     gate(archive)
     assert not successor.requests, "the answer is known by the recorded request"
+
+
+def test_a_bound_that_is_longer_than_the_context_is_left_out_and_said(successor: Successor, archive: Path) -> None:
+    message = (
+        "max_completion_tokens=2048 cannot be greater than max_model_len=1024. Please request fewer output tokens."
+    )
+    refusal = {"error": {"message": message, "type": "BadRequestError", "param": "max_tokens", "code": 400}}
+    successor.answer = lambda body: refusal if "max_completion_tokens" in body else completion(right_answer(body))
+    assert "100 without the recorded bound on tokens" in gate(archive)
+    counts = receipt_of(archive).counts
+    assert (counts.answered, counts.unbounded, counts.refused) == (100, 100, {})
+
+
+def test_where_all_is_refused_nothing_was_measured_and_the_reason_is_said(successor: Successor, archive: Path) -> None:
+    refusal = {"error": {"message": "The adapter has no chat template.", "type": "BadRequestError", "code": 400}}
+    successor.answer = lambda _: refusal
+    output = gate(archive, code=1)
+    assert "missing_evidence (nothing was measured: the installation has refused every prompt: 100 " in output
+    assert "The adapter has no chat template." in output
+    assert "label:exact" not in output
+    assert "record more prompts" not in output
+    assert receipt_of(archive).gates == []
 
 
 @pytest.mark.parametrize(

@@ -94,7 +94,8 @@ def test_training_rows_that_were_asked_are_held_out(folder: Path, tmp_path: Path
     own = tmp_path / "mine.jsonl"
     own.write_bytes(chat_line("Q1", "A") + chat_line("Q2", "A"))
     asked = next(file_requests(own))
-    (golden / "m.jsonl").write_text(json.dumps({"id": digest_json(asked), "source": "training"}) + "\n")
+    line = {"id": digest_json(asked), "source": "training", "request": asked, "model": "ft:m", "answers": []}
+    (golden / "m.jsonl").write_text(json.dumps(line) + "\n")
     with Archive(folder) as archive:
         report = convert_files(archive, find_files(Contents(folder), [own]), ALL)[1].report
     assert report is not None

@@ -142,12 +142,13 @@ def test_a_grader_that_cannot_be_run_is_listed_with_why(
     assert not receipt.graders[0].may_block
 
 
-def test_refusals_score_0_in_every_gate(openai: ServedOpenAI, tmp_path: Path) -> None:
+def test_where_every_prompt_is_refused_nothing_is_measured(openai: ServedOpenAI, tmp_path: Path) -> None:
     with_rows(openai, 100)
     receipt = answered(record_archive(openai, tmp_path / "a"), code="CONTEXT_LENGTH_EXCEEDED")
-    assert receipt.verdict is Status.FAILED
+    assert receipt.verdict is Status.MISSING_EVIDENCE
+    assert receipt.reason.startswith("nothing was measured")
     assert receipt.counts.refused == {"CONTEXT_LENGTH_EXCEEDED": 100}
-    assert {gate.new for gate in receipt.gates} == {0.0}
+    assert receipt.gates == []
 
 
 def test_another_adapter_and_refusals_are_asked_again(openai: ServedOpenAI, tmp_path: Path) -> None:

@@ -84,3 +84,25 @@ def test_what_is_no_completion_is_an_empty_answer(broken: dict[str, object]) -> 
 def test_a_legacy_function_call_is_a_tool_call() -> None:
     answer = answer_of(completion("", "function_call", function_call={"name": "f", "arguments": "{}"}))
     assert [call["function"]["name"] for call in answer.tool_calls] == ["f"]
+
+
+@pytest.mark.parametrize("foreign", [b"[]", b'{"id": 1}', b"null", b"\xff", b'{"messages": []}'])
+def test_a_foreign_line_is_named(openai: ServedOpenAI, tmp_path: Path, foreign: bytes) -> None:
+    with_rows(openai, 1)
+    record_archive(openai, tmp_path / "a")
+    path = tmp_path / "a" / golden_file(PROJECT, TUNED)
+    path.write_bytes(path.read_bytes() + foreign + b"\n")
+    with pytest.raises(ArtifactInvalid, match="line 2, is no recorded prompt"):
+        recorded_prompts(tmp_path / "a", PROJECT, TUNED)
+
+
+@pytest.mark.parametrize("field", ["response", "sha256", "file"])
+def test_an_answer_that_is_not_what_was_kept_is_refused(openai: ServedOpenAI, tmp_path: Path, field: str) -> None:
+    with_rows(openai, 1)
+    record_archive(openai, tmp_path / "a")
+    path = tmp_path / "a" / golden_file(PROJECT, TUNED)
+    line = json.loads(path.read_bytes())
+    line["answers"][0][field] = completion("Better.") if field == "response" else "../x"
+    path.write_text(json.dumps(line) + "\n")
+    with pytest.raises(ArtifactInvalid, match="line 1: the answer of"):
+        recorded_prompts(tmp_path / "a", PROJECT, TUNED)

@@ -1,0 +1,69 @@
+"""The lines of ``golden/PROJECT/MODEL.jsonl``: recorded prompts with their answers, checked before they are believed."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from shared.errors import ArtifactInvalid, Code
+
+
+class _Request(msgspec.Struct):
+    """What every request of a recorded prompt has; the other fields are not looked at."""
+
+    messages: list[dict[str, Any]]
+
+
+class GoldenAnswer(msgspec.Struct, frozen=True):
+    """One answer of a line; ``file`` is where its body was kept as it came, with its SHA-256."""
+
+    model: str
+    sample: int
+    response: dict[str, Any]
+    file: str
+    sha256: str
+    sampling: dict[str, Any] | None = None
+
+
+class GoldenLine(msgspec.Struct, frozen=True):
+    """A line of ``golden/PROJECT/MODEL.jsonl``."""
+
+    id: str
+    source: str
+    request: dict[str, Any]
+    model: str
+    answers: list[GoldenAnswer]
+
+
+def decode_line(path: Path, number: int, line: bytes) -> GoldenLine:
+    """A line of a file of recorded answers.
+
+    Raises:
+        ArtifactInvalid: it is none.
+    """
+    try:
+        value = msgspec.json.decode(line, type=GoldenLine)
+        msgspec.convert(value.request, _Request)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise _unreadable(f"{path}, line {number}, is no recorded prompt: {error}.") from None
+    return value
+
+
+def check_kept(folder: Path, place: str, answer: GoldenAnswer) -> None:
+    """An answer is the body that was kept when it came: else it was written later, or its file was.
+
+    Raises:
+        ArtifactInvalid: it is not.
+    """
+    file = folder / answer.file
+    content = file.read_bytes() if file.resolve().is_relative_to(folder.resolve()) and file.is_file() else b""
+    if hashlib.sha256(content).hexdigest() != answer.sha256 or msgspec.json.decode(content) != answer.response:
+        raise _unreadable(f"{place}: the answer of {answer.model} is not what {answer.file} was when it came.")
+
+
+def _unreadable(message: str) -> ArtifactInvalid:
+    remedy = "Delete the line, or the file, and run `mens migrate openai record` (or `import`) again; or use a copy of the archive."
+    return ArtifactInvalid(Code.ARCHIVE_INVALID, message, remedy=remedy)

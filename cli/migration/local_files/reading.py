@@ -1,0 +1,177 @@
+"""Reads files of recorded answers and of graders; what is none is refused with its line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from pydantic import ValidationError
+
+from cli.migration.archive.pages import Item
+from cli.migration.archive.shutdown_dates import parse_name
+from cli.migration.prompts import PROMPT_FIELDS, to_request
+from cli.migration.record import GREEDY
+from shared.errors import Code, InvalidRequest
+from shared.graders.types import GRADER
+
+SAMPLING = ("temperature", "seed", "top_p")
+BOUNDS = ("max_completion_tokens", "max_tokens")
+OF_A_COMPLETION = ("id", "created", "system_fingerprint", "usage", "choices")
+SHOWN_FAULTS = 10
+
+
+class RecordedAnswer(msgspec.Struct, frozen=True):
+    """A line of a file of answers, read.
+
+    Attributes:
+        item: what graders find as ``item``.
+        scores: that OpenAI's graders gave, by the grader's name.
+    """
+
+    model: str
+    request: dict[str, Any]
+    sampling: dict[str, Any]
+    response: dict[str, Any]
+    item: dict[str, Any]
+    scores: dict[str, float]
+
+
+def read_answers_file(path: Path, model: str) -> list[RecordedAnswer]:
+    """The answers of a JSONL file, as docs/migration.md describes its lines.
+
+    Args:
+        model: the tuned model; answers of its base are a control.
+
+    Raises:
+        InvalidRequest: ``ANSWER_LINE_INVALID``: lines are none, each with its number and reason.
+    """
+    found: list[RecordedAnswer] = []
+    faults: list[tuple[int, str]] = []
+    with path.open("rb") as lines:
+        for number, line in enumerate(lines, start=1):
+            try:
+                found.append(_read_answer(line, model))
+            except ValueError as error:
+                faults.append((number, str(error)))
+    if faults or not found:
+        shown = "; ".join(f"line {number}: {why}" for number, why in faults[:SHOWN_FAULTS])
+        more = f"; and {len(faults) - SHOWN_FAULTS} lines more" if len(faults) > SHOWN_FAULTS else ""
+        raise InvalidRequest(
+            Code.ANSWER_LINE_INVALID,
+            f"{path}: {shown or 'it has no line'}{more}.",
+            remedy='A line is {"messages": […], "choices": […]}, or {"messages": […], "answer": "…"}; docs/migration.md has more.',
+            param="answers",
+            details={"errors": [{"line": number, "reason": why} for number, why in faults]},
+        )
+    return found
+
+
+def _read_answer(line: bytes, model: str) -> RecordedAnswer:
+    """An answer; a ValueError says why the line is none."""
+    try:
+        row = msgspec.json.decode(line)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"no JSON ({error})") from None
+    if not isinstance(row, dict):
+        raise ValueError("no JSON object")  # noqa: TRY004 - of the line's content
+    messages = row.get("messages")
+    if not isinstance(messages, list) or not messages or not all(isinstance(turn, dict) for turn in messages):
+        raise ValueError("`messages` is missing, or no list of messages")
+    response = _response(row)
+    if messages[-1].get("role") == "assistant":
+        raise ValueError("`messages` ends with an answer: the request is what was sent, without it")
+    asked = row.get("model") or model
+    if asked not in {model, parse_name(model).base}:
+        raise ValueError(f"`model` is {asked!r}, neither {model} nor its base")
+    item, scores = row.get("item") or {}, row.get("scores") or {}
+    if not isinstance(item, dict):
+        raise ValueError("`item` is no object")  # noqa: TRY004 - of the line's content
+    if not isinstance(scores, dict) or not all(_is_number(score) for score in scores.values()):
+        raise ValueError("`scores` is no object of numbers")
+    # The request by itself: `input` and `body` of a line are not part of the form.
+    request = to_request({name: row[name] for name in ("messages", *PROMPT_FIELDS) if name in row})
+    if request is None:
+        raise ValueError("`messages` has no turn of a user")
+    return RecordedAnswer(asked, request, _sampling(row), response, item, scores)
+
+
+def _response(row: dict[str, Any]) -> dict[str, Any]:
+    """The chat completion of a line; a ValueError says why there is none."""
+    choices, answer = row.get("choices"), row.get("answer")
+    if isinstance(answer, str) and choices is None:
+        choices = [{"index": 0, "message": {"role": "assistant", "content": answer}, "finish_reason": None}]
+        return {"object": "chat.completion", "choices": choices}
+    if choices is None:
+        raise ValueError(
+            "neither `choices` nor `answer` as text; a row's last turn is its label, not what the model answered"
+        )
+    first = choices[0] if isinstance(choices, list) and choices else None
+    if answer is not None or not isinstance(first, dict) or not isinstance(first.get("message"), dict):
+        raise ValueError("`choices` is not a list of {message}, or `answer` is there too")
+    message = first["message"]
+    if (
+        not isinstance(message.get("content"), str)
+        and not message.get("tool_calls")
+        and not message.get("function_call")
+    ):
+        raise ValueError("`choices[0].message` has neither text nor tool calls")
+    return {"object": "chat.completion"} | {name: row[name] for name in OF_A_COMPLETION if name in row}
+
+
+def _sampling(row: dict[str, Any]) -> dict[str, Any]:
+    """How the line says that it was sampled, over temperature 0 and the seed that `record` has."""
+    given = {name: row[name] for name in SAMPLING if _is_number(row.get(name))}
+    bound = next((row[name] for name in BOUNDS if _is_number(row.get(name))), None)
+    return GREEDY | given | ({"max_completion_tokens": bound} if bound else {})
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def read_graders_file(path: Path) -> list[Item]:
+    """OpenAI's graders in a file: one object, a list of them, an eval with ``testing_criteria``, or a line each.
+
+    Raises:
+        InvalidRequest: ``GRADER_INVALID``: one is none, with its line or place.
+    """
+    content = path.read_bytes()
+    try:
+        value = msgspec.json.decode(content)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        found = [(f"line {number}", _decoded(path, number, line)) for number, line in _lines(content)]
+    else:
+        criteria = value.get("testing_criteria", value) if isinstance(value, dict) else value
+        criteria = criteria if isinstance(criteria, list) else [criteria]
+        found = [(f"grader {number}", each) for number, each in enumerate(criteria, start=1)]
+    if not found:
+        raise _bad_grader(f"{path} has no grader.")
+    for place, grader in found:
+        if not isinstance(grader, dict):
+            raise _bad_grader(f"{path}, {place}: no JSON object.")
+        try:
+            GRADER.validate_python(
+                {name: given for name, given in grader.items() if name != "id" and given is not None}
+            )
+        except ValidationError as error:
+            first = error.errors()[0]
+            raise _bad_grader(f"{path}, {place}: {'.'.join(map(str, first['loc']))}: {first['msg']}.") from None
+    return [grader for _, grader in found]
+
+
+def _lines(content: bytes) -> Iterator[tuple[int, bytes]]:
+    return ((number, line) for number, line in enumerate(content.splitlines(), start=1) if line.strip())
+
+
+def _decoded(path: Path, number: int, line: bytes) -> Any:
+    try:
+        return msgspec.json.decode(line)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise _bad_grader(f"{path}, line {number}: no JSON ({error}).") from None
+
+
+def _bad_grader(message: str) -> InvalidRequest:
+    remedy = "Give graders in OpenAI's form, e.g. a job's `grader` or an eval's `testing_criteria`."
+    return InvalidRequest(Code.GRADER_INVALID, message, remedy=remedy, param="graders")
