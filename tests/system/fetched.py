@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.debian_package import unpack_debian_package
 from tests.system.loop import ROOT
 
 PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check")
@@ -38,19 +39,12 @@ def oras_client() -> Path:
 
 def registry_server() -> Path:
     """The program of the registry of the CNCF's distribution project, as Debian packages it; apt checks Debian's signature."""
-    if shutil.which("apt-get") is None:
-        pytest.fail("the registry comes as Debian's package docker-registry, through apt-get")
-
-    def install(folder: Path) -> None:
-        download = ("apt-get", "download", REGISTRY_PACKAGE)
-        if subprocess.run(download, cwd=folder, capture_output=True, timeout=120, check=False).returncode:
-            run("apt-get", "update")  # a machine that is new knows no packages
-            run(*download, folder=folder)
-        (package,) = folder.glob("*.deb")
-        run("dpkg-deb", "--extract", str(package), str(folder))
-        package.unlink()
-
-    return fetched(REGISTRY_PACKAGE, install) / "usr" / "bin" / "docker-registry"
+    return (
+        fetched(REGISTRY_PACKAGE, lambda folder: unpack_debian_package(REGISTRY_PACKAGE, folder))
+        / "usr"
+        / "bin"
+        / "docker-registry"
+    )
 
 
 def openai_examples() -> Path:
