@@ -38,6 +38,13 @@ LEFT_OUT = re.compile(r"not \((\w+(?: or \w+)*)\)")
 MODULE_MARKS = re.compile(r"^pytestmark = .*", re.MULTILINE)
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Hold the capability matrix to the tests that it names."""
+    from tests.support.proofs import Proofs
+
+    config.pluginmanager.register(Proofs(), "proofs")
+
+
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Import nothing of what is left out as a whole: vLLM, torch and OpenAI's client cost each process seconds."""
     left_out = LEFT_OUT.fullmatch(config.option.markexpr)

@@ -159,6 +159,7 @@ def collected_tests(path: Path) -> set[str]:
 
 @pytest.mark.parametrize("named", sorted({test for row in ROWS.values() for test in row.proof.tests}))
 def test_named_tests_are_run_and_assert(named: str) -> None:
+    """Here only that they can be; a run of the whole suite fails unless they have passed in it (`tests/support/proofs.py`)."""
     file, name = named.split("::")
     path = Path(__file__).parents[2] / file
     assert name in collected_tests(path)

@@ -1,0 +1,62 @@
+"""Proofs: the tests that the capability matrix names must have passed in every run of the whole suite.
+
+A row that names a test claims that it is run. So a run of everything in which such a test was left out, skipped, renamed or failed
+ends as failed, and says which row it takes with it.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Mapping
+
+import pytest
+
+
+class Proofs:
+    """Notes the outcomes of tests by their names without parameters; a plugin of pytest."""
+
+    def __init__(self) -> None:
+        self._outcomes: dict[str, set[str]] = defaultdict(set)
+        self._unproven: list[str] = []
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Note an outcome: of the test itself, and of a fixture that failed or skipped it."""
+        if report.when == "call" or report.outcome != "passed":
+            self._outcomes[report.nodeid.partition("[")[0]].add(report.outcome)
+
+    def unproven(self, named: Mapping[str, Collection[str]]) -> list[str]:
+        """What is wrong, a line each.
+
+        Args:
+            named: by row of the matrix, the tests that it names.
+        """
+        return [
+            f"{row}: {test}: {', '.join(sorted(self._outcomes[test])) if test in self._outcomes else 'not run'}"
+            for row, tests in named.items()
+            for test in tests
+            if self._outcomes.get(test) != {"passed"}
+        ]
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        """Fail a run of everything in which a proof is missing; a run that failed or was stopped anyway says enough."""
+        if not is_whole_run(session.config) or session.exitstatus != pytest.ExitCode.OK:
+            return
+        from api.capabilities import CAPABILITIES
+
+        self._unproven = self.unproven({row.id: row.proof.tests for row in CAPABILITIES.rows})
+        if self._unproven:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        """Print what is missing."""
+        for line in self._unproven:
+            terminalreporter.write_line(f"UNPROVEN capability {line}", red=True)
+
+
+def is_whole_run(config: pytest.Config) -> bool:
+    """Whether this is the process that reports, and nothing was left out by a path, a mark, a word or a number of failures."""
+    option = config.option
+    chosen = (option.markexpr, option.keyword, option.maxfail, option.lf, option.collectonly, option.deselect)
+    is_worker = hasattr(config, "workerinput")
+    return not is_worker and not any(chosen) and config.args_source is not pytest.Config.ArgsSource.ARGS
