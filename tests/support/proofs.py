@@ -11,6 +11,9 @@ from collections.abc import Collection, Mapping
 
 import pytest
 
+CHOOSING = ("markexpr", "keyword", "maxfail", "lf", "collectonly", "deselect", "ignore", "ignore_glob", "stepwise")
+"""Options by which a run leaves tests out."""
+
 
 class Proofs:
     """Notes the outcomes of tests by their names without parameters; a plugin of pytest."""
@@ -56,7 +59,6 @@ class Proofs:
 
 def is_whole_run(config: pytest.Config) -> bool:
     """Whether this is the process that reports, and nothing was left out by a path, a mark, a word or a number of failures."""
-    option = config.option
-    chosen = (option.markexpr, option.keyword, option.maxfail, option.lf, option.collectonly, option.deselect)
     is_worker = hasattr(config, "workerinput")
-    return not is_worker and not any(chosen) and config.args_source is not pytest.Config.ArgsSource.ARGS
+    is_partial = any(getattr(config.option, name, None) for name in CHOOSING)
+    return not is_worker and not is_partial and config.args_source is not pytest.Config.ArgsSource.ARGS
