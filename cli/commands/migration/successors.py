@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
@@ -71,7 +71,9 @@ def plan(
     it. Without one it plans with this machine's catalogue. Writes plans/PROJECT/MODEL/BASE.json; a contract may be edited
     before `train`. OpenAI is not asked.
     """
-    found = [each for each in tuned_models(Contents(archive)) if not model or each.name in model]
+    every = list(tuned_models(Contents(archive)))
+    _check_models(archive, [each.name for each in every], model)
+    found = [each for each in every if not model or each.name in model]
     wanted = [base.strip() for base in bases.split(",") if base.strip()]
     if dry_run:
         for each in found:
@@ -181,8 +183,7 @@ def switch_models(
     program changes. Can be run again; a move is undone by `mens aliases rollback`. Writes switch/MODEL.json.
     """
     known = [each.name for each in tuned_models(Contents(archive))]
-    if unknown := [name for name in model if name not in known]:
-        fail(f"the archive has no tuned model {', '.join(unknown)}; it has {', '.join(known) or 'none'}")
+    _check_models(archive, known, model)
     if (alias or adapter) and len(model) != 1:
         fail("--alias and --adapter are for one model: name it with --model.")
     names = aliases_for(known) | ({model[0]: alias} if alias else {})
@@ -205,6 +206,17 @@ def switch_models(
         _show_switches(done, connection)
     if failures:
         fail("\n".join(failures))
+
+
+def _check_models(archive: Path, known: Sequence[str], wanted: Sequence[str]) -> None:
+    """End the command where the archive has no tuned model, or not those that are wanted."""
+    if not known:
+        fail(
+            f"{archive} has no tuned model, so nothing can succeed one. "
+            "With the files that one was trained by: `mens migrate openai import`."
+        )
+    if unknown := [name for name in wanted if name not in known]:
+        fail(f"the archive has no tuned model {', '.join(unknown)}; it has {', '.join(known)}")
 
 
 @contextmanager

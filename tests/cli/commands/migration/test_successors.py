@@ -325,8 +325,20 @@ def test_models_with_one_suffix_get_an_alias_each() -> None:
     }
 
 
-def test_unknown_model_is_refused(installation: CliInstallation, archive: Path) -> None:
-    assert "the archive has no tuned model ft:x" in step(installation, "switch", archive, "--model", "ft:x", code=1)
+@pytest.mark.parametrize("name", ["plan", "switch"])
+def test_unknown_model_is_refused(installation: CliInstallation, archive: Path, name: str) -> None:
+    assert "the archive has no tuned model ft:x" in step(installation, name, archive, "--model", "ft:x", code=1)
+
+
+@pytest.mark.parametrize("name", ["plan", "switch"])
+def test_archive_without_a_tuned_model_is_said(
+    installation: CliInstallation, archive: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Once both ended with exit code 0 and nothing done, and `train` then said to plan first.
+    monkeypatch.setattr("cli.commands.migration.successors.tuned_models", lambda _: iter(()))
+    said = step(installation, name, archive, code=1)
+    assert "has no tuned model" in said
+    assert "mens migrate openai import" in said
 
 
 # -- the whole way -------------------------------------------------------------------------------------------------------
