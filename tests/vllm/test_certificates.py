@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -76,7 +77,7 @@ def trainer(
         home=serving_installation.home, runs_dir=tmp_path_factory.mktemp("runs"), trainer_threads=1
     )
     job = Job.model_construct(id="job", kind=Kind.FINETUNE, max_gpu_minutes=None, max_wall_seconds=None)
-    keeper = SimpleNamespace(lost=None, requested=None)
+    keeper = SimpleNamespace(lost=None, requested=None, contact_at=math.inf)
     attempt = Attempt(settings, None, serving_installation.storage, Lease(job, 1), keeper, lambda: False)  # type: ignore[arg-type]
     base = PlannedBase(name=serving_installation.entry.name, digests=serving_installation.entry.digests)
     return ReferenceScores(attempt, base, DeviceSection(), tuned.run_dir)
