@@ -16,6 +16,8 @@ from shared.errors import ArtifactInvalid, Code
 from shared.statistics.paired import Status
 
 GATE = "gate"
+LARGE_MARGIN = 0.1
+"""A loss that a reader would not expect behind the word passed."""
 
 
 class Gate(msgspec.Struct, frozen=True):

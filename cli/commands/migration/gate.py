@@ -30,7 +30,7 @@ from cli.migration.gate.judges import (
     unanswered,
 )
 from cli.migration.gate.recorded import recorded_models, recorded_prompts
-from cli.migration.receipts import Gate, Receipt, receipt_file, write_receipt
+from cli.migration.receipts import LARGE_MARGIN, Gate, Receipt, receipt_file, write_receipt
 from cli.output import print_table
 from shared.errors import MensError
 from shared.settings import Settings, read_settings
@@ -248,11 +248,22 @@ def _show(archive: Path, receipt: Receipt) -> None:
     columns = ("gate", "status", "old", "new", "value", "interval", "bound", "prompts", "needed", "visible", "why")
     if receipt.gates:
         print_table(columns, [_row(each) for each in receipt.gates], header=True)
-    if counts.nothing_measured:
-        note("mend what the refusals say, on the installation or with another --candidate, and run `gate` again")
-    elif receipt.verdict is Status.MISSING_EVIDENCE:
-        note("to decide it, record more prompts, or allow a larger loss with --margin; each gate says what it lacks")
+    if advice := _advice(receipt):
+        note(advice)
     note(f"written to {archive / receipt_file(receipt.foreign_model)}")
+
+
+def _advice(receipt: Receipt) -> str:
+    """What to do now, or what the verdict does not say."""
+    if receipt.counts.nothing_measured:
+        return "mend what the refusals say, on the installation or with another --candidate, and run `gate` again"
+    if receipt.verdict is Status.MISSING_EVIDENCE:
+        return "to decide it, record more prompts, or allow a larger loss with --margin; each gate says what it lacks"
+    if receipt.verdict is Status.FAILED:
+        return "to train it better: `plan --bases` with a larger base, or more epochs in plans/; then `train` and `gate` again"
+    if receipt.margin > LARGE_MARGIN:
+        return f"a margin of {receipt.margin:g} proves little: so much of each score may be lost, and the gate passes"
+    return ""
 
 
 def _row(found: Gate) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ from cli.client.connection import note
 from cli.client.json_errors import note_json
 from cli.migration.archive.folder import SECRECY, write_private
 from cli.migration.report.facts import collect
-from cli.migration.report.page import STEPS, render_page
+from cli.migration.report.page import render_page, shown_steps
 
 app = typer.Typer()
 NAME = "report.html"
@@ -42,8 +42,9 @@ def report(
     if as_json:
         typer.echo(msgspec.json.format(msgspec.json.encode(facts)).decode())
     else:
-        done = [step for step in STEPS if facts.steps[step]]
-        left = [step for step in STEPS if not facts.steps[step] and step != "import"]
+        steps = shown_steps(facts)
+        done = [step for step in steps if facts.steps[step]]
+        left = [step for step in steps if not facts.steps[step]]
         typer.echo(
             f"{len(facts.models)} tuned models; done: {', '.join(done) or 'nothing'}; not yet: {', '.join(left) or 'nothing'}"
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from cli.migration.archive.shutdown_dates import describe_days
+from cli.migration.receipts import LARGE_MARGIN
 from cli.migration.report.facts import Facts, ModelFacts
 from shared.statistics.paired import Status
 
@@ -32,9 +33,8 @@ STEPS = {
     "gate": "successors were compared with the recorded answers",
     "switch": "names were moved",
 }
-
-LARGE_MARGIN = 0.1
-"""A loss that a reader would not expect behind the word passed."""
+REPLACED_BY_IMPORT = ("inventory", "export", "record")
+"""Steps that an archive made of files has no need of."""
 
 
 def render_page(facts: Facts) -> str:
@@ -54,8 +54,18 @@ def render_page(facts: Facts) -> str:
         "loss": _loss,
     }
     return environment.get_template("report.html").render(
-        facts=facts, not_offered=NOT_OFFERED, azure=AZURE, azure_source=AZURE_SOURCE, steps=STEPS
+        facts=facts,
+        not_offered=NOT_OFFERED,
+        azure=AZURE,
+        azure_source=AZURE_SOURCE,
+        steps={step: STEPS[step] for step in shown_steps(facts)},
     )
+
+
+def shown_steps(facts: Facts) -> list[str]:
+    """The steps that were done, and those that are still to do."""
+    needless = REPLACED_BY_IMPORT if facts.steps["import"] else ("import",)
+    return [step for step in STEPS if facts.steps[step] or step not in needless]
 
 
 def _number(value: float | None) -> str:
@@ -69,7 +79,7 @@ def _proof(model: ModelFacts) -> str:
     if model.receipt.counts.nothing_measured:
         return "not measured: the installation has refused every prompt"
     proven = {
-        Status.PASSED: "not worse than the tuned model",
+        Status.PASSED: f"not worse than the tuned model by more than {model.receipt.margin:g}",
         Status.FAILED: "worse than the tuned model, or not shown not to be",
         Status.MISSING_EVIDENCE: "not decided: too little to compare",
     }

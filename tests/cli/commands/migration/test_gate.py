@@ -100,6 +100,7 @@ def test_a_successor_that_is_as_good_passes(successor: Successor, archive: Path)
     output = gate(archive)
     assert f"{TUNED} → helper: passed" in output
     assert "gate\tstatus\told\tnew" in output
+    assert "proves little" not in output
     receipt = receipt_of(archive)
     assert (receipt.verdict, receipt.adapters, receipt.counts.answered) == (Status.PASSED, [ADAPTER], 100)
     gates = {each.name: each for each in receipt.gates}
@@ -126,6 +127,7 @@ def test_a_worse_successor_fails(successor: Successor, archive: Path) -> None:
     successor.answer = lambda body: completion("I do not know." if "3" in str(body["messages"]) else right_answer(body))
     output = gate(archive, code=1)
     assert f"{TUNED} → helper: failed (label:exact" in output
+    assert "more epochs in plans/" in output
     found = next(each for each in receipt_of(archive).gates if each.name == "label:exact")
     assert found.value == pytest.approx(-0.19)
     assert found.interval
@@ -143,7 +145,9 @@ def test_few_prompts_are_missing_evidence_with_how_many_are_needed(
     found = next(each for each in receipt_of(tmp_path / "a").gates if each.name == "label:exact")
     assert found.items_needed
     assert found.items_needed > 20
-    assert "passed" in gate(tmp_path / "a", "--margin", "0.3"), "a larger margin is a smaller question"
+    wider = gate(tmp_path / "a", "--margin", "0.3")
+    assert "passed" in wider, "a larger margin is a smaller question"
+    assert "a margin of 0.3 proves little" in wider
 
 
 def test_what_has_an_answer_is_not_sent_again_but_to_another_adapter(successor: Successor, archive: Path) -> None:

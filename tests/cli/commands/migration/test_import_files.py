@@ -82,7 +82,7 @@ def test_later_steps_take_what_was_imported(files: Path) -> None:
     assert (receipt.graders[0].agreeing, receipt.graders[0].may_block) == (100, True)
     assert {gate.name for gate in receipt.gates} >= {"eval:imported/exact", "label:exact"}
     write_receipt(folder, receipt)
-    assert "done: import, convert, gate; not yet: inventory, export, record" in mens("report", "a")
+    assert "done: import, convert, gate; not yet: train, switch" in mens("report", "a")
     page = (folder / "report.html").read_text()
     assert "brought in files by hand" in page
     assert "120 of 120 rows kept" in page
