@@ -322,5 +322,5 @@ app(["migrate", "openai", "export", "a", "--dry-run"])
 
 def test_help_lists_the_steps_in_the_order_of_their_use() -> None:
     listed = re.findall(r"^│ (\w+)  ", CliRunner().invoke(app, ["migrate", "openai", "--help"]).output, re.MULTILINE)
-    steps = ["inventory", "export", "record", "convert", "scan", "plan", "train", "gate", "switch", "report"]
+    steps = ["inventory", "export", "record", "import", "convert", "scan", "plan", "train", "gate", "switch", "report"]
     assert listed == steps

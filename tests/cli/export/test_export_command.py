@@ -67,7 +67,7 @@ def test_the_folder_verifies_and_its_card_names_base_and_licence(
         "block": True,
         "message": "0.1; at most 0.5 is asked",
     }
-    content = {"gates": [row], "policy": {"name": "strict"}, "compared_with": None}
+    content = {"gates": [row], "policy": {"name": "strict", "digest": "5" * 64}, "compared_with": None}
     judged = receipt(installation.services.database, adapter.id, digest=adapter.digest, receipt=content)
     said = installation.mens("adapter", "export", adapter.id[:20], "--to", str(out), "--handoff", "vllm")
     assert adapter.id in said
