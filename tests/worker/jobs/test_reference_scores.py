@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 from types import SimpleNamespace
 
@@ -10,6 +11,8 @@ import pytest
 import worker.jobs.reference_scores
 from shared.contract.plan import PlannedBase
 from shared.contract.sections import DeviceSection
+from shared.database.leases import Lease
+from shared.database.records import Job, Kind
 from shared.errors import ArtifactInvalid, Code, JobFailed, NotFound
 from worker.jobs.attempt import Attempt
 from worker.jobs.certificates import ServedBase
@@ -20,7 +23,8 @@ from worker.run_folder import read_json, write_json
 @pytest.fixture
 def trainer(installation, tiny, finished, tmp_path):
     run_dir = shutil.copytree(finished.run_dir, tmp_path / "run")
-    lease, keeper = SimpleNamespace(job=SimpleNamespace(id="job"), token=1), SimpleNamespace(lost=None, requested=None)
+    job = Job.model_construct(id="job", kind=Kind.FINETUNE, max_gpu_minutes=None, max_wall_seconds=None)
+    lease, keeper = Lease(job, 1), SimpleNamespace(lost=None, requested=None, contact_at=math.inf)
     attempt = Attempt(installation.settings, installation.leases, installation.storage, lease, keeper, lambda: False)
     base = PlannedBase(name=tiny.entry.name, digests=tiny.entry.digests)
     return ReferenceScores(attempt, base, DeviceSection(), run_dir)
