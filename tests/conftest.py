@@ -43,6 +43,10 @@ def pytest_configure(config: pytest.Config) -> None:
     from tests.support.proofs import Proofs
 
     config.pluginmanager.register(Proofs(), "proofs")
+    # Now, because it is remembered: later, tests have put packages of their own on this process's path.
+    from worker.training.lineage import environment_digest
+
+    environment_digest()
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
