@@ -12,7 +12,7 @@ export TOKENIZERS_PARALLELISM := false
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo up test check format lock clean
+.PHONY: help install demo up test check format lock sbom clean
 
 help: ## show this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1|/' | column -t -s '|'
@@ -61,7 +61,26 @@ format: $(STAMP) ## format the code and apply the linter's fixes
 	$(BIN)/ruff check --fix .
 
 lock: ## resolve the lock files again (maintainers; see locks/README.md)
-	@sed -n '1,60p' locks/README.md
+	@sed -n '1,70p' locks/README.md
+
+# As the images' own are made (api/Dockerfile). Its tools need nothing of .venv.
+SBOMS := build/sbom
+BUILD_TOOLS := .cache/build-tools
+sbom: $(patsubst %,$(SBOMS)/%.cdx.json,api worker worker-cpu serving serving-cpu) ## write what each image is made of, as CycloneDX
+
+$(SBOMS)/%.cdx.json: locks/%.lock pyproject.toml $(BUILD_TOOLS)/.installed
+	@mkdir -p $(@D)
+	@$(BUILD_TOOLS)/bin/cyclonedx-py requirements --pyproject pyproject.toml --output-reproducible $(SBOM_FLAGS) -o $@ $<
+
+$(BUILD_TOOLS)/.installed: locks/build.lock
+	@if test -x $(BIN)/uv; then \
+		$(BIN)/uv venv -q --clear $(BUILD_TOOLS) && \
+		$(BIN)/uv pip install -q --python $(BUILD_TOOLS)/bin/python --require-hashes -r $<; \
+	else \
+		$(PYTHON) -m venv --clear $(BUILD_TOOLS) && \
+		$(BUILD_TOOLS)/bin/python -m pip install -qq --require-hashes -r $<; \
+	fi
+	@touch $@
 
 clean: ## remove the environment and everything that was generated here
 	rm -rf $(VENV) .mens .tools .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info build

@@ -1,4 +1,4 @@
-"""Fetches the catalogue's hub models in the background, for an API that shares no hub cache with the other tiers.
+"""Fetches the catalogue's bases in the background, hub models and merged ones, for an API that shares no folder with the other tiers.
 
 A job is checked against its base's config, tokenizer and tensor headers, so the API needs the files; a request never waits for a download.
 """
@@ -8,11 +8,11 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
-from pathlib import Path
 
+from shared.artifacts.base_folders import is_elsewhere, locate_base
 from shared.base_models.catalog import BaseModelEntry, Catalog, HubSource
-from shared.base_models.hub import locate
 from shared.errors import MensError
+from shared.settings import Settings
 
 POLL_SECONDS = 60.0
 """How often the catalogue is looked through for bases that are new, or that could not be fetched before."""
@@ -25,12 +25,12 @@ class BaseFetcher:
 
     Args:
         catalog: reads the catalogue as it is now.
-        catalog_path: where the catalogue is.
+        settings: where the catalogue and this machine's folders are.
     """
 
-    def __init__(self, catalog: Callable[[], Catalog], catalog_path: Path) -> None:
+    def __init__(self, catalog: Callable[[], Catalog], settings: Settings) -> None:
         self._catalog = catalog
-        self._catalog_path = catalog_path
+        self._settings = settings
         self._fetched: set[str] = set()
         self._done = threading.Event()
         # A daemon, because a download cannot be cut short.
@@ -45,16 +45,19 @@ class BaseFetcher:
         self._done.set()
 
     def fetch_missing(self) -> None:
-        """Fetch every hub model of the catalogue that was not fetched yet; what fails is tried again in the next round."""
+        """Fetch every base of the catalogue that is not on this machine yet; what fails is tried again in the next round."""
         for base in self._catalog().bases:
             if self._done.is_set():
                 return
-            if isinstance(base.source, HubSource) and base.digest not in self._fetched:
+            if base.digest not in self._fetched and self._is_fetched_from_elsewhere(base):
                 self._fetch(base)
+
+    def _is_fetched_from_elsewhere(self, base: BaseModelEntry) -> bool:
+        return isinstance(base.source, HubSource) or is_elsewhere(base, self._settings.catalog_path)
 
     def _fetch(self, base: BaseModelEntry) -> None:
         try:
-            locate(base, self._catalog_path)
+            locate_base(base, self._settings)
         except MensError as error:
             logger.warning("the base %s could not be fetched: %s", base.name, error)
             return

@@ -46,8 +46,8 @@ class CapabilityMatrix(CapabilityValue):
     rows: tuple[Capability, ...]
 
 
-def _gate(code: Code, statement: str) -> Proof:
-    return Proof(kind="gate", code=code, statement=statement)
+def _gate(code: Code, statement: str, *tests: str) -> Proof:
+    return Proof(kind="gate", code=code, statement=statement, tests=tests)
 
 
 def _behaviour(code: Code, statement: str, *tests: str) -> Proof:
@@ -62,7 +62,12 @@ CAPABILITIES = CapabilityMatrix(
             burn="LoRA; planned, then rejected",
             candle="QLoRA",
             mens="QLoRA: transformers, peft and bitsandbytes; LoRA over a full-precision base is rejected",
-            proof=_gate(Code.BURN_LORA_REJECTED, "adapter.method lora passes the planner's gates and is then refused."),
+            proof=_gate(
+                Code.BURN_LORA_REJECTED,
+                "adapter.method lora passes the planner's gates and is then refused.",
+                "tests/worker/test_train.py::test_the_loss_falls",
+                "tests/worker/training/model/test_load.py::test_only_lora_is_trainable_and_in_fp32",
+            ),
         ),
         Capability(
             id="graph_depth",
@@ -70,7 +75,12 @@ CAPABILITIES = CapabilityMatrix(
             burn="full causal stack",
             candle="proxy stack of one projection a block; later the full graph",
             mens="full graph: every block, always",
-            proof=_gate(Code.PARTIAL_DEPTH_UNSUPPORTED, "A cap on the layers below the base's depth is refused."),
+            proof=_gate(
+                Code.PARTIAL_DEPTH_UNSUPPORTED,
+                "A cap on the layers below the base's depth is refused.",
+                "tests/worker/training/model/test_load.py::test_lora_is_on_every_linear_layer_and_on_nothing_else",
+                "tests/worker/training/test_loss.py::test_every_layer_gets_a_gradient",
+            ),
         ),
         Capability(
             id="training_objective",
@@ -79,7 +89,10 @@ CAPABILITIES = CapabilityMatrix(
             candle="last-token loss on plain text; later masked cross-entropy on the last 64 tokens",
             mens="cross-entropy on every assistant token; optionally on the last K, at most 64",
             proof=_gate(
-                Code.CE_LAST_K_TOO_LARGE, "exec.qlora_ce_last_k defaults to 0; over exec.seq_len it is refused."
+                Code.CE_LAST_K_TOO_LARGE,
+                "exec.qlora_ce_last_k defaults to 0; over exec.seq_len it is refused.",
+                "tests/worker/training/test_loss.py::test_loss_is_the_sum_over_learnt_positions",
+                "tests/worker/test_train.py::test_last_k_is_used",
             ),
         ),
         Capability(
@@ -88,7 +101,14 @@ CAPABILITIES = CapabilityMatrix(
             burn="every row, shuffled",
             candle="curriculum and row weights; rows of an epoch with none left are skipped in silence",
             mens="filters, curriculum by difficulty, row weights by category and rating, replay from a second file",
-            proof=_behaviour(Code.CORPUS_TOO_SMALL, "A curriculum that leaves an epoch without rows is not planned."),
+            proof=_behaviour(
+                Code.CORPUS_TOO_SMALL,
+                "A curriculum that leaves an epoch without rows is not planned.",
+                "tests/worker/test_train.py::test_low_ratings_are_left_out",
+                "tests/worker/training/data/test_row_order.py::test_a_curriculum_begins_with_the_easy_rows",
+                "tests/worker/training/test_loss.py::test_a_rows_weight_moves_its_gradient_and_not_the_divisor",
+                "tests/worker/training/data/test_replay.py::test_an_epoch_has_its_rows_and_the_planned_share_of_replay",
+            ),
         ),
         Capability(
             id="optimizer",
@@ -96,7 +116,14 @@ CAPABILITIES = CapabilityMatrix(
             burn="AdamW",
             candle="AdamW without state in its checkpoints; a reserved name for an experiment",
             mens="AdamW in fp32, or paged with moments in 8 bit; all of its state in every checkpoint",
-            proof=_gate(Code.OPTIMIZER_EXPERIMENT_OFF, "The reserved experiment has no optimizer and is refused."),
+            proof=_gate(
+                Code.OPTIMIZER_EXPERIMENT_OFF,
+                "The reserved experiment has no optimizer and is refused.",
+                "tests/worker/training/test_optimizer.py::test_first_step_is_adamw_by_hand",
+                "tests/worker/training/test_optimizer.py::test_8bit_moments_take_nearly_the_same_way",
+                "tests/worker/training/test_checkpoint.py::test_all_moments_are_stored",
+                "tests/worker/test_train.py::test_resumed_run_is_the_uninterrupted_run",
+            ),
         ),
         Capability(
             id="device",
@@ -104,7 +131,12 @@ CAPABILITIES = CapabilityMatrix(
             burn="Wgpu or CPU",
             candle="CPU, CUDA, Metal",
             mens="CPU, or NVIDIA GPUs by CUDA; which of them, and whether the CPU will do, is the contract's choice",
-            proof=_gate(Code.GPU_REQUIRED, "device.require_gpu is refused where the job would run on the CPU."),
+            proof=_gate(
+                Code.GPU_REQUIRED,
+                "device.require_gpu is refused where the job would run on the CPU.",
+                "tests/worker/training/model/test_load.py::test_the_device_is_the_one_the_contract_allows",
+                "tests/shared/contract/test_refusals.py::test_target_device",
+            ),
         ),
         Capability(
             id="chat_marks",
@@ -112,7 +144,12 @@ CAPABILITIES = CapabilityMatrix(
             burn="ChatML",
             candle="ChatML with marks of one's own",
             mens="the base's own chat template, which the server uses too",
-            proof=_behaviour(Code.CONTRACT_UNSUPPORTED, "Marks in the chatml section are not planned."),
+            proof=_behaviour(
+                Code.CONTRACT_UNSUPPORTED,
+                "Marks in the chatml section are not planned.",
+                "tests/vllm/test_certificates.py::test_one_changed_byte_of_the_template_fails",
+                "tests/vllm/test_certificates.py::test_every_probe_chat_has_the_trainers_token_ids",
+            ),
         ),
         Capability(
             id="reward_hook",
@@ -128,7 +165,11 @@ CAPABILITIES = CapabilityMatrix(
             burn="none",
             candle="NF4 by qlora-rs",
             mens="NF4 by bitsandbytes, with double quantisation as the contract says",
-            proof=_gate(Code.NF4_REQUIRES_QLORA, "NF4 under another method than QLoRA is refused."),
+            proof=_gate(
+                Code.NF4_REQUIRES_QLORA,
+                "NF4 under another method than QLoRA is refused.",
+                "tests/worker/training/model/test_load.py::test_every_linear_layer_but_the_head_is_in_nf4",
+            ),
         ),
         Capability(
             id="tokenizer",
@@ -136,7 +177,11 @@ CAPABILITIES = CapabilityMatrix(
             burn="Vox by default; hf for GPT-2 layouts only",
             candle="hf only",
             mens="hf only: the base's own tokenizer.json and chat template",
-            proof=_gate(Code.QLORA_REQUIRES_HF_TOKENIZER, "data.tokenizer_mode vox is refused."),
+            proof=_gate(
+                Code.QLORA_REQUIRES_HF_TOKENIZER,
+                "data.tokenizer_mode vox is refused.",
+                "tests/worker/training/data/test_tokenizers_agree.py::test_a_tokenizer_json_that_says_otherwise_stops_the_job",
+            ),
         ),
         Capability(
             id="weight_loading",
@@ -144,7 +189,11 @@ CAPABILITIES = CapabilityMatrix(
             burn="GPT-2 warm start",
             candle="f32 embedding and selected keys; later all block tensors",
             mens="every tensor, from safetensors alone; pickle is never opened",
-            proof=_behaviour(Code.CATALOG_INVALID, "A folder whose weights are .bin does not enter the catalogue."),
+            proof=_behaviour(
+                Code.CATALOG_INVALID,
+                "A folder whose weights are .bin does not enter the catalogue.",
+                "tests/worker/training/model/test_load.py::test_weights_that_are_pickle_are_not_loaded",
+            ),
         ),
         Capability(
             id="artifacts",
@@ -153,7 +202,11 @@ CAPABILITIES = CapabilityMatrix(
             candle="safetensors with a v2 sidecar; v3 manifest",
             mens="safetensors as PEFT and vLLM read them, with a v3 manifest whose digest is the adapter's name",
             proof=_behaviour(
-                Code.ADAPTER_DIGEST_MISMATCH, "A manifest that is not byte for byte the published one is refused."
+                Code.ADAPTER_DIGEST_MISMATCH,
+                "A manifest that is not byte for byte the published one is refused.",
+                "tests/worker/training/test_adapter.py::test_folder_verifies_against_its_manifest_and_its_base",
+                "tests/worker/test_exported_adapter.py::test_peft_loads_the_folder_with_equal_logits",
+                "tests/vllm/test_imported_adapters.py::test_a_peft_folder_is_served_with_the_effect_that_numpy_predicts",
             ),
         ),
         Capability(
@@ -201,7 +254,12 @@ CAPABILITIES = CapabilityMatrix(
             burn="own server; deleted",
             candle="none: merged files go to other runtimes",
             mens="vLLM, adapters by digest on one base",
-            proof=_behaviour(Code.ADAPTER_NOT_SERVABLE, "An adapter with a feature that vLLM ignores is refused."),
+            proof=_behaviour(
+                Code.ADAPTER_NOT_SERVABLE,
+                "An adapter with a feature that vLLM ignores is refused.",
+                "tests/vllm/test_server.py::test_adapter_has_an_effect_and_two_adapters_differ",
+                "tests/vllm/test_server.py::test_tampered_adapter_is_refused_and_others_respond",
+            ),
         ),
         Capability(
             id="evaluation",
@@ -210,7 +268,10 @@ CAPABILITIES = CapabilityMatrix(
             candle="tasks run against a mocked engine, whose failures were reported as results",
             mens="a job that asks through the API, stores every answer, and compares two models pair by pair",
             proof=_behaviour(
-                Code.EVAL_INVALID, "A criterion that names a field which its items do not have is refused at once."
+                Code.EVAL_INVALID,
+                "A criterion that names a field which its items do not have is refused at once.",
+                "tests/worker/evaluation/test_run.py::test_every_item_is_asked_once_judged_and_stored",
+                "tests/worker/evaluation/test_run.py::test_two_models_get_the_same_requests_and_are_compared_pair_by_pair",
             ),
         ),
         Capability(
@@ -219,7 +280,12 @@ CAPABILITIES = CapabilityMatrix(
             burn="none",
             candle="none; reward commands run without a sandbox",
             mens="run in a sandbox that is attacked before it is trusted",
-            proof=_behaviour(Code.SANDBOX_UNAVAILABLE, "Where nothing contains code, a Python grader is refused."),
+            proof=_behaviour(
+                Code.SANDBOX_UNAVAILABLE,
+                "Where nothing contains code, a Python grader is refused.",
+                "tests/worker/evaluation/test_run.py::test_criteria_of_code_without_a_sandbox_end_the_job_with_what_is_missing",
+                "tests/shared/sandbox/test_attacks.py::test_a_level_that_does_not_hold_is_none",
+            ),
         ),
         Capability(
             id="mobile_edge",
@@ -227,7 +293,12 @@ CAPABILITIES = CapabilityMatrix(
             burn="none",
             candle="limits on length, rank and batch",
             mens="the same limits, on the CPU; no on-device runtime or export",
-            proof=_gate(Code.MOBILE_EDGE_REQUIRES_CPU, "artifact.deployment_target mobile_edge on CUDA is refused."),
+            proof=_gate(
+                Code.MOBILE_EDGE_REQUIRES_CPU,
+                "artifact.deployment_target mobile_edge on CUDA is refused.",
+                "tests/shared/contract/test_presets.py::test_mobile_preset_sets_target_and_device",
+                "tests/shared/contract/test_presets.py::test_domain_over_the_mobile_limits_is_lowered",
+            ),
         ),
     )
 )

@@ -263,6 +263,16 @@ class Connection(HttpToolsProtocol):
         self.close()
 
 
+def connection_class(shared: Connections) -> type[Connection]:
+    """A class for uvicorn, which makes one of it for each client: a connection that shares what is given."""
+
+    class Shared(Connection):
+        def __init__(self, **more: Any) -> None:
+            super().__init__(shared, **more)
+
+    return Shared
+
+
 class _DrainedTransport:
     """A transport as uvicorn sees it: what uvicorn closes is drained first."""
 

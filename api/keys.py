@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 
+from shared.database.audit.actors import AuditActor, acting
 from shared.database.connection import Database
 from shared.database.keys import Keys
 from shared.database.tenancy import LARGEST_LIMIT, MOST_TOKENS, SHARED, KeyLimits, Role, describe_rights
@@ -22,7 +23,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             requests_per_minute=arguments.rpm, concurrent_requests=arguments.concurrent, tokens_per_minute=arguments.tpm
         )
         keys = Keys(Database(read_settings(Settings).database_url))
-        key, secret = keys.create(arguments.name, arguments.tenant, arguments.role, limits)
+        with acting(AuditActor.of_command()):
+            key, secret = keys.create(arguments.name, arguments.tenant, arguments.role, limits)
     except MensError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

@@ -28,7 +28,7 @@ from api.routes import (
     uploads,
 )
 from api.routes.gates import policies, promotions, receipts, shadows
-from api.routes.tenants import checkpoint_permissions, quotas, usage, webhooks
+from api.routes.tenants import audit, checkpoint_permissions, overview, quotas, usage, webhooks
 from api.services import Services, make_services
 from api.settings import ApiSettings
 from api.web.access_log import AccessLog
@@ -63,9 +63,11 @@ KEYED_ROUTERS = (
     ollama.router,
     replicas.router,
     quotas.router,
+    overview.router,
     keys.router,
     usage.router,
     webhooks.router,
+    audit.router,
 )
 
 

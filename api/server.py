@@ -13,7 +13,7 @@ from typing import Any
 import uvicorn
 from uvicorn.config import LOGGING_CONFIG
 
-from api.connection import Connection, Connections
+from api.connection import Connections, connection_class
 from api.services import Services
 from api.settings import ApiSettings
 from api.web.job_polls import unchanged_job
@@ -25,7 +25,7 @@ def server_config(app: Any, settings: ApiSettings) -> uvicorn.Config:
         app,
         host=settings.api_host,
         port=settings.api_port,
-        http=partial(Connection, Connections(settings, partial(unchanged_job, app.state.services))),  # type: ignore[arg-type]  # it is only called
+        http=connection_class(Connections(settings, partial(unchanged_job, app.state.services))),
         ws="none",
         proxy_headers=bool(settings.trusted_proxies),
         forwarded_allow_ips=settings.trusted_proxies,

@@ -24,7 +24,7 @@ from api.inference.replicas.pool import ReplicaPool, ReplicaState
 from api.inference.request_fields.grammars import GrammarLimits
 from api.inference.shadow import ShadowTraffic
 from api.inference.usage.meter import Meter
-from api.metrics.installation import JobsCollector, ReplicaNow, ReplicasCollector
+from api.metrics.installation import JobsCollector, ReplicaNow, ReplicasCollector, WebhooksCollector
 from api.metrics.requests import ApiMetrics
 from api.polling.event_feed import EventFeed
 from api.polling.job_versions import JobVersions
@@ -39,10 +39,11 @@ from shared.database.connection import Database
 from shared.database.files.files import Files
 from shared.database.files.uploads import Uploads
 from shared.database.gates.policies import SERVER_SCOPE, Author, Policies
-from shared.database.job_counts import count_jobs
 from shared.database.jobs import Jobs
 from shared.database.keys import Keys
 from shared.database.names.aliases import Aliases
+from shared.database.overview.job_counts import count_jobs
+from shared.database.overview.webhook_counts import count_webhooks
 from shared.database.scheduling.queue_state import QueueReader
 from shared.database.usage import Usage
 from shared.gates.policy_file import policy_digest, read_policy, read_policy_file
@@ -183,7 +184,7 @@ def make_services(
         replica_limits=replica_limits or ReplicaLimits(replicas.urls, key),
         sandboxes=sandboxes,
         metrics=metrics,
-        base_fetcher=BaseFetcher(lookup.catalog, settings.catalog_path),
+        base_fetcher=BaseFetcher(lookup.catalog, settings),
         gateway=Gateway(
             limiter=limiter or make_limiter(settings.broker_url, settings.tenant_limits),
             lookup=lookup,
@@ -207,6 +208,7 @@ def _observe(services: Services) -> None:
     metrics.registry.register(
         JobsCollector(partial(count_jobs, services.database), lambda: len(workers.machines()), metrics.tenants)
     )
+    metrics.registry.register(WebhooksCollector(partial(count_webhooks, services.database)))
     metrics.registry.register(
         ReplicasCollector(lambda: [ReplicaNow(r.url, r.state, r.in_flight) for r in list(pool.all)], ReplicaState)
     )

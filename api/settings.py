@@ -31,7 +31,7 @@ class ApiSettings(Settings):
     api_port: int = Field(8000, ge=0, le=65535, description="Port to listen on.")
     fetch_bases: bool = Field(
         False,
-        description="Whether the API fetches the catalogue's hub models by itself: where it shares no hub cache with the other tiers.",
+        description="Whether the API fetches the catalogue's bases by itself, from the hub or the storage: where it shares no folder with the other tiers.",
     )
     max_file_bytes: int = Field(1 << 30, gt=0, description="Largest file that is uploaded in one request.")
     max_upload_bytes: int = Field(8 << 30, gt=0, description="Largest file that is uploaded in parts.")

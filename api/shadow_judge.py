@@ -134,7 +134,7 @@ class ShadowJudge:
         body = validate_chat(question)
         choice = await choose_model(self._lookup, tenant, body)
         salted = with_cache_salt(body, self._cache_secret, tenant)
-        response = await self._failover.first_response(CHAT, salted, choice.served)
+        response = await self._failover.first_response(CHAT, salted, choice.model)
         try:
             raw = bytearray()
             async for chunk in response:

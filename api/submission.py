@@ -12,8 +12,8 @@ from api.alias_policy import describe_judgement
 from api.services import Services
 from api.web.auth import Caller
 from api.web.tenant_view import TenantView
+from shared.artifacts.base_folders import locate_fetched_base
 from shared.artifacts.original_layout import refuse_bin
-from shared.base_models.hub import locate_fetched
 from shared.contract.flat_keys import from_flat, parse_contract
 from shared.contract.plan import ImportPlan, MergePlan, PlannedBase
 from shared.contract.sections import ArtifactSection, FineTuneContract, ImportContract, MergeContract
@@ -52,9 +52,9 @@ def check_contract(services: Services, view: TenantView, request: JobRequest) ->
         replay = open_file("data.replay_file", data.replay_file) if data.replay_file else None
         rate = view.jobs.training_rate(base.name)
         worker = common_machine(services.workers.machines())
-        limits = services.replica_limits.limits()
+        limits = services.replica_limits.limits(base.digest)
         machine = machine_of(worker, limits=limits, tokens_per_second=rate, thorough=False)
-        folder = locate_fetched(base, services.settings.catalog_path)
+        folder = locate_fetched_base(base, services.settings)
         checked = preflight(request, base, folder, train, validation, machine, replay)
     judgement = [event.message for event in describe_judgement(view, contract.artifact, base.name)]
     return checked.model_copy(update={"notes": [*checked.notes, *judgement]})
@@ -221,11 +221,13 @@ def submit_import(
     _refuse_unpublishable(services, contract, "", {entry.name for entry in catalog.bases})
     weights = view.files.get(contract.weights_file, "weights_file")
     refuse_bin(weights.filename, "weights_file")
+    template = view.files.get(contract.template_file, "template_file") if contract.template_file else None
     plan = ImportPlan(
         contract=contract,
         base=PlannedBase(name=base.name, digests=base.digests),
         weights_sha256=weights.sha256,
         sidecar_sha256=view.files.get(contract.sidecar_file, "sidecar_file").sha256,
+        template_sha256=template.sha256 if template else None,
     )
     submission = Submission(
         kind=Kind.IMPORT,

@@ -1,6 +1,6 @@
 """Merging an adapter into its base (goal C4), compared with peft: ``python -m bench.merge``.
 
-Makes a Qwen3 of random bfloat16 weights (1.4 GB in shards) and an adapter of rank 16 on every linear layer but the head.
+Makes a Qwen3 (or, with ``--family``, a Llama with a tied head) of random bfloat16 weights (1.4 GB in shards) and an adapter of rank 16 on every linear layer but the head.
 Then the product's engine and peft merge them in turns (A B C A B C …), each in a process of its own; imports do not count.
 
     mens       the engine: tensor by tensor, float64 sums, the base's dtype
@@ -26,7 +26,7 @@ import torch
 from safetensors import safe_open
 
 from bench.command import BenchFailed, bench_parser, parse_options, print_goal, run_bench
-from bench.merge_variants import FIDELITY, VARIANTS, make_adapter, make_base, model_config
+from bench.merge_variants import FAMILIES, FIDELITY, VARIANTS, make_adapter, make_base, model_config
 from bench.processes import Processes, variant_processes
 from worker.merging.fidelity import memory_needed
 
@@ -41,6 +41,7 @@ def main() -> int:
     """Command line; returns the exit code (`bench/command.py`)."""
     parser = bench_parser("bench.merge", __doc__)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--family", choices=list(FAMILIES), default="qwen3")
     parser.add_argument("--hidden", type=int, default=2048)
     parser.add_argument("--layers", type=int, default=14)
     parser.add_argument("--vocabulary", type=int, default=32000)
@@ -56,7 +57,7 @@ def compare(options: argparse.Namespace) -> bool:
         variant_processes(smoke=options.smoke, python=Path(sys.executable), preloaded=preloaded) as processes,
     ):
         folder = Path(name)
-        config = model_config(options.hidden, options.layers, options.vocabulary)
+        config = model_config(options.family, options.hidden, options.layers, options.vocabulary)
         largest = make_base(folder / "base", config)
         make_adapter(folder / "adapter", config)
         size = sum(path.stat().st_size for path in (folder / "base").iterdir())

@@ -31,13 +31,19 @@ RANK, ALPHA = 16, 32
 SHARD_BYTES = 512 << 20
 
 
-def model_config(hidden: int, layers: int, vocabulary: int) -> dict[str, object]:
-    """The config of a Qwen3 of such a size."""
-    return {
-        "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "dtype": "bfloat16", "hidden_act": "silu",
+FAMILIES: dict[str, dict[str, object]] = {
+    "qwen3": {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "tie_word_embeddings": False},
+    "llama-tied": {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "tie_word_embeddings": True},
+}
+
+
+def model_config(family: str, hidden: int, layers: int, vocabulary: int) -> dict[str, object]:
+    """The config of a model of such a size; ``family`` is one of ``FAMILIES``."""
+    return FAMILIES[family] | {
+        "dtype": "bfloat16", "hidden_act": "silu",
         "hidden_size": hidden, "intermediate_size": 3 * hidden, "num_hidden_layers": layers, "vocab_size": vocabulary,
         "num_attention_heads": hidden // 128, "num_key_value_heads": max(1, hidden // 256), "head_dim": 128,
-        "max_position_embeddings": 4096, "rms_norm_eps": 1e-6, "rope_theta": 1e6, "tie_word_embeddings": False,
+        "max_position_embeddings": 4096, "rms_norm_eps": 1e-6, "rope_theta": 1e6,
         "attention_bias": False,
     }  # fmt: skip
 

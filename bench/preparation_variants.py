@@ -69,7 +69,7 @@ def trl(path: Path, base: Path, out: Path, *, processes: int, packing: bool) -> 
     from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
     from trl import SFTConfig, SFTTrainer
 
-    class Timed(SFTTrainer):  # type: ignore[misc]
+    class Timed(SFTTrainer):
         def _prepare_dataset(self, *given: Any, **named: Any) -> Any:
             start = time.perf_counter()
             self.prepared = super()._prepare_dataset(*given, **named)

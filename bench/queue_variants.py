@@ -19,7 +19,7 @@ from worker.jobs.runner import RUNNERS
 _redis = Redis.from_url(settings.broker_url)
 
 
-@app.task(name=PING, shared=False)  # type: ignore[untyped-decorator]
+@app.task(name=PING, shared=False)
 def ping() -> None:
     """Say when this runs."""
     _redis.rpush(STARTED, time.monotonic_ns())

@@ -167,13 +167,12 @@ class Trainers:
             raise BenchFailed("the product's learning rates are not the peers'")
         summary = json.loads((run_folder / "run_summary.json").read_text())
         start = next(event["payload"] for event in events if event["event"] == "train_start")
-        step_ms, checkpoint_ms = step_and_checkpoint_ms(events)
         # Peers write no checkpoint while they train; what the product's cost is goal G5's.
-        timed_ms = steps[-1]["ts_ms"] - steps[UNTIMED_STEPS - 1]["ts_ms"] - checkpoint_ms
+        step_ms, checkpoint_ms = step_and_checkpoint_ms(events)
         cpu = [report.get("cpu_seconds", math.nan) for report in reports]
         tokens = self.recipe.tokens(UNTIMED_STEPS)
         return Outcome(
-            tokens_per_second=tokens / timed_ms * 1e3,
+            tokens_per_second=tokens / sum(step_ms) * 1e3,
             tokens_per_cpu_second=tokens / (cpu[-1] - cpu[UNTIMED_STEPS - 1]),
             losses=[report["loss"] for report in reports],
             grad_norms=[report["grad_norm"] for report in reports],
@@ -182,7 +181,7 @@ class Trainers:
             facts={
                 "memory": summary["memory"],
                 "budget": start.get("budget", {}),
-                "step_seconds": step_ms / 1e3,
+                "step_seconds": statistics.median(step_ms) / 1e3,
                 "checkpoint_seconds": checkpoint_ms / 1e3,
             },
         )
@@ -218,8 +217,8 @@ class Trainers:
         return self._processes.run(self._peers, module, *arguments, OMP_NUM_THREADS=self._threads)
 
 
-def step_and_checkpoint_ms(events: list[dict[str, Any]]) -> tuple[float, float]:
-    """Median milliseconds of a timed step, and milliseconds that checkpoints with their validation took."""
+def step_and_checkpoint_ms(events: list[dict[str, Any]]) -> tuple[list[float], float]:
+    """Milliseconds of each timed step by itself, and of all checkpoints with their validation, the last step's too."""
     steps, checkpoints, last = [], 0.0, 0
     for event in (one for one in events if one["event"] in {"step", "checkpoint"}):
         if event["event"] == "checkpoint":
@@ -227,7 +226,7 @@ def step_and_checkpoint_ms(events: list[dict[str, Any]]) -> tuple[float, float]:
         elif event["payload"]["step"] > UNTIMED_STEPS:
             steps.append(event["ts_ms"] - last)
         last = event["ts_ms"]
-    return statistics.median(steps), checkpoints
+    return steps, checkpoints
 
 
 def largest_relative_difference(ours: list[float], theirs: list[float]) -> float:

@@ -59,7 +59,7 @@ def adapted(recipe: Recipe) -> PeftModel:
     return get_peft_model(model.requires_grad_(False), config)
 
 
-class StepClock(TrainerCallback):  # type: ignore[misc]
+class StepClock(TrainerCallback):
     """When each optimizer step ended, what it cost, and how many real tokens it had."""
 
     def __init__(self) -> None:
@@ -92,7 +92,7 @@ class StepClock(TrainerCallback):  # type: ignore[misc]
 def counting(trainer_class: type, clock: StepClock) -> type:
     """A trainer class that takes rows in their order and reports their tokens to the clock."""
 
-    class Counting(trainer_class):  # type: ignore[misc]
+    class Counting(trainer_class):
         def _get_train_sampler(self, dataset: Any = None) -> Any:
             if self.args.train_sampling_strategy == "group_by_length":
                 return super()._get_train_sampler(dataset)

@@ -4,48 +4,147 @@ from __future__ import annotations
 
 import itertools
 import sys
-from importlib.metadata import version
 from typing import Annotated, Any, NoReturn
 
-import httpx
 import typer
-from typer.core import TyperGroup
 
 from cli.client.json_errors import note_json, print_json_error, wants_json
-from cli.commands import (
-    adapters,
-    aliases,
-    bases,
-    data,
-    demo,
-    jobs,
-    migrate,
-    models,
-    names,
-    plan,
-    replicas,
-    retention,
-    status,
-    up,
-)
-from cli.commands.evaluation import evals, scorecards
-from cli.commands.gates import policies, receipts
-from cli.commands.keys import commands as keys
-from cli.commands.tenants import quotas, usage, webhooks
+from cli.lazy_commands import CommandPlace, LazyGroup
 from shared.errors import Code, MensError
 
 # Typer exports this error's kinds only, and its copy of click is private.
 USAGE_ERROR: type[Exception] = typer.BadParameter.__mro__[1]
 
+PLACES = (
+    CommandPlace(
+        "up",
+        "up:up",
+        "Start Valkey, API, worker, sweeper and vLLM on this machine, and keep them running until Ctrl-C.",
+    ),
+    CommandPlace(
+        "demo",
+        "demo:demo",
+        "Run the whole loop: upload, tune, publish, and compare the answers of base and tuned model.",
+    ),
+    CommandPlace(
+        "train",
+        "jobs:train",
+        "Tune a base model on a JSONL file. Check it first with `mens data check FILE` and `mens plan FILE --model NAME`.",
+        takes_unknown_options=True,
+    ),
+    CommandPlace(
+        "plan",
+        "plan:plan",
+        "Run every check of a job and show its plan. Exit code 1 with code and remedy if the job could not run.",
+    ),
+    CommandPlace("chat", "models:chat", "Send one message to a model; the answer is streamed."),
+    CommandPlace(
+        "merge",
+        "jobs:merge",
+        "Merge an adapter into its base: a complete model folder in storage, compared with base + adapter before it counts.",
+    ),
+    CommandPlace(
+        "alias",
+        "aliases:set_alias",
+        "Point an alias to one adapter. If that hides an alias of `shared` from the tenant, a note is printed.",
+        hidden=True,
+    ),
+    CommandPlace(
+        "usage",
+        "tenants.usage:usage",
+        "Show requests and tokens by day, key and model: of the tenant with an admin's key, else of the key itself.",
+    ),
+    CommandPlace(
+        "replicas",
+        "replicas:replicas",
+        "Show the serving replicas: base model, state, requests in flight, the last error of each, and when. For an admin of `shared`.",
+    ),
+    CommandPlace(
+        "probe", "status:probe", "Show the machines of the workers: GPUs and memory, as jobs are planned for them."
+    ),
+    CommandPlace(
+        "status",
+        "status:status",
+        "Show how many workers there are and the newest jobs with their progress. `mens jobs show ID` shows one.",
+    ),
+    CommandPlace(
+        "watch-telemetry",
+        "status:watch_telemetry",
+        "Print every event of a job as it comes, steps too, until it has ended; `mens jobs watch` shows a progress bar.",
+    ),
+    CommandPlace(
+        "retention",
+        "retention:retention",
+        "List what the retention policy deletes: old checkpoints and adapters, run folders, merged models, unreferenced folders, encoded data.",
+    ),
+    CommandPlace(
+        "models",
+        "models:app",
+        "List every name that `model` accepts: bases, adapters, aliases; show one; delete an adapter.",
+    ),
+    CommandPlace("jobs", "jobs:app", "Jobs: list, show, watch, cancel, pause, resume, priority, merge."),
+    CommandPlace("aliases", "aliases:app", "Aliases: list, move, split between adapters, roll back, history."),
+    CommandPlace("names", "names:app", "Names of another provider's models: map, list, remove, history."),
+    CommandPlace(
+        "policies",
+        "gates.policies:app",
+        "Policies: files of gates that an adapter has to pass before an alias may point to it (docs/evaluation.md).",
+    ),
+    CommandPlace(
+        "receipts",
+        "gates.receipts:app",
+        "Receipts: create, list, show. A receipt says gate by gate whether an adapter passed a policy, beside the adapter that it would replace.",
+    ),
+    CommandPlace("base", "bases:app", "Base models: make a tiny one, add your own, list them."),
+    CommandPlace("adapter", "adapters:app", "Adapters as files: import, export, sign, verify."),
+    CommandPlace("keys", "keys.commands:app", "API keys: create, list, limit, change, rotate, revoke."),
+    CommandPlace(
+        "tenants",
+        "tenants.quotas:app",
+        "Tenants: jobs, GPU-minutes of the month, keys, files, last activity; and quotas of jobs.",
+    ),
+    CommandPlace(
+        "webhooks",
+        "tenants.webhooks:app",
+        "Webhooks: be told when a job or a run of an eval has ended, instead of polling. They take an admin's key.",
+    ),
+    CommandPlace(
+        "permissions",
+        "tenants.permissions:app",
+        "Lend an adapter to other tenants: create, list, delete. They take an admin's key; docs/tenants.md says what a tenant gets.",
+    ),
+    CommandPlace(
+        "audit",
+        "tenants.audit:app",
+        "The audit log: who made, changed and deleted keys, limits, jobs, files, models, aliases, policies and webhooks.",
+    ),
+    CommandPlace("data", "data:app", "Data: check training files, offline."),
+    CommandPlace(
+        "eval",
+        "evaluation.evals:app",
+        "Evaluations: is a model good enough, and no worse than another? Rows and graders of your own, benchmark suites, promptfoo.",
+    ),
+    CommandPlace(
+        "scorecard",
+        "evaluation.scorecards:app",
+        "Scorecards: tasks that models answer with code. What does not compile goes back with the errors, a few times; counted is what compiles, what does the task, and how much repair it took.",
+    ),
+    CommandPlace("migrate", "migrate:app", "Leave another provider."),
+    CommandPlace("storage", "storage:app", "Storage: verify that all that the database names is there, byte for byte."),
+)
+"""All commands, in the order in which `mens --help` lists them."""
 
-class Commands(TyperGroup):
+
+class Commands(LazyGroup):
     """All commands; with ``--json``, what is wrong with how one is called is JSON on stdout too."""
 
-    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
+    places = PLACES
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         note_json("--json" in itertools.takewhile("--".__ne__, args))
         return list(super().parse_args(ctx, args))
 
-    def invoke(self, ctx: typer.Context) -> Any:  # type: ignore[override]
+    def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
         except USAGE_ERROR as error:
@@ -77,38 +176,12 @@ app = typer.Typer(
     help="Mens: a JSONL file in, a tuned model that answers OpenAI-style chat completions out, on your own machines.\n\n"
     "Start with `mens up` (or `mens demo`), then `mens train FILE --model NAME`, then `mens chat`.",
 )
-app.command("up")(up.up)
-app.command("demo")(demo.demo)
-app.command("train", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(jobs.train)
-app.command("plan")(plan.plan)
-app.command("chat")(models.chat)
-app.command("merge")(jobs.merge)
-app.add_typer(models.app, name="models")
-app.add_typer(jobs.app, name="jobs")
-app.add_typer(aliases.app, name="aliases")
-app.command("alias", hidden=True)(aliases.set_alias)  # the short form of `aliases set`
-app.add_typer(names.app, name="names")
-app.add_typer(policies.app, name="policies")
-app.add_typer(receipts.app, name="receipts")
-app.add_typer(bases.app, name="base")
-app.add_typer(adapters.app, name="adapter")
-app.add_typer(keys.app, name="keys")
-app.add_typer(quotas.app, name="tenants")
-app.add_typer(webhooks.app, name="webhooks")
-app.add_typer(data.app, name="data")
-app.add_typer(evals.app, name="eval")
-app.add_typer(scorecards.app, name="scorecard")
-app.add_typer(migrate.app, name="migrate")
-app.command("usage")(usage.usage)
-app.command("replicas")(replicas.replicas)
-app.command("probe")(status.probe)
-app.command("status")(status.status)
-app.command("watch-telemetry")(status.watch_telemetry)
-app.command("retention")(retention.retention)
 
 
 def _print_version(wanted: bool) -> None:
     if wanted:
+        from importlib.metadata import version
+
         typer.echo(f"mens {version('mens')}")
         raise typer.Exit
 
@@ -129,9 +202,16 @@ def main() -> None:
     # Commands report errors of the API themselves, so what arrives here is mostly a setting that is wrong.
     except MensError as error:
         _end(str(error), error.as_dict())
-    except (httpx.HTTPError, OSError, ValueError) as error:
+    except _failures() as error:
         message = ": ".join([type(error).__name__, *str(error).splitlines()[:1]])
         _end(message, {"code": str(Code.INTERNAL_ERROR), "message": message, "param": None})
+
+
+def _failures() -> tuple[type[Exception], ...]:
+    """What may still end a command. Asked for when something has: HTTPX alone takes as long to import as all of the rest."""
+    import httpx
+
+    return httpx.HTTPError, OSError, ValueError
 
 
 def _end(message: str, error: dict[str, Any]) -> NoReturn:

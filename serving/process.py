@@ -11,10 +11,10 @@ from pathlib import Path
 
 from serving.adapter_store import AdapterStore
 from serving.settings import ServingSettings, load_settings
+from shared.artifacts.base_folders import locate_base
 from shared.artifacts.open_storage import open_storage
 from shared.artifacts.signatures import read_trusted_keys
 from shared.base_models.catalog import BaseModelEntry, load_catalog
-from shared.base_models.hub import locate
 from shared.errors import ArtifactInvalid, Code, InvalidRequest
 
 
@@ -22,7 +22,7 @@ def find_base(settings: ServingSettings) -> tuple[BaseModelEntry, Path]:
     """The base model to serve: its catalogue entry and its folder, fetched first if it must be.
 
     Raises:
-        NotFound: ``MODEL_NOT_FOUND``. InvalidRequest: ``CATALOG_INVALID``. Unavailable: ``HUB_UNAVAILABLE``.
+        NotFound: ``MODEL_NOT_FOUND``. InvalidRequest: ``CATALOG_INVALID``. Unavailable: ``HUB_UNAVAILABLE``, or the storage is away.
         ArtifactInvalid: ``BASE_DIGEST_MISMATCH``: the catalogue's base has another digest than the settings require.
     """
     entry = load_catalog(settings.catalog_path).get(settings.serving_base)
@@ -34,7 +34,7 @@ def find_base(settings: ServingSettings) -> tuple[BaseModelEntry, Path]:
             remedy="Start the replica again, so that it loads the base that the catalogue names now.",
             param=entry.name,
         )
-    return entry, locate(entry, settings.catalog_path)
+    return entry, locate_base(entry, settings)
 
 
 def open_store(settings: ServingSettings) -> AdapterStore:

@@ -27,7 +27,7 @@ RESOLVER_NAME = "mens"
 log = logging.getLogger("vllm.mens.resolver")
 
 
-class MensResolver(LoRAResolver):  # type: ignore[misc]  # vLLM is not type-checked with us
+class MensResolver(LoRAResolver):
     """Resolves an adapter id to its verified folder.
 
     Args:

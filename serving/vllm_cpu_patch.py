@@ -24,7 +24,7 @@ prompt_adapter: ContextVar[int | None] = ContextVar("prompt_adapter", default=No
 """vLLM's number of the adapter whose prompt's logits are computed, 0 for the base; None: the rows are the sampler's."""
 
 
-class PatchedPunicaWrapperCPU(PunicaWrapperCPU):  # type: ignore[misc]  # vLLM is not type-checked with us
+class PatchedPunicaWrapperCPU(PunicaWrapperCPU):
     """The class that vLLM uses instead of its own."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

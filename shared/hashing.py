@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 CHUNK_BYTES = 1 << 20
 
@@ -29,8 +29,13 @@ def digest_json(value: Any) -> str:
 
 def digest_file(path: Path) -> str:
     """SHA-256 (64 hex digits) of a file's bytes, read in 1 MiB pieces."""
-    sha256 = hashlib.sha256()
     with path.open("rb") as file:
-        while chunk := file.read(CHUNK_BYTES):
-            sha256.update(chunk)
+        return digest_stream(file)
+
+
+def digest_stream(stream: BinaryIO) -> str:
+    """SHA-256 (64 hex digits) of what is left of a stream, read in 1 MiB pieces."""
+    sha256 = hashlib.sha256()
+    while chunk := stream.read(CHUNK_BYTES):
+        sha256.update(chunk)
     return sha256.hexdigest()

@@ -31,7 +31,7 @@ class MalformedEntry(ValueError):
     """An entry of a queue that is no message."""
 
 
-class CheckedMessage(virtual.Message):  # type: ignore[misc]
+class CheckedMessage(virtual.Message):
     """A message whose envelope is checked: kombu trusts what lies in the queue."""
 
     def __init__(self, payload: Any, channel: Any = None, **more: Any) -> None:
@@ -41,7 +41,7 @@ class CheckedMessage(virtual.Message):  # type: ignore[misc]
             raise MalformedEntry(str(error)) from error
 
 
-class Channel(redis.Channel):  # type: ignore[misc]
+class Channel(redis.Channel):
     """A channel that drops what is no message. kombu's would end the worker, each one that takes such an entry."""
 
     Message = CheckedMessage
@@ -54,7 +54,7 @@ class Channel(redis.Channel):  # type: ignore[misc]
             return True
 
 
-class Transport(redis.Transport):  # type: ignore[misc]
+class Transport(redis.Transport):
     """kombu's transport with that channel."""
 
     Channel = Channel

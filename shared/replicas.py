@@ -44,6 +44,11 @@ class ReplicaCapabilities(BaseModel):
     adapts_head: bool = True
     instance: str | None = None
 
+    @property
+    def adapters_digest(self) -> str:
+        """Digest of the base whose adapters it serves."""
+        return self.base_digest or self.served_digest
+
 
 class AdapterCheck(BaseModel):
     """An adapter that a replica has fetched and verified: the response of ``GET /mens/adapters/<adapter id>``."""

@@ -47,7 +47,7 @@ def test_readme_tree_has_every_package() -> None:
 
 
 def test_readme_is_short() -> None:
-    assert len(README.splitlines()) <= 185  # a line of them for each package
+    assert len(README.splitlines()) <= 195  # a line of them for each package
 
 
 def test_packages_have_two_to_seventeen_files() -> None:

@@ -16,7 +16,7 @@ NAMED = {"row": ("tests/a.py::test_one", "tests/a.py::test_two")}
 def noted(*reports: tuple[str, str, str]) -> Proofs:
     proofs = Proofs()
     for nodeid, when, outcome in reports:
-        proofs.pytest_runtest_logreport(SimpleNamespace(nodeid=nodeid, when=when, outcome=outcome))  # type: ignore[arg-type]
+        proofs.pytest_runtest_logreport(SimpleNamespace(nodeid=nodeid, when=when, outcome=outcome))
     return proofs
 
 
@@ -57,7 +57,7 @@ def test_any_other_test_proves_nothing(reports: list[tuple[str, str, str]], reas
 def finished(config: Any) -> Any:
     """A session that has ended well, after its plugin has looked at it."""
     session = SimpleNamespace(config=config, exitstatus=pytest.ExitCode.OK)
-    Proofs().pytest_sessionfinish(session)  # type: ignore[arg-type]
+    Proofs().pytest_sessionfinish(session)
     return session.exitstatus
 
 

@@ -92,7 +92,7 @@ def base_certifier() -> BaseCertifier:
 @functools.cache
 def webhook_dispatcher() -> WebhookDispatcher:
     """The process's dispatcher of webhooks, made on first use."""
-    return make_webhook_dispatcher(settings, worker().stopping)
+    return make_webhook_dispatcher(settings, worker().stopping, worker().metrics.attempted_webhook)
 
 
 @functools.cache
@@ -116,13 +116,13 @@ def one_at_a_time(task: Callable[[], None]) -> Callable[[], None]:
     return run
 
 
-@app.task(name=RUN_JOB, shared=False)  # type: ignore[untyped-decorator]
+@app.task(name=RUN_JOB, shared=False)
 def run_job(job_id: str) -> None:
     """Run the job that a queue message names."""
     worker().run_job(job_id)
 
 
-@app.task(name=SWEEP, shared=False)  # type: ignore[untyped-decorator]
+@app.task(name=SWEEP, shared=False)
 @one_at_a_time
 def sweep() -> None:
     """Take expired jobs back, and enqueue jobs that have no message in the queue."""
@@ -130,28 +130,28 @@ def sweep() -> None:
     worker().sweep(enqueue=queued_messages() == 0)
 
 
-@app.task(name=REMOVE_DELETED, shared=False)  # type: ignore[untyped-decorator]
+@app.task(name=REMOVE_DELETED, shared=False)
 @one_at_a_time
 def remove_deleted() -> None:
     """Carry out deletions of adapters, as far as possible now."""
     worker().metrics.removed_adapters(len(adapter_remover().run_round()))
 
 
-@app.task(name=CERTIFY_BASES, shared=False)  # type: ignore[untyped-decorator]
+@app.task(name=CERTIFY_BASES, shared=False)
 @one_at_a_time
 def certify_bases() -> None:
     """Measure the replicas that serve merged models and were started since."""
     base_certifier().run_round()
 
 
-@app.task(name=DELIVER_WEBHOOKS, shared=False)  # type: ignore[untyped-decorator]
+@app.task(name=DELIVER_WEBHOOKS, shared=False)
 @one_at_a_time
 def deliver_webhooks() -> None:
     """Send the webhooks that are due."""
     webhook_dispatcher().run_round()
 
 
-@app.task(name=APPLY_RETENTION, shared=False)  # type: ignore[untyped-decorator]
+@app.task(name=APPLY_RETENTION, shared=False)
 @one_at_a_time
 def apply_retention() -> None:
     """Delete what the retention policy names, and stored checkpoints that no job needs."""
@@ -172,7 +172,7 @@ def machine_reporter() -> MachineReporter:
     return MachineReporter(WorkerRegistry(settings.broker_url), worker().name, settings.trainer_processes)
 
 
-@worker_ready.connect  # type: ignore[untyped-decorator]
+@worker_ready.connect
 def be_observable(**_: Any) -> None:
     """Metrics and traces of this process, where they are asked for. A worker that cannot have them says so, and works on."""
     try:
@@ -182,14 +182,14 @@ def be_observable(**_: Any) -> None:
         logging.getLogger(__name__).error("%s", error)  # noqa: TRY400  it says what to do, and where it was says nothing
 
 
-@worker_ready.connect  # type: ignore[untyped-decorator]
+@worker_ready.connect
 def report_machine(sender: Any, **_: Any) -> None:
     """A worker that takes jobs tells what it trains on; the control worker trains nothing."""
     if JOBS_QUEUE in sender.app.amqp.queues.consume_from:
         machine_reporter().start()
 
 
-@worker_ready.connect  # type: ignore[untyped-decorator]
+@worker_ready.connect
 def clean_this_machine(sender: Any, **_: Any) -> None:
     """A worker that takes jobs removes old run folders from its own disk, which the control worker may not see."""
     if JOBS_QUEUE in sender.app.amqp.queues.consume_from:
@@ -205,13 +205,13 @@ def _clean_repeatedly() -> None:
             logging.getLogger(__name__).exception("retention on this machine failed; it is tried again")
 
 
-@worker_shutdown.connect  # type: ignore[untyped-decorator]
+@worker_shutdown.connect
 def send_last_spans(**_: Any) -> None:
     """What has not been sent to the receiver of traces is sent."""
     stop_tracing()
 
 
-@worker_shutting_down.connect  # type: ignore[untyped-decorator]
+@worker_shutting_down.connect
 def stop_worker(**_: Any) -> None:
     """On a warm shutdown the running job writes a checkpoint and goes back to the queue."""
     worker().stopping.set()
@@ -219,13 +219,13 @@ def stop_worker(**_: Any) -> None:
         machine_reporter().stop()
 
 
-@beat_embedded_init.connect  # type: ignore[untyped-decorator]
+@beat_embedded_init.connect
 def exit_beat_with_worker(**_: Any) -> None:
     """The embedded beat is a process of its own; it must not outlive the worker that started it."""
     exit_with_parent(os.getppid())
 
 
-@worker_ready.connect  # type: ignore[untyped-decorator]
+@worker_ready.connect
 def end_with_beat(sender: Any, **_: Any) -> None:
     """A worker whose embedded beat has died ends too, and whatever supervises it starts both again.
 
@@ -246,7 +246,7 @@ def _exit_after(child: int) -> None:
         os._exit(1)
 
 
-@setup_logging.connect  # type: ignore[untyped-decorator]
+@setup_logging.connect
 def set_up_logging(**_: Any) -> None:
     """One record a line on stderr: no colours, stdout not redirected."""
     configure_logging(settings.log_format, logging.INFO)

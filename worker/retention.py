@@ -6,6 +6,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
+from shared.database.audit.actors import AuditActor, acting
 from shared.database.connection import Database
 from shared.errors import MensError
 from shared.retention.cleanup import NO_RULE, RetentionRunner
@@ -29,7 +30,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not runner.has_rule:
         print(NO_RULE, file=sys.stderr)
     try:
-        found = runner.apply() if apply else runner.find()
+        with acting(AuditActor.of_command()):
+            found = runner.apply() if apply else runner.find()
     except MensError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

@@ -27,6 +27,7 @@ from api.inference.judged_copies import JudgedCopy, PassingAnswer, is_judgeable,
 from api.inference.lookup_cache import LookupCache
 from api.inference.rate_limits.limiter import Admission, RateLimiter
 from api.inference.replicas.failover import Failover
+from api.inference.replicas.served_models import ServedModel
 from api.inference.request_fields.grammars import GrammarLimits
 from api.inference.request_fields.types import check_types
 from api.inference.response import ProxiedResponse
@@ -137,7 +138,7 @@ class Gateway:
 
         Raises:
             TooMany: ``RATE_LIMITED``, ``CONCURRENCY_LIMITED``.
-            InvalidRequest: ``REQUEST_INVALID``, ``GRAMMAR_TOO_LARGE``, ``GRAMMAR_TOO_DEEP``. NotFound: ``MODEL_NOT_FOUND``. Unavailable: ``SERVING_UNAVAILABLE``. And what :func:`error_from_replica` returns.
+            InvalidRequest: ``REQUEST_INVALID``, ``GRAMMAR_TOO_LARGE``, ``GRAMMAR_TOO_DEEP``. NotFound: ``MODEL_NOT_FOUND``. Unavailable: ``SERVING_UNAVAILABLE``, ``BASE_NOT_SERVED``. And what :func:`error_from_replica` returns.
         """
         admission = await self._admit(request, key)
         disconnect, response = DisconnectWatcher(request.receive), None
@@ -150,16 +151,16 @@ class Gateway:
             setattr(request.state, MODEL, choice.name)
             add_log_ids(model=choice.name, **({"adapter_id": choice.adapter} if choice.adapter else {}))
             observe = partial(self.metrics.used, choice.name)
-            forwarded, tap = self.meter.of(key, choice.served, path, salted, admission.spend, observe)
+            forwarded, tap = self.meter.of(key, choice.model.name, path, salted, admission.spend, observe)
             upstream = await disconnect.run_until_disconnect(
                 self.failover.first_response(
-                    path, forwarded, choice.served, max_wait(request.headers), replica_request_id(request)
+                    path, forwarded, choice.model, max_wait(request.headers), replica_request_id(request)
                 )
             )
             if upstream is None:
                 return None
             if upstream.is_error:
-                raise await error_from_replica(upstream, body, choice.served)
+                raise await error_from_replica(upstream, body, choice.model.name)
             offer, passing = self._offer_to_shadow(choice, tenant, path, forwarded)
             response = ProxiedResponse(
                 upstream,
@@ -167,7 +168,7 @@ class Gateway:
                 admission,
                 disconnect,
                 adapter=choice.adapter,
-                renamed=(choice.served, body["model"]) if choice.is_foreign else None,
+                renamed=(choice.model.name, body["model"]) if choice.is_foreign else None,
                 passing=passing,
                 on_complete=offer,
             )
@@ -187,7 +188,8 @@ class Gateway:
         shadow = choice.routing.shadow if choice.routing else None
         if shadow is None or random.random() >= shadow.share:
             return None, None
-        send_copy = partial(self.failover.first_response, path, forwarded, shadow.adapter)
+        copied = self.lookup.served.of(shadow.adapter)
+        send_copy = partial(self.failover.first_response, path, forwarded, copied)
         if not (shadow.eval and choice.adapter and is_judgeable(path, forwarded)):
             return partial(self.shadows.offer, choice.name, shadow.adapter, send_copy), None
         pair = ShadowPair(
@@ -197,7 +199,7 @@ class Gateway:
             return None, None
         passing = PassingAnswer()
         judged = JudgedCopy(tenant, pair, forwarded["messages"], passing)
-        send_copy = partial(self.failover.first_response, path, without_stream(forwarded), shadow.adapter)
+        send_copy = partial(self.failover.first_response, path, without_stream(forwarded), copied)
         return partial(self.shadows.offer, choice.name, shadow.adapter, send_copy, judged), passing
 
     async def _admit(self, request: Request, key: Key) -> Admission:
@@ -268,12 +270,12 @@ class Choice:
     """The model that answers a request. A base model has neither ``adapter`` nor ``routing``.
 
     Attributes:
-        served: name by which the replicas know it.
+        model: as the replicas know it.
         name: of the alias, adapter or base.
         is_foreign: whether the request named it by a foreign name, which its response has then.
     """
 
-    served: str
+    model: ServedModel
     name: str
     adapter: str | None = None
     routing: Routing | None = None
@@ -297,7 +299,7 @@ async def choose_model(
         raise InvalidRequest(Code.REQUEST_INVALID, "`model` must be a name.", param="model")
     if lookup.is_base(model):
         await lookup.check_offered(model)
-        return Choice(model, model)
+        return Choice(lookup.served.of(model), model)
     # PostgreSQL takes no NUL character in a text, and no name of ours has an unprintable one.
     found = await lookup.find(tenant, model) if model.isprintable() else None
     if found is None or found.routing is None:
@@ -305,7 +307,7 @@ async def choose_model(
         # Not `is_base`, which may be a moment old: the base may have been added or removed since.
         if any(base.name == name for base in lookup.catalog().bases):
             await lookup.check_offered(name)
-            return Choice(name, name, is_foreign=found is not None)
+            return Choice(lookup.served.of(name), name, is_foreign=found is not None)
         raise NotFound(
             Code.MODEL_NOT_FOUND,
             f"{model!r} stands for the base {name!r}, which there is no longer."
@@ -318,7 +320,7 @@ async def choose_model(
     if len(found.routing.targets) > 1:
         key = sticky_key(body, headers.get(SESSION_HEADER, ""))
         adapter_id = found.routing.choose(sticky_point(found.name, key))
-    return Choice(adapter_id, found.name, adapter_id, found.routing, found.is_foreign)
+    return Choice(lookup.served.of(adapter_id), found.name, adapter_id, found.routing, found.is_foreign)
 
 
 def sticky_key(body: dict[str, Any], session: str = "") -> str:

@@ -21,6 +21,7 @@ from pathlib import Path
 
 from fastapi.concurrency import run_in_threadpool
 
+from api.inference.replicas.served_models import ServedModels
 from shared.base_models.catalog import Catalog, load_catalog
 from shared.database.adapters import Adapters
 from shared.database.base_certificates import BaseCertificate, BaseCertificates, refuse_uncertified
@@ -69,6 +70,9 @@ class LookupCache:
     Args:
         database: read for what is not cached; its writes invalidate the cache.
         catalog_path: the catalogue of base models; read again when the file has changed.
+
+    Attributes:
+        served: models that were looked up, with their bases.
     """
 
     def __init__(self, database: Database, catalog_path: Path) -> None:
@@ -78,7 +82,7 @@ class LookupCache:
         self._changes = Changes(database)
         self._catalog_path = str(catalog_path)
         self._catalog: tuple[object, Catalog] = (None, Catalog())
-        self._bases: dict[str, str | None] = {}
+        self.served = ServedModels()
         self._bases_read_at = -POLL_SECONDS
         self._cached = CacheGeneration()
         self._known: set[bytes] = set()
@@ -157,9 +161,9 @@ class LookupCache:
         """
         now = time.monotonic()
         if now - self._bases_read_at >= POLL_SECONDS:
-            self._bases = {base.name: base.digest if base.merged_from else None for base in self.catalog().bases}
+            self.served.set_bases(self.catalog())
             self._bases_read_at = now
-        return name in self._bases
+        return self.served.is_base(name)
 
     async def check_offered(self, base: str) -> None:
         """Refuse a merged model that no replica was measured with, or that failed on one. Others are offered as they are.
@@ -167,7 +171,7 @@ class LookupCache:
         Raises:
             NotFound: ``MODEL_UNCERTIFIED``. Unavailable: ``DATABASE_UNAVAILABLE``.
         """
-        if (digest := self._bases.get(base)) is None:
+        if (digest := self.served.merged_digest(base)) is None:
             return
         cached = await self._current()
         found = cached.certificates.get(digest)
@@ -218,6 +222,12 @@ class LookupCache:
             self._thread.shutdown(wait=False, cancel_futures=True)
 
     def _read_destination(self, tenant: str, name: str) -> Destination | None:
+        destination = self._read_name(tenant, name)
+        if destination and destination.routing:
+            self.served.learn(destination.routing.adapters, self._adapters.of(tenant))
+        return destination
+
+    def _read_name(self, tenant: str, name: str) -> Destination | None:
         if alias := self._aliases.of(tenant).find(name):
             return Destination(name, alias)
         try:

@@ -1,6 +1,6 @@
-"""What an API process reads of the installation when it is scraped: jobs and queue from the database, replicas as it sees them.
+"""What an API process reads of the installation when it is scraped: jobs, queue and webhooks from the database, replicas as it sees them.
 
-Every API process reports the same jobs, so a query takes ``max``, never ``sum``, over them (docs/metrics.md).
+Every API process reports the same jobs and webhooks, so a query takes ``max``, never ``sum``, over them (docs/metrics.md).
 """
 
 from __future__ import annotations
@@ -9,22 +9,51 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from shared.database.job_counts import JobCounts
 from shared.database.job_states import JobState
+from shared.database.overview.job_counts import JobCounts
+from shared.database.overview.webhook_counts import WebhookCounts
 from shared.database.records import Kind
 from shared.errors import Unavailable
 from shared.observability.bounded_label import BoundedLabel
 
+T = TypeVar("T")
 FRESH_SECONDS = 5.0
 """Scrapes within it share one read of the database."""
 
 logger = logging.getLogger(__name__)
+
+
+class DatabaseReading(Generic[T]):
+    """What scrapes read of the database, once for those within a few seconds.
+
+    Args:
+        read: it.
+        what: it is, for the log.
+    """
+
+    def __init__(self, read: Callable[[], T], what: str) -> None:
+        self._read, self._what = read, what
+        self._lock = threading.Lock()
+        self._read_at = -FRESH_SECONDS
+        self._last: T | None = None
+
+    def fresh(self) -> T | None:
+        """What was read; None where the database was away."""
+        with self._lock:
+            if time.monotonic() - self._read_at >= FRESH_SECONDS:
+                try:
+                    self._last = self._read()
+                except Unavailable as error:
+                    logger.warning("metrics of %s wait for the database: %s", self._what, error.message)
+                    self._last = None
+                self._read_at = time.monotonic()
+            return self._last
 
 
 class JobsCollector(Collector):
@@ -37,14 +66,11 @@ class JobsCollector(Collector):
     """
 
     def __init__(self, count: Callable[[], JobCounts], count_workers: Callable[[], int], tenants: BoundedLabel) -> None:
-        self._count, self._count_workers, self._tenants = count, count_workers, tenants
-        self._lock = threading.Lock()
-        self._read_at = -FRESH_SECONDS
-        self._last: JobCounts | None = None
+        self._counts, self._count_workers, self._tenants = DatabaseReading(count, "jobs"), count_workers, tenants
 
     def collect(self) -> Iterator[Metric]:
         """Called at every scrape."""
-        found = self._fresh()
+        found = self._counts.fresh()
         reachable = GaugeMetricFamily("mens_database_reachable", "1 where this process could read the database.")
         reachable.add_metric([], 0 if found is None else 1)
         yield reachable
@@ -58,17 +84,6 @@ class JobsCollector(Collector):
     def describe(self) -> Iterator[Metric]:
         """Nothing: else the registry would scrape to find the names out."""
         return iter(())
-
-    def _fresh(self) -> JobCounts | None:
-        with self._lock:
-            if time.monotonic() - self._read_at >= FRESH_SECONDS:
-                try:
-                    self._last = self._count()
-                except Unavailable as error:
-                    logger.warning("metrics of jobs wait for the database: %s", error.message)
-                    self._last = None
-                self._read_at = time.monotonic()
-            return self._last
 
     def _jobs(self, found: JobCounts) -> Metric:
         jobs: Counter[tuple[str, str, str]] = Counter()
@@ -96,6 +111,50 @@ class JobsCollector(Collector):
             oldest.add_metric([kind], ages[kind])
         yield depth
         yield oldest
+
+
+class WebhooksCollector(Collector):
+    """Deliveries of webhooks and their endpoints; scraped as jobs are.
+
+    Args:
+        count: reads the database.
+    """
+
+    def __init__(self, count: Callable[[], WebhookCounts]) -> None:
+        self._counts = DatabaseReading(count, "webhooks")
+
+    def collect(self) -> Iterator[Metric]:
+        """Called at every scrape."""
+        if (found := self._counts.fresh()) is None:
+            return
+        yield _by_label(
+            "mens_webhook_deliveries",
+            "Deliveries of webhooks that are pending, or have ended in the last seven days.",
+            "status",
+            found.deliveries,
+        )
+        yield _by_label(
+            "mens_webhook_endpoints",
+            "Endpoints of webhooks: enabled, disabled by their tenant, or failed, which disables them too.",
+            "state",
+            found.endpoints,
+        )
+        oldest = GaugeMetricFamily(
+            "mens_webhook_oldest_seconds", "How long the delivery that has been due for longest has been due."
+        )
+        oldest.add_metric([], found.oldest_seconds)
+        yield oldest
+
+    def describe(self) -> Iterator[Metric]:
+        """Nothing, as above."""
+        return iter(())
+
+
+def _by_label(name: str, text: str, label: str, values: Mapping[Any, int]) -> Metric:
+    family = GaugeMetricFamily(name, text, labels=(label,))
+    for key, value in sorted(values.items()):
+        family.add_metric([key], value)
+    return family
 
 
 class ReplicaNow(NamedTuple):

@@ -4,7 +4,7 @@ from alembic import context
 from sqlalchemy import Connection, text
 
 from shared.database.connection import Database
-from shared.database.tables import Base
+from shared.database.tables.schema import METADATA
 
 ADVISORY_LOCK = 0x6D656E73  # "mens"
 LOCK_TIMEOUT = "15s"
@@ -27,7 +27,7 @@ def check_references(connection: Connection) -> None:
 with engine.connect() as connection:
     if database.is_sqlite:
         stop_minding_references(connection)
-    context.configure(connection=connection, target_metadata=Base.metadata, render_as_batch=database.is_sqlite)
+    context.configure(connection=connection, target_metadata=METADATA, render_as_batch=database.is_sqlite)
     with context.begin_transaction():
         if not database.is_sqlite:
             connection.execute(text(f"SET LOCAL lock_timeout = '{LOCK_TIMEOUT}'"))

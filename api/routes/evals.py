@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Literal
 
-from fastapi import APIRouter, Query, Request, status
+from fastapi import APIRouter, Request, status
 from fastapi.datastructures import URL
 
 from api.evaluation import read_content, submit_run
@@ -24,7 +24,7 @@ from api.openai.evals import (
 from api.openai.output_items import OutputItem, item_position, item_view
 from api.services import Services, ServicesDep
 from api.web.auth import TRAINER
-from api.web.params import After, Id, IdempotencyKey, Limit, Page
+from api.web.params import Id, IdempotencyKey, IdPage, ListingDep, id_page_fields
 from api.web.tenant_rates import PLAN_LIMIT
 from api.web.tenant_view import TenantViewDep
 from shared.database.evaluation.runs import EvalRun
@@ -35,28 +35,17 @@ from shared.evaluation.plan import EvaluationPlan
 
 router = APIRouter(prefix="/v1/evals", tags=["evals (OpenAI)"])
 
-Order = Annotated[Literal["asc", "desc"], Query(description="`asc`: the oldest first.")]
 
-
-class EvalPage(Page[EvalObject]):
+class EvalPage(IdPage[EvalObject]):
     """One page of evals, with the ids of its first and last."""
 
-    first_id: str | None
-    last_id: str | None
 
-
-class EvalRunPage(Page[EvalRunObject]):
+class EvalRunPage(IdPage[EvalRunObject]):
     """One page of runs, with the ids of its first and last."""
 
-    first_id: str | None
-    last_id: str | None
 
-
-class OutputItemPage(Page[OutputItem]):
+class OutputItemPage(IdPage[OutputItem]):
     """One page of output items, with the ids of its first and last."""
-
-    first_id: str | None
-    last_id: str | None
 
 
 @router.post("", status_code=status.HTTP_201_CREATED, dependencies=[*TRAINER, PLAN_LIMIT])
@@ -71,17 +60,12 @@ def create_eval(body: CreateEval, view: TenantViewDep) -> EvalObject:
 
 @router.get("")
 def list_evals(
-    view: TenantViewDep,
-    after: After = None,
-    limit: Limit = 20,
-    order: Order = "asc",
-    order_by: Literal["created_at", "updated_at"] = "created_at",
+    view: TenantViewDep, page: ListingDep, order_by: Literal["created_at", "updated_at"] = "created_at"
 ) -> EvalPage:
     """Evals, the oldest first by default."""
-    found = view.evals.list(after=after, limit=limit, newest_first=order == "desc", order_by=order_by)
-    page = [eval_view(item) for item in found[:limit]]
-    first, last = (page[0].id, page[-1].id) if page else (None, None)
-    return EvalPage(data=page, has_more=len(found) > limit, first_id=first, last_id=last)
+    found = view.evals.list(after=page.after, limit=page.limit, newest_first=page.newest_first, order_by=order_by)
+    shown = [eval_view(item) for item in found[: page.limit]]
+    return EvalPage(**id_page_fields(shown, has_more=len(found) > page.limit))
 
 
 @router.get("/{eval_id}")
@@ -121,21 +105,16 @@ def create_run(
 
 @router.get("/{eval_id}/runs")
 def list_runs(
-    eval_id: Id,
-    request: Request,
-    view: TenantViewDep,
-    after: After = None,
-    limit: Limit = 20,
-    order: Order = "asc",
-    status: RunStatus | None = None,
+    eval_id: Id, request: Request, view: TenantViewDep, page: ListingDep, status: RunStatus | None = None
 ) -> EvalRunPage:
     """Runs of an eval, the oldest first by default. Rows that came with a run stand there as the file that was made of them."""
     view.evals.get(eval_id)
     states = None if status is None else [state for state, name in STATUS_OF.items() if name == status]
-    found = view.eval_runs.list(eval_id, after=after, limit=limit, newest_first=order == "desc", states=states)
-    page = [run_view(run, job, _url(request.base_url, run)) for run, job in found[:limit]]
-    first, last = (page[0].id, page[-1].id) if page else (None, None)
-    return EvalRunPage(data=page, has_more=len(found) > limit, first_id=first, last_id=last)
+    found = view.eval_runs.list(
+        eval_id, after=page.after, limit=page.limit, newest_first=page.newest_first, states=states
+    )
+    shown = [run_view(run, job, _url(request.base_url, run)) for run, job in found[: page.limit]]
+    return EvalRunPage(**id_page_fields(shown, has_more=len(found) > page.limit))
 
 
 @router.get("/{eval_id}/runs/{run_id}")
@@ -172,18 +151,15 @@ def list_output_items(
     eval_id: Id,
     run_id: Id,
     view: TenantViewDep,
-    after: After = None,
-    limit: Limit = 20,
-    order: Order = "asc",
+    page: ListingDep,
     status: Literal["pass", "fail", "error"] | None = None,
 ) -> OutputItemPage:
     """What came of a run's items, in the order of the items."""
     run, _ = view.eval_runs.get(eval_id, run_id)
-    cursor = None if after is None else item_position(run_id, after)
-    found = view.eval_items.list(run_id, after=cursor, limit=limit, newest_first=order == "desc", status=status)
-    page = [item_view(run, item) for item in found[:limit]]
-    first, last = (page[0].id, page[-1].id) if page else (None, None)
-    return OutputItemPage(data=page, has_more=len(found) > limit, first_id=first, last_id=last)
+    cursor = None if page.after is None else item_position(run_id, page.after)
+    found = view.eval_items.list(run_id, after=cursor, limit=page.limit, newest_first=page.newest_first, status=status)
+    shown = [item_view(run, item) for item in found[: page.limit]]
+    return OutputItemPage(**id_page_fields(shown, has_more=len(found) > page.limit))
 
 
 @router.get("/{eval_id}/runs/{run_id}/output_items/{output_item_id}")

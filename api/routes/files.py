@@ -19,7 +19,7 @@ from api.openai.uploads import LONGEST_SECONDS, PURPOSES, SHORTEST_SECONDS, chec
 from api.services import ServicesDep
 from api.web.auth import TRAINER, CallerDep
 from api.web.multipart import file_too_large, receive_file
-from api.web.params import After, Id, IdempotencyKey, Page
+from api.web.params import After, Id, IdempotencyKey, IdPage, id_page_fields
 from api.web.tenant_rates import UPLOAD_LIMIT
 from api.web.tenant_view import TenantViewDep
 from shared.database.files.contents import IdempotencyKey as UsedKey
@@ -50,11 +50,8 @@ UPLOAD_SCHEMA = {
 }
 
 
-class FilePage(Page[FileObject]):
+class FilePage(IdPage[FileObject]):
     """One page of files, with the ids of its first and last."""
-
-    first_id: str | None
-    last_id: str | None
 
 
 @router.post("", openapi_extra=UPLOAD_SCHEMA, dependencies=[*TRAINER, UPLOAD_LIMIT])
@@ -101,9 +98,7 @@ def list_files(
 ) -> FilePage:
     """Uploaded files, newest first by default."""
     files = view.files.list(after=after, limit=limit, purpose=purpose, newest_first=order == "desc")
-    page = [file_view(file) for file in files[:limit]]
-    first, last = (page[0].id, page[-1].id) if page else (None, None)
-    return FilePage(data=page, has_more=len(files) > limit, first_id=first, last_id=last)
+    return FilePage(**id_page_fields([file_view(file) for file in files[:limit]], has_more=len(files) > limit))
 
 
 @router.get("/{file_id}")

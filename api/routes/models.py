@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Depends
 from fastapi.responses import FileResponse
 
+from api.inference.replicas.served_models import ServedModel
 from api.openai.types import Model, ModelList, unix_seconds
 from api.services import Services, ServicesDep
 from api.web.auth import TRAINER, CallerDep
@@ -43,12 +44,13 @@ AdapterFile = Literal[
 def list_models(services: ServicesDep, caller: CallerDep) -> ModelList:
     """All models that ``model`` can name: bases; of the tenant and of `shared` adapters, checkpoints, aliases, foreign names.
 
-    A merged model is among the bases once a replica that serves it was measured, and none failed.
+    A merged model is among the bases once a replica that serves it was measured, and none failed. `mens.served` of a base says
+    whether a replica serves it now; without it that is not known.
     """
     view = tenant_view(services, caller)
     adapters = {adapter.id: adapter for adapter in view.adapters.list(published_only=True)}
     aliases = view.aliases.all()
-    models = [_base_model(base) for base in services.catalog().bases if _is_offered(services, base)]
+    models = [_base_model(services, base) for base in services.catalog().bases if _is_offered(services, base)]
     models += [_alias_model(alias, adapters[alias.adapter_id]) for alias in aliases if alias.adapter_id in adapters]
     known = {model.id for model in models} | adapters.keys()
     models += [_foreign_model(name) for name in view.names.all() if name.stands_for.name in known]
@@ -61,7 +63,7 @@ def retrieve_model(model: Id, services: ServicesDep, caller: CallerDep) -> Model
     view = tenant_view(services, caller)
     for base in services.catalog().bases:
         if base.name == model:
-            return _base_model(base, _certificates(services, base))
+            return _base_model(services, base, _certificates(services, base))
     for adapter in view.adapters.list(ids=[model], published_only=True):
         return _adapter_model(adapter)
     if alias := view.aliases.find(model):
@@ -129,8 +131,12 @@ def _is_offered(services: Services, base: BaseModelEntry) -> bool:
     return found is None or is_certified(found)
 
 
-def _base_model(base: BaseModelEntry, certificates: Collection[BaseCertificate] | None = None) -> Model:
+def _base_model(
+    services: Services, base: BaseModelEntry, certificates: Collection[BaseCertificate] | None = None
+) -> Model:
     mens = {"kind": "base", "digest": base.digest, "learning_rate": auto_learning_rate(base.learning_rate)}
+    if (served := services.replicas.serves(ServedModel(base.name, base.name, base.digest))) is not None:
+        mens["served"] = served
     if base.merged_from:
         mens["merged_from"] = base.merged_from.model_dump()
     if certificates is not None:

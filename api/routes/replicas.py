@@ -21,6 +21,8 @@ class ReplicaView(BaseModel):
         description="Its name where its address is not shown: in errors, and to callers who are not operators."
     )
     url: str
+    base: str | None = Field(description="Name of the base model that it serves; null: it has not said so yet.")
+    base_digest: str | None = Field(description="Digest of that base; null: it has not said so yet.")
     state: ReplicaState
     in_flight: int = Field(description="Requests of this API process in flight at the replica.")
     last_error: str | None = Field(description="Its last error, however long ago.")
@@ -34,6 +36,8 @@ async def list_replicas(services: ServicesDep) -> WholeList[ReplicaView]:
         ReplicaView(
             name=replica_name(replica.url),
             url=replica.url,
+            base=replica.serves.base if replica.serves else None,
+            base_digest=replica.serves.served_digest if replica.serves else None,
             state=replica.state,
             in_flight=replica.in_flight,
             last_error=replica.last_error,

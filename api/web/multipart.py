@@ -38,7 +38,7 @@ class ReceivedFile:
     fields: dict[str, str]
 
 
-class _BlobTarget(BaseTarget):  # type: ignore[misc]  # the library is untyped
+class _BlobTarget(BaseTarget):
     def __init__(self, writer: BlobWriter, limit: int, too_large: MensError) -> None:
         super().__init__()
         self._writer = writer

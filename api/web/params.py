@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Generic, Literal, TypeVar
+from dataclasses import dataclass
+from typing import Annotated, Any, Generic, Literal, Protocol, TypeVar
 
-from fastapi import Header, Path, Query
+from fastapi import Depends, Header, Path, Query
 from pydantic import BaseModel
 
 Item = TypeVar("Item")
@@ -26,12 +27,45 @@ Limit = Annotated[int, Query(ge=1, le=100, description="Items per page.")]
 After = Annotated[str | None, Query(pattern=NO_NUL, description="Id of the last item of the previous page.")]
 
 
+Order = Annotated[Literal["asc", "desc"], Query(description="`asc`: the oldest first.")]
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """Which page of a list is requested, the oldest first where nothing else is said."""
+
+    after: str | None
+    limit: int
+    newest_first: bool
+
+
+def listing(after: After = None, limit: Limit = 20, order: Order = "asc") -> Listing:
+    """The page that a request names."""
+    return Listing(after, limit, order == "desc")
+
+
+ListingDep = Annotated[Listing, Depends(listing)]
+
+
+class Identified(Protocol):
+    """What has an id."""
+
+    id: str
+
+
 class Page(BaseModel, Generic[Item]):
     """One page of a list. The next page is requested with the last item: its id as ``after``, or as the route says."""
 
     object: Literal["list"] = "list"
     data: list[Item]
     has_more: bool
+
+
+class IdPage(Page[Item], Generic[Item]):
+    """One page of a list, with the ids of its first and last item, as OpenAI has it."""
+
+    first_id: str | None
+    last_id: str | None
 
 
 class WholeList(BaseModel, Generic[Item]):
@@ -44,3 +78,9 @@ class WholeList(BaseModel, Generic[Item]):
 def page_of(items: Sequence[Item], limit: int) -> Page[Item]:
     """A page from a query that fetched one item more than the page shows."""
     return Page(data=list(items[:limit]), has_more=len(items) > limit)
+
+
+def id_page_fields(items: Sequence[Identified], *, has_more: bool) -> dict[str, Any]:
+    """The fields of an :class:`IdPage`."""
+    first, last = (items[0].id, items[-1].id) if items else (None, None)
+    return {"data": items, "has_more": has_more, "first_id": first, "last_id": last}

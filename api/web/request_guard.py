@@ -16,6 +16,7 @@ from api.metrics.requests import TENANT
 from api.services import Services
 from api.web.auth import AUTHENTICATED, Authenticated
 from api.web.request_body import body_rule, limited_receive
+from shared.database.audit.actors import AuditActor, act_as
 from shared.errors import Code, MensError, TooSlow, Unauthenticated
 from shared.observability.log_context import add_log_ids
 
@@ -40,9 +41,11 @@ class RequestGuard:
             authenticated = scope[AUTHENTICATED] = await authenticate(services, scope)
         except MensError as error:
             return await error_response_at(scope["path"], error)(scope, receive, send)
-        scope.setdefault("state", {})[TENANT] = authenticated.key.tenant
-        add_log_ids(tenant=authenticated.key.tenant)
-        with services.body_buffers.of(authenticated.key.tenant) as hold:
+        key = authenticated.key
+        scope.setdefault("state", {})[TENANT] = key.tenant
+        add_log_ids(tenant=key.tenant)
+        act_as(AuditActor("key", key.id, key.name, _address(scope)))
+        with services.body_buffers.of(key.tenant) as hold:
             try:
                 rule = body_rule(settings, scope["path"])
                 receive = await limited_receive(scope, receive, rule, settings.body_seconds, hold)
@@ -67,7 +70,7 @@ async def authenticate(services: Services, scope: Scope) -> Authenticated:
     lookup, failures = services.lookup, services.failed_authentications
     if lookup.has_known(secret):
         return Authenticated(await lookup.authenticate(secret), secret)
-    address = (scope.get("client") or ("",))[0]
+    address = _address(scope)
     failures.begin(address)
     is_unknown = False
     try:
@@ -78,6 +81,11 @@ async def authenticate(services: Services, scope: Scope) -> Authenticated:
     finally:
         if not is_unknown:
             failures.give_back(address)
+
+
+def _address(scope: Scope) -> str:
+    """Where a request comes from; empty for a socket without an address."""
+    return str((scope.get("client") or ("",))[0])
 
 
 def _secret(scope: Scope) -> str:

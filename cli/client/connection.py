@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -24,6 +24,7 @@ from shared.settings import Settings, read_settings
 
 CONNECTION_NAME = "connection.json"
 TIMEOUT_SECONDS = 60.0
+PAGE = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,16 +95,27 @@ def call(method: str, path: str, tenant: str | None = None, **request: Any) -> A
     return _parse(_send(method, path, tenant, **request))
 
 
-def find(path: str, tenant: str | None = None) -> Any | None:
-    """The JSON body of a GET, or None when the API responds 404; other errors end the command."""
+def find(path: str, tenant: str | None = None, absent: Collection[int] = (httpx.codes.NOT_FOUND,)) -> Any | None:
+    """The JSON body of a GET, or None when the API responds with one of the statuses ``absent``; other errors end the command."""
     response = _send("GET", path, tenant)
-    return None if response.status_code == httpx.codes.NOT_FOUND else _parse(response)
+    return None if response.status_code in absent else _parse(response)
 
 
 def find_all(path: str, tenant: str | None = None, **query: Any) -> list[dict[str, Any]]:
     """The items of a list: all of a list without pages, the first page of others. ``tenant`` is as in :func:`call`."""
     items: list[dict[str, Any]] = call("GET", path, tenant, params=query)["data"]
     return items
+
+
+def find_pages(path: str, **query: Any) -> Iterator[dict[str, Any]]:
+    """The items of all pages of a list, whose next page is requested with the last item's id."""
+    after: dict[str, Any] = {}
+    while True:
+        page = call("GET", path, params={"limit": PAGE, **query, **after})
+        yield from page["data"]
+        if not page["has_more"] or not page["data"]:
+            return
+        after = {"after": page["data"][-1]["id"]}
 
 
 def describe_unreachable(connection: Connection, error: httpx.HTTPError) -> str:

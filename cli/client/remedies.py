@@ -29,6 +29,7 @@ REMEDIES: dict[Code | tuple[Code, str], str] = {
     "`mens keys create NAME --tenant TENANT`.",
     (Code.TENANT_FORBIDDEN, "X-Mens-Tenant"): f"{LEAVE_TENANT_OUT}, or use a key of that tenant.",
     (Code.TENANT_FORBIDDEN, "tenant"): f"{LEAVE_TENANT_OUT}.",
+    (Code.TENANT_NOT_FOUND, "tenant"): "List them: `mens tenants list`.",
     (Code.ROLE_INSUFFICIENT, "key_id"): "Leave --key out for your own key's.",
     (
         Code.ROLE_INSUFFICIENT,
@@ -67,6 +68,8 @@ COMMANDS = {
     r"GET /v1/models\b": "`mens models`",
     r"POST /v1/jobs/(\w[\w-]*)/cancel": r"`mens jobs cancel \1`",
     r"PUT /v1/policy_assignments/(\w+)": r"`mens policies assign \1 POLICY`",
+    r"GET /v1/fine_tuning/checkpoints/MODEL/permissions": "`mens permissions list ADAPTER`",
+    r"DELETE /v1/fine_tuning/checkpoints/MODEL/permissions/ID": "`mens permissions delete ADAPTER TENANT`",
     r"GET /v1/evals[^\s,;]*?(?=[.,;]?(\s|$))": "`mens eval list`",
 }
 """Routes in the API's own remedies that a command does."""

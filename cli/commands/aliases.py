@@ -185,7 +185,7 @@ def history(name: Name, limit: Annotated[int, typer.Option(help="At most this ma
             move["moved_at"][:19],
             move["verb"],
             move["actor"],
-            _describe_state(move["to"]),
+            describe_state(move["to"]),
             _describe_shadow(move["to"] and move["to"].get("shadow")),
             move["reason"],
             *([_describe_gate(move["gate"])] if evidence else []),
@@ -212,7 +212,7 @@ def describe_targets(targets: list[dict[str, Any]]) -> str:
     return ", ".join(f"{target['adapter']} {100 * target['weight'] / total:.3g} %" for target in targets)
 
 
-def _describe_state(state: dict[str, Any] | None) -> str:
+def describe_state(state: dict[str, Any] | None) -> str:
     """Where a move led: to adapters, or, of the time when the name was a foreign one, to what it stood for."""
     if state is None:
         return "(deleted)"

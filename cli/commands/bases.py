@@ -9,7 +9,6 @@ import re
 import shutil
 import subprocess
 import sys
-import tempfile
 from contextlib import suppress
 from enum import StrEnum
 from pathlib import Path
@@ -21,11 +20,9 @@ from pydantic import ValidationError
 from cli.client.connection import fail
 from cli.client.json_errors import Json
 from cli.output import print_table
-from shared.artifacts.manifests import MODEL_MANIFEST_NAME, ModelManifest
-from shared.artifacts.merge_fidelity import FIDELITY_NAME, PROBES_NAME, MergeProbes
-from shared.artifacts.merged_models import changed_file, verify_merged_folder
+from shared.artifacts.base_folders import fetch_merged, stored_manifest
+from shared.artifacts.merge_fidelity import PROBES_NAME, MergeProbes
 from shared.artifacts.open_storage import open_storage
-from shared.artifacts.signatures import MODEL_SIGNATURE_NAME
 from shared.artifacts.storage import Storage
 from shared.base_models.catalog import (
     BaseModelEntry,
@@ -215,10 +212,7 @@ def add_merged(settings: Settings, digest: str, name: str | None = None) -> Base
         MensError: there is no such model, or what is stored is damaged. ValidationError: no name for a base.
     """
     storage = open_storage(settings)
-    raw = storage.manifest_bytes("models", digest, MODEL_MANIFEST_NAME)
-    if hashlib.sha256(raw).hexdigest() != digest:
-        raise changed_file(MODEL_MANIFEST_NAME)
-    manifest = ModelManifest.model_validate_json(raw)
+    manifest = stored_manifest(storage, digest)
     probes = _probes(storage, digest)
     catalog = load_catalog(settings.catalog_path)
     original = next((base for base in catalog.bases if base.digests == manifest.base_digests), None)
@@ -241,18 +235,7 @@ def add_merged(settings: Settings, digest: str, name: str | None = None) -> Base
     )
     if folder.exists() or any(base.name == name for base in catalog.bases):
         fail(f"{name} is already there; give the merged model another name with --as.")
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder.parent, prefix="incoming-") as private:
-        copy = Path(private) / "model"
-        copy.mkdir()
-        storage.fetch_folder("models", digest, sorted(manifest.files), copy)
-        verify_merged_folder(copy, manifest)
-        (copy / MODEL_MANIFEST_NAME).write_bytes(raw)
-        (copy / PROBES_NAME).write_bytes(probes)
-        for beside in (FIDELITY_NAME, MODEL_SIGNATURE_NAME):
-            with suppress(NotFound):  # it is signed only where workers have a key
-                (copy / beside).write_bytes(storage.manifest_bytes("models", digest, beside))
-        copy.rename(folder)
+    fetch_merged(storage, digest, folder)
     entry = entry.model_copy(update={"digests": digest_model_folder(folder)})
     save_catalog(settings.catalog_path, load_catalog(settings.catalog_path).having(entry))
     return entry

@@ -17,6 +17,7 @@ from rich.table import Table
 
 from cli.client.connection import fail, fail_with
 from cli.client.json_errors import note_json
+from cli.options import existing_file
 from shared.base_models.catalog import load_catalog
 from shared.base_models.config import parse_model_config
 from shared.contract.sections import ContextFilter, DataMode
@@ -44,9 +45,7 @@ def data() -> None:
 @app.command("check")
 def check(
     file: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="JSONL file with the training rows.")],
-    validation: Annotated[
-        Path | None, typer.Option(exists=True, dir_okay=False, help="JSONL file to validate on.")
-    ] = None,
+    validation: Annotated[Path | None, existing_file("JSONL file to validate on.")] = None,
     lenient: Annotated[bool, typer.Option("--lenient", help="Skip bad lines instead of failing.")] = False,
     quarantine: Annotated[
         Path | None, typer.Option(dir_okay=False, help="Write the bad lines here, with number, code and reason.")

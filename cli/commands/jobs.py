@@ -16,10 +16,12 @@ from cli.client.id_prefixes import resolve_adapter_id, resolve_job_id
 from cli.client.job_progress import FINAL, describe_progress, follow
 from cli.client.json_errors import Json, note_json
 from cli.client.self_evaluation import describe_evaluation
+from cli.client.uploads import upload
 from cli.commands.aliases import describe_hiding
 from cli.commands.contract_flags import parse_flags
 from cli.export.handoff import HANDOFF_NAME
 from cli.export.original_merge import merge_original
+from cli.options import existing_file
 from cli.output import print_table
 from shared.contract.auto_hyperparameters import auto_exec
 from shared.contract.sections import DEFAULT_MODEL_ID, DataMode, FineTuneContract
@@ -42,14 +44,12 @@ def train(
     context: typer.Context,
     file: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="JSONL file with the training rows.")],
     model: Annotated[str, typer.Option(help="Base model, by its name in the catalogue.")] = DEFAULT_MODEL_ID,
-    validation: Annotated[
-        Path | None, typer.Option(exists=True, dir_okay=False, help="JSONL file to validate on.")
-    ] = None,
+    validation: Annotated[Path | None, existing_file("JSONL file to validate on.")] = None,
     name: Annotated[str | None, typer.Option(help="Left part of the adapter's id; the alias when left out.")] = None,
     alias: Annotated[str | None, typer.Option(help="Alias to move to the adapter when it is published.")] = None,
     replay: Annotated[
         Path | None,
-        typer.Option(exists=True, dir_okay=False, help="JSONL file mixed into each epoch, against forgetting."),
+        existing_file("JSONL file mixed into each epoch, against forgetting."),
     ] = None,
     lenient: Annotated[bool, typer.Option("--lenient", help="Skip bad lines instead of failing.")] = False,
     epochs: Annotated[int | None, typer.Option(help="Passes over the file. Default: auto.")] = None,
@@ -62,9 +62,7 @@ def train(
     ] = True,
     preset: Annotated[str | None, typer.Option(help="A preset instead of the auto rules.")] = None,
     domain: Annotated[str | None, typer.Option(help="A domain profile.")] = None,
-    contract: Annotated[
-        Path | None, typer.Option(exists=True, dir_okay=False, help="JSON file with contract sections.")
-    ] = None,
+    contract: Annotated[Path | None, existing_file("JSON file with contract sections.")] = None,
     priority: Annotated[
         int | None, typer.Option(help="-5 to 5: higher is earlier, a level is 12 hours of waiting; above 0: operators.")
     ] = None,
@@ -153,13 +151,6 @@ def summary(job: dict[str, Any]) -> str:
         f"{rows - held_out} rows{held}, {epochs}, {plan['optimizer_steps']} steps of {batch} rows, "
         f"learning rate {exec_['learning_rate']:g}"
     )
-
-
-def upload(path: Path) -> str:
-    """Upload a training file; returns its id."""
-    with path.open("rb") as file:
-        uploaded = call("POST", "/v1/files", data={"purpose": "fine-tune"}, files={"file": (path.name, file)})
-    return str(uploaded["id"])
 
 
 @app.command("list")

@@ -33,7 +33,8 @@ from cli.migration.record import (
     sum_estimates,
     write_golden,
 )
-from cli.output import print_table
+from cli.options import EXPORT, ExportFolder, existing_file
+from cli.output import counted, print_table
 from shared.errors import MensError
 
 app = typer.Typer(no_args_is_help=True, help="Leave another provider.")
@@ -150,14 +151,13 @@ def export(
     typer.echo(f"{archive}: {SECRECY}")
     if failed := [result for result in results if result.failure]:
         fail("\n".join(f"{result.project} is not complete. {result.failure}" for result in failed))
+    note(f"next: `mens migrate openai record {archive}`, or `convert` where nothing is to be compared")
 
 
 @openai.command("record")
 def record(
     *,
-    archive: Annotated[Path, typer.Argument(exists=True, file_okay=False, help="Folder of an export.")] = Path(
-        "openai-archive"
-    ),
+    archive: ExportFolder = EXPORT,
     key_env: KeyVariables,
     model: Annotated[
         list[str],
@@ -170,7 +170,7 @@ def record(
     ],
     prompts: Annotated[
         Path | None,
-        typer.Option(exists=True, dir_okay=False, help="JSONL file with prompts of your own; they come first."),
+        existing_file("JSONL file with prompts of your own; they come first."),
     ] = None,
     trained: Annotated[
         list[Path],
@@ -221,11 +221,12 @@ def record(
         for plan in plans:
             lines = write_golden(target, plan)
             typer.echo(
-                f"{plan.model}: {lines} prompts with answers in {archive / golden_file(plan.project, plan.model)}"
+                f"{plan.model}: {counted(lines, 'prompt')} with answers in {archive / golden_file(plan.project, plan.model)}"
             )
         target.finish()
     if failures:
         fail("\n".join(failures))
+    note(f"next: `mens migrate openai convert {archive}`")
 
 
 def _send(target: Archive, plans: list[ModelPlan], key_env: list[str], bounds: Bounds) -> list[str]:
@@ -263,7 +264,7 @@ def _show_inventory(found: Inventory) -> None:
         files = ", ".join(f"{group.count} {name}" for name, group in sorted(project.files.items())) or "none"
         jobs = ", ".join(f"{count} {state}" for state, count in sorted(project.jobs.items())) or "none"
         typer.echo(
-            f"{project.project}: jobs: {jobs}; files: {files}; {project.evals} evals with {project.eval_runs} runs"
+            f"{project.project}: jobs: {jobs}; files: {files}; {counted(project.evals, 'eval')} with {counted(project.eval_runs, 'run')}"
         )
         for refusal in project.refused:
             typer.echo(f"  not listed: {refusal}")
@@ -271,7 +272,7 @@ def _show_inventory(found: Inventory) -> None:
 
 def _show_export(result: ProjectExport) -> None:
     objects = ", ".join(f"{count} {kind}" for kind, count in result.objects.items() if count) or "nothing"
-    typer.echo(f"{result.project}: {objects} ({result.sent} requests in this run)")
+    typer.echo(f"{result.project}: {objects} ({counted(result.sent, 'request')} in this run)")
     for line in result.notes:
         typer.echo(f"  may not be whole: {line}")
     for entry in result.refused[:SHOWN_REFUSALS]:

@@ -15,6 +15,7 @@ from cli.client.connection import fail_with
 from cli.client.json_errors import note_json
 from cli.commands.bases import entry_and_folder
 from cli.commands.jobs import read_sections
+from cli.options import existing_file
 from shared.contract.auto_hyperparameters import auto_exec
 from shared.contract.flat_keys import parse_contract
 from shared.contract.plan import warmup_steps
@@ -32,16 +33,12 @@ GIB = 1 << 30
 def plan(
     file: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="JSONL file with the training rows.")],
     model: Annotated[str, typer.Option(help="Base model: a name in the catalogue, or its folder.")],
-    validation: Annotated[
-        Path | None, typer.Option(exists=True, dir_okay=False, help="JSONL file to validate on.")
-    ] = None,
+    validation: Annotated[Path | None, existing_file("JSONL file to validate on.")] = None,
     replay: Annotated[
         Path | None,
-        typer.Option(exists=True, dir_okay=False, help="JSONL file mixed into each epoch, against forgetting."),
+        existing_file("JSONL file mixed into each epoch, against forgetting."),
     ] = None,
-    contract: Annotated[
-        Path | None, typer.Option(exists=True, dir_okay=False, help="JSON file with contract sections.")
-    ] = None,
+    contract: Annotated[Path | None, existing_file("JSON file with contract sections.")] = None,
     lenient: Annotated[bool, typer.Option("--lenient", help="Skip bad lines instead of failing.")] = False,
     epochs: Annotated[int | None, typer.Option(help="Passes over the file. Default: auto.")] = None,
     learning_rate: Annotated[float | None, typer.Option(help="Peak learning rate. Default: the base's.")] = None,

@@ -14,7 +14,7 @@ from cli.output import print_table
 
 
 def replicas(as_json: Annotated[bool, typer.Option("--json", callback=note_json, help="Print JSON.")] = False) -> None:
-    """Show the serving replicas: state, requests in flight, the last error of each, and when. For an admin of `shared`.
+    """Show the serving replicas: base model, state, requests in flight, the last error of each, and when. For an admin of `shared`.
 
     It is the view of one API process (docs/serving.md explains the states).
     """
@@ -28,8 +28,9 @@ def replicas(as_json: Annotated[bool, typer.Option("--json", callback=note_json,
             error = " ".join((replica["last_error"] or "").split())
             if error and (at := replica.get("last_error_at")):
                 error += f", {ago(time.time() - at)}"
-            rows.append((replica["name"], replica["url"], replica["state"], str(replica["in_flight"]), error))
-        print_table(("name", "replica", "state", "in flight", "last error"), rows)
+            columns = (replica["name"], replica["url"], replica["base"] or "", replica["state"])
+            rows.append((*columns, str(replica["in_flight"]), error))
+        print_table(("name", "replica", "base", "state", "in flight", "last error"), rows)
     if not found:
         note("No replicas: MENS_SERVING_URLS and MENS_SERVING_DNS of the API name none.")
 

@@ -7,13 +7,12 @@ from typing import Annotated
 import typer
 
 from cli.client.connection import fail, note
-from cli.output import print_table
+from cli.output import format_size, print_table
 from cli.standalone.home import installed_database
 from shared.errors import MensError
 from shared.settings import RetentionSettings, read_settings
 
 POLICY = [name for name in RetentionSettings.model_fields if name.startswith("retain_")] + ["prepared_bytes"]
-UNITS = ("bytes", "KB", "MB", "GB", "TB")
 
 
 def retention(
@@ -28,24 +27,18 @@ def retention(
     database = installed_database(settings)
     if not database:
         fail(f"there is no installation in {settings.home}. Set MENS_HOME to that of one, on its worker's machine.")
-    from shared.retention.cleanup import NO_RULE, RetentionRunner  # slow to import
+    from shared.database.audit.actors import AuditActor, acting  # slow to import
+    from shared.retention.cleanup import NO_RULE, RetentionRunner
 
     runner = RetentionRunner(database, settings)
     rules = [f"MENS_{name.upper()}={getattr(settings, name)}" for name in POLICY if name in settings.model_fields_set]
     note(" ".join(rules) if runner.has_rule else NO_RULE)
     try:
-        found = runner.apply() if apply else runner.find()
+        with acting(AuditActor.of_command()):
+            found = runner.apply() if apply else runner.find()
     except (MensError, OSError) as error:
         fail(str(error))
-    rows = [(item.what, item.name, item.tenant, _size(item.bytes), item.reason) for item in found]
+    rows = [(item.what, item.name, item.tenant, format_size(item.bytes), item.reason) for item in found]
     print_table(("what", "name", "tenant", "size", "why"), rows)
-    total = _size(sum(item.bytes for item in found))
+    total = format_size(sum(item.bytes for item in found))
     typer.echo(f"{len(found)} removed, {total}" if apply else f"{len(found)} to remove, {total}; --apply removes them")
-
-
-def _size(count: float) -> str:
-    for unit in UNITS[:-1]:
-        if count < 1000:
-            return f"{count:.0f} {unit}" if unit == "bytes" else f"{count:.1f} {unit}"
-        count /= 1000
-    return f"{count:.1f} {UNITS[-1]}"

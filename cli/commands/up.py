@@ -33,23 +33,24 @@ console = Console()
 
 def up(
     base: Annotated[
-        str,
+        list[str] | None,
         typer.Option(
-            help="Base model to serve, or the digest of a merged model, which becomes one; the tiny one is built when it is missing."
+            help="Base model to serve, or the digest of a merged model, which becomes one; again for each further one. Without it the tiny one, which is built when it is missing."
         ),
-    ] = DEFAULT_BASE,
+    ] = None,
     port: Annotated[int, typer.Option(help="Port of the API on loopback.")] = 8000,
 ) -> None:
     """Start Valkey, API, worker, sweeper and vLLM on this machine, and keep them running until Ctrl-C."""
     settings = read_settings(Settings)
     read_settings(RetentionSettings)
-    stack = Stack(settings.home, base, api_port=port, drain_seconds=drain_seconds(settings))
+    stack = Stack(settings.home, DEFAULT_BASE, api_port=port, drain_seconds=drain_seconds(settings))
     stop, cut = threading.Event(), threading.Event()
     install_signal_handlers(stop, cut)
     try:
         # Before the base is built, which takes a while.
         reserve(stack, console)
-        stack.base = ensure_base(settings, base)
+        stack.base, *more = dict.fromkeys(ensure_base(settings, each) for each in base or [DEFAULT_BASE])
+        stack.more_bases = tuple(more)
         start(stack, console, stop)
         if not stop.is_set():
             print_usage(stack, stack.base)

@@ -10,14 +10,13 @@ from urllib.parse import quote
 
 import httpx
 
-from cli.client.connection import call, connect, fail, find
+from cli.client.connection import call, connect, fail, find, find_pages
 from cli.evaluation.eval_file import EvalFile
 from shared.errors import MensError
 from shared.hashing import digest_json
 
 DIGEST = "mens_digest"
 """Key of an eval's metadata: by it an eval of the same content is found again."""
-PAGE = 100
 SAMPLED_PROMPTS = 8
 
 
@@ -89,7 +88,7 @@ def create(request: RunRequest) -> dict[str, Any]:
         "testing_criteria": list(file.criteria),
     }
     digest = digest_json({"name": file.name, **definition})
-    known = call("GET", "/v1/evals", params={"limit": PAGE, "order": "desc"})["data"]
+    known = find_pages("/v1/evals", order="desc")
     found = next((each for each in known if (each.get("metadata") or {}).get(DIGEST) == digest), None)
     if found is None:
         found = call("POST", "/v1/evals", json={"name": file.name, "metadata": {DIGEST: digest}, **definition})
@@ -134,32 +133,22 @@ def find_eval(eval_id: str) -> dict[str, Any]:
 
 def evals() -> Iterator[dict[str, Any]]:
     """Every eval, newest first."""
-    yield from _pages("/v1/evals", order="desc")
+    yield from find_pages("/v1/evals", order="desc")
 
 
 def runs(eval_id: str) -> Iterator[dict[str, Any]]:
     """Every run of an eval, newest first."""
-    yield from _pages(f"/v1/evals/{_part(eval_id)}/runs", order="desc")
+    yield from find_pages(f"/v1/evals/{_part(eval_id)}/runs", order="desc")
 
 
 def output_items(run: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """Every item of a run, in the order of its source."""
-    yield from _pages(f"/v1/evals/{_part(run['eval_id'])}/runs/{_part(run['id'])}/output_items", order="asc")
+    yield from find_pages(f"/v1/evals/{_part(run['eval_id'])}/runs/{_part(run['id'])}/output_items", order="asc")
 
 
 def cancel(run: Mapping[str, Any]) -> dict[str, Any]:
     """Cancel a run."""
     return dict(call("POST", f"/v1/evals/{_part(run['eval_id'])}/runs/{_part(run['id'])}/cancel"))
-
-
-def _pages(path: str, **query: Any) -> Iterator[dict[str, Any]]:
-    after: dict[str, Any] = {}
-    while True:
-        page = call("GET", path, params={"limit": PAGE, **query, **after})
-        yield from page["data"]
-        if not page["has_more"] or not page["data"]:
-            return
-        after = {"after": page["last_id"]}
 
 
 def _part(name: Any) -> str:

@@ -67,7 +67,7 @@ def write(
     if layout is Format.PEFT:
         return f'load it with peft.PeftModel.from_pretrained(base, "{target}")'
     (target / ".gitattributes").write_text(GIT_ATTRIBUTES)
-    return f"upload it with `hf upload OWNER/NAME {target}`"
+    return f"push it with `mens adapter push`, or `hf upload OWNER/NAME {target}`"
 
 
 def _copy(files: Sequence[Path], target: Path) -> None:

@@ -19,7 +19,7 @@ from mlflow.pyfunc.model import PythonModel, PythonModelContext
 BASE_VARIABLE = "MENS_BASE"
 
 
-class AdapterChat(PythonModel):  # type: ignore[misc]
+class AdapterChat(PythonModel):
     """Chats in, answers out. Rows of a column ``messages``, each a list of ``{"role", "content"}``; one text a row comes back."""
 
     def load_context(self, context: PythonModelContext) -> None:

@@ -15,6 +15,7 @@ from shared.artifacts.manifests import WEIGHTS_NAME, AdapterManifest, peft_keys
 from shared.artifacts.original_layout import ORIGINAL_WEIGHTS, V2_NAME, V3_NAME, SidecarV3, to_v2
 from shared.base_models.weights import read_tensors
 from shared.errors import ArtifactInvalid
+from shared.hashing import digest_file
 
 ALIGNMENT = 8
 """Bytes that a safetensors header is padded to with spaces."""
@@ -40,6 +41,10 @@ def write_original(folder: Path, target: Path, manifest: AdapterManifest) -> lis
         rank=manifest.rank,
         alpha=manifest.alpha,
         base_model=manifest.base_model,
+        # What the original's readers skip, and ours compare.
+        base_digests=manifest.base_digests,
+        tensor_digest=digest_file(target / ORIGINAL_WEIGHTS),
+        contract_digest=manifest.contract_digest,
     )
     sidecars = {V3_NAME: sidecar.model_dump_json(indent=2, exclude_none=True)}
     try:

@@ -130,6 +130,8 @@ class Receipt(msgspec.Struct, frozen=True):
         verdict: ``passed`` when every blocking gate has, and there is one.
         reason: why it is not ``passed``.
         margin: what a mean score may lose.
+        margins: the same for gates whose names fit a pattern, by that.
+        min_prompts: a gate of fewer prompts is shown only.
         confidence: of each interval's lower end.
         inputs: SHA-256 of the files that it rests on, by their path in the archive.
         versions: of Mens and of the libraries that score.
@@ -154,7 +156,14 @@ class Receipt(msgspec.Struct, frozen=True):
     versions: dict[str, str]
     made_at: str
     judges: dict[str, str] = {}
+    margins: dict[str, float] = {}
+    min_prompts: int = 0
     format: Literal["mens-migration-gate/1"] = "mens-migration-gate/1"
+
+    @property
+    def largest_margin(self) -> float:
+        """The largest loss that any gate allows."""
+        return max(self.margin, *self.margins.values()) if self.margins else self.margin
 
 
 def receipt_file(model: str) -> str:

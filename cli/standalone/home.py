@@ -65,6 +65,7 @@ def secret(home: Path, name: str) -> str:
 
 def api_key(home: Path) -> str:
     """The owner's API key; a new one when its file is lost or the database does not know it."""
+    from shared.database.audit.actors import AuditActor, acting
     from shared.database.connection import Database
     from shared.database.keys import Keys
 
@@ -74,7 +75,8 @@ def api_key(home: Path) -> str:
         # A key whose file is lost may still be used somewhere: it stays valid, and the new one gets the next free name.
         taken = {key.name for key in keys.all(SHARED) if key.revoked_at is None}
         names = (OWN_KEY, *(f"{OWN_KEY}-{n}" for n in range(2, len(taken) + 3)))
-        write_private(path, keys.create(next(name for name in names if name not in taken))[1])
+        with acting(AuditActor.of_command()):
+            write_private(path, keys.create(next(name for name in names if name not in taken))[1])
     database.close()
     return path.read_text()
 

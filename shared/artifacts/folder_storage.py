@@ -11,7 +11,6 @@ Everything is written to a temporary name, flushed, and renamed, so a name eithe
 
 from __future__ import annotations
 
-import hashlib
 import os
 import shutil
 import tempfile
@@ -20,8 +19,7 @@ import uuid
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import TracebackType
-from typing import IO, BinaryIO, Self
+from typing import IO, BinaryIO
 
 from shared.artifacts.storage import (
     MAX_MANIFEST_BYTES,
@@ -34,6 +32,7 @@ from shared.artifacts.storage import (
     missing_object,
     not_plain,
 )
+from shared.artifacts.temporary_blob import TemporaryBlob
 from shared.hashing import CHUNK_BYTES, digest_file
 from shared.host import disk_errors, measure_folder
 
@@ -42,25 +41,17 @@ ABANDONED_SECONDS = 86_400
 """A file that nobody has written to for so long was left by a process that was killed."""
 
 
-class FolderBlobWriter:
+class FolderBlobWriter(TemporaryBlob):
     """A temporary file that becomes a blob at :meth:`commit`."""
 
     def __init__(self, storage: FolderStorage) -> None:
         self._storage = storage
-        self._sha256 = hashlib.sha256()
-        self.size = 0
         with disk_errors():
             # Made at the first write and not with the storage: a reader's mount may be read-only.
             storage.incoming.mkdir(parents=True, exist_ok=True)
             descriptor, name = tempfile.mkstemp(dir=storage.incoming, prefix=BLOB_PREFIX)
-        self._file = os.fdopen(descriptor, "wb")
         self._path = Path(name)
-
-    def write(self, chunk: bytes) -> None:
-        with disk_errors():
-            self._file.write(chunk)
-        self._sha256.update(chunk)
-        self.size += len(chunk)
+        super().__init__(os.fdopen(descriptor, "wb"))
 
     def finish(self) -> str:
         if not self._file.closed:
@@ -75,15 +66,7 @@ class FolderBlobWriter:
             _publish(self._path, self._storage.blob_path(digest))
         return digest
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        # Closing flushes the buffer again, so a disk that is full fails here a second time.
-        with suppress(OSError):
-            self._file.close()
+    def _discard(self) -> None:
         self._path.unlink(missing_ok=True)
 
 
@@ -110,12 +93,6 @@ class FolderStorage(Storage):
     def writer(self) -> FolderBlobWriter:
         return FolderBlobWriter(self)
 
-    def put_file(self, source: Path) -> str:
-        with self.writer() as writer, source.open("rb") as file:
-            while chunk := file.read(CHUNK_BYTES):
-                writer.write(chunk)
-            return writer.commit()
-
     def has_blob(self, sha256: str) -> bool:
         return self.blob_path(sha256).is_file()
 
@@ -141,13 +118,12 @@ class FolderStorage(Storage):
                 self._copy_in(source / name, target / name)
 
     def fetch_folder(self, kind: ArtifactKind, digest: str, names: list[str], target: Path) -> None:
-        source = self.folder(kind, digest)
         for name in names:
-            path = source / name
-            if path.is_symlink() or Path(name).name != name:
-                raise not_plain(name)
             with disk_errors():
-                shutil.copyfile(_existing(path), target / name, follow_symlinks=False)
+                shutil.copyfile(self._plain_file(kind, digest, name), target / name, follow_symlinks=False)
+
+    def open_file(self, kind: ArtifactKind, digest: str, name: str) -> BinaryIO:
+        return self._plain_file(kind, digest, name).open("rb")
 
     def manifest_bytes(self, kind: ArtifactKind, digest: str, manifest: str) -> bytes:
         with _existing(self.folder(kind, digest) / manifest).open("rb") as file:
@@ -188,6 +164,12 @@ class FolderStorage(Storage):
                 with suppress(OSError):
                     if time.time() - path.stat().st_mtime > ABANDONED_SECONDS:
                         path.unlink()
+
+    def _plain_file(self, kind: ArtifactKind, digest: str, name: str) -> Path:
+        path = self.folder(kind, digest) / name
+        if path.is_symlink() or Path(name).name != name:
+            raise not_plain(name)
+        return _existing(path)
 
     def _copy_in(self, source: Path, target: Path) -> None:
         descriptor, name = tempfile.mkstemp(dir=self.incoming, prefix=FILE_PREFIX)

@@ -41,6 +41,8 @@ UNSERVABLE_FEATURES = (
     "use_qalora",
 )
 """PEFT options that vLLM refuses or, worse, accepts and ignores."""
+MAX_SHOWN = 200
+"""Characters of an option's value in a refusal."""
 MAX_CONFIG_BYTES = 1 << 20
 """PEFT writes about 1 kB, and more only where every layer is named."""
 FileName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
@@ -171,6 +173,16 @@ def verify_base(manifest: AdapterManifest, base_digests: dict[str, str]) -> None
             )
 
 
+def unservable(key: str, value: object) -> ArtifactInvalid:
+    """The refusal of an adapter with an option that the server would not carry out."""
+    return ArtifactInvalid(
+        Code.ADAPTER_NOT_SERVABLE,
+        f"{CONFIG_NAME} has {key}={repr(value)[:MAX_SHOWN]}, which the manifest or vLLM does not allow.",
+        remedy="Train a plain LoRA adapter: no DoRA, no bias, no modules_to_save.",
+        param=key,
+    )
+
+
 def _verify_tensors(
     tensors: dict[str, TensorInfo], manifest: AdapterManifest, base_tensors: dict[str, TensorInfo] | None
 ) -> None:
@@ -207,12 +219,12 @@ def _verify_config(path: Path, manifest: AdapterManifest) -> None:
     required = {"peft_type": "LORA", "r": manifest.rank, "lora_alpha": manifest.alpha, "bias": "none"}
     for key, value in required.items():
         if config.get(key) != value:
-            raise _unservable(key, config.get(key))
+            raise unservable(key, config.get(key))
     for key in UNSERVABLE_FEATURES:
         if config.get(key):
-            raise _unservable(key, config[key])
+            raise unservable(key, config[key])
     if config.get("init_lora_weights") not in (True, None, "gaussian"):
-        raise _unservable("init_lora_weights", config["init_lora_weights"])
+        raise unservable("init_lora_weights", config["init_lora_weights"])
 
 
 def _broken(where: str, reason: str) -> ArtifactInvalid:
@@ -221,15 +233,6 @@ def _broken(where: str, reason: str) -> ArtifactInvalid:
         f"{MANIFEST_NAME} is invalid at {where}: {reason}.",
         remedy="Train or import the adapter again.",
         param=where,
-    )
-
-
-def _unservable(key: str, value: object) -> ArtifactInvalid:
-    return ArtifactInvalid(
-        Code.ADAPTER_NOT_SERVABLE,
-        f"{CONFIG_NAME} has {key}={value!r}, which the manifest or vLLM does not allow.",
-        remedy="Train a plain LoRA adapter: no DoRA, no bias, no modules_to_save.",
-        param=key,
     )
 
 

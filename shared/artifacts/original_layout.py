@@ -8,6 +8,7 @@ the like in the next; ``base_key_map`` says which tensor of the base each means.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal
 
@@ -25,6 +26,27 @@ SIDECAR_NAMES = (V3_NAME, "adapter_manifest.json", V2_NAME)
 MAX_SIDECAR_BYTES = 4 << 20
 SUFFIXES = ("", ".weight")
 """What the original's trainers wrote behind ``lora_a`` and ``lora_b``."""
+LOGICAL_NAMES = {
+    "q_proj": "q",
+    "k_proj": "k",
+    "v_proj": "v",
+    "o_proj": "o",
+    "gate_proj": "gate",
+    "up_proj": "up",
+    "down_proj": "down",
+    "in_proj_qkv": "lin_qkv",
+    "in_proj_z": "lin_z",
+    "in_proj_b": "lin_b",
+    "in_proj_a": "lin_a",
+    "out_proj": "lin_o",
+    "attn.c_attn": "qkv",
+    "attn.c_proj": "o",
+    "mlp.c_fc": "up",
+    "mlp.c_proj": "down",
+}
+"""Module name, with its parent's where that decides → the original schema's short name; others keep their own."""
+
+_LAYER = re.compile(r"(?:^|\.)(?:layers|h)\.(\d+)\.")
 
 Name = Annotated[str, Field(max_length=200)]
 """Names stand in errors and notes."""
@@ -41,6 +63,10 @@ class Sidecar(BaseModel):
     rank: int = Field(ge=1)
     alpha: int = Field(ge=1, le=MAX_ALPHA)
     base_model: str | None = None
+    base_digests: dict[Name, Name] | None = Field(
+        None, description="Ours: file → SHA-256 of the base it was trained on."
+    )
+    tensor_digest: Name | None = Field(None, description="Ours: SHA-256 of the weights' file.")
 
     @model_validator(mode="after")
     def _layers_once(self) -> Sidecar:
@@ -171,6 +197,19 @@ def refuse_bin(name: str, param: str) -> None:
         )
 
 
+def base_key_map(peft_keys: Any) -> dict[str, str]:
+    """Logical name → base tensor key, in the order of the layers, from PEFT's own keys."""
+    stems = {key.removeprefix("base_model.model.").partition(".lora_")[0] for key in peft_keys}
+    return {logical_name(stem): f"{stem}.weight" for stem in sorted(stems, key=_layer_and_name)}
+
+
+def logical_name(module: str) -> str:
+    """``model.layers.3.self_attn.q_proj`` → ``l3.q``."""
+    name, with_parent = module.rsplit(".", 1)[-1], ".".join(module.rsplit(".", 2)[-2:])
+    layer = _LAYER.search(module)
+    return f"l{layer[1]}.{LOGICAL_NAMES.get(with_parent) or LOGICAL_NAMES.get(name, name)}" if layer else module
+
+
 def incomplete(name: str, reason: str) -> ArtifactInvalid:
     """The refusal of an adapter that lacks something."""
     return ArtifactInvalid(
@@ -179,6 +218,11 @@ def incomplete(name: str, reason: str) -> ArtifactInvalid:
         remedy="Import the adapter with the sidecar that was written beside it; docs/adapters.md lists what it must say.",
         param=name,
     )
+
+
+def _layer_and_name(module: str) -> tuple[int, str]:
+    layer = _LAYER.search(module)
+    return (int(layer[1]) if layer else -1), module
 
 
 def _common(sidecar: Sidecar) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from types import TracebackType
 from typing import BinaryIO, Literal, Protocol, Self
 
 from shared.errors import ArtifactInvalid, Code, NotFound
+from shared.hashing import CHUNK_BYTES
 
 ArtifactKind = Literal["adapters", "models", "checkpoints"]
 
@@ -91,7 +92,10 @@ class Storage(Protocol):
 
     def put_file(self, source: Path) -> str:
         """Store a copy of a local file as a blob; returns its SHA-256."""
-        ...
+        with self.writer() as writer, source.open("rb") as file:
+            while chunk := file.read(CHUNK_BYTES):
+                writer.write(chunk)
+            return writer.commit()
 
     def has_blob(self, sha256: str) -> bool:
         """Whether the blob is stored."""
@@ -143,6 +147,14 @@ class Storage(Protocol):
         Raises:
             NotFound: ``STORAGE_OBJECT_MISSING``. ArtifactInvalid: ``ADAPTER_MANIFEST_INVALID``: a name that is not a plain
                 file of the artifact. Unavailable: ``STORAGE_FULL``: the target's disk is full.
+        """
+        ...
+
+    def open_file(self, kind: ArtifactKind, digest: str, name: str) -> BinaryIO:
+        """One of an artifact's files as a stream, which the caller closes.
+
+        Raises:
+            NotFound: ``STORAGE_OBJECT_MISSING``. ArtifactInvalid: ``ADAPTER_MANIFEST_INVALID``, as above.
         """
         ...
 

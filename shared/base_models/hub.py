@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import httpx
+import httpx2
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import (
     HfHubHTTPError,
@@ -46,8 +46,8 @@ def fetch(source: LocalSource | HubSource, catalog_path: Path) -> Path:
             f"The hub has no repository {source.repo} at {source.revision}, or this token may not read it.",
             remedy="Check the name; for a gated model set HF_TOKEN.",
         ) from error
-    # LocalEntryNotFoundError: the hub could not be reached, and the cache has no copy. httpx's errors are no OSError.
-    except (HfHubHTTPError, LocalEntryNotFoundError, httpx.HTTPError, OSError) as error:
+    # LocalEntryNotFoundError: the hub could not be reached, and the cache has no copy. The HTTP library's errors are no OSError.
+    except (HfHubHTTPError, LocalEntryNotFoundError, httpx2.HTTPError, OSError) as error:
         raise Unavailable(
             Code.HUB_UNAVAILABLE,
             f"{source.repo} could not be fetched: {error}.",
@@ -73,10 +73,15 @@ def locate_fetched(entry: BaseModelEntry, catalog_path: Path) -> Path:
             local_files_only=True,
         )
     except LocalEntryNotFoundError as error:
-        raise Unavailable(
-            Code.BASE_NOT_FETCHED,
-            f"The base model {entry.name} has not been fetched from the hub yet.",
-            remedy="The serving tier fetches it when it starts; try again then. The API must share its HF_HOME, or have MENS_FETCH_BASES=true.",
-            param="model",
-        ) from error
+        raise not_fetched(entry.name, "the hub") from error
     return Path(cached)
+
+
+def not_fetched(name: str, place: str) -> Unavailable:
+    """The refusal of a job whose base this process has not got yet, and does not fetch in a request."""
+    return Unavailable(
+        Code.BASE_NOT_FETCHED,
+        f"The base model {name} has not been fetched from {place} yet.",
+        remedy="The serving tier fetches it when it starts; try again then. The API must share its folders, or have MENS_FETCH_BASES=true.",
+        param="model",
+    )

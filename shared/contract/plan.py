@@ -62,6 +62,11 @@ class PlannedBase(ContractValue):
     name: str
     digests: Annotated[dict[str, Sha256], AfterValidator(FrozenDict)]
 
+    @property
+    def digest(self) -> str:
+        """One digest for the whole base, as the catalogue's entry has it."""
+        return digest_json(self.digests)
+
 
 class ExecutionPlan(ContractValue):
     """Everything a fine-tune attempt does, decided. Equal plans train equal adapters.
@@ -136,10 +141,12 @@ class ImportPlan(ContractValue):
     base: PlannedBase
     weights_sha256: Sha256
     sidecar_sha256: Sha256
+    template_sha256: Sha256 | None = None
 
     @property
     def content_digest(self) -> str:
         """Digest of what is imported, by content and not by file id: the same files give the same adapter everywhere."""
+        # A template decides only whether it is imported.
         content = {"weights": self.weights_sha256, "sidecar": self.sidecar_sha256, "base": self.base.digests}
         return digest_json(content | {"name": self.contract.name})
 

@@ -391,10 +391,20 @@ def contract_digest(contract: FineTuneContract, content: dict[str, str]) -> str:
 
 
 class ImportContract(ContractValue):
-    """An import job: an adapter that the original trained becomes one that is served here."""
+    """An import job: an adapter that another program trained becomes one that is served here."""
 
-    weights_file: str = Field(min_length=1, description="Uploaded file: candle_qlora_adapter.safetensors.")
-    sidecar_file: str = Field(min_length=1, description="Uploaded file: its v2 meta or v3 manifest.")
+    weights_file: str = Field(
+        min_length=1,
+        description="Uploaded file: adapter_model.safetensors, or the original's candle_qlora_adapter.safetensors.",
+    )
+    sidecar_file: str = Field(
+        min_length=1, description="Uploaded file: its adapter_config.json, or the original's v2 meta or v3 manifest."
+    )
+    template_file: str | None = Field(
+        None,
+        min_length=1,
+        description="Uploaded file: the chat template that it was trained with. Chats must become the same tokens by the base's.",
+    )
     model: str = Field(min_length=1, description="Name of the base that it was trained on.")
     name: Name = Field(description="First part of the adapter's id.")
     publish: bool = Field(

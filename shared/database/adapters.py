@@ -13,10 +13,12 @@ from sqlalchemy.orm import Session
 from shared.database.change_counter import bump
 from shared.database.connection import Database
 from shared.database.records import Value
-from shared.database.tables import AdapterRow, JobRow
+from shared.database.tables.adapters import AdapterRow
+from shared.database.tables.jobs import JobRow
 from shared.database.tenancy import SHARED, TenantName, visible_to
 from shared.database.visibility import adapter_row, adapters_by_id, alias_rows
 from shared.errors import Code, NotFound
+from shared.hashing import digest_json
 
 
 class Adapter(Value):
@@ -48,6 +50,12 @@ class Adapter(Value):
         if self.published:
             return "published"
         return "quarantined" if self.certificates else "stored"
+
+    @property
+    def base_digest(self) -> str:
+        """Digest of the base that it was trained on, as the catalogue has it; empty: its manifest does not say."""
+        digests = self.manifest.get("base_digests")
+        return digest_json(digests) if digests else ""
 
 
 class NewAdapter(Value):

@@ -12,7 +12,7 @@ from sqlalchemy import delete, select
 from shared.database.change_counter import bump
 from shared.database.connection import Database
 from shared.database.records import Value
-from shared.database.tables import BaseCertificateRow
+from shared.database.tables.adapters import BaseCertificateRow
 from shared.errors import Code, NotFound
 
 

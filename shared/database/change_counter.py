@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Literal
 
-from sqlalchemy import func, select
+from sqlalchemy import UpdateBase, bindparam, func, select
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
 from shared.database.connection import Database
-from shared.database.tables import ChangeRow
+from shared.database.tables.keys import ChangeRow
 
 What = Literal["keys", "adapters", "aliases", "policies", "queue", "certificates"]
 
@@ -37,6 +38,8 @@ def bump(session: Session, what: What) -> None:
 
 def hold_queue(session: Session) -> None:
     """Let no other claim come between now and the end of the caller's transaction, which has locked nothing yet."""
+    if _dialect(session) == "sqlite":
+        return  # which has one writer at a time anyway
     # Written and not only locked: so the first claim of an installation, which finds no row, holds back others too.
     _add(session, "queue", 0)
 
@@ -47,7 +50,17 @@ def hold_policies(session: Session) -> None:
 
 
 def _add(session: Session, what: What, number: int) -> None:
-    insert = sqlite.insert if session.get_bind().dialect.name == "sqlite" else postgresql.insert
-    first = insert(ChangeRow).values(what=what, count=number)
-    again = first.on_conflict_do_update(index_elements=[ChangeRow.what], set_={"count": ChangeRow.count + number})
-    session.execute(again)
+    session.execute(_counting(_dialect(session)), {"kind": what, "number": number})
+
+
+def _dialect(session: Session) -> str:
+    return session.get_bind().dialect.name
+
+
+@cache
+def _counting(dialect: str) -> UpdateBase:
+    """The statement that counts; built once, because that takes longer than to run it."""
+    insert = sqlite.insert if dialect == "sqlite" else postgresql.insert
+    number = bindparam("number", type_=ChangeRow.count.type)
+    first = insert(ChangeRow).values(what=bindparam("kind"), count=number)
+    return first.on_conflict_do_update(index_elements=[ChangeRow.what], set_={"count": ChangeRow.count + number})

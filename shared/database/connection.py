@@ -13,10 +13,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Connection, create_engine, event, make_url, text
+from sqlalchemy import Connection, Engine, create_engine, event, make_url, text
 from sqlalchemy.exc import OperationalError, TimeoutError  # noqa: A004 — the pool's, not the built-in
 from sqlalchemy.orm import Session
 
+from shared.database.audit.recorder import CLOCK, RecordingSession
 from shared.errors import Code, Unavailable
 
 SQLITE_BUSY_SECONDS = 30
@@ -66,7 +67,7 @@ class Database:
 
     @contextmanager
     def write(self) -> Iterator[Session]:
-        """A transaction that commits when the block ends, and rolls back when it raises.
+        """A transaction that commits when the block ends, with its audit events, and rolls back when it raises.
 
         Raises:
             Unavailable: ``DATABASE_UNAVAILABLE``.
@@ -74,13 +75,16 @@ class Database:
         engine = self.engine.execution_options(mens_write=True)
         is_complete = False
         try:
-            with _database_errors(), Session(engine, expire_on_commit=False) as session, session.begin():
+            with _database_errors(), self._recording(engine) as session, session.begin():
                 yield session
                 is_complete = True
         finally:
             # Also when the commit failed: its confirmation may have been lost after the server had committed.
             for listener in self.after_write if is_complete else ():
                 listener()
+
+    def _recording(self, engine: Engine) -> RecordingSession:
+        return RecordingSession(engine, expire_on_commit=False, info={CLOCK: self.now})
 
     def now(self, session: Session) -> datetime:
         """The database's clock, so that leases do not depend on the clocks of the machines around it."""

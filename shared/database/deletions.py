@@ -21,7 +21,9 @@ from shared.database.change_counter import bump
 from shared.database.connection import Database
 from shared.database.job_states import FINAL
 from shared.database.records import Kind, Value
-from shared.database.tables import AdapterRow, AliasRow, CheckpointPermissionRow, JobRow
+from shared.database.tables.adapters import AdapterRow, CheckpointPermissionRow
+from shared.database.tables.jobs import JobRow
+from shared.database.tables.names import AliasRow
 from shared.database.tenancy import SHARED, TenantName, check_owner, visible_to
 from shared.errors import Code, Conflict, NotFound
 

@@ -23,7 +23,7 @@ from shared.database.job_states import FINAL, JobState, Verb, next_state
 from shared.database.records import Event, Job, Kind, MemoryAccuracy, NewEvent, Submission, new_id
 from shared.database.scheduling.gpu_time import gpu_hold, seconds_like, settle_hold
 from shared.database.scheduling.quotas import check_quota
-from shared.database.tables import EventRow, JobRow
+from shared.database.tables.jobs import EventRow, JobRow
 from shared.database.tenancy import SHARED, TenantName, check_owner, visible_to
 from shared.database.visibility import storable
 from shared.database.webhooks.outbox import add_end_of_job

@@ -18,7 +18,8 @@ from shared.database.change_counter import bump
 from shared.database.connection import Database, whole_milliseconds
 from shared.database.job_states import JobState
 from shared.database.records import Value, new_id
-from shared.database.tables import JobRow, KeyRow
+from shared.database.tables.jobs import JobRow
+from shared.database.tables.keys import KeyRow
 from shared.database.tenancy import (
     BEFORE_TENANTS,
     SHARED,
@@ -143,11 +144,8 @@ class Keys:
 
     def all(self, tenant: TenantName | None = None) -> list[Key]:
         """A tenant's keys, or those of all tenants, oldest first; revoked ones too, but for those of attempts at jobs."""
-        query = select(KeyRow).where(or_(KeyRow.job_id.is_(None), KeyRow.revoked_at.is_(None))).order_by(KeyRow.id)
-        if tenant is not None:
-            query = query.where(KeyRow.tenant == tenant)
         with self._db.read() as session:
-            return [Key.model_validate(row) for row in session.scalars(query)]
+            return tenant_keys(session, tenant)
 
     def get(self, key_id: str, tenant: TenantName) -> Key:
         """A tenant's key, revoked or not.
@@ -277,6 +275,14 @@ class Keys:
             if until and self._db.now(session) >= until:
                 raise expired(key, until)
             return AcceptedSecret(key, until)
+
+
+def tenant_keys(session: Session, tenant: TenantName | None = None) -> list[Key]:
+    """:meth:`Keys.all` inside the caller's transaction."""
+    query = select(KeyRow).where(or_(KeyRow.job_id.is_(None), KeyRow.revoked_at.is_(None))).order_by(KeyRow.id)
+    if tenant is not None:
+        query = query.where(KeyRow.tenant == tenant)
+    return [Key.model_validate(row) for row in session.scalars(query)]
 
 
 def expired(key: Key, until: datetime) -> Unauthenticated:

@@ -11,33 +11,33 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Literal
 
-from sqlalchemy import or_, select
+from sqlalchemy import bindparam, or_, select
 from sqlalchemy.orm import Session
 
 from shared.database.adapters import NewAdapter, register_adapters
+from shared.database.attempt_failures import expire_attempt, fail_attempt, requeue
 from shared.database.change_counter import hold_queue
 from shared.database.connection import Database
 from shared.database.deletions import reserve_adapters
 from shared.database.evaluation.items import NewItem, add_items
 from shared.database.evaluation.runs import EvalRun, open_run
-from shared.database.files.files import add_file
 from shared.database.gates.receipts import NewReceipt, StoredReceipt, add_receipt
+from shared.database.job_results import JUDGED_FOR, ResultFile, complete_result
 from shared.database.job_states import JobState, Stage, Verb
 from shared.database.jobs import add_events, job_row, transition
 from shared.database.keys import Key, add_attempt_key
-from shared.database.names.aliases import Actor, lock_alias, move_alias
-from shared.database.names.move_evidence import WITH_EVIDENCE, Standing, Terms, standing
+from shared.database.names.aliases import lock_alias
+from shared.database.names.move_evidence import WITH_EVIDENCE, Terms, standing
+from shared.database.names.publication import publish_to_alias
 from shared.database.records import PARTS_WITH_TEXT, Job, NewEvent
-from shared.database.routing import Routing
 from shared.database.scheduling.gpu_time import NOTHING_SPENT, Spent, begin_hold, settle_abandoned, spent_on
-from shared.database.scheduling.queue_state import read_queue
-from shared.database.tables import AliasRow, JobRow, TenantQuotaRow
+from shared.database.scheduling.queue_state import read_claimable
+from shared.database.tables.jobs import JobRow, TenantQuotaRow
 from shared.database.tenancy import Role, TenantName
-from shared.errors import Code, Conflict, JobFailed, LeaseLost, MensError
+from shared.errors import Code, LeaseLost, MensError
 from shared.scheduling.fair_queue import FairQueue
 
-MAX_FAILURES = 5
-BACKOFF_SECONDS = (1, 5, 15, 60)
+UNLOCKED = select(JobRow).where(JobRow.id == bindparam("job_id")).with_for_update(skip_locked=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,15 +53,6 @@ class Lease:
     gpus: int = 1
     spent: Spent = NOTHING_SPENT
     traceparent: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class ResultFile:
-    """A file that a job produced and stored, e.g. its metrics."""
-
-    filename: str
-    bytes: int
-    sha256: str
 
 
 class Leases:
@@ -86,7 +77,7 @@ class Leases:
         with self._db.write() as session:
             hold_queue(session)
             now = self._db.now(session)
-            queue = FairQueue(read_queue(session, now, gpus))
+            queue = FairQueue(read_claimable(session, now, gpus))
             while job := queue.next(now.timestamp()):
                 if (row := _ready_row(session, job.id, now)) is not None:
                     return self._begin(session, row, worker, gpus, now)
@@ -219,29 +210,35 @@ class Leases:
             register_adapters(session, row.tenant, row.id, adapters or [], now)
             message = f"Job succeeded; new adapter {final.id}." if final else "Job succeeded."
             if moved and before and final:
-                said, result = _publish_to_alias(session, row, moved, before, final.id, result, now, terms)
-                message += said
-            stored = [
-                add_file(session, row.tenant, file.filename, "fine-tune-results", file.bytes, file.sha256).id
-                for file in files or []
-            ]
-            row.result = {**result, "result_files": stored, "adapters": [adapter.id for adapter in adapters or []]}
+                published = publish_to_alias(session, moved, before, final.id, row.id, now, terms)
+                message += published.message
+                result = result | {"alias": published.result()}
+                add_events(session, row, now, *published.warnings())
+            row.result = complete_result(session, row, result, adapters or [], files or [])
             data = {name: value for name, value in result.items() if name not in PARTS_WITH_TEXT}
             transition(session, row, Verb.FINISH, now, NewEvent(message=message, data=data))
             return Job.model_validate(row)
 
-    def publish(self, lease: Lease, adapters: list[NewAdapter], result: dict[str, Any]) -> bool:
+    def publish(
+        self,
+        lease: Lease,
+        adapters: list[NewAdapter],
+        result: dict[str, Any],
+        *,
+        alias: str,
+        files: list[ResultFile] | None = None,
+    ) -> None:
         """Register published adapters before the job has ended, so that the front door serves what is to be evaluated.
 
-        What failed until then no longer counts: judging has all attempts to itself.
+        From here on the job has what it was made for: what failed until then no longer counts, and if judging never comes to its end,
+        the job succeeds without a receipt.
 
         Args:
             lease: of the job that made them.
             adapters: its result and checkpoints.
             result: what the job came to until now, which gates on training read.
-
-        Returns:
-            whether another failure of this attempt would be the job's last.
+            alias: that they are judged for.
+            files: that the job produced.
 
         Raises:
             LeaseLost: another attempt owns the job; nothing was written.
@@ -251,9 +248,8 @@ class Leases:
             register_adapters(session, row.tenant, row.id, adapters, self._db.now(session))
             if not row.result:
                 row.failures = 0
-            row.result = result
+            row.result = complete_result(session, row, result | {JUDGED_FOR: alias}, adapters, files or [])
             row.version += 1
-            return row.failures + 1 >= MAX_FAILURES
 
     def now(self) -> datetime:
         """The time, by the database's clock."""
@@ -288,7 +284,7 @@ class Leases:
         """
         with self._db.write() as session:
             row = self._held(session, lease)
-            _fail(session, row, error, self._db.now(session))
+            fail_attempt(session, row, error, self._db.now(session))
             return Job.model_validate(row)
 
     def stop(self, lease: Lease) -> None:
@@ -324,7 +320,7 @@ class Leases:
         with self._db.write() as session:
             now = self._db.now(session)
             event = NewEvent(level="warn", message=f"Given back to the queue: {reason}.")
-            _requeue(session, self._held(session, lease), now, event)
+            requeue(session, self._held(session, lease), now, event)
 
     def sweep(self, on_expired: Callable[[str], None] = lambda _: None) -> list[str]:
         """End attempts whose lease has expired; returns the queued jobs that may be enqueued again, oldest first.
@@ -337,7 +333,7 @@ class Leases:
             expired = select(JobRow).where(JobRow.state == JobState.RUNNING, JobRow.lease_expires_at < now)
             # A locked row is being written by a worker that still runs, or by another sweeper.
             for row in session.scalars(expired.with_for_update(skip_locked=True)).all():
-                _expire(session, row, now)
+                expire_attempt(session, row, now)
                 on_expired(row.kind)
             settle_abandoned(session, now)
             ready = select(JobRow.id).where(
@@ -370,85 +366,6 @@ class Leases:
 
 def _ready_row(session: Session, job_id: str, now: datetime) -> JobRow | None:
     """A queued job's row, locked; None when it is not queued, not ready, or being claimed or cancelled at this moment."""
-    row = session.scalar(select(JobRow).where(JobRow.id == job_id).with_for_update(skip_locked=True))
+    row = session.scalar(UNLOCKED, {"job_id": job_id})
     is_ready = row is not None and row.state == JobState.QUEUED and not (row.not_before and row.not_before > now)
     return row if is_ready else None
-
-
-def _publish_to_alias(
-    session: Session,
-    job: JobRow,
-    alias: AliasRow,
-    before: Standing,
-    adapter_id: str,
-    result: dict[str, Any],
-    now: datetime,
-    terms: Terms,
-) -> tuple[str, dict[str, Any]]:
-    """Point a job's alias to its adapter, unless a policy keeps it; what to say of it, and the result with what became of the alias."""
-    to = Routing.to(adapter_id)
-    try:
-        hidden = move_alias(session, alias, before, to, Actor.job(job.id), "The job succeeded.", now, terms)
-    except Conflict as refusal:
-        stays = before.incumbent.id if before.incumbent else "where it was"
-        add_events(
-            session,
-            job,
-            now,
-            NewEvent(level="warn", message=f"{refusal.code}: {refusal.message}", data={"error": refusal.as_dict()}),
-        )
-        said = f" The alias {alias.name} stays at {stays}: {refusal.code}." if before.incumbent else ""
-        said = said or f" The alias {alias.name} does not point to it: {refusal.code}."
-        return said, result | {"alias": {"name": alias.name, "moved": False, "error": refusal.as_dict()}}
-    hides = f" and hides {hidden}'s alias {alias.name} from {alias.tenant}, until it is deleted." if hidden else "."
-    moved = {"name": alias.name, "moved": True}
-    return f" The alias {alias.name} points to it{hides}", result | {"alias": moved}
-
-
-def _fail(session: Session, row: JobRow, error: MensError, now: datetime) -> None:
-    if not error.retryable:
-        _fail_for_good(session, row, error, now)
-        return
-    row.failures += 1
-    if row.failures >= MAX_FAILURES:
-        last = f"The job failed {row.failures} times; the last time: {error.message}"
-        remedy = error.remedy or "Read the job's events, fix the cause and create the job again."
-        exhausted = JobFailed(Code.ATTEMPTS_EXHAUSTED, last, remedy=remedy, details={"last": error.as_dict()})
-        _fail_for_good(session, row, exhausted, now)
-        return
-    # The last delay also counts for every further failure.
-    delay = BACKOFF_SECONDS[min(row.failures, len(BACKOFF_SECONDS)) - 1]
-    row.not_before = now + timedelta(seconds=delay)
-    event = NewEvent(level="warn", message=f"{error} Trying again in {delay} s.", data={"error": error.as_dict()})
-    _requeue(session, row, now, event)
-
-
-def _requeue(session: Session, row: JobRow, now: datetime, event: NewEvent) -> None:
-    """Queue a job again, unless its owner has requested a cancel or a pause, which is then done instead."""
-    verb = {"cancel": Verb.STOP, "pause": Verb.PAUSE_CONFIRMED}.get(row.requested or "", Verb.REQUEUE)
-    transition(session, row, verb, now, event)
-
-
-def _fail_for_good(session: Session, row: JobRow, error: MensError, now: datetime) -> None:
-    row.error = error.as_dict()
-    transition(session, row, Verb.FAIL, now, NewEvent(level="error", message=str(error), data={"error": row.error}))
-
-
-def _expire(session: Session, row: JobRow, now: datetime) -> None:
-    """End an attempt whose lease has expired. A cancel or a pause that was requested is done for the lost worker."""
-    if row.requested == "cancel":
-        transition(session, row, Verb.STOP, now, NewEvent(message="Job cancelled; its worker no longer responded."))
-        return
-    if row.requested == "pause":
-        transition(
-            session, row, Verb.PAUSE_CONFIRMED, now, NewEvent(message="Job paused; its worker no longer responded.")
-        )
-        return
-    error = JobFailed(
-        Code.LEASE_EXPIRED,
-        f"The worker {row.lease_owner} stopped responding in attempt {row.attempt}.",
-        remedy="Look at that worker's log and machine; the job continues from its last checkpoint.",
-        details={"termination": "orphan"},
-        retryable=True,
-    )
-    _fail(session, row, error, now)

@@ -16,7 +16,7 @@ from sqlalchemy.orm import InstrumentedAttribute
 
 from shared.database.connection import Database
 from shared.database.records import Value
-from shared.database.tables import KeyRow, UsageRow
+from shared.database.tables.keys import KeyRow, UsageRow
 from shared.errors import Code, InvalidRequest
 
 Group = Literal["day", "key", "model"]

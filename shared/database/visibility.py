@@ -7,7 +7,8 @@ from collections.abc import Iterable, Sequence
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from shared.database.tables import AdapterRow, AliasRow
+from shared.database.tables.adapters import AdapterRow
+from shared.database.tables.names import AliasRow
 
 
 def storable(text: str) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from types import GenericAlias
 from typing import Any
 
 import msgspec
@@ -52,7 +53,7 @@ class KeyDecoder:
             return
         self._row_keys, self._turn_keys = sorted(rows), sorted(turns)
         turn = _wider("WideMessage", Message, self._turn_keys)
-        record = _wider("WideRecord", Record, self._row_keys, messages=list[turn] | None)  # type: ignore[valid-type]
+        record = _wider("WideRecord", Record, self._row_keys, messages=GenericAlias(list, turn) | None)
         self._decode = msgspec.json.Decoder(record).decode
 
     def _narrow(self, wide: Any) -> Translated:

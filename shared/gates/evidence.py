@@ -31,7 +31,7 @@ class TrainingReport(Evidenced):
     )
     tokens_per_second: float | None = Field(None, ge=0)
     voice_fraction: float | None = Field(
-        None, ge=0, le=1, description="Share of the rows that were spoken; None: the rows do not say."
+        None, ge=0, le=1, description="Share of the rows that were spoken; None: not every row says."
     )
 
 

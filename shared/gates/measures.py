@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -17,6 +18,8 @@ from shared.statistics.paired import Comparison, Status, noise_floor
 MOST_ERRORS = 0.1
 """With a larger share of answers that are not there or could not be judged, a run is no evidence of anything."""
 
+Relation = Literal["at_least", "at_most"]
+"""How a number has to lie to its bound."""
 Measure = Callable[[Sequence[ScoredAnswer], bool], float]
 """An item's number from a model's answers to it, from 0 to 1; the flag says what an answer without a score counts as."""
 
@@ -38,7 +41,7 @@ class Loss:
     noise_floor: float | None = None
 
 
-def against(measure: str, relation: Literal["at_least", "at_most"], value: float | None, bound: float) -> GateCheck:
+def against(measure: str, relation: Relation, value: float | None, bound: float) -> GateCheck:
     """A check of one number without items, such as a share of tokens."""
     if value is None or not math.isfinite(value):
         return missing(measure, relation, bound, f"{measure}: it was not measured")
@@ -55,28 +58,59 @@ def against(measure: str, relation: Literal["at_least", "at_most"], value: float
 
 def rate_against(
     measure: str,
-    relation: Literal["at_least", "at_most"],
+    relation: Relation,
     pairs: Sequence[AnswerPair],
     of_item: Measure,
     bound: float,
     min_items: int,
+    alpha: float | None = None,
 ) -> GateCheck:
-    """A check of the candidate's mean over items. An answer without a score counts as the worst that there is."""
+    """A check of the candidate's mean over items. An answer without a score counts as the worst that there is.
+
+    Args:
+        alpha: what it may err by, where chance has had its turn before: then the mean's interval has to hold the bound, not the mean
+            alone. None: the number that was measured is judged.
+    """
     if not pairs:
         return missing(measure, relation, bound, f"{measure}: no item was asked")
-    worst = relation == "at_most"
-    values = [of_item(pair.candidate, worst) for pair in pairs]
-    mean = math.fsum(values) / len(values)
-    found = against(measure, relation, mean, bound)
+    values = [of_item(pair.candidate, relation == "at_most") for pair in pairs]
+    total, items = math.fsum(values), len(values)
+    found = against(measure, relation, total / items, bound)
     is_rate = all(value in (0.0, 1.0) for value in values)
-    interval = wilson_interval(round(math.fsum(values)), len(values)) if is_rate else None
-    numbers = {"n": len(values), "interval": interval, "confidence": 0.95 if interval else None}
-    if found.status is GateStatus.PASSED and len(values) < min_items:
-        too_few = f"{measure} is {mean:.3g}, but of {len(values)} items; {min_items} are needed"
-        return found.model_copy(
-            update=numbers | {"status": GateStatus.MISSING_EVIDENCE, "message": too_few, "items_needed": min_items}
+    confidence = 0.95 if alpha is None else 1 - 2 * alpha
+    # Other scores from 0 to 1 scatter less than passes and failures of the same mean, so the interval of these holds for them too.
+    interval = wilson_interval(total, items, confidence) if is_rate or alpha is not None else None
+    found = found.model_copy(update={"n": items, "interval": interval, "confidence": confidence if interval else None})
+    if found.status is not GateStatus.PASSED:
+        return found
+    if items < min_items:
+        return _undecided(found, f"{measure} is {total / items:.3g}, but of {items} items", min_items)
+    if alpha is not None and interval and not _holds(interval, relation, bound):
+        low, high = interval
+        said = (
+            f"{found.message}; asked anew it has to be shown, and {items} items leave {low:.3g} to {high:.3g} possible"
         )
-    return found.model_copy(update=numbers)
+        return _undecided(found, said, _items_that_show(total / items, items, relation, bound, confidence))
+    return found
+
+
+def _undecided(found: GateCheck, reason: str, needed: int | None) -> GateCheck:
+    said = f"{reason}; {needed} are needed" if needed else reason
+    return found.model_copy(update={"status": GateStatus.MISSING_EVIDENCE, "message": said, "items_needed": needed})
+
+
+def _holds(interval: tuple[float, float], relation: Relation, bound: float) -> bool:
+    return interval[0] >= bound if relation == "at_least" else interval[1] <= bound
+
+
+def _items_that_show(mean: float, items: int, relation: Relation, bound: float, confidence: float) -> int | None:
+    """The least number of items with this mean whose interval lies within a bound; None: no sensible number's does."""
+
+    def is_enough(count: int) -> bool:
+        return _holds(wilson_interval(mean * count, count, confidence), relation, bound)
+
+    enough = next((items << power for power in range(1, 12) if is_enough(items << power)), None)
+    return None if enough is None else bisect_left(range(enough), True, lo=items, key=is_enough)
 
 
 def loss_of(measure: str, pairs: Sequence[AnswerPair], of_item: Measure, margin: float) -> Loss:

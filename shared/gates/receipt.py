@@ -24,7 +24,7 @@ class GateCheck(Recorded):
         measure: what was measured, such as `pass@1` or `loss of the mean score`.
         relation: how `value` has to lie to `bound`. `loss_at_most`: `value` is the mean difference, new less old, and has to be shown to
             be above -bound.
-        interval: of `value`: Wilson's of a rate, 95 %, two-sided; of a difference BCa, each end at `confidence`.
+        interval: of `value`: Wilson's of a rate, two-sided at `confidence`; of a difference BCa, each end at `confidence`.
         smallest_visible: the smallest loss that so many items show with a power of .8.
         noise_floor: how far the incumbent differs from itself, by the mean of the absolute differences; None: it was asked once.
         items_needed: how many items would decide; only where these are too few.
@@ -86,7 +86,8 @@ class Receipt(Recorded):
         sandbox: the weakest level that criteria of code ran at; None: there were none.
         attempt: the how manieth receipt under this policy it is of this adapter beside this incumbent, where each draws new answers; 0: none
             does, so that repeating it is no new chance.
-        alpha: what all blocking comparisons together may err by: smaller with each attempt, so that all attempts together stay within .05.
+        alpha: what all blocking comparisons together may err by, and from the second attempt each rate: smaller with each attempt, so that
+            all attempts together stay within .05.
         unrepeatable: criteria of code that gave another score the second time, and for how many answers, by the policy's run.
         overall_passed: no gate with `block` stands in the way.
     """

@@ -31,6 +31,8 @@ from shared.gates.policy import (
     RunGate,
 )
 from shared.gates.receipt import GateCheck
+from shared.statistics.multiple import spent_alpha
+from shared.statistics.paired import CONFIDENCE
 
 Relation = Literal["at_least", "at_most", "loss_at_most"]
 
@@ -64,13 +66,15 @@ def run_parts(row: str, gate: RunGate, policy: GatePolicy, evidence: Evidence) -
         return _all_missing(questions, reason)
     context = row.partition(".")[2] if isinstance(gate, ContextGate) else None
     pairs = [pair for pair in run.pairs if context is None or pair.context == context]
-    return [_part(question, pairs, gate) for question in questions]
+    # The first time the number itself is judged; a repetition that draws new answers may pass by chance alone.
+    alpha = spent_alpha(1 - CONFIDENCE, evidence.attempt) if evidence.attempt > 1 else None
+    return [_part(question, pairs, gate, alpha) for question in questions]
 
 
-def _part(question: Question, pairs: Sequence[AnswerPair], gate: RunGate) -> GateCheck | Loss:
+def _part(question: Question, pairs: Sequence[AnswerPair], gate: RunGate, alpha: float | None) -> GateCheck | Loss:
     if question.relation != "loss_at_most":
         return rate_against(
-            question.measure, question.relation, pairs, question.of_item, question.bound, gate.min_items
+            question.measure, question.relation, pairs, question.of_item, question.bound, gate.min_items, alpha
         )
     if not pairs:
         return missing(question.measure, "loss_at_most", question.bound, "no item was asked")

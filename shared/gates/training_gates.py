@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from typing import Any
 
 from shared.gates.evidence import TrainingReport
 from shared.gates.measures import against, missing
@@ -11,6 +12,10 @@ from shared.gates.receipt import GateCheck
 
 PROFILES = (("cpu", "cpu"), ("4080", "rtx_4080_super"), ("4090", "rtx_4090"))
 """The original's names of devices, by what a device's own name has in it."""
+SPOKEN = ("speech", "voice", "asr")
+"""A row was spoken whose lane or category has one of these words in it, such as the original's lane ``vox_speech``."""
+NOT_SAID = frozenset({"(none)", "(other)"})
+"""What the data report counts rows as whose label is missing, or one of too many."""
 
 
 def training_check(gate: Gate, report: TrainingReport | None) -> GateCheck | None:
@@ -24,11 +29,41 @@ def training_check(gate: Gate, report: TrainingReport | None) -> GateCheck | Non
             cut = report.truncation_fraction if report else None
             return against("share of tokens cut off", "at_most", cut, gate.max_fraction)
         case ModalMix():
-            spoken = report.voice_fraction if report else None
-            return against("share of spoken rows", "at_most", spoken, gate.max_voice_fraction)
+            return _modal_mix(gate, report)
         case Throughput():
             return _throughput(gate, report)
     return None
+
+
+def voice_fraction(file: Mapping[str, Any]) -> float | None:
+    """The share of a training file's rows that were spoken, by their lanes, else by their categories.
+
+    Args:
+        file: the file's part of the data report.
+
+    Returns:
+        None where not every row says what it is, or a filter trains on some of the rows only.
+    """
+    rows = file["rows"]
+    if not rows or file["trainable_rows"] != rows:
+        return None
+    for labels in (file["lanes"], file["categories"]):
+        if not NOT_SAID & labels.keys():
+            return float(sum(count for label, count in labels.items() if _is_spoken(label)) / rows)
+    return None
+
+
+def _is_spoken(label: str) -> bool:
+    words = "".join(char if char.isalnum() else " " for char in label.lower()).split()
+    return not set(SPOKEN).isdisjoint(words)
+
+
+def _modal_mix(gate: ModalMix, report: TrainingReport | None) -> GateCheck:
+    measure = "share of spoken rows"
+    if report is None or report.voice_fraction is None:
+        reason = f"{measure}: not every row that was trained on has a lane, or else a category, to tell by"
+        return missing(measure, "at_most", gate.max_voice_fraction, reason)
+    return against(measure, "at_most", report.voice_fraction, gate.max_voice_fraction)
 
 
 def device_profile(device: str, known: Collection[str]) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from shared.errors import Code, InvalidRequest
@@ -16,10 +17,20 @@ from shared.errors import Code, InvalidRequest
 VARIABLE = "TRACEPARENT"
 """Where a child process finds the span that it is a part of, as other programs have it."""
 ENDPOINT_VARIABLE = "MENS_OTLP_ENDPOINT"
+
 Ids = Mapping[str, str]
 
-_tracer: Any = None
-_provider: Any = None
+
+@dataclass
+class _Tracing:
+    """What sends the spans of this process, if anything does."""
+
+    tracer: Any = None
+    provider: Any = None
+
+
+_tracing = _Tracing()
+"""One in a process, as in OpenTelemetry itself."""
 
 
 def start_tracing(endpoint: str, service: str) -> None:
@@ -32,7 +43,6 @@ def start_tracing(endpoint: str, service: str) -> None:
     Raises:
         InvalidRequest: ``SETTINGS_INVALID``: OpenTelemetry is not installed.
     """
-    global _tracer, _provider  # noqa: PLW0603  one of each in a process, as in OpenTelemetry itself
     if not endpoint:
         return
     try:
@@ -47,23 +57,22 @@ def start_tracing(endpoint: str, service: str) -> None:
             remedy="Install mens[tracing], or leave the variable out.",
             param=ENDPOINT_VARIABLE,
         ) from None
-    _provider = TracerProvider(resource=Resource.create({"service.name": service}))
+    _tracing.provider = TracerProvider(resource=Resource.create({"service.name": service}))
     exporter = OTLPSpanExporter(endpoint=f"{endpoint.rstrip('/')}/v1/traces")
-    _provider.add_span_processor(BatchSpanProcessor(exporter))
-    _tracer = _provider.get_tracer("mens")
+    _tracing.provider.add_span_processor(BatchSpanProcessor(exporter))
+    _tracing.tracer = _tracing.provider.get_tracer("mens")
 
 
 def stop_tracing() -> None:
     """Send what is left, and no more."""
-    global _tracer, _provider  # noqa: PLW0603
-    if _provider is not None:
-        _provider.shutdown()
-    _tracer = _provider = None
+    if _tracing.provider is not None:
+        _tracing.provider.shutdown()
+    _tracing.tracer = _tracing.provider = None
 
 
 def is_tracing() -> bool:
     """Whether this process sends spans."""
-    return _tracer is not None
+    return _tracing.tracer is not None
 
 
 def begin_span(name: str, traceparent: str | None = None, ids: Ids | None = None) -> Any:
@@ -74,16 +83,18 @@ def begin_span(name: str, traceparent: str | None = None, ids: Ids | None = None
         traceparent: of the span that it is a part of, when that is of another process; None: the current one, or none.
         ids: its attributes.
     """
-    if _tracer is None:
+    if _tracing.tracer is None:
         return None
     context = _context_of(traceparent) if traceparent else None
-    return _tracer.start_span(name, context, attributes={f"mens.{key}": value for key, value in (ids or {}).items()})
+    return _tracing.tracer.start_span(
+        name, context, attributes={f"mens.{key}": value for key, value in (ids or {}).items()}
+    )
 
 
 @contextmanager
 def span(name: str, traceparent: str | None = None, ids: Ids | None = None) -> Iterator[None]:
     """A span of a block, which is the current one inside. What the arguments mean, :func:`begin_span` says."""
-    if _tracer is None:
+    if _tracing.tracer is None:
         yield
         return
     from opentelemetry.trace import use_span
@@ -113,7 +124,7 @@ def leave_span(opened: Any, token: Any) -> None:
 
 def current_traceparent() -> str | None:
     """The current span, for another process to go on with; None while there are no traces."""
-    if _tracer is None:
+    if _tracing.tracer is None:
         return None
     from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 

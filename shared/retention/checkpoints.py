@@ -15,6 +15,7 @@ from shared.database.deletions import open_jobs
 KIND: ArtifactKind = "checkpoints"
 STORED_CHECKPOINTS = "stored_checkpoints"
 """Key in a job's progress: name of each stored checkpoint → its digest."""
+CHECKPOINT_MANIFEST_NAME = "checkpoint_manifest.json"
 YOUNG = timedelta(hours=1)
 """What was written to since then may be about to be named by its job's row."""
 

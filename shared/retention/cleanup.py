@@ -21,7 +21,7 @@ from shared.database.connection import Database
 from shared.database.deletions import Deletions, open_jobs
 from shared.database.jobs import add_events
 from shared.database.records import Kind, NewEvent, Value
-from shared.database.tables import JobRow
+from shared.database.tables.jobs import JobRow
 from shared.errors import Conflict, NotFound
 from shared.host import measure_folder
 from shared.retention.inventory import (

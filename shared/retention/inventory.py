@@ -10,6 +10,7 @@ from typing import Any
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from shared.artifacts.base_folders import is_elsewhere
 from shared.artifacts.storage import Storage
 from shared.base_models.catalog import LocalSource, load_catalog
 from shared.database.connection import Database
@@ -17,7 +18,9 @@ from shared.database.deletions import STORING, named_by, open_jobs
 from shared.database.job_states import FINAL, JobState
 from shared.database.records import Kind
 from shared.database.routing import Routing
-from shared.database.tables import AdapterRow, AliasMoveRow, AliasRow, JobRow
+from shared.database.tables.adapters import AdapterRow
+from shared.database.tables.jobs import JobRow
+from shared.database.tables.names import AliasMoveRow, AliasRow
 from shared.host import measure_folder
 from shared.retention.policy import PastJob, PreparedFile, StoredAdapter, Uses
 
@@ -93,15 +96,16 @@ def run_folders(folder: Path) -> list[str]:
 
 
 def models_that_are_bases(catalog_path: Path, storage: Storage) -> frozenset[str]:
-    """Digests of the stored models that the catalogue has as bases: their files are trained on and served in place.
+    """Digests of the stored models that the catalogue has as bases: their files are trained on and served in place, or fetched
+    by machines that have no copy.
 
     Raises:
         InvalidRequest: ``CATALOG_INVALID``.
     """
-    sources = (base.source for base in load_catalog(catalog_path).bases)
-    return storage.digests_at(
-        "models", [catalog_path.parent / source.path for source in sources if isinstance(source, LocalSource)]
-    )
+    bases = load_catalog(catalog_path).bases
+    folders = [catalog_path.parent / base.source.path for base in bases if isinstance(base.source, LocalSource)]
+    fetched = {base.merged_from.digest for base in bases if base.merged_from and is_elsewhere(base, catalog_path)}
+    return storage.digests_at("models", folders) | fetched
 
 
 def _uses(session: Session, unfinished: list[JobRow], alias_moves: int) -> Uses:

@@ -17,9 +17,10 @@ from shared.artifacts.storage import ArtifactKind, Storage
 from shared.database.connection import Database
 from shared.database.deletions import STORING, open_jobs
 from shared.database.records import Kind
-from shared.database.tables import AdapterRow, JobRow
-from shared.retention.inventory import MODEL, MODEL_DELETED
+from shared.database.tables.adapters import AdapterRow
+from shared.database.tables.jobs import JobRow
 from shared.retention.policy import Policy, StoredFolder, unreferenced_to_remove
+from shared.retention.references import models
 
 logger = logging.getLogger(__name__)
 
@@ -80,5 +81,4 @@ def _known_digests(session: Session, kind: ArtifactKind, unfinished: Sequence[Jo
     # A merge knows its model's digest when it has made it, and not before.
     if any(job.kind == Kind.MERGE for job in unfinished):
         return None
-    merged = session.scalars(select(JobRow.result).where(JobRow.kind == Kind.MERGE))
-    return {result[MODEL] for result in merged if MODEL in result and MODEL_DELETED not in result}
+    return {model.digest for model in models(session)}

@@ -7,6 +7,7 @@ import random
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from itertools import product
+from operator import getitem
 from statistics import NormalDist
 
 RESAMPLES = 9_999
@@ -70,13 +71,23 @@ def sign_flip_p_value(differences: Sequence[float], resamples: int = RESAMPLES) 
             for signs in product((1, -1), repeat=len(sizes))
         ]
         return sum(abs(total) >= observed for total in sums) / len(sums)
-    generator, whole = random.Random(SEED), sum(sizes)
+    generator, whole, tables = random.Random(SEED), sum(sizes), _sums_by_byte(sizes)
     extreme = 0
     for _ in range(resamples):
-        bits = generator.getrandbits(len(sizes))
-        negative = sum(size for index, size in enumerate(sizes) if bits >> index & 1)
+        negative = sum(map(getitem, tables, generator.getrandbits(len(sizes)).to_bytes(len(tables), "little")))
         extreme += abs(whole - 2 * negative) >= observed
     return (extreme + 1) / (resamples + 1)
+
+
+def _sums_by_byte(sizes: Sequence[float]) -> list[list[float]]:
+    """For every eight sizes the sum of those whose bit is set, by the byte that the bits make: a tenth of the work of adding one by one."""
+    tables = []
+    for start in range(0, len(sizes), 8):
+        sums = [0.0]
+        for size in sizes[start : start + 8]:
+            sums += [total + size for total in sums]
+        tables.append(sums)
+    return tables
 
 
 def _acceleration(influences: Sequence[float]) -> float:

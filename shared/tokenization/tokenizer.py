@@ -63,7 +63,14 @@ class Tokenizer:
         config = _read_json(folder / "tokenizer_config.json")
         special_tokens = _special_tokens(folder, config)
         backend = _load_backend(folder / "tokenizer.json", config, special_tokens)
-        sources = _template_sources(folder, config)
+        sources = stored_templates(folder, config)
+        if not sources:
+            raise InvalidRequest(
+                Code.TEMPLATE_UNSUPPORTED,
+                "The base model's tokenizer has no chat template.",
+                remedy="Add a chat_template.jinja to the model folder and register the base again.",
+                param="model.hf_repo",
+            )
         template = ChatTemplate(sources["default"], special_tokens)
         tool_template = ChatTemplate(sources["tool_use"], special_tokens) if "tool_use" in sources else None
         end_token = _end_of_turn(backend, template)
@@ -156,8 +163,17 @@ def _special_tokens(folder: Path, config: dict[str, Any]) -> dict[str, str]:
     return {name: token for name, token in tokens.items() if isinstance(token, str)}
 
 
-def _template_sources(folder: Path, config: dict[str, Any]) -> dict[str, str]:
-    """Chat templates by name, `default` among them; chat_template.jinja has priority over the config."""
+def stored_templates(folder: Path, config: dict[str, Any] | None = None) -> dict[str, str]:
+    """Chat templates of a folder by name, `default` among them; none where there is no such one.
+
+    Args:
+        folder: of a model, or of an adapter that was saved with its tokenizer; its chat_template.jinja has priority.
+        config: content of its tokenizer_config.json, where it was read.
+
+    Raises:
+        InvalidRequest: ``TOKENIZER_NOT_FOUND``: that file is not JSON.
+    """
+    config = _read_json(folder / "tokenizer_config.json") if config is None else config
     path = folder / "chat_template.jinja"
     found = path.read_bytes().decode() if path.is_file() else config.get("chat_template")
     if isinstance(found, list):
@@ -165,12 +181,7 @@ def _template_sources(folder: Path, config: dict[str, Any]) -> dict[str, str]:
     sources = {"default": found} if isinstance(found, str) else found
     if isinstance(sources, dict) and isinstance(sources.get("default"), str):
         return sources
-    raise InvalidRequest(
-        Code.TEMPLATE_UNSUPPORTED,
-        "The base model's tokenizer has no chat template.",
-        remedy="Add a chat_template.jinja to the model folder and register the base again.",
-        param="model.hf_repo",
-    )
+    return {}
 
 
 def _end_of_turn(backend: tokenizers.Tokenizer, template: ChatTemplate) -> str | None:

@@ -15,10 +15,9 @@ from fastapi import FastAPI
 from api import shadow_judge
 from shared.database.evaluation.evals import Evals
 from shared.database.gates.shadow_comparisons import ShadowComparisons
-from shared.database.tables import ShadowComparisonRow
-from tests.support.asgi_server import serve
+from shared.database.tables.gates import ShadowComparisonRow
 from tests.support.builders import BASE
-from tests.support.gateway import ADAPTER, register_adapters
+from tests.support.gateway import ADAPTER, client_of, register_adapters, running
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.network
@@ -53,7 +52,7 @@ class TwoAdapters:
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "http":
             return
-        body = {} if scope["path"] == "/health" else json.loads((await receive())["body"])
+        body = {} if scope["method"] == "GET" else json.loads((await receive())["body"])
         self.asked += [body] if body else []
         status, text = 200, '{"answer": 4}'
         if body.get("model") == WORSE:
@@ -85,21 +84,13 @@ def _stored_soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def replica() -> Iterator[TwoAdapters]:
-    replica = TwoAdapters()
-    for url in serve(replica):
-        replica.url = url
-        yield replica
+    yield from running(TwoAdapters())
 
 
 @pytest.fixture
 def api(app: FastAPI, replica: TwoAdapters) -> Iterator[httpx.Client]:
-    services = app.state.services
-    services.settings.serving_urls[:] = [replica.url]
-    _, secret = services.keys.create("test")
     register_adapters(app)
-    for url in serve(app, lifespan="on"):
-        with httpx.Client(base_url=url, headers={"Authorization": f"Bearer {secret}"}, timeout=10) as client:
-            yield client
+    yield from client_of(app, replica.url)
 
 
 def make_eval(app: FastAPI, *criteria: dict[str, Any], tenant: str = "shared") -> str:
@@ -238,15 +229,12 @@ def test_comparison_is_the_asking_tenants_alone(app: FastAPI, api: httpx.Client)
 
 def test_what_is_judged_is_stored_when_the_process_ends(app: FastAPI, replica: TwoAdapters) -> None:
     services = app.state.services
-    services.settings.serving_urls[:] = [replica.url]
-    _, secret = services.keys.create("test")
     register_adapters(app)
-    for url in serve(app, lifespan="on"):
-        with httpx.Client(base_url=url, headers={"Authorization": f"Bearer {secret}"}, timeout=10) as client:
-            shadow(client, make_eval(app))
-            ask(client)
-            eventually(lambda: services.gateway.shadows.counts["helper", WORSE, "answered"] == 1)
-            time.sleep(0.2)
+    for client in client_of(app, replica.url):
+        shadow(client, make_eval(app))
+        ask(client)
+        eventually(lambda: services.gateway.shadows.counts["helper", WORSE, "answered"] == 1)
+        time.sleep(0.2)
     assert ShadowComparisons(services.database).of_alias("helper")[0].losses == 1
 
 

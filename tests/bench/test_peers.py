@@ -10,24 +10,18 @@ import pytest
 
 from bench import peers
 from bench.command import PeerMissing
-
-LOCKS = Path(__file__).resolve().parents[2] / "locks"
-
-
-def pins(name: str) -> dict[str, str]:
-    lines = (LOCKS / name).read_text().splitlines()
-    return dict(line.partition("+")[0].split("==") for line in lines)
+from tests.support.locks import pins
 
 
 def test_lock_pins_the_versions_that_the_development_environment_has():
-    ours, theirs = pins("cpu.lock"), pins("bench.lock")
+    ours, theirs = pins("cpu"), pins("bench")
     assert {name: ours[name] for name in theirs if name in ours} == {
         name: wanted for name, wanted in theirs.items() if name in ours
     }
 
 
 def test_lock_has_no_package_of_the_trainer():
-    assert not set(pins("bench.lock")) & set(pins("worker.lock"))
+    assert not set(pins("bench")) & set(pins("worker"))
 
 
 def test_environment_that_has_the_lock_is_used_as_it_is(monkeypatch, tmp_path):

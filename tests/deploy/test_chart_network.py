@@ -87,6 +87,26 @@ def test_policies_can_be_left_to_the_cluster(chart: Chart) -> None:
     assert not of(chart.render({**MINIMAL, "networkPolicy": {"enabled": False}}), "NetworkPolicy")
 
 
+def test_ingress_leads_to_the_api(chart: Chart) -> None:
+    ingress = {
+        "enabled": True,
+        "className": "nginx",
+        "host": "mens.internal",
+        "tlsSecret": "tls",
+        "annotations": {"a": "b"},
+    }
+    (found,) = of(chart.render({**MINIMAL, "ingress": ingress}), "Ingress")
+    assert found["metadata"]["annotations"] == {"a": "b"}
+    assert found["spec"]["ingressClassName"] == "nginx"
+    assert found["spec"]["tls"] == [{"secretName": "tls", "hosts": ["mens.internal"]}]
+    (rule,) = found["spec"]["rules"]
+    backend = {"service": {"name": "mens-api", "port": {"name": "http"}}}
+    assert rule == {
+        "host": "mens.internal",
+        "http": {"paths": [{"path": "/", "pathType": "Prefix", "backend": backend}]},
+    }
+
+
 def test_route_leads_to_the_api_without_a_time_limit(chart: Chart) -> None:
     gateway = {"enabled": True, "parentRefs": [{"name": "public", "namespace": "gw"}], "hostnames": ["mens.internal"]}
     documents = chart.render({**MINIMAL, "gateway": gateway, "api": {"service": {"port": 80}}}, GATEWAY)

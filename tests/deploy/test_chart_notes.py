@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.helm_chart import MINIMAL, NO_SERVING, Chart, Values, of
+from tests.support.helm_chart import MINIMAL, NO_SERVING, SERVING, Chart, Values, of
 
 GATEWAY = {"enabled": True, "parentRefs": [{"name": "public"}], "hostnames": ["mens.example"]}
 KEDA: Values = {
@@ -44,7 +44,7 @@ def notes(chart: Chart, values: Values, *more: str) -> str:
 
 def test_notes_lead_to_the_first_key(chart: Chart) -> None:
     found = notes(chart, {})
-    assert "rollout status deploy/mens-serving" in found
+    assert f"rollout status deploy/{SERVING} --timeout 30m   # qwen3-0.6b" in found
     assert "helm test mens --namespace ml" in found
     assert "kubectl --namespace ml exec deploy/mens-api -- python -m api.keys create admin" in found
     assert "port-forward service/mens-api 8000:8000" in found

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.helm_chart import MINIMAL, Chart, Document, Values, of, pods
+from tests.support.helm_chart import MINIMAL, SERVING, SEVERAL, Chart, Document, Values, of, pods
 
 KEDA = "--api-versions=keda.sh/v1alpha1"
 SCALED: Values = {
@@ -96,9 +96,10 @@ def test_bad_values_are_refused(chart: Chart, values: Values, complaint: str) ->
 
 
 def test_drains_take_one_pod_of_a_tier_at_a_time(chart: Chart) -> None:
-    documents = chart.render(MINIMAL)
+    documents = chart.render(SEVERAL)
     budgets = of(documents, "PodDisruptionBudget")
-    assert {budget["metadata"]["name"] for budget in budgets} == {"mens-api", "mens-worker", "mens-serving"}
+    names = {"mens-api", "mens-worker", SERVING, "mens-serving-large"}
+    assert {budget["metadata"]["name"] for budget in budgets} == names
     for budget in budgets:
         assert budget["spec"]["maxUnavailable"] == 1
         selector = budget["spec"]["selector"]["matchLabels"]
@@ -108,15 +109,32 @@ def test_drains_take_one_pod_of_a_tier_at_a_time(chart: Chart) -> None:
 
 
 def test_pods_of_a_tier_are_spread_among_themselves(chart: Chart) -> None:
-    documents = chart.render(MINIMAL)
-    for name, pod in pods(documents):
-        constraints = pod.get("topologySpreadConstraints", [])
+    documents = chart.render(SEVERAL)
+    for document in of(documents, "Deployment"):
+        name, template = document["metadata"]["name"], document["spec"]["template"]
+        constraints = template["spec"].get("topologySpreadConstraints", [])
         keys = [constraint["topologyKey"] for constraint in constraints]
-        several = name in {"api", "worker", "serving"}
+        several = name != "mens-beat"
         assert keys == (["kubernetes.io/hostname", "topology.kubernetes.io/zone"] if several else []), name
         for constraint in constraints:
-            labels = deployment(documents, f"mens-{name}")["template"]["metadata"]["labels"]
-            assert constraint["labelSelector"]["matchLabels"] == labels, name
+            assert constraint["labelSelector"]["matchLabels"] == template["metadata"]["labels"], name
+
+
+def test_pods_are_placed_and_run_as_the_tiers_values_say(chart: Chart) -> None:
+    values = {**MINIMAL, "image": {"pullSecrets": ["pull"]}}
+    placed = {}
+    for tier in ("api", "worker", "beat", "serving"):
+        placed[tier] = {
+            "nodeSelector": {"pool": tier},
+            "tolerations": [{"key": tier, "operator": "Exists"}],
+            "affinity": {"podAntiAffinity": {}},
+            **({} if tier == "beat" else {"runtimeClassName": f"{tier}-runtime"}),
+        }
+        values[tier] = {**values.get(tier, {}), **placed[tier]}
+    for name, pod in pods(chart.render(values)):
+        found = {key: pod.get(key) for key in placed.get(name, {})}
+        assert found == placed.get(name, {}), name
+        assert pod["imagePullSecrets"] == [{"name": "pull"}], name
 
 
 class Health(http.server.BaseHTTPRequestHandler):
@@ -140,7 +158,7 @@ def test_helm_test_fails_with_what_it_looks_at(chart: Chart, server: str) -> Non
     (pod,) = of(chart.render(MINIMAL), "Pod")
     assert pod["metadata"]["annotations"]["helm.sh/hook"] == "test"
     (container,) = pod["spec"]["containers"]
-    assert container["args"] == ["http://mens-api:8000/ready", "http://mens-serving:8001/health"]
+    assert container["args"] == ["http://mens-api:8000/ready", f"http://{SERVING}:8001/health"]
     program = [sys.executable, *container["command"][1:]]
     for paths, passes in ((["/ready"], True), (["/ready", "/health"], False)):
         urls = [server + path for path in paths]

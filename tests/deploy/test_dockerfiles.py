@@ -1,5 +1,6 @@
 """Each image copies its own tier and shared/, runs as a numeric user and ships no build tool."""
 
+import json
 import re
 import shlex
 import subprocess
@@ -11,7 +12,11 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from tests.support.locks import pins, without_hash
+
 TIERS = ["api", "worker", "serving"]
+LOCKS = {"api": {"api"}, "worker": {"worker", "worker-cpu"}, "serving": {"serving", "serving-cpu"}}
+"""The locks that each tier's image is installed from, by its variant."""
 Instruction = tuple[str, str]
 
 
@@ -19,8 +24,7 @@ def instructions(root: Path, tier: str) -> list[Instruction]:
     text = re.sub(r"^\s*#.*\n", "", (root / tier / "Dockerfile").read_text(), flags=re.MULTILINE)
     lines = (line.strip() for line in text.replace("\\\n", " ").splitlines())
     found = [line.split(maxsplit=1) for line in lines if line]
-    defaults = dict(rest.split("=", 1) for word, rest in found if word == "ARG" and "=" in rest)
-    return [(word, re.sub(r"\$\{(\w+)\}", lambda m: defaults.get(m[1], m[0]), rest)) for word, rest in found]
+    return [(word, rest) for word, rest in found]
 
 
 def last_stage(found: list[Instruction]) -> list[Instruction]:
@@ -44,9 +48,9 @@ def test_hadolint_finds_nothing(root: Path, tier: str) -> None:
 @pytest.mark.parametrize("tier", TIERS)
 def test_image_holds_its_own_tier_and_shared_only(root: Path, tier: str) -> None:
     found = instructions(root, tier)
-    assert copied(found) == {f"{tier}/", "shared/", "pyproject.toml", f"locks/{tier}.lock"}
+    locks = {f"locks/{lock}.lock" for lock in {*LOCKS[tier], "build"}}
+    assert copied(found) == {f"{tier}/", "shared/", "pyproject.toml", *locks}
     assert copied(last_stage(found)) == {f"{tier}/", "shared/"}
-    assert (root / "locks" / f"{tier}.lock").is_file()
 
 
 @pytest.mark.parametrize("tier", TIERS)
@@ -67,8 +71,45 @@ def test_last_stage_has_no_uv_and_finds_the_code(root: Path, tier: str) -> None:
 
 @pytest.mark.parametrize("tier", TIERS)
 def test_base_images_are_pinned_by_a_version(root: Path, tier: str) -> None:
-    bases = {rest.split()[0] for word, rest in instructions(root, tier) if word == "FROM"}
-    assert bases <= {"python:3.11-slim-bookworm", "vllm/vllm-openai:v0.32.0"}
+    found = instructions(root, tier)
+    stages = {rest.split()[-1] for word, rest in found if word == "FROM" and " AS " in rest}
+    bases = {rest.split()[0] for word, rest in found if word == "FROM"} - stages
+    assert bases <= {"python:3.11-slim-bookworm", "${VLLM_IMAGE}", "${VARIANT}"}
+    chosen = dict(rest.split("=", 1) for word, rest in found if word == "ARG" and "=" in rest)
+    assert chosen.get("VLLM_IMAGE", "vllm/vllm-openai:v0.32.0") == "vllm/vllm-openai:v0.32.0"
+    if "${VARIANT}" in bases:
+        assert chosen["VARIANT"] == "cuda"
+        assert {"cpu", "cuda"} <= stages
+
+
+@pytest.mark.parametrize("tier", TIERS)
+def test_every_package_comes_from_a_lock_that_names_its_digest(root: Path, tier: str) -> None:
+    """The one exception is torch's CPU build, which comes from an index of its own."""
+    for lock in {*LOCKS[tier], "build"}:
+        assert without_hash(lock) == ({"torch"} if lock.endswith("-cpu") else set()), lock
+    installs = [
+        command
+        for word, rest in instructions(root, tier)
+        if word == "RUN"
+        for command in rest.split("&&")
+        if re.search(r"\bpip (install|wheel)\b", command)
+    ]
+    assert installs
+    for command in installs:
+        # Resolved again, a lock would bring back what its overrides leave out, or be refused.
+        assert "--no-deps" in command or "-r build.lock" in command, command
+
+
+@pytest.mark.parametrize("tier", TIERS)
+def test_image_says_what_it_is(root: Path, tier: str) -> None:
+    labels = " ".join(rest for word, rest in instructions(root, tier) if word == "LABEL")
+    found = dict(item.split("=", 1) for item in shlex.split(labels))
+    version = tomllib.loads((root / "pyproject.toml").read_text())["project"]["version"]
+    prefix = "org.opencontainers.image."
+    assert found[f"{prefix}title"] == f"mens-{tier}"
+    assert found[f"{prefix}version"] == version
+    assert found[f"{prefix}revision"] == "$REVISION"
+    assert found.keys() == {f"{prefix}{key}" for key in ("title", "description", "version", "revision", "base.name")}
 
 
 @pytest.mark.parametrize(("tier", "port"), [("api", 8000), ("serving", 8001)])
@@ -76,6 +117,13 @@ def test_http_tier_has_a_health_check_on_its_port(root: Path, tier: str, port: i
     stage = dict(last_stage(instructions(root, tier)))
     assert f"127.0.0.1:{port}/health" in stage["HEALTHCHECK"]
     assert stage["EXPOSE"] == str(port)
+
+
+def test_worker_asks_itself_through_the_broker(root: Path) -> None:
+    stage = dict(last_stage(instructions(root, "worker")))
+    assert "inspect ping" in stage["HEALTHCHECK"]
+    assert "-d jobs@$HOSTNAME" in stage["HEALTHCHECK"]
+    assert json.loads(stage["CMD"])[-1] == "jobs@%h"
 
 
 @pytest.mark.parametrize("tier", TIERS)
@@ -91,17 +139,20 @@ def test_build_context_is_an_allow_list(root: Path) -> None:
     assert allowed == {"api", "worker", "serving", "shared", "locks", "pyproject.toml"}
 
 
-def pins(root: Path, tier: str) -> dict[str, str]:
-    text = (root / "locks" / f"{tier}.lock").read_text()
-    return dict(re.findall(r"^([\w.-]+)==([^\s;]+)", text, flags=re.MULTILINE))
-
-
-@pytest.mark.parametrize("tier", ["api", "worker"])
-def test_lock_fits_the_project(root: Path, tier: str) -> None:
+@pytest.mark.parametrize(
+    ("lock", "extras"),
+    [
+        ("api", ["api"]),
+        ("worker", ["worker", "trackers"]),
+        ("worker-cpu", ["worker", "trackers"]),
+        ("serving-cpu", ["serving-cpu", "s3", "signatures"]),
+    ],
+)
+def test_lock_fits_the_project(root: Path, lock: str, extras: list[str]) -> None:
     """A requirement that was added to pyproject.toml without refreshing the lock would be missed by the image only."""
     project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
-    pinned = pins(root, tier)
-    waiting = [*project["dependencies"], f"mens[{tier}]"]
+    pinned = pins(lock)
+    waiting = [*project["dependencies"], *(f"mens[{extra}]" for extra in extras)]
     while waiting:
         requirement = Requirement(waiting.pop())
         if requirement.name == "mens":
@@ -109,38 +160,47 @@ def test_lock_fits_the_project(root: Path, tier: str) -> None:
                 waiting.extend(project["optional-dependencies"][extra])
         else:
             name = canonicalize_name(requirement.name)
-            assert name in pinned, f"locks/{tier}.lock lacks {requirement}: see locks/README.md"
+            assert name in pinned, f"locks/{lock}.lock lacks {requirement}: see locks/README.md"
             assert requirement.specifier.contains(pinned[name]), (
-                f"locks/{tier}.lock has {name} {pinned[name]}, not {requirement}"
+                f"locks/{lock}.lock has {name} {pinned[name]}, not {requirement}"
             )
 
 
-def test_images_run_the_tested_versions(root: Path) -> None:
-    tested = pins(root, "cpu")
-    for tier in TIERS:
-        shared = {name: version for name, version in pins(root, tier).items() if name in tested}
-        assert shared == {name: tested[name].removesuffix("+cpu") for name in shared}
+@pytest.mark.parametrize("lock", sorted({lock for locks in LOCKS.values() for lock in locks}))
+def test_images_run_the_tested_versions(lock: str) -> None:
+    tested = {name: version.removesuffix("+cpu") for name, version in pins("cpu").items()}
+    shared = {name: version.removesuffix("+cpu") for name, version in pins(lock).items() if name in tested}
+    assert shared == {name: tested[name] for name in shared}
+    if lock.endswith("-cpu"):
+        assert shared.keys() == pins(lock).keys(), "nothing runs there that the tests do not run"
 
 
 def test_serving_adds_exactly_its_lock_to_the_base_image(root: Path) -> None:
     (install,) = [
-        rest for word, rest in last_stage(instructions(root, "serving")) if word == "RUN" and "pip install" in rest
+        rest for word, rest in instructions(root, "serving") if word == "RUN" and "python3 -m pip install" in rest
     ]
     words = shlex.split(install.split("&&")[0])
-    assert set(words[words.index("/wheels") + 1 :]) == {"mens", *pins(root, "serving")}
+    assert set(words[words.index("/wheels") + 1 :]) == {"mens", *pins("serving")}
     assert {"--no-deps", "--no-index"} <= set(words)
 
 
-def test_no_torch_in_the_control_plane(root: Path) -> None:
-    pinned = pins(root, "api")
+def test_no_torch_in_the_control_plane() -> None:
+    pinned = pins("api")
     assert "fastapi" in pinned
     assert not {name for name in pinned if re.match(r"torch|transformers|peft|bitsandbytes|vllm|nvidia-", name)}
 
 
-def test_worker_trains_on_cuda(root: Path) -> None:
-    pinned = pins(root, "worker")
+def test_worker_trains_on_cuda() -> None:
+    pinned = pins("worker")
     assert "+cpu" not in pinned["torch"]
     assert any(name.startswith("nvidia-") for name in pinned)
+
+
+@pytest.mark.parametrize("lock", ["worker-cpu", "serving-cpu"])
+def test_cpu_variant_has_no_gpu_library(lock: str) -> None:
+    pinned = pins(lock)
+    assert pinned["torch"].endswith("+cpu")
+    assert not {name for name in pinned if re.match(r"nvidia-|cuda-|triton", name)}
 
 
 def test_api_listens_where_a_service_can_reach_it(root: Path) -> None:

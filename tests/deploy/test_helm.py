@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-import kubernetes_validate  # type: ignore[import-untyped, unused-ignore]
+import kubernetes_validate
 import pytest
 import yaml
 
@@ -13,6 +13,7 @@ from tests.support.helm_chart import (
     KUBERNETES,
     MINIMAL,
     NO_SERVING,
+    SERVING,
     SEVERAL,
     Chart,
     Document,
@@ -58,7 +59,12 @@ FULL: Values = {
     },
     "worker": {"replicas": 4, "terminationGracePeriodSeconds": 300, "runtimeClassName": "nvidia", **SCHEDULING},
     "beat": SCHEDULING,
-    "serving": {"base": "qwen3-0.6b", "urls": ["http://other:8001"], "runtimeClassName": "nvidia", **SCHEDULING},
+    "serving": {
+        "models": MINIMAL["serving"]["models"],
+        "urls": ["http://other:8001"],
+        "runtimeClassName": "nvidia",
+        **SCHEDULING,
+    },
     "migration": {"backoffLimit": 0},
 }
 CASES = {"minimal": MINIMAL, "full": FULL, "no-serving": NO_SERVING, "several": SEVERAL}
@@ -101,8 +107,8 @@ def test_every_document_is_valid_kubernetes(documents: list[Document]) -> None:
 
 def test_documents_of_a_release(chart: Chart) -> None:
     names = {(document["kind"], document["metadata"]["name"]) for document in chart.render(MINIMAL)}
-    deployments = {("Deployment", f"mens-{tier}") for tier in ["api", "worker", "beat", "serving"]}
-    services = {("Service", f"mens-{tier}") for tier in ["api", "serving"]}
+    deployments = {("Deployment", name) for name in ["mens-api", "mens-worker", "mens-beat", SERVING]}
+    services = {("Service", name) for name in ["mens-api", "mens-serving", SERVING]}
     assert names == deployments | services | {
         ("Job", "mens-migration"),
         ("Secret", "mens-migration"),
@@ -112,7 +118,7 @@ def test_documents_of_a_release(chart: Chart) -> None:
         ("ServiceAccount", "mens"),
         ("Pod", "mens-test"),
         *(("NetworkPolicy", f"mens-{name}") for name in ["api", "worker", "beat", "serving", "migration", "test"]),
-        *(("PodDisruptionBudget", f"mens-{name}") for name in ["api", "worker", "serving"]),
+        *(("PodDisruptionBudget", name) for name in ["mens-api", "mens-worker", SERVING]),
     }
     full = chart.render(FULL)
     assert not [kind for kind in ["Secret", "PersistentVolumeClaim", "ServiceAccount"] if of(full, kind)]
@@ -131,9 +137,18 @@ def test_documents_of_a_release(chart: Chart) -> None:
         ("catalog", {}, "catalog: bases is required"),
         ("catalog.bases", [], "catalog.bases: Array must have at least 1 items"),
         ("catalog.bases", [{**base("q", kind="hub"), "digests": {}}], "catalog.bases.0.digests: Must have at least 1"),
-        ("serving.base", "", "serving.base: String length"),
+        ("serving.models", [{"replicas": 1}], "serving.models.0: base is required"),
+        ("serving.models", [{"base": "q", "gpus": 1}], "Additional property gpus is not allowed"),
+        (
+            "serving.models",
+            [{"base": "q", "maxLoras": 0}],
+            "serving.models.0.maxLoras: Must be greater than or equal to 1",
+        ),
+        ("serving.models", [{"base": "unknown"}], "no base model unknown in the catalog, which has qwen3-0.6b"),
+        ("serving.models", [{"base": "qwen3-0.6b"}] * 2, "two entries are named qwen3-0-6b"),
+        ("serving.models", [{"base": "qwen3-0.6b", "name": "n" * 60}], "longer than the 63 characters"),
+        ("serving.models", [], "serving.urls: Array must have at least 1 items"),
         ("serving.replicas", -1, "serving.replicas: Must be greater than or equal to 0"),
-        ("serving.replicas", 0, "serving.urls: Array must have at least 1 items"),
         ("serving.urls", ["a,b"], "serving.urls.0: Does not match pattern"),
         ("serving.device", "tpu", "serving.device"),
         ("serving.maxLoras", 0, "serving.maxLoras: Must be greater than or equal to 1"),
@@ -163,7 +178,7 @@ def test_bad_values_are_refused(chart: Chart, path: str, value: Any, complaint: 
 
 def test_defaults_alone_name_what_is_missing(chart: Chart) -> None:
     done = chart.run("template", "mens", values={})
-    for missing in ["secret.databaseUrl", "secret.brokerUrl", "secret.servingKey", "catalog: bases", "serving.base"]:
+    for missing in ["secret.databaseUrl", "secret.brokerUrl", "secret.servingKey", "catalog: bases", "serving.urls"]:
         assert missing in done.stderr
 
 
@@ -231,8 +246,10 @@ def test_services_reach_the_pods_they_name(documents: list[Document]) -> None:
         for document in of(documents, "Deployment")
     }
     for service in of(documents, "Service"):
-        selected = [name for name, found in labels.items() if service["spec"]["selector"].items() <= found.items()]
-        assert selected == [service["metadata"]["name"]]
+        name, selector = service["metadata"]["name"], service["spec"]["selector"].items()
+        selected = {each for each, found in labels.items() if selector <= found.items()}
+        serving = {each for each in labels if "-serving-" in each}
+        assert selected == (serving if name.endswith("-serving") else {name})
 
 
 def test_secrets_stay_in_secrets(documents: list[Document]) -> None:
@@ -294,9 +311,10 @@ def test_changed_catalogue_or_secret_rolls_the_pods(chart: Chart) -> None:
     assert replicas == before
 
 
-def test_catalogue_arrives_unchanged(documents: list[Document]) -> None:
-    (config,) = of(documents, "ConfigMap")
-    assert json.loads(config["data"]["catalog.json"]) == MINIMAL["catalog"]
+def test_catalogue_arrives_unchanged(chart: Chart) -> None:
+    for values in (MINIMAL, SEVERAL):
+        (config,) = of(chart.render(values), "ConfigMap")
+        assert json.loads(config["data"]["catalog.json"]) == values["catalog"]
 
 
 def test_pod_grace_period_exceeds_the_drain_time(chart: Chart) -> None:
@@ -333,17 +351,13 @@ def test_every_tier_that_calls_replicas_knows_them(chart: Chart) -> None:
     }
 
 
-def test_serving_name_has_every_pods_address(chart: Chart) -> None:
-    for case in ("minimal", "several"):
-        (service,) = [s for s in of(chart.render(CASES[case]), "Service") if s["metadata"]["name"] == "mens-serving"]
-        assert service["spec"]["clusterIP"] == "None"
-        assert [port["port"] for port in service["spec"]["ports"]] == [8001], "a headless Service maps no ports"
-
-
 def test_chart_and_compose_file_agree(chart: Chart, root: Path) -> None:
     """Same tiers, same commands, same settings; a setting added to one is missed in the other."""
     compose = yaml.safe_load((root / "docker-compose.yml").read_text())["services"]
-    for name, pod in pods(chart.render(MINIMAL)):
+    bucket = {"s3": {"bucket": "mens", "endpoint": "http://s3:8333", "accessKeys": True}}
+    values = {**MINIMAL, "storage": bucket}
+    values["secret"] = {**MINIMAL["secret"], "s3AccessKeyId": "mens", "s3SecretAccessKey": "secret"}
+    for name, pod in pods(chart.render(values)):
         if name == "test":  # `helm test` alone runs it
             continue
         service = compose["migrate" if name == "migration" else name]
@@ -353,40 +367,3 @@ def test_chart_and_compose_file_agree(chart: Chart, root: Path) -> None:
         dockerfile = (root / service["build"]["dockerfile"]).read_text().splitlines()
         default = json.loads(dockerfile[-1].removeprefix("CMD "))
         assert container["command"] == service.get("command", default), name
-
-
-def serving_settings(chart: Chart, **values: Any) -> dict[str, Any]:
-    documents = chart.render({**MINIMAL, "serving": {"base": "qwen3-0.6b", **values}})
-    (pod,) = [pod for name, pod in pods(documents) if name == "serving"]
-    found = environment(pod)
-    return {name.removeprefix("MENS_SERVING_"): value for name, value in found.items() if "_SERVING_" in name}
-
-
-def test_unset_serving_settings_are_chosen_by_the_replica(chart: Chart) -> None:
-    found = serving_settings(chart)
-    assert found["MAX_LORA_RANK"] == found["MAX_CPU_LORAS"] == found["LORA_MEMORY_BYTES"] == ""
-    assert found["QUANTIZATION"] == found["TOOL_PARSER"] == found["REASONING_PARSER"] == ""
-    assert (found["DEVICE"], found["GPU_MEMORY_UTILIZATION"], found["MAX_LORAS"]) == ("cuda", "0.9", "4")
-
-
-def test_serving_settings_reach_the_replica(chart: Chart) -> None:
-    found = serving_settings(
-        chart,
-        maxLoraRank=64,
-        maxCpuLoras=32,
-        loraMemoryBytes=68719476736,
-        tensorParallel=2,
-        pipelineParallel=2,
-        quantization="mxfp4",
-        toolParser="hermes",
-        resources={"limits": {"memory": "256Gi", "nvidia.com/gpu": 4}},
-    )
-    assert (found["MAX_LORA_RANK"], found["MAX_CPU_LORAS"], found["LORA_MEMORY_BYTES"]) == ("64", "32", "68719476736")
-    assert (found["TENSOR_PARALLEL"], found["PIPELINE_PARALLEL"]) == ("2", "2")
-    assert (found["QUANTIZATION"], found["TOOL_PARSER"]) == ("mxfp4", "hermes")
-
-
-def test_every_serving_value_of_the_chart_is_a_setting(chart: Chart) -> None:
-    from serving.settings import ServingSettings
-
-    assert {f"serving_{name.lower()}" for name in serving_settings(chart)} <= ServingSettings.model_fields.keys()

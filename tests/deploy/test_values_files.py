@@ -7,23 +7,28 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-import kubernetes_validate  # type: ignore[import-untyped, unused-ignore]
+import kubernetes_validate
 import pytest
 import yaml
 
 from shared.base_models.catalog import Catalog
-from tests.support.helm_chart import KUBERNETES, MINIMAL, Chart, Document, Values, base, environment, of, pods
+from tests.support.helm_chart import (
+    CATALOGS,
+    CUSTOM,
+    KUBERNETES,
+    OPERATORS,
+    Chart,
+    Document,
+    Values,
+    environment,
+    of,
+    pods,
+    values_file,
+)
 from tests.system.fetched import environment as program
 
-CUSTOM = {"PodMonitor", "PrometheusRule", "ScaledObject", "HTTPRoute"}
-"""Kinds that Kubernetes itself does not know."""
-OPERATORS = [
-    f"--api-versions={version}"
-    for version in ("gateway.networking.k8s.io/v1", "keda.sh/v1alpha1", "monitoring.coreos.com/v1")
-]
-HUB = MINIMAL["catalog"]
-ON_A_CLAIM = {"version": 1, "bases": [base("qwen3-0.6b", kind="local", path="/models/qwen3-0.6b")]}
-CATALOGS: dict[str, Values] = {"trial": HUB, "production": HUB, "airgapped": ON_A_CLAIM}
+VERSIONS = ("1.27", KUBERNETES, "1.37")
+"""Of Kubernetes: what is still run, and the newest."""
 LEFT_OUT = {
     "CKV_K8S_11": "a processor limit slows requests and training down for nothing; requests are there, and limits of memory",
     "CKV_K8S_35": "settings come from the environment; a secret's values are in no image, file or argument",
@@ -36,10 +41,8 @@ LEFT_OUT = {
 
 
 @pytest.fixture(params=CATALOGS)
-def values(request: pytest.FixtureRequest, root: Path) -> Values:
-    """A values file with its catalogue, as `-f values-….yaml -f values-catalog.yaml` has them."""
-    found: Values = yaml.safe_load((root / "deploy" / "helm" / f"values-{request.param}.yaml").read_text())
-    return {**found, "catalog": CATALOGS[request.param]}
+def values(request: pytest.FixtureRequest) -> Values:
+    return values_file(request.param)
 
 
 @pytest.fixture
@@ -56,7 +59,8 @@ def test_every_file_renders_to_valid_kubernetes(documents: list[Document]) -> No
     known = [document for document in documents if document["kind"] not in CUSTOM]
     assert len(known) > 15
     for document in known:
-        kubernetes_validate.validate(document, KUBERNETES, strict=True)
+        for version in VERSIONS:
+            kubernetes_validate.validate(document, version, strict=True)
 
 
 def test_checkov_finds_nothing_else(documents: list[Document], tmp_path: Path) -> None:
@@ -103,9 +107,8 @@ def test_only_the_trial_has_a_shared_volume(values: Values, documents: list[Docu
     assert len(of(documents, "PersistentVolumeClaim")) == (0 if in_bucket else 1)
 
 
-def test_without_a_network_nothing_looks_for_the_hub(helm: Any, tmp_path: Path, root: Path) -> None:
-    values = yaml.safe_load((root / "deploy" / "helm" / "values-airgapped.yaml").read_text())
-    documents = Chart(helm, tmp_path).render({**values, "catalog": ON_A_CLAIM}, *OPERATORS)
+def test_without_a_network_nothing_looks_for_the_hub(helm: Any, tmp_path: Path) -> None:
+    documents = Chart(helm, tmp_path).render(values_file("airgapped"), *OPERATORS)
     images = {container["image"] for _, pod in pods(documents) for container in pod["containers"]}
     assert all(image.startswith("registry.example.internal/") for image in images)
     for name, pod in pods(documents):

@@ -99,7 +99,7 @@ def test_text_has_code_message_and_remedy() -> None:
 
 def test_unknown_code_is_refused() -> None:
     with pytest.raises(ValueError, match="NO_SUCH_CODE"):
-        NotFound("NO_SUCH_CODE", "x")  # type: ignore[arg-type]
+        NotFound("NO_SUCH_CODE", "x")
 
 
 def test_details_are_a_copy() -> None:

@@ -80,7 +80,7 @@ def test_entries_that_are_no_message_are_dropped_and_the_job_behind_them_is_run(
     celery = make_celery(broker.url)
     ran: list[str] = []
 
-    @celery.task(name=RUN_JOB, shared=False)  # type: ignore[untyped-decorator]
+    @celery.task(name=RUN_JOB, shared=False)
     def run(job_id: str) -> None:
         ran.append(job_id)
 

@@ -138,4 +138,4 @@ def test_secret_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_settings_do_not_change() -> None:
     with pytest.raises(ValidationError):
-        Settings().broker_url = "redis://other/0"  # type: ignore[misc]
+        Settings().broker_url = "redis://other/0"

@@ -18,7 +18,7 @@ from shared.database.job_states import JobState
 from shared.database.jobs import Jobs
 from shared.database.leases import Lease, Leases
 from shared.database.records import Job, Kind, Submission
-from shared.database.tables import Base
+from shared.database.tables.schema import METADATA
 
 T = TypeVar("T")
 
@@ -86,7 +86,7 @@ def snapshot(database: Database) -> dict[str, list[tuple[Any, ...]]]:
     with database.read() as session:
         return {
             table.name: [tuple(row) for row in session.execute(select(table).order_by(*table.primary_key.columns))]
-            for table in Base.metadata.sorted_tables
+            for table in METADATA.sorted_tables
         }
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from shared.queue import JobQueue
 
-class FakeJobQueue:
+
+class FakeJobQueue(JobQueue):
     """A job queue that remembers which jobs were enqueued and sends no message."""
 
     def __init__(self) -> None:

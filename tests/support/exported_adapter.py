@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from shared.artifacts.adapter_import import import_adapter
+from shared.artifacts.imported_folder import ImportRequest
 from shared.artifacts.lineage import Lineage
 from shared.artifacts.manifests import MANIFEST_NAME, AdapterManifest
-from shared.artifacts.original_import import ImportRequest, import_original
 from shared.artifacts.original_layout import ORIGINAL_WEIGHTS, V3_NAME, parse_sidecar
 from shared.base_models.catalog import BaseModelEntry, LocalSource, digest_model_folder
 from tests.support.original_adapter import make_original
@@ -32,6 +33,6 @@ def store_small_adapter(folder: Path) -> tuple[Path, AdapterManifest]:
     sidecar = parse_sidecar((folder / "original" / V3_NAME).read_bytes())
     weights = folder / "original" / ORIGINAL_WEIGHTS
     request = ImportRequest(weights, sidecar, entry, base, "helper", "2" * 64, "0" * 64, "1" * 64)
-    found = import_original(request, folder / "adapter")
+    found = import_adapter(request, folder / "adapter")
     assert (folder / "adapter" / MANIFEST_NAME).read_bytes() == found.manifest.to_bytes()
     return folder / "adapter", found.manifest

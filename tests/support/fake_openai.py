@@ -68,6 +68,7 @@ class FakeOpenAI:
         retry_after: seconds, as such a refusal says them.
         before: sees each request's number and path; a response that it gives is sent instead.
         complete: the answer of a model to a chat request.
+        call_tools: the tool calls of its answer.
     """
 
     def __init__(self) -> None:
@@ -81,6 +82,7 @@ class FakeOpenAI:
         self.retry_after = "7"
         self.before: Callable[[int, str], Response | None] = lambda _number, _path: None
         self.complete: Callable[[Object], str] = lambda request: f"answer of {request['model']}"
+        self.call_tools: Callable[[Object], list[Object]] = lambda _: []
 
     def respond(self, method: str, target: str, key: str, body: bytes) -> Response:
         """The response to one request."""
@@ -118,7 +120,9 @@ class FakeOpenAI:
                 "OpenAI is winding down the fine-tuning platform and your organization is no longer able to create"
             )
             return error_response(403, "training_not_available", f"{refusal} new fine-tuning training jobs.")
-        message = {"role": "assistant", "content": self.complete(request), "refusal": None}
+        message: Object = {"role": "assistant", "content": self.complete(request), "refusal": None}
+        if calls := self.call_tools(request):
+            message |= {"content": None, "tool_calls": calls}
         usage = {"prompt_tokens": 11, "completion_tokens": 3, "total_tokens": 14}
         choice = {"index": 0, "message": message, "finish_reason": "stop", "logprobs": None}
         answer = {

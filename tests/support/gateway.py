@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
+import httpx
 from fastapi import FastAPI
 
 from shared.database.adapters import NewAdapter
 from shared.database.leases import Leases
 from shared.database.records import Kind, Submission
+from tests.support.asgi_server import serve
 from tests.support.builders import BASE
 
 ADAPTER = f"helper@{'a' * 64}"
@@ -41,8 +44,9 @@ class FakeReplica:
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "http":
             return
-        if scope["path"] == "/health":
-            await send({"type": "http.response.start", "status": 200, "headers": []})
+        if scope["method"] == "GET":  # it is well, and does not say what it serves
+            status = 200 if scope["path"] == "/health" else 404
+            await send({"type": "http.response.start", "status": status, "headers": []})
             await send({"type": "http.response.body", "body": b""})
             return
         body = json.loads((await receive())["body"])
@@ -67,6 +71,32 @@ class FakeReplica:
             await send({"type": "http.response.body", "body": chunk.encode(), "more_body": True})
             await asyncio.sleep(0.02 if body.get("stream") else 0)
         await send({"type": "http.response.body", "body": b""})
+
+
+class Addressed(Protocol):
+    """A stand-in for a replica, which knows where it is served."""
+
+    url: str
+
+
+AnyReplica = TypeVar("AnyReplica", bound=Addressed)
+
+
+def running(replica: AnyReplica) -> Iterator[AnyReplica]:
+    """Yield a replica that is served on a real socket."""
+    for url in serve(replica):
+        replica.url = url
+        yield replica
+
+
+def client_of(app: FastAPI, replica_url: str, key_name: str = "test") -> Iterator[httpx.Client]:
+    """Yield a client of the API on a real socket, where a disconnect is a real one, with a key and one replica."""
+    services = app.state.services
+    services.settings.serving_urls[:] = [replica_url]  # read at the first request
+    _, secret = services.keys.create(key_name)
+    for url in serve(app, lifespan="on"):
+        with httpx.Client(base_url=url, headers={"Authorization": f"Bearer {secret}"}, timeout=10) as client:
+            yield client
 
 
 def register_adapters(app: FastAPI) -> None:

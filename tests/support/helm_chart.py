@@ -26,10 +26,55 @@ MINIMAL: Values = {
         "servingKey": "serving-key-serving-key",
     },
     "catalog": {"version": 1, "bases": [base("qwen3-0.6b", kind="hub", repo="Qwen/Qwen3-0.6B", revision="c" * 40)]},
-    "serving": {"base": "qwen3-0.6b"},
+    "serving": {"models": [{"base": "qwen3-0.6b"}]},
 }
-SEVERAL: Values = {**MINIMAL, "serving": {"base": "qwen3-0.6b", "replicas": 3, "urls": ["http://a:8001"]}}
-NO_SERVING: Values = {**MINIMAL, "serving": {"replicas": 0, "urls": ["http://a:8001", "http://b:8001"]}}
+SERVING = "mens-serving-qwen3-0-6b"
+"""Name of its serving objects."""
+SEVERAL: Values = {
+    **MINIMAL,
+    "catalog": {"version": 1, "bases": [*MINIMAL["catalog"]["bases"], base("Qwen/Qwen3-32B", kind="hub")]},
+    "serving": {
+        "urls": ["http://a:8001"],
+        "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists"}],
+        "models": [
+            {"base": "qwen3-0.6b", "replicas": 2},
+            {
+                "base": "Qwen/Qwen3-32B",
+                "name": "large",
+                "tensorParallel": 4,
+                "maxModelLen": 8192,
+                "nodeSelector": {"gpu": "h200"},
+                "tolerations": [],
+                "resources": {
+                    "requests": {"cpu": "8", "memory": "64Gi"},
+                    "limits": {"memory": "256Gi", "nvidia.com/gpu": 4},
+                },
+            },
+        ],
+    },
+}
+"""Two base models, the second on machines of its own; and a server outside."""
+NO_SERVING: Values = {**MINIMAL, "serving": {"urls": ["http://a:8001", "http://b:8001"]}}
+
+
+ROOT = Path(__file__).parents[2]
+OPERATORS = [
+    f"--api-versions={version}"
+    for version in ("gateway.networking.k8s.io/v1", "keda.sh/v1alpha1", "monitoring.coreos.com/v1")
+]
+"""Arguments of ``helm template`` for a cluster that has every optional kind."""
+CUSTOM = {"PodMonitor", "PrometheusRule", "ScaledObject", "HTTPRoute"}
+"""Kinds that Kubernetes itself does not know."""
+_HUB = MINIMAL["catalog"]
+ON_A_CLAIM = {"version": 1, "bases": [base("qwen3-0.6b", kind="local", path="/models/qwen3-0.6b")]}
+CATALOGS: dict[str, Values] = {"trial": _HUB, "production": _HUB, "airgapped": ON_A_CLAIM}
+"""By the values file that it goes with."""
+
+
+def values_file(name: str) -> Values:
+    """A values file with its catalogue, as `-f values-….yaml -f values-catalog.yaml` has them."""
+    found: Values = yaml.safe_load((ROOT / "deploy" / "helm" / f"values-{name}.yaml").read_text())
+    return {**found, "catalog": CATALOGS[name]}
 
 
 class Chart:

@@ -12,7 +12,10 @@ import sys
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 from urllib.parse import urlsplit
+
+from tests.support.builders import BASE
 
 CONCURRENT = 12
 STREAMS = 100
@@ -99,7 +102,23 @@ def of_tenant(tenant: Tenant) -> list[bytes]:
         send("OPTIONS", "/v1/jobs"),
         send("GET", "/v1/jobs?limit=99999999999999999999"),
         send("GET", "/v1/jobs", b"", "X-Mens-Tenant: shared"),
+        *(send("POST", "/v1/chat/completions", bomb, JSON) for bomb in grammar_bombs()),
     ]
+
+
+def grammar_bombs() -> list[bytes]:
+    """Requests whose grammars would keep an engine busy for minutes."""
+    deep: dict[str, Any] = {}
+    for _ in range(200):
+        deep = {"type": "object", "properties": {"a": deep}}
+    wanted: list[dict[str, Any]] = [
+        {"structured_outputs": {"grammar": "root ::= " + "(a | b) " * 90_000}},
+        {"structured_outputs": {"regex": "(a|b)*" * 90_000}},
+        {"structured_outputs": {"choice": ["word"] * 90_000}},
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": deep}}},
+    ]
+    request = {"model": BASE, "messages": [{"role": "user", "content": "hello"}]}
+    return [json.dumps(request | fields).encode() for fields in wanted]
 
 
 class Load:

@@ -10,10 +10,11 @@ from prometheus_client import REGISTRY, CollectorRegistry
 from prometheus_client.metrics import MetricWrapperBase
 
 import serving.metrics  # noqa: F401  registers
-from api.metrics.installation import JobsCollector, ReplicaNow, ReplicasCollector
+from api.metrics.installation import JobsCollector, ReplicaNow, ReplicasCollector, WebhooksCollector
 from api.metrics.requests import ApiMetrics
 from api.settings import ApiSettings
-from shared.database.job_counts import JobCount, JobCounts
+from shared.database.overview.job_counts import JobCount, JobCounts
+from shared.database.overview.webhook_counts import WebhookCounts
 from worker.metrics.counters import WorkerMetrics
 
 
@@ -32,6 +33,7 @@ def metric_names() -> dict[str, list[MetricName]]:
     api = ApiMetrics(ApiSettings())
     counts = JobCounts([JobCount("t", "finetune", "queued", 1)], [])
     api.registry.register(JobsCollector(lambda: counts, lambda: 0, api.tenants))
+    api.registry.register(WebhooksCollector(lambda: WebhookCounts({"pending": 1}, {"enabled": 1}, 0)))
     api.registry.register(ReplicasCollector(lambda: [ReplicaNow("u", "up", 0)], ["up"]))
     registries = {"API": api.registry, "Worker": WorkerMetrics().registry, "Serving": REGISTRY}
     return {tier: sorted(_names(registry)) for tier, registry in registries.items()}

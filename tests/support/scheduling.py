@@ -24,7 +24,7 @@ def rank(path: str) -> int:
     return LONGEST.index(unit) if unit in LONGEST else len(LONGEST)
 
 
-class ServerScheduling(LoadFileScheduling):  # type: ignore[misc]
+class ServerScheduling(LoadFileScheduling):
     """A file goes to one process, and so do all files of a folder that share their servers."""
 
     def _split_scope(self, nodeid: str) -> str:

@@ -8,6 +8,8 @@ import threading
 from concurrent.futures import Future
 from typing import Any
 
+from shared.replicas import ReplicaCapabilities
+
 
 class RawReplica:
     """Listens on a port of its own that it keeps when it is stopped and started again.
@@ -16,11 +18,14 @@ class RawReplica:
         mode: what becomes of a completion: ``answer``, ``stream``, ``503``, ``500``, ``500 and close`` (without
             saying so), ``drop`` (before anything), ``dead`` (its engine is), ``headers`` (then drop), ``one`` (one event, then drop), ``short`` (half of an answer, then drop), ``hang``.
         health: status of the health route.
+        serves: what it says of itself; None: nothing.
         asked: bodies of completions, in order.
     """
 
-    def __init__(self, name: str, host: str = "127.0.0.1", port: int = 0) -> None:
-        self.name, self.host, self.port = name, host, port
+    def __init__(
+        self, name: str, host: str = "127.0.0.1", port: int = 0, serves: ReplicaCapabilities | None = None
+    ) -> None:
+        self.name, self.host, self.port, self.serves = name, host, port, serves
         self.mode, self.health = "answer", 200
         self.asked: list[dict[str, Any]] = []
         self.start()
@@ -70,7 +75,8 @@ class RawReplica:
         """One request; whether the connection stays."""
         head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
         if head.startswith("get"):
-            writer.write(f"HTTP/1.1 {self.health} x\r\ncontent-length: 0\r\n\r\n".encode())
+            said = self.serves.model_dump_json() if self.serves and head.startswith("get /mens/limits ") else ""
+            writer.write(f"HTTP/1.1 {self.health} x\r\ncontent-length: {len(said)}\r\n\r\n{said}".encode())
             return True
         length = int(head.partition("content-length: ")[2].partition("\r\n")[0])
         body = json.loads(await reader.readexactly(length))

@@ -23,6 +23,7 @@ class Valkey:
     """A running server."""
 
     url: str
+    command: list[str]
     process: subprocess.Popen[bytes]
 
     def client(self) -> Redis:
@@ -33,6 +34,12 @@ class Valkey:
             self.process.send_signal(signal.SIGKILL)
             self.process.wait()
 
+    def restart(self) -> None:
+        """Kill it, and start one in its place that has nothing of what it held."""
+        self.kill()
+        self.process = _start(self.command)
+        _wait_until_it_answers(self)
+
 
 @contextmanager
 def running_valkey(folder: Path, port: int | None = None) -> Iterator[Valkey]:
@@ -41,13 +48,16 @@ def running_valkey(folder: Path, port: int | None = None) -> Iterator[Valkey]:
 
     port = port or free_port()
     command = [str(get_binary_path()), "--port", str(port), "--bind", "127.0.0.1", "--dir", str(folder), "--save", ""]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, process_group=0)
-    valkey = Valkey(f"redis://127.0.0.1:{port}/0", process)
+    valkey = Valkey(f"redis://127.0.0.1:{port}/0", command, _start(command))
     try:
         _wait_until_it_answers(valkey)
         yield valkey
     finally:
         valkey.kill()
+
+
+def _start(command: list[str]) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, process_group=0)
 
 
 def _wait_until_it_answers(valkey: Valkey) -> None:

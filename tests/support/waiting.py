@@ -9,6 +9,9 @@ from typing import TypeVar
 T = TypeVar("T")
 
 PATIENCE_SECONDS = 60.0
+SHORTEST_PAUSE, LONGEST_PAUSE = 0.01, 0.2
+PAUSE_SHARE = 0.05
+"""Between two looks, of the time that was waited already: what takes seconds needs the processors more than whoever waits for it."""
 
 
 def eventually(condition: Callable[[], T], seconds: float = PATIENCE_SECONDS, what: str = "the condition holds") -> T:
@@ -17,8 +20,9 @@ def eventually(condition: Callable[[], T], seconds: float = PATIENCE_SECONDS, wh
     Raises:
         AssertionError: it did not within that time.
     """
-    deadline = time.monotonic() + seconds
+    began = time.monotonic()
     while not (value := condition()):
-        assert time.monotonic() < deadline, f"waited {seconds:g} s until {what}"
-        time.sleep(0.01)
+        waited = time.monotonic() - began
+        assert waited < seconds, f"waited {seconds:g} s until {what}"
+        time.sleep(min(max(SHORTEST_PAUSE, waited * PAUSE_SHARE), LONGEST_PAUSE))
     return value

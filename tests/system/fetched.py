@@ -20,6 +20,7 @@ from tests.system.loop import ROOT
 PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check")
 TOOLS = (ROOT / ".tools").resolve()
 NODE = ROOT / "tests" / "node"
+CUSTOM_RESOURCES = ROOT / "tests" / "deploy" / "node"
 OLLAMA = "ollama==0.6.3 --hash=sha256:6a20bc42c1a5f889295d7ec490d35e5132fc31f339561530f43a8abd4dbfe508"
 ORAS = "oras==0.2.43 --hash=sha256:bf295b1cfb5017f579c35c3394c7a71707f6aff463cb6699d5d191a6d8b56ea6"
 REGISTRY_PACKAGE = "docker-registry"
@@ -82,18 +83,28 @@ def environment(name: str) -> Path:
 
 def node_client() -> Path:
     """The folder of the programs in `tests/node`, with OpenAI's Node client as the lock file has it."""
+    return _node_programs(NODE, "node-client")
+
+
+def custom_resource_schemas() -> Path:
+    """The program that checks documents of operators' kinds, beside their schemas as the lock file has them."""
+    return _node_programs(CUSTOM_RESOURCES, "custom-resources") / "custom-resources.mjs"
+
+
+def _node_programs(source: Path, name: str) -> Path:
+    """A copy of a folder's programs, with the packages that its lock file has."""
     npm = shutil.which("npm")
     if npm is None:
-        pytest.fail("OpenAI's Node client comes through npm: install npm (Debian: apt-get install npm)")
+        pytest.fail(f"{name} needs packages that come through npm: install npm (Debian: apt-get install npm)")
 
     def install(folder: Path) -> None:
-        for name in ("package.json", "package-lock.json"):
-            shutil.copy(NODE / name, folder)
+        for file in ("package.json", "package-lock.json"):
+            shutil.copy(source / file, folder)
         run(npm, "ci", "--ignore-scripts", "--no-audit", "--no-fund", folder=folder)
 
-    lock = hashlib.sha256((NODE / "package-lock.json").read_bytes()).hexdigest()[:12]
-    folder = fetched(f"node-client-{lock}", install)
-    for program in NODE.glob("*.mjs"):
+    lock = hashlib.sha256((source / "package-lock.json").read_bytes()).hexdigest()[:12]
+    folder = fetched(f"{name}-{lock}", install)
+    for program in source.glob("*.mjs"):
         shutil.copy(program, folder)
     return folder
 

@@ -104,3 +104,10 @@ class Installation:
     def adapters_of(self, job: dict[str, Any]) -> list[dict[str, Any]]:
         """Results that were registered for a job; a job has exactly one."""
         return [a for a in self.call("GET", "/v1/adapters")["data"] if a["job_id"] == job["id"] and a["final"]]
+
+    def assert_one_result(self, job: dict[str, Any]) -> None:
+        """A job that has succeeded did so once, and its one adapter answers as it was taught."""
+        (adapter,) = self.adapters_of(job)
+        assert adapter["id"] == job["result"]["adapter_id"]
+        assert ANSWER in self.ask(adapter["id"])
+        assert len([event for event in job["events"] if event["message"].startswith("Job succeeded")]) == 1

@@ -82,14 +82,15 @@ class SeparateMachines:
         }
 
     def start(self, name: str) -> Machine:
-        """Start a machine; one whose name is not in ``MODULES`` is a worker."""
+        """Start a machine, on its folder if it has one; one whose name is not in ``MODULES`` is a worker."""
         home = self.folder / name
-        home.mkdir()
-        shutil.copytree(self.base_home / "bases", home / "bases")
-        shutil.copy(self.base_home / "catalog.json", home / "catalog.json")
+        if not home.exists():
+            home.mkdir()
+            shutil.copytree(self.base_home / "bases", home / "bases")
+            shutil.copy(self.base_home / "catalog.json", home / "catalog.json")
         module = MODULES.get(name) or (*CELERY, "--queues", "mens.jobs", "--hostname", f"{name}@%h")
         schedule = ("--schedule", str(home / "schedule")) if name == "control" else ()
-        with (home / "log").open("wb") as log:
+        with (home / "log").open("ab") as log:
             process = subprocess.Popen(
                 [sys.executable, "-m", *module, *schedule],
                 cwd=home,
@@ -101,6 +102,11 @@ class SeparateMachines:
         stop_at_exit(process)
         self.machines[name] = Machine(home, process)
         return self.machines[name]
+
+    def restart(self, name: str) -> None:
+        """Kill a machine, and start it again on its folder at once, as what supervises it would."""
+        self.machines[name].kill()
+        self.start(name)
 
     def wait_until_ready(self) -> None:
         for url in (f"{self.connection.url}/ready", f"{self.environment['MENS_SERVING_URLS']}/health"):

@@ -6,12 +6,11 @@ import os
 import signal
 import time
 from collections.abc import Callable
-from typing import Any
 
 import psutil
 import pytest
 
-from tests.system.loop import ANSWER, Installation
+from tests.system.loop import Installation
 
 KILL_AT_STEP = 30
 
@@ -35,13 +34,6 @@ def engines(installation: Installation) -> list[psutil.Process]:
     return [child for child in worker.children() if "worker.train" in " ".join(child.cmdline())]
 
 
-def assert_one_result(installation: Installation, job: dict[str, Any]) -> None:
-    (adapter,) = installation.adapters_of(job)
-    assert adapter["id"] == job["result"]["adapter_id"]
-    assert ANSWER in installation.ask(adapter["id"])
-    assert len([event for event in job["events"] if event["message"].startswith("Job succeeded")]) == 1
-
-
 @pytest.mark.parametrize(
     ("kill", "attempts"),
     [
@@ -61,7 +53,7 @@ def test_job_survives_a_kill(
     kill(installation)
     job = installation.wait_for_success(job_id)
     assert job["attempt"] == attempts
-    assert_one_result(installation, job)
+    installation.assert_one_result(job)
     resumed = [event for event in job["events"] if "resumed from the checkpoint" in event["message"]]
     assert len(resumed) == attempts - 1, "a second attempt goes on from a checkpoint"
 

@@ -1,4 +1,7 @@
-"""Some thousand hostile requests by two tenants and by nobody: no 5xx, bounded memory, and a calm caller who does not notice."""
+"""Some thousand hostile requests by two tenants and by nobody: no 5xx, bounded memory, and a calm caller who does not notice.
+
+``-s`` prints the counts; docs/usage.md has those of one run.
+"""
 
 from __future__ import annotations
 

@@ -43,6 +43,11 @@ def test_node_client_runs_an_eval(installation: Installation) -> None:
     assert run(installation, "evals.mjs", BASE) == "all is well\n"
 
 
+def test_node_client_runs_graders_and_lends_a_checkpoint(installation: Installation, assistant: str) -> None:
+    adapter_id = installation.call("GET", f"/v1/adapters/{assistant}")["id"]
+    assert run(installation, "graders.mjs", adapter_id, "borrower") == "all is well\n"
+
+
 def test_program_tunes_under_openais_name_of_a_base(installation: Installation) -> None:
     installation.call("PUT", f"/v1/names/{GPT}", json={"base": BASE, "reason": "for programs that name it"})
     printed = run(installation, "fine-tuning.mjs", GPT, str(ROOT / "examples" / "support.jsonl"), QUESTION)

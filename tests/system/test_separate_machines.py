@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from shared.artifacts.s3.storage import S3Storage
 from shared.settings import Settings
 from tests.support.postgres import PostgresServer
 from tests.support.s3_server import S3Server
-from tests.support.valkey import running_valkey
+from tests.support.valkey import Valkey, running_valkey
 from tests.support.waiting import eventually
 from tests.system.conftest import IMPATIENCE
 from tests.system.loop import ANSWER, BASE, ROOT, Installation
@@ -25,20 +25,29 @@ KILL_AT_STEP = 45
 
 
 @pytest.fixture(scope="module")
+def valkey(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Valkey]:
+    with running_valkey(tmp_path_factory.mktemp("valkey")) as valkey:
+        yield valkey
+
+
+@pytest.fixture(scope="module")
 def machines(
-    home: Path, tmp_path_factory: pytest.TempPathFactory, postgres_server: PostgresServer, s3_server: S3Server
+    home: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    postgres_server: PostgresServer,
+    s3_server: S3Server,
+    valkey: Valkey,
 ) -> Iterator[SeparateMachines]:
     folder = tmp_path_factory.mktemp("machines")
-    with running_valkey(tmp_path_factory.mktemp("valkey")) as valkey:
-        services = {"MENS_DATABASE_URL": postgres_server.fresh_url(), "MENS_BROKER_URL": valkey.url}
-        environment = services | s3_server.environment("installation") | IMPATIENCE
-        with running_machines(SeparateMachines(folder, home, environment), "api", "serving", "control", "first") as up:
-            yield up
+    services = {"MENS_DATABASE_URL": postgres_server.fresh_url(), "MENS_BROKER_URL": valkey.url}
+    environment = services | s3_server.environment("installation") | IMPATIENCE
+    with running_machines(SeparateMachines(folder, home, environment), "api", "serving", "control", "first") as up:
+        yield up
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def installation(machines: SeparateMachines) -> Installation:
-    return Installation(machines)  # type: ignore[arg-type]  # of a stack it needs the connection alone
+    return Installation(machines)  # of a stack it needs the connection alone
 
 
 @pytest.fixture
@@ -62,6 +71,33 @@ def train(installation: Installation, file_id: str) -> str:
     return str(installation.call("POST", "/v1/jobs", json=body)["id"])
 
 
+@pytest.fixture(scope="module")
+def equal_file(installation: Installation) -> str:
+    """Id of the file of the equal jobs."""
+    return installation.upload_bytes("equal.jsonl", (ROOT / "examples" / "support.jsonl").read_bytes())
+
+
+@pytest.fixture(scope="module")
+def jobs_of_an_outage(
+    machines: SeparateMachines, installation: Installation, valkey: Valkey, equal_file: str
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A job under which everything but its worker was killed, and one that waited for the same worker meanwhile."""
+    job_id = train(installation, equal_file)
+    installation.wait_for_step(job_id, 1)
+    waiting_id = installation.train(name="waiting", publish=False, epochs=1)
+    kills: tuple[tuple[int, Callable[[], None]], ...] = (
+        (5, valkey.restart),  # with the waiting job's message, which was there alone
+        (10, lambda: machines.restart("control")),
+        (15, lambda: machines.restart("serving")),
+        (20, lambda: machines.restart("api")),
+    )
+    for step, kill in kills:
+        assert installation.wait_for_step(job_id, step)["state"] == "running"
+        kill()
+    machines.wait_until_ready()
+    return installation.wait_for_success(job_id), installation.wait_for_success(waiting_id)
+
+
 def messages(job: dict[str, Any]) -> list[str]:
     return [event["message"] for event in job["events"]]
 
@@ -78,13 +114,26 @@ def test_demo_succeeds(machines: SeparateMachines, installation: Installation, s
         assert ("runs" in kept) == (name == "first"), name
 
 
-def test_killed_workers_job_goes_on_on_another_machine_with_equal_bytes(
-    machines: SeparateMachines, installation: Installation, storage: S3Storage
+def test_killed_api_valkey_control_worker_and_replica_lose_and_double_nothing(
+    installation: Installation, jobs_of_an_outage: tuple[dict[str, Any], dict[str, Any]]
 ) -> None:
-    file_id = installation.upload_bytes("equal.jsonl", (ROOT / "examples" / "support.jsonl").read_bytes())
-    undisturbed = installation.wait_for_success(train(installation, file_id))
+    running, waiting = jobs_of_an_outage
+    installation.assert_one_result(running)
+    assert running["attempt"] == 1, "its worker went on"
+    assert waiting["attempt"] == 1, "the control worker sent it to the queue again"
+    listed = [job["id"] for job in installation.call("GET", "/v1/jobs")["data"] if job["name"] in ("equal", "waiting")]
+    assert sorted(listed) == sorted([running["id"], waiting["id"]])
 
-    job_id = train(installation, file_id)
+
+def test_killed_workers_job_goes_on_on_another_machine_with_equal_bytes(
+    machines: SeparateMachines,
+    installation: Installation,
+    storage: S3Storage,
+    equal_file: str,
+    jobs_of_an_outage: tuple[dict[str, Any], dict[str, Any]],
+) -> None:
+    unbroken, _ = jobs_of_an_outage
+    job_id = train(installation, equal_file)
     installation.wait_for_step(job_id, KILL_AT_STEP)
     eventually(lambda: storage.digests("checkpoints"), 30, "a checkpoint is stored")
     machines.machines["first"].kill()
@@ -93,8 +142,8 @@ def test_killed_workers_job_goes_on_on_another_machine_with_equal_bytes(
 
     assert job["attempt"] == 2
     assert any("resumed from the checkpoint" in message for message in messages(job))
-    assert job["result"]["adapter_id"] == undisturbed["result"]["adapter_id"], "the same bytes, and so the same digest"
-    assert job["result"]["adapters"] == undisturbed["result"]["adapters"], "and so the checkpoints"
+    assert job["result"]["adapter_id"] == unbroken["result"]["adapter_id"], "the same bytes, and so the same digest"
+    assert job["result"]["adapters"] == unbroken["result"]["adapters"], "and so the checkpoints"
     assert ANSWER in installation.ask(job["result"]["adapter_id"])
     assert [path.name for path in (second.home / "runs" / job_id).iterdir()] == ["attempt-0002"]
 

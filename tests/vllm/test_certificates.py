@@ -78,7 +78,7 @@ def trainer(
     )
     job = Job.model_construct(id="job", kind=Kind.FINETUNE, max_gpu_minutes=None, max_wall_seconds=None)
     keeper = SimpleNamespace(lost=None, requested=None, contact_at=math.inf)
-    attempt = Attempt(settings, None, serving_installation.storage, Lease(job, 1), keeper, lambda: False)  # type: ignore[arg-type]
+    attempt = Attempt(settings, None, serving_installation.storage, Lease(job, 1), keeper, lambda: False)
     base = PlannedBase(name=serving_installation.entry.name, digests=serving_installation.entry.digests)
     return ReferenceScores(attempt, base, DeviceSection(), tuned.run_dir)
 
@@ -98,8 +98,10 @@ def certificate(server: VllmServer, probes: ProbeSet) -> dict[str, Any]:
 
 
 @pytest.fixture
-def probes(tuned: Tuned, trainer: ReferenceScores) -> ProbeSet:
-    return ProbeSet(tuned.adapter_id, tuned.probes, trainer.encode_chats, trainer.scores, Limits(effect_floor=1e-3))
+def probes(tuned: Tuned, trainer: ReferenceScores, serving_installation: ServingInstallation) -> ProbeSet:
+    entry = serving_installation.entry
+    base, limits = PlannedBase(name=entry.name, digests=entry.digests), Limits(effect_floor=1e-3)
+    return ProbeSet(tuned.adapter_id, base, tuned.probes, trainer.encode_chats, trainer.scores, limits)
 
 
 def test_certificate_on_the_base(vllm_server, serving_installation, probes):

@@ -46,6 +46,7 @@ TORCH_PLACES = {
         "test_merge.py",
         "test_parity.py",
         "test_pretrain.py",
+        "test_imported_peft.py",
         "test_score.py",
         "test_torchrun.py",
         "test_train.py",
@@ -204,7 +205,7 @@ def open_installation(tiny: TinyBase, sqlite_template: Path, tmp_path: Path) -> 
         leases = Leases(database, settings.lease_seconds)
         storage, job_queue = FolderStorage(settings.storage_dir), FakeJobQueue()
         files = Files(database)
-        worker = Worker(settings, leases, files, Uploads(database), storage, job_queue, name="first")  # type: ignore[arg-type]
+        worker = Worker(settings, leases, files, Uploads(database), storage, job_queue, name="first")
         return WorkerInstallation(tiny, settings, database, Jobs(database), leases, files, storage, job_queue, worker)
 
     return build

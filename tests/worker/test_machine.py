@@ -74,7 +74,7 @@ class Registry:
 
 def test_the_machine_is_reported_until_the_worker_stops() -> None:
     registry = Registry()
-    reporter = MachineReporter(registry, "one:1", 1, every_seconds=0.01)  # type: ignore[arg-type]
+    reporter = MachineReporter(registry, "one:1", 1, every_seconds=0.01)
     reporter.start()
     eventually(lambda: len(registry.reports) > 2, 10, "it is reported again and again")
     reporter.stop()

@@ -28,11 +28,11 @@ from shared.database.leases import Lease, Leases
 from shared.database.records import NewEvent
 from shared.errors import ArtifactInvalid, Code, LeaseLost, MensError, NotFound
 from shared.hashing import canonical_json, digest_file
+from shared.retention.checkpoints import CHECKPOINT_MANIFEST_NAME as MANIFEST_NAME
 from shared.retention.checkpoints import KIND, STORED_CHECKPOINTS
 from worker.checkpoints.folders import appearing_whole, link_or_copy
 from worker.run_folder import CHECKPOINTS_FOLDER, list_checkpoints
 
-MANIFEST_NAME = "checkpoint_manifest.json"
 POLL_SECONDS = 1.0
 
 logger = logging.getLogger(__name__)

@@ -1,28 +1,34 @@
-"""The import job: an adapter in the original's layout becomes one of ours, is stored, measured like any other, and registered."""
+"""The import job: an adapter of another program becomes one of ours, is stored, measured like any other, and registered."""
 
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from shared.artifacts.adapter_import import import_adapter, parse_description
+from shared.artifacts.imported_folder import Imported, ImportRequest
 from shared.artifacts.manifests import MANIFEST_NAME
-from shared.artifacts.original_import import Imported, ImportRequest, import_original
-from shared.artifacts.original_layout import MAX_SIDECAR_BYTES, parse_sidecar
+from shared.artifacts.original_layout import MAX_SIDECAR_BYTES
 from shared.base_models.catalog import BaseModelEntry, LocalSource
 from shared.contract.plan import ImportPlan
 from shared.contract.sections import DeviceSection
 from shared.database.job_states import Stage
 from shared.database.records import NewEvent
+from shared.errors import ArtifactInvalid, Code
 from shared.hashing import digest_file
+from shared.tokenization.chat_template import ChatTemplate
 from shared.tokenization.tokenizer import Tokenizer
 from worker.jobs.attempt import Attempt
+from worker.jobs.certificates import first_difference
 from worker.jobs.finetune import publish_adapter, sign_adapters, store_adapter
 from worker.jobs.judge import judge_for_alias
-from worker.probe_chats import encode_chats
+from worker.probe_chats import CHATS, encode_chats
 from worker.run_folder import ADAPTER_FOLDER, PROBES_NAME, write_json
 
 MAX_PROBE_TOKENS = 256
+MAX_TEMPLATE_BYTES = 1 << 20
 
 
 def run_import(attempt: Attempt) -> None:
@@ -55,8 +61,13 @@ def convert(attempt: Attempt, plan: ImportPlan, base: Path) -> Imported:
     """Write the adapter's folder into the run folder, from the uploaded files.
 
     Raises:
-        ArtifactInvalid: with the code of what it lacks; see `shared/artifacts/original_import.py`.
+        ArtifactInvalid: with the code of what it lacks; see `shared/artifacts/adapter_import.py`. ``ADAPTER_TEMPLATE_MISMATCH``.
+        InvalidRequest: ``TEMPLATE_UNSUPPORTED``: the template that came with it is none.
     """
+    tokenizer = Tokenizer.load(base)
+    if plan.template_sha256:
+        with attempt.storage.local_file(plan.template_sha256, verify=True) as template, template.open("rb") as file:
+            refuse_other_template(tokenizer, file.read(MAX_TEMPLATE_BYTES).decode(errors="replace"))
     folder = attempt.run_dir / ADAPTER_FOLDER
     shutil.rmtree(folder, ignore_errors=True)
     with (
@@ -67,7 +78,7 @@ def convert(attempt: Attempt, plan: ImportPlan, base: Path) -> Imported:
             raw = file.read(MAX_SIDECAR_BYTES + 1)
         request = ImportRequest(
             weights=weights,
-            sidecar=parse_sidecar(raw),
+            sidecar=parse_description(raw),
             base=BaseModelEntry(
                 name=plan.base.name, source=LocalSource(path=str(base)), digests=dict(plan.base.digests)
             ),
@@ -75,9 +86,30 @@ def convert(attempt: Attempt, plan: ImportPlan, base: Path) -> Imported:
             name=plan.contract.name,
             sidecar_digest=plan.sidecar_sha256,
             contract_digest=plan.content_digest,
-            template_digest=Tokenizer.load(base).template.digest,
+            template_digest=tokenizer.template.digest,
         )
-        return import_original(request, folder)
+        return import_adapter(request, folder)
+
+
+def refuse_other_template(tokenizer: Tokenizer, text: str) -> None:
+    """Refuse an adapter whose own template makes other tokens of a plain chat than the base's, which is the one that is served.
+
+    Raises:
+        ArtifactInvalid: ``ADAPTER_TEMPLATE_MISMATCH``, with the first difference. InvalidRequest: ``TEMPLATE_UNSUPPORTED``.
+    """
+    template = ChatTemplate(text, tokenizer.template.special_tokens)
+    plain = [chat for chat in CHATS if chat.prompt and not chat.tools]
+    served = {chat.name: ids for chat, ids in encode_chats(tokenizer, plain).chats}
+    for chat, ids in encode_chats(replace(tokenizer, template=template), plain).chats:
+        if found := first_difference(ids, served.get(chat.name)):
+            raise ArtifactInvalid(
+                Code.ADAPTER_TEMPLATE_MISMATCH,
+                f"The adapter's chat template has token {found['trainer_id']} at position {found['position']} of the probe chat"
+                f" {chat.name!r}, where the base's has {found['server_id']}; chats are served with the base's.",
+                remedy="Add a base whose folder has the adapter's chat_template.jinja, and import it for that one.",
+                param="template_file",
+                details={"chat": chat.name, **found},
+            )
 
 
 def write_probes(run_dir: Path, base: Path) -> None:

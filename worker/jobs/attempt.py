@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from shared.artifacts.base_folders import locate_base
 from shared.artifacts.storage import Storage
 from shared.base_models.catalog import load_catalog, verify_model_folder
-from shared.base_models.hub import locate
 from shared.contract.plan import PlannedBase
 from shared.database.job_states import Stage
 from shared.database.leases import Lease, Leases
@@ -93,7 +93,7 @@ class Attempt:
             MensError: it is not in this worker's catalogue, cannot be fetched, or has changed since.
         """
         entry = load_catalog(self.settings.catalog_path).get(planned.name)
-        folder = locate(entry, self.settings.catalog_path)
+        folder = locate_base(entry, self.settings)
         # Against the plan's digests: the catalogue may have changed since the job was submitted.
         verify_model_folder(entry.model_copy(update={"digests": planned.digests}), folder)
         return folder

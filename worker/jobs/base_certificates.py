@@ -14,9 +14,9 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from shared.artifacts.base_folders import locate_base
 from shared.artifacts.merge_fidelity import PROBES_NAME, MergeProbes
 from shared.base_models.catalog import BaseModelEntry, load_catalog
-from shared.base_models.hub import locate
 from shared.database.base_certificates import BaseCertificates
 from shared.database.connection import Database
 from shared.errors import ArtifactInvalid, Code, MensError
@@ -29,6 +29,8 @@ from worker.replica_client import ReplicaClient
 from worker.settings import WorkerSettings
 
 REQUEST_SECONDS = 60.0
+PROBES_DTYPE = "float32"
+"""In which a merge computes its probes, whatever a replica will serve: it runs where no replica is known yet."""
 logger = logging.getLogger(__name__)
 
 
@@ -72,7 +74,7 @@ class BaseCertifier:
         if earlier and earlier.instance == found.instance:
             return False
         served = ServedBase(found.base, found.served_digest, found.twin_of, found.dtype or "bfloat16")
-        folder = locate(entry, self.settings.catalog_path)
+        folder = locate_base(entry, self.settings)
         probes = read_probes(entry, folder / PROBES_NAME)
         report = measure(replica, served, probes, Tokenizer.load(folder), Limits(self.settings.effect_floor))
         self.certificates.store(entry.digest, replica.name, found.instance, report)
@@ -117,7 +119,7 @@ def measure(
     ]
     base: Scores = [probe.base for probe in probes.probes]
     reference: Scores = [probe.merged for probe in probes.probes]
-    measured = Measurements(base, base, once, trained=None, reference=reference, served_again=again)
+    measured = Measurements(base, base, once, None, reference, served_again=again, reference_dtype=PROBES_DTYPE)
     return certificate(served, measured, template_report(encoded, ids), limits)
 
 

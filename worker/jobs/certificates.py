@@ -74,6 +74,7 @@ class Measurements:
         trained: the NF4 model at the end of training; None: not recorded.
         reference: transformers and peft on the weights that the replica serves; None: not measured.
         served_again: ``served``, measured twice, where the replica does not serve the base: the difference is noise.
+        reference_dtype: in which ``reference`` was computed; None: the one that is served.
     """
 
     base: Scores
@@ -82,6 +83,7 @@ class Measurements:
     trained: Scores | None
     reference: Scores | None
     served_again: Scores | None = None
+    reference_dtype: str | None = None
 
     @property
     def noise(self) -> list[float]:
@@ -134,6 +136,7 @@ def certificate(base: ServedBase, measured: Measurements, template: dict[str, An
         "effect_floor_nats": limits.effect_floor,
         "template": template,
         "parity": {
+            "reference_dtype": None if measured.reference is None else measured.reference_dtype or base.dtype,
             **_error_numbers("engine_error", measured.reference, measured.served, engine_limit),
             **_error_numbers("base_shift", measured.trained, measured.served, limits.base_shift),
         },
@@ -203,7 +206,7 @@ def _explain(report: dict[str, Any]) -> tuple[Code, str, str]:
         case "engine_error":
             error, limit = parity["engine_error_rms_nats"], parity["engine_error_limit_nats"]
             dtype = report["base"]["dtype"]
-            reason = f"the engine error is {error:.2e} nats RMS; the limit for {dtype} is {limit:.0e}"
+            reason = f"the engine error is {error:.2e} nats RMS beside {parity['reference_dtype']}; the limit for {dtype} is {limit:.0e}"
             remedy = "vLLM does not compute this model as transformers does: check its version, dtype and settings."
         case _:
             shift, limit = parity["base_shift_rms_nats"], parity["base_shift_limit_nats"]

@@ -21,8 +21,8 @@ from shared.base_models.catalog import BaseModelEntry, LocalSource
 from shared.contract.plan import DataFile, ExecutionPlan, PlannedBase, TrainingInputs, TrainingRun
 from shared.contract.sections import DeviceSection
 from shared.database.adapters import NewAdapter
+from shared.database.job_results import ResultFile
 from shared.database.job_states import Stage
-from shared.database.leases import ResultFile
 from shared.database.records import NewEvent
 from shared.errors import JobFailed
 from shared.hashing import digest_file
@@ -254,6 +254,7 @@ def publish_adapter(
     trainer = ReferenceScores(attempt, base, device, run_dir)
     probes = ProbeSet(
         adapter_id=adapter.id,
+        base=base,
         probes=(read_json(run_dir / PROBES_NAME) or {"probes": []})["probes"],
         encode_chats=trainer.encode_chats,
         reference=trainer.scores if settings.parity == "full" else None,
@@ -310,7 +311,7 @@ def finish(attempt: Attempt, plan: ExecutionPlan, adapters: list[NewAdapter], ru
         bytes=table.stat().st_size,
         sha256=attempt.storage.put_file(table),
     )
-    result, terms = judge_for_alias(attempt, registered, alias, result)
+    result, terms = judge_for_alias(attempt, registered, alias, result, [file])
     # Events that waited for the database.
     attempt.report()
     attempt.leases.finish(attempt.lease, result, adapters=registered, alias=alias, files=[file], terms=terms)

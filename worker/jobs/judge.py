@@ -10,18 +10,20 @@ from shared.database.adapters import Adapter, Adapters, NewAdapter
 from shared.database.gates.policies import Policies, PolicyName
 from shared.database.gates.receipts import NewReceipt, Receipts, StoredReceipt
 from shared.database.gates.shadow_comparisons import ShadowComparisons, ShadowPair
+from shared.database.job_results import ResultFile
 from shared.database.job_states import Stage
 from shared.database.jobs import Jobs
 from shared.database.names.aliases import Aliases
 from shared.database.names.move_evidence import WITH_EVIDENCE, Terms
 from shared.database.records import NewEvent
-from shared.errors import JobFailed, MensError, NotFound, Unavailable
+from shared.errors import JobFailed, NotFound, Unavailable
 from shared.gate_outcome import GateStatus, overall_outcome
 from shared.gates.evaluate import judge
 from shared.gates.evidence import AdapterRef, Evidence, ServedBaseRef, ShadowCounts, TrainingReport
 from shared.gates.policy import GatePolicy, ShadowGate
 from shared.gates.policy_file import policy_digest
 from shared.gates.receipt import Receipt
+from shared.gates.training_gates import voice_fraction
 from shared.replicas import discover
 from worker.evaluation.gate_runs import run_policy
 from worker.jobs.attempt import Attempt
@@ -72,7 +74,7 @@ def judge_adapter(attempt: Attempt, adapter_id: str, alias: str, policy: PolicyN
         Stage.EVALUATING,
         f"Evaluating {adapter.id} beside {compared_with or 'nothing'} by the policy {policy.name} ({policy.digest[:12]}).",
     )
-    served = served_bases(attempt)
+    served = served_bases(attempt, adapter.base_digest)
     runs, missing = run_policy(attempt, asked, adapter.id, compared_with)
     evidence = Evidence(
         adapter=AdapterRef(id=adapter.id, digest=adapter.digest),
@@ -92,7 +94,11 @@ def judge_adapter(attempt: Attempt, adapter_id: str, alias: str, policy: PolicyN
 
 
 def judge_for_alias(
-    attempt: Attempt, adapters: list[NewAdapter], alias: str | None, result: dict[str, Any]
+    attempt: Attempt,
+    adapters: list[NewAdapter],
+    alias: str | None,
+    result: dict[str, Any],
+    files: list[ResultFile] | None = None,
 ) -> tuple[dict[str, Any], Terms]:
     """Publish a job's adapters and judge the result, where a policy governs the alias that the job is to move.
 
@@ -101,28 +107,21 @@ def judge_for_alias(
         adapters: its checkpoints and its result, which is published.
         alias: that the job is to move; None: none.
         result: what the job came to until now, which gates on training read.
+        files: that the job produced.
 
     Returns:
-        the job's result, with the receipt if there is one, and what the job brings to the move. Where judging was held up as often as a job
-        may fail, there is none, and the result's ``judging_error`` says why.
+        the job's result, with the receipt if there is one, and what the job brings to the move.
 
     Raises:
-        MensError: see :func:`judge_adapter`.
+        MensError: see :func:`judge_adapter`. Once the adapter is published, none of them fails the job for good: it succeeds, and its
+            result's ``judging_error`` says why there is no receipt.
     """
     governed = Aliases(attempt.leases.database, attempt.lease.job.tenant).governing(alias).policy if alias else None
     if alias is None or governed is None:
         return result, WITH_EVIDENCE
-    is_last = attempt.leases.publish(attempt.lease, adapters, result)
+    attempt.leases.publish(attempt.lease, adapters, result, alias=alias, files=files)
     final = next(adapter for adapter in adapters if adapter.final)
-    try:
-        receipt = judge_adapter(attempt, final.id, alias, governed.policy)
-    except MensError as error:
-        # The adapter is there, whatever holds up its judgement: the job has what it was made for, and its alias waits for a receipt.
-        if not (is_last and error.retryable):
-            raise
-        said = f"{final.id} is published and was not judged: {error} Judge it: mens receipts create {final.id} --alias {alias}."
-        attempt.report(events=[NewEvent(level="warn", message=said[:2000], data={"error": error.as_dict()})])
-        return result | {"judging_error": error.as_dict()}, served_terms(attempt)
+    receipt = judge_adapter(attempt, final.id, alias, governed.policy)
     return result | receipt_result(receipt), served_terms(attempt)
 
 
@@ -139,8 +138,8 @@ def served_terms(attempt: Attempt) -> Terms:
     return Terms(served=frozenset(base.digest for base in served) if served else None)
 
 
-def served_bases(attempt: Attempt) -> list[ServedBaseRef]:
-    """The bases that the replicas serve, each once."""
+def served_bases(attempt: Attempt, base_digest: str = "") -> list[ServedBaseRef]:
+    """The bases that the replicas serve, each once; with a digest, of replicas that serve the adapters of this base."""
     settings, found = attempt.settings, {}
     for url in discover(settings.serving_urls, settings.serving_dns):
         try:
@@ -148,6 +147,8 @@ def served_bases(attempt: Attempt) -> list[ServedBaseRef]:
                 served = replica.capabilities()
         except (Unavailable, JobFailed):
             continue  # what it serves is not known; the others answer
+        if base_digest not in ("", served.adapters_digest):
+            continue
         found[served.served_digest] = ServedBaseRef(name=served.base, digest=served.served_digest)
     return list(found.values())
 
@@ -168,6 +169,7 @@ def training_report(jobs: Jobs, adapter: Adapter) -> TrainingReport | None:
         supervised_tokens=supervision["supervised_tokens"],
         truncation_fraction=supervision["truncation_fraction"],
         tokens_per_second=job.result.get("tokens_per_second"),
+        voice_fraction=voice_fraction(preflight["data"]["training"]) if "data" in preflight else None,
     )
 
 

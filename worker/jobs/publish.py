@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from shared.contract.plan import PlannedBase
 from shared.errors import Code, JobFailed, Unavailable
 from worker.jobs.certificates import (
     Limits,
@@ -34,6 +35,7 @@ class ProbeSet:
 
     Attributes:
         adapter_id: the adapter, already in storage.
+        base: that it was trained on; only replicas that serve it, or its twin, are asked.
         probes: `worker/training/probes.py` documents their fields.
         encode_chats: returns the trainer's token ids of the probe chats; called for every replica.
         reference: returns the trainer's own scores on the weights that a replica serves; None: the engine error is not
@@ -42,6 +44,7 @@ class ProbeSet:
     """
 
     adapter_id: str
+    base: PlannedBase
     probes: list[dict[str, Any]]
     encode_chats: Callable[[], EncodedChats]
     reference: Callable[[ServedBase], Scores] | None
@@ -50,8 +53,8 @@ class ProbeSet:
     @property
     def trained(self) -> Scores | None:
         """Scores of the NF4 model at the end of training; None when a probe has none."""
-        scores = [probe.get("trained") for probe in self.probes]
-        return None if None in scores else scores  # type: ignore[return-value]
+        scores = [probe["trained"] for probe in self.probes if probe.get("trained") is not None]
+        return scores if len(scores) == len(self.probes) else None
 
 
 def certify(
@@ -62,7 +65,7 @@ def certify(
     timeout_seconds: float,
     raise_if_stopped: Callable[[], None],
 ) -> dict[str, Any]:
-    """Certificates of an adapter, by replica.
+    """Certificates of an adapter, by replica, from every replica that serves its base.
 
     Args:
         urls: every replica.
@@ -74,7 +77,7 @@ def certify(
     Raises:
         JobFailed: a certificate failed (see `worker/jobs/certificates.py`), or ``SERVING_REFUSED``.
         ArtifactInvalid: refused, with the reason's code.
-        Unavailable: ``SERVING_UNAVAILABLE`` for longer than the timeout.
+        Unavailable: ``SERVING_UNAVAILABLE`` for longer than the timeout; ``BASE_NOT_SERVED``: all replicas serve other bases.
     """
     if not urls:
         raise JobFailed(
@@ -86,23 +89,33 @@ def certify(
     certificates: dict[str, dict[str, Any]] = {}
     for url in urls:
         with ReplicaClient(url, key, REQUEST_SECONDS) as replica:
-            while replica.name not in certificates:
+            while True:
                 raise_if_stopped()
                 try:
-                    certificates[replica.name] = _certify_on(replica, probes)
+                    if measured := _certify_on(replica, probes):
+                        certificates[replica.name] = measured
+                    break
                 except Unavailable:
                     if time.monotonic() > deadline:
                         raise
                     time.sleep(RETRY_SECONDS)
+    if not certificates:
+        raise Unavailable(
+            Code.BASE_NOT_SERVED,
+            f"None of the {len(urls)} serving replicas serves {probes.base.name} ({probes.base.digest[:12]}…), the base of {probes.adapter_id}.",
+            remedy="Start a replica with this MENS_SERVING_BASE, or set artifact.publish = false.",
+        )
     # Only at the end, so that the error carries the certificates of all replicas.
     refuse_failed(probes.adapter_id, certificates)
     return certificates
 
 
-def _certify_on(replica: ReplicaClient, probes: ProbeSet) -> dict[str, Any]:
-    """Measure the adapter on one replica; the certificate may have failed."""
-    replica.check(probes.adapter_id)
+def _certify_on(replica: ReplicaClient, probes: ProbeSet) -> dict[str, Any] | None:
+    """Measure the adapter on one replica; the certificate may have failed. None: the replica serves another base."""
     found = replica.capabilities()
+    if found.adapters_digest != probes.base.digest:
+        return None
+    replica.check(probes.adapter_id)
     # An engine that was left to choose its dtype and does not report it: every such engine takes 16 bits.
     served = ServedBase(found.base, found.served_digest, found.twin_of, found.dtype or "bfloat16")
     base, base_again, tuned = (

@@ -49,7 +49,7 @@ RUNNERS: dict[Kind, Callable[[Attempt], None]] = {
     Kind.JUDGE: run_judge,
 }
 WRITE_RETRY_SECONDS = 2.0
-FAILED, RETRIED, LOST = "failed", "retried", "lost"
+SUCCEEDED, FAILED, RETRIED, LOST = "succeeded", "failed", "retried", "lost"
 
 logger = logging.getLogger(__name__)
 
@@ -149,10 +149,10 @@ class Worker:
                 logger.exception("expired files could not be deleted")
 
     def _count(self, kind: Kind, ending: Ending, written: object) -> None:
-        """Count the attempt, as the database has it now: a failure may have queued the job again."""
+        """Count the attempt, as the database has it now: a failure may have queued the job again, or have left it what it was made for."""
         outcome = ending.outcome
         if outcome == FAILED and isinstance(written, Job) and written.state is not JobState.FAILED:
-            outcome = RETRIED
+            outcome = SUCCEEDED if written.state is JobState.SUCCEEDED else RETRIED
         self.metrics.attempt_ended(kind, outcome, ending.code)
 
     def _stopped(self, lease: Lease, reason: ExitReason, requested: str | None) -> Ending:
@@ -189,7 +189,7 @@ class Worker:
                 return Ending(FAILED, functools.partial(self.leases.fail, lease, bug), str(bug.code))
             finally:
                 attempt.end()
-        return Ending("succeeded")
+        return Ending(SUCCEEDED)
 
 
 def make_worker(settings: WorkerSettings, job_queue: JobQueue) -> Worker:

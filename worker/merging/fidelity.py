@@ -92,17 +92,22 @@ def compare(
 def memory_needed(base: Path) -> int:
     """Bytes that :func:`compare` takes at most beside what the imports did, whatever the number of layers.
 
-    A block and the matrix after it in float32, that matrix as it is stored or read for a second time, the logits of two models and what
-    their comparison makes of them, and small things. Measured: 867 and 917 MB for a bound of 1,092 MB (a Qwen3 of 1.67 GB, bench/merge.py).
+    The weights, the logits of two models and what their comparison makes of them, and small things. Measured: 867 and 917 MB for a bound of
+    1,092 MB (a Qwen3 of 1.67 GB, bench/merge.py).
     """
+    vocabulary = parse_model_config(json.loads((base / "config.json").read_bytes())).vocab
+    logits = 4 * vocabulary * len(CHATS) * MAX_TOKENS
+    return weights_needed(base) + 4 * logits + SMALL_BYTES
+
+
+def weights_needed(base: Path) -> int:
+    """Bytes of weights in memory at most: a block and the matrix after it in float32, and that as it is stored or read for a second time."""
     sizes = {name: 4 * math.prod(info.shape) for name, info in read_folder_tensors(base).items()}
     blocks: Counter[str] = Counter()
     for name, size in sizes.items():
         if found := BLOCK.search(name):
             blocks[found[1]] += size
-    vocabulary = parse_model_config(json.loads((base / "config.json").read_bytes())).vocab
-    logits = 4 * vocabulary * len(CHATS) * MAX_TOKENS
-    return max(blocks.values(), default=0) + 2 * max(sizes.values()) + 4 * logits + SMALL_BYTES
+    return max(blocks.values(), default=0) + 2 * max(sizes.values())
 
 
 def refuse_without_memory(base: Path) -> None:

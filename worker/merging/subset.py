@@ -111,9 +111,7 @@ class SubsetMerge:
 
     def _check_digests(self, sidecar: SidecarV2 | SidecarV3) -> None:
         """Compare the shards with the digests that were recorded at training; the original itself recorded none."""
-        recorded = (sidecar.model_extra or {}).get("base_digests")
-        if not isinstance(recorded, Mapping):
-            return
+        recorded = sidecar.base_digests or {}
         for shard in self.base_shards:
             if shard.name in recorded and digest_file(shard) != recorded[shard.name]:
                 raise ArtifactInvalid(

@@ -10,6 +10,7 @@ from prometheus_client import Counter, Gauge, Histogram
 
 from shared.database.job_states import Stage
 from shared.database.records import Kind
+from shared.database.webhooks.deliveries import Outcome
 from shared.observability.metrics_listener import process_registry
 from worker.metrics.live import GpuMemory, TrainingNow
 
@@ -55,6 +56,12 @@ class WorkerMetrics:
             "mens_retention_removed", "What the retention policy has removed.", ("what",), registry=where
         )
         self._retained_out_bytes = Counter("mens_retention_removed_bytes", "Bytes of that.", registry=where)
+        self._webhooks = Counter(
+            "mens_webhook_attempts",
+            "Attempts to deliver a webhook: delivered, refused by the receiver, or unanswered.",
+            ("outcome",),
+            registry=where,
+        )
 
     def attempt_ended(self, kind: Kind, outcome: str, code: str | None = None) -> None:
         """Count an attempt: succeeded, retried, failed, cancelled, paused, released or lost; with the code of its error."""
@@ -92,6 +99,11 @@ class WorkerMetrics:
         """Count something that the retention policy has removed, and its bytes."""
         self._retained_out.labels(what).inc()
         self._retained_out_bytes.inc(size)
+
+    def attempted_webhook(self, outcome: Outcome) -> None:
+        """Count an attempt to deliver a webhook by what came of it."""
+        answered = "refused" if outcome.status_code else "unanswered"
+        self._webhooks.labels("delivered" if outcome.is_delivered else answered).inc()
 
 
 class StageClock:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -16,34 +15,13 @@ from safetensors.torch import load_file, save_file
 from transformers import PreTrainedTokenizerBase
 
 from shared.artifacts.manifests import CONFIG_NAME, MANIFEST_NAME, WEIGHTS_NAME, AdapterManifest, ManifestQuant
+from shared.artifacts.original_layout import base_key_map
 from shared.contract.plan import ExecutionPlan
 from shared.contract.sections import ProvenanceSection
 from shared.errors import ArtifactInvalid, Code
 from shared.hashing import digest_file
 from worker.training.lineage import lineage
 from worker.training.model.layer_names import namespaces, renamed
-
-LOGICAL_NAMES = {
-    "q_proj": "q",
-    "k_proj": "k",
-    "v_proj": "v",
-    "o_proj": "o",
-    "gate_proj": "gate",
-    "up_proj": "up",
-    "down_proj": "down",
-    "in_proj_qkv": "lin_qkv",
-    "in_proj_z": "lin_z",
-    "in_proj_b": "lin_b",
-    "in_proj_a": "lin_a",
-    "out_proj": "lin_o",
-    "attn.c_attn": "qkv",
-    "attn.c_proj": "o",
-    "mlp.c_fc": "up",
-    "mlp.c_proj": "down",
-}
-"""Module name, with its parent's where that decides → the original schema's short name; others keep their own."""
-
-_LAYER = re.compile(r"(?:^|\.)(?:layers|h)\.(\d+)\.")
 
 
 def save_adapter(
@@ -92,27 +70,9 @@ def load_weights(model: PeftModel, folder: Path, base: Path) -> list[str]:
     return [*found.unexpected_keys, *(key for key in found.missing_keys if ".lora_" in key)]
 
 
-def base_key_map(peft_keys: Any) -> dict[str, str]:
-    """Logical name → base tensor key, in the order of the layers, from PEFT's own keys."""
-    stems = {key.removeprefix("base_model.model.").partition(".lora_")[0] for key in peft_keys}
-    return {logical_name(stem): f"{stem}.weight" for stem in sorted(stems, key=_layer_and_name)}
-
-
-def logical_name(module: str) -> str:
-    """``model.layers.3.self_attn.q_proj`` → ``l3.q``."""
-    name, with_parent = module.rsplit(".", 1)[-1], ".".join(module.rsplit(".", 2)[-2:])
-    layer = _LAYER.search(module)
-    return f"l{layer[1]}.{LOGICAL_NAMES.get(with_parent) or LOGICAL_NAMES.get(name, name)}" if layer else module
-
-
 def template_digest(tokenizer: PreTrainedTokenizerBase) -> str:
     """SHA-256 of the chat template's text."""
     return hashlib.sha256(str(tokenizer.chat_template).encode()).hexdigest()
-
-
-def _layer_and_name(module: str) -> tuple[int, str]:
-    layer = _LAYER.search(module)
-    return (int(layer[1]) if layer else -1), module
 
 
 def _peft_config(model: PeftModel, base_name: str) -> dict[str, Any]:

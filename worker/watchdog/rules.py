@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import Protocol
 
 from shared.errors import Code, JobFailed
 
@@ -77,39 +77,60 @@ class LimitWatch:
         """
         elapsed = self.clock() - self._begun
         wall, gpu = self.wall_before + elapsed, (self.gpu_before + self.gpus * elapsed) / 60
-        may = self.limits
-        if may.cap_seconds is not None and wall > may.cap_seconds:
-            raise _exceeded(
-                Termination.WALL_CLOCK_CAP,
-                f"The job has run for {wall:.0f} s; this installation allows {may.cap_seconds:.0f} s.",
-                "Ask for less work in one job, or raise MENS_MAX_JOB_SECONDS.",
-                {"used_seconds": round(wall, 1), "allowed_seconds": may.cap_seconds},
-            )
-        if may.gpu_minutes is not None and gpu > may.gpu_minutes:
-            raise _exceeded(
-                Termination.GPU_BUDGET,
-                f"The job has used {gpu:.1f} GPU-minutes; its budget is {may.gpu_minutes:g}.",
-                "Create it again with a larger max_gpu_minutes, or with less work.",
-                {"used_gpu_minutes": round(gpu, 1), "allowed_gpu_minutes": may.gpu_minutes},
-            )
-        if may.wall_seconds is not None and wall > may.wall_seconds:
-            raise _exceeded(
-                Termination.TIME_LIMIT,
-                f"The job has run for {wall:.0f} s; it may run for {may.wall_seconds:g} s.",
-                "Create it again with a larger max_wall_seconds, or with less work.",
-                {"used_seconds": round(wall, 1), "allowed_seconds": may.wall_seconds},
-            )
+        for bound, used, allowed in (
+            (_CAP, wall, self.limits.cap_seconds),
+            (_BUDGET, gpu, self.limits.gpu_minutes),
+            (_OWN_TIME, wall, self.limits.wall_seconds),
+        ):
+            if allowed is not None and used > allowed:
+                raise bound.exceeded(used, allowed)
 
 
-CODES = {
-    Termination.WALL_CLOCK_CAP: Code.WALL_CLOCK_CAP_EXCEEDED,
-    Termination.GPU_BUDGET: Code.GPU_BUDGET_EXCEEDED,
-    Termination.TIME_LIMIT: Code.TIME_LIMIT_EXCEEDED,
-}
+@dataclass(frozen=True, slots=True)
+class _Bound:
+    """What is said of a limit that was passed.
+
+    Attributes:
+        message: with ``{used}`` and ``{allowed}``, which are counted in ``unit``.
+    """
+
+    reason: Termination
+    code: Code
+    unit: str
+    message: str
+    remedy: str
+
+    def exceeded(self, used: float, allowed: float) -> JobFailed:
+        counts = {f"used_{self.unit}": round(used, 1), f"allowed_{self.unit}": allowed}
+        return JobFailed(
+            self.code,
+            self.message.format(used=used, allowed=allowed),
+            remedy=self.remedy,
+            details=counts | {"termination": str(self.reason)},
+        )
 
 
-def _exceeded(reason: Termination, message: str, remedy: str, details: dict[str, Any]) -> JobFailed:
-    return JobFailed(CODES[reason], message, remedy=remedy, details=details | {"termination": str(reason)})
+_CAP = _Bound(
+    Termination.WALL_CLOCK_CAP,
+    Code.WALL_CLOCK_CAP_EXCEEDED,
+    "seconds",
+    "The job has run for {used:.0f} s; this installation allows {allowed:.0f} s.",
+    "Ask for less work in one job, or raise MENS_MAX_JOB_SECONDS.",
+)
+_BUDGET = _Bound(
+    Termination.GPU_BUDGET,
+    Code.GPU_BUDGET_EXCEEDED,
+    "gpu_minutes",
+    "The job has used {used:.1f} GPU-minutes; its budget is {allowed:g}.",
+    "Create it again with a larger max_gpu_minutes, or with less work.",
+)
+_OWN_TIME = _Bound(
+    Termination.TIME_LIMIT,
+    Code.TIME_LIMIT_EXCEEDED,
+    "seconds",
+    "The job has run for {used:.0f} s; it may run for {allowed:g} s.",
+    "Create it again with a larger max_wall_seconds, or with less work.",
+)
 
 
 @dataclass

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 
@@ -29,11 +30,13 @@ class WebhookDispatcher:
 
     Attributes:
         stopping: set when the process ends; nothing new is begun then.
+        count: called with the outcome of every attempt.
     """
 
     deliveries: Deliveries
     sender: WebhookSender
     stopping: threading.Event = field(default_factory=threading.Event)
+    count: Callable[[Outcome], None] = lambda _: None
     _pruned_at: float = float("-inf")
 
     def run_round(self) -> int:
@@ -68,6 +71,7 @@ class WebhookDispatcher:
             # Else the row would be claimed again for ever, and nobody would see why.
             logger.exception("the webhook %s could not be sent", delivery.id)
             outcome = Outcome(None, f"it could not be sent ({type(error).__name__})")
+        self.count(outcome)
         disabled = self.deliveries.settle(delivery, outcome)
         if outcome.error is not None:
             logger.warning(
@@ -87,7 +91,9 @@ class WebhookDispatcher:
             self._pruned_at = time.monotonic()
 
 
-def make_webhook_dispatcher(settings: WorkerSettings, stopping: threading.Event) -> WebhookDispatcher:
+def make_webhook_dispatcher(
+    settings: WorkerSettings, stopping: threading.Event, count: Callable[[Outcome], None]
+) -> WebhookDispatcher:
     """The dispatcher on the configured database."""
     sender = WebhookSender(AllowedTargets.parse(settings.webhook_allowed))
-    return WebhookDispatcher(Deliveries(Database(settings.database_url)), sender, stopping)
+    return WebhookDispatcher(Deliveries(Database(settings.database_url)), sender, stopping, count)

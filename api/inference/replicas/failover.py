@@ -19,6 +19,7 @@ import msgspec
 from api.inference.replicas.client import ReplicaClient, ReplicaDisconnected, ReplicaResponse, ReplicaUnreachable
 from api.inference.replicas.health import HealthMonitor
 from api.inference.replicas.pool import Replica, ReplicaPool, ReplicaState
+from api.inference.replicas.served_models import ServedModel
 from shared.errors import Code, Unavailable
 from shared.replicas import replica_name
 
@@ -55,45 +56,57 @@ class Failover:
     first_byte_seconds: float
 
     async def first_response(
-        self, path: str, body: dict[str, Any], served: str, wait_seconds: float = 0.0, request_id: str = ""
+        self, path: str, body: dict[str, Any], model: ServedModel, wait_seconds: float = 0.0, request_id: str = ""
     ) -> ReplicaResponse:
         """The first response that has begun. The caller closes it.
 
         Args:
             path: of the replica.
             body: the request; its model is replaced.
-            served: name by which the replicas know the model.
+            model: that is asked; only replicas that serve its base get the request.
             wait_seconds: how long to wait for a replica to come back when none is left.
             request_id: by which the replica's log names it, in visible ASCII characters.
 
         Raises:
-            Unavailable: ``SERVING_UNAVAILABLE``.
+            Unavailable: ``SERVING_UNAVAILABLE``; ``BASE_NOT_SERVED``: there are replicas, all of other bases.
         """
         self.health.start()  # where the application's lifespan was not run
-        self.pool.popularity.count(served, time.monotonic())
-        content = msgspec.json.encode({**body, "model": served})
-        attempt = Attempt(self, path, content, body.get("stream") is True, request_id)
+        self.pool.popularity.count(model, time.monotonic())
+        content = msgspec.json.encode({**body, "model": model.name})
+        attempt = Attempt(self, model, path, content, body.get("stream") is True, request_id)
         deadline = time.monotonic() + wait_seconds
         while attempt.disconnects < MAX_DISCONNECTS:
-            if replica := self.pool.take(served, attempt.tried):
+            if replica := self.pool.take(model, attempt.tried):
                 if response := await attempt.send_to(replica):
                     return response
-            elif not await self._one_is_back(deadline):
+            elif not await self._one_is_back(model, deadline):
                 break
             else:
                 attempt.tried.clear()
-        states = "; ".join(f"{replica_name(replica.url)} is {replica.state}" for replica in self.pool.all)
-        raise Unavailable(
+        raise self._nobody_answers(model, attempt.reason)
+
+    def _nobody_answers(self, model: ServedModel, reason: str) -> Unavailable:
+        """The error to a request that no replica was left for; ``reason``: why the last one was skipped."""
+        having = self.pool.having(model)
+        if self.pool.all and not having:
+            return Unavailable(
+                Code.BASE_NOT_SERVED,
+                f"No serving replica serves {model.base} ({model.base_digest[:12]}…), the base of {model.name}.",
+                remedy="Start a replica with this MENS_SERVING_BASE, or try again while one starts; `mens replicas` shows what is served.",
+                param="model",
+            )
+        states = "; ".join(f"{replica_name(replica.url)} is {replica.state}" for replica in having)
+        return Unavailable(
             Code.SERVING_UNAVAILABLE,
-            f"No serving replica answers ({attempt.reason or states or 'none is known'}).",
+            f"No serving replica answers ({reason or states or 'none is known'}).",
             remedy="Try again shortly; if it stays so, look at the serving tier.",
         )
 
-    async def _one_is_back(self, deadline: float) -> bool:
-        """Wait until a replica is not down, at least a moment; whether there is one before the deadline (monotonic, s)."""
+    async def _one_is_back(self, model: ServedModel, deadline: float) -> bool:
+        """Wait until a replica that has the model is not down, at least a moment; whether there is one before the deadline (monotonic, s)."""
         while time.monotonic() + WAIT_STEP_SECONDS <= deadline:
             await asyncio.sleep(WAIT_STEP_SECONDS)
-            if any(replica.state is not ReplicaState.DOWN for replica in self.pool.all):
+            if any(replica.state is not ReplicaState.DOWN for replica in self.pool.having(model)):
                 return True
         return False
 
@@ -107,8 +120,11 @@ class Attempt:
         reason: why the last was skipped.
     """
 
-    def __init__(self, failover: Failover, path: str, content: bytes, streams: bool, request_id: str) -> None:
+    def __init__(
+        self, failover: Failover, model: ServedModel, path: str, content: bytes, streams: bool, request_id: str
+    ) -> None:
         self._failover = failover
+        self._model = model
         self._path = path
         self._content = content
         self._streams = streams
@@ -154,7 +170,7 @@ class Attempt:
             self._streams
             and not self._timed_out
             and len(pool.all) > 1
-            and any(other.state is ReplicaState.UP for other in pool.candidates(self.tried))
+            and any(other.state is ReplicaState.UP for other in pool.candidates(self._model, self.tried))
         )
         try:
             async with asyncio.timeout(limit if has_limit else None):

@@ -1,4 +1,4 @@
-"""Health monitor: discovers the serving replicas, checks their health, and warms those that are new or back.
+"""Health monitor: discovers the serving replicas, checks their health, learns what they serve, and warms those that are new or back.
 
 A replica loads an adapter when it gets the first request for it. Warming is such a request, sent before those of callers.
 """
@@ -15,7 +15,7 @@ import msgspec
 from api.inference.replicas.client import ReplicaClient, ReplicaDisconnected, ReplicaUnreachable
 from api.inference.replicas.pool import Replica, ReplicaPool
 from shared.errors import MensError
-from shared.replicas import discover
+from shared.replicas import ReplicaCapabilities, discover
 
 HEALTH_TIMEOUT_SECONDS = 2.0
 WARM_MODELS = 8
@@ -130,15 +130,31 @@ class HealthMonitor:
             error = None if response.ok else f"health check: status {response.status}"
         if error:
             replica.failed_check(error)
-        elif replica.passed_check(time.monotonic()):
+        else:
+            # Each time, and before it gets requests: another replica may be at this address since the last check.
+            replica.serves = await self._capabilities(replica.url) or replica.serves
+        if not error and replica.passed_check(time.monotonic()):
             await self._warm(replica)
             replica.finished_warming()
         if replica.state is not before:
             logger.warning("replica %s is %s, was %s (%s)", replica.url, replica.state, before, error or "it answers")
 
+    async def _capabilities(self, url: str) -> ReplicaCapabilities | None:
+        """What a replica serves; None where it does not say so."""
+        try:
+            async with asyncio.timeout(HEALTH_TIMEOUT_SECONDS):
+                response = await self._client.get(f"{url}/mens/limits")
+                try:
+                    content = b"".join([chunk async for chunk in response])
+                finally:
+                    response.close()
+            return ReplicaCapabilities.model_validate_json(content) if response.ok else None
+        except (ReplicaUnreachable, ReplicaDisconnected, TimeoutError, ValueError):  # of another shape: another program
+            return None
+
     async def _warm(self, replica: Replica) -> None:
         """Have the most requested models loaded; the first request to one that does not load in time waits for it."""
-        models = self._replicas.popularity.top(WARM_MODELS, time.monotonic())
+        models = self._replicas.popularity.top(WARM_MODELS, time.monotonic(), replica)
         if not models or not self._warm_seconds:
             return
         try:

@@ -32,14 +32,17 @@ class ReplicaLimits:
     _cached: dict[str, ReplicaCapabilities] = field(default_factory=dict)
     _read_at: float = 0.0
 
-    def limits(self) -> ServingLimits | None:
-        """The tightest limits of all replicas; None when none of them answers.
+    def limits(self, base_digest: str) -> ServingLimits | None:
+        """The tightest limits of the replicas that serve a base; None when none of them answers.
 
-        A serving tier that does not answer is no reason to refuse a job: it may be back before the training ends, and
-        publishing checks again.
+        A replica that does not answer is no reason to refuse a job: it may be back before the training ends, and publishing checks
+        again. Where all answer, and none serves the base, these are the limits of others, with another digest.
         """
-        limits = self._found()
-        if not limits:
+        found = self._found()
+        limits = [each for each in found if each.base_digest in (base_digest, None)]
+        if not limits and len(found) < len(self.urls):
+            return None
+        if not (limits := limits or found):
             return None
         lengths = [each.max_model_len for each in limits if each.max_model_len is not None]
         digests = [each.base_digest for each in limits if each.base_digest is not None]

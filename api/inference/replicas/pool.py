@@ -1,6 +1,7 @@
 """Pool of serving replicas: their states, their load, and which one gets the next request.
 
-The same model goes to the same replica (rendezvous hashing), so its adapter stays loaded there. A replica that has more than
+A model goes only to replicas that serve its base, and always to the same of them (rendezvous hashing), so its adapter stays loaded
+there. A replica that has more than
 its share of the load is passed over for the next in the model's order. Nothing here waits: `api/inference/replicas/health.py`
 and `api/inference/replicas/failover.py` report what they find. All of it runs in the event loop's one thread.
 """
@@ -16,6 +17,9 @@ from collections import Counter, deque
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+
+from api.inference.replicas.served_models import ServedModel
+from shared.replicas import ReplicaCapabilities
 
 LOAD_FACTOR = 1.25
 """A replica takes at most this many times the mean of requests in flight, and one."""
@@ -68,6 +72,7 @@ class Replica:
         last_error: what was last wrong with it, however long ago; what failed before it was first healthy is dropped then.
         last_error_at: when that was (unix seconds).
         was_there_at_start: it was serving before this API process began, so it is not warmed when it first passes a check.
+        serves: what it said of itself when it was last checked; None: it has not, so it may serve anything.
         check_now: set to have its health checked at once.
     """
 
@@ -82,7 +87,12 @@ class Replica:
     last_error: str | None = None
     last_error_at: int | None = None
     was_there_at_start: bool = False
+    serves: ReplicaCapabilities | None = None
     check_now: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def may_have(self, model: ServedModel) -> bool:
+        """Whether it has a model, as far as is known."""
+        return self.serves is None or model.is_served_by(self.serves)
 
     def passed_check(self, now: float) -> bool:
         """Record a health check that passed. Returns whether the replica has to be warmed before it is up."""
@@ -147,22 +157,22 @@ class ModelPopularity:
     """Requests by model over the last minutes: a new replica loads the most requested models first."""
 
     def __init__(self) -> None:
-        self._minutes: deque[tuple[int, Counter[str]]] = deque(maxlen=POPULARITY_MINUTES)
+        self._minutes: deque[tuple[int, Counter[ServedModel]]] = deque(maxlen=POPULARITY_MINUTES)
 
-    def count(self, model: str, now: float) -> None:
+    def count(self, model: ServedModel, now: float) -> None:
         """Count one request for a model."""
         minute = int(now // 60)
         if not self._minutes or self._minutes[-1][0] != minute:
             self._minutes.append((minute, Counter()))
         self._minutes[-1][1][model] += 1
 
-    def top(self, number: int, now: float) -> list[str]:
-        """The models with the most requests, the most requested first."""
-        total: Counter[str] = Counter()
+    def top(self, number: int, now: float, replica: Replica) -> list[str]:
+        """Names of the models with the most requests, the most requested first, of those that a replica has."""
+        total: Counter[ServedModel] = Counter()
         for minute, counts in self._minutes:
             if minute > now // 60 - POPULARITY_MINUTES:
                 total += counts
-        return [model for model, _ in total.most_common(number)]
+        return [model.name for model, _ in total.most_common() if replica.may_have(model)][:number]
 
 
 class ReplicaPool:
@@ -192,7 +202,7 @@ class ReplicaPool:
         self.urls[:] = wanted
         return [r for r in self.all if r.url not in old], [r for url, r in old.items() if url not in wanted]
 
-    def take(self, model: str, tried: Collection[Replica] = ()) -> Replica | None:
+    def take(self, model: ServedModel, tried: Collection[Replica] = ()) -> Replica | None:
         """The replica for the next request to a model, which is counted as in flight at once; None when none is left.
 
         The caller must :meth:`release` it when the response is read or given up.
@@ -200,10 +210,10 @@ class ReplicaPool:
         Args:
             tried: those that have failed this request already.
         """
-        pool = self.candidates(tried)
+        pool = self.candidates(model, tried)
         if not pool:
             return None
-        replica = first_below_limit(in_order(pool, model)) if len(pool) > 1 else pool[0]
+        replica = first_below_limit(in_order(pool, model.name)) if len(pool) > 1 else pool[0]
         replica.in_flight += 1
         return replica
 
@@ -211,9 +221,20 @@ class ReplicaPool:
         """Count one request less in flight."""
         replica.in_flight -= 1
 
-    def candidates(self, tried: Collection[Replica] = ()) -> list[Replica]:
-        """Replicas that may get a request now: those that are up, or the next best when there is none."""
-        left = [replica for replica in self.all if replica not in tried] if tried else self.all
+    def having(self, model: ServedModel) -> list[Replica]:
+        """Replicas that have a model, whatever their states, and those that have not said what they serve."""
+        return [replica for replica in self.all if replica.may_have(model)]
+
+    def serves(self, model: ServedModel) -> bool | None:
+        """Whether a replica serves a model's base; None: not known, because a replica has not said so yet or there is none."""
+        known = [replica.serves for replica in self.all if replica.serves]
+        if any(map(model.is_served_by, known)):
+            return True
+        return False if known and len(known) == len(self.all) else None
+
+    def candidates(self, model: ServedModel, tried: Collection[Replica] = ()) -> list[Replica]:
+        """Replicas that may get a request for a model now: those that are up, or the next best when there is none."""
+        left = [replica for replica in self.having(model) if replica not in tried]
         if all(replica.state is ReplicaState.UP for replica in left):
             return left
         return next(filter(None, ([r for r in left if r.state in states] for states in PREFERENCE)), [])

@@ -1,7 +1,7 @@
 """Limits of the texts that vLLM compiles: JSON schemas, regular expressions, grammars, choices.
 
-vLLM compiles them in a few threads of its engine, and neither a caller who disconnects nor a time-out ends that (docs/serving.md).
-So one long text would keep every other caller's structured output waiting.
+vLLM compiles them in a few threads of its engine, and nothing ends that; so a replica finds out in a process of its own what a text
+costs, and ends that with its caller (docs/serving.md). Texts of any size would still take their turns there.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from api.openai.types import unix_seconds
 from api.services import ServicesDep
 from api.web.auth import CallerDep, requires
-from api.web.params import NO_NUL, After, Id, Limit
+from api.web.params import NO_NUL, After, Id, IdPage, Limit, id_page_fields
 from shared.database.lending.checkpoint_permissions import CheckpointPermission, CheckpointPermissions, Order
 from shared.database.tenancy import SHARED, Role, TenantName
 from shared.errors import Code, Forbidden
@@ -40,14 +40,8 @@ class Permission(BaseModel):
     project_id: str
 
 
-class PermissionPage(BaseModel):
+class PermissionPage(IdPage[Permission]):
     """One page of permissions."""
-
-    object: Literal["list"] = "list"
-    data: list[Permission]
-    first_id: str | None
-    last_id: str | None
-    has_more: bool
 
 
 class DeletedPermission(BaseModel):
@@ -105,5 +99,4 @@ def _page(permissions: list[CheckpointPermission], *, has_more: bool) -> Permiss
     data = [
         Permission(id=one.id, created_at=unix_seconds(one.created_at), project_id=one.project) for one in permissions
     ]
-    first, last = (data[0].id, data[-1].id) if data else (None, None)
-    return PermissionPage(data=data, first_id=first, last_id=last, has_more=has_more)
+    return PermissionPage(**id_page_fields(data, has_more=has_more))

@@ -24,7 +24,8 @@ from cli.evaluation.eval_file import EvalFile, read
 from cli.evaluation.run_items import Pairs, pairs_between, pairs_within
 from cli.evaluation.run_page import SHOWN_ITEMS, print_comparison, print_run
 from cli.evaluation.served_models import base_of
-from cli.output import print_table
+from cli.options import existing_file
+from cli.output import format_minute, print_table
 from shared.errors import MensError
 
 ENDED = ("completed", "failed", "canceled")
@@ -49,7 +50,7 @@ def run(
     ] = None,
     grader: Annotated[
         list[Path] | None,
-        typer.Option(exists=True, dir_okay=False, help="JSON file with a grader of OpenAI's, or a list."),
+        existing_file("JSON file with a grader of OpenAI's, or a list."),
     ] = None,
     temperature: Annotated[float | None, typer.Option(min=0, max=2, help="Default: 0, or the eval file's.")] = None,
     max_tokens: Annotated[
@@ -153,9 +154,18 @@ def list_runs(
     rows = []
     for each in found:
         counts, against = each["result_counts"], api.second_model(each) or ""
-        when = time.strftime("%Y-%m-%d %H:%M", time.gmtime(each["created_at"]))
         passed = f"{counts['passed']} of {counts['total']}"
-        rows.append((each["id"], each["name"], each["status"], each["model"] or "", against, passed, when))
+        rows.append(
+            (
+                each["id"],
+                each["name"],
+                each["status"],
+                each["model"] or "",
+                against,
+                passed,
+                format_minute(each["created_at"]),
+            )
+        )
     print_table(("run", "eval", "state", "model", "against", "passed", "when (UTC)"), rows)
 
 

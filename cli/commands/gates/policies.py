@@ -12,7 +12,7 @@ import typer
 from cli.client.connection import call, fail, find_all
 from cli.client.json_errors import Json
 from cli.commands.aliases import Reason
-from cli.output import print_table
+from cli.output import format_minute, print_table
 from shared.errors import Code, InvalidRequest
 from shared.gates.policy import GatePolicy
 from shared.gates.policy_file import policy_digest, read_policy
@@ -69,7 +69,13 @@ def list_policies(as_json: Json = False) -> None:
         key = (policy["tenant"], policy["name"], policy["digest"])
         governs = [each["scope"] for each in assignments if tuple(each["policy"].values()) == key]
         rows.append(
-            (policy["name"], policy["digest"][:12], policy["tenant"], policy["created_at"][:19], ", ".join(governs))
+            (
+                policy["name"],
+                policy["digest"][:12],
+                policy["tenant"],
+                format_minute(policy["created_at"]),
+                ", ".join(governs),
+            )
         )
     print_table(("policy", "digest", "tenant", "stored (UTC)", "governs"), rows)
 
@@ -107,7 +113,7 @@ def unassign(scope: Scope, reason: Reason = "") -> None:
 def history(scope: Scope, limit: Annotated[int, typer.Option(help="At most this many changes.")] = 100) -> None:
     """Show who changed what governs, when and why; newest first."""
     rows = [
-        (str(move["version"]), move["moved_at"][:19], move["actor"], _describe(move["to"]), move["reason"])
+        (str(move["version"]), format_minute(move["moved_at"]), move["actor"], _describe(move["to"]), move["reason"])
         for move in find_all(f"/v1/policy_assignments/{quote(scope, safe=':')}/history", limit=limit)
     ]
     print_table(("version", "when (UTC)", "who", "policy", "why"), rows)

@@ -13,7 +13,7 @@ import typer
 from cli.client.connection import call, fail
 from cli.client.id_prefixes import resolve_adapter_id
 from cli.client.json_errors import Json
-from cli.output import print_table
+from cli.output import format_minute, print_table
 from shared.gate_outcome import GateStatus, overall_outcome
 
 app = typer.Typer(
@@ -44,8 +44,8 @@ def list_receipts(
             each["incumbent_id"] or "the base",
             each["receipt"]["policy"]["name"],
             _outcome(each),
-            each["created_at"][:19],
-            each["valid_until"][:19],
+            format_minute(each["created_at"]),
+            format_minute(each["valid_until"]),
         )
         for each in found
     ]
@@ -103,7 +103,7 @@ def describe_receipt(found: dict[str, Any]) -> Iterator[str]:
     yield f"compared with {receipt['compared_with'] or 'nothing'}"
     yield f"served base   {base['name'] + ' ' + base['digest'][:12] if base else 'not known'}"
     yield f"sandbox       {receipt['sandbox'] or 'none'}"
-    yield f"judged        {found['created_at'][:19]} UTC, valid until {found['valid_until'][:19]}"
+    yield f"judged        {format_minute(found['created_at'])} UTC, valid until {format_minute(found['valid_until'])}"
     # What an API of the release before has no field for is left out.
     if attempt := receipt.get("attempt"):
         yield f"attempt       {attempt} of this pair under this policy: its comparisons may err by {receipt['alpha']:.3g} together"

@@ -16,7 +16,7 @@ import typer
 from cli.client.connection import note
 from cli.client.json_errors import Json
 from cli.commands.keys.store import KeyRecord, find_id, key_store
-from cli.output import print_table
+from cli.output import format_minute, print_table
 from cli.standalone.home import OWN_KEY
 from shared.database.tenancy import (
     LARGEST_LIMIT,
@@ -130,9 +130,9 @@ def list_keys(tenant: Tenant = None, as_json: Json = False) -> None:
             str(key["requests_per_minute"] or ""),
             str(key["concurrent_requests"] or ""),
             str(key.get("tokens_per_minute") or ""),
-            _minute(key["created_at"]),
-            _minute(key.get("expires_at")),
-            _minute(key.get("last_used_at")),
+            format_minute(key["created_at"]),
+            format_minute(key.get("expires_at")),
+            format_minute(key.get("last_used_at")),
             "yes" if key["revoked_at"] else "",
         )
         for key in found
@@ -201,7 +201,7 @@ def change(
         raise typer.BadParameter("Give --name NAME, --role ROLE, --expires WHEN, or several.")
     keys = key_store(tenant)
     key = keys.change(find_id(keys, name), given)
-    ends = f"expires at {_minute(key['expires_at'])} UTC" if key["expires_at"] else "never expires"
+    ends = f"expires at {format_minute(key['expires_at'])} UTC" if key["expires_at"] else "never expires"
     typer.echo(f"{_describe(key)}: {key['role']}, {ends}")
 
 
@@ -228,7 +228,7 @@ def rotate(
     keys = key_store(tenant)
     key = keys.rotate(find_id(keys, name), seconds)
     until = key["previous_secret_until"]
-    ends = f"is accepted until {_minute(until)} UTC" if until else "has ended"
+    ends = f"is accepted until {format_minute(until)} UTC" if until else "has ended"
     typer.echo(f"{_describe(key)}: the old secret {ends}; the new one is shown this once:", err=True)
     typer.echo(key["secret"])
 
@@ -262,10 +262,6 @@ def _expiry(text: str | None) -> str | None:
         message = f"{text!r} is no time: give 12h, 90d, 2027-01-31, 2027-01-31T18:00Z, or {NO_LIMIT}."
         raise typer.BadParameter(message, param_hint="--expires") from None
     return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).isoformat()
-
-
-def _minute(time: str | None) -> str:
-    return time[:16].replace("T", " ") if time else ""
 
 
 def _limit(option: str, text: str | None, largest: int = LARGEST_LIMIT) -> int | None:

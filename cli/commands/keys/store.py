@@ -103,9 +103,13 @@ class RemoteKeys:
 
 
 @contextmanager
-def _ending_on_error() -> Iterator[None]:
+def _local_command() -> Iterator[None]:
+    """What a command does in the database of this machine: it is in the audit log as the command's, and an error ends it."""
+    from shared.database.audit.actors import AuditActor, acting  # slow to import
+
     try:
-        yield
+        with acting(AuditActor.of_command()):
+            yield
     except MensError as error:
         fail(str(error))
 
@@ -126,17 +130,17 @@ class LocalKeys:
 
         self._keys = Keys(database)
 
-    @_ending_on_error()
+    @_local_command()
     def create(self, name: str, role: Role, limits: Limits, expires_at: str | None) -> KeyRecord:
         ends = datetime.fromisoformat(expires_at) if expires_at else None
         key, secret = self._keys.create(name, self._tenant or SHARED, role, KeyLimits(**limits), ends)
         return {**key.model_dump(mode="json"), "secret": secret}
 
-    @_ending_on_error()
+    @_local_command()
     def all(self) -> list[KeyRecord]:
         return [key.model_dump(mode="json") for key in self._keys.all(self._tenant)]
 
-    @_ending_on_error()
+    @_local_command()
     def change(self, key_id: str, change: Change) -> KeyRecord:
         from shared.database.keys import KEY_NAME_PATTERN, KEY_NAME_RULE, KeyChange  # slow to import
 
@@ -144,11 +148,11 @@ class LocalKeys:
             raise InvalidRequest(Code.NAME_INVALID, f"The name is {name!r}; it must be {KEY_NAME_RULE}.", param="name")
         return self._keys.change(key_id, KeyChange(**change), self._tenant).model_dump(mode="json")
 
-    @_ending_on_error()
+    @_local_command()
     def rotate(self, key_id: str, overlap_seconds: int) -> KeyRecord:
         key, secret = self._keys.rotate(key_id, overlap_seconds, self._tenant)
         return {**key.model_dump(mode="json"), "secret": secret}
 
-    @_ending_on_error()
+    @_local_command()
     def revoke(self, key_id: str) -> KeyRecord:
         return self._keys.revoke(key_id, self._tenant).model_dump(mode="json")

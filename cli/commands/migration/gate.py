@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Annotated
 
@@ -18,7 +19,8 @@ from cli.client.json_errors import note_json
 from cli.migration.archive.contents import Contents
 from cli.migration.archive.folder import Archive, safe_name
 from cli.migration.gate.answers import Candidate, answers_file, ask, pending, read_answers, resolve
-from cli.migration.gate.compare import DEFAULT_MARGIN, make_receipt, questions_to_judges
+from cli.migration.gate.compare import make_receipt, questions_to_judges
+from cli.migration.gate.comparisons import DEFAULT_MARGIN, Margins
 from cli.migration.gate.judges import (
     Body,
     Judges,
@@ -29,9 +31,10 @@ from cli.migration.gate.judges import (
     read_judgements,
     unanswered,
 )
+from cli.migration.gate.receipt_page import print_receipt
 from cli.migration.gate.recorded import recorded_models, recorded_prompts
-from cli.migration.receipts import LARGE_MARGIN, Gate, Receipt, receipt_file, write_receipt
-from cli.output import print_table
+from cli.migration.receipts import Receipt, write_receipt
+from cli.output import counted
 from shared.errors import MensError
 from shared.settings import Settings, read_settings
 from shared.statistics.paired import Status
@@ -39,6 +42,7 @@ from shared.statistics.paired import Status
 app = typer.Typer()
 TIMEOUT_SECONDS = 600.0
 MAX_JUDGE_REQUESTS = 5000
+LEAST_MARGIN, MOST_MARGIN = 0.001, 0.9
 
 
 class Trained(msgspec.Struct, frozen=True):
@@ -70,8 +74,19 @@ def gate(
         ),
     ],
     margin: Annotated[
-        float, typer.Option(min=0.001, max=0.9, help="What a mean score may lose; a smaller one needs more prompts.")
-    ] = DEFAULT_MARGIN,
+        list[str],
+        typer.Option(
+            "--margin",
+            metavar="[GATE=]LOSS",
+            help=f"What a mean score may lose, {DEFAULT_MARGIN} if left out; a smaller one needs more prompts. "
+            "May be repeated for gates by name or pattern: --margin 'eval:*=0.1'.",
+            default_factory=list,
+            show_default=False,
+        ),
+    ],
+    min_prompts: Annotated[
+        int, typer.Option(min=0, help="A gate that fewer prompts belong to is shown, and counts for no verdict.")
+    ] = 0,
     judge: Annotated[
         list[str],
         typer.Option(
@@ -100,6 +115,7 @@ def gate(
     Can be interrupted: what has an answer is not sent again. Writes gate/MODEL.json, which `switch` asks for. Exit code 0 when
     every model has passed, else 1.
     """
+    margins = _margins(margin, min_prompts)
     known = {name: project for name, project in recorded_models(archive).items() if not model or name in model}
     if not known or set(model) - known.keys():
         names = ", ".join(sorted(set(model) - known.keys())) or "any model"
@@ -121,17 +137,49 @@ def gate(
                         client, contents, known[name], name, candidate_model, judges, max_judge_requests, concurrency
                     )
                     receipt = make_receipt(
-                        contents, known[name], name, candidate_model, connection.url, margin, settings.sandbox, judges
+                        contents, known[name], name, candidate_model, connection.url, margins, settings.sandbox, judges
                     )
                     write_receipt(archive, receipt)
                     receipts.append(receipt)
                 except MensError as error:
                     failures.append(f"{name}: {error}")
         _show_all(archive, receipts, as_json=as_json)
+        _note_unused(margins, receipts)
     for failure in failures:
         note(f"error: {failure}")
     if failures or any(receipt.verdict is not Status.PASSED for receipt in receipts):
         raise typer.Exit(1)
+    if not dry_run:
+        note(f"next: `mens migrate openai switch {archive}`")
+
+
+def _margins(given: list[str], min_prompts: int) -> Margins:
+    """What gates allow, of ``LOSS`` and ``GATE=LOSS``; a wrong one ends the command."""
+    default, by_gate = DEFAULT_MARGIN, dict[str, float]()
+    for text in given:
+        gate, _, loss = text.rpartition("=")
+        try:
+            value = float(loss)
+        except ValueError:
+            value = 0.0
+        if not LEAST_MARGIN <= value <= MOST_MARGIN:
+            raise typer.BadParameter(
+                f"{text!r} is not LOSS or GATE=LOSS, with a loss from {LEAST_MARGIN} to {MOST_MARGIN}.",
+                param_hint="--margin",
+            )
+        if gate:
+            by_gate[gate] = value
+        else:
+            default = value
+    return Margins(default, by_gate, min_prompts)
+
+
+def _note_unused(margins: Margins, receipts: list[Receipt]) -> None:
+    """Say which margins are of no gate: a name that was mistyped would go unnoticed."""
+    names = sorted({gate.name for receipt in receipts for gate in receipt.gates})
+    for pattern in margins.by_gate if names else ():
+        if not any(fnmatchcase(name, pattern) for name in names):
+            note(f"--margin {pattern}=…: no gate has this name; there are {', '.join(names)}")
 
 
 def _candidates(archive: Path, models: list[str], given: list[str]) -> tuple[dict[str, str], list[str]]:
@@ -161,8 +209,14 @@ def _trained(archive: Path, model: str) -> set[str]:
 
 
 def _show_dry_run(archive: Path, project: str, model: str, named: str, max_judge_requests: int) -> None:
-    prompts, kept = len(recorded_prompts(archive, project, model)), len(read_answers(archive, model))
-    typer.echo(f"{model}: {prompts} recorded prompts would be sent to {named}; {kept} answers are kept of earlier runs")
+    prompts = recorded_prompts(archive, project, model)
+    left, kept = len(pending(archive, model, prompts, Candidate(named, named))), len(read_answers(archive, model))
+    # What an alias points to is known when it is asked, and then its adapter's answers count.
+    at_most = "" if "@" in named else "at most "
+    typer.echo(
+        f"{model}: {at_most}{left} of {counted(len(prompts), 'recorded prompt')} would be sent to {named}; "
+        f"{counted(kept, 'answer')} of earlier runs kept, and what {named} has answered is not sent again"
+    )
     contents = Contents(archive)
     if names := judge_models(contents, project):
         questions = questions_to_judges(contents, project, model, None, Judges(""), read_settings(Settings).sandbox)
@@ -174,7 +228,7 @@ def _ask(client: httpx.Client, archive: Path, project: str, model: str, name: st
     candidate = resolve(client, name)
     bodies = pending(archive, model, recorded_prompts(archive, project, model), candidate)
     if bodies:
-        note(f"{model}: {len(bodies)} prompts to {candidate.served}")
+        note(f"{model}: {counted(len(bodies), 'prompt')} to {candidate.served}")
     _send(client, archive, answers_file(model), bodies, model, concurrency)
     return candidate
 
@@ -198,14 +252,14 @@ def _ask_judges(
     if bodies[:most]:
         note(f"{model}: judges ({', '.join(sorted(set(judges.served.values())))}): {_cost(bodies[:most])}")
     if left := len(bodies[most:]):
-        note(f"{model}: {left} more judgements are left out and unscored: --max-judge-requests")
+        note(f"{model}: left out and unscored: {counted(left, 'judgement')} (--max-judge-requests)")
     _send(client, contents.folder, judgements_file(model), bodies[:most], f"judges of {model}", concurrency)
     return replace(judges, known=read_judgements(contents.folder, model))
 
 
 def _cost(bodies: list[Body]) -> str:
     answers = sum(int(body["max_completion_tokens"]) for body in bodies)
-    return f"{len(bodies)} requests, about {prompt_tokens(bodies):,} prompt tokens, at most {answers:,} answer tokens"
+    return f"{counted(len(bodies), 'request')}, about {prompt_tokens(bodies):,} prompt tokens, at most {answers:,} answer tokens"
 
 
 def _send(client: httpx.Client, archive: Path, file: str, bodies: list[Body], label: str, concurrency: int) -> None:
@@ -222,62 +276,4 @@ def _show_all(archive: Path, receipts: list[Receipt], *, as_json: bool) -> None:
         typer.echo(json.dumps(msgspec.to_builtins(receipts), indent=2))
         return
     for receipt in receipts:
-        _show(archive, receipt)
-
-
-def _show(archive: Path, receipt: Receipt) -> None:
-    counts = receipt.counts
-    typer.echo(f"{receipt.foreign_model} → {receipt.mens_model}: {receipt.verdict}{_because(receipt.reason)}")
-    refused = ", ".join(f"{count} {code}" for code, count in counts.refused.items())
-    typer.echo(f"  {counts.answered} of {counts.recorded} recorded prompts were answered{_because(refused)}")
-    if not counts.nothing_measured:
-        for code, reason in counts.reasons.items():
-            typer.echo(f"    {code}, as of the first: {reason}")
-    if counts.unbounded:
-        typer.echo(
-            f"  {counts.unbounded} without the recorded bound on tokens, which is longer than the model's context"
-        )
-    for check in receipt.graders:
-        unscored = f", {check.unscored} unscored" if check.unscored else ""
-        why = check.refused or ("agrees" if check.may_block else "may not block")
-        typer.echo(
-            f"  {check.name}: {check.agreeing} of {check.compared} of OpenAI's stored scores are the same{unscored}: {why}"
-        )
-        for difference in check.differences:
-            typer.echo(f"    {difference['item']}: {difference['stored']} at OpenAI, {difference['here']} here")
-    columns = ("gate", "status", "old", "new", "value", "interval", "bound", "prompts", "needed", "visible", "why")
-    if receipt.gates:
-        print_table(columns, [_row(each) for each in receipt.gates], header=True)
-    if advice := _advice(receipt):
-        note(advice)
-    note(f"written to {archive / receipt_file(receipt.foreign_model)}")
-
-
-def _advice(receipt: Receipt) -> str:
-    """What to do now, or what the verdict does not say."""
-    if receipt.counts.nothing_measured:
-        return "mend what the refusals say, on the installation or with another --candidate, and run `gate` again"
-    if receipt.verdict is Status.MISSING_EVIDENCE:
-        return "to decide it, record more prompts, or allow a larger loss with --margin; each gate says what it lacks"
-    if receipt.verdict is Status.FAILED:
-        return "to train it better: `plan --bases` with a larger base, or more epochs in plans/; then `train` and `gate` again"
-    if receipt.margin > LARGE_MARGIN:
-        return f"a margin of {receipt.margin:g} proves little: so much of each score may be lost, and the gate passes"
-    return ""
-
-
-def _row(found: Gate) -> tuple[str, ...]:
-    interval = f"{found.interval[0]:+.3f} … {found.interval[1]:+.3f}" if found.interval else ""
-    state = str(found.status) if found.block else f"({found.status})"
-    needed = "" if found.items_needed is None else str(found.items_needed)
-    numbers = [_number(value) for value in (found.old, found.new, found.value)]
-    bound, visible = _number(found.bound), _number(found.smallest_visible)
-    return (found.name, state, *numbers, interval, bound, str(found.items), needed, visible, found.reason)
-
-
-def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:.3f}"
-
-
-def _because(reason: str) -> str:
-    return f" ({reason})" if reason else ""
+        print_receipt(archive, receipt)

@@ -9,8 +9,9 @@ import typer
 
 from cli.client.connection import note
 from cli.migration.archive.folder import SECRECY, Archive
-from cli.migration.local_files.importing import LocalFiles, import_files
-from cli.migration.local_files.reading import read_answers_file, read_graders_file
+from cli.migration.local_files.importing import LocalFiles, read_files, write_files
+from cli.options import existing_file
+from cli.output import counted
 
 app = typer.Typer()
 
@@ -22,23 +23,17 @@ def import_archive(
         "openai-archive"
     ),
     model: Annotated[str, typer.Option(help="The tuned model's name at OpenAI: ft:BASE:ORG:SUFFIX:ID.")],
-    training: Annotated[Path, typer.Option(exists=True, dir_okay=False, help="JSONL file that it was trained on.")],
-    validation: Annotated[
-        Path | None, typer.Option(exists=True, dir_okay=False, help="Its validation file, JSONL.")
-    ] = None,
+    training: Annotated[Path, existing_file("JSONL file that it was trained on.")],
+    validation: Annotated[Path | None, existing_file("Its validation file, JSONL.")] = None,
     answers: Annotated[
         Path | None,
-        typer.Option(
-            exists=True,
-            dir_okay=False,
-            help="JSONL file of what it answered, a line each: the request's messages, and choices (or answer as text).",
+        existing_file(
+            "JSONL file of what it answered, a line each: the request's messages, and choices (or answer as text)."
         ),
     ] = None,
     graders: Annotated[
         Path | None,
-        typer.Option(
-            exists=True, dir_okay=False, help="Graders as OpenAI's JSON: one, a list, an eval, or a line each."
-        ),
+        existing_file("Graders as OpenAI's JSON: one, a list, an eval, or a line each."),
     ] = None,
     epochs: Annotated[int | None, typer.Option(min=1, help="Epochs of its job, as the dashboard shows them.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Read the files, and write nothing.")] = False,
@@ -50,17 +45,28 @@ def import_archive(
     written for that model. A line that is no answer ends it, with its number, before anything is written.
     """
     files = LocalFiles(model, training, validation, answers, graders, epochs)
-    if dry_run:
-        read = len(read_answers_file(answers, model)) if answers else 0
-        criteria = len(read_graders_file(graders)) if graders else 0
-        typer.echo(f"{model}: would write its rows, {read} answers and {criteria} graders into {archive}")
-        return
-    with Archive(archive) as target:
-        done = import_files(target, files)
-        target.finish()
-    typer.echo(f"{model}: {done.prompts} prompts with {done.answers} answers, {done.graders} graders")
+    # Before there is an archive: what is refused leaves none behind.
+    read = read_files(files)
+    done = read.done
+    if not dry_run:
+        with Archive(archive) as target:
+            write_files(target, read)
+            target.finish()
+    had = f"{counted(done.prompts, 'prompt')} with {counted(done.answers, 'answer')}, {counted(done.graders, 'grader')}"
+    typer.echo(f"{model}: {f'would write its rows, {had} into {archive}' if dry_run else had}")
     for reason, count in done.left_out.items():
-        typer.echo(f"  left out: {count} answers to prompts that were {reason}: there the old model is favoured")
+        typer.echo(
+            f"  left out: {counted(count, 'answer')} to prompts that were {reason}: there the old model is favoured"
+        )
+    if done.again:
+        typer.echo(f"  left out: {counted(done.again, 'line')} of a completion that another line has, by its id")
+    if done.alike:
+        typer.echo(
+            f"  without an id, and the same as another line: {counted(done.alike, 'line')}, counted as repeated answers: "
+            "take out what is a copy"
+        )
+    if dry_run:
+        return
     if not done.prompts:
         typer.echo("  without recorded answers a successor can be compared with nothing: --answers FILE")
     if done.graders and not done.scored:

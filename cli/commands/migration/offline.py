@@ -28,6 +28,8 @@ from cli.migration.conversion.training_files import (
     output_of,
 )
 from cli.migration.scan import ADVICE, scan, source_files
+from cli.options import EXPORT, ExportFolder, existing_file
+from cli.output import counted
 from shared.datasets.file_parts import reading_processes
 
 app = typer.Typer()
@@ -36,9 +38,7 @@ app = typer.Typer()
 @app.command("convert")
 def convert(
     *,
-    archive: Annotated[Path, typer.Argument(exists=True, file_okay=False, help="Folder of an export.")] = Path(
-        "openai-archive"
-    ),
+    archive: ExportFolder = EXPORT,
     original: Annotated[
         list[Path],
         typer.Option(
@@ -78,11 +78,7 @@ def convert(
     ] = False,
     redact: Annotated[
         Path | None,
-        typer.Option(
-            exists=True,
-            dir_okay=False,
-            help="Rules that take personal data out, a line each: EXPRESSION => REPLACEMENT.",
-        ),
+        existing_file("Rules that take personal data out, a line each: EXPRESSION => REPLACEMENT."),
     ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say which files would be converted; write nothing.")
@@ -132,6 +128,7 @@ def convert(
     note(f"every line is accounted for beside its file; the sums are in {archive / REPORT}")
     if refused := [converted.name for converted in done if converted.report and converted.report.refused]:
         fail(f"not written: {', '.join(refused)}. To go on without rows that have images: --allow-image-loss")
+    note(f"next: `mens migrate openai plan {archive}`")
 
 
 @app.command("scan")
@@ -155,7 +152,8 @@ def scan_code(
             typer.echo(f"{kind} ({len(places)}): {advice}")
             for finding in places:
                 typer.echo(f"  {finding.path}:{finding.line}: {finding.text}")
-    note(f"{len(findings)} findings in {len({finding.path for finding in findings})} files")
+    files = len({finding.path for finding in findings})
+    note(f"{counted(len(findings), 'finding')} in {counted(files, 'file')}")
 
 
 def _fate(file: TrainingFile) -> str:
@@ -167,7 +165,9 @@ def _show(archive: Path, converted: ConvertedFile) -> None:
     if report is None:
         typer.echo(f"{name}: missing; give its original ({converted.size} bytes): --original PATH")
         return
-    typer.echo(f"{name}: {report.lines} lines: {report.kept} kept, {report.changed} changed, {report.dropped} dropped")
+    typer.echo(
+        f"{name}: {counted(report.lines, 'line')}: {report.kept} kept, {report.changed} changed, {report.dropped} dropped"
+    )
     for title, counts in (("changed", report.changes), ("dropped", report.drops), ("note", report.notes)):
         for rule, count in Counter(counts).most_common():
             lines = ", ".join(map(str, report.examples[rule]))
@@ -187,7 +187,7 @@ def _show(archive: Path, converted: ConvertedFile) -> None:
 def _show_formats(formats: list[FormatCheck]) -> None:
     """Schemas of requests that the gate, or a program, will send."""
     if formats:
-        typer.echo(f"{len(formats)} schemas in recorded prompts, stored chats and batches")
+        typer.echo(f"{counted(len(formats), 'schema')} in recorded prompts, stored chats and batches")
     for each in formats:
         if each.refused:
             where = ", ".join(f"{count} {source}" for source, count in each.requests.items())

@@ -24,7 +24,7 @@ from cli.migration.successors.planners import InstallationPlanner, LocalPlanner,
 from cli.migration.successors.plans import Refusal, SuccessorPlan, plan_successors, read_plans, write_plan
 from cli.migration.successors.switching import Switch, aliases_for, prepare, switch
 from cli.migration.successors.training import ENDED_WITHOUT, Training, read_training, record, submit
-from cli.output import print_table
+from cli.output import counted, print_table
 from shared.errors import MensError
 from shared.settings import Settings, read_settings
 
@@ -96,14 +96,16 @@ def plan(
                 write_plan(archive, option)
             made += chosen
             if not chosen:
-                failures.append(f"{each.name}: no base fits {planner.place}")
+                failures.append(f"{each.name}: no base fits; asked: {planner.place}")
             if not as_json:
-                _show_plans(each, fits, chosen, [option for option in options if isinstance(option, Refusal)])
+                refusals = [option for option in options if isinstance(option, Refusal)]
+                _show_plans(each, planner.place, fits, chosen, refusals)
     if as_json:
         typer.echo(json.dumps(msgspec.to_builtins(made), indent=2))
     note(NO_PROMISE)
     if failures:
         fail("\n".join(failures))
+    note(f"next: `mens migrate openai train {archive}`")
 
 
 @app.command("train")
@@ -158,6 +160,9 @@ def train(
         print_table(("model", "base", "job", "state", "adapter"), rows)
     if failures:
         fail("\n".join(failures))
+    note(
+        f"next: `mens migrate openai {'gate' if watch else 'train'} {archive}`{'' if watch else ', which follows them'}"
+    )
 
 
 @switch_app.command("switch")
@@ -243,9 +248,13 @@ def _follow(
 
 
 def _show_plans(
-    model: ConvertedModel, fits: list[SuccessorPlan], chosen: list[SuccessorPlan], refusals: list[Refusal]
+    model: ConvertedModel,
+    place: str,
+    fits: list[SuccessorPlan],
+    chosen: list[SuccessorPlan],
+    refusals: list[Refusal],
 ) -> None:
-    typer.echo(f"{model.name}: {model.rows} rows")
+    typer.echo(f"{model.name}: {counted(model.rows, 'row')}; planned by {place}")
     for each in fits:
         needs = each.estimate
         budget = f" of {needs.memory_budget / GIB:.1f}" if needs.memory_budget else ""
@@ -253,9 +262,9 @@ def _show_plans(
         facts = [
             f"{needs.parameters / 1e9:.2f}B parameters",
             f"context {needs.context or '?'}",
-            f"{needs.steps} steps",
+            counted(needs.steps, "step"),
             f"{needs.tokens or '?'} tokens",
-            f"{needs.memory_bytes / GIB:.1f}{budget} GiB",
+            f"training takes {needs.memory_bytes / GIB:.1f}{budget} GiB there",
             time,
         ]
         typer.echo(f"  {each.base}: {', '.join(facts)}{' → planned' if each in chosen else ''}")

@@ -1,4 +1,4 @@
-"""``mens tenants``, ``mens usage`` and ``mens webhooks``: what tenants may have and have used, and where they are told of it.
+"""``mens tenants``, ``permissions``, ``usage``, ``webhooks``, ``audit``: what tenants may have, have used and changed, and where they hear of it.
 
 Start with `quotas.py`. Imports `cli.client` and `cli.commands.keys`.
 """

@@ -1,4 +1,4 @@
-"""``mens tenants``: quotas of tenants and what they have of them, for operators; each tenant's own, for everyone."""
+"""``mens tenants``: tenants side by side, and their quotas, for operators; each tenant's own quota, for everyone."""
 
 from __future__ import annotations
 
@@ -7,18 +7,19 @@ from typing import Annotated, Any
 
 import typer
 
-from cli.client.connection import call, find_all
+from cli.client.connection import call, find, find_all
 from cli.client.json_errors import Json
 from cli.commands.keys.commands import NO_LIMIT, check_tenant
-from cli.output import print_table
+from cli.output import format_minute, format_size, print_table
 from shared.database.tenancy import LARGEST_LIMIT
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="Quotas of tenants: jobs at once, jobs in the queue, GPU-minutes a month.\n\n"
-    "`show` works for every key; `list` and `limit` take an operator's, an admin of `shared`.",
+    help="Tenants: jobs, GPU-minutes of the month, keys, files, last activity; and quotas of jobs.\n\n"
+    "`show` shows every key its tenant's quota; the rest takes an operator's key, an admin of `shared`.",
 )
 MOST_MINUTES = 1e9
+FORBIDDEN, NOT_FOUND = 403, 404
 Tenant = Annotated[
     str | None,
     typer.Option(envvar="MENS_TENANT", callback=check_tenant, help="The tenant; left out: that of MENS_API_KEY."),
@@ -27,8 +28,8 @@ Tenant = Annotated[
 
 @app.command("list")
 def list_tenants(as_json: Json = False) -> None:
-    """Show every tenant that has a quota, unfinished jobs, or GPU time in this month."""
-    found = find_all("/v1/quotas")
+    """Show every tenant: what it has of its quota, its keys and files, and when it was last active."""
+    found = find_all("/v1/tenants")
     if as_json:
         typer.echo(json.dumps(found, indent=2))
         return
@@ -39,16 +40,34 @@ def list_tenants(as_json: Json = False) -> None:
             _of(one["queued"], one["queued_jobs"]),
             _of(one["gpu_minutes_used"], one["gpu_minutes_per_month"]),
             f"{one['gpu_minutes_held']:g}",
+            str(one["valid_keys"]),
+            str(one["adapters"]),
+            format_size(one["stored_bytes"]),
+            format_minute(one["last_active_at"]),
         )
         for one in found
     ]
-    print_table(("tenant", "running", "queued", "GPU minutes", "held"), rows)
+    print_table(
+        ("tenant", "running", "queued", "GPU minutes", "held", "keys", "adapters", "stored", "last active (UTC)"), rows
+    )
 
 
 @app.command("show")
 def show(tenant: Tenant = None, as_json: Json = False) -> None:
-    """Show the quota of a tenant and what it has of it."""
-    _print(call("GET", "/v1/quota", tenant=tenant), as_json)
+    """Show the quota of a tenant and what it has of it; to an operator also its keys, files and last activity."""
+    use = call("GET", "/v1/quota", tenant=tenant)
+    record = find(f"/v1/tenants/{use['tenant']}", tenant, absent=(FORBIDDEN, NOT_FOUND))
+    _print(record or use, as_json)
+    if record and not as_json:
+        typer.echo(f"files        {record['files']}, {format_size(record['stored_bytes'])}")
+        typer.echo(f"adapters     {record['adapters']}")
+        typer.echo(f"last active  {format_minute(record['last_active_at']) or 'never'}")
+        typer.echo(f"keys         {record['valid_keys']} valid")
+        rows = [
+            (key["id"], key["name"], key["role"], _state(key), format_minute(key["last_used_at"]))
+            for key in record["keys"]
+        ]
+        print_table(("id", "name", "role", "state", "last used (UTC)"), rows)
 
 
 @app.command("limit")
@@ -92,6 +111,12 @@ def _print(use: dict[str, Any], as_json: bool) -> None:
     held = f", {use['gpu_minutes_held']:g} held by jobs that run" if use["gpu_minutes_held"] else ""
     used = _of(use["gpu_minutes_used"], use["gpu_minutes_per_month"])
     typer.echo(f"GPU minutes  {used}{held}; the next month begins {use['resets_at'][:10]}")
+
+
+def _state(key: dict[str, Any]) -> str:
+    if key["revoked_at"]:
+        return "revoked"
+    return f"until {format_minute(key['expires_at'])}" if key["expires_at"] else "valid"
 
 
 def _of(amount: float, limit: float | None) -> str:

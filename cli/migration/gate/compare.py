@@ -10,14 +10,12 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
-from itertools import count
 from pathlib import Path
-
-import msgspec
 
 from cli.migration.archive.contents import Contents
 from cli.migration.archive.folder import now
 from cli.migration.gate.answers import Candidate, NewAnswer, answers_file, body_for, read_answers
+from cli.migration.gate.comparisons import OF_QUALITY, SAME_CALLS, SIMILARITY, Margins, compared, rate, with_unscored
 from cli.migration.gate.imported_graders import (
     ImportedGrader,
     check_agreement,
@@ -28,22 +26,18 @@ from cli.migration.gate.imported_graders import (
     stored_questions,
 )
 from cli.migration.gate.judges import Body, Judges, Unscored, judgements_file
-from cli.migration.gate.measures import ALIKE, PAIRED, SHOWN_ONLY, matches_label, resemblance
+from cli.migration.gate.measures import ALIKE, PAIRED, SHOWN_ONLY, matches_label, resemblance, same_calls
 from cli.migration.gate.recorded import Answer, RecordedPrompt, answer_of, labels, recorded_prompts
 from cli.migration.receipts import Counts, Gate, GraderCheck, Noise, Receipt
 from cli.migration.record import golden_file
 from shared.errors import ArtifactInvalid, Code, MensError
 from shared.hashing import digest_file, digest_json
 from shared.sandbox.levels import Choice
-from shared.statistics.exact import wilson_interval
-from shared.statistics.paired import CONFIDENCE, Status, compare
+from shared.statistics.paired import CONFIDENCE, Status
 
-DEFAULT_MARGIN = 0.03
+DEFAULT_MARGINS = Margins()
 MOST_UNSCORED = 0.05
 """Share of a grader's prompts that may be without a score when its gate passes."""
-SIMILARITY = "similarity"
-OF_QUALITY = ("eval:", "label:", SIMILARITY)
-"""Beginnings of the names of gates that say whether an answer is right; the others say whether it has the right form."""
 LIBRARIES = ("mens", "rapidfuzz", "nltk", "jsonschema-rs", "regex")
 MORE_EVIDENCE = (
     "nothing says whether answers are right: the archive has no grader that agrees with OpenAI's scores and no labels, or the tuned model "
@@ -65,14 +59,14 @@ def make_receipt(
     model: str,
     candidate: Candidate,
     installation: str,
-    margin: float = DEFAULT_MARGIN,
+    margins: Margins = DEFAULT_MARGINS,
     sandbox: Choice = "auto",
     judges: Judges | None = None,
 ) -> Receipt:
     """Compare the answers that were kept.
 
     Args:
-        margin: what a mean score may lose.
+        margins: what mean scores may lose.
         sandbox: what the user's graders that are code run in.
         judges: the models that judge, with what they have answered.
 
@@ -90,12 +84,13 @@ def make_receipt(
         for imported in import_graders(contents, project, opened, judges):
             check = check_agreement(imported)
             checks.append(check)
-            gates += [] if counts.nothing_measured else _grader_gate(imported, check, pairs, margin)
+            gates += [] if counts.nothing_measured else _grader_gate(imported, check, pairs, margins)
     if counts.nothing_measured:
         verdict, reason = Status.MISSING_EVIDENCE, _nothing_measured(counts)
     else:
-        gates += _label_gates(labels(contents, project, model), pairs, margin)
-        gates += [_similarity_gate(pairs, margin), *_form_gates(pairs, margin)]
+        gates += _label_gates(labels(contents, project, model), pairs, margins)
+        gates += [_similarity_gate(pairs, margins), *_call_gates(pairs, margins), *_form_gates(pairs, margins)]
+        gates = [margins.shown(gate) for gate in gates]
         verdict, reason = _verdict(gates)
     inputs = [golden_file(project, model), answers_file(model), judgements_file(model)]
     return Receipt(
@@ -106,7 +101,9 @@ def make_receipt(
         installation=installation,
         verdict=verdict,
         reason=reason,
-        margin=margin,
+        margin=margins.margin,
+        margins=dict(margins.by_gate),
+        min_prompts=margins.min_prompts,
         confidence=CONFIDENCE,
         counts=counts,
         gates=gates,
@@ -159,7 +156,7 @@ def _answers(folder: Path, model: str, prompts: Iterable[RecordedPrompt], candid
     return {prompt: answer for prompt, answer in found.items() if answer}
 
 
-def _grader_gate(imported: ImportedGrader, check: GraderCheck, pairs: list[Pair], margin: float) -> list[Gate]:
+def _grader_gate(imported: ImportedGrader, check: GraderCheck, pairs: list[Pair], margins: Margins) -> list[Gate]:
     """The gate of one of the user's graders; none where no recorded prompt is an item of its eval."""
     mine = [pair for pair in pairs if pair.prompt.id in imported.items]
     if not mine or imported.grader is None:
@@ -174,22 +171,14 @@ def _grader_gate(imported: ImportedGrader, check: GraderCheck, pairs: list[Pair]
             unscored += 1
             continue
         except MensError as error:
-            return [_compared(imported.name, [], [], margin, block=check.may_block, reason=str(error))]
+            return [compared(imported.name, [], [], margins, block=check.may_block, reason=str(error))]
         old.append(scores[0])
         new.append(scores[1])
-    found = _compared(imported.name, old, new, margin, block=check.may_block, reason=why)
-    return [_with_unscored(found, unscored) if unscored else found]
+    found = compared(imported.name, old, new, margins, block=check.may_block, reason=why)
+    return [with_unscored(found, unscored, MOST_UNSCORED) if unscored else found]
 
 
-def _with_unscored(gate: Gate, unscored: int) -> Gate:
-    """A gate some of whose prompts no judge has scored. What is left may be the easier ones, so of many it is not passed."""
-    share = unscored / (unscored + gate.items)
-    status = Status.MISSING_EVIDENCE if gate.passed and share > MOST_UNSCORED else gate.status
-    reason = "; ".join(filter(None, (f"the judge gave {unscored} of {unscored + gate.items} no score", gate.reason)))
-    return msgspec.structs.replace(gate, unscored=unscored, status=status, reason=reason)
-
-
-def _label_gates(known: Mapping[str, Answer], pairs: list[Pair], margin: float) -> list[Gate]:
+def _label_gates(known: Mapping[str, Answer], pairs: list[Pair], margins: Margins) -> list[Gate]:
     old: dict[str, list[float]] = {}
     new: dict[str, list[float]] = {}
     for pair in pairs:
@@ -197,19 +186,30 @@ def _label_gates(known: Mapping[str, Answer], pairs: list[Pair], margin: float) 
             for name, value in matches_label(pair.prompt.answer, label).items():
                 old.setdefault(name, []).append(value)
                 new.setdefault(name, []).append(matches_label(pair.new, label)[name] if pair.new else 0.0)
-    return [_compared(name, old[name], new[name], margin) for name in sorted(old)]
+    return [compared(name, old[name], new[name], margins) for name in sorted(old)]
 
 
-def _similarity_gate(pairs: list[Pair], margin: float) -> Gate:
+def _similarity_gate(pairs: list[Pair], margins: Margins) -> Gate:
     """The new answers' similarity to the recorded ones, against that of the old model's own further answers."""
     again = [pair for pair in pairs if pair.prompt.samples]
     if again:
         old = [_self_similarity(pair.prompt) for pair in again]
-        return _compared(SIMILARITY, old, [_similarity(pair) for pair in again], margin)
+        return compared(SIMILARITY, old, [_similarity(pair) for pair in again], margins)
     found = [_similarity(pair) for pair in pairs]
     mean = sum(found) / len(found) if found else None
     reason = "shown only: without repeated answers of the old model nothing says how alike is alike enough"
-    return Gate(SIMILARITY, Status.MISSING_EVIDENCE, False, None, mean, None, None, -margin, len(found), reason=reason)
+    return Gate(
+        SIMILARITY,
+        Status.MISSING_EVIDENCE,
+        False,
+        None,
+        mean,
+        None,
+        None,
+        -margins.of(SIMILARITY),
+        len(found),
+        reason=reason,
+    )
 
 
 def _similarity(pair: Pair) -> float:
@@ -220,56 +220,35 @@ def _self_similarity(prompt: RecordedPrompt) -> float:
     return sum(resemblance(prompt.answer, sample) for sample in prompt.samples) / len(prompt.samples)
 
 
-def _form_gates(pairs: list[Pair], margin: float) -> list[Gate]:
+def _call_gates(pairs: list[Pair], margins: Margins) -> list[Gate]:
+    """Whether the new model calls the same functions with the same arguments, against how often the old one repeats its own calls."""
+    mine = [pair for pair in pairs if pair.prompt.answer.tool_calls]
+    if not mine:
+        return []
+    old = [_own_same_calls(pair.prompt) for pair in mine]
+    new = [same_calls(pair.prompt.answer, pair.new) if pair.new else 0.0 for pair in mine]
+    return [compared(SAME_CALLS, old, new, margins)]
+
+
+def _own_same_calls(prompt: RecordedPrompt) -> float:
+    if not prompt.samples:
+        return 1.0
+    return sum(same_calls(prompt.answer, sample) for sample in prompt.samples) / len(prompt.samples)
+
+
+def _form_gates(pairs: list[Pair], margins: Margins) -> list[Gate]:
     gates = []
     for name, measure in PAIRED.items():
         concerned = [(pair, old) for pair in pairs if (old := measure(pair.prompt, pair.prompt.answer)) is not None]
         if concerned:
             new = [(measure(pair.prompt, pair.new) or 0.0) if pair.new else 0.0 for pair, _ in concerned]
-            gates.append(_compared(name, [old for _, old in concerned], new, margin))
-    for name, (measure, bound) in ALIKE.items():
+            gates.append(compared(name, [old for _, old in concerned], new, margins))
+    for name, (measure, least) in ALIKE.items():
         of_old = [pair for pair in pairs if measure(pair.prompt, pair.prompt.answer) is not None]
         if of_old:
             found = [(measure(pair.prompt, pair.new) or 0.0) if pair.new else 0.0 for pair in of_old]
-            gates.append(_rate(name, int(sum(found)), len(found), min(bound, 1 - margin), block=name not in SHOWN_ONLY))
+            gates.append(rate(name, int(sum(found)), len(found), least, margins, block=name not in SHOWN_ONLY))
     return gates
-
-
-def _compared(
-    name: str, old: list[float], new: list[float], margin: float, *, block: bool = True, reason: str = ""
-) -> Gate:
-    found = compare(old, new, margin, CONFIDENCE)
-    return Gate(
-        name=name,
-        status=found.status,
-        block=block,
-        old=found.old,
-        new=found.new,
-        value=found.difference,
-        interval=found.interval,
-        bound=-margin,
-        items=found.items,
-        items_needed=found.items_needed,
-        smallest_visible=found.smallest_visible,
-        p_value=found.p_value,
-        reason="; ".join(filter(None, (reason, found.reason))),
-        decisive=name.startswith(OF_QUALITY)
-        and compare(old, [0.0] * len(old), margin, CONFIDENCE).status is Status.FAILED,
-    )
-
-
-def _rate(name: str, like: int, items: int, bound: float, *, block: bool) -> Gate:
-    """A share of answers that must not be below a bound; its interval is Wilson's."""
-    value, sides = like / items, 2 * CONFIDENCE - 1
-    interval = wilson_interval(like, items, sides)
-    status, needed, reason = Status.PASSED, None, ""
-    if interval[0] < bound:
-        status, reason = Status.FAILED, f"{like} of {items} are like the recorded answers"
-        if value >= bound:
-            status, reason = Status.MISSING_EVIDENCE, f"{items} prompts are too few to show a share of {bound:g}"
-            if like == items:
-                needed = next(n for n in count(items) if wilson_interval(n, n, sides)[0] >= bound)
-    return Gate(name, status, block, None, value, value, interval, bound, items, items_needed=needed, reason=reason)
 
 
 def _verdict(gates: list[Gate]) -> tuple[Status, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import unicodedata
 from collections import Counter
 from collections.abc import Callable
@@ -42,6 +43,38 @@ def matches_label(answer: Answer, label: Answer) -> dict[str, float]:
         equal = sum(name in found and found[name] == value for name, value in wanted.items())
         return {"label:json": equal / len(wanted.keys() | found.keys()) if wanted or found else 1.0}
     return {"label:exact": float(answer.text.strip() == label.text.strip())}
+
+
+def same_calls(answer: Answer, other: Answer) -> float:
+    """How far two answers make the same tool calls, from 0 to 1.
+
+    Returns:
+        0 unless both call the same functions in the same order; else the share of all their arguments, by name, that are equal as JSON. A
+        call without arguments counts as one argument.
+    """
+    ours, theirs = ([_call(call) for call in each.tool_calls] for each in (answer, other))
+    if [name for name, _ in ours] != [name for name, _ in theirs]:
+        return 0.0
+    equal = total = 0
+    for (_, mine), (_, wanted) in zip(ours, theirs, strict=True):
+        names = mine.keys() | wanted.keys()
+        equal += sum(mine.get(name) == wanted.get(name) for name in names) if names else 1
+        total += len(names) or 1
+    return equal / total if total else 1.0
+
+
+def _call(call: dict[str, Any]) -> tuple[str, dict[str, str]]:
+    """A call's function, and its arguments' JSON texts by name; arguments that are no object are one without a name."""
+    function = call.get("function") or {}
+    text = str(function.get("arguments") or "{}")
+    arguments = _json_object(text)
+    # As text, because Python calls 1, 1.0 and True equal.
+    parts = (
+        {"": text}
+        if arguments is None
+        else {name: json.dumps(value, sort_keys=True) for name, value in arguments.items()}
+    )
+    return str(function.get("name")), parts
 
 
 def _expected(label: Answer) -> list[ExpectedCall]:

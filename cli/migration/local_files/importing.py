@@ -55,6 +55,8 @@ class ImportedFiles:
         prompts: with an answer of the tuned model.
         answers: of it and of its base.
         left_out: answers that were not taken, by reason.
+        again: lines that are a completion that another line has, by its id; they are not taken.
+        alike: lines without an id that say the same as another line; they count as repeated answers.
         scored: answers with stored scores of the graders.
     """
 
@@ -63,10 +65,22 @@ class ImportedFiles:
     graders: int = 0
     scored: int = 0
     left_out: Counter[str] = field(default_factory=Counter)
+    again: int = 0
+    alike: int = 0
 
 
-def import_files(archive: Archive, files: LocalFiles) -> ImportedFiles:
-    """Write what the files hold into an archive. Everything is read before anything is written; a repeated import replaces.
+@dataclass(frozen=True, slots=True)
+class ReadFiles:
+    """What files hold, read and checked; ``done`` counts it."""
+
+    files: LocalFiles
+    graders: list[Item]
+    answers: list[RecordedAnswer]
+    done: ImportedFiles
+
+
+def read_files(files: LocalFiles) -> ReadFiles:
+    """Read and check the files; nothing is written.
 
     Raises:
         InvalidRequest: ``NAME_INVALID`` for a name that is no tuned model's; as :func:`read_answers_file` and
@@ -78,17 +92,38 @@ def import_files(archive: Archive, files: LocalFiles) -> ImportedFiles:
     done = ImportedFiles()
     graders = read_graders_file(files.graders) if files.graders else []
     given = read_answers_file(files.answers, files.model) if files.answers else []
-    answers = list(_comparable(given, files.training, done.left_out))
+    answers = list(_comparable(_each_once(given, done), files.training, done.left_out))
     if given and not any(answer.model == files.model for answer in answers):
         message = f"None of the {len(given)} answers can be compared: {dict(done.left_out)}."
         remedy = "Give answers of the tuned model to prompts that it was not trained on, or leave --answers out."
         raise ArtifactInvalid(Code.ARCHIVE_INVALID, message, remedy=remedy)
-    _add_job(archive, files)
-    if graders:
-        _add_eval(archive, files.model, graders, answers)
-    done.prompts, done.answers = _add_answers(archive, files.model, answers) if answers else 0, len(answers)
+    done.prompts, done.answers = len({digest_json(answer.request) for answer in answers}), len(answers)
     done.graders, done.scored = len(graders), sum(bool(answer.scores) for answer in answers)
-    return done
+    return ReadFiles(files, graders, answers, done)
+
+
+def write_files(archive: Archive, read: ReadFiles) -> None:
+    """Write what was read into an archive, in the place of what an earlier import wrote for the model."""
+    _add_job(archive, read.files)
+    if read.graders:
+        _add_eval(archive, read.files.model, read.graders, read.answers)
+    if read.answers:
+        _add_answers(archive, read.files.model, read.answers)
+
+
+def _each_once(given: Iterable[RecordedAnswer], done: ImportedFiles) -> Iterator[RecordedAnswer]:
+    """Answers, those of one completion once. Without an id nobody knows whether the same words are one answer or two."""
+    ids: set[str] = set()
+    texts: set[str] = set()
+    for answer in given:
+        name, text = answer.response.get("id"), digest_json(msgspec.to_builtins(answer))
+        if isinstance(name, str) and name in ids:
+            done.again += 1
+            continue
+        done.alike += name is None and text in texts
+        ids |= {name} if isinstance(name, str) else set()
+        texts.add(text)
+        yield answer
 
 
 def _comparable(given: Iterable[RecordedAnswer], training: Path, left_out: Counter[str]) -> Iterator[RecordedAnswer]:
@@ -161,8 +196,8 @@ def _add_eval(archive: Archive, model: str, graders: list[Item], answers: list[R
     _add_page(archive, f"{runs}/{url_path(run, 'output_items')}", ("evals", name, run), outputs, query)
 
 
-def _add_answers(archive: Archive, model: str, answers: list[RecordedAnswer]) -> int:
-    """Write each answer and ``golden/…``; returns the prompts. Further answers to one prompt are the model's samples."""
+def _add_answers(archive: Archive, model: str, answers: list[RecordedAnswer]) -> None:
+    """Write each answer and ``golden/…``. Further answers to one prompt are the model's samples."""
     lines: dict[str, dict[str, Any]] = {}
     sampled: Counter[tuple[str, str]] = Counter()
     for answer in answers:
@@ -192,7 +227,6 @@ def _add_answers(archive: Archive, model: str, answers: list[RecordedAnswer]) ->
     path = archive.folder / golden_file(PROJECT, model)
     make_private(path.parent, archive.folder)
     write_private(path, b"".join(msgspec.json.encode(line) + b"\n" for line in lines.values()))
-    return len(lines)
 
 
 def _add_page(archive: Archive, path: str, parts: tuple[str, ...], items: list[Item], query: dict[str, str]) -> None:

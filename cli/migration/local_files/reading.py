@@ -22,6 +22,10 @@ OF_A_COMPLETION = ("id", "created", "system_fingerprint", "usage", "choices")
 SHOWN_FAULTS = 10
 
 
+class LineFault(ValueError):
+    """Why a line is no recorded answer."""
+
+
 class RecordedAnswer(msgspec.Struct, frozen=True):
     """A line of a file of answers, read.
 
@@ -53,7 +57,7 @@ def read_answers_file(path: Path, model: str) -> list[RecordedAnswer]:
         for number, line in enumerate(lines, start=1):
             try:
                 found.append(_read_answer(line, model))
-            except ValueError as error:
+            except LineFault as error:
                 faults.append((number, str(error)))
     if faults or not found:
         shown = "; ".join(f"line {number}: {why}" for number, why in faults[:SHOWN_FAULTS])
@@ -69,54 +73,54 @@ def read_answers_file(path: Path, model: str) -> list[RecordedAnswer]:
 
 
 def _read_answer(line: bytes, model: str) -> RecordedAnswer:
-    """An answer; a ValueError says why the line is none."""
+    """An answer; a `LineFault` says why the line is none."""
     try:
         row = msgspec.json.decode(line)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"no JSON ({error})") from None
+        raise LineFault(f"no JSON ({error})") from None
     if not isinstance(row, dict):
-        raise ValueError("no JSON object")  # noqa: TRY004 - of the line's content
+        raise LineFault("no JSON object")
     messages = row.get("messages")
     if not isinstance(messages, list) or not messages or not all(isinstance(turn, dict) for turn in messages):
-        raise ValueError("`messages` is missing, or no list of messages")
+        raise LineFault("`messages` is missing, or no list of messages")
     response = _response(row)
     if messages[-1].get("role") == "assistant":
-        raise ValueError("`messages` ends with an answer: the request is what was sent, without it")
+        raise LineFault("`messages` ends with an answer: the request is what was sent, without it")
     asked = row.get("model") or model
     if asked not in {model, parse_name(model).base}:
-        raise ValueError(f"`model` is {asked!r}, neither {model} nor its base")
+        raise LineFault(f"`model` is {asked!r}, neither {model} nor its base")
     item, scores = row.get("item") or {}, row.get("scores") or {}
     if not isinstance(item, dict):
-        raise ValueError("`item` is no object")  # noqa: TRY004 - of the line's content
+        raise LineFault("`item` is no object")
     if not isinstance(scores, dict) or not all(_is_number(score) for score in scores.values()):
-        raise ValueError("`scores` is no object of numbers")
+        raise LineFault("`scores` is no object of numbers")
     # The request by itself: `input` and `body` of a line are not part of the form.
     request = to_request({name: row[name] for name in ("messages", *PROMPT_FIELDS) if name in row})
     if request is None:
-        raise ValueError("`messages` has no turn of a user")
+        raise LineFault("`messages` has no turn of a user")
     return RecordedAnswer(asked, request, _sampling(row), response, item, scores)
 
 
 def _response(row: dict[str, Any]) -> dict[str, Any]:
-    """The chat completion of a line; a ValueError says why there is none."""
+    """The chat completion of a line; a `LineFault` says why there is none."""
     choices, answer = row.get("choices"), row.get("answer")
     if isinstance(answer, str) and choices is None:
         choices = [{"index": 0, "message": {"role": "assistant", "content": answer}, "finish_reason": None}]
         return {"object": "chat.completion", "choices": choices}
     if choices is None:
-        raise ValueError(
+        raise LineFault(
             "neither `choices` nor `answer` as text; a row's last turn is its label, not what the model answered"
         )
     first = choices[0] if isinstance(choices, list) and choices else None
     if answer is not None or not isinstance(first, dict) or not isinstance(first.get("message"), dict):
-        raise ValueError("`choices` is not a list of {message}, or `answer` is there too")
+        raise LineFault("`choices` is not a list of {message}, or `answer` is there too")
     message = first["message"]
     if (
         not isinstance(message.get("content"), str)
         and not message.get("tool_calls")
         and not message.get("function_call")
     ):
-        raise ValueError("`choices[0].message` has neither text nor tool calls")
+        raise LineFault("`choices[0].message` has neither text nor tool calls")
     return {"object": "chat.completion"} | {name: row[name] for name in OF_A_COMPLETION if name in row}
 
 

@@ -79,7 +79,7 @@ def _proof(model: ModelFacts) -> str:
     if model.receipt.counts.nothing_measured:
         return "not measured: the installation has refused every prompt"
     proven = {
-        Status.PASSED: f"not worse than the tuned model by more than {model.receipt.margin:g}",
+        Status.PASSED: f"not worse than the tuned model by more than {model.receipt.largest_margin:g}",
         Status.FAILED: "worse than the tuned model, or not shown not to be",
         Status.MISSING_EVIDENCE: "not decided: too little to compare",
     }
@@ -105,5 +105,7 @@ def _loss(model: ModelFacts) -> str:
     ]
     loss, name = max(losses, default=(0.0, ""))
     measured = f"largest measured loss {max(loss, 0.0):.3f} ({name})" if losses else "no loss was measured"
-    margin = f"margin {model.receipt.margin:g}; {measured}"
-    return f"{margin}. Warning: so large a margin proves little" if model.receipt.margin > LARGE_MARGIN else margin
+    each = "".join(f", of {pattern} {margin:g}" for pattern, margin in model.receipt.margins.items())
+    margin = f"margin {model.receipt.margin:g}{each}; {measured}"
+    is_large = model.receipt.largest_margin > LARGE_MARGIN
+    return f"{margin}. Warning: so large a margin proves little" if is_large else margin

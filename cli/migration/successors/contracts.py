@@ -141,10 +141,8 @@ def successor_sections(
     given = _hyperparameters(model.job)
     rules = auto_exec(model.rows, base_rate)
     sources = [_epochs(given.get("n_epochs"), rules), _batch_size(given.get("batch_size"), rules)]
-    rate = "it multiplies a rate that OpenAI never told; Mens' rule for this base"
-    sources.append(
-        Source("exec.learning_rate", given.get("learning_rate_multiplier"), rules["learning_rate"], f"dropped: {rate}")
-    )
+    rate = "Mens' rule for this base; OpenAI's number is not used, because it multiplies a rate that OpenAI never told"
+    sources.append(Source("exec.learning_rate", given.get("learning_rate_multiplier"), rules["learning_rate"], rate))
     seed = model.job.get("seed")
     if isinstance(seed, int) and 0 <= seed <= LARGEST_SEED:
         sources.append(Source("exec.seed", seed, seed, "taken for the order of rows; no equal result is implied"))

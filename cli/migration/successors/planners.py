@@ -45,7 +45,7 @@ class InstallationPlanner:
 
     def __init__(self, installation: Installation) -> None:
         self._installation = installation
-        self.place = installation.connection.url
+        self.place = f"the installation {installation.connection.url}"
 
     def bases(self) -> Mapping[str, float | None]:
         models = self._installation.call("GET", "/v1/models")["data"]
@@ -65,7 +65,7 @@ class LocalPlanner:
         self._settings = settings
         if vram := vram_bytes or _gpu_bytes():
             self._machine = Machine("cuda", vram_bytes=vram)
-            self.place = f"a GPU of {vram / (MIB << 10):.1f} GiB"
+            self.place = f"this machine's catalogue, for a GPU of {vram / (MIB << 10):.1f} GiB"
         else:
             self._machine = Machine("cpu", host_bytes=allowed_memory())
             self.place = "this machine, which has no GPU"

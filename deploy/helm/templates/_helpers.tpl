@@ -17,15 +17,47 @@
 {{- default (ternary (include "mens.fullname" .) "default" .Values.serviceAccount.create) .Values.serviceAccount.name -}}
 {{- end -}}
 
-{{- /* Where the replicas are, as settings: one by its Service's URL, several by the Service's addresses. */ -}}
+{{- /* What is served: {"models": [{"base", "name", "fullname", and every setting of `serving` that the entry does not have}]}. */ -}}
+{{- define "mens.models" -}}
+{{- $models := list -}}
+{{- $names := list -}}
+{{- $bases := list -}}
+{{- range .Values.catalog.bases -}}{{- $bases = append $bases .name -}}{{- end -}}
+{{- range .Values.serving.models -}}
+{{- if not (has .base $bases) -}}
+{{- fail (printf "serving.models: there is no base model %s in the catalog, which has %s" .base (join ", " $bases)) -}}
+{{- end -}}
+{{- $name := default (.base | lower | replace "." "-" | replace "_" "-" | replace "/" "-") .name -}}
+{{- if has $name $names -}}
+{{- fail (printf "serving.models: two entries are named %s; give one of them another name" $name) -}}
+{{- end -}}
+{{- $names = append $names $name -}}
+{{- $fullname := printf "%s-serving-%s" (include "mens.fullname" $) $name -}}
+{{- if gt (len $fullname) 63 -}}
+{{- fail (printf "serving.models: %s is longer than the 63 characters that a Service's name may have; give %s a shorter name" $fullname .base) -}}
+{{- end -}}
+{{- $model := omit $.Values.serving "models" "urls" -}}
+{{- range $key, $value := . -}}{{- $_ := set $model $key $value -}}{{- end -}}
+{{- $_ := set $model "name" $name -}}
+{{- $_ := set $model "fullname" $fullname -}}
+{{- $models = append $models $model -}}
+{{- end -}}
+{{- toJson (dict "models" $models) -}}
+{{- end -}}
+
+{{- /* Where the replicas are, as settings: one by its Service's URL, several by the Service's addresses. Each says itself which base it serves. */ -}}
 {{- define "mens.servingPlaces" -}}
 {{- $place := printf "%s-serving:8001" (include "mens.fullname" .) -}}
 {{- $urls := .Values.serving.urls -}}
-{{- if eq (int .Values.serving.replicas) 1 -}}
+{{- $replicas := 0 -}}
+{{- range (include "mens.models" . | fromJson).models -}}
+{{- $replicas = add $replicas .replicas -}}
+{{- end -}}
+{{- if eq (int $replicas) 1 -}}
 {{- $urls = prepend $urls (printf "http://%s" $place) -}}
 {{- end -}}
 {{- $settings := dict "MENS_SERVING_URLS" (join "," $urls) -}}
-{{- if gt (int .Values.serving.replicas) 1 -}}
+{{- if gt (int $replicas) 1 -}}
 {{- $_ := set $settings "MENS_SERVING_DNS" $place -}}
 {{- end -}}
 {{- toJson $settings -}}
@@ -33,12 +65,15 @@
 
 {{- /* The helpers below take a tier: dict "root" $ "component" NAME "image" REPOSITORY "values" VALUES
        "secrets" (list of keys) "env" (dict of tier settings) "gpu" BOOL "private" (a folder that is this pod's alone)
-       "readOnlyData" BOOL. */ -}}
+       "readOnlyData" BOOL "model" (of a tier with a Deployment for each base model: the name of this one). */ -}}
 
 {{- define "mens.selector" -}}
 app.kubernetes.io/name: {{ default .root.Chart.Name .root.Values.nameOverride }}
 app.kubernetes.io/instance: {{ .root.Release.Name }}
 app.kubernetes.io/component: {{ .component }}
+{{- with .model }}
+mens/model: {{ . }}
+{{- end }}
 {{- end -}}
 
 {{- /* An object's metadata; "name" only where it is not the release's name and the component. */ -}}

@@ -11,10 +11,11 @@ import base64
 import hashlib
 import io
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -89,7 +90,7 @@ class S3Bucket:
         """An object that is written in parts, and that is not there before :meth:`PartUpload.complete`."""
         with coded(self.name, name):
             made = self._client.create_multipart_upload(**self._at(name), ChecksumAlgorithm="SHA256")
-        return PartUpload(self, name, str(made["UploadId"]))
+        return self._upload(name, str(made["UploadId"]))
 
     def get(self, name: str, limit: int) -> tuple[bytes, str]:
         """The first bytes of an object, up to a limit, and the object's ETag."""
@@ -100,7 +101,8 @@ class S3Bucket:
 
     def open(self, name: str) -> BinaryIO:
         """An object as a stream; a connection that breaks is made again where it broke."""
-        return io.BufferedReader(_ObjectReader(self, name), READ_BYTES)
+        get = partial(self._client.get_object, **self._at(name))
+        return io.BufferedReader(_ObjectReader(get, self.name, name), READ_BYTES)
 
     def fetch(self, name: str, target: Path) -> None:
         """Copy an object into a local file, which is there when all of it is."""
@@ -143,7 +145,10 @@ class S3Bucket:
             for found in page.get("Uploads") or ():
                 # Not every server looks at the prefix here.
                 if found["Initiated"] < before and found["Key"].startswith(self._prefix):
-                    PartUpload(self, found["Key"][len(self._prefix) :], found["UploadId"]).abort()
+                    self._upload(found["Key"][len(self._prefix) :], found["UploadId"]).abort()
+
+    def _upload(self, name: str, upload_id: str) -> PartUpload:
+        return PartUpload(self._client, {**self._at(name), "UploadId": upload_id}, name)
 
     def _at(self, name: str) -> dict[str, str]:
         return {"Bucket": self.name, "Key": self._prefix + name}
@@ -161,12 +166,17 @@ class S3Bucket:
 
 
 class PartUpload:
-    """An object that is being written in parts."""
+    """An object that is being written in parts.
 
-    def __init__(self, bucket: S3Bucket, name: str, upload_id: str) -> None:
-        self._bucket = bucket
-        self._name = name
-        self._upload = {**bucket._at(name), "UploadId": upload_id}  # noqa: SLF001  # one thing in two classes
+    Args:
+        client: boto3's.
+        upload: bucket, key and id, as its requests name them.
+        name: of the object.
+    """
+
+    def __init__(self, client: Any, upload: dict[str, str], name: str) -> None:
+        self._client, self._upload = client, upload
+        self._bucket, self._name = upload["Bucket"], name
         self._parts: list[dict[str, Any]] = []
 
     def send(self, file: BinaryIO, size: int) -> None:
@@ -179,7 +189,7 @@ class PartUpload:
                 file.seek((number - 1) * part_bytes)
                 content = file.read(part_bytes)
             checksum = _base64(hashlib.sha256(content).hexdigest())
-            with coded(self._bucket.name, self._name):
+            with coded(self._bucket, self._name):
                 sent = self._client.upload_part(
                     **self._upload, PartNumber=number, Body=content, ChecksumSHA256=checksum
                 )
@@ -190,24 +200,25 @@ class PartUpload:
 
     def complete(self) -> None:
         """Make the object visible, whole: one quick request."""
-        with coded(self._bucket.name, self._name):
+        with coded(self._bucket, self._name):
             self._client.complete_multipart_upload(**self._upload, MultipartUpload={"Parts": self._parts})
 
     def abort(self) -> None:
         """Give it up; the parts are freed."""
-        with coded(self._bucket.name, self._name):
+        with coded(self._bucket, self._name):
             self._client.abort_multipart_upload(**self._upload)
-
-    @property
-    def _client(self) -> Any:
-        return self._bucket._client  # noqa: SLF001
 
 
 class _ObjectReader(io.RawIOBase):
-    """One object from its beginning to its end, over as many connections as that takes."""
+    """One object from its beginning to its end, over as many connections as that takes.
 
-    def __init__(self, bucket: S3Bucket, name: str) -> None:
-        self._bucket, self._name = bucket, name
+    Args:
+        get: asks for it; boto3's answer.
+        bucket: the bucket's name. name: the object's.
+    """
+
+    def __init__(self, get: Callable[..., Any], bucket: str, name: str) -> None:
+        self._get, self._bucket, self._name = get, bucket, name
         self._position = 0
         self._condition: dict[str, str] = {}
         self._body: Any = None
@@ -239,13 +250,13 @@ class _ObjectReader(io.RawIOBase):
     def _read(self, size: int) -> bytes:
         if self._body is None:
             self._open()
-        with coded(self._bucket.name, self._name):
+        with coded(self._bucket, self._name):
             return bytes(self._body.read(size))
 
     def _open(self) -> None:
         at = {"Range": f"bytes={self._position}-"} if self._position else {}
-        with coded(self._bucket.name, self._name):
-            found = self._bucket._client.get_object(**self._bucket._at(self._name), **at, **self._condition)  # noqa: SLF001
+        with coded(self._bucket, self._name):
+            found = self._get(**at, **self._condition)
         # What is read after a broken connection must be the same object's.
         self._condition = {"IfMatch": found["ETag"]}
         self._body = found["Body"]

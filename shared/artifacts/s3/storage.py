@@ -18,8 +18,7 @@ from collections.abc import Collection
 from contextlib import AbstractContextManager, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from types import TracebackType
-from typing import BinaryIO, Self
+from typing import BinaryIO
 
 from shared.artifacts.file_cache import ABANDONED_SECONDS, FileCache
 from shared.artifacts.s3.bucket import PART_BYTES, PartUpload, S3Bucket
@@ -33,15 +32,15 @@ from shared.artifacts.storage import (
     missing_object,
     not_plain,
 )
+from shared.artifacts.temporary_blob import TemporaryBlob
 from shared.errors import Conflict, MensError, NotFound
-from shared.hashing import CHUNK_BYTES
 from shared.host import disk_errors
 from shared.settings import Settings
 
 PUBLISH_TRIES = 5
 
 
-class S3BlobWriter:
+class S3BlobWriter(TemporaryBlob):
     """A local temporary file, which is sent at :meth:`finish` and becomes a blob at :meth:`commit`.
 
     A blob's key is the digest of its bytes, so nothing can be sent to its place before the last byte has come. What is large
@@ -50,20 +49,12 @@ class S3BlobWriter:
 
     def __init__(self, storage: S3Storage) -> None:
         self._storage = storage
-        self._sha256 = hashlib.sha256()
-        self.size = 0
         with disk_errors():
             storage.cache.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             # Without a name, so that a killed process leaves nothing.
-            self._file = tempfile.TemporaryFile(dir=storage.cache.folder)  # noqa: SIM115  # closed by __exit__
+            super().__init__(tempfile.TemporaryFile(dir=storage.cache.folder))  # noqa: SIM115  # closed by __exit__
         self._upload: PartUpload | None = None
         self._committed = False
-
-    def write(self, chunk: bytes) -> None:
-        with disk_errors():
-            self._file.write(chunk)
-        self._sha256.update(chunk)
-        self.size += len(chunk)
 
     def finish(self) -> str:
         digest = self._sha256.hexdigest()
@@ -85,15 +76,7 @@ class S3BlobWriter:
         self._committed = True
         return digest
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        # Closing flushes the buffer again, so a disk that is full fails here a second time.
-        with suppress(OSError):
-            self._file.close()
+    def _discard(self) -> None:
         if self._upload is not None and not self._committed:
             # What cannot be given up now is given up a day later.
             with suppress(MensError):
@@ -109,12 +92,6 @@ class S3Storage(Storage):
 
     def writer(self) -> S3BlobWriter:
         return S3BlobWriter(self)
-
-    def put_file(self, source: Path) -> str:
-        with self.writer() as writer, source.open("rb") as file:
-            while chunk := file.read(CHUNK_BYTES):
-                writer.write(chunk)
-            return writer.commit()
 
     def has_blob(self, sha256: str) -> bool:
         return self.bucket.holds(blob_name(sha256))
@@ -145,10 +122,13 @@ class S3Storage(Storage):
     def fetch_folder(self, kind: ArtifactKind, digest: str, names: list[str], target: Path) -> None:
         prefix = _prefix(kind, digest)
         for name in names:
-            if Path(name).name != name or name in ("", ".."):
-                raise not_plain(name)
+            check_plain(name)
             with disk_errors():
                 self.bucket.fetch(prefix + name, target / name)
+
+    def open_file(self, kind: ArtifactKind, digest: str, name: str) -> BinaryIO:
+        check_plain(name)
+        return self.bucket.open(_prefix(kind, digest) + name)
 
     def manifest_bytes(self, kind: ArtifactKind, digest: str, manifest: str) -> bytes:
         return self.bucket.get(_prefix(kind, digest) + manifest, MAX_MANIFEST_BYTES)[0]
@@ -200,6 +180,16 @@ class S3Storage(Storage):
                 if stored == content:
                     return
                 condition = {"IfMatch": etag}
+
+
+def check_plain(name: str) -> None:
+    """Refuse what is not the plain name of a file; it would become part of a key.
+
+    Raises:
+        ArtifactInvalid: ``ADAPTER_MANIFEST_INVALID``.
+    """
+    if Path(name).name != name or name in ("", ".."):
+        raise not_plain(name)
 
 
 def blob_name(sha256: str) -> str:

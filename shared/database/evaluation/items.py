@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 
 from shared.database.connection import Database
 from shared.database.records import Value
-from shared.database.tables import EvalItemRow, EvalRunRow
+from shared.database.tables.evaluation import EvalItemRow, EvalRunRow
 from shared.errors import Code, NotFound
 
 Status = Literal["pass", "fail", "error"]

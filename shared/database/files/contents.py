@@ -12,7 +12,7 @@ from typing import NamedTuple
 from sqlalchemy import ColumnElement, and_, func, select, true
 from sqlalchemy.orm import Session
 
-from shared.database.tables import FileRow, UploadPartRow, UploadRow
+from shared.database.tables.files import FileRow, UploadPartRow, UploadRow
 from shared.database.tenancy import NO_QUOTA, SHARED, FileQuota, TenantName
 from shared.errors import Code, Conflict, Forbidden
 

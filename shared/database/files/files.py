@@ -21,7 +21,8 @@ from shared.database.files.contents import (
 )
 from shared.database.job_states import FINAL
 from shared.database.records import Value, new_id
-from shared.database.tables import FileRow, JobRow
+from shared.database.tables.files import FileRow
+from shared.database.tables.jobs import JobRow
 from shared.database.tenancy import NO_QUOTA, SHARED, FileQuota, TenantName, check_owner, visible_to
 from shared.database.visibility import storable
 from shared.errors import Code, Conflict, NotFound

@@ -20,7 +20,7 @@ from shared.database.change_counter import bump
 from shared.database.connection import Database
 from shared.database.records import Value
 from shared.database.routing import StandsFor
-from shared.database.tables import PolicyAssignmentRow, PolicyMoveRow, PolicyRow
+from shared.database.tables.gates import PolicyAssignmentRow, PolicyMoveRow, PolicyRow
 from shared.database.tenancy import SHARED, TenantName, visible_to
 from shared.database.visibility import foreign_name_rows, storable
 from shared.errors import Code, Forbidden, InvalidRequest, NotFound

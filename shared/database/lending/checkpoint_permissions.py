@@ -18,7 +18,7 @@ from shared.database.connection import Database
 from shared.database.deletions import lock_contents
 from shared.database.lending.lent_adapters import lend, take_back
 from shared.database.records import Value, new_id
-from shared.database.tables import AdapterRow, CheckpointPermissionRow
+from shared.database.tables.adapters import AdapterRow, CheckpointPermissionRow
 from shared.database.tenancy import SHARED, TenantName, check_owner, visible_to
 from shared.database.visibility import adapter_row
 from shared.errors import Code, Conflict, Forbidden, InvalidRequest, NotFound

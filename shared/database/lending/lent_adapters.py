@@ -9,7 +9,7 @@ from sqlalchemy.orm import Session
 from shared.database.adapters import NewAdapter, is_lent, register_adapters
 from shared.database.deletions import users_of, withdraw
 from shared.database.records import PARTS_WITH_TEXT
-from shared.database.tables import AdapterRow
+from shared.database.tables.adapters import AdapterRow
 from shared.database.tenancy import TenantName
 from shared.errors import Code, Conflict
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from shared.database.routing import Routing, StandsFor
-from shared.database.tables import AliasRow
+from shared.database.tables.names import AliasRow
 
 
 def state_of(row: AliasRow) -> Routing | StandsFor | None:

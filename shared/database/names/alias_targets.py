@@ -8,7 +8,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from shared.database.routing import Routing
-from shared.database.tables import AdapterRow
+from shared.database.tables.adapters import AdapterRow
 from shared.database.visibility import adapters_by_id
 from shared.errors import Code, Conflict, InvalidRequest, NotFound
 

@@ -22,7 +22,7 @@ from shared.database.names.alias_targets import FURTHER_BACK, check_targets
 from shared.database.names.move_evidence import WITH_EVIDENCE, Standing, Terms, check, governing, standing
 from shared.database.records import Value
 from shared.database.routing import Routing, StandsFor
-from shared.database.tables import AliasMoveRow, AliasRow
+from shared.database.tables.names import AliasMoveRow, AliasRow
 from shared.database.tenancy import SHARED, TenantName, check_owner, visible_to
 from shared.database.visibility import alias_rows, aliases_by_name, storable
 from shared.errors import Code, Conflict, InvalidRequest, NotFound

@@ -20,7 +20,8 @@ from shared.database.names.aliases import Actor, Move, expect_version, lock_alia
 from shared.database.names.move_evidence import WITH_EVIDENCE, Terms, check, standing
 from shared.database.records import Value
 from shared.database.routing import Destination, Routing, StandsFor
-from shared.database.tables import AdapterRow, AliasRow
+from shared.database.tables.adapters import AdapterRow
+from shared.database.tables.names import AliasRow
 from shared.database.tenancy import SHARED, TenantName, check_owner, visible_to
 from shared.database.visibility import adapter_row, alias_rows, foreign_name_rows
 from shared.errors import Code, InvalidRequest, NotFound

@@ -23,7 +23,8 @@ from shared.database.gates.policies import ALIAS_PREFIX, SERVER_SCOPE, TENANT_SC
 from shared.database.gates.receipts import StoredReceipt, receipts_of
 from shared.database.names.alias_states import state_of
 from shared.database.routing import Routing, StandsFor
-from shared.database.tables import AdapterRow, AliasMoveRow, AliasRow
+from shared.database.tables.adapters import AdapterRow
+from shared.database.tables.names import AliasMoveRow, AliasRow
 from shared.database.tenancy import SHARED, visible_to
 from shared.database.visibility import adapter_row, alias_rows, foreign_name_rows
 from shared.errors import Code, Conflict, InvalidRequest

@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
-from sqlalchemy import ColumnElement, and_, case, func, not_, select
+from sqlalchemy import ColumnElement, and_, bindparam, case, func, not_, select
 from sqlalchemy.orm import Session
 
 from shared.database.job_states import JobState
-from shared.database.tables import GpuTimeRow, JobRow
+from shared.database.tables.jobs import GpuTimeRow, JobRow
 from shared.scheduling.forecast import typical_seconds
 from shared.scheduling.types import PRIORITY_SECONDS, RECENT_SECONDS, UNKNOWN_SECONDS
 
@@ -98,7 +98,20 @@ def seconds_like(session: Session, kind: str, base_model: str) -> float | None:
 
 def _past_seconds(session: Session, which: ColumnElement[bool]) -> Sequence[float]:
     query = select(GpuTimeRow.used / GpuTimeRow.gpus).where(which, GpuTimeRow.outcome == str(JobState.SUCCEEDED))
-    return session.scalars(query.order_by(GpuTimeRow.ended_at.desc()).limit(PAST_JOBS)).all()  # type: ignore[return-value]
+    found = session.scalars(query.order_by(GpuTimeRow.ended_at.desc()).limit(PAST_JOBS))
+    return [seconds for seconds in found if seconds is not None]
+
+
+RECENT = (
+    select(
+        GpuTimeRow.tenant,
+        func.sum(case((GpuTimeRow.ended_at > bindparam("since"), GpuTimeRow.used), else_=0.0)).label("used"),
+        func.max(GpuTimeRow.ended_at).label("served_at"),
+    )
+    .where(GpuTimeRow.ended_at > bindparam("oldest"))
+    .group_by(GpuTimeRow.tenant)
+)
+"""Built once, as every statement of a claim: that takes longer than to run it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,9 +127,7 @@ def recent_use(session: Session, now: datetime) -> dict[str, RecentUse]:
     since = now - timedelta(seconds=RECENT_SECONDS)
     # Before that, how long ago it was makes no difference to a level of priority.
     oldest = now - timedelta(seconds=10 * PRIORITY_SECONDS + RECENT_SECONDS)
-    used = func.sum(case((GpuTimeRow.ended_at > since, GpuTimeRow.used), else_=0.0))
-    query = select(GpuTimeRow.tenant, used.label("used"), func.max(GpuTimeRow.ended_at).label("served_at"))
-    rows = session.execute(query.where(GpuTimeRow.ended_at > oldest).group_by(GpuTimeRow.tenant))
+    rows = session.execute(RECENT, {"since": since, "oldest": oldest})
     return {row.tenant: RecentUse(float(row.used or 0.0), row.served_at) for row in rows}
 
 

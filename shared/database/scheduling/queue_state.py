@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 from shared.database.connection import Database
 from shared.database.job_states import JobState
 from shared.database.scheduling.gpu_time import MonthUse, gpu_hold, month_use, recent_use
-from shared.database.tables import GpuTimeRow, JobRow, TenantQuotaRow
+from shared.database.tables.jobs import GpuTimeRow, JobRow, TenantQuotaRow
 from shared.scheduling.forecast import Place, StartError, forecast, start_error
 from shared.scheduling.types import Allowance, QueuedJob, QueueState, RunningJob, Share
 
@@ -67,6 +67,31 @@ class QueueReader:
             return len(known)
 
 
+QUEUED = select(
+    JobRow.id,
+    JobRow.tenant,
+    JobRow.priority,
+    JobRow.queued_at,
+    JobRow.created_at,
+    JobRow.not_before,
+    JobRow.expected_seconds,
+    JobRow.max_gpu_minutes,
+).where(JobRow.state == JobState.QUEUED)
+RUNNING = (
+    select(
+        JobRow.tenant,
+        JobRow.expected_seconds,
+        JobRow.progress,
+        GpuTimeRow.held,
+        GpuTimeRow.gpus,
+        GpuTimeRow.started_at,
+    )
+    .outerjoin(GpuTimeRow, (JobRow.id == GpuTimeRow.job_id) & (JobRow.attempt == GpuTimeRow.attempt))
+    .where(JobRow.state == JobState.RUNNING)
+)
+QUOTAS = select(TenantQuotaRow)
+
+
 def read_queue(session: Session, now: datetime, gpus: int) -> QueueState:
     """The queue at this moment.
 
@@ -74,6 +99,27 @@ def read_queue(session: Session, now: datetime, gpus: int) -> QueueState:
         now: the database's time.
         gpus: of the worker that would claim a job; what a job holds follows from it.
     """
+    return _state(session, now, _queued(session, gpus), session.scalars(QUOTAS).all())
+
+
+def read_claimable(session: Session, now: datetime, gpus: int) -> QueueState:
+    """As much of the queue as a claim needs: a job that waits alone, where no tenant has a quota, is compared with nothing.
+
+    That is what a worker finds that has waited for a job, so its start does not wait for what it does not need.
+
+    Args:
+        now: the database's time.
+        gpus: of the worker that claims.
+    """
+    queued, quotas = _queued(session, gpus), session.scalars(QUOTAS).all()
+    if len(queued) < 2 and not quotas:
+        return QueueState(now.timestamp(), queued, {}, {}, [])
+    return _state(session, now, queued, quotas)
+
+
+def _state(
+    session: Session, now: datetime, queued: Sequence[QueuedJob], quotas: Sequence[TenantQuotaRow]
+) -> QueueState:
     running = list(_running(session, now))
     shares = {
         tenant: Share(use.gpu_seconds, 0, use.served_at.timestamp()) for tenant, use in recent_use(session, now).items()
@@ -82,12 +128,10 @@ def read_queue(session: Session, now: datetime, gpus: int) -> QueueState:
         share = shares.setdefault(job.tenant, Share())
         share.used += job.hold
         share.running += 1
-    return QueueState(now.timestamp(), list(_queued(session, gpus)), shares, _allowances(session, now), running)
+    return QueueState(now.timestamp(), list(queued), shares, _allowances(session, now, quotas), running)
 
 
-def _queued(session: Session, gpus: int) -> Sequence[QueuedJob]:
-    columns = (JobRow.id, JobRow.tenant, JobRow.priority, JobRow.queued_at, JobRow.created_at, JobRow.not_before)
-    query = select(*columns, JobRow.expected_seconds, JobRow.max_gpu_minutes).where(JobRow.state == JobState.QUEUED)
+def _queued(session: Session, gpus: int) -> list[QueuedJob]:
     return [
         QueuedJob(
             row.id,
@@ -98,16 +142,13 @@ def _queued(session: Session, gpus: int) -> Sequence[QueuedJob]:
             row.expected_seconds,
             row.not_before.timestamp() if row.not_before else 0.0,
         )
-        for row in session.execute(query)
+        for row in session.execute(QUEUED)
     ]
 
 
 def _running(session: Session, now: datetime) -> Sequence[RunningJob]:
-    begun = (JobRow.id == GpuTimeRow.job_id) & (JobRow.attempt == GpuTimeRow.attempt)
-    columns = (JobRow.tenant, JobRow.expected_seconds, JobRow.progress, GpuTimeRow.held, GpuTimeRow.gpus)
-    query = select(*columns, GpuTimeRow.started_at).outerjoin(GpuTimeRow, begun)
     found = []
-    for row in session.execute(query.where(JobRow.state == JobState.RUNNING)):
+    for row in session.execute(RUNNING):
         elapsed = (now - row.started_at).total_seconds() if row.started_at else 0.0
         left = row.progress.get("eta_seconds")
         if left is None and row.expected_seconds is not None:
@@ -117,8 +158,7 @@ def _running(session: Session, now: datetime) -> Sequence[RunningJob]:
     return found
 
 
-def _allowances(session: Session, now: datetime) -> dict[str, Allowance]:
-    quotas = session.scalars(select(TenantQuotaRow)).all()
+def _allowances(session: Session, now: datetime, quotas: Sequence[TenantQuotaRow]) -> dict[str, Allowance]:
     used = month_use(session, now) if any(quota.gpu_minutes_per_month is not None for quota in quotas) else {}
     allowances = {}
     for quota in quotas:

@@ -14,7 +14,7 @@ from shared.database.connection import Database
 from shared.database.job_states import JobState
 from shared.database.records import Value
 from shared.database.scheduling.gpu_time import MonthUse, minutes, month_use, next_month
-from shared.database.tables import JobRow, TenantQuotaRow
+from shared.database.tables.jobs import JobRow, TenantQuotaRow
 from shared.database.tenancy import LARGEST_LIMIT, TenantName
 from shared.errors import Code, Forbidden, TooMany
 
@@ -62,7 +62,7 @@ class Quotas:
     def use(self, tenant: TenantName) -> QuotaUse:
         """A tenant's quota and use; one without a quota is unlimited."""
         with self._db.read() as session:
-            return _uses(session, [tenant], self._db.now(session))[0]
+            return quota_uses(session, [tenant], self._db.now(session))[0]
 
     def all(self) -> Sequence[QuotaUse]:
         """Every tenant that has a quota, a job in the queue or GPU time in this month, by name."""
@@ -70,7 +70,7 @@ class Quotas:
             now = self._db.now(session)
             unfinished = select(JobRow.tenant).where(JobRow.state.in_([str(JobState.QUEUED), str(JobState.RUNNING)]))
             found = {*session.scalars(select(TenantQuotaRow.tenant)), *session.scalars(unfinished.distinct())}
-            return _uses(session, sorted(found | month_use(session, now).keys()), now)
+            return quota_uses(session, sorted(found | month_use(session, now).keys()), now)
 
     def set(self, tenant: TenantName, changes: dict[str, Any]) -> QuotaUse:
         """Change some of a tenant's limits, by the names of :class:`Quota`. Jobs that run or wait are not ended by it."""
@@ -80,7 +80,7 @@ class Quotas:
                 setattr(row, name, value)
             session.add(row)
             session.flush()
-            return _uses(session, [tenant], self._db.now(session))[0]
+            return quota_uses(session, [tenant], self._db.now(session))[0]
 
 
 def check_quota(session: Session, tenant: TenantName, hold: float, now: datetime) -> None:
@@ -133,7 +133,8 @@ def _exhausted(tenant: str, limit: float, month: MonthUse, hold: float, resets_a
     )
 
 
-def _uses(session: Session, tenants: Sequence[str], now: datetime) -> list[QuotaUse]:
+def quota_uses(session: Session, tenants: Sequence[str], now: datetime) -> list[QuotaUse]:
+    """Quotas of tenants and what they have of them, in the order given."""
     quotas = {row.tenant: row for row in session.scalars(select(TenantQuotaRow))}
     running, queued = (_count(session, tenants, state) for state in (JobState.RUNNING, JobState.QUEUED))
     used, resets_at = month_use(session, now), next_month(now)

@@ -10,11 +10,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
-from sqlalchemy import and_, delete, func, or_, select
+from sqlalchemy import ColumnElement, Select, and_, delete, func, or_, select
 from sqlalchemy.orm import Session
 
 from shared.database.connection import Database
-from shared.database.tables import WebhookDeliveryRow, WebhookEndpointRow
+from shared.database.tables.webhooks import WebhookDeliveryRow, WebhookEndpointRow
 from shared.database.visibility import storable
 from shared.database.webhooks.outbox import disable
 
@@ -82,14 +82,9 @@ class Deliveries:
         row = WebhookDeliveryRow
         with self._db.write() as session:
             now = self._db.now(session)
-            due = and_(
-                row.status == "pending",
-                row.next_attempt_at <= now,
-                or_(row.lease_expires_at.is_(None), row.lease_expires_at <= now),
-            )
-            busy = select(row.endpoint_id).where(row.status == "pending", row.lease_expires_at > now)
+            due = is_due(now)
             rank = func.row_number().over(partition_by=row.endpoint_id, order_by=(row.next_attempt_at, row.id))
-            ranked = select(row.id, rank.label("rank")).where(due, row.endpoint_id.not_in(busy)).subquery()
+            ranked = select(row.id, rank.label("rank")).where(due, row.endpoint_id.not_in(sending(now))).subquery()
             first = select(ranked.c.id).where(ranked.c.rank == 1)
             # The rows are checked again when they are locked: another worker may have taken one meanwhile.
             query = select(row).where(due, row.id.in_(first)).order_by(row.next_attempt_at, row.id).limit(limit)
@@ -158,6 +153,19 @@ class Deliveries:
             payload=row.payload,
             signing_secrets=(endpoint.secret, *old),
         )
+
+
+def is_due(now: datetime) -> ColumnElement[bool]:
+    """The condition of deliveries that may be sent now, as far as they themselves go."""
+    row = WebhookDeliveryRow
+    is_free = or_(row.lease_expires_at.is_(None), row.lease_expires_at <= now)
+    return and_(row.status == "pending", row.next_attempt_at <= now, is_free)
+
+
+def sending(now: datetime) -> Select[str]:
+    """Ids of the endpoints that are being sent something."""
+    row = WebhookDeliveryRow
+    return select(row.endpoint_id).where(row.status == "pending", row.lease_expires_at > now)
 
 
 def _end(row: WebhookDeliveryRow, status: str, now: datetime) -> None:

@@ -15,10 +15,10 @@ from sqlalchemy.orm import Session
 
 from shared.database.connection import Database
 from shared.database.records import Value, new_id
-from shared.database.tables import WebhookDeliveryRow, WebhookEndpointRow
+from shared.database.tables.webhooks import WebhookDeliveryRow, WebhookEndpointRow
 from shared.database.tenancy import TenantName
 from shared.database.visibility import storable
-from shared.database.webhooks.outbox import disable, new_delivery
+from shared.database.webhooks.outbox import BY_TENANT, disable, new_delivery
 from shared.errors import Code, Conflict, NotFound
 from shared.webhooks.events import EventType
 from shared.webhooks.signatures import new_secret
@@ -146,7 +146,7 @@ class Endpoints:
             if fields.enabled is not None and fields.enabled != (row.disabled_at is None):
                 row.disabled_at = row.disabled_reason = None
                 if not fields.enabled:
-                    disable(session, row, "disabled by its tenant", now)
+                    disable(session, row, BY_TENANT, now)
             if session.is_modified(row):
                 row.updated_at = now
             session.flush()

@@ -9,7 +9,9 @@ from sqlalchemy.orm import Session
 
 from shared.database.job_states import JobState
 from shared.database.records import Kind, new_id
-from shared.database.tables import EvalRunRow, JobRow, WebhookDeliveryRow, WebhookEndpointRow
+from shared.database.tables.evaluation import EvalRunRow
+from shared.database.tables.jobs import JobRow
+from shared.database.tables.webhooks import WebhookDeliveryRow, WebhookEndpointRow
 from shared.webhooks.events import EventType, payload
 
 JOB_EVENTS = {
@@ -17,6 +19,8 @@ JOB_EVENTS = {
     JobState.FAILED: EventType.JOB_FAILED,
     JobState.CANCELLED: EventType.JOB_CANCELLED,
 }
+BY_TENANT = "disabled by its tenant"
+"""Why an endpoint is disabled that has not failed."""
 RUN_EVENTS = {
     JobState.SUCCEEDED: EventType.RUN_SUCCEEDED,
     JobState.FAILED: EventType.RUN_FAILED,

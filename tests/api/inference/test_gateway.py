@@ -13,9 +13,8 @@ from fastapi.testclient import TestClient
 from shared.base_models.catalog import Catalog, save_catalog
 from shared.database.records import new_id
 from shared.database.tenancy import KeyLimits, Role
-from tests.support.asgi_server import serve
 from tests.support.builders import BASE
-from tests.support.gateway import ADAPTER, UNPUBLISHED, FakeReplica, register_adapters
+from tests.support.gateway import ADAPTER, UNPUBLISHED, FakeReplica, client_of, register_adapters, running
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.network
@@ -23,22 +22,14 @@ pytestmark = pytest.mark.network
 
 @pytest.fixture
 def replica() -> Iterator[FakeReplica]:
-    replica = FakeReplica()
-    for url in serve(replica):
-        replica.url = url
-        yield replica
+    yield from running(FakeReplica())
 
 
 @pytest.fixture
 def api(app: FastAPI, replica: FakeReplica) -> Iterator[httpx.Client]:
     """A client of the API on a real socket: a disconnect is a real one."""
-    services = app.state.services
-    services.settings.serving_urls[:] = [replica.url]  # read at the first request
-    _, secret = services.keys.create("test")
     register_adapters(app)
-    for url in serve(app, lifespan="on"):
-        with httpx.Client(base_url=url, headers={"Authorization": f"Bearer {secret}"}, timeout=10) as client:
-            yield client
+    yield from client_of(app, replica.url)
 
 
 @pytest.mark.parametrize(("model", "served"), [(BASE, BASE), (ADAPTER, ADAPTER), ("helper", ADAPTER)])

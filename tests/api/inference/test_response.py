@@ -179,7 +179,7 @@ def test_slot_is_released_when_counting_fails() -> None:
     def fails() -> None:
         raise ValueError("a bug")
 
-    unread._tap.close = fails  # type: ignore[method-assign]
+    unread._tap.close = fails
     with pytest.raises(ValueError, match="a bug"):
         asyncio.run(unread.aclose())
     assert trace == ["closed", "released"]

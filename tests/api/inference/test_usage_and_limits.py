@@ -48,7 +48,7 @@ class UsageReplica:
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "http":
             return
-        body = {} if scope["path"] == "/health" else json.loads((await receive())["body"])
+        body = {} if scope["method"] == "GET" else json.loads((await receive())["body"])
         if body:
             self.requests.append(body)
         user = body.get("user")

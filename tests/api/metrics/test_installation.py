@@ -9,8 +9,9 @@ from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from prometheus_client import CollectorRegistry
 
-from api.metrics.installation import JobsCollector, ReplicaNow, ReplicasCollector
-from shared.database.job_counts import JobCount, JobCounts, QueueAge
+from api.metrics.installation import JobsCollector, ReplicaNow, ReplicasCollector, WebhooksCollector
+from shared.database.overview.job_counts import JobCount, JobCounts, QueueAge
+from shared.database.overview.webhook_counts import WebhookCounts
 from shared.errors import Code, Unavailable
 from shared.observability.bounded_label import BoundedLabel
 
@@ -43,6 +44,7 @@ def test_jobs_of_the_database_are_shown(
     assert registry.get_sample_value("mens_queue_jobs", {"kind": "finetune"}) == 2
     assert registry.get_sample_value("mens_queue_jobs", {"kind": "merge"}) == 0
     assert registry.get_sample_value("mens_database_reachable") == 1
+    assert registry.get_sample_value("mens_webhook_deliveries", {"status": "pending"}) == 0
 
 
 def test_oldest_has_waited_since_it_was_queued() -> None:
@@ -71,6 +73,28 @@ def test_scrapes_in_a_moment_share_a_read(monkeypatch: pytest.MonkeyPatch) -> No
     assert [registry.get_sample_value("mens_database_reachable") for _ in range(3)] == [1, 1, 1]
     now += 6
     assert registry.get_sample_value("mens_database_reachable") == 0
+
+
+def test_webhooks_are_shown_while_the_database_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    counts = WebhookCounts(
+        {"pending": 3, "delivered": 5, "failed": 0}, {"enabled": 2, "disabled": 0, "failed": 1}, 12.5
+    )
+    answers = iter([counts, Unavailable(Code.DATABASE_UNAVAILABLE, "gone")])
+
+    def count() -> WebhookCounts:
+        if isinstance(answer := next(answers), Exception):
+            raise answer
+        return answer
+
+    now = time.monotonic()
+    monkeypatch.setattr("api.metrics.installation.time.monotonic", lambda: now)
+    registry = CollectorRegistry()
+    registry.register(WebhooksCollector(count))
+    assert registry.get_sample_value("mens_webhook_deliveries", {"status": "pending"}) == 3
+    assert registry.get_sample_value("mens_webhook_endpoints", {"state": "failed"}) == 1
+    assert registry.get_sample_value("mens_webhook_oldest_seconds") == 12.5
+    now += 6
+    assert list(registry.collect()) == [], "a number that is not known is none"
 
 
 def test_every_state_of_a_replica_is_a_series() -> None:

@@ -23,7 +23,7 @@ from shared.database.leases import Leases
 from shared.database.records import Kind, Submission
 from tests.support.asgi_server import serve
 from tests.support.builders import BASE, at_once
-from tests.support.gateway import FakeReplica
+from tests.support.gateway import FakeReplica, client_of, running
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.network
@@ -61,21 +61,13 @@ def adapters(app: FastAPI) -> str:
 
 @pytest.fixture
 def replica() -> Iterator[FakeReplica]:
-    replica = FakeReplica()
-    for url in serve(replica):
-        replica.url = url
-        yield replica
+    yield from running(FakeReplica())
 
 
 @pytest.fixture
 def api(app: FastAPI, replica: FakeReplica, adapters: str) -> Iterator[httpx.Client]:
     """A client of the API on a real socket, with a real key."""
-    services = app.state.services
-    services.settings.serving_urls[:] = [replica.url]
-    _, secret = services.keys.create("alice")
-    for url in serve(app, "on"):
-        with httpx.Client(base_url=url, headers={"Authorization": f"Bearer {secret}"}, timeout=10) as client:
-            yield client
+    yield from client_of(app, replica.url, "alice")
 
 
 def put(client: httpx.Client, name: str = "prod", /, **body: Any) -> dict[str, Any]:

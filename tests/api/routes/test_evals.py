@@ -94,7 +94,7 @@ def make_eval(client: OpenAI, *criteria: dict[str, Any], **config: Any) -> str:
     made = client.evals.create(
         name="Numbers",
         data_source_config=CONFIG | config,
-        testing_criteria=[*(criteria or (EQUALS,))],  # type: ignore[arg-type, list-item]
+        testing_criteria=[*(criteria or (EQUALS,))],
     )
     return made.id
 
@@ -140,17 +140,17 @@ def refused(call: Callable[..., Any], *arguments: Any, **named: Any) -> dict[str
 def test_an_eval_lives_as_the_stock_client_expects(acme: OpenAI) -> None:
     made = acme.evals.create(
         name="Tone",
-        data_source_config=CONFIG,  # type: ignore[arg-type]
-        testing_criteria=[EQUALS],  # type: ignore[list-item]
+        data_source_config=CONFIG,
+        testing_criteria=[EQUALS],
         metadata={"team": "a"},
     )
     assert made.data_source_config.type == "custom"
-    assert made.data_source_config.schema_["properties"]["item"] == SCHEMA  # type: ignore[index]
+    assert made.data_source_config.schema_["properties"]["item"] == SCHEMA
     assert made.data_source_config.schema_["required"] == ["item", "sample"]
     assert acme.evals.retrieve(made.id).to_dict() == made.to_dict()
     renamed = acme.evals.update(made.id, name="Manner", metadata={})
     assert (renamed.name, renamed.metadata) == ("Manner", {})
-    others = [acme.evals.create(data_source_config=CONFIG, testing_criteria=[EQUALS]).id for _ in range(3)]  # type: ignore[arg-type, list-item]
+    others = [acme.evals.create(data_source_config=CONFIG, testing_criteria=[EQUALS]).id for _ in range(3)]
     assert [found.id for found in acme.evals.list(limit=2)] == [made.id, *others]
     assert [found.id for found in acme.evals.list(limit=3, order="desc")] == [made.id, *others][::-1]
     assert acme.evals.delete(made.id).deleted
@@ -197,7 +197,7 @@ def test_a_run_is_queued_done_and_read(app: FastAPI, acme: OpenAI) -> None:
         eval_id, name="First", data_source=asking(sampling_params=sampling), metadata={"k": "v"}
     )
     assert (run.status, run.model, run.name, run.metadata) == ("queued", BASE, "First", {"k": "v"})
-    assert run.data_source.source.content[2].item == ROWS[2]["item"]  # type: ignore[union-attr]
+    assert run.data_source.source.content[2].item == ROWS[2]["item"]
     told: Any = run.to_dict()["mens"]
     assert (told["answers"], told["seed"], told["estimate"]) == (
         4, 11, {"requests": 4, "judge_requests": 0, "prompt_tokens": 1, "completion_tokens_at_most": 64},
@@ -243,7 +243,7 @@ def test_output_items_are_paged_filtered_and_read(app: FastAPI, acme: OpenAI) ->
 def test_the_report_of_a_run_is_a_page_that_exists(acme: OpenAI) -> None:
     eval_id = make_eval(acme)
     run = acme.evals.runs.create(eval_id, data_source=asking())
-    assert acme.get(run.report_url, cast_to=object)["id"] == run.id  # type: ignore[index]
+    assert acme.get(run.report_url, cast_to=object)["id"] == run.id
 
 
 def test_rows_of_a_file_and_rows_with_answers(app: FastAPI, acme: OpenAI) -> None:
@@ -367,7 +367,7 @@ def test_a_model_by_its_other_name_is_no_incumbent(app: FastAPI, acme: OpenAI) -
 
 
 def test_an_eval_of_stored_answers_is_kept_and_not_run(acme: OpenAI) -> None:
-    made = acme.evals.create(data_source_config={"type": "logs", "metadata": {"a": "b"}}, testing_criteria=[EQUALS])  # type: ignore[list-item]
+    made = acme.evals.create(data_source_config={"type": "logs", "metadata": {"a": "b"}}, testing_criteria=[EQUALS])
     assert made.data_source_config.type == "logs"
     assert refused(acme.evals.runs.create, made.id, data_source=asking())["code"] == Code.DATA_SOURCE_UNSUPPORTED
 

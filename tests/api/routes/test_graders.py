@@ -132,20 +132,20 @@ def test_what_cannot_be_run_is_refused(openai_client: OpenAI, grader: Any, code:
 
 def test_validate_returns_what_was_understood(openai_client: OpenAI) -> None:
     graders = openai_client.fine_tuning.alpha.graders
-    found = graders.validate(grader={name: value for name, value in EXACT.items() if name != "name"})  # type: ignore[arg-type]
+    found = graders.validate(grader={name: value for name, value in EXACT.items() if name != "name"})
     assert found.grader
     assert found.grader.name == "string_check"
     code: Any = {"type": "python", "name": "p", "source": "def grade(sample, item): return 1"}
     assert graders.validate(grader=code).grader, "it is well-formed, though it cannot be run here"
     with pytest.raises(openai.BadRequestError, match="not closed") as caught:
-        graders.validate(grader={**EXACT, "input": "{{ item.a"})  # type: ignore[arg-type]
+        graders.validate(grader={**EXACT, "input": "{{ item.a"})
     assert caught.value.param == "grader.input"
 
 
 def test_a_model_judges_with_the_callers_names_and_usage(openai_client: OpenAI, replica: ScriptedReplica) -> None:
     found = run(openai_client, JUDGE, "So it is.")
     assert (found.reward, found.metadata.sampled_model_name, found.metadata.token_usage) == (0.25, BASE, 7)
-    assert found.to_dict()["model_grader_token_usage_per_model"][BASE]["total_tokens"] == 7  # type: ignore[index,call-overload]
+    assert found.to_dict()["model_grader_token_usage_per_model"][BASE]["total_tokens"] == 7
     path, body = replica.asked[0]
     assert path == "/v1/chat/completions"
     assert body["messages"] == [{"role": "user", "content": "So it is."}]

@@ -14,9 +14,8 @@ from fastapi.testclient import TestClient
 from openai import OpenAI
 
 from shared.database.tenancy import Role
-from tests.support.asgi_server import serve
 from tests.support.builders import BASE
-from tests.support.gateway import ADAPTER, UNPUBLISHED, register_adapters
+from tests.support.gateway import ADAPTER, UNPUBLISHED, client_of, register_adapters, running
 from tests.support.tenants import ACME, OTHER, Installation
 
 pytestmark = pytest.mark.network
@@ -76,22 +75,14 @@ async def _send(send: Any, content_type: bytes, pieces: list[bytes]) -> None:
 
 @pytest.fixture
 def replica() -> Iterator[NamingReplica]:
-    replica = NamingReplica()
-    for url in serve(replica):
-        replica.url = url
-        yield replica
+    yield from running(NamingReplica())
 
 
 @pytest.fixture
 def api(app: FastAPI, replica: NamingReplica) -> Iterator[httpx.Client]:
     """A client of the API on a real socket; the alias helper points to `ADAPTER`."""
-    services = app.state.services
-    services.settings.serving_urls[:] = [replica.url]
-    _, secret = services.keys.create("alice")
     register_adapters(app)
-    for url in serve(app, lifespan="on"):
-        with httpx.Client(base_url=url, headers={"Authorization": f"Bearer {secret}"}, timeout=10) as client:
-            yield client
+    yield from client_of(app, replica.url, "alice")
 
 
 def put(client: httpx.Client, name: str = MODEL, /, **body: Any) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from fastapi import FastAPI
 
 from tests.support.asgi_server import serve
 from tests.support.builders import BASE
-from tests.support.gateway import ADAPTER, register_adapters
+from tests.support.gateway import ADAPTER, client_of, register_adapters
 from tests.support.scripted_replica import ScriptedReplica
 
 pytestmark = pytest.mark.network
@@ -41,14 +41,9 @@ def replica() -> ScriptedReplica:
 @pytest.fixture
 def ollama(app: FastAPI, replica: ScriptedReplica) -> Iterator[httpx.Client]:
     """A client with a key."""
-    services = app.state.services
-    _, secret = services.keys.create("test")
     register_adapters(app)
     for replica_url in serve(replica):
-        services.settings.serving_urls[:] = [replica_url]
-        for url in serve(app, "on"):
-            with httpx.Client(base_url=url, headers={"Authorization": f"Bearer {secret}"}, timeout=10) as client:
-                yield client
+        yield from client_of(app, replica_url)
 
 
 def lines(response: httpx.Response) -> list[dict[str, Any]]:

@@ -39,7 +39,7 @@ def test_dry_run_and_submission_refuse_alike(
     status: int,
 ) -> None:
     limits = ServingLimits(max_lora_rank=16)
-    monkeypatch.setattr(app.state.services.replica_limits, "limits", lambda: limits)
+    monkeypatch.setattr(app.state.services.replica_limits, "limits", lambda _base: limits)
     contract = job_body["contract"] | change.get("contract", {})
     body = change | {"contract": contract} | ({"kind": "finetune"} if path == "/v1/jobs" else {})
     response = client.post(path, json=body)
@@ -103,11 +103,23 @@ def test_tightest_limits_of_all_replicas_are_used() -> None:
     for url in serve(one):
         for second in serve(other):
             tier = ReplicaLimits([url, second, "http://127.0.0.1:9"], "key")
-            found = tier.limits()
+            found = tier.limits("a" * 64)
             assert found
             assert (found.max_lora_rank, found.max_model_len, found.base_digest) == (16, 4096, "a" * 64)
-            tier.limits()
+            tier.limits("a" * 64)
             assert one.requests == 1, "they are cached for a while"
+
+
+def test_limits_are_those_of_the_replicas_of_the_jobs_base() -> None:
+    for url in serve(LimitsReplica(limits_body(16))):
+        for second in serve(LimitsReplica(limits_body(64).replace(b"a" * 64, b"b" * 64))):
+            tier = ReplicaLimits([url, second], "")
+            ranks = [found.max_lora_rank for digest in "ab" if (found := tier.limits(digest * 64))]
+            assert ranks == [16, 64]
+            found = tier.limits("c" * 64)
+            assert found and found.base_digest != "c" * 64, "all answer, and none serves it: the contract is refused"
+            partly = ReplicaLimits([url, "http://127.0.0.1:9"], "")
+            assert partly.limits("c" * 64) is None, "the one that is away may serve it"
 
 
 @pytest.mark.parametrize(
@@ -116,7 +128,7 @@ def test_tightest_limits_of_all_replicas_are_used() -> None:
 def test_head_is_servable_where_every_replica_says_so(says: str, adapts: bool) -> None:
     for url in serve(LimitsReplica(limits_body(16))):
         for second in serve(LimitsReplica(limits_body(16, more=says))):
-            found = ReplicaLimits([url, second], "key").limits()
+            found = ReplicaLimits([url, second], "key").limits("a" * 64)
             assert found and bool(found.head_families) == adapts
 
 
@@ -132,7 +144,7 @@ def test_head_is_servable_where_every_replica_says_so(says: str, adapts: bool) -
 )
 def test_limits_of_another_shape_are_unknown(replica: LimitsReplica) -> None:
     for url in serve(replica):
-        assert ReplicaLimits([url], "").limits() is None
+        assert ReplicaLimits([url], "").limits("a" * 64) is None
 
 
 def test_time_is_estimated_from_the_last_job_of_the_base(

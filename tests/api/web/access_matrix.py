@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Any
 
+from fastapi.testclient import TestClient
+
 from shared.database.records import new_id
 from shared.database.tenancy import Role
 from tests.support.builders import BASE
@@ -104,6 +106,11 @@ class Case:
             template = template.replace(f"{{{part}}}", self.path.get(part, id_))
         return template
 
+    def send(self, client: TestClient, route: str, headers: dict[str, str], thing: str) -> Any:
+        """Send the request, which is about a thing, to a route of the matrix."""
+        method, template = route.split(" ")
+        return client.request(method, self.url(template, thing), headers=headers, **self.body(thing))
+
 
 def fine_tune(file_id: str) -> dict[str, Any]:
     return {"json": {"kind": "finetune", "contract": contract(file_id)}}
@@ -194,6 +201,10 @@ def new_quota(_: str) -> dict[str, Any]:
     return {"json": {"running_jobs": 1000}}
 
 
+def prune_nothing(_: str) -> dict[str, Any]:
+    return {"json": {"through": 0, "events": 0}}
+
+
 def new_webhook(_: str) -> dict[str, Any]:
     return {"json": {"name": "new", "url": "https://hooks.example/new", "event_types": ["eval.run.failed"]}}
 
@@ -249,6 +260,10 @@ MATRIX: dict[str, tuple[Case, ...]] = {
     "GET /v1/quota": (KEYED,),
     "PATCH /v1/quota": (Case(Rule.OPERATE, body=new_quota),),
     "GET /v1/quotas": (OPERATE,),
+    "GET /v1/tenants": (OPERATE,),
+    "GET /v1/tenants/{name}": (Case(Rule.OPERATE, path={"name": "acme"}),),
+    "GET /v1/audit": (Case(Rule.KEYED, ADMIN),),
+    "POST /v1/audit/prune": (Case(Rule.OPERATE, body=prune_nothing),),
     # files
     "GET /v1/files": (KEYED,),
     "POST /v1/files": (Case(Rule.KEYED, TRAINER, body=upload),),

@@ -78,7 +78,7 @@ def test_length_of_many_digits_is_refused(client: TestClient) -> None:
 def test_every_route_to_a_model_has_the_limit_of_models() -> None:
     routes = {
         route.path for router in (chat.router, ollama.router) for route in router.routes if "POST" in route.methods
-    }  # type: ignore[attr-defined]
+    }
     assert routes - {"/api/{path:path}"} == MODEL_PATHS
 
 
@@ -183,7 +183,7 @@ def test_outage_of_the_database_is_no_failure(
     throttled: FastAPI, anonymous: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def unavailable(_: str) -> Any:
-        raise Unavailable("DATABASE_UNAVAILABLE", "away")  # type: ignore[arg-type]
+        raise Unavailable("DATABASE_UNAVAILABLE", "away")
 
     monkeypatch.setattr(throttled.state.services.lookup, "authenticate", unavailable)
     assert [guess(anonymous).status_code for _ in range(2 * TRIES)] == [503] * 2 * TRIES

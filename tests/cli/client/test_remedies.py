@@ -24,8 +24,6 @@ NO_COMMAND = (
     "GET /v1/openapi.json",
     "GET /v1/uploads/{upload_id}",
     "POST /v1/uploads",
-    "GET /v1/fine_tuning/checkpoints/MODEL/permissions",
-    "DELETE /v1/fine_tuning/checkpoints/MODEL/permissions/ID",
     "GET /v1/webhook_endpoints",
     "DELETE /v1/webhook_endpoints/{id}",
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 
@@ -9,8 +10,9 @@ import pytest
 from typer.testing import CliRunner
 
 from cli.main import app
+from shared.artifacts.adapter_import import import_adapter
+from shared.artifacts.imported_folder import ImportRequest
 from shared.artifacts.manifests import CONFIG_NAME, MANIFEST_NAME, WEIGHTS_NAME, AdapterManifest
-from shared.artifacts.original_import import ImportRequest, import_original
 from shared.artifacts.original_layout import ORIGINAL_WEIGHTS, V2_NAME, V3_NAME, parse_sidecar
 from shared.artifacts.signatures import make_key, sign_folder
 from shared.base_models.catalog import BaseModelEntry, Catalog, LocalSource, digest_model_folder, save_catalog
@@ -19,6 +21,7 @@ from shared.hashing import digest_file
 from tests.support.cli_installation import CliInstallation
 from tests.support.exported_adapter import LINEAGE
 from tests.support.original_adapter import make_original
+from tests.support.peft_folder import make_torchtune
 from tests.support.tiny_base import write_base
 
 pytestmark = pytest.mark.network
@@ -57,6 +60,34 @@ def test_a_file_that_is_not_there_is_named(installation: CliInstallation, origin
     assert gone in installation.mens("adapter", "import", str(original), "--model", "tiny", code=1)
 
 
+@pytest.mark.parametrize("in_config", [False, True])
+def test_a_peft_folder_is_uploaded_with_its_template(
+    installation: CliInstallation, original: Path, tmp_path: Path, in_config: bool
+) -> None:
+    folder = make_torchtune(original.parent / "bases" / "tiny").write(tmp_path / "theirs")
+    (folder / MANIFEST_NAME).write_text("{}")  # as in a folder that was exported here
+    if in_config:
+        (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": "{{ messages }}"}))
+    else:
+        (folder / "chat_template.jinja").write_text("{{ messages }}")
+    job_id = installation.mens("adapter", "import", str(folder), "--model", "tiny", "--no-publish", "--no-watch")
+    plan = ImportPlan.model_validate(installation.services.jobs.get(job_id).plan)
+    assert plan.weights_sha256 == digest_file(folder / WEIGHTS_NAME)
+    assert plan.sidecar_sha256 == digest_file(folder / CONFIG_NAME)
+    assert plan.template_sha256 == hashlib.sha256(b"{{ messages }}").hexdigest()
+
+
+def test_nothing_is_uploaded_of_what_cannot_be_served(installation: CliInstallation, original: Path) -> None:
+    folder = original.parent / "theirs"
+    made = make_torchtune(original.parent / "bases" / "tiny")
+    made.options["use_dora"] = True
+    made.write(folder)
+    assert "use_dora" in installation.mens("adapter", "import", str(folder), "--model", "tiny", code=1)
+    (folder / WEIGHTS_NAME).rename(folder / "adapter_model.bin")
+    assert "pickle" in installation.mens("adapter", "import", str(folder), "--model", "tiny", code=1)
+    assert not installation.services.files.list(after=None, limit=1, purpose=None, newest_first=True)
+
+
 runner = CliRunner()
 
 
@@ -69,7 +100,7 @@ def made(tmp_path: Path) -> Path:
     entry = BaseModelEntry(name="offline", source=LocalSource(path=str(base)), digests=digest_model_folder(base))
     sidecar = parse_sidecar((original / V3_NAME).read_bytes())
     request = ImportRequest(original / ORIGINAL_WEIGHTS, sidecar, entry, base, "old", "b" * 64, "c" * 64, "d" * 64)
-    import_original(request, tmp_path / "adapter")
+    import_adapter(request, tmp_path / "adapter")
     return tmp_path / "adapter"
 
 

@@ -9,7 +9,7 @@ import pytest
 from api.inference.replicas.pool import ReplicaState
 from cli.commands.replicas import ago
 from shared.database.tenancy import Role
-from shared.replicas import replica_name
+from shared.replicas import ReplicaCapabilities, replica_name
 from tests.support.cli_installation import CliInstallation
 
 URLS = ["http://127.0.0.1:9", "http://127.0.0.1:10"]
@@ -24,13 +24,22 @@ def test_replicas_are_listed_with_their_last_error(installation: CliInstallation
     assert replicas.all[0].last_error_at
     replicas.all[0].last_error_at -= 200
     replicas.all[1].state, replicas.all[1].in_flight = ReplicaState.UP, 3
+    replicas.all[1].serves = ReplicaCapabilities(base="tiny", served_digest="d" * 64, max_lora_rank=16)
     one, other = map(replica_name, URLS)
-    lines = [f"{one}\t{URLS[0]}\tdown\t0\tConnectError: no route, 3 min ago", f"{other}\t{URLS[1]}\tup\t3\t"]
+    lines = [f"{one}\t{URLS[0]}\t\tdown\t0\tConnectError: no route, 3 min ago", f"{other}\t{URLS[1]}\ttiny\tup\t3\t"]
     assert installation.invoke("replicas").stdout.splitlines() == lines
     first, second = json.loads(installation.mens("replicas", "--json"))
-    facts = {"url": URLS[0], "state": "down", "in_flight": 0, "last_error": "ConnectError:\n no route"}
+    facts = {
+        "url": URLS[0],
+        "base": None,
+        "base_digest": None,
+        "state": "down",
+        "in_flight": 0,
+        "last_error": "ConnectError:\n no route",
+    }
     assert first == {"name": one, **facts, "last_error_at": replicas.all[0].last_error_at}
     assert (second["last_error"], second["last_error_at"]) == (None, None)
+    assert (second["base"], second["base_digest"]) == ("tiny", "d" * 64)
 
 
 def test_no_replica(installation: CliInstallation) -> None:

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from cli.commands.retention import _size
 from cli.main import app
 from shared.database.connection import Database
 from shared.database.jobs import Jobs
@@ -95,11 +94,3 @@ def test_command_of_the_worker_tier(run: Path, capsys: pytest.CaptureFixture[str
         assert worker_retention.main(arguments) == 0
         (line,) = capsys.readouterr().out.splitlines()
         assert (json.loads(line)["name"], run.exists()) == (run.name, there)
-
-
-@pytest.mark.parametrize(
-    ("count", "text"),
-    [(0, "0 bytes"), (999, "999 bytes"), (1000, "1.0 KB"), (2_500_000, "2.5 MB"), (5e15, "5000.0 TB")],
-)
-def test_sizes(count: float, text: str) -> None:
-    assert _size(count) == text

@@ -40,7 +40,7 @@ def test_telemetry_is_printed_event_by_event(installation: CliInstallation) -> N
     assert [line[10:] for line in lines] == ["Job created and queued.", "Job cancelled."]
 
 
-def test_an_unknown_flag_of_train_is_refused_before_anything_is_sent(installation: CliInstallation, tmp_path) -> None:  # type: ignore[no-untyped-def]
+def test_an_unknown_flag_of_train_is_refused_before_anything_is_sent(installation: CliInstallation, tmp_path) -> None:
     rows = tmp_path / "rows.jsonl"
     rows.write_text('{"prompt": "a", "response": "b"}\n')
     for flags, code in ((["--alhpa", "3"], "CONTRACT_INVALID"), (["--cloud", "auto"], "CONTRACT_UNSUPPORTED")):

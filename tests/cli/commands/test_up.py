@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -70,8 +71,8 @@ def supervised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sqlite_template:
     The other programs sleep.
     """
 
-    def impatient(home: Path, socket: Path, drain_seconds: float, metrics: dict[str, int]) -> str:
-        return supervisor_config(home, socket, drain_seconds, metrics).replace("startretries=5", "startretries=0")
+    def impatient(*arguments: Any) -> str:
+        return supervisor_config(*arguments).replace("startretries=5", "startretries=0")
 
     (tmp_path / "mens.db").write_bytes(sqlite_template.read_bytes())
     (tmp_path / "worker.sh").write_text(f"cd {tmp_path}\n{WORKER}")

@@ -4,56 +4,19 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
 
-from shared.artifacts.manifests import CONFIG_NAME, MANIFEST_NAME, WEIGHTS_NAME, verify_adapter
-from shared.artifacts.signatures import SIGNATURE_NAME, make_key, sign_folder
-from shared.base_models.catalog import BaseModelEntry, Catalog, LocalSource, digest_model_folder, save_catalog
+from shared.artifacts.manifests import MANIFEST_NAME, WEIGHTS_NAME, verify_adapter
+from shared.artifacts.signatures import SIGNATURE_NAME, make_key
 from shared.database.adapters import NewAdapter
 from shared.database.tenancy import Role
 from shared.hashing import digest_file
 from tests.support.cli_installation import CliInstallation
-from tests.support.exported_adapter import store_small_adapter
 from tests.support.gate_rows import receipt
 
 pytestmark = pytest.mark.network
-CERTIFICATE: dict[str, Any] = {
-    "failed": [],
-    "effect_rms_nats": 0.25,
-    "parity": {"engine_error_rms_nats": 0.001, "base_shift_rms_nats": None},
-}
-
-
-@pytest.fixture
-def adapter(installation: CliInstallation, tmp_path: Path) -> NewAdapter:
-    """A published adapter whose base has a licence in the catalogue."""
-    folder, manifest = store_small_adapter(tmp_path / "made")
-    services = installation.services
-    base = tmp_path / "made" / "base"
-    entry = BaseModelEntry(
-        name="tiny", source=LocalSource(path=str(base)), digests=digest_model_folder(base), license="Apache-2.0"
-    )
-    save_catalog(services.settings.catalog_path, Catalog(bases=[entry]))
-    made = make_key(tmp_path / "signing.pem")
-    (tmp_path / "trusted").write_text(made)
-    sign_folder(folder, tmp_path / "signing.pem")
-    names = [WEIGHTS_NAME, CONFIG_NAME, SIGNATURE_NAME]
-    services.storage.put_folder("adapters", manifest.digest, folder, names, MANIFEST_NAME)
-    stored = NewAdapter(
-        id=manifest.adapter_id,
-        digest=manifest.digest,
-        base_model="tiny",
-        step=manifest.step,
-        final=True,
-        published=True,
-        manifest=manifest.model_dump(mode="json", exclude_none=True),
-        certificates={"http://10.0.0.7:9000": CERTIFICATE},
-    )
-    installation.register(stored)
-    return stored
 
 
 def test_the_folder_verifies_and_its_card_names_base_and_licence(
@@ -105,7 +68,7 @@ def test_signature_travels_and_verifies_offline(
 def test_an_adapter_without_a_signature_is_exported_without(
     installation: CliInstallation, adapter: NewAdapter, tmp_path: Path
 ) -> None:
-    (installation.services.storage.folder("adapters", adapter.digest) / SIGNATURE_NAME).unlink()  # type: ignore[attr-defined]
+    (installation.services.storage.folder("adapters", adapter.digest) / SIGNATURE_NAME).unlink()
     installation.mens("adapter", "export", adapter.id, "--to", str(tmp_path / "out"))
     assert not (tmp_path / "out" / SIGNATURE_NAME).exists()
     assert "signature  none" in installation.mens("adapter", "verify", str(tmp_path / "out"))
@@ -119,7 +82,7 @@ def test_a_changed_oci_layout_is_refused(
 ) -> None:
     out = tmp_path / "out"
     installation.mens("adapter", "export", adapter.id, "--to", str(out), "--format", "oci")
-    weights = digest_file(installation.services.storage.folder("adapters", adapter.digest) / WEIGHTS_NAME)  # type: ignore[attr-defined]
+    weights = digest_file(installation.services.storage.folder("adapters", adapter.digest) / WEIGHTS_NAME)
     path = out / changed if changed == "index.json" else out / "blobs" / "sha256" / weights
     path.write_bytes(b"{}")
     said = installation.mens("adapter", "verify", str(out), code=1)
@@ -158,7 +121,7 @@ def test_a_folder_that_holds_something_is_left_alone(
 def test_bytes_that_changed_in_storage_are_not_exported(
     installation: CliInstallation, adapter: NewAdapter, tmp_path: Path
 ) -> None:
-    path = installation.services.storage.folder("adapters", adapter.digest) / WEIGHTS_NAME  # type: ignore[attr-defined]
+    path = installation.services.storage.folder("adapters", adapter.digest) / WEIGHTS_NAME
     raw = bytearray(path.read_bytes())
     raw[-1] ^= 1
     path.chmod(0o600)

@@ -10,6 +10,7 @@ import pytest
 
 from cli.client.connection import saved_connection
 from cli.commands.up import up
+from cli.standalone.environment import replica_environments
 from cli.standalone.programs import PROGRAMS, drain_seconds, supervisor_config, valkey_config
 from cli.standalone.restarts import RestartLog
 from cli.standalone.stack import Stack, StackFailed
@@ -55,6 +56,29 @@ def test_only_draining_programs_are_stopped_without_their_children(tmp_path: Pat
     for name in ("api", "serving"):
         assert float(programs[name]["environment"].partition("=")[2].strip('"')) == drain_seconds
         assert float(programs[name]["stopwaitsecs"]) > drain_seconds
+
+
+def test_each_further_base_has_a_replica_of_its_own(tmp_path: Path) -> None:
+    stack = Stack(tmp_path, "tiny", more_bases=("large",))
+    settings = stack._environment()
+    first, second = settings["MENS_SERVING_URLS"].split(",")
+    assert (settings["MENS_SERVING_BASE"], first) == ("tiny", f"http://127.0.0.1:{settings['MENS_SERVING_PORT']}")
+    replicas = replica_environments(tmp_path, ("tiny", "large"), stack._ports)
+    config = ConfigParser(interpolation=None)
+    config.read_string(supervisor_config(tmp_path, tmp_path / "supervisor.sock", 10, {}, replicas))
+    assert "MENS_SERVING" not in config["program:serving"]["environment"]
+    own = dict(each.split("=") for each in config["program:serving-2"]["environment"].split(","))
+    assert own == {
+        "MENS_DRAIN_SECONDS": '"10"',
+        "MENS_SERVING_BASE": '"large"',
+        "MENS_SERVING_PORT": f'"{second.rpartition(":")[2]}"',
+        "MENS_SERVING_CACHE_DIR": f'"{tmp_path}/serving-2-cache"',
+    }
+    assert config["program:serving-2"]["command"] == config["program:serving"]["command"]
+    assert not config["program:serving-2"].getboolean("stopasgroup")
+    priorities = {name: config[f"program:{name}"].getint("priority") for name in stack._programs}
+    assert sorted(priorities.values()) == list(range(6))
+    assert max(priorities, key=priorities.__getitem__) == "api"
 
 
 @pytest.mark.parametrize(("given", "seconds"), [(None, 10), ("", 10), ("60", 60), ("0.5", 0.5)])

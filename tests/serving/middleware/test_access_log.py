@@ -30,7 +30,7 @@ def lines(
     headers = [(b"x-request-id", request_id)]
     scope = {"type": "http", "method": "POST", "path": path, "raw_path": path.encode(), "headers": headers}
     try:
-        asyncio.run(run_logged(app, scope, ignore, ignore))  # type: ignore[arg-type]
+        asyncio.run(run_logged(app, scope, ignore, ignore))
     except RuntimeError:
         assert app is failing
     return [record.getMessage() for record in caplog.records if record.name == "vllm.mens.access"]

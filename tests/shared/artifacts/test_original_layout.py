@@ -14,6 +14,8 @@ from shared.artifacts.original_layout import (
     MAX_SIDECAR_BYTES,
     SidecarV2,
     SidecarV3,
+    base_key_map,
+    logical_name,
     mapped_layers,
     parse_sidecar,
     tensor_pairs,
@@ -169,3 +171,23 @@ def test_names_are_short_enough_for_an_error() -> None:
     with pytest.raises(ArtifactInvalid) as caught:
         parse_sidecar(json.dumps(valid(layer_order=["l" * 201])).encode())
     assert caught.value.code == Code.ADAPTER_IMPORT_FORMAT
+
+
+def test_logical_names_of_layers() -> None:
+    names = {
+        "model.layers.3.self_attn.q_proj": "l3.q",
+        "model.layers.11.mlp.down_proj": "l11.down",
+        "model.language_model.layers.0.linear_attn.in_proj_qkv": "l0.lin_qkv",
+        "model.language_model.layers.0.linear_attn.out_proj": "l0.lin_o",
+        "transformer.h.2.attn.c_attn": "l2.qkv",
+        "transformer.h.2.attn.c_proj": "l2.o",
+        "transformer.h.2.mlp.c_proj": "l2.down",
+        "h.2.mlp.c_fc": "l2.up",
+        "lm_head": "lm_head",
+    }
+    assert {module: logical_name(module) for module in names} == names
+
+
+def test_layers_are_in_the_order_of_their_numbers() -> None:
+    keys = [f"base_model.model.model.layers.{n}.mlp.up_proj.lora_{side}.weight" for n in (10, 2, 1) for side in "AB"]
+    assert list(base_key_map(keys)) == ["l1.up", "l2.up", "l10.up"]

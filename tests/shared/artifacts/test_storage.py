@@ -165,6 +165,12 @@ def test_artifact_is_fetched_as_it_was_stored(storage: Storage, source: Source, 
     assert fetched == {name: (source.folder / name).read_bytes() for name in NAMES}
 
 
+def test_file_of_an_artifact_is_a_stream(storage: Storage, source: Source) -> None:
+    source.put(storage)
+    with storage.open_file("adapters", source.digest, NAMES[0]) as stream:
+        assert stream.read() == (source.folder / NAMES[0]).read_bytes()
+
+
 def test_only_the_named_files_are_fetched(storage: Storage, source: Source, target: Path) -> None:
     source.put(storage)
     storage.fetch_folder("adapters", source.digest, NAMES[:1], target)
@@ -214,6 +220,7 @@ def test_artifact_name_must_be_a_digest(storage: Storage, source: Source, target
         lambda: storage.measure("adapters", bad),
         lambda: storage.put_folder("adapters", bad, source.folder, NAMES, MANIFEST),
         lambda: storage.fetch_folder("adapters", bad, NAMES, target),
+        lambda: storage.open_file("adapters", bad, MANIFEST),
         lambda: storage.unpublish("adapters", bad, MANIFEST),
         lambda: storage.move_to_trash("adapters", bad),
     ]
@@ -230,6 +237,8 @@ def test_fetch_refuses_names_with_a_path(storage: Storage, source: Source, targe
         storage.fetch_folder("adapters", source.digest, [name], target)
     assert caught.value.code is Code.ADAPTER_MANIFEST_INVALID
     assert not list(target.iterdir())
+    with pytest.raises(ArtifactInvalid):
+        storage.open_file("adapters", source.digest, name)
 
 
 @pytest.mark.parametrize("name", [".", "..", ""])
@@ -244,6 +253,8 @@ def test_absent_file_of_an_artifact_is_not_found(storage: Storage, source: Sourc
     with pytest.raises(NotFound) as caught:
         storage.fetch_folder("adapters", source.digest, ["other.json"], target)
     assert caught.value.code is Code.STORAGE_OBJECT_MISSING
+    with pytest.raises(NotFound):
+        storage.open_file("adapters", source.digest, "other.json")
 
 
 def test_artifact_without_a_manifest_is_listed(storage: Storage, source: Source) -> None:

@@ -264,7 +264,7 @@ def test_name_and_alias_together_are_refused(both: dict[str, int]) -> None:
 
 def test_contract_is_frozen() -> None:
     with pytest.raises(ValidationError):
-        contract().exec.epochs = 4  # type: ignore[misc]
+        contract().exec.epochs = 4
 
 
 @given(

@@ -17,7 +17,8 @@ from api.migrate import migrate
 from shared.database.connection import Database
 from shared.database.jobs import Jobs
 from shared.database.keys import Keys
-from shared.database.tables import Base, UtcTime
+from shared.database.tables.base import UtcTime
+from shared.database.tables.schema import METADATA
 from shared.errors import Code, Unavailable
 from tests.support.builders import at_once, snapshot, submission
 from tests.support.ports import free_port
@@ -41,7 +42,7 @@ def test_migrations_from_empty_make_the_tables_of_the_code(empty_url: str) -> No
     engine = create_engine(empty_url)
     with engine.connect() as connection:
         context = MigrationContext.configure(connection, opts={"compare_type": True, "compare_server_default": True})
-        assert compare_metadata(context, Base.metadata) == []
+        assert compare_metadata(context, METADATA) == []
     engine.dispose()
 
 
@@ -56,8 +57,8 @@ def test_migrating_again_is_harmless(empty_url: str) -> None:
 
 def test_every_table_has_a_named_primary_key(database: Database) -> None:
     inspector = inspect(database.engine)
-    assert {table: inspector.get_pk_constraint(table)["name"] for table in Base.metadata.tables} == {
-        table: f"pk_{table}" for table in Base.metadata.tables
+    assert {table: inspector.get_pk_constraint(table)["name"] for table in METADATA.tables} == {
+        table: f"pk_{table}" for table in METADATA.tables
     }
 
 

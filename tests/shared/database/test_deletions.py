@@ -18,7 +18,7 @@ from shared.database.leases import Leases
 from shared.database.names.aliases import Actor, Aliases
 from shared.database.records import Kind
 from shared.database.routing import Routing, Shadow, Target
-from shared.database.tables import AdapterRow
+from shared.database.tables.adapters import AdapterRow
 from shared.database.tenancy import SHARED
 from shared.errors import Code, Forbidden, MensError
 from tests.support.builders import at_once, claimed, new_adapter, submission

@@ -23,10 +23,11 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from shared.database.attempt_failures import BACKOFF_SECONDS, MAX_FAILURES
 from shared.database.connection import Database
 from shared.database.job_states import FINAL, JobState
 from shared.database.jobs import Jobs
-from shared.database.leases import BACKOFF_SECONDS, MAX_FAILURES, Lease, Leases
+from shared.database.leases import Lease, Leases
 from shared.database.records import NewEvent
 from shared.errors import Code, Conflict, JobFailed, LeaseLost
 from tests.support.builders import new_adapter, submission
@@ -73,7 +74,7 @@ class JobsMachine(RuleBasedStateMachine):
         shutil.copy(self.template, self.folder / "mens.db")
         self.now = datetime(2026, 1, 1, tzinfo=UTC)
         self.database = Database(f"sqlite:///{self.folder}/mens.db")
-        self.database.now = lambda session: self.now  # type: ignore[method-assign]
+        self.database.now = lambda session: self.now
         self.verbs, self.worker = Jobs(self.database), Leases(self.database, LEASE_SECONDS)
         self.models: dict[str, Model] = {}
 

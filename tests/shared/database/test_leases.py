@@ -9,11 +9,13 @@ import pytest
 
 from shared.database import leases as lease_module
 from shared.database.adapters import Adapters
+from shared.database.attempt_failures import BACKOFF_SECONDS, MAX_FAILURES
 from shared.database.connection import Database
 from shared.database.files.files import Files
+from shared.database.job_results import ResultFile
 from shared.database.job_states import JobState, Stage
 from shared.database.jobs import Jobs
-from shared.database.leases import BACKOFF_SECONDS, MAX_FAILURES, Lease, Leases, ResultFile
+from shared.database.leases import Lease, Leases
 from shared.database.names.aliases import Aliases
 from shared.database.records import NewEvent
 from shared.errors import Code, JobFailed, LeaseLost, NotFound
@@ -177,7 +179,7 @@ def test_finish_writes_job_adapters_alias_and_files(
     assert "demo@1" in jobs.events(job.id)[-1].message
 
 
-@pytest.mark.parametrize("step", ["register_adapters", "move_alias", "add_file", "transition"])
+@pytest.mark.parametrize("step", ["register_adapters", "publish_to_alias", "complete_result", "transition"])
 def test_finish_that_fails_in_the_middle_writes_nothing(
     jobs: Jobs, leases: Leases, database: Database, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:

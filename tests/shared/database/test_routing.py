@@ -50,7 +50,7 @@ def test_callers_are_spread_independently_per_alias() -> None:
 def test_order_of_targets_does_not_matter(sizes: list[int], random: object) -> None:
     written = routing(*sizes)
     mixed = list(written.targets)
-    random.shuffle(mixed)  # type: ignore[attr-defined]
+    random.shuffle(mixed)
     other = Routing(targets=tuple(mixed))
     assert all(written.choose(point) == other.choose(point) for point in POINTS[::12])
 

@@ -17,12 +17,13 @@ from shared.database.adapters import Adapters, NewAdapter
 from shared.database.change_counter import Changes
 from shared.database.connection import Database
 from shared.database.files.files import Files
+from shared.database.job_results import ResultFile
 from shared.database.jobs import Jobs
 from shared.database.keys import Keys
-from shared.database.leases import Leases, ResultFile
+from shared.database.leases import Leases
 from shared.database.names.aliases import Actor, Aliases
 from shared.database.routing import Routing
-from shared.database.tables import AdapterRow
+from shared.database.tables.adapters import AdapterRow
 from shared.database.tenancy import BEFORE_TENANTS, SHARED, Role, visible_to
 from shared.errors import Code, Forbidden, MensError
 from tests.support.builders import claimed, new_adapter, snapshot, submission

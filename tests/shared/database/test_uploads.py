@@ -12,7 +12,7 @@ import pytest
 from shared.database.connection import Database
 from shared.database.files.files import Files
 from shared.database.files.uploads import MAX_PARTS, Upload, Uploads, UploadStatus
-from shared.database.tables import UploadRow
+from shared.database.tables.files import UploadRow
 from shared.database.tenancy import FileQuota
 from shared.errors import Code, MensError
 from tests.support.builders import at_once

@@ -10,7 +10,7 @@ from tests.support.queue_states import NOW, drain, states
 
 
 def job(name: str, tenant: str = "a", at: float = 0.0, **more: object) -> QueuedJob:
-    return QueuedJob(name, tenant, NOW + at, **({"seconds": 100.0} | more))  # type: ignore[arg-type]
+    return QueuedJob(name, tenant, NOW + at, **({"seconds": 100.0} | more))
 
 
 @settings(max_examples=25, deadline=None)

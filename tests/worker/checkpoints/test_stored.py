@@ -164,7 +164,7 @@ def test_storage_that_does_not_respond_is_no_reason_to_begin_anew(
     one_job.take_back()
 
     def fail(*_: object) -> bytes:
-        raise Unavailable("STORAGE_UNAVAILABLE", "away")  # type: ignore[arg-type]
+        raise Unavailable("STORAGE_UNAVAILABLE", "away")
 
     monkeypatch.setattr(one_job.storage, "manifest_bytes", fail)
     with pytest.raises(Unavailable):
@@ -199,8 +199,8 @@ def test_fault_of_the_storage_is_tried_again(one_job: OneJob, monkeypatch: pytes
 
     def flaky(*arguments: object) -> None:
         if next(faults, False):
-            raise Unavailable("STORAGE_UNAVAILABLE", "away")  # type: ignore[arg-type]
-        put(*arguments)  # type: ignore[arg-type]
+            raise Unavailable("STORAGE_UNAVAILABLE", "away")
+        put(*arguments)
 
     monkeypatch.setattr(one_job.storage, "put_folder", flaky)
     with one_job.claim() as first:

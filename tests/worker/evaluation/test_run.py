@@ -157,7 +157,7 @@ def place(door: FrontDoorStub, database: Database, tmp_path: Path) -> Iterator[P
             home=tmp_path, heartbeat_seconds=0.05, stop_grace_seconds=5.0, api_url=url, evaluation_concurrency=4
         )
         leases, storage = Leases(database, settings.lease_seconds), FolderStorage(settings.storage_dir)
-        worker = Worker(settings, leases, Files(database), Uploads(database), storage, FakeJobQueue(), name="first")  # type: ignore[arg-type]
+        worker = Worker(settings, leases, Files(database), Uploads(database), storage, FakeJobQueue(), name="first")
         made = Evals(database, "acme").create("e", {}, {})
         yield Place(database, settings, storage, worker, made.id)
 

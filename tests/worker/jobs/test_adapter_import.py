@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import worker.jobs.finetune
-from shared.artifacts.manifests import MANIFEST_NAME, parse_manifest
+from shared.artifacts.manifests import CONFIG_NAME, MANIFEST_NAME, WEIGHTS_NAME, parse_manifest
 from shared.artifacts.original_layout import ORIGINAL_WEIGHTS, V3_NAME
 from shared.artifacts.signatures import SIGNATURE_NAME, make_key, verify_signature
 from shared.contract.plan import ImportPlan, PlannedBase
@@ -18,10 +18,13 @@ from shared.database.adapters import Adapters
 from shared.database.job_states import JobState
 from shared.database.names.aliases import Aliases
 from shared.database.records import Kind
-from shared.errors import Code, NotFound
+from shared.errors import ArtifactInvalid, Code, InvalidRequest, NotFound
 from shared.tokenization.tokenizer import Tokenizer
 from tests.support.gate_rows import govern
 from tests.support.original_adapter import make_original
+from tests.support.peft_folder import make_patterned
+from tests.support.tiny_base import write_base
+from worker.jobs.adapter_import import refuse_other_template
 from worker.probe_chats import encode_chats
 
 
@@ -143,3 +146,77 @@ def test_a_key_that_cannot_be_read_fails_the_job_and_stores_nothing(installation
     worker.run_job(job.id)
     assert installation.jobs.get(job.id).error["code"] == Code.SETTINGS_INVALID
     assert not (installation.storage.root / "adapters").exists()
+
+
+@pytest.fixture
+def peft_import(installation, tiny, tmp_path):
+    """Queues an import of a PEFT folder."""
+
+    def queue(template=None, **options):
+        made = make_patterned(tiny.base)
+        made.options |= options
+        folder = made.write(tmp_path / "peft")
+        digest = None
+        if template is not None:
+            (folder / "chat_template.jinja").write_text(template)
+            digest = installation.storage.put_file(folder / "chat_template.jinja")
+        plan = ImportPlan(
+            contract=ImportContract(
+                weights_file="w", sidecar_file="s", template_file="t", model=tiny.entry.name, name="peft", publish=False
+            ),
+            base=PlannedBase(name=tiny.entry.name, digests=tiny.entry.digests),
+            weights_sha256=installation.storage.put_file(folder / WEIGHTS_NAME),
+            sidecar_sha256=installation.storage.put_file(folder / CONFIG_NAME),
+            template_sha256=digest,
+        )
+        job = installation.submit(Kind.IMPORT, plan.model_dump(mode="json"))
+        installation.worker.run_job(job.id)
+        return installation.jobs.get(job.id)
+
+    return queue
+
+
+def test_a_peft_folder_is_imported_with_its_notes(installation, peft_import):
+    done = peft_import(base_model_name_or_path="Qwen/Qwen3-4B")
+    assert done.state is JobState.SUCCEEDED, done.error
+    manifest = Adapters(installation.database).get(done.result["adapter_id"]).manifest
+    assert (manifest["rank"], manifest["alpha"], manifest["adapter_method"]) == (5, 5, "lora")
+    assert any("Qwen/Qwen3-4B" in note for note in done.result["notes"])
+
+
+def test_an_option_that_vllm_ignores_fails_the_job_with_its_name(peft_import):
+    error = peft_import(use_dora=True).error
+    assert (error["code"], error["param"]) == (Code.ADAPTER_NOT_SERVABLE, "use_dora")
+
+
+def test_a_template_that_makes_other_tokens_fails_the_job(peft_import):
+    error = peft_import("{% for message in messages %}[{{ message['content'] }}]{% endfor %}").error
+    assert (error["code"], error["param"]) == (Code.ADAPTER_TEMPLATE_MISMATCH, "template_file")
+
+
+@pytest.fixture
+def tokenizer(tmp_path):
+    return Tokenizer.load(write_base(tmp_path / "written"))
+
+
+def test_a_template_that_makes_the_same_tokens_is_taken(tokenizer):
+    """As trainers write it: another text, marked for masks, that means the same."""
+    refuse_other_template(tokenizer, "{#- saved by a trainer #}" + tokenizer.template.text)
+    refuse_other_template(
+        tokenizer, tokenizer.template.text.replace("{%- generation %}", "").replace("{% endgeneration %}", "")
+    )
+
+
+def test_a_template_is_compared_by_the_tokens_of_plain_chats(tokenizer):
+    changed = tokenizer.template.text.replace("<|im_start|>assistant", "<|im_start|>model")
+    with pytest.raises(ArtifactInvalid, match="'plain'") as refused:
+        refuse_other_template(tokenizer, changed)
+    assert refused.value.code == Code.ADAPTER_TEMPLATE_MISMATCH
+    assert refused.value.details["trainer_id"] == ord("m") - ord("!")
+    assert refused.value.details["server_id"] == ord("a") - ord("!")
+
+
+def test_a_template_that_is_none_is_refused(tokenizer):
+    with pytest.raises(InvalidRequest) as refused:
+        refuse_other_template(tokenizer, "{% for")
+    assert refused.value.code == Code.TEMPLATE_UNSUPPORTED

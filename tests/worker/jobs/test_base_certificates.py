@@ -58,7 +58,7 @@ class MergedReplica:
             return self.status, {}
         if method == "GET":
             digest = self.served or self.entry.digest
-            found = {"base": self.entry.name, "served_digest": digest, "dtype": "float32", "max_lora_rank": 16}
+            found = {"base": self.entry.name, "served_digest": digest, "dtype": "bfloat16", "max_lora_rank": 16}
             return 200, found | {"instance": self.instance}
         body = json.loads(content)
         assert body["model"] == self.entry.name
@@ -120,7 +120,8 @@ def test_a_replica_is_measured_once_for_each_of_its_starts(
     assert certifier.run_round() == [name]
     found = stored(certifier, entry)
     assert found["passed"] and found["base"]["digest"] == entry.digest
-    assert (found["parity"]["engine_error_rms_nats"], found["parity"]["engine_error_limit_nats"]) == (0.0, 1e-4)
+    assert found["parity"]["reference_dtype"] == "float32"
+    assert (found["parity"]["engine_error_rms_nats"], found["parity"]["engine_error_limit_nats"]) == (0.0, 0.05)
     assert found["effect_rms_nats"] == pytest.approx(2.0), "the base's recorded scores are 2 nats from the model's"
     assert found["template"]["equal"] and found["parity"]["base_shift_rms_nats"] is None
     assert {key for _, key in replica.seen} == {"Bearer serving-key"}
@@ -131,7 +132,7 @@ def test_a_replica_is_measured_once_for_each_of_its_starts(
 
 @pytest.mark.parametrize(
     ("behaviour", "failed"),
-    [({"error": 0.01}, "engine_error"), ({"error": float("nan")}, "effect"), ({"error": -2.0}, "effect")],
+    [({"error": 0.1}, "engine_error"), ({"error": float("nan")}, "effect"), ({"error": -2.0}, "effect")],
 )
 def test_what_the_merge_did_not_say_fails(
     certifier: BaseCertifier, replica: MergedReplica, entry: BaseModelEntry, behaviour: dict[str, float], failed: str

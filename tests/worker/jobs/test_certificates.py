@@ -54,6 +54,7 @@ def test_passed_certificate_is_json_with_every_number():
     assert (found["passed"], found["failed"], found["probes"], found["positions"]) == (True, [], 1, 2)
     assert (found["effect_rms_nats"], found["effect_max_nats"], found["noise_rms_nats"]) == (1.0, 1.0, 0.0)
     assert found["parity"] == {
+        "reference_dtype": "float32",
         "engine_error_rms_nats": 0.0,
         "engine_error_max_nats": 0.0,
         "engine_error_limit_nats": 1e-4,

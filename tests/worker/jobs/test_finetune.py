@@ -44,7 +44,7 @@ def adapters_of(installation, job_id):
 
 def all_adapters(installation):
     from shared.database.adapters import Adapter
-    from shared.database.tables import AdapterRow
+    from shared.database.tables.adapters import AdapterRow
 
     with installation.database.read() as session:
         return [Adapter.model_validate(row) for row in session.query(AdapterRow)]

@@ -13,6 +13,7 @@ from urllib.parse import unquote
 import pytest
 
 import worker.jobs.publish
+from shared.contract.plan import PlannedBase
 from shared.errors import ArtifactInvalid, Code, JobFailed, Unavailable
 from shared.replicas import replica_name
 from tests.support.http_stub import http_stub
@@ -22,7 +23,15 @@ from worker.probe_chats import CHATS, EncodedChats
 
 BASE, ADAPTER, KEY = "tiny-qwen3", "tiny@" + "a" * 64, "serving-key"
 PROBES = [{"token_ids": [5, 6, 7, 8], "positions": [2, 3]}, {"token_ids": [9, 10], "positions": [1]}]
-LIMITS = {"base": BASE, "served_digest": "d" * 64, "twin_of": None, "dtype": "float32", "max_lora_rank": 16}
+TRAINED_ON = PlannedBase(name=BASE, digests={"model.safetensors": "0" * 64})
+LIMITS = {
+    "base": BASE,
+    "base_digest": TRAINED_ON.digest,
+    "served_digest": "d" * 64,
+    "twin_of": None,
+    "dtype": "float32",
+    "max_lora_rank": 16,
+}
 SERVED = ServedBase(BASE, "d" * 64, None, "float32")
 TOKENS = [1, 2, 3]
 
@@ -101,7 +110,11 @@ def publish(
     fields = {"encode_chats": encode, "reference": None, "limits": Limits(floor), **more}
     urls = [replica.url for replica in replicas]
     return certify(
-        urls, KEY, ProbeSet(ADAPTER, probes, **fields), timeout_seconds=timeout, raise_if_stopped=raise_if_stopped
+        urls,
+        KEY,
+        ProbeSet(ADAPTER, TRAINED_ON, probes, **fields),
+        timeout_seconds=timeout,
+        raise_if_stopped=raise_if_stopped,
     )
 
 
@@ -119,7 +132,8 @@ def test_certificate_of_an_adapter_with_effect(serve):
 def test_requests_to_the_replica(serve):
     replica = serve()
     publish(replica)
-    method, path, body = replica.seen[0]
+    assert replica.seen[0] == ("GET", "/mens/limits", {}), "what it serves comes first"
+    method, path, body = replica.seen[1]
     assert (method, unquote(path)) == ("GET", f"/mens/adapters/{ADAPTER}")
     assert path.count("/") == 3
     assert body == {}
@@ -239,7 +253,7 @@ def test_refusal_is_passed_on_with_its_code(serve, code, expected):
     assert (refused.value.code, refused.value.message) == (expected, "Rank 17 is over 16.")
     assert (refused.value.remedy, refused.value.param) == ("Lower it.", "rank")
     assert not refused.value.retryable
-    assert len(replica.seen) == 1
+    assert [unquote(path) for _, path, _ in replica.seen] == ["/mens/limits", f"/mens/adapters/{ADAPTER}"]
 
 
 @pytest.mark.parametrize("status", [401, 403])
@@ -262,6 +276,20 @@ def test_unavailable_replica_is_waited_for(serve):
     checks = []
     assert publish(replica, raise_if_stopped=lambda: checks.append(1))[replica_name(replica.url)]["positions"] == 3
     assert len(checks) == 4
+
+
+def test_replicas_of_other_bases_are_not_asked(serve):
+    own, other = serve(), serve(limits=(200, LIMITS | {"base": "other", "base_digest": "e" * 64}))
+    assert set(publish(other, own)) == {replica_name(own.url)}
+    assert [path for _, path, _ in other.seen] == ["/mens/limits"]
+
+
+def test_adapter_of_a_base_that_no_replica_serves_waits_for_one(serve):
+    with pytest.raises(Unavailable) as failed:
+        publish(serve(limits=(200, LIMITS | {"base_digest": None})))
+    assert failed.value.code == Code.BASE_NOT_SERVED
+    assert failed.value.retryable
+    assert BASE in failed.value.message
 
 
 def test_replica_unavailable_beyond_the_timeout_fails(serve):

@@ -12,12 +12,12 @@ from types import SimpleNamespace
 import pytest
 
 import worker.jobs.runner
+from shared.database.attempt_failures import MAX_FAILURES
 from shared.database.job_states import JobState
-from shared.database.leases import MAX_FAILURES
 from shared.database.records import Kind
 from shared.database.scheduling.queue_state import QueueReader
 from shared.database.scheduling.quotas import Quotas
-from shared.database.tables import UploadPartRow
+from shared.database.tables.files import UploadPartRow
 from shared.errors import Code, JobFailed, LeaseLost, Unavailable
 from shared.worker_registry import WorkerMachine
 from tests.support.builders import submission

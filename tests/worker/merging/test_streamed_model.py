@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,8 @@ from transformers import AutoModelForCausalLM
 
 from shared.base_models.weights import read_folder_tensors
 from tests.support.tiny_models import RAW, save
+from worker.merging.fidelity import weights_needed
+from worker.merging.shards import ShardReader
 from worker.merging.streamed_model import FolderWeights, streamed_model
 from worker.training.model.layer_names import namespaces, renamed
 from worker.training.model.nf4 import quantised_tensors, through_nf4
@@ -45,6 +49,35 @@ def test_its_logits_are_those_of_the_model_in_memory(name: str, tmp_path: Path) 
     with tuned.disable_adapter():
         torch.testing.assert_close(plain, logits(tuned))
     assert (plain - found).abs().max() > 1e-3
+
+
+class CountedBytes(bytearray):
+    """Bytes of weights, which a tensor made of them keeps."""
+
+
+@pytest.mark.parametrize("name", RAW)
+def test_weights_in_memory_are_within_what_is_announced(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of every family, tied heads and composite ones among them: a block, and two of the largest matrices."""
+    base = save(RAW[name], tmp_path / "base", shard_size="60KB")
+    held, peak = Counter[str](), 0
+    read = ShardReader._read
+
+    def count(reader: ShardReader, offset: int, size: int) -> bytearray:
+        nonlocal peak
+        raw = CountedBytes(read(reader, offset, size))
+        held["bytes"] += size
+        peak = max(peak, held["bytes"])
+        weakref.finalize(raw, held.subtract, {"bytes": size})
+        return raw
+
+    monkeypatch.setattr(ShardReader, "_read", count)
+    logits(streamed_model(base, FolderWeights(base)))
+    total = sum(info.size for info in read_folder_tensors(base).values())
+    assert peak <= weights_needed(base)
+    assert held["bytes"] == 0
+    assert peak < total
 
 
 def test_weights_are_given_as_training_computes_with_them(tmp_path: Path) -> None:

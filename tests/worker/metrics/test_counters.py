@@ -7,6 +7,7 @@ import pytest
 import worker.jobs.runner
 from shared.database.job_states import Stage
 from shared.database.records import Kind
+from shared.database.webhooks.deliveries import Outcome
 from shared.errors import Code, JobFailed, Unavailable
 from worker.jobs.attempt import Stopped
 from worker.jobs.child_process import ExitReason
@@ -107,6 +108,19 @@ def test_speed_of_training_is_there_while_it_runs_and_no_longer():
     metrics.training.forget("job-1")
     assert read("mens_training_tokens_per_second") is None
     assert read("mens_training_tokens_total") == 200
+
+
+@pytest.mark.parametrize(
+    ("outcome", "label"),
+    [(Outcome(204, None), "delivered"), (Outcome(302, "HTTP 302"), "refused"), (Outcome(None, "late"), "unanswered")],
+)
+def test_attempt_at_a_webhook_is_counted_by_what_came_of_it(outcome: Outcome, label: str):
+    metrics = WorkerMetrics()
+    metrics.attempted_webhook(outcome)
+    attempts = {"delivered": 0.0, "refused": 0.0, "unanswered": 0.0} | {label: 1.0}
+    read = metrics.registry.get_sample_value
+    found = {name: read("mens_webhook_attempts_total", {"outcome": name}) or 0.0 for name in attempts}
+    assert found == attempts
 
 
 def test_memory_of_the_gpus_is_asked_for_only_where_there_are_some():

@@ -18,10 +18,11 @@ from shared.artifacts.manifests import (
     verify_adapter,
     verify_base,
 )
+from shared.artifacts.original_layout import base_key_map
 from shared.base_models.weights import read_folder_tensors, read_tensors
 from shared.contract.sections import QuantSection
 from shared.hashing import digest_file
-from worker.training.adapter import base_key_map, logical_name, save_adapter
+from worker.training.adapter import save_adapter
 from worker.training.model.load import attach_lora, load_quantised
 
 CPU = torch.device("cpu")
@@ -96,21 +97,6 @@ def test_peft_itself_loads_the_folder(finished, tiny):
     assert (before - after).abs().max() > 0.1
 
 
-def test_logical_names_of_layers():
-    names = {
-        "model.layers.3.self_attn.q_proj": "l3.q",
-        "model.layers.11.mlp.down_proj": "l11.down",
-        "model.language_model.layers.0.linear_attn.in_proj_qkv": "l0.lin_qkv",
-        "model.language_model.layers.0.linear_attn.out_proj": "l0.lin_o",
-        "transformer.h.2.attn.c_attn": "l2.qkv",
-        "transformer.h.2.attn.c_proj": "l2.o",
-        "transformer.h.2.mlp.c_proj": "l2.down",
-        "h.2.mlp.c_fc": "l2.up",
-        "lm_head": "lm_head",
-    }
-    assert {module: logical_name(module) for module in names} == names
-
-
 def test_base_key_map_leads_to_the_base_and_to_peft(finished, tiny_base):
     keys = list(read_tensors(finished.run_dir / "adapter" / WEIGHTS_NAME))
     mapped = base_key_map(keys)
@@ -118,11 +104,6 @@ def test_base_key_map_leads_to_the_base_and_to_peft(finished, tiny_base):
     assert set(mapped.values()) <= read_folder_tensors(tiny_base).keys()
     assert sorted(key for base_key in mapped.values() for key in peft_keys(base_key)) == sorted(keys)
     assert [name.partition(".")[0] for name in mapped] == [f"l{n}" for n in range(4) for _ in range(7)]
-
-
-def test_layers_are_in_the_order_of_their_numbers():
-    keys = [f"base_model.model.model.layers.{n}.mlp.up_proj.lora_{side}.weight" for n in (10, 2, 1) for side in "AB"]
-    assert list(base_key_map(keys)) == ["l1.up", "l2.up", "l10.up"]
 
 
 def test_digest_depends_on_nothing_but_weights_and_plan(tuned, tokenizer, tmp_path, tiny):

@@ -21,8 +21,8 @@ from standardwebhooks.webhooks import Webhook
 
 from shared.database.connection import Database
 from shared.database.jobs import Jobs
-from shared.database.tables import WebhookDeliveryRow
-from shared.database.webhooks.deliveries import Deliveries
+from shared.database.tables.webhooks import WebhookDeliveryRow
+from shared.database.webhooks.deliveries import Deliveries, Outcome
 from shared.database.webhooks.endpoints import Delivery, Endpoints
 from shared.webhooks.events import EventType
 from shared.webhooks.targets import Address, AllowedTargets
@@ -61,7 +61,7 @@ def end_a_job(database: Database) -> Callable[[], str]:
 
 
 def dispatcher(database: Database, allowed: AllowedTargets = LOOPBACK, **sending: object) -> WebhookDispatcher:
-    return WebhookDispatcher(Deliveries(database), WebhookSender(allowed, **sending))  # type: ignore[arg-type]
+    return WebhookDispatcher(Deliveries(database), WebhookSender(allowed, **sending))
 
 
 def make_due(database: Database) -> None:
@@ -102,7 +102,11 @@ def test_a_failure_is_tried_again_under_the_same_id(
     with webhook_receiver(status(503, b"not\x00 now\n" + b"x" * 100_000), status(200)) as receiver:
         endpoint_id, secret = add(receiver.url)
         end_a_job()
-        assert dispatcher(database).run_round() == 1
+        outcomes: list[Outcome] = []
+        failing = dispatcher(database)
+        failing.count = outcomes.append
+        assert failing.run_round() == 1
+        assert [outcome.status_code for outcome in outcomes] == [503]
         delivery = only(endpoints, endpoint_id)
         assert (delivery.status, delivery.status_code, delivery.attempts) == ("pending", 503, 1)
         assert (delivery.last_error or "").startswith("HTTP 503: not now xxx")

@@ -125,7 +125,7 @@ def test_valkey_and_process_stores_return_the_same_verdicts(valkey: Valkey) -> N
                 for store in stores:
                     await store.release("k", "slot-0")
                     await store.release("k", "slot-0")
-        await stores[0].close()  # type: ignore[attr-defined]
+        await stores[0].close()
 
     run(check)
 

@@ -20,9 +20,15 @@ from api.inference.replicas.pool import (
     in_flight_limit,
     in_order,
 )
+from api.inference.replicas.served_models import ServedModel
 from shared.errors import Unavailable
-from shared.replicas import discover
+from shared.replicas import ReplicaCapabilities, discover
 
+DIGEST = "a" * 64
+TINY = ReplicaCapabilities(base="tiny", base_digest=DIGEST, served_digest=DIGEST, max_lora_rank=16)
+TWIN = ReplicaCapabilities(base="tiny-twin", base_digest=DIGEST, served_digest="b" * 64, max_lora_rank=16)
+OTHER = ReplicaCapabilities(base="other", served_digest="c" * 64, max_lora_rank=16)
+MODEL = ServedModel("helper@1", "tiny", DIGEST)
 URLS = [f"http://10.0.0.{number}:8001" for number in range(1, 9)]
 MODELS = st.lists(st.text(min_size=1, max_size=20), min_size=1, max_size=50, unique=True)
 SOME_URLS = st.lists(st.sampled_from(URLS), min_size=2, unique=True)
@@ -36,7 +42,7 @@ def up(urls: list[str]) -> ReplicaPool:
 
 
 def taken(replicas: ReplicaPool, model: str, tried: Any = ()) -> Replica:
-    replica = replicas.take(model, tried)
+    replica = replicas.take(ServedModel(model), tried)
     assert replica
     return replica
 
@@ -87,17 +93,19 @@ def test_candidates_are_the_best_available_states() -> None:
     replicas = ReplicaPool(URLS[:5])
     for replica, state in zip(replicas.all, ReplicaState, strict=True):
         replica.state = state
-    (best,) = replicas.candidates()
+    (best,) = replicas.candidates(MODEL)
     assert best.state is ReplicaState.UP
-    assert {replica.state for replica in replicas.candidates([best])} == {
+    assert {replica.state for replica in replicas.candidates(MODEL, [best])} == {
         ReplicaState.NEW,
         ReplicaState.WARMING,
         ReplicaState.SLOW,
     }
-    (worst,) = replicas.candidates([replica for replica in replicas.all if replica.state is not ReplicaState.DOWN])
+    (worst,) = replicas.candidates(
+        MODEL, [replica for replica in replicas.all if replica.state is not ReplicaState.DOWN]
+    )
     assert worst.state is ReplicaState.DOWN
-    assert replicas.take("m", replicas.all) is None
-    assert ReplicaPool().take("m") is None
+    assert replicas.take(MODEL, replicas.all) is None
+    assert ReplicaPool().take(MODEL) is None
 
 
 def test_replica_that_stays_keeps_its_state() -> None:
@@ -139,10 +147,40 @@ def test_popularity_counts_the_last_minutes_only() -> None:
     popularity = ModelPopularity()
     for model, times, now in [("old", 9, 0), ("a", 2, 250), ("b", 3, 301), ("a", 2, 330)]:
         for _ in range(times):
-            popularity.count(model, now)
-    assert popularity.top(2, 310) == ["a", "b"]
-    assert popularity.top(8, 299) == ["old", "a", "b"]
-    assert popularity.top(8, 10_000) == []
+            popularity.count(ServedModel(model, "tiny", DIGEST), now)
+    replica = Replica("u")
+    assert popularity.top(2, 310, replica) == ["a", "b"]
+    assert popularity.top(8, 299, replica) == ["old", "a", "b"]
+    assert popularity.top(8, 10_000, replica) == []
+    replica.serves = OTHER
+    assert popularity.top(8, 299, replica) == [], "what it does not have is not loaded on it"
+
+
+@pytest.mark.parametrize(
+    ("model", "has"),
+    [
+        (ServedModel("helper@1", "tiny", DIGEST), (True, True, False)),
+        (ServedModel("tiny", "tiny", DIGEST), (True, False, False)),
+        (ServedModel("tiny-twin", "tiny-twin", "b" * 64), (False, True, False)),
+        (ServedModel("other", "other", DIGEST), (False, False, False)),
+        (ServedModel("helper@2"), (True, True, True)),
+    ],
+    ids=["adapter", "base", "twin", "base of other bytes", "not known"],
+)
+def test_replica_has_the_models_of_its_base_by_digest(model: ServedModel, has: tuple[bool, ...]) -> None:
+    assert tuple(map(model.is_served_by, (TINY, TWIN, OTHER))) == has
+
+
+def test_replica_that_has_not_said_what_it_serves_may_have_anything() -> None:
+    replicas = up(URLS[:2])
+    assert (replicas.having(MODEL), replicas.serves(MODEL)) == (replicas.all, None)
+    replicas.all[0].serves = OTHER
+    assert (replicas.having(MODEL), replicas.serves(MODEL)) == (replicas.all[1:], None)
+    replicas.all[1].serves = OTHER
+    assert (replicas.having(MODEL), replicas.serves(MODEL), replicas.take(MODEL)) == ([], False, None)
+    replicas.all[1].serves = TINY
+    assert (replicas.having(MODEL), replicas.serves(MODEL)) == (replicas.all[1:], True)
+    assert ReplicaPool().serves(MODEL) is None
 
 
 def test_static_urls_come_first_and_once() -> None:

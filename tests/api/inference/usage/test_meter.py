@@ -68,7 +68,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 def run(test: Callable[[], Awaitable[None]]) -> None:
-    asyncio.run(test())  # type: ignore[arg-type]
+    asyncio.run(test())
 
 
 # -- what is sent to the replica ----------------------------------------------------------------------------------------------------
@@ -166,7 +166,7 @@ def test_tap_that_is_never_closed_counts_nothing() -> None:
     usage = FakeUsage()
 
     async def refuse() -> None:
-        meter = Meter(usage, interval=0.01)  # type: ignore[arg-type]
+        meter = Meter(usage, interval=0.01)
         meter.of(key(), "m", CHAT, {})
         await meter.flush()
         await meter.close()
@@ -179,7 +179,7 @@ def test_database_gets_all_counts_after_an_outage(caplog: pytest.LogCaptureFixtu
     usage = FakeUsage()
 
     async def outage() -> None:
-        meter = Meter(usage, interval=0.01)  # type: ignore[arg-type]
+        meter = Meter(usage, interval=0.01)
         usage.is_away = True
         for _ in range(100):
             respond(meter)
@@ -200,7 +200,7 @@ def test_counts_during_a_write_are_not_lost() -> None:
     usage = FakeUsage()
 
     async def count() -> None:
-        meter = Meter(usage, interval=60)  # type: ignore[arg-type]
+        meter = Meter(usage, interval=60)
         respond(meter)
         writing = asyncio.create_task(meter.flush())
         await asyncio.sleep(0)
@@ -221,7 +221,7 @@ def test_shutdown_without_a_database_logs_the_lost_usage(caplog: pytest.LogCaptu
     usage.is_away = True
 
     async def stop() -> None:
-        meter = Meter(usage, interval=60)  # type: ignore[arg-type]
+        meter = Meter(usage, interval=60)
         respond(meter, "precious@1")
         await meter.close()
 
@@ -237,7 +237,7 @@ def test_shutdown_that_times_out_logs_the_usage_that_may_be_lost(
     monkeypatch.setattr(usage, "add", lambda counted: database_answers.wait(10))
 
     async def stop() -> None:
-        meter = Meter(usage, interval=60)  # type: ignore[arg-type]
+        meter = Meter(usage, interval=60)
         respond(meter, "precious@1")
         await meter.close()
         database_answers.set()

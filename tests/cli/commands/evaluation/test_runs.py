@@ -79,7 +79,7 @@ def evaluating(installation: CliInstallation, tmp_path: Path) -> Iterator[Evalua
         database = installation.services.database
         leases = Leases(database, settings.lease_seconds)
         storage = FolderStorage(settings.storage_dir)
-        worker = Worker(settings, leases, Files(database), Uploads(database), storage, FakeJobQueue(), name="first")  # type: ignore[arg-type]
+        worker = Worker(settings, leases, Files(database), Uploads(database), storage, FakeJobQueue(), name="first")
         yield Evaluating(installation, worker, file)
 
 

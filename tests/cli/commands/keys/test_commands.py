@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from cli.main import app
 from shared.database.connection import Database
 from shared.database.keys import Key, Keys
-from shared.database.tables import KeyRow
+from shared.database.tables.keys import KeyRow
 from shared.database.tenancy import SHARED, KeyLimits, Role
 from shared.settings import Settings
 from tests.support.cli_installation import CliInstallation

@@ -346,7 +346,7 @@ def test_judges_are_asked_no_more_than_the_bound_and_a_dry_run_says_how_much(
     successor.answer = judging
     assert "judges (gpt-4o): 90 requests, about " in gate(judged_archive, "--dry-run")
     output = gate(judged_archive, "--judge", JUDGE_ADAPTER, "--max-judge-requests", "10", code=1)
-    assert "20 more judgements are left out and unscored" in output
+    assert "left out and unscored: 20 judgements (--max-judge-requests)" in output
     assert sum(map(is_judging, successor.requests)) == 10
 
 
@@ -391,7 +391,9 @@ def test_a_dry_run_sends_nothing_and_says_how_much_it_would(
 ) -> None:
     monkeypatch.setenv("MENS_HOME", str(tmp_path / "none"))
     monkeypatch.delenv("MENS_API_URL", raising=False)
-    assert "100 recorded prompts would be sent to helper; 0 answers are kept" in gate(archive, "--dry-run")
+    assert "at most 100 of 100 recorded prompts would be sent to helper; 0 answers of earlier runs kept" in gate(
+        archive, "--dry-run"
+    )
     assert not (archive / "gate").exists()
 
 
@@ -408,7 +410,7 @@ def test_the_successor_is_the_one_that_was_trained(successor: Successor, archive
     nothing = CliRunner().invoke(app, arguments)
     assert (nothing.exit_code, "no successor is known" in nothing.output) == (1, True)
     (trained / "small.json").write_text(json.dumps({"adapter": ADAPTER, "model": TUNED}))
-    assert f"100 recorded prompts would be sent to {ADAPTER}" in CliRunner().invoke(app, arguments).output
+    assert f"100 of 100 recorded prompts would be sent to {ADAPTER}" in CliRunner().invoke(app, arguments).output
     (trained / "large.json").write_text(json.dumps({"adapter": f"helper@{'c' * 64}"}))
     assert "several successors were trained" in CliRunner().invoke(app, arguments).output
 

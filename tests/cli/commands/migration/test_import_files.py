@@ -60,7 +60,7 @@ def import_all(*options: str, code: int = 0) -> str:
 
 def test_later_steps_take_what_was_imported(files: Path) -> None:
     output = import_all("--epochs", "4")
-    assert "100 prompts with 100 answers, 1 graders" in output
+    assert "100 prompts with 100 answers, 1 grader" in output
     folder = files / "a"
     assert {path.stat().st_mode & 0o777 for path in folder.rglob("*") if path.is_file()} == {0o600}
     assert "train.jsonl: 20 lines: 20 kept" in mens("convert", "a")
@@ -107,7 +107,7 @@ def test_completions_samples_and_controls_are_told_apart(files: Path) -> None:
         answer_line(1, model="gpt-4o-mini-2024-07-18", answer="Control."),
     ]
     Path("answers.jsonl").write_text("".join(lines))
-    assert "1 prompts with 3 answers" in import_all()
+    assert "1 prompt with 3 answers" in import_all()
     (prompt,) = recorded_prompts(files / "a", PROJECT, TUNED)
     assert (prompt.answer.text, prompt.answer.finish_reason) == ("From choices.", "stop")
     assert [sample.text for sample in prompt.samples] == ["Answer 1."]
@@ -142,7 +142,7 @@ def test_a_line_that_is_no_answer_is_refused_with_its_number(files: Path, line: 
     output = import_all(code=1)
     assert "ANSWER_LINE_INVALID" in output
     assert f"line 2: {reason}" in " ".join(output.split())
-    assert not recorded_models(files / "a")
+    assert not (files / "a").exists(), "what is refused leaves no archive behind"
 
 
 @pytest.mark.parametrize("content", ["", "no json\n", '{"type": "string_check"}', '{"type": "nonsense", "name": "x"}'])
@@ -154,9 +154,22 @@ def test_what_is_no_grader_is_refused(files: Path, content: str) -> None:
 def test_answers_to_trained_prompts_are_left_out_and_counted(files: Path) -> None:
     trained = answer_line(1, messages=[{"role": "user", "content": "What is the colour of thing 7919?"}])
     Path("answers.jsonl").write_text(answer_line(0) + trained)
-    assert "left out: 1 answers to prompts that were trained on" in import_all()
+    assert "left out: 1 answer to prompts that were trained on" in import_all()
     Path("answers.jsonl").write_text(trained)
     assert "ARCHIVE_INVALID" in import_all(code=1)
+
+
+def test_the_same_completion_twice_is_one_answer_and_the_same_words_are_said(files: Path) -> None:
+    by_id = answer_line(1, answer=None, choices=completion("One.")["choices"], id="chatcmpl-7")
+    Path("answers.jsonl").write_text(by_id * 2 + answer_line(2) * 2)
+    dry = import_all("--dry-run")
+    assert not (files / "a").exists()
+    output = import_all()
+    for said in (dry, output):
+        assert "2 prompts with 3 answers" in said
+        assert "left out: 1 line of a completion that another line has" in said
+        assert "the same as another line: 1 line, counted as repeated answers" in said
+    assert [len(prompt.samples) for prompt in recorded_prompts(files / "a", PROJECT, TUNED)] == [0, 1]
 
 
 def test_a_name_that_is_no_tuned_models_is_refused(files: Path) -> None:

@@ -77,7 +77,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for prompt in recorded_prompts(folder, PROJECT, TUNED)
     ]
     (folder / answers_file(TUNED)).write_bytes(b"".join(msgspec.json.encode(answer) + b"\n" for answer in answers))
-    write_receipt(folder, make_receipt(Contents(folder), PROJECT, TUNED, CANDIDATE, "http://mens", 0.03))
+    write_receipt(folder, make_receipt(Contents(folder), PROJECT, TUNED, CANDIDATE, "http://mens"))
     make_private(folder / "switch", folder)
     switched = {"alias": "support", "adapter": "helper@1", "override_reason": HOSTILE, "switched_at": "today"}
     write_json(folder / "switch" / f"{answers_file(TUNED)[5:-14]}.json", switched)

@@ -133,7 +133,7 @@ def test_bases_are_planned_each(installation: CliInstallation, archive: Path) ->
 def test_base_that_does_not_fit_is_said_and_not_planned(installation: CliInstallation, archive: Path) -> None:
     output = step(installation, "plan", archive, "--local", "--vram-gb", "0.01", code=1)
     assert "wide: not possible: MEMORY_DOES_NOT_FIT" in output
-    assert "no base fits a GPU of 0.0 GiB" in output
+    assert "no base fits; asked: this machine's catalogue, for a GPU of 0.0 GiB" in output
     assert not list(archive.glob("plans/*/*/*.json"))
 
 

@@ -19,10 +19,16 @@ def test_a_quota_is_set_shown_and_lifted(installation: CliInstallation) -> None:
     shown = installation.mens("tenants", "limit", "acme", "--running", "2", "--gpu-minutes", "600").splitlines()
     assert shown[:3] == ["tenant       acme", "running      0 of 2", "queued       0"]
     assert shown[3].startswith("GPU minutes  0 of 600; the next month begins 20")
-    assert installation.mens("tenants", "list").splitlines() == ["acme\t0 of 2\t0\t0 of 600\t0"]
+    acme, shared = (line.split("\t") for line in installation.mens("tenants", "list").splitlines())
+    assert acme == ["acme", "0 of 2", "0", "0 of 600", "0", "1", "0", "0 bytes", ""]
+    assert shared[0] == "shared"
     lifted = json.loads(installation.mens("tenants", "limit", "acme", "--running", "none", "--json"))
     assert (lifted["running_jobs"], lifted["gpu_minutes_per_month"]) == (None, 600)
-    assert "0 of 600" in installation.mens("tenants", "show", "--tenant", "acme")
+    seen = installation.mens("tenants", "show", "--tenant", "acme")
+    assert "0 of 600" in seen
+    assert seen.splitlines()[-1].split("\t")[1:] == ["tess", "trainer", "valid"]
+    installation.become("ada", "acme", Role.ADMIN)
+    assert installation.mens("tenants", "show").splitlines()[-1].startswith("GPU minutes")
 
 
 @pytest.mark.parametrize("arguments", [[], ["--running", "x"], ["--queued", "-1"]])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from cli.migration.archive.contents import Contents
 from cli.migration.archive.folder import make_private
 from cli.migration.gate.answers import Candidate, NewAnswer, answers_file, body_for, pending
 from cli.migration.gate.compare import make_receipt
+from cli.migration.gate.comparisons import Margins
 from cli.migration.gate.recorded import recorded_prompts
 from cli.migration.receipts import Gate, Receipt
 from shared.errors import ArtifactInvalid
@@ -31,17 +33,20 @@ from tests.support.recorded_archive import (
 CANDIDATE = Candidate("helper", "helper@1")
 
 
-def answered(contents: Contents, text: Any = right_answer, code: str = "", margin: float = 0.03) -> Receipt:
-    """The receipt for answers that a function gives to the recorded requests."""
+def answered(
+    contents: Contents, text: Any = right_answer, code: str = "", margin: float = 0.03, **allowed: Any
+) -> Receipt:
+    """The receipt for answers that a function gives to the recorded requests, as texts or as messages."""
     path = contents.folder / answers_file(TUNED)
     make_private(path.parent, contents.folder)
     lines = []
     for prompt in recorded_prompts(contents.folder, PROJECT, TUNED):
-        response = completion(text(prompt.request))
+        said = text(prompt.request)
+        response = completion(said) if isinstance(said, str) else completion(**said)
         answer = NewAnswer(digest_json(body_for(prompt, CANDIDATE)), 200, "helper@1", code, response)
         lines.append(msgspec.json.encode(answer) + b"\n")
     path.write_bytes(b"".join(lines))
-    return make_receipt(contents, PROJECT, TUNED, CANDIDATE, "http://mens", margin)
+    return make_receipt(contents, PROJECT, TUNED, CANDIDATE, "http://mens", Margins(margin, **allowed))
 
 
 def gate_of(receipt: Receipt, name: str) -> Gate:
@@ -76,16 +81,63 @@ def test_a_large_margin_is_a_small_promise_and_still_fails_nonsense(openai: Serv
     assert answered(contents, lambda _: "Nonsense.", margin=0.6).verdict is Status.FAILED
 
 
+def test_each_gate_may_have_a_margin_of_its_own(openai: ServedOpenAI, tmp_path: Path) -> None:
+    with_rows(openai, 40)
+    contents = record_archive(openai, tmp_path / "a")
+    assert answered(contents).verdict is Status.MISSING_EVIDENCE, "40 prompts show no loss of .03"
+    receipt = answered(contents, by_gate={"label:*": 0.2, "finished": 0.2, "writing_system": 0.2})
+    assert receipt.verdict is Status.PASSED
+    assert (gate_of(receipt, "label:exact").bound, gate_of(receipt, "similarity").bound) == (-0.2, -0.03)
+    assert (receipt.margin, receipt.largest_margin) == (0.03, 0.2)
+
+
+def test_gates_of_few_prompts_can_be_shown_only(openai: ServedOpenAI, tmp_path: Path) -> None:
+    """One prompt of a kind that hardly ever occurs would else hold up the rest for ever."""
+    with_rows(openai, 100)
+    learned = openai.fake.complete
+    openai.fake.complete = lambda request: '{"a": 1}' if "Question 7?" in str(request["messages"]) else learned(request)
+    contents = record_archive(openai, tmp_path / "a")
+    rare = gate_of(answered(contents, lambda request: openai.fake.complete({**request, "model": TUNED})), "json_valid")
+    assert (rare.items, rare.status, rare.block) == (1, Status.MISSING_EVIDENCE, True)
+    receipt = answered(contents, lambda request: openai.fake.complete({**request, "model": TUNED}), min_prompts=20)
+    rare = gate_of(receipt, "json_valid")
+    assert (receipt.verdict, rare.block, receipt.min_prompts) == (Status.PASSED, False, 20)
+    assert "fewer prompts than --min-prompts 20" in rare.reason
+
+
+def test_tool_calls_are_compared_by_function_and_arguments(openai: ServedOpenAI, tmp_path: Path) -> None:
+    def calls(city: str, name: str = "weather") -> list[dict[str, Any]]:
+        return [{"type": "function", "function": {"name": name, "arguments": json.dumps({"city": city})}}]
+
+    def asked(request: Any) -> str:
+        return str(request["messages"][-1]["content"])
+
+    with_rows(openai, 30)
+    openai.fake.call_tools = lambda request: calls(asked(request))
+    contents = record_archive(openai, tmp_path / "a")
+    same = answered(contents, lambda request: {"text": "", "tool_calls": calls(asked(request))}, margin=0.2)
+    gate = gate_of(same, "same_calls")
+    assert (gate.status, gate.new, gate.items, gate.decisive) == (Status.PASSED, 1.0, 30, True)
+    for other in (lambda _: calls("Rome"), lambda request: calls(asked(request), "forecast")):
+        receipt = answered(
+            contents, lambda request, other=other: {"text": "", "tool_calls": other(request)}, margin=0.2
+        )
+        assert gate_of(receipt, "tool_calls_valid").old == gate_of(receipt, "tool_calls_valid").new, (
+            "the form is the same"
+        )
+        assert (gate_of(receipt, "same_calls").new, receipt.verdict) == (0.0, Status.FAILED)
+
+
 def test_prompts_without_an_answer_are_no_comparison(openai: ServedOpenAI, tmp_path: Path) -> None:
     with_rows(openai, 3)
     contents = record_archive(openai, tmp_path / "a")
     with pytest.raises(ArtifactInvalid, match="3 prompts of"):
-        make_receipt(contents, PROJECT, TUNED, CANDIDATE, "http://mens", 0.03)
+        make_receipt(contents, PROJECT, TUNED, CANDIDATE, "http://mens")
     answered(contents)
     path = contents.folder / answers_file(TUNED)
     path.write_bytes(b"{}\n" + path.read_bytes())
     with pytest.raises(ArtifactInvalid, match="cannot be read"):
-        make_receipt(contents, PROJECT, TUNED, CANDIDATE, "http://mens", 0.03)
+        make_receipt(contents, PROJECT, TUNED, CANDIDATE, "http://mens")
 
 
 def test_forms_alone_say_nothing_of_quality(openai: ServedOpenAI, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from cli.migration.gate.measures import (
     length,
     matches_label,
     resemblance,
+    same_calls,
     schema_valid,
     tool_calls_valid,
     writing_system,
@@ -61,6 +62,31 @@ def test_resemblance_is_from_0_to_1_symmetric_and_1_for_itself(text: str, other:
 
 def test_tool_calls_resemble_by_name_and_arguments_and_not_by_id() -> None:
     assert resemblance(Answer(tool_calls=[call() | {"id": "a"}]), Answer(tool_calls=[call() | {"id": "b"}])) == 1
+
+
+@pytest.mark.parametrize(
+    ("other", "expected"),
+    [
+        ([call(arguments='{ "id": 1 }') | {"id": "another"}], 1),
+        ([call(arguments='{"id": 1.0}')], 0),
+        ([call(arguments='{"id": 1, "why": "x"}')], 0.5),
+        ([call(arguments="no json")], 0),
+        ([call("search")], 0),
+        ([call(), call()], 0),
+        ([], 0),
+    ],
+)
+def test_same_calls_have_the_same_functions_and_arguments(other: list[dict[str, Any]], expected: float) -> None:
+    assert same_calls(Answer(tool_calls=[call()]), Answer("Text.", tool_calls=other)) == expected
+
+
+def test_same_calls_of_functions_without_arguments() -> None:
+    bare = [call(arguments=text) for text in ("", "{}")]
+    assert same_calls(Answer(tool_calls=bare[:1]), Answer(tool_calls=bare[1:])) == 1
+    assert (
+        same_calls(Answer(tool_calls=[*bare[:1], call()]), Answer(tool_calls=[*bare[:1], call(arguments='{"id": 2}')]))
+        == 0.5
+    )
 
 
 def test_json_is_wanted_where_it_was_requested_or_given() -> None:

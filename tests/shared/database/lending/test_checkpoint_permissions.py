@@ -94,7 +94,7 @@ def test_a_deletion_and_a_permission_at_once_leave_no_lent_record_without_an_own
 ) -> None:
     def attempt(call: object) -> bool:
         try:
-            call()  # type: ignore[operator]
+            call()
         except MensError:
             return False
         return True

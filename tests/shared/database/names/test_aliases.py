@@ -251,7 +251,7 @@ def test_move_from_an_old_version_is_refused(aliases: Aliases, database: Databas
     before = snapshot(database)
     for call, arguments in ((aliases.set, (TO[3], ALICE)), (aliases.rollback, (ALICE,)), (aliases.delete, (ALICE,))):
         with pytest.raises(Conflict) as caught:
-            call("prod", *arguments, expected=1)  # type: ignore[operator]
+            call("prod", *arguments, expected=1)
         assert (caught.value.code, caught.value.details) == (Code.ALIAS_VERSION_CONFLICT, {"version": 2})
     assert code(aliases.set, "new", TO[1], ALICE, expected=1) == Code.ALIAS_VERSION_CONFLICT
     assert snapshot(database) == before

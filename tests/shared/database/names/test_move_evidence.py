@@ -196,7 +196,7 @@ def test_a_jobs_own_alias_stays_and_the_job_says_so(aliases: Aliases, database: 
 def test_a_jobs_own_alias_moves_on_the_receipt_that_the_job_stored(aliases: Aliases, database: Database) -> None:
     jobs, leases = Jobs(database), Leases(database, 60)
     lease = claimed(jobs, leases)
-    leases.publish(lease, [new_adapter("new@1")], {})
+    leases.publish(lease, [new_adapter("new@1")], {}, alias="prod")
     assert Adapters(database).get("new@1").published
     known = receipt(database, "new@1", A)
     job = leases.finish(lease, {}, adapters=[new_adapter("new@1")], alias="prod", terms=SERVED)

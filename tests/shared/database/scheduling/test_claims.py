@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
+from sqlalchemy import event
 
 from shared.database.connection import Database
 from shared.database.job_states import JobState
 from shared.database.jobs import Jobs
 from shared.database.leases import Leases
 from shared.database.scheduling.quotas import Quotas
-from shared.database.tables import GpuTimeRow
+from shared.database.tables.jobs import GpuTimeRow
 from shared.errors import Code, JobFailed
 from tests.support.builders import LEASE_SECONDS, at_once, submission
 from tests.support.clock import Clock
@@ -187,3 +190,41 @@ def test_a_job_is_expected_to_take_what_those_like_it_have_taken(jobs: Jobs, lea
             assert row
             held[lease.job.id] = row.held
     assert held == {job: 200, other: 200, planned: 7}
+
+
+def statements_of(database: Database, claim: Callable[[], object]) -> list[str]:
+    """What a claim sends to the database."""
+    sent: list[str] = []
+
+    def note(_connection: object, _cursor: object, statement: str, *_: object) -> None:
+        sent.append(statement)
+
+    event.listen(database.engine, "before_cursor_execute", note)
+    try:
+        claim()
+    finally:
+        event.remove(database.engine, "before_cursor_execute", note)
+    return [statement for statement in sent if not statement.startswith(("BEGIN", "SELECT clock"))]
+
+
+def test_a_job_that_waits_alone_is_compared_with_nothing(database: Database, jobs: Jobs, leases: Leases) -> None:
+    """A worker that has waited for a job reads who waits, the quotas and the row, and writes three."""
+    submit(jobs)
+    alone = statements_of(database, lambda: leases.claim_next("worker"))
+    assert not [statement for statement in alone if "sum(" in statement]
+    assert [statement.split()[0] for statement in alone if not statement.startswith("INSERT INTO changes")] == [
+        *["SELECT"] * 3,
+        *["INSERT"] * 2,
+        "UPDATE",
+    ]
+    submit(jobs)
+    submit(jobs)
+    assert [one for one in statements_of(database, lambda: leases.claim_next("worker")) if "sum(" in one]
+
+
+def test_a_job_that_waits_alone_is_held_back_by_its_quota(jobs: Jobs, leases: Leases, database: Database) -> None:
+    submit(jobs)
+    assert leases.claim_next("worker")
+    submit(jobs)
+    Quotas(database).set("shared", {"running_jobs": 1})
+    assert leases.claim_next("worker") is None

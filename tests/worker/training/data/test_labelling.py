@@ -242,7 +242,7 @@ class Liar:
 
 def install(monkeypatch: pytest.MonkeyPatch, backend: Any, wrong: str) -> None:
     module = types.ModuleType("fastokens")
-    module.Tokenizer = types.SimpleNamespace(from_json_str=lambda _: Liar(backend, wrong))  # type: ignore[attr-defined]
+    module.Tokenizer = types.SimpleNamespace(from_json_str=lambda _: Liar(backend, wrong))
     monkeypatch.setitem(sys.modules, "fastokens", module)
 
 

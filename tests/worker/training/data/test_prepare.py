@@ -376,7 +376,7 @@ def test_a_library_that_errs_in_the_middle_changes_nothing(preparing, tokenizer,
             return flat.tobytes(), starts.astype("<u8").tobytes()
 
     module = types.ModuleType("fastokens")
-    module.Tokenizer = types.SimpleNamespace(from_json_str=lambda _: Wrong())  # type: ignore[attr-defined]
+    module.Tokenizer = types.SimpleNamespace(from_json_str=lambda _: Wrong())
     monkeypatch.setitem(sys.modules, "fastokens", module)
     [folder] = (tmp_path / "cache").iterdir()
     (folder / INDEX_NAME).unlink()

@@ -8,7 +8,7 @@ from sqlalchemy import func, select
 
 from shared.database.connection import Database
 from shared.database.job_states import JobState
-from shared.database.tables import EventRow, JobRow
+from shared.database.tables.jobs import EventRow, JobRow
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from shared.artifacts.adapter_import import import_adapter
+from shared.artifacts.imported_folder import Imported, ImportRequest
 from shared.artifacts.manifests import CONFIG_NAME, MANIFEST_NAME, WEIGHTS_NAME, parse_manifest, peft_keys
-from shared.artifacts.original_import import Imported, ImportRequest, import_original
 from shared.artifacts.original_layout import ORIGINAL_WEIGHTS, V2_NAME, V3_NAME, parse_sidecar
 from shared.base_models.catalog import BaseModelEntry, LocalSource, digest_model_folder
 from shared.errors import ArtifactInvalid, Code
@@ -49,7 +50,7 @@ def take_in(made: OriginalAdapter, base: Path, folder: Path) -> Imported:
         contract_digest=ZEROS,
         template_digest=ZEROS,
     )
-    return import_original(request, folder / "adapter")
+    return import_adapter(request, folder / "adapter")
 
 
 @pytest.mark.parametrize("era", ["P", "F"])
@@ -148,7 +149,7 @@ def not_finite(made: OriginalAdapter) -> None:
 
 
 def double_precision(made: OriginalAdapter) -> None:
-    made.tensors["mid0.lora_a"] = made.tensors["mid0.lora_a"].astype(np.float64)  # type: ignore[assignment]
+    made.tensors["mid0.lora_a"] = made.tensors["mid0.lora_a"].astype(np.float64)
 
 
 def nothing_trained(made: OriginalAdapter) -> None:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from shared.database.connection import Database
-from shared.database.job_counts import JobCount, QueueAge, count_jobs
 from shared.database.job_states import JobState
 from shared.database.jobs import Jobs
 from shared.database.leases import Leases
+from shared.database.overview.job_counts import JobCount, QueueAge, count_jobs
 from shared.database.records import Kind
 from shared.errors import Code, JobFailed
 from tests.support.builders import claimed, job_in, submission

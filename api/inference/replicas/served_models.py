@@ -1,0 +1,84 @@
+"""Which replicas have a model: those that serve its base, by digest. Of bases the catalogue tells it, of adapters their manifests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from shared.base_models.catalog import Catalog
+from shared.database.adapters import Adapter, Adapters
+from shared.replicas import ReplicaCapabilities
+
+MAX_ADAPTERS = 100_000
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """A model as the replicas know it, and the base that a replica must serve to have it.
+
+    Attributes:
+        name: a base's, or an adapter's id.
+        base: name of the base; for a base its own.
+        base_digest: of the base (`BaseModelEntry.digest`); empty: not known, so every replica may have the model.
+    """
+
+    name: str
+    base: str = ""
+    base_digest: str = ""
+
+    def is_served_by(self, found: ReplicaCapabilities) -> bool:
+        """Whether a replica that says this of itself has the model.
+
+        An adapter is on its base and on the base's twin. A base is only where it is served itself: its twin has another name.
+        """
+        if not self.base_digest:
+            return True
+        if self.name == self.base:
+            return (found.base, found.served_digest) == (self.name, self.base_digest)
+        return found.adapters_digest == self.base_digest
+
+
+class ServedModels:
+    """The models whose bases this process has learnt. Neither a base's digest nor an adapter's base ever changes under its name."""
+
+    def __init__(self) -> None:
+        self._catalog: Catalog | None = None
+        self._bases: dict[str, ServedModel] = {}
+        self._merged: frozenset[str] = frozenset()
+        self._adapters: dict[str, ServedModel] = {}
+
+    def set_bases(self, catalog: Catalog) -> None:
+        """Take the bases from the catalogue as it is now; the same catalogue again costs nothing."""
+        if catalog is not self._catalog:
+            self._bases = {base.name: ServedModel(base.name, base.name, base.digest) for base in catalog.bases}
+            self._merged = frozenset(base.name for base in catalog.bases if base.merged_from)
+            self._catalog = catalog
+
+    def learn(self, ids: Iterable[str], adapters: Adapters) -> None:
+        """Look up the bases of adapters that are not known yet; one that is not found stays unknown.
+
+        Raises:
+            Unavailable: ``DATABASE_UNAVAILABLE``.
+        """
+        if unknown := [each for each in ids if each not in self._adapters]:
+            found = {adapter.id: served_adapter(adapter) for adapter in adapters.list(ids=unknown)}
+            if len(self._adapters) >= MAX_ADAPTERS:
+                self._adapters.clear()
+            self._adapters.update(found)
+
+    def is_base(self, name: str) -> bool:
+        """Whether the catalogue had a base of this name."""
+        return name in self._bases
+
+    def merged_digest(self, name: str) -> str | None:
+        """Digest of a base that is a merged model; None: it is not one."""
+        return self._bases[name].base_digest if name in self._merged else None
+
+    def of(self, name: str) -> ServedModel:
+        """The model of a base's name or an adapter's id."""
+        return self._bases.get(name) or self._adapters.get(name) or ServedModel(name)
+
+
+def served_adapter(adapter: Adapter) -> ServedModel:
+    """An adapter as the replicas know it."""
+    return ServedModel(adapter.id, adapter.base_model, adapter.base_digest)

@@ -1,0 +1,83 @@
+"""/v1/audit: who changed what, for admins of the tenant and, of every tenant, for operators."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from fastapi import APIRouter, Depends, Query
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
+
+from api.services import ServicesDep
+from api.web.auth import Caller, CallerDep, require_operator, requires
+from api.web.params import NO_NUL, Page, page_of
+from shared.database.overview.audit_log import AuditEvent, AuditFilter, AuditLog
+from shared.database.tenancy import SHARED, Role, TenantName
+from shared.errors import Code, Forbidden
+
+router = APIRouter(prefix="/v1/audit", tags=["audit"])
+
+MAX_SEQ = 2**63 - 1
+Text = Annotated[str | None, Query(pattern=NO_NUL, max_length=320)]
+Seq = Annotated[int, Field(ge=0, le=MAX_SEQ)]
+
+
+class PruneAudit(BaseModel):
+    """Which events an export has, and may be deleted."""
+
+    model_config = ConfigDict(extra="forbid")
+    through: Seq = Field(description="Number of the last one.")
+    events: int = Field(ge=0, description="How many they are; another number than the log has is refused.")
+
+
+class PrunedAudit(BaseModel):
+    """What was deleted."""
+
+    object: Literal["audit.pruned"] = "audit.pruned"
+    through: int
+    events: int
+
+
+@router.get("", dependencies=[requires(Role.ADMIN)])
+def list_audit_events(
+    services: ServicesDep,
+    caller: CallerDep,
+    action: Annotated[Text, Query(description="`key.rotated`, or `key` for all that was done to keys.")] = None,
+    actor: Annotated[Text, Query(description="Id or name of the one who did it.")] = None,
+    object_id: Annotated[Text, Query(description="Id or name of what was changed.")] = None,
+    tenant: Annotated[
+        TenantName | None,
+        Query(description="Only this tenant's; an operator who names none gets those of all tenants."),
+    ] = None,
+    since: Annotated[AwareDatetime | None, Query(description="From this time on.")] = None,
+    until: Annotated[AwareDatetime | None, Query(description="Before this time.")] = None,
+    after: Annotated[Seq | None, Query(description="`seq` of the last event of the previous page.")] = None,
+    order: Annotated[
+        Literal["asc", "desc"], Query(description="`asc`: the oldest first, so that the log can be followed.")
+    ] = "desc",
+    limit: Annotated[int, Query(ge=1, le=1000, description="Events per page.")] = 100,
+) -> Page[AuditEvent]:
+    """Changes that were made, newest first. An event is written with its change, so neither is there without the other."""
+    which = AuditFilter(_tenant(caller, tenant), action, actor, object_id, since, until)
+    found = AuditLog(services.database).list(which, after=after, limit=limit, newest_first=order == "desc")
+    return page_of(found, limit)
+
+
+@router.post("/prune", dependencies=[Depends(require_operator)])
+def prune_audit_events(body: PruneAudit, services: ServicesDep) -> PrunedAudit:
+    """Delete the events up to one, of all tenants, after they were exported; for operators. The log keeps an event of it."""
+    events = AuditLog(services.database).prune(body.through, body.events)
+    return PrunedAudit(through=body.through, events=events)
+
+
+def _tenant(caller: Caller, wanted: str | None) -> str | None:
+    """The tenant whose events the caller gets; None: every tenant's."""
+    if caller.is_operator and caller.tenant == SHARED:
+        return wanted
+    if wanted not in (None, caller.tenant):
+        raise Forbidden(
+            Code.TENANT_FORBIDDEN,
+            f"An admin of {caller.tenant!r} reads that tenant's events only, not those of {wanted!r}.",
+            remedy="Leave `tenant` out.",
+            param="tenant",
+        )
+    return caller.tenant

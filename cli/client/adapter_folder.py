@@ -1,0 +1,58 @@
+"""An adapter of another program on this machine: which of its files are imported."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+from cli.client.connection import fail
+from shared.artifacts.adapter_import import parse_description
+from shared.artifacts.manifests import CONFIG_NAME, WEIGHTS_NAME
+from shared.artifacts.original_layout import MAX_SIDECAR_BYTES, ORIGINAL_WEIGHTS, SIDECAR_NAMES
+from shared.artifacts.peft_options import PeftOptions
+from shared.tokenization.tokenizer import stored_templates
+
+DESCRIPTION_NAMES = (*SIDECAR_NAMES, CONFIG_NAME)
+
+
+class AdapterFiles(NamedTuple):
+    """What is uploaded: the weights, what describes them, and the text of the chat template that was saved with them."""
+
+    weights: Path
+    description: Path
+    template: str | None
+
+
+def read_adapter_folder(path: Path, description: Path | None) -> AdapterFiles:
+    """Find and check the files, before gigabytes are uploaded for nothing; ends the command when one of them is not there.
+
+    Args:
+        path: the folder, or the weights in it.
+        description: where it is given.
+
+    Raises:
+        ArtifactInvalid: ``ADAPTER_IMPORT_FORMAT``, ``ADAPTER_NOT_SERVABLE``. InvalidRequest: ``TOKENIZER_NOT_FOUND``.
+    """
+    weights, beside = find_files(path, description)
+    with beside.open("rb") as file:
+        options = parse_description(file.read(MAX_SIDECAR_BYTES + 1))
+    if not isinstance(options, PeftOptions):
+        return AdapterFiles(weights, beside, None)
+    options.refuse_unservable()
+    return AdapterFiles(weights, beside, stored_templates(weights.parent).get("default"))
+
+
+def find_files(path: Path, sidecar: Path | None) -> tuple[Path, Path]:
+    """The weights and what describes them; ends the command when one of them is not there."""
+    names = (ORIGINAL_WEIGHTS, WEIGHTS_NAME)
+    weights = (
+        next((path / each for each in names if (path / each).is_file()), path / names[0]) if path.is_dir() else path
+    )
+    if weights.suffix.lower() != ".safetensors" or not weights.is_file():
+        fail(f"{weights} is no safetensors file; an adapter is {' or '.join(names)}, and pickle (.bin) is never read.")
+    # A folder that PEFT wrote may hold a manifest of ours too, which describes the same file by other names.
+    beside_names = (CONFIG_NAME,) if weights.name == WEIGHTS_NAME else DESCRIPTION_NAMES
+    beside = sidecar or next((file for each in beside_names if (file := weights.with_name(each)).is_file()), None)
+    if beside is None:
+        fail(f"There is no {', '.join(beside_names)} beside {weights.name}; name what describes it with --sidecar.")
+    return weights, beside

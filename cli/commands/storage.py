@@ -1,0 +1,45 @@
+"""``mens storage``: whether what the database names is in the storage. Works on both, where a tier runs."""
+
+from __future__ import annotations
+
+import typer
+
+from cli.client.connection import fail
+from cli.output import print_table
+from cli.standalone.home import installed_database
+from shared.errors import MensError
+from shared.settings import Settings, read_settings
+
+app = typer.Typer(
+    no_args_is_help=True, help="Storage: verify that all that the database names is there, byte for byte."
+)
+
+
+@app.callback()
+def _group() -> None:
+    """Keeps `verify` a command of a group, of which it is the only one."""
+
+
+@app.command()
+def verify() -> None:
+    """Read every file, adapter, merged model and checkpoint that the database names, and compare its SHA-256.
+
+    After a restore, or when a disk is in doubt. Nothing is changed; the status is 1 where something is missing or changed.
+    """
+    settings = read_settings(Settings)
+    database = installed_database(settings)
+    if not database:
+        fail(f"there is no installation in {settings.home}. Set MENS_HOME to that of one.")
+    from shared.artifacts.open_storage import open_storage  # slow to import
+    from shared.retention.verification import verify_references
+
+    try:
+        found = list(verify_references(database, open_storage(settings)))
+    except (MensError, OSError) as error:
+        fail(str(error))
+    bad = [item for item in found if item.error is not None]
+    rows = [(item.what, item.name, item.tenant, item.error or "") for item in bad]
+    print_table(("what", "name", "tenant", "what is wrong"), rows)
+    typer.echo(f"{len(found)} verified, {len(bad)} missing or changed")
+    if bad:
+        raise typer.Exit(1)

@@ -1,0 +1,71 @@
+"""``mens permissions``: which other tenants may use an adapter (OpenAI's checkpoint permissions)."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any
+from urllib.parse import quote
+
+import typer
+
+from cli.client.connection import call, fail, find_pages
+from cli.client.id_prefixes import resolve_adapter_id
+from cli.client.json_errors import Json
+from cli.commands.keys.commands import check_tenant
+from cli.output import format_minute, print_table
+
+app = typer.Typer(
+    no_args_is_help=True,
+    help="Lend an adapter to other tenants: create, list, delete. They take an admin's key; docs/tenants.md says what a tenant gets.",
+)
+Adapter = Annotated[str, typer.Argument(help="Id of an adapter or a checkpoint, or its beginning.")]
+
+
+def _check_tenants(names: list[str]) -> list[str]:
+    """Callback of an argument: refuses the first name that is no tenant's."""
+    for name in names:
+        check_tenant(name)
+    return names
+
+
+@app.command("create")
+def create(
+    adapter: Adapter,
+    tenants: Annotated[list[str], typer.Argument(callback=_check_tenants, help="Tenants that may use it.")],
+    as_json: Json = False,
+) -> None:
+    """Let other tenants use an adapter. One that may already keeps its permission."""
+    adapter = resolve_adapter_id(adapter)
+    _print(call("POST", _path(adapter), json={"project_ids": tenants})["data"], as_json)
+
+
+@app.command("list")
+def list_permissions(adapter: Adapter, as_json: Json = False) -> None:
+    """Show which tenants may use an adapter, newest first."""
+    _print(list(find_pages(_path(resolve_adapter_id(adapter)))), as_json)
+
+
+@app.command("delete")
+def delete(
+    adapter: Adapter,
+    tenant: Annotated[str, typer.Argument(help="The tenant, or the permission's id.")],
+) -> None:
+    """Take a permission back; refused while aliases or unfinished jobs of that tenant need the adapter."""
+    adapter = resolve_adapter_id(adapter)
+    found = [each for each in find_pages(_path(adapter)) if tenant in (each["id"], each["project_id"])]
+    if not found:
+        fail(f"{tenant} has no permission for {adapter}. List them: `mens permissions list {adapter}`.")
+    call("DELETE", f"{_path(adapter)}/{quote(found[0]['id'], safe='')}")
+    typer.echo(f"{found[0]['project_id']} may not use {adapter} any more.")
+
+
+def _path(adapter: str) -> str:
+    return f"/v1/fine_tuning/checkpoints/{quote(adapter, safe='')}/permissions"
+
+
+def _print(found: list[dict[str, Any]], as_json: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps(found, indent=2))
+        return
+    rows = [(each["id"], each["project_id"], format_minute(each["created_at"])) for each in found]
+    print_table(("permission", "tenant", "since (UTC)"), rows)

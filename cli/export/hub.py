@@ -1,0 +1,41 @@
+"""A repository of the Hugging Face hub, or of a server that speaks its protocol, written by the hub's own client."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+from cli.client.connection import fail
+
+NEEDS_HUB = "The hub is written to by its own client: pip install 'mens[hub]'."
+
+
+def check_installed() -> None:
+    """End the command before anything is downloaded where the hub's client is not there."""
+    if importlib.util.find_spec("huggingface_hub") is None:
+        fail(NEEDS_HUB)
+
+
+def push(folder: Path, repository: str, *, message: str, endpoint: str | None, private: bool) -> str:
+    """Commit a folder's files to a repository, which is made where there is none; returns the commit's address.
+
+    The token is the client's: ``HF_TOKEN``, or what `hf auth login` has stored. Ends the command when the hub refuses.
+
+    Args:
+        folder: as ``--format hf`` writes it.
+        repository: OWNER/NAME.
+        message: of the commit.
+        endpoint: of the hub; None: the client's, which is ``HF_ENDPOINT`` or the public one.
+        private: whether a repository that is made is private; else its owner's settings decide.
+    """
+    from huggingface_hub import CommitOperationAdd, HfApi
+
+    api = HfApi(endpoint=endpoint, library_name="mens")
+    # One commit, where `upload_folder` may make several: a repository never holds half an adapter.
+    operations = [CommitOperationAdd(path.name, path) for path in sorted(folder.iterdir())]
+    try:
+        api.create_repo(repository, private=private or None, exist_ok=True)
+        commit = api.create_commit(repository, operations, commit_message=message)
+    except Exception as error:  # its own errors, its HTTP library's, and Python's
+        fail(f"The adapter is not on the hub: {error.__cause__ or error}")
+    return str(commit.commit_url)

@@ -1,0 +1,63 @@
+"""Commands whose files are imported when one of them is called: all of them together would take a second."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from typing import Any, ClassVar
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+from typer.main import get_group
+
+
+@dataclass(frozen=True, slots=True)
+class CommandPlace:
+    """Where a command is found.
+
+    Attributes:
+        name: as it is typed.
+        target: the module below ``cli.commands`` and, after a colon, its function or Typer application.
+        summary: the first paragraph of the command's help, for lists of commands.
+        hidden: whether lists leave it out.
+        takes_unknown_options: whether options that it does not declare are left to the function.
+    """
+
+    name: str
+    target: str
+    summary: str
+    hidden: bool = False
+    takes_unknown_options: bool = False
+
+
+@cache
+def load(place: CommandPlace) -> Any:
+    """The command itself, as Typer builds it."""
+    module, _, attribute = place.target.partition(":")
+    found = getattr(import_module(f"cli.commands.{module}"), attribute)
+    holder = typer.Typer()
+    if isinstance(found, typer.Typer):
+        holder.add_typer(found, name=place.name, hidden=place.hidden)
+    else:
+        settings = dict.fromkeys(("allow_extra_args", "ignore_unknown_options"), place.takes_unknown_options)
+        holder.command(place.name, context_settings=settings, hidden=place.hidden)(found)
+    return get_group(holder).commands[place.name]
+
+
+class LazyGroup(TyperGroup):
+    """A group that knows its commands by name and summary until one is called, or completed."""
+
+    places: ClassVar[tuple[CommandPlace, ...]] = ()
+
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(**attributes)
+        for place in self.places:
+            self.commands[place.name] = TyperCommand(place.name, help=place.summary, hidden=place.hidden)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
+        name, command, rest = super().resolve_command(ctx, args)
+        return name, load(self._place(name)) if command else None, rest
+
+    def _place(self, name: str | None) -> CommandPlace:
+        return next(place for place in self.places if place.name == name)

@@ -1,0 +1,63 @@
+"""The environment of the programs of `mens up`: addresses on loopback, secrets of the home folder, and what each replica serves."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from cli.standalone.home import secret
+from cli.standalone.ports import free_port
+from cli.standalone.programs import PROJECT, SERVING, replica_programs
+
+
+def choose_ports(api_port: int, replicas: Sequence[str]) -> dict[str, str]:
+    """A port for each program that listens; the API's is a free one when it is 0."""
+    free = {name: str(free_port()) for name in ("valkey", *replicas)}
+    return free | {"api": str(api_port or free_port())}
+
+
+def shared_environment(home: Path, base: str, ports: Mapping[str, str]) -> dict[str, str]:
+    """Settings of every program; of those of a replica, what the first one has.
+
+    Args:
+        home: the installation's folder.
+        base: that the first replica serves.
+        ports: see :func:`choose_ports`.
+    """
+    replicas = [port for name, port in ports.items() if name.startswith(SERVING)]
+    environment = {
+        "MENS_HOME": str(home),
+        "MENS_BROKER_URL": f"redis://:{broker_password(home)}@127.0.0.1:{ports['valkey']}/0",
+        "MENS_API_PORT": ports["api"],
+        "MENS_API_URL": f"http://127.0.0.1:{ports['api']}",
+        "MENS_SERVING_PORT": ports[SERVING],
+        "MENS_SERVING_URLS": ",".join(f"http://127.0.0.1:{port}" for port in replicas),
+        "MENS_SERVING_KEY": secret(home, "serving-key"),
+        "MENS_METRICS_KEY": secret(home, "metrics-key"),
+        "MENS_SERVING_BASE": base,
+        "PYTHONPATH": str(PROJECT),
+        "PYTHONUNBUFFERED": "1",
+    }
+    # Small models on a CPU are many times slower when threads compete.
+    if not shutil.which("nvidia-smi"):
+        environment |= {"OMP_NUM_THREADS": "1", "MENS_TRAINER_THREADS": "1"}
+    return environment
+
+
+def replica_environments(home: Path, bases: Sequence[str], ports: Mapping[str, str]) -> dict[str, dict[str, str]]:
+    """What each replica's program has of its own; the first one has nothing, the shared environment is its own."""
+    names = replica_programs(len(bases))
+    own: dict[str, dict[str, str]] = {names[0]: {}}
+    for name, base in list(zip(names, bases, strict=True))[1:]:
+        own[name] = {
+            "MENS_SERVING_BASE": base,
+            "MENS_SERVING_PORT": ports[name],
+            "MENS_SERVING_CACHE_DIR": str(home / f"{name}-cache"),
+        }
+    return own
+
+
+def broker_password(home: Path) -> str:
+    """The password that Valkey asks for."""
+    return secret(home, "broker-password")

@@ -1,0 +1,111 @@
+"""Where a base's files are, or where they come from: this machine, a hub, or, for a merged model, the storage.
+
+A catalogue is one file for all machines, and its local folder is on the one where `mens base from-merge` ran. Any other machine
+fetches the merged model out of the storage, by the digest that the catalogue names.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+
+from shared.artifacts.manifests import MODEL_MANIFEST_NAME, ModelManifest
+from shared.artifacts.merge_fidelity import FIDELITY_NAME, PROBES_NAME
+from shared.artifacts.merged_models import changed_file, verify_merged_folder
+from shared.artifacts.open_storage import open_storage
+from shared.artifacts.signatures import MODEL_SIGNATURE_NAME
+from shared.artifacts.storage import Storage
+from shared.base_models.catalog import BaseModelEntry, LocalSource
+from shared.errors import NotFound
+from shared.settings import Settings
+
+BESIDE = (PROBES_NAME, FIDELITY_NAME, MODEL_SIGNATURE_NAME)
+"""What may lie beside a merged model's files: what its replicas are measured with, what was measured, who signed it."""
+
+
+def is_elsewhere(entry: BaseModelEntry, catalog_path: Path) -> bool:
+    """Whether a base is a merged model whose folder is on another machine."""
+    source = entry.source
+    return (
+        entry.merged_from is not None
+        and isinstance(source, LocalSource)
+        and not (catalog_path.parent / source.path).is_dir()
+    )
+
+
+def fetched_folder(entry: BaseModelEntry, home: Path) -> Path:
+    """Where this machine's copy of a merged model is once it was fetched."""
+    assert entry.merged_from is not None
+    return home / "bases" / entry.merged_from.digest
+
+
+def locate_base(entry: BaseModelEntry, settings: Settings) -> Path:
+    """Folder with a base's files, fetched first if it must be.
+
+    Raises:
+        MensError: it is neither here, nor at the hub, nor in the storage, or what is stored is damaged.
+    """
+    if not is_elsewhere(entry, settings.catalog_path):
+        from shared.base_models.hub import locate  # the hub's client is slow to import
+
+        return locate(entry, settings.catalog_path)
+    folder = fetched_folder(entry, settings.home)
+    if not folder.is_dir():
+        assert entry.merged_from is not None
+        fetch_merged(open_storage(settings), entry.merged_from.digest, folder)
+    return folder
+
+
+def locate_fetched_base(entry: BaseModelEntry, settings: Settings) -> Path:
+    """Folder of a base that this machine has already: a control plane fetches no weights in a request.
+
+    Raises:
+        NotFound: ``MODEL_NOT_FOUND``. Unavailable: ``BASE_NOT_FETCHED``.
+    """
+    from shared.base_models.hub import locate_fetched, not_fetched  # the hub's client is slow to import
+
+    if not is_elsewhere(entry, settings.catalog_path):
+        return locate_fetched(entry, settings.catalog_path)
+    folder = fetched_folder(entry, settings.home)
+    if not folder.is_dir():
+        raise not_fetched(entry.name, "the storage")
+    return folder
+
+
+def stored_manifest(storage: Storage, digest: str) -> ModelManifest:
+    """The manifest of a stored merged model.
+
+    Raises:
+        NotFound: there is no such model. ArtifactInvalid: ``BASE_DIGEST_MISMATCH``.
+    """
+    raw = storage.manifest_bytes("models", digest, MODEL_MANIFEST_NAME)
+    if hashlib.sha256(raw).hexdigest() != digest:
+        raise changed_file(MODEL_MANIFEST_NAME)
+    return ModelManifest.model_validate_json(raw)
+
+
+def fetch_merged(storage: Storage, digest: str, folder: Path) -> ModelManifest:
+    """Copy a merged model out of the storage into a new folder, verified before it is there under its name.
+
+    Raises:
+        MensError: there is no such model, or what is stored is damaged.
+    """
+    manifest = stored_manifest(storage, digest)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix="incoming-") as private:
+        copy = Path(private) / "model"
+        copy.mkdir()
+        storage.fetch_folder("models", digest, sorted(manifest.files), copy)
+        verify_merged_folder(copy, manifest)
+        (copy / MODEL_MANIFEST_NAME).write_bytes(manifest.to_bytes())
+        for name in BESIDE:
+            with suppress(NotFound):  # it is signed only where workers have a key
+                (copy / name).write_bytes(storage.manifest_bytes("models", digest, name))
+        try:
+            copy.rename(folder)
+        except OSError:
+            if not folder.is_dir():  # else another process of this machine was faster
+                raise
+    return manifest

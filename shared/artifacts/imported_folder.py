@@ -1,0 +1,208 @@
+"""What every import ends with: an adapter of another program, in our terms, becomes a folder as PEFT and vLLM read it, with a manifest."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from shared.artifacts.manifests import (
+    CONFIG_NAME,
+    MANIFEST_NAME,
+    WEIGHTS_NAME,
+    AdapterManifest,
+    ManifestQuant,
+    verify_adapter,
+)
+from shared.artifacts.original_layout import SidecarV2, SidecarV3
+from shared.artifacts.peft_options import PeftOptions
+from shared.base_models.catalog import BaseModelEntry
+from shared.base_models.config import ModelConfig, parse_model_config
+from shared.base_models.families import EMBEDDING_KEYS
+from shared.base_models.tensors import HEAD, detect_namespace
+from shared.base_models.weights import Tensors, read_folder_tensors
+from shared.contract.sections import AdapterMethod, ProvenanceSection
+from shared.errors import ArtifactInvalid, Code
+from shared.hashing import digest_file
+
+HEAD_KEY = f"{HEAD}.weight"
+
+
+@dataclass(frozen=True, slots=True)
+class ImportRequest:
+    """What is imported, for which base, under which name.
+
+    Attributes:
+        weights: a safetensors file.
+        sidecar: what stood beside it.
+        base: the base by content, and its folder.
+        name: left part of the adapter's id.
+        sidecar_digest: SHA-256 of the sidecar's bytes.
+        contract_digest: of the import's contract.
+        template_digest: SHA-256 of the base's chat template.
+    """
+
+    weights: Path
+    sidecar: SidecarV2 | SidecarV3 | PeftOptions
+    base: BaseModelEntry
+    base_folder: Path
+    name: str
+    sidecar_digest: str
+    contract_digest: str
+    template_digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class TargetBase:
+    """The base that an adapter is imported for: its config and its tensors, as its files have them."""
+
+    config: ModelConfig
+    tensors: Tensors
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """What an adapter is, whoever wrote it.
+
+    Attributes:
+        layers: logical name → the base's tensor, in the order of the layers.
+        weights: float32 arrays by PEFT's names for these tensors.
+        notes: what of the input was not used, or was changed, in sentences.
+    """
+
+    layers: dict[str, str]
+    weights: dict[str, Any]
+    rank: int
+    alpha: int
+    method: AdapterMethod
+    quant: ManifestQuant
+    provenance: ProvenanceSection | None = None
+    notes: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Imported:
+    """The adapter's manifest, and what of the input was not used, in sentences."""
+
+    manifest: AdapterManifest
+    notes: list[str]
+
+
+def read_base(folder: Path) -> TargetBase:
+    """Read a base's folder.
+
+    Raises:
+        ArtifactInvalid: ``ADAPTER_NOT_SERVABLE``: vLLM serves no adapters on its family.
+    """
+    config = parse_model_config(json.loads((folder / "config.json").read_bytes()))
+    if not config.spec.lora:
+        raise ArtifactInvalid(
+            Code.ADAPTER_NOT_SERVABLE,
+            f"vLLM serves no adapters on models like {config.spec.model_types[0]}.",
+            remedy="Merge the adapter with the tool that trained it; Mens serves adapters of other families.",
+            param="model",
+        )
+    return TargetBase(config, read_folder_tensors(folder))
+
+
+def keeps_head(key: str, b: Any, base: TargetBase) -> bool:
+    """Whether the head's layer is served; one that changes nothing is not.
+
+    Args:
+        key: the base's tensor that it is on.
+        b: its B.
+        base: the base.
+
+    Raises:
+        ArtifactInvalid: ``NOT_SERVABLE_HEAD``: it changes a head that the base shares with its embedding, or another head, or one
+            that vLLM does not adapt.
+    """
+    if not b.any():
+        return False
+    if key == HEAD_KEY and HEAD_KEY in base.tensors and base.config.spec.lora_head:
+        return True
+    if key == HEAD_KEY and HEAD_KEY in base.tensors:
+        reason = f"which vLLM does not adapt in models like {base.config.spec.model_types[0]}"
+    elif key in EMBEDDING_KEYS or base.config.tied:
+        reason = "which the base shares with its embedding"
+    else:
+        reason = "which the base does not have"
+    raise ArtifactInvalid(
+        Code.NOT_SERVABLE_HEAD,
+        f"The adapter changes lm_head as {key}, {reason}.",
+        remedy="Train it again without lm_head, or use a base with an untied head that is adapted.",
+        param=HEAD,
+    )
+
+
+def write_imported(request: ImportRequest, found: Contents, base: TargetBase, target: Path) -> Imported:
+    """Write the adapter's three files into a new folder, and verify them against the base.
+
+    Raises:
+        ArtifactInvalid: a code of :func:`verify_adapter`, naming what is wrong.
+    """
+    from safetensors.numpy import save_file  # not where the control plane is installed alone
+
+    target.mkdir(parents=True)
+    save_file(dict(sorted(found.weights.items())), target / WEIGHTS_NAME, metadata={"format": "pt"})
+    modules = [_module(key, base) for key in found.layers.values()]
+    peft = _peft_config(found, request.base.name, modules)
+    (target / CONFIG_NAME).write_text(json.dumps(peft, indent=2, sort_keys=True) + "\n")
+    manifest = _manifest(found, request, base.config, target)
+    verify_adapter(target, manifest, base.tensors)
+    (target / MANIFEST_NAME).write_bytes(manifest.to_bytes())
+    return Imported(manifest, found.notes)
+
+
+def base_name_note(stated: str | None, request: ImportRequest) -> list[str]:
+    """That the adapter names its base otherwise than the catalogue does, if so."""
+    if stated in (None, request.base.name):
+        return []
+    return [f"base_model: the adapter says {stated}; it was imported for {request.base.name}, whose shapes fit."]
+
+
+def _module(key: str, base: TargetBase) -> str:
+    """The module's name in the class that peft loads, which is the text-only one."""
+    namespace, module = detect_namespace(base.config, base.tensors), key.removesuffix(".weight")
+    if module == HEAD or not namespace:
+        return module
+    return base.config.spec.namespace + module.removeprefix(namespace)
+
+
+def _peft_config(found: Contents, base_name: str, modules: list[str]) -> dict[str, Any]:
+    return {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "r": found.rank,
+        "lora_alpha": found.alpha,
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "fan_in_fan_out": False,
+        "init_lora_weights": True,
+        "inference_mode": True,
+        "target_modules": sorted(modules),
+        "base_model_name_or_path": base_name,
+    }
+
+
+def _manifest(found: Contents, request: ImportRequest, config: ModelConfig, folder: Path) -> AdapterManifest:
+    return AdapterManifest(
+        adapter_method=found.method,
+        quant=found.quant,
+        base_key_map=found.layers,
+        layer_order=list(found.layers),
+        vocab=config.vocab,
+        d_model=config.hidden,
+        rank=found.rank,
+        alpha=found.alpha,
+        base_model=request.base.name,
+        provenance=found.provenance,
+        name=request.name,
+        base_digests=request.base.digests,
+        source_digests={"weights": digest_file(request.weights), "sidecar": request.sidecar_digest},
+        contract_digest=request.contract_digest,
+        template_digest=request.template_digest,
+        step=0,
+        files={name: digest_file(folder / name) for name in (WEIGHTS_NAME, CONFIG_NAME)},
+    )

@@ -1,0 +1,69 @@
+"""How an attempt ends without success: the job is queued again while the error may pass and attempts are left, else it fails."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+
+from sqlalchemy.orm import Session
+
+from shared.database.job_results import finish_unjudged, outlives
+from shared.database.job_states import Verb
+from shared.database.jobs import transition
+from shared.database.records import NewEvent
+from shared.database.tables.jobs import JobRow
+from shared.errors import Code, JobFailed, MensError
+
+MAX_FAILURES = 5
+BACKOFF_SECONDS = (1, 5, 15, 60)
+
+
+def fail_attempt(session: Session, row: JobRow, error: MensError, now: datetime) -> None:
+    if not error.retryable:
+        _fail_for_good(session, row, error, now)
+        return
+    row.failures += 1
+    if row.failures >= MAX_FAILURES:
+        last = f"The job failed {row.failures} times; the last time: {error.message}"
+        remedy = error.remedy or "Read the job's events, fix the cause and create the job again."
+        exhausted = JobFailed(Code.ATTEMPTS_EXHAUSTED, last, remedy=remedy, details={"last": error.as_dict()})
+        _fail_for_good(session, row, exhausted, now)
+        return
+    # The last delay also counts for every further failure.
+    delay = BACKOFF_SECONDS[min(row.failures, len(BACKOFF_SECONDS)) - 1]
+    row.not_before = now + timedelta(seconds=delay)
+    event = NewEvent(level="warn", message=f"{error} Trying again in {delay} s.", data={"error": error.as_dict()})
+    requeue(session, row, now, event)
+
+
+def requeue(session: Session, row: JobRow, now: datetime, event: NewEvent) -> None:
+    """Queue a job again, unless its owner has requested a cancel or a pause, which is then done instead."""
+    verb = {"cancel": Verb.STOP, "pause": Verb.PAUSE_CONFIRMED}.get(row.requested or "", Verb.REQUEUE)
+    transition(session, row, verb, now, event)
+
+
+def _fail_for_good(session: Session, row: JobRow, error: MensError, now: datetime) -> None:
+    if outlives(row, error):
+        finish_unjudged(session, row, error, now)
+        return
+    row.error = error.as_dict()
+    transition(session, row, Verb.FAIL, now, NewEvent(level="error", message=str(error), data={"error": row.error}))
+
+
+def expire_attempt(session: Session, row: JobRow, now: datetime) -> None:
+    """End an attempt whose lease has expired. A cancel or a pause that was requested is done for the lost worker."""
+    if row.requested == "cancel":
+        transition(session, row, Verb.STOP, now, NewEvent(message="Job cancelled; its worker no longer responded."))
+        return
+    if row.requested == "pause":
+        transition(
+            session, row, Verb.PAUSE_CONFIRMED, now, NewEvent(message="Job paused; its worker no longer responded.")
+        )
+        return
+    error = JobFailed(
+        Code.LEASE_EXPIRED,
+        f"The worker {row.lease_owner} stopped responding in attempt {row.attempt}.",
+        remedy="Look at that worker's log and machine; the job continues from its last checkpoint.",
+        details={"termination": "orphan"},
+        retryable=True,
+    )
+    fail_attempt(session, row, error, now)

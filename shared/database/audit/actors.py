@@ -1,0 +1,69 @@
+"""Who acts: the key of a request, the job of an attempt, a command on the machine of the database, or a process by itself."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Literal, NamedTuple
+
+from shared.observability.log_context import current_ids
+
+ActorKind = Literal["key", "job", "command", "process"]
+
+
+class AuditActor(NamedTuple):
+    """Who makes a change.
+
+    Attributes:
+        id: of the key or the job; empty for others.
+        name: the key's name, the job's id, a command's ``user@host``, a process's ``host:pid``.
+        address: that a request came from: a proxy's, where one is in between.
+    """
+
+    kind: ActorKind
+    id: str
+    name: str
+    address: str | None = None
+
+    @classmethod
+    def of_command(cls) -> AuditActor:
+        """Whoever runs this command on the machine of the database, where no key is needed."""
+        return cls("command", "", f"{_user()}@{socket.gethostname()}")
+
+
+_actor: ContextVar[AuditActor | None] = ContextVar("audit_actor", default=None)
+
+
+def act_as(actor: AuditActor) -> None:
+    """From now on, in this task and the threads that it starts, changes are this actor's."""
+    _actor.set(actor)
+
+
+@contextmanager
+def acting(actor: AuditActor) -> Iterator[None]:
+    """Changes inside the block are this actor's."""
+    token = _actor.set(actor)
+    try:
+        yield
+    finally:
+        _actor.reset(token)
+
+
+def current_actor() -> AuditActor:
+    """Who acts now. Where nobody was named, it is the job of the attempt that runs here, else the process itself."""
+    if (actor := _actor.get()) is not None:
+        return actor
+    if job_id := current_ids().get("job_id"):
+        return AuditActor("job", job_id, job_id)
+    return AuditActor("process", "", f"{socket.gethostname()}:{os.getpid()}")
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a container's user without a name
+        return f"uid {os.getuid()}"

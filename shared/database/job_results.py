@@ -1,0 +1,64 @@
+"""What a job has made: its adapters and files, kept while it is still judged, so that no end of the judging takes them away."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy.orm import Session
+
+from shared.database.adapters import NewAdapter
+from shared.database.files.files import add_file
+from shared.database.job_states import Stage, Verb
+from shared.database.jobs import add_events, transition
+from shared.database.records import PARTS_WITH_TEXT, NewEvent
+from shared.database.tables.jobs import JobRow
+from shared.errors import Code, MensError
+
+JUDGED_FOR = "judged_for"
+"""Key of a running job's result: the alias that its published adapter is judged for."""
+
+
+@dataclass(frozen=True, slots=True)
+class ResultFile:
+    """A file that a job produced and stored, e.g. its metrics."""
+
+    filename: str
+    bytes: int
+    sha256: str
+
+
+def complete_result(
+    session: Session,
+    row: JobRow,
+    result: dict[str, Any],
+    adapters: Sequence[NewAdapter],
+    files: Sequence[ResultFile],
+) -> dict[str, Any]:
+    """A job's result with the ids of its adapters and files. Files are added once, however often the job is published."""
+    stored = row.result.get("result_files") or [
+        add_file(session, row.tenant, file.filename, "fine-tune-results", file.bytes, file.sha256).id for file in files
+    ]
+    return {**result, "result_files": stored, "adapters": [adapter.id for adapter in adapters]}
+
+
+def outlives(row: JobRow, error: MensError) -> bool:
+    """Whether a job that is about to fail for good has what it was made for: its adapter is published, and only its judging failed."""
+    is_judging = row.stage == Stage.EVALUATING or error.code == Code.ATTEMPTS_EXHAUSTED
+    return JUDGED_FOR in row.result and is_judging
+
+
+def finish_unjudged(session: Session, row: JobRow, error: MensError, now: datetime) -> None:
+    """End a job with success whose adapter is published and could not be judged; its alias stays, and the result says why."""
+    kept = dict(row.result)
+    alias, adapter = kept.pop(JUDGED_FOR), kept["adapter_id"]
+    told = error.as_dict()
+    row.result = kept | {"judging_error": told, "alias": {"name": alias, "moved": False, "error": told}}
+    judge = f"Judge it: mens receipts create {adapter} --alias {alias}."
+    said = f"{adapter} is published and was not judged: {error} {judge}"
+    add_events(session, row, now, NewEvent(level="warn", message=said, data={"error": told}))
+    data = {name: value for name, value in row.result.items() if name not in PARTS_WITH_TEXT}
+    message = f"Job succeeded; new adapter {adapter}. The alias {alias} stays where it was: it was not judged."
+    transition(session, row, Verb.FINISH, now, NewEvent(message=message, data=data))

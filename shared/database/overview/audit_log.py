@@ -1,0 +1,132 @@
+"""The audit log as it is read: page by page, and pruned when it has been exported."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any, NamedTuple
+
+from pydantic import Field
+from sqlalchemy import Select, delete, func, or_, select
+
+from shared.database.audit.actors import ActorKind
+from shared.database.audit.recorder import record
+from shared.database.connection import Database
+from shared.database.records import Value
+from shared.database.tables.audit import AuditEventRow
+from shared.database.tenancy import SHARED
+from shared.database.visibility import storable
+from shared.errors import Code, Conflict
+
+PRUNED = "audit.pruned"
+"""The event by which the database lets older ones be deleted (migration 0015); its object is the number of the last of them."""
+
+
+class AuditEvent(Value):
+    """One change: who made it, and what of."""
+
+    seq: int = Field(description="Its number, which grows with time; the cursor of the log.")
+    created_at: datetime
+    tenant: str = Field(description="The tenant that the object belongs to.")
+    actor_kind: ActorKind = Field(
+        description="`key`: a request; `job`: an attempt at a job; `command`: one on the machine of the database; `process`: one by itself."
+    )
+    actor_id: str = Field(description="Id of the key or the job; empty for others.")
+    actor: str = Field(description="Name of the key, id of the job, `user@host` of a command, `host:pid` of a process.")
+    action: str = Field(description="What was done: the object's type and a verb, e.g. `key.rotated`.")
+    object_type: str
+    object_id: str
+    changes: dict[str, Any] = Field(
+        description="By field, the values `before` and `after`; those of secrets are concealed."
+    )
+    request_id: str | None = Field(description="Of the request, as in its `x-request-id`.")
+    address: str | None = Field(description="That the request came from; a proxy's, where one is in between.")
+
+
+class AuditFilter(NamedTuple):
+    """Which events; None: any.
+
+    Attributes:
+        tenant: that the object belongs to.
+        action: ``key.rotated``, or ``key`` for all that was done to keys.
+        actor: id or name.
+        object_id: id or name of what was changed.
+        since: the first moment. until: the first that is too late.
+    """
+
+    tenant: str | None = None
+    action: str | None = None
+    actor: str | None = None
+    object_id: str | None = None
+    since: datetime | None = None
+    until: datetime | None = None
+
+
+class AuditLog:
+    """Verbs of the audit log; each is one transaction."""
+
+    def __init__(self, database: Database) -> None:
+        self._db = database
+
+    def list(
+        self, which: AuditFilter, *, after: int | None = None, limit: int = 100, newest_first: bool = True
+    ) -> Sequence[AuditEvent]:
+        """A page of events by number. One more than ``limit`` means that there are more.
+
+        Args:
+            which: of the events.
+            after: number of the last event of the page before.
+            limit: of the page.
+            newest_first: else the oldest is first: so the log can be followed from a number on, and no event is missed.
+        """
+        seq = AuditEventRow.seq
+        query = _where(which).order_by(seq.desc() if newest_first else seq).limit(limit + 1)
+        if after is not None:
+            query = query.where(seq < after if newest_first else seq > after)
+        with self._db.read() as session:
+            return [AuditEvent.model_validate(row) for row in session.scalars(query)]
+
+    def prune(self, through: int, events: int) -> int:
+        """Delete the events up to a number. The log says so, and until when: this event stays.
+
+        Args:
+            through: number of the last one.
+            events: how many they are, as their export has counted them.
+
+        Returns:
+            how many were deleted.
+
+        Raises:
+            Conflict: ``AUDIT_EXPORT_DIFFERS``: there are more or fewer up to that number, so the export is not of them.
+        """
+        upto = AuditEventRow.seq <= through
+        with self._db.write() as session:
+            found = session.scalar(select(func.count()).where(upto)) or 0
+            if found != events:
+                raise Conflict(
+                    Code.AUDIT_EXPORT_DIFFERS,
+                    f"The log has {found} events up to {through}, the export has {events}.",
+                    remedy="Export the whole log from its first event: `mens audit export`; without filters, for all tenants.",
+                    param="events",
+                )
+            last = session.scalar(select(AuditEventRow.created_at).where(AuditEventRow.seq == through))
+            said = {"events": events, "until": last.isoformat() if last else None}
+            record(session, SHARED, PRUNED, str(through), {k: {"before": v, "after": None} for k, v in said.items()})
+            session.execute(delete(AuditEventRow).where(upto))
+            return found
+
+
+def _where(which: AuditFilter) -> Select[AuditEventRow]:
+    row = AuditEventRow
+    query = select(row)
+    if which.tenant is not None:
+        query = query.where(row.tenant == which.tenant)
+    if which.action is not None:
+        query = query.where(or_(row.action == storable(which.action), row.object_type == storable(which.action)))
+    if which.actor is not None:
+        query = query.where(or_(row.actor_id == storable(which.actor), row.actor == storable(which.actor)))
+    if which.object_id is not None:
+        query = query.where(row.object_id == storable(which.object_id))
+    if which.since is not None:
+        query = query.where(row.created_at >= which.since)
+    return query if which.until is None else query.where(row.created_at < which.until)

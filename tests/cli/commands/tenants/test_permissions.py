@@ -1,0 +1,36 @@
+"""``mens permissions`` against a real API on a real socket."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from shared.database.tenancy import SHARED, Role
+from tests.support.builders import new_adapter
+from tests.support.cli_installation import CliInstallation
+
+pytestmark = pytest.mark.network
+ADAPTER = f"demo@{'a' * 64}"
+
+
+def test_adapter_is_lent_and_taken_back(installation: CliInstallation) -> None:
+    installation.register(new_adapter(ADAPTER))
+    made = installation.mens("permissions", "create", "demo@aa", "acme", "globex").splitlines()
+    assert [line.split("\t")[1] for line in made] == ["acme", "globex"]
+    installation.become("guest", "acme", Role.TRAINER)
+    assert ADAPTER in installation.mens("models"), "the other tenant has it"
+    installation.become("admin", SHARED, Role.ADMIN)
+    assert installation.mens("permissions", "delete", "demo@aa", "acme") == f"acme may not use {ADAPTER} any more."
+    left = json.loads(installation.mens("permissions", "list", "demo@aa", "--json"))
+    assert [each["project_id"] for each in left] == ["globex"]
+    installation.mens("permissions", "delete", ADAPTER, left[0]["id"])
+    assert installation.mens("permissions", "list", ADAPTER) == ""
+
+
+def test_what_is_no_tenant_and_who_has_no_permission(installation: CliInstallation) -> None:
+    installation.register(new_adapter(ADAPTER))
+    assert "No Name" in installation.mens("permissions", "create", ADAPTER, "acme", "No Name", code=2)
+    said = installation.mens("permissions", "delete", ADAPTER, "acme", code=1)
+    assert "acme has no permission" in said
+    assert f"mens permissions list {ADAPTER}" in said

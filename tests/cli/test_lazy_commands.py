@@ -1,0 +1,72 @@
+"""Commands are imported when one is called: what lists them says the same as they do, and imports none."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from cli.lazy_commands import CommandPlace, load
+from cli.main import PLACES, app
+
+IMPORTS = """
+import sys
+from typer.testing import CliRunner
+from cli.main import app
+assert CliRunner().invoke(app, ["--help"]).exit_code == 0
+listed = {"pydantic", "httpx"} & sys.modules.keys() or [name for name in sys.modules if name.startswith("cli.commands.")]
+assert not listed, listed
+"""
+
+
+def test_help_imports_no_command() -> None:
+    """What commands may not import themselves: `test_migrate.py`."""
+    assert subprocess.run([sys.executable, "-c", IMPORTS], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("place", PLACES, ids=lambda place: place.name)
+def test_summary_is_what_the_command_says_of_itself(place: CommandPlace) -> None:
+    command = load(place)
+    assert place.summary == " ".join(command.help.split("\n\n")[0].splitlines())
+    assert (command.name, command.hidden) == (place.name, place.hidden)
+    result = CliRunner().invoke(app, [place.name, "--help"])
+    assert (result.exit_code, "Usage" in result.output) == (0, True)
+
+
+def test_help_lists_every_command_that_is_not_hidden() -> None:
+    listed = {
+        line.split()[1] for line in CliRunner().invoke(app, ["--help"]).output.splitlines() if line.startswith("│")
+    }
+    assert {place.name for place in PLACES} & listed == {place.name for place in PLACES if not place.hidden}
+
+
+def complete(words: str) -> Result:
+    """What bash gets for a line whose last word is not finished."""
+    environment = {
+        "_MENS_COMPLETE": "complete_bash",
+        "COMP_WORDS": words,
+        "COMP_CWORD": str(len(words.split(" ")) - 1),
+    }
+    return CliRunner().invoke(app, [], prog_name="mens", env=environment)
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        ("mens rep", ["replicas"]),
+        ("mens al", ["aliases"]),
+        ("mens jobs wa", ["watch"]),
+        ("mens migrate openai sw", ["switch"]),
+        ("mens train --max-g", ["--max-gpu-minutes"]),
+        ("mens no-such-command x", []),
+    ],
+)
+def test_completion_knows_commands_and_what_is_below_them(words: str, found: list[str]) -> None:
+    assert complete(words).stdout.split() == found
+
+
+def test_unknown_command_gets_the_nearest() -> None:
+    result = CliRunner().invoke(app, ["job"])
+    assert (result.exit_code, "Did you mean 'jobs'" in result.output) == (2, True)

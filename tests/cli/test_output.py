@@ -1,0 +1,38 @@
+"""Tables on terminals and in pipes; sizes and times in them."""
+
+from __future__ import annotations
+
+import pytest
+
+from cli.output import format_minute, format_size, print_table
+
+ADAPTER = f"support@{'3f' * 32}"
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [(0, "0 bytes"), (999, "999 bytes"), (1000, "1.0 KB"), (2_500_000, "2.5 MB"), (5e15, "5000.0 TB")],
+)
+def test_sizes(count: float, text: str) -> None:
+    assert format_size(count) == text
+
+
+@pytest.mark.parametrize(
+    ("width", "is_table", "shown"),
+    [(200, True, ADAPTER), (80, True, f"support@{'3f' * 6}…"), (20, False, ADAPTER), (None, False, ADAPTER)],
+)
+def test_ids_of_adapters_are_short_where_a_terminal_is_narrow(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], width: int | None, is_table: bool, shown: str
+) -> None:
+    monkeypatch.setenv("TTY_COMPATIBLE", "0" if width is None else "1")
+    monkeypatch.setenv("COLUMNS", str(width or 80))
+    print_table(("receipt", "adapter"), [("receipt-01", ADAPTER)])
+    output = capsys.readouterr().out
+    assert ("│" in output, shown in output) == (is_table, True)
+
+
+@pytest.mark.parametrize(
+    ("time", "text"), [("2026-01-02T03:04:05Z", "2026-01-02 03:04"), (1767323045, "2026-01-02 03:04"), (None, "")]
+)
+def test_times(time: str | float | None, text: str) -> None:
+    assert format_minute(time) == text

@@ -1,0 +1,151 @@
+"""A hub on loopback: the requests by which its own client makes a repository, commits to it and downloads it again.
+
+As `huggingface_hub` sends them: ``create``, ``validate-yaml``, ``preupload``, the LFS batch with upload and verification, and the commit,
+a line of JSON an operation. Large files are committed by digest, so a commit that names one which was not uploaded is refused.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import urlsplit
+
+import yaml
+
+TOKEN = "hf_loopback"
+
+
+@dataclass
+class Hub:
+    """What the hub holds.
+
+    Attributes:
+        repositories: files by name, by repository.
+        large: uploaded objects by digest.
+        commits: summary and number of operations of each commit, in order.
+        agents: ``User-Agent`` of the commits.
+    """
+
+    url: str = ""
+    repositories: dict[str, dict[str, bytes]] = field(default_factory=dict)
+    private: set[str] = field(default_factory=set)
+    large: dict[str, bytes] = field(default_factory=dict)
+    commits: list[tuple[str, int]] = field(default_factory=list)
+    agents: list[str] = field(default_factory=list)
+
+    def answer(self, method: str, path: str, body: bytes, agent: str) -> tuple[int, Any]:
+        """Status and content: an object becomes JSON, bytes are a file."""
+        parts = path.strip("/").split("/")
+        match method, parts:
+            case "POST", ["api", "repos", "create"]:
+                return self._create(json.loads(body))
+            case "POST", ["api", "validate-yaml"]:
+                front = yaml.safe_load(json.loads(body)["content"].split("---\n")[1])
+                return 200 if isinstance(front, dict) else 400, {"errors": [], "warnings": []}
+            case "POST", ["api", "models", owner, name, "preupload", "main"]:
+                return self._preupload(f"{owner}/{name}", json.loads(body))
+            case "POST", [_, _, "info", "lfs", "objects", "batch"]:
+                return 200, {"transfer": "basic", "objects": [self._upload(one) for one in json.loads(body)["objects"]]}
+            case "PUT", ["objects", digest]:
+                self.large[digest] = body
+                return 200 if hashlib.sha256(body).hexdigest() == digest else 400, {}
+            case "POST", ["verify"]:
+                asked = json.loads(body)
+                return (200 if len(self.large.get(asked["oid"], b"")) == asked["size"] else 422), {}
+            case "POST", ["api", "models", owner, name, "commit", "main"]:
+                self.agents.append(agent)
+                return self._commit(f"{owner}/{name}", [json.loads(line) for line in body.splitlines()])
+        return 404, {"error": f"{method} {path}"}
+
+    def _create(self, asked: dict[str, Any]) -> tuple[int, Any]:
+        name = f"{asked['organization']}/{asked['name']}"
+        if name in self.repositories:
+            return 409, {"error": "You already created this model repo", "url": f"{self.url}/{name}"}
+        self.repositories[name] = {}
+        self.private |= {name} if asked.get("visibility") == "private" else set()
+        return 200, {"url": f"{self.url}/{name}", "name": name, "id": "0"}
+
+    def _preupload(self, repository: str, asked: dict[str, Any]) -> tuple[int, Any]:
+        if repository not in self.repositories:
+            return 404, {"error": "Repository not found"}
+        modes = {True: "lfs", False: "regular"}
+        return 200, {
+            "files": [
+                {"path": one["path"], "uploadMode": modes[one["path"].endswith(".safetensors")], "shouldIgnore": False}
+                for one in asked["files"]
+            ]
+        }
+
+    def _upload(self, asked: dict[str, Any]) -> dict[str, Any]:
+        actions = {"upload": {"href": f"{self.url}/objects/{asked['oid']}"}, "verify": {"href": f"{self.url}/verify"}}
+        return asked | {"actions": actions}
+
+    def _commit(self, repository: str, operations: list[dict[str, Any]]) -> tuple[int, Any]:
+        header, *changes = operations
+        files = dict(self.repositories[repository])
+        for change in changes:
+            value = change["value"]
+            if change["key"] == "file":
+                files[value["path"]] = base64.b64decode(value["content"])
+            elif value["oid"] in self.large:
+                files[value["path"]] = self.large[value["oid"]]
+            else:
+                return 422, {"error": f"{value['oid']} was not uploaded"}
+        self.repositories[repository] = files
+        self.commits.append((header["value"]["summary"], len(changes)))
+        oid = hashlib.sha1(json.dumps(operations).encode()).hexdigest()
+        return 200, {"commitUrl": f"{self.url}/{repository}/commit/{oid}", "commitOid": oid, "success": True}
+
+
+@contextmanager
+def hub_server() -> Iterator[Hub]:
+    """A hub that serves until the block ends; requests without ``TOKEN`` are refused."""
+    hub = Hub()
+
+    class HubHandler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def _respond(self) -> None:
+            body = self._body()
+            needs_token = not self.path.startswith("/objects/")
+            if needs_token and self.headers.get("Authorization") != f"Bearer {TOKEN}":
+                status, value = 401, {"error": "Invalid credentials"}
+            else:
+                status, value = hub.answer(
+                    self.command, urlsplit(self.path).path, body, self.headers.get("User-Agent", "")
+                )
+            content = json.dumps(value).encode()
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+        def _body(self) -> bytes:
+            if self.headers.get("Transfer-Encoding") != "chunked":
+                return self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            body = b""
+            while size := int(self.rfile.readline(), 16):
+                body += self.rfile.read(size)
+                self.rfile.readline()
+            self.rfile.readline()
+            return body
+
+        do_GET = do_POST = do_PUT = _respond
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), HubHandler) as server:
+        hub.url = f"http://127.0.0.1:{server.server_address[1]}"
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+        try:
+            yield hub
+        finally:
+            server.shutdown()

@@ -1,0 +1,233 @@
+"""docs/runbook.md, made from the error tree: which class raises a code says who can act, its section where to look, docs/errors.md what to do.
+
+``MENS_UPDATE_GOLDEN=1 pytest tests/test_runbook.py`` writes the page.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+from api.errors import STATUS
+from shared import errors
+from shared.errors import Code, MensError
+
+ROOT = Path(__file__).resolve().parents[2]
+TIERS = ("api", "worker", "serving", "shared", "cli")
+OPERATORS = (errors.Unavailable, errors.ArtifactInvalid, errors.JobFailed, errors.LeaseLost, errors.MensError)
+"""Classes whose codes an operator may have to act on; the others say what was wrong with a request."""
+WHO = {
+    errors.Unavailable: "the operator; callers try again",
+    errors.ArtifactInvalid: "the operator, or who made the artifact",
+    errors.JobFailed: "the job's owner; the operator where several tenants have it",
+    errors.LeaseLost: "no one: the stale attempt stops by itself",
+    errors.MensError: "the operator",
+    errors.InvalidRequest: "the caller",
+    errors.ContractRejected: "the caller",
+    errors.DatasetInvalid: "the caller",
+    errors.TooLarge: "the caller",
+    errors.Unauthenticated: "the caller; an admin of its tenant gives keys",
+    errors.Forbidden: "the caller; an admin or operator gives rights and quotas",
+    errors.TooMany: "the caller waits; an operator raises limits",
+    errors.TooSlow: "the caller, or the network between",
+    errors.NotFound: "the caller",
+    errors.Conflict: "the caller",
+}
+LOOK_AT = {
+    "requests": "the API's log, by the request's id",
+    "files and data": "the job's events: `mens jobs show ID`",
+    "data and templates": "the base's tokenizer and template, the job's events: `mens jobs show ID`",
+    "models, contracts": "`mens base list`, the catalogue, the API's and the worker's environment",
+    "model preflight": "the base's folder or snapshot, `mens base list`",
+    "gates": "the job's error, `mens plan`",
+    "jobs": "`mens jobs show ID`; `engine.log` of its run ([runs](runs.md))",
+    "adapters": "`mens models show ID`, the replica's log, `mens storage verify`",
+    "merge": "`mens jobs show ID`, the files that the message names, `mens storage verify`",
+    "export": "the machine where `mens adapter export` ran",
+    "parts of the system": "`mens replicas`, `/ready` of the API, the logs of the part",
+    "graders": "the run's items: `mens eval show`; the worker's log",
+    "checkers of languages": "the package with the checker on that machine",
+    "scorecards": "the scorecard's file",
+    "evaluations": "`mens jobs show ID` of the run's job, the worker's log",
+    "benchmark suites": "the output of `mens eval suites`, `suites` in `MENS_HOME`",
+    "leaving another provider": "the archive's folder, the command's output",
+}
+"""Where to look, by the section of the enumeration that a code stands in."""
+LOOK_AT_CODE = {
+    Code.INTERNAL_ERROR: "the API's or worker's log: `unexpected error in`, with the traceback; MensInternalErrors",
+    Code.CONNECTIONS_LIMITED: "`MENS_MAX_CONNECTIONS`, who holds connections, MensQuotaHit",
+    Code.DATABASE_UNAVAILABLE: "the database, its connections, its disk; MensDatabaseUnreachable",
+    Code.STORAGE_FULL: "the disk of `MENS_STORAGE_DIR`, `MENS_RUNS_DIR` or `MENS_CACHE_DIR`; `mens retention`",
+    Code.STORAGE_OBJECT_MISSING: "`mens storage verify`; what every tier has as its storage",
+    Code.STORAGE_UNAVAILABLE: "the object store and the way to it",
+    Code.STORAGE_DENIED: "the credentials of that process ([storage](storage.md#permissions))",
+    Code.STORAGE_BUCKET_NOT_FOUND: "`MENS_S3_…` of that process",
+    Code.SERVING_UNAVAILABLE: "`mens replicas`, the replicas' logs; MensNoReplica",
+    Code.SERVING_REFUSED: "the replica's log, for the adapter's id; MensAdaptersRefused",
+    Code.SERVING_FAILED: "the replica's log, by the request's id",
+    Code.SANDBOX_UNAVAILABLE: "`GET /v1/capabilities`, `MENS_SANDBOX`, the kernel's user namespaces",
+    Code.OUT_OF_MEMORY: "`memory` in the run's `run_summary.json`: predicted and peak",
+    Code.TRAINER_KILLED: "the machine's memory and the kernel's log",
+    Code.TRAINER_ORPHANED: "the worker's way to the database",
+    Code.LEASE_EXPIRED: "that worker's machine; MensWorkersDying",
+    Code.BASE_NOT_FETCHED: "`MENS_FETCH_BASES`, the hub's cache of the API",
+    Code.HUB_UNAVAILABLE: "the way to the hub from that machine, `HF_HOME`, `HF_TOKEN`",
+}
+"""Where a section says too little."""
+INDIRECT: dict[type[MensError], tuple[Code, ...]] = {
+    errors.InvalidRequest: (
+        Code.GRAMMAR_TOO_COSTLY, Code.REQUEST_REJECTED, Code.CONTEXT_LENGTH_EXCEEDED, Code.TASK_UNSUPPORTED, Code.METHOD_NOT_ALLOWED,
+    ),
+    errors.JobFailed: (
+        Code.WALL_CLOCK_CAP_EXCEEDED, Code.GPU_BUDGET_EXCEEDED, Code.TIME_LIMIT_EXCEEDED,
+        Code.ADAPTER_NO_EFFECT, Code.ADAPTER_TEMPLATE_MISMATCH, Code.ADAPTER_PARITY_FAILED, Code.GRADER_FAILED,
+    ),
+    errors.ArtifactInvalid: (
+        Code.ADAPTER_UNSIGNED, Code.ADAPTER_SIGNATURE_INVALID, Code.MODEL_UNSIGNED, Code.MODEL_SIGNATURE_INVALID,
+        Code.MERGE_BASE_SHARD_NOT_FOUND, Code.MERGE_ADAPTER_NOT_FOUND, Code.MERGE_META_NOT_FOUND,
+    ),
+}  # fmt: skip
+"""Codes that reach their error through a table or a tuple, by its class."""
+RULES = {"Refusal": errors.ContractRejected}
+"""Calls that take a code and are raised as an error later, by their name."""
+CALL = re.compile(r"\b(\w+)\(\s*(?:code=)?Code\.([A-Z0-9_]+)\b")
+MAKER = re.compile(r"def (\w+)\([^)]*\) -> (\w+):")
+ROW = re.compile(r"^\| `([A-Z0-9_]+)` \| (.+?) \| (.+?) \|$", re.MULTILINE)
+
+
+class Entry(NamedTuple):
+    """What the error tree and docs/errors.md say of a code."""
+
+    code: Code
+    kinds: tuple[type[MensError], ...]
+    happened: str
+    remedy: str
+    section: str
+
+    @property
+    def look_at(self) -> str:
+        """Where an operator finds out more."""
+        return LOOK_AT_CODE.get(self.code) or LOOK_AT[self.section]
+
+
+@cache
+def classes() -> dict[str, type[MensError]]:
+    """The classes of the tree by their names."""
+    return {name: kind for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, MensError)}
+
+
+@cache
+def kinds_by_code() -> Mapping[Code, set[type[MensError]]]:
+    """Classes that raise each code, as the sources of all tiers say."""
+    found: dict[Code, set[type[MensError]]] = defaultdict(set)
+    for kind, codes in INDIRECT.items():
+        for code in codes:
+            found[code].add(kind)
+    for text in _sources():
+        makers = {**_shared_makers(), **_makers(text), **RULES, **classes()}
+        for name, code in CALL.findall(text):
+            if name in makers:
+                found[Code(code)].add(makers[name])
+    return dict(found)
+
+
+@cache
+def entries() -> tuple[Entry, ...]:
+    """An entry for each code, in the order of the enumeration."""
+    documented = {code: (happened, remedy) for code, happened, remedy in ROW.findall(_read("docs/errors.md"))}
+    sections, kinds = _sections(), kinds_by_code()
+    order = list(classes().values())
+    return tuple(
+        Entry(code, tuple(sorted(kinds.get(code, ()), key=order.index)), *documented[str(code)], sections[code])
+        for code in Code
+    )
+
+
+def page() -> str:
+    """The text of docs/runbook.md."""
+    found = entries()
+    parts = [HEAD, _classes_table()]
+    for kind in OPERATORS:
+        own = [entry for entry in found if kind in entry.kinds]
+        if own:
+            parts.append(_operators_table(kind, own))
+    parts.append(_callers_list([entry for entry in found if not set(entry.kinds) & set(OPERATORS)]))
+    return "\n".join(parts)
+
+
+HEAD = """# Runbook by error code
+
+Made from the error tree (`shared/errors.py`), its sections and [errors](errors.md) by `tests/support/runbook.py`; a test fails where they differ. A code is in
+an error's JSON, in a failed job's `error`, in the logs, and counted: `mens_api_refusals_total` by code for requests, `mens_attempt_failures_total` for jobs
+([metrics](metrics.md)). The class of an error says who can act, and whether the same may succeed later; an error itself may say otherwise, in `retryable`.
+"""
+
+
+def _classes_table() -> str:
+    lines = ["| class | HTTP | who acts | worth a retry |", "|---|---|---|---|"]
+    for kind, who in WHO.items():
+        status = STATUS.get(kind)
+        lines.append(
+            f"| {kind.__name__} | {status.value if status else 500} | {who} | {_yes(kind.default_retryable)} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def _operators_table(kind: type[MensError], found: Iterable[Entry]) -> str:
+    lines = [f"## {kind.__name__}: {WHO[kind]}\n", "| code | what happened | look at | then |", "|---|---|---|---|"]
+    lines += [f"| `{entry.code}` | {entry.happened} | {entry.look_at} | {entry.remedy} |" for entry in found]
+    return "\n".join(lines) + "\n"
+
+
+def _callers_list(found: Iterable[Entry]) -> str:
+    lines = [
+        "## Codes that a caller acts on\n",
+        "An operator has nothing to do; the error's remedy, and [errors](errors.md), say what the caller has to change.\n",
+    ]
+    sections: dict[str, list[str]] = defaultdict(list)
+    for entry in found:
+        sections[entry.section].append(f"`{entry.code}`")
+    lines += [f"- {section}: {', '.join(codes)}" for section, codes in sections.items()]
+    return "\n".join(lines) + "\n"
+
+
+def _yes(value: bool) -> str:
+    return "yes" if value else "no"
+
+
+def _sections() -> dict[Code, str]:
+    """The comment above each code in the enumeration."""
+    body = _read("shared/errors.py").partition("class Code(StrEnum):")[2].partition("\nclass ")[0]
+    section, found = "", {}
+    for line in body.splitlines():
+        if line.startswith("    # "):
+            section = line.removeprefix("    # ")
+        elif name := re.match(r"    ([A-Z0-9_]+) = ", line):
+            found[Code(name[1])] = section
+    return found
+
+
+@cache
+def _sources() -> tuple[str, ...]:
+    texts = (path.read_text() for tier in TIERS for path in (ROOT / tier).rglob("*.py"))
+    return tuple(text for text in texts if "Code." in text)
+
+
+def _makers(text: str) -> dict[str, type[MensError]]:
+    """Functions that make an error, by its class."""
+    return {name: classes()[kind] for name, kind in MAKER.findall(text) if kind in classes()}
+
+
+@cache
+def _shared_makers() -> dict[str, type[MensError]]:
+    """Those for several modules; private ones count in their own."""
+    found = {name: kind for text in _sources() for name, kind in _makers(text).items()}
+    return {name: kind for name, kind in found.items() if not name.startswith("_")}
+
+
+def _read(path: str) -> str:
+    return (ROOT / path).read_text()
