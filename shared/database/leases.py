@@ -136,8 +136,9 @@ class Leases:
             row.stage = stage or row.stage
             row.progress = {**row.progress, **(progress or {})}
             if preflight is not None:
-                # What only the submission knew stays: the sources of the contract's values.
-                row.preflight = row.preflight | preflight
+                # What only the submission knew stays: the sources of the contract's values, and its notes, e.g. on the alias's policy.
+                notes = dict.fromkeys([*row.preflight.get("notes", []), *preflight.get("notes", [])])
+                row.preflight = row.preflight | preflight | {"notes": list(notes)}
             row.version += 1
             add_events(session, row, self._db.now(session), *events)
 

@@ -137,7 +137,7 @@ def locate_inputs(attempt: Attempt, plan: ExecutionPlan) -> Iterator[TrainingInp
 
 
 def check_inputs(attempt: Attempt, run: TrainingRun) -> None:
-    """Repeat the preflight on every row and on this machine's own files; its record replaces the API's.
+    """Repeat the preflight on every row and on this machine's own files; its findings replace those of the API, whose notes stay.
 
     Raises:
         MensError: the code of the first thing that makes the job impossible.

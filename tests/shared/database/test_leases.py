@@ -158,6 +158,17 @@ def test_report_merges_progress_and_keeps_the_stage(jobs: Jobs, leases: Leases) 
     assert jobs.events(job.id)[-1].message == "two"
 
 
+def test_report_of_a_preflight_keeps_what_only_the_submission_knew(jobs: Jobs, leases: Leases) -> None:
+    known = {
+        "notes": ["2 rows are alike.", "A policy governs the alias."],
+        "sources": {"exec.epochs": "auto"},
+        "rows": 3,
+    }
+    lease = claimed(jobs, leases, preflight=known)
+    leases.report(lease, preflight={"notes": ["2 rows are alike.", "No GPU."], "rows": 4}, events=[])
+    assert jobs.preflight(lease.job.id) == known | {"notes": [*known["notes"], "No GPU."], "rows": 4}
+
+
 # -- the end of an attempt ----------------------------------------------------------------------------------------
 
 
