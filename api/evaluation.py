@@ -28,12 +28,14 @@ from shared.evaluation.types import (
     FileContent,
     FileId,
     JsonlSource,
+    MessageTemplate,
     RunSpec,
     SourceItem,
     StoredConfig,
     StoredSource,
 )
 from shared.graders.grading import check_runnable
+from shared.graders.model_graders import check_text_alone
 from shared.graders.types import PythonGrader
 from shared.hashing import digest_json
 from shared.sandbox.client import Sandbox
@@ -76,6 +78,7 @@ def submit_run(
     source = _supported_source(spec, run)
     targets, base_model = _models(services, view, spec, run)
     _check_criteria(services, spec)
+    _check_prompt(run)
     with _stored_items(services, view, source) as (file, inline):
         report = _check_items(services, file, inline, spec, run)
         items = PlannedItems(file_id=file.id, sha256=file.sha256, count=report.count, inline=inline is not None)
@@ -224,6 +227,21 @@ def _check_criteria(services: Services, spec: EvalSpec) -> None:
             except InvalidRequest as error:
                 error.param = f"testing_criteria.{number}"
                 raise
+
+
+def _check_prompt(run: RunSpec) -> None:
+    """Whether the models here can read what a run shows them, whatever the item.
+
+    Raises:
+        InvalidRequest: ``GRADER_UNSUPPORTED``.
+    """
+    prompt = None if isinstance(run.data_source, JsonlSource) else run.data_source.input_messages
+    for turn in prompt.template if isinstance(prompt, MessageTemplate) else ():
+        try:
+            check_text_alone(turn)
+        except InvalidRequest as error:
+            error.param = "data_source.input_messages"
+            raise
 
 
 @contextmanager

@@ -9,10 +9,10 @@ from shared.errors import Code, InvalidRequest
 from shared.evaluation.types import Criterion, CustomConfig, DataSourceConfig, EvalSpec
 from shared.graders.checks import Schema
 from shared.graders.grading import check_runnable
+from shared.graders.model_graders import message_templates
 from shared.graders.templates import Path, paths_of
 from shared.graders.types import (
     CodeCheck,
-    GraderMessage,
     LabelModel,
     PassAtKCheck,
     PythonGrader,
@@ -141,12 +141,6 @@ def _templates(criterion: Criterion) -> Iterator[str]:
         yield criterion.mens.input
     elif isinstance(criterion, PythonGrader) and isinstance(criterion.mens, PassAtKCheck):
         yield from _templates(criterion.mens.of)
-
-
-def message_templates(turn: GraderMessage) -> Iterator[str]:
-    """The templates of a message, one of each part."""
-    parts = turn.content if isinstance(turn.content, list) else [turn.content]
-    yield from (part if isinstance(part, str) else part.text for part in parts)
 
 
 def _leads_somewhere(root: Mapping[str, Any], schema: Any, path: Path, references: int = 0) -> bool:

@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from shared.errors import Code, InvalidRequest, JobFailed
-from shared.evaluation.criteria import message_templates
 from shared.evaluation.plan import Endpoint, EvaluationPlan, ModelTarget
 from shared.evaluation.types import InputMessages, MessageTemplate
 from shared.graders.grading import make_sample
-from shared.graders.model_graders import message_text
+from shared.graders.model_graders import message_templates, message_text
 from shared.graders.templates import Path, parse_path, paths_of, value_at
 
 ROUTES: dict[Endpoint, str] = {"chat": "/v1/chat/completions", "responses": "/v1/responses"}
@@ -35,7 +34,8 @@ def messages_of(prompt: InputMessages, item: Mapping[str, Any]) -> list[dict[str
     """The messages that a model is asked for an item.
 
     Raises:
-        InvalidRequest: ``GRADER_VARIABLE_INVALID``: a path leads nowhere. ``EVAL_ITEMS_INVALID``: what the item has there are no
+        InvalidRequest: ``GRADER_VARIABLE_INVALID``: a path leads nowhere. ``GRADER_UNSUPPORTED``: an image or a recording.
+            ``EVAL_ITEMS_INVALID``: what the item has there are no
             messages.
     """
     if isinstance(prompt, MessageTemplate):

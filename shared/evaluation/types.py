@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
 from shared.graders.types import (
     GraderMessage,
@@ -123,7 +123,10 @@ class Sampling(GraderValue):
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     seed: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None
-    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    # OpenAI's own example of a run has the spelling of its graders.
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = Field(
+        None, validation_alias=AliasChoices("max_completion_tokens", "max_completions_tokens")
+    )
     reasoning_effort: str | None = None
     tools: list[dict[str, Any]] | None = None
 

@@ -15,7 +15,7 @@ from shared.errors import Code, InvalidRequest
 from shared.graders.checks import Schema, matches, parse_json, tool_calls_are_valid, tool_calls_equal
 from shared.graders.code_checks import passes_code_check
 from shared.graders.formula import Formula
-from shared.graders.model_graders import Ask, judge_request, score_of
+from shared.graders.model_graders import Ask, check_text_alone, judge_request, score_of
 from shared.graders.pass_at_k import pass_at_k
 from shared.graders.templates import render
 from shared.graders.text_similarity import similarity
@@ -106,6 +106,9 @@ def check_runnable(grader: Grader, sandbox: Sandbox | None = None) -> None:
     elif isinstance(grader, TextSimilarity) and grader.evaluation_metric in {"cosine", "meteor"}:
         # Whether there is WordNet shows when it is looked into.
         similarity(grader.evaluation_metric, "a", "b")
+    elif isinstance(grader, ScoreModel | LabelModel):
+        for turn in grader.input:
+            check_text_alone(turn)
 
 
 def _needed(sandbox: Sandbox | None, grader: PythonGrader) -> Sandbox:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from shared.errors import Code, InvalidRequest
 from shared.graders.checks import parse_json
 from shared.graders.templates import render
-from shared.graders.types import GraderMessage, LabelModel, ScoreModel
+from shared.graders.types import GraderMessage, LabelModel, ScoreModel, TextPart
 
 Values = Mapping[str, Any]
 Ask = Callable[[dict[str, Any]], dict[str, Any]]
@@ -20,7 +20,7 @@ def judge_request(grader: ScoreModel | LabelModel, item: Values, sample: Values)
     """The chat request of a grader, whose answer is held to a JSON Schema.
 
     Raises:
-        InvalidRequest: as :func:`shared.graders.templates.render`.
+        InvalidRequest: as :func:`message_text`.
     """
     is_score = isinstance(grader, ScoreModel)
     result = {"type": "number"} if isinstance(grader, ScoreModel) else {"type": "string", "enum": grader.labels}
@@ -50,10 +50,32 @@ def message_text(turn: GraderMessage, item: Values, sample: Values) -> str:
     """A message's text, its parts joined and filled in.
 
     Raises:
-        InvalidRequest: as :func:`shared.graders.templates.render`.
+        InvalidRequest: as :func:`shared.graders.templates.render` and :func:`check_text_alone`.
     """
-    parts = turn.content if isinstance(turn.content, list) else [turn.content]
-    return "".join(render(part if isinstance(part, str) else part.text, item, sample) for part in parts)
+    check_text_alone(turn)
+    return "".join(render(template, item, sample) for template in message_templates(turn))
+
+
+def message_templates(turn: GraderMessage) -> Iterator[str]:
+    """The templates of a message, one of each part."""
+    yield from (part if isinstance(part, str) else part.template for part in turn.parts)
+
+
+def check_text_alone(turn: GraderMessage) -> None:
+    """Whether a message can be read: all models here are of text.
+
+    Raises:
+        InvalidRequest: ``GRADER_UNSUPPORTED``: it has an image or a recording.
+    """
+    for part in turn.parts:
+        if not isinstance(part, str | TextPart):
+            what = "an image" if part.type == "input_image" else "a recording"
+            raise InvalidRequest(
+                Code.GRADER_UNSUPPORTED,
+                f"A message of the role {turn.role} has {what}, and the models here read text alone.",
+                remedy="Say in words what is to be seen or heard.",
+                param="input",
+            )
 
 
 def score_of(grader: ScoreModel | LabelModel, completion: Values) -> float:

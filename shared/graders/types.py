@@ -72,18 +72,64 @@ class TextSimilarity(NamedGrader):
 
 
 class TextPart(GraderValue):
-    """A text of a message. Images and audio are refused: no grader here has an eye or an ear."""
+    """A text of a message."""
 
     type: Literal["input_text", "output_text", "text"]
     text: Template
+
+    @property
+    def template(self) -> str:
+        """What is filled in."""
+        return self.text
+
+
+class ImagePart(GraderValue):
+    """An image of a message. It is well-formed, and can be kept; no model here sees, so it is refused when it is to be shown."""
+
+    type: Literal["input_image"]
+    image_url: Template
+    file_id: str | None = None
+    detail: str | None = None
+
+    @property
+    def template(self) -> str:
+        """What would be filled in."""
+        return self.image_url
+
+
+class AudioData(GraderValue):
+    """A recording."""
+
+    data: Template = Field(description="Base64.")
+    format: Literal["mp3", "wav"]
+
+
+class AudioPart(GraderValue):
+    """A recording in a message; as with an image, no model here hears it."""
+
+    type: Literal["input_audio"]
+    input_audio: AudioData
+
+    @property
+    def template(self) -> str:
+        """What would be filled in."""
+        return self.input_audio.data
+
+
+Part = Annotated[TextPart | ImagePart | AudioPart, Field(discriminator="type")]
 
 
 class GraderMessage(GraderValue):
     """A message to the model that judges."""
 
     role: Literal["user", "assistant", "system", "developer"]
-    content: Template | TextPart | list[TextPart | Template]
+    content: Template | Part | list[Template | Part]
     type: Literal["message"] = "message"
+
+    @property
+    def parts(self) -> list[str | TextPart | ImagePart | AudioPart]:
+        """What it is made of, one or several."""
+        return [*self.content] if isinstance(self.content, list) else [self.content]
 
 
 class SamplingParams(GraderValue):

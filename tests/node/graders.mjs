@@ -1,11 +1,12 @@
-// OpenAI's Node client runs and validates graders, and lends a tuned model's checkpoint to another project.
+// OpenAI's Node client runs and validates graders of all six types, and lends a tuned model's checkpoint to another project.
+// The published examples of graders are in examples.mjs.
 //
-//   OPENAI_BASE_URL=… OPENAI_API_KEY=… node graders.mjs CHECKPOINT PROJECT
+//   OPENAI_BASE_URL=… OPENAI_API_KEY=… node graders.mjs CHECKPOINT PROJECT JUDGE
 
 import assert from "node:assert/strict";
 import OpenAI from "openai";
 
-const [checkpoint, project] = process.argv.slice(2);
+const [checkpoint, project, judge] = process.argv.slice(2);
 const client = new OpenAI({ maxRetries: 0 });
 const { graders } = client.fineTuning.alpha;
 // The client sends its admin key to these routes, and no other; here a key of the role admin is one.
@@ -35,6 +36,29 @@ async function running() {
   assert.deepEqual([unknown.reward, unknown.metadata.errors.invalid_variable_error], [0, true]);
 }
 
+async function running_code() {
+  const grader = { type: "python", name: "length", source: "def grade(sample, item):\n    return len(sample['output_text']) / item['length']" };
+  assert.equal((await graders.run({ grader, model_sample: "abc", item: { length: 4 } })).reward, 0.75);
+  const failed = await graders.run({ grader, model_sample: "abc", item: {} });
+  assert.deepEqual([failed.reward, failed.metadata.errors.python_grader_runtime_error], [0, true]);
+  assert.match(failed.metadata.errors.python_grader_runtime_error_details, /KeyError/);
+}
+
+// A tiny model judges: what it says is by chance, but held to the form of a judgement, unless it is cut off.
+async function asking() {
+  const input = [{ role: "user", content: "Is this good? {{ sample.output_text }}" }];
+  const sampling_params = { temperature: 0, seed: 1, max_completions_tokens: 200 };
+  const score = { type: "score_model", name: "score", model: judge, input, range: [1, 5], sampling_params };
+  const label = { type: "label_model", name: "label", model: judge, input, labels: ["good", "bad"], passing_labels: ["good"], sampling_params };
+  for (const grader of [score, label]) {
+    const { reward, metadata } = await graders.run({ grader, model_sample: "It is.", item: {} });
+    const flags = Object.keys(metadata.errors).filter((name) => metadata.errors[name] === true);
+    assert.ok(flags.length === 0 || flags[0] === "model_grader_parse_error", flags);
+    assert.ok(flags.length ? reward === 0 : grader === score ? reward >= 1 && reward <= 5 : [0, 1].includes(reward), reward);
+    assert.deepEqual([metadata.sampled_model_name, metadata.type], [judge, grader.type]);
+  }
+}
+
 async function validating() {
   // OpenAI's own example leaves the name out: it is the type then.
   const unnamed = { type: "string_check", input: "{{ sample.output_text }}", reference: "b", operation: "like" };
@@ -60,6 +84,8 @@ async function lending() {
 }
 
 await running();
+await running_code();
+await asking();
 await validating();
 await lending();
 console.log("all is well");

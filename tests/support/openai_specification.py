@@ -25,6 +25,9 @@ NULL_TOO = {
 }
 """Fields that are null at OpenAI although the document gives them another type alone, with the reason."""
 
+EVAL_MESSAGE = {"$ref": "#/components/schemas/EvalItem"}
+"""One of several schemas of which the document wants exactly one of a message: that of its own example, a role and a text, is of two."""
+
 
 class Loader(yaml.CSafeLoader):
     """Reads what JSON has: dates stay texts."""
@@ -106,6 +109,8 @@ def _as_openapi_31(node: Any) -> Any:
     if not isinstance(node, dict):
         return node
     part = {key: _as_openapi_31(value) for key, value in node.items()}
+    if EVAL_MESSAGE in part.get("oneOf", ()):
+        part["anyOf"] = part.pop("oneOf")
     if part.get("exclusiveMinimum") is True:
         part["exclusiveMinimum"] = part.pop("minimum")
     return {"anyOf": [part, {"type": "null"}]} if part.pop("nullable", None) is True else part

@@ -45,7 +45,7 @@ def test_node_client_runs_an_eval(installation: Installation) -> None:
 
 def test_node_client_runs_graders_and_lends_a_checkpoint(installation: Installation, assistant: str) -> None:
     adapter_id = installation.call("GET", f"/v1/adapters/{assistant}")["id"]
-    assert run(installation, "graders.mjs", adapter_id, "borrower") == "all is well\n"
+    assert run(installation, "graders.mjs", adapter_id, "borrower", BASE) == "all is well\n"
 
 
 def test_program_tunes_under_openais_name_of_a_base(installation: Installation) -> None:

@@ -13,8 +13,7 @@ from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from openai import OpenAI
 
-from shared.checkers.contained import ContainedCheckers
-from shared.database.evaluation.items import EvalItems, NewItem
+from shared.database.evaluation.items import EvalItems
 from shared.database.job_states import JobState
 from shared.database.leases import Leases
 from shared.database.names.aliases import Actor
@@ -22,12 +21,9 @@ from shared.database.names.foreign_names import ForeignNames
 from shared.database.routing import StandsFor
 from shared.database.tenancy import Role
 from shared.errors import Code
-from shared.evaluation.plan import EvaluationPlan
-from shared.evaluation.results import Totals, outcome_of
-from shared.evaluation.types import SourceItem
 from tests.support.asgi_server import serve
 from tests.support.builders import BASE
-from worker.evaluation.answers import Tools, judge_item
+from tests.support.eval_worker import StrictClient, work
 
 pytestmark = pytest.mark.network
 
@@ -58,21 +54,6 @@ def asking(rows: list[dict[str, Any]] = ROWS, **changes: Any) -> Any:
     return {**source, "source": {"type": "file_content", "content": rows}, **changes}
 
 
-class StrictClient(OpenAI):
-    """The stock client, strict but for two values that its types do not take, though OpenAI's server sends the one and takes the
-    other: an ``error`` that is null, and a file's purpose ``evals``.
-    """
-
-    def _process_response_data(self, *, data: Any, **named: Any) -> Any:
-        for found in data.get("data", [data]) if isinstance(data, dict) else ():
-            if found.get("purpose") == "evals":
-                found["purpose"] = "user_data"
-            for holder in (found, found.get("sample")):
-                if isinstance(holder, dict) and holder.get("error", "") is None:
-                    holder["error"] = {"code": "", "message": ""}
-        return super()._process_response_data(data=data, **named)
-
-
 @pytest.fixture
 def open_client(app: FastAPI) -> Iterator[Callable[[str], OpenAI]]:
     """Makes stock clients with trainers' keys of tenants."""
@@ -97,35 +78,6 @@ def make_eval(client: OpenAI, *criteria: dict[str, Any], **config: Any) -> str:
         testing_criteria=[*(criteria or (EQUALS,))],
     )
     return made.id
-
-
-def work(app: FastAPI, run_id: str, answer: Callable[[str], str] = str, *, finish: bool = True) -> None:
-    """Do a worker's work on a run: each model answers with a function of the question."""
-    services = app.state.services
-    leases = Leases(services.database, 60.0)
-    lease = leases.claim(run_id, "worker-1")
-    assert lease
-    plan = EvaluationPlan.model_validate(lease.job.plan)
-    totals, results = Totals.of(plan), []
-
-    def post(path: str, body: dict[str, Any]) -> dict[str, Any]:
-        text = answer(body["messages"][-1]["content"])
-        usage = {"prompt_tokens": 3, "completion_tokens": 1, "total_tokens": 4}
-        return {"choices": [{"message": {"content": text}, "finish_reason": "stop"}], "usage": usage}
-
-    with services.storage.local_file(plan.items.sha256) as path:
-        rows = [json.loads(line) for line in path.read_bytes().splitlines()]
-    for number, row in enumerate(rows):
-        judged = judge_item(plan, post, Tools(ContainedCheckers()), number, 0, SourceItem(**row))
-        totals.add(judged.result, judged.judges)
-        results.append(judged.result)
-    items = [
-        NewItem(position=result.item_index, status=result.status, result=result.model_dump(mode="json"))
-        for result in results
-    ]
-    leases.store_items(lease, run_id, items, totals.model_dump(mode="json"))
-    if finish:
-        leases.finish(lease, outcome_of(run_id, plan, totals, results).as_dict())
 
 
 def refused(call: Callable[..., Any], *arguments: Any, **named: Any) -> dict[str, Any]:
@@ -338,6 +290,7 @@ BAD_RUNS: list[tuple[str, dict[str, Any], dict[str, Any], int, str, str]] = [
     ("rows without answers", {"type": "jsonl", "source": {"type": "file_content", "content": ROWS}}, {}, 400, "EVAL_ITEMS_INVALID", "data_source.source.content.0"),
     ("an unknown file", {"type": "jsonl", "source": {"type": "file_id", "id": "file-1"}}, {}, 404, "FILE_NOT_FOUND", "data_source.source.id"),
     ("stored completions", asking(source={"type": "stored_completions", "limit": 3}), {}, 400, "DATA_SOURCE_UNSUPPORTED", "data_source.source.type"),
+    ("a prompt with an image", asking(input_messages={"type": "template", "template": [{"role": "user", "content": [{"type": "input_image", "image_url": "https://example.com/a.png"}]}]}), {}, 400, "GRADER_UNSUPPORTED", "data_source.input_messages"),
     ("tools that are none", asking(sampling_params={"tools": [{"type": "web"}]}), {}, 400, "", "data_source.sampling_params.tools"),
 ]  # fmt: skip
 

@@ -215,6 +215,23 @@ def test_a_multi_grader_has_its_parts_scores_and_usage() -> None:
     assert given.usage == {"judge": {"prompt_tokens": 10, "completion_tokens": 4, "total_tokens": 14}}
 
 
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"type": "input_image", "image_url": "{{ item.picture }}", "detail": "high"},
+        {"type": "input_audio", "input_audio": {"data": "{{ item.clip }}", "format": "mp3"}},
+    ],
+)
+def test_what_no_model_here_can_read_is_well_formed_and_refused(part: dict[str, Any]) -> None:
+    message = {"role": "user", "content": [{"type": "input_text", "text": "{{ item.a }}"}, part]}
+    judged = GRADER.validate_python({"type": "score_model", "model": "m", "input": [message]})
+    refusals = (lambda: check_runnable(judged), lambda: grade(judged, {"a": "b"}, make_sample(""), lambda _: {}))
+    for refused in refusals:
+        with pytest.raises(InvalidRequest) as caught:
+            refused()
+        assert caught.value.code is Code.GRADER_UNSUPPORTED
+
+
 def test_code_is_refused_wherever_it_stands_and_never_run() -> None:
     code = make("python", source="raise SystemExit(3)")
     for grader in (code, make("multi", graders={"code": code.model_dump()}, calculate_output="code")):

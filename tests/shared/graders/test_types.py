@@ -88,7 +88,7 @@ def test_a_name_that_is_left_out_is_the_type() -> None:
         ({**SIMILAR, "evaluation_metric": "rouge_6"}, ("text_similarity", "evaluation_metric"), "rouge_1"),
         ({**SCORE, "range": [1, 1]}, ("score_model",), "range must rise"),
         (
-            {**SCORE, "input": [{"role": "user", "content": {"type": "input_image", "image_url": "x"}}]},
+            {**SCORE, "input": [{"role": "user", "content": {"type": "input_video", "url": "x"}}]},
             ("score_model", "input", 0, "content"),
             "",
         ),
