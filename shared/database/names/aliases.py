@@ -208,7 +208,7 @@ class Aliases:
             now, before = self._db.now(session), standing(session, row)
             others = alias_rows(session, [tenant for tenant in self._tenants if tenant != row.tenant], name)
             shown = next(iter(others), None)
-            gate = check(session, before, state_of(shown) if shown else None, terms, reason, now, shown)
+            gate = check(session, before, state_of(shown) if shown else None, terms, reason, now, shown, deletes=True)
             move(session, row, None, by, "delete", reason, now, gate)
 
     def governing(self, name: str) -> Governed:

@@ -148,7 +148,7 @@ class ForeignNames:
                 before = standing(session, row)
                 others = [tenant for tenant in self._tenants if tenant != row.tenant]
                 shown = next(map(state_of, foreign_name_rows(session, others, name)), None)
-                gate = check(session, before, shown, terms, reason, now)
+                gate = check(session, before, shown, terms, reason, now, deletes=True)
                 move(session, row, None, by, "delete", reason, now, gate)
 
     def resolve(self, name: str) -> Destination | None:

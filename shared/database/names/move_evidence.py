@@ -58,6 +58,8 @@ class Standing:
         answering: what answers for it now, as its tenant sees it; None: nothing, or a base.
         incumbent: the adapter that a new one is compared with: the one with most of the answers, or the last that had them.
         scopes: where a policy that governs it may be assigned, the nearest first: tenant and scope.
+        own_scopes: those of them that govern it whatever it stands for.
+        state: what its own row says.
     """
 
     tenant: str
@@ -65,6 +67,8 @@ class Standing:
     answering: Routing | None
     incumbent: AdapterRow | None
     scopes: tuple[tuple[str, str], ...]
+    own_scopes: tuple[tuple[str, str], ...]
+    state: Routing | StandsFor | None
 
 
 def standing(session: Session, row: AliasRow) -> Standing:
@@ -73,13 +77,12 @@ def standing(session: Session, row: AliasRow) -> Standing:
     others = [tenant for tenant in tenants if tenant != row.tenant]
     # One that is hidden governs on: else the first move would be the only one that its policy is asked about.
     hidden = [*alias_rows(session, others, row.name), *foreign_name_rows(session, others, row.name)][:1]
-    involved = [row, *hidden]
-    state = state_of(row)
+    own = state = state_of(row)
     if state is None and hidden:
         state = _hold(session, hidden[0])
+    followed: list[AliasRow] = []
     if isinstance(state, StandsFor) and state.kind == "alias":
         followed = alias_rows(session, tenants, state.name)
-        involved += followed
         state = _hold(session, followed[0]) if followed else None
     answering = _routing(state)
     mains = [answering.main] if answering else _past_mains(session, row)
@@ -88,7 +91,9 @@ def standing(session: Session, row: AliasRow) -> Standing:
         name=row.name,
         answering=answering,
         incumbent=next((found for main in mains if (found := _published(session, tenants, main))), None),
-        scopes=_scopes(*involved),
+        scopes=_scopes(row, *hidden, *followed),
+        own_scopes=_scopes(row, *hidden),
+        state=own,
     )
 
 
@@ -105,8 +110,10 @@ def check(
     reason: str,
     now: datetime,
     through: AliasRow | None = None,
+    *,
+    deletes: bool = False,
 ) -> dict[str, Any] | None:
-    """Refuse a move without evidence.
+    """Refuse a move without evidence, and one after which further moves would need none.
 
     Args:
         before: what the name is now.
@@ -115,29 +122,32 @@ def check(
         reason: of the move.
         now: by the database's clock.
         through: another name that answers for it then. Where the same policy governs that, nothing more is asked.
+        deletes: whether ``after`` is what answers for the name once that of this tenant is gone.
 
     Returns:
         what the move rests on, for its line in the history: the policy, and the receipts or that it was overridden; None when no policy
         governs, or nothing answers that did not before.
 
     Raises:
-        Conflict: ``GATE_MISSING``: no receipt; ``GATE_STALE``: none that is of what there is now; ``GATE_FAILED``.
+        Conflict: ``GATE_MISSING``: no receipt, or the policy would govern it no longer; ``GATE_STALE``: none that is of what there is
+            now; ``GATE_FAILED``.
         InvalidRequest: ``REQUEST_INVALID``: an override without a reason.
     """
     hold_policies(session)
     assignment = governing(session, before)
     if assignment is None:
         return None
+    leaves = _leaves_policy(session, before, None if deletes else after, assignment)
     if isinstance(after, StandsFor) and after.kind == "alias":
         followed = next(iter(alias_rows(session, visible_to(before.tenant), after.name)), None)
         after = state_of(followed) if followed else None
         # What answers for another alias was never compared with what has answered here.
         through = followed if before.incumbent is None else None
     elsewhere = first_assignment(session, _scopes(through)) if through else None
-    if elsewhere and elsewhere.policy.digest == assignment.policy.digest:
+    if elsewhere and elsewhere.policy.digest == assignment.policy.digest and not leaves:
         return None
     growing = _growing(session, before, after)
-    if not growing:
+    if not growing and not leaves:
         return None
     kept: dict[str, Any] = {"policy": assignment.policy.model_dump()}
     if terms.overrides:
@@ -149,8 +159,28 @@ def check(
                 param="reason",
             )
         return kept | {"override": True, "receipts": []}
+    if leaves:
+        raise _ungoverned(before, assignment, leaves)
     found = [_receipt(session, before, assignment, adapter, terms, now) for adapter in growing]
     return kept | {"override": False, "receipts": [receipt.id for receipt in found]}
+
+
+def _leaves_policy(
+    session: Session, before: Standing, after: Routing | StandsFor | None, assignment: Assignment
+) -> str | None:
+    """The name without whose assignment a policy governs no longer what answers for a name after a move; None: it still does.
+
+    What a name stands for may be governed, and the name not: then the policy would be left by a move that asks for nothing, such as
+    that to the adapter that answers already, or by deleting the name. And an alias that it follows has to be held to the policy
+    itself, because it moves by itself.
+    """
+    if after is not None and after == before.state:
+        return None
+    scopes, name = before.own_scopes, before.name
+    if isinstance(after, StandsFor) and after.kind == "alias":
+        scopes, name = _scopes(*alias_rows(session, visible_to(before.tenant), after.name)), after.name
+    then = first_assignment(session, scopes)
+    return None if then and then.policy.digest == assignment.policy.digest else name
 
 
 def _growing(session: Session, before: Standing, after: Routing | StandsFor | None) -> list[AdapterRow]:
@@ -261,6 +291,17 @@ def _refused(
             "receipt": receipt.id if receipt else None,
             "gates": [row for row in rows if not row["passed"]],
         },
+    )
+
+
+def _ungoverned(before: Standing, assignment: Assignment, name: str) -> Conflict:
+    policy = assignment.policy
+    return Conflict(
+        Code.GATE_MISSING,
+        f"{before.name!r} is governed by the policy {policy.name} ({policy.digest[:12]}), and would not be after this move.",
+        remedy=f"Let it govern {name!r} first: PUT /v1/policy_assignments/{ALIAS_PREFIX}{name}. Or let an admin override, with a reason.",
+        param="policy",
+        details={"alias": before.name, "policy": policy.model_dump(), "scope": assignment.scope},
     )
 
 

@@ -247,6 +247,7 @@ def test_a_foreign_name_is_no_way_round(aliases: Aliases, names: ForeignNames, d
     register(database, C)
     assert code(aliases.set, FOREIGN, Routing.to(C), ALICE) == "GATE_MISSING"
     receipt(database, B, A)
+    Policies(database).assign(f"alias:{FOREIGN}", "strict", TRAINER)
     assert set_name(FOREIGN, StandsFor(kind="adapter", name=B), ALICE).stands_for.name == B
 
 
@@ -260,6 +261,43 @@ def test_an_alias_under_the_same_policy_is_no_way_round_for_a_foreign_name(
     assert code(to_twin) == "GATE_MISSING", "B was never compared with what answers for the name"
     receipt(database, B, A)
     assert to_twin().stands_for.name == "twin"
+
+
+def test_a_foreign_name_does_not_leave_its_policy_by_steps_that_ask_for_nothing(
+    aliases: Aliases, names: ForeignNames, database: Database
+) -> None:
+    """Each first step keeps the adapter that answers; the second would be free, were the policy left by the first."""
+    set_name = partial(names.set, FOREIGN, by=ALICE, bases=frozenset())
+    set_name(StandsFor(kind="alias", name="prod"))
+    aliases.set("toy", Routing.to(A), ALICE)
+    assert code(set_name, StandsFor(kind="alias", name="toy")) == "GATE_MISSING", "the alias toy moves as it likes"
+    assert code(set_name, StandsFor(kind="adapter", name=A)) == "GATE_MISSING", "an adapter has no policy"
+    assert code(aliases.set, FOREIGN, Routing.to(A), ALICE) == "GATE_MISSING", "nor has an alias of that name"
+    jobs, leases = Jobs(database), Leases(database, 60)
+    receipt(database, "new@1", A)
+    job = leases.finish(claimed(jobs, leases), {}, adapters=[new_adapter("new@1")], alias=FOREIGN)
+    assert job.result["alias"]["error"]["code"] == "GATE_MISSING"
+    assert code(set_name, StandsFor(kind="base", name="tiny"), bases=frozenset({"tiny"})) == "GATE_MISSING", (
+        "nor has a base"
+    )
+    assert code(names.delete, FOREIGN, ALICE) == "GATE_MISSING", "nor has a name that is made anew"
+    set_name(StandsFor(kind="alias", name="prod"))
+    # With a policy of its own, or by an admin, it may.
+    assert code(set_name, StandsFor(kind="adapter", name=A), terms=OVERRIDE, reason="") == "REQUEST_INVALID"
+    Policies(database).assign(f"alias:{FOREIGN}", "strict", TRAINER)
+    set_name(StandsFor(kind="adapter", name=A))
+    assert code(set_name, StandsFor(kind="adapter", name=B)) == "GATE_MISSING"
+    set_name(StandsFor(kind="alias", name="toy"), terms=OVERRIDE, reason="toy is ours")
+    assert names.history(FOREIGN)[0].gate["override"] is True
+
+
+def test_the_name_of_a_deleted_alias_does_not_follow_one_that_moves_as_it_likes(
+    aliases: Aliases, names: ForeignNames
+) -> None:
+    aliases.set("toy", Routing.to(A), ALICE)
+    aliases.delete("prod", ALICE)
+    follow = partial(names.set, "prod", StandsFor(kind="alias", name="toy"), ALICE, bases=frozenset())
+    assert code(follow) == "GATE_MISSING"
 
 
 def test_a_new_foreign_name_may_stand_for_an_alias_under_the_same_policy(
