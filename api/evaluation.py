@@ -34,9 +34,8 @@ from shared.evaluation.types import (
     StoredConfig,
     StoredSource,
 )
-from shared.graders.grading import check_runnable
+from shared.graders.grading import check_runnable, has_code
 from shared.graders.model_graders import check_text_alone
-from shared.graders.types import PythonGrader
 from shared.hashing import digest_json
 from shared.sandbox.client import Sandbox
 
@@ -220,7 +219,7 @@ def _check_criteria(services: Services, spec: EvalSpec) -> None:
         sandbox = None
         for number, criterion in enumerate(spec.testing_criteria):
             try:
-                if sandbox is None and isinstance(criterion, PythonGrader) and criterion.mens is None:
+                if sandbox is None and has_code(criterion):
                     report = services.sandboxes.report()
                     sandbox = stack.enter_context(Sandbox.open(report, share=RUNS_AT_ONCE))
                 check_runnable(criterion, sandbox)

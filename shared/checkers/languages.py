@@ -22,14 +22,19 @@ def installed_languages() -> list[str]:
     return sorted({*filter(_is_usable, _OWN), *(point.name for point in entry_points(group=GROUP))})
 
 
+def is_checked(language: str) -> bool:
+    """Whether there is a checker of a language."""
+    # The packages are looked through only for what is not our own, because that takes a tenth of a second.
+    return _is_usable(language) or _entry_point(language) is not None
+
+
 def require_language(language: str) -> None:
     """Whether there is a checker of a language.
 
     Raises:
         InvalidRequest: ``CHECKER_NOT_FOUND``.
     """
-    # The packages are looked through only for what is not our own, because that takes a tenth of a second.
-    if _is_usable(language) or _entry_point(language):
+    if is_checked(language):
         return
     message = f"There is no checker for {language[:80]!r}; there are {', '.join(installed_languages())}."
     remedy = "Install a package with an entry point `mens.checkers` of this name, on every machine that checks."

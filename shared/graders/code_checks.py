@@ -1,28 +1,75 @@
-"""Checks of code in an answer: it compiles, and it is no stub. The text goes to a child process and is never run."""
+"""Checks of code in an answer: it compiles, and it is no stub. The text goes to a child process, or to a compiler in the sandbox, and is
+never run.
+"""
 
 from __future__ import annotations
 
 from shared.checkers.answers import code_of
 from shared.checkers.anti_stub import measure_substance
-from shared.checkers.contained import ContainedCheckers
-from shared.graders.types import AntiStubCheck, CompilesCheck
+from shared.checkers.contained import MAX_CHARACTERS, ContainedCheckers
+from shared.checkers.languages import is_checked, require_language
+from shared.compilers.compiled import run_compiler
+from shared.compilers.compiler import find_compiler
+from shared.compilers.probe import require_contained
+from shared.errors import Code, InvalidRequest
+from shared.graders.types import AntiStubCheck, CodeCheck, CompilesCheck
+from shared.sandbox.client import Sandbox
+
+
+def compiled_language(check: CodeCheck) -> str | None:
+    """The check's language where a compiler judges it; None where a checker does, which also knows what code is made of."""
+    is_compiled = isinstance(check, CompilesCheck) and not is_checked(check.language) and find_compiler(check.language)
+    return check.language if is_compiled else None
+
+
+def require_code_check(check: CodeCheck, sandbox: Sandbox | None) -> None:
+    """Whether code can be checked here.
+
+    Raises:
+        InvalidRequest: ``CHECKER_NOT_FOUND``; ``SANDBOX_UNAVAILABLE``: a compiler is to judge, and nothing here contains it.
+        Unavailable: ``CHECKER_FAILED``: a compiler's package has a fault.
+    """
+    language = compiled_language(check)
+    if language is None:
+        require_language(check.language)
+    elif sandbox is None:
+        message = f"A compiler judges {language}, and there is no sandbox to run it in."
+        remedy = (
+            "Check another language, or have it judged where there is a sandbox; docs/evaluation.md says what it needs."
+        )
+        raise InvalidRequest(Code.SANDBOX_UNAVAILABLE, message, remedy=remedy, param="grader")
+    else:
+        require_contained(language, sandbox)
 
 
 def passes_code_check(
-    check: CompilesCheck | AntiStubCheck, text: str, checkers: ContainedCheckers | None = None
+    check: CompilesCheck | AntiStubCheck,
+    text: str,
+    checkers: ContainedCheckers | None = None,
+    sandbox: Sandbox | None = None,
 ) -> bool:
     """Whether the code of a text compiles, and for ``anti_stub`` does something.
 
     Args:
         checkers: a child process that is kept; without it one is started for this text, which takes a tenth of a second.
+        sandbox: where compilers run.
 
     Raises:
-        InvalidRequest: ``CHECKER_NOT_FOUND``.
-        Unavailable: ``CHECKER_FAILED``.
+        InvalidRequest: as :func:`require_code_check`.
+        Unavailable: ``CHECKER_FAILED``, ``SANDBOX_FAILED``.
     """
+    require_code_check(check, sandbox)
+    if (language := compiled_language(check)) and sandbox:
+        return _compiles(language, code_of(text).code, sandbox)
     if checkers is None:
         with ContainedCheckers() as started:
             return passes_code_check(check, text, started)
     code = code_of(text).code
     found = checkers.check(check.language, code)
     return found.compiles and (isinstance(check, CompilesCheck) or measure_substance(code, found).passes)
+
+
+def _compiles(language: str, code: str, sandbox: Sandbox) -> bool:
+    compiler = find_compiler(language)
+    assert compiler
+    return len(code) <= MAX_CHARACTERS and run_compiler(compiler, code, sandbox).compiles

@@ -5,15 +5,14 @@ A grader's templates see an ``item``, which is the row of a data set, and a ``sa
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from shared.checkers.contained import ContainedCheckers
-from shared.checkers.languages import require_language
 from shared.errors import Code, InvalidRequest
 from shared.graders.checks import Schema, matches, parse_json, tool_calls_are_valid, tool_calls_equal
-from shared.graders.code_checks import passes_code_check
+from shared.graders.code_checks import compiled_language, passes_code_check, require_code_check
 from shared.graders.formula import Formula
 from shared.graders.model_graders import Ask, check_text_alone, judge_request, score_of
 from shared.graders.pass_at_k import pass_at_k
@@ -75,22 +74,44 @@ def make_sample(text: str, tool_calls: Iterable[Mapping[str, Any]] = ()) -> dict
 
 
 def has_code(grader: Grader) -> bool:
-    """Whether judging with a grader runs code that somebody has written, so that it needs a sandbox."""
+    """Whether judging with a grader runs code that somebody has written, or a compiler on it, so that it needs a sandbox."""
+    return any(part.mens is None or _is_compiled(part) for part in _python_parts(grader))
+
+
+def require_compilers(graders: Iterable[Grader], sandbox: Sandbox) -> None:
+    """Whether the compilers that graders name may run in a sandbox, before the first answer is judged.
+
+    Raises:
+        InvalidRequest: ``SANDBOX_UNAVAILABLE``.
+    """
+    for part in (part for grader in graders for part in _python_parts(grader)):
+        if isinstance(part.mens, CodeCheck) and _is_compiled(part):
+            require_code_check(part.mens, sandbox)
+
+
+def _python_parts(grader: Grader) -> Iterator[PythonGrader]:
+    """The graders of the type ``python`` that judge an answer: those of a ``multi`` grader, and that which pass@k is of."""
     if isinstance(grader, MultiGrader):
-        return any(map(has_code, grader.graders.values()))
-    if not isinstance(grader, PythonGrader):
-        return False
-    return has_code(grader.mens.of) if isinstance(grader.mens, PassAtKCheck) else grader.mens is None
+        for part in grader.graders.values():
+            yield from _python_parts(part)
+    elif isinstance(grader, PythonGrader) and isinstance(grader.mens, PassAtKCheck):
+        yield from _python_parts(grader.mens.of)
+    elif isinstance(grader, PythonGrader):
+        yield grader
+
+
+def _is_compiled(grader: PythonGrader) -> bool:
+    return isinstance(grader.mens, CodeCheck) and compiled_language(grader.mens) is not None
 
 
 def check_runnable(grader: Grader, sandbox: Sandbox | None = None) -> None:
     """Whether a grader can be run here, whatever the answer; parts of a ``multi`` grader are looked at too.
 
     Args:
-        sandbox: where code runs; without it code is refused.
+        sandbox: where code and compilers run; without it they are refused.
 
     Raises:
-        InvalidRequest: ``SANDBOX_UNAVAILABLE``: it has code, and there is no sandbox. ``GRADER_UNSUPPORTED``.
+        InvalidRequest: ``SANDBOX_UNAVAILABLE``: it has code, or a compiler judges, and there is no sandbox that it may run in. ``GRADER_UNSUPPORTED``.
             ``GRADER_INVALID``: a regular expression or JSON Schema that is none. ``CHECKER_NOT_FOUND``. ``GRADER_SOURCE_INVALID``,
             ``GRADER_TIMEOUT``: code that does not compile, or does not get as far as its function.
         Unavailable: ``SANDBOX_FAILED``.
@@ -125,7 +146,7 @@ def _check_short_form(check: ShortForm, sandbox: Sandbox | None) -> None:
     elif isinstance(check, SchemaCheck):
         Schema(check.json_schema)
     elif isinstance(check, CodeCheck):
-        require_language(check.language)
+        require_code_check(check, sandbox)
     elif isinstance(check, PassAtKCheck):
         check_runnable(check.of, sandbox)
     else:
@@ -148,7 +169,7 @@ def grade(
         sample: what templates name ``sample``; :func:`make_sample` makes one.
         ask: sends the requests of graders that ask a model; without it they are refused.
         checkers: checks code; without it a process is started for each check.
-        sandbox: where code runs; without it code is refused.
+        sandbox: where code and compilers run; without it they are refused.
 
     Raises:
         InvalidRequest: what :func:`check_runnable`, the templates, formulas, checks, model graders and
@@ -195,7 +216,7 @@ def _python_score(
     _check_short_form(grader.mens, sandbox)
     if isinstance(grader.mens, PassAtKCheck):
         return _pass_at_k(grader.mens, item, sample, checkers, sandbox)
-    return float(_passes(grader.mens, item, sample, checkers))
+    return float(_passes(grader.mens, item, sample, checkers, sandbox))
 
 
 def _pass_at_k(
@@ -217,9 +238,10 @@ def _passes(
     item: Item,
     sample: Sample,
     checkers: ContainedCheckers | None,
+    sandbox: Sandbox | None,
 ) -> bool:
     if isinstance(check, CompilesCheck | AntiStubCheck):
-        return passes_code_check(check, render(check.input, item, sample), checkers)
+        return passes_code_check(check, render(check.input, item, sample), checkers, sandbox)
     if isinstance(check, RegexCheck):
         return matches(check.pattern, render(check.input, item, sample))
     if isinstance(check, SchemaCheck):

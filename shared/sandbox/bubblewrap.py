@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from shared.sandbox.environment import DEVICES, ROOT, readable_paths
@@ -21,15 +21,34 @@ def is_installed() -> bool:
     return shutil.which(PROGRAM) is not None
 
 
-def wrapped(command: Sequence[str], environment: Mapping[str, str], info_fd: int, tmpfs_bytes: int) -> list[str]:
-    """A command line that runs another as process 1 of new namespaces, with an empty file system but for what Python needs.
+def wrapped(
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    info_fd: int,
+    tmpfs_bytes: int,
+    bound: Iterable[Path] = (),
+    *,
+    as_first: bool = True,
+) -> list[str]:
+    """A command line that runs another in new namespaces, with an empty file system but for what Python needs.
 
     Args:
         environment: of the command, all of it.
-        info_fd: where bubblewrap writes the process id of the command, as JSON.
+        info_fd: where bubblewrap writes the process id of the first process of the namespaces, as JSON.
         tmpfs_bytes: size of /tmp, which is memory.
+        bound: what the command needs besides, read-only.
+        as_first: the command is process 1; else it is bubblewrap, which waits for whatever the command has started and left.
     """
-    words = [PROGRAM, "--as-pid-1", "--new-session", "--clearenv", "--cap-drop", "ALL", "--info-fd", str(info_fd)]
+    words = [
+        PROGRAM,
+        *(["--as-pid-1"] if as_first else ["--die-with-parent"]),
+        "--new-session",
+        "--clearenv",
+        "--cap-drop",
+        "ALL",
+        "--info-fd",
+        str(info_fd),
+    ]
     words += ["--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try"]
     if os.geteuid():
         words += ["--unshare-user"]
@@ -38,11 +57,11 @@ def wrapped(command: Sequence[str], environment: Mapping[str, str], info_fd: int
     words += ["--hostname", "sandbox"]
     # Before the rest: Python itself may lie there.
     words += ["--perms", "0711", "--size", str(tmpfs_bytes), "--tmpfs", _FOLDER]
-    bound = _bound()
+    paths = _bound(bound)
     # Made before what they hold, and so that every user within can pass: left to bubblewrap they are for root alone.
-    for folder in dict.fromkeys(folder for path in [*bound, *DEVICES] for folder in [*reversed(path.parents)][1:]):
+    for folder in dict.fromkeys(folder for path in [*paths, *DEVICES] for folder in [*reversed(path.parents)][1:]):
         words += ["--perms", "0755", "--dir", str(folder)]
-    for path in bound:
+    for path in paths:
         words += ["--ro-bind", str(path), str(path)]
     for device in DEVICES:
         words += ["--dev-bind", str(device), str(device)]
@@ -52,10 +71,10 @@ def wrapped(command: Sequence[str], environment: Mapping[str, str], info_fd: int
     return [*words, "--", *command]
 
 
-def _bound() -> list[Path]:
+def _bound(more: Iterable[Path]) -> list[Path]:
     """What the interpreter needs; a folder within another one that is bound is left out."""
     interpreter = Path(sys.executable)
-    wanted = [path for path in readable_paths() if path not in DEVICES]
+    wanted = [*more, *(path for path in readable_paths() if path not in DEVICES)]
     wanted += [interpreter, interpreter.resolve(), Path(sys.prefix, "pyvenv.cfg"), ROOT / "shared"]
     # A virtual environment's interpreter is a link to a link.
     while interpreter.is_symlink():

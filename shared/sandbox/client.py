@@ -10,8 +10,8 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import Any
 
@@ -112,6 +112,17 @@ class Sandbox:
             Unavailable: ``SANDBOX_FAILED``.
         """
         self._ask(source, {"check": True})
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it was closed, so that what runs for it is to be ended."""
+        return self._closed
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """Wait for a turn, as an item does, for something else that is contained as items are."""
+        with self._slots:
+            yield
 
     def forget(self) -> None:
         """End the processes that wait for more items of their grader, so that the next caller finds none of another's."""

@@ -97,13 +97,16 @@ def _limit(kind: int, value: int) -> None:
     resource.setrlimit(kind, (value, value))
 
 
-def close_in(readable: Iterable[Path], folder: Path, program: bytes) -> None:
-    """Give up every file but these and every system call but the program's.
+def close_in(
+    readable: Iterable[Path], writable: Iterable[Path], program: bytes, executable: Iterable[Path] = ()
+) -> None:
+    """Give up every file but these and every system call but the program's. With programs to execute, files may also be moved.
 
     Raises:
         OSError: the kernel refuses.
     """
-    landlock.restrict_files(readable, [folder])
+    executable = [*executable]
+    landlock.restrict_files(readable, writable, executable, moves=bool(executable))
     seccomp.apply(program)
 
 

@@ -95,7 +95,7 @@ def _close_in(inheritance: Inheritance, parent: int, number: int) -> Path:
     os.environ.update({"HOME": str(folder), "TMPDIR": str(folder)})
     tempfile.tempdir = str(folder)  # which remembers the fork server's
     confinement.limit_server(inheritance.limits)
-    confinement.close_in(inheritance.readable, folder, inheritance.server_program)
+    confinement.close_in(inheritance.readable, [folder], inheritance.server_program)
     return folder
 
 

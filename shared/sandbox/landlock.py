@@ -19,7 +19,7 @@ _PR_SET_NO_NEW_PRIVS = 38
 _EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR = 1 << 0, 1 << 1, 1 << 2, 1 << 3
 _REMOVE_DIR, _REMOVE_FILE, _MAKE_DIR, _MAKE_REG = 1 << 4, 1 << 5, 1 << 7, 1 << 8
 _ALL_OF_ABI = {1: (1 << 13) - 1, 2: (1 << 14) - 1, 3: (1 << 15) - 1, 5: (1 << 16) - 1}
-_TRUNCATE = 1 << 14
+_REFER, _TRUNCATE = 1 << 13, 1 << 14
 _NET_TCP = 0b11  # bind, connect; ABI 4
 _SCOPES = 0b11  # abstract UNIX sockets, signals; ABI 6
 
@@ -35,12 +35,16 @@ def abi_version() -> int:
     return max(0, int(_libc.syscall(_CREATE_RULESET, None, 0, _VERSION_FLAG)))
 
 
-def restrict_files(readable: Iterable[Path], writable: Iterable[Path]) -> None:
+def restrict_files(
+    readable: Iterable[Path], writable: Iterable[Path], executable: Iterable[Path] = (), *, moves: bool = False
+) -> None:
     """Give up every file but these, for this process and its children, for ever; TCP and signals to others as far as the kernel can.
 
     Args:
         readable: files, and folders with all that is in them; those that do not exist are left out.
-        writable: folders in which files and folders may be made, written and removed; no links, sockets or devices.
+        writable: files; and folders in which files and folders may be made, written and removed; no links, sockets or devices.
+        executable: files, and folders with all that is in them, that may be executed, and read.
+        moves: from one folder to another within what is writable. They let files escape whoever measures them.
 
     Raises:
         OSError: the kernel refuses.
@@ -48,10 +52,11 @@ def restrict_files(readable: Iterable[Path], writable: Iterable[Path]) -> None:
     version = abi_version()
     handled = max(rights for since, rights in _ALL_OF_ABI.items() if since <= max(version, 1))
     attributes = struct.pack("QQQ", handled, _NET_TCP if version >= 4 else 0, _SCOPES if version >= 6 else 0)
+    own = _OWN | (_REFER if moves else 0)
     size = 24 if version >= 6 else 16 if version >= 4 else 8
     ruleset = _checked(_libc.syscall(_CREATE_RULESET, attributes, size, 0))
     try:
-        for rights, paths in ((_READ, readable), (_OWN, writable)):
+        for rights, paths in ((_READ, readable), (own, writable), (_READ | _EXECUTE, executable)):
             for path in paths:
                 _allow(ruleset, path, rights & handled)
         _checked(_libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))

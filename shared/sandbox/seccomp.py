@@ -92,6 +92,13 @@ def server_program() -> bytes:
     return _compile([*ALLOWED, *OF_SERVER, "clone", "prctl"], [])
 
 
+def compiler_program() -> bytes:
+    """The program of a compiler: as of an item, but it may start processes and threads, and execute what Landlock lets it."""
+    # arch_prctl: a program's own start on x86-64 sets its thread's register.
+    allowed = [*ALLOWED, "execve", "fork", "vfork", "arch_prctl"]
+    return _compile(allowed, [_masked(0, _CLONE_NEW, 0)], refuse_processes=False)
+
+
 def apply(program: bytes) -> None:
     """Hold this process to a program, and to those that it is held to already, for ever.
 
@@ -110,7 +117,7 @@ def _masked(argument: int, mask: int, value: int) -> _Comparison:
     return _Comparison(argument, _MASKED_EQUAL, mask, value)
 
 
-def _compile(allowed: list[str], clone: list[_Comparison]) -> bytes:
+def _compile(allowed: list[str], clone: list[_Comparison], *, refuse_processes: bool = True) -> bytes:
     library = load_library()
     context = ctypes.c_void_p(library.seccomp_init(_ERRNO | errno.ENOSYS))
     try:
@@ -127,7 +134,7 @@ def _compile(allowed: list[str], clone: list[_Comparison]) -> bytes:
                 _add(library, context, _ALLOW, name, comparison)
         for name in set(REFUSED) - set(allowed):
             _add(library, context, _ERRNO | errno.EPERM, name, None)
-        if "clone" not in allowed:
+        if "clone" not in allowed and refuse_processes:
             _add(library, context, _ERRNO | errno.EPERM, "clone", _masked(0, _CLONE_THREAD, 0) if clone else None)
         return _export(library, context)
     finally:

@@ -25,7 +25,7 @@ from shared.evaluation.items import read_items
 from shared.evaluation.plan import EvaluationPlan
 from shared.evaluation.results import RunOutcome, Totals, outcome_of
 from shared.evaluation.types import ItemResult, SourceItem
-from shared.graders.grading import has_code
+from shared.graders.grading import has_code, require_compilers
 from shared.graders.types import LabelModel, ScoreModel
 from shared.sandbox.client import Sandbox
 from shared.sandbox.levels import weakest
@@ -259,6 +259,7 @@ def _open_sandbox(settings: WorkerSettings, plan: EvaluationPlan) -> Iterator[Sa
     with Sandbox.open(
         report_of_machine(settings.sandbox), parallel=min(SANDBOXED_AT_ONCE, os.cpu_count() or 1)
     ) as opened:
+        require_compilers(plan.testing_criteria, opened)
         yield opened
 
 

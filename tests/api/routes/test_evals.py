@@ -345,6 +345,21 @@ def test_code_that_does_not_compile_is_told_before_anything_is_asked(
     assert (error["code"], error["param"]) == (Code.GRADER_SOURCE_INVALID, "testing_criteria.0")
 
 
+def test_code_within_another_check_is_looked_at_in_the_sandbox(
+    app: FastAPI, acme: OpenAI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(app.state.services.sandboxes, "_choice", "auto")
+    if app.state.services.sandboxes.report().level is None:
+        pytest.skip("nothing on this machine contains code")
+    source = "def grade(sample, item): return 1"
+    of = {"type": "python", "name": "code", "source": source}
+    check = {"type": "python", "name": "any", "source": "", "mens": {"check": "pass_at_k", "k": 1, "of": of}}
+    assert acme.evals.runs.create(make_eval(acme, check), data_source=asking()).status == "queued"
+    of["source"] = "def grade(sample, item) return 1"
+    error = refused(acme.evals.runs.create, make_eval(acme, check), data_source=asking())
+    assert (error["code"], error["param"]) == (Code.GRADER_SOURCE_INVALID, "testing_criteria.0")
+
+
 def test_faults_of_a_file_are_told_by_their_lines(acme: OpenAI) -> None:
     eval_id = make_eval(acme)
     file = acme.files.create(

@@ -21,6 +21,7 @@ from shared.database.tenancy import Role
 from shared.sandbox.levels import LEVELS, SandboxReport
 from shared.sandbox.probe import missing
 from tests.support.asgi_server import serve
+from tests.support.compilers import CONTAINED, WITH_GCC
 
 pytestmark = [
     pytest.mark.network,
@@ -98,6 +99,22 @@ def test_a_multi_grader_runs_its_code(app: FastAPI, url: str) -> None:
     grader: Any = {"type": "multi", "name": "m", "graders": {"code": code}, "calculate_output": "code / 4"}
     graders = client_of(app, url, "acme").fine_tuning.alpha.graders
     assert graders.run(grader=grader, model_sample="abc", item={}).reward == 0.75
+
+
+@WITH_GCC
+@CONTAINED
+def test_a_compiler_judges_in_the_sandbox(app: FastAPI, url: str) -> None:
+    graders = client_of(app, url, "acme").fine_tuning.alpha.graders
+    grader: Any = {"type": "python", "source": "", "mens": {"check": "compiles", "language": "c"}}
+    for answer, reward in (("int x;", 1.0), ("int x", 0.0)):
+        found = graders.run(grader=grader, model_sample=answer, item={})
+        assert (found.reward, errors_of(found)) == (reward, {})
+    assert graders.validate(grader=grader).grader
+    app.state.services.sandboxes._choice = "landlock"
+    anyio.run(app.state.services.sandboxes.close)
+    with pytest.raises(openai.BadRequestError, match="runs at the level bubblewrap alone") as refused:
+        graders.run(grader=grader, model_sample="int x;", item={})
+    assert refused.value.code == "SANDBOX_UNAVAILABLE"
 
 
 def test_a_sandbox_that_fails_is_the_servers_error(app: FastAPI, url: str, monkeypatch: pytest.MonkeyPatch) -> None:

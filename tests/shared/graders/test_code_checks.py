@@ -1,4 +1,4 @@
-"""The short forms for code: it compiles, and it is no stub; in the language that they name."""
+"""The short forms for code: it compiles, and it is no stub; in the language that they name, by a checker or by a compiler."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ import pytest
 
 from shared.checkers.contained import ContainedCheckers
 from shared.errors import Code, InvalidRequest
-from shared.graders.grading import check_runnable, grade, make_sample
+from shared.graders.grading import check_runnable, grade, has_code, make_sample, require_compilers
 from shared.graders.types import GRADER, Grader
+from shared.sandbox.client import Sandbox
+from tests.support.compilers import CONTAINED, WITH_GCC
 
 pytestmark = pytest.mark.network
 
@@ -66,3 +68,65 @@ def test_an_unknown_language_is_refused_at_creation(name: str) -> None:
     with pytest.raises(InvalidRequest) as refused:
         check_runnable(make(check=name, language="cobol"))
     assert (refused.value.code, refused.value.param) == (Code.CHECKER_NOT_FOUND, "language")
+
+
+@pytest.fixture(scope="module")
+def sandbox() -> Iterator[Sandbox]:
+    with Sandbox("bubblewrap") as opened:
+        yield opened
+
+
+C = "Of course:\n```c\nint twice(int x) { return 2 * x; }\n```"
+
+
+@WITH_GCC
+@CONTAINED
+@pytest.mark.sandbox
+def test_a_compiler_judges_code_in_the_sandbox(sandbox: Sandbox) -> None:
+    grader = make(check="compiles", language="c")
+    check_runnable(grader, sandbox)
+    assert has_code(grader)
+    for text, score in ((C, 1), (C.replace("x;", "y;"), 0), ("/" * 200_001, 0)):
+        assert grade(grader, {}, make_sample(text), sandbox=sandbox).score == score
+
+
+@WITH_GCC
+@CONTAINED
+@pytest.mark.sandbox
+def test_pass_at_k_of_what_compiles(sandbox: Sandbox) -> None:
+    inner = {"type": "python", "source": "", "mens": {"check": "compiles", "language": "c"}}
+    grader = make(check="pass_at_k", k=1, of=inner)
+    assert has_code(grader)
+    choices = [{"message": {"content": text}} for text in (C, "int f(", C, "}")]
+    assert grade(grader, {}, {"choices": choices}, sandbox=sandbox).score == 0.5
+    multi = {"type": "multi", "graders": {"a": grader.model_dump()}, "calculate_output": "a"}
+    assert has_code(GRADER.validate_python(multi))
+
+
+@WITH_GCC
+@pytest.mark.sandbox
+def test_where_nothing_contains_a_compiler_it_is_refused() -> None:
+    grader = make(check="compiles", language="c")
+    for attempt in (
+        lambda: check_runnable(grader),
+        lambda: grade(grader, {}, make_sample(C)),
+        lambda: check_runnable(grader, Sandbox("landlock")),
+        lambda: grade(grader, {}, make_sample(C), sandbox=Sandbox("landlock")),
+        lambda: require_compilers([make(check="pass_at_k", of=grader.model_dump())], Sandbox("landlock")),
+    ):
+        with pytest.raises(InvalidRequest) as refused:
+            attempt()
+        assert refused.value.code == Code.SANDBOX_UNAVAILABLE
+    require_compilers([make(check="compiles"), make(check="regex", pattern="x")], Sandbox("landlock"))
+
+
+@WITH_GCC
+def test_a_compiler_does_not_say_what_code_is_made_of() -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        check_runnable(make(check="anti_stub", language="c"))
+    assert refused.value.code == Code.CHECKER_NOT_FOUND
+
+
+def test_what_a_checker_reads_needs_no_sandbox() -> None:
+    assert not has_code(make(check="compiles"))
+    assert not has_code(make(check="pass_at_k", of=make(check="compiles", language="json").model_dump()))

@@ -33,6 +33,7 @@ from shared.evaluation.types import EvalSpec, ItemResult, RunSpec
 from shared.sandbox.levels import LEVELS
 from shared.sandbox.probe import missing
 from tests.support.builders import submission
+from tests.support.compilers import CONTAINED, WITH_GCC
 from tests.support.doubles import FakeJobQueue
 from tests.support.http_stub import http_stub
 from tests.support.waiting import eventually
@@ -475,6 +476,23 @@ def test_criteria_of_code_without_a_sandbox_end_the_job_with_what_is_missing(pla
     assert failed.error
     assert failed.error["code"] == Code.SANDBOX_UNAVAILABLE
     assert "MENS_SANDBOX is off" in failed.error["message"]
+
+
+COMPILES = {"type": "python", "name": "c", "source": "", "mens": {"check": "compiles", "language": "c"}}
+
+
+@WITH_GCC
+@CONTAINED
+@pytest.mark.sandbox
+def test_criteria_that_a_compiler_judges_run_in_bubblewrap_or_end_the_job(place: Place) -> None:
+    result = place.run(place.queue(ROWS[:2], criteria=[COMPILES])).result
+    assert (result["totals"]["passed"], result["totals"]["failed"], result["totals"]["errored"]) == (0, 2, 0)
+    assert result["sandbox"] == "bubblewrap"
+    place.worker.settings = place.settings.model_copy(update={"sandbox": "landlock"})
+    failed = place.run(place.queue(criteria=[COMPILES]))
+    assert failed.error
+    assert failed.error["code"] == Code.SANDBOX_UNAVAILABLE
+    assert "runs at the level bubblewrap alone" in failed.error["message"]
 
 
 @pytest.mark.sandbox

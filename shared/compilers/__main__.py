@@ -1,0 +1,76 @@
+"""``python -m shared.compilers CONFIG``, within bubblewrap: closes itself in, and becomes the compiler.
+
+Its standard input is the text. On the descriptor ``report_fd`` it says ``+`` just before it becomes the compiler, or why it cannot; the
+compiler does not inherit it, so that nothing which a text makes a compiler do is taken for a failure of the sandbox.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from shared.sandbox import confinement
+from shared.sandbox.environment import readable_paths
+from shared.sandbox.levels import Limits
+
+LINKERS = (Path("/lib64/ld-linux-x86-64.so.2"), Path("/lib/ld-linux-aarch64.so.1"))
+"""What the kernel executes first of every program that is linked with libraries."""
+
+
+def become_compiler(config: dict[str, Any]) -> None:
+    """Close this process in and execute the compiler; never returns.
+
+    Args:
+        config: ``command``, ``file``, ``variables`` and ``executables`` of the compiler, ``limits``, ``number`` (at random; of its user), ``own_user``
+            (turn from root into a user), ``program`` (of seccomp, in base64), ``report_fd``.
+    """
+    report = int(config["report_fd"])
+    os.set_inheritable(report, False)
+    try:
+        limits = Limits(**config["limits"])
+        _close_in(config, limits)
+        os.write(report, b"+")
+        os.execv(config["command"][0], config["command"])
+    except BaseException as error:
+        os.write(report, f"{type(error).__name__}: {error}"[:1000].encode())
+    finally:
+        os._exit(1)
+
+
+def _close_in(config: dict[str, Any], limits: Limits) -> None:
+    with os.fdopen(0, "rb", closefd=False) as given:
+        text = given.read()
+    folder = Path("compiled").absolute()
+    folder.mkdir(mode=0o700)
+    (folder / config["file"]).write_bytes(text)
+    if config["own_user"]:
+        uid = confinement.own_uid(config["number"])
+        for path in (folder / config["file"], folder):
+            os.chown(path, uid, uid)
+        confinement.become(uid, read_everything=False)
+    os.chdir(folder)
+    os.environ.update({"HOME": str(folder), "TMPDIR": str(folder), **config["variables"]})
+    os.dup2(os.open(os.devnull, os.O_RDWR), 0)
+    for descriptor in range(3, limits.files):
+        if descriptor != config["report_fd"]:
+            _close(descriptor)
+    confinement.limit_server(limits)
+    confinement.limit_item(limits, limits.threads)
+    executables = [*map(Path, config["executables"]), *LINKERS]
+    writable = [folder, Path(os.devnull)]
+    confinement.close_in(readable_paths(), writable, base64.b64decode(config["program"]), executables)
+
+
+def _close(descriptor: int) -> None:
+    try:
+        os.close(descriptor)
+    except OSError:
+        pass
+
+
+if __name__ == "__main__":
+    become_compiler(json.loads(sys.argv[1]))

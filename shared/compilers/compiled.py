@@ -1,0 +1,224 @@
+"""Runs a compiler on a text in a bubblewrap of its own, whose end is the end of every process in it. Start reading here.
+
+A compiler is taken for whatever its text makes of it: it may start processes, execute its own programs and nothing else, and has no
+network, no file of the machine's but those that it was given to read, and the limits of an item.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import secrets
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import asdict, dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import IO
+
+from shared.compilers.compiler import Compiler
+from shared.errors import Unavailable
+from shared.sandbox import bubblewrap, seccomp
+from shared.sandbox.child import failed
+from shared.sandbox.client import Sandbox
+from shared.sandbox.environment import environment
+from shared.sandbox.levels import MAX_OUTPUT_BYTES, Limits
+
+CHECK_SECONDS = 0.02
+"""How often time and memory of a running compiler are measured."""
+EXIT_SECONDS = 5.0
+"""How long processes may take to end that are killed, or have closed their output."""
+PROCESSES = 32
+"""Processes and threads of a compiler: gcc has two, rustc as many threads as there are cores."""
+RETRY_SECONDS = (0.1, 0.5)
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+
+
+@dataclass(frozen=True, slots=True)
+class Compilation:
+    """What a compiler made of a text.
+
+    Attributes:
+        exit_code: 0 when it takes the text; above 128 when a signal ended it; None when it went beyond a limit.
+        output: what it printed, the first 64 kB; or which limit it went beyond.
+    """
+
+    exit_code: int | None
+    output: str
+
+    @property
+    def compiles(self) -> bool:
+        """Whether the text is code."""
+        return self.exit_code == 0
+
+
+def run_compiler(compiler: Compiler, text: str, sandbox: Sandbox) -> Compilation:
+    """Have a compiler read a text. What it writes is lost.
+
+    That this machine contains compilers is the caller's claim: `probe.py` shows it.
+
+    Args:
+        sandbox: whose limits hold, for all processes of the compiler together, and whose turns are taken.
+
+    Raises:
+        Unavailable: ``SANDBOX_FAILED``: bubblewrap or the compiler does not start, three times, or the sandbox was closed.
+    """
+    limits = replace(sandbox.limits, threads=PROCESSES)
+    with sandbox.turn():
+        for pause in RETRY_SECONDS:
+            with suppress(Unavailable):
+                return _run_once(compiler, text, limits, sandbox)
+            time.sleep(pause)
+        return _run_once(compiler, text, limits, sandbox)
+
+
+def _run_once(compiler: Compiler, text: str, limits: Limits, sandbox: Sandbox) -> Compilation:
+    if sandbox.is_closed:
+        raise failed("it was closed")
+    with ExitStack() as stack:
+        given = stack.enter_context(tempfile.TemporaryFile())
+        given.write(text.encode(errors="surrogatepass"))
+        given.seek(0)
+        running = stack.enter_context(_started(compiler, limits, given))
+        output = bytearray()
+        reason = _watch(running, limits, sandbox, output)
+        if not reason:
+            # Its output is closed, and its exit code comes a moment after that.
+            with suppress(subprocess.TimeoutExpired):
+                running.process.wait(EXIT_SECONDS)
+        running.end()
+        exit_code = running.process.wait()
+        told = running.told()
+    if sandbox.is_closed:
+        raise failed("it was closed")
+    if reason:
+        return Compilation(None, reason)
+    if told != "+":
+        raise failed(told.removeprefix("+") or output.decode(errors="replace").strip()[-1000:] or "bubblewrap ended")
+    return Compilation(exit_code, output.decode(errors="replace"))
+
+
+class _Running:
+    """A compiler that runs.
+
+    Attributes:
+        first: the first process of its namespace, whose end is the end of all; bubblewrap itself where there is none.
+    """
+
+    def __init__(self, process: subprocess.Popen[bytes], first: int, report: IO[bytes]) -> None:
+        self.process, self.first, self._report = process, first, report
+
+    def told(self) -> str:
+        """What the process said before it became the compiler; to be asked for when it has ended."""
+        return self._report.read().decode(errors="replace")
+
+    def end(self) -> None:
+        """Kill every process of it, and wait until they are gone: the first one is, once all of its namespace are; then bubblewrap ends."""
+        for pid in (self.first, self.process.pid):
+            if self.process.poll() is None:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+                with suppress(subprocess.TimeoutExpired):
+                    self.process.wait(EXIT_SECONDS)
+
+
+@contextmanager
+def _started(compiler: Compiler, limits: Limits, given: IO[bytes]) -> Iterator[_Running]:
+    info, info_end = os.pipe()
+    report, report_end = os.pipe()
+    with os.fdopen(info, "rb") as told, os.fdopen(report, "rb") as reported:
+        try:
+            process = _start(compiler, limits, given, info_end, report_end)
+        except OSError as error:
+            raise failed(str(error)) from None
+        finally:
+            os.close(info_end)
+            os.close(report_end)
+        with process:
+            running = _Running(process, process.pid, reported)
+            try:
+                with suppress(ValueError, KeyError):
+                    running.first = int(json.loads(told.read())["child-pid"])
+                # When memory is short, the kernel ends these first.
+                with suppress(OSError):
+                    Path(f"/proc/{running.first}/oom_score_adj").write_text("1000")
+                yield running
+            finally:
+                running.end()
+
+
+def _start(compiler: Compiler, limits: Limits, given: IO[bytes], info: int, report: int) -> subprocess.Popen[bytes]:
+    config = {
+        "command": compiler.command,
+        "file": compiler.file,
+        "variables": dict(compiler.variables),
+        "executables": [os.fspath(path) for path in compiler.executables],
+        "limits": asdict(limits),
+        "number": secrets.randbelow(1 << 26),
+        "own_user": os.geteuid() == 0,
+        "program": _program(),
+        "report_fd": report,
+    }
+    command = [sys.executable, "-s", "-P", "-m", "shared.compilers", json.dumps(config)]
+    wrapped = bubblewrap.wrapped(
+        command, environment(), info, limits.tmpfs_bytes, bound=compiler.executables, as_first=False
+    )
+    return subprocess.Popen(
+        wrapped,
+        stdin=given,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env=environment(),
+        pass_fds=(info, report),
+        # Ctrl-C in a terminal does not reach it.
+        process_group=0,
+    )
+
+
+@cache
+def _program() -> str:
+    return base64.b64encode(seccomp.compiler_program()).decode()
+
+
+def _watch(running: _Running, limits: Limits, sandbox: Sandbox, output: bytearray) -> str:
+    """Read what is printed until the compiler ends; why it must be ended, or nothing."""
+    assert running.process.stdout
+    descriptor, deadline = running.process.stdout.fileno(), time.monotonic() + limits.wall_seconds
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    measured_at = 0.0
+    while not sandbox.is_closed:
+        if poll.poll(CHECK_SECONDS * 1000):
+            content = os.read(descriptor, MAX_OUTPUT_BYTES)
+            # Its end is the end of the namespace: every process in it could write.
+            if not content:
+                return ""
+            output += content[: MAX_OUTPUT_BYTES - len(output)]
+        now = time.monotonic()
+        if now > deadline:
+            return f"it took longer than {limits.wall_seconds:g} s"
+        if now - measured_at > CHECK_SECONDS:
+            measured_at = now
+            if _memory_of(running.first) > limits.memory_bytes:
+                return f"its processes took more than {limits.memory_bytes >> 20} MB of memory"
+    return "the sandbox was closed"
+
+
+def _memory_of(pid: int) -> int:
+    """Bytes of memory that a process and all that it has started hold; what two of them share counts twice."""
+    total, waiting = 0, [pid]
+    while waiting:
+        folder = Path("/proc", str(waiting.pop()))
+        # It may have ended meanwhile.
+        with suppress(OSError, ValueError, IndexError):
+            total += int((folder / "statm").read_text().split()[1]) * _PAGE_BYTES
+            for task in (folder / "task").iterdir():
+                waiting += map(int, (task / "children").read_text().split())
+    return total

@@ -1,0 +1,101 @@
+"""What a compiler is, and which ones this machine has: gcc and g++ where they are installed, and those of installed packages."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib.metadata import entry_points
+from pathlib import Path
+
+from shared.errors import Code, Unavailable
+
+GROUP = "mens.compilers"
+"""The entry points of other packages: the name is the language, the value a callable without parameters that makes a compiler."""
+LANGUAGE = re.compile(r"^[a-z0-9][a-z0-9_+#-]{0,31}$")
+_OF_GCC = ("/usr/lib/gcc", "/usr/libexec/gcc", "/usr/include", "/usr/local/include")
+
+
+@dataclass(frozen=True, slots=True)
+class Compiler:
+    """A program that says by its exit code whether a text is code: 0 when it is.
+
+    Attributes:
+        command: the program's path, from the root on, and its arguments. It runs in a folder that holds the text alone.
+        file: the name that the text has there, as the arguments name it.
+        folders: what it needs of this machine beside the C library: its further programs, its headers. They are bound read-only, and
+            what is in them may be executed; nothing else may.
+        variables: of its environment, besides the few that every process inside has: where its libraries lie, say, since there is no
+            ``/proc`` by which a program could find its own folder.
+    """
+
+    command: tuple[str, ...]
+    file: str
+    folders: tuple[str, ...] = ()
+    variables: tuple[tuple[str, str], ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.command or not all(path.startswith("/") for path in (self.command[0], *self.folders)):
+            raise ValueError("a compiler's program and folders are paths from the root on")
+        if Path(self.file).name != self.file or self.file in {"", ".", ".."}:
+            raise ValueError("a compiler's file is a name without a folder")
+
+    @property
+    def executables(self) -> list[Path]:
+        """The program with the links that lead to it, and the folders; those that exist."""
+        paths = [Path(self.command[0])]
+        while paths[-1].is_symlink():
+            paths.append(paths[-1].parent / paths[-1].readlink())
+        paths += [paths[-1].resolve(), *map(Path, self.folders)]
+        return [path for path in dict.fromkeys(paths) if path.exists()]
+
+
+def installed_compilers() -> list[str]:
+    """Languages that :func:`find_compiler` finds a compiler of."""
+    own = (language for language, make in _OWN.items() if make())
+    return sorted({*own, *(point.name for point in entry_points(group=GROUP))})
+
+
+def find_compiler(language: str) -> Compiler | None:
+    """The compiler of a language; None when this machine has none.
+
+    Raises:
+        Unavailable: ``CHECKER_FAILED``: a package offers one that cannot be made.
+    """
+    return _found(language, tuple(sys.path)) if LANGUAGE.match(language) else None
+
+
+@lru_cache(maxsize=64)
+def _found(language: str, _search_path: tuple[str, ...]) -> Compiler | None:
+    """Kept, because every grade needs it; one that is installed later is found after a restart."""
+    if language in _OWN:
+        return _OWN[language]()
+    point = next(iter(entry_points(group=GROUP, name=language)), None)
+    if point is None:
+        return None
+    try:
+        made = point.load()()
+    except Exception as error:
+        raise _failed(language, f"{type(error).__name__}: {error}") from None
+    if not isinstance(made, Compiler):
+        raise _failed(language, f"its package makes a {type(made).__name__}, and no Compiler")
+    return made
+
+
+def _failed(language: str, reason: str) -> Unavailable:
+    message = f"The compiler of {language} cannot be made: {reason}"
+    return Unavailable(Code.CHECKER_FAILED, message, remedy="Report it to whoever maintains its package.")
+
+
+def _gcc(program: str, file: str) -> Callable[[], Compiler | None]:
+    def make() -> Compiler | None:
+        path = shutil.which(program)
+        return Compiler((path, "-fsyntax-only", file), file, _OF_GCC) if path else None
+
+    return make
+
+
+_OWN: dict[str, Callable[[], Compiler | None]] = {"c": _gcc("gcc", "main.c"), "c++": _gcc("g++", "main.cc")}

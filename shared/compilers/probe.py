@@ -1,0 +1,105 @@
+"""Whether this machine contains compilers: a compiler that does whatever its text says is attacked from within."""
+
+from __future__ import annotations
+
+import json
+import sys
+from functools import cache
+
+from shared.compilers.compiled import run_compiler
+from shared.compilers.compiler import Compiler
+from shared.errors import Code, InvalidRequest, Unavailable
+from shared.sandbox.attacks import ATTACKS, Target, source_of
+from shared.sandbox.client import Sandbox
+from shared.sandbox.levels import Attack, Level, Limits
+from shared.sandbox.probe import missing, targets
+
+LEVEL: Level = "bubblewrap"
+"""The only level that compilers run at: at the other one nothing ends the processes that they leave behind."""
+PROBE_LIMITS = Limits(wall_seconds=30, memory_bytes=1 << 30, file_bytes=1 << 20, tmpfs_bytes=64 << 20)
+TAKEN_OVER = Compiler((sys.executable, "-s", "-P", "main.py"), "main.py", (sys.prefix, sys.base_prefix))
+"""Python in the place of a compiler whose text has taken it over."""
+
+_TRY_EACH = """
+import json, os, shutil
+found = {}
+for name, source in SOURCES.items():
+    result_end, result = os.pipe()
+    pid = os.fork()
+    if not pid:
+        os.close(result_end)
+        if result != 3:
+            os.dup2(result, 3)
+            os.close(result)
+        try:
+            names = {}
+            exec(source, names)
+            os.write(3, json.dumps({"score": names["grade"](None, TARGET)}).encode())
+        except BaseException as error:
+            os.write(3, json.dumps({"error": repr(error)}).encode())
+        finally:
+            os._exit(0)
+    os.close(result)
+    with os.fdopen(result_end) as told:
+        # Killed, it has said nothing: then it was held.
+        found[name] = json.loads(told.read() or '{"score": 0.0}')
+    os.waitpid(pid, 0)
+    for entry in os.scandir():
+        if entry.name.startswith("filling"):
+            os.unlink(entry)
+print(json.dumps(found))
+"""
+
+
+def attack_program(target: Target) -> str:
+    """A Python program that tries every attack, each in a process of its own, and prints what each has returned, as JSON."""
+    sources = {each.__name__: source_of(each) for each in ATTACKS}
+    return f"SOURCES = {sources!r}\nTARGET = {target!r}\n{_TRY_EACH}"
+
+
+def attack_compiler() -> tuple[Attack, ...]:
+    """Try every attack from within a compiler.
+
+    Raises:
+        Unavailable: ``SANDBOX_FAILED``: no compiler runs here.
+    """
+    with Sandbox(LEVEL, PROBE_LIMITS) as sandbox, targets() as target:
+        ran = run_compiler(TAKEN_OVER, attack_program(target), sandbox)
+    try:
+        found: dict[str, dict[str, object]] = json.loads(ran.output) if ran.compiles else {}
+    except ValueError:
+        found = {}
+    if set(found) != {each.__name__ for each in ATTACKS}:
+        return (Attack("all", held=False, detail=f"the attacks did not come to their end: {ran.output[-300:]}"),)
+    return tuple(
+        Attack(
+            name, outcome.get("score") == 0, str(outcome.get("error") or ("it succeeded" if outcome["score"] else ""))
+        )
+        for name, outcome in found.items()
+    )
+
+
+@cache
+def _reason() -> str:
+    """Why this machine does not contain compilers; empty when it does. Found once in a process."""
+    if reason := missing(LEVEL):
+        return reason
+    try:
+        broken = [found for found in attack_compiler() if not found.held]
+    except Unavailable as error:
+        return error.message
+    return "not held: " + ", ".join(f"{found.name} ({found.detail})" for found in broken) if broken else ""
+
+
+def require_contained(language: str, sandbox: Sandbox) -> None:
+    """Whether a compiler may run in a sandbox; takes a second when it is called first.
+
+    Raises:
+        InvalidRequest: ``SANDBOX_UNAVAILABLE``: the sandbox is of another level than bubblewrap, or does not hold compilers.
+    """
+    reason = f"the sandbox here is {sandbox.level}" if sandbox.level != LEVEL else _reason()
+    if not reason:
+        return
+    message = f"The compiler of {language} runs at the level {LEVEL} alone, which this machine has not got: {reason}."
+    remedy = "Have it judged where bubblewrap can make namespaces; docs/evaluation.md says what it needs."
+    raise InvalidRequest(Code.SANDBOX_UNAVAILABLE, message, remedy=remedy, param="grader")
