@@ -8,12 +8,15 @@ import resource
 import sys
 from contextlib import suppress
 
-from api.main import create_app
-from api.server import Server, server_config
-from api.settings import ApiSettings
-from shared.observability.logs import configure_logging
-from shared.observability.metrics_listener import listen
-from shared.settings import read_settings
+from shared.garbage_collection import without_collections
+
+with without_collections():
+    from api.main import create_app
+    from api.server import Server, server_config
+    from api.settings import ApiSettings
+    from shared.observability.logs import configure_logging
+    from shared.observability.metrics_listener import listen
+    from shared.settings import read_settings
 
 SWITCH_SECONDS = 0.0005
 """How long a thread at work on the database or a data file may keep the event loop, and every stream, waiting."""

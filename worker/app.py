@@ -16,36 +16,39 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from celery.signals import beat_embedded_init, setup_logging, worker_ready, worker_shutdown, worker_shutting_down
+from shared.garbage_collection import without_collections
 
-from shared.database.connection import Database
-from shared.errors import InvalidRequest
-from shared.host import exit_with_parent
-from shared.observability.logs import configure_logging
-from shared.observability.metrics_listener import listen
-from shared.observability.tracing import start_tracing, stop_tracing
-from shared.queue import (
-    APPLY_RETENTION,
-    CERTIFY_BASES,
-    CONTROL_QUEUE,
-    DELIVER_WEBHOOKS,
-    JOBS_QUEUE,
-    REMOVE_DELETED,
-    RUN_JOB,
-    SWEEP,
-    JobQueue,
-    make_celery,
-)
-from shared.retention.checkpoints import remove_abandoned_checkpoints
-from shared.retention.cleanup import RetentionRunner
-from shared.settings import read_settings
-from shared.worker_registry import WorkerRegistry
-from worker.adapter_removal import AdapterRemover, make_adapter_remover
-from worker.jobs.base_certificates import BaseCertifier, make_base_certifier
-from worker.jobs.runner import Worker, make_worker
-from worker.machine import MachineReporter
-from worker.settings import WorkerSettings
-from worker.webhooks.dispatcher import WebhookDispatcher, make_webhook_dispatcher
+with without_collections():
+    from celery.signals import beat_embedded_init, setup_logging, worker_ready, worker_shutdown, worker_shutting_down
+
+    from shared.database.connection import Database
+    from shared.errors import InvalidRequest
+    from shared.host import exit_with_parent
+    from shared.observability.logs import configure_logging
+    from shared.observability.metrics_listener import listen
+    from shared.observability.tracing import start_tracing, stop_tracing
+    from shared.queue import (
+        APPLY_RETENTION,
+        CERTIFY_BASES,
+        CONTROL_QUEUE,
+        DELIVER_WEBHOOKS,
+        JOBS_QUEUE,
+        REMOVE_DELETED,
+        RUN_JOB,
+        SWEEP,
+        JobQueue,
+        make_celery,
+    )
+    from shared.retention.checkpoints import remove_abandoned_checkpoints
+    from shared.retention.cleanup import RetentionRunner
+    from shared.settings import read_settings
+    from shared.worker_registry import WorkerRegistry
+    from worker.adapter_removal import AdapterRemover, make_adapter_remover
+    from worker.jobs.base_certificates import BaseCertifier, make_base_certifier
+    from worker.jobs.runner import Worker, make_worker
+    from worker.machine import MachineReporter
+    from worker.settings import WorkerSettings
+    from worker.webhooks.dispatcher import WebhookDispatcher, make_webhook_dispatcher
 
 settings = read_settings(WorkerSettings)
 app = make_celery(settings.broker_url)

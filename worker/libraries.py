@@ -7,24 +7,12 @@ what it computes with where a device has no kernels of bitsandbytes' own.
 
 from __future__ import annotations
 
-import gc
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-
-@contextmanager
-def without_collections() -> Iterator[None]:
-    """Collect no garbage inside the block, and never look again through what is there at its end."""
-    collects = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.freeze()
-        if collects:
-            gc.enable()
+from shared.garbage_collection import without_collections
 
 
 @contextmanager

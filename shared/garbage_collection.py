@@ -1,0 +1,24 @@
+"""Imports without garbage collections: what a program imports stays, and looking through it again and again takes time.
+
+The entry points of the API, of a worker, of a replica and of the trainer import their libraries inside
+:func:`without_collections`, which is why this module imports nothing else of the project.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+@contextmanager
+def without_collections() -> Iterator[None]:
+    """Collect no garbage inside the block, and never look again through what is there at its end."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        if collects:
+            gc.enable()
