@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -52,6 +53,25 @@ def test_code_is_checked(
         grader = make(check=name, language=language)
         check_runnable(grader)
         assert grade(grader, {}, make_sample(text), checkers=checkers).score == expected
+
+
+@pytest.mark.parametrize(
+    "mens",
+    [
+        {"check": "compiles"},
+        {"check": "anti_stub"},
+        {"check": "pass_at_k", "of": {"type": "python", "source": "", "mens": {"check": "compiles"}}},
+    ],
+)
+def test_code_that_is_judged_is_not_run(checkers: ContainedCheckers, tmp_path: Path, mens: dict[str, Any]) -> None:
+    """The original's rewards built the code that they judged, and with it whatever the model had written into the build."""
+    trace = tmp_path / "trace"
+    text = f"from pathlib import Path\n\nfor each in range(3):\n    Path({str(trace)!r}).touch()\n    print([each])\n"
+    assert grade(make(**mens), {}, make_sample(text), checkers=checkers).score == 1
+    assert grade(make(**mens), {}, make_sample(text)).score == 1
+    assert not trace.exists()
+    exec(compile(text, "answer", "exec"), {})  # what would have been seen
+    assert trace.exists()
 
 
 def test_without_a_kept_process_one_is_started() -> None:
