@@ -26,6 +26,8 @@ from shared.database.visibility import foreign_name_rows, storable
 from shared.errors import Code, Forbidden, InvalidRequest, NotFound
 
 TENANT_SCOPE, SERVER_SCOPE, ALIAS_PREFIX = "tenant", "server", "alias:"
+SERVER = (SHARED, SERVER_SCOPE)
+"""Owner and scope of what governs where nothing nearer does."""
 DIGEST = re.compile(r"[0-9a-f]{12,64}")
 
 
@@ -138,11 +140,15 @@ class Policies:
         """Let a policy govern an alias of the tenant (``alias:NAME``), the tenant, or the server; None: let none.
 
         Raises:
-            NotFound: ``POLICY_NOT_FOUND``. InvalidRequest: ``REQUEST_INVALID``: the scope.
+            NotFound: ``POLICY_NOT_FOUND``. InvalidRequest: ``REQUEST_INVALID``: the scope, or it is a foreign name that follows an alias
+                which the policy does not govern.
             Forbidden: ``ROLE_INSUFFICIENT``: only an admin changes what governs already; ``TENANT_FORBIDDEN``: the server.
         """
         with self._db.write() as session:
-            return assign_policy(session, self._tenant, scope, name, by, reason, self._db.now(session))
+            assigned = assign_policy(session, self._tenant, scope, name, by, reason, self._db.now(session))
+            if assigned:
+                _check_reaches(session, self._tenant, assigned)
+            return assigned
 
     def assignments(self) -> list[Assignment]:
         """What policies govern, of the tenant and of ``shared``."""
@@ -187,6 +193,24 @@ def assign_policy(
         session.add(PolicyMoveRow(tenant=tenant, scope=scope, version=row.version, moved_at=now, **who, **what))
         session.flush()
     return Assignment.model_validate(row) if row.policy else None
+
+
+def _check_reaches(session: Session, tenant: TenantName, assigned: Assignment) -> None:
+    """Whether a policy holds what answers for a name: an alias that the name follows moves by its own policy, and takes the name along."""
+    rows = foreign_name_rows(session, [tenant], assigned.scope.removeprefix(ALIAS_PREFIX))
+    for row in rows if assigned.scope.startswith(ALIAS_PREFIX) else ():
+        followed = StandsFor.model_validate(row.stands_for)
+        if followed.kind != "alias":
+            continue
+        own = [(owner, ALIAS_PREFIX + followed.name) for owner in visible_to(tenant)]
+        governing = first_assignment(session, [*own, *((owner, TENANT_SCOPE) for owner in visible_to(tenant)), SERVER])
+        if governing is None or governing.policy.digest != assigned.policy.digest:
+            raise InvalidRequest(
+                Code.REQUEST_INVALID,
+                f"{row.name!r} stands for the alias {followed.name!r}, which the policy {assigned.policy.name} does not govern.",
+                remedy=f"Assign it to what is moved: PUT /v1/policy_assignments/{ALIAS_PREFIX}{followed.name}.",
+                param="scope",
+            )
 
 
 def first_assignment(session: Session, scopes: Sequence[tuple[str, str]]) -> Assignment | None:
@@ -238,7 +262,7 @@ def _check_may_change(session: Session, tenant: str, scope: str, after: dict[str
         followed = StandsFor.model_validate(row.stands_for)
         names += [ALIAS_PREFIX + followed.name] if followed.kind == "alias" else []
     wider = [(owner, name) for name in names for owner in visible_to(tenant)]
-    scopes = [(tenant, scope), *wider, (tenant, TENANT_SCOPE), (SHARED, TENANT_SCOPE), (SHARED, SERVER_SCOPE)]
+    scopes = [(tenant, scope), *wider, (tenant, TENANT_SCOPE), (SHARED, TENANT_SCOPE), SERVER]
     governing = first_assignment(session, scopes)
     if by.is_admin or (governing is None and scope.startswith(ALIAS_PREFIX)):
         return

@@ -291,6 +291,23 @@ def test_a_foreign_name_does_not_leave_its_policy_by_steps_that_ask_for_nothing(
     assert names.history(FOREIGN)[0].gate["override"] is True
 
 
+def test_a_policy_of_a_name_that_follows_an_alias_is_assigned_to_the_alias(
+    names: ForeignNames, database: Database
+) -> None:
+    """Else it would seem to hold the name, which goes where the alias goes."""
+    register(database, A, B)
+    Aliases(database).set("toy", Routing.to(A), ALICE)
+    names.set(FOREIGN, StandsFor(kind="alias", name="toy"), ALICE, bases=frozenset())
+    store(database, "strict", STRICT)
+    policies = Policies(database)
+    with pytest.raises(InvalidRequest, match="stands for the alias 'toy'") as caught:
+        policies.assign(f"alias:{FOREIGN}", "strict", ADMIN)
+    assert caught.value.remedy.endswith("PUT /v1/policy_assignments/alias:toy.")
+    assert policies.assignments() == []
+    policies.assign("alias:toy", "strict", ADMIN)
+    assert policies.assign(f"alias:{FOREIGN}", "strict", ADMIN)
+
+
 def test_the_name_of_a_deleted_alias_does_not_follow_one_that_moves_as_it_likes(
     aliases: Aliases, names: ForeignNames
 ) -> None:
