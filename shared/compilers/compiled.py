@@ -70,7 +70,8 @@ def run_compiler(compiler: Compiler, text: str, sandbox: Sandbox) -> Compilation
     Raises:
         Unavailable: ``SANDBOX_FAILED``: bubblewrap or the compiler does not start, three times, or the sandbox was closed.
     """
-    limits = replace(sandbox.limits, threads=PROCESSES)
+    own_disk = sandbox.limits.tmpfs_bytes // sandbox.parallel
+    limits = replace(sandbox.limits, threads=PROCESSES, tmpfs_bytes=own_disk)
     with sandbox.turn():
         for pause in RETRY_SECONDS:
             with suppress(Unavailable):

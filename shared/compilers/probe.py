@@ -63,7 +63,7 @@ def attack_compiler() -> tuple[Attack, ...]:
     Raises:
         Unavailable: ``SANDBOX_FAILED``: no compiler runs here.
     """
-    with Sandbox(LEVEL, PROBE_LIMITS) as sandbox, targets() as target:
+    with Sandbox(LEVEL, PROBE_LIMITS, parallel=1) as sandbox, targets() as target:
         ran = run_compiler(TAKEN_OVER, attack_program(target), sandbox)
     try:
         found: dict[str, dict[str, object]] = json.loads(ran.output) if ran.compiles else {}

@@ -16,6 +16,11 @@ _FOLDER = "/tmp"  # noqa: S108 - of the new file system
 _CAPABILITIES_OF_ROOT = ("CAP_SETUID", "CAP_SETGID", "CAP_KILL", "CAP_CHOWN")
 
 
+def disk(number: int) -> Path:
+    """Where the file system with a number is, within."""
+    return Path(_FOLDER, f"disk{number}")
+
+
 def is_installed() -> bool:
     """Whether there is bubblewrap on this machine."""
     return shutil.which(PROGRAM) is not None
@@ -29,6 +34,7 @@ def wrapped(
     bound: Iterable[Path] = (),
     *,
     as_first: bool = True,
+    disks: int = 0,
 ) -> list[str]:
     """A command line that runs another in new namespaces, with an empty file system but for what Python needs.
 
@@ -37,6 +43,7 @@ def wrapped(
         info_fd: where bubblewrap writes the process id of the first process of the namespaces, as JSON.
         tmpfs_bytes: size of /tmp, which is memory.
         bound: what the command needs besides, read-only.
+        disks: further file systems of that size, so that what fills one leaves room in the others; see :func:`disk`.
         as_first: the command is process 1; else it is bubblewrap, which waits for whatever the command has started and left.
     """
     words = [
@@ -56,11 +63,12 @@ def wrapped(
         words += [word for name in _CAPABILITIES_OF_ROOT for word in ("--cap-add", name)]
     words += ["--hostname", "sandbox"]
     # Before the rest: Python itself may lie there.
-    words += ["--perms", "0711", "--size", str(tmpfs_bytes), "--tmpfs", _FOLDER]
+    for folder in [_FOLDER, *(str(disk(number)) for number in range(disks))]:
+        words += ["--perms", "0711", "--size", str(tmpfs_bytes), "--tmpfs", folder]
     paths = _bound(bound)
     # Made before what they hold, and so that every user within can pass: left to bubblewrap they are for root alone.
-    for folder in dict.fromkeys(folder for path in [*paths, *DEVICES] for folder in [*reversed(path.parents)][1:]):
-        words += ["--perms", "0755", "--dir", str(folder)]
+    for parent in dict.fromkeys(folder for path in [*paths, *DEVICES] for folder in [*reversed(path.parents)][1:]):
+        words += ["--perms", "0755", "--dir", str(parent)]
     for path in paths:
         words += ["--ro-bind", str(path), str(path)]
     for device in DEVICES:

@@ -27,16 +27,20 @@ _MAX_HELLO_BYTES = 4096
 
 
 class ForkServer:
-    """The running ``python -m shared.sandbox``. It ends when the control socket is closed, so with this process, however that ends."""
+    """The running ``python -m shared.sandbox``. It ends when the control socket is closed, so with this process, however that ends.
 
-    def __init__(self, level: Level, limits: Limits) -> None:
+    Args:
+        disks: file systems for graders' files at the level bubblewrap, each of ``limits.tmpfs_bytes``.
+    """
+
+    def __init__(self, level: Level, limits: Limits, disks: int) -> None:
         self._level, self._folder = level, ""
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed by end()
         info, info_end = os.pipe()
         with os.fdopen(info) as told:
             try:
-                self._process = self._start(theirs, info_end, limits)
+                self._process = self._start(theirs, info_end, limits, disks)
             except OSError as error:
                 self._control.close()
                 self._log.close()
@@ -50,12 +54,12 @@ class ForkServer:
                 self._pid = int(json.loads(told.read())["child-pid"])
         self._folder = self._hello()
 
-    def _start(self, control: socket.socket, info: int, limits: Limits) -> subprocess.Popen[bytes]:
+    def _start(self, control: socket.socket, info: int, limits: Limits, disks: int) -> subprocess.Popen[bytes]:
         config = json.dumps({"level": self._level, "limits": asdict(limits)})
         command = [sys.executable, "-s", "-P", "-m", "shared.sandbox", config]
         wrap = self._level == "bubblewrap"
         return subprocess.Popen(
-            bubblewrap.wrapped(command, environment(), info, limits.tmpfs_bytes) if wrap else command,
+            bubblewrap.wrapped(command, environment(), info, limits.tmpfs_bytes, disks=disks) if wrap else command,
             stdin=control.fileno(),
             stdout=subprocess.DEVNULL,
             stderr=self._log,
@@ -91,13 +95,16 @@ class ForkServer:
         state.register(self._control, 0)
         return self._process.poll() is None and not state.poll(0)
 
-    def fork(self, channel: socket.socket, packages: list[str]) -> None:
+    def fork(self, channel: socket.socket, packages: list[str], disk: int) -> None:
         """Have a process made for a grader, which speaks over the channel.
+
+        Args:
+            disk: the number of the file system that its files are in, at the level bubblewrap.
 
         Raises:
             ChannelClosed: the server has just ended.
         """
-        request = json.dumps({"packages": packages, "number": secrets.randbelow(1 << 26)}).encode()
+        request = json.dumps({"packages": packages, "number": secrets.randbelow(1 << 26), "disk": disk}).encode()
         try:
             socket.send_fds(self._control, [request], [channel.fileno()])
         except OSError as error:

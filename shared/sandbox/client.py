@@ -10,8 +10,10 @@ import json
 import socket
 import threading
 import time
+from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
@@ -27,6 +29,8 @@ GRACE_SECONDS = 15.0
 RETRY_SECONDS = (0.1, 0.5)
 MAX_ANSWER_BYTES = 8 * MAX_OUTPUT_BYTES
 LEAST_MEMORY_BYTES = 256 << 20
+DISKS_OF_ITEM = 4
+"""File systems for each item that may run at once; one that nobody uses takes no memory."""
 
 
 class Sandbox:
@@ -42,12 +46,15 @@ class Sandbox:
         self.level: Level = level
         self.limits = limits or Limits()
         self._slots = threading.BoundedSemaphore(parallel)
-        self._most_idle = parallel
+        self.parallel = parallel
         self._lock = threading.Lock()
         self._closed = False
         self._idle: list[tuple[str, socket.socket]] = []
         self._busy: set[socket.socket] = set()
         self._process: ForkServer | None = None
+        # As many as there may be processes, and some for those that are just ending.
+        self._disks = deque(range(DISKS_OF_ITEM * parallel))
+        self._disk_of: dict[socket.socket, int] = {}
 
     @classmethod
     def open(
@@ -128,7 +135,7 @@ class Sandbox:
         """End the processes that wait for more items of their grader, so that the next caller finds none of another's."""
         with self._lock:
             for _, channel in self._idle:
-                channel.close()
+                self._end(channel)
             self._idle.clear()
 
     def close(self) -> None:
@@ -203,7 +210,8 @@ class Sandbox:
         try:
             with self._lock, theirs:
                 self._busy.add(ours)
-                self._running().fork(theirs, named_packages(source))
+                self._disk_of[ours] = self._disks.popleft()
+                self._running().fork(theirs, named_packages(source), self._disk_of[ours])
             _raise_error(receive(ours, MAX_ANSWER_BYTES))
             send(ours, {"source": source})
             _raise_error(_compiled(ours))
@@ -218,7 +226,8 @@ class Sandbox:
         if self._process is None or not self._process.is_alive():
             if self._process:
                 self._process.end()
-            self._process = ForkServer(self.level, self.limits)
+            own = self.limits.tmpfs_bytes // self.parallel
+            self._process = ForkServer(self.level, replace(self.limits, tmpfs_bytes=own), DISKS_OF_ITEM * self.parallel)
         return self._process
 
     def _give_back(self, source: str, channel: socket.socket) -> None:
@@ -226,13 +235,19 @@ class Sandbox:
             self._busy.discard(channel)
             self._idle.append((source, channel))
             # A process ends with its channel; the one that has waited longest goes.
-            while len(self._idle) > (0 if self._closed else self._most_idle):
-                self._idle.pop(0)[1].close()
+            while len(self._idle) > (0 if self._closed else self.parallel):
+                self._end(self._idle.pop(0)[1])
 
     def _drop(self, channel: socket.socket) -> None:
         with self._lock:
             self._busy.discard(channel)
+            self._end(channel)
+
+    def _end(self, channel: socket.socket) -> None:
+        """Close a channel, with which its process ends; the file system that it had is the last to be used again."""
         channel.close()
+        if (disk := self._disk_of.pop(channel, None)) is not None:
+            self._disks.append(disk)
 
 
 class _CompilerEnded(ChannelClosed):

@@ -35,11 +35,13 @@ class Request:
     Attributes:
         packages: to import before it is forked.
         number: at random; its folder and its user are made of it.
+        disk: the number of the file system that its folder is in, where each has one.
         channel: where its source will come from.
     """
 
     packages: list[str]
     number: int
+    disk: int
     channel: socket.socket
 
 
@@ -80,7 +82,7 @@ def _make_inheritance(config: dict[str, Any], folder: Path) -> Inheritance:
     return Inheritance(
         limits=Limits(**config["limits"]),
         readable=readable,
-        folder=folder,
+        folder=None if in_namespaces else folder,
         threads=threads,
         own_user=is_root,
         read_everything=is_root and not in_namespaces and not all(map(open_to_others, readable)),
@@ -95,7 +97,7 @@ def _next_request(control: socket.socket) -> Request | None:
         return None
     message = json.loads(content)
     descriptors = array.array("i", ancillary[0][2])
-    return Request(message["packages"], message["number"], socket.socket(fileno=descriptors[0]))
+    return Request(message["packages"], message["number"], message["disk"], socket.socket(fileno=descriptors[0]))
 
 
 def _fork(inheritance: Inheritance, control: socket.socket, request: Request) -> int:
@@ -109,7 +111,7 @@ def _fork(inheritance: Inheritance, control: socket.socket, request: Request) ->
     try:
         control.close()
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-        serve_items(inheritance, request.channel, parent, request.number)
+        serve_items(inheritance, request.channel, parent, request.number, request.disk)
     except BaseException:
         traceback.print_exc()
     finally:

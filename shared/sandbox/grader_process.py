@@ -24,7 +24,7 @@ from pathlib import Path
 from types import CodeType
 from typing import Any
 
-from shared.sandbox import confinement, seccomp
+from shared.sandbox import bubblewrap, confinement, seccomp
 from shared.sandbox.channel import ChannelClosed, receive, send
 from shared.sandbox.item_folder import empty, is_over
 from shared.sandbox.levels import COMPILE_SECONDS, MAX_OUTPUT_BYTES, Limits
@@ -49,7 +49,7 @@ class Inheritance:
     """What the fork server leaves to every process that it forks.
 
     Attributes:
-        folder: where each grader gets a folder.
+        folder: where each grader gets a folder; None: in a file system of its own.
         threads: whether an item may start threads: only where they are counted for it alone.
         own_user: turn from root into a user.
         read_everything: see :func:`confinement.become`.
@@ -57,7 +57,7 @@ class Inheritance:
 
     limits: Limits
     readable: tuple[Path, ...]
-    folder: Path
+    folder: Path | None
     threads: bool
     own_user: bool
     read_everything: bool
@@ -65,10 +65,10 @@ class Inheritance:
     server_program: bytes
 
 
-def serve_items(inheritance: Inheritance, channel: socket.socket, parent: int, number: int) -> None:
+def serve_items(inheritance: Inheritance, channel: socket.socket, parent: int, number: int, disk: int) -> None:
     """Close this process in, compile the source that comes first, and judge items until the channel is closed."""
     try:
-        folder = _close_in(inheritance, parent, number)
+        folder = _close_in(inheritance, parent, number, disk)
     except OSError as error:
         send(channel, {"error": "server", "message": str(error)})
         return
@@ -80,11 +80,12 @@ def serve_items(inheritance: Inheritance, channel: socket.socket, parent: int, n
             send(channel, _judge(inheritance, code, receive(channel), channel))
             empty(folder)
     except ChannelClosed:
-        return
+        # The next grader on this file system has all of it.
+        empty(folder)
 
 
-def _close_in(inheritance: Inheritance, parent: int, number: int) -> Path:
-    folder = inheritance.folder / str(number)
+def _close_in(inheritance: Inheritance, parent: int, number: int, disk: int) -> Path:
+    folder = (inheritance.folder or bubblewrap.disk(disk)) / str(number)
     folder.mkdir(mode=0o700)
     if inheritance.own_user:
         uid = confinement.own_uid(number)

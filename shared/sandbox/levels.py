@@ -31,7 +31,8 @@ class Limits:
         file_bytes: of one file; files may take ``files`` times as much together.
         files: open at once.
         threads: of one item, where they are counted for it alone; else none can be started.
-        tmpfs_bytes: of the file system that all items of a sandbox have at the level bubblewrap, which is memory.
+        tmpfs_bytes: of the files of all items that run at once in a sandbox, at the level bubblewrap, where they are memory: each item has
+            an equal part to itself.
     """
 
     wall_seconds: float = 120.0

@@ -1,8 +1,7 @@
-"""Levels of the sandbox that this machine has, and a run of the same code without one."""
+"""Levels of the sandbox that this machine has, and programs that run as another user."""
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -10,21 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from shared.sandbox.attacks import Target
 from shared.sandbox.environment import ROOT, open_to_others
 from shared.sandbox.levels import LEVELS, Level
 from shared.sandbox.probe import missing
 
 NOBODY = 54_321
-
-_UNCONFINED = """
-import json, os, sys
-request = json.load(sys.stdin)
-os.dup2(1, 3)
-names = {}
-exec(request["source"], names)
-os.write(3, json.dumps({"score": names["grade"](None, request["item"])}).encode())
-"""
 
 
 def level_parameters() -> list[object]:
@@ -32,21 +21,6 @@ def level_parameters() -> list[object]:
     return [
         pytest.param(level, marks=[pytest.mark.skipif(bool(missing(level)), reason=missing(level))]) for level in LEVELS
     ]
-
-
-def grade_unconfined(source: str, item: Target) -> float:
-    """What a source's ``grade`` returns in a plain child process, which inherits a file as a careless parent would leave it."""
-    with Path(os.devnull).open() as inherited:
-        found = subprocess.run(
-            [sys.executable, "-c", _UNCONFINED],
-            input=json.dumps({"source": source, "item": item}),
-            capture_output=True,
-            text=True,
-            check=True,
-            pass_fds=(inherited.fileno(),),
-            cwd=item["folder"],
-        )
-    return float(json.loads(found.stdout)["score"])
 
 
 def python_of_nobody() -> str | None:

@@ -32,7 +32,7 @@ STAYS = "import os, time\nif os.fork() == 0:\n    while True: time.sleep(0.01)\n
 
 @pytest.fixture(scope="module")
 def sandbox() -> Iterator[Sandbox]:
-    limits = Limits(wall_seconds=60, memory_bytes=1 << 30, file_bytes=1 << 20, tmpfs_bytes=64 << 20)
+    limits = Limits(wall_seconds=60, memory_bytes=1 << 30, file_bytes=1 << 20, tmpfs_bytes=128 << 20)
     with Sandbox("bubblewrap", limits) as opened:
         yield opened
 

@@ -11,11 +11,13 @@ import pytest
 
 from shared.errors import InvalidRequest
 from shared.sandbox import confinement
-from shared.sandbox.attacks import ATTACKS, Target, fork, source_of, start_threads, take_memory
-from shared.sandbox.client import Sandbox
+from shared.sandbox.attacks import ATTACKS, Target, source_of
+from shared.sandbox.client import DISKS_OF_ITEM, Sandbox
 from shared.sandbox.levels import Level, Limits
-from shared.sandbox.probe import PROBE_LIMITS, attack, probe, targets
-from tests.support.sandboxes import grade_unconfined, level_parameters, run_as_nobody
+from shared.sandbox.probe import attack, probe, targets
+from tests.support.bombs import grade_unconfined, neighbours_of_bombs
+from tests.support.sandboxes import NOBODY, level_parameters, run_as_nobody
+from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.sandbox
 
@@ -25,6 +27,19 @@ PROBE_PROGRAM = """
 import json, sys
 from shared.sandbox.probe import probe
 print(json.dumps(probe(sys.argv[1]).as_dict()))
+"""
+UNCONFINED_PROGRAM = """
+import json, os
+from shared.sandbox.attacks import ATTACKS, source_of
+from shared.sandbox.probe import targets
+from tests.support.bombs import grade_unconfined
+with targets() as target:
+    print(json.dumps([os.getuid(), {each.__name__: grade_unconfined(source_of(each), target) for each in ATTACKS}]))
+"""
+NEIGHBOURS_PROGRAM = """
+import sys
+from tests.support.bombs import neighbours_of_bombs
+print(neighbours_of_bombs(sys.argv[1]))
 """
 
 
@@ -40,6 +55,13 @@ def test_without_a_sandbox_it_succeeds(attempt: AttackFunction, target: Target) 
     assert grade_unconfined(source_of(attempt), target) == 1.0
 
 
+def test_without_a_sandbox_it_succeeds_as_a_user_without_rights_too() -> None:
+    ran = run_as_nobody(UNCONFINED_PROGRAM, level="landlock")
+    assert ran.returncode == 0, ran.stderr
+    uid, scores = json.loads(ran.stdout)
+    assert (uid, scores) == (NOBODY, {attempt.__name__: 1.0 for attempt in ATTACKS})
+
+
 @pytest.mark.parametrize("level", level_parameters())
 def test_every_level_holds_every_attack(level: Level) -> None:
     found = attack(level)
@@ -53,7 +75,7 @@ def test_a_user_without_rights_is_held_as_root_is(level: Level) -> None:
     assert ran.returncode == 0, ran.stderr
     report = json.loads(ran.stdout)
     assert report["level"] == level, report["reasons"]
-    assert len(report["attacks"]) == len(ATTACKS)
+    assert {each["name"] for each in report["attacks"] if each["held"]} == {attempt.__name__ for attempt in ATTACKS}
 
 
 @pytest.mark.parametrize("level", level_parameters())
@@ -69,29 +91,71 @@ def test_root_gives_each_grader_a_user_of_its_own(level: Level) -> None:
 
 @pytest.mark.parametrize("level", level_parameters())
 def test_neighbours_do_not_notice_bombs(level: Level) -> None:
-    """Another sandbox, and another grader of the same one, answer while one forks, starts threads and takes memory."""
-    honest = "import threading\ndef grade(sample, item):\n    t = threading.Thread(target=len, args=('',))\n"
-    honest += "    t.start()\n    t.join()\n    return item['n']"
-    stop = threading.Event()
-    rounds = []
+    assert neighbours_of_bombs(level) == "undisturbed"
 
-    def bomb(sandbox: Sandbox) -> None:
-        while not stop.is_set():
-            rounds.append([sandbox.grade(source_of(each), {}, {}) for each in (fork, start_threads, take_memory)])
 
-    with Sandbox(level, PROBE_LIMITS) as bombed, Sandbox(level) as other:
-        bombed.grade(honest, {}, {"n": 0})
-        bomber = threading.Thread(target=bomb, args=(bombed,))
-        bomber.start()
+@pytest.mark.parametrize("level", level_parameters())
+def test_neighbours_of_a_user_without_rights_do_not_notice_bombs(level: Level) -> None:
+    ran = run_as_nobody(NEIGHBOURS_PROGRAM, level=level)
+    assert ran.stdout == "undisturbed\n", ran.stderr
+
+
+HOLD = """
+import time
+def grade(sample, item):
+    kept = []
+    for number in range(60):
         try:
-            assert [other.grade(honest, {}, {"n": n}) for n in range(20)] == [*range(20)]
-            same = "def grade(sample, item): return item['n']"
-            assert [bombed.grade(same, {}, {"n": n}) for n in range(20)] == [*range(20)]
+            kept.append(open(f"file{number}", "w+b", buffering=0))
+            if item["removed"]:
+                import os
+                os.unlink(f"file{number}")
+            while kept[-1].write(bytes(1 << 20)): pass
+        except OSError:
+            continue
+    time.sleep(0.5)
+    return 1
+"""
+
+
+@pytest.mark.parametrize("level", level_parameters())
+@pytest.mark.parametrize("removed", [False, True])
+def test_an_item_that_fills_its_disk_leaves_others_theirs(level: Level, removed: bool) -> None:
+    """Of files that were removed and are still open nothing is seen in the folder; what bounds them is the file system."""
+    limits = Limits(wall_seconds=20, memory_bytes=1 << 30, file_bytes=4 << 20, tmpfs_bytes=64 << 20)
+    honest = "def grade(sample, item):\n    open('own', 'wb').write(bytes(4 << 20))\n    return item['n']"
+    stop, ended = threading.Event(), []
+
+    def fill(sandbox: Sandbox) -> None:
+        while not stop.is_set():
+            ended.append(sandbox.grade(HOLD, {}, {"removed": removed}))
+
+    with Sandbox(level, limits) as sandbox:
+        filler = threading.Thread(target=fill, args=(sandbox,))
+        filler.start()
+        try:
+            # Until it has filled what it can, once.
+            eventually(lambda: ended)
+            assert [sandbox.grade(honest, {}, {"n": n}) for n in range(60)] == [*range(60)]
         finally:
             stop.set()
-            bomber.join()
-    assert rounds
-    assert all(scores == [0.0, 0.0, 0.0] for scores in rounds)
+            filler.join()
+
+
+@pytest.mark.parametrize("level", level_parameters())
+def test_a_file_system_is_used_again_after_its_grader_was_left(level: Level) -> None:
+    """Of graders one after another, each given up while its disk was full, none leaves the next one a full disk."""
+    limits = Limits(wall_seconds=1, memory_bytes=1 << 30, file_bytes=4 << 20, files=16, tmpfs_bytes=16 << 20)
+    fill = (
+        "def grade(sample, item):\n    n = 0\n    while True:\n        try: open(str(n), 'wb').write(bytes(4 << 20))\n"
+    )
+    fill += "        except OSError: pass\n        n = (n + 1) % 4"
+    with Sandbox(level, limits, parallel=1) as sandbox:
+        for number in range(2 * DISKS_OF_ITEM):
+            with pytest.raises(InvalidRequest):
+                sandbox.grade(f"{fill}  # {number}", {}, {})
+            source = f"def grade(sample, item): return open('own', 'wb').write(bytes(4 << 20))  # {number}"
+            assert sandbox.grade(source, {}, {}) == 4 << 20
 
 
 @pytest.mark.parametrize("level", level_parameters())
