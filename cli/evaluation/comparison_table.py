@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from shared.statistics.paired import Comparison, Status
+from shared.statistics.paired import CONFIDENCE, Comparison, Status
 
 COLUMNS = ("items", "old", "new", "difference", "95 % each end", "visible", "verdict")
 """``visible``: the smallest difference that so many items show with a power of .8."""
@@ -41,8 +41,7 @@ def notes(
     for name, found in named.items():
         floor = (noise_floors or {}).get(name)
         if floor is not None and found.difference is not None:
-            kind = "noise" if abs(found.difference) <= floor else "more than noise"
-            lines.append(f"{name}: asked twice, old differs from itself by {floor:.3f}; the difference is {kind}")
+            lines.append(f"{name}: asked twice, old differs from itself by {floor:.3f}; {_beside_noise(found, floor)}")
     for name, found in named.items():
         if found.status is Status.PASSED:
             continue
@@ -51,6 +50,15 @@ def notes(
     if any(found.status is not Status.PASSED for found in named.values()):
         lines.append(f"`not worse` means that the interval lies above -{margin:g} (--margin).")
     return lines
+
+
+def _beside_noise(found: Comparison, floor: float) -> str:
+    """Two things make a difference that is none: answers that vary, which the floor measures, and items that happened to be drawn."""
+    if abs(found.difference or 0) <= floor:
+        return "the difference is noise"
+    if found.p_value is not None and found.p_value > 1 - CONFIDENCE:
+        return f"the difference is more, but {found.items} items may show it by chance (p = {found.p_value:.2g})"
+    return "the difference is more than noise"
 
 
 def as_json(found: Comparison) -> dict[str, Any]:

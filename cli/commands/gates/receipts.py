@@ -102,7 +102,7 @@ def describe_receipt(found: dict[str, Any]) -> Iterator[str]:
     yield f"{found['id']}  {_outcome(found)}: {found['adapter_id']} under the policy {_policy(receipt)}"
     yield f"compared with {receipt['compared_with'] or 'nothing'}"
     yield f"served base   {base['name'] + ' ' + base['digest'][:12] if base else 'not known'}"
-    yield f"sandbox       {receipt['sandbox'] or 'none'}"
+    yield f"sandbox       {receipt['sandbox'] or 'not used: no criterion runs code'}"
     yield f"judged        {format_minute(found['created_at'])} UTC, valid until {format_minute(found['valid_until'])}"
     # What an API of the release before has no field for is left out.
     if attempt := receipt.get("attempt"):

@@ -84,4 +84,7 @@ def test_difference_is_told_beside_the_old_models_from_itself(capsys: pytest.Cap
     print_comparison("old", "new", pairs, 0.03, noise_floors={"exact": 0.02})
     assert "exact: asked twice, old differs from itself by 0.020; the difference is noise" in capsys.readouterr().out
     print_comparison("old", "new", pairs, 0.03, noise_floors={"exact": 0.0})
+    assert "the difference is more, but 100 items may show it by chance (p = 1)" in capsys.readouterr().out
+    pairs = pairs_within([item(number, 1.0, float(number > 9)) for number in range(100)])
+    print_comparison("old", "new", pairs, 0.03, noise_floors={"exact": 0.0})
     assert "the difference is more than noise" in capsys.readouterr().out
