@@ -87,7 +87,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     folder = tmp_path_factory.mktemp("compose")
     environment = {"MENS_HOME": str(folder / "home")}
     subprocess.run(
-        [sys.executable, "-m", "cli.main", "base", "build"], cwd=ROOT, env=os.environ | environment, check=True
+        [sys.executable, "-m", "cli.main", "base", "build", BASE], cwd=ROOT, env=os.environ | environment, check=True
     )
     catalog = json.loads((folder / "home" / "catalog.json").read_text())
     catalog["bases"][0]["source"]["path"] = f"/models/{BASE}"
