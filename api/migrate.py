@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import sys
+from contextlib import closing
 from pathlib import Path
 
 from alembic import command
 from alembic.config import Config
-from sqlalchemy import make_url
+from sqlalchemy import make_url, text
 
+from shared.database.connection import Database
+from shared.errors import Code, InvalidRequest, MensError
 from shared.settings import Settings, read_settings
 
 MIGRATIONS = Path(__file__).parent / "migrations"
@@ -24,6 +28,36 @@ def migrate(database_url: str, revision: str = "head") -> None:
     command.upgrade(config, revision)
 
 
-if __name__ == "__main__":
-    migrate(read_settings(Settings).database_url)
+def main() -> int:
+    """Entry point: one line on stderr says why there is no database to migrate, and the status is 1."""
+    try:
+        database_url = read_settings(Settings).database_url
+        with closing(Database(database_url)) as database:
+            _check_encoding(database)
+        migrate(database_url)
+    except MensError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
     print("The database has the current schema.")
+    return 0
+
+
+def _check_encoding(database: Database) -> None:
+    """Raises:
+    Unavailable: ``DATABASE_UNAVAILABLE``. InvalidRequest: ``SETTINGS_INVALID``: the database cannot hold every text.
+    """
+    if database.is_sqlite:
+        return
+    with database.read() as session:
+        encoding = session.execute(text("SHOW server_encoding")).scalar_one()
+    if encoding != "UTF8":
+        raise InvalidRequest(
+            Code.SETTINGS_INVALID,
+            f"MENS_DATABASE_URL: the database {database.url.database!r} has the encoding {encoding}; texts need UTF8.",
+            remedy="Make one: CREATE DATABASE mens ENCODING 'UTF8' LOCALE 'C.UTF-8' TEMPLATE template0.",
+            param="MENS_DATABASE_URL",
+        )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

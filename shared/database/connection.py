@@ -23,14 +23,16 @@ from shared.errors import Code, Unavailable
 SQLITE_BUSY_SECONDS = 30
 SQLITE_SYNCHRONOUS = "FULL"
 """A commit survives a power cut. Tests set OFF, which is faster."""
-SERVER_TIMEOUTS = {
+SERVER_OPTIONS = {
+    # Whatever the database's own encoding is, texts arrive as texts: of one in SQL_ASCII they would be bytes.
+    "client_encoding": "utf8",
     "connect_timeout": 10,
     "tcp_user_timeout": 10_000,
     "keepalives_idle": 10,
     "keepalives_interval": 5,
     "keepalives_count": 3,
 }
-"""A server that vanished without closing its connections is noticed after about 10 s (`tcp_user_timeout` is in milliseconds),
+"""The rest: a server that vanished without closing its connections is noticed after about 10 s (`tcp_user_timeout` is in milliseconds),
 not after the system's 15 min."""
 
 
@@ -52,7 +54,7 @@ class Database:
         else:
             # Probed before each use, because the server may have restarted since the last.
             self.engine = create_engine(
-                url, pool_pre_ping=True, pool_size=10, max_overflow=20, connect_args=SERVER_TIMEOUTS
+                url, pool_pre_ping=True, pool_size=10, max_overflow=20, connect_args=SERVER_OPTIONS
             )
 
     @contextmanager
