@@ -97,6 +97,9 @@ def engine_env(launch: Launch) -> dict[str, str]:
         # Bound threads stall for many seconds when training runs on the same cores.
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "OMP_NUM_THREADS": str(settings.serving_cpu_threads),
+        # With adapters vLLM compiles no model on a CPU, but still two small functions of its sampler, at their first use: that takes
+        # seconds, and a C++ compiler, without which the engine ends. They are as good as they stand.
+        "TORCHDYNAMO_DISABLE": "1",
     }
 
 

@@ -65,7 +65,8 @@ def start_server(installation: ServingInstallation, **settings: object) -> Itera
     with log.open("wb") as output:
         process = subprocess.Popen(
             [sys.executable, "-m", "serving"],
-            env={**os.environ, **installation.environment(serving_port=port, **settings)},
+            # No machine that serves needs a compiler.
+            env={**os.environ, "CXX": "/no/compiler", **installation.environment(serving_port=port, **settings)},
             cwd=installation.home,  # not the checkout: the installed package must be enough
             stdout=output,
             stderr=subprocess.STDOUT,
