@@ -10,7 +10,6 @@ ADVISORY_LOCK = 0x6D656E73  # "mens"
 LOCK_TIMEOUT = "15s"
 
 database = Database(context.config.attributes["database_url"])
-engine = database.engine.execution_options(mens_write=True)
 
 
 def stop_minding_references(connection: Connection) -> None:
@@ -24,9 +23,10 @@ def check_references(connection: Connection) -> None:
         raise RuntimeError(f"The migration would leave rows that refer to nothing: {broken[:5]}")
 
 
-with engine.connect() as connection:
+with database.engine.connect() as connection:
     if database.is_sqlite:
         stop_minding_references(connection)
+        connection.exec_driver_sql("BEGIN IMMEDIATE")
     context.configure(connection=connection, target_metadata=METADATA, render_as_batch=database.is_sqlite)
     with context.begin_transaction():
         if not database.is_sqlite:

@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Connection, Engine, create_engine, event, make_url, text
+from sqlalchemy import create_engine, event, make_url, text
 from sqlalchemy.exc import OperationalError, TimeoutError  # noqa: A004 — the pool's, not the built-in
 from sqlalchemy.orm import Session
 
@@ -50,7 +50,6 @@ class Database:
         if self.is_sqlite:
             self.engine = create_engine(url, connect_args={"timeout": SQLITE_BUSY_SECONDS})
             event.listen(self.engine, "connect", _prepare_sqlite)
-            event.listen(self.engine, "begin", _begin_sqlite)
         else:
             # Probed before each use, because the server may have restarted since the last.
             self.engine = create_engine(
@@ -65,6 +64,7 @@ class Database:
             Unavailable: ``DATABASE_UNAVAILABLE``.
         """
         with _database_errors(), Session(self.engine) as session:
+            self._begin(session, "BEGIN")
             yield session
 
     @contextmanager
@@ -74,10 +74,11 @@ class Database:
         Raises:
             Unavailable: ``DATABASE_UNAVAILABLE``.
         """
-        engine = self.engine.execution_options(mens_write=True)
         is_complete = False
         try:
-            with _database_errors(), self._recording(engine) as session, session.begin():
+            with _database_errors(), self._recording() as session, session.begin():
+                # A transaction that begins as a reader and writes later fails when another one wrote in between.
+                self._begin(session, "BEGIN IMMEDIATE")
                 yield session
                 is_complete = True
         finally:
@@ -85,8 +86,13 @@ class Database:
             for listener in self.after_write if is_complete else ():
                 listener()
 
-    def _recording(self, engine: Engine) -> RecordingSession:
-        return RecordingSession(engine, expire_on_commit=False, info={CLOCK: self.now})
+    def _begin(self, session: Session, statement: str) -> None:
+        # Not by a listener of the engine: with one SQLAlchemy looks for listeners at every statement, which then takes a third longer.
+        if self.is_sqlite:
+            session.connection().exec_driver_sql(statement)
+
+    def _recording(self) -> RecordingSession:
+        return RecordingSession(self.engine, expire_on_commit=False, info={CLOCK: self.now})
 
     def now(self, session: Session) -> datetime:
         """The database's clock, so that leases do not depend on the clocks of the machines around it."""
@@ -130,16 +136,10 @@ def _database_errors() -> Iterator[None]:
 
 
 def _prepare_sqlite(connection: sqlite3.Connection, _record: Any) -> None:
-    # The driver must not begin transactions on its own, because `_begin_sqlite` does.
+    # The driver must not begin transactions on its own, because `read()` and `write()` do.
     connection.isolation_level = None
     # With WAL readers and the writer do not block each other.
     connection.execute("PRAGMA journal_mode=WAL")
     connection.execute(f"PRAGMA synchronous={SQLITE_SYNCHRONOUS}")
     # SQLite enforces foreign keys only for connections that request it.
     connection.execute("PRAGMA foreign_keys=ON")
-
-
-def _begin_sqlite(connection: Connection) -> None:
-    # A transaction that begins as a reader and writes later fails when another one wrote in between.
-    write = connection.get_execution_options().get("mens_write", False)
-    connection.exec_driver_sql("BEGIN IMMEDIATE" if write else "BEGIN")

@@ -23,6 +23,7 @@ from shared.database.job_states import FINAL, JobState, Verb, next_state
 from shared.database.records import Event, Job, Kind, MemoryAccuracy, NewEvent, Submission, new_id
 from shared.database.scheduling.gpu_time import gpu_hold, seconds_like, settle_hold
 from shared.database.scheduling.quotas import check_quota
+from shared.database.tables.base import insert_rows
 from shared.database.tables.jobs import EventRow, JobRow
 from shared.database.tenancy import SHARED, TenantName, check_owner, visible_to
 from shared.database.visibility import storable
@@ -367,11 +368,13 @@ def transition(session: Session, row: JobRow, verb: Verb, now: datetime, *events
 
 def add_events(session: Session, row: JobRow, now: datetime, *events: NewEvent) -> None:
     """Append events to a job whose row this transaction holds, so that ``seq`` is also the order of commit."""
-    for event in events:
-        fields: dict[str, Any] = event.model_dump()
-        fields["message"] = storable(fields["message"])[:MAX_MESSAGE_CHARS]
-        session.add(EventRow(job_id=row.id, created_at=now, **fields))
-    session.flush()
+    if events:
+        insert_rows(session, EventRow, [_event_values(row, event, now) for event in events])
+
+
+def _event_values(row: JobRow, event: NewEvent, now: datetime) -> dict[str, Any]:
+    message = storable(event.message)[:MAX_MESSAGE_CHARS]
+    return {"job_id": row.id, "created_at": now, **event.model_dump(exclude={"message"}), "message": message}
 
 
 def _unknown(job_id: str) -> NotFound:

@@ -18,7 +18,7 @@ from shared.database.audit.actors import current_actor
 from shared.database.audit.audited_tables import AUDITED, AuditedTable
 from shared.database.audit.changes import Change, ChangeKind, Values
 from shared.database.tables.audit import AuditEventRow
-from shared.database.tables.base import Base
+from shared.database.tables.base import Base, insert_rows
 from shared.observability.log_context import current_ids
 
 CLOCK = "clock"
@@ -57,18 +57,15 @@ def _write_events(session: Session) -> None:
 def record(session: Session, tenant: str, action: str, object_id: str, changes: dict[str, Values]) -> None:
     """Write the event of a change that is made by a statement and not by rows, before it is made."""
     _add(session, [_event(tenant, action, object_id, changes)])
-    session.flush()
 
 
-def _add(session: Session, events: list[AuditEventRow]) -> None:
+def _add(session: Session, events: list[dict[str, Any]]) -> None:
     """Add events, whose numbers are in the order of commit: a reader that goes on after the last one misses none."""
     if session.get_bind().dialect.name == "postgresql":
         session.execute(select(func.pg_advisory_xact_lock(func.hashtextextended(LOCK, 0))))
     clock: Callable[[Session], datetime] = session.info[CLOCK]
     now = clock(session)
-    for event in events:
-        event.created_at = now
-    session.add_all(events)
+    insert_rows(session, AuditEventRow, [event | {"created_at": now} for event in events])
 
 
 def _change(row: Base, kind: ChangeKind, table: AuditedTable) -> Change | None:
@@ -95,24 +92,24 @@ def _note(notes: Notes, row: Base, change: Change) -> None:
         notes[key] = row, both
 
 
-def _events(notes: Notes) -> Iterator[AuditEventRow]:
+def _events(notes: Notes) -> Iterator[dict[str, Any]]:
     for row, change in notes.values():
         table = AUDITED[type(row)]
         if action := table.action(row, change):
             yield _event(row.tenant, action, table.object_id(row), table.changes(row, change))
 
 
-def _event(tenant: str, action: str, object_id: str, changes: dict[str, Values]) -> AuditEventRow:
+def _event(tenant: str, action: str, object_id: str, changes: dict[str, Values]) -> dict[str, Any]:
     actor = current_actor()
-    return AuditEventRow(
-        tenant=tenant,
-        actor_kind=actor.kind,
-        actor_id=actor.id,
-        actor=actor.name,
-        action=action,
-        object_type=action.partition(".")[0],
-        object_id=object_id,
-        changes=changes,
-        request_id=current_ids().get("request_id"),
-        address=actor.address,
-    )
+    return {
+        "tenant": tenant,
+        "actor_kind": actor.kind,
+        "actor_id": actor.id,
+        "actor": actor.name,
+        "action": action,
+        "object_type": action.partition(".")[0],
+        "object_id": object_id,
+        "changes": changes,
+        "request_id": current_ids().get("request_id"),
+        "address": actor.address,
+    }

@@ -14,6 +14,7 @@ from sqlalchemy import ColumnElement, and_, bindparam, case, func, not_, select
 from sqlalchemy.orm import Session
 
 from shared.database.job_states import JobState
+from shared.database.tables.base import insert_rows
 from shared.database.tables.jobs import GpuTimeRow, JobRow
 from shared.scheduling.forecast import typical_seconds
 from shared.scheduling.types import PRIORITY_SECONDS, RECENT_SECONDS, UNKNOWN_SECONDS
@@ -44,18 +45,17 @@ def gpu_hold(max_gpu_minutes: float | None, expected_seconds: float | None, gpus
 
 def begin_hold(session: Session, row: JobRow, gpus: int, now: datetime) -> None:
     """Hold the GPU time of the attempt that begins."""
-    session.add(
-        GpuTimeRow(
-            job_id=row.id,
-            attempt=row.attempt,
-            tenant=row.tenant,
-            kind=row.kind,
-            base_model=row.base_model,
-            gpus=gpus,
-            started_at=now,
-            held=gpu_hold(row.max_gpu_minutes, row.expected_seconds, gpus),
-        )
-    )
+    hold = {
+        "job_id": row.id,
+        "attempt": row.attempt,
+        "tenant": row.tenant,
+        "kind": row.kind,
+        "base_model": row.base_model,
+        "gpus": gpus,
+        "started_at": now,
+        "held": gpu_hold(row.max_gpu_minutes, row.expected_seconds, gpus),
+    }
+    insert_rows(session, GpuTimeRow, [hold])
 
 
 def settle_hold(session: Session, row: JobRow, outcome: JobState, now: datetime) -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import Any
 
-from sqlalchemy import select
+from sqlalchemy import exists, select
 from sqlalchemy.orm import Session
 
 from shared.database.connection import Database
@@ -67,6 +68,7 @@ class QueueReader:
             return len(known)
 
 
+QUOTAS = select(TenantQuotaRow)
 QUEUED = select(
     JobRow.id,
     JobRow.tenant,
@@ -76,6 +78,7 @@ QUEUED = select(
     JobRow.not_before,
     JobRow.expected_seconds,
     JobRow.max_gpu_minutes,
+    exists(QUOTAS).label("has_quotas"),
 ).where(JobRow.state == JobState.QUEUED)
 RUNNING = (
     select(
@@ -89,7 +92,6 @@ RUNNING = (
     .outerjoin(GpuTimeRow, (JobRow.id == GpuTimeRow.job_id) & (JobRow.attempt == GpuTimeRow.attempt))
     .where(JobRow.state == JobState.RUNNING)
 )
-QUOTAS = select(TenantQuotaRow)
 
 
 def read_queue(session: Session, now: datetime, gpus: int) -> QueueState:
@@ -99,7 +101,7 @@ def read_queue(session: Session, now: datetime, gpus: int) -> QueueState:
         now: the database's time.
         gpus: of the worker that would claim a job; what a job holds follows from it.
     """
-    return _state(session, now, _queued(session, gpus), session.scalars(QUOTAS).all())
+    return _state(session, now, session.execute(QUEUED).all(), gpus)
 
 
 def read_claimable(session: Session, now: datetime, gpus: int) -> QueueState:
@@ -111,15 +113,13 @@ def read_claimable(session: Session, now: datetime, gpus: int) -> QueueState:
         now: the database's time.
         gpus: of the worker that claims.
     """
-    queued, quotas = _queued(session, gpus), session.scalars(QUOTAS).all()
-    if len(queued) < 2 and not quotas:
-        return QueueState(now.timestamp(), queued, {}, {}, [])
-    return _state(session, now, queued, quotas)
+    queued = session.execute(QUEUED).all()
+    if len(queued) < 2 and not any(row.has_quotas for row in queued):
+        return QueueState(now.timestamp(), _waiting(queued, gpus), {}, {}, [])
+    return _state(session, now, queued, gpus)
 
 
-def _state(
-    session: Session, now: datetime, queued: Sequence[QueuedJob], quotas: Sequence[TenantQuotaRow]
-) -> QueueState:
+def _state(session: Session, now: datetime, queued: Sequence[Any], gpus: int) -> QueueState:
     running = list(_running(session, now))
     shares = {
         tenant: Share(use.gpu_seconds, 0, use.served_at.timestamp()) for tenant, use in recent_use(session, now).items()
@@ -128,10 +128,11 @@ def _state(
         share = shares.setdefault(job.tenant, Share())
         share.used += job.hold
         share.running += 1
-    return QueueState(now.timestamp(), list(queued), shares, _allowances(session, now, quotas), running)
+    allowances = _allowances(session, now, session.scalars(QUOTAS).all())
+    return QueueState(now.timestamp(), _waiting(queued, gpus), shares, allowances, running)
 
 
-def _queued(session: Session, gpus: int) -> list[QueuedJob]:
+def _waiting(queued: Sequence[Any], gpus: int) -> list[QueuedJob]:
     return [
         QueuedJob(
             row.id,
@@ -142,7 +143,7 @@ def _queued(session: Session, gpus: int) -> list[QueuedJob]:
             row.expected_seconds,
             row.not_before.timestamp() if row.not_before else 0.0,
         )
-        for row in session.execute(QUEUED)
+        for row in queued
     ]
 
 
