@@ -96,7 +96,7 @@ def test_each_model_has_pods_and_settings_of_its_own(chart: Chart) -> None:
         "8192",
     )
     limits = [pod["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] for pod in (small, large)]
-    assert limits == [1, 4]
+    assert limits == ["1", "4"]
     assert "nodeSelector" not in small
     assert large["nodeSelector"] == {"gpu": "h200"}
     assert small["tolerations"] == SEVERAL["serving"]["tolerations"]

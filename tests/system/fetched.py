@@ -91,6 +91,11 @@ def custom_resource_schemas() -> Path:
     return _node_programs(CUSTOM_RESOURCES, "custom-resources") / "custom-resources.mjs"
 
 
+def custom_resource_definitions() -> Path:
+    """The program that prints definitions of operators' kinds, for an API server that shall know them."""
+    return _node_programs(CUSTOM_RESOURCES, "custom-resources") / "definitions.mjs"
+
+
 def _node_programs(source: Path, name: str) -> Path:
     """A copy of a folder's programs, with the packages that its lock file has."""
     npm = shutil.which("npm")

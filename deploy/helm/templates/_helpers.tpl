@@ -221,11 +221,26 @@ imagePullPolicy: {{ .root.Values.image.pullPolicy }}
 {{- end }}
 {{- end -}}
 
+{{- /* Requests and limits with each quantity as text: Kubernetes 1.20 applies no numbers on the server's side. */ -}}
+{{- define "mens.resources" -}}
+{{- $texts := dict -}}
+{{- range $kind, $quantities := . -}}
+{{- $of := dict -}}
+{{- range $name, $quantity := $quantities -}}
+{{- if not (kindIs "invalid" $quantity) -}}
+{{- $_ := set $of $name (toString $quantity) -}}
+{{- end -}}
+{{- end -}}
+{{- $_ := set $texts $kind $of -}}
+{{- end -}}
+{{- toYaml $texts -}}
+{{- end -}}
+
 {{- define "mens.container" -}}
 {{ include "mens.image" . }}
 {{ include "mens.containerSecurity" . }}
 resources:
-  {{- toYaml .values.resources | nindent 2 }}
+  {{- include "mens.resources" .values.resources | nindent 2 }}
 env:
   - name: MENS_HOME
     value: /var/lib/mens

@@ -1,11 +1,7 @@
 // Reads documents of custom resources (JSON, an array) and prints for each the list of what is wrong with it.
 import { readFileSync } from "node:fs";
 
-const MODULES = {
-  "gateway.networking.k8s.io/v1": "@kubernetes-models/gateway-api/gateway.networking.k8s.io/v1",
-  "keda.sh/v1alpha1": "@kubernetes-models/keda/keda.sh/v1alpha1",
-  "monitoring.coreos.com/v1": "@kubernetes-models/prometheus-operator/monitoring.coreos.com/v1",
-};
+import { MODULES } from "./modules.mjs";
 
 /** A view of a value that notes which of its fields are read. */
 function watched(value, path, read) {
