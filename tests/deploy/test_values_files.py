@@ -63,6 +63,14 @@ def test_every_file_renders_to_valid_kubernetes(documents: list[Document]) -> No
             kubernetes_validate.validate(document, version, strict=True)
 
 
+def test_an_old_server_can_apply_what_is_rendered(documents: list[Document]) -> None:
+    """Server-side apply of Kubernetes 1.20 takes no number for a quantity, and no port of a Service without its protocol."""
+    for name, pod in pods(documents):
+        resources = pod["containers"][0]["resources"]
+        assert all(isinstance(each, str) for of_kind in resources.values() for each in of_kind.values()), name
+    assert all(port["protocol"] for service in of(documents, "Service") for port in service["spec"]["ports"])
+
+
 def test_checkov_finds_nothing_else(documents: list[Document], tmp_path: Path) -> None:
     path = tmp_path / "rendered"
     path.mkdir()
