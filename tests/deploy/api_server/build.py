@@ -2,7 +2,7 @@
 
 Nothing of it is installed, and no root is needed: apt downloads packages and source into the folder and checks Debian's signatures. At the
 end the folder has ``kube-apiserver`` and ``etcd``; the tests want the first one's path in ``MENS_TEST_KUBE_APISERVER``. On two cores
-it takes a quarter of an hour, 1 GB of memory and 3 GB of disk, most of it freed at the end.
+it takes a quarter of an hour, and 2 GB of disk, of which 80 MB stay.
 """
 
 from __future__ import annotations
