@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from datetime import timedelta
 from functools import cache, partial
 from pathlib import Path
+from statistics import NormalDist
 from typing import Any
 
 import jsonschema
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from shared.gate_outcome import GateStatus
 from shared.gates import evaluate
 from shared.gates.evaluate import judge
 from shared.gates.evidence import AnswerPair, Evidence, RunScores, ScoredAnswer
+from shared.gates.measures import Loss
 from shared.gates.policy import GatePolicy
 from shared.gates.policy_file import policy_digest, read_policy
 from shared.gates.receipt import GateRow, Receipt
 from shared.gates.training_gates import device_profile
 from shared.statistics import paired
+from shared.statistics.multiple import holm_adjusted
 from shared.statistics.resampling import bca_interval
 from tests.support.gate_evidence import AT, NEW, TRAINED, answer, evidence, run_scores
 
@@ -212,6 +216,27 @@ def test_several_blocking_comparisons_need_more_than_one_alone() -> None:
     assert alone.gates[0].status is GateStatus.PASSED
     assert row(beside, "evals.a").status is not GateStatus.PASSED
     assert row(beside, "evals.a").checks[0].confidence == pytest.approx(1 - 0.05 / 9)
+
+
+def by_normal(old: Sequence[float], new: Sequence[float], margin: float, confidence: float) -> paired.Comparison:
+    """A comparison whose p-value is known: of one item, whose difference is normal with the deviation 1."""
+    half = NormalDist().inv_cdf(confidence)
+    difference = new[0] - old[0]
+    interval = (difference - half, difference + half)
+    status = paired.Status.PASSED if interval[0] > -margin else paired.Status.FAILED
+    return paired.Comparison(status, 1, old[0], new[0], difference, interval, None, None, None, "")
+
+
+@given(st.lists(st.floats(0.0005, 0.2), min_size=1, max_size=8), st.sampled_from([0.01, 0.05, 0.1]))
+def test_comparisons_together_pass_where_holms_adjusted_p_values_do(p_values: list[float], alpha: float) -> None:
+    adjusted = holm_adjusted(p_values)
+    assume(all(abs(value - alpha) > 1e-9 for value in adjusted))
+    losses = [Loss("x", (0.0,), (NormalDist().inv_cdf(1 - value),), 0.0) for value in p_values]
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(evaluate, "compare", by_normal)
+        judged = evaluate._judge_together(losses, alpha)
+    passed = [judged[id(loss)].status is GateStatus.PASSED for loss in losses]
+    assert passed == [value <= alpha for value in adjusted]
 
 
 def test_pass_at_k_is_the_unbiased_estimate() -> None:

@@ -8,11 +8,19 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 
-from shared.statistics.clustered import cluster_bca_interval, clustered_standard_error, clusters_of
-from shared.statistics.exact import mcnemar_p_value, wilson_interval
+from shared.statistics import paired
+from shared.statistics.clustered import (
+    cluster_bca_interval,
+    clustered_rate_interval,
+    clustered_standard_error,
+    clusters_of,
+)
+from shared.statistics.exact import items_needed, mcnemar_p_value, wilson_interval
+from shared.statistics.paired import Status, compare
 from shared.statistics.resampling import bca_interval, sign_flip_p_value
 from shared.statistics.sequential import log_e_within
 
@@ -58,12 +66,19 @@ def clustered_z(generator: random.Random) -> bool:
     return abs(sum(values) / len(values)) > 2.0010 * clustered_standard_error(values, GROUPS)
 
 
+def clustered_rate(generator: random.Random) -> bool:
+    # Passes of one group are alike: .7 in the mean of groups.
+    chances = [generator.choice((0.5, 0.9)) for _ in range(60)]
+    low, high = clustered_rate_interval([generator.random() < chances[group] for group in GROUPS], GROUPS)
+    return not low <= 0.7 <= high
+
+
 def rate(method: Callable[[random.Random], bool]) -> float:
     generator = random.Random(20)
     return sum(method(generator) for _ in range(RUNS)) / RUNS
 
 
-@pytest.mark.parametrize("method", [mcnemar, sign_flip, wilson, bca, cluster_bootstrap, clustered_z])
+@pytest.mark.parametrize("method", [mcnemar, sign_flip, wilson, bca, cluster_bootstrap, clustered_z, clustered_rate])
 def test_a_method_holds_its_level(method: Callable[[random.Random], bool]) -> None:
     assert 0 < rate(method) <= ALPHA + 3 * (ALPHA * (1 - ALPHA) / RUNS) ** 0.5
 
@@ -74,6 +89,58 @@ def test_values_in_groups_break_a_method_that_takes_them_for_independent() -> No
         return not low <= 0 <= high
 
     assert rate(naive) > 3 * ALPHA
+
+
+@pytest.fixture
+def few_resamples(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(paired, "bca_interval", partial(bca_interval, resamples=299))
+    monkeypatch.setattr(paired, "cluster_bca_interval", partial(cluster_bca_interval, resamples=299))
+    # It is no part of the verdict.
+    monkeypatch.setattr(paired, "sign_flip_p_value", lambda _differences: 1.0)
+
+
+LOST = 0.15
+OUTCOMES, WEIGHTS = ((1.0, 0.0), (0.0, 1.0), (1.0, 1.0)), (LOST + 0.1, 0.1, 0.8 - LOST)
+"""Scores of the old model and the new one, which loses the margin: the worst that must not pass."""
+
+
+def passes_at_the_margin(generator: random.Random) -> bool:
+    pairs = generator.choices(OUTCOMES, WEIGHTS, k=60)
+    return compare([old for old, _ in pairs], [new for _, new in pairs], LOST).status is Status.PASSED
+
+
+def passes_at_the_margin_in_groups(generator: random.Random) -> bool:
+    # Three answers to a prompt, of which each repeats the first one with a chance of a half.
+    pairs = []
+    for _ in range(40):
+        first = generator.choices(OUTCOMES, WEIGHTS)[0]
+        pairs += [first, *(generator.choice((first, *generator.choices(OUTCOMES, WEIGHTS))) for _ in range(2))]
+    groups = [number // 3 for number in range(len(pairs))]
+    return compare([old for old, _ in pairs], [new for _, new in pairs], LOST, groups=groups).status is Status.PASSED
+
+
+@pytest.mark.usefixtures("few_resamples")
+@pytest.mark.parametrize("method", [passes_at_the_margin, passes_at_the_margin_in_groups])
+def test_a_model_that_loses_the_margin_passes_no_more_often_than_it_may(
+    method: Callable[[random.Random], bool],
+) -> None:
+    assert 0 < rate(method) <= ALPHA + 3 * (ALPHA * (1 - ALPHA) / RUNS) ** 0.5
+
+
+@pytest.mark.parametrize(("difference", "differing"), [(0.10, 0.2), (0.05, 0.1), (0.05, 0.2)])
+def test_so_many_items_show_a_difference_with_the_power_that_is_said(difference: float, differing: float) -> None:
+    items, generator = items_needed(difference, differing), random.Random(8)
+    lost, won = (differing + difference) / 2, (differing - difference) / 2
+
+    def is_shown() -> bool:
+        drawn = generator.choices((1, -1, 0), (lost, won, 1 - differing), k=items)
+        differ = sum(map(abs, drawn))
+        # The one-sided score test of a mean of 0, at .05.
+        return differ > 0 and sum(drawn) / math.sqrt(differ) > 1.6449
+
+    shown = sum(is_shown() for _ in range(RUNS)) / RUNS
+    # Counts are whole numbers, so the level is not met exactly, and the power by a hundredth or two neither.
+    assert shown == pytest.approx(0.8, abs=3 * (0.8 * 0.2 / RUNS) ** 0.5 + 0.02)
 
 
 LOOKS, MARGIN = 300, 0.05
