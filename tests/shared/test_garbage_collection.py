@@ -12,7 +12,7 @@ import pytest
 from shared.garbage_collection import without_collections
 
 ROOT = Path(__file__).parents[2]
-ENTRY_POINTS = ("api/__main__.py", "worker/app.py")
+ENTRY_POINTS = ("api/__main__.py", "worker/app.py", "serving/vllm_server.py")
 """What starts and stays. A trainer's is `worker/libraries.py` (tests/worker/test_libraries.py)."""
 
 

@@ -26,7 +26,7 @@ PARSED = [name for name in BASES if name != "zephyr-7b"]
 
 @cache
 def argument_parser() -> Any:
-    """The argument parser that `vllm.entrypoints.openai.api_server` builds."""
+    """The argument parser that vLLM's server builds (`serving/vllm_server.py`)."""
     from vllm.entrypoints.launchers.cli_args import make_arg_parser
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 

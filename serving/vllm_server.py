@@ -1,0 +1,17 @@
+"""`python -m serving.vllm_server OPTIONS`: vLLM's server for OpenAI's API, whose imports no garbage collection interrupts.
+
+vLLM imports this module a second time in the process of its engine, which begins as a new interpreter: what is outside the
+condition below runs there too.
+"""
+
+from __future__ import annotations
+
+from shared.garbage_collection import without_collections
+
+with without_collections():
+    # Here, because vLLM itself imports the engine later, when it starts it.
+    import vllm.v1.engine.core  # noqa: F401
+    from vllm.entrypoints.launchers.api_server.entry import main
+
+if __name__ == "__main__":
+    main()
