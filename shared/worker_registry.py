@@ -32,6 +32,7 @@ class WorkerMachine(BaseModel):
         device_name: of the GPUs. devices: how many of them share a job.
         memory_bytes: of the smallest of its GPUs. free_bytes: what other programs have left of it.
         host_bytes: main memory that it may use.
+        sandbox: what code of graders runs in there, or why in nothing: a sentence.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -41,6 +42,7 @@ class WorkerMachine(BaseModel):
     memory_bytes: int | None = None
     free_bytes: int | None = None
     host_bytes: int | None = None
+    sandbox: str | None = None
 
 
 class _Entry(BaseModel):

@@ -172,7 +172,9 @@ def queued_messages() -> int:
 @functools.cache
 def machine_reporter() -> MachineReporter:
     """What tells the API of this process's machine, made on first use."""
-    return MachineReporter(WorkerRegistry(settings.broker_url), worker().name, settings.trainer_processes)
+    return MachineReporter(
+        WorkerRegistry(settings.broker_url), worker().name, settings.trainer_processes, settings.sandbox
+    )
 
 
 @worker_ready.connect

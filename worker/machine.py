@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shared.host import allowed_memory
+from shared.sandbox.levels import Choice
+from shared.sandbox.probe import report_of_machine
 from shared.worker_registry import REPORT_SECONDS, WorkerMachine, WorkerRegistry
 
 QUERY = ["nvidia-smi", "--query-gpu=index,uuid,memory.total,memory.free,name", "--format=csv,noheader,nounits"]
@@ -96,13 +98,22 @@ def chosen_gpus(gpus: list[Gpu], environment: Mapping[str, str]) -> list[Gpu]:
 
 
 class MachineReporter:
-    """Reports this machine from a thread of its own, until it is stopped."""
+    """Reports this machine from a thread of its own, until it is stopped.
+
+    Args:
+        sandbox: ``MENS_SANDBOX``. What it comes to here is found by attacks, after the first report and before the second one.
+    """
 
     def __init__(
-        self, registry: WorkerRegistry, worker: str, processes: int, every_seconds: float = REPORT_SECONDS
+        self,
+        registry: WorkerRegistry,
+        worker: str,
+        processes: int,
+        sandbox: Choice,
+        every_seconds: float = REPORT_SECONDS,
     ) -> None:
         self._registry, self._worker, self._every = registry, worker, every_seconds
-        self._processes = processes
+        self._processes, self._sandbox = processes, sandbox
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._run, name="machine-reporter", daemon=True)
 
@@ -117,11 +128,16 @@ class MachineReporter:
         self._registry.forget(self._worker)
 
     def _run(self) -> None:
-        while True:
-            try:
-                self._registry.report(self._worker, describe_machine(self._processes))
-            except Exception:
-                # Without reports the API plans as if it knew nothing; the jobs go on.
-                logger.exception("the machine could not be described")
-            if self._done.wait(self._every):
-                return
+        self._report(None)
+        while not self._done.is_set():
+            # Found once in a process.
+            self._report(report_of_machine(self._sandbox).statement)
+            self._done.wait(self._every)
+
+    def _report(self, sandbox: str | None) -> None:
+        try:
+            found = describe_machine(self._processes).model_copy(update={"sandbox": sandbox})
+            self._registry.report(self._worker, found)
+        except Exception:
+            # Without reports the API plans as if it knew nothing; the jobs go on.
+            logger.exception("the machine could not be described")

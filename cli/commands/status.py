@@ -24,9 +24,13 @@ def probe(as_json: Json = False) -> None:
         return
     sizes = ("memory_bytes", "free_bytes", "host_bytes")
     rows = [
-        (one["device"], one["device_name"], str(one["devices"]), *(_gib(one[size]) for size in sizes)) for one in found
+        (
+            *(one["device"], one["device_name"], str(one["devices"]), *(_gib(one[size]) for size in sizes)),
+            (one.get("sandbox") or "unknown").partition(":")[0],
+        )
+        for one in found
     ]
-    print_table(("device", "name", "GPUs", "memory", "free", "main memory"), rows)
+    print_table(("device", "name", "GPUs", "memory", "free", "main memory", "sandbox"), rows)
     if not found:
         typer.echo("No worker has reported: is one running, and Valkey with it?", err=True)
 

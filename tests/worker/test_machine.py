@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from shared.sandbox.probe import report_of_machine
 from shared.worker_registry import WorkerMachine
 from tests.support.waiting import eventually
 from worker import machine
@@ -74,8 +75,20 @@ class Registry:
 
 def test_the_machine_is_reported_until_the_worker_stops() -> None:
     registry = Registry()
-    reporter = MachineReporter(registry, "one:1", 1, every_seconds=0.01)
+    reporter = MachineReporter(registry, "one:1", 1, "off", every_seconds=0.01)
     reporter.start()
     eventually(lambda: len(registry.reports) > 2, 10, "it is reported again and again")
     reporter.stop()
     assert registry.forgotten == ["one:1"]
+    assert [found.sandbox for found in registry.reports[:2]] == [None, "none: off: MENS_SANDBOX is off"]
+
+
+@pytest.mark.sandbox
+def test_what_code_runs_in_is_probed_at_the_start_and_reported() -> None:
+    registry = Registry()
+    reporter = MachineReporter(registry, "one:1", 1, "auto", every_seconds=0.01)
+    reporter.start()
+    eventually(lambda: len(registry.reports) > 1, what="the probe has ended")
+    reporter.stop()
+    assert registry.reports[0].sandbox is None, "the first report does not wait for it"
+    assert registry.reports[1].sandbox == report_of_machine("auto").statement

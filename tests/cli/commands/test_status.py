@@ -11,7 +11,14 @@ from tests.support.builders import submission
 from tests.support.cli_installation import CliInstallation
 
 GIB = 1 << 30
-MACHINE = WorkerMachine(device="cuda", device_name="H200", devices=2, memory_bytes=140 * GIB, free_bytes=100 * GIB)
+MACHINE = WorkerMachine(
+    device="cuda",
+    device_name="H200",
+    devices=2,
+    memory_bytes=140 * GIB,
+    free_bytes=100 * GIB,
+    sandbox="landlock: 31 attacks were tried and held",
+)
 
 pytestmark = pytest.mark.network
 
@@ -22,7 +29,7 @@ def one_worker(installation: CliInstallation, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_probe_shows_what_workers_report(installation: CliInstallation) -> None:
-    assert installation.mens("probe").splitlines() == ["cuda\tH200\t2\t140.0 GiB\t100.0 GiB"]
+    assert installation.mens("probe").splitlines() == ["cuda\tH200\t2\t140.0 GiB\t100.0 GiB\t\tlandlock"]
     (found,) = json.loads(installation.mens("probe", "--json"))
     assert found == MACHINE.model_dump(mode="json")
 
