@@ -11,7 +11,7 @@ from shared.gate_outcome import GateStatus, overall_outcome
 
 ALIAS_NOT_MOVED = 3
 """Exit code of a command whose job succeeded, and whose alias stayed where it was."""
-REFUSALS = (Code.POLICY_LEFT, Code.GATE_MISSING, Code.GATE_STALE, Code.GATE_FAILED)
+REFUSALS = (Code.GATE_MISSING, Code.GATE_STALE, Code.GATE_FAILED)
 
 
 def describe_gates(result: Mapping[str, Any]) -> Iterator[str]:

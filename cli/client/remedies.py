@@ -58,7 +58,6 @@ REMEDIES: dict[Code | tuple[Code, str], str] = {
     Code.ALIAS_NOT_FOUND: "List what there is with `mens aliases list`.",
     Code.POLICY_NOT_FOUND: "List what there is with `mens policies list`.",
     Code.RECEIPT_NOT_FOUND: "List what there is with `mens receipts list`.",
-    Code.POLICY_LEFT: "Let it govern that first: `mens policies assign alias:{name} {governed_by}`; an admin may go on with --override and --reason.",
     Code.GATE_MISSING: "Evaluate it: `mens receipts create {adapter} --alias {alias}`; then move the alias again.",
     Code.GATE_STALE: "Evaluate it again: `mens receipts create {adapter} --alias {alias}`; then move the alias again.",
     Code.GATE_FAILED: "`mens receipts show {receipt}` has every gate; an admin may go on with --override and --reason.",
@@ -93,7 +92,7 @@ def to_cli_remedy(error: dict[str, Any]) -> str:
         is_contract = field.partition(".")[0] == "contract"
         return SEE_HELP + ("; the contract's schema is at GET /v1/contract/schema." if is_contract else ".")
     known = REMEDIES.get((code, field)) or REMEDIES.get(code)
-    if known and code in (Code.POLICY_LEFT, Code.GATE_MISSING, Code.GATE_STALE, Code.GATE_FAILED):
+    if known and code in (Code.GATE_MISSING, Code.GATE_STALE, Code.GATE_FAILED):
         return known.format_map(defaultdict(lambda: "…", mens.get("details", {})))
     return known or _with_commands(str(mens.get("remedy", "")))
 

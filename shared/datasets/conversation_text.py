@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import get_args
 
 import msgspec
 from xxhash import xxh3_64_intdigest
 
-from shared.datasets.rows import Message
+from shared.datasets.rows import Message, Role
 
-ASCII = bytes(range(128))
+_TAGS = {role: f"<{role}>" for role in get_args(Role)}
 
 
 def written(messages: Iterable[Message]) -> str:
@@ -20,6 +21,22 @@ def written(messages: Iterable[Message]) -> str:
             for message in messages
         ]
     )
+
+
+def written_together(roles: Sequence[str], contents: Sequence[str], turns: Iterable[int], before: str) -> str:
+    """Conversations without calls as one text, with ``before`` in front of each.
+
+    Args:
+        turns: how many of the roles and contents each conversation has.
+    """
+    pieces: list[str] = [""] * (2 * len(roles))
+    pieces[::2] = map(_TAGS.__getitem__, roles)
+    pieces[1::2] = contents
+    begin = 0
+    for count in turns:
+        pieces[begin] = before + pieces[begin]
+        begin += 2 * count
+    return " ".join(pieces)
 
 
 def _with_calls(message: Message) -> str:

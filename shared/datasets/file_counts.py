@@ -7,17 +7,18 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
+from operator import attrgetter
 
 import numpy as np
 
 from shared.contract.epochs import DEFAULT_DIFFICULTY
-from shared.datasets.conversation_text import written
+from shared.datasets.conversation_text import written, written_together
 from shared.datasets.duplicates import ExactIndex, SketchedRows
 from shared.datasets.filters import RowFilter
-from shared.datasets.fingerprints import fingerprints
+from shared.datasets.fingerprints import BEGIN, fingerprints, joined_fingerprints
+from shared.datasets.plain_chats import PlainBlock, PlainChat, Records
 from shared.datasets.rows import Message, Record
 
 MAX_LABELS = 50
@@ -32,6 +33,7 @@ Observer = Callable[[Record, int], None]
 """Receives the valid rows of a file with their line numbers."""
 _Labels = tuple[int | None, int | None, str | None, str | None, str | None]
 """A row's rating, difficulty, category, lane and task family."""
+_labels = attrgetter("rating", "difficulty", "category", "lane", "task_family")
 
 
 @dataclass(slots=True)
@@ -61,23 +63,31 @@ class RowCounts:
     sketched: SketchedRows = field(default_factory=SketchedRows)
 
     def read(
-        self, records: Iterator[tuple[int, Record]], filters: RowFilter, *, near: bool, observer: Observer | None = None
+        self, rows: PlainBlock | Records, filters: RowFilter, *, near: bool, observer: Observer | None = None
     ) -> bool:
-        """Count the next rows, with all of their labels; returns whether there were any.
+        """Count the next rows, with all of their labels; returns whether there may be more.
 
-        They are ``ROWS_AT_ONCE`` at most, and fewer if they are long.
+        Of records, they are ``ROWS_AT_ONCE`` at most, and fewer if they are long; of a block they are all.
+
+        Args:
+            observer: sees each of the records.
         """
+        if isinstance(rows, PlainBlock):
+            self._read_block(rows, filters, near=near)
+            return False
         lines: list[int] = []
         labels: list[_Labels] = []
-        chats: list[list[Message]] = []
+        turns: list[Message] = []
+        counts: list[int] = []
         texts: list[str] = []
         left = CHARACTERS_AT_ONCE
-        for line, record in records:
+        for line, record in rows:
             messages = record.conversation()
             text = written(messages)
             lines.append(line)
             labels.append((record.rating, record.difficulty, record.category, record.lane, record.task_family))
-            chats.append(messages)
+            turns += messages
+            counts.append(len(messages))
             texts.append(text)
             if observer:
                 observer(record, line)
@@ -86,14 +96,27 @@ class RowCounts:
                 break
         if not lines:
             return False
-        self.rows += len(lines)
         self._count_labels(labels, filters)
-        self._count_turns(chats, lines)
-        digests, sketches = fingerprints(texts, near=near)
-        self.exact.add(digests, lines)
-        if near:
-            self.sketched.extend(SketchedRows(bytearray(sketches), array("Q", digests), array("I", lines)))
+        self._count_turns([turn.role for turn in turns], [turn.content or "" for turn in turns], counts, lines)
+        self._keep(*fingerprints(texts, near=near), lines, near=near)
         return True
+
+    def _read_block(self, block: PlainBlock, filters: RowFilter, *, near: bool) -> None:
+        lines = range(block.first_line, block.first_line + len(block.chats))
+        self._count_labels(list(map(_labels, block.chats)), filters)
+        self._count_turns(block.roles, block.contents, block.turns, lines)
+        text = written_together(block.roles, block.contents, block.turns, BEGIN.decode())
+        found = joined_fingerprints(text.encode(), near=near)
+        if len(found[0]) != len(lines):  # a content has the sign for a begin in it
+            found = fingerprints([written(_turns(chat)) for chat in block.chats], near=near)
+        self._keep(*found, lines, near=near)
+
+    def _keep(self, digests: list[int], sketches: bytes, lines: Sequence[int], *, near: bool) -> None:
+        self.rows += len(lines)
+        rows = SketchedRows(bytearray(sketches), array("Q", digests), array("I", lines))
+        self.exact.add(rows.digests, rows.lines)
+        if near:
+            self.sketched.extend(rows)
 
     def _count_labels(self, labels: list[_Labels], filters: RowFilter) -> None:
         for (rating, difficulty, *names), rows in Counter(labels).items():
@@ -104,14 +127,12 @@ class RowCounts:
             for counts, name in zip((self.categories, self.lanes, self.task_families), names, strict=True):
                 counts[_name(name)] += rows
 
-    def _count_turns(self, chats: list[list[Message]], lines: list[int]) -> None:
-        messages = list(chain.from_iterable(chats))
-        self.turns.update([message.role for message in messages])
-        characters = np.cumsum([0, *[len(message.content or "") for message in messages]])
-        sizes = np.diff(characters[np.cumsum([0, *map(len, chats)])])
+    def _count_turns(self, roles: list[str], contents: list[str], turns: list[int], lines: Sequence[int]) -> None:
+        self.turns.update(roles)
+        characters = np.cumsum([0, *map(len, contents)])
+        sizes = np.diff(characters[np.cumsum([0, *turns])])
         self.total += int(characters[-1])
-        classes, rows = np.unique(np.searchsorted(LENGTHS, sizes), return_counts=True)
-        self.lengths.update(dict(zip(classes.tolist(), rows.tolist(), strict=True)))
+        self.lengths.update(np.searchsorted(LENGTHS, sizes).tolist())
         longest = int(sizes.argmax())
         self.longest = max(self.longest, (int(sizes[longest]), -lines[longest]))
 
@@ -125,6 +146,10 @@ class RowCounts:
         self.total += later.total
         self.longest = max(self.longest, later.longest)
         self.exact.extend(later.exact)
+
+
+def _turns(chat: PlainChat) -> list[Message]:
+    return [Message(turn.role, turn.content) for turn in chat.messages]
 
 
 def _name(label: str | None) -> str:

@@ -24,11 +24,15 @@ _RAW = msgspec.Raw | msgspec.UnsetType
 
 
 class KeyDecoder:
-    """Translates the lines of one file."""
+    """Translates the lines of one file.
+
+    Attributes:
+        row_keys: the keys of rows that are known by now, and ``turn_keys`` those of turns.
+    """
 
     def __init__(self) -> None:
-        self._row_keys: list[str] = []
-        self._turn_keys: list[str] = []
+        self.row_keys: list[str] = []
+        self.turn_keys: list[str] = []
         self._decode: Callable[[bytes], Any] | None = None
 
     def translate(self, line: bytes) -> Translated:
@@ -43,28 +47,28 @@ class KeyDecoder:
         return found
 
     def _learn(self, keys: set[str]) -> None:
-        rows, turns = set(self._row_keys), set(self._turn_keys)
+        rows, turns = set(self.row_keys), set(self.turn_keys)
         for key in keys:
             name, is_turn = key.removeprefix("messages[]."), key.startswith("messages[].")
             if not _NO_FIELD.search(name):
                 (turns if is_turn else rows).add(name)
-        grown = len(rows) + len(turns) > len(self._row_keys) + len(self._turn_keys)
+        grown = len(rows) + len(turns) > len(self.row_keys) + len(self.turn_keys)
         if not grown or len(rows) + len(turns) > MAX_LEARNT_KEYS:
             return
-        self._row_keys, self._turn_keys = sorted(rows), sorted(turns)
-        turn = _wider("WideMessage", Message, self._turn_keys)
-        record = _wider("WideRecord", Record, self._row_keys, messages=GenericAlias(list, turn) | None)
+        self.row_keys, self.turn_keys = sorted(rows), sorted(turns)
+        turn = _wider("WideMessage", Message, self.turn_keys)
+        record = _wider("WideRecord", Record, self.row_keys, messages=GenericAlias(list, turn) | None)
         self._decode = msgspec.json.Decoder(record).decode
 
     def _narrow(self, wide: Any) -> Translated:
         fields = {name: getattr(wide, name) for name in Record.__struct_fields__}
-        unused = set(_said([wide], self._row_keys))
+        unused = set(_said([wide], self.row_keys))
         if turns := wide.messages:
             fields["messages"] = [
                 Message(turn.role, turn.content, turn.name, turn.tool_calls, turn.tool_call_id, turn.weight)
                 for turn in turns
             ]
-            unused.update(f"messages[].{key}" for key in _said(turns, self._turn_keys))
+            unused.update(f"messages[].{key}" for key in _said(turns, self.turn_keys))
         return Translated(Record(**fields), unused)
 
 

@@ -97,14 +97,19 @@ def count_lines(file: BinaryIO, hasher: Hasher | None = None) -> int:
 
 
 def read_records(
-    lines: Iterable[bytes], report: DatasetReport, quarantine: Quarantine | None = None, first_line: int = 1
+    lines: Iterable[bytes],
+    report: DatasetReport,
+    quarantine: Quarantine | None = None,
+    first_line: int = 1,
+    keys: KeyDecoder | None = None,
 ) -> Iterator[tuple[int, Record]]:
     """Yield (line number, record) of the valid lines; the others are counted in ``report``.
 
     Args:
         first_line: number of the first of the lines, where they are a later part of a file.
+        keys: learns the keys that are not used, where other lines of the file come before or after.
     """
-    stream, keys = line_stream(lines, is_start=first_line == 1), KeyDecoder()
+    stream, keys = line_stream(lines, is_start=first_line == 1), keys or KeyDecoder()
     for number, line in enumerate(stream, start=first_line):
         try:
             record = decode(line)

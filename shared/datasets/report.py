@@ -19,9 +19,10 @@ from typing import BinaryIO
 from shared.contract.sections import DataMode
 from shared.datasets.dataset_report import DatasetReport, LineError, Quarantine, line_errors, nothing_to_train_on
 from shared.datasets.duplicates import MAX_NEAR_ROWS, NearIndex, PairReport
-from shared.datasets.file_counts import LENGTHS, Observer, RowCounts
+from shared.datasets.file_counts import LENGTHS, ROWS_AT_ONCE, Observer, RowCounts
 from shared.datasets.file_parts import FilePart, ahead, split_file
 from shared.datasets.filters import RowFilter
+from shared.datasets.plain_chats import read_blocks
 from shared.datasets.reader import EVERYTHING, Hasher, open_data, read_records
 from shared.datasets.report_types import DataReport, FileReport, Lengths, LinePair, LineProblem, Repeats
 from shared.datasets.rows import Record
@@ -201,19 +202,26 @@ def _read_whole(
     found: _FileFindings,
 ) -> None:
     reported = 0
+    counts = RowCounts()
     with open_data(path, hasher) as file:
-        records = read_records(file, found.report, Quarantine(quarantine) if quarantine else None)
-        while True:
-            counts = RowCounts()
-            any_left = counts.read(records, filters, near=found.wants_sketches(training), observer=observer)
-            found.add(counts, training)
-            if progress:
-                # The descriptor's position: the rows come from a buffer of their own, so the file object's is unknown.
-                read = os.lseek(file.fileno(), 0, os.SEEK_CUR)
-                progress(read - reported)
-                reported = read
-            if not any_left:
-                return
+        bad_lines = Quarantine(quarantine) if quarantine else None
+        # An observer gets records, which a block of plain chats has not got.
+        blocks = (
+            [read_records(file, found.report, bad_lines)] if observer else read_blocks(file, found.report, bad_lines)
+        )
+        for block in blocks:
+            any_left = True
+            while any_left:
+                any_left = counts.read(block, filters, near=found.wants_sketches(training), observer=observer)
+                if counts.rows >= ROWS_AT_ONCE:
+                    found.add(counts, training)
+                    counts = RowCounts()
+                if progress:
+                    # The descriptor's position: the rows come from a buffer, so the file object's is another.
+                    read = os.lseek(file.fileno(), 0, os.SEEK_CUR)
+                    progress(read - reported)
+                    reported = read
+    found.add(counts, training)
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,9 +263,9 @@ def _read_part(part: FilePart, filters: RowFilter, *, near: bool, quarantine: bo
     # A key or label that this part has little of may be among the first ones of the file, so all are counted.
     report, counts, quarantined = DatasetReport(max_keys=sys.maxsize), RowCounts(), io.BytesIO()
     with part.open() as file:
-        records = read_records(file, report, Quarantine(quarantined) if quarantine else None, part.first_line)
-        while counts.read(records, filters, near=near):
-            pass
+        for block in read_blocks(file, report, Quarantine(quarantined) if quarantine else None, part.first_line):
+            while counts.read(block, filters, near=near):
+                pass
     return _PartFindings(report, counts, quarantined.getvalue())
 
 

@@ -33,10 +33,8 @@ class StrictClient(OpenAI):
         return super()._process_response_data(data=data, **named)
 
 
-def work(
-    app: FastAPI, run_id: str, answer: Callable[[str], str | dict[str, Any]] = str, *, finish: bool = True
-) -> None:
-    """Do a worker's work on a run: each model answers with a function of the question, a text or a message with more than that."""
+def work(app: FastAPI, run_id: str, answer: Callable[[str], str] = str, *, finish: bool = True) -> None:
+    """Do a worker's work on a run: each model answers with a function of the question."""
     services = app.state.services
     leases = Leases(services.database, 60.0)
     lease = leases.claim(run_id, "worker-1")
@@ -46,14 +44,13 @@ def work(
 
     def post(path: str, body: dict[str, Any]) -> dict[str, Any]:
         turns = body["messages"] if plan.endpoint == "chat" else body["input"]
-        said = answer(turns[-1]["content"])
-        message = said if isinstance(said, dict) else {"content": said}
+        text = answer(turns[-1]["content"])
         if plan.endpoint == "responses":
-            output = {"type": "message", "content": [{"type": "output_text", "text": message["content"]}]}
+            output = {"type": "message", "content": [{"type": "output_text", "text": text}]}
             usage = {"input_tokens": 3, "output_tokens": 1, "total_tokens": 4}
             return {"output": [output], "status": "completed", "usage": usage}
         usage = {"prompt_tokens": 3, "completion_tokens": 1, "total_tokens": 4}
-        return {"choices": [{"message": message, "finish_reason": "stop"}], "usage": usage}
+        return {"choices": [{"message": {"content": text}, "finish_reason": "stop"}], "usage": usage}
 
     with services.storage.local_file(plan.items.sha256) as path:
         rows = [json.loads(line) for line in path.read_bytes().splitlines()]

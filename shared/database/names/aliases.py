@@ -144,7 +144,7 @@ class Aliases:
         Raises:
             InvalidRequest: ``NAME_INVALID``; ``REQUEST_INVALID``: an adapter is named twice; ``ALIAS_BASES_DIFFER``.
             NotFound: ``ADAPTER_NOT_FOUND``. Conflict: ``ADAPTER_NOT_SERVABLE``: an adapter was never certified on the
-                serving tier; ``ALIAS_VERSION_CONFLICT``; ``POLICY_LEFT``, ``GATE_MISSING``, ``GATE_STALE``, ``GATE_FAILED``.
+                serving tier; ``ALIAS_VERSION_CONFLICT``; ``GATE_MISSING``, ``GATE_STALE``, ``GATE_FAILED``.
         """
         if name in forbidden:
             raise InvalidRequest(Code.NAME_INVALID, f"{name!r} is the name of a base model.", param="name")
@@ -269,7 +269,7 @@ def move_alias(
         the tenant whose alias of that name is hidden from the row's tenant by this move; None when none is.
 
     Raises:
-        Conflict: ``POLICY_LEFT``, ``GATE_MISSING``, ``GATE_STALE``, ``GATE_FAILED``.
+        Conflict: ``GATE_MISSING``, ``GATE_STALE``, ``GATE_FAILED``.
     """
     seen = alias_rows(session, visible_to(row.tenant), row.name)
     gate = check(session, before, routing, terms, reason, now)

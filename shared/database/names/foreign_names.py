@@ -109,8 +109,7 @@ class ForeignNames:
         Raises:
             InvalidRequest: ``NAME_INVALID``: the name of a base or of an alias.
             NotFound: ``ALIAS_NOT_FOUND``, ``ADAPTER_NOT_FOUND``, ``MODEL_NOT_FOUND``: what it would stand for.
-            Conflict: ``ADAPTER_NOT_SERVABLE``; ``ALIAS_VERSION_CONFLICT``; ``POLICY_LEFT``,
-                ``GATE_MISSING``, ``GATE_STALE``, ``GATE_FAILED``.
+            Conflict: ``ADAPTER_NOT_SERVABLE``; ``ALIAS_VERSION_CONFLICT``; ``GATE_MISSING``, ``GATE_STALE``, ``GATE_FAILED``.
         """
         if name in bases:
             raise InvalidRequest(Code.NAME_INVALID, f"{name!r} is the name of a base model.", param="name")
@@ -134,7 +133,7 @@ class ForeignNames:
         """Delete a foreign name; its history stays. Where one of ``shared`` answers then, that is a move to what it stands for.
 
         Raises:
-            NotFound: ``NAME_NOT_FOUND``. Forbidden: ``TENANT_FORBIDDEN``. Conflict: ``ALIAS_VERSION_CONFLICT``, ``POLICY_LEFT``, ``GATE_MISSING``,
+            NotFound: ``NAME_NOT_FOUND``. Forbidden: ``TENANT_FORBIDDEN``. Conflict: ``ALIAS_VERSION_CONFLICT``, ``GATE_MISSING``,
                 ``GATE_STALE``, ``GATE_FAILED``.
         """
         with self._db.write() as session:

@@ -129,7 +129,7 @@ def check(
         governs, or nothing answers that did not before.
 
     Raises:
-        Conflict: ``POLICY_LEFT``: the policy would govern it no longer; ``GATE_MISSING``: no receipt; ``GATE_STALE``: none that is of what there is
+        Conflict: ``GATE_MISSING``: no receipt, or the policy would govern it no longer; ``GATE_STALE``: none that is of what there is
             now; ``GATE_FAILED``.
         InvalidRequest: ``REQUEST_INVALID``: an override without a reason.
     """
@@ -297,17 +297,11 @@ def _refused(
 def _ungoverned(before: Standing, assignment: Assignment, name: str) -> Conflict:
     policy = assignment.policy
     return Conflict(
-        Code.POLICY_LEFT,
+        Code.GATE_MISSING,
         f"{before.name!r} is governed by the policy {policy.name} ({policy.digest[:12]}), and would not be after this move.",
         remedy=f"Let it govern {name!r} first: PUT /v1/policy_assignments/{ALIAS_PREFIX}{name}. Or let an admin override, with a reason.",
         param="policy",
-        details={
-            "alias": before.name,
-            "name": name,
-            "governed_by": policy.name,
-            "policy": policy.model_dump(),
-            "scope": assignment.scope,
-        },
+        details={"alias": before.name, "policy": policy.model_dump(), "scope": assignment.scope},
     )
 
 

@@ -20,7 +20,7 @@ from shared.database.names.aliases import Actor
 from shared.database.names.foreign_names import ForeignNames
 from shared.database.routing import StandsFor
 from shared.database.tenancy import Role
-from shared.errors import Code, InvalidRequest
+from shared.errors import Code
 from tests.support.asgi_server import serve
 from tests.support.builders import BASE
 from tests.support.eval_worker import StrictClient, work
@@ -190,35 +190,6 @@ def test_output_items_are_paged_filtered_and_read(app: FastAPI, acme: OpenAI) ->
     assert (
         refused(acme.evals.runs.output_items.retrieve, f"{run.id}-9", eval_id=eval_id, run_id=run.id)["status"] == 404
     )
-
-
-def test_an_item_without_an_answer_is_an_error_and_tools_are_shown(app: FastAPI, acme: OpenAI) -> None:
-    """Strictly: an errored item has a score of 0 that says nothing, and its reason beside it."""
-    call = {"id": "call-1", "type": "function", "function": {"name": "look", "arguments": '{"at": 1}'}}
-
-    def answer(question: str) -> str | dict[str, Any]:
-        if question == "1":
-            raise InvalidRequest(Code.CONTEXT_LENGTH_EXCEEDED, "It is too long.")
-        return {"content": None, "tool_calls": [call]} if question == "2" else question
-
-    eval_id = make_eval(acme)
-    run = acme.evals.runs.create(eval_id, data_source=asking())
-    work(app, run.id, answer)
-    counts = acme.evals.runs.retrieve(run.id, eval_id=eval_id).result_counts
-    assert counts.model_dump() == {"total": 4, "errored": 1, "failed": 1, "passed": 2}
-    passed, errored, called, _ = acme.evals.runs.output_items.list(run.id, eval_id=eval_id)
-    assert passed.status == "pass"
-    [result] = errored.results
-    assert (errored.status, result.score, result.passed) == ("error", 0.0, False)
-    assert (errored.sample.error.code, errored.sample.error.message) == (
-        Code.CONTEXT_LENGTH_EXCEEDED,
-        "It is too long.",
-    )
-    told: Any = errored.to_dict()
-    assert told["mens"]["error"]["code"] == told["results"][0]["mens"]["error"]["code"] == Code.CONTEXT_LENGTH_EXCEEDED
-    assert (called.status, called.sample.output[0].to_dict()["tool_calls"]) == ("fail", [call])
-    wrong = acme.evals.runs.output_items.list(run.id, eval_id=eval_id, extra_query={"status": "error"})
-    assert [item.datasource_item_id for item in wrong] == [1]
 
 
 def test_the_report_of_a_run_is_a_page_that_exists(acme: OpenAI) -> None:

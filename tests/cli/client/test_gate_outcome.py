@@ -64,13 +64,6 @@ def test_a_refusal_that_is_of_no_gate_says_why() -> None:
     )
 
 
-def test_a_name_that_would_leave_its_policy_has_the_command_that_keeps_it() -> None:
-    details = {"alias": "gpt-4o", "name": "toy", "governed_by": "strict"}
-    error = {"code": "POLICY_LEFT", "message": "It would not be governed.", "remedy": "", "details": details}
-    last = list(describe_gates({"alias": {"name": "gpt-4o", "moved": False, "error": error}}))[-1]
-    assert "`mens policies assign alias:toy strict`" in last
-
-
 def test_an_event_that_the_result_repeats_is_of_gates() -> None:
     assert is_of_gates({"data": {"gate": "truncation", "receipt": "receipt-1"}})
     assert is_of_gates({"data": {"error": REFUSED}})

@@ -241,14 +241,13 @@ def test_a_foreign_name_is_no_way_round(aliases: Aliases, names: ForeignNames, d
     set_name = partial(names.set, bases=frozenset({"tiny"}))
     set_name(FOREIGN, StandsFor(kind="alias", name="prod"), ALICE)
     aliases.set("toy", Routing.to(B), ALICE)
-    assert code(set_name, FOREIGN, StandsFor(kind="adapter", name=B), ALICE) == "POLICY_LEFT"
-    assert code(set_name, FOREIGN, StandsFor(kind="alias", name="toy"), ALICE) == "POLICY_LEFT"
+    assert code(set_name, FOREIGN, StandsFor(kind="adapter", name=B), ALICE) == "GATE_MISSING"
+    assert code(set_name, FOREIGN, StandsFor(kind="alias", name="toy"), ALICE) == "GATE_MISSING"
     # An alias of the name replaces the foreign name.
     register(database, C)
-    assert code(aliases.set, FOREIGN, Routing.to(C), ALICE) == "POLICY_LEFT"
-    Policies(database).assign(f"alias:{FOREIGN}", "strict", TRAINER)
-    assert code(set_name, FOREIGN, StandsFor(kind="adapter", name=B), ALICE) == "GATE_MISSING"
+    assert code(aliases.set, FOREIGN, Routing.to(C), ALICE) == "GATE_MISSING"
     receipt(database, B, A)
+    Policies(database).assign(f"alias:{FOREIGN}", "strict", TRAINER)
     assert set_name(FOREIGN, StandsFor(kind="adapter", name=B), ALICE).stands_for.name == B
 
 
@@ -271,17 +270,17 @@ def test_a_foreign_name_does_not_leave_its_policy_by_steps_that_ask_for_nothing(
     set_name = partial(names.set, FOREIGN, by=ALICE, bases=frozenset())
     set_name(StandsFor(kind="alias", name="prod"))
     aliases.set("toy", Routing.to(A), ALICE)
-    assert code(set_name, StandsFor(kind="alias", name="toy")) == "POLICY_LEFT", "the alias toy moves as it likes"
-    assert code(set_name, StandsFor(kind="adapter", name=A)) == "POLICY_LEFT", "an adapter has no policy"
-    assert code(aliases.set, FOREIGN, Routing.to(A), ALICE) == "POLICY_LEFT", "nor has an alias of that name"
+    assert code(set_name, StandsFor(kind="alias", name="toy")) == "GATE_MISSING", "the alias toy moves as it likes"
+    assert code(set_name, StandsFor(kind="adapter", name=A)) == "GATE_MISSING", "an adapter has no policy"
+    assert code(aliases.set, FOREIGN, Routing.to(A), ALICE) == "GATE_MISSING", "nor has an alias of that name"
     jobs, leases = Jobs(database), Leases(database, 60)
     receipt(database, "new@1", A)
     job = leases.finish(claimed(jobs, leases), {}, adapters=[new_adapter("new@1")], alias=FOREIGN)
-    assert job.result["alias"]["error"]["code"] == "POLICY_LEFT"
-    assert code(set_name, StandsFor(kind="base", name="tiny"), bases=frozenset({"tiny"})) == "POLICY_LEFT", (
+    assert job.result["alias"]["error"]["code"] == "GATE_MISSING"
+    assert code(set_name, StandsFor(kind="base", name="tiny"), bases=frozenset({"tiny"})) == "GATE_MISSING", (
         "nor has a base"
     )
-    assert code(names.delete, FOREIGN, ALICE) == "POLICY_LEFT", "nor has a name that is made anew"
+    assert code(names.delete, FOREIGN, ALICE) == "GATE_MISSING", "nor has a name that is made anew"
     set_name(StandsFor(kind="alias", name="prod"))
     # With a policy of its own, or by an admin, it may.
     assert code(set_name, StandsFor(kind="adapter", name=A), terms=OVERRIDE, reason="") == "REQUEST_INVALID"
@@ -315,7 +314,7 @@ def test_the_name_of_a_deleted_alias_does_not_follow_one_that_moves_as_it_likes(
     aliases.set("toy", Routing.to(A), ALICE)
     aliases.delete("prod", ALICE)
     follow = partial(names.set, "prod", StandsFor(kind="alias", name="toy"), ALICE, bases=frozenset())
-    assert code(follow) == "POLICY_LEFT"
+    assert code(follow) == "GATE_MISSING"
 
 
 def test_a_new_foreign_name_may_stand_for_an_alias_under_the_same_policy(

@@ -1,0 +1,203 @@
+"""Plain chats, a block of lines at a time: most files are nothing else, and a line at a time costs more than what is done to it.
+
+A plain chat has ``messages`` with a role and a content each, labels, and keys that a :class:`KeyDecoder` has learnt. A block is
+taken if every line of it is one, and then the types decide all but two rules. Of any other block nothing is said: its lines are
+read one by one (``reader.read_records``), which would have found the same.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import chain
+from operator import attrgetter
+from types import GenericAlias
+from typing import Annotated, Any, BinaryIO
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from shared.datasets.dataset_report import DatasetReport, Quarantine
+from shared.datasets.fingerprints import places
+from shared.datasets.key_decoder import KeyDecoder
+from shared.datasets.reader import READ_BYTES, read_records
+from shared.datasets.row_validation import FAILURES, MAX_LINE_BYTES
+from shared.datasets.rows import Labels, Record, Role
+from shared.datasets.written_rows import says_something
+
+BLOCK_BYTES, MAX_BLOCKS = 1 << 19, 8
+Records = Iterator[tuple[int, Record]]
+_ABSENT = msgspec.Raw(b"")
+_SAYS_SOMETHING = len(b"null")
+"""A longer value does."""
+_NEWLINE, _OPENS, _CLOSES = b"\n{}"
+
+
+class PlainTurn(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
+    """A turn of role and content."""
+
+    role: Role
+    content: Annotated[str, msgspec.Meta(min_length=1)]
+
+
+class PlainChat(Labels, frozen=True, gc=False, forbid_unknown_fields=True, kw_only=True):
+    """A line with labels and such turns; spans are left to the slow path."""
+
+    messages: list[PlainTurn]
+    syntax_spans: None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PlainBlock:
+    """The chats of some lines, one a line, and their turns in one list.
+
+    Attributes:
+        first_line: its number in the file.
+        turns: how many each chat has.
+        unused: rows by key that is not used, in the order in which the keys come.
+    """
+
+    first_line: int
+    chats: list[PlainChat]
+    roles: list[str]
+    contents: list[str]
+    turns: list[int]
+    unused: list[tuple[str, int]] = field(default_factory=list)
+
+
+def read_blocks(
+    file: BinaryIO, report: DatasetReport, quarantine: Quarantine | None = None, first_line: int = 1
+) -> Iterator[PlainBlock | Records]:
+    """The valid rows of a file in blocks; the other lines, and keys that are not used, are counted in ``report``.
+
+    Args:
+        first_line: number of the file's first line, if it is a later part of another.
+
+    Yields:
+        The plain chats of some lines, or what :func:`read_records` finds in them, which is to be read before the next block.
+    """
+    keys = KeyDecoder()
+    plain = PlainDecoder(keys)
+    size = BLOCK_BYTES
+    while block := file.read(size):
+        is_cut = False
+        if not block.endswith(b"\n"):
+            rest = file.readline(READ_BYTES)
+            is_cut = len(rest) == READ_BYTES and not rest.endswith(b"\n")
+            block += rest
+        if chats := plain.decode(block, first_line):
+            for key, rows in chats.unused:
+                report.add_unused([key], rows)
+            yield chats
+            first_line += len(chats.chats)
+            # Where little of a line is text, more lines fill the arrays that its fingerprints are made in.
+            size = BLOCK_BYTES * min(MAX_BLOCKS, max(1, len(block) // sum(map(len, chats.contents))))
+        else:
+            yield read_records(io.BytesIO(block), report, quarantine, first_line, keys)
+            first_line += block.count(b"\n") + (not block.endswith(b"\n"))
+        if is_cut:  # a line over the limit, which is refused by its first bytes
+            next((rest for rest in iter(partial(file.readline, READ_BYTES), b"") if rest.endswith(b"\n")), None)
+
+
+class PlainDecoder:
+    """Decodes the blocks of one file.
+
+    Args:
+        keys: the keys of the file that are not used, as far as they are known.
+    """
+
+    def __init__(self, keys: KeyDecoder) -> None:
+        self._keys = keys
+        self._row_keys: list[str] = []
+        self._turn_keys: list[str] = []
+        self._decode: Callable[[bytes], list[Any]] = msgspec.json.Decoder(PlainChat).decode_lines
+
+    def decode(self, block: bytes, first_line: int) -> PlainBlock | None:
+        """The chats of a block of whole lines; None unless every line is a plain chat."""
+        if not (lines := _objects(block)):
+            return None
+        self._learn()
+        try:
+            chats = self._decode(block)
+        except FAILURES:
+            return None
+        if len(chats) != lines:
+            return None
+        talks = [chat.messages for chat in chats]
+        if not all(talks):
+            return None
+        turns = list(chain.from_iterable(talks))
+        contents = [turn.content for turn in turns]
+        if True in map(str.isspace, contents) or {talk[-1].role for talk in talks} != {"assistant"}:
+            return None
+        counts = list(map(len, talks))
+        unused = self._unused(chats, turns, counts) if self._row_keys or self._turn_keys else []
+        return PlainBlock(first_line, chats, [turn.role for turn in turns], contents, counts, unused)
+
+    def _learn(self) -> None:
+        """Take the keys that were learnt since the last block."""
+        if (self._row_keys, self._turn_keys) == (self._keys.row_keys, self._keys.turn_keys):
+            return
+        self._row_keys, self._turn_keys = self._keys.row_keys, self._keys.turn_keys
+        turn = _wider("WidePlainTurn", PlainTurn, self._turn_keys)
+        chat = _wider("WidePlainChat", PlainChat, self._row_keys, ("messages", GenericAlias(list, turn)))
+        self._decode = msgspec.json.Decoder(chat).decode_lines
+
+    def _unused(self, chats: list[Any], turns: list[Any], counts: list[int]) -> list[tuple[str, int]]:
+        """Rows by key that says something in them: by the first such row, and in a row by name."""
+        begins = np.cumsum([0, *counts[:-1]])
+        first_turns = [turns[begin] for begin in begins.tolist()]
+        found = []
+        for index, key in enumerate(self._row_keys):
+            found.append((key, _saying(chats, index)))
+        for index, key in enumerate(self._turn_keys):
+            said = _saying(first_turns, index)
+            if not said.all():
+                said = np.logical_or.reduceat(_saying(turns, index), begins)
+            found.append((f"messages[].{key}", said))
+        ordered = sorted((int(said.argmax()), key, int(np.count_nonzero(said))) for key, said in found if said.any())
+        return [(key, rows) for _, key, rows in ordered]
+
+
+def _wider(name: str, base: type[msgspec.Struct], keys: list[str], *others: tuple[str, Any]) -> type[msgspec.Struct]:
+    """A type with more fields; their values are not decoded."""
+    extra = [(f"unused_{index}", msgspec.Raw, _ABSENT) for index in range(len(keys))]
+    names = {f"unused_{index}": key for index, key in enumerate(keys)}
+    return msgspec.defstruct(
+        name,
+        [*others, *extra],
+        bases=(base,),
+        rename=names,
+        frozen=True,
+        gc=False,
+        forbid_unknown_fields=True,
+        kw_only=True,
+    )
+
+
+def _saying(values: Iterable[Any], index: int) -> NDArray[np.bool_]:
+    """Of each row or turn whether its key of that number says something."""
+    raw = list(map(attrgetter(f"unused_{index}"), values))
+    sizes = np.array(list(map(len, raw)))
+    said: NDArray[np.bool_] = sizes > _SAYS_SOMETHING
+    for short in np.flatnonzero(~said & (sizes > 0)).tolist():
+        said[short] = says_something(raw[short])
+    return said
+
+
+def _objects(block: bytes) -> int:
+    """The number of lines, if each of them begins and ends as an object does and none is too long; else 0.
+
+    Where it is, and the block decodes into as many values, each line has exactly one: between ``}`` and ``{`` nothing inside of
+    a value can be a line end, so every value ends with its line.
+    """
+    data = np.frombuffer(block, np.uint8)
+    ends = places(data == _NEWLINE)
+    if not block.endswith(b"\n"):
+        ends = np.append(ends, len(data))
+    begins = np.concatenate(([0], ends[:-1] + 1))
+    sound = (data[begins] == _OPENS) & (data[ends - 1] == _CLOSES) & (ends - begins <= MAX_LINE_BYTES)
+    return len(ends) if sound.all() else 0
