@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[3]
 
 def test_processes_without_traces_import_nothing_that_sends_them(tmp_path: Path) -> None:
     code = (
-        "import sys, api.main, worker.app, worker.child_runtime; from api.settings import ApiSettings;"
+        "import sys, api.__main__, api.main, worker.app, worker.child_runtime; from api.settings import ApiSettings;"
         f"from fastapi.testclient import TestClient; app = api.main.create_app(ApiSettings(home={str(tmp_path)!r}));"
         "client = TestClient(app); assert client.get('/health').status_code == 200;"
         "from shared.observability import tracing; assert tracing.current_traceparent() is None;"
