@@ -178,7 +178,8 @@ def _supported_source(spec: EvalSpec, run: RunSpec) -> FileContent | FileId:
 def _models(services: Services, view: TenantView, spec: EvalSpec, run: RunSpec) -> tuple[list[ModelTarget], str]:
     """The models that are asked, and the base of the first; those that judge must be there as well."""
     for model, number in models_that_judge(spec).items():
-        resolve_model(services, view, model, f"testing_criteria.{number}.model")
+        if model not in services.remote_models:
+            resolve_model(services, view, model, f"testing_criteria.{number}.model")
     if run.mens.noise_floor and run.mens.incumbent is None:
         message = "mens.noise_floor asks the incumbent twice, and the run has none."
         raise InvalidRequest(
@@ -222,7 +223,7 @@ def _check_criteria(services: Services, spec: EvalSpec) -> None:
                 if sandbox is None and has_code(criterion):
                     report = services.sandboxes.report()
                     sandbox = stack.enter_context(Sandbox.open(report, share=RUNS_AT_ONCE))
-                check_runnable(criterion, sandbox)
+                check_runnable(criterion, sandbox, embeds=services.remote_models.embeds)
             except InvalidRequest as error:
                 error.param = f"testing_criteria.{number}"
                 raise

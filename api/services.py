@@ -47,6 +47,7 @@ from shared.database.overview.webhook_counts import count_webhooks
 from shared.database.scheduling.queue_state import QueueReader
 from shared.database.usage import Usage
 from shared.gates.policy_file import policy_digest, read_policy, read_policy_file
+from shared.graders.remote_models import RemoteModels
 from shared.queue import JobQueue, make_celery
 from shared.worker_registry import WorkerRegistry
 
@@ -90,6 +91,7 @@ class Services:
     replica_limits: ReplicaLimits
     gateway: Gateway
     sandboxes: GraderSandboxes
+    remote_models: RemoteModels
     base_fetcher: BaseFetcher
     queue_places: QueuePlaces
     metrics: ApiMetrics
@@ -131,6 +133,7 @@ class Services:
         await gateway.failover.client.aclose()
         await gateway.limiter.close()
         await gateway.meter.close()
+        self.remote_models.close()
         self.queue_places.close()
         await self.job_versions.close()
         await self.lookup.close()
@@ -183,6 +186,7 @@ def make_services(
         replicas=replicas,
         replica_limits=replica_limits or ReplicaLimits(replicas.urls, key),
         sandboxes=sandboxes,
+        remote_models=RemoteModels(settings.grader_models, settings.grader_embeddings),
         metrics=metrics,
         base_fetcher=BaseFetcher(lookup.catalog, settings),
         gateway=Gateway(

@@ -9,12 +9,24 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal, TypeVar
 
-from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from shared.errors import Code, InvalidRequest
 from shared.observability.logs import LogFormat
 from shared.webhooks.targets import AllowedTargets
+
+
+class RemoteModel(BaseModel):
+    """A model of another server, which has OpenAI's routes."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    url: str = Field(
+        pattern=r"^https?://[^\s@?#]+$", description="Base URL, as OpenAI's clients take it: with its /v1."
+    )
+    key: SecretStr = Field(SecretStr(""), description="Sent as the bearer token.")
+    model: str = Field("", description="Its name there; the name that graders use when empty.")
 
 
 class Settings(BaseSettings):
@@ -92,6 +104,13 @@ class Settings(BaseSettings):
     )
     sandbox: Literal["auto", "bubblewrap", "landlock", "off"] = Field(
         "auto", description="What Python graders run in: the strongest that a probe proves, one of them, or none."
+    )
+    grader_models: dict[str, RemoteModel] = Field(
+        default_factory=dict,
+        description="Models of other servers that graders may name, as JSON: url, key, model by name; before any of that name here.",
+    )
+    grader_embeddings: RemoteModel | None = Field(
+        None, description="The model of another server that `cosine` takes embeddings from, as JSON: url, key, model."
     )
 
     @field_validator("webhook_allowed")

@@ -17,6 +17,7 @@ FLAG_OF: dict[Code, str] = {
     Code.GRADER_VARIABLE_INVALID: "invalid_variable_error",
     Code.GRADER_MODEL_REFUSED: "model_grader_refusal_error",
     Code.GRADER_MODEL_ANSWER_INVALID: "model_grader_parse_error",
+    Code.GRADER_MODEL_UNAVAILABLE: "model_grader_server_error",
     Code.SERVING_UNAVAILABLE: "model_grader_server_error",
     Code.SERVING_FAILED: "model_grader_server_error",
     Code.SERVING_REFUSED: "model_grader_server_error",

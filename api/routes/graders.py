@@ -51,14 +51,17 @@ async def validate_grader(body: ValidateGrader, services: ServicesDep, caller: C
 @router.post("/run")
 async def run_grader(body: RunGrader, request: Request, services: ServicesDep, caller: CallerDep) -> GraderRun:
     """Run a grader on one answer. One that fails at this answer gives 0 and its error; one that cannot be run here is refused."""
+    remote = services.remote_models
 
     def ask(question: dict[str, Any]) -> dict[str, Any]:
+        if question["model"] in remote:
+            return remote.complete(question)
         return from_thread.run(_complete, request, services, caller, question)
 
     def judge(sandbox: Sandbox | None) -> Grade:
-        check_runnable(body.grader, sandbox)
+        check_runnable(body.grader, sandbox, embeds=remote.embeds)
         began.append(time.monotonic())
-        return grade(body.grader, body.item, make_sample(body.model_sample), ask, sandbox=sandbox)
+        return grade(body.grader, body.item, make_sample(body.model_sample), ask, sandbox=sandbox, embed=remote.embed)
 
     began: list[float] = []
     result: Grade | MensError

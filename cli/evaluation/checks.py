@@ -16,7 +16,7 @@ from shared.graders.types import Metric
 CRITERION: TypeAdapter[Criterion] = TypeAdapter(Criterion)
 ANSWER, EXPECTED = "{{ sample.output_text }}", "{{ item.expected }}"
 OPERATIONS = {"exact": "eq", "contains": "like", "icontains": "ilike"}
-METRICS = [metric for metric in get_args(Metric) if metric != "cosine"]
+METRICS = get_args(Metric)
 HELP = (
     "exact, contains, icontains (the answer and the row's `expected`); regex=PATTERN; json; json_schema=FILE; "
     "compiles=LANGUAGE, anti_stub=LANGUAGE (python, json, sql, or a checker that is installed); "

@@ -14,10 +14,10 @@ from shared.errors import Code, InvalidRequest
 from shared.graders.checks import Schema, matches, parse_json, tool_calls_are_valid, tool_calls_equal
 from shared.graders.code_checks import compiled_language, passes_code_check, require_code_check
 from shared.graders.formula import Formula
-from shared.graders.model_graders import Ask, check_text_alone, judge_request, score_of
+from shared.graders.model_graders import Ask, Embed, check_text_alone, judge_request, score_of
 from shared.graders.pass_at_k import pass_at_k
 from shared.graders.templates import render
-from shared.graders.text_similarity import similarity
+from shared.graders.text_similarity import cosine, no_embeddings, similarity
 from shared.graders.types import (
     AntiStubCheck,
     CodeCheck,
@@ -104,11 +104,12 @@ def _is_compiled(grader: PythonGrader) -> bool:
     return isinstance(grader.mens, CodeCheck) and compiled_language(grader.mens) is not None
 
 
-def check_runnable(grader: Grader, sandbox: Sandbox | None = None) -> None:
+def check_runnable(grader: Grader, sandbox: Sandbox | None = None, *, embeds: bool = False) -> None:
     """Whether a grader can be run here, whatever the answer; parts of a ``multi`` grader are looked at too.
 
     Args:
         sandbox: where code and compilers run; without it they are refused.
+        embeds: whether there is a model for embeddings, which ``cosine`` needs.
 
     Raises:
         InvalidRequest: ``SANDBOX_UNAVAILABLE``: it has code, or a compiler judges, and there is no sandbox that it may run in. ``GRADER_UNSUPPORTED``.
@@ -118,13 +119,16 @@ def check_runnable(grader: Grader, sandbox: Sandbox | None = None) -> None:
     """
     if isinstance(grader, MultiGrader):
         for part in grader.graders.values():
-            check_runnable(part, sandbox)
+            check_runnable(part, sandbox, embeds=embeds)
     elif isinstance(grader, PythonGrader):
         if grader.mens is None:
             _needed(sandbox, grader).check(grader.source)
         else:
             _check_short_form(grader.mens, sandbox)
-    elif isinstance(grader, TextSimilarity) and grader.evaluation_metric in {"cosine", "meteor"}:
+    elif isinstance(grader, TextSimilarity) and grader.evaluation_metric == "cosine":
+        if not embeds:
+            raise no_embeddings()
+    elif isinstance(grader, TextSimilarity) and grader.evaluation_metric == "meteor":
         # Whether there is WordNet shows when it is looked into.
         similarity(grader.evaluation_metric, "a", "b")
     elif isinstance(grader, ScoreModel | LabelModel):
@@ -161,6 +165,7 @@ def grade(
     ask: Ask | None = None,
     checkers: ContainedCheckers | None = None,
     sandbox: Sandbox | None = None,
+    embed: Embed | None = None,
 ) -> Grade:
     """The score of an answer.
 
@@ -170,21 +175,24 @@ def grade(
         ask: sends the requests of graders that ask a model; without it they are refused.
         checkers: checks code; without it a process is started for each check.
         sandbox: where code and compilers run; without it they are refused.
+        embed: makes the embeddings of ``cosine``; without it that is refused.
 
     Raises:
         InvalidRequest: what :func:`check_runnable`, the templates, formulas, checks, model graders and
-            :meth:`shared.sandbox.client.Sandbox.grade` raise; ``GRADER_UNSUPPORTED`` without ``ask``. And what ``ask`` raises.
+            :meth:`shared.sandbox.client.Sandbox.grade` raise; ``GRADER_UNSUPPORTED`` without ``ask``. And what ``ask`` and ``embed`` raise.
         Unavailable: ``SANDBOX_FAILED``: not the answer's fault, so it is no score.
     """
     if isinstance(grader, StringCheck):
         return Grade(_string_check(grader, item, sample))
     if isinstance(grader, TextSimilarity):
         text, reference = render(grader.input, item, sample), render(grader.reference, item, sample)
-        return Grade(similarity(grader.evaluation_metric, text, reference))
+        return Grade(_similarity(grader, text, reference, embed))
     if isinstance(grader, PythonGrader):
         return Grade(_python_score(grader, item, sample, checkers, sandbox))
     if isinstance(grader, MultiGrader):
-        parts = {name: grade(part, item, sample, ask, checkers, sandbox) for name, part in grader.graders.items()}
+        parts = {
+            name: grade(part, item, sample, ask, checkers, sandbox, embed) for name, part in grader.graders.items()
+        }
         scores = {name: part.score for name, part in parts.items()}
         return Grade(Formula(grader.calculate_output)(scores), scores, _sum_usage(parts.values()))
     return _ask_model(grader, item, sample, ask)
@@ -206,6 +214,14 @@ def _string_check(grader: StringCheck, item: Item, sample: Sample) -> float:
             "ilike": reference.casefold() in text.casefold(),
         }[grader.operation]
     )
+
+
+def _similarity(grader: TextSimilarity, text: str, reference: str, embed: Embed | None) -> float:
+    if grader.evaluation_metric != "cosine":
+        return similarity(grader.evaluation_metric, text, reference)
+    if embed is None:
+        raise no_embeddings()
+    return cosine(*embed([text, reference]))
 
 
 def _python_score(

@@ -14,6 +14,8 @@ from shared.graders.types import GraderMessage, LabelModel, ScoreModel, TextPart
 Values = Mapping[str, Any]
 Ask = Callable[[dict[str, Any]], dict[str, Any]]
 """Sends a chat request and returns the completion; raises a MensError when there is none."""
+Embed = Callable[[list[str]], list[list[float]]]
+"""Returns an embedding of each text, all of one length; raises a MensError when there is none."""
 
 
 def judge_request(grader: ScoreModel | LabelModel, item: Values, sample: Values) -> dict[str, Any]:

@@ -6,9 +6,11 @@ what white space separates; those of ROUGE are runs of a-z and 0-9 in lower case
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
+from operator import mul
 
 from rapidfuzz import fuzz, utils
 from rapidfuzz.distance import LCSseq
@@ -22,16 +24,18 @@ LONGEST_OF = {"fuzzy_match": 10_000, "meteor": 10_000}
 
 
 def similarity(metric: Metric, text: str, reference: str) -> float:
-    """How alike a text and its reference are.
+    """How alike a text and its reference are, by any metric but ``cosine``, which is of embeddings.
 
     Raises:
-        InvalidRequest: ``GRADER_UNSUPPORTED``: ``cosine``, or ``meteor`` without WordNet.
+        InvalidRequest: ``GRADER_UNSUPPORTED``: ``cosine``; ``meteor`` without WordNet.
         TooLarge: ``GRADER_TEXT_TOO_LONG``.
     """
     longest = LONGEST_OF.get(metric, LONGEST)
     if max(len(text), len(reference)) > longest:
         message = f"A text for {metric} has {max(len(text), len(reference))} characters; {longest} can be compared."
         raise TooLarge(Code.GRADER_TEXT_TOO_LONG, message, remedy="Shorten it, or use rouge_l.")
+    if metric == "cosine":
+        raise no_embeddings()
     if metric.startswith("rouge_"):
         return _rouge(metric.removeprefix("rouge_"), text, reference)
     return _METRICS[metric](text, reference)
@@ -69,14 +73,24 @@ def _meteor(text: str, reference: str) -> float:
         raise InvalidRequest(Code.GRADER_UNSUPPORTED, message, remedy=remedy, param="evaluation_metric") from None
 
 
-def _cosine(_text: str, _reference: str) -> float:
-    message = "cosine compares embeddings of text-embedding-3-large, which are not to be had here."
-    remedy = "Use another metric, or a score_model."
-    raise InvalidRequest(Code.GRADER_UNSUPPORTED, message, remedy=remedy, param="evaluation_metric")
+def cosine(vector: Sequence[float], reference: Sequence[float]) -> float:
+    """The cosine of the angle between two embeddings, from -1 to 1; 0 where one has no length."""
+    lengths = math.hypot(*vector) * math.hypot(*reference)
+    return math.fsum(map(mul, vector, reference)) / lengths if lengths else 0.0
+
+
+def no_embeddings() -> InvalidRequest:
+    """The error of ``cosine`` where no model makes embeddings."""
+    return InvalidRequest(
+        Code.GRADER_UNSUPPORTED,
+        "cosine compares embeddings, and no model makes them here.",
+        remedy="Use another metric or a score_model, or have an operator name a model in MENS_GRADER_EMBEDDINGS.",
+        param="evaluation_metric",
+    )
 
 
 _METRICS: dict[str, Callable[[str, str], float]] = {
-    "fuzzy_match": _fuzzy_match, "bleu": _bleu, "gleu": _gleu, "meteor": _meteor, "cosine": _cosine,
+    "fuzzy_match": _fuzzy_match, "bleu": _bleu, "gleu": _gleu, "meteor": _meteor,
 }  # fmt: skip
 
 

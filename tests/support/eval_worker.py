@@ -15,6 +15,7 @@ from shared.database.leases import Leases
 from shared.evaluation.plan import EvaluationPlan
 from shared.evaluation.results import Totals, outcome_of
 from shared.evaluation.types import SourceItem
+from shared.graders.remote_models import RemoteModels
 from worker.evaluation.answers import Tools, judge_item
 
 
@@ -55,7 +56,9 @@ def work(app: FastAPI, run_id: str, answer: Callable[[str], str] = str, *, finis
     with services.storage.local_file(plan.items.sha256) as path:
         rows = [json.loads(line) for line in path.read_bytes().splitlines()]
     for number, row in enumerate(rows):
-        judged = judge_item(plan, post, Tools(ContainedCheckers()), number, 0, SourceItem(**row))
+        judged = judge_item(
+            plan, post, Tools(ContainedCheckers(), RemoteModels({}, None)), number, 0, SourceItem(**row)
+        )
         totals.add(judged.result, judged.judges)
         results.append(judged.result)
     items = [

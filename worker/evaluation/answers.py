@@ -13,6 +13,7 @@ from shared.evaluation.prompts import ROUTES, messages_of, read_response, reques
 from shared.evaluation.types import Answer, Criterion, CriterionResult, ItemResult, SourceItem
 from shared.graders.grading import OF_THE_ANSWER, grade, has_code, is_passed, make_sample
 from shared.graders.model_graders import Ask
+from shared.graders.remote_models import RemoteModels
 from shared.sandbox.client import Sandbox
 
 Post = Callable[[str, dict[str, Any]], dict[str, Any]]
@@ -25,9 +26,12 @@ REPEATED = 10
 
 @dataclass(frozen=True, slots=True)
 class Tools:
-    """What criteria need besides models: a process that checks code, and one that code runs behind."""
+    """What criteria need besides the models that are served here: a process that checks code, one that code runs behind, and models
+    of other servers.
+    """
 
     checkers: ContainedCheckers
+    remote: RemoteModels
     sandbox: Sandbox | None = None
 
 
@@ -69,7 +73,8 @@ def judge_item(
     unrepeatable: list[str] = []
 
     def ask(question: dict[str, Any]) -> dict[str, Any]:
-        completion = post(ROUTES["chat"], question)
+        is_remote = question["model"] in tools.remote
+        completion = tools.remote.complete(question) if is_remote else post(ROUTES["chat"], question)
         _add_usage(judges.setdefault(question["model"], {}), completion.get("usage") or {})
         return completion
 
@@ -142,7 +147,7 @@ def _result(
 ) -> CriterionResult:
     """What a criterion gives for an answer. With a list, code is run twice, and its name is added there if the scores differ."""
     try:
-        score = grade(criterion, item, sample, ask, tools.checkers, tools.sandbox).score
+        score = grade(criterion, item, sample, ask, tools.checkers, tools.sandbox, tools.remote.embed).score
         if unrepeatable is not None and has_code(criterion):
             again = grade(criterion, item, sample, ask, tools.checkers, tools.sandbox).score
             unrepeatable += [criterion.name] if again != score else []

@@ -26,6 +26,7 @@ from shared.evaluation.plan import EvaluationPlan
 from shared.evaluation.results import RunOutcome, Totals, outcome_of
 from shared.evaluation.types import ItemResult, SourceItem
 from shared.graders.grading import has_code, require_compilers
+from shared.graders.remote_models import RemoteModels
 from shared.graders.types import LabelModel, ScoreModel
 from shared.sandbox.client import Sandbox
 from shared.sandbox.levels import weakest
@@ -83,11 +84,12 @@ def evaluate_model(attempt: RunningJob, plan: EvaluationPlan, run_id: str) -> Ru
             _open_door(attempt, plan) as door,
             ContainedCheckers() as checkers,
             _open_sandbox(attempt.settings, plan) as sandbox,
+            RemoteModels(attempt.settings.grader_models, attempt.settings.grader_embeddings) as remote,
             attempt.storage.local_file(plan.items.sha256) as path,
         ):
             progress.totals.sandbox = weakest([progress.totals.sandbox, sandbox.level if sandbox else None])
             todo = _todo(plan, read_items(path), items.positions(run_id))
-            tools = Tools(checkers, sandbox)
+            tools = Tools(checkers, remote, sandbox)
             judge = partial(judge_item, plan, door.post, tools)
             _judge_all(attempt, judge, plan.samples, door, todo, progress)
     results = (ItemResult.model_validate(item.result) for item in items.all(run_id))

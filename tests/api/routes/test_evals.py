@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -21,6 +22,8 @@ from shared.database.names.foreign_names import ForeignNames
 from shared.database.routing import StandsFor
 from shared.database.tenancy import Role
 from shared.errors import Code
+from shared.graders.remote_models import RemoteModels
+from shared.settings import RemoteModel
 from tests.support.asgi_server import serve
 from tests.support.builders import BASE
 from tests.support.eval_worker import StrictClient, work
@@ -307,6 +310,15 @@ def test_what_cannot_be_run_is_told_before_anything_is_asked(
     assert str(error["param"]).startswith(param)
     assert list(acme.files.list(purpose="evals")) == []
     assert app.state.services.jobs.of("acme").list() == []
+
+
+def test_a_judge_of_another_server_needs_no_model_of_that_name_here(app: FastAPI, acme: OpenAI) -> None:
+    made = make_eval(acme, CRITERIA["label_model"] | {"model": "outside"})
+    error = refused(acme.evals.runs.create, made, data_source=asking())
+    assert (error["code"], error["param"]) == ("MODEL_NOT_FOUND", "testing_criteria.0.model")
+    remote = RemoteModels({"outside": RemoteModel(url="https://models.example/v1")}, None)
+    app.state.services = replace(app.state.services, remote_models=remote)
+    assert acme.evals.runs.create(made, data_source=asking()).status == "queued"
 
 
 def test_a_model_by_its_other_name_is_no_incumbent(app: FastAPI, acme: OpenAI) -> None:

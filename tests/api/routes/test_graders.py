@@ -17,8 +17,12 @@ from openai.types.fine_tuning.alpha import GraderRunResponse
 
 from api.routes import graders
 from shared.database.tenancy import Role
+from shared.graders.remote_models import RemoteModels
+from shared.settings import RemoteModel
 from tests.support.asgi_server import serve
 from tests.support.builders import BASE
+from tests.support.http_stub import http_stub
+from tests.support.remote_server import RemoteServer
 from tests.support.scripted_replica import ScriptedReplica
 from tests.support.waiting import eventually
 
@@ -128,6 +132,25 @@ def test_what_cannot_be_run_is_refused(openai_client: OpenAI, grader: Any, code:
         run(openai_client, grader)
     body: Any = caught.value.body
     assert (body["mens"]["code"], caught.value.param) == (code, param)
+
+
+def test_models_of_other_servers_judge_and_embed(openai_client: OpenAI, app: FastAPI) -> None:
+    judge = JUDGE | {"model": "outside"}
+    cosine = {name: value for name, value in EXACT.items() if name != "operation"}
+    cosine |= {"type": "text_similarity", "evaluation_metric": "cosine"}
+    assert flags(run(openai_client, judge, "north")) == ["other_error"], "no model is called so"
+    with pytest.raises(openai.BadRequestError, match="MENS_GRADER_EMBEDDINGS"):
+        run(openai_client, cosine, "north", a="north")
+    server = RemoteServer()
+    with http_stub(server.respond) as url:
+        target = RemoteModel(url=f"{url}/v1")
+        app.state.services = replace(app.state.services, remote_models=RemoteModels({"outside": target}, target))
+        found = run(openai_client, judge, "north")
+        assert found.reward == 0.75
+        assert found.to_dict()["model_grader_token_usage_per_model"] == {"outside": {"total_tokens": 9}}
+        assert run(openai_client, cosine, "north", a="north").reward == pytest.approx(1.0)
+        server.answers = [(401, {})]
+        assert flags(run(openai_client, judge, "north")) == ["model_grader_server_error"]
 
 
 def test_validate_returns_what_was_understood(openai_client: OpenAI) -> None:

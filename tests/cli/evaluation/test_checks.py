@@ -69,7 +69,6 @@ def test_judge_compares_with_what_is_expected() -> None:
         "rouge_l=2",
         "bleu=x",
         "judge",
-        "cosine=0.5",
     ],
 )
 def test_check_that_is_none_is_refused_with_those_that_are(check: str) -> None:

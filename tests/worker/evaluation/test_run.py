@@ -32,10 +32,12 @@ from shared.evaluation.plan import EvaluationPlan, ModelTarget, PlannedItems, pl
 from shared.evaluation.types import EvalSpec, ItemResult, RunSpec
 from shared.sandbox.levels import LEVELS
 from shared.sandbox.probe import missing
+from shared.settings import RemoteModel
 from tests.support.builders import submission
 from tests.support.compilers import CONTAINED, WITH_GCC
 from tests.support.doubles import FakeJobQueue
 from tests.support.http_stub import http_stub
+from tests.support.remote_server import RemoteServer
 from tests.support.waiting import eventually
 from worker.evaluation import front_door
 from worker.evaluation.run import evaluate_model
@@ -425,6 +427,26 @@ def test_a_model_that_judges_is_asked_and_its_tokens_are_counted(place: Place, d
     assert totals["passed"] == 2
     assert totals["usage"]["critic"]["invocation_count"] == 2
     assert totals["usage"]["critic"]["total_tokens"] == 8
+
+
+def test_models_of_other_servers_judge_and_are_counted(place: Place, door: FrontDoorStub) -> None:
+    judge = {
+        "type": "score_model", "name": "judge", "model": "outside", "pass_threshold": 0.5,
+        "input": [{"role": "user", "content": "Judge {{ sample.output_text }}"}],
+    }  # fmt: skip
+    alike = {**EQUALS, "type": "text_similarity", "name": "alike", "evaluation_metric": "cosine", "pass_threshold": 0.9}
+    del alike["operation"]
+    server, rows = RemoteServer(), [{"item": {"question": "north", "answer": word}} for word in ("north", "east")]
+    with http_stub(server.respond) as url:
+        target = RemoteModel(url=f"{url}/v1")
+        place.worker.settings = place.settings.model_copy(
+            update={"grader_models": {"outside": target}, "grader_embeddings": target}
+        )
+        totals = place.run(place.queue(rows, criteria=[judge, alike])).result["totals"]
+    criteria = {name: (counts["passed"], counts["failed"]) for name, counts in totals["criteria"].items()}
+    assert criteria == {"judge": (2, 0), "alike": (1, 1)}
+    assert totals["usage"]["outside"]["invocation_count"] == 2
+    assert {body["model"] for body in door.asked} == {"tiny@1"}
 
 
 CODE = {

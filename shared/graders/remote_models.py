@@ -1,0 +1,136 @@
+"""Models of other servers that graders may ask, as the operator has named them: models that judge, and one that makes embeddings."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any
+
+import httpx
+
+from shared.errors import Code, InvalidRequest, Unavailable
+from shared.graders.text_similarity import no_embeddings
+from shared.settings import RemoteModel
+
+ATTEMPTS = 3
+FIRST_WAIT_SECONDS, LONGEST_WAIT_SECONDS = 0.5, 10.0
+TIMEOUT = httpx.Timeout(120.0, connect=10.0)
+WORTH_REPEATING = frozenset({408, 409, 429, 500, 502, 503, 504})
+OF_THE_REQUEST = frozenset({400, 413, 422})
+"""What says that this request cannot be served; everything else would happen to the next one too."""
+
+
+class RemoteModels:
+    """Requests to models of other servers. Used by many threads at once.
+
+    Args:
+        judges: models that graders of the types ``score_model`` and ``label_model`` may name, by these names.
+        embeddings: the model that ``cosine`` compares with; None: there is none.
+    """
+
+    def __init__(self, judges: Mapping[str, RemoteModel], embeddings: RemoteModel | None) -> None:
+        self._judges, self._embeddings = judges, embeddings
+        # Nothing of the environment: a proxy that it names, or a password file, is not for these keys.
+        self._client = httpx.Client(timeout=TIMEOUT, trust_env=False)
+
+    def __enter__(self) -> RemoteModels:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._client.close()
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._judges
+
+    @property
+    def embeds(self) -> bool:
+        """Whether there is a model for embeddings."""
+        return self._embeddings is not None
+
+    def complete(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """The chat completion of a request, whose ``model`` is one of these.
+
+        Raises:
+            Unavailable: ``GRADER_MODEL_UNAVAILABLE``: its server gives no answer, or refuses the key.
+            InvalidRequest: ``GRADER_MODEL_ANSWER_INVALID``: it refuses this request.
+        """
+        name = str(request["model"])
+        return self._post("/chat/completions", name, self._judges[name], request)
+
+    def embed(self, texts: list[str]) -> list[list[float]]:
+        """An embedding of each text.
+
+        Raises:
+            InvalidRequest: ``GRADER_UNSUPPORTED``: no model for embeddings is named here. And what :meth:`complete` raises.
+        """
+        if self._embeddings is None:
+            raise no_embeddings()
+        found = self._post("/embeddings", "MENS_GRADER_EMBEDDINGS", self._embeddings, {"input": texts})
+        try:
+            rows = sorted(found["data"], key=lambda row: int(row["index"]))
+            vectors = [[float(number) for number in row["embedding"]] for row in rows]
+        except (KeyError, TypeError, ValueError):
+            vectors = []
+        if len(vectors) != len(texts) or len({len(vector) for vector in vectors}) != 1:
+            raise InvalidRequest(
+                Code.GRADER_MODEL_ANSWER_INVALID,
+                f"{self._embeddings.url} gave no embedding of each text.",
+                remedy="Look whether the model in MENS_GRADER_EMBEDDINGS is one for embeddings.",
+                param="evaluation_metric",
+            )
+        return vectors
+
+    def _post(self, route: str, name: str, target: RemoteModel, body: Mapping[str, Any]) -> dict[str, Any]:
+        secret = target.key.get_secret_value()
+        headers = {"Authorization": f"Bearer {secret}"} if secret else {}
+        content = {**body, "model": target.model or name}
+        for attempt in range(1, ATTEMPTS + 1):
+            wait = FIRST_WAIT_SECONDS * 2**attempt
+            try:
+                response = self._client.post(target.url.rstrip("/") + route, json=content, headers=headers)
+            except httpx.TransportError as error:
+                reason = f"gives no response ({type(error).__name__})"
+            else:
+                if response.is_success:
+                    return _object(response, name)
+                if response.status_code in OF_THE_REQUEST:
+                    raise _refused(name, f"status {response.status_code}, {response.text[:200]!r}")
+                reason = f"answers with status {response.status_code}"
+                if response.status_code not in WORTH_REPEATING:
+                    break
+                told = response.headers.get("retry-after", "")
+                wait = float(told) if told.isdecimal() else wait
+            if attempt < ATTEMPTS:
+                time.sleep(min(wait, LONGEST_WAIT_SECONDS))
+        # The server's text stays out: behind a wrong address anything may answer.
+        raise Unavailable(
+            Code.GRADER_MODEL_UNAVAILABLE,
+            f"The server of {name} {reason}.",
+            remedy="Try again later. An operator: check its url and key in MENS_GRADER_MODELS or MENS_GRADER_EMBEDDINGS.",
+        )
+
+
+def _object(response: httpx.Response, name: str) -> dict[str, Any]:
+    try:
+        found = response.json()
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise _refused(name, "its answer is no JSON object")
+    return found
+
+
+def _refused(name: str, reason: str) -> InvalidRequest:
+    return InvalidRequest(
+        Code.GRADER_MODEL_ANSWER_INVALID,
+        f"{name} did not judge: {reason}.",
+        remedy="Look whether that model takes chat requests with a JSON Schema as response_format.",
+        param="model",
+    )
