@@ -22,12 +22,17 @@ def descendants(installation: Installation) -> dict[int, str]:
     for program in installation.stack.processes():
         parent = psutil.Process(program["pid"])
         found |= {
-            process.pid: program["name"]
-            for process in (parent, *parent.children(recursive=True))
-            # A replica starts this one with its first structured output.
-            if "compile_server" not in " ".join(process.cmdline())
+            process.pid: program["name"] for process in (parent, *parent.children(recursive=True)) if _stays(process)
         }
     return found
+
+
+def _stays(process: psutil.Process) -> bool:
+    """Whether it is neither one that a replica starts with its first structured output, nor one that has ended since it was listed."""
+    try:
+        return "compile_server" not in " ".join(process.cmdline())
+    except psutil.NoSuchProcess:  # a zombie as well: a worker's probe of its sandbox starts processes and ends them
+        return False
 
 
 def victim_of(installation: Installation, which: str) -> int:
