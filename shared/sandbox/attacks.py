@@ -220,7 +220,7 @@ def leave_session(_target: Target) -> bool:
 def use_inherited_files(_target: Target) -> bool:
     import os
 
-    for descriptor in range(4, 64):
+    for descriptor in range(4, 1024):
         try:
             os.fstat(descriptor)
         except OSError:

@@ -28,11 +28,13 @@ def descendants(installation: Installation) -> dict[int, str]:
 
 
 def _stays(process: psutil.Process) -> bool:
-    """Whether it is neither one that a replica starts with its first structured output, nor one that has ended since it was listed."""
+    """Whether it is there as long as its program is, and has not ended since it was listed."""
     try:
-        return "compile_server" not in " ".join(process.cmdline())
-    except psutil.NoSuchProcess:  # a zombie as well: a worker's probe of its sandbox starts processes and ends them
+        command = " ".join(process.cmdline())
+    except psutil.NoSuchProcess:  # of a zombie as well
         return False
+    # A replica starts the first with its first structured output, a worker the others while it probes its sandbox.
+    return not any(name in command for name in ("compile_server", "shared.sandbox", "shared.compilers", "bwrap"))
 
 
 def victim_of(installation: Installation, which: str) -> int:
