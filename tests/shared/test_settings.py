@@ -45,6 +45,8 @@ def test_default_paths_lie_in_the_home_folder(tmp_path: Path) -> None:
         "serving_dns": "",
         "drain_seconds": 60.0,
         "sandbox": "auto",
+        "grader_models": {},
+        "grader_embeddings": None,
     }
 
 
