@@ -37,6 +37,8 @@ class PostgresServer:
     process: subprocess.Popen[bytes]
     _template: str | None = None
     _given_back: list[str] = field(default_factory=list)
+    _emptying: dict[str, psycopg.Connection[Any]] = field(default_factory=dict)
+    """By database: to connect costs more than to empty it."""
 
     def url(self, database: str) -> str:
         """SQLAlchemy URL of a database."""
@@ -57,16 +59,28 @@ class PostgresServer:
 
     def give_back(self, url: str) -> None:
         """Empty a database of :meth:`fresh_url` for the next test: ten times as fast as making another."""
-        cut = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s"
+        cut = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s AND pid <> pg_backend_pid()"
         names = "SELECT tablename FROM pg_tables WHERE schemaname = 'public' AND tablename <> 'alembic_version'"
+        used = "SELECT sequencename FROM pg_sequences WHERE last_value IS NOT NULL"
         database = url.rsplit("/", 1)[1]
-        with self._connect() as connection:
+        try:
+            connection = self._emptying[database]
             connection.execute(cut, (database,))
-        with self._connect(database) as connection:
-            # A superuser's way past triggers, such as those that keep the audit log.
-            connection.execute("SET session_replication_role = replica")
-            tables = sql.SQL(", ").join(sql.Identifier(name) for (name,) in connection.execute(names))
-            connection.execute(sql.SQL("TRUNCATE {} RESTART IDENTITY CASCADE").format(tables))
+        except (KeyError, psycopg.OperationalError):  # none yet, or a test ended every connection
+            connection = self._emptying[database] = self._connect(database)
+            connection.execute(cut, (database,))
+        with connection.transaction():
+            # A superuser's way past triggers, such as those that keep the audit log, and past the order of foreign keys.
+            connection.execute("SET LOCAL session_replication_role = replica")
+            # Rows are deleted, as there are few: TRUNCATE makes new files for every table and index.
+            tables = [sql.Identifier(name) for (name,) in connection.execute(names)]
+            has_rows = sql.SQL("EXISTS (SELECT FROM {})")
+            filled = connection.execute(sql.SQL("SELECT {}").format(sql.SQL(", ").join(map(has_rows.format, tables))))
+            for table, is_filled in zip(tables, filled.fetchone() or (), strict=True):
+                if is_filled:
+                    connection.execute(sql.SQL("DELETE FROM {}").format(table))
+            for (name,) in connection.execute(used).fetchall():
+                connection.execute(sql.SQL("ALTER SEQUENCE {} RESTART").format(sql.Identifier(name)))
         self._given_back.append(url)
 
     def drop(self, url: str) -> None:
@@ -77,6 +91,9 @@ class PostgresServer:
 
     def stop(self) -> None:
         """Kill the server's whole process group and remove its files. Twice is harmless."""
+        for connection in self._emptying.values():
+            connection.close()
+        self._emptying.clear()
         if self.process.poll() is None:
             os.killpg(self.process.pid, signal.SIGQUIT)
             try:
