@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.command import BenchFailed, bench_parser, parse_options, print_goal, run_bench
-from bench.processes import ROOT, NewProcesses
+from bench.processes import ROOT, variant_processes
 from bench.recipe import InputsRequest
 from bench.shapes import Shape
 from shared.artifacts.manifests import CONFIG_NAME, MANIFEST_NAME, WEIGHTS_NAME
@@ -51,7 +51,8 @@ from worker.run_folder import (
     read_json,
 )
 
-SMOKE = {"runs": 2, "at_once": 2, "jobs": ["two-threads"], "epochs": 1, "hidden": 64}
+SMOKE = {"runs": 2, "at_once": 2, "jobs": ["two-threads"], "epochs": 1, "hidden": 64, "burners": 0, "seed": 0}
+"""By that seed, one run ends by itself, and the other is held, killed after its checkpoint and resumed."""
 JOBS: dict[str, dict[str, Any]] = {
     "plain": {"threads": 1, "adapter": {"rank": 8, "alpha": 16}},
     "two-threads": {"threads": 2, "adapter": {"rank": 4, "alpha": 8}},
@@ -66,6 +67,8 @@ KILLED, PAUSED, STOPPED = 0.4, 0.15, 0.3
 """Shares of the attempts that are killed, paused, or held for a moment."""
 MAX_DISTURBED = 4
 """Attempts at one run that something may happen to; the next one is left alone."""
+DISTURBED_STEPS = 5
+"""Steps of an epoch after which something may happen; it has six."""
 UNTOLD = {"MKL_CBWR": "OFF", "MKL_DYNAMIC": "TRUE"}
 RUN_SECONDS = 900.0
 OVER = threading.Event()
@@ -136,7 +139,9 @@ def make_jobs(folder: Path, options: argparse.Namespace) -> dict[str, Path]:
         held_out_rows=4,
         execution={"seq_len": 192, "batch_size": 4, "grad_accum": 1, "checkpoint_every": 3},
     )
-    NewProcesses().run(Path(sys.executable), "bench.training_inputs", json.dumps(asdict(request)), str(folder))
+    python, preloaded = Path(sys.executable), ("worker.pretrain", "worker.train")
+    with variant_processes(smoke=options.smoke, python=python, preloaded=preloaded) as processes:
+        processes.run(python, "bench.training_inputs", json.dumps(asdict(request)), str(folder))
     run = TrainingRun.model_validate_json((folder / "plan.json").read_bytes())
     entry = BaseModelEntry(
         name=run.plan.base.name, source=LocalSource(path=run.inputs.base), digests=run.plan.base.digests
@@ -184,7 +189,14 @@ def train(plan: Path, folder: Path, threads: int, options: argparse.Namespace, s
         run_dir.mkdir(parents=True)
         disturbed = not options.calm and outcome.attempts <= MAX_DISTURBED
         exit_code = attempt(
-            plan, run_dir, checkpoint, threads, draw, outcome, untold=options.untold, disturbed=disturbed
+            plan,
+            run_dir,
+            checkpoint,
+            threads,
+            draw,
+            outcome,
+            untold=options.untold,
+            disturbed_steps=DISTURBED_STEPS * options.epochs if disturbed else 0,
         )
         if exit_code == 0:
             break
@@ -207,9 +219,9 @@ def attempt(
     outcome: RunOutcome,
     *,
     untold: bool,
-    disturbed: bool,
+    disturbed_steps: int,
 ) -> int:
-    """One process of the trainer, and what happens to it; its exit code."""
+    """One process of the trainer, and what happens to it within so many steps; its exit code."""
     free_bytes = draw.choice([0, 1 << 40])  # none for a cache of dequantised weights, or plenty
     command = [sys.executable, "-m", "bench.starved_trainer", str(free_bytes), str(plan), str(run_dir)]
     command += ["--resume", str(checkpoint)] if checkpoint else []
@@ -225,8 +237,8 @@ def attempt(
             stderr=log,
         )
     try:
-        if disturbed:
-            disturb(process, run_dir, draw, outcome)
+        if disturbed_steps:
+            disturb(process, run_dir, draw, outcome, disturbed_steps)
         deadline = time.monotonic() + RUN_SECONDS
         while process.poll() is None and time.monotonic() < deadline and not OVER.is_set():
             time.sleep(0.05)
@@ -247,10 +259,12 @@ def surroundings(draw: random.Random) -> dict[str, str]:
     }
 
 
-def disturb(process: subprocess.Popen[bytes], run_dir: Path, draw: random.Random, outcome: RunOutcome) -> None:
-    """Hold, kill or pause the process somewhere in its steps, or while it starts or ends."""
+def disturb(
+    process: subprocess.Popen[bytes], run_dir: Path, draw: random.Random, outcome: RunOutcome, steps: int
+) -> None:
+    """Hold, kill or pause the process somewhere in its first steps, or while it starts or ends."""
     fate = draw.random()
-    after = draw.randrange(0, 30)
+    after = draw.randrange(steps)
     deadline = time.monotonic() + RUN_SECONDS
     while process.poll() is None and steps_done(run_dir) < after and time.monotonic() < deadline and not OVER.is_set():
         time.sleep(0.01)
