@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from shared.sandbox.probe import missing
 from shared.statistics.paired import Status
 from tests.support.api_installation import application_of, settings_for
 from tests.support.asgi_server import serve
-from tests.support.fake_openai import KEY, TUNED, ServedOpenAI
+from tests.support.fake_openai import KEY, TUNED, FakeOpenAI, ServedOpenAI, serve_fake_openai
 from tests.support.gateway import ADAPTER, register_adapters
 from tests.support.http_stub import http_stub
 from tests.support.recorded_archive import EXACT, completion, record_archive, right_answer, with_eval, with_rows
@@ -75,13 +76,27 @@ def successor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sqlite_template: 
             yield replica
 
 
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An archive of 100 validation rows, recorded."""
+    return record(tmp_path_factory.mktemp("recorded") / "a", lambda openai: with_rows(openai, 100))
+
+
 @pytest.fixture
-def archive(tmp_path: Path, openai: ServedOpenAI) -> Path:
-    """An archive of 100 validation rows, recorded; OpenAI is not reachable any more."""
-    with_rows(openai, 100)
-    record_archive(openai, tmp_path / "a")
+def archive(tmp_path: Path, recorded: Path, openai: ServedOpenAI) -> Path:
+    """An archive of 100 validation rows, recorded; OpenAI is not to be asked any more."""
     openai.fake.before = lambda *_: pytest.fail("OpenAI was asked")
-    return tmp_path / "a"
+    return shutil.copytree(recorded, tmp_path / "a")
+
+
+def record(folder: Path, fill: Callable[[ServedOpenAI], None]) -> Path:
+    """Record an archive of a project that is filled so."""
+    fake = FakeOpenAI()
+    with serve_fake_openai(fake) as url:
+        openai = ServedOpenAI(fake, url)
+        fill(openai)
+        record_archive(openai, folder)
+    return folder
 
 
 def gate(archive: Path, *options: str, code: int = 0) -> str:
@@ -270,13 +285,21 @@ def judging(body: dict[str, Any]) -> dict[str, Any]:
     return completion(json.dumps({"steps": [], "result": float(given == expected)}))
 
 
-@pytest.fixture
-def judged_archive(tmp_path: Path, openai: ServedOpenAI) -> Path:
+@pytest.fixture(scope="module")
+def recorded_with_judge(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An archive of 30 items of an eval that a model has judged."""
-    with_rows(openai, 0)
-    with_eval(openai, 30, JUDGE)
-    record_archive(openai, tmp_path / "a")
-    return tmp_path / "a"
+
+    def fill(openai: ServedOpenAI) -> None:
+        with_rows(openai, 0)
+        with_eval(openai, 30, JUDGE)
+
+    return record(tmp_path_factory.mktemp("recorded-with-judge") / "a", fill)
+
+
+@pytest.fixture
+def judged_archive(tmp_path: Path, recorded_with_judge: Path) -> Path:
+    """A copy of it for one test."""
+    return shutil.copytree(recorded_with_judge, tmp_path / "a")
 
 
 def test_a_grader_that_asks_a_model_asks_the_one_that_is_named(successor: Successor, judged_archive: Path) -> None:
