@@ -9,12 +9,11 @@ Source: Miller, "Adding Error Bars to Evals" (arXiv 2411.00640).
 from __future__ import annotations
 
 import math
-import random
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 from shared.statistics.exact import wilson_interval
-from shared.statistics.resampling import RESAMPLES, SEED, bca_ends
+from shared.statistics.resampling import RESAMPLES, bca_ends, drawn_sums, in_order
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,9 +87,9 @@ def cluster_bca_interval(
     mean, influences = _mean(clusters), _influences(clusters)
     if not any(influences):
         return mean, mean
-    generator = random.Random(SEED)
-    means = sorted(_mean(generator.choices(clusters, k=len(clusters))) for _ in range(resamples))
-    return bca_ends(means, mean, influences, confidence)
+    columns = [[cluster.total for cluster in clusters], [cluster.size for cluster in clusters]]
+    totals, sizes = drawn_sums(columns, resamples)
+    return bca_ends(in_order(totals / sizes), mean, influences, confidence)
 
 
 def _mean(clusters: Sequence[Cluster]) -> float:

@@ -1,4 +1,7 @@
-"""Intervals and p-values by resampling, with a fixed seed: the same numbers give the same result."""
+"""Intervals and p-values by resampling, with a fixed seed: the same numbers give the same result.
+
+With numpy, which takes a tenth of the time, on the random numbers that Python's own generator gives.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +10,19 @@ import random
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from itertools import product
-from operator import getitem
 from statistics import NormalDist
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # slow to import
+    import numpy as np
+    from numpy.typing import NDArray
 
 RESAMPLES = 9_999
 SEED = 1337
 EXACT_UP_TO = 12
 """So many differences have few enough combinations of signs to look at each."""
+BLOCK = 2**18
+"""So many values are drawn at a time: more would take much memory."""
 _NORMAL = NormalDist()
 _ROUNDING = 1e-12
 
@@ -31,9 +40,39 @@ def bca_interval(values: Sequence[float], confidence: float, resamples: int = RE
     count, mean = len(values), math.fsum(values) / len(values)
     if min(values) == max(values):
         return mean, mean
-    generator = random.Random(SEED)
-    means = sorted(sum(generator.choices(values, k=count)) / count for _ in range(resamples))
-    return bca_ends(means, mean, [value - mean for value in values], confidence)
+    [sums] = drawn_sums([values], resamples)
+    return bca_ends(in_order(sums / count), mean, [value - mean for value in values], confidence)
+
+
+def drawn_sums(columns: Sequence[Sequence[float]], resamples: int) -> list[NDArray[np.float64]]:
+    """The sums of resamples by column; a resample draws as many rows as there are, each as often as chance has it."""
+    import numpy as np
+
+    count, drawing, blocks = len(columns[0]), np.random.Generator(_seeded_bits()), []
+    arrays, rows = [np.asarray(column, np.float64) for column in columns], max(1, BLOCK // count)
+    for start in range(0, resamples, rows):
+        drawn = (drawing.random((min(rows, resamples - start), count)) * count).astype(np.intp)
+        # Added in order, as Python adds: `sum` would add in pairs, and differ in the last digits.
+        blocks.append([np.cumsum(array[drawn], axis=1)[:, -1] for array in arrays])
+    return [np.concatenate(sums) for sums in zip(*blocks, strict=True)]
+
+
+def in_order(values: NDArray[np.float64]) -> list[float]:
+    """Values in rising order."""
+    import numpy as np
+
+    ordered: list[float] = np.sort(values).tolist()
+    return ordered
+
+
+def _seeded_bits() -> np.random.MT19937:
+    """The generator of `random.Random(SEED)`, for many numbers at a time."""
+    import numpy as np
+
+    *key, position = random.Random(SEED).getstate()[1]
+    bits = np.random.MT19937()
+    bits.state = {"bit_generator": "MT19937", "state": {"key": np.array(key, np.uint32), "pos": position}}
+    return bits
 
 
 def bca_ends(
@@ -71,12 +110,21 @@ def sign_flip_p_value(differences: Sequence[float], resamples: int = RESAMPLES) 
             for signs in product((1, -1), repeat=len(sizes))
         ]
         return sum(abs(total) >= observed for total in sums) / len(sums)
-    generator, whole, tables = random.Random(SEED), sum(sizes), _sums_by_byte(sizes)
-    extreme = 0
-    for _ in range(resamples):
-        negative = sum(map(getitem, tables, generator.getrandbits(len(sizes)).to_bytes(len(tables), "little")))
-        extreme += abs(whole - 2 * negative) >= observed
+    extreme = int((abs(_signed_sums(sizes, resamples)) >= observed).sum())
     return (extreme + 1) / (resamples + 1)
+
+
+def _signed_sums(sizes: Sequence[float], resamples: int) -> NDArray[np.float64]:
+    """Sums of the sizes with random signs, each drawn as `random.Random(SEED).getrandbits(len(sizes))`."""
+    import numpy as np
+
+    words = math.ceil(len(sizes) / 32)
+    drawn = _seeded_bits().random_raw(resamples * words).astype("<u4").reshape(resamples, words)
+    drawn[:, -1] >>= 32 * words - len(sizes)
+    negative = np.zeros(resamples)
+    for table, column in zip(_sums_by_byte(sizes), drawn.view(np.uint8).T, strict=False):
+        negative += np.array(table)[column]
+    return sum(sizes) - 2 * negative
 
 
 def _sums_by_byte(sizes: Sequence[float]) -> list[list[float]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shared.statistics.resampling import bca_interval, sign_flip_p_value
+from shared.statistics.resampling import BLOCK, SEED, bca_interval, drawn_sums, sign_flip_p_value
 
 SCIPY = json.loads((Path(__file__).with_name("golden") / "scipy.json").read_bytes())
 
@@ -30,6 +31,26 @@ def test_the_interval_and_the_p_value_are_scipys(case: dict[str, Any]) -> None:
 def test_few_differences_are_looked_at_in_every_combination() -> None:
     case = SCIPY["exact_sign_flip"]
     assert sign_flip_p_value(case["differences"]) == pytest.approx(case["p"], abs=1e-12)
+
+
+@pytest.mark.parametrize("count", [7, 33, 100])
+def test_resamples_are_those_of_pythons_own_generator(count: int) -> None:
+    generator = random.Random(SEED)
+    values, resamples = [generator.gauss(0, 1) for _ in range(count)], BLOCK // count + 9
+    generator = random.Random(SEED)
+    expected = [sum(generator.choices(values, k=count)) for _ in range(resamples)]
+    [sums] = drawn_sums([values], resamples)
+    assert sums.tolist() == pytest.approx(expected, abs=1e-12)
+
+
+def test_random_signs_are_those_of_pythons_own_generator() -> None:
+    differences = [number / 40 - 0.3125 for number in range(40)]
+    generator, whole = random.Random(SEED), abs(sum(differences))
+    drawn = [generator.getrandbits(40) for _ in range(199)]
+    sums = [
+        sum(-abs(size) if bits >> place & 1 else abs(size) for place, size in enumerate(differences)) for bits in drawn
+    ]
+    assert sign_flip_p_value(differences, resamples=199) == (1 + sum(abs(total) >= whole for total in sums)) / 200
 
 
 VALUES = st.lists(st.floats(-1, 1, allow_nan=False).map(lambda value: round(value, 3)), min_size=1, max_size=30)
