@@ -65,8 +65,9 @@ def _make(installation: ServingInstallation, number: int, prompts: list[str], to
     name, folder = f"marker-{number}", installation.home / "made" / f"marker-{number}"
     tuned.save_pretrained(folder)
     manifest = installation.store_adapter(folder, describe_adapter(installation, folder, name, RANK))
-    answers = {prompt: _answer(tuned, tokenizer, prompt, tokens) for prompt in prompts}
-    scores = {prompt: _score(tuned, tokenizer, prompt) for prompt in prompts}
+    merged = tuned.merge_and_unload()  # which answers sooner
+    answers = _answers(merged, tokenizer, prompts, tokens)
+    scores = {prompt: _score(merged, tokenizer, prompt) for prompt in prompts}
     return Marker(manifest.adapter_id, frozenset(letters), answers, scores)
 
 
@@ -93,10 +94,11 @@ def _matrices(layer: Any) -> tuple[Any, Any]:
     return layer.lora_A["default"].weight, layer.lora_B["default"].weight
 
 
-def _answer(model: Any, tokenizer: Any, prompt: str, tokens: int) -> str:
-    encoded = tokenizer(prompt, return_tensors="pt")
+def _answers(model: Any, tokenizer: Any, prompts: list[str], tokens: int) -> dict[str, str]:
+    encoded = tokenizer(prompts, return_tensors="pt", padding=True, padding_side="left")
     output = model.generate(**encoded, do_sample=False, max_new_tokens=tokens, eos_token_id=None)
-    return str(tokenizer.decode(output[0, encoded["input_ids"].shape[1] :]))
+    texts = tokenizer.batch_decode(output[:, encoded["input_ids"].shape[1] :])
+    return dict(zip(prompts, texts, strict=True))
 
 
 def _score(model: Any, tokenizer: Any, prompt: str) -> list[float]:
