@@ -6,7 +6,7 @@ import asyncio
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from serving.middleware.in_flight import InFlightRequests, named_model, read_body
@@ -17,6 +17,8 @@ AS_JSON = st.recursive(
 )
 
 
+# More than of other rules, because it reads what anyone sends.
+@settings(max_examples=100)
 @given(st.dictionaries(st.sampled_from(["model", "Model", "messages", "n", ""]), AS_JSON), st.booleans())
 def test_named_model_matches_the_standard_library(body: dict[str, object], ascii_only: bool) -> None:
     raw = json.dumps(body, ensure_ascii=ascii_only).encode("utf-8", "surrogatepass")
