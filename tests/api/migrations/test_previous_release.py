@@ -63,6 +63,7 @@ def release(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", ["sqlite", pytest.param("postgresql", marks=pytest.mark.postgres)])
 def test_tests_of_the_previous_release_pass_on_the_schema_of_now(kind: str, release: Path) -> None:
     tests = [f"tests/shared/database/{name}" for name in (*TESTS, "test_head.py")]
