@@ -77,6 +77,10 @@ def values_file(name: str) -> Values:
     return {**found, "catalog": CATALOGS[name]}
 
 
+RENDERED: dict[str, str] = {}
+"""What helm has rendered in this process, by its arguments: half a second a time."""
+
+
 class Chart:
     """Runs helm over the chart with values given as a dict."""
 
@@ -90,11 +94,15 @@ class Chart:
 
     def render(self, values: Values, *more: str) -> list[Document]:
         """Documents of a release, ``more`` being further arguments of ``helm template``."""
-        done = self.run(
-            "template", "mens", "--namespace", "ml", "--kube-version", f"{KUBERNETES}.0", *more, values=values
-        )
-        assert done.returncode == 0, done.stderr
-        return [document for document in yaml.safe_load_all(done.stdout) if document]
+        release = ("template", "mens", "--namespace", "ml", "--kube-version", f"{KUBERNETES}.0", *more)
+        asked = json.dumps([release, values], sort_keys=True)
+        if asked not in RENDERED:
+            done = self.run(*release, values=values)
+            assert done.returncode == 0, done.stderr
+            documents = yaml.load_all(done.stdout, Loader=yaml.CSafeLoader)
+            RENDERED[asked] = json.dumps([document for document in documents if document])
+        rendered: list[Document] = json.loads(RENDERED[asked])
+        return rendered
 
 
 def pods(documents: list[Document]) -> Iterator[tuple[str, Document]]:

@@ -7,13 +7,13 @@ import json
 import random
 import string
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
 
 import psutil
 import pytest
 
-from serving.grammars.compile_check import CheckLimits, CompileCheck, Grammar, GrammarTooCostly
+from serving.grammars.compile_check import CheckLimits, CompileCheck, Grammar, GrammarTooCostly, _Server
 
 pytestmark = pytest.mark.torch
 
@@ -36,15 +36,36 @@ def vocabulary() -> str:
     return str(TokenizerInfo(tokens, stop_token_ids=[0]).serialize_json())
 
 
-def run(vocabulary: str, limits: CheckLimits, steps: Callable[[CompileCheck], Awaitable[None]]) -> None:
-    async def checked() -> None:
-        check = CompileCheck(lambda: vocabulary, limits)
-        try:
-            await steps(check)
-        finally:
-            check.close()
+class Run:
+    """Runs a test's steps with a check of its own; they share the process, which takes seconds to load xgrammar."""
 
-    asyncio.run(checked())
+    def __init__(self, vocabulary: str) -> None:
+        self.vocabulary = vocabulary
+        self._server: _Server | None = None
+
+    def __call__(self, limits: CheckLimits, steps: Callable[[CompileCheck], Awaitable[None]]) -> None:
+        async def checked() -> None:
+            check = CompileCheck(lambda: self.vocabulary, limits)
+            check._server = self._server
+            try:
+                await steps(check)
+            finally:
+                self._server = check._server
+
+        asyncio.run(checked())
+
+    def close(self) -> None:
+        """End the process."""
+        check = CompileCheck(lambda: self.vocabulary, LIMITS)
+        check._server, self._server = self._server, None
+        check.close()
+
+
+@pytest.fixture(scope="module")
+def run(vocabulary: str) -> Iterator[Run]:
+    run = Run(vocabulary)
+    yield run
+    run.close()
 
 
 def servers() -> list[psutil.Process]:
@@ -68,7 +89,7 @@ async def compiling(count: int) -> None:
         await asyncio.sleep(0.02)
 
 
-def test_what_is_cheap_passes_and_what_is_no_grammar_is_vllms_to_refuse(vocabulary: str) -> None:
+def test_what_is_cheap_passes_and_what_is_no_grammar_is_vllms_to_refuse(run: Run) -> None:
     schema = {"type": "object", "properties": {"a": {"type": "string", "maxLength": 100}}}
     tag = {"type": "structural_tag", "format": {"type": "any_text"}}
     grammars = [
@@ -84,10 +105,10 @@ def test_what_is_cheap_passes_and_what_is_no_grammar_is_vllms_to_refuse(vocabula
         for grammar in grammars:
             await check.check(grammar, "acme")
 
-    run(vocabulary, LIMITS, steps)
+    run(LIMITS, steps)
 
 
-def test_what_costs_too_much_is_refused_and_nothing_is_found_out_twice(vocabulary: str) -> None:
+def test_what_costs_too_much_is_refused_and_nothing_is_found_out_twice(run: Run) -> None:
     async def steps(check: CompileCheck) -> None:
         with pytest.raises(GrammarTooCostly, match="takes more than 1 s of processor time"):
             await check.check(bomb(), "acme")
@@ -102,18 +123,18 @@ def test_what_costs_too_much_is_refused_and_nothing_is_found_out_twice(vocabular
         await check.check(Grammar("regex", "another"), "acme")
         assert server().pid != first.pid, "a server that has ended is started again"
 
-    run(vocabulary, LIMITS, steps)
+    run(LIMITS, steps)
 
 
-def test_what_takes_too_much_memory_is_refused(vocabulary: str) -> None:
+def test_what_takes_too_much_memory_is_refused(run: Run) -> None:
     async def steps(check: CompileCheck) -> None:
         with pytest.raises(GrammarTooCostly):
             await check.check(bomb(), "acme")
 
-    run(vocabulary, CheckLimits(seconds=60, white_space=1, memory_bytes=1 << 20), steps)
+    run(CheckLimits(seconds=60, white_space=1, memory_bytes=1 << 20), steps)
 
 
-def test_one_callers_bombs_keep_no_other_waiting(vocabulary: str) -> None:
+def test_one_callers_bombs_keep_no_other_waiting(run: Run) -> None:
     async def steps(check: CompileCheck) -> None:
         bombs = [asyncio.create_task(check.check(bomb(number), "acme")) for number in range(8)]
         await compiling(1)
@@ -124,10 +145,10 @@ def test_one_callers_bombs_keep_no_other_waiting(vocabulary: str) -> None:
             each.cancel()
         await asyncio.gather(*bombs, return_exceptions=True)
 
-    run(vocabulary, CheckLimits(seconds=5, white_space=1), steps)
+    run(CheckLimits(seconds=5, white_space=1), steps)
 
 
-def test_caller_who_leaves_ends_the_compile(vocabulary: str) -> None:
+def test_caller_who_leaves_ends_the_compile(run: Run) -> None:
     async def steps(check: CompileCheck) -> None:
         waiting = asyncio.create_task(check.check(bomb(), "acme"))
         await compiling(1)
@@ -137,14 +158,15 @@ def test_caller_who_leaves_ends_the_compile(vocabulary: str) -> None:
         assert time.monotonic() - began < 60
         await check.check(SMALL, "acme")
 
-    run(vocabulary, CheckLimits(seconds=300, white_space=1), steps)
+    run(CheckLimits(seconds=300, white_space=1), steps)
 
 
-def test_server_ends_with_its_replica(vocabulary: str) -> None:
+def test_server_ends_with_its_replica(run: Run) -> None:
     async def steps(check: CompileCheck) -> None:
         await check.check(SMALL, "acme")
         found.append(server())
 
     found: list[psutil.Process] = []
-    run(vocabulary, LIMITS, steps)
+    run(LIMITS, steps)
+    run.close()
     assert not found[0].is_running()
