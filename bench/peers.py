@@ -7,6 +7,7 @@ bitsandbytes, on a CPU and on a GPU, and the lock has only what the product does
 from __future__ import annotations
 
 import importlib.util
+import os
 import shutil
 import subprocess
 import sys
@@ -48,7 +49,7 @@ def peers_python(*modules: str) -> Path:
         python = Path(sys.executable)
     else:
         python, stamp = PYTHON, FOLDER / "installed.txt"
-        state = f"{sys.version}\n{sysconfig.get_path('purelib')}\n{pins}"
+        state = f"{sys.version}\n{product_modules()}\n{pins}"
         if not stamp.exists() or stamp.read_text() != state:
             _install()
             stamp.write_text(state)
@@ -60,6 +61,11 @@ def peers_python(*modules: str) -> Path:
     return python
 
 
+def product_modules() -> str:
+    """Where this environment has its modules; one folder for all checkouts whose ``.venv`` is a link to the same."""
+    return str(Path(sysconfig.get_path("purelib")).resolve())
+
+
 def _is_installed(pin: str) -> bool:
     name, _, wanted = pin.partition("==")
     try:
@@ -69,19 +75,31 @@ def _is_installed(pin: str) -> bool:
 
 
 def _install() -> None:
-    """Make the environment anew.
+    """Make the environment anew, with uv where there is one: it takes a tenth of pip's time.
 
     Raises:
-        PeerMissing: pip ended with an error.
+        PeerMissing: uv or pip ended with an error.
     """
     print(f"installing the peers of locks/{LOCK.name} into {FOLDER}", file=sys.stderr)
     shutil.rmtree(FOLDER, ignore_errors=True)
     venv.create(FOLDER, symlinks=True)
     own = Path(sysconfig.get_path("purelib", "venv", {"base": str(FOLDER), "platbase": str(FOLDER)}))
     # Whatever the lock does not pin is imported from the environment that runs the bench.
-    (own / "product.pth").write_text(sysconfig.get_path("purelib"))
-    command = [sys.executable, "-m", "pip", "--python", str(PYTHON), "install", "--no-deps", "-r", str(LOCK)]
-    pip = subprocess.run(command, capture_output=True, text=True, check=False)
-    if pip.returncode:
+    (own / "product.pth").write_text(product_modules())
+    uv, pip = Path(sys.executable).with_name("uv"), [sys.executable, "-m", "pip"]
+    into = ["--python", str(PYTHON)]
+    command = [str(uv), "pip", "install", *into] if uv.exists() else [*pip, *into, "install"]
+    command += ["--no-deps", "-r", str(LOCK)]
+    installed = subprocess.run(command, env=os.environ | _find_links(pip), capture_output=True, text=True, check=False)
+    if installed.returncode:
         names = ", ".join(pin.partition("==")[0] for pin in LOCK.read_text().split())
-        raise PeerMissing(f"not installed: {names}. `{' '.join(command)}` ended with\n{pip.stderr[-2000:]}")
+        raise PeerMissing(f"not installed: {names}. `{' '.join(command)}` ended with\n{installed.stderr[-2000:]}")
+
+
+def _find_links(pip: list[str]) -> dict[str, str]:
+    """For uv, which does not read pip's configuration: where that has packages from, as `make install` says it too."""
+    configured = subprocess.run(
+        [*pip, "config", "get", "global.find-links"], capture_output=True, text=True, check=False
+    )
+    links = os.environ.get("PIP_FIND_LINKS") or configured.stdout.strip()
+    return {"UV_FIND_LINKS": links} if links else {}

@@ -40,7 +40,8 @@ def test_peers_that_cannot_be_installed_are_named(monkeypatch, tmp_path):
     monkeypatch.setattr(peers, "FOLDER", tmp_path / "venv")
     monkeypatch.setattr(peers, "PYTHON", tmp_path / "venv" / "bin" / "python")
     monkeypatch.setenv("PIP_NO_INDEX", "1")
-    with pytest.raises(PeerMissing, match=r"not installed: no-such-trainer, no-such-parser\. `.* pip .* install"):
+    monkeypatch.setenv("UV_NO_INDEX", "1")
+    with pytest.raises(PeerMissing, match=r"not installed: no-such-trainer, no-such-parser\. `.* pip .*install"):
         peers.peers_python()
 
 
