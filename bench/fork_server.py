@@ -1,8 +1,9 @@
-"""Runs modules as ``python -m`` would, each in a fork of this process: ``python -m bench.fork_server [PRELOADED ...]``.
+"""Runs modules as ``python -m`` would, each in a fork of this process: ``python -m bench.fork_server``.
 
-Requests are lines of JSON on standard input: module, arguments, environment, and files for its output and its errors. For
-each, the exit code comes back as a line. The process imports the preloaded modules and does nothing else before it forks:
-autograd, tokenizers and Arrow start threads when they are first used, and a thread does not survive a fork.
+Requests are lines of JSON on standard input: the names of modules to import, which nothing responds to; or a module,
+arguments, environment, and files for its output and its errors, for which the exit code comes back as a line. The process
+imports what it is told to and does nothing else before it forks: autograd, tokenizers and Arrow start threads when they are
+first used, and a thread does not survive a fork.
 """
 
 from __future__ import annotations
@@ -23,12 +24,15 @@ def main() -> None:
     exit_with_parent(int(os.environ["MENS_BENCH_PARENT"]))
     responses = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # so that nothing a library prints gets among the exit codes
-    for module in sys.argv[1:]:
-        importlib.import_module(module)
     for line in sys.stdin:
+        request = json.loads(line)
+        if "preloaded" in request:
+            for module in request["preloaded"]:
+                importlib.import_module(module)
+            continue
         server, child = os.getpid(), os.fork()
         if child == 0:
-            run_module(json.loads(line), server)
+            run_module(request, server)
         print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), file=responses, flush=True)
 
 
@@ -37,6 +41,8 @@ def run_module(request: dict[str, Any], server: int) -> NoReturn:
     exit_with_parent(server)
     for descriptor, path in ((0, os.devnull), (1, request["stdout"]), (2, request["stderr"])):
         os.dup2(os.open(path, os.O_RDWR | os.O_CREAT), descriptor)
+    # All of it, because the server may be older than the bench.
+    os.environ.clear()
     os.environ.update(request["environment"])
     sys.argv = [request["module"], *request["arguments"]]
     code: object = 0

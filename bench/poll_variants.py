@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from bench.loopback import free_port, server
+from bench.tiny_base import BASE, build_tiny_base
 
-BASE = "mens-tiny"
 START_SECONDS = 30.0
 PIECE = (json.dumps({"prompt": "What is Mens?" * 20, "response": "A fine-tuning service. " * 40}) + "\n").encode() * 900
 
@@ -78,12 +78,11 @@ def _multipart(pieces: Iterator[bytes]) -> Iterator[bytes]:
 
 
 @contextmanager
-def busy_installation(home: Path, rows: int, pretraining_steps: int | None) -> Iterator[Installation]:
+def busy_installation(home: Path, rows: int, *, smoke: bool) -> Iterator[Installation]:
     """An API around the tiny base, with a running job and a training file of so many rows."""
     import httpx
 
     from api.migrate import migrate
-    from cli.commands.bases import build
     from shared.database.connection import Database
     from shared.database.jobs import Jobs
     from shared.database.keys import Keys
@@ -92,7 +91,7 @@ def busy_installation(home: Path, rows: int, pretraining_steps: int | None) -> I
     from shared.settings import Settings
 
     settings = Settings(home=home)
-    build(settings, BASE, steps=pretraining_steps)
+    build_tiny_base(settings, smoke=smoke)
     migrate(settings.database_url)
     database = Database(settings.database_url)
     job, _ = Jobs(database).submit(Submission(kind=Kind.FINETUNE, base_model=BASE, name="helper", contract={}, plan={}))

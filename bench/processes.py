@@ -7,15 +7,19 @@ import os
 import subprocess
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from bench.command import BenchFailed
 
 ROOT = Path(__file__).resolve().parents[1]
 ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}
 """Of every variant, where it is given nothing else: offline, and one thread."""
+FORK_SERVER = "MENS_BENCH_FORK_SERVER"
+"""Two descriptors: the standard input and output of a process that variants of smoke runs are forked from."""
+LINE_BYTES = 64
+"""More than a line with an exit code has."""
 
 
 class VariantFailed(BenchFailed):
@@ -70,13 +74,14 @@ class ForkedProcesses:
     Importing torch and its friends takes most of the time of a variant that runs for a moment.
 
     Args:
-        server: the process.
+        requests, exit_codes: descriptors of the process's standard input and output.
+        preloaded: modules that it imports first, unless it has imported them for another bench.
     """
 
-    def __init__(self, server: subprocess.Popen[str]) -> None:
-        assert server.stdin is not None
-        assert server.stdout is not None
-        self._requests, self._exit_codes = server.stdin, server.stdout
+    def __init__(self, requests: int, exit_codes: int, preloaded: tuple[str, ...]) -> None:
+        self._requests, self._exit_codes = requests, exit_codes
+        with suppress(BrokenPipeError):  # the first run reports it
+            self._send({"preloaded": preloaded})
 
     def run(self, python: Path, module: str, *arguments: str, **environment: str) -> str:  # noqa: ARG002
         """See :class:`Processes`; the interpreter is the server's, whatever ``python`` says."""
@@ -85,14 +90,13 @@ class ForkedProcesses:
             request = {
                 "module": module,
                 "arguments": arguments,
-                "environment": environment,
+                "environment": os.environ | ENVIRONMENT | environment,
                 "stdout": str(output),
                 "stderr": str(errors),
             }
             try:
-                self._requests.write(json.dumps(request) + "\n")
-                self._requests.flush()
-                exit_code = self._exit_codes.readline().strip()
+                self._send(request)
+                exit_code = os.read(self._exit_codes, LINE_BYTES).decode().strip()
             except BrokenPipeError:
                 exit_code = ""
             if exit_code != "0":
@@ -101,28 +105,54 @@ class ForkedProcesses:
                 raise VariantFailed(module, tail)
             return output.read_text()
 
+    def _send(self, request: dict[str, Any]) -> None:
+        os.write(self._requests, json.dumps(request).encode() + b"\n")
+
 
 @contextmanager
 def variant_processes(*, smoke: bool, python: Path, preloaded: tuple[str, ...]) -> Iterator[Processes]:
     """Processes for a bench's variants.
 
     Args:
-        smoke: fork them from one process instead of starting each.
+        smoke: fork them from one process instead of starting each: from the one whose pipes ``MENS_BENCH_FORK_SERVER`` names,
+            which several benches share, else from a new one.
         python: the interpreter of that process; it must have what any variant imports.
         preloaded: modules that it imports first.
     """
     if not smoke:
         yield NewProcesses()
-        return
+    elif shared := os.environ.get(FORK_SERVER):
+        requests, exit_codes = map(int, shared.split())
+        yield ForkedProcesses(requests, exit_codes, preloaded)
+    else:
+        with fork_server(python) as server:
+            yield ForkedProcesses(*pipes_of(server), preloaded)
+
+
+@contextmanager
+def fork_server(python: Path, **environment: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that variants are forked from, as long as the block lasts.
+
+    Args:
+        python: its interpreter.
+        environment: variables to add to its own; a variant has those of its bench.
+    """
+    parent = {"MENS_BENCH_PARENT": str(os.getpid())}
     with subprocess.Popen(
-        [str(python), "-m", "bench.fork_server", *preloaded],
+        [str(python), "-m", "bench.fork_server"],
         cwd=ROOT,
-        env=os.environ | ENVIRONMENT | {"MENS_BENCH_PARENT": str(os.getpid())},
+        env=os.environ | ENVIRONMENT | parent | environment,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        text=True,
     ) as server:
         try:
-            yield ForkedProcesses(server)
+            yield server
         finally:
             server.terminate()
+
+
+def pipes_of(server: subprocess.Popen[bytes]) -> tuple[int, int]:
+    """Descriptors of a process's standard input and output."""
+    assert server.stdin is not None
+    assert server.stdout is not None
+    return server.stdin.fileno(), server.stdout.fileno()

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import json
-import os
-import signal
 import subprocess
-import sys
-import time
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from uuid import uuid4
 
 import pytest
 
+from bench.peers import peers_python
+from bench.processes import fork_server
+from tests.support.bench_runs import RUN, check_printed, run_smoke
+
 pytestmark = [pytest.mark.bench, pytest.mark.timeout(660)]
 
-ROOT = Path(__file__).resolve().parents[2]
-SECONDS, END_SECONDS = 600, 20
 RUNS = {
     "bench.data": (
         "C3-memory C3-report C3-near C3-errors C3-convert C3-convert-memory C2",
@@ -31,7 +29,6 @@ RUNS = {
     "bench.merge": ("C4", "mens|peft-f32|peft-bf16"),
     "bench.equal_runs": ("T1", "two-threads"),
     "bench.gateway": ("C7 C7-names", "direct|gateway|bare|names|foreign"),
-    "bench.gateway --vllm": ("C7", "direct|gateway|bare"),
     "bench.poll": ("C5 C5-load", "unchanged|changed|constant|quiet|busy"),
     "bench.evaluate": ("C9 C9-sandbox", "evaluation|bare client|sandbox,"),
     "bench.queue": ("C8 C8-poll", "bare|job|alone|queued"),
@@ -40,68 +37,29 @@ RUNS = {
         "direct: load and request|gateway: job finished, request|gateway, certified before|  job's last transaction",
     ),
 }
-"""By command: the goals of its JSON lines, and the first column of its tables."""
-RunBench = Callable[..., str]
+"""By command: the goals of its JSON lines, and the first column of its tables. `tests/system/test_bench.py` has one more, beside
+the installation that it needs."""
 
 
-def processes_with(variable: str) -> list[int]:
-    """Processes in whose environment a variable is set so."""
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            if variable.encode() in (folder / "environ").read_bytes().split(b"\0"):
-                found.append(int(folder.name))
-        except OSError:  # it has ended, or is not ours
-            continue
-    return found
+@pytest.fixture(scope="module")
+def servers() -> Iterator[Iterator[subprocess.Popen[bytes]]]:
+    """A process that all benches fork their variants from, so that the slow libraries are imported once; another one
+    whenever it has ended.
+    """
+    with ExitStack() as stack:
 
+        def running() -> Iterator[subprocess.Popen[bytes]]:
+            while True:
+                server = stack.enter_context(fork_server(peers_python(), **{RUN: uuid4().hex}))
+                while server.poll() is None:
+                    yield server
 
-def wait_for_end(variable: str) -> list[int]:
-    """Processes with a variable that are still there after some seconds."""
-    deadline = time.monotonic() + END_SECONDS
-    while (left := processes_with(variable)) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    return left
-
-
-@pytest.fixture
-def run_bench(tmp_path: Path) -> RunBench:
-    """Runs a bench with `--smoke`; returns its standard output. It must leave no process behind."""
-
-    def run(*arguments: str) -> str:
-        name, value = "MENS_BENCH_RUN", uuid4().hex
-        output, errors = tmp_path / "stdout", tmp_path / "stderr"
-        with output.open("wb") as out, errors.open("wb") as err:
-            process = subprocess.Popen(
-                [sys.executable, "-m", *arguments, "--smoke"],
-                cwd=ROOT,
-                env=os.environ | {name: value},
-                stdout=out,
-                stderr=err,
-                start_new_session=True,
-            )
-        try:
-            exit_code = process.wait(SECONDS)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGTERM)
-            process.wait(END_SECONDS)
-            raise
-        finally:
-            left = wait_for_end(f"{name}={value}")
-            for pid in left:
-                os.kill(pid, signal.SIGKILL)
-        assert exit_code == 0, errors.read_text()[-3000:]
-        assert not left
-        return output.read_text()
-
-    return run
+        yield running()
 
 
 @pytest.mark.parametrize("command", RUNS)
-def test_smoke_run_has_every_variant_and_goal(run_bench: RunBench, command: str) -> None:
+def test_smoke_run_has_every_variant_and_goal(
+    tmp_path: Path, servers: Iterator[subprocess.Popen[bytes]], command: str
+) -> None:
     expected, rows = RUNS[command]
-    printed = run_bench(*command.split()).splitlines()
-    goals = [json.loads(line) for line in printed if line.startswith("{")]
-    assert {goal["goal"] for goal in goals} == set(expected.split())
-    assert [goal for goal in goals if (goal["smoke"], goal["pass"]) != (True, None) or "target" not in goal] == []
-    assert [row for row in rows.split("|") if not any(line.startswith(f"{row} ") for line in printed)] == []
+    check_printed(run_smoke(tmp_path, *command.split(), server=next(servers)), expected, rows)
