@@ -177,10 +177,15 @@ def postgres_server() -> Iterator[PostgresServer]:
 @pytest.fixture(scope="session")
 def s3_server() -> Iterator[S3Server]:
     """Started when the first test asks for it."""
+    from botocore.loaders import create_loader
+
     from tests.support.s3_server import start_s3_server
 
     server = start_s3_server()
-    yield server
+    with pytest.MonkeyPatch.context() as patch:
+        # Each session of boto3 would read what S3 is like from JSON again, 0.1 s.
+        patch.setattr("botocore.session.create_loader", cache(create_loader))
+        yield server
     server.stop()
 
 
