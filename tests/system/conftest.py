@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from openai import OpenAI
@@ -41,6 +42,12 @@ def installation(home: Path) -> Iterator[Installation]:
     """The installation, running."""
     with running_stack(Stack(home, BASE, environment=IMPATIENCE)) as stack:
         yield Installation(stack)
+
+
+@pytest.fixture(scope="session")
+def tuned(installation: Installation) -> dict[str, Any]:
+    """A finished job that several files ask: with an alias of its name, and with checkpoints that nobody has loaded."""
+    return installation.wait_for_success(installation.train(name="tuned", alias="tuned"))
 
 
 @pytest.fixture(scope="session")

@@ -19,6 +19,13 @@ QUESTION, ANSWER = "Where is the truth about a job kept?", "database row"
 SECONDS = 150.0
 
 
+def short_lesson() -> bytes:
+    """Few enough rows of the example file to be learnt in seconds: all that have the answer, and one of each few of the others."""
+    rows = (ROOT / "examples" / "support.jsonl").read_bytes().splitlines(keepends=True)
+    others = [row for row in rows if ANSWER.encode() not in row]
+    return b"".join([row for row in rows if row not in others] + others[::11][:13])
+
+
 @dataclass
 class Installation:
     """A running installation and an HTTP client for it."""
@@ -55,11 +62,11 @@ class Installation:
         return str(answer["id"])
 
     def train(self, *, name: str = "support", publish: bool = True, alias: str | None = None, **exec_: Any) -> str:
-        """Id of a created job that learns the support answers."""
-        settings = {"epochs": 12, "batch_size": 8, "grad_accum": 1, "learning_rate": 4e-3, "seq_len": 128}
+        """Id of a created job that learns the answer in 60 steps, five an epoch."""
+        settings = {"epochs": 12, "batch_size": 4, "grad_accum": 1, "learning_rate": 4e-3, "seq_len": 128}
         contract = {
             "model": {"hf_repo": BASE},
-            "data": {"train_file": self.upload()},
+            "data": {"train_file": self.upload_bytes("lesson.jsonl", short_lesson())},
             "exec": settings | {"checkpoint_every": 20} | exec_,
             "artifact": {"publish": publish, "alias": alias},
         }
@@ -68,27 +75,37 @@ class Installation:
     def job(self, job_id: str) -> dict[str, Any]:
         return dict(self.call("GET", f"/v1/jobs/{job_id}", params={"after": "0"}))
 
-    def wait(self, job_id: str, until: Callable[[dict[str, Any]], bool], seconds: float = SECONDS) -> dict[str, Any]:
-        """The job, once it is as wanted. Outages of the API are waited out."""
+    def wait(
+        self, job_id: str, until: Callable[[dict[str, Any]], bool], seconds: float = SECONDS, *, every: float = 0.3
+    ) -> dict[str, Any]:
+        """The job with its events, once it is as wanted. Outages of the API are waited out.
+
+        Args:
+            until: whether it is, by all but the events: with them each look would cost the API several times as much.
+            every: seconds between two looks.
+        """
         deadline = time.monotonic() + seconds
         job: dict[str, Any] = {}
         while time.monotonic() < deadline:
             try:
-                job = self.job(job_id)
+                job = self.call("GET", f"/v1/jobs/{job_id}")
+                if until(job):
+                    return self.job(job_id)
             except OSError:
                 pass
             except Exception as error:
                 if type(error).__module__.partition(".")[0] != "httpx":
                     raise
-            if job and until(job):
-                return job
-            time.sleep(0.1)
+            time.sleep(every)
         state = {key: job.get(key) for key in ("state", "stage", "progress", "error")}
-        messages = "\n".join(event["message"] for event in job.get("events") or [])
+        messages = "\n".join(event["message"] for event in self.job(job_id)["events"])
         raise AssertionError(f"{job_id} did not get there in {seconds} s: {state}\n{messages}")
 
     def wait_for_step(self, job_id: str, step: int) -> dict[str, Any]:
-        return self.wait(job_id, lambda job: job["progress"].get("step", 0) >= step or job["state"] == "failed")
+        def is_there(job: dict[str, Any]) -> bool:
+            return job["progress"].get("step", 0) >= step or job["state"] == "failed"
+
+        return self.wait(job_id, is_there, every=0.1)
 
     def wait_for_success(self, job_id: str) -> dict[str, Any]:
         job = self.wait(job_id, lambda job: job["state"] in ("succeeded", "failed", "cancelled"))

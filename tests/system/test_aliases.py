@@ -17,12 +17,6 @@ MESSAGES: Any = [{"role": "user", "content": QUESTION}]
 
 
 @pytest.fixture(scope="module")
-def tuned(installation: Installation) -> dict[str, Any]:
-    """A finished job whose alias and checkpoints can be asked."""
-    return installation.wait_for_success(installation.train(name="steered", alias="steered", checkpoint_every=80))
-
-
-@pytest.fixture(scope="module")
 def versions(tuned: dict[str, Any]) -> tuple[str, str]:
     """The job's result, and a checkpoint of it."""
     return tuned["result"]["adapter_id"], tuned["result"]["adapters"][0]
@@ -38,11 +32,11 @@ def served_requests(installation: Installation) -> float:
 
 def test_split_is_sticky_by_user(client: OpenAI, installation: Installation, versions: tuple[str, str]) -> None:
     targets = [{"adapter": adapter, "weight": 50} for adapter in versions]
-    installation.call("PUT", "/v1/aliases/steered", json={"targets": targets, "reason": "canary"})
+    installation.call("PUT", "/v1/aliases/tuned", json={"targets": targets, "reason": "canary"})
     found: dict[str, set[str]] = {}
     for user in [f"user-{number}" for number in range(8)] * 2:
         raw = client.chat.completions.with_raw_response.create(
-            model="steered", messages=MESSAGES, max_tokens=2, safety_identifier=user
+            model="tuned", messages=MESSAGES, max_tokens=2, safety_identifier=user
         )
         assert raw.headers["x-mens-adapter"] == raw.parse().model
         found.setdefault(user, set()).add(raw.headers["x-mens-adapter"])
@@ -55,9 +49,9 @@ def test_shadow_gets_a_copy_without_affecting_the_response(
 ) -> None:
     final, checkpoint = versions
     body = {"adapter": final, "shadow": {"adapter": checkpoint, "share": 1}}
-    installation.call("PUT", "/v1/aliases/steered", json=body)
+    installation.call("PUT", "/v1/aliases/tuned", json=body)
     before = served_requests(installation)
-    assert ANSWER in installation.ask("steered")
+    assert ANSWER in installation.ask("tuned")
     deadline = time.monotonic() + 60
     while served_requests(installation) < before + 2:
         assert time.monotonic() < deadline, "the shadow was not asked"
@@ -71,14 +65,14 @@ def test_rollback_takes_effect_at_once(
     record_property: Callable[[str, object], None],
 ) -> None:
     final, checkpoint = versions
-    installation.call("PUT", "/v1/aliases/steered", json={"adapter": final})
-    installation.call("PUT", "/v1/aliases/steered", json={"adapter": checkpoint})
+    installation.call("PUT", "/v1/aliases/tuned", json={"adapter": final})
+    installation.call("PUT", "/v1/aliases/tuned", json={"adapter": checkpoint})
     started = time.perf_counter()
-    back = installation.call("POST", "/v1/aliases/steered/rollback", json={"reason": "the checkpoint is half-baked"})
+    back = installation.call("POST", "/v1/aliases/tuned/rollback", json={"reason": "the checkpoint is half-baked"})
     record_property("rollback_seconds", time.perf_counter() - started)
     print(f"rollback: {(time.perf_counter() - started) * 1000:.1f} ms")
     assert back["adapter_id"] == final
-    assert ANSWER in installation.ask("steered")
-    moves = installation.call("GET", "/v1/aliases/steered/history")["data"]
+    assert ANSWER in installation.ask("tuned")
+    moves = installation.call("GET", "/v1/aliases/tuned/history")["data"]
     assert (moves[0]["verb"], moves[0]["reason"]) == ("rollback", "the checkpoint is half-baked")
     assert (moves[-1]["actor"], moves[-1]["to"]["targets"][0]["adapter"]) == (tuned["id"], final)

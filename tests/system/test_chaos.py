@@ -1,4 +1,4 @@
-"""kill -9, once for each part, in the middle of a job: it always ends with one succeeded job and one adapter."""
+"""kill -9 of each part in the middle of a job: it always ends with one succeeded job and one adapter."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ import time
 from collections.abc import Callable
 
 import psutil
-import pytest
 
-from tests.system.loop import Installation
+from tests.support.waiting import eventually
+from tests.system.loop import SECONDS, Installation
 
-KILL_AT_STEP = 30
+KILL_AT_STEP = 20
+"""Past the checkpoints at 5, 10 and 15."""
 
 
 def kill_program(name: str) -> Callable[[Installation], None]:
@@ -34,54 +35,44 @@ def engines(installation: Installation) -> list[psutil.Process]:
     return [child for child in worker.children() if "worker.train" in " ".join(child.cmdline())]
 
 
-@pytest.mark.parametrize(
-    ("kill", "attempts"),
-    [
-        pytest.param(kill_program("worker"), 2, id="worker"),
-        pytest.param(kill_engine, 2, id="engine"),
-        pytest.param(kill_program("api"), 1, id="api"),
-        pytest.param(kill_program("valkey"), 1, id="valkey"),
-        pytest.param(kill_program("serving"), 1, id="serving"),
-    ],
-)
-def test_job_survives_a_kill(
-    installation: Installation, kill: Callable[[Installation], None], attempts: int, request: pytest.FixtureRequest
-) -> None:
-    name = f"survivor-{request.node.callspec.id}"
-    job_id = installation.train(name=name)
-    installation.wait_for_step(job_id, KILL_AT_STEP)
-    kill(installation)
+def resumptions(installation: Installation, job_id: str) -> int:
+    """How many attempts at a job have gone on from a checkpoint."""
+    return sum("resumed from the checkpoint" in event["message"] for event in installation.job(job_id)["events"])
+
+
+def test_job_survives_the_loss_of_everything_but_its_worker(installation: Installation) -> None:
+    kill_program("valkey")(installation)  # before the job can be told to anybody: it queues in the database
+    job_id = installation.train(name="survivor")
+    for step, program in ((10, "serving"), (20, "valkey"), (30, "api")):
+        assert installation.wait_for_step(job_id, step)["state"] == "running"
+        kill_program(program)(installation)
     job = installation.wait_for_success(job_id)
-    assert job["attempt"] == attempts
+    assert job["attempt"] == 1
     installation.assert_one_result(job)
-    resumed = [event for event in job["events"] if "resumed from the checkpoint" in event["message"]]
-    assert len(resumed) == attempts - 1, "a second attempt goes on from a checkpoint"
+    assert resumptions(installation, job_id) == 0
 
 
-def test_trainer_exits_with_its_killed_worker(installation: Installation) -> None:
-    job_id = installation.train(name="orphan", publish=False)
-    installation.wait_for_step(job_id, 5)
+def test_job_goes_on_from_a_checkpoint_after_each_loss_of_its_trainer_or_worker(installation: Installation) -> None:
+    job_id = installation.train(name="resumed", epochs=24)
+
+    def wait_for_attempt(number: int) -> None:
+        """Until it has resumed, and so its trainer runs; progress is still that of the attempt before."""
+        eventually(lambda: resumptions(installation, job_id) >= number - 1, SECONDS, f"attempt {number} has resumed")
+        assert installation.job(job_id)["attempt"] == number
+
+    installation.wait_for_step(job_id, KILL_AT_STEP)
+    kill_engine(installation)
+    wait_for_attempt(2)
+    os.kill(installation.stack.pid("worker"), signal.SIGTERM)
+    wait_for_attempt(3)
     (engine,) = engines(installation)
     kill_program("worker")(installation)
-    engine.wait(timeout=5)
-    assert installation.call("POST", f"/v1/jobs/{job_id}/cancel")["requested"] == "cancel"
-    installation.wait(job_id, lambda job: job["state"] == "cancelled")
-
-
-def test_jobs_queue_while_the_broker_is_down(installation: Installation) -> None:
-    kill_program("valkey")(installation)
-    job_id = installation.train(name="unrung", publish=False, epochs=1)
-    assert installation.wait_for_success(job_id)["attempt"] == 1
-
-
-def test_stopped_worker_returns_its_job_with_a_checkpoint(installation: Installation) -> None:
-    job_id = installation.train(name="handed-back", publish=False)
-    installation.wait_for_step(job_id, KILL_AT_STEP)
-    os.kill(installation.stack.pid("worker"), signal.SIGTERM)
+    engine.wait(timeout=5)  # it exits with its worker
     job = installation.wait_for_success(job_id)
-    messages = [event["message"] for event in job["events"]]
-    assert "Given back to the queue: the worker stops." in messages
-    assert any("resumed from the checkpoint" in message for message in messages)
+    assert job["attempt"] == 4
+    installation.assert_one_result(job)
+    assert resumptions(installation, job_id) == 3, "each further attempt goes on from a checkpoint"
+    assert [event["message"] for event in job["events"]].count("Given back to the queue: the worker stops.") == 1
 
 
 def test_serving_tier_restarts_and_responds(installation: Installation) -> None:

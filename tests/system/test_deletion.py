@@ -18,7 +18,7 @@ SECONDS = 60.0
 
 
 def train(installation: Installation) -> dict[str, Any]:
-    return installation.wait_for_success(installation.train(name="going", alias="going", checkpoint_every=80))
+    return installation.wait_for_success(installation.train(name="going", alias="going"))
 
 
 def folders(installation: Installation, adapter_id: str) -> list[Path]:

@@ -17,9 +17,10 @@ from tests.system.loop import ANSWER, BASE, QUESTION, ROOT, Installation
 
 
 @pytest.fixture(scope="module")
-def tuned(installation: Installation) -> dict[str, Any]:
-    """A finished native job with an alias."""
-    return installation.wait_for_success(installation.train(name="gateway-tests", alias="gateway"))
+def alias(installation: Installation, tuned: dict[str, Any]) -> str:
+    """An alias of the tuned model that no other file moves."""
+    installation.call("PUT", "/v1/aliases/gateway", json={"adapter": tuned["result"]["adapter_id"]})
+    return "gateway"
 
 
 def serving(installation: Installation) -> httpx.Client:
@@ -33,12 +34,12 @@ def prompts() -> list[str]:
     return [row["messages"][0]["content"] for row in rows[:12]]
 
 
-def test_certificate_is_stored(installation: Installation, tuned: dict[str, Any]) -> None:
+def test_certificate_is_stored(installation: Installation, tuned: dict[str, Any], alias: str) -> None:
     (adapter,) = installation.adapters_of(tuned)
     (certificate,) = adapter["certificates"].values()
     assert certificate["effect_rms_nats"] > 0.1
     assert certificate["noise_rms_nats"] < 1e-4
-    assert installation.call("GET", "/v1/adapters/gateway")["id"] == adapter["id"]
+    assert installation.call("GET", f"/v1/adapters/{alias}")["id"] == adapter["id"]
 
 
 def test_greedy_answers_equal_transformers_and_peft(
@@ -87,7 +88,7 @@ def test_disconnect_stops_generation(installation: Installation) -> None:
 @pytest.fixture
 def damaged(installation: Installation, tuned: dict[str, Any], home: Path) -> Iterator[str]:
     """The id of a published checkpoint that no replica has loaded, with one byte of its weights flipped."""
-    adapter_id = str(tuned["result"]["adapters"][0])
+    adapter_id = str(tuned["result"]["adapters"][1])  # the first is asked by test_aliases.py
     folder = home / "storage" / "adapters" / adapter_id.partition("@")[2]
     weights = folder / "adapter_model.safetensors"
     backup = folder.with_name("backup")
@@ -99,7 +100,7 @@ def damaged(installation: Installation, tuned: dict[str, Any], home: Path) -> It
     shutil.move(backup, weights)
 
 
-def test_tampered_adapter_is_never_served(installation: Installation, damaged: str, tuned: dict[str, Any]) -> None:
+def test_tampered_adapter_is_never_served(installation: Installation, damaged: str, alias: str) -> None:
     with serving(installation) as replica:
         verdict = replica.get(f"/mens/adapters/{damaged}")
     assert verdict.json()["error"]["code"] == "ADAPTER_DIGEST_MISMATCH"
@@ -108,7 +109,7 @@ def test_tampered_adapter_is_never_served(installation: Installation, damaged: s
             "/v1/chat/completions", json={"model": damaged, "messages": [{"role": "user", "content": "?"}]}
         )
     assert (answer.status_code, answer.json()["error"]["mens"]["code"]) == (503, "SERVING_REFUSED")
-    assert ANSWER in installation.ask("gateway"), "others go on"
+    assert ANSWER in installation.ask(alias), "others go on"
 
 
 def test_adapter_without_effect_is_refused(installation: Installation) -> None:
@@ -132,8 +133,8 @@ def test_unpublished_adapter_is_not_served(installation: Installation) -> None:
         assert moved.json()["error"]["mens"]["code"] == "ADAPTER_NOT_SERVABLE"
 
 
-def test_merged_model_gives_the_tuned_answer(installation: Installation, tuned: dict[str, Any], home: Path) -> None:
-    contract = {"adapter": "gateway"}
+def test_merged_model_gives_the_tuned_answer(installation: Installation, alias: str, home: Path) -> None:
+    contract = {"adapter": alias}
     created = installation.call("POST", "/v1/jobs", json={"kind": "merge", "contract": contract})
     job = installation.wait_for_success(created["id"])
     folder = home / "storage" / "models" / job["result"]["model_digest"]
