@@ -17,6 +17,8 @@ ROOT = Path(__file__).resolve().parents[2]
 SECONDS, END_SECONDS = 600, 20
 RUN = "MENS_BENCH_RUN"
 """A variable of a run's processes, and of the process that its variants are forked from: those keep its environment."""
+NO_SAMPLES = {"MENS_SAMPLE_ANSWERS": "0"}
+"""The product's trainer asks no model for answers after its last step: they are part of no figure, and a third of its time here."""
 
 
 def run_smoke(
@@ -38,7 +40,7 @@ def run_smoke(
         process = subprocess.Popen(
             [sys.executable, "-m", *arguments, "--smoke"],
             cwd=ROOT,
-            env=os.environ | {RUN: run, FORK_SERVER: " ".join(map(str, pipes))} | environment,
+            env={**os.environ, **NO_SAMPLES, RUN: run, FORK_SERVER: " ".join(map(str, pipes)), **environment},
             stdout=out,
             stderr=err,
             start_new_session=True,
