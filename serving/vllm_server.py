@@ -1,7 +1,7 @@
 """`python -m serving.vllm_server OPTIONS`: vLLM's server for OpenAI's API, whose imports no garbage collection interrupts.
 
-vLLM imports this module a second time in the process of its engine, which begins as a new interpreter: what is outside the
-condition below runs there too.
+On a GPU vLLM imports this module a second time in the process of its engine, which begins as a new interpreter: what is outside the
+conditions below runs there too.
 """
 
 from __future__ import annotations
@@ -13,5 +13,9 @@ with without_collections():
     import vllm.v1.engine.core  # noqa: F401
     from vllm.entrypoints.launchers.api_server.entry import main
 
+    from serving.engine_process import fork_engine_process
+    from serving.process import process_settings
+
 if __name__ == "__main__":
+    fork_engine_process(process_settings())
     main()

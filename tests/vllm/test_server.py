@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import importlib.metadata
+import inspect
 import re
 import time
 from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 
 from serving.middleware.guard import KEYED_ROUTES, METRICS_ROUTE, OPEN_ROUTES
@@ -300,3 +302,19 @@ def test_scraper_gets_ours_beside_vllms_own(vllm_server):
     assert re.search(r"^mens_self_test_passing 1\.0$", page, re.MULTILINE)
     assert re.search(r'^mens_self_tests_total\{result="passed"\} ', page, re.MULTILINE)
     assert "# TYPE mens_adapter_fetch_seconds histogram" in page
+
+
+def test_engine_is_a_fork_of_the_server(vllm_server):
+    """A new interpreter would have a process beside it that clears up after both."""
+    commands = [" ".join(process.cmdline()) for process in psutil.Process(vllm_server.pid).children()]
+    assert any("EngineCore" in command for command in commands)
+    assert not any("multiprocessing" in command for command in commands)
+
+
+def test_vllm_still_starts_the_engine_as_a_new_interpreter():
+    """When this fails, vLLM forks on a CPU: look whether serving/engine_process.py is still needed."""
+    from vllm.platforms.cpu import CpuPlatform
+
+    assert 'os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"' in inspect.getsource(
+        CpuPlatform.check_and_update_config
+    )

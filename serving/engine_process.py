@@ -1,0 +1,82 @@
+"""The engine's process on a CPU: a fork of the server's, made as soon as that has imported vLLM.
+
+vLLM starts it as a new interpreter, which imports the same packages again: nearly half of a start's processor time, and twice their memory.
+The fork is made before the server has sockets, an event loop or handlers of signals, and waits until vLLM starts its engine. Then it gets
+what a new interpreter would get, environment included, and does with it what that would do.
+
+Only with one thread, which is the default: with several, vLLM has the new interpreter load PyTorch's OpenMP before all else, which a fork
+cannot. On a GPU all is left to vLLM.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from multiprocessing import Pipe
+from multiprocessing.context import ForkProcess, SpawnContext
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+from serving.settings import ServingSettings
+from shared.host import exit_with_parent
+
+
+class EngineProcess(ForkProcess):
+    """A process that exists as soon as it is made, and does nothing before it is started."""
+
+    def __init__(self) -> None:
+        # A daemon: a server that ends without an engine does not wait for it.
+        super().__init__(name="EngineCore", daemon=True)
+        self._receiver, self._sender = Pipe(duplex=False)
+        self._task: tuple[Callable[..., object], dict[str, Any]] | None = None
+        super().start()
+        self._receiver.close()
+
+    def assign(self, target: Callable[..., object], kwargs: dict[str, Any]) -> None:
+        """Say what it will call."""
+        self._task = target, kwargs
+
+    def start(self) -> None:
+        """Have it make its call, with this process's environment."""
+        self._sender.send((dict(os.environ), self._task))
+        self._sender.close()
+
+    def run(self) -> None:
+        """Wait for the call and make it."""
+        exit_with_parent()
+        self._sender.close()
+        environment, (target, kwargs) = self._receiver.recv()
+        self._receiver.close()
+        # Only what has changed: a process finds the place of its title among the variables that it was started with.
+        for name in os.environ.keys() - environment.keys():
+            del os.environ[name]
+        os.environ.update(environment.items() - os.environ.items())
+        target(**kwargs)
+
+
+class EngineContext(SpawnContext):
+    """vLLM's way to start processes, whose first one is there already."""
+
+    def __init__(self, process: EngineProcess) -> None:
+        super().__init__()
+        self._waiting: EngineProcess | None = process
+
+    def Process(  # type: ignore[override]  # noqa: N802 - the name in multiprocessing
+        self, *, target: Callable[..., object], name: str, kwargs: dict[str, Any]
+    ) -> BaseProcess:
+        """The process that waits; after it new interpreters."""
+        process, self._waiting = self._waiting, None
+        if process is None:
+            return super().Process(target=target, name=name, kwargs=kwargs)
+        process.assign(target, kwargs)
+        return process
+
+
+def fork_engine_process(settings: ServingSettings) -> None:
+    """Make the engine's process now, if it can be a fork, and have vLLM use it. For the server's process, before it does anything."""
+    if settings.serving_device != "cpu" or settings.serving_cpu_threads > 1:
+        return
+    from vllm.v1.engine import utils
+
+    context = EngineContext(EngineProcess())
+    utils.get_mp_context = lambda: context
