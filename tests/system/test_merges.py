@@ -33,18 +33,13 @@ ENDED = ("succeeded", "failed", "cancelled")
 WIDE = "wide"
 """A base in many shards, so that a merge of it takes long enough to be killed in."""
 
-MAKE_WIDE = """
-import sys
-import torch
-from transformers import AutoConfig, AutoModelForCausalLM
-
-torch.manual_seed(0)
-config = AutoConfig.from_pretrained(sys.argv[1])
-sizes = {"hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 8, "num_attention_heads": 8, "head_dim": 64}
-config.update(sizes | {"num_key_value_heads": 8})
-config.layer_types = ["full_attention"] * 8
-AutoModelForCausalLM.from_config(config).save_pretrained(sys.argv[2], max_shard_size="8MB")
-"""
+SIZES = {
+    "hidden_size": 512,
+    "intermediate_size": 1536,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 8,
+    "head_dim": 64,
+}
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -131,9 +126,17 @@ def assert_same_tensors(subset: Path, folder: Path) -> None:
 
 def make_wide(installation: Installation) -> Path:
     """Put the base of many shards into the catalogue; returns its folder."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
     settings = Settings(home=installation.stack.home)
     tiny, folder = settings.home / "bases" / BASE, settings.home / "bases" / WIDE
-    subprocess.run([sys.executable, "-c", MAKE_WIDE, str(tiny), str(folder)], check=True, timeout=120)
+    config = AutoConfig.from_pretrained(tiny)
+    config.update(SIZES | {"num_key_value_heads": 8})
+    config.layer_types = ["full_attention"] * 8
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        AutoModelForCausalLM.from_config(config).save_pretrained(folder, max_shard_size="8MB")
     for path in tiny.iterdir():
         if not (folder / path.name).exists() and path.suffix != ".safetensors":
             shutil.copyfile(path, folder / path.name)
