@@ -121,9 +121,8 @@ def test_adapter_without_effect_is_refused(installation: Installation) -> None:
     assert adapter["id"] not in [model["id"] for model in installation.call("GET", "/v1/models")["data"]]
 
 
-def test_unpublished_adapter_is_not_served(installation: Installation) -> None:
-    job = installation.wait_for_success(installation.train(name="private", publish=False, epochs=1))
-    (adapter,) = installation.adapters_of(job)
+def test_unpublished_adapter_is_not_served(installation: Installation, resumed: dict[str, Any]) -> None:
+    (adapter,) = installation.adapters_of(resumed)
     assert (adapter["published"], adapter["certificates"]) == (False, {})
     assert adapter["id"] not in [model["id"] for model in installation.call("GET", "/v1/models")["data"]]
     with installation.connection.client() as client:

@@ -6,11 +6,12 @@ import os
 import re
 import shutil
 import subprocess
+from pathlib import Path
 
 import pytest
 
 from tests.system.fetched import node_client
-from tests.system.loop import BASE, QUESTION, ROOT, Installation
+from tests.system.loop import BASE, QUESTION, ROOT, Installation, short_lesson
 
 pytestmark = [pytest.mark.network, pytest.mark.timeout(180)]
 
@@ -48,9 +49,11 @@ def test_node_client_runs_graders_and_lends_a_checkpoint(installation: Installat
     assert run(installation, "graders.mjs", adapter_id, "borrower", BASE) == "all is well\n"
 
 
-def test_program_tunes_under_openais_name_of_a_base(installation: Installation) -> None:
+def test_program_tunes_under_openais_name_of_a_base(installation: Installation, tmp_path: Path) -> None:
+    rows = tmp_path / "rows.jsonl"  # as many as OpenAI wants at least
+    rows.write_bytes(b"".join(short_lesson().splitlines(keepends=True)[:10]))
     installation.call("PUT", f"/v1/names/{GPT}", json={"base": BASE, "reason": "for programs that name it"})
-    printed = run(installation, "fine-tuning.mjs", GPT, str(ROOT / "examples" / "support.jsonl"), QUESTION)
+    printed = run(installation, "fine-tuning.mjs", GPT, str(rows), QUESTION)
     assert re.match(f"created on {GPT}: (queued|running)\n", printed), "the example stops at any other state"
     assert f"succeeded on {GPT} after " in printed
     assert "every row is trained on" in printed

@@ -8,6 +8,7 @@ import json
 import re
 import time
 from pathlib import Path
+from typing import Any
 
 import openai
 import pytest
@@ -16,7 +17,7 @@ from openai.types.fine_tuning import FineTuningJob
 from typer.testing import CliRunner
 
 from cli.main import app
-from tests.system.loop import ANSWER, BASE, QUESTION, ROOT, Installation
+from tests.system.loop import ANSWER, BASE, QUESTION, ROOT, Installation, short_lesson
 
 MESSAGES = [{"role": "user", "content": QUESTION}]
 
@@ -34,8 +35,7 @@ def wait(client: OpenAI, job: FineTuningJob, seconds: float = 120) -> FineTuning
 def tuned(installation: Installation) -> FineTuningJob:
     """A finished job, created as any OpenAI user would."""
     with installation.openai() as client:
-        with (ROOT / "examples" / "support.jsonl").open("rb") as file:
-            training = client.files.create(file=file, purpose="fine-tune")
+        training = client.files.create(file=("lesson.jsonl", short_lesson()), purpose="fine-tune")
         with (ROOT / "examples" / "support.validation.jsonl").open("rb") as file:
             validation = client.files.create(file=file, purpose="fine-tune")
         job = client.fine_tuning.jobs.create(
@@ -48,10 +48,10 @@ def tuned(installation: Installation) -> FineTuningJob:
             method={
                 "type": "supervised",
                 "supervised": {
-                    "hyperparameters": {"n_epochs": 12, "batch_size": 8, "learning_rate_multiplier": "auto"}
+                    "hyperparameters": {"n_epochs": 12, "batch_size": 4, "learning_rate_multiplier": "auto"}
                 },
             },
-            extra_body={"mens": {"exec": {"seq_len": 128, "checkpoint_every": 84}, "artifact": {"alias": "openai"}}},
+            extra_body={"mens": {"exec": {"seq_len": 128, "checkpoint_every": 20}, "artifact": {"alias": "openai"}}},
         )
         assert job.status in ("queued", "validating_files", "running")
         return wait(client, job)
@@ -63,7 +63,7 @@ def test_finished_job(client: OpenAI, tuned: FineTuningJob) -> None:
     assert tuned.fine_tuned_model.startswith("openai@")
     assert (tuned.seed, tuned.hyperparameters.n_epochs, tuned.metadata) == (7, 12, {"team": "support"})
     assert tuned.trained_tokens
-    assert tuned.trained_tokens > 10_000
+    assert tuned.trained_tokens > 2_000
     assert tuned.finished_at
     assert tuned.finished_at >= tuned.created_at
     assert tuned.id in [job.id for job in client.fine_tuning.jobs.list(limit=5)]
@@ -106,7 +106,7 @@ def test_events_are_paged_newest_first(client: OpenAI, tuned: FineTuningJob) -> 
 
 def test_checkpoints_respond_to_chats(client: OpenAI, tuned: FineTuningJob) -> None:
     checkpoints = list(client.fine_tuning.jobs.checkpoints.list(tuned.id))
-    assert [checkpoint.step_number for checkpoint in checkpoints] == [252, 231, 210, 189]
+    assert [checkpoint.step_number for checkpoint in checkpoints] == [60, 55, 50, 45]
     for checkpoint in checkpoints:
         assert checkpoint.metrics.train_loss is not None
         assert checkpoint.metrics.valid_loss is not None
@@ -119,7 +119,7 @@ def test_checkpoints_respond_to_chats(client: OpenAI, tuned: FineTuningJob) -> N
 def test_result_file_is_a_metrics_table(client: OpenAI, tuned: FineTuningJob) -> None:
     (result,) = tuned.result_files
     rows = list(csv.DictReader(io.StringIO(client.files.content(result).text)))
-    assert [int(row["step"]) for row in rows] == list(range(1, 253))
+    assert [int(row["step"]) for row in rows] == list(range(1, 61))
     assert float(rows[-1]["train_loss"]) < float(rows[0]["train_loss"])
     assert rows[-1]["valid_loss"]
     assert client.files.retrieve(result).purpose == "fine-tune-results"
@@ -176,7 +176,7 @@ def test_completions(client: OpenAI, tuned: FineTuningJob) -> None:
 
 
 def test_cancel_and_second_cancel(client: OpenAI, installation: Installation) -> None:
-    job_id = installation.train(name="cancelled", publish=False)
+    job_id = installation.train(name="cancelled", publish=False, epochs=50)
     installation.wait_for_step(job_id, 2)
     client.fine_tuning.jobs.cancel(job_id)
     installation.wait(job_id, lambda job: job["state"] == "cancelled")
@@ -186,15 +186,11 @@ def test_cancel_and_second_cancel(client: OpenAI, installation: Installation) ->
     assert refused.value.response.headers["x-should-retry"] == "false"
 
 
-def test_pause_and_resume(client: OpenAI, installation: Installation) -> None:
-    job_id = installation.train(name="paused", publish=False)
-    installation.wait_for_step(job_id, 30)
-    client.fine_tuning.jobs.pause(job_id)
-    paused = installation.wait(job_id, lambda job: job["state"] == "paused")
-    client.fine_tuning.jobs.resume(job_id)
-    job = installation.wait_for_success(job_id)
-    assert job["attempt"] == paused["attempt"] + 1
-    assert any("resumed from the checkpoint" in event["message"] for event in job["events"])
+def test_pause_and_resume(resumed: dict[str, Any]) -> None:
+    assert resumed["attempt"] == 2
+    messages = [event["message"] for event in resumed["events"]]
+    assert "Job paused with a checkpoint." in messages
+    assert any("resumed from the checkpoint" in message for message in messages)
 
 
 def test_errors_are_typed(client: OpenAI, installation: Installation) -> None:
