@@ -243,7 +243,8 @@ class Stack:
             return responds(int(self._ports[name]), "/ready" if name == "api" else "/health")
         if name == "valkey":
             return takes_connections(int(self._ports[name]))
-        return self.pid(name) > 0 and b" ready." in self._new_log(name)
+        # The log first: supervisord and this process compute for two milliseconds to ask and tell a pid, ten times a second.
+        return b" ready." in self._new_log(name) and self.pid(name) > 0
 
     def _new_log(self, name: str) -> bytes:
         """The part of a program's log that was written since it started; earlier runs wrote into the same file."""
