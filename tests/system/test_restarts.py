@@ -1,4 +1,7 @@
-"""kill -9 of each process of an installation on one machine: every one is back within a stated time, and does its work again."""
+"""kill -9 of each process of an installation on one machine: every one is back within a stated time, and does its work again.
+
+The replica's own process is killed under a job, in `test_chaos.py`; here its engine is, with which it ends.
+"""
 
 from __future__ import annotations
 
@@ -48,9 +51,7 @@ def victim_of(installation: Installation, which: str) -> int:
     return parent.children()[0].pid
 
 
-@pytest.mark.parametrize(
-    "program", ["valkey", "worker", "control", "control's beat", "serving", "serving's engine", "api"]
-)
+@pytest.mark.parametrize("program", ["valkey", "worker", "control", "control's beat", "serving's engine", "api"])
 def test_killed_process_is_back(installation: Installation, program: str) -> None:
     name = program.partition("'")[0]
     before = sorted(descendants(installation).values())
