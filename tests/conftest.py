@@ -38,7 +38,7 @@ FOLDER_MARKS = ("deploy", "system", "vllm")
 """Folders of this one whose tests all have the mark of the same name."""
 LEFT_OUT = re.compile(r"not \((\w+(?: or \w+)*)\)")
 """The form of `-m` that names what is not to run."""
-MODULE_MARKS = re.compile(r"^pytestmark = .*", re.MULTILINE)
+MODULE_MARKS = re.compile(r"^pytestmark = (?:\[[^\]]*\]|.*)", re.MULTILINE)
 
 
 def pytest_configure(config: pytest.Config) -> None:

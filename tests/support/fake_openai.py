@@ -253,6 +253,10 @@ def serve_fake_openai(fake: FakeOpenAI) -> Iterator[str]:
     one_at_a_time = threading.Lock()
 
     class OpenAIHandler(BaseHTTPRequestHandler):
+        # A connection, and a thread for it, of each client and not of each request; a response in one packet, which nothing delays.
+        protocol_version = "HTTP/1.1"
+        wbufsize = -1
+
         def _respond(self) -> None:
             body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
             key = (self.headers.get("Authorization") or "").removeprefix("Bearer ")

@@ -18,6 +18,10 @@ def http_stub(respond: Respond) -> Iterator[str]:
     """The URL of a server that responds until the block ends."""
 
     class StubHandler(BaseHTTPRequestHandler):
+        # A connection, and a thread for it, of each client and not of each request; a response in one packet, which nothing delays.
+        protocol_version = "HTTP/1.1"
+        wbufsize = -1
+
         def _respond(self) -> None:
             body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
             status, value = respond(self.command, self.path, body, self.headers)

@@ -142,9 +142,11 @@ def test_models_of_other_servers_judge_and_embed(openai_client: OpenAI, app: Fas
     with pytest.raises(openai.BadRequestError, match="MENS_GRADER_EMBEDDINGS"):
         run(openai_client, cosine, "north", a="north")
     server = RemoteServer()
-    with http_stub(server.respond) as url:
-        target = RemoteModel(url=f"{url}/v1")
-        app.state.services = replace(app.state.services, remote_models=RemoteModels({"outside": target}, target))
+    with (
+        http_stub(server.respond) as url,
+        RemoteModels({"outside": (target := RemoteModel(url=f"{url}/v1"))}, target) as models,
+    ):
+        app.state.services = replace(app.state.services, remote_models=models)
         found = run(openai_client, judge, "north")
         assert found.reward == 0.75
         assert found.to_dict()["model_grader_token_usage_per_model"] == {"outside": {"total_tokens": 9}}

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from fastapi import FastAPI
+from fastapi.routing import APIRoute
 from fastapi.testclient import TestClient
 
 from api.services import make_services
@@ -20,8 +21,8 @@ OPEN = {"/health", "/ready"}
 
 
 def routes() -> list[tuple[str, str]]:
-    paths: dict[str, dict[str, object]] = application().openapi()["paths"]
-    return sorted((method.upper(), path) for path, methods in paths.items() for method in methods)
+    found = [route for route in application().routes if isinstance(route, APIRoute)]
+    return sorted((method, route.path) for route in found for method in route.methods)
 
 
 @pytest.fixture(scope="module")
