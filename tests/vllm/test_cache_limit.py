@@ -1,19 +1,28 @@
-"""A real vLLM whose cache holds two of four adapters: files go and come while it answers, and the engine never misses one."""
+"""A real vLLM whose cache holds two of four adapters: files go and come while it answers, and the engine never misses one.
+
+At last the engine computes nonsense: its health check turns red, and the replica ends.
+"""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import httpx
+import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
+from shared.artifacts.manifests import WEIGHTS_NAME
+from tests.support.processes import is_gone
 from tests.support.serving_installation import ServingInstallation
 from tests.support.vllm_server import VllmServer, start_server
 from tests.support.waiting import eventually
 
 REQUESTS = 160
+SECONDS = 60
 
 
 @pytest.fixture(scope="module")
@@ -31,8 +40,9 @@ def max_bytes(serving_installation: ServingInstallation, models: list[str]) -> i
 @pytest.fixture(scope="module")
 def server(serving_installation: ServingInstallation, models: list[str], max_bytes: int) -> Iterator[VllmServer]:
     # One of them in the engine's memory, so that it reads files again for nearly each request.
-    settings = {"serving_max_loras": 1, "serving_max_cpu_loras": 1, "serving_cache_bytes": max_bytes}
-    with start_server(serving_installation, serving_cache_dir=serving_installation.home / "bounded", **settings) as up:
+    settings: dict[str, Any] = {"serving_max_loras": 1, "serving_max_cpu_loras": 1, "serving_cache_bytes": max_bytes}
+    settings |= {"serving_cache_dir": serving_installation.home / "bounded", "serving_self_test_seconds": 0.5}
+    with start_server(serving_installation, **settings) as up:
         yield up
 
 
@@ -63,3 +73,36 @@ def test_answers_stay_the_same_while_adapters_are_dropped_and_fetched(
         assert client.get("/health").status_code == 200
     dropped = server.log.read_text().count("is removed from the cache to make room")
     assert dropped > 10, "files came and went"
+
+
+def is_red(client: httpx.Client) -> bool:
+    try:
+        return client.get("/health").status_code == 503
+    except httpx.HTTPError:
+        return True
+
+
+def test_poisoned_replica_is_found_and_ends(serving_installation: ServingInstallation, server: VllmServer) -> None:
+    """The NaN is put where no check is left: into the verified copy, between the check and the engine's reading it."""
+    manifest = serving_installation.publish("poison", seed=77)
+    body = {"prompt": "the red fox", "max_tokens": 60, "ignore_eos": True}
+    with server.client() as client:
+        base = body | {"model": serving_installation.entry.name}
+        before = client.post("/v1/completions", json=base).json()["choices"][0]["text"]
+        assert client.get(f"/mens/adapters/{manifest.adapter_id}").status_code == 200
+        copies = list((serving_installation.home / "bounded").glob(f"*/{manifest.digest}/{WEIGHTS_NAME}"))
+        assert copies
+        for path in copies:
+            tensors = {name: np.full_like(tensor, np.nan) for name, tensor in load_file(path).items()}
+            path.chmod(0o600)
+            save_file(tensors, path)
+        assert before
+        assert client.get("/health").status_code == 200
+        for _ in range(3):
+            try:
+                client.post("/v1/completions", json=body | {"model": manifest.adapter_id})
+            except httpx.HTTPError:
+                break  # it has ended already
+        eventually(lambda: is_red(client), SECONDS, "the health check is red")
+        eventually(lambda: is_gone(server.pid), SECONDS, "the replica has ended")
+        assert "The engine is broken" in server.log.read_text()

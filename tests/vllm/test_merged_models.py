@@ -12,57 +12,19 @@ from fastapi.testclient import TestClient
 
 from api.services import make_services
 from api.settings import ApiSettings
-from cli.commands.up import ensure_base
-from shared.artifacts.manifests import MODEL_MANIFEST_NAME, ModelManifest
-from shared.artifacts.merge_fidelity import FIDELITY_NAME, PROBES_NAME
-from shared.artifacts.signatures import MERGED_MODEL, make_key, sign_folder
+from shared.artifacts.merge_fidelity import PROBES_NAME
 from shared.base_models.catalog import BaseModelEntry, load_catalog, save_catalog
-from shared.contract.plan import MergeInputs, MergePlan, MergeRun, PlannedBase
-from shared.contract.sections import MergeContract
 from shared.database.base_certificates import BaseCertificates
 from shared.database.connection import Database
 from shared.hashing import digest_file
 from shared.replicas import replica_name
-from shared.settings import Settings
 from tests.support.api_installation import application_of
 from tests.support.doubles import FakeJobQueue
 from tests.support.serving_installation import KEY, ServingInstallation
-from tests.support.vllm_server import VllmServer, start_server
+from tests.support.vllm_server import VllmServer
 from tests.support.waiting import eventually
 from worker.jobs.base_certificates import BaseCertifier
 from worker.settings import WorkerSettings
-
-
-@pytest.fixture(scope="module")
-def merged(serving_installation: ServingInstallation, tmp_path_factory: pytest.TempPathFactory) -> BaseModelEntry:
-    """An adapter merged by the merge program, signed and stored as its job does, and a base by what `mens up` does with its digest."""
-    from worker.merge import merge
-
-    run_dir, installation = tmp_path_factory.mktemp("merge"), serving_installation
-    adapter = installation.publish("served-merged", seed=43)
-    plan = MergePlan(
-        contract=MergeContract(adapter=adapter.adapter_id),
-        adapter_id=adapter.adapter_id,
-        adapter_digest=adapter.digest,
-        base=PlannedBase(name=installation.entry.name, digests=installation.entry.digests),
-    )
-    inputs = MergeInputs(base=str(installation.base), adapter=str(installation.folder(adapter)))
-    manifest: ModelManifest = merge(MergeRun(plan=plan, inputs=inputs), run_dir)
-    (installation.home / "trusted").write_text(make_key(installation.home / "key.pem"))
-    sign_folder(run_dir / "model", installation.home / "key.pem", MERGED_MODEL)
-    names = [*sorted(manifest.files), FIDELITY_NAME, PROBES_NAME, MERGED_MODEL.signature_name]
-    installation.storage.put_folder("models", manifest.digest, run_dir / "model", names, MODEL_MANIFEST_NAME)
-    settings = Settings(home=installation.home)
-    name = ensure_base(settings, manifest.digest[:12])
-    return load_catalog(settings.catalog_path).get(name)
-
-
-@pytest.fixture(scope="module")
-def merged_server(serving_installation: ServingInstallation, merged: BaseModelEntry) -> Iterator[VllmServer]:
-    """A replica whose base is the merged model, and which serves nothing that is not signed."""
-    trusted = serving_installation.home / "trusted"
-    with start_server(serving_installation, serving_base=merged.name, serving_trusted_keys=trusted) as server:
-        yield server
 
 
 @pytest.fixture

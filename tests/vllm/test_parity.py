@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import pytest
 
-from cli.commands.bases import add_merged
-from shared.artifacts.manifests import MODEL_MANIFEST_NAME, AdapterManifest, ModelManifest
-from shared.artifacts.merge_fidelity import FIDELITY_NAME, PROBES_NAME, MergeFidelity
+from shared.artifacts.manifests import AdapterManifest
+from shared.artifacts.merge_fidelity import FIDELITY_NAME, MergeFidelity
 from shared.base_models.catalog import BaseModelEntry
-from shared.contract.plan import MergeInputs, MergePlan, MergeRun, PlannedBase
-from shared.contract.sections import MergeContract
-from shared.settings import Settings
 from shared.tokenization.tokenizer import Tokenizer
 from tests.support.serving_installation import KEY, ServingInstallation
-from tests.support.vllm_server import VllmServer, start_server
+from tests.support.vllm_server import VllmServer
 from worker.jobs.certificates import Scores, rms
 from worker.jobs.publish import REQUEST_SECONDS
 from worker.probe_chats import encode_chats
@@ -65,55 +60,22 @@ def agreement(client: httpx.Client, name: str, model: Any, tokenizer: Tokenizer)
 
 
 @pytest.fixture(scope="module")
-def adapter(serving_installation: ServingInstallation) -> AdapterManifest:
-    return serving_installation.publish("greedy", seed=41)
-
-
-@pytest.fixture(scope="module")
-def merged(
-    serving_installation: ServingInstallation, adapter: AdapterManifest, tmp_path_factory: pytest.TempPathFactory
-) -> BaseModelEntry:
-    """The adapter merged by the merge program, stored as its job does, and made a base by the command."""
-    from worker.merge import merge
-
-    run_dir, installation = tmp_path_factory.mktemp("merge"), serving_installation
-    plan = MergePlan(
-        contract=MergeContract(adapter=adapter.adapter_id),
-        adapter_id=adapter.adapter_id,
-        adapter_digest=adapter.digest,
-        base=PlannedBase(name=installation.entry.name, digests=installation.entry.digests),
-    )
-    inputs = MergeInputs(base=str(installation.base), adapter=str(installation.folder(adapter)))
-    manifest: ModelManifest = merge(MergeRun(plan=plan, inputs=inputs), run_dir)
-    names = [*sorted(manifest.files), FIDELITY_NAME, PROBES_NAME]
-    installation.storage.put_folder("models", manifest.digest, run_dir / "model", names, MODEL_MANIFEST_NAME)
-    return add_merged(Settings(home=installation.home), manifest.digest)
-
-
-@pytest.fixture(scope="module")
-def merged_server(serving_installation: ServingInstallation, merged: BaseModelEntry) -> Iterator[VllmServer]:
-    """A replica whose base is the merged model."""
-    with start_server(serving_installation, serving_base=merged.name) as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
-def tuned(serving_installation: ServingInstallation, adapter: AdapterManifest) -> Any:
+def tuned(serving_installation: ServingInstallation, merged_adapter: AdapterManifest) -> Any:
     """transformers and peft on base and adapter, in float32: what training and its certificates compute with."""
     import torch
 
     from worker.score import load
 
-    folder = serving_installation.folder(adapter)
+    folder = serving_installation.folder(merged_adapter)
     return load(serving_installation.base, folder, torch.float32, torch.device("cpu")).eval()
 
 
 def test_served_tokens_are_the_trained_models(
-    vllm_server: VllmServer, serving_installation: ServingInstallation, adapter: AdapterManifest, tuned: Any
+    vllm_server: VllmServer, serving_installation: ServingInstallation, merged_adapter: AdapterManifest, tuned: Any
 ) -> None:
     tokenizer = Tokenizer.load(serving_installation.base)
     with vllm_server.client() as client:
-        assert agreement(client, adapter.adapter_id, tuned, tokenizer) >= LEAST_AGREEMENT
+        assert agreement(client, merged_adapter.adapter_id, tuned, tokenizer) >= LEAST_AGREEMENT
         # The same measure of the base alone: it would not pass.
         assert agreement(client, serving_installation.entry.name, tuned, tokenizer) < 0.9
 
@@ -129,7 +91,7 @@ def test_a_merged_model_has_the_numbers_of_its_adapters_certificates(
     merged_server: VllmServer,
     vllm_server: VllmServer,
     serving_installation: ServingInstallation,
-    adapter: AdapterManifest,
+    merged_adapter: AdapterManifest,
     merged: BaseModelEntry,
     tuned: Any,
 ) -> None:
@@ -154,7 +116,7 @@ def test_a_merged_model_has_the_numbers_of_its_adapters_certificates(
     with ReplicaClient(vllm_server.url, KEY, REQUEST_SECONDS) as replica:
         base, with_adapter = (
             [replica.scores(name, probe) for probe in probes]
-            for name in (serving_installation.entry.name, adapter.adapter_id)
+            for name in (serving_installation.entry.name, merged_adapter.adapter_id)
         )
     reference = score_probes(tuned, probes, torch.device("cpu"))
     print(json.dumps({"engine": differences(reference, served), "effect": differences(base, served)}))

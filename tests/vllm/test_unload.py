@@ -1,8 +1,13 @@
-"""Unloading from a real vLLM that keeps one adapter in memory: every other request reads an adapter's files again."""
+"""Unloading from a real vLLM that keeps one adapter in memory: every other request reads an adapter's files again.
+
+At last the server is told to stop while it streams.
+"""
 
 from __future__ import annotations
 
 import json
+import os
+import signal
 import threading
 import time
 from collections import Counter
@@ -16,11 +21,13 @@ import httpx
 import pytest
 
 from shared.artifacts.manifests import MANIFEST_NAME, AdapterManifest
+from tests.support.processes import is_gone
 from tests.support.serving_installation import ServingInstallation
 from tests.support.vllm_server import VllmServer, start_server
 from tests.support.waiting import eventually
 
 PATIENCE_SECONDS = 60
+STOP_SECONDS = 20
 BUSY_CHOICES = 24
 """So many choices of one request keep the engine busy for seconds: what waits for it cannot begin at once."""
 MAX_TRIES = 5
@@ -29,7 +36,7 @@ WAITING = "vllm:num_requests_waiting"
 
 @pytest.fixture(scope="module")
 def server(serving_installation: ServingInstallation) -> Iterator[VllmServer]:
-    with start_server(serving_installation, serving_max_loras=1, serving_max_cpu_loras=1) as server:
+    with start_server(serving_installation, serving_max_loras=1, serving_max_cpu_loras=1, drain_seconds=1) as server:
         yield server
 
 
@@ -254,3 +261,33 @@ def test_repeated_delete_and_publish_under_load(client, server, serving_installa
         for future in requesting:
             future.result()
     assert not wrong, wrong[:5]
+
+
+def test_stopped_server_cuts_its_streams_and_exits(
+    server: VllmServer, serving_installation: ServingInstallation
+) -> None:
+    body: dict[str, Any] = {"model": serving_installation.entry.name, "prompt": "Hi", "n": 16, "max_tokens": 200}
+    has_begun, has_ended = threading.Event(), threading.Event()
+    with server.client() as client:
+
+        def read() -> None:
+            try:
+                with client.stream(
+                    "POST", "/v1/completions", json=body | {"stream": True, "ignore_eos": True}
+                ) as stream:
+                    for _ in stream.iter_raw():
+                        has_begun.set()
+            except httpx.HTTPError:
+                pass
+            finally:
+                has_ended.set()
+
+        reader = threading.Thread(target=read)
+        reader.start()
+        assert has_begun.wait(30)
+        started = time.monotonic()
+        os.kill(server.pid, signal.SIGTERM)
+        assert has_ended.wait(STOP_SECONDS), "the stream is cut"
+        reader.join(5)
+        eventually(lambda: is_gone(server.pid), STOP_SECONDS, "the server exits")
+        assert time.monotonic() - started < STOP_SECONDS
