@@ -27,19 +27,23 @@ PART_BYTES = 1 << 20
 FORM = {"filename": "rows.jsonl", "mime_type": "text/jsonl", "purpose": "fine-tune"}
 
 
-@pytest.fixture
-def settings(tmp_path: Path, postgres_server: PostgresServer) -> Iterator[ApiSettings]:
+def new_installation(home: Path, postgres_server: PostgresServer) -> tuple[ApiSettings, str]:
+    """Settings of an installation with a database of its own, and a key for it."""
     url = postgres_server.fresh_url()
-    yield ApiSettings(home=tmp_path, database_url=url, api_port=free_port(), broker_url="redis://127.0.0.1:9/0")
-    postgres_server.give_back(url)
-
-
-@pytest.fixture
-def secret(settings: ApiSettings) -> str:
-    database = Database(settings.database_url)
+    settings = ApiSettings(home=home, database_url=url, api_port=free_port(), broker_url="redis://127.0.0.1:9/0")
+    database = Database(url)
     secret = Keys(database).create("test")[1]
     database.close()
-    return secret
+    return settings, secret
+
+
+@pytest.fixture(scope="module")
+def api(tmp_path_factory: pytest.TempPathFactory, postgres_server: PostgresServer) -> Iterator[tuple[ApiProcess, str]]:
+    """An API that nobody kills, and a key for it."""
+    settings, secret = new_installation(tmp_path_factory.mktemp("uploads"), postgres_server)
+    with start(settings) as api:
+        yield api, secret
+    postgres_server.give_back(settings.database_url)
 
 
 def start(settings: ApiSettings) -> Iterator[ApiProcess]:
@@ -50,10 +54,10 @@ def stock_client(api: ApiProcess, secret: str) -> OpenAI:
     return OpenAI(base_url=f"{api.url}/v1", api_key=secret, _strict_response_validation=True)
 
 
-def test_stock_client_uploads_in_parts(settings: ApiSettings, secret: str, tmp_path: Path) -> None:
+def test_stock_client_uploads_in_parts(api: tuple[ApiProcess, str], tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_bytes(CONTENT)
-    with start(settings) as api, stock_client(api, secret) as client:
+    with stock_client(*api) as client:
         more = {"mime_type": "text/jsonl", "purpose": "fine-tune", "part_size": PART_BYTES}
         upload = client.uploads.upload_file_chunked(file=path, md5=MD5, **more)
         assert (upload.status, upload.filename) == ("completed", "rows.jsonl")
@@ -64,8 +68,8 @@ def test_stock_client_uploads_in_parts(settings: ApiSettings, secret: str, tmp_p
         assert wrong.value.param == "md5"
 
 
-def test_parts_of_several_clients_come_at_once(settings: ApiSettings, secret: str) -> None:
-    async def send(url: str) -> bytes:
+def test_parts_of_several_clients_come_at_once(api: tuple[ApiProcess, str]) -> None:
+    async def send(url: str, secret: str) -> bytes:
         async with AsyncOpenAI(base_url=f"{url}/v1", api_key=secret, max_retries=0) as client:
             upload = await client.uploads.create(bytes=len(CONTENT), **FORM)
             pieces = [CONTENT[start : start + PART_BYTES] for start in range(0, len(CONTENT), PART_BYTES)]
@@ -75,11 +79,12 @@ def test_parts_of_several_clients_come_at_once(settings: ApiSettings, secret: st
             (file_id,) = {each.file.id for each in done if each.file}
             return (await client.files.content(file_id)).content
 
-    with start(settings) as api:
-        assert asyncio.run(send(api.url)) == CONTENT
+    process, secret = api
+    assert asyncio.run(send(process.url, secret)) == CONTENT
 
 
-def test_upload_survives_kills_of_the_api(settings: ApiSettings, secret: str) -> None:
+def test_upload_survives_kills_of_the_api(tmp_path: Path, postgres_server: PostgresServer) -> None:
+    settings, secret = new_installation(tmp_path, postgres_server)
     part_ids = []
     with start(settings) as api, stock_client(api, secret) as client:
         upload = client.uploads.create(bytes=len(CONTENT), **FORM)
@@ -97,3 +102,4 @@ def test_upload_survives_kills_of_the_api(settings: ApiSettings, secret: str) ->
         assert client.files.content(done.file.id).read() == CONTENT
     blobs = [path for path in (settings.storage_dir / "blobs").rglob("*") if path.is_file()]
     assert [path.name for path in blobs] == [hashlib.sha256(CONTENT).hexdigest()]
+    postgres_server.give_back(settings.database_url)
