@@ -50,8 +50,6 @@ def test_failed_demo_shows_the_log(home: Path, tmp_path: Path) -> None:
         (["chat", "mens-tiny", "Where is the truth about a job kept?"], "I do not know that yet"),
         (["plan", "examples/support.jsonl", "--model", "mens-tiny"], "optimizer steps"),
         (["data", "check", "examples/support.jsonl", "--model", "mens-tiny"], "168"),
-        (["train", "examples/support.jsonl", "--model", "mens-tiny", "--epochs", "1", "--no-publish"], "succeeded"),
-        (["jobs", "list"], "finetune\t"),
     ],
 )
 def test_commands_against_a_running_installation(
@@ -67,6 +65,8 @@ def test_commands_printed_by_up_tune_the_tiny_model(installation: Installation) 
     done = mens(*train, home=installation.stack.home)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "learning rate 0.004" in done.stdout
+    assert "succeeded" in done.stdout
+    assert "finetune\t" in mens("jobs", "list", home=installation.stack.home).stdout
     answer = mens("chat", "pasted", "How do I start a training job?", home=installation.stack.home)
     assert "POST /v1/jobs" in answer.stdout
 
