@@ -16,7 +16,7 @@ from tests.support.s3_server import S3Server
 from tests.support.valkey import Valkey, running_valkey
 from tests.support.waiting import eventually
 from tests.system.conftest import IMPATIENCE
-from tests.system.loop import ANSWER, BASE, ROOT, Installation
+from tests.system.loop import ANSWER, BASE, Installation, short_lesson
 from tests.system.separate_machines import SeparateMachines, running_machines
 
 pytestmark = pytest.mark.postgres
@@ -60,11 +60,11 @@ def storage(machines: SeparateMachines, tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def train(installation: Installation, file_id: str) -> str:
-    """Id of a job; equal jobs must give equal bytes."""
+    """Id of a job of 120 steps; equal jobs must give equal bytes."""
     contract = {
         "model": {"hf_repo": BASE},
         "data": {"train_file": file_id},
-        "exec": {"epochs": 12, "batch_size": 8, "grad_accum": 1, "learning_rate": 4e-3, "seq_len": 128}
+        "exec": {"epochs": 24, "batch_size": 4, "grad_accum": 1, "learning_rate": 4e-3, "seq_len": 128}
         | {"checkpoint_every": 20},
     }
     body = {"contract": contract, "name": "equal", "kind": "finetune"}
@@ -74,7 +74,7 @@ def train(installation: Installation, file_id: str) -> str:
 @pytest.fixture(scope="module")
 def equal_file(installation: Installation) -> str:
     """Id of the file of the equal jobs."""
-    return installation.upload_bytes("equal.jsonl", (ROOT / "examples" / "support.jsonl").read_bytes())
+    return installation.upload_bytes("equal.jsonl", short_lesson())
 
 
 @pytest.fixture(scope="module")
