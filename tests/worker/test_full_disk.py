@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,10 @@ import worker.training.adapter
 import worker.training.checkpoint
 import worker.training.reporting.report
 from shared.artifacts.manifests import MANIFEST_NAME, WEIGHTS_NAME, parse_manifest, verify_adapter
+from shared.contract.plan import TrainingRun
 from shared.errors import Code
 from shared.hashing import digest_file
+from tests.support.training_runs import TinyBase
 from worker.child_runtime import EXIT_FAILED, EXIT_STORAGE_FULL, run_engine
 from worker.jobs.finetune import newest_checkpoint
 from worker.run_folder import ADAPTER_FOLDER, METRICS_NAME, SUMMARY_NAME, list_checkpoints, read_json
@@ -54,6 +57,21 @@ class FullOnce:
         return self._real(*args, **more)
 
 
+@dataclass
+class Whole:
+    """A run, and what it comes to where there is room."""
+
+    run: TrainingRun
+    result: list[str]
+
+
+@pytest.fixture(scope="module")
+def whole(tiny: TinyBase, tmp_path_factory: pytest.TempPathFactory) -> Whole:
+    folder = tmp_path_factory.mktemp("whole")
+    run = tiny.plan_run(folder, **RUN)
+    return Whole(run, result(tiny.train(run, folder / "run")))
+
+
 @pytest.mark.parametrize(
     ("module", "name", "call"),
     [
@@ -67,21 +85,19 @@ class FullOnce:
     ],
 )
 def test_attempt_after_one_that_met_a_full_disk_goes_on(
-    tiny, tmp_path, monkeypatch, module: Any, name: str, call: int
+    tiny, whole: Whole, tmp_path, monkeypatch, module: Any, name: str, call: int
 ) -> None:
-    run = tiny.plan_run(tmp_path, **RUN)
-    whole = tiny.train(run, tmp_path / "whole")
     first, second = tmp_path / "attempt-0001", tmp_path / "attempt-0002"
     first.mkdir()
     error = SafetensorError(NO_SPACE) if name == "save_file" else OSError(28, "No space left on device")
     with monkeypatch.context() as patch:
         patch.setattr(module, name, FullOnce(getattr(module, name), call, error))
-        assert run_engine(lambda: tiny.train(run, first), first) == EXIT_FAILED
+        assert run_engine(lambda: tiny.train(whole.run, first), first) == EXIT_FAILED
     told = read_json(first / "error.json")
     assert (told["code"], told["retryable"]) == (Code.STORAGE_FULL, True)
     check_what_is_left(first)
-    tiny.train(run, second, resume=newest_checkpoint([first]))
-    assert result(second) == result(whole)
+    tiny.train(whole.run, second, resume=newest_checkpoint([first]))
+    assert result(second) == whole.result
 
 
 def test_run_whose_last_checkpoint_finds_no_room_is_complete(tiny, tmp_path, monkeypatch) -> None:
@@ -114,15 +130,13 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         subprocess.run(["umount", "--lazy", folder], check=True)
 
 
-def test_run_on_a_disk_that_is_full_again_and_again_ends_with_the_same_bytes(tiny, tmp_path, small_disk) -> None:
+def test_run_on_a_disk_that_is_full_again_and_again_ends_with_the_same_bytes(tiny, whole: Whole, small_disk) -> None:
     """A real one, which gets a little more room after each failure; so it is full at one place after the other."""
-    run = tiny.plan_run(tmp_path, **RUN)
-    whole = tiny.train(run, tmp_path / "whole")
     size, runs, resumed = FIRST_KIB, [], []
     while True:
         run_dir = small_disk / f"attempt-{len(runs) + 1:04d}"
         checkpoint = newest_checkpoint(runs)
-        code = run_engine(lambda: tiny.train(run, run_dir, resume=checkpoint), run_dir)  # noqa: B023
+        code = run_engine(lambda: tiny.train(whole.run, run_dir, resume=checkpoint), run_dir)  # noqa: B023
         if code == 0:
             break
         assert code in (EXIT_FAILED, EXIT_STORAGE_FULL)
@@ -136,4 +150,4 @@ def test_run_on_a_disk_that_is_full_again_and_again_ends_with_the_same_bytes(tin
         subprocess.run(["mount", "-o", f"remount,size={size}k", small_disk], check=True)
     assert len(runs) > 3
     assert any(resumed), "it went on from a checkpoint that was written before the disk was full"
-    assert result(run_dir) == result(whole)
+    assert result(run_dir) == whole.result
