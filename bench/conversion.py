@@ -62,7 +62,7 @@ def compare_conversion(rounds: int, *, smoke: bool) -> bool:
 def write_rows(path: Path, count: int) -> None:
     """Write chats of ``plain``, without its labels, some of them with an image."""
     draw = random.Random(3)
-    write_file(path, CORPORA["plain"], BLOCK_ROWS * 2_200)
+    write_file(path, CORPORA["plain"], min(count, BLOCK_ROWS) * 2_200)
     chats = [json.loads(line)["messages"] for line in path.read_bytes().splitlines()]
     with path.open("w", encoding="utf-8") as file:
         for number in range(count):

@@ -30,9 +30,7 @@ def chart(helm: Any, tmp_path: Path, root: Path) -> Chart:
         "{apiVersion: v1, kind: ConfigMap, metadata: {name: notes, labels: {app.kubernetes.io/component: notes}}, "
         'data: {notes: {{ include "notes" . | toJson }}}}'
     )
-    return Chart(
-        lambda *arguments: helm(*(str(folder) if each == "deploy/helm" else each for each in arguments)), tmp_path
-    )
+    return Chart(helm, tmp_path, str(folder))
 
 
 def notes(chart: Chart, values: Values, *more: str) -> str:

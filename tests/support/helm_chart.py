@@ -78,24 +78,24 @@ def values_file(name: str) -> Values:
 
 
 RENDERED: dict[str, str] = {}
-"""What helm has rendered in this process, by its arguments: half a second a time."""
+"""What helm has rendered in this process, by the chart and its arguments: half a second a time."""
 
 
 class Chart:
-    """Runs helm over the chart with values given as a dict."""
+    """Runs helm over a chart, by default the project's own, with values given as a dict."""
 
-    def __init__(self, helm: Any, folder: Path) -> None:
-        self._helm, self._folder = helm, folder
+    def __init__(self, helm: Any, folder: Path, chart: str = "deploy/helm") -> None:
+        self._helm, self._folder, self._chart = helm, folder, chart
 
     def run(self, *verb: str, values: Values) -> Any:
         path = self._folder / "values.json"
         path.write_text(json.dumps(values))
-        return self._helm(*verb, "deploy/helm", "--values", str(path))
+        return self._helm(*verb, self._chart, "--values", str(path))
 
     def render(self, values: Values, *more: str) -> list[Document]:
         """Documents of a release, ``more`` being further arguments of ``helm template``."""
         release = ("template", "mens", "--namespace", "ml", "--kube-version", f"{KUBERNETES}.0", *more)
-        asked = json.dumps([release, values], sort_keys=True)
+        asked = json.dumps([self._chart, release, values], sort_keys=True)
         if asked not in RENDERED:
             done = self.run(*release, values=values)
             assert done.returncode == 0, done.stderr

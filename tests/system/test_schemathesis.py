@@ -44,8 +44,8 @@ CHECKS = (
     "allow_header_conformance",
     "ignored_auth",
 )
-LARGE = r"^/v1/(jobs|plans|evals|evals/[^/]+/runs|promotions:evaluate|fine_tuning/jobs|fine_tuning/alpha/graders/(run|validate))$"
-"""Paths whose bodies are so large that the coverage phase would send eleven thousand, each with one wrong field."""
+LARGE = r"^POST /v1/(jobs|plans|evals|evals/[^/]+/runs|promotions:evaluate|fine_tuning/jobs|fine_tuning/alpha/graders/(run|validate))$"
+"""Operations whose bodies are so large that the coverage phase would send eleven thousand, each with one wrong field."""
 TO_MODELS = r"^/(v1/(chat/completions|completions|responses|embeddings|tokenize|detokenize)|api/(chat|generate))$"
 
 
@@ -83,9 +83,9 @@ def configuration(headers: dict[str, str], values: dict[str, list[str]]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def without_coverage(paths: str) -> str:
-    """More of the configuration: requests with a body to these paths are of the fuzzing phase alone."""
-    return f'[[operations]]\ninclude-method = "POST"\ninclude-path-regex = {json.dumps(paths)}\nphases.coverage.enabled = false\n'
+def without_coverage(names: str) -> str:
+    """More of the configuration: these operations, named by method and path, are of the fuzzing phase alone."""
+    return f"[[operations]]\ninclude-name-regex = {json.dumps(names)}\nphases.coverage.enabled = false\n"
 
 
 def run(
@@ -128,8 +128,8 @@ def test_api_answers_as_its_openapi_document_says(api: ApiProcess, things: Thing
 
 def test_models_answer_as_the_openapi_document_says(installation: loop.Installation, tmp_path: Path) -> None:
     connection = installation.connection
-    values = {"header.X-Mens-Tenant": [SHARED], "body.model": [loop.BASE]}
-    written = configuration({"Authorization": f"Bearer {connection.key}"}, values)
+    headers = {"Authorization": f"Bearer {connection.key}", "X-Mens-Tenant": SHARED}
+    written = configuration(headers, {"body.model": [loop.BASE]})
     run(tmp_path, f"{connection.url}/v1/openapi.json", written, "--include-path-regex", TO_MODELS, examples=10)
 
 
@@ -141,6 +141,6 @@ def test_models_take_what_openais_specification_permits(installation: loop.Insta
     # Of responses the coverage phase would send six thousand, nearly all with one wrong field each.
     written = configuration(
         {"Authorization": f"Bearer {connection.key}"}, {"body.model": [loop.BASE]}
-    ) + without_coverage("^/responses$")
+    ) + without_coverage("^POST /responses$")
     checks = ("not_a_server_error", "response_schema_conformance")
     run(tmp_path, document, written, "--url", f"{connection.url}/v1", examples=30, checks=checks)

@@ -92,6 +92,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 # -- training runs ----------------------------------------------------------------------------------------------------
 
+SAMPLE_PLACES = {HERE / place for place in ("jobs/test_finetune.py", "training/self_evaluation")}
+"""Folders and files whose runs make sample answers."""
+
+
+@pytest.fixture(autouse=True)
+def no_sample_answers(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are no part of a run's result, and two thirds of a tiny run's time."""
+    if not SAMPLE_PLACES & {request.path, *request.path.parents}:
+        monkeypatch.setenv("MENS_SAMPLE_ANSWERS", "0")
+
 
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> TinyBase:
