@@ -16,7 +16,7 @@ from safetensors.numpy import save_file
 from bench.loopback import free_port, server
 from bench.tiny_base import BASE, build_tiny_base
 from cli.standalone.stack import Stack, running_stack
-from serving.launch.engine_args import engine_argv, engine_env
+from serving.launch.engine_args import ENTRY_POINT, engine_argv, engine_env
 from serving.launch.prepare import prepare
 from serving.settings import ServingSettings
 from shared.artifacts.manifests import (
@@ -166,11 +166,12 @@ def plain_vllm(stack: Stack, capacity: dict[str, int]) -> Iterator[str]:
     own: dict[str, Any] = {"serving_key": stack.settings["MENS_SERVING_KEY"], "serving_port": free_port(), **capacity}
     settings = ServingSettings(home=stack.home, serving_base=BASE, **own)
     launch = prepare(settings)
-    argv = engine_argv(launch)
+    argv = engine_argv(launch)[len(ENTRY_POINT) :]
     # The guard is left out: the option and its value.
     at = argv.index("--middleware")
+    argv[at : at + 2] = []
     url, log = f"http://127.0.0.1:{settings.serving_port}", stack.home / "logs" / "plain-vllm.log"
     # Without the plugin vLLM has no resolver; its load route stays open, and no guard closes it.
     environment = {**engine_env(launch), "VLLM_PLUGINS": ""}
-    with server([*argv[:at], *argv[at + 2 :]], f"{url}/health", START_SECONDS, environment, log):
+    with server(["-m", "vllm.entrypoints.openai.api_server", *argv], f"{url}/health", START_SECONDS, environment, log):
         yield url
