@@ -12,7 +12,7 @@ export TOKENIZERS_PARALLELISM := false
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo up test check format lock sbom clean
+.PHONY: help install demo up test long check format lock sbom clean
 
 help: ## show this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1|/' | column -t -s '|'
@@ -45,8 +45,11 @@ up: $(STAMP) ## start everything on this machine and keep it running until Ctrl-
 	@$(BIN)/mens up
 
 # Two processes: most of a system test is waiting. Tests that share servers stay in one process (tests/support/scheduling.py).
-test: $(STAMP) ## run every test: real Valkey, PostgreSQL, bitsandbytes and vLLM
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+test: $(STAMP) ## run the tests: real Valkey, PostgreSQL, bitsandbytes and vLLM
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not long"
+
+long: $(STAMP) ## run the long tests too, as CI does: kills at random, more values, installations of other kinds
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m long
 
 # Each process begins with one half of the files, so that the slow imports and fixtures of a file are made in one process only.
 check: $(STAMP) ## format, lint, types, import contracts, unit tests
@@ -54,7 +57,7 @@ check: $(STAMP) ## format, lint, types, import contracts, unit tests
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports >/dev/null || $(BIN)/lint-imports --no-logo
-	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not (vllm or postgres or system or deploy or torch or network or matrix or bench or sandbox or simulation or exhaustive)" --durations=0 --durations-min=2
+	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not (vllm or postgres or system or deploy or torch or network or matrix or bench or sandbox or simulation or exhaustive or long)" --durations=0 --durations-min=2
 
 format: $(STAMP) ## format the code and apply the linter's fixes
 	$(BIN)/ruff format .
