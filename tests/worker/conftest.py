@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -96,11 +96,13 @@ SAMPLE_PLACES = {HERE / place for place in ("jobs/test_finetune.py", "training/s
 """Folders and files whose runs make sample answers."""
 
 
-@pytest.fixture(autouse=True)
-def no_sample_answers(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(autouse=True, scope="module")
+def no_sample_answers(request: pytest.FixtureRequest) -> Iterator[None]:
     """They are no part of a run's result, and two thirds of a tiny run's time."""
-    if not SAMPLE_PLACES & {request.path, *request.path.parents}:
-        monkeypatch.setenv("MENS_SAMPLE_ANSWERS", "0")
+    with pytest.MonkeyPatch.context() as patch:
+        if not SAMPLE_PLACES & {request.path, *request.path.parents}:
+            patch.setenv("MENS_SAMPLE_ANSWERS", "0")
+        yield
 
 
 @pytest.fixture(scope="session")
@@ -146,7 +148,9 @@ def finished(tiny: TinyBase, tmp_path_factory: pytest.TempPathFactory) -> Finish
         exec={"epochs": 4, "checkpoint_every": 2},
         provenance={"base_family": "qwen3", "license_class": "apache-2.0"},
     )
-    return Finished(run, tiny.train(run, folder / "run"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("MENS_SAMPLE_ANSWERS", raising=False)
+        return Finished(run, tiny.train(run, folder / "run"))
 
 
 # -- jobs -------------------------------------------------------------------------------------------------------------

@@ -30,12 +30,13 @@ def adapter_digests(run_dir: Path) -> list[str]:
     return [digest_file(run_dir / ADAPTER_FOLDER / name) for name in (WEIGHTS_NAME, CONFIG_NAME, MANIFEST_NAME)]
 
 
-def start(run, run_dir: Path, *more: str) -> subprocess.Popen:
+def start(run, run_dir: Path, **variables: str) -> subprocess.Popen:
     run_dir.mkdir(parents=True, exist_ok=True)
     (run_dir / PLAN_NAME).write_text(run.model_dump_json())
-    command = [sys.executable, "-m", "worker.train", str(run_dir / PLAN_NAME), str(run_dir), *more]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    environment.pop("MENS_PARENT_PID", None)
+    command = [sys.executable, "-m", "worker.train", str(run_dir / PLAN_NAME), str(run_dir)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", **variables}
+    for name in ("MENS_PARENT_PID", "MKL_CBWR", "MKL_DYNAMIC"):
+        environment.pop(name, None)
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment)
 
 
@@ -57,7 +58,9 @@ def endless(tiny, tmp_path_factory):
     return tiny.plan_run(tmp_path_factory.mktemp("endless"), exec={"epochs": 1000, "checkpoint_every": 100_000})
 
 
+@pytest.mark.long
 def test_sigterm_cancels(endless, tmp_path):
+    """What the signal means is in `test_child_runtime.py`, how a run ends with it in `test_train.py`; the next is a process."""
     assert signal_in_mid_run(start(endless, tmp_path), tmp_path, signal.SIGTERM) == EXIT_CANCELLED
     assert list_checkpoints(tmp_path) == []
     assert not (tmp_path / ERROR_NAME).exists()
@@ -84,8 +87,9 @@ def test_bad_data_ends_with_a_coded_error(tiny, tmp_path):
 
 
 def test_the_process_trains_what_the_function_trains(tiny, tmp_path, monkeypatch):
+    """Though its hash seed and its heap are others."""
     run = tiny.plan_run(tmp_path, exec={"epochs": 1})
-    process = start(run, tmp_path / "process")
+    process = start(run, tmp_path / "process", PYTHONHASHSEED="1", MALLOC_ARENA_MAX="2")
     output = process.communicate(timeout=ENGINE_SECONDS)[0].decode()
     assert process.returncode == 0, output
     # This process may have found other packages on its path by now, which other tests have put there.

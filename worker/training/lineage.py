@@ -28,7 +28,7 @@ def lineage() -> Lineage:
         code_commit=git_sha(os.environ),
         code_digest=code_digest(ROOT),
         environment_digest=environment_digest(),
-        packages=package_versions(),
+        packages=dict(package_versions()),
     )
 
 
@@ -54,7 +54,8 @@ def environment_digest() -> str:
     return digest_json({name: number for name, number in found.items() if name != "mens"})
 
 
-def package_versions() -> dict[str, str]:
+@cache
+def package_versions() -> Mapping[str, str]:
     """Versions of the packages that a result depends on; those that are not installed are left out."""
     found = {}
     for name in PACKAGES:
@@ -77,6 +78,7 @@ def git_sha(environment: Mapping[str, str]) -> str | None:
     return str(commit) if commit else None
 
 
+@cache
 def _checked_out(root: Path) -> str | None:
     """Commit of a git checkout; None when the code is not in one, or git is not there."""
     if not (root / ".git").exists():

@@ -1,7 +1,8 @@
 """The resume certificate: a run that was killed, paused or ran out of memory at any step is the uninterrupted run, bit for bit.
 
 On a CPU, in fp32. A kill between two steps leaves the checkpoint of the step before it, so a run of 30 steps with a
-checkpoint at each is resumed from every one of them; what a real ``kill -9`` leaves is tried at some.
+checkpoint at each is resumed from every one of them; what a real ``kill -9`` leaves is tried at some. Of the steps,
+``make test`` takes one in the warm-up, one at an epoch's end, one in the middle and the last; ``make long`` takes all.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Collection, Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -71,7 +74,15 @@ def whole(tiny, tmp_path_factory):
     return run_dir
 
 
-@pytest.mark.parametrize("step", range(1, STEPS))
+QUICK_STEPS = (2, 15, 22, 29)
+
+
+def long_unless(quick: Collection[int], steps: Iterable[int]) -> list[Any]:
+    """Steps as parameters, those marked long that are not among the quick ones."""
+    return [pytest.param(step, marks=() if step in quick else pytest.mark.long) for step in steps]
+
+
+@pytest.mark.parametrize("step", long_unless(QUICK_STEPS, range(1, STEPS)))
 def test_killed_after_any_step(tiny, whole, tmp_path, monkeypatch, step):
     torch.rand(step)  # the process that goes on has drawn other numbers before
     resumed = tiny.train(plan(tiny, tmp_path), tmp_path / "run", resume=list_checkpoints(whole)[step - 1])
@@ -79,14 +90,20 @@ def test_killed_after_any_step(tiny, whole, tmp_path, monkeypatch, step):
     assert resume_story(resumed) == ("bit_exact", [step])
 
 
-@pytest.mark.parametrize("step", [1, 7, 29, 30])
-def test_paused_at_a_step_between_checkpoints(tiny, tmp_path, step):
+@pytest.fixture(scope="module")
+def sparse(tiny, tmp_path_factory):
+    """The uninterrupted run with checkpoints at its epochs' ends alone."""
+    folder = tmp_path_factory.mktemp("sparse")
+    return tiny.train(plan(tiny, folder, checkpoint_every=100), folder / "run")
+
+
+@pytest.mark.parametrize("step", long_unless([7], [1, 7, 29, 30]))
+def test_paused_at_a_step_between_checkpoints(tiny, sparse, tmp_path, step):
     run = plan(tiny, tmp_path, checkpoint_every=100)
-    uninterrupted = tiny.train(run, tmp_path / "whole")
     with pytest.raises(StopRequested):
         tiny.train(run, tmp_path / "first", stop=PauseAfter(step))
     resumed = tiny.train(run, tmp_path / "second", resume=list_checkpoints(tmp_path / "first")[-1])
-    assert result(resumed) == result(uninterrupted)
+    assert result(resumed) == result(sparse)
 
 
 def test_stopped_again_and_again(tiny, whole, tmp_path):
@@ -101,7 +118,7 @@ def test_stopped_again_and_again(tiny, whole, tmp_path):
     assert resume_story(resumed) == ("bit_exact", stops)
 
 
-@pytest.mark.parametrize("step", [5, 17, 28])
+@pytest.mark.parametrize("step", long_unless([17], [5, 17, 28]))
 def test_kill_minus_nine_of_the_process(tiny, whole, tmp_path, step):
     """A process of its own, ended while it works on a later step; it goes on from whatever was whole on the disk."""
     run, first = plan(tiny, tmp_path), tmp_path / "first"
@@ -119,8 +136,12 @@ def test_kill_minus_nine_of_the_process(tiny, whole, tmp_path, step):
     assert result(resumed) == result(whole)
 
 
+@pytest.mark.long
 def test_equal_runs_beside_each_other_give_equal_bytes(tiny, whole, tmp_path):
-    """In processes that differ in all that a process may differ in: hash seed, heap, and how often each gets the processor."""
+    """In processes that differ in all that a process may differ in: hash seed, heap, and how often each gets the processor.
+
+    One such process for a few steps: `test_train_process.py::test_the_process_trains_what_the_function_trains`.
+    """
     run, processes = plan(tiny, tmp_path), []
     for number in range(3):
         folder = tmp_path / str(number)

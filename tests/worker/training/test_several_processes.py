@@ -15,6 +15,17 @@ from safetensors.torch import load_file
 from shared.artifacts.manifests import WEIGHTS_NAME
 from shared.errors import Code, JobFailed
 from shared.hashing import digest_file
+from tests.support.trainings_of_two import (
+    DROPOUT,
+    IN_PARTS,
+    PAUSE_AFTER,
+    PAUSED,
+    PLAIN,
+    RESUMED,
+    SCARCE_MEMORY,
+    UNDISTURBED,
+    WHOLE_BASE,
+)
 from worker.jobs.child_process import ChildProcess, ExitReason
 from worker.run_folder import (
     ADAPTER_FOLDER,
@@ -86,28 +97,40 @@ def one(tiny, tmp_path_factory) -> Path:
     return tiny.train(plan(tiny, folder), folder / "run")
 
 
-@pytest.fixture(scope="module", params=["auto", "always"], ids=["whole base", "base in parts"])
-def two(tiny, tmp_path_factory, request) -> Path:
-    """The run in two, by torchrun itself, as one would start it by hand."""
-    folder = tmp_path_factory.mktemp("two")
-    (folder / PLAN_NAME).write_text(plan(tiny, folder).model_dump_json())
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    command = [*torchrun, "-m", "worker.train", str(folder / PLAN_NAME), str(folder / "run")]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "MENS_SHARD_BASE": request.param}
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
+def torchrun(*command: str, **variables: str) -> None:
+    """Run a module in two processes, by torchrun itself."""
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"} | variables
+    process = subprocess.Popen([*launcher, "-m", *command], stderr=subprocess.PIPE, text=True, env=environment)
     try:
         _, said = process.communicate(timeout=SECONDS)
     finally:
         process.terminate()
         process.wait(SECONDS)
     assert process.returncode == 0, said
-    return folder / "run"
+
+
+@pytest.fixture(scope="module")
+def trainings(tiny, tmp_path_factory) -> Path:
+    """The folder of all runs in two processes, which one start of those makes."""
+    folder = tmp_path_factory.mktemp("two")
+    (folder / PLAIN).write_text(plan(tiny, folder).model_dump_json())
+    dropout = plan(tiny, folder, exec=EXEC | {"checkpoint_every": 100}, adapter={"dropout": 0.1})
+    (folder / DROPOUT).write_text(dropout.model_dump_json())
+    torchrun("tests.support.trainings_of_two", str(folder))
+    return folder
+
+
+@pytest.fixture(params=[WHOLE_BASE, IN_PARTS])
+def two(trainings, request) -> Path:
+    """The run in two."""
+    return trainings / request.param
 
 
 @pytest.fixture
 def in_parts(request) -> bool:
     """Whether the two processes hold the base in parts."""
-    return "parts" in request.node.callspec.id
+    return IN_PARTS in request.node.callspec.id
 
 
 def test_steps_are_those_of_one_process(one, two, in_parts):
@@ -144,11 +167,47 @@ def test_one_process_writes(one, two):
     assert not list(two.glob("*.tmp"))
 
 
+def test_one_process_may_run_out_of_memory(trainings, two):
+    """It alone does its share again; then all take smaller pieces, with the same numbers."""
+    scarce = trainings / SCARCE_MEMORY
+    losses, plenty = ([step["loss"] for step in told(run_dir, "step")] for run_dir in (scarce, two))
+    assert losses == pytest.approx(plenty, rel=1e-5)
+    state = read_json(list_checkpoints(scarce)[-1] / "trainer_state.json")
+    whole = read_json(list_checkpoints(two)[-1] / "trainer_state.json")
+    assert (state["memory_retries"], whole["memory_retries"]) == (1, 0)
+    assert state["token_budget"] < whole["token_budget"]
+
+
+def weights_digest(run_dir: Path) -> str:
+    return digest_file(run_dir / ADAPTER_FOLDER / WEIGHTS_NAME)
+
+
+def test_a_pause_of_one_process_is_that_of_all(trainings):
+    """Dropout on: the masks of each process are drawn again as they would have been."""
+    paused, resumed = trainings / PAUSED, trainings / RESUMED
+    assert [step["step"] for step in told(paused, "step")] == list(range(1, PAUSE_AFTER + 1))
+    assert list_checkpoints(paused)[-1].name == f"step-{PAUSE_AFTER:08d}"
+    assert told(resumed, "train_start")[0]["guarantee"] == "bit_exact"
+    assert told(resumed, "step")[0]["step"] == PAUSE_AFTER + 1
+    assert weights_digest(resumed) == weights_digest(trainings / UNDISTURBED)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", [WHOLE_BASE, IN_PARTS])
+def test_processes_of_its_own_train_the_same(tiny, trainings, tmp_path, name):
+    """Each run started as one would start it by hand; the other tests' share two processes with one another."""
+    (tmp_path / PLAN_NAME).write_text(plan(tiny, tmp_path).model_dump_json())
+    shard = "always" if name == IN_PARTS else "auto"
+    torchrun("worker.train", str(tmp_path / PLAN_NAME), str(tmp_path / "run"), MENS_SHARD_BASE=shard)
+    assert weights_digest(tmp_path / "run") == weights_digest(trainings / name)
+
+
 # -- one engine to the worker -----------------------------------------------------------------------------------------
 
 
-def test_paused_and_taken_up_again(tiny, tmp_path, start):
-    """Dropout on: the masks of each process are drawn again as they would have been."""
+@pytest.mark.long
+def test_paused_by_the_worker_and_taken_up_again(tiny, tmp_path, start):
+    """The pause of :func:`test_a_pause_of_one_process_is_that_of_all`, by a signal to the launcher (`tests/worker/test_torchrun.py`)."""
     run = plan(tiny, tmp_path, exec=EXEC | {"epochs": 20, "checkpoint_every": 100}, adapter={"dropout": 0.1})
     assert ended(start(run, "whole")) is ExitReason.COMPLETE
     engine = start(run, "first")
@@ -162,39 +221,26 @@ def test_paused_and_taken_up_again(tiny, tmp_path, start):
     resumed = start(run, "second", resume=checkpoint)
     assert ended(resumed) is ExitReason.COMPLETE
     assert told(resumed.run_dir, "train_start")[0]["guarantee"] == "bit_exact"
-    weights = [tmp_path / name / ADAPTER_FOLDER / WEIGHTS_NAME for name in ("whole", "second")]
-    assert digest_file(weights[0]) == digest_file(weights[1])
+    assert weights_digest(resumed.run_dir) == weights_digest(tmp_path / "whole")
 
 
-SMALL_DEVICE = """
+NO_ROOM = """
 import torch, worker.train
 from worker.training.supervised import Supervised
-real, calls = Supervised().loss, []
+real = Supervised().loss
 def small(model, batch, device, divisor=1.0):
     if model.training and os.environ['RANK'] == '1':
-        calls.append(batch.size)
-        if len(calls) == 2 or {always}:
-            raise torch.OutOfMemoryError('CUDA out of memory. Tried to allocate 2.00 GiB')
+        raise torch.OutOfMemoryError('CUDA out of memory. Tried to allocate 2.00 GiB')
     return real(model, batch, device, divisor)
 Supervised.loss = staticmethod(small)
 sys.exit(worker.train.main())
 """
 
 
-def test_one_process_may_run_out_of_memory(tiny, tmp_path, two, start, fake_trainer):
-    """It alone does its share again; then all take smaller pieces, with the same numbers."""
-    engine = start(plan(tiny, tmp_path), module=fake_trainer(SMALL_DEVICE.format(always=False)))
-    assert ended(engine) is ExitReason.COMPLETE
-    losses, plenty = ([step["loss"] for step in told(run_dir, "step")] for run_dir in (engine.run_dir, two))
-    assert losses == pytest.approx(plenty, rel=1e-5)
-    state = read_json(list_checkpoints(engine.run_dir)[-1] / "trainer_state.json")
-    whole = read_json(list_checkpoints(two)[-1] / "trainer_state.json")
-    assert (state["memory_retries"], whole["memory_retries"]) == (1, 0)
-    assert state["token_budget"] < whole["token_budget"]
-
-
+@pytest.mark.long
 def test_one_process_that_has_no_room_at_all_ends_the_run_with_its_code(tiny, tmp_path, start, fake_trainer):
-    engine = start(plan(tiny, tmp_path), module=fake_trainer(SMALL_DEVICE.format(always=True)))
+    """That the failed process's code is the run's, with stand-ins for the trainer: `tests/worker/test_torchrun.py`."""
+    engine = start(plan(tiny, tmp_path), module=fake_trainer(NO_ROOM))
     with pytest.raises(JobFailed) as failed:
         ended(engine)
     assert failed.value.code == Code.OUT_OF_MEMORY
