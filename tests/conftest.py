@@ -128,24 +128,28 @@ def no_wait_for_the_disk() -> Iterator[None]:
 def statements_compiled_once() -> Iterator[None]:
     """Nearly each test has a database of its own: a fourth of the time would go into compiling the same statements again.
 
-    SQLAlchemy looks them up by dialect, so all SQLite engines get one that has been connected once, as it learns from that.
+    SQLAlchemy looks them up by dialect, so all engines of a kind get one that has been connected once, as it learns from that.
     """
     if not find_spec("sqlalchemy"):
         yield
         return
     import sqlalchemy
 
-    common: list[sqlalchemy.Engine] = []
+    common: dict[str, sqlalchemy.Dialect] = {}
     compiled: dict[Any, Any] = {}
 
     def create_engine(url: str, **options: Any) -> sqlalchemy.Engine:
-        engine = sqlalchemy.create_engine(url, **options)
-        if engine.name == "sqlite":
-            if not common:
-                common.append(sqlalchemy.create_engine("sqlite://"))
-                common[0].connect().close()
-            engine.dialect = common[0].dialect
-            engine.update_execution_options(compiled_cache=compiled)
+        engine = sqlalchemy.create_engine(url, **options, _initialize=False)
+        if engine.name not in common:
+            first = sqlalchemy.create_engine("sqlite://" if engine.name == "sqlite" else url)
+            try:
+                first.connect().close()
+            except sqlalchemy.exc.OperationalError:  # a test without its server
+                return sqlalchemy.create_engine(url, **options)
+            first.dispose()
+            common[engine.name] = first.dialect
+        engine.dialect = common[engine.name]
+        engine.update_execution_options(compiled_cache=compiled)
         return engine
 
     with pytest.MonkeyPatch.context() as patch:

@@ -74,7 +74,7 @@ class Move:
     drop_old: Callable[[], None]
 
 
-@pytest.fixture(params=["SQLite", pytest.param("PostgreSQL", marks=pytest.mark.postgres)])
+@pytest.fixture(params=["SQLite", pytest.param("PostgreSQL", marks=[pytest.mark.postgres, pytest.mark.long])])
 def move(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Move]:
     homes = tmp_path / "old", tmp_path / "new"
     if request.param == "SQLite":

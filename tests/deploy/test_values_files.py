@@ -55,12 +55,14 @@ def test_the_tests_catalogues_are_ones_that_the_api_reads() -> None:
         assert Catalog.model_validate(catalog).bases
 
 
-def test_every_file_renders_to_valid_kubernetes(documents: list[Document]) -> None:
+@pytest.mark.parametrize(
+    "version", [VERSIONS[0], *(pytest.param(later, marks=pytest.mark.long) for later in VERSIONS[1:])]
+)
+def test_every_file_renders_to_valid_kubernetes(documents: list[Document], version: str) -> None:
     known = [document for document in documents if document["kind"] not in CUSTOM]
     assert len(known) > 15
     for document in known:
-        for version in VERSIONS:
-            kubernetes_validate.validate(document, version, strict=True)
+        kubernetes_validate.validate(document, version, strict=True)
 
 
 def test_an_old_server_can_apply_what_is_rendered(documents: list[Document]) -> None:
@@ -71,8 +73,9 @@ def test_an_old_server_can_apply_what_is_rendered(documents: list[Document]) -> 
     assert all(port["protocol"] for service in of(documents, "Service") for port in service["spec"]["ports"])
 
 
+@pytest.mark.long
 def test_checkov_finds_nothing_else(helm: Any, tmp_path: Path) -> None:
-    """In all files at once: it takes longer to start than to look at them."""
+    """In all files at once: it takes longer to start than to look at them. The policies that matter most: the test below."""
     for name in CATALOGS:
         folder = tmp_path / "rendered" / name
         folder.mkdir(parents=True)

@@ -1,7 +1,8 @@
 """The release before works on the schema of now: its own tests of `shared/database/`, where all SQL is, pass on it.
 
 `previous_release.tar.xz` has that release's `shared/` and those tests (docs/extending.md says how it is made). Where they make a database,
-this tree's migrations make it, in a process of their own: no code of the two releases meets in one.
+this tree's migrations make it, in a process of their own: no code of the two releases meets in one. `make test` has the rule that
+makes them pass: `test_expand_only.py`.
 """
 
 from __future__ import annotations
@@ -63,6 +64,7 @@ def release(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.long
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", ["sqlite", pytest.param("postgresql", marks=pytest.mark.postgres)])
 def test_tests_of_the_previous_release_pass_on_the_schema_of_now(kind: str, release: Path) -> None:
