@@ -16,6 +16,13 @@ from tests.support.api_installation import application_of, settings_for
 from tests.support.builders import BASE, ROWS
 from tests.support.doubles import FakeJobQueue
 from tests.support.tiny_base import write_base
+from tests.support.whole_responses import whole_responses
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _whole_responses() -> Iterator[None]:
+    with whole_responses():
+        yield
 
 
 @pytest.fixture(scope="session")
