@@ -76,12 +76,12 @@ def whole(tiny: TinyBase, tmp_path_factory: pytest.TempPathFactory) -> Whole:
     ("module", "name", "call"),
     [
         pytest.param(worker.training.checkpoint, "save_file", 1, id="first checkpoint"),
-        pytest.param(worker.training.checkpoint, "save_file", 3, id="a later checkpoint"),
+        pytest.param(worker.training.checkpoint, "save_file", 3, id="a later checkpoint", marks=pytest.mark.long),
         pytest.param(worker.training.adapter, "save_file", 2, id="a checkpoint's adapter"),
         pytest.param(worker.training.adapter, "save_file", 6, id="adapter"),
-        pytest.param(worker.training.checkpoint, "write_json", 2, id="a checkpoint's state"),
+        pytest.param(worker.training.checkpoint, "write_json", 2, id="a checkpoint's state", marks=pytest.mark.long),
         pytest.param(worker.training.reporting.report, "write_json", 1, id="a report"),
-        pytest.param(worker.training.reporting.report, "write_json", 3, id="a later report"),
+        pytest.param(worker.training.reporting.report, "write_json", 3, id="a later report", marks=pytest.mark.long),
     ],
 )
 def test_attempt_after_one_that_met_a_full_disk_goes_on(

@@ -1,4 +1,7 @@
-"""The launcher of several processes, with small stand-ins for the engine: to the worker they are one engine."""
+"""The launcher of several processes, with small stand-ins for the engine: to the worker they are one engine.
+
+``make test`` has one ending of each kind: a stop, a coded error, a kill from outside and one by the worker.
+"""
 
 from __future__ import annotations
 
@@ -100,6 +103,11 @@ def failure(engine: ChildProcess) -> JobFailed:
     return failed.value
 
 
+def check_what_both_were_given(engine: ChildProcess, tmp_path: Path) -> None:
+    """Half of the engine's four threads, and its options."""
+    assert [(one["threads"], one["argv"]) for one in ready(engine)] == [("2", ["--cache", str(tmp_path / "cache")])] * 2
+
+
 def gone(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
@@ -107,20 +115,25 @@ def gone(pid: int) -> bool:
         return True
 
 
+@pytest.mark.long
 def test_both_end_well(start, tmp_path):
     engine = start("work = lambda: None", threads=4, cache=tmp_path / "cache")
     assert ended(engine) is ExitReason.COMPLETE
-    assert [(one["threads"], one["argv"]) for one in ready(engine)] == [("2", ["--cache", str(tmp_path / "cache")])] * 2
+    check_what_both_were_given(engine, tmp_path)
     assert read_json(engine.run_dir / ENDING_NAME) is None
 
 
-@pytest.mark.parametrize(("checkpoint", "ending"), [(True, ExitReason.PAUSED), (False, ExitReason.CANCELLED)])
-def test_a_signal_reaches_the_first_process_whenever_it_is_sent(start, checkpoint, ending):
-    engine = start(AGREES)
+@pytest.mark.parametrize(
+    ("checkpoint", "ending"),
+    [(True, ExitReason.PAUSED), pytest.param(False, ExitReason.CANCELLED, marks=pytest.mark.long)],
+)
+def test_a_signal_reaches_the_first_process_whenever_it_is_sent(start, tmp_path, checkpoint, ending):
+    engine = start(AGREES, threads=4, cache=tmp_path / "cache")
     children = Path(f"/proc/{engine.pid}/task/{engine.pid}/children")
     until(children.read_text, "torchrun has started them")
     engine.request_stop(checkpoint=checkpoint, grace_seconds=PATIENCE)
     assert ended(engine) is ending
+    check_what_both_were_given(engine, tmp_path)
 
 
 def test_the_code_of_the_process_that_failed_is_kept(start, tmp_path):
@@ -132,6 +145,7 @@ def test_the_code_of_the_process_that_failed_is_kept(start, tmp_path):
     assert failure(engine).as_dict()["message"] == "It was NaN."
 
 
+@pytest.mark.long
 def test_a_crash_is_told_in_the_words_of_the_process_that_crashed(start):
     engine = start("def work():\n    if rank: raise ValueError('odd shape')\n    time.sleep(1)\n    raise PeerLost")
     failed = failure(engine)
@@ -148,6 +162,7 @@ def test_a_killed_process_may_be_tried_again(start):
     assert "SIGKILL" in failed.message
 
 
+@pytest.mark.long
 def test_a_disk_without_room_for_a_word_may_be_tried_again(start):
     """Neither the error's file nor the exit code's can be written."""
     engine = start(

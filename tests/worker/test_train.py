@@ -15,6 +15,7 @@ from shared.artifacts.manifests import CONFIG_NAME, MANIFEST_NAME, WEIGHTS_NAME
 from shared.errors import Code, DatasetInvalid, JobFailed
 from shared.hashing import digest_file
 from tests.support.training_runs import ROWS, CancelAfter, PauseAfter
+from tests.worker.conftest import Finished
 from worker.child_runtime import EXIT_CANCELLED, EXIT_PAUSED, StopRequested
 from worker.run_folder import (
     ADAPTER_FOLDER,
@@ -80,14 +81,18 @@ def test_another_seed_gives_another_adapter(tiny, tmp_path):
     assert one[WEIGHTS_NAME] != other[WEIGHTS_NAME]
 
 
-@pytest.mark.parametrize(("batch_size", "grad_accum"), [(1, 6), (2, 3), (3, 2)])
-def test_accumulation_trains_what_one_large_batch_trains(tiny, tmp_path, batch_size, grad_accum):
-    def train(name: str, **exec_: int) -> list[float]:
-        run = tiny.plan_run(tmp_path / name, exec={"epochs": 3, **exec_})
-        return losses(tiny.train(run, tmp_path / name / "run"))
+@pytest.fixture(scope="module")
+def large_batch(tiny, tmp_path_factory) -> list[float]:
+    """Losses of steps whose rows are one batch."""
+    folder = tmp_path_factory.mktemp("large")
+    run = tiny.plan_run(folder, exec={"epochs": 3, "batch_size": 6, "grad_accum": 1})
+    return losses(tiny.train(run, folder / "run"))
 
-    parts = train("parts", batch_size=batch_size, grad_accum=grad_accum)
-    assert parts == pytest.approx(train("whole", batch_size=6, grad_accum=1), rel=1e-4)
+
+@pytest.mark.parametrize(("batch_size", "grad_accum"), [(1, 6), (2, 3), (3, 2)])
+def test_accumulation_trains_what_one_large_batch_trains(tiny, large_batch, tmp_path, batch_size, grad_accum):
+    run = tiny.plan_run(tmp_path, exec={"epochs": 3, "batch_size": batch_size, "grad_accum": grad_accum})
+    assert losses(tiny.train(run, tmp_path / "run")) == pytest.approx(large_batch, rel=1e-4)
 
 
 def test_a_large_gradient_is_clipped(tiny, tmp_path, monkeypatch):
@@ -229,11 +234,36 @@ LONG_RUN = {
 HELD_OUT = [{"prompt": "What is a fix?", "response": "A change."}]
 
 
-@pytest.mark.parametrize("validation", [None, HELD_OUT], ids=["no validation", "validation"])
-@pytest.mark.parametrize("stop_after", [1, 3, 4])
-def test_resumed_run_is_the_uninterrupted_run(tiny, tmp_path, stop_after, validation):
-    run = tiny.plan_run(tmp_path, validation=validation, **LONG_RUN)
-    whole = tiny.train(run, tmp_path / "whole")
+@pytest.fixture(scope="module")
+def without_validation(tiny, tmp_path_factory) -> Finished:
+    """The uninterrupted run, which has no validation rows."""
+    folder = tmp_path_factory.mktemp("uninterrupted")
+    run = tiny.plan_run(folder, **LONG_RUN)
+    return Finished(run, tiny.train(run, folder / "run"))
+
+
+@pytest.fixture(scope="module")
+def with_validation(tiny, tmp_path_factory) -> Finished:
+    """The uninterrupted run, which has one."""
+    folder = tmp_path_factory.mktemp("validated")
+    run = tiny.plan_run(folder, validation=HELD_OUT, **LONG_RUN)
+    return Finished(run, tiny.train(run, folder / "run"))
+
+
+@pytest.mark.parametrize(
+    ("stop_after", "uninterrupted"),
+    [
+        pytest.param(1, "without_validation", marks=pytest.mark.long),
+        pytest.param(1, "with_validation", marks=pytest.mark.long),
+        (3, "without_validation"),
+        pytest.param(3, "with_validation", marks=pytest.mark.long),
+        pytest.param(4, "without_validation", marks=pytest.mark.long),
+        (4, "with_validation"),
+    ],
+)
+def test_resumed_run_is_the_uninterrupted_run(tiny, tmp_path, request, stop_after, uninterrupted):
+    finished = request.getfixturevalue(uninterrupted)
+    run, whole = finished.run, finished.run_dir
     with pytest.raises(StopRequested) as stopped:
         tiny.train(run, tmp_path / "first", stop=PauseAfter(stop_after))
     assert stopped.value.exit_code == EXIT_PAUSED
@@ -252,20 +282,19 @@ def test_resumed_run_is_the_uninterrupted_run(tiny, tmp_path, stop_after, valida
     assert train_rows[0] == train_rows[1]
 
 
-def test_resume_from_a_checkpoint_on_the_way_is_the_uninterrupted_run(tiny, tmp_path):
-    run = tiny.plan_run(tmp_path, validation=HELD_OUT, **LONG_RUN)
-    whole = tiny.train(run, tmp_path / "whole")
+def test_resume_from_a_checkpoint_on_the_way_is_the_uninterrupted_run(tiny, with_validation, tmp_path):
+    run, whole = with_validation.run, with_validation.run_dir
     oldest = list_checkpoints(whole)[0]
     assert adapter_digests(tiny.train(run, tmp_path / "second", resume=oldest)) == adapter_digests(whole)
 
 
-def test_pause_in_the_last_step_loses_nothing(tiny, tmp_path):
-    run = tiny.plan_run(tmp_path, **LONG_RUN)
+def test_pause_in_the_last_step_loses_nothing(tiny, without_validation, tmp_path):
+    run = without_validation.run
     with pytest.raises(StopRequested):
         tiny.train(run, tmp_path / "first", stop=PauseAfter(9))
     second = tiny.train(run, tmp_path / "second", resume=list_checkpoints(tmp_path / "first")[-1])
     assert losses(second) == []
-    assert adapter_digests(second) == adapter_digests(tiny.train(run, tmp_path / "whole"))
+    assert adapter_digests(second) == adapter_digests(without_validation.run_dir)
 
 
 def steps_of(run_dir: Path) -> list[int]:

@@ -35,6 +35,7 @@ from shared.sandbox.probe import missing
 from shared.settings import RemoteModel
 from tests.support.builders import submission
 from tests.support.compilers import CONTAINED, WITH_GCC
+from tests.support.databases import ON_SQLITE_IN_MAKE_TEST
 from tests.support.doubles import FakeJobQueue
 from tests.support.http_stub import http_stub
 from tests.support.remote_server import RemoteServer
@@ -403,6 +404,7 @@ def test_a_criterion_that_cannot_judge_makes_an_error(place: Place, door: FrontD
     assert result.results[0].error["code"] == Code.CONTEXT_LENGTH_EXCEEDED
 
 
+@ON_SQLITE_IN_MAKE_TEST
 def test_an_answer_at_fault_fails_also_where_a_grader_does_not_end_with_it(place: Place) -> None:
     """Else a model would keep out of every comparison by answers that no expression gets to the end of."""
     slow = {"type": "python", "name": "slow", "source": "", "mens": {"check": "regex", "pattern": "^(a|aa)+$"}}
@@ -457,6 +459,7 @@ CODE = {
 }
 
 
+@ON_SQLITE_IN_MAKE_TEST
 @pytest.mark.sandbox
 @pytest.mark.skipif(all(map(missing, LEVELS)), reason=missing("landlock"))
 def test_criteria_of_code_run_in_the_sandbox_whose_level_is_named(place: Place) -> None:
@@ -472,6 +475,7 @@ def test_criteria_of_code_run_in_the_sandbox_whose_level_is_named(place: Place) 
     assert "ValueError" in raised.fault["details"]["traceback"]
 
 
+@ON_SQLITE_IN_MAKE_TEST
 @pytest.mark.sandbox
 @pytest.mark.skipif(all(map(missing, LEVELS)), reason=missing("landlock"))
 def test_code_that_scores_otherwise_a_second_time_is_reported(place: Place) -> None:
@@ -481,6 +485,7 @@ def test_code_that_scores_otherwise_a_second_time_is_reported(place: Place) -> N
     assert result["unrepeatable"] == {"code": 10}
 
 
+@ON_SQLITE_IN_MAKE_TEST
 @pytest.mark.sandbox
 @pytest.mark.skipif(all(map(missing, LEVELS)), reason=missing("landlock"))
 def test_an_attempt_that_judges_nothing_more_names_the_level_of_the_one_that_did(place: Place) -> None:
@@ -503,6 +508,7 @@ def test_criteria_of_code_without_a_sandbox_end_the_job_with_what_is_missing(pla
 COMPILES = {"type": "python", "name": "c", "source": "", "mens": {"check": "compiles", "language": "c"}}
 
 
+@ON_SQLITE_IN_MAKE_TEST
 @WITH_GCC
 @CONTAINED
 @pytest.mark.sandbox
@@ -517,6 +523,7 @@ def test_criteria_that_a_compiler_judges_run_in_bubblewrap_or_end_the_job(place:
     assert "runs at the level bubblewrap alone" in failed.error["message"]
 
 
+@ON_SQLITE_IN_MAKE_TEST
 @pytest.mark.sandbox
 @pytest.mark.skipif(all(map(missing, LEVELS)), reason=missing("landlock"))
 def test_what_was_not_repeatable_is_still_told_after_another_attempt(place: Place) -> None:

@@ -122,6 +122,7 @@ def assert_metrics_file(installation, job):
 
 
 def test_second_attempt_resumes_from_the_first_ones_checkpoint(installation, tiny, tmp_path, monkeypatch):
+    monkeypatch.setenv("MENS_SAMPLE_ANSWERS", "0")
     monkeypatch.setattr(FolderStorage, "local_file", copied_file)  # its data files are at other paths than the first's
     job, run = installation.submit_finetune(tmp_path / "data", **RUN)
     assert installation.leases.claim(job.id, "dead")

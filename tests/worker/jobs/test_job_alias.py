@@ -21,6 +21,7 @@ from shared.database.records import Job
 from shared.database.tables.jobs import JobRow
 from shared.errors import Code, JobFailed, MensError, Unavailable
 from tests.support.builders import claimed, contract, new_adapter, submission
+from tests.support.databases import ON_SQLITE_IN_MAKE_TEST
 from tests.support.judged_installation import OLD, JudgedInstallation, Models
 from worker.evaluation.gate_runs import run_policy
 from worker.jobs.attempt import Attempt
@@ -117,6 +118,7 @@ def test_a_jobs_alias_moves_when_its_adapter_passes_and_else_stays(
         assert said[-1].endswith("The alias prod stays at demo@1: GATE_FAILED.")
 
 
+@ON_SQLITE_IN_MAKE_TEST
 @pytest.mark.parametrize(
     ("failures", "error", "attempts", "code"),
     [
@@ -160,6 +162,7 @@ def test_adapter_that_is_quarantined_after_it_was_published_fails_the_job(place:
     assert jobs.get(lease.job.id).state == "failed"
 
 
+@ON_SQLITE_IN_MAKE_TEST
 def test_job_whose_judging_was_held_up_four_times_is_judged(
     place: JudgedInstallation, models: Models, run_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,6 +16,7 @@ from shared.sandbox.levels import LEVELS
 from shared.sandbox.probe import missing as lacks
 from shared.statistics.sequential import is_worse
 from tests.support.builders import claimed, new_adapter, submission
+from tests.support.databases import ON_SQLITE_IN_MAKE_TEST
 from tests.support.gate_rows import govern
 from tests.support.judged_installation import (
     ALICE,
@@ -59,6 +60,7 @@ def test_a_better_adapter_passes_and_takes_the_alias_in_one_call(place: JudgedIn
     assert any(message.startswith("evals.quality passed: mean score went from 0.9 to 1") for message in said)
 
 
+@ON_SQLITE_IN_MAKE_TEST
 def test_candidate_and_incumbent_answer_the_same_items_with_the_same_seeds(
     place: JudgedInstallation, models: Models
 ) -> None:
@@ -71,6 +73,7 @@ def test_candidate_and_incumbent_answer_the_same_items_with_the_same_seeds(
     assert (len(asked[GOOD]), {seed for _, seed in asked[GOOD]}) == (ROWS, {11})
 
 
+@ON_SQLITE_IN_MAKE_TEST
 def test_a_worse_adapter_does_not(place: JudgedInstallation) -> None:
     job = place.judge(BAD)
     assert job.state == "succeeded"
@@ -109,6 +112,7 @@ def test_a_run_whose_eval_is_gone_is_missing_evidence(place: JudgedInstallation)
     assert "EVAL_NOT_FOUND" in rows["collateral_damage"]["message"]
 
 
+@ON_SQLITE_IN_MAKE_TEST
 @pytest.mark.sandbox
 @pytest.mark.skipif(all(map(lacks, LEVELS)), reason=lacks("landlock"))
 def test_code_judges_in_the_sandbox_that_the_receipt_names(place: JudgedInstallation) -> None:
@@ -152,6 +156,7 @@ def test_samples_count_in_what_a_run_may_ask(
     assert "EVAL_TOO_MANY_ITEMS" in receipt.receipt["gates"][2]["message"]
 
 
+@ON_SQLITE_IN_MAKE_TEST
 def test_receipts_that_draw_new_answers_are_counted_and_share_one_alpha(
     place: JudgedInstallation, models: Models
 ) -> None:
@@ -166,6 +171,7 @@ def test_receipts_that_draw_new_answers_are_counted_and_share_one_alpha(
     assert place.receipt(place.judge(BAD)).receipt["attempt"] == 1, "another pair"
 
 
+@ON_SQLITE_IN_MAKE_TEST
 def test_incumbent_is_asked_twice_where_the_policy_wants_the_noise_floor(
     place: JudgedInstallation, models: Models
 ) -> None:

@@ -45,7 +45,9 @@ def test_scores_are_computed_once_for_a_base_and_dtype(trainer, served, monkeypa
     assert trainer.scores(served) == scores
 
 
+@pytest.mark.long
 def test_failed_scoring_fails_the_job(trainer, served):
+    """As any child process that crashes: `test_child_process.py`."""
     write_json(trainer.run_dir / "probes.json", {"probes": [{"token_ids": [10**9], "positions": [0]}]})
     with pytest.raises(JobFailed) as failed:
         trainer.scores(served)
