@@ -77,7 +77,7 @@ def test_control_worker_has_a_thread_for_each_task(file: str) -> None:
 
 
 @pytest.mark.network
-@pytest.mark.parametrize("victim", ["beat", "worker"])
+@pytest.mark.parametrize("victim", ["beat", pytest.param("worker", marks=pytest.mark.long)])
 def test_control_worker_and_its_beat_end_together(tmp_path: Path, victim: str) -> None:
     """Celery does not look after the embedded beat: a supervisor can only start both again when both end."""
     metrics_port = free_port()

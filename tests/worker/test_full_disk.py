@@ -27,7 +27,7 @@ from worker.run_folder import ADAPTER_FOLDER, METRICS_NAME, SUMMARY_NAME, list_c
 
 RUN = {"exec": {"epochs": 4, "checkpoint_every": 2}, "adapter": {"dropout": 0.1}}
 NO_SPACE = "Error while serializing: I/O error: No space left on device (os error 28)"
-FIRST_KIB, MORE_KIB, MOST_KIB = 64, 320, 8192
+FIRST_KIB, MORE_KIB, MOST_KIB = 64, 512, 8192
 
 
 def result(run_dir: Path) -> list[str]:

@@ -284,7 +284,7 @@ def test_llama_merges_too(tiny_llama, tmp_path):
 
 @pytest.mark.long
 def test_the_process_tells_a_refusal_in_its_error_file(adapter, tiny, tmp_path):
-    """As part of a job: `jobs/test_merge.py::test_adapter_changed_in_storage`."""
+    """What is refused is tried in this process above, and how a process tells an error in `test_child_runtime.py`."""
     run = merge_run(adapter, tiny.base, tiny.entry.digests | {"config.json": "0" * 64})
     (tmp_path / PLAN_NAME).write_text(run.model_dump_json())
     command = [sys.executable, "-m", "worker.merge", str(tmp_path / PLAN_NAME), str(tmp_path)]

@@ -19,7 +19,6 @@ from shared.contract.sections import AdapterSection, DeviceSection
 from shared.errors import ArtifactInvalid, Code
 from tests.support.tiny_models import RAW, save
 from worker.child_runtime import EXIT_FAILED
-from worker.jobs.child_process import ChildProcess, ExitReason
 from worker.run_folder import SCORES_NAME, ScoreRun, read_json, write_json
 from worker.score import load, main
 from worker.training.model.layer_names import renamed
@@ -61,12 +60,9 @@ def expected_scores(run):
 
 
 def test_scores_are_those_of_the_plain_way(run, tmp_path):
+    """As a process: `jobs/test_reference_scores.py`."""
     (tmp_path / "plan.json").write_text(run.model_dump_json())
-    engine = ChildProcess("worker.score", tmp_path, threads=1)
-    while engine.wait(0.5) is None:
-        pass
-    engine.close()
-    assert engine.ending() is ExitReason.COMPLETE
+    assert main([str(tmp_path / "plan.json"), str(tmp_path)]) == 0
     found = json.loads((tmp_path / SCORES_NAME).read_text())["scores"]
     assert len(found) == 2
     for mine, theirs in zip(found, expected_scores(run), strict=True):

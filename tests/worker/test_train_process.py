@@ -73,7 +73,9 @@ def test_sigusr1_pauses_with_a_checkpoint(endless, tmp_path):
     assert not (tmp_path / ERROR_NAME).exists()
 
 
+@pytest.mark.long
 def test_bad_data_ends_with_a_coded_error(tiny, tmp_path):
+    """How an error becomes a file and an exit code, in this process: `test_full_disk.py`."""
     run = tiny.plan_run(tmp_path)
     Path(run.inputs.train).write_text('{"prompt": "Q", "response": "A"}\n{"prompt": "Q"}\n')
     process = start(run, tmp_path / "run")

@@ -89,7 +89,9 @@ def test_adapter_missing_from_storage(installation, job, no_child):
     assert (failed.state, failed.error["code"]) == (JobState.FAILED, Code.STORAGE_OBJECT_MISSING)
 
 
+@pytest.mark.long
 def test_adapter_changed_in_storage(installation, job):
+    """A child process's coded error is the job's: `test_child_process.py`. What is refused: `tests/worker/test_merge.py`."""
     digest = MergePlan.model_validate(job.plan).adapter_digest
     path = installation.storage.folder("adapters", digest) / WEIGHTS_NAME
     path.chmod(0o600)

@@ -84,6 +84,7 @@ def test_the_weights_of_training_are_merged_into(inputs: MergeInputs, tmp_path: 
 
 MERGE = """
 import sys
+import worker.libraries  # first, as every program does: with it the others are imported faster
 from pathlib import Path
 from tests.support.merge_inputs import made_inputs
 print(sorted(made_inputs(Path(sys.argv[1])).merge(Path(sys.argv[2])).items()))
@@ -97,7 +98,9 @@ OTHER_MACHINE = {
 }
 
 
+@pytest.mark.long
 def test_other_processors_threads_and_folders_write_the_same_bytes(inputs: MergeInputs, tmp_path: Path) -> None:
+    """As every value is the true sum rounded once: :func:`test_a_merged_weight_is_the_true_sum_rounded_once`."""
     command = [sys.executable, "-c", MERGE, str(inputs.base.parent), str(tmp_path / "model")]
     done = subprocess.run(
         command, env=os.environ | OTHER_MACHINE, capture_output=True, text=True, timeout=120, check=True
@@ -132,6 +135,7 @@ def killed_after(shard: int, inputs: MergeInputs, target: Path, key: str) -> Non
 
 KILLED = """
 import sys, time
+import worker.libraries  # first, as every program does: with it the others are imported faster
 from pathlib import Path
 from tests.support.merge_inputs import made_inputs
 from worker.merging.model_folder import FolderMerge

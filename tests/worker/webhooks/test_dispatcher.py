@@ -27,6 +27,7 @@ from shared.database.webhooks.endpoints import Delivery, Endpoints
 from shared.webhooks.events import EventType
 from shared.webhooks.targets import Address, AllowedTargets
 from tests.support.builders import submission
+from tests.support.databases import ON_SQLITE_IN_MAKE_TEST
 from tests.support.waiting import eventually
 from tests.support.webhook_receiver import drip, hang, status, webhook_receiver
 from worker.webhooks.dispatcher import WebhookDispatcher
@@ -278,6 +279,7 @@ WebhookDispatcher(Deliveries(Database(sys.argv[1])), WebhookSender(AllowedTarget
 """
 
 
+@ON_SQLITE_IN_MAKE_TEST
 def test_a_worker_that_is_killed_in_the_middle_loses_nothing(
     database: Database, endpoints: Endpoints, add: Add, end_a_job: EndAJob
 ) -> None:

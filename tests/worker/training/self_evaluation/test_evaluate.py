@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -17,6 +18,14 @@ from worker.training.reporting.model_card import CARD_NAME
 from worker.training.self_evaluation.evaluate import MAX_TRIES, SAMPLES_VARIABLE, _Evaluation
 from worker.training.supervised import Supervised
 from worker.training.trainer import set_up
+
+
+@pytest.fixture(autouse=True, scope="module")
+def two_sample_answers() -> Iterator[None]:
+    """Not the eight that a run makes by itself: `jobs/test_finetune.py` has such a run."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(SAMPLES_VARIABLE, "2")
+        yield
 
 
 def evaluation_of(run_dir) -> SelfEvaluation:
