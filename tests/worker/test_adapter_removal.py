@@ -24,6 +24,7 @@ from shared.database.leases import Leases
 from shared.database.tenancy import SHARED
 from shared.errors import Code, Unavailable
 from tests.support.builders import claimed, new_adapter
+from tests.support.databases import ON_SQLITE_IN_MAKE_TEST
 from tests.support.http_stub import http_stub
 from worker.adapter_removal import AdapterRemover
 from worker.settings import WorkerSettings
@@ -243,6 +244,7 @@ def test_several_deletions_while_one_adapter_drains(install) -> None:
 STEPS = ["unpublish", "unloaded", "move_to_trash", "purge_trash"]
 
 
+@ON_SQLITE_IN_MAKE_TEST
 @pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_round_killed_anywhere_is_completed_by_the_next(install, monkeypatch, step, when) -> None:

@@ -77,7 +77,7 @@ def whole(tiny: TinyBase, tmp_path_factory: pytest.TempPathFactory) -> Whole:
     [
         pytest.param(worker.training.checkpoint, "save_file", 1, id="first checkpoint"),
         pytest.param(worker.training.checkpoint, "save_file", 3, id="a later checkpoint", marks=pytest.mark.long),
-        pytest.param(worker.training.adapter, "save_file", 2, id="a checkpoint's adapter"),
+        pytest.param(worker.training.adapter, "save_file", 2, id="a checkpoint's adapter", marks=pytest.mark.long),
         pytest.param(worker.training.adapter, "save_file", 6, id="adapter"),
         pytest.param(worker.training.checkpoint, "write_json", 2, id="a checkpoint's state", marks=pytest.mark.long),
         pytest.param(worker.training.reporting.report, "write_json", 1, id="a report"),

@@ -149,7 +149,7 @@ def waiting(model: PeftModel) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("cache", [False, True])
 @pytest.mark.parametrize("double_quant", [False, True])
-@pytest.mark.parametrize("family", ["qwen3", "llama", "qwen2"])
+@pytest.mark.parametrize("family", ["qwen3", pytest.param("llama", marks=pytest.mark.long), "qwen2"])
 def test_logits_and_gradients_are_pefts(tuned, family, double_quant, cache):
     theirs = tuned(family, double_quant)
     ours, report = twin(theirs, cache)
