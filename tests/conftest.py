@@ -88,10 +88,23 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark by folder, and spread over several processes what takes long first."""
+    """Mark by folder, and spread over several processes what takes long first.
+
+    Of a test with several values, those after the first one are long on PostgreSQL: `make test` has them all on SQLite.
+    """
+    on_postgresql = set()
     for item in items:
         if folder := _marked_folder(item.path):
             item.add_marker(folder)
+        if (
+            isinstance(item, pytest.Function)
+            and hasattr(item, "callspec")
+            and "postgresql" in item.callspec.id.split("-")
+        ):
+            name = item.nodeid.partition("[")[0]
+            if name in on_postgresql:
+                item.add_marker("long")
+            on_postgresql.add(name)
     if hasattr(config, "workerinput"):
         from tests.support.scheduling import rank
 

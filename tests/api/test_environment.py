@@ -1,4 +1,7 @@
-"""The API's environment, made from its own lock file alone, has no GPU library and starts the API."""
+"""The API's environment, made from its own lock file alone, has no GPU library and starts the API.
+
+`make test` looks at the lock file alone.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,8 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from tests.support.locks import pins
 
 ROOT = Path(__file__).resolve().parents[2]
 GPU_STACK = ("torch", "transformers", "peft", "bitsandbytes", "vllm", "triton")
@@ -50,6 +55,13 @@ def run(*command: str, **environment: str) -> str:
     return done.stdout
 
 
+def test_no_gpu_library_is_locked() -> None:
+    locked = pins("api")
+    assert len(locked) > 50
+    assert not locked.keys() & set(GPU_STACK)
+
+
+@pytest.mark.long
 @pytest.mark.system
 def test_api_starts_without_a_gpu_library(api_python: Path, tmp_path: Path) -> None:
     assert "paths" in run(str(api_python), "-c", SCRIPT, str(tmp_path), PYTHONPATH=str(ROOT))

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
@@ -22,7 +23,7 @@ from tests.support.api_installation import settings_for
 from tests.support.api_process import responds, running_api
 from tests.support.asgi_server import serve
 from tests.support.builders import BASE
-from tests.support.otlp_receiver import running_receiver
+from tests.support.otlp_receiver import OtlpReceiver, running_receiver
 from tests.support.ports import free_port
 from tests.support.scripted_replica import ScriptedReplica
 from tests.support.waiting import eventually
@@ -30,6 +31,7 @@ from tests.support.waiting import eventually
 pytestmark = pytest.mark.network
 
 REQUEST = {"model": BASE, "messages": [{"role": "user", "content": "hello"}], "stream": True}
+TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 PIECES = [b'data: {"piece": 1}\n\n', b'data: {"piece": 2}\n\n', b"data: [DONE]\n\n"]
 
 
@@ -97,57 +99,84 @@ def test_event_stream_of_a_running_job_is_ended(
     assert time.monotonic() - begun < 50, "less than the time that requests may take"
 
 
-def test_metrics_are_on_a_port_of_their_own(installation: ApiSettings, client: httpx.Client) -> None:
-    port = free_port()
-    with running_api(installation, metrics_port=str(port), metrics_key="scrape") as api:
-        client.base_url = api.url
-        assert client.get("/metrics").status_code == 404, "not where tenants reach it"
-        client.get("/v1/jobs")
-        scraped = httpx.get(
-            f"http://127.0.0.1:{port}/metrics", headers={"Authorization": "Bearer scrape"}, trust_env=False
-        )
-        assert httpx.get(f"http://127.0.0.1:{port}/metrics", trust_env=False).status_code == 401
-    assert 'mens_api_requests_total{method="GET",route="/v1/jobs",status="200"} 1.0' in scraped.text
-    assert "mens_database_reachable 1.0" in scraped.text
-    assert "process_open_fds" in scraped.text
+@dataclass
+class Observed:
+    """What one process told of the same few requests: by its metrics, its log and its spans."""
+
+    key: str
+    own_port: httpx.Response
+    scraped: httpx.Response
+    without_key: httpx.Response
+    log: str
+    receiver: OtlpReceiver
 
 
-def test_log_is_objects_with_ids_and_no_key(
-    installation: ApiSettings, client: httpx.Client, capfd: pytest.CaptureFixture[str]
-) -> None:
-    key = client.headers["Authorization"].removeprefix("Bearer ")
-    with running_api(installation, log_format="json") as api:
-        client.base_url = api.url
-        client.post("/v1/chat/completions", json=REQUEST, headers={"X-Request-Id": "mine"})
-        client.get(f"/v1/jobs/{key}?key={key}", headers={"X-Request-Id": key})
-        api.process.send_signal(signal.SIGTERM)
-        api.process.wait(30)
-    text = capfd.readouterr().err
-    lines = [json.loads(line) for line in text.splitlines()]
+@pytest.fixture(scope="module")
+def observed(tmp_path_factory: pytest.TempPathFactory, base_folder: Path) -> Iterator[Observed]:
+    """A process with a port for metrics, a log of objects and a receiver of spans, which has ended."""
+    folder = tmp_path_factory.mktemp("observed")
+    settings = settings_for(folder, base_folder)
+    migrate(settings.database_url)
+    database = Database(settings.database_url)
+    key = Keys(database).create("test")[1]
+    database.close()
+    replicas = serve(ScriptedReplica(pieces=PIECES))
+    settings = settings.model_copy(update={"serving_urls": [next(replicas)]})
+    scrape, log = f"http://127.0.0.1:{free_port()}/metrics", folder / "log"
+    with pytest.MonkeyPatch.context() as patch, running_receiver() as receiver, log.open("wb") as file:
+        patch.setenv("NO_PROXY", "127.0.0.1")
+        more = {
+            "metrics_port": scrape[17:-8],
+            "metrics_key": "scrape",
+            "log_format": "json",
+            "otlp_endpoint": receiver.url,
+        }
+        headers = {"Authorization": f"Bearer {key}"}
+        with (
+            running_api(settings, file, **more) as api,
+            httpx.Client(base_url=api.url, headers=headers, timeout=30, trust_env=False) as client,
+        ):
+            client.post(
+                "/v1/chat/completions",
+                json=REQUEST,
+                headers={"traceparent": f"00-{TRACE}-{PARENT}-01", "X-Request-Id": "mine"},
+            )
+            client.get("/v1/jobs/none", headers={"traceparent": "00-nonsense-01"})
+            client.get(f"/v1/jobs/{key}?key={key}", headers={"X-Request-Id": key})
+            client.get("/v1/jobs")
+            own_port = client.get("/metrics")
+            scraped = httpx.get(scrape, headers={"Authorization": "Bearer scrape"}, trust_env=False)
+            without_key = httpx.get(scrape, trust_env=False)
+            api.process.send_signal(signal.SIGTERM)
+            api.process.wait(30)
+        yield Observed(key, own_port, scraped, without_key, log.read_text(), receiver)
+    next(replicas, None)
+
+
+def test_metrics_are_on_a_port_of_their_own(observed: Observed) -> None:
+    assert observed.own_port.status_code == 404, "not where tenants reach it"
+    assert observed.without_key.status_code == 401
+    text = observed.scraped.text
+    assert 'mens_api_requests_total{method="GET",route="/v1/jobs",status="200"} 1.0' in text
+    assert "mens_database_reachable 1.0" in text
+    assert "process_open_fds" in text
+
+
+def test_log_is_objects_with_ids_and_no_key(observed: Observed) -> None:
+    lines = [json.loads(line) for line in observed.log.splitlines()]
     chat = next(line for line in lines if line.get("request_id") == "mine")
     assert (chat["tenant"], chat["model"], chat["route"]) == ("shared", BASE, "/v1/chat/completions")
     assert (chat["status"], chat["method"], chat["level"]) == (200, "POST", "INFO")
     refused = next(line for line in lines if line.get("code") == "JOB_NOT_FOUND")
     assert refused["status"] == 404
     assert any(line["logger"].startswith("uvicorn") for line in lines)
-    assert key not in text
-    assert "hello" not in text, "nor what was asked"
+    assert observed.key not in observed.log
+    assert "hello" not in observed.log, "nor what was asked"
 
 
-def test_chat_is_a_span_of_the_callers_trace_with_its_first_byte(
-    installation: ApiSettings, client: httpx.Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    trace, parent = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
-    with running_receiver() as receiver, running_api(installation, otlp_endpoint=receiver.url) as api:
-        client.base_url = api.url
-        headers = {"traceparent": f"00-{trace}-{parent}-01", "X-Request-Id": "mine"}
-        client.post("/v1/chat/completions", json=REQUEST, headers=headers)
-        client.get("/v1/jobs/none", headers={"traceparent": "00-nonsense-01"})
-        api.process.send_signal(signal.SIGTERM)
-        api.process.wait(30)
-    (chat,) = receiver.named("POST /v1/chat/completions")
-    assert (chat.service, chat.trace_id, chat.parent_id, chat.events) == ("mens-api", trace, parent, ["first byte"])
+def test_chat_is_a_span_of_the_callers_trace_with_its_first_byte(observed: Observed) -> None:
+    (chat,) = observed.receiver.named("POST /v1/chat/completions")
+    assert (chat.service, chat.trace_id, chat.parent_id, chat.events) == ("mens-api", TRACE, PARENT, ["first byte"])
     expected = {
         "mens.request_id": "mine",
         "mens.tenant": "shared",
@@ -155,7 +184,7 @@ def test_chat_is_a_span_of_the_callers_trace_with_its_first_byte(
         "http.response.status_code": 200,
     }
     assert chat.attributes | expected == chat.attributes
-    assert "hello" not in str(receiver.spans)
-    (job,) = receiver.named("GET /v1/jobs/{job_id}")
-    assert job.attributes["mens.code"] == "JOB_NOT_FOUND"
-    assert job.parent_id == "", "what is no traceparent begins a trace"
+    assert "hello" not in str(observed.receiver.spans)
+    jobs = observed.receiver.named("GET /v1/jobs/{job_id}")
+    assert [job.attributes["mens.code"] for job in jobs] == ["JOB_NOT_FOUND"] * 2
+    assert {job.parent_id for job in jobs} == {""}, "what is no traceparent begins a trace"

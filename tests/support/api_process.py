@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 import httpx
 
@@ -47,13 +48,13 @@ def responds(client: httpx.Client) -> bool:
 
 
 @contextmanager
-def running_api(settings: ApiSettings, **more: str) -> Iterator[ApiProcess]:
-    """An API process that answers; ``more`` are settings of its own."""
+def running_api(settings: ApiSettings, log: IO[bytes] | None = None, **more: str) -> Iterator[ApiProcess]:
+    """An API process that answers; ``more`` are settings of its own. What it logs goes to a file, if there is one."""
     given = {"home": str(settings.home), "serving_urls": ",".join(settings.serving_urls)}
     given |= {"broker_url": settings.broker_url, "api_port": str(free_port()), **more}
     environment = {f"MENS_{name.upper()}": value for name, value in given.items()}
     url = f"http://127.0.0.1:{given['api_port']}"
-    process = subprocess.Popen([sys.executable, "-m", "api"], env={**os.environ, **environment})
+    process = subprocess.Popen([sys.executable, "-m", "api"], env={**os.environ, **environment}, stderr=log)
     try:
         with httpx.Client(base_url=url, trust_env=False, timeout=5) as client:
             eventually(lambda: responds(client), 60)

@@ -25,7 +25,14 @@ from tests.support.ports import free_port
 ORDINARY_USER = "nobody"
 START_SECONDS = 90
 TEMPLATE = "mens_template"
-UNSAFE_BUT_FAST = ("fsync=off", "synchronous_commit=off", "full_page_writes=off", "shared_buffers=32MB")
+UNSAFE_BUT_FAST = (
+    "fsync=off",
+    "autovacuum=off",
+    "jit=off",
+    "synchronous_commit=off",
+    "full_page_writes=off",
+    "shared_buffers=32MB",
+)
 
 
 @dataclass
