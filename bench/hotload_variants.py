@@ -161,16 +161,22 @@ def installation(home: Path, capacity: dict[str, int], *, smoke: bool) -> Iterat
 
 
 @contextmanager
-def plain_vllm(stack: Stack, capacity: dict[str, int]) -> Iterator[str]:
-    """URL of a vLLM with the replica's engine options and nothing of Mens: no guard, no resolver, its own load route."""
-    own: dict[str, Any] = {"serving_key": stack.settings["MENS_SERVING_KEY"], "serving_port": free_port(), **capacity}
-    settings = ServingSettings(home=stack.home, serving_base=BASE, **own)
+def plain_vllm(home: Path, key: str, capacity: dict[str, int]) -> Iterator[str]:
+    """URL of a vLLM with a replica's engine options and nothing of Mens: no guard, no resolver, its own load route.
+
+    Args:
+        home: of the installation that the replica is one of.
+        key: the replica's, and this server's.
+        capacity: of the replica, as serving settings.
+    """
+    own: dict[str, Any] = {"serving_key": key, "serving_port": free_port(), **capacity}
+    settings = ServingSettings(home=home, serving_base=BASE, **own)
     launch = prepare(settings)
     argv = engine_argv(launch)[len(ENTRY_POINT) :]
     # The guard is left out: the option and its value.
     at = argv.index("--middleware")
     argv[at : at + 2] = []
-    url, log = f"http://127.0.0.1:{settings.serving_port}", stack.home / "logs" / "plain-vllm.log"
+    url, log = f"http://127.0.0.1:{settings.serving_port}", home / "logs" / "plain-vllm.log"
     # Without the plugin vLLM has no resolver; its load route stays open, and no guard closes it.
     environment = {**engine_env(launch), "VLLM_PLUGINS": ""}
     with server(["-m", "vllm.entrypoints.openai.api_server", *argv], f"{url}/health", START_SECONDS, environment, log):

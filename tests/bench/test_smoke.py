@@ -32,13 +32,9 @@ RUNS = {
     "bench.poll": ("C5 C5-load", "unchanged|changed|constant|quiet|busy"),
     "bench.evaluate": ("C9 C9-sandbox", "evaluation|bare client|sandbox,"),
     "bench.queue": ("C8 C8-poll", "bare|job|alone|queued"),
-    "bench.hotload": (
-        "C6",
-        "direct: load and request|gateway: job finished, request|gateway, certified before|  job's last transaction",
-    ),
 }
-"""By command: the goals of its JSON lines, and the first column of its tables. `tests/system/test_bench.py` has one more, beside
-the installation that it needs."""
+"""By command: the goals of its JSON lines, and the first column of its tables. `tests/system/test_bench.py` has those that need
+an installation, beside the one that is there."""
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""The bench of what the API adds to a request, on this installation; `tests/bench` runs all other benches."""
+"""The benches that need a real installation, on this one; `tests/bench` runs all others."""
 
 from __future__ import annotations
 
@@ -9,10 +9,22 @@ import pytest
 from tests.support.bench_runs import check_printed, run_smoke
 from tests.system.loop import Installation
 
+RUNS = {
+    "bench.gateway --vllm": ("C7", "direct|gateway|bare"),
+    "bench.hotload": (
+        "C6",
+        "direct: load and request|gateway: job finished, request|gateway, certified before|  job's last transaction",
+    ),
+}
+"""By command: the goals of its JSON lines, and the first column of its tables."""
+
 
 @pytest.mark.bench
 @pytest.mark.timeout(660)
-def test_smoke_run_beside_a_real_replica_has_every_variant_and_goal(tmp_path: Path, installation: Installation) -> None:
-    environment = {**installation.stack.settings, "MENS_API_KEY": installation.connection.key}
-    printed = run_smoke(tmp_path, "bench.gateway", "--vllm", "--running", **environment)
-    check_printed(printed, "C7", "direct|gateway|bare")
+@pytest.mark.parametrize("command", RUNS)
+def test_smoke_run_beside_a_real_replica_has_every_variant_and_goal(
+    tmp_path: Path, installation: Installation, command: str
+) -> None:
+    stack = installation.stack
+    environment = {**stack.settings, "MENS_API_KEY": installation.connection.key, "MENS_HOME": str(stack.home)}
+    check_printed(run_smoke(tmp_path, *command.split(), "--running", **environment), *RUNS[command])
