@@ -72,12 +72,15 @@ def config_of(**options: Any) -> Any:
 def test_a_whole_run_without_the_proofs_fails() -> None:
     assert any(row.proof.tests for row in CAPABILITIES.rows)
     assert finished(config_of()) == pytest.ExitCode.TESTS_FAILED
+    assert finished(config_of(markexpr="not (long)")) == pytest.ExitCode.TESTS_FAILED
 
 
 @pytest.mark.parametrize(
     "chosen",
     [
         {"markexpr": "not vllm"},
+        {"markexpr": "long"},
+        {"markexpr": "not (long)", "keyword": "one"},
         {"keyword": "one"},
         {"maxfail": 1},
         {"lf": True},

@@ -13,6 +13,8 @@ import pytest
 
 CHOOSING = ("markexpr", "keyword", "maxfail", "lf", "collectonly", "deselect", "ignore", "ignore_glob", "stepwise")
 """Options by which a run leaves tests out."""
+WHOLE = "not (long)"
+"""Marks of `make test`: it leaves out repetitions only, and none of them is a proof."""
 
 
 class Proofs:
@@ -60,5 +62,6 @@ class Proofs:
 def is_whole_run(config: pytest.Config) -> bool:
     """Whether this is the process that reports, and nothing was left out by a path, a mark, a word or a number of failures."""
     is_worker = hasattr(config, "workerinput")
-    is_partial = any(getattr(config.option, name, None) for name in CHOOSING)
+    chosen = {name: value for name in CHOOSING if (value := getattr(config.option, name, None))}
+    is_partial = chosen not in ({}, {"markexpr": WHOLE})
     return not is_worker and not is_partial and config.args_source is not pytest.Config.ArgsSource.ARGS

@@ -38,6 +38,7 @@ def wait_until_deleted(installation: Installation, adapter_id: str) -> dict[str,
     raise AssertionError(f"still {record['state']} after {SECONDS} s")
 
 
+@pytest.mark.long  # its steps by themselves: tests/api/routes/test_deletion.py, tests/worker/test_adapter_removal.py, tests/vllm/test_unload.py
 @pytest.mark.timeout(400)
 def test_model_is_deleted_everywhere_and_can_be_trained_again(installation: Installation, client: OpenAI) -> None:
     job = train(installation)

@@ -60,6 +60,7 @@ def test_commands_against_a_running_installation(
     assert expected in done.stdout
 
 
+@pytest.mark.long  # `mens demo` does the same by the same code
 def test_commands_printed_by_up_tune_the_tiny_model(installation: Installation) -> None:
     train = ["train", "examples/support.jsonl", "--model", "mens-tiny", "--alias", "pasted"]
     done = mens(*train, home=installation.stack.home)

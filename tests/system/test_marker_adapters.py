@@ -3,6 +3,8 @@
 Under load one replica is killed and started again, the other is paused and then told to stop, aliases are moved, split and
 rolled back, jobs publish new adapters, and some callers ask for the prompt's log-probabilities, as a job's proof does. No answer
 and no score may be another adapter's, none may be lost, only a kill may cut one, and what is cut must be seen to be.
+
+In `make test` each of these happens alone, to one replica: `tests/vllm/test_unload.py`, `test_loading_under_load.py`, `test_cpu_patch.py`.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ from tests.system.marker_adapters import Marker, make_markers
 from tests.system.marker_load import Load, MovingAlias, Outcome, Prompt, Question, ask, settled
 from tests.system.replica_tier import Program, Publisher, Tier, loaded, make_installation
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.long, pytest.mark.vllm, pytest.mark.timeout(300)]
 
 ADAPTERS, NEWCOMERS = 8, 4
 ROOM = {"serving_max_loras": 2, "serving_max_cpu_loras": 3}

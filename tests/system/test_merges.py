@@ -175,6 +175,7 @@ def strike(installation: Installation, random: Random, job_id: str, seconds: flo
     raise AssertionError(f"{job_id} was not merged again within 90 s")
 
 
+@pytest.mark.long  # a kill at a known place is in tests/worker/merging/test_model_folder.py
 def test_a_merge_that_was_killed_has_the_digest_of_an_undisturbed_one(installation: Installation) -> None:
     folder = make_wide(installation)
     adapter = import_original(installation, folder, WIDE, publish=False)["result"]["adapter_id"]

@@ -1,4 +1,7 @@
-"""A tuned model moves from OpenAI, with every quirk of it, to an installation, and its program changes base URL and key alone."""
+"""A tuned model moves from OpenAI, with every quirk of it, to an installation, and its program changes base URL and key alone.
+
+Each command by itself is in `make test`: tests/cli/commands/migration.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ from tests.support.fake_openai import (
 )
 from tests.system.loop import ANSWER, BASE, QUESTION, ROOT, Installation
 
-pytestmark = [pytest.mark.network, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.long, pytest.mark.network, pytest.mark.timeout(300)]
 
 ROWS = (ROOT / "examples" / "support.jsonl").read_bytes()
 PROMPTS = (ROOT / "examples" / "support.validation.jsonl").read_bytes()

@@ -1,4 +1,7 @@
-"""A policy on an alias, from the command line, with real training and real answers: a better adapter takes it, a worse one cannot."""
+"""A policy on an alias, from the command line, with real training and real answers: a better adapter takes it, a worse one cannot.
+
+Its parts are in `make test`: the judgement of a job in tests/worker/jobs/test_judge.py, every way to move a name in tests/api/routes/gates.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from shared.sandbox.levels import LEVELS
 from shared.sandbox.probe import missing
 from tests.system.loop import BASE, ROOT, Installation
 
-pytestmark = [pytest.mark.network, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.long, pytest.mark.network, pytest.mark.timeout(600)]
 
 ALIAS, ITEMS = "desk", 60
 LEARN = [

@@ -1,6 +1,6 @@
 """kill -9 and pauses of random processes under load: nothing is lost, doubled, stuck, or different from what is equal to it.
 
-Five of them here, of which one is a pause that outlasts a lease. ``MENS_TEST_KILLS=100 pytest tests/system/test_random_kills.py -s``
+`make test` kills each process once (`test_restarts.py`) and a job's parts in turn (`test_chaos.py`). Five of them here, of which one is a pause that outlasts a lease. ``MENS_TEST_KILLS=100 pytest tests/system/test_random_kills.py -s``
 makes it a hundred, and prints the counts; ``MENS_TEST_KILLS_SEED`` draws others.
 """
 
@@ -24,7 +24,7 @@ SEED = int(os.environ.get("MENS_TEST_KILLS_SEED", "12"))
 SETTLED_SECONDS = 400
 """A job that has used up its retries but one waits a minute for the last; a replica needs most of one to start."""
 
-pytestmark = pytest.mark.timeout(600 + 60 * STRIKES)
+pytestmark = [pytest.mark.long, pytest.mark.timeout(600 + 60 * STRIKES)]
 
 
 def test_nothing_is_lost_doubled_stuck_or_different(installation: Installation) -> None:

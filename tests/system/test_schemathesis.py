@@ -104,7 +104,16 @@ def run(
     assert int(sent[1]) > FEWEST
 
 
-def test_api_answers_as_its_openapi_document_says(api: ApiProcess, things: Things, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "methods",
+    [
+        pytest.param(("--exclude-method", "GET"), id="writes"),
+        pytest.param(("--include-method", "GET"), id="reads", marks=pytest.mark.long),
+    ],
+)
+def test_api_answers_as_its_openapi_document_says(
+    api: ApiProcess, things: Things, tmp_path: Path, methods: tuple[str, str]
+) -> None:
     jobs = [make(SHARED) for make in (things.finished_job, things.queued_job, things.paused_job)]
     adapters, aliases = ([make(SHARED) for _ in range(2)] for make in (things.adapter, things.alias))
     files = [things.file(SHARED) for _ in range(3)]
@@ -123,7 +132,7 @@ def test_api_answers_as_its_openapi_document_says(api: ApiProcess, things: Thing
     # Under a tenant that there is not, as the coverage phase would name one, each request is answered 404.
     headers = things.bearer(SHARED, Role.ADMIN) | {"X-Mens-Tenant": SHARED}
     written = configuration(headers, values) + without_coverage(LARGE)
-    run(tmp_path, f"{api.url}/v1/openapi.json", written, "--exclude-path-regex", TO_MODELS, examples=8)
+    run(tmp_path, f"{api.url}/v1/openapi.json", written, "--exclude-path-regex", TO_MODELS, *methods, examples=8)
 
 
 def test_models_answer_as_the_openapi_document_says(installation: loop.Installation, tmp_path: Path) -> None:

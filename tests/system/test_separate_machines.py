@@ -1,4 +1,7 @@
-"""No folder is shared: a bucket, PostgreSQL and Valkey carry the whole loop, and a job goes on on another machine."""
+"""No folder is shared: a bucket, PostgreSQL and Valkey carry the whole loop, and a job goes on on another machine.
+
+The same loop and the same kills on one machine are in `make test`: `test_demo.py`, `test_chaos.py`; so are bucket and PostgreSQL by themselves.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ from tests.system.conftest import IMPATIENCE
 from tests.system.loop import ANSWER, BASE, Installation, short_lesson
 from tests.system.separate_machines import SeparateMachines, running_machines
 
-pytestmark = pytest.mark.postgres
+pytestmark = [pytest.mark.long, pytest.mark.postgres]
 KILL_AT_STEP = 45
 """Past the checkpoints at 20 and 40."""
 

@@ -109,6 +109,7 @@ def likelihoods(folder: Path) -> tuple[list[tuple[str, str]], list[float]]:
     return requests, found
 
 
+@pytest.mark.long  # what the harness sends is in `make test`, below; what becomes of its scores in tests/cli/evaluation/suites
 def test_multiple_choice_of_two_models(
     mens: Any, installation: Installation, home: Path, assistant: str, task: Path, tmp_path: Path
 ) -> None:
@@ -153,6 +154,7 @@ def test_multiple_choice_of_two_models(
     assert not [path for path in output.rglob("*") if path.is_file() and secret in path.read_bytes()]
 
 
+@pytest.mark.long
 def test_a_task_that_is_not_there_is_named(mens: Any, task: Path, tmp_path: Path) -> None:
     error = mens("summing", "--model", BASE, "--tasks-folder", str(task), "--output", str(tmp_path / "out"), code=1)
     assert error["error"]["code"] == "SUITE_FAILED"

@@ -119,6 +119,7 @@ def test_certificate_on_the_base(vllm_server, serving_installation, probes):
     assert found["parity"]["base_shift_rms_nats"] > 0.01
 
 
+@pytest.mark.long  # a second replica; the base's is above
 def test_certificate_on_the_twin_has_no_shift(twin_server, serving_installation, probes):
     found = certificate(twin_server, probes)
     print(json.dumps(found["parity"]))
