@@ -112,6 +112,7 @@ def test_tampered_adapter_is_never_served(installation: Installation, damaged: s
     assert ANSWER in installation.ask(alias), "others go on"
 
 
+@pytest.mark.long  # that such an adapter is found is in tests/vllm/test_certificates.py; what becomes of the job, in tests/worker/jobs/test_finetune.py
 def test_adapter_without_effect_is_refused(installation: Installation) -> None:
     job_id = installation.train(name="idle", epochs=1, learning_rate=1e-12)
     job = installation.wait(job_id, lambda job: job["state"] in ("succeeded", "failed"))

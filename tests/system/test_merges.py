@@ -70,6 +70,7 @@ def stored_model(installation: Installation, job: dict[str, Any]) -> Path:
     return folder
 
 
+@pytest.mark.long  # its steps by themselves: tests/worker/jobs/test_adapter_import.py and test_merge.py, tests/vllm/test_imported_adapters.py
 def test_an_imported_adapter_is_certified_served_and_merged(installation: Installation) -> None:
     home = installation.stack.home
     base = home / "bases" / BASE

@@ -51,7 +51,10 @@ def victim_of(installation: Installation, which: str) -> int:
     return parent.children()[0].pid
 
 
-@pytest.mark.parametrize("program", ["valkey", "worker", "control", "control's beat", "serving's engine", "api"])
+@pytest.mark.parametrize(
+    "program",
+    ["valkey", "worker", "control", "control's beat", pytest.param("serving's engine", marks=pytest.mark.long), "api"],
+)
 def test_killed_process_is_back(installation: Installation, program: str) -> None:
     name = program.partition("'")[0]
     before = sorted(descendants(installation).values())

@@ -53,6 +53,7 @@ def text(client: httpx.Client, model: str) -> str:
     return str(response.json()["choices"][0]["text"])
 
 
+@pytest.mark.long  # one that was dropped and is fetched again: tests/vllm/test_unload.py
 def test_answers_stay_the_same_while_adapters_are_dropped_and_fetched(
     serving_installation: ServingInstallation, server: VllmServer, models: list[str], max_bytes: int
 ) -> None:
