@@ -114,8 +114,8 @@ class Worker:
         self._leases = Leases(self._database, 600)
 
     def begin(self, name: str) -> Lease:
-        """A job that is running."""
-        submission = Submission(kind=Kind.FINETUNE, base_model=BASE, name=name, contract={}, plan={})
+        """A job that is running: an import, since its adapter was not trained."""
+        submission = Submission(kind=Kind.IMPORT, base_model=BASE, name=name, contract={}, plan={})
         lease = self._leases.claim(Jobs(self._database).submit(submission)[0].id, "bench")
         assert lease
         return lease
