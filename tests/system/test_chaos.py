@@ -41,10 +41,13 @@ def resumptions(installation: Installation, job_id: str) -> int:
     return sum("resumed from the checkpoint" in event["message"] for event in installation.job(job_id)["events"])
 
 
-def test_job_survives_the_loss_of_everything_but_its_worker(installation: Installation) -> None:
+@pytest.mark.parametrize(
+    "programs", [["valkey", "api"], pytest.param(["serving", "valkey", "api"], marks=pytest.mark.long)], ids=len
+)
+def test_job_survives_the_loss_of_everything_but_its_worker(installation: Installation, programs: list[str]) -> None:
     kill_program("valkey")(installation)  # before the job can be told to anybody: it queues in the database
     job_id = installation.train(name="survivor")
-    for step, program in ((10, "serving"), (20, "valkey"), (30, "api")):
+    for step, program in zip((10, 20, 30), programs, strict=False):
         assert installation.wait_for_step(job_id, step)["state"] == "running"
         kill_program(program)(installation)
     job = installation.wait_for_success(job_id)
@@ -77,6 +80,7 @@ def test_job_goes_on_from_a_checkpoint_after_each_loss_of_its_trainer_or_worker(
     assert [event["message"] for event in job["events"]].count("Given back to the queue: the worker stops.") == 1
 
 
+@pytest.mark.long  # of the killed one above
 def test_serving_tier_restarts_and_responds(installation: Installation) -> None:
     deadline = time.monotonic() + 90
     while installation.stack.pid("serving") == 0 or not installation.stack._is_ready("serving"):

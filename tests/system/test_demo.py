@@ -31,6 +31,7 @@ def test_demo_succeeds_and_leaves_no_process(home: Path, tmp_path: Path) -> None
     assert not left
 
 
+@pytest.mark.long  # three starts of vLLM that fail; what is said then: tests/cli/standalone/test_stack.py
 def test_failed_demo_shows_the_log(home: Path, tmp_path: Path) -> None:
     (tmp_path / "bases").symlink_to(home / "bases")
     os.environ["MENS_SERVING_MAX_LORAS"] = "0"

@@ -85,7 +85,7 @@ def trainer(
 
 @pytest.fixture(scope="module")
 def twin_server(serving_installation: ServingInstallation) -> Any:
-    """A replica of the base's dequantised twin, in the same catalogue."""
+    """A replica of the base's dequantised twin, in the same catalogue: a second vLLM, so what asks it is long."""
     dequantize(Settings(home=serving_installation.home), serving_installation.entry.name, "tiny-twin")
     with start_server(serving_installation, serving_base="tiny-twin") as server:
         yield server
@@ -119,7 +119,7 @@ def test_certificate_on_the_base(vllm_server, serving_installation, probes):
     assert found["parity"]["base_shift_rms_nats"] > 0.01
 
 
-@pytest.mark.long  # a second replica; the base's is above
+@pytest.mark.long
 def test_certificate_on_the_twin_has_no_shift(twin_server, serving_installation, probes):
     found = certificate(twin_server, probes)
     print(json.dumps(found["parity"]))
@@ -129,6 +129,7 @@ def test_certificate_on_the_twin_has_no_shift(twin_server, serving_installation,
     assert found["parity"]["base_shift_max_nats"] < 1e-4
 
 
+@pytest.mark.long
 def test_base_shift_limit_fails_the_base_and_passes_the_twin(vllm_server, twin_server, probes):
     strict = replace(probes, limits=Limits(effect_floor=1e-3, base_shift=1e-4))
     assert certificate(twin_server, strict)["passed"]
@@ -138,6 +139,7 @@ def test_base_shift_limit_fails_the_base_and_passes_the_twin(vllm_server, twin_s
     assert failed.value.details["certificates"][replica_name(vllm_server.url)]["failed"] == ["base_shift"]
 
 
+@pytest.mark.long
 def test_engine_with_other_weights_fails_the_engine_error(vllm_server, twin_server, probes, trainer):
     """The reference is of the twin's weights, the replica serves the base's: the engine seems to compute wrongly."""
     with ReplicaClient(twin_server.url, KEY, REQUEST_SECONDS) as twin:
@@ -169,6 +171,7 @@ def test_one_changed_byte_of_the_template_fails(vllm_server, serving_installatio
     assert f"position {found['template']['difference']['position']}" in failed.value.message
 
 
+@pytest.mark.long
 def test_twin_refuses_adapter_of_third_base(twin_server, serving_installation):
     unrelated = serving_installation.publish(
         "unrelated", seed=32, base_digests={**serving_installation.entry.digests, "config.json": "0" * 64}
@@ -178,6 +181,7 @@ def test_twin_refuses_adapter_of_third_base(twin_server, serving_installation):
     assert refused.value.code == Code.ADAPTER_BASE_MISMATCH
 
 
+@pytest.mark.long
 def test_twin_reports_whose_adapters_it_serves(twin_server, serving_installation):
     with twin_server.client() as client:
         capabilities = client.get("/mens/limits").json()

@@ -130,6 +130,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         subprocess.run(["umount", "--lazy", folder], check=True)
 
 
+@pytest.mark.long  # one full place at a time is above
 def test_run_on_a_disk_that_is_full_again_and_again_ends_with_the_same_bytes(tiny, whole: Whole, small_disk) -> None:
     """A real one, which gets a little more room after each failure; so it is full at one place after the other."""
     size, runs, resumed = FIRST_KIB, [], []

@@ -153,6 +153,7 @@ def test_a_crash_is_told_in_the_words_of_the_process_that_crashed(start):
     assert failed.details["log_tail"][-1] == "ValueError: odd shape"
 
 
+@pytest.mark.long
 def test_a_killed_process_may_be_tried_again(start):
     engine = start(
         "def work():\n    if rank: os.kill(os.getpid(), signal.SIGKILL)\n    time.sleep(0.5)\n    raise PeerLost"
