@@ -39,8 +39,8 @@ def test_bomb_is_refused_and_holds_nobody(
 ) -> None:
     bomb = body(serving_installation, ACME, structured_outputs={"json": BOMB})
     small = body(serving_installation, OTHER, structured_outputs={"regex": "[a-z]{3}"})
-    with ThreadPoolExecutor(1) as pool:
-        refused = pool.submit(vllm_server.client().post, "/v1/completions", json=bomb)
+    with vllm_server.client() as other, ThreadPoolExecutor(1) as pool:
+        refused = pool.submit(other.post, "/v1/completions", json=bomb)
         eventually(lambda: compiles(vllm_server), 120, "the bomb is being compiled")
         answered = client.post("/v1/completions", json=small)
         assert not refused.done(), "the small one was answered first"
