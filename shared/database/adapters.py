@@ -107,7 +107,7 @@ class Adapters:
     def list(self, *, ids: Sequence[str] | None = None, published_only: bool = False) -> Sequence[Adapter]:
         """Adapters, newest first: all, or those with the given ids; none that is being or has been deleted."""
         query = select(AdapterRow).where(AdapterRow.tenant.in_(self._tenants), AdapterRow.deleting_at.is_(None))
-        query = query.order_by(AdapterRow.created_at.desc(), AdapterRow.step.desc())
+        query = query.order_by(AdapterRow.created_at.desc(), AdapterRow.step.desc(), AdapterRow.id)
         if ids is not None:
             query = query.where(AdapterRow.id.in_(ids))
         if published_only:

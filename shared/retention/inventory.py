@@ -58,7 +58,9 @@ def take_inventory(database: Database, alias_moves: int) -> Inventory:
         alias_moves: an adapter that one of the last so many moves of an alias names counts as needed.
     """
     adapters = (
-        select(AdapterRow).where(AdapterRow.deleting_at.is_(None)).order_by(AdapterRow.created_at, AdapterRow.step)
+        select(AdapterRow)
+        .where(AdapterRow.deleting_at.is_(None))
+        .order_by(AdapterRow.created_at, AdapterRow.step, AdapterRow.id)
     )
     finished = select(JobRow).where(JobRow.state.in_([str(state) for state in FINAL])).order_by(JobRow.id)
     with database.read() as session:
