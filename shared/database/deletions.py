@@ -95,7 +95,7 @@ class Deletions:
         query = select(AdapterRow).where(AdapterRow.deleting_at.is_not(None), AdapterRow.deleted_at.is_(None))
         with self._db.read() as session:
             now = self._db.now(session)
-            rows = session.scalars(query.order_by(AdapterRow.deleting_at).limit(limit))
+            rows = session.scalars(query.order_by(AdapterRow.deleting_at, AdapterRow.id).limit(limit))
             return [
                 PendingDeletion(
                     tenant=row.tenant,

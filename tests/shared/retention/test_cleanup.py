@@ -59,11 +59,11 @@ def test_adapters_of_aliases_and_their_last_moves_are_kept(home: Home) -> None:
     home.clock.advance(31 * DAY)
     keep = home.keep(retain_unaliased_days=30, retain_alias_moves=2)
     # The last two moves: from d to e, and from e to f.
-    assert named(keep.find()) == [("adapter", letter) for letter in "abc0"]
+    assert named(keep.find()) == [("adapter", letter) for letter in "0abc"]
     assert home.states("a") == ["published"]
-    assert named(keep.apply()) == [("adapter", letter) for letter in "abc0"]
+    assert named(keep.apply()) == [("adapter", letter) for letter in "0abc"]
     assert home.states(*"abcdef0") == [*["deleting"] * 3, *["published"] * 3, "deleting"]
-    assert [deletion.id[5] for deletion in Deletions(home.database).pending()] == list("abc0")
+    assert [deletion.id[5] for deletion in Deletions(home.database).pending()] == list("0abc")
     assert keep.find() == []
 
 
