@@ -12,9 +12,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from http import HTTPStatus
+from itertools import chain
 from typing import Any, cast
 
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from api.errors import error_response
 from api.settings import ApiSettings
@@ -25,7 +26,8 @@ BODY_HEADERS = (b"content-length", b"transfer-encoding", b"expect", b"upgrade")
 DRAIN_SECONDS = 10.0
 """How long a client may go on sending a request that was answered already. A connection that is closed with unread bytes makes
 the client's system throw the answer away."""
-
+MAX_PIPELINED = 16
+"""Requests of one connection that wait for the response to one before them."""
 
 Headers = list[tuple[bytes, bytes]]
 KnownResponse = Callable[[bytes, Headers], bytes | None]
@@ -53,11 +55,22 @@ class Connections:
     Attributes:
         known_response: to a GET without a body; None lets the application answer.
         idle: those without a request in progress, in the order in which they became idle.
+        draining: those that were answered and still send, in the order in which they were answered.
     """
 
     settings: ApiSettings
     known_response: KnownResponse = no_known_response
     idle: dict[Connection, None] = field(default_factory=dict)
+    draining: dict[Connection, None] = field(default_factory=dict)
+
+    def first_to_close(self) -> Connection | None:
+        """The connection that makes room for another one; None: all have a request in progress."""
+        return next(chain(self.draining, self.idle), None)
+
+    def forget(self, connection: Connection) -> None:
+        """Take a connection that is closed from the lists."""
+        self.idle.pop(connection, None)
+        self.draining.pop(connection, None)
 
 
 class Connection(HttpToolsProtocol):
@@ -75,33 +88,37 @@ class Connection(HttpToolsProtocol):
         self._phase = Phase.NOTHING
         self._head_bytes = 0
         self._unparsed = 0
-        self._is_draining = self._is_answered = False
+        self._is_draining = self._is_answered = self._is_full = False
+        self._running: RequestResponseCycle | None = None
         self._deadline: asyncio.TimerHandle | None = None
 
     # -- the connection --------------------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Take a connection. Over the limit the one that has been idle for longest is closed for it; if none is, it is refused."""
+        """Take a connection. Over the limit one that was answered is closed for it, or the one that has been idle for longest; if
+        there is none, it is refused.
+        """
         self._closing = cast(asyncio.Transport, transport)
         super().connection_made(cast(asyncio.Transport, _DrainedTransport(self._closing, self)))
         if len(self.connections) > self._shared.settings.max_connections:
-            if not self._shared.idle:
+            if (other := self._shared.first_to_close()) is None:
                 self._refuse(_connections_limited())
                 self.close()
                 return
-            next(iter(self._shared.idle)).close()
+            other.close()
         self._become_idle()
         self._set_deadline(self._shared.settings.head_seconds)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget the connection."""
-        self._shared.idle.pop(self, None)
+        self._shared.forget(self)
         self._clear_deadline()
+        self._end_requests()
         super().connection_lost(exc)
 
     def close(self) -> None:
         """Close the connection at once; what was written is still sent."""
-        self._shared.idle.pop(self, None)
+        self._shared.forget(self)
         self.connections.discard(self)
         self._clear_deadline()
         self._closing.close()
@@ -114,10 +131,9 @@ class Connection(HttpToolsProtocol):
             self.close()
             return
         self._is_draining = True
-        self._shared.idle.pop(self, None)
-        if self.cycle is not None and not self.cycle.response_complete:
-            self.cycle.disconnected = True  # what the application still answers is thrown away
-            self.cycle.message_event.set()
+        self._shared.forget(self)
+        self._shared.draining[self] = None
+        self._end_requests()  # what the application still answers is thrown away
         self.flow.resume_reading()
         if self._closing.can_write_eof():
             self._closing.write_eof()
@@ -139,11 +155,11 @@ class Connection(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Parse what came. The parser keeps an unfinished line, so bytes by which it gets no further are counted too."""
-        if self._is_draining:
+        if self._is_draining or self._is_full:
             return
         self._unparsed += len(data)
         super().data_received(data)
-        if self._is_draining or self._closing.is_closing():
+        if self._is_draining or self._is_full or self._closing.is_closing():
             return
         if self._unparsed > self._head_limit or self._head_bytes > self._head_limit:
             self._refuse(_head_too_large(self._head_limit), HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
@@ -151,8 +167,11 @@ class Connection(HttpToolsProtocol):
             self._set_deadline(self._shared.settings.head_seconds)
 
     def on_message_begin(self) -> None:
-        """Begin a request."""
+        """Begin a request, unless too many wait; one read may have brought thousands, so it is not enough to pause reading."""
         self._phase, self._head_bytes = Phase.HEAD, 0
+        if len(self.pipeline) >= MAX_PIPELINED:
+            self._is_full = True
+            raise _PipelineFullError
         super().on_message_begin()
 
     def on_url(self, url: bytes) -> None:
@@ -174,6 +193,7 @@ class Connection(HttpToolsProtocol):
             raise _HeadTooLargeError
         self._phase, self._unparsed = Phase.BODY, 0
         self._clear_deadline()
+        self._unset_keepalive_if_required()  # of a response that was sent at once, to a request in the same piece
         self._shared.idle.pop(self, None)
         self._is_answered = self._answer_at_once()
         if not self._is_answered:
@@ -198,8 +218,11 @@ class Connection(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         """Wait for the next request; after an answer to half a request there is none."""
         super().on_response_complete()
-        if self._closing.is_closing() or self._is_draining or not self.cycle.response_complete:
-            return  # the last: a request that was sent before this response is in progress already
+        if self._closing.is_closing() or self._is_draining:
+            return
+        self.transport.resume_reading()
+        if not self.cycle.response_complete:
+            return  # a request that was sent before this response is in progress already
         if self._phase is Phase.BODY:
             self.drain()
         else:
@@ -224,11 +247,27 @@ class Connection(HttpToolsProtocol):
         self.server_state.total_requests += 1
         return True
 
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._running = cycle  # uvicorn keeps the one that came last, which may be waiting
+        super()._start_asgi_task(cycle, app)
+
+    def _end_requests(self) -> None:
+        """Tell the request in progress that its client has gone; those that wait for it are never begun."""
+        self.pipeline.clear()
+        if self._running is not None and not self._running.response_complete:
+            self._running.disconnected = True
+            self._running.message_event.set()
+
     # -- refusals --------------------------------------------------------------------------------------------------------
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse what is no HTTP, or has too large a head; uvicorn calls this when its parser or a callback has failed."""
-        if self._head_bytes > self._head_limit:
+        """Refuse what is no HTTP, or has too large a head; uvicorn calls this when its parser or a callback has failed.
+
+        Of too many requests those that wait are answered, and the connection is closed after the last, as HTTP has it.
+        """
+        if self._is_full:
+            self.cycle.keep_alive = False
+        elif self._head_bytes > self._head_limit:
             self._refuse(_head_too_large(self._head_limit), HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
         else:
             self._refuse(InvalidRequest(Code.REQUEST_INVALID, msg, remedy="Send HTTP/1.1."))
@@ -274,7 +313,10 @@ def connection_class(shared: Connections) -> type[Connection]:
 
 
 class _DrainedTransport:
-    """A transport as uvicorn sees it: what uvicorn closes is drained first."""
+    """A transport as uvicorn sees it: what uvicorn closes is drained first, and nothing is read while requests wait.
+
+    The body of a request in progress has been read where another one waits.
+    """
 
     def __init__(self, transport: asyncio.Transport, connection: Connection) -> None:
         self._transport = transport
@@ -287,12 +329,20 @@ class _DrainedTransport:
     def close(self) -> None:
         self._connection.drain()
 
+    def resume_reading(self) -> None:
+        if not self._connection.pipeline:
+            self._transport.resume_reading()
+
     def is_closing(self) -> bool:
         return self._connection.is_draining or self._transport.is_closing()
 
 
 class _HeadTooLargeError(Exception):
     """Ends the parsing of a request."""
+
+
+class _PipelineFullError(Exception):
+    """Ends the parsing of a connection."""
 
 
 def _head_too_large(limit: int) -> TooLarge:

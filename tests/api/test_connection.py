@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import time
 import urllib.error
@@ -16,11 +17,14 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
+from api.connection import MAX_PIPELINED
 from api.server import Server
 from api.settings import ApiSettings
+from shared.database.records import Kind, Submission
 from tests.support.api_installation import settings_for
 from tests.support.api_server import make_server
 from tests.support.asgi_server import run_server
+from tests.support.builders import BASE
 from tests.support.raw_http import connect, head, read_response, read_to_end, send_all
 from tests.support.waiting import eventually
 
@@ -182,6 +186,41 @@ def test_body_that_trickles_is_refused(url: str, key: str) -> None:
         assert time.monotonic() - began < 10
 
 
+def test_pipelined_requests_are_taken_up_to_a_bound(url: str) -> None:
+    before = memory()
+    with connect(url) as stranger:
+        for _ in range(20):
+            send_all(stranger, head("GET", "/health") * (1_000_000 // len(head("GET", "/health"))))
+            assert is_healthy(url)
+        received = read_to_end(stranger)
+    assert memory() - before < 10_000_000
+    assert received.count(b"HTTP/1.1 200 OK") == 1 + MAX_PIPELINED, "one in progress, and those that waited for it"
+    assert received.count(b"connection: close") == 1, "the last says that there are no others"
+
+
+def test_pipelined_requests_within_the_bound_are_answered_in_their_order(url: str) -> None:
+    paths = ["/health", "/nothing", "/v1/models"] * 5
+    with connect(url) as client:
+        send_all(client, b"".join(head("GET", path) for path in paths[:-1]))
+        send_all(client, head("GET", paths[-1], "Connection: close"))
+        statuses = re.findall(rb"HTTP/1\.1 (\d+)", read_to_end(client))
+    assert statuses == [b"200", b"404", b"401"] * 5
+
+
+def test_request_in_progress_ends_with_the_connection_though_another_one_waits(
+    url: str, key: str, app: FastAPI, server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    wanted = Submission(kind=Kind.FINETUNE, base_model=BASE, name="helper", contract={}, plan={})
+    job, _ = app.state.services.jobs.of("shared").submit(wanted)
+    with caplog.at_level("INFO", "api.web.access_log"), connect(url) as client:
+        stream = head("GET", f"/v1/jobs/{job.id}/events", f"Authorization: Bearer {key}")
+        send_all(client, stream + head("GET", "/health") + b"no HTTP\r\n\r\n")
+        eventually(lambda: f"GET /v1/jobs/{job.id}/events" in caplog.text)
+        eventually(lambda: not server.server_state.tasks)
+    assert "GET /health" not in caplog.text
+    assert "Exception in ASGI application" not in caplog.text
+
+
 def test_idle_connections_make_room_for_others(url: str, server: Server) -> None:
     with ExitStack() as strangers:
         for _ in range(5 * MANY):
@@ -189,6 +228,19 @@ def test_idle_connections_make_room_for_others(url: str, server: Server) -> None
             assert is_healthy(url), "strangers wait, and keep nobody out"
         assert len(server.server_state.connections) <= MANY
     eventually(lambda: not server.server_state.connections)
+
+
+def test_connections_that_were_answered_make_room_first(url: str, server: Server) -> None:
+    with ExitStack() as strangers, connect(url) as client:
+        send_all(client, head("GET", "/health"))
+        assert client.recv(65536).startswith(b"HTTP/1.1 200")
+        for _ in range(3 * MANY):
+            stranger = strangers.enter_context(connect(url))
+            send_all(stranger, head("POST", "/v1/jobs", "Content-Length: 1000000"))
+            assert stranger.recv(65536).startswith(b"HTTP/1.1 401")
+        assert is_healthy(url)
+        send_all(client, head("GET", "/health"))
+        assert client.recv(65536).startswith(b"HTTP/1.1 200"), "it was idle, and nobody's place was needed"
 
 
 def test_connections_over_the_limit_are_refused_while_none_is_idle(url: str, key: str, settings: ApiSettings) -> None:

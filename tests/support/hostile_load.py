@@ -63,6 +63,8 @@ def of_nobody() -> list[bytes]:
         b"\x16\x03\x01\x00\xff garbage\r\n\r\n",
         b"POST /v1/jobs HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
         http("GET", "/v1/../../etc/passwd"),
+        http("GET", "/health") * 50_000,
+        http("POST", "/v1/jobs", b"", JSON, length=1_000_000),
         http("GET", "/v1/models", b"", "Connection: Upgrade", "Upgrade: websocket", "Sec-WebSocket-Version: 13"),
         b"",
     ]

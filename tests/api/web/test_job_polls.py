@@ -12,6 +12,7 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
+from api.server import Server
 from api.settings import ApiSettings
 from shared.database.jobs import Jobs
 from shared.database.leases import Leases
@@ -30,6 +31,7 @@ class Polled:
     """A served API with a queued job; ``reads`` are the reads of the job by routes."""
 
     app: FastAPI
+    server: Server
     client: httpx.Client
     job: Job
     reads: list[str]
@@ -67,7 +69,7 @@ def polled(app: FastAPI, settings: ApiSettings, monkeypatch: pytest.MonkeyPatch)
     server = run_server(made)
     headers = {"Authorization": f"Bearer {secret}"}
     with httpx.Client(base_url=next(server), headers=headers, timeout=20, trust_env=False) as client:
-        yield Polled(app, client, job, reads)
+        yield Polled(app, made, client, job, reads)
     next(server, None)
 
 
@@ -176,6 +178,20 @@ def test_polls_and_other_requests_share_a_connection(polled: Polled) -> None:
     assert answer.index(b"HTTP/1.1 200") > answer.index(b"HTTP/1.1 304", 1), "in the order in which they were sent"
     assert answer.count(b"x-request-id: mine") == 3
     assert answer.count(b"date: ") == 5
+
+
+def test_polls_before_a_stream_leave_no_timer_that_would_end_it(polled: Polled) -> None:
+    poll = request(polled, f"If-None-Match: {polled.until_known()}")
+    url = polled.client.base_url
+    polled.client.close()
+    eventually(lambda: not polled.server.server_state.connections)
+    with socket.create_connection((url.host, url.port), timeout=20) as connection:
+        connection.sendall(poll + poll + request(polled, path=f"/v1/jobs/{polled.job.id}/events"))
+        received = b""
+        while b"HTTP/1.1 200" not in received:
+            received += connection.recv(65_536)
+        (served,) = polled.server.server_state.connections
+        assert served.timeout_keep_alive_task is None
 
 
 @pytest.mark.parametrize(
