@@ -6,8 +6,12 @@ vLLM answers such a request with 500 and closes the connection. All other fields
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
+import msgspec
+
+from api.inference.request_fields.grammars import grammars
 from shared.errors import Code, InvalidRequest
 
 SMALLEST, LARGEST = -(1 << 63), (1 << 64) - 1
@@ -24,13 +28,12 @@ def check_types(body: dict[str, Any]) -> None:
     if outputs is not None and not isinstance(outputs, dict):
         raise _wrong("structured_outputs", "an object")
     for name, value in body.items():
-        if type(value) is int and not SMALLEST <= value <= LARGEST:
-            raise _wrong(name, "a number of 64 bits")
+        if type(value) is int:
+            _refuse_long_integers(name, value)
     for name in ("repetition_detection", "vllm_xargs"):
-        numbers = body.get(name)
-        for key, value in numbers.items() if isinstance(numbers, dict) else ():
-            if type(value) is int and not SMALLEST <= value <= LARGEST:
-                raise _wrong(f"{name}.{key}", "a number of 64 bits")
+        _refuse_long_integers(name, body.get(name))
+    for name, grammar in grammars(body):
+        _refuse_long_integers(name, grammar)
     for name in TRANSFERS:
         if isinstance(extra, dict) and name in extra:
             raise InvalidRequest(
@@ -39,6 +42,23 @@ def check_types(body: dict[str, Any]) -> None:
                 remedy=f"Use the field `{name}`.",
                 param=f"vllm_xargs.{name}",
             )
+
+
+def _refuse_long_integers(path: str, value: Any) -> None:
+    try:
+        msgspec.msgpack.encode(value)  # which is faster than to look at each part
+    except OverflowError:
+        raise _wrong(next(_long_integers(path, value)), "a number of 64 bits") from None
+
+
+def _long_integers(path: str, value: Any) -> Iterator[str]:
+    """The paths of integers that vLLM's engine cannot be sent."""
+    if type(value) is int and not SMALLEST <= value <= LARGEST:
+        yield path
+    for key, part in value.items() if isinstance(value, dict) else ():
+        yield from _long_integers(f"{path}.{key}", part)
+    for index, part in enumerate(value if isinstance(value, list) else ()):
+        yield from _long_integers(f"{path}[{index}]", part)
 
 
 def check_chat_tools(body: dict[str, Any]) -> None:

@@ -22,6 +22,17 @@ FUNCTION = {"type": "function", "function": {"name": "add"}}
         ({"repetition_detection": {"max_pattern_size": 1 << 70}}, "repetition_detection.max_pattern_size"),
         ({"vllm_xargs": {"kv_transfer_params": "x"}}, "vllm_xargs.kv_transfer_params"),
         ({"vllm_xargs": {"a": 1 << 64}}, "vllm_xargs.a"),
+        ({"vllm_xargs": {"a": ["x", 1, 1 << 64]}}, "vllm_xargs.a[2]"),
+        ({"structured_outputs": {"json": {"enum": [{"a": -(1 << 63) - 1}]}}}, "structured_outputs.json.enum[0].a"),
+        (
+            {"response_format": {"json_schema": {"schema": {"default": 1 << 64}}}},
+            "response_format.json_schema.schema.default",
+        ),
+        ({"text": {"format": {"schema": {"default": 1 << 64}}}}, "text.format.schema.default"),
+        (
+            {"tools": [{"function": {"strict": True, "parameters": {"default": 1 << 64}}}]},
+            "tools[0].function.parameters.default",
+        ),
     ],
 )
 def test_field_on_which_vllm_fails_is_refused(body: dict[str, Any], param: str) -> None:
@@ -33,6 +44,7 @@ def test_field_on_which_vllm_fails_is_refused(body: dict[str, Any], param: str) 
 def test_other_values_pass() -> None:
     check_types({"structured_outputs": None, "top_k": (1 << 64) - 1, "vllm_xargs": {"a": 1}, "temperature": "hot"})
     check_types({"structured_outputs": {}, "vllm_xargs": "x", "repetition_detection": []})
+    check_types({"structured_outputs": {"json": {"enum": [(1 << 64) - 1, -(1 << 63), 1e30]}}})
 
 
 @pytest.mark.parametrize(
