@@ -7,10 +7,12 @@ know it, so a request that needs a stored response is refused rather than answer
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from api.inference.request_fields.functions import with_tools
 from api.inference.request_fields.known import check_chat_fields, check_completion_fields, check_response_fields
+from api.inference.request_fields.messages import check_messages, with_refusals, with_whole_texts
 from api.inference.request_fields.types import check_chat_tools
 from shared.datasets.row_validation import ROLES
 from shared.errors import Code, InvalidRequest
@@ -32,6 +34,7 @@ def validate_chat(body: dict[str, Any]) -> dict[str, Any]:
             that are no functions. ``FIELD_UNKNOWN``, ``FIELD_UNSUPPORTED``, ``RESPONSE_NOT_STORED``.
     """
     check_chat_fields(body)
+    check_messages(body.get("messages"))
     body = with_tools(body)
     check_chat_tools(body)
     body = with_strict_forced_calls(body)
@@ -60,7 +63,7 @@ def validate_chat(body: dict[str, Any]) -> dict[str, Any]:
                 remedy="Give it a text, which may be empty; only an assistant's message with `tool_calls` can do without.",
                 param=f"messages[{index}].content",
             )
-    return body
+    return _with_translated(body, "messages", with_refusals)
 
 
 def validate_completion(body: dict[str, Any]) -> dict[str, Any]:
@@ -110,7 +113,8 @@ def validate_response(body: dict[str, Any]) -> dict[str, Any]:
                 remedy="Give it a text, or leave it out.",
                 param=f"input[{index}].content",
             )
-    return {**with_strict_forced_calls(body), "store": False}
+    body = _with_translated(with_strict_forced_calls(body), "input", with_whole_texts)
+    return {**body, "store": False}
 
 
 def with_strict_forced_calls(body: dict[str, Any]) -> dict[str, Any]:
@@ -134,6 +138,13 @@ def _strict(tool: Any, name: str | None) -> Any:
         return tool
     strict = {**function, "strict": True}
     return strict if function is tool else {**tool, "function": strict}
+
+
+def _with_translated(body: dict[str, Any], field: str, translate: Callable[[list[Any]], list[Any]]) -> dict[str, Any]:
+    """The body whose list in a field is translated; the body itself where that changes nothing."""
+    given = body.get(field)
+    translated = translate(given) if isinstance(given, list) else given
+    return body if translated is given else {**body, field: translated}
 
 
 def _refuse_empty(body: dict[str, Any], field: str) -> None:

@@ -24,6 +24,30 @@ OUTPUTS: tuple[Any, ...] = (
     {"grammar": "x"},
     {"structural_tag": {}},
 )
+LONG = 1 << 64
+PARTS: tuple[Any, ...] = (
+    ["x"],
+    [{}],
+    [{"type": 3}],
+    [{"type": "text"}],
+    [{"type": "refusal", "refusal": "x"}],
+    [{"type": "output_text", "text": "x"}],
+    [{"type": "image_url", "image_url": "x"}],
+    [{"type": "input_audio", "input_audio": "x"}],
+)
+CALLS: tuple[Any, ...] = ("x", ["x"], [{}], [{"function": "x"}], [{"type": "function", "function": {}}])
+MESSAGES: tuple[dict[str, Any], ...] = (
+    {"function_call": {"name": "f", "arguments": "{}"}},
+    *({"role": role, "content": parts} for role in ("user", "assistant", "tool") for parts in PARTS),
+    *({"role": "assistant", "tool_calls": calls} for calls in CALLS),
+    *({"role": "assistant", "function_call": call} for call in ("x", {"name": 3}, {"name": "f", "arguments": 3})),
+)
+"""Malformed and odd messages of a chat."""
+ITEMS: tuple[dict[str, Any], ...] = (
+    *({"type": "message", "role": "assistant", "content": parts} for parts in ([], *PARTS)),
+    *({"type": kind, "call_id": 3, "output": [{}]} for kind in ("function_call", "function_call_output", "x")),
+)
+"""The same of a response's input."""
 ROUTES: list[tuple[str, frozenset[str], Callable[..., Any], dict[str, Any]]] = [
     ("chat/completions", known.CHAT, validate_chat, {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1}),
     ("completions", known.COMPLETION, validate_completion, {"prompt": "x", "max_tokens": 1}),
@@ -41,6 +65,15 @@ def changes(fields: frozenset[str]) -> Iterator[dict[str, Any]]:
     for tools in ("x", [{}], [{"function": {}}], [{"function": {"name": 1}}]):
         for choice in (NAMED, "required", "auto", {}):
             yield {"tools": tools, "tool_choice": choice}
+    if "messages" in fields:
+        yield from ({"messages": [message]} for message in MESSAGES)
+    if "input" in fields:
+        yield from ({"input": [item]} for item in (*MESSAGES, *ITEMS))
+    for outputs in ({"json": {"default": LONG}}, {"json": {"enum": [[LONG]]}}):
+        yield {"structured_outputs": outputs}
+    yield {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"default": LONG}}}}
+    yield {"text": {"format": {"type": "json_schema", "name": "x", "schema": {"default": LONG}}}}
+    yield {"vllm_xargs": {"a": [LONG]}}
     for transfer in ("kv_transfer_params", "ec_transfer_params"):
         yield {"vllm_xargs": {transfer: "x"}}
 

@@ -63,7 +63,9 @@ def _tool_choice(choice: Any) -> Any:
 
 
 def _is_old(message: Any) -> bool:
-    return isinstance(message, dict) and (message.get("role") == "function" or bool(message.get("function_call")))
+    """Whether a message is a function's result, or an assistant's with a call."""
+    role = message.get("role") if isinstance(message, dict) else None
+    return role == "function" or (role == "assistant" and bool(message.get("function_call")))
 
 
 def _messages(messages: Iterable[Any]) -> Iterator[Any]:

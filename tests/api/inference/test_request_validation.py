@@ -31,7 +31,6 @@ def chat(*messages: Any) -> dict[str, Any]:
         {"role": "assistant", "content": None, "tool_calls": [CALL]},
         {"role": "assistant", "content": [], "tool_calls": [CALL]},
         {"role": "assistant", "content": None, "refusal": None, "tool_calls": []},
-        {"role": "assistant", "refusal": "No."},
         {"role": "assistant", "content": None, "reasoning": "Hm."},
         {"role": "assistant", "content": None, "reasoning_content": "Hm."},
     ],
@@ -132,13 +131,18 @@ def test_input_message_without_content_is_refused() -> None:
         "Hello",
         HELLO,
         HELLO | {"content": ""},
-        {"role": "assistant", "content": [], "type": "message"},
         {"type": "reasoning", "content": []},
         {"type": "function_call_output", "call_id": "call_1", "output": ""},
     ],
 )
 def test_input_item_with_content_is_accepted(item: Any) -> None:
     assert validate_response({"input": [item]})["input"] == [item]
+
+
+def test_refusal_of_the_assistant_is_its_content() -> None:
+    """vLLM would leave it out."""
+    refusal = {"role": "assistant", "content": None, "refusal": "No."}
+    assert validate_chat(chat(HELLO, refusal))["messages"] == [HELLO, refusal | {"content": "No."}]
 
 
 PAINT = {"name": "paint", "parameters": {}}

@@ -202,6 +202,7 @@ def test_malformed_field_is_sent_to_no_replica(app: FastAPI, api: httpx.Client, 
     for route, body, param in (
         ("/v1/chat/completions", {"structured_outputs": ""}, "structured_outputs"),
         ("/v1/chat/completions", {"tools": [{}], "tool_choice": {"function": {"name": "x"}}}, "tools[0].function"),
+        ("/v1/chat/completions", {"messages": [{"function_call": {"name": "f"}}]}, "messages[0].function_call"),
         ("/v1/completions", {"top_k": 1 << 64}, "top_k"),
         ("/v1/responses", {"structured_outputs": [], "input": "x"}, "structured_outputs"),
     ):

@@ -54,6 +54,12 @@ def test_calls_and_results_in_the_chat_become_those_of_tools() -> None:
     assert result == {"role": "tool", "content": "3", "tool_call_id": "call_1"}
 
 
+@pytest.mark.parametrize("role", [{}, {"role": None}, {"role": "user"}, {"role": ["assistant"]}])
+def test_only_calls_of_the_assistant_are_translated(role: dict[str, Any]) -> None:
+    body = {"messages": [HELLO, {**role, "content": "x", "function_call": CALLED}]}
+    assert with_tools(body) is body
+
+
 @pytest.mark.parametrize(
     ("body", "param"),
     [
