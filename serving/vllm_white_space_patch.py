@@ -19,14 +19,13 @@ MAX_WHITE_SPACE = 1
 
 
 def bounded(tag: Any) -> Any:
-    """A structural tag whose JSON has little white space; JSON schemas themselves are left alone, and calls in XML too."""
+    """A structural tag whose JSON has little white space, in calls in XML too; JSON schemas themselves are left alone."""
     if isinstance(tag, list):
         return [bounded(part) for part in tag]
     if not isinstance(tag, dict):
         return tag
     if tag.get("type") == "json_schema" and "json_schema" in tag:
-        is_json = tag.get("style", "json") == "json"
-        return {**tag, "max_whitespace_cnt": MAX_WHITE_SPACE} if is_json else tag
+        return {**tag, "max_whitespace_cnt": MAX_WHITE_SPACE}
     return {name: bounded(part) for name, part in tag.items()}
 
 

@@ -20,8 +20,31 @@ def test_only_json_of_a_structural_tag_is_bounded() -> None:
     content = {"type": "json_schema", "json_schema": schema}
     tag = {"type": "structural_tag", "format": {"tags": [{"begin": "<", "content": content}]}}
     assert bounded(tag)["format"]["tags"] == [{"begin": "<", "content": content | {"max_whitespace_cnt": 1}}]
-    xml = content | {"style": "qwen_xml"}
-    assert bounded({"format": xml}) == {"format": xml}
+
+
+@pytest.mark.parametrize(
+    ("value", "is_accepted"),
+    [
+        ('\n{"d": 1}\n', True),
+        ('\n{ "d": 1 }\n', True),
+        ('\n\n\n\n{"d": 1}\n', False),
+        ('\n{\n\n\n\n"d": 1}\n', False),
+        ('\n{"d": 1\n\n\n}\n', False),
+        ('\n{"d": 1}\n\n\n\n', False),
+    ],
+)
+def test_white_space_in_a_call_in_xml_is_bounded(value: str, is_accepted: bool) -> None:
+    xgrammar = pytest.importorskip("xgrammar")
+    testing = pytest.importorskip("xgrammar.testing")
+    from serving.vllm_white_space_patch import bounded
+
+    inner = {"type": "object", "properties": {"d": {"type": "integer"}}, "required": ["d"]}
+    schema = {"type": "object", "properties": {"c": inner}, "required": ["c"]}
+    content = {"type": "json_schema", "json_schema": schema, "style": "qwen_xml"}
+    tag = bounded({"type": "structural_tag", "format": content})
+    grammar = xgrammar.Grammar.from_structural_tag(msgspec.json.encode(tag).decode())
+    text = f"<parameter=c>{value}</parameter>"
+    assert testing._is_grammar_accept_string(grammar, text) is is_accepted
 
 
 def test_vllm_still_needs_the_patch() -> None:
