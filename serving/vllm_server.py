@@ -15,7 +15,9 @@ with without_collections():
 
     from serving.engine_process import fork_engine_process
     from serving.process import process_settings
+    from serving.vllm_responses_patch import apply_patch
 
 if __name__ == "__main__":
+    apply_patch()
     fork_engine_process(process_settings())
     main()

@@ -104,6 +104,7 @@ def validate_response(body: dict[str, Any]) -> dict[str, Any]:
                 remedy="Describe it as a function, and run it yourself.",
                 param=f"tools[{index}].type",
             )
+    _refuse_unserved_choice(body.get("tool_choice"))
     _refuse_empty(body, "input")
     for index, item in enumerate(items if isinstance(items, list) else ()):
         if isinstance(item, dict) and item.get("content") == [] and item.get("role") not in (None, "assistant"):
@@ -115,6 +116,17 @@ def validate_response(body: dict[str, Any]) -> dict[str, Any]:
             )
     body = _with_translated(with_strict_forced_calls(body), "input", with_whole_texts)
     return {**body, "store": False}
+
+
+def _refuse_unserved_choice(choice: Any) -> None:
+    """vLLM takes each kind of choice that OpenAI has, and treats those of another type than ``function`` as ``auto``."""
+    if isinstance(choice, dict) and choice.get("type") != "function":
+        raise InvalidRequest(
+            Code.FIELD_UNSUPPORTED,
+            f"`tool_choice` is of the type {choice.get('type')!r}, which is not served here.",
+            remedy='Make it "none", "auto", "required" or {"type": "function", "name": …}.',
+            param="tool_choice",
+        )
 
 
 def with_strict_forced_calls(body: dict[str, Any]) -> dict[str, Any]:

@@ -39,6 +39,19 @@ def test_tool_that_the_server_would_run_is_refused(tool: Any) -> None:
     assert (refused.value.code, refused.value.param) == ("TOOL_UNSUPPORTED", "tools[1].type")
 
 
+@pytest.mark.parametrize("kind", ["allowed_tools", "web_search_preview", "mcp", "custom", None])
+def test_choice_that_would_be_taken_for_auto_is_refused(kind: str | None) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        validate_response({"model": "m", "input": "Hello", "tools": [FUNCTION], "tool_choice": {"type": kind}})
+    assert (refused.value.code, refused.value.param) == ("FIELD_UNSUPPORTED", "tool_choice")
+
+
+@pytest.mark.parametrize("choice", ["none", "auto", "required", None, {"type": "function", "name": "time"}])
+def test_choice_that_is_kept_passes(choice: Any) -> None:
+    body = {"model": "m", "input": "Hello", "tools": [FUNCTION], "tool_choice": choice}
+    assert validate_response(body)["tool_choice"] == choice
+
+
 def test_callers_body_is_not_changed() -> None:
     body = {"model": "m", "input": "Hello"}
     validate_response(body)

@@ -1,0 +1,45 @@
+"""A patch of vLLM's Responses API: tool choices that nothing would keep are refused, as vLLM refuses them in chats.
+
+vLLM answers them with a text (0.32). Without a parser of tool calls none is found in it; and a forced call is held to its function's
+schema only by a structural tag, or by a schema that the parser makes, as Mistral's does for chats alone.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from vllm.renderers.online_renderer import OnlineRenderer
+
+
+def apply_patch() -> None:
+    """Make vLLM refuse such requests, in this process. Idempotent."""
+    render = OnlineRenderer.render_responses
+    if getattr(render, "refuses_tool_choices", False):
+        return
+
+    async def render_or_refuse(renderer: Any, request: Any, **more: Any) -> Any:
+        parser = renderer.parser.tool_parser_cls if renderer.parser else None
+        fault = unkept(parser, request.tool_choice) if request.tools and not renderer.use_harmony else None
+        if fault:
+            return renderer.create_error_response(fault, param="tool_choice")
+        return await render(renderer, request, **more)
+
+    render_or_refuse.refuses_tool_choices = True  # type: ignore[attr-defined]
+    OnlineRenderer.render_responses = render_or_refuse
+
+
+def unkept(parser: Any, choice: Any) -> str | None:
+    """Why a replica cannot keep a tool choice; None where it can.
+
+    Args:
+        parser: vLLM's class that reads tool calls; None: the replica has none.
+        choice: of a request with tools.
+    """
+    if choice == "none":
+        return None
+    if parser is None:
+        return "This model's tool calls are not parsed: only the tool choice `none` can be kept."
+    is_held = parser.structural_tag_model is not None or parser.supports_required_and_named
+    if choice == "auto" or is_held:
+        return None
+    return "A call of this model can be forced in a chat completion only: here choose `auto` or `none`."
