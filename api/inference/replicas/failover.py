@@ -116,7 +116,7 @@ class Attempt:
 
     Attributes:
         tried: the replicas that it was sent to.
-        disconnects: how many took it and disconnected, or lost their engine.
+        disconnects: how often a replica took it and disconnected, or lost its engine.
         reason: why the last was skipped.
     """
 
@@ -137,6 +137,7 @@ class Attempt:
     async def send_to(self, replica: Replica) -> ReplicaResponse | None:
         """The replica's response, begun; None when it is skipped. Releases the replica unless it returns a response."""
         self.tried.append(replica)
+        was_down = replica.state is ReplicaState.DOWN
         response: ReplicaResponse | None = None
         try:
             response = await self._begin(replica)
@@ -152,12 +153,15 @@ class Attempt:
                 self._failover.pool.release(replica)
         if response is None:
             return None
-        if response.status in SKIPPED_STATUSES or response.engine_is_dead:
-            # The server answers, but not this request: it is stopping, or its engine has died, perhaps of this request.
-            self.disconnects += response.engine_is_dead
-            what = "has lost its engine" if response.engine_is_dead else f"answered {response.status}"
+        if response.engine_is_dead:
+            # Perhaps of this request, unless it was dead before.
+            self.disconnects += not was_down
             response.close()
-            replica.failed_request(self._log_skipped(replica, what))
+            replica.lost_engine(self._log_skipped(replica, "has lost its engine"))
+            return None
+        if response.status in SKIPPED_STATUSES:  # the server answers, but not this request: it is stopping
+            response.close()
+            replica.failed_request(self._log_skipped(replica, f"answered {response.status}"))
             return None
         if replica.state is ReplicaState.DOWN:
             replica.check_now.set()  # it is back: the check warms it

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import msgspec
 
 from api.inference.replicas.client import ReplicaClient, ReplicaDisconnected, ReplicaUnreachable
-from api.inference.replicas.pool import Replica, ReplicaPool
+from api.inference.replicas.pool import Replica, ReplicaPool, ReplicaState
 from shared.errors import MensError
 from shared.replicas import ReplicaCapabilities, discover
 
@@ -133,6 +133,8 @@ class HealthMonitor:
         else:
             # Each time, and before it gets requests: another replica may be at this address since the last check.
             replica.serves = await self._capabilities(replica.url) or replica.serves
+        if before is not ReplicaState.DOWN and replica.state is ReplicaState.DOWN:
+            error = replica.last_error  # a request has found it down since it was asked
         if not error and replica.passed_check(time.monotonic()):
             await self._warm(replica)
             replica.finished_warming()

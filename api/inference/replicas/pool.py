@@ -125,6 +125,10 @@ class Replica:
         self.state = ReplicaState.DOWN
         self.check_now.set()
 
+    def lost_engine(self, error: str) -> None:
+        """Record that its server answers and its engine has died: it is down until it passes a health check."""
+        self.refused_connection(error)
+
     def failed_request(self, error: str) -> None:
         """Record that it took a request and gave no response; its health is checked now."""
         self._set_error(error)

@@ -42,6 +42,8 @@ def test_request_without_a_first_byte_is_sent_to_the_next_replica(
 ) -> None:
     first, second, _ = tier.values()
     first.mode, second.mode = mode, "stream" if streams else "answer"
+    if mode == "dead":
+        first.health = 503  # as vLLM answers then
     assert served_by(api, stream=streams) == second.name
     # What a reused connection lost without an answer is sent once more, on a new one.
     assert first.models.count(ADAPTER) in ((1, 2) if mode == "drop" else (1,))

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from typing import Any
 
 import httpx
 import pytest
@@ -49,6 +50,11 @@ def stop_all(client: httpx.Client, *replicas: RawReplica) -> None:
     eventually(lambda: set(states(client).values()) == {"down"})
 
 
+def callers_requests(replica: RawReplica) -> list[dict[str, Any]]:
+    """What it was asked, without what the health monitor sends to warm it."""
+    return [body for body in replica.asked if body["model"] == ADAPTER and "max_tokens" not in body]
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_without_a_wait_the_error_comes_at_once(app: FastAPI, stream: bool) -> None:
     replica = RawReplica("only")
@@ -89,6 +95,52 @@ def test_request_that_its_only_replica_took_and_lost_waits_for_the_restart(app: 
         answer = waiting.result(55)
         assert (answer.status_code, "only" in answer.text) == (200, True)
         assert replica.models.count(ADAPTER) >= 2
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("count", [1, 2])
+def test_request_waits_for_the_restart_of_replicas_whose_engines_are_dead(
+    app: FastAPI, count: int, stream: bool
+) -> None:
+    """Their servers still answer, for as long as they need to end."""
+    replicas = [RawReplica(name) for name in "xy"[:count]]
+    with api_with(app, *replicas) as client:
+        for replica in replicas:
+            replica.mode, replica.health = "dead", 503
+        assert [ask(client, None, stream=stream).status_code for _ in range(2)] == [503, 503]
+        waiting = ask_meanwhile(client, "50", stream=stream)
+        eventually(lambda: len(callers_requests(replicas[-1])) == 3)
+        replicas[-1].stop()
+        replicas[-1].mode, replicas[-1].health = "stream" if stream else "answer", 200
+        replicas[-1].start()
+        answer = waiting.result(55)
+        assert (answer.status_code, replicas[-1].name in answer.text) == (200, True)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_request_that_its_only_replica_lost_with_its_engine_waits_for_the_restart(app: FastAPI, stream: bool) -> None:
+    replica = RawReplica("only")
+    with api_with(app, replica) as client:
+        replica.mode, replica.health = "dead", 503
+        waiting = ask_meanwhile(client, "50", stream=stream)
+        eventually(lambda: set(states(client).values()) == {"down"})
+        replica.stop()
+        replica.mode, replica.health = "stream" if stream else "answer", 200
+        replica.start()
+        answer = waiting.result(55)
+        assert (answer.status_code, "only" in answer.text) == (200, True)
+        assert len(callers_requests(replica)) == 2
+
+
+def test_request_that_two_lives_of_a_replica_died_of_is_sent_to_no_third(app: FastAPI) -> None:
+    replica = RawReplica("only")
+    with api_with(app, replica) as client:
+        replica.mode, replica.health = "dead", 503
+        waiting = ask_meanwhile(client, "50", stream=False)
+        eventually(lambda: set(states(client).values()) == {"down"})
+        replica.health = 200  # back, and it dies of the request again
+        answer = waiting.result(55)
+        assert (answer.status_code, len(callers_requests(replica))) == (503, 2)
 
 
 def test_stream_that_has_begun_is_not_waited_for(app: FastAPI) -> None:
