@@ -121,7 +121,7 @@ def watch(stack: Stack, console: Console, stop: threading.Event) -> None:
     """Print which programs end, are started again and are ready again, until ``stop`` is set.
 
     Raises:
-        StackFailed: supervisord has ended, or gave a program up.
+        StackFailed: supervisord keeps dying, or gave a program up.
     """
     while not stop.wait(CHECK_SECONDS):
         for line in stack.new_events():

@@ -6,14 +6,8 @@ Each program runs in its own process group, is restarted when it dies, and logs 
 from __future__ import annotations
 
 import os
-import shutil
-import signal
-import subprocess
-import sys
-import tempfile
 import threading
 import time
-import xmlrpc.client
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -37,12 +31,13 @@ from cli.standalone.programs import (
     valkey_config,
 )
 from cli.standalone.restarts import RestartLog
+from cli.standalone.supervisor import Supervisor
 from shared.settings import Settings
 
+SUPERVISORD = "supervisord"
 READY_SECONDS = 180.0
 MAX_STARTS = 3
 """How often one program may start until all are ready; one that starts more often keeps dying."""
-STOP_POLL_SECONDS = 0.1
 LOG_TAIL_LINES = 30
 
 
@@ -73,8 +68,7 @@ class Stack:
     more_bases: tuple[str, ...] = ()
     connection: Connection = field(init=False)
     settings: dict[str, str] = field(init=False, default_factory=dict)
-    _supervisor: subprocess.Popen[bytes] | None = field(init=False, default=None)
-    _socket_dir: Path | None = field(init=False, default=None)
+    _supervisor: Supervisor | None = field(init=False, default=None)
     _lock: int | None = field(init=False, default=None)
     _log_starts: dict[str, int] = field(init=False, default_factory=dict)
     _log_sizes: dict[str, int] = field(init=False, default_factory=dict)
@@ -90,35 +84,25 @@ class Stack:
             (self.home / folder).mkdir(exist_ok=True)
         self._log_sizes = self._measure_logs()
         self._log_starts = dict(self._log_sizes)
-        self._restarts = RestartLog(self._log("supervisord"))
-        # Not in the home folder: the path of a Unix socket may have 107 bytes at most.
-        self._socket_dir = Path(tempfile.mkdtemp(prefix="mens-"))
+        self._restarts = RestartLog(self._log(SUPERVISORD))
         environment = self.settings = self._environment()
         # Before any program starts: API and workers expect the tables, and the API key needs them here.
         migrate(Settings(home=self.home).database_url)
         self.connection = Connection(f"http://127.0.0.1:{environment['MENS_API_PORT']}", api_key(self.home))
         self.connection.save(self.home)
         config = self.home / "supervisord.conf"
+        self._supervisor = Supervisor(config, environment, self._lock)
         write_private(
             config,
             supervisor_config(
                 self.home,
-                self._socket,
+                self._supervisor.socket,
                 self.drain_seconds,
                 metrics_ports(Settings(home=self.home)),
                 replica_environments(self.home, (self.base, *self.more_bases), self._ports),
             ),
         )
-        # A session of its own, because Ctrl-C in the terminal must reach this process only, which then stops the programs in
-        # order. It inherits the lock: as long as its programs run, no other stack may use the folder.
-        self._supervisor = subprocess.Popen(
-            [sys.executable, "-m", "cli.standalone.supervise", str(config)],
-            env={**os.environ, **environment, "MENS_PARENT_PID": str(os.getpid())},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            start_new_session=True,
-            pass_fds=[] if self._lock is None else [self._lock],
-        )
+        self._supervisor.start()
 
     def wait_until_ready(self, seconds: float = READY_SECONDS, stop: threading.Event | None = None) -> Iterator[str]:
         """Wait for every program, yielding its name as it becomes ready; ends early once ``stop`` is set.
@@ -135,6 +119,8 @@ class Stack:
                 yield name
             if waiting and time.monotonic() > deadline:
                 raise self.failure(next(iter(waiting)), f"is not ready after {seconds:.0f} s")
+            if self._supervisor and self._supervisor.ended():
+                raise self.failure(SUPERVISORD, "has ended")
             self.raise_if_failed()
             # supervisord restarts a program for ever if it runs for `startsecs` each time before it dies.
             for program in self.processes():
@@ -144,44 +130,50 @@ class Stack:
             time.sleep(0.1)
 
     def raise_if_failed(self) -> None:
-        """Check that supervisord runs and has given no program up.
-
-        Raises:
-            StackFailed: it has ended, or has given one up.
+        """Raises:
+        StackFailed: supervisord has given a program up.
         """
-        if self._supervisor is None or self._supervisor.poll() is not None:
-            raise self.failure("supervisord", "has ended")
         for program in self.processes():
             if program["statename"] == "FATAL":
                 raise self.failure(program["name"], "keeps dying")
 
     def new_events(self) -> list[str]:
-        """A line for each program that was restarted, or is ready again, since the last call or else the start."""
-        restarted = []
+        """A line for each program that was restarted, or is ready again, since the last call or else the start.
+
+        supervisord itself is restarted here, with all of its programs, when it has ended.
+
+        Raises:
+            StackFailed: supervisord has ended again before it was ready.
+        """
+        restarted = self._restart_supervisor()
         for program, how in self._restarts.read_new():
-            self._restarted.add(program)
-            # What it logs from now on begins where its log ended at the last call, before it was restarted.
-            self._log_starts[program] = self._log_sizes[program]
+            self._begin_restart(program)
             restarted.append(f"{program} ended ({how}) and was started again; log: {self._log(program)}")
         ready = [program for program in sorted(self._restarted) if self._is_ready(program)]
         self._restarted.difference_update(ready)
         self._log_sizes = self._measure_logs()
         return restarted + [f"{program} is ready again" for program in ready]
 
+    def _restart_supervisor(self) -> list[str]:
+        """The line that says so, if it had ended."""
+        if self._supervisor is None or not (how := self._supervisor.ended()):
+            return []
+        if SUPERVISORD in self._restarted:
+            raise self.failure(SUPERVISORD, "keeps dying")
+        for program in (SUPERVISORD, *self._programs):
+            self._begin_restart(program)
+        self._supervisor.start()
+        log = self._log(SUPERVISORD)
+        return [f"{SUPERVISORD} ended ({how}) and was started again, with all programs; log: {log}"]
+
+    def _begin_restart(self, program: str) -> None:
+        """What it logs from now on begins where its log ended at the last call of `new_events`, before it was restarted."""
+        self._restarted.add(program)
+        self._log_starts[program] = self._log_sizes.get(program, 0)
+
     def processes(self) -> list[dict[str, Any]]:
         """The programs as supervisord reports them: name, pid, statename, and more; none while it does not respond."""
-        from supervisor.xmlrpc import SupervisorTransport
-
-        transport = SupervisorTransport(serverurl=f"unix://{self._socket}")
-        try:
-            with xmlrpc.client.ServerProxy("http://localhost", transport=transport) as rpc:
-                programs: Any = rpc.supervisor.getAllProcessInfo()
-            return list(programs)
-        except (OSError, xmlrpc.client.Error):
-            return []
-
-    def _groups(self) -> set[int]:
-        return {int(process["pid"]) for process in self.processes() if process["pid"]}
+        return self._supervisor.processes() if self._supervisor else []
 
     def pid(self, program: str) -> int:
         """Process id of a program, which is also its process group's; 0 while it is down."""
@@ -200,25 +192,11 @@ class Stack:
             cut: once it is set, requests in flight get no more time: everything is killed.
         """
         if self._supervisor is not None:
-            groups = self._groups()
-            self._supervisor.send_signal(signal.SIGTERM)
-            # It stops one program after the other, and two of them drain.
-            deadline = time.monotonic() + len(self._programs) * stop_seconds(self.drain_seconds)
-            while self._supervisor.poll() is None and time.monotonic() < deadline and not (cut and cut.is_set()):
-                time.sleep(STOP_POLL_SECONDS)
-            for group in groups | self._groups():
-                kill_group(group)
-            try:
-                # It ends after its last program. One that it started at the last moment it kills itself within this time.
-                self._supervisor.wait(stop_seconds(self.drain_seconds) + END_SECONDS)
-            except subprocess.TimeoutExpired:
-                self._supervisor.kill()
-                self._supervisor.wait()
+            seconds = stop_seconds(self.drain_seconds)
+            self._supervisor.stop(len(self._programs) * seconds, seconds + END_SECONDS, cut)
             # A saved connection would make the next command wait for an API that has stopped.
             if saved_connection(self.home) == self.connection:
                 (self.home / CONNECTION_NAME).unlink()
-        if self._socket_dir:
-            shutil.rmtree(self._socket_dir, ignore_errors=True)
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
@@ -239,6 +217,8 @@ class Stack:
             raise StackFailed(f"Mens is already running in {self.home}{at}.") from None
 
     def _is_ready(self, name: str) -> bool:
+        if name == SUPERVISORD:
+            return bool(self.processes())
         if name.startswith(DRAINED):
             return responds(int(self._ports[name]), "/ready" if name == "api" else "/health")
         if name == "valkey":
@@ -271,10 +251,6 @@ class Stack:
     def _programs(self) -> dict[str, str]:
         return programs(1 + len(self.more_bases))
 
-    @property
-    def _socket(self) -> Path:
-        return (self._socket_dir or self.home) / "supervisor.sock"
-
 
 @contextmanager
 def running_stack(stack: Stack) -> Iterator[Stack]:
@@ -286,14 +262,6 @@ def running_stack(stack: Stack) -> Iterator[Stack]:
         yield stack
     finally:
         stack.stop()
-
-
-def kill_group(group: int) -> None:
-    """Kill a process group, if it still exists."""
-    try:
-        os.killpg(group, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
 
 
 def _size(path: Path) -> int:

@@ -1,5 +1,5 @@
 """``python -m cli.standalone.supervise CONFIG``: supervisord that stops, with all its programs, when the process that started
-it dies.
+it dies. When it is killed itself, so are its programs: nobody would restart them, and they would hold their ports.
 """
 
 from __future__ import annotations
@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from functools import partial
 
 from supervisor.supervisord import main
 
@@ -15,4 +16,6 @@ from shared.host import exit_with_parent
 if __name__ == "__main__":
     if parent := os.environ.pop("MENS_PARENT_PID", None):
         exit_with_parent(int(parent), signal.SIGTERM)
+    # In each program before it begins. The processes of a program end with it by themselves.
+    os.register_at_fork(after_in_child=partial(exit_with_parent, os.getpid()))
     main(["-c", sys.argv[1]])

@@ -20,6 +20,7 @@ from cli.client.connection import Connection
 from cli.commands.up import command, install_signal_handlers, print_usage, watch
 from cli.standalone.programs import PROGRAMS, supervisor_config
 from cli.standalone.stack import Stack, StackFailed
+from tests.support.waiting import eventually
 
 
 def printed_commands(home: Path, capsys: pytest.CaptureFixture[str]) -> list[list[str]]:
@@ -64,19 +65,25 @@ kill -9 $$
 """
 
 
-@pytest.fixture
-def supervised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sqlite_template: Path) -> Iterator[Stack]:
-    """A stack under a real supervisord, whose worker is killed once and then ends soon; the API ignores SIGTERM.
+SLEEPER = "echo worker ready.; exec sleep 600"
 
-    The other programs sleep.
-    """
+
+@pytest.fixture
+def worker() -> str:
+    """The script of the worker."""
+    return WORKER
+
+
+@pytest.fixture
+def supervised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sqlite_template: Path, worker: str) -> Iterator[Stack]:
+    """A stack under a real supervisord; the API and a child of it ignore SIGTERM, all but the worker sleep."""
 
     def impatient(*arguments: Any) -> str:
         return supervisor_config(*arguments).replace("startretries=5", "startretries=0")
 
     (tmp_path / "mens.db").write_bytes(sqlite_template.read_bytes())
-    (tmp_path / "worker.sh").write_text(f"cd {tmp_path}\n{WORKER}")
-    (tmp_path / "api.sh").write_text("trap '' TERM\necho deaf\nexec sleep 600\n")
+    (tmp_path / "worker.sh").write_text(f"cd {tmp_path}\n{worker}")
+    (tmp_path / "api.sh").write_text("trap '' TERM\nsleep 601 &\necho deaf\nexec sleep 600\n")
     for name in PROGRAMS:
         script = name in ("worker", "api")
         monkeypatch.setitem(PROGRAMS, name, f"sh {{home}}/{name}.sh" if script else "sleep 600")
@@ -106,13 +113,66 @@ def test_restarts_are_reported_and_a_program_that_keeps_dying_ends_it(
     assert str(given_up.value).endswith("no more")
 
 
+def tree(stack: Stack) -> list[psutil.Process]:
+    """supervisord and all below it, once the API has its child."""
+    log = stack.home / "logs" / "api.log"
+    eventually(lambda: log.exists() and "deaf" in log.read_text())
+    supervisord = psutil.Process(stack.pid("api")).parent()
+    assert supervisord
+    return [supervisord, *supervisord.children(recursive=True)]
+
+
+def are_running(processes: list[psutil.Process]) -> list[psutil.Process]:
+    return [process for process in processes if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]
+
+
+@pytest.mark.network
+@pytest.mark.parametrize("worker", [SLEEPER], ids=["sleeper"])
+def test_killed_supervisord_is_back_with_all_programs_and_none_of_before_is_left(supervised: Stack) -> None:
+    before = tree(supervised)
+    supervised.new_events()
+    before[0].kill()
+    events: list[str] = []
+
+    def is_back() -> bool:
+        events.extend(supervised.new_events())
+        return {"supervisord is ready again", "worker is ready again"} <= set(events)
+
+    eventually(is_back)
+    log = supervised.home / "logs" / "supervisord.log"
+    assert (
+        events[0] == f"supervisord ended (terminated by SIGKILL) and was started again, with all programs; log: {log}"
+    )
+    eventually(lambda: not are_running(before))
+    assert {program["name"] for program in supervised.processes() if program["pid"]} == set(PROGRAMS)
+
+
+@pytest.mark.network
+@pytest.mark.parametrize("worker", [SLEEPER], ids=["sleeper"])
+def test_supervisord_that_dies_again_at_once_ends_it(supervised: Stack) -> None:
+    tree(supervised)[0].kill()
+    (supervised.home / "supervisord.conf").write_text("none")
+    with pytest.raises(StackFailed, match="supervisord keeps dying"):
+        watch(supervised, Console(), threading.Event())
+
+
+@pytest.mark.network
+@pytest.mark.parametrize("worker", [SLEEPER], ids=["sleeper"])
+def test_stop_after_supervisord_was_killed_leaves_nothing_running(supervised: Stack) -> None:
+    before = tree(supervised)
+    before[0].kill()
+    before[0].wait()
+    supervised.stop()
+    eventually(lambda: not are_running(before))
+    following = Stack(supervised.home, "tiny")
+    following.lock()
+    following.stop()
+
+
 @pytest.mark.network
 def test_second_ctrl_c_cuts_the_stop_and_leaves_nothing_running(supervised: Stack) -> None:
-    log = supervised.home / "logs" / "api.log"
-    while not (log.exists() and "deaf" in log.read_text()):
-        time.sleep(0.05)
-    running = psutil.Process(supervised.pid("api")).parent().children(recursive=True)
-    assert len(running) >= len(PROGRAMS)
+    running = tree(supervised)
+    assert len(running) > len(PROGRAMS)
     stop, cut = threading.Event(), threading.Event()
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     install_signal_handlers(stop, cut)
@@ -127,4 +187,4 @@ def test_second_ctrl_c_cuts_the_stop_and_leaves_nothing_running(supervised: Stac
         for number, handler in before.items():
             signal.signal(number, handler)
     assert 1 <= time.monotonic() - began < 8, "it waits for the second Ctrl-C, and no longer"
-    assert not [process for process in running if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]
+    assert not are_running(running)
