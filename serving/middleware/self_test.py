@@ -7,8 +7,9 @@ replica ends, and what supervises it starts it anew.
 
 It is here and not in the API's health monitor because an orchestrator's probe sees only this replica, and because each of
 several API processes would ask. Two tokens every ten seconds delay nobody. They wait in the engine's queue like any
-request: a replica that is busy is tested a little later, never skipped. Silence is no verdict, for under a long queue a sound
-engine is silent too, and to end it then would take the next replica down with its load; the API's health monitor sees slow ones.
+request: a replica that is busy is tested a little later, never skipped. Silence alone is no verdict, for under a long queue a sound
+engine is silent too, and to end it then would take the next replica down with its load. But that engine works for others: one that
+is silent and for minutes has neither generated a token nor taken a part of a prompt for anybody hangs.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from prometheus_client import REGISTRY
+
 from serving.metrics import SELF_TEST_PASSING, SELF_TESTS
 from serving.middleware.asgi_types import App, Message
 from shared.errors import Code, Unavailable
@@ -33,6 +36,11 @@ TOLERANCE = 0.25
 """Nats by which the most likely token's log-probability may differ: in bfloat16 a fuller batch rounds differently."""
 ANSWER_SECONDS = 120.0
 """After this time without an answer it asks again, and says so in the log."""
+LATE_ANSWERS = 2
+"""Answers in a row that are late, while the engine does nothing for anybody, before it is taken to hang. The longest step of a sound
+engine, a whole batch of prompts on a slow CPU, takes less than two such times."""
+PROGRESS = ("vllm:generation_tokens_total", "vllm:prompt_tokens_total", "vllm:kv_cache_usage_perc")
+"""vLLM's own counts; the last changes with each part of a long prompt. They are the engine's reports: one that hangs sends none."""
 
 log = logging.getLogger("vllm.mens.self_test")
 
@@ -44,12 +52,18 @@ class Verdict:
     Attributes:
         fault: what is wrong; None when nothing is.
         logprob: of its first token, in nats.
-        is_certain: a sound engine cannot have given this answer.
+        is_certain: a sound engine cannot have given this answer, or silence.
     """
 
     fault: str | None = None
     logprob: float = math.nan
     is_certain: bool = False
+
+
+def engine_progress() -> tuple[float, ...]:
+    """Counts that change while the engine works for anybody; none where vLLM counts nothing."""
+    found = REGISTRY.restricted_registry(PROGRESS).collect()
+    return tuple(sample.value for metric in found for sample in metric.samples if sample.name in PROGRESS)
 
 
 class SelfTest:
@@ -58,11 +72,13 @@ class SelfTest:
     Args:
         app: vLLM's application, behind the guard.
         key: the serving key, for which vLLM asks too.
+        progress: see :func:`engine_progress`.
     """
 
-    def __init__(self, app: App, key: bytes) -> None:
+    def __init__(self, app: App, key: bytes, progress: Callable[[], tuple[float, ...]] = engine_progress) -> None:
         self._app = app
         self._key = key
+        self._progress = progress
         self._reference: float | None = None
         self._fault: str | None = None
         self._task: asyncio.Task[None] | None = None
@@ -97,8 +113,7 @@ class SelfTest:
 
     async def _keep_asking(self, model: str, seconds: float, state: Any, on_fault: Callable[[], None]) -> None:
         while True:
-            if (verdict := await self._ask(model, state)) is None:
-                continue
+            verdict = await self._ask_until_known(model, state)
             # Once more, so that an answer that was cut off or rounded otherwise ends no replica. A NaN may be gone the next
             # time: the request that met it has overwritten it, and other requests will meet the others.
             if verdict.fault and not verdict.is_certain:
@@ -111,6 +126,17 @@ class SelfTest:
                 on_fault()
                 return
             await asyncio.sleep(seconds)
+
+    async def _ask_until_known(self, model: str, state: Any) -> Verdict:
+        """The verdict on an answer, however late while the engine works for others, or on silence in which it does not."""
+        seen = [self._progress()]
+        while (verdict := await self._ask(model, state)) is None:
+            seen = [*seen, self._progress()][-LATE_ANSWERS - 1 :]
+            if len(seen) > LATE_ANSWERS and seen[0] and len(set(seen)) == 1:
+                return Verdict(
+                    f"nothing was computed for anybody in {LATE_ANSWERS * ANSWER_SECONDS:g} s", is_certain=True
+                )
+        return verdict
 
     async def _ask(self, model: str, state: Any) -> Verdict | None:
         """None when no answer came in time."""

@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from serving.middleware.guard import KEYED_ROUTES, METRICS_ROUTE, OPEN_ROUTES
+from serving.middleware.self_test import PROGRESS
 from tests.support.waiting import eventually
 
 PROMPTS = ["the red fox", "a ship sails", "hello", "near the stars by the forest"]
@@ -298,7 +299,8 @@ def test_key_is_not_on_the_command_line_nor_in_the_log(vllm_server):
 
 def test_scraper_gets_ours_beside_vllms_own(vllm_server):
     page = vllm_server.metrics()
-    assert re.search(r"^vllm:num_requests_running\{", page, re.MULTILINE)
+    for name in ("vllm:num_requests_running", *PROGRESS):
+        assert re.search(rf"^{name}\{{", page, re.MULTILINE)
     assert re.search(r"^mens_self_test_passing 1\.0$", page, re.MULTILINE)
     assert re.search(r'^mens_self_tests_total\{result="passed"\} ', page, re.MULTILINE)
     assert "# TYPE mens_adapter_fetch_seconds histogram" in page

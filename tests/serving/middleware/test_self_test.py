@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+from prometheus_client import CollectorRegistry, Counter, Gauge
 
-from serving.middleware.self_test import TOLERANCE, SelfTest, Verdict, judge
+from serving.middleware.self_test import LATE_ANSWERS, TOLERANCE, SelfTest, Verdict, engine_progress, judge
 from shared.errors import Code, Unavailable
 
 KEY = b"key"
@@ -73,13 +75,17 @@ class AnsweringVllm:
         await send({"type": "http.response.body", "body": body[9:]})
 
 
-def run(app: AnsweringVllm, until: Callable[[SelfTest], bool]) -> tuple[list[str | None], int]:
+def run(
+    app: AnsweringVllm,
+    until: Callable[[SelfTest], bool],
+    progress: Callable[[], tuple[float, ...]] = engine_progress,
+) -> tuple[list[str | None], int]:
     """What ``/health`` would have said after each answer, until a condition holds; and how often the replica was ended."""
     said: list[str | None] = []
     ended: list[bool] = []
 
     async def main() -> None:
-        test = SelfTest(app, KEY)
+        test = SelfTest(app, KEY, progress)
         test.raise_if_failed()
         test.start("base", 0.0, "state", lambda: ended.append(True))
         async with asyncio.timeout(10):
@@ -111,7 +117,7 @@ def test_healthy_from_the_first_answer_on() -> None:
 @pytest.mark.parametrize("kind", BROKEN)
 def test_replica_that_breaks_is_unhealthy_and_ends_once(kind: str) -> None:
     app = AnsweringVllm((200, SOUND), (200, SOUND), BROKEN[kind])
-    said, ended = run(app, lambda test: test._task is not None and test._task.done())
+    said, ended = run(app, is_over)
     assert ended == 1
     assert None in said
     assert len(app.requests) == (3 if kind in CERTAIN else 4), "it asks a second time, and then no more"
@@ -123,16 +129,66 @@ def test_one_bad_answer_ends_nothing() -> None:
     assert (said[-1], ended) == (None, 0)
 
 
-def test_silence_ends_no_replica_and_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+class SilentVllm(AnsweringVllm):
+    """Gives so many answers, then none for ``silent`` requests."""
+
+    def __init__(self, answers: int, silent: float) -> None:
+        super().__init__((200, SOUND))
+        self._silence = range(answers, answers + int(min(silent, 1e6)))
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if len(self.requests) in self._silence:
+            self.requests.append(json.loads((await receive())["body"]))
+            await receive()  # the caller never hangs up
+        await super().__call__(scope, receive, send)
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("serving.middleware.self_test.ANSWER_SECONDS", 0.01)
 
-    class BusyVllm(AnsweringVllm):
-        async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-            if len(self.requests) in (1, 2):
-                self.requests.append(json.loads((await receive())["body"]))
-                await receive()
-            await super().__call__(scope, receive, send)
 
-    app = BusyVllm((200, SOUND))
-    said, ended = run(app, lambda _: len(app.requests) > 5)
+def is_over(test: SelfTest) -> bool:
+    return test._task is not None and test._task.done()
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("answers", [0, 1])
+def test_engine_that_computes_nothing_for_anybody_hangs_and_ends_once(answers: int) -> None:
+    app = SilentVllm(answers, math.inf)
+    said, ended = run(app, is_over, lambda: (7.0, 3.0, 0.5))
+    assert (ended, len(app.requests)) == (1, answers + LATE_ANSWERS)
+    assert (None in said) is (answers > 0)
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("changing", range(3))
+def test_overloaded_engine_works_for_others_and_is_asked_again(changing: int) -> None:
+    """One token in each such time is enough, or a part of a prompt."""
+    app, counts = SilentVllm(1, 4 * LATE_ANSWERS), [7.0, 3.0, 0.5]
+
+    def progress() -> tuple[float, ...]:
+        counts[changing] += len(app.requests) % LATE_ANSWERS == 0
+        return tuple(counts)
+
+    said, ended = run(app, lambda _: len(app.requests) > 4 * LATE_ANSWERS + 3, progress)
     assert (said[-1], ended) == (None, 0)
+
+
+@pytest.mark.usefixtures("impatient")
+def test_silence_of_an_engine_that_reports_nothing_is_no_verdict() -> None:
+    app = SilentVllm(1, 4 * LATE_ANSWERS)
+    said, ended = run(app, lambda _: len(app.requests) > 4 * LATE_ANSWERS + 3, tuple)
+    assert (said[-1], ended) == (None, 0)
+
+
+def test_progress_is_read_from_vllms_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    registry = CollectorRegistry()
+    monkeypatch.setattr("serving.middleware.self_test.REGISTRY", registry)
+    assert engine_progress() == ()
+    tokens = Counter("vllm:generation_tokens", "", ("engine",), registry=registry).labels("0")
+    usage = Gauge("vllm:kv_cache_usage_perc", "", registry=registry)
+    Counter("http_requests", "", registry=registry).inc()
+    tokens.inc(3)
+    usage.set(0.5)
+    assert sorted(engine_progress()) == [0.5, 3.0]
