@@ -8,7 +8,8 @@ allowance. All sizes are bytes.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import product
 
 from shared.base_models.config import ModelConfig
 from shared.base_models.tensors import expected_tensors, linear_layers, parameter_count
@@ -18,6 +19,7 @@ from shared.preflight.memory import (
     activation_bytes,
     adapter_file_bytes,
     checkpoint_bytes,
+    chunk_rows,
     head_bytes,
     lora_tensors,
     merged_bytes,
@@ -47,9 +49,8 @@ def estimate(
     vram_bytes: int | None = None,
     tokens_per_second: float | None = None,
     checkpointing: bool = False,
-    head_chunk: int | None = None,
-    compute_bytes: int = 2,
-    runtime_bytes: int = RUNTIME_BYTES,
+    on_gpu: bool = True,
+    devices: int = 1,
 ) -> Estimate:
     """Estimate a job.
 
@@ -60,10 +61,8 @@ def estimate(
         vram_bytes: memory of the device, when known.
         tokens_per_second: measured training rate, when known.
         checkpointing: recompute activations in the backward pass.
-        head_chunk: tokens whose logits exist at a time, for a trainer that computes the loss in chunks.
-        compute_bytes: bytes of one element in compute dtype: 2 on an accelerator, 4 on a CPU.
-        runtime_bytes: what the process takes beside the job: a stated allowance on a GPU, on a CPU the resident set of
-            Python with torch and transformers, as measured.
+        on_gpu: where it trains; see :func:`vram_parts`.
+        devices: GPUs that share the job, each with ``vram_bytes``.
     """
     exec_ = contract.exec
     requested = Configuration(
@@ -71,13 +70,12 @@ def estimate(
         grad_accum=exec_.grad_accum,
         seq_len=exec_.seq_len,
         checkpointing=checkpointing,
-        head_chunk=head_chunk,
     )
-    vram = vram_parts(contract, config, requested, compute_bytes, runtime_bytes)
-    budget = None if vram_bytes is None else math.floor(vram_bytes * (exec_.max_vram_fraction or VRAM_FRACTION))
+    vram = vram_parts(contract, config, requested, on_gpu=on_gpu)
+    budget = None if vram_bytes is None else memory_limit(contract, vram_bytes)
     fits = None if budget is None else vram.total <= budget
     nearest = (
-        nearest_fit(contract, config, requested, budget, compute_bytes, runtime_bytes)
+        nearest_fit(contract, config, requested, budget, on_gpu=on_gpu, devices=devices)
         if budget and fits is False
         else None
     )
@@ -110,28 +108,41 @@ def vram_parts(
     contract: FineTuneContract,
     config: ModelConfig,
     configuration: Configuration,
-    compute_bytes: int,
-    runtime_bytes: int = RUNTIME_BYTES,
+    *,
+    on_gpu: bool = True,
 ) -> Vram:
-    """Device memory of a configuration, whatever batch, accumulation and length the contract itself has."""
+    """Memory of one process in a configuration, whatever batch, accumulation and length the contract itself has.
+
+    Args:
+        on_gpu: the trainer computes in two bytes there and in four on a CPU, and takes another share for itself: a stated
+            allowance, or the resident set of Python with torch and transformers, as measured.
+    """
+    compute_bytes, holders = 2 if on_gpu else 4, configuration.holders
     adapter, lora = contract.adapter, lora_tensors(config, contract.adapter.rank, contract.adapter.target_modules)
     parameters = parameter_count(lora)
     tokens = configuration.batch_size * configuration.seq_len
     eight_bit = contract.optimizer.kind is OptimizerKind.PAGED_ADAMW_8BIT
+    blocks = sum(
+        nf4_bytes(inputs * outputs, double_quant=contract.quant.double_quant)
+        for inputs, outputs in linear_layers(config).values()
+    )
     return Vram(
-        quantised_weights=sum(
-            nf4_bytes(inputs * outputs, double_quant=contract.quant.double_quant)
-            for inputs, outputs in linear_layers(config).values()
-        ),
+        # Of a base in parts, one block is whole at a time; all else is on every GPU.
+        quantised_weights=blocks if holders == 1 else blocks // holders + blocks // config.layers,
         other_weights=unquantised_bytes(config, compute_bytes),
         adapter=4 * parameters,
         gradients=4 * parameters,
         optimizer=sum(moment_bytes(math.prod(shape), eight_bit=eight_bit) for shape in lora.values()),
         activations=tokens
         * activation_bytes(config, adapter.rank, compute_bytes, checkpointing=configuration.checkpointing),
-        logits=min(tokens, configuration.head_chunk or tokens) * head_bytes(config, compute_bytes),
-        runtime=runtime_bytes,
+        logits=min(tokens, chunk_rows(config.vocab)) * head_bytes(config, compute_bytes),
+        runtime=RUNTIME_BYTES if on_gpu else CPU_RUNTIME_BYTES,
     )
+
+
+def memory_limit(contract: FineTuneContract, memory_bytes: int) -> int:
+    """Bytes that the job may fill of a device with so many."""
+    return math.floor(memory_bytes * (contract.exec.max_vram_fraction or VRAM_FRACTION))
 
 
 def disk_parts(contract: FineTuneContract, config: ModelConfig) -> Disk:
@@ -151,27 +162,35 @@ def nearest_fit(
     config: ModelConfig,
     requested: Configuration,
     budget: int,
-    compute_bytes: int = 2,
-    runtime_bytes: int = RUNTIME_BYTES,
+    *,
+    on_gpu: bool = True,
+    devices: int = 1,
 ) -> NearestFit | None:
-    """The configuration nearest to the requested one that needs at most ``budget`` bytes; None when none does.
+    """The configuration nearest to the requested one that needs at most ``budget`` bytes a device; None when none does.
 
     First the batch is halved and accumulation doubled, which leaves the result as it is (the loss weighs every token
-    the same); then activations are recomputed, with the batch as large as fits; last, rows are shortened.
+    the same); then activations are recomputed, with the batch as large as fits; then the devices hold the base in parts;
+    last, rows are shortened. All but the last the trainer does by itself (`worker/training/model/memory_budget.py`).
     """
     # Outermost what changes the result, innermost what does not: the first hit is the mildest change.
     seq_len = requested.seq_len
     while seq_len == requested.seq_len or seq_len >= MIN_SEQ_LEN:
-        for checkpointing in sorted({requested.checkpointing, True}):
-            for batch_size, grad_accum in same_effective_batch(requested.batch_size, requested.grad_accum):
-                changes = {"batch_size": batch_size, "grad_accum": grad_accum, "seq_len": seq_len}
-                tried = requested.model_copy(update=changes | {"checkpointing": checkpointing})
-                needed = vram_parts(contract, config, tried, compute_bytes, runtime_bytes).total
-                if needed <= budget:
-                    shortened, advice = seq_len != requested.seq_len, _advice(requested, tried)
-                    return NearestFit(configuration=tried, vram_bytes=needed, changes_result=shortened, advice=advice)
+        for tried in _same_result(requested.model_copy(update={"seq_len": seq_len}), devices):
+            needed = vram_parts(contract, config, tried, on_gpu=on_gpu).total
+            if needed <= budget:
+                shortened, advice = seq_len != requested.seq_len, _advice(requested, tried)
+                return NearestFit(configuration=tried, vram_bytes=needed, changes_result=shortened, advice=advice)
         seq_len //= 2
     return None
+
+
+def _same_result(requested: Configuration, devices: int) -> Iterator[Configuration]:
+    """Configurations with the result of the requested one, the mildest change first."""
+    pairs = same_effective_batch(requested.batch_size, requested.grad_accum)
+    ways = product(sorted({requested.holders, devices}), sorted({requested.checkpointing, True}), pairs)
+    for holders, checkpointing, (batch_size, grad_accum) in ways:
+        changes = {"batch_size": batch_size, "grad_accum": grad_accum}
+        yield requested.model_copy(update=changes | {"checkpointing": checkpointing, "holders": holders})
 
 
 def same_effective_batch(batch_size: int, grad_accum: int) -> list[tuple[int, int]]:
@@ -190,6 +209,8 @@ def _advice(requested: Configuration, found: Configuration) -> str:
         steps.append(f"set exec.batch_size to {found.batch_size} and exec.grad_accum to {found.grad_accum}")
     if found.checkpointing and not requested.checkpointing:
         steps.append("recompute activations (gradient checkpointing)")
+    if found.holders != requested.holders:
+        steps.append(f"hold the base in parts on {found.holders} GPUs")
     if found.seq_len != requested.seq_len:
         steps.append(f"set exec.seq_len to {found.seq_len}, which truncates longer rows and so changes the result")
     text = "; ".join(steps)

@@ -30,6 +30,9 @@ HEADER_BYTES_PER_TENSOR = 128
 CHECKPOINT_TEXT_BYTES = 1 << 20
 """Allowance for a checkpoint's JSON files: manifest, PEFT's config, metrics."""
 
+CHUNK_ELEMENTS = 1 << 25
+"""Logits that exist at a time (fp32: 128 MiB)."""
+
 
 def nf4_bytes(weights: int, *, double_quant: bool) -> int:
     """Bytes of one linear layer's weight in memory, quantisation state and code books included."""
@@ -94,6 +97,11 @@ def moment_bytes(elements: int, *, eight_bit: bool) -> int:
 def merged_bytes(config: ModelConfig) -> int:
     """Tensor bytes of the language model in its own dtype (bf16 when the config names none)."""
     return parameter_count(expected_tensors(config)) * DTYPE_BYTES.get(config.dtype or "", 2)
+
+
+def chunk_rows(vocab: int) -> int:
+    """Hidden rows whose logits exist at a time: the trainer computes head and loss in chunks of so many."""
+    return max(1, CHUNK_ELEMENTS // vocab)
 
 
 def head_bytes(config: ModelConfig, compute_bytes: int) -> int:

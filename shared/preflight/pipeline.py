@@ -24,7 +24,7 @@ from shared.datasets.report_types import FileReport
 from shared.errors import Code, ContractRejected
 from shared.preflight.base_model import check_targets, preflight_model, read_model_type
 from shared.preflight.data_files import JobFiles, read_files
-from shared.preflight.estimate import CPU_RUNTIME_BYTES, RUNTIME_BYTES, estimate
+from shared.preflight.estimate import estimate
 from shared.preflight.sequence_length import open_length
 from shared.preflight.servability import check_servable, serving_notes
 from shared.preflight.types import Estimate, InputFile, JobRequest, Machine, Preflight
@@ -155,7 +155,7 @@ def _estimate(
 ) -> Estimate:
     """What the planned job needs, or the refusal of one that does not fit the device."""
     contract = plan.contract
-    # On a GPU the trainer recomputes activations, and computes in two bytes.
+    # What the trainer does at the least: on a GPU it recomputes activations.
     on_gpu = target_device(contract, context) is not Device.CPU
     needs = estimate(
         contract,
@@ -168,14 +168,15 @@ def _estimate(
             difficulties=data.trainable_difficulties,
             replay=plan.replay.rows if plan.replay else 0,
         ),
-        vram_bytes=machine.vram_bytes if on_gpu else machine.host_bytes,
+        vram_bytes=machine.memory(on_gpu=on_gpu),
         tokens_per_second=machine.tokens_per_second,
         checkpointing=on_gpu,
-        compute_bytes=2 if on_gpu else 4,
-        runtime_bytes=RUNTIME_BYTES if on_gpu else CPU_RUNTIME_BYTES,
+        on_gpu=on_gpu,
+        devices=machine.sharers(contract, on_gpu=on_gpu),
     )
-    if needs.fits is False and needs.vram_bytes > (needs.vram_budget or 0) * machine.devices:
-        _refuse_unless_split(needs)
+    if not needs.possible:
+        raise _too_large(needs)
+    if needs.fits is False:
         note = "The job takes more than the device has in one piece; the trainer cuts its steps into smaller ones, or the base."
         needs = needs.model_copy(update={"notes": (*needs.notes, note)})
     if on_gpu and machine.free_bytes is not None and needs.vram_bytes > machine.free_bytes:
@@ -186,12 +187,9 @@ def _estimate(
     return needs
 
 
-def _refuse_unless_split(needs: Estimate) -> None:
-    """Refuse a job over the device's memory, unless the trainer makes it fit by itself: it cuts a step into pieces."""
+def _too_large(needs: Estimate) -> ContractRejected:
     nearest = needs.nearest_fit
-    if nearest and not nearest.changes_result:
-        return
-    raise ContractRejected(
+    return ContractRejected(
         Code.MEMORY_DOES_NOT_FIT,
         f"The job takes {needs.vram_bytes >> 20} MiB; the device has {(needs.vram_budget or 0) >> 20} MiB for it.",
         remedy=nearest.advice if nearest else needs.notes[-1],

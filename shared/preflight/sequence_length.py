@@ -14,13 +14,8 @@ from shared.contract.preset_files import Values
 from shared.contract.presets import Resolution
 from shared.contract.refusals import MOBILE_LIMITS
 from shared.contract.sections import DeploymentTarget, FineTuneContract
-from shared.preflight.estimate import (
-    CPU_RUNTIME_BYTES,
-    RUNTIME_BYTES,
-    VRAM_FRACTION,
-    same_effective_batch,
-    vram_parts,
-)
+from shared.preflight.estimate import memory_limit, same_effective_batch, vram_parts
+from shared.preflight.memory import chunk_rows
 from shared.preflight.types import Configuration, JobRequest, Machine
 
 STEP = 256
@@ -69,23 +64,25 @@ def open_length(
     limits = [config.max_positions or UNKNOWN_MEMORY_TOKENS]
     if contract.artifact.deployment_target is DeploymentTarget.MOBILE_EDGE:
         limits.append(MOBILE_LIMITS["exec.seq_len"])
-    if machine.vram_bytes is None:
+    if machine.memory(on_gpu=on_gpu) is None:
         limits.append(UNKNOWN_MEMORY_TOKENS)
     else:
-        tokens = _tokens_that_fit(contract, config, machine.vram_bytes, on_gpu=on_gpu)
+        tokens = _tokens_that_fit(contract, config, machine, on_gpu=on_gpu)
         rows = 1 if may_split else contract.exec.batch_size
         # A job that does not fit at all is refused by the estimate, with what would.
         limits.append(max(STEP, tokens // rows // STEP * STEP))
     return OpenLength(min(limits), tokens, may_split)
 
 
-def _tokens_that_fit(contract: FineTuneContract, config: ModelConfig, memory: int, *, on_gpu: bool) -> int:
-    """Tokens of the largest micro-batch: memory grows linearly with them."""
+def _tokens_that_fit(contract: FineTuneContract, config: ModelConfig, machine: Machine, *, on_gpu: bool) -> int:
+    """Tokens of the largest micro-batch, with activations recomputed and the base in parts where several GPUs share the job."""
+    budget, chunk = memory_limit(contract, machine.memory(on_gpu=on_gpu) or 0), chunk_rows(config.vocab)
+    holders = machine.sharers(contract, on_gpu=on_gpu)
 
     def needed(tokens: int) -> int:
-        one_row = Configuration(batch_size=1, grad_accum=1, seq_len=tokens, checkpointing=on_gpu)
-        runtime = RUNTIME_BYTES if on_gpu else CPU_RUNTIME_BYTES
-        return vram_parts(contract, config, one_row, 2 if on_gpu else 4, runtime).total
+        one_row = Configuration(batch_size=1, grad_accum=1, seq_len=tokens, checkpointing=True, holders=holders)
+        return vram_parts(contract, config, one_row, on_gpu=on_gpu).total
 
-    budget = math.floor(memory * (contract.exec.max_vram_fraction or VRAM_FRACTION))
-    return max(0, (budget - needed(0)) // (needed(1) - needed(0)))
+    # Memory grows linearly with tokens, with those beyond the head's first chunk less steeply.
+    start = chunk if needed(chunk) <= budget else 0
+    return max(0, start + (budget - needed(start)) // (needed(start + 1) - needed(start)))

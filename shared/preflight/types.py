@@ -107,6 +107,14 @@ class Machine:
     tokens_per_second: float | None = None
     thorough: bool = True
 
+    def memory(self, *, on_gpu: bool) -> int | None:
+        """Bytes of what a job trains in: of one GPU, or main memory."""
+        return self.vram_bytes if on_gpu else self.host_bytes
+
+    def sharers(self, contract: FineTuneContract, *, on_gpu: bool) -> int:
+        """GPUs that share a job: never more than a step has rows."""
+        return min(self.devices, contract.exec.batch_size * contract.exec.grad_accum) if on_gpu else 1
+
 
 PREFLIGHT_SCHEMA = "vox.mens.preflight.v0"
 
@@ -181,9 +189,7 @@ class Configuration(PreflightValue):
     grad_accum: int
     seq_len: int
     checkpointing: bool
-    head_chunk: int | None = Field(
-        None, description="Tokens whose logits exist at a time; null: a whole micro-batch's."
-    )
+    holders: int = Field(1, description="GPUs that each hold a part of the frozen base; 1: it is whole on each.")
 
 
 class NearestFit(PreflightValue):
@@ -213,6 +219,11 @@ class Estimate(PreflightValue):
     fits: bool | None
     nearest_fit: NearestFit | None
     notes: tuple[str, ...]
+
+    @property
+    def possible(self) -> bool:
+        """Whether the job fits, or the trainer makes it fit by itself with the same result; so where the device is not known."""
+        return self.fits is not False or (self.nearest_fit is not None and not self.nearest_fit.changes_result)
 
 
 class Preflight(PreflightValue):

@@ -13,3 +13,11 @@ QWEN3_8B = {
     "vocab_size": 151936,
     "tie_word_embeddings": False,
 }
+
+QWEN3_06B = QWEN3_8B | {
+    "hidden_size": 1024,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 16,
+    "intermediate_size": 3072,
+    "tie_word_embeddings": True,
+}

@@ -11,7 +11,8 @@ made and the same weight read from a file. So it is told, and whether it obeys i
 a busy machine, unless it is told not to.
 
 What is chosen by the memory that is free at a start changes no bit of a CPU's run: frozen weights that are kept dequantised are
-the same numbers, and the tokens of a micro-batch are the contract's alone (`worker/training/model/memory_budget.py`).
+the same numbers. The tokens of a micro-batch are the contract's, or fewer where all the machine's memory is too small for them
+(`worker/training/model/memory_budget.py`): they are compared like the rest of the environment.
 """
 
 from __future__ import annotations

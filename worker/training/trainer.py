@@ -24,7 +24,6 @@ from worker.training.method import Batch, Example, Method
 from worker.training.model.fsdp import in_step, sharding_is_forced
 from worker.training.model.load import (
     build_model,
-    compute_dtype,
     load_tokenizer,
     packs,
     pick_device,
@@ -35,7 +34,7 @@ from worker.training.model.lora_fusion import FusionReport
 from worker.training.model.memory_budget import Budget, choose_budget
 from worker.training.optimizer import build_optimizer
 from worker.training.reporting.events import identifier
-from worker.training.reporting.facts import RunFacts, memory_report
+from worker.training.reporting.facts import RunFacts
 from worker.training.reporting.telemetry import TELEMETRY_SCHEMA_VERSION, Telemetry
 from worker.training.reporting.throughput import Machine, dense_bf16_peak, peak_bytes, workload
 from worker.training.reproducibility import Guarantee, environment
@@ -142,7 +141,7 @@ def set_up(run: TrainingRun, run_dir: Path, cache: Path, method: Method[Any, Any
         order=order,
         device=device,
         budget=budget,
-        environment=environment(device, distributed.size) | {"rows": data.key},
+        environment=environment(device, distributed.size) | {"rows": data.key, "tokens": budget.tokens},
         distributed=distributed,
     )
 
@@ -216,7 +215,6 @@ def gather_facts(
     evaluation: SelfEvaluation,
 ) -> RunFacts:
     """All that the reports of a finished run are written from."""
-    rows = len(context.data.training)
     return RunFacts(
         run_id=progress.run_id,
         plan=context.plan,
@@ -225,23 +223,18 @@ def gather_facts(
         progress=progress,
         summary=telemetry.summary(),
         training=context.data.report,
-        training_rows=rows,
+        training_rows=len(context.data.training),
         validation=context.data.validation_report,
         validation_rows=len(context.data.validation),
         skips=telemetry.skips,
         rate_at=context.rate_at,
         last_epoch_steps=context.order.steps_of(context.order.epoch_of(progress.step)),
         planned_steps=context.order.total_steps,
-        memory=memory_report(
-            context.plan.contract,
-            context.config,
-            rows,
-            device=context.device.type,
-            element_bytes=compute_dtype(context.device).itemsize,
-            checkpointing=context.budget.checkpointing,
-            predicted_bytes=context.budget.predicted_bytes,
-            peak_bytes=peak_bytes(context.device),
-        ),
+        memory={
+            "device": context.device.type,
+            "predicted_bytes": context.budget.predicted_bytes,
+            "peak_bytes": peak_bytes(context.device),
+        },
         device=context.device.type,
         device_name=torch.cuda.get_device_name(context.device) if context.device.type == "cuda" else None,
         resumed_from_step=progress.resumed_from[-1] if progress.resumed_from else 0,

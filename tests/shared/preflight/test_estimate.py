@@ -16,9 +16,11 @@ from shared.base_models.tensors import linear_layers
 from shared.contract.plan import optimizer_steps
 from shared.preflight.estimate import RUNTIME_BYTES, VRAM_FRACTION, estimate, nearest_fit, vram_parts
 from shared.preflight.memory import (
+    CHUNK_ELEMENTS,
     activation_bytes,
     adapter_file_bytes,
     checkpoint_bytes,
+    chunk_rows,
     lora_tensors,
     merged_bytes,
     nf4_bytes,
@@ -201,10 +203,37 @@ def test_total_is_the_sum_of_its_parts() -> None:
     assert len(found.model_dump_json()) > 100
 
 
-def test_chunked_head_needs_memory_for_one_chunk() -> None:
-    whole, chunked = (estimate(contract(), QWEN3_8B, rows=9, head_chunk=chunk).vram for chunk in (None, 256))
-    assert whole.logits == 4 * chunked.logits
-    assert whole.total - chunked.total == whole.logits - chunked.logits
+def test_logits_are_those_of_one_chunk() -> None:
+    short, long = (estimate(contract(exec={"seq_len": length}), QWEN3_8B, rows=9).vram for length in (1024, 8192))
+    assert short.logits == long.logits == chunk_rows(QWEN3_8B.vocab) * QWEN3_8B.vocab * (2 + 8)
+    assert chunk_rows(QWEN3_8B.vocab) * QWEN3_8B.vocab <= CHUNK_ELEMENTS
+    assert chunk_rows(1 << 40) == 1
+
+
+def test_8192_tokens_of_an_8b_model_fit_24_gib() -> None:
+    """Fails while the logits of the whole row are counted, which the trainer never holds."""
+    requested = contract(exec={"batch_size": 1, "seq_len": 8192})
+    found = estimate(requested, QWEN3_8B, rows=9, vram_bytes=24 * GIB, checkpointing=True)
+    assert found.fits
+
+
+def test_what_is_on_every_gpu_is_not_split_among_them() -> None:
+    """Fails while the memory of four GPUs counts as one."""
+    requested = contract(exec={"batch_size": 1, "grad_accum": 4, "seq_len": 32_768})
+    found = estimate(requested, QWEN3_8B, rows=9, vram_bytes=24 * GIB, checkpointing=True, devices=4)
+    assert not found.possible
+    nearest = found.nearest_fit
+    assert nearest is not None
+    assert nearest.configuration.seq_len == 16_384
+
+
+def test_a_base_in_parts_is_advised_where_it_fits_no_other_way() -> None:
+    requested = contract(exec={"batch_size": 1, "grad_accum": 4, "seq_len": 512})
+    found = estimate(requested, QWEN3_8B, rows=9, vram_bytes=8 * GIB, checkpointing=True, devices=4)
+    assert found.possible
+    nearest = found.nearest_fit
+    assert nearest is not None
+    assert nearest.advice == "Hold the base in parts on 4 GPUs."
 
 
 def test_limit_of_the_contract_is_the_budget() -> None:
@@ -262,10 +291,10 @@ def test_nearest_fit_fits_and_keeps_the_effective_batch(
     found = nearest_fit(contract(), QWEN3_8B, requested, gib * GIB)
     if found is None:
         return
-    assert found.vram_bytes == vram_parts(contract(), QWEN3_8B, found.configuration, 2).total <= gib * GIB
+    assert found.vram_bytes == vram_parts(contract(), QWEN3_8B, found.configuration).total <= gib * GIB
     assert found.configuration.batch_size * found.configuration.grad_accum == batch * accum
     assert found.changes_result == (found.configuration.seq_len < seq_len)
-    if vram_parts(contract(), QWEN3_8B, requested, 2).total <= gib * GIB:
+    if vram_parts(contract(), QWEN3_8B, requested).total <= gib * GIB:
         assert found.configuration == requested
 
 

@@ -264,7 +264,15 @@ def test_only_shorter_rows_would_fit_so_the_job_is_refused_with_how_short(base: 
 
 
 def test_a_base_may_be_held_in_parts_by_several_gpus(base: Path, tmp_path: Path) -> None:
-    check(base, tmp_path, ROWS, Machine(device="cuda", vram_bytes=300 * MIB, devices=8))
+    requested = {"exec": {"batch_size": 1, "seq_len": 512, "max_vram_fraction": 1.0}}
+    whole = check(base, tmp_path, ROWS, sections=requested).estimate.vram_bytes
+    check(base, tmp_path, ROWS, Machine(device="cuda", vram_bytes=whole - 1, devices=8), sections=requested)
+    # What each GPU holds of its own fits none of them, and a step of one row has one process.
+    one_row = {"exec": requested["exec"] | {"grad_accum": 1}}
+    for memory, sections in ((300 * MIB, requested), (whole - 1, one_row)):
+        with pytest.raises(MensError) as refused:
+            check(base, tmp_path, ROWS, Machine(device="cuda", vram_bytes=memory, devices=8), sections=sections)
+        assert refused.value.code == "MEMORY_DOES_NOT_FIT"
 
 
 def test_memory_that_others_hold_is_told(base: Path, tmp_path: Path) -> None:

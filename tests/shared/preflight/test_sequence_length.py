@@ -94,15 +94,16 @@ def test_plan_of_a_data_length_is_a_fixed_point(base: Path, tmp_path: Path) -> N
 # -- memory
 
 
-def a_base() -> ModelConfig:
+def a_base(vocab: int = 1_000) -> ModelConfig:
     return parse_model_config(
-        CONFIG | {"vocab_size": 1_000, "max_position_embeddings": 100_000, "num_hidden_layers": 8}
+        CONFIG | {"vocab_size": vocab, "max_position_embeddings": 100_000, "num_hidden_layers": 8}
     )
 
 
-def length_of(memory: int | None, request: JobRequest, *, on_gpu: bool = True) -> OpenLength:
+def length_of(memory: int | None, request: JobRequest, *, on_gpu: bool = True, vocab: int = 1_000) -> OpenLength:
     resolution = resolve_contract(request.contract)
-    found = open_length(request, resolution, a_base(), Machine(vram_bytes=memory), on_gpu=on_gpu)
+    machine = Machine(vram_bytes=memory) if on_gpu else Machine(host_bytes=memory)
+    found = open_length(request, resolution, a_base(vocab), machine, on_gpu=on_gpu)
     assert found
     return found
 
@@ -115,20 +116,25 @@ def contract(**exec_: int) -> FineTuneContract:
     return parse_contract({"model": {"name": "x"}, "data": {"train_file": "f"}, "exec": exec_})
 
 
-def fits(config: ModelConfig, memory: int, seq_len: int, batch: int, accumulated: int) -> bool | None:
+def fits(
+    config: ModelConfig, memory: int, seq_len: int, batch: int, accumulated: int, *, on_gpu: bool = True
+) -> bool | None:
     asked = contract(seq_len=seq_len, batch_size=batch, grad_accum=accumulated)
-    return estimate(asked, config, rows=100, vram_bytes=memory, checkpointing=True).fits
+    return estimate(asked, config, rows=100, vram_bytes=memory, checkpointing=True, on_gpu=on_gpu).fits
 
 
+@pytest.mark.parametrize("vocab", [1_000, 200_000])
+@pytest.mark.parametrize("on_gpu", [True, False])
 @pytest.mark.parametrize("memory", [2 * GIB, 3 * GIB, 8 * GIB])
-def test_the_longest_that_memory_allows_fits_and_a_longer_one_does_not(memory: int) -> None:
-    length = length_of(memory, request())
+def test_the_longest_that_memory_allows_fits_and_a_longer_one_does_not(memory: int, on_gpu: bool, vocab: int) -> None:
+    """Fails where a row's logits are counted at once, or a CPU's memory is not."""
+    length, config = length_of(memory, request(), on_gpu=on_gpu, vocab=vocab), a_base(vocab)
     values = length.decide(contract(), 10**6)
     batch, accumulated = values.get("exec.batch_size", 4), values.get("exec.grad_accum", 4)
     assert values["exec.seq_len"] == length.limit
     assert batch * accumulated == 16
-    assert fits(a_base(), memory, length.limit, batch, accumulated)
-    assert length.limit > 99_000 or not fits(a_base(), memory, length.limit + STEP, 1, 16)
+    assert fits(config, memory, length.limit, batch, accumulated, on_gpu=on_gpu)
+    assert length.limit > 99_000 or not fits(config, memory, length.limit + STEP, 1, 16, on_gpu=on_gpu)
 
 
 def test_explicit_batch_is_not_split_and_bounds_the_length() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from dataclasses import replace
 
 import pytest
 import torch
@@ -92,11 +91,29 @@ def test_free_memory_changes_no_bit(tiny, tmp_path, monkeypatch, adapter):
     assert cached == [False, True]
 
 
-@given(free=st.integers(0, 1 << 42), batch=st.integers(1, 64), length=st.integers(8, 8192))
-def test_tokens_of_a_cpus_micro_batch_do_not_depend_on_free_memory(tiny_config, free, batch, length):
+@given(
+    limit=st.integers(0, 1 << 42), free=st.integers(0, 1 << 42), batch=st.integers(1, 64), length=st.integers(8, 8192)
+)
+def test_tokens_of_a_cpus_micro_batch_do_not_depend_on_free_memory(tiny_config, limit, free, batch, length):
     made = contract(exec={"batch_size": batch, "seq_len": length})
-    some, none = cpu_budget(made, tiny_config, free), cpu_budget(made, tiny_config, 0)
-    assert replace(some, cache_dequantised=False) == none
+    some, none = cpu_budget(made, tiny_config, limit, free), cpu_budget(made, tiny_config, limit, 0)
+    assert (some.tokens, some.checkpointing) == (none.tokens, none.checkpointing)
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+def test_activations_that_are_recomputed_change_no_bit(tiny, tmp_path, monkeypatch, dropout):
+    """A machine whose memory is too small for all of them makes what a larger one does."""
+    run = tiny.plan_run(
+        tmp_path, exec={"batch_size": 1, "checkpoint_every": 3}, adapter={"rank": 4, "dropout": dropout}
+    )
+    made, recomputed = [], []
+    for total_bytes in (1 << 50, 0):
+        monkeypatch.setattr(worker.training.model.memory_budget, "allowed_memory", lambda total=total_bytes: total)
+        run_dir = tiny.train(run, tmp_path / str(total_bytes))
+        made.append([digest_file(run_dir / ADAPTER_FOLDER / WEIGHTS_NAME), digest_file(run_dir / METRICS_NAME)])
+        recomputed.append(read_json(run_dir / TRAINING_MANIFEST_NAME)["engine"]["checkpointing"])
+    assert made[0] == made[1]
+    assert recomputed == [False, True]
 
 
 @pytest.fixture(scope="module")

@@ -13,13 +13,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn.functional import cross_entropy, linear
 from torch.utils.checkpoint import checkpoint
 
-CHUNK_ELEMENTS = 1 << 25
-"""Logits that exist at a time (fp32: 128 MiB)."""
-
-
-def chunk_rows(vocab: int) -> int:
-    """Hidden rows whose logits exist at a time."""
-    return max(1, CHUNK_ELEMENTS // vocab)
+from shared.preflight.memory import chunk_rows
 
 
 class _FrozenHeadLoss(torch.autograd.Function):

@@ -11,9 +11,7 @@ from ulid import ULID
 from shared.artifacts.manifests import AdapterManifest
 from shared.base_models.config import ModelConfig
 from shared.contract.plan import ExecutionPlan
-from shared.contract.sections import FineTuneContract
 from shared.model_card.self_evaluation import SelfEvaluation
-from shared.preflight.estimate import CPU_RUNTIME_BYTES, RUNTIME_BYTES, estimate
 from worker.training.checkpoint import Progress
 from worker.training.data.prepared import PreparationReport
 from worker.training.metrics import mean
@@ -81,35 +79,3 @@ def new_run_id() -> str:
 def artifacts(run_dir: Path, names: Mapping[str, str]) -> dict[str, str]:
     """Name → path relative to the run folder, of those that are there."""
     return {name: path for name, path in names.items() if (run_dir / path).exists()}
-
-
-def memory_report(
-    contract: FineTuneContract,
-    config: ModelConfig,
-    rows: int,
-    *,
-    device: str,
-    element_bytes: int,
-    checkpointing: bool,
-    predicted_bytes: int | None,
-    peak_bytes: int,
-) -> dict[str, object]:
-    """Peak memory of a run against the estimate, in bytes.
-
-    Args:
-        rows: rows trained on.
-        device: ``cpu`` or ``cuda``; the estimate and the peak mean other things on each (`throughput.peak_bytes`).
-        element_bytes: of the compute dtype.
-        checkpointing: whether activations were computed again in the backward pass.
-        predicted_bytes: what the run's memory budget had predicted; None takes the estimate of the preflight.
-    """
-    if predicted_bytes is None:
-        predicted_bytes = estimate(
-            contract,
-            config,
-            rows=rows,
-            checkpointing=checkpointing,
-            compute_bytes=element_bytes,
-            runtime_bytes=RUNTIME_BYTES if device == "cuda" else CPU_RUNTIME_BYTES,
-        ).vram_bytes
-    return {"device": device, "predicted_bytes": predicted_bytes, "peak_bytes": peak_bytes}

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shared.base_models.config import parse_model_config
-from tests.support.base_configs import QWEN3_8B
+from shared.preflight.estimate import estimate, memory_limit
+from tests.support.base_configs import QWEN3_06B, QWEN3_8B
 from tests.support.training_runs import contract_for
 from worker.training.model.memory_budget import (
     CPU_TOKENS,
     MAX_TOKENS,
+    Way,
     cache_bytes,
     cpu_budget,
     device_budget,
@@ -31,6 +35,7 @@ def test_sizes_go_from_a_whole_step_down_to_one_row():
     assert token_sizes(contract()) == [32768, 16384, 8192, 4096, 2048]
     assert token_sizes(contract(batch_size=64, grad_accum=64))[0] == MAX_TOKENS
     assert token_sizes(contract(batch_size=1, grad_accum=1)) == [2048]
+    assert token_sizes(contract(batch_size=3, grad_accum=1)) == [6144, 3072, 2048]
     assert token_sizes(contract(batch_size=1, grad_accum=1, seq_len=100_000)) == [100_000]
 
 
@@ -53,13 +58,30 @@ def test_where_nothing_fits_the_smallest_is_tried():
     assert (budget.tokens, budget.checkpointing, budget.cache_dequantised) == (2048, True, False)
 
 
+@pytest.mark.parametrize("exec_", [{"batch_size": 1, "grad_accum": 4}, {"batch_size": 6, "grad_accum": 2}])
+@pytest.mark.parametrize("raw", [QWEN3_06B, QWEN3_8B], ids=["0.6B", "8B"])
+def test_the_preflight_takes_what_the_trainer_can_place_and_nothing_else(raw, exec_):
+    """Fails while it counts a whole micro-batch's logits, or all of several GPUs' memory as one."""
+    config, differ = parse_model_config(raw), []
+    for seq_len, gib, devices in product((512, 6144, 8192, 32_768), (2, 4, 8, 16, 24, 80), (1, 4)):
+        asked = contract(seq_len=seq_len, **exec_)
+        limit = memory_limit(asked, gib * GIB)
+        for on_gpu in (True, False) if devices == 1 else (True,):
+            needs = estimate(
+                asked, config, rows=9, vram_bytes=gib * GIB, checkpointing=on_gpu, on_gpu=on_gpu, devices=devices
+            )
+            budget = device_budget(asked, config, limit, devices) if on_gpu else cpu_budget(asked, config, limit, 0)
+            if needs.possible != (budget.predicted_bytes <= limit):
+                differ.append((seq_len, gib, devices, on_gpu))
+    assert differ == []
+
+
 def test_a_base_is_held_in_parts_only_where_it_fits_no_other_way():
     scarce = 8 * GIB
     alone, together = (device_budget(contract(), CONFIG, scarce, processes) for processes in (1, 8))
     assert not alone.shard_base
     assert together.shard_base
     assert not together.cache_dequantised
-    assert together.predicted_bytes is not None
     assert together.predicted_bytes <= scarce
     assert not device_budget(contract(), CONFIG, 120 * GIB, 8).shard_base
 
@@ -69,8 +91,7 @@ def test_a_base_is_held_in_parts_only_where_it_fits_no_other_way():
 def test_the_prediction_keeps_to_the_limit(gib, batch, seq_len):
     asked = contract(batch_size=batch, seq_len=seq_len)
     budget = device_budget(asked, CONFIG, gib * GIB)
-    smallest = predict(asked, CONFIG, token_sizes(asked)[-1], checkpointing=True)
-    assert budget.predicted_bytes is not None
+    smallest = predict(asked, CONFIG, Way(token_sizes(asked)[-1], checkpointing=True), on_gpu=True)
     assert budget.predicted_bytes <= max(gib * GIB, smallest)
     assert budget.tokens >= seq_len
 
@@ -84,17 +105,36 @@ def test_more_memory_never_means_smaller_micro_batches_in_the_same_mode(gib, mor
         assert other.tokens >= one.tokens
 
 
-def test_a_cpus_micro_batch_is_the_contracts_on_every_machine():
-    sizes = {cpu_budget(contract(), CONFIG, free * GIB).tokens for free in (1, 8, 512)}
-    assert sizes == {4 * 2048}
+def test_a_cpus_micro_batch_is_the_contracts_on_every_machine_where_it_fits():
+    budgets = [cpu_budget(contract(), CONFIG, limit * GIB, 0) for limit in (200, 512)]
+    assert {(budget.tokens, budget.checkpointing) for budget in budgets} == {(4 * 2048, False)}
+
+
+@pytest.mark.parametrize("exec_", [{"seq_len": 6144, "batch_size": 1}, {"seq_len": 512, "batch_size": 16}])
+def test_a_cpus_micro_batch_is_cut_to_the_machines_memory(exec_):
+    """Fails while a CPU's micro-batch is the contract's whatever memory there is: the kernel ends that trainer."""
+    limit = memory_limit(contract(), 16 * GIB)
+    budget = cpu_budget(contract(**exec_), parse_model_config(QWEN3_06B), limit, 16 * GIB)
+    assert budget.predicted_bytes <= limit
+    assert exec_["seq_len"] <= budget.tokens < 8192
+
+
+@settings(max_examples=60, deadline=None)
+@given(gib=st.integers(1, 100), free=st.integers(0, 100), batch=st.sampled_from([1, 8]), seq_len=st.integers(8, 9000))
+def test_what_a_cpu_takes_keeps_to_the_limit_with_the_cache(gib, free, batch, seq_len):
+    asked = contract(batch_size=batch, seq_len=seq_len)
+    budget = cpu_budget(asked, CONFIG, gib * GIB, free * GIB)
+    smallest = predict(asked, CONFIG, Way(seq_len, checkpointing=True), on_gpu=False)
+    assert budget.predicted_bytes <= max(gib * GIB, smallest)
+    assert budget.tokens >= seq_len
 
 
 def test_a_cpus_micro_batch_of_several_rows_is_bounded():
-    sizes = [cpu_budget(contract(seq_len=length), CONFIG, GIB).tokens for length in (256, 4096, 16_384)]
+    sizes = [cpu_budget(contract(seq_len=length), CONFIG, 1000 * GIB, GIB).tokens for length in (256, 4096, 16_384)]
     assert sizes == [4 * 256, CPU_TOKENS, 16_384]
 
 
 @pytest.mark.parametrize(("free", "cached"), [(4, False), (1000, True)])
 def test_a_cpu_caches_what_takes_little_of_its_memory(free, cached):
-    assert cpu_budget(contract(), CONFIG, free * GIB).cache_dequantised is cached
+    assert cpu_budget(contract(), CONFIG, 1000 * GIB, free * GIB).cache_dequantised is cached
     assert cache_bytes(CONFIG, 4) == 2 * cache_bytes(CONFIG, 2)
