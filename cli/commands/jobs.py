@@ -19,12 +19,13 @@ from cli.client.self_evaluation import describe_evaluation
 from cli.client.uploads import upload
 from cli.commands.aliases import describe_hiding
 from cli.commands.contract_flags import parse_flags
+from cli.contract_sections import lay_over, read_sections
 from cli.export.handoff import HANDOFF_NAME
 from cli.export.original_merge import merge_original
 from cli.options import existing_file
 from cli.output import print_table
 from shared.contract.auto_hyperparameters import auto_exec
-from shared.contract.sections import DEFAULT_MODEL_ID, DataMode, FineTuneContract
+from shared.contract.sections import DEFAULT_MODEL_ID, DataMode
 from shared.datasets.reader import count_lines
 from shared.errors import ContractRejected, MensError
 from shared.model_card.self_evaluation import without_samples
@@ -43,7 +44,12 @@ JobJson = Annotated[
 def train(
     context: typer.Context,
     file: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="JSONL file with the training rows.")],
-    model: Annotated[str, typer.Option(help="Base model, by its name in the catalogue.")] = DEFAULT_MODEL_ID,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help=f"Base model, by its name in the catalogue. Default: the contract file's, else {DEFAULT_MODEL_ID}."
+        ),
+    ] = None,
     validation: Annotated[Path | None, existing_file("JSONL file to validate on.")] = None,
     name: Annotated[str | None, typer.Option(help="Left part of the adapter's id; the alias when left out.")] = None,
     alias: Annotated[str | None, typer.Option(help="Alias to move to the adapter when it is published.")] = None,
@@ -58,11 +64,18 @@ def train(
     seq_len: Annotated[int | None, typer.Option(help="Tokens per row. Default: the longest row's.")] = None,
     rank: Annotated[int | None, typer.Option(help="LoRA rank. Default: 16.")] = None,
     publish: Annotated[
-        bool, typer.Option(help="Publish it: measure it on the serving tier first. --no-publish trains only.")
-    ] = True,
+        bool | None,
+        typer.Option(
+            "--publish/--no-publish",
+            help="Publish it: measure it on the serving tier first. --no-publish trains only. Default: the contract file's, else "
+            "--publish.",
+        ),
+    ] = None,
     preset: Annotated[str | None, typer.Option(help="A preset instead of the auto rules.")] = None,
     domain: Annotated[str | None, typer.Option(help="A domain profile.")] = None,
-    contract: Annotated[Path | None, existing_file("JSON file with contract sections.")] = None,
+    contract: Annotated[
+        Path | None, existing_file("JSON file with contract sections; flags and options are put over it.")
+    ] = None,
     priority: Annotated[
         int | None, typer.Option(help="-5 to 5: higher is earlier, a level is 12 hours of waiting; above 0: operators.")
     ] = None,
@@ -77,18 +90,11 @@ def train(
 
     After FILE every field of the contract is a flag by its flat name, e.g. --alpha 64 --qlora-ce-last-k 16 --curriculum.
     """
-    sections: dict[str, Any] = read_sections(contract) if contract else {}
     try:
-        further = parse_flags(context.args)
+        sections = read_sections(contract)
+        lay_over(sections, parse_flags(context.args))
     except ContractRejected as error:
         fail_with(error)
-    for section, fields in further.items():
-        sections[section] = sections.get(section, {}) | fields
-    rules: dict[str, float] = {}
-    if not (preset or domain):
-        base = call("GET", f"/v1/models/{quote(model, safe='')}")["mens"]
-        with file.open("rb") as content:
-            rules = auto_exec(count_lines(content), base.get("learning_rate"))
     options: dict[str, dict[str, Any]] = {
         "data": {
             "train_file": upload(file),
@@ -101,9 +107,9 @@ def train(
         "artifact": {"alias": alias, "publish": publish},
         "model": {"hf_repo": model},
     }
-    for section, values in options.items():
-        given = {key: value for key, value in values.items() if value is not None}
-        sections[section] = sections.get(section, {}) | given
+    lay_over(sections, options)
+    base = sections["model"].setdefault("hf_repo", DEFAULT_MODEL_ID)
+    rules = {} if preset or domain else _auto_rules(file, str(base))
     body: dict[str, Any] = {"kind": "finetune", "contract": sections, "name": name, "preset": preset, "domain": domain}
     terms = {"priority": priority, "max_gpu_minutes": max_gpu_minutes, "max_wall_seconds": max_wall_seconds}
     body |= {name: value for name, value in terms.items() if value is not None}
@@ -122,22 +128,6 @@ def train(
         watch_job(job["id"], as_json=as_json)
     elif as_json:
         console.print_json(data=job)
-
-
-def read_sections(path: Path) -> dict[str, Any]:
-    """The sections of a contract file, or of what `mens plan --json` has printed; ends the command for anything else."""
-    try:
-        sections = json.loads(path.read_text())
-    except ValueError as error:
-        fail(f"{path} is not JSON: {error}")
-    if isinstance(sections, dict) and isinstance(sections.get("plan"), dict):
-        sections = sections["plan"].get("contract")
-    names = FineTuneContract.model_fields
-    if not isinstance(sections, dict) or not all(
-        isinstance(value, dict) or names.get(name, names["data"]).annotation is bool for name, value in sections.items()
-    ):
-        fail(f'{path} must hold an object of sections, e.g. {{"exec": {{"epochs": 3}}}}.')
-    return sections
 
 
 def summary(job: dict[str, Any]) -> str:
@@ -313,6 +303,12 @@ def merge_subset(base_shards: list[Path], adapter: Path, meta: Path, output: Pat
     )
     if merged["skipped"]:
         typer.echo(f"not merged, because base_key_map does not place them: {', '.join(merged['skipped'])}")
+
+
+def _auto_rules(file: Path, model: str) -> dict[str, float]:
+    base = call("GET", f"/v1/models/{quote(model, safe='')}")["mens"]
+    with file.open("rb") as content:
+        return auto_exec(count_lines(content), base.get("learning_rate"))
 
 
 def _path(job_id: str) -> str:

@@ -14,7 +14,7 @@ from rich.table import Table
 from cli.client.connection import fail_with
 from cli.client.json_errors import note_json
 from cli.commands.bases import entry_and_folder
-from cli.commands.jobs import read_sections
+from cli.contract_sections import Sections, lay_over, read_sections
 from cli.options import existing_file
 from shared.contract.auto_hyperparameters import auto_exec
 from shared.contract.flat_keys import parse_contract
@@ -58,27 +58,28 @@ def plan(
     ] = False,
 ) -> None:
     """Run every check of a job and show its plan. Exit code 1 with code and remedy if the job could not run."""
-    sections: dict[str, Any] = read_sections(contract) if contract else {}
-    options: dict[str, dict[str, Any]] = {
-        "data": {
-            "train_file": file.name,
-            "replay_file": replay.name if replay else None,
-            "mode": DataMode.LENIENT if lenient else None,
-        },
-        "exec": {"epochs": epochs, "learning_rate": learning_rate, "batch_size": batch_size, "seq_len": seq_len},
-        "adapter": {"rank": rank},
-    }
     limits = ServingLimits(max_lora_rank=max_lora_rank) if max_lora_rank else None
     from shared.preflight.pipeline import preflight  # numpy is slow to import
 
     try:
+        sections = read_sections(contract)
+        validation = validation or _named_file(sections, "validation_file", "--validation")
+        replay = replay or _named_file(sections, "replay_file", "--replay")
         machine = Machine(_device(device), vram_bytes=int(vram_gb * GIB) if vram_gb else None, limits=limits)
         base, folder = entry_and_folder(read_settings(Settings), model)
-        options["model"] = {"hf_repo": base.name}  # not the path that was typed: another machine has another
+        options: dict[str, dict[str, Any]] = {
+            "model": {"hf_repo": base.name},  # not the path that was typed: another machine has another
+            "data": {
+                "train_file": file.name,
+                "validation_file": validation.name if validation else None,
+                "replay_file": replay.name if replay else None,
+                "mode": DataMode.LENIENT if lenient else None,
+            },
+            "exec": {"epochs": epochs, "learning_rate": learning_rate, "batch_size": batch_size, "seq_len": seq_len},
+            "adapter": {"rank": rank},
+        }
+        lay_over(sections, options)
         train = _input(file)
-        for section, values in options.items():
-            given = {key: value for key, value in values.items() if value is not None}
-            sections[section] = sections.get(section, {}) | given
         rules = {} if preset or domain else auto_exec(train.lines or 0, base.learning_rate)
         auto = frozenset(f"exec.{name}" for name in rules.keys() - sections["exec"].keys())
         sections["exec"] = rules | sections["exec"]
@@ -114,6 +115,23 @@ def _device(name: str) -> str:
             param="device",
         )
     return str(device)
+
+
+def _named_file(sections: Sections, field: str, option: str) -> Path | None:
+    """A further data file that a contract file names: a path from where the command runs.
+
+    Raises:
+        ContractRejected: ``CONTRACT_INVALID``: it is not here, as an uploaded file's id is not.
+    """
+    name = sections.get("data", {}).get(field)
+    if name is None or Path(str(name)).is_file():
+        return None if name is None else Path(str(name))
+    raise ContractRejected(
+        Code.CONTRACT_INVALID,
+        f"data.{field} is {name!r}, and there is no such file here.",
+        remedy=f"Give the file with {option}; nothing is fetched from an installation.",
+        param=f"data.{field}",
+    )
 
 
 def show(checked: Preflight) -> None:

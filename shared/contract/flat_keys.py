@@ -13,7 +13,7 @@ from enum import StrEnum
 from functools import cache
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import AliasChoices, ValidationError
 
 from shared.contract.sections import BAD_NAME, ContractValue, FineTuneContract
 from shared.errors import Code, ContractRejected
@@ -91,6 +91,21 @@ def flat_names() -> dict[str, str]:
     return own | _ALIASES
 
 
+@cache
+def _other_spellings(section: str) -> dict[str, str]:
+    """The fields of a section by the names that they may have there besides their own, e.g. ``r`` for ``rank``."""
+    kind = FineTuneContract.model_fields[section].annotation
+    fields = kind.model_fields if isinstance(kind, type) and issubclass(kind, ContractValue) else {}
+    choices = {name: field.validation_alias for name, field in fields.items()}
+    return {
+        str(other): name
+        for name, alias in choices.items()
+        if isinstance(alias, AliasChoices)
+        for other in alias.choices
+        if other != name
+    }
+
+
 def parse_backend(name: str) -> Kernel:
     """The kernel that a backend's name means.
 
@@ -134,7 +149,8 @@ def from_flat(flat: Mapping[str, Any]) -> dict[str, Any]:
     """Lift flat keys into their sections. Whole sections may stand beside them.
 
     Returns:
-        A partial contract in sections; its values are not checked yet (see :func:`parse_contract`).
+        A partial contract in sections, every field by its own name; its values are not checked yet (see
+        :func:`parse_contract`).
 
     Raises:
         ContractRejected: ``CONTRACT_INVALID`` for a key that is unknown (naming the nearest known one) or a field that
@@ -155,7 +171,8 @@ def _lifted(key: str, value: Any) -> Iterator[tuple[str, Any]]:
     """The fields that one key sets, with their paths."""
     name = key.lstrip("-").replace("-", "_")
     if isinstance(value, Mapping) and name in FineTuneContract.model_fields:
-        yield from ((f"{name}.{field}", part) for field, part in value.items())
+        others = _other_spellings(name)
+        yield from ((f"{name}.{others.get(field, field)}", part) for field, part in value.items())
     elif name == "backend":
         method, quant = _METHODS[parse_backend(value)]
         yield from (("adapter.method", method), ("quant.base", quant))

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from shared.base_models.catalog import BaseModelEntry, Catalog, LocalSource, digest_model_folder, save_catalog
+from shared.contract.sections import DEFAULT_MODEL_ID
 from shared.database.leases import Leases
 from shared.database.records import NewEvent
 from shared.database.tenancy import Role
@@ -60,6 +62,42 @@ def test_lenient_skips_bad_lines(installation: CliInstallation, rows: str) -> No
     train = ["train", rows, "--model", "tiny", "--no-watch"]
     assert installation.mens(*train, code=1).startswith("error: DATASET_LINE_INVALID")
     assert "30 rows" in installation.mens(*train, "--lenient"), "10 of the 40 valid rows are held out"
+
+
+TINY = {"model": {"hf_repo": "tiny"}}
+
+
+@pytest.mark.parametrize(
+    ("sections", "options", "section", "expected"),
+    [
+        (TINY | {"artifact": {"publish": False}}, [], "artifact", {"publish": False}),
+        (TINY | {"artifact": {"publish": False}}, ["--publish"], "artifact", {"publish": True}),
+        (TINY, ["--no-publish"], "artifact", {"publish": False}),
+        (TINY, [], "artifact", {"publish": True}),
+        ({"model": {"name": "tiny"}}, [], "model", {"hf_repo": "tiny"}),
+        ({"model": {"name": "other"}}, ["--model", "tiny"], "model", {"hf_repo": "tiny"}),
+        (TINY | {"adapter": {"r": 8}}, [], "adapter", {"rank": 8}),
+        (TINY | {"adapter": {"r": 8}}, ["--rank", "4"], "adapter", {"rank": 4}),
+        (TINY | {"adapter": {"r": 8, "lora_alpha": 8}}, ["--alpha", "64"], "adapter", {"rank": 8, "alpha": 64}),
+    ],
+)
+def test_options_are_put_over_a_contract_file_and_defaults_under_it(
+    installation: CliInstallation,
+    rows: str,
+    tmp_path: Path,
+    sections: Any,
+    options: list[str],
+    section: str,
+    expected: Any,
+) -> None:
+    (tmp_path / "contract.json").write_text(json.dumps(sections))
+    train = ["train", rows, "--contract", str(tmp_path / "contract.json"), "--no-watch", "--json", *options]
+    contract = json.loads(installation.invoke(*train).stdout)["contract"]
+    assert {name: contract[section][name] for name in expected} == expected
+
+
+def test_the_default_base_is_for_contracts_that_name_none(installation: CliInstallation, rows: str) -> None:
+    assert DEFAULT_MODEL_ID in installation.mens("train", rows, "--no-watch", code=1)
 
 
 def test_watch_prints_why_a_job_was_queued_again(installation: CliInstallation) -> None:

@@ -93,7 +93,36 @@ def test_auto_rules_fill_what_a_contract_file_leaves_open(base: Path, rows: Path
     assert planned["trajectory"]["enabled"] is True
 
 
-@pytest.mark.parametrize("text", ["[1]", "{exec: 1}", '{"exec": 5}'])
+def test_a_contract_file_may_spell_fields_otherwise(base: Path, rows: Path, tmp_path: Path) -> None:
+    contract = tmp_path / "contract.json"
+    contract.write_text('{"model": {"name": "another"}, "adapter": {"r": 8, "lora_alpha": 64}}')
+    plan = ["plan", str(rows), "--model", str(base), "--contract", str(contract), "--rank", "4", "--json"]
+    planned = json.loads(runner.invoke(app, plan).output)["plan"]["contract"]
+    assert (planned["adapter"]["rank"], planned["adapter"]["alpha"]) == (4, 64)
+    assert planned["model"]["hf_repo"] == base.name
+
+
+@pytest.mark.parametrize(("field", "option"), [("validation_file", "--validation"), ("replay_file", "--replay")])
+def test_further_files_of_a_contract_file_are_planned_or_asked_for(
+    base: Path, rows: Path, tmp_path: Path, field: str, option: str
+) -> None:
+    further, contract = tmp_path / "further.jsonl", tmp_path / "contract.json"
+    further.write_text('{"prompt": "c", "response": "d"}\n' * 3)
+    contract.write_text(json.dumps({"data": {field: str(further)}}))
+    plan = ["plan", str(rows), "--model", str(base), "--json"]
+    named, given = (
+        runner.invoke(app, [*plan, "--contract", str(contract)]),
+        runner.invoke(app, [*plan, option, str(further)]),
+    )
+    planned = json.loads(named.output)["plan"]
+    assert planned[field.removesuffix("_file")]["rows"] == 3
+    assert planned == json.loads(given.output)["plan"]
+    further.unlink()
+    error = json.loads(runner.invoke(app, [*plan, "--contract", str(contract)]).output)["error"]
+    assert (error["code"], error["param"], option in error["remedy"]) == ("CONTRACT_INVALID", f"data.{field}", True)
+
+
+@pytest.mark.parametrize("text", ["[1]", "{exec: 1}", '{"exec": 5}', '{"exec": {"learning_rate": NaN}}'])
 def test_invalid_contract_file_is_named(base: Path, rows: Path, tmp_path: Path, text: str) -> None:
     contract = tmp_path / "contract.json"
     contract.write_text(text)
@@ -101,6 +130,9 @@ def test_invalid_contract_file_is_named(base: Path, rows: Path, tmp_path: Path, 
     assert result.exit_code == 1
     assert "contract.json" in " ".join(result.output.split())
     assert not isinstance(result.exception, AttributeError | ValueError)
+    as_json = runner.invoke(app, ["plan", str(rows), "--model", str(base), "--contract", str(contract), "--json"])
+    error = json.loads(as_json.output)["error"]
+    assert (error["code"], error["param"]) == ("CONTRACT_INVALID", "--contract")
 
 
 def test_help_shows_the_defaults() -> None:

@@ -110,7 +110,15 @@ def test_key_that_resembles_nothing_points_at_the_schema() -> None:
     assert "GET /v1/contract/schema" in refused({"zzzzzzzz": 1}).remedy
 
 
-@pytest.mark.parametrize("flat", [{"r": 1, "rank": 1}, {"exec": {"epochs": 1}, "n_epochs": 2}])
+def test_other_spellings_in_a_section_become_the_fields_own_names() -> None:
+    assert from_flat({"model": {"name": "m"}, "adapter": {"r": 8, "lora_alpha": 16, "dropout": 0.1}}) == {
+        "model": {"hf_repo": "m"}, "adapter": {"rank": 8, "alpha": 16, "dropout": 0.1},
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "flat", [{"r": 1, "rank": 1}, {"exec": {"epochs": 1}, "n_epochs": 2}, {"rank": 1, "adapter": {"r": 8}}]
+)
 def test_field_given_twice_is_refused(flat: dict[str, Any]) -> None:
     error = refused(flat)
     assert (error.code, error.param) == (Code.CONTRACT_INVALID, list(flat)[1])

@@ -1,0 +1,53 @@
+"""The sections of a contract that a command is given: those of a file, and over them flags and options."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NoReturn
+
+from shared.contract.flat_keys import from_flat
+from shared.contract.sections import FineTuneContract
+from shared.errors import Code, ContractRejected
+
+Sections = dict[str, dict[str, Any]]
+
+
+def read_sections(path: Path | None) -> Sections:
+    """The sections of a contract file, or of what ``mens plan --json`` has printed; none without a file.
+
+    Every field has its own name, also one that the file spells otherwise (``adapter.r``).
+
+    Raises:
+        ContractRejected: ``CONTRACT_INVALID``: the file holds no sections, or a field twice.
+    """
+    if path is None:
+        return {}
+    try:
+        sections = json.loads(path.read_bytes(), parse_constant=_refuse_constant)
+    except ValueError as error:
+        raise _invalid(path, f"is not JSON: {error}.") from None
+    if isinstance(sections, dict) and isinstance(sections.get("plan"), dict):
+        sections = sections["plan"].get("contract")
+    names = FineTuneContract.model_fields
+    if not isinstance(sections, dict) or not all(
+        isinstance(value, dict) or names.get(name, names["data"]).annotation is bool for name, value in sections.items()
+    ):
+        raise _invalid(path, "holds no object of sections.")
+    return from_flat(sections)
+
+
+def lay_over(sections: Sections, given: Mapping[str, Mapping[str, Any]]) -> None:
+    """Put the fields that were given (not None) over those of the sections."""
+    for section, fields in given.items():
+        sections.setdefault(section, {}).update({name: value for name, value in fields.items() if value is not None})
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no number of JSON")
+
+
+def _invalid(path: Path, what: str) -> ContractRejected:
+    remedy = 'Write an object of sections, e.g. {"exec": {"epochs": 3}}.'
+    return ContractRejected(Code.CONTRACT_INVALID, f"{path} {what}", remedy=remedy, param="--contract")
