@@ -8,7 +8,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator
+from pydantic import BaseModel, ConfigDict, Field, StrictFloat, StrictInt, StringConstraints, field_validator
 
 from shared.database.records import QueueTerms
 
@@ -32,9 +32,9 @@ class Closed(BaseModel):
 class Hyperparameters(Closed):
     """OpenAI's hyperparameters. ``auto`` is resolved by the rules of docs/openai.md, and returned resolved."""
 
-    batch_size: Auto | Annotated[int, Field(ge=1, le=256)] = "auto"
-    learning_rate_multiplier: Auto | Annotated[float, Field(gt=0)] = "auto"
-    n_epochs: Auto | Annotated[int, Field(ge=1, le=50)] = "auto"
+    batch_size: Auto | Annotated[StrictInt, Field(ge=1, le=256)] = "auto"
+    learning_rate_multiplier: Auto | Annotated[StrictFloat, Field(gt=0)] = "auto"
+    n_epochs: Auto | Annotated[StrictInt, Field(ge=1, le=50)] = "auto"
 
 
 class Supervised(Closed):
@@ -88,7 +88,7 @@ class CreateFineTuningJob(Closed):
     )
     method: SupervisedMethod | None = None
     suffix: Annotated[str, StringConstraints(min_length=1, max_length=64)] | None = None
-    seed: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None
+    seed: Annotated[StrictInt, Field(ge=0, le=2**31 - 1)] | None = None
     metadata: Metadata | None = None
     integrations: list[Any] | None = Field(None, description="Not supported in this release: null or an empty list.")
     mens: MensBlock = MensBlock()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Field, StringConstraints
+from pydantic import BaseModel, Field, StrictInt, StringConstraints
 
 from api.openai.fine_tuning import file_view
 from api.openai.types import Closed, FileObject
@@ -21,13 +21,13 @@ class ExpiresAfter(Closed):
     """When a file is to be deleted."""
 
     anchor: Literal["created_at"]
-    seconds: Annotated[int, Field(ge=SHORTEST_SECONDS, le=LONGEST_SECONDS)]
+    seconds: Annotated[StrictInt, Field(ge=SHORTEST_SECONDS, le=LONGEST_SECONDS)]
 
 
 class CreateUpload(Closed):
     """Request for an upload in parts (POST /v1/uploads)."""
 
-    bytes: Annotated[int, Field(ge=1, le=2**62)]
+    bytes: Annotated[StrictInt, Field(ge=1, le=2**62)]
     filename: Annotated[str, StringConstraints(min_length=1, max_length=4096)]
     mime_type: Annotated[str, StringConstraints(max_length=255)] = Field(
         description="Accepted and not used: rows are checked when a job names the file."

@@ -6,7 +6,16 @@ import re
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Header, Query, Response
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field, StringConstraints, model_validator
+from pydantic import (
+    AliasChoices,
+    BaseModel,
+    ConfigDict,
+    Field,
+    StrictBool,
+    StrictInt,
+    StringConstraints,
+    model_validator,
+)
 
 from api.openai.types import Deleted
 from api.services import Services, ServicesDep
@@ -30,7 +39,7 @@ Reason = Annotated[str, StringConstraints(max_length=500, pattern=r"^[^\x00]*$")
 
 
 Override = Annotated[
-    bool, Field(description="Move without the evidence that the policy asks for: takes an admin, and a reason.")
+    StrictBool, Field(description="Move without the evidence that the policy asks for: takes an admin, and a reason.")
 ]
 
 
@@ -72,7 +81,7 @@ class RollBack(BaseModel):
     """Where an alias is moved back to."""
 
     model_config = ConfigDict(extra="forbid")
-    to_version: int | None = Field(
+    to_version: StrictInt | None = Field(
         None, ge=1, le=LARGEST_VERSION, description="Its target at this version; when null, before its last move."
     )
     reason: Reason = Field("", description="Reason for the move; kept in the history.")

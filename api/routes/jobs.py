@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Header, Query, Response, status
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, StrictInt, Tag
 
 from api.capabilities import CapabilityMatrix, capabilities_here
 from api.evaluation import submit_run
@@ -173,7 +173,7 @@ class ChangeJob(BaseModel):
     """What of an unfinished job can be changed."""
 
     model_config = ConfigDict(extra="forbid")
-    priority: int = Field(
+    priority: StrictInt = Field(
         ge=LOWEST_PRIORITY, le=HIGHEST_PRIORITY, description="Higher is earlier; above 0 is for operators."
     )
 

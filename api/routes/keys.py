@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fastapi import APIRouter, status
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, StrictInt
 
 from api.services import ServicesDep
 from api.web.auth import CallerDep, requires
@@ -31,7 +31,7 @@ class RotateKey(BaseModel):
     """Request for a new secret of a key."""
 
     model_config = ConfigDict(extra="forbid")
-    overlap_seconds: int = Field(
+    overlap_seconds: StrictInt = Field(
         DAY_SECONDS,
         ge=0,
         le=LONGEST_OVERLAP_SECONDS,

@@ -407,7 +407,7 @@ class ImportContract(ContractValue):
     )
     model: str = Field(min_length=1, description="Name of the base that it was trained on.")
     name: Name = Field(description="First part of the adapter's id.")
-    publish: bool = Field(
+    publish: StrictBool = Field(
         True, description="Measure it on every serving replica, and serve it; else it is stored only."
     )
     alias: Name | None = Field(None, description="Alias to move to it once it is published.")
@@ -425,7 +425,7 @@ class MergeContract(ContractValue):
         description="original: the base's own weights, before quantisation. dequant_nf4: those that training computed"
         " with, NF4 and back.",
     )
-    max_kl_nats: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = Field(
+    max_kl_nats: Annotated[Number, Field(gt=0, allow_inf_nan=False)] | None = Field(
         None,
         description="Largest mean KL (nats) of the merged model from base + adapter; past it the job fails. Null: by the stored"
         " dtype, 1e-6 (float32), 1e-4 (float16) or 1e-2 (bfloat16).",

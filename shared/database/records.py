@@ -6,7 +6,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, StrictFloat, StrictInt
 from ulid import ULID
 
 from shared.database.job_states import JobState, Stage
@@ -61,19 +61,19 @@ class Job(Value):
 class QueueTerms(Value):
     """What a job's owner says of its place in the queue and of its limits."""
 
-    priority: int = Field(
+    priority: StrictInt = Field(
         0,
         ge=LOWEST_PRIORITY,
         le=HIGHEST_PRIORITY,
         description="Higher is earlier: a level is worth 12 hours of waiting. Above 0 is for operators.",
     )
-    max_wall_seconds: float | None = Field(
+    max_wall_seconds: StrictFloat | None = Field(
         None,
         gt=0,
         le=1e9,
         description="How long its attempts may run together; then it fails. Null: no limit of its own.",
     )
-    max_gpu_minutes: float | None = Field(
+    max_gpu_minutes: StrictFloat | None = Field(
         None,
         gt=0,
         le=1e9,

@@ -12,6 +12,7 @@ from pydantic import (
     ConfigDict,
     Field,
     SerializerFunctionWrapHandler,
+    StrictFloat,
     StringConstraints,
     model_serializer,
 )
@@ -50,7 +51,7 @@ class Shadow(Value):
 
     model_config = ConfigDict(extra="forbid")
     adapter: AdapterId = Field(description="Id of a published adapter.")
-    share: float = Field(gt=0, le=1, description="Share of the requests that is copied.")
+    share: StrictFloat = Field(gt=0, le=1, description="Share of the requests that is copied.")
     eval: Annotated[str, StringConstraints(min_length=1, max_length=40, pattern=r"^[A-Za-z0-9_-]+$")] | None = Field(
         None,
         description="Id of an eval whose criteria judge the copies' answers beside the callers'; null: they are thrown away unread.",

@@ -10,7 +10,7 @@ import re
 from enum import StrEnum
 from typing import Annotated, NamedTuple
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictInt, StringConstraints
 
 from shared.errors import Code, Forbidden
 
@@ -69,11 +69,13 @@ class KeyLimits(BaseModel):
     """Limits of a key's requests to models; None is unlimited."""
 
     model_config = ConfigDict(frozen=True)
-    requests_per_minute: int | None = Field(None, ge=1, le=LARGEST_LIMIT, description="Requests to models a minute.")
-    concurrent_requests: int | None = Field(
+    requests_per_minute: StrictInt | None = Field(
+        None, ge=1, le=LARGEST_LIMIT, description="Requests to models a minute."
+    )
+    concurrent_requests: StrictInt | None = Field(
         None, ge=1, le=LARGEST_LIMIT, description="Requests to models that are in flight at once."
     )
-    tokens_per_minute: int | None = Field(
+    tokens_per_minute: StrictInt | None = Field(
         None,
         ge=1,
         le=MOST_TOKENS,

@@ -8,7 +8,17 @@ from __future__ import annotations
 from collections import Counter
 from typing import Annotated, Any, Literal
 
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field, StringConstraints, model_validator
+from pydantic import (
+    AliasChoices,
+    BaseModel,
+    ConfigDict,
+    Field,
+    StrictBool,
+    StrictFloat,
+    StrictInt,
+    StringConstraints,
+    model_validator,
+)
 
 from shared.graders.types import (
     GraderMessage,
@@ -36,7 +46,9 @@ class CustomConfig(GraderValue):
 
     type: Literal["custom"]
     item_schema: dict[str, Any] = Field(description="JSON Schema of an item.")
-    include_sample_schema: bool = Field(False, description="Whether answers are expected: `sample` beside `item`.")
+    include_sample_schema: StrictBool = Field(
+        False, description="Whether answers are expected: `sample` beside `item`."
+    )
 
 
 class StoredConfig(GraderValue):
@@ -120,11 +132,11 @@ InputMessages = Annotated[MessageTemplate | ItemReference, Field(discriminator="
 class Sampling(GraderValue):
     """How a model is sampled, what both kinds of requests have."""
 
-    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    seed: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None
+    temperature: Annotated[StrictFloat, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[StrictFloat, Field(gt=0, le=1)] | None = None
+    seed: Annotated[StrictInt, Field(ge=0, le=2**31 - 1)] | None = None
     # OpenAI's own example of a run has the spelling of its graders.
-    max_completion_tokens: Annotated[int, Field(ge=1)] | None = Field(
+    max_completion_tokens: Annotated[StrictInt, Field(ge=1)] | None = Field(
         None, validation_alias=AliasChoices("max_completion_tokens", "max_completions_tokens")
     )
     reasoning_effort: str | None = None
@@ -179,11 +191,13 @@ class RunExtension(GraderValue):
     incumbent: str | None = Field(
         None, min_length=1, description="A second model, asked the same with the same seeds, and compared pair by pair."
     )
-    samples: int = Field(1, ge=1, le=MAX_SAMPLES, description="Answers to each item, with a seed of their own each.")
-    noise_floor: bool = Field(
+    samples: StrictInt = Field(
+        1, ge=1, le=MAX_SAMPLES, description="Answers to each item, with a seed of their own each."
+    )
+    noise_floor: StrictBool = Field(
         False, description="Ask the incumbent twice: how far it differs from itself is the run's noise floor."
     )
-    margin: float = Field(
+    margin: StrictFloat = Field(
         DEFAULT_MARGIN, ge=0, le=1, description="What the model may lose against the incumbent, in the mean score."
     )
 

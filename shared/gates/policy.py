@@ -14,6 +14,9 @@ from pydantic import (
     ConfigDict,
     Field,
     SerializerFunctionWrapHandler,
+    StrictBool,
+    StrictFloat,
+    StrictInt,
     StringConstraints,
     model_serializer,
     model_validator,
@@ -21,9 +24,9 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 GateName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$")]
-Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-Margin = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
+Share = Annotated[StrictFloat, Field(ge=0, le=1, allow_inf_nan=False)]
+Positive = Annotated[StrictFloat, Field(gt=0, allow_inf_nan=False)]
+Margin = Annotated[StrictFloat, Field(gt=0, le=1, allow_inf_nan=False)]
 LEAST_ITEMS = 20
 """A rate of fewer items is no evidence: at 20, Wilson's interval of a rate of .9 begins at .70."""
 
@@ -49,13 +52,13 @@ class RunTemplate(Closed):
     messages: Annotated[str, StringConstraints(min_length=1)] | Annotated[list[dict[str, Any]], Field(min_length=1)] = (
         Field("item.messages", description="Where an item has its messages, or messages with {{ item.path }} in them.")
     )
-    temperature: float = Field(0.0, ge=0, le=2)
-    seed: int = Field(1337, ge=0, le=2**31 - 1)
-    samples: int = Field(1, ge=1, le=64, description="Answers to each item.")
-    noise_floor: bool = Field(
+    temperature: StrictFloat = Field(0.0, ge=0, le=2)
+    seed: StrictInt = Field(1337, ge=0, le=2**31 - 1)
+    samples: StrictInt = Field(1, ge=1, le=64, description="Answers to each item.")
+    noise_floor: StrictBool = Field(
         False, description="Ask the incumbent twice, so that the receipt says how far it differs from itself."
     )
-    max_completion_tokens: int = Field(128, ge=1)
+    max_completion_tokens: StrictInt = Field(128, ge=1)
     max_age_days: Positive | None = Field(None, description="Of this run, where less than the policy's own.")
 
     @model_serializer(mode="wrap")
@@ -74,16 +77,16 @@ class RunTemplate(Closed):
 class Gate(Closed):
     """What every gate has."""
 
-    block: bool = Field(
+    block: StrictBool = Field(
         True, description="Whether an adapter that does not pass is kept from the alias; else it is a warning."
     )
-    applies: bool = Field(True, description="false: the gate's row says `not_applicable`.")
+    applies: StrictBool = Field(True, description="false: the gate's row says `not_applicable`.")
 
 
 class SupervisedRatio(Gate):
     """Enough of the trained tokens carry loss."""
 
-    min_pct: float = Field(10.0, ge=0, le=100, description="Least share of the supervised tokens, in percent.")
+    min_pct: StrictFloat = Field(10.0, ge=0, le=100, description="Least share of the supervised tokens, in percent.")
 
 
 class Truncation(Gate):
@@ -95,7 +98,7 @@ class Truncation(Gate):
 class Throughput(Gate):
     """Training was not unexpectedly slow."""
 
-    block: bool = False
+    block: StrictBool = False
     min_tokens_per_sec: Annotated[dict[GateName, Positive], Field(min_length=1)] = Field(
         {"cpu": 1.0, "rtx_4080_super": 10.0}, description="By device; `cpu` is for every device that is not named."
     )
@@ -104,7 +107,7 @@ class Throughput(Gate):
 class ModalMix(Gate):
     """The training data is not mostly voice."""
 
-    block: bool = False
+    block: StrictBool = False
     max_voice_fraction: Share = 0.30
 
 
@@ -114,7 +117,7 @@ class ShadowGate(Gate):
     eval: Annotated[str, StringConstraints(min_length=1, max_length=40)] = Field(
         description="Id of the eval that judges the copies, as the alias's shadow names it."
     )
-    max_loss: Annotated[float, Field(gt=0, lt=1, allow_inf_nan=False)] = Field(
+    max_loss: Annotated[StrictFloat, Field(gt=0, lt=1, allow_inf_nan=False)] = Field(
         0.05, description="What it may lose: its losses less its wins, per request."
     )
 
@@ -123,7 +126,7 @@ class RunGate(Gate):
     """A gate that reads a run."""
 
     run: GateName | None = Field(None, description="One of the policy's runs; without one there is no evidence.")
-    min_items: int = Field(LEAST_ITEMS, ge=1, description="With fewer items a rate is no evidence.")
+    min_items: StrictInt = Field(LEAST_ITEMS, ge=1, description="With fewer items a rate is no evidence.")
 
 
 class EvalLocal(RunGate):
@@ -138,7 +141,7 @@ class EvalLocal(RunGate):
 class PassAtK(RunGate):
     """Enough tasks are solved, and not fewer than the incumbent solves."""
 
-    k: int | None = Field(None, ge=1, description="Answers that may be tried; left out, the run's samples.")
+    k: StrictInt | None = Field(None, ge=1, description="Answers that may be tried; left out, the run's samples.")
     min_pass_at_1: Share = 0.25
     min_pass_at_k: Share = 0.50
     max_regression_drop: Margin = 0.03
@@ -164,8 +167,8 @@ class ContextGate(RunGate):
 class McpToolSchema(RunGate):
     """Tool calls fit their schemas. The original never turned it on by itself."""
 
-    block: bool = False
-    applies: bool = False
+    block: StrictBool = False
+    applies: StrictBool = False
     min: Share = 0.0
     criterion: str = "tool_schema"
 

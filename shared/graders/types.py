@@ -7,7 +7,18 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, TypeAdapter, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    StrictBool,
+    StrictFloat,
+    StrictInt,
+    StringConstraints,
+    TypeAdapter,
+    model_validator,
+)
 
 from shared.errors import InvalidRequest
 from shared.graders.formula import FUNCTIONS, Formula
@@ -28,7 +39,7 @@ def _checked(template: str) -> str:
 
 
 Template = Annotated[str, AfterValidator(_checked)]
-Threshold = Annotated[float, Field(allow_inf_nan=False, description="The least score that passes; in evals.")]
+Threshold = Annotated[StrictFloat, Field(allow_inf_nan=False, description="The least score that passes; in evals.")]
 
 
 class GraderValue(BaseModel):
@@ -135,10 +146,10 @@ class GraderMessage(GraderValue):
 class SamplingParams(GraderValue):
     """How the model that judges is sampled; the third name is spelt as OpenAI spells it."""
 
-    seed: int | None = None
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
-    max_completions_tokens: Annotated[int, Field(ge=1)] | None = None
+    seed: StrictInt | None = None
+    top_p: Annotated[StrictFloat, Field(gt=0, le=1)] | None = None
+    temperature: Annotated[StrictFloat, Field(ge=0, le=2)] | None = None
+    max_completions_tokens: Annotated[StrictInt, Field(ge=1)] | None = None
     reasoning_effort: str | None = None
 
 
@@ -148,7 +159,7 @@ class ScoreModel(NamedGrader):
     type: Literal["score_model"]
     input: Annotated[list[GraderMessage], Field(min_length=1)]
     model: str
-    range: tuple[float, float] = (0.0, 1.0)
+    range: tuple[StrictFloat, StrictFloat] = (0.0, 1.0)
     sampling_params: SamplingParams | None = None
     pass_threshold: Threshold | None = None
 
@@ -188,7 +199,7 @@ class SchemaCheck(GraderValue):
     """1 when the input is JSON that a schema describes; without a schema, when it is JSON."""
 
     check: Literal["json_schema"]
-    json_schema: dict[str, Any] | bool = True
+    json_schema: dict[str, Any] | StrictBool = True
     input: Template = "{{ sample.output_text }}"
 
 
@@ -232,7 +243,7 @@ class PassAtKCheck(GraderValue):
     """The chance that at least one of k answers passes, estimated without bias from all answers that were sampled."""
 
     check: Literal["pass_at_k"]
-    k: Annotated[int, Field(ge=1, le=100)] = 1
+    k: Annotated[StrictInt, Field(ge=1, le=100)] = 1
     of: Annotated[StringCheck | TextSimilarity | PythonGrader, Field(discriminator="type")] = Field(
         description="What each answer has to pass."
     )

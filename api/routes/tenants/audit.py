@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Depends, Query
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, Strict, StrictInt
 
 from api.services import ServicesDep
 from api.web.auth import Caller, CallerDep, require_operator, requires
@@ -25,8 +25,8 @@ class PruneAudit(BaseModel):
     """Which events an export has, and may be deleted."""
 
     model_config = ConfigDict(extra="forbid")
-    through: Seq = Field(description="Number of the last one.")
-    events: int = Field(ge=0, description="How many they are; another number than the log has is refused.")
+    through: Annotated[Seq, Strict()] = Field(description="Number of the last one.")
+    events: StrictInt = Field(ge=0, description="How many they are; another number than the log has is refused.")
 
 
 class PrunedAudit(BaseModel):

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from anyio import sleep
 from fastapi import APIRouter, Query
 from fastapi.concurrency import run_in_threadpool
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictBool, StrictFloat, StringConstraints
 
 from api.openai.types import Deleted
 from api.services import ServicesDep
@@ -50,7 +50,7 @@ class UpdateEndpoint(BaseModel):
     name: EndpointName | None = None
     url: Url | None = None
     event_types: EventTypes | None = Field(None, description="All that it is told of from now on.")
-    enabled: bool | None = Field(
+    enabled: StrictBool | None = Field(
         None,
         description="False: it is sent nothing. True: it is again, after it was disabled; of what happens from then on.",
     )
@@ -60,7 +60,7 @@ class RotateSecret(BaseModel):
     """Request for a new secret."""
 
     model_config = ConfigDict(extra="forbid")
-    keep_old_secret_active_for_24_hours: bool = Field(
+    keep_old_secret_active_for_24_hours: StrictBool = Field(
         False, description="Whether webhooks also carry a signature by the secret so far, for 24 hours."
     )
 
@@ -70,7 +70,7 @@ class TestEndpoint(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
     event_type: EventType = Field(EventType.JOB_SUCCEEDED, description="Type of the sample.")
-    wait_seconds: float = Field(
+    wait_seconds: StrictFloat = Field(
         20.0, ge=0, le=MAX_WAIT_SECONDS, description="How long the response waits for what comes of it."
     )
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, StrictFloat, StrictInt
 from sqlalchemy import bindparam, func, select
 from sqlalchemy.orm import Session
 
@@ -30,9 +30,11 @@ class Quota(BaseModel):
     """Limits of a tenant's jobs; None is unlimited."""
 
     model_config = ConfigDict(frozen=True, from_attributes=True)
-    running_jobs: int | None = Field(None, ge=0, le=LARGEST_LIMIT, description="Jobs at once; further ones wait.")
-    queued_jobs: int | None = Field(None, ge=0, le=LARGEST_LIMIT, description="Jobs that wait; further ones: 429.")
-    gpu_minutes_per_month: float | None = Field(
+    running_jobs: StrictInt | None = Field(None, ge=0, le=LARGEST_LIMIT, description="Jobs at once; further ones wait.")
+    queued_jobs: StrictInt | None = Field(
+        None, ge=0, le=LARGEST_LIMIT, description="Jobs that wait; further ones: 429."
+    )
+    gpu_minutes_per_month: StrictFloat | None = Field(
         None, ge=0, le=MOST_MINUTES, description="GPU-minutes of the jobs of a calendar month (UTC), holds included."
     )
 
