@@ -191,6 +191,9 @@ def test_pause_and_resume(resumed: dict[str, Any]) -> None:
     messages = [event["message"] for event in resumed["events"]]
     assert "Job paused with a checkpoint." in messages
     assert any("resumed from the checkpoint" in message for message in messages)
+    assert resumed["result"]["resume"]["guarantee"] == "bit_exact", (
+        "as a worker starts its trainer, not only as tests do"
+    )
 
 
 def test_errors_are_typed(client: OpenAI, installation: Installation) -> None:
