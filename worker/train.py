@@ -51,7 +51,7 @@ from worker.training.reporting.facts import new_run_id
 from worker.training.reporting.report import write_reports
 from worker.training.reporting.telemetry import Telemetry
 from worker.training.reporting.trackers import Trackers, trackers_of
-from worker.training.reproducibility import compare, fix_order_of_sums
+from worker.training.reproducibility import fix_order_of_sums, inexact_reasons
 from worker.training.self_evaluation.evaluate import evaluate_run
 from worker.training.step import optimizer_step
 from worker.training.supervised import Supervised
@@ -109,8 +109,8 @@ def train(
 def resume_or_start(context: TrainingContext, resume: Path | None) -> Progress:
     """The beginning of a run, or the place where an earlier attempt left it."""
     if resume is None:
-        guarantee, _ = compare(context.environment, context.environment)
-        return Progress(0, 0, [], token_budget=context.budget.tokens, run_id=new_run_id(), guarantee=guarantee)
+        reasons = inexact_reasons(context.environment, context.environment)
+        return Progress(0, 0, [], token_budget=context.budget.tokens, run_id=new_run_id(), inexact_reasons=reasons)
     parts = (context.plan, context.model, context.optimizer)
     progress = load_checkpoint(resume, *parts, context.environment, context.base)
     if context.distributed.is_main:

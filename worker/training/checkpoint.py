@@ -30,7 +30,7 @@ from worker.run_folder import CHECKPOINTS_FOLDER, list_checkpoints, read_json, w
 from worker.training.adapter import load_weights, save_adapter
 from worker.training.model.load import trainable
 from worker.training.optimizer import optimizer_tensors, restore_optimizer
-from worker.training.reproducibility import Guarantee, compare, weaker
+from worker.training.reproducibility import NOT_RECORDED, Guarantee, inexact_reasons
 
 SCHEMA = "vox_mens_checkpoint_v2"
 STATE_NAME = "trainer_state"
@@ -60,7 +60,7 @@ class Progress:
         non_finite: steps in a row, up to this one, that changed nothing because loss or gradient was not finite.
         memory_retries: times that a step ran out of memory and was done again in smaller micro-batches.
         resumed_from: steps at which earlier attempts were taken up.
-        guarantee: how this run compares with an equal one, and with one that was never interrupted.
+        inexact_reasons: why this run is not bit-exact, see :func:`worker.training.reproducibility.inexact_reasons`.
         tokens_per_second: mean rate of this attempt, once it has ended; not part of a checkpoint.
         checkpointed_at: monotonic time of this attempt's last checkpoint, or of its start; not part of a checkpoint.
     """
@@ -73,9 +73,18 @@ class Progress:
     non_finite: int = 0
     memory_retries: int = 0
     resumed_from: list[int] = field(default_factory=list)
-    guarantee: Guarantee = Guarantee.BIT_EXACT
+    inexact_reasons: list[str] = field(default_factory=list)
     tokens_per_second: float | None = None
     checkpointed_at: float = field(default_factory=time.monotonic, compare=False)
+
+    @property
+    def guarantee(self) -> Guarantee:
+        """How this run compares with an equal one, and with one that was never interrupted."""
+        return Guarantee.STATE_EXACT if self.inexact_reasons else Guarantee.BIT_EXACT
+
+    def add_inexact_reasons(self, *reasons: str) -> None:
+        """Note why the run is not bit-exact, each reason once."""
+        self.inexact_reasons = sorted({*self.inexact_reasons, *reasons})
 
 
 def save_checkpoint(
@@ -170,8 +179,14 @@ def load_checkpoint(
     _restore_generators(tensors)
     progress = Progress(**{name: state[name] for name in PROGRESS_FIELDS})
     progress.resumed_from = [*progress.resumed_from, progress.step]
-    progress.guarantee = weaker(Guarantee(state["guarantee"]), compare(state["environment"], here)[0])
+    progress.add_inexact_reasons(*_recorded_reasons(state), *inexact_reasons(state["environment"], here))
     return progress
+
+
+def _recorded_reasons(state: dict[str, Any]) -> list[str]:
+    """Reasons of a checkpoint's run. Earlier releases have stored its guarantee alone."""
+    exact = state["guarantee"] == Guarantee.BIT_EXACT
+    return list(state.get("inexact_reasons", [] if exact else [NOT_RECORDED]))
 
 
 def _state(plan: ExecutionPlan, progress: Progress, made_on: dict[str, str | int]) -> dict[str, Any]:
@@ -181,6 +196,7 @@ def _state(plan: ExecutionPlan, progress: Progress, made_on: dict[str, str | int
         "contract_digest": plan.contract_digest,
         "environment": made_on,
         "guarantee": progress.guarantee,
+        "inexact_reasons": progress.inexact_reasons,
         **{name: getattr(progress, name) for name in PROGRESS_FIELDS},
     }
 

@@ -32,6 +32,16 @@ OFFSETS = (4, 8, 16, 24, 32, 40, 48)
 """Bytes past a multiple of 64, torch's own alignment; what is read from a safetensors file lies at any multiple of 8."""
 
 
+ACCELERATOR, OUT_OF_MEMORY, NOT_RECORDED = "accelerator", "out_of_memory", "not_recorded"
+EXPLANATIONS = {
+    ACCELERATOR: "an accelerator adds up in another order from run to run",
+    OUT_OF_MEMORY: "a step ran out of memory and was done again in smaller pieces",
+    NOT_RECORDED: "the release that began the run did not record why",
+    "by_load": "a library may take fewer threads on a busy machine",
+    "by_place": "the order of sums depends on where operands lie in memory",
+}
+
+
 class Guarantee(StrEnum):
     """How a run compares with an equal one, and with one that was never interrupted."""
 
@@ -90,13 +100,20 @@ def environment(device: torch.device, processes: int = 1) -> dict[str, str | int
     }
 
 
-def compare(saved: dict[str, str | int], here: dict[str, str | int]) -> tuple[Guarantee, list[str]]:
-    """The guarantee of going on here from a checkpoint, and what differs; of a new run, compared with its own environment."""
-    differs = sorted(name for name in saved.keys() | here.keys() if saved.get(name) != here.get(name))
-    bit_exact = not differs and here["kernels"] != "cuda" and here["products"] == "fixed"
-    return (Guarantee.BIT_EXACT if bit_exact else Guarantee.STATE_EXACT), differs
+def inexact_reasons(saved: dict[str, str | int], here: dict[str, str | int]) -> list[str]:
+    """Why a run that goes on here from a checkpoint is not bit-exact; of a new run, compared with its own environment.
+
+    Returns:
+        names of what differs, keys of :data:`EXPLANATIONS`, or both; nothing where the run is bit-exact.
+    """
+    reasons = [name for name in saved.keys() | here.keys() if saved.get(name) != here.get(name)]
+    if here["kernels"] == "cuda":
+        reasons.append(ACCELERATOR)
+    if here["products"] != "fixed":
+        reasons.append(str(here["products"]))
+    return sorted(reasons)
 
 
-def weaker(one: Guarantee, other: Guarantee) -> Guarantee:
-    """The guarantee of a run that was resumed under both."""
-    return one if one is Guarantee.STATE_EXACT else other
+def explain(reason: str) -> str:
+    """A reason of :func:`inexact_reasons` as a clause."""
+    return EXPLANATIONS.get(reason, f"the run was resumed where this was not the same: {reason}")

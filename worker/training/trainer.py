@@ -37,7 +37,7 @@ from worker.training.reporting.events import identifier
 from worker.training.reporting.facts import RunFacts
 from worker.training.reporting.telemetry import TELEMETRY_SCHEMA_VERSION, Telemetry
 from worker.training.reporting.throughput import Machine, dense_bf16_peak, peak_bytes, workload
-from worker.training.reproducibility import Guarantee, environment
+from worker.training.reproducibility import OUT_OF_MEMORY, environment
 from worker.training.schedule import learning_rate
 
 
@@ -171,7 +171,7 @@ def agree_on_memory(context: TrainingContext, progress: Progress) -> None:
     progress.token_budget, progress.memory_retries = -int(smallest), int(retries)
     # An equal run on a machine with more free memory adds the same numbers up in another order.
     if progress.memory_retries:
-        progress.guarantee = Guarantee.STATE_EXACT
+        progress.add_inexact_reasons(OUT_OF_MEMORY)
 
 
 def describe(context: TrainingContext, progress: Progress) -> dict[str, object]:

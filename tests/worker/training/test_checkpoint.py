@@ -121,6 +121,17 @@ def test_a_run_that_goes_on_elsewhere_is_no_longer_bit_exact(save, bench):
     here = load_checkpoint(folder, bench.plan, bench.model, bench.optimizer, HERE, bench.base)
     elsewhere = load_checkpoint(folder, bench.plan, bench.model, bench.optimizer, HERE | {"threads": 64}, bench.base)
     assert (here.guarantee, elsewhere.guarantee) == (Guarantee.BIT_EXACT, Guarantee.STATE_EXACT)
+    assert (here.inexact_reasons, elsewhere.inexact_reasons) == ([], ["threads"])
+
+
+@pytest.mark.parametrize(("guarantee", "reasons"), [("bit_exact", []), ("state_exact", ["not_recorded"])])
+def test_a_checkpoint_of_a_release_that_recorded_no_reasons_is_resumed(save, bench, guarantee, reasons):
+    path = save(4) / "trainer_state.json"
+    state = json.loads(path.read_text())
+    del state["inexact_reasons"]
+    path.write_text(json.dumps(state | {"guarantee": guarantee}))
+    progress = load_checkpoint(path.parent, bench.plan, bench.model, bench.optimizer, HERE, bench.base)
+    assert (progress.guarantee, progress.inexact_reasons) == (guarantee, reasons)
 
 
 def test_all_moments_are_stored(save, bench):

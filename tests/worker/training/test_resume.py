@@ -90,6 +90,13 @@ def test_killed_after_any_step(tiny, whole, tmp_path, monkeypatch, step):
     assert resume_story(resumed) == ("bit_exact", [step])
 
 
+def test_a_run_that_goes_on_with_other_threads_says_why_its_bytes_may_differ(tiny, whole, tmp_path, monkeypatch):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+    resumed = tiny.train(plan(tiny, tmp_path), tmp_path / "run", resume=list_checkpoints(whole)[-1])
+    told = read_json(resumed / SUMMARY_NAME)["resume"]
+    assert (told["guarantee"], told["inexact_reasons"]) == ("state_exact", ["threads"])
+
+
 @pytest.fixture(scope="module")
 def sparse(tiny, tmp_path_factory):
     """The uninterrupted run with checkpoints at its epochs' ends alone."""
@@ -207,7 +214,8 @@ def test_a_step_that_runs_out_of_memory_is_done_again_in_smaller_pieces(tiny, tm
     SmallDevice(monkeypatch, from_call=2, share=0.5)
     scarce = tiny.train(run, tmp_path / "scarce")
     assert losses(scarce) == pytest.approx(losses(plenty), rel=1e-4)
-    assert read_json(scarce / SUMMARY_NAME)["resume"]["memory_retries"] == 1
+    told = read_json(scarce / SUMMARY_NAME)["resume"]
+    assert (told["memory_retries"], told["inexact_reasons"]) == (1, ["out_of_memory"])
     # Sums of other pieces: no equal run on a machine with more free memory has these bits.
     assert resume_story(scarce) == ("state_exact", [])
 

@@ -17,7 +17,7 @@ from worker.training.reporting.facts import RunFacts
 from worker.training.reporting.svg_charts import Panel, Series, smooth, svg
 from worker.training.reporting.tracker_clients import Value
 from worker.training.reporting.trackers import flatten
-from worker.training.reproducibility import Guarantee
+from worker.training.reproducibility import Guarantee, explain
 
 CARD_NAME = "MODEL_CARD.md"
 CURVES_NAME = "loss.svg"
@@ -180,7 +180,7 @@ def _guarantee(facts: RunFacts) -> str:
     equal = (
         "Equal plans, packages and thread counts on such a machine give equal bytes."
         if exact
-        else "A second run of the plan may round differently: an accelerator's sums, or a step that ran out of memory."
+        else f"A second run of the plan may round differently: {inline('; '.join(map(explain, facts.progress.inexact_reasons)))}."
     )
     if not facts.progress.resumed_from:
         return f"The run was not interrupted. {equal}"

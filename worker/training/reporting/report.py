@@ -127,6 +127,7 @@ def run_summary(facts: RunFacts) -> dict[str, Any]:
         "stopped_early": facts.stopped_early,
         "resume": {
             "guarantee": progress.guarantee,
+            "inexact_reasons": progress.inexact_reasons,
             "resumed_from_steps": progress.resumed_from,
             "memory_retries": progress.memory_retries,
         },

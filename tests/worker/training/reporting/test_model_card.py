@@ -22,7 +22,6 @@ from worker.training.data.prepared import PreparationReport
 from worker.training.reporting.facts import RunFacts
 from worker.training.reporting.model_card import CARD_NAME, CURVES_NAME, draw_curves, front_matter, model_card
 from worker.training.reporting.telemetry import TrainingSummary
-from worker.training.reproducibility import Guarantee
 
 SECTIONS = ["Base model", "Data", "Recipe", "Curves", "Evaluation", "Reproduce", "Limits"]
 EVIL = "Evil | <script>alert(1)</script> [x](http://e) `code` **bold** _it_ # \n---\nlicense: mit"
@@ -131,10 +130,17 @@ def test_attribution_is_a_visible_notice(facts):
 
 def test_interruptions_are_told_with_what_they_mean(facts):
     assert "The run was not interrupted." in model_card(facts, PACKAGES)
-    for guarantee, meaning in (("bit_exact", "its bytes are those of"), ("state_exact", "its state was whole")):
-        progress = Progress(4, 1200, METRICS, resumed_from=[2, 3], guarantee=Guarantee(guarantee))
+    for reasons, meaning in (([], "its bytes are those of"), (["threads"], "its state was whole")):
+        progress = Progress(4, 1200, METRICS, resumed_from=[2, 3], inexact_reasons=reasons)
         card = model_card(replace(facts, progress=progress), PACKAGES)
         assert f"at step 2, 3: {meaning}" in card
+
+
+def test_a_run_that_is_not_bit_exact_says_why_not_and_nothing_else(facts):
+    progress = Progress(4, 1200, METRICS, resumed_from=[2], inexact_reasons=["rows", "threads"])
+    card = model_card(replace(facts, progress=progress), PACKAGES)
+    assert "may round differently: the run was resumed where this was not the same: rows; " in card
+    assert "accelerator" not in card
 
 
 def test_notes_of_the_plan_are_listed(facts):
