@@ -7,6 +7,7 @@ step's others.
 
 from __future__ import annotations
 
+import ctypes
 import math
 
 from shared.contract.sections import TrajectorySection
@@ -35,6 +36,11 @@ def row_weight(row: Labelled, section: TrajectorySection) -> tuple[float, bool]:
         return 1.0, True
     kept = min(max(weight, 0.0), MAX_WEIGHT)
     return kept, kept != weight
+
+
+def stored_weight(weight: float) -> float:
+    """A row's weight as the trainer stores it, in float32: a very small one is 0 there."""
+    return ctypes.c_float(weight).value
 
 
 def _boosts(row: Labelled, section: TrajectorySection) -> list[float]:

@@ -15,7 +15,7 @@ from shared.datasets.filters import RowFilter
 from shared.datasets.reader import Hasher, count_lines
 from shared.datasets.report import Observer, inspect_file, part_warnings, refusal
 from shared.datasets.report_types import DataReport, FileReport
-from shared.datasets.row_weights import row_weight
+from shared.datasets.row_weights import row_weight, stored_weight
 from shared.datasets.rows import Record, as_row
 from shared.errors import ArtifactInvalid, Code, ContractRejected
 from shared.preflight.types import InputFile, Machine
@@ -112,7 +112,7 @@ def read_files(
         raise ContractRejected(
             Code.NOTHING_SUPERVISED,
             "The boosts of the trajectory section make every row weigh 0, so nothing would be learnt.",
-            remedy="Raise the boost that is 0, or set trajectory.enabled to false.",
+            remedy="Raise the boost that is 0 or nearly, or set trajectory.enabled to false.",
             param="trajectory",
         )
     replayed = _read_replay(files.replay, contract.data, passes) if files.replay else None
@@ -136,7 +136,7 @@ class _Passes:
     """The supervision passes over the files of a job.
 
     Attributes:
-        heaviest_row: weight of a row of the training file that weighs something, 0 when none does; None before there was any.
+        heaviest_row: stored weight of a row of the training file that weighs something, 0 when none does; None before there was any.
     """
 
     def __init__(self, contract: FineTuneContract, seq_len: int, tokenizer: Tokenizer, machine: Machine) -> None:
@@ -159,7 +159,7 @@ class _Passes:
             row, take = as_row(record, line), found.add if chosen is None or line in chosen else found.measure
             take(row)
             if kind == "train" and not self.heaviest_row and filters.admits(row):
-                self.heaviest_row, _ = row_weight(row, self._contract.trajectory)
+                self.heaviest_row = stored_weight(row_weight(row, self._contract.trajectory)[0])
 
         return observe
 

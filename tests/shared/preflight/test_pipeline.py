@@ -136,6 +136,11 @@ def test_truncation_is_noted(base: Path, tmp_path: Path) -> None:
             [row("q", category="tool_trace")] * 30,
             "NOTHING_SUPERVISED",
         ),
+        (
+            {"sections": {"trajectory": {"enabled": True, "tool_trace_boost": 1e-300}}},
+            [row("q", category="tool_trace")] * 30,
+            "NOTHING_SUPERVISED",
+        ),
         ({}, ["broken"], "DATASET_LINE_INVALID"),
         ({}, [], "DATASET_EMPTY"),
     ],

@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
 
+import numpy as np
+import numpy.typing as npt
 from transformers import PreTrainedTokenizerBase
 
 from shared.contract.plan import DataFile, TrainingRun, validation_split
 from shared.contract.sections import FineTuneContract
-from shared.errors import Code, JobFailed
+from shared.errors import Code, DatasetInvalid, JobFailed
 from shared.tokenization.tokenizer import Tokenizer
 from worker.training.data.batches import Numbers, split_validation
 from worker.training.data.prepare import prepare
@@ -63,7 +65,8 @@ def read_data(run: TrainingRun, tokenizer: PreTrainedTokenizerBase, vocab: int, 
     """Encode the plan's files, or find them encoded in the cache.
 
     Raises:
-        DatasetInvalid: ``NOTHING_SUPERVISED``, ``SKIP_RATE_EXCEEDED``. JobFailed: ``TOKENIZER_MISMATCH``.
+        DatasetInvalid: ``NOTHING_SUPERVISED``, also where every row that is trained on weighs 0, ``SKIP_RATE_EXCEEDED``.
+            JobFailed: ``TOKENIZER_MISMATCH``.
     """
     plan, inputs, contract = run.plan, run.inputs, run.plan.contract
     labeller = Tokenizer.load(Path(inputs.base))
@@ -77,6 +80,7 @@ def read_data(run: TrainingRun, tokenizer: PreTrainedTokenizerBase, vocab: int, 
     refuse_other_tokens(labeller, tokenizer, rows)
     held_out = 0 if validation else validation_split(len(rows), contract.data.validation_split_ratio)
     training, kept_apart = split_validation(len(rows), held_out, contract.exec.seed)
+    refuse_weightless(rows.row_weights[training], replay.row_weights if replay else ())
     held_out_rows = validation or [rows[int(number)] for number in kept_apart]
     return Data(
         rows=rows,
@@ -89,6 +93,25 @@ def read_data(run: TrainingRun, tokenizer: PreTrainedTokenizerBase, vocab: int, 
         validation_report=validation.report if validation else None,
         key=rows.key,
     )
+
+
+def refuse_weightless(*weights: Sequence[float] | npt.NDArray[np.float32]) -> None:
+    """The preflight sees the weights of a whole file; which rows are held out or skipped is known only here.
+
+    Args:
+        weights: of the rows that are trained on, file by file.
+
+    Raises:
+        DatasetInvalid: ``NOTHING_SUPERVISED``.
+    """
+    if not any(np.any(one) for one in weights):
+        raise DatasetInvalid(
+            Code.NOTHING_SUPERVISED,
+            "Every row that is left to train on weighs 0, so nothing would be learnt: those that weigh something are held out"
+            " to validate, or skipped.",
+            remedy="Raise the boosts of the trajectory section that are 0, or set data.validation_split_ratio to 0.",
+            param="trajectory",
+        )
 
 
 def refuse_other_tokens(labeller: Tokenizer, tokenizer: PreTrainedTokenizerBase, rows: Sequence[Row]) -> None:

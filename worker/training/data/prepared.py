@@ -117,6 +117,7 @@ class PreparedRows(Sequence[Row]):
         key: digest of all that decided their content.
         lengths: int64, (rows,): tokens of each row.
         difficulties: uint8, (rows,).
+        row_weights: float32, (rows,).
     """
 
     def __init__(self, folder: Path, report: PreparationReport) -> None:
@@ -125,6 +126,7 @@ class PreparedRows(Sequence[Row]):
         self._starts = np.array(self._arrays["starts"])
         self.lengths: npt.NDArray[np.int64] = np.diff(self._starts)
         self.difficulties: npt.NDArray[np.uint8] = np.array(self._arrays["difficulties"])
+        self.row_weights: npt.NDArray[np.float32] = np.array(self._arrays["row_weights"])
 
     def __len__(self) -> int:
         return len(self.lengths)
