@@ -11,7 +11,8 @@ import argparse
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,7 @@ from worker.training.checkpoint import (
 )
 from worker.training.early_stopping import is_exhausted, score_at
 from worker.training.loss import evaluate
-from worker.training.method import Method
+from worker.training.method import Batch, Method
 from worker.training.probes import make_probes, write_probes
 from worker.training.reporting.facts import new_run_id
 from worker.training.reporting.report import write_reports
@@ -165,9 +166,16 @@ def train_loop(context: TrainingContext, progress: Progress, telemetry: Telemetr
 def validate(context: TrainingContext, progress: Progress, telemetry: Telemetry) -> None:
     """Score the validation rows, unless this step has been validated."""
     if not score_at(progress.metrics, progress.step):
-        batches = context.validation_batches(progress.token_budget)
+        batches = told(context.validation_batches(progress.token_budget), telemetry)
         parts = (context.method, context.model, batches, context.device)
         telemetry.validation(progress.step, evaluate(*parts, context.distributed.sum))
+
+
+def told(batches: Iterable[Batch], telemetry: Telemetry) -> Iterator[Batch]:
+    """A validation's micro-batches, with word of it between them: it may take longer than a trainer may be silent."""
+    for batch in batches:
+        yield batch
+        telemetry.working("validation")
 
 
 def end_epoch(context: TrainingContext, progress: Progress, telemetry: Telemetry, epoch: int) -> None:
@@ -271,7 +279,9 @@ def finish(
     tries = count_try(context, progress)
     if not (context.distributed.is_main or context.budget.shard_base):
         return
-    measured = evaluate_run(context, progress, inputs, stop, tries)
+    measured = evaluate_run(
+        context, progress, inputs, stop, tries, working=partial(telemetry.working, "self_evaluation")
+    )
     if not context.distributed.is_main:  # the others have answered for their part of the base, where it is in parts
         return
     telemetry.emit("self_evaluation", measured.payload())

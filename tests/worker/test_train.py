@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import csv
 import json
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 import worker.train
+import worker.training.reporting.telemetry
 import worker.training.step
 from shared.artifacts.manifests import CONFIG_NAME, MANIFEST_NAME, WEIGHTS_NAME
 from shared.errors import Code, DatasetInvalid, JobFailed
@@ -29,6 +32,8 @@ from worker.run_folder import (
     read_json,
 )
 from worker.training.reporting.telemetry import METRIC_COLUMNS
+from worker.training.supervised import Supervised
+from worker.watchdog.stall import StallWatch
 
 ADAPTER_FILES = (WEIGHTS_NAME, CONFIG_NAME, MANIFEST_NAME)
 ENGINE_SECONDS = 60
@@ -184,6 +189,44 @@ def test_a_validation_that_is_not_finite_does_not_crash_the_run(tiny, tmp_path, 
     run_dir = tiny.train(tiny.plan_run(tmp_path, validation=rows, exec={"epochs": 1}), tmp_path / "run")
     assert telemetry(run_dir, "validation")[-1]["val_loss"] is None
     assert to_events(telemetry(run_dir))
+
+
+class SlowValidation:
+    """Stands where the loss is computed: without gradients a micro-batch takes half of what the stall watch allows."""
+
+    def __init__(self, monkeypatch, run_dir: Path) -> None:
+        self.seconds, self._run_dir, self._seen = 0.0, run_dir, 0
+        self.watch = StallWatch(start_seconds=10, stall_seconds=60, clock=self.now)
+        self._real = Supervised().loss
+        monkeypatch.setattr(Supervised, "loss", self)
+        clock = SimpleNamespace(monotonic=self.now, time_ns=time.time_ns)
+        monkeypatch.setattr(worker.training.reporting.telemetry, "time", clock)
+
+    def now(self) -> float:
+        return self.seconds
+
+    def look(self) -> None:
+        """What the worker does now and then."""
+        lines = telemetry(self._run_dir)
+        self.watch.note(lines[self._seen :])
+        self._seen = len(lines)
+        self.watch.check()
+
+    def __call__(self, *arguments):
+        self.look()
+        self.seconds += 0 if torch.is_grad_enabled() else 30
+        return self._real(*arguments)
+
+
+def test_a_run_whose_validation_is_slow_is_not_taken_for_a_stalled_one(tiny, tmp_path, monkeypatch):
+    """The first validation of all: nothing before it was slow. The self-evaluation asks for as many rows twice."""
+    run = tiny.plan_run(tmp_path, validation=ROWS, exec={"epochs": 1, "batch_size": 1})
+    slow = SlowValidation(monkeypatch, tmp_path / "run")
+    run_dir = tiny.train(run, tmp_path / "run")
+    slow.look()
+    assert slow.seconds == 30 * 3 * len(ROWS)
+    activities = [line["activity"] for line in telemetry(run_dir, "working")]
+    assert set(activities) == {"validation", "self_evaluation"}
 
 
 FORGOTTEN = {

@@ -14,6 +14,7 @@ from worker.training.metrics import StepReport, finite
 SKIP_REASONS = ("no_supervised_positions", "short_seq", "token_id_oob", "template_refused", "curriculum")
 TEXT_FIELDS = frozenset(
     {
+        "activity",
         "base_model",
         "causes",
         "checkpoint",

@@ -27,6 +27,8 @@ __all__ = ["METRIC_COLUMNS", "TELEMETRY_SCHEMA_VERSION", "Score", "StepReport", 
 TELEMETRY_SCHEMA_VERSION = 1
 METRIC_COLUMNS = ("step", "train_loss", "train_accuracy", "valid_loss", "valid_mean_token_accuracy")
 LOSS_SMOOTHING = 0.1
+WORKING_SECONDS = 5.0
+"""How long a part of a run that reports its result at its end may be silent before it tells that it goes on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +89,7 @@ class Telemetry:
         self.rows = rows
         self._smooth_earlier()
         self._pace = Pace(total_steps)
+        self._told_at = time.monotonic()
 
     def __enter__(self) -> Telemetry:
         return self
@@ -111,6 +114,12 @@ class Telemetry:
         line = {"ts_ms": time.time_ns() // 1_000_000, "event": event, "payload": payload}
         self._file.write(json.dumps(line, allow_nan=False) + "\n")
         self._file.flush()
+        self._told_at = time.monotonic()
+
+    def working(self, activity: str) -> None:
+        """Tell that a long part of the run goes on, unless something was told just before: the worker ends a silent trainer."""
+        if time.monotonic() - self._told_at >= WORKING_SECONDS:
+            self.emit("working", {"activity": activity})
 
     def skipped(self, **counts: int) -> None:
         """Set counts of left-out rows by reason, e.g. ``curriculum`` when an epoch admits fewer.

@@ -97,6 +97,7 @@ def evaluate_run(
     stop: StopRequests,
     tries: int = 1,
     samples: int | None = None,
+    working: Callable[[], None] = lambda: None,
 ) -> Measured:
     """Measure the adapter of a finished run against its base.
 
@@ -104,12 +105,13 @@ def evaluate_run(
         inputs: where the run's files are.
         tries: how often attempts at the run have come this far, this one included.
         samples: sample answers; as the environment says when None.
+        working: called between rows and tokens, to tell that the run goes on.
 
     Raises:
         StopRequested: a stop was requested. Nothing is kept; a run that goes on measures again.
     """
     began = time.monotonic()
-    work = _Evaluation(context, inputs, progress.trained_tokens, _check_of(context, stop))
+    work = _Evaluation(context, inputs, progress.trained_tokens, _check_of(context, stop, working))
     if tries <= MAX_TRIES:
         work.attempt("Loss and token accuracy", work.score)
         work.attempt("Sample answers", lambda: work.answer(sample_count(os.environ) if samples is None else samples))
@@ -219,10 +221,11 @@ class _TrainingRows(Sequence[Example]):
         return row
 
 
-def _check_of(context: TrainingContext, stop: StopRequests) -> Callable[[], None]:
-    """Raises when a stop was requested. Processes that hold parts of the base must all stop at one place: none does."""
+def _check_of(context: TrainingContext, stop: StopRequests, working: Callable[[], None]) -> Callable[[], None]:
+    """Tells that the run goes on, and raises when a stop was requested. Processes that hold parts of the base must all stop at one place: none does."""
 
     def check() -> None:
+        working()
         if context.budget.shard_base:
             return
         if stop.cancel_requested:
