@@ -16,6 +16,10 @@ PICKLE_SUFFIXES = frozenset({".bin", ".pt", ".pth", ".ckpt", ".pkl"})
 MAX_HEADER_BYTES = 4 << 20
 """Most bytes of a header. A tensor takes about 120, so this is 30,000 tensors; safetensors' own limit of 100 MB lets a
 file take a minute and gigabytes to be refused."""
+MAX_DIMENSIONS = 64
+"""Most dimensions of a tensor, as in NumPy; a weight of a model has at most five."""
+MAX_DIMENSION = (1 << 63) - 1
+"""Largest size of a dimension, as in PyTorch. A header may have numbers of thousands of digits, whose product takes minutes."""
 DTYPE_BITS = {
     "BOOL": 8, "U8": 8, "I8": 8, "F8_E4M3": 8, "F8_E5M2": 8, "I16": 16, "U16": 16, "F16": 16, "BF16": 16,
     "I32": 32, "U32": 32, "F32": 32, "I64": 64, "U64": 64, "F64": 64,
@@ -152,7 +156,9 @@ def _check_offsets(path: Path, header: Header, data_bytes: int) -> None:
 def _tensor(path: Path, name: str, entry: dict[str, object], data_start: int) -> TensorInfo:
     match entry:
         case {"dtype": str(dtype), "shape": list(shape), "data_offsets": [int(start), int(end)]} if (
-            dtype in DTYPE_BITS and all(isinstance(n, int) and n >= 0 for n in shape)
+            dtype in DTYPE_BITS
+            and len(shape) <= MAX_DIMENSIONS
+            and all(isinstance(n, int) and 0 <= n <= MAX_DIMENSION for n in shape)
         ):
             info = TensorInfo(dtype, tuple(shape), data_start + start, end - start)
         case _:

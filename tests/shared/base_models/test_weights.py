@@ -13,7 +13,13 @@ from hypothesis import strategies as st
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from shared.base_models.weights import MAX_HEADER_BYTES, TensorInfo, read_folder_tensors, read_tensors
+from shared.base_models.weights import (
+    MAX_DIMENSIONS,
+    MAX_HEADER_BYTES,
+    TensorInfo,
+    read_folder_tensors,
+    read_tensors,
+)
 from shared.errors import ArtifactInvalid, Code
 
 DTYPES = {
@@ -57,6 +63,7 @@ UNSOUND: dict[str, bytes] = {
     "too few bytes for the shape": file_bytes({"a": entry(shape=[1])}),
     "too many elements for the bytes": file_bytes({"a": entry(shape=[3])}),
     "shape times itself overflows": file_bytes({"a": entry(shape=[2**62, 4, 2**62])}),
+    "dimension over 63 bits": file_bytes({"a": entry(0, 0, shape=[0, 2**64])}, b""),
     "overlapping": file_bytes({"a": entry(), "b": entry()}),
     "bytes before the first": file_bytes({"a": entry(start=8, end=16)}, b"\0" * 16),
     "bytes between": file_bytes({"a": entry(), "b": entry(start=12, end=20)}, b"\0" * 20),
@@ -163,6 +170,30 @@ def test_any_bytes_are_tensors_or_invalid(tmp_path_factory: pytest.TempPathFacto
         assert error.code is Code.SAFETENSORS_INVALID
     else:
         assert all(isinstance(info, TensorInfo) for info in tensors.values())
+
+
+@pytest.mark.parametrize(
+    ("dimension", "count"),
+    [("9" * 4300, MAX_HEADER_BYTES // 4400), ("9" * 18, MAX_HEADER_BYTES // 20), ("9" * 4300, 1)],
+    ids=["as long as they may be, to the end of the header", "as many as there is room for", "one"],
+)
+def test_numbers_that_no_tensor_has_are_never_multiplied(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dimension: str, count: int
+) -> None:
+    def refuse(shape: tuple[int, ...]) -> int:
+        raise AssertionError(f"{len(shape)} numbers are multiplied")
+
+    monkeypatch.setattr("math.prod", refuse)
+    shape = ",".join([dimension] * count)
+    raw = f'{{"bomb":{{"dtype":"F32","shape":[{shape}],"data_offsets":[0,8]}}}}'.encode()
+    assert len(raw) <= MAX_HEADER_BYTES
+    with pytest.raises(ArtifactInvalid, match="tensor 'bomb' has a malformed entry"):
+        read_tensors(write(tmp_path, file_bytes(raw)))
+
+
+def test_a_tensor_may_have_as_many_dimensions_as_numpy_gives_it(tmp_path: Path) -> None:
+    save_file({"a": np.zeros((1,) * MAX_DIMENSIONS, np.float32)}, tmp_path / "model.safetensors")
+    assert read_folder_tensors(tmp_path) == {"a": TensorInfo("F32", (1,) * MAX_DIMENSIONS)}
 
 
 def test_folder_is_read_shard_by_shard(tmp_path: Path) -> None:
