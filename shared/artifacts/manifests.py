@@ -15,7 +15,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, model_validator
 
 from shared.artifacts.lineage import Lineage
-from shared.artifacts.tensor_values import verify_values
+from shared.artifacts.tensor_values import verify_products, verify_values
 from shared.base_models.catalog import Sha256
 from shared.base_models.families import is_transposed
 from shared.base_models.weights import TensorInfo, read_tensors
@@ -154,7 +154,8 @@ def verify_adapter(folder: Path, manifest: AdapterManifest, base_tensors: dict[s
     tensors = read_tensors(folder / WEIGHTS_NAME)
     _verify_tensors(tensors, manifest, base_tensors)
     _verify_config(folder / CONFIG_NAME, manifest)
-    verify_values(folder / WEIGHTS_NAME, tensors)
+    magnitudes = verify_values(folder / WEIGHTS_NAME, tensors)
+    verify_products(map(peft_keys, manifest.base_key_map.values()), magnitudes, manifest.alpha)
 
 
 def verify_base(manifest: AdapterManifest, base_digests: dict[str, str]) -> None:

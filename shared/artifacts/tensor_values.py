@@ -2,26 +2,34 @@
 
 A NaN or an infinity does not stay with the adapter: it gets into the keys and values that a replica keeps for all its
 requests, and then every model on it responds with nothing. The same follows from finite numbers so large that a product
-overflows, so the magnitude is bounded too, far above what training reaches. What still overflows is found by the
-replica's own health check (`serving/middleware/self_test.py`).
+overflows, so the magnitude is bounded too, and the scaled product of A and B, both far above what training reaches. What still
+overflows (float16 ends at 65504, which a base's own activations can come near to) is found by the replica's own health check
+(`serving/middleware/self_test.py`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from shared.base_models.weights import TensorInfo
 from shared.errors import ArtifactInvalid, Code
 
 MAX_MAGNITUDE = 1000.0
-"""Trained LoRA weights stay below 10; A, B and an activation of 50 multiply to less than float32's largest number."""
+"""Trained LoRA weights stay below 10."""
+MAX_PRODUCT = 1e6
+"""Most that A's and B's largest numbers and alpha may multiply to: no number of scaled B·A is larger, for alpha is the rank times
+the scale. Weights below 10 keep to it at every alpha. Where gate, up and down are all adapted it enters an answer by its cube,
+besides the square of the model's width and the width of its MLP: of the widest bases a sum of 1e37, and float32 and bfloat16
+end at 3e38. A norm brings the next layer's input back to its size."""
 LIMIT_BITS = {"F32": 0x447A0000, "F16": 0x63D0, "BF16": 0x447A}
 """The bits of `MAX_MAGNITUDE` in each type that can be served."""
 CHUNK_BYTES = 4 << 20
 
 
-def verify_values(path: Path, tensors: dict[str, TensorInfo]) -> None:
-    """Check every number of a safetensors file, with little memory whatever the file's size.
+def verify_values(path: Path, tensors: dict[str, TensorInfo]) -> dict[str, float]:
+    """Check every number of a safetensors file, with little memory whatever the file's size; returns each tensor's largest magnitude.
 
     Without its sign, a float's bits as an integer grow with its magnitude, and those of infinity and NaN are above all
     others: one comparison of integers finds all that is wrong, in any of the types.
@@ -31,6 +39,7 @@ def verify_values(path: Path, tensors: dict[str, TensorInfo]) -> None:
     """
     import numpy as np  # not where the control plane is installed alone
 
+    found: dict[str, float] = {}
     with path.open("rb") as file:
         for name, info in tensors.items():
             if info.dtype not in LIMIT_BITS:
@@ -43,14 +52,47 @@ def verify_values(path: Path, tensors: dict[str, TensorInfo]) -> None:
             kind = np.dtype("<u4" if info.dtype == "F32" else "<u2")
             magnitude = (1 << (kind.itemsize * 8 - 1)) - 1  # all bits but the sign's
             file.seek(info.start)
-            left = info.size
+            left, largest = info.size, kind.type(0)
             while left:
                 bits = np.frombuffer(file.read(min(CHUNK_BYTES, left)), kind)
                 left -= bits.nbytes
-                if (bits & magnitude).max() > LIMIT_BITS[info.dtype]:
+                largest = max(largest, (bits & magnitude).max())
+                if largest > LIMIT_BITS[info.dtype]:
                     raise ArtifactInvalid(
                         Code.ADAPTER_VALUES_INVALID,
                         f"Tensor {name} holds a number that is not finite, or over {MAX_MAGNITUDE:g}.",
                         remedy="Train the adapter again with a lower learning rate; it would break its replica.",
                         param=name,
                     )
+            found[name] = _as_number(largest, info.dtype)
+    return found
+
+
+def verify_products(pairs: Iterable[tuple[str, str]], magnitudes: Mapping[str, float], alpha: float) -> None:
+    """Check that no layer's scaled product of A and B can overflow an answer.
+
+    Args:
+        pairs: the names of A and B, layer by layer.
+        magnitudes: the largest in each tensor.
+        alpha: the scale times the rank.
+
+    Raises:
+        ArtifactInvalid: ``ADAPTER_VALUES_INVALID``, naming the tensor B.
+    """
+    for a, b in pairs:
+        if magnitudes[a] * magnitudes[b] * alpha > MAX_PRODUCT:
+            raise ArtifactInvalid(
+                Code.ADAPTER_VALUES_INVALID,
+                f"Tensor {b} holds {magnitudes[b]:g}, its A {magnitudes[a]:g}; times alpha {alpha:g} that is over {MAX_PRODUCT:g}.",
+                remedy="Train the adapter again with a lower learning rate or alpha; it could break its replica.",
+                param=b,
+            )
+
+
+def _as_number(bits: Any, dtype: str) -> float:
+    """The float that has these bits, which are a NumPy integer."""
+    import numpy as np
+
+    if dtype == "BF16":  # which NumPy lacks: it is the upper half of a float32
+        return float((bits.astype(np.uint32) << np.uint32(16)).view(np.float32))
+    return float(bits.view(np.float32 if dtype == "F32" else np.float16))

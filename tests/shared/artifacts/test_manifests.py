@@ -334,3 +334,11 @@ def test_other_base_is_refused(change: dict[str, str], named: str) -> None:
 def test_base_without_a_file_is_refused() -> None:
     error = refusal(verify_base, manifest(), {"config.json": "a" * 64})
     assert (error.code, error.param) == (Code.ADAPTER_BASE_MISMATCH, "model.safetensors")
+
+
+def test_numbers_that_overflow_only_together_are_refused(tmp_path: Path) -> None:
+    """Each is within its own limits; a real vLLM, given them, got NaN in the memory that all its requests share."""
+    tensors = {name: np.full_like(tensor, 1000.0) for name, tensor in arrays().items()}
+    made = adapter(tmp_path, tensors, CONFIG | {"lora_alpha": 4096}, alpha=4096)
+    error = refusal(verify_adapter, tmp_path, made, BASE_TENSORS)
+    assert (error.code, error.param) == (Code.ADAPTER_VALUES_INVALID, peft_keys(KEYS["l0.q"])[1])

@@ -11,8 +11,9 @@ import pytest
 from numpy.typing import NDArray
 
 from shared.artifacts import tensor_values
-from shared.artifacts.tensor_values import LIMIT_BITS, MAX_MAGNITUDE, verify_values
+from shared.artifacts.tensor_values import LIMIT_BITS, MAX_MAGNITUDE, MAX_PRODUCT, verify_products, verify_values
 from shared.base_models.weights import DTYPE_BITS, read_tensors
+from shared.contract.sections import MAX_ALPHA
 from shared.errors import ArtifactInvalid, Code
 
 BITS = {
@@ -68,6 +69,37 @@ def test_the_limit_is_the_same_number_in_each_type() -> None:
     f32 = np.float32(MAX_MAGNITUDE).view(np.uint32)
     f16 = np.float16(MAX_MAGNITUDE).view(np.uint16)
     assert {"F32": f32, "F16": f16, "BF16": f32 >> 16} == LIMIT_BITS
+
+
+@pytest.mark.parametrize(("dtype", "least"), [("F32", 2.0**-149), ("F16", 2.0**-24), ("BF16", 2.0**-133)])
+def test_the_largest_magnitude_is_told(tmp_path: Path, dtype: str, least: float) -> None:
+    kind = np.uint32 if dtype == "F32" else np.uint16
+    numbers = [["zero", "least"], ["1", "zero", "-0"], ["1", "-limit"], []]
+    tensors = [np.array([BITS[dtype][name] for name in names], kind) for names in numbers]
+    path = write(tmp_path / "a.safetensors", dtype, *tensors)
+    assert verify_values(path, read_tensors(path)) == {"0": least, "1": 1.0, "2": 1000.0, "3": 0.0}
+
+
+@pytest.mark.parametrize(("a", "b", "alpha"), [(1000.0, 1000.0, 4096), (1000.0, 1000.0, 2), (20.0, 13.0, 4096)])
+def test_numbers_that_multiply_to_too_much_are_refused(a: float, b: float, alpha: int) -> None:
+    with pytest.raises(ArtifactInvalid, match="alpha") as caught:
+        verify_products([("sound.a", "sound.b"), ("A", "B")], {"A": a, "B": b, "sound.a": 0.1, "sound.b": 0.1}, alpha)
+    assert (caught.value.code, caught.value.param) == (Code.ADAPTER_VALUES_INVALID, "B")
+
+
+def test_weights_that_training_reaches_pass_at_every_alpha() -> None:
+    verify_products([("A", "B")], {"A": 10.0, "B": 10.0}, MAX_ALPHA)
+    verify_products([("A", "B")], {"A": 1000.0, "B": 0.1}, MAX_ALPHA)
+
+
+@pytest.mark.parametrize(("product", "is_finite"), [(MAX_PRODUCT, True), (MAX_MAGNITUDE**2 * MAX_ALPHA, False)])
+def test_the_largest_product_cannot_overflow_the_widest_base(product: float, is_finite: bool) -> None:
+    """Every number of B·A is the largest, with the sign that makes the answer of gate, up and down largest; Llama 3.1 405B's sizes."""
+    width, mlp_width, layers, norm = 16_384, 53_248, 126, 50.0  # no channel of a norm's output is mostly over 50
+    with np.errstate(over="ignore"):
+        gate = np.float32(product) * np.float32(width) * np.float32(norm)
+        residual = np.float32(product) * np.float32(mlp_width) * gate * gate * np.float32(layers)
+    assert np.isfinite(residual) == is_finite
 
 
 def test_a_large_file_takes_little_memory(tmp_path: Path) -> None:
