@@ -244,20 +244,19 @@ def _handle(request: Request, error: Exception) -> Response:
     if isinstance(error, ClientDisconnect):
         return Response(status_code=CLIENT_GONE)
     if isinstance(error, RequestValidationError):
-        return _refuse_fields(request, validation_error(error))
+        return refused_fields_at(request.url.path, validation_error(error))
     if isinstance(error, HTTPException):
         return _handle_http_exception(request, error)
     assert isinstance(error, MensError)
     if isinstance(error, errors.ContractRejected):
-        return _refuse_fields(request, error)
+        return refused_fields_at(request.url.path, error)
     if error.code == Code.DATABASE_UNAVAILABLE:
         logger.warning("%s %s: %s", request.method, request.url.path, error.message)
     return error_response_at(request.url.path, error)
 
 
-def _refuse_fields(request: Request, error: MensError) -> JSONResponse:
-    """OpenAI's clients know wrong fields as 400, and everybody else as 422."""
-    path = request.url.path
+def refused_fields_at(path: str, error: MensError) -> JSONResponse:
+    """The HTTP response for wrong fields, which OpenAI's clients know as 400, and everybody else as 422."""
     status = HTTPStatus.BAD_REQUEST if path.startswith(OPENAI_PATHS) else HTTPStatus.UNPROCESSABLE_ENTITY
     return error_response_at(path, error, status)
 

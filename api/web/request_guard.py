@@ -11,7 +11,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from api.errors import CLIENT_GONE, error_response_at
+from api.errors import CLIENT_GONE, error_response_at, refused_fields_at
 from api.metrics.requests import TENANT
 from api.services import Services
 from api.web.auth import AUTHENTICATED, Authenticated
@@ -50,7 +50,8 @@ class RequestGuard:
                 rule = body_rule(settings, scope["path"])
                 receive = await limited_receive(scope, receive, rule, settings.body_seconds, hold)
             except MensError as error:
-                response: Response = error_response_at(scope["path"], error)
+                respond = refused_fields_at if error.code == Code.REQUEST_INVALID else error_response_at
+                response: Response = respond(scope["path"], error)
                 if isinstance(error, TooSlow):
                     response.headers["Connection"] = "close"  # the rest may never come
                 return await response(scope, receive, send)

@@ -12,6 +12,7 @@ import msgspec
 from shared.datasets.field_conflicts import refuse_conflicts
 from shared.datasets.rows import MAX_SPAN_WEIGHT, Message, Record, Role, RowCode, RowError, TrainingRow, as_row
 from shared.datasets.written_rows import WRITTEN_ROLES, translate
+from shared.lone_surrogates import has_lone_surrogate
 
 MAX_LINE_BYTES = 1_000_000
 """Longest line in bytes, without its line end."""
@@ -22,7 +23,6 @@ decode = msgspec.json.Decoder(Record).decode
 FAILURES = (RowError, msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 # msgspec names the field at the end of its messages.
 _LOCATED = re.compile(r"^(?P<what>.*?)(?: - at `(?P<path>[^`]*)`)?$", re.DOTALL)
-_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 _TYPES = {
     "str": "text",
     "int": "a whole number",
@@ -126,7 +126,7 @@ def _explain(line: bytes, failure: Exception) -> NoReturn:
         raise RowError(RowCode.ROW_TOO_DEEP, "the line nests lists or objects too deeply") from None
     if isinstance(failure, msgspec.ValidationError):
         raise _type_error(line, str(failure)) from None
-    if _SURROGATE.search(line) and _has_lone_surrogate(line):
+    if has_lone_surrogate(line) and _is_json(line):
         reason = "the line has half of a surrogate pair (\\ud800 to \\udfff), which is no character"
         raise RowError(RowCode.ROW_LONE_SURROGATE, reason) from None
     reason = str(failure).removeprefix("JSON is malformed: ")
@@ -141,13 +141,13 @@ def _check_length(line: bytes) -> None:
         raise RowError(RowCode.ROW_TOO_LONG, f"the line is longer than {MAX_LINE_BYTES} bytes") from None
 
 
-def _has_lone_surrogate(line: bytes) -> bool:
-    """Whether the line is well-formed except for its surrogates."""
-    # Python's own decoder lets them pass.
+def _is_json(line: bytes) -> bool:
+    """Whether Python's own decoder takes the line; it lets lone surrogates pass."""
     try:
-        return bool(re.search("[\ud800-\udfff]", json.dumps(json.loads(line), ensure_ascii=False)))
+        json.loads(line)
     except (ValueError, RecursionError):
         return False
+    return True
 
 
 def _type_error(line: bytes, failure: str) -> RowError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from api.routes import chat, ollama
 from api.web.request_body import MODEL_PATHS
 from shared.database.tenancy import Role
 from shared.errors import Unavailable
+from tests.api.web.access_matrix import MATRIX
 
 TRIES = 3
 
@@ -80,6 +82,50 @@ def test_every_route_to_a_model_has_the_limit_of_models() -> None:
         route.path for router in (chat.router, ollama.router) for route in router.routes if "POST" in route.methods
     }
     assert routes - {"/api/{path:path}"} == MODEL_PATHS
+
+
+# -- texts that are none ------------------------------------------------------------------------------------------------------
+
+
+def with_lone_surrogates(body: Any) -> Any:
+    """A JSON body with half of a surrogate pair at the end of each of its texts."""
+    if isinstance(body, dict):
+        return {name: with_lone_surrogates(value) for name, value in body.items()}
+    if isinstance(body, list):
+        return [with_lone_surrogates(value) for value in body]
+    return body + "\ud800" if isinstance(body, str) else body
+
+
+def test_half_of_a_surrogate_pair_reaches_no_route(app: FastAPI, client: TestClient) -> None:
+    headers = headers_of(app) | {"Content-Type": "application/json"}
+    for route, case in [(route, case) for route, cases in MATRIX.items() for case in cases]:
+        method, path = route.split(" ")
+        content = json.dumps(with_lone_surrogates(case.body("x").get("json")))
+        if "\\ud800" in content:
+            response = client.request(method, case.url(path, "x"), content=content, headers=headers)
+            reason = "is not JSON" if path in MODEL_PATHS else "half of a surrogate pair"
+            assert (response.status_code in (400, 422), reason in response.text) == (True, True), route
+    lists = [
+        path for method, _, path in (route.partition(" ") for route in MATRIX) if method == "GET" and "{" not in path
+    ]
+    assert {client.get(path, headers=headers).status_code for path in lists} <= {200, 403}
+
+
+@pytest.mark.parametrize("sent", [b'{"name": "\xed\xa0\x80"}', '{"name": "\\udc00"}'.encode("utf-16"), b"\xff\xfe\x00"])
+def test_half_of_a_surrogate_pair_is_found_however_it_is_written(app: FastAPI, client: TestClient, sent: bytes) -> None:
+    headers = headers_of(app) | {"Content-Type": "application/json"}
+    assert client.post("/v1/keys", content=sent, headers=headers).status_code in (400, 422)
+
+
+def test_paths_and_queries_bring_none(app: FastAPI, client: TestClient) -> None:
+    headers = headers_of(app)
+    for path in (
+        "/v1/files/%ED%A0%80",
+        "/v1/models/%ED%A0%80",
+        "/v1/jobs?after=%ED%A0%80",
+        "/v1/evals?after=%ED%A0%80",
+    ):
+        assert client.get(path, headers=headers).status_code < 500, path
 
 
 # -- bodies that are held ----------------------------------------------------------------------------------------------------

@@ -1,0 +1,34 @@
+r"""Half of a surrogate pair in a JSON text: an escape like ``\ud800`` without its other half.
+
+Python's decoder makes a string of it that no database, file or response can be written with.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]|\xed[\xa0-\xbf]")
+_LONE = re.compile(
+    rb"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])"
+    rb"|(?<!\\u[dD][89abAB][0-9a-fA-F]{2})\\u[dD][c-fC-F]"
+    rb"|\xed[\xa0-\xbf]"  # written as bytes, which are no UTF-8 and which Python's decoder lets pass
+)
+
+
+def has_lone_surrogate(text: bytes) -> bool:
+    """Whether a JSON text has half of a surrogate pair; of what is no JSON, whether it looks so.
+
+    Args:
+        text: in UTF-8, or in UTF-16 or UTF-32, which Python's decoder takes too.
+    """
+    encoding = json.detect_encoding(text)
+    if not encoding.startswith("utf-8"):
+        try:
+            text = text.decode(encoding, "surrogatepass").encode(errors="surrogatepass")
+        except UnicodeDecodeError:
+            return False
+    if not _SURROGATE.search(text):
+        return False
+    # An escaped backslash begins no other escape.
+    return bool(_LONE.search(text.replace(rb"\\", b"/")))
