@@ -34,6 +34,7 @@ from api.settings import ApiSettings
 from api.web.access_log import AccessLog
 from api.web.auth import require_caller
 from api.web.fast_path import FastPathMiddleware
+from api.web.limit_headers import LimitHeaders
 from api.web.normalized_path import NormalizedPath
 from api.web.openai_headers import OpenAIHeaders
 from api.web.request_guard import RequestGuard
@@ -105,6 +106,7 @@ def create_app(settings: ApiSettings | None = None, services: Services | None = 
     app.add_middleware(FastPathMiddleware)
     app.add_middleware(RequestGuard)
     app.add_middleware(UnexpectedErrors)
+    app.add_middleware(LimitHeaders)
     app.add_middleware(OpenAIHeaders)
     app.add_middleware(NormalizedPath)
     app.add_middleware(AccessLog)  # the last added is the outermost

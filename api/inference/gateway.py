@@ -20,7 +20,7 @@ import msgspec
 from fastapi import Request, Response
 from starlette.requests import ClientDisconnect
 
-from api.errors import CLIENT_GONE
+from api.errors import CLIENT_GONE, limit_headers
 from api.inference.cache_salt import with_cache_salt
 from api.inference.disconnect import DisconnectWatcher
 from api.inference.judged_copies import JudgedCopy, PassingAnswer, is_judgeable, without_stream
@@ -38,11 +38,11 @@ from api.metrics.requests import MODEL, ApiMetrics
 from shared.database.gates.shadow_comparisons import ShadowPair
 from shared.database.keys import Key
 from shared.database.routing import Routing, sticky_point
-from shared.errors import Code, InvalidRequest, NotFound, TooLarge
+from shared.errors import Code, InvalidRequest, NotFound, TooLarge, TooMany
 from shared.observability.log_context import add_log_ids
 
 LIMIT_HEADERS = "mens_limit_headers"
-"""Name in a request's state of the headers with its key's limits, for the response to an error."""
+"""Name in a request's state of the headers with its key's limits, once it is counted."""
 REQUEST_ID = "mens_request_id"
 """Name in a request's state of its id: visible ASCII characters."""
 SESSION_HEADER = "x-session-id"
@@ -107,9 +107,6 @@ class Gateway:
             body = await read_body(request, self.max_body_bytes)
         except ClientDisconnect:
             return Response(status_code=CLIENT_GONE)
-        except InvalidRequest:  # it counts as any other that is wrong
-            await (await self._admit(request, key)).release()
-            raise
         response = await self.open(request, key, tenant, path, body, validate)
         if response is None:
             return Response(status_code=CLIENT_GONE)
@@ -140,7 +137,7 @@ class Gateway:
             TooMany: ``RATE_LIMITED``, ``CONCURRENCY_LIMITED``.
             InvalidRequest: ``REQUEST_INVALID``, ``GRAMMAR_TOO_LARGE``, ``GRAMMAR_TOO_DEEP``. NotFound: ``MODEL_NOT_FOUND``. Unavailable: ``SERVING_UNAVAILABLE``, ``BASE_NOT_SERVED``. And what :func:`error_from_replica` returns.
         """
-        admission = await self._admit(request, key)
+        admission = await self.admit(request, key)
         disconnect, response = DisconnectWatcher(request.receive), None
         try:
             body = validate(body) if validate else body
@@ -178,6 +175,20 @@ class Gateway:
                 disconnect.stop()
                 await admission.release()
 
+    async def admit(self, request: Request, key: Key) -> Admission:
+        """Count a request of a key; the state of its limits is in every answer from here on (`api/web/limit_headers.py`).
+
+        Raises:
+            TooMany: ``RATE_LIMITED``, ``CONCURRENCY_LIMITED``.
+        """
+        try:
+            admission = await self.limiter.admit(key)
+        except TooMany as error:
+            setattr(request.state, LIMIT_HEADERS, limit_headers(error.details))
+            raise
+        setattr(request.state, LIMIT_HEADERS, admission.headers)
+        return admission
+
     def _offer_to_shadow(
         self, choice: Choice, tenant: str, path: str, forwarded: dict[str, Any]
     ) -> tuple[Callable[[], Awaitable[None]] | None, PassingAnswer | None]:
@@ -201,12 +212,6 @@ class Gateway:
         judged = JudgedCopy(tenant, pair, forwarded["messages"], passing)
         send_copy = partial(self.failover.first_response, path, without_stream(forwarded), copied)
         return partial(self.shadows.offer, choice.name, shadow.adapter, send_copy, judged), passing
-
-    async def _admit(self, request: Request, key: Key) -> Admission:
-        """Count a request of a key; the state of its limits goes into every answer from here on, errors too."""
-        admission = await self.limiter.admit(key)
-        setattr(request.state, LIMIT_HEADERS, admission.headers)
-        return admission
 
 
 def replica_request_id(request: Request) -> str:

@@ -54,7 +54,7 @@ class ProxiedResponse(Response):
     ) -> None:
         self.status_code = upstream.status
         self.background = None
-        self.passed_headers = {**upstream.headers, **admission.headers}
+        self.passed_headers = dict(upstream.headers)
         if adapter:
             self.passed_headers[ADAPTER_HEADER] = adapter
         # No JSON parser is needed: the tap passes whole bodies or events, and inside a JSON string a quote is escaped.

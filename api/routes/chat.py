@@ -6,8 +6,7 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
-from api.errors import openai_error_response
-from api.inference.gateway import LIMIT_HEADERS, Convert, Validate
+from api.inference.gateway import Convert, Validate
 from api.inference.request_fields.functions import (
     events_with_function_call,
     uses_functions,
@@ -21,7 +20,6 @@ from api.web.auth import TRAINER, Caller, CallerDep
 from api.web.fast_path import FastPathRoute
 from shared.database.tenancy import Role
 from shared.datasets.row_validation import ROLES
-from shared.errors import MensError
 
 router = APIRouter(prefix="/v1", tags=["chat (OpenAI)"], route_class=FastPathRoute)
 
@@ -113,22 +111,14 @@ async def _forward(
     validate: Validate | None = None,
     convert: Convert | None = None,
 ) -> Response:
-    """The gateway's response, or that to its error, with the state of the key's limits.
-
-    A caller who may not read token ids gets none in an answer either.
-    """
+    """The gateway's response. A caller who may not read token ids gets none in an answer either."""
 
     def check(body: dict[str, Any]) -> dict[str, Any]:
         if not caller.role.includes(Role.TRAINER):
             refuse_token_ids(body)
         return validate(body) if validate else body
 
-    try:
-        return await services.gateway.forward(request, caller.key, caller.tenant, path, validate=check, convert=convert)
-    except MensError as error:
-        response = openai_error_response(error)
-        response.headers.update(getattr(request.state, LIMIT_HEADERS, {}))
-        return response
+    return await services.gateway.forward(request, caller.key, caller.tenant, path, validate=check, convert=convert)
 
 
 def _as_requested(response: ProxiedResponse, body: dict[str, Any]) -> Response:

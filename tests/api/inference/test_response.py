@@ -77,7 +77,7 @@ def proxied(trace: Trace, ends: Callable[[], Any] = lambda: None, receive: Calla
     async def copied() -> None:
         trace.append("copied")
 
-    admission = Admission({"x-ratelimit-limit-requests": "5"}, released)
+    admission = Admission(release=released)
     upstream = cast("ReplicaResponse", FakeUpstream(trace, ends))
     return ProxiedResponse(
         upstream, UpperCaseTap(trace), admission, DisconnectWatcher(receive), adapter="a@1", on_complete=copied
@@ -104,7 +104,6 @@ def test_pieces_are_sent_before_release_copy_and_count() -> None:
     assert dict(start["headers"]) == {
         b"content-type": b"text/event-stream",
         b"x-request-id": b"r",
-        b"x-ratelimit-limit-requests": b"5",
         b"x-mens-adapter": b"a@1",
     }
     assert not last.get("more_body")
