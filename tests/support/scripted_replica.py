@@ -51,7 +51,8 @@ class ScriptedReplica:
         gone.cancel()
 
     async def _send(self, send: Any, status: int, pieces: list[bytes]) -> None:
-        headers = [(b"content-type", b"text/event-stream")] if pieces and pieces[0].startswith(b"data: ") else []
+        is_stream = bool(pieces) and pieces[0].startswith((b"data: ", b"event: "))
+        headers = [(b"content-type", b"text/event-stream")] if is_stream else []
         await send({"type": "http.response.start", "status": status, "headers": headers})
         for index, piece in enumerate(pieces):
             if index:

@@ -185,6 +185,19 @@ def test_stream_in_which_the_engine_dies_ends_with_our_error(
         assert error["mens"]["code"] == "SERVING_FAILED"
 
 
+def test_responses_stream_in_which_the_engine_dies_ends_with_our_error(
+    app: FastAPI, api: httpx.Client, replica: ScriptedReplica
+) -> None:
+    """vLLM writes no error into it: it ends the connection, maybe in the middle of an event."""
+    created = b'event: response.created\ndata: {"response":{"id":"r"}}\n\n'
+    for begun in ([], [b"event: response.output_text.delta\nda"]):
+        replica.pieces, replica.breaks = [created, *begun], True
+        response = post(app, api, "/v1/responses", input="Hello", stream=True)
+        first, last = [event for event in response.text.split("\n\n") if event]
+        assert (response.status_code, first + "\n\n") == (200, created.decode())
+        assert json.loads(last.removeprefix("data: "))["error"]["mens"]["code"] == "SERVING_FAILED"
+
+
 def test_functions_are_answered_with_a_function_call(app: FastAPI, api: httpx.Client, replica: ScriptedReplica) -> None:
     called = {"name": "add", "arguments": "{}"}
     message = {"role": "assistant", "content": None, "tool_calls": [{"id": "x", "function": called}]}
