@@ -43,8 +43,8 @@ class JobLoad:
 
     Attributes:
         jobs: id → kind, of every job that was accepted.
-        asked: answers and visible errors, counted.
-        wrong: answers of another adapter than was asked for.
+        asked: answers by status, and connections that broke by what the client raised, counted.
+        wrong: answers of another adapter than was asked for, or cut short without saying so.
         adapters: ids that were published, in their order.
         over: ids of the jobs that have ended.
     """
@@ -114,7 +114,8 @@ class JobLoad:
             self.asked[str(answer.status_code)] += 1
             if answer.status_code == 200:
                 served = answer.headers.get(ADAPTER_HEADER, BASE)
-                if served != model or len(answer.json()["choices"]) != 1:
+                (ended,) = {choice["finish_reason"] for choice in answer.json()["choices"]}
+                if served != model or ended not in ("stop", "length"):
                     self.wrong.append(f"{model} was asked, {served} answered {answer.text[:200]}")
 
     @contextmanager
@@ -148,7 +149,8 @@ class Misfortune:
 
     installation: Installation
     random: Random
-    happened: Counter[str] = field(default_factory=Counter)
+    killed: Counter[str] = field(default_factory=Counter)
+    paused: Counter[str] = field(default_factory=Counter)
 
     def strike(self) -> None:
         """Kill or pause one process that is there, and rest."""
@@ -156,13 +158,13 @@ class Misfortune:
             pass
         name, victim = found
         if self.random.random() < PAUSED:
-            self.happened[f"{name} paused"] += 1
+            self.paused[name] += 1
             with suppress(psutil.NoSuchProcess):  # it ended meanwhile, with whoever looks after it
                 victim.suspend()
                 time.sleep(self.random.uniform(*PAUSE_SECONDS))
                 victim.resume()
         else:
-            self.happened[f"{name} killed"] += 1
+            self.killed[name] += 1
             with suppress(psutil.NoSuchProcess):
                 victim.kill()
         time.sleep(self.random.uniform(*REST_SECONDS))

@@ -1,6 +1,7 @@
 """kill -9 and pauses of random processes under load: nothing is lost, doubled, stuck, or different from what is equal to it.
 
-`make test` kills each process once (`test_restarts.py`) and a job's parts in turn (`test_chaos.py`). Five of them here, of which one is a pause that outlasts a lease. ``MENS_TEST_KILLS=100 pytest tests/system/test_random_kills.py -s``
+`make test` kills each process once (`test_restarts.py`), Valkey and the API under a job (`test_chaos.py`), and trainer and worker in
+`tests/worker`. Five of them here, of which one is a pause that outlasts a lease. ``MENS_TEST_KILLS=100 pytest tests/system/test_random_kills.py -s``
 makes it a hundred, and prints the counts; ``MENS_TEST_KILLS_SEED`` draws others.
 """
 
@@ -37,7 +38,9 @@ def test_nothing_is_lost_doubled_stuck_or_different(installation: Installation) 
     eventually(lambda: not load.open_jobs(), SETTLED_SECONDS, "every job has ended")
     jobs = [load.persist("GET", f"/v1/jobs/{job_id}", params={"after": "0"}) for job_id in load.jobs]
     print(json.dumps(summary(load, misfortune, jobs)))
-    assert not load.wrong, "an answer is the adapter's that was asked for, or an error"
+    assert misfortune.killed.total() + misfortune.paused.total() == STRIKES
+    assert not load.wrong, "an answer is whole and the adapter's that was asked for, or an error"
+    assert load.asked["200"], "callers were answered meanwhile"
     assert not [told for job in jobs if (told := unexplained(job))]
     for kind in KINDS:
         exact = adapters_of(load, jobs, kind)
@@ -65,10 +68,16 @@ def adapters_of(load: JobLoad, jobs: list[dict[str, Any]], kind: str) -> Counter
 
 def summary(load: JobLoad, misfortune: Misfortune, jobs: list[dict[str, Any]]) -> dict[str, Any]:
     return {
-        "happened": dict(misfortune.happened),
+        "killed": dict(misfortune.killed),
+        "paused": dict(misfortune.paused),
         "jobs": dict(Counter(job["state"] for job in jobs)),
         "attempts": sum(job["attempt"] for job in jobs),
         "resumed": sum(len((job["result"] or {"resume": {}})["resume"].get("resumed_from_steps", [])) for job in jobs),
         "adapters": {kind: sorted(adapters_of(load, jobs, kind).values()) for kind in KINDS},
-        "chats": dict(load.asked),
+        "chats": {
+            "answered": load.asked["200"] - len(load.wrong),
+            "answered wrongly": len(load.wrong),
+            "failed visibly": load.asked.total() - load.asked["200"],
+            "by status": dict(load.asked),
+        },
     }
