@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from difflib import get_close_matches
-from typing import Literal
+from typing import Any, Literal
 
 from shared.contract.flat_keys import contract_paths, parse_contract
 from shared.contract.preset_files import AutoRow, Bound, SizeRow, Values, domain_file, ladder_file, preset_file
@@ -152,7 +152,7 @@ def resolve_contract(
     seq_len = min(draft.values["exec.seq_len"], limits.get("exec.seq_len", draft.values["exec.seq_len"]))
     why = "the deployment target is mobile_edge" if limits else f"exec.seq_len is {seq_len}"
     draft.bound({path: Bound(max=limit) for path, limit in {**limits, "exec.qlora_ce_last_k": seq_len}.items()}, why)
-    return Resolution(contract=draft.contract(), sources=draft.sources, notes=tuple(draft.notes))
+    return Resolution(contract=draft.contract(), sources=draft.sources, notes=tuple(draft.notes()))
 
 
 def _describe_size(parameters: int | None, vram_mb: int | None) -> str:
@@ -167,7 +167,9 @@ class _Draft:
     def __init__(self, contract: FineTuneContract) -> None:
         self._contract = contract
         self._decided: set[str] = set()
-        self.notes: list[str] = []
+        # What a preset or domain has for a field, and why the field was moved from there.
+        self._chosen: dict[str, tuple[Any, Source]] = {}
+        self._reasons: dict[str, list[str]] = {}
         self.values: Values = {}
         self.sources: dict[str, Source] = {}
         for path in contract_paths():
@@ -179,26 +181,42 @@ class _Draft:
             self.sources[path] = "explicit" if is_set else "default"
 
     def take(self, values: Values, source: Source) -> None:
-        """Set the fields that are not explicit."""
-        self.decide({path: value for path, value in values.items() if self.sources[path] != "explicit"}, source)
+        """Set the fields that are not explicit, to what somebody chose by a name."""
+        open_ = {path: value for path, value in values.items() if self.sources[path] != "explicit"}
+        self.decide(open_, source)
+        self._chosen |= {path: (value, source) for path, value in open_.items()}
 
     def decide(self, values: Values, source: Source) -> None:
         """Set fields."""
         for path, value in values.items():
-            if value != self.values[path]:
-                self._decided.add(path)
-            self.values[path], self.sources[path] = value, source
+            self._set(path, value, source)
+            self._chosen.pop(path, None)
+            self._reasons.pop(path, None)
 
     def bound(self, bounds: Mapping[str, Bound], why: str) -> None:
-        """Move the fields that are not explicit into their bounds, and note it where somebody chose the value by a name."""
-        clamped = {path: bound.clamp(self.values[path]) for path, bound in bounds.items()}
-        for path, value in clamped.items():
-            source, before = self.sources[path], self.values[path]
-            if source in ("preset", "domain") and value != before:
-                self.notes.append(
-                    f"{path} is {value}, not {before} as the {source} has it, because {why}. Set it yourself to keep it."
-                )
-        self.take({path: value for path, value in clamped.items() if value != self.values[path]}, "ladder")
+        """Move the fields that are not explicit into their bounds."""
+        for path, bound in bounds.items():
+            value = bound.clamp(self.values[path])
+            if self.sources[path] == "explicit" or value == self.values[path]:
+                continue
+            chosen, source = self._chosen.get(path, (None, "ladder"))
+            # One bound may undo what another did.
+            self._set(path, value, source if value == chosen else "ladder")
+            self._reasons.setdefault(path, []).append(why)
+
+    def notes(self) -> list[str]:
+        """What was not kept of what somebody chose by a name. Read last, when every field has its value."""
+        return [
+            f"{path} is {self.values[path]}, not {chosen} as the {source} has it, because"
+            f" {' and '.join(self._reasons[path])}. Set it yourself to keep it."
+            for path, (chosen, source) in self._chosen.items()
+            if self.values[path] != chosen
+        ]
+
+    def _set(self, path: str, value: Any, source: Source) -> None:
+        if value != self.values[path]:
+            self._decided.add(path)
+        self.values[path], self.sources[path] = value, source
 
     def contract(self) -> FineTuneContract:
         """The decided contract; parsed again only when something was decided."""

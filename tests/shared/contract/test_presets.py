@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
@@ -70,6 +70,17 @@ explicits = st.fixed_dictionaries({}, optional=explicit_values)
 
 def resolve(sections: dict[str, Any], **known: Any) -> Resolution:
     return resolve_contract(parse_contract(sections), **known)
+
+
+def flat_values(contract: FineTuneContract) -> dict[str, Any]:
+    """The contract's values as presets have them, by path."""
+    dumped = contract.model_dump(mode="json")
+    return {path: get(dumped, path) for path in contract_paths()}
+
+
+def get(sections: dict[str, Any], path: str) -> Any:
+    section, _, field = path.rpartition(".")
+    return (sections[section] if section else sections)[field]
 
 
 def nested(values: dict[str, Any]) -> dict[str, Any]:
@@ -356,6 +367,64 @@ def test_bounds_of_small_files_change_the_schedule_only() -> None:
 def test_contract_that_nothing_is_decided_for_is_not_parsed_again() -> None:
     made = parse_contract(DATA)
     assert resolve_contract(made).contract is made
+
+
+@example(
+    facts={"preset": "mobile_edge", "domain": None, "parameters": 600_000_000, "vram_mb": None, "rows": None},
+    explicit={},
+    positions=None,
+    mobile=False,
+)
+@given(facts=facts, explicit=explicits, positions=st.none() | st.integers(8, 5000), mobile=st.booleans())
+def test_notes_tell_of_every_chosen_value_that_was_not_kept_and_what_it_is(
+    facts: dict[str, Any], explicit: dict[str, Any], positions: int | None, mobile: bool
+) -> None:
+    """Fails while a note is written before later bounds and sources have changed the value again."""
+    target = {"artifact.deployment_target": "mobile_edge"} if mobile else {}
+    try:
+        found = resolve(nested(explicit | target), max_positions=positions, **facts)
+    except ContractRejected:
+        return
+    chosen = preset_values(facts["preset"], facts["vram_mb"]) if facts["preset"] else {}
+    chosen |= domain_values(facts["domain"]) if facts["domain"] else {}
+    values = flat_values(found.contract)
+    bounded = {*HYPER, "exec.qlora_ce_last_k"} & chosen.keys() - explicit.keys()
+    not_kept = {path for path in bounded if values[path] != chosen[path]}
+    assert {note.partition(" is ")[0] for note in found.notes} == not_kept
+    assert len(found.notes) == len(not_kept)
+    for path in not_kept:
+        assert any(note.startswith(f"{path} is {values[path]}, not {chosen[path]} as the ") for note in found.notes)
+        assert found.sources[path] == "ladder"
+
+
+UP_AND_DOWN = (
+    "not 128 as the preset has it, because the base is of 0.6B parameters and GPU memory is not known and the base has"
+    " 256 positions."
+)
+
+
+@pytest.mark.parametrize(
+    ("known", "path", "value", "note"),
+    [
+        ({"preset": "mobile_edge", "parameters": 600_000_000}, "exec.batch_size", 1, None),
+        (
+            {"preset": "a100", "domain": "vox-lang", "parameters": 8_000_000_000, "vram_mb": 81_920},
+            "exec.seq_len", 1024, None,
+        ),
+        (
+            {"preset": "tiny", "parameters": 600_000_000, "max_positions": 256},
+            "exec.seq_len", 256, UP_AND_DOWN,
+        ),
+    ],
+)  # fmt: skip
+def test_a_note_tells_the_value_that_is_trained_with(
+    known: dict[str, Any], path: str, value: int, note: str | None
+) -> None:
+    found = resolve(DATA, **known)
+    assert flat_values(found.contract)[path] == value
+    told = [one for one in found.notes if one.startswith(f"{path} ")]
+    assert told == ([f"{path} is {value}, {note} Set it yourself to keep it."] if note else [])
+    assert found.sources[path] == ("ladder" if note else "domain" if "domain" in known else "preset")
 
 
 def test_what_is_lowered_of_a_chosen_preset_is_told() -> None:
