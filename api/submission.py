@@ -146,9 +146,11 @@ def submit_rows(
     job = None
     try:
         contract = parse_contract(from_flat(flat | {"train_file": file.id}))
-        sent = {"rows": rows, "flat": flat}
+        asked = request(contract)
+        # Not the plan: the file has another id each time.
+        sent = {"rows": sha256, "flat": flat, "preset": asked.preset, "domain": asked.domain, "name": asked.name}
         job = submit_finetune(
-            services, view, request(contract), labels=labels, idempotency_key=idempotency_key, sent=sent, terms=terms
+            services, view, asked, labels=labels, idempotency_key=idempotency_key, sent=sent, terms=terms
         )
     finally:
         # Refused, or the job of an earlier request, which has a file of its own.

@@ -251,7 +251,7 @@ def test_ready_without_a_database_is_a_503(app: FastAPI, client: TestClient) -> 
     assert response.headers["retry-after"]
 
 
-ROWS_AND_KEYS = {
+ROWS_AND_KEYS: dict[str, Any] = {
     "data": [{"prompt": f"question {index}", "completion": "an answer"} for index in range(24)],
     "r": 8,
     "lora_alpha": 16,
@@ -278,7 +278,18 @@ def test_a_repeated_request_with_rows_is_the_same_job(client: TestClient) -> Non
     first, again = (client.post("/v1/jobs", json=body, headers=headers).json() for _ in range(2))
     assert first["id"] == again["id"]
     assert len(client.get("/v1/files").json()["data"]) == 1
-    other = client.post("/v1/jobs", json=body | {"r": 4}, headers=headers)
+    assert len(client.get("/v1/files").json()["data"]) == 1
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"r": 4}, {"preset": "tiny"}, {"domain": "rust-expert"}, {"name": "another"}, {"data": ROWS_AND_KEYS["data"]}],
+)
+def test_another_request_with_rows_and_the_same_key_is_a_conflict(client: TestClient, change: dict[str, Any]) -> None:
+    rows = [row | {"category": "rust_source", "difficulty": 2} for row in ROWS_AND_KEYS["data"]]
+    body, headers = {"model": BASE, **ROWS_AND_KEYS, "data": rows}, {"Idempotency-Key": "one"}
+    assert client.post("/v1/jobs", json=body, headers=headers).status_code == 201
+    other = client.post("/v1/jobs", json=body | change, headers=headers)
     assert error_of(other)["code"] == "IDEMPOTENCY_CONFLICT"
     assert len(client.get("/v1/files").json()["data"]) == 1
 
