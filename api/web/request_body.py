@@ -12,8 +12,8 @@ from starlette.types import Message, Receive, Scope
 from api.body_buffers import Hold
 from api.settings import ApiSettings
 from api.web.multipart import MULTIPART_OVERHEAD_BYTES, file_too_large, part_too_large
-from shared.errors import Code, InvalidRequest, MensError, TooLarge, TooSlow
-from shared.lone_surrogates import has_lone_surrogate
+from api.web.strict_json import refuse_loose_json
+from shared.errors import Code, MensError, TooLarge, TooSlow
 
 MODEL_PATHS = frozenset(
     {
@@ -68,8 +68,8 @@ async def limited_receive(scope: Scope, receive: Receive, rule: BodyRule, second
         hold: counts the bytes of a body that is not streamed, before they come where their number is declared.
 
     Raises:
-        InvalidRequest: ``REQUEST_INVALID``: a text in it is none. TooMany: what ``hold`` raises. TooLarge: ``BODY_TOO_LARGE``, ``FILE_TOO_LARGE``. TooSlow: ``REQUEST_TIMEOUT``. Of a streamed body, also what is returned
-            raises them. ClientDisconnect.
+        TooMany: what ``hold`` raises. TooLarge: ``BODY_TOO_LARGE``, ``FILE_TOO_LARGE``. TooSlow: ``REQUEST_TIMEOUT``. Of a streamed body, also what is returned
+            raises them. InvalidRequest: what :func:`refuse_loose_json` raises. ClientDisconnect.
     """
     has_body, length = False, b"0"
     for name, value in scope["headers"]:
@@ -88,9 +88,8 @@ async def limited_receive(scope: Scope, receive: Receive, rule: BodyRule, second
     if is_declared:
         hold(int(length))
     content = await body.read((lambda _: None) if is_declared else hold)
-    # The decoder of requests to models refuses these itself, and the gateway counts what it refuses.
-    if scope["path"] not in MODEL_PATHS and has_lone_surrogate(content):
-        raise _lone_surrogate()
+    if scope["path"] not in MODEL_PATHS:
+        refuse_loose_json(content)
     return _replay(content, receive)
 
 
@@ -145,14 +144,6 @@ def _replay(body: bytes, receive: Receive) -> Receive:
         return first
 
     return replay
-
-
-def _lone_surrogate() -> InvalidRequest:
-    return InvalidRequest(
-        Code.REQUEST_INVALID,
-        "The request body has half of a surrogate pair (\\ud800 to \\udfff), which is no character.",
-        remedy="Send characters outside the basic plane as they are, or as both halves.",
-    )
 
 
 def _too_slow(seconds: float) -> TooSlow:

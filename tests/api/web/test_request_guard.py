@@ -238,3 +238,28 @@ def test_outage_of_the_database_is_no_failure(
 def test_missing_keys_cost_no_lookup_and_are_not_counted(throttled: FastAPI, anonymous: TestClient) -> None:
     assert [anonymous.get("/v1/models").status_code for _ in range(2 * TRIES)] == [401] * 2 * TRIES
     assert guess(anonymous).status_code == 401
+
+
+@pytest.mark.parametrize("number", ["NaN", "-Infinity", "1e999", "1" + "0" * 400 + ".0"])
+@pytest.mark.parametrize(
+    "body",
+    [
+        '{"model": "tiny", "mode": "lenient", "data": [{"prompt": "a", "completion": "b"}, {"prompt": %s}]}',
+        '{"kind": "finetune", "contract": {"data": {"train_file": "f"}}, "metadata": {"a": %s}}',
+    ],
+)
+def test_a_number_that_json_does_not_have_is_refused(client: TestClient, body: str, number: str) -> None:
+    response = client.post("/v1/jobs", content=body % number, headers={"Content-Type": "application/json"})
+    error = response.json()["error"]
+    assert (response.status_code, error["code"]) == (400, "REQUEST_INVALID")
+    assert number.removeprefix("-")[:20] in error["message"]
+
+
+@pytest.mark.parametrize("text", ["NaN of course", "Infinity", "see 1e999", "9" * 400])
+def test_a_text_like_such_a_number_is_none(client: TestClient, text: str) -> None:
+    assert client.post("/v1/keys", json={"name": text[:60], "role": "viewer"}).status_code == 201
+
+
+def test_a_body_that_is_no_json_is_left_to_its_route(client: TestClient) -> None:
+    response = client.post("/v1/keys", content='{"name": NaN', headers={"Content-Type": "application/json"})
+    assert (response.status_code, "JSON decode error" in response.json()["error"]["message"]) == (422, True)
