@@ -43,6 +43,7 @@ app = typer.Typer(no_args_is_help=True, help="Base models: make a tiny one, add 
 
 DIGEST_BEGINNING = r"[0-9a-f]{8,64}"
 NAME = r"[a-z0-9][a-z0-9._-]{0,63}"
+LONGEST_LABEL = 128
 TINY_LEARNING_RATE = 4e-3
 """Twenty times the usual learning rate, because the model has only a million parameters."""
 PROJECT = Path(__file__).resolve().parents[2]
@@ -297,10 +298,12 @@ def entry_and_folder(settings: Settings, model: str) -> tuple[BaseModelEntry, Pa
     """
     from shared.base_models.hub import locate
 
-    folder = Path(model)
+    folder = Path(model).resolve()
     if folder.is_dir():
-        source = LocalSource(path=str(folder.resolve()))
-        return BaseModelEntry(name=folder.name, source=source, digests=digest_model_folder(folder)), folder
+        source = LocalSource(path=str(folder))
+        # A folder may have a name that no base can have: only a label here, as no catalogue has it.
+        name = re.sub(r"[^A-Za-z0-9._-]+", "-", folder.name).lstrip("._-")[:LONGEST_LABEL] or "base"
+        return BaseModelEntry(name=name, source=source, digests=digest_model_folder(folder)), folder
     entry = load_catalog(settings.catalog_path).get(model)
     return entry, locate(entry, settings.catalog_path)
 

@@ -183,3 +183,29 @@ def test_the_path_of_a_base_is_in_no_digest(base: Path, rows: Path, tmp_path: Pa
         for path in (base, copy)
     ]
     assert plans[0] == plans[1]
+
+
+@pytest.mark.parametrize(
+    ("folder", "name"), [("my model", "my-model"), ("._hidden", "hidden"), ("模型", "base"), ("Tiny_1.5", "Tiny_1.5")]
+)
+def test_any_folder_of_a_base_can_be_planned_for(base: Path, rows: Path, folder: str, name: str) -> None:
+    moved = base.rename(base.parent / folder)
+    result = runner.invoke(app, ["plan", str(rows), "--model", str(moved), "--json"])
+    assert json.loads(result.output)["plan"]["base"]["name"] == name
+
+
+def test_the_folder_that_the_command_runs_in_has_its_name(
+    base: Path, rows: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(base)
+    here = runner.invoke(app, ["plan", str(rows), "--model", ".", "--json"])
+    named = runner.invoke(app, ["plan", str(rows), "--model", str(base), "--json"])
+    assert json.loads(here.output)["plan"] == json.loads(named.output)["plan"]
+
+
+def test_the_name_of_a_bases_folder_is_not_in_the_contracts_digest(base: Path, rows: Path) -> None:
+    """The plan's has it: a plan is what one installation stores, with its names and ids of files."""
+    plan = ["plan", str(rows), "--json", "--model"]
+    before = json.loads(runner.invoke(app, [*plan, str(base)]).output)["plan"]
+    after = json.loads(runner.invoke(app, [*plan, str(base.rename(base.parent / "renamed"))]).output)["plan"]
+    assert (after["base"]["name"], after["contract_digest"]) == ("renamed", before["contract_digest"])
