@@ -9,7 +9,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from shared.contract.flat_keys import from_flat
+from shared.contract.flat_keys import field_types, from_flat
 from shared.errors import Code, ContractRejected
 
 REPLACED = {
@@ -55,13 +55,15 @@ def parse_flags(arguments: Sequence[str]) -> dict[str, Any]:
             )
         if not given and waiting and not waiting[0].startswith("--"):
             given, text = "=", waiting.pop(0)
-        flat[name] = _value(text) if given else True
+        flat[name] = _value(text, field_types(name)) if given else True
     return from_flat(flat)
 
 
-def _value(text: str) -> Any:
-    """A number, a truth value or a list as JSON has it; else the text, and lists of names with commas between them."""
+def _value(text: str, types: frozenset[Any]) -> Any:
+    """The value of a field of these types: a text as it is, names with commas between them as a list, all else as JSON has it."""
+    if str in types:
+        return text
     try:
-        return json.loads(f"0{text}" if text.startswith(".") else text)
+        return json.loads(f"0{text}" if text.startswith(".") else text, parse_constant=str)
     except ValueError:
-        return text.split(",") if "," in text else text
+        return text.split(",") if tuple in types else text

@@ -11,7 +11,8 @@ from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
 from enum import StrEnum
 from functools import cache
-from typing import Any
+from types import UnionType
+from typing import Annotated, Any, Union, get_args, get_origin
 
 from pydantic import AliasChoices, ValidationError
 
@@ -89,6 +90,23 @@ def flat_names() -> dict[str, str]:
     counts = Counter(names.values())
     own = {name: path for path, name in names.items() if counts[name] == 1 and name not in _AMBIGUOUS}
     return own | _ALIASES
+
+
+def field_types(flat_name: str) -> frozenset[Any]:
+    """The classes that a flat key's field takes, e.g. ``{tuple, NoneType}``; none for a key that is no field."""
+    section, _, name = flat_names().get(flat_name, "").rpartition(".")
+    kind = FineTuneContract.model_fields[section].annotation if section else FineTuneContract
+    fields = getattr(kind, "model_fields", {})
+    return _classes(fields[name].annotation) if name in fields else frozenset()
+
+
+def _classes(annotation: Any) -> frozenset[Any]:
+    origin, parts = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return _classes(parts[0])
+    if origin in (Union, UnionType):
+        return frozenset().union(*map(_classes, parts))
+    return frozenset({origin or annotation})
 
 
 @cache

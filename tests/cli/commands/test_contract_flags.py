@@ -99,6 +99,25 @@ def test_values_are_read_as_json_or_text() -> None:
     assert made["exec"] == {"adapter_tag": "x"}
 
 
+@pytest.mark.parametrize(
+    ("flag", "text", "section", "expected"),
+    [
+        ("--target-modules", "q_proj", "adapter", {"target_modules": ["q_proj"]}),
+        ("--target-modules", '["q_proj", "v_proj"]', "adapter", {"target_modules": ["q_proj", "v_proj"]}),
+        ("--target-modules", "null", "adapter", {"target_modules": None}),
+        ("--adapter-tag", "2024", "exec", {"adapter_tag": "2024"}),
+        ("--adapter-tag", "true", "exec", {"adapter_tag": "true"}),
+        ("--license-class", "1,2", "provenance", {"license_class": "1,2"}),
+        ("--quantization", "none", "quant", {"base": "none"}),
+        ("--alpha", "NaN", "adapter", {"alpha": "NaN"}),
+    ],
+)
+def test_the_fields_type_decides_what_a_text_means(
+    flag: str, text: str, section: str, expected: dict[str, Any]
+) -> None:
+    assert sections(flag, text)[section] == expected
+
+
 @pytest.mark.parametrize(("flags", "param"), [(["--alhpa", "3"], "alhpa"), (["stray"], "stray")])
 def test_an_unknown_flag_is_refused(flags: list[str], param: str) -> None:
     with pytest.raises(ContractRejected) as refused:

@@ -96,6 +96,14 @@ def test_options_are_put_over_a_contract_file_and_defaults_under_it(
     assert {name: contract[section][name] for name in expected} == expected
 
 
+def test_further_flags_are_fields_of_the_job(installation: CliInstallation, rows: str) -> None:
+    flags = ["--alpha", "64", "--target-modules", "q_proj", "--adapter-tag", "2024", "--curriculum=false"]
+    made = installation.invoke("train", rows, "--model", "tiny", "--no-watch", "--json", *flags)
+    job = json.loads(made.stdout)
+    assert (job["contract"]["adapter"]["alpha"], job["contract"]["adapter"]["target_modules"]) == (64, ["q_proj"])
+    assert (job["name"], job["contract"]["curriculum"]["enabled"]) == ("2024", False)
+
+
 def test_the_default_base_is_for_contracts_that_name_none(installation: CliInstallation, rows: str) -> None:
     assert DEFAULT_MODEL_ID in installation.mens("train", rows, "--no-watch", code=1)
 
