@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from pydantic_settings import BaseSettings
 
 from api.settings import ApiSettings
+from cli.lazy_commands import load
+from cli.main import PLACES
 from serving.settings import ServingSettings
+from shared.contract.flat_keys import flat_names
 from worker.settings import WorkerSettings
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text()
 DOCS = sorted((ROOT / "docs").rglob("*.md"))
 FOLDERS = ("api", "bench", "cli", "deploy", "docs", "examples", "locks", "serving", "shared", "tests", "worker")
+BLOCK = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 RETIRED = {
     "doorbell": "message, job queue",
     "bells?|rings?|ringing|rung": "message; enqueue",
@@ -97,6 +102,45 @@ def test_every_module_and_class_exists(page: Path) -> None:
     if names := set(re.findall(r"`((?:[A-Z][a-z]+){2,})`", text)):
         sources = [path.read_text() for tier in FOLDERS for path in (ROOT / tier).rglob("*.py")]
         assert not [name for name in names if not any(f"class {name}" in source for source in sources)]
+
+
+def commands_in(text: str) -> Iterator[str]:
+    """What follows ``mens`` in a page's inline code, and in the lines of its blocks that are commands."""
+    for block in re.findall(BLOCK, text):
+        for line in re.findall(r"^[ ]*(?:\$ )?(?:\S*/)?mens ([a-z].*)", block.replace("\\\n", " "), re.MULTILINE):
+            yield re.split(r"\s#|[|;&>]", line)[0]
+    for code in re.findall(r"`([^`]+)`", re.sub(BLOCK, "", text)):
+        yield from re.findall(r"^(?:\S*/)?mens ([a-z].*)", " ".join(code.split()))
+
+
+def unknown_parts(command: str) -> list[str]:
+    """The words of a command that `mens` does not know: its name, or options of it."""
+    name, *words = command.split()
+    place = next((place for place in PLACES if place.name == name), None)
+    if place is None:
+        return [name]
+    found = load(place)
+    while getattr(found, "commands", None) and words and not words[0].startswith("-"):
+        name = words.pop(0)
+        if name not in found.commands:
+            return [name]
+        found = found.commands[name]
+    known = {"--help"} | {option for param in found.params for option in (*param.opts, *param.secondary_opts)}
+    if place.takes_unknown_options:
+        known |= {f"--{name.replace('_', '-')}" for name in flat_names()}
+    return [option for option in re.findall(r"(?<!\S)\[?(--[a-z][a-z-]*)", " ".join(words)) if option not in known]
+
+
+@pytest.mark.parametrize("page", [ROOT / "README.md", *DOCS], ids=lambda page: page.name)
+def test_every_command_and_option_exists(page: Path) -> None:
+    faults = {command: unknown_parts(command) for command in commands_in(page.read_text())}
+    assert not {command: unknown for command, unknown in faults.items() if unknown}
+
+
+def test_commands_that_do_not_exist_are_found() -> None:
+    text = "`mens\nadapters import`\n```\n$ mens train F --model M --rnk 3 --alpha 4 # tune\n.venv/bin/mens base tiny | cat\n```\n"
+    assert [unknown_parts(command) for command in commands_in(text)] == [["--rnk"], ["tiny"], ["adapters"]]
+    assert unknown_parts("jobs list --json [--limit N]") == []
 
 
 @pytest.mark.parametrize("page", DOCS, ids=lambda page: page.name)

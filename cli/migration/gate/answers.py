@@ -201,7 +201,7 @@ def _check_access(status: int, content: dict[str, Any]) -> None:
     if status == httpx.codes.FORBIDDEN:
         raise Forbidden(Code.ROLE_INSUFFICIENT, message, remedy="Use a key that may request the model.")
     if given == Code.MODEL_NOT_FOUND:
-        raise NotFound(Code.MODEL_NOT_FOUND, message, remedy="List what there is with `mens models list`.")
+        raise NotFound(Code.MODEL_NOT_FOUND, message, remedy="List what there is with `mens models`.")
 
 
 def _code_of(status: int, content: dict[str, Any]) -> str:
