@@ -194,7 +194,7 @@ def plan_finetune(
     """
     facts = context or replace(UNKNOWN, rows=train.rows)
     notes = check_refusals(contract, facts)
-    reject_unsupported(contract)
+    reject_unsupported(contract, accepted=facts.accepted)
     held_out = 0 if validation else validation_split(train.rows, contract.data.validation_split_ratio)
     if contract.exec.early_stopping_patience and not (validation or held_out):
         raise ContractRejected(
@@ -256,9 +256,14 @@ def warmup_steps(configured: int, total_steps: int) -> int:
     return min(configured, max(1, total_steps // 10))
 
 
-def reject_unsupported(contract: FineTuneContract) -> None:
-    """Raises:
-    ContractRejected: the first field whose value this release's trainer cannot honour.
+def reject_unsupported(contract: FineTuneContract, *, accepted: bool = False) -> None:
+    """Refuse what would not be done as the contract says.
+
+    Args:
+        accepted: see :class:`shared.contract.refusals.RefusalContext`.
+
+    Raises:
+        ContractRejected: the first field whose value this release's trainer cannot honour.
     """
     allowed: list[tuple[str, Any, Any, str]] = [
         ("quant.base", contract.quant.base, BaseQuant.NF4, "the frozen base is held in NF4"),
@@ -269,9 +274,11 @@ def reject_unsupported(contract: FineTuneContract) -> None:
         ("exec.resume_from", contract.exec.resume_from, None, "a job resumes from its own checkpoints by itself"),
         ("optimizer.experiment", contract.optimizer.experiment, OptimizerExperiment.OFF, "there is no experiment"),
         ("chatml", contract.chatml, ChatmlSection(), "the server writes chats with the base's own template"),
-        ("collateral_damage_verified", contract.collateral_damage_verified, False, "nothing here has verified it"),
         ("reward.hook", contract.reward.hook, None, "nothing is scored in supervised training"),
     ]
+    if not accepted:
+        claimed = contract.collateral_damage_verified
+        allowed.append(("collateral_damage_verified", claimed, False, "nothing here has verified it"))
     if contract.device.device is Device.METAL:
         allowed.append(("device.device", Device.METAL, Device.AUTO, "a worker trains on a CPU or an NVIDIA GPU"))
     for path, value, only, reason in allowed:

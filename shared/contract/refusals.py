@@ -40,6 +40,8 @@ class RefusalContext:
         experimental_optimizer: whether the installation has optimizers to try out; no release has yet.
         force_kernel: a backend's name that the contract must agree with.
         proxy_stack: how many layers' output projections the base's weights have, and how many its config implies.
+        accepted: this or an earlier release has accepted the contract and stored its plan. What was claimed in it without any
+            effect on the training is not refused again.
     """
 
     device: str
@@ -49,6 +51,7 @@ class RefusalContext:
     experimental_optimizer: bool = False
     force_kernel: str | None = None
     proxy_stack: tuple[int, int] | None = None
+    accepted: bool = False
 
     @property
     def layout(self) -> str:

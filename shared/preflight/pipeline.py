@@ -56,7 +56,10 @@ def preflight(
         MensError: the code of the first thing that makes the job impossible.
     """
     # Before weights and data are opened: what the contract alone forbids.
-    facts = RefusalContext(machine.device, read_model_type(base_folder), None, None, force_kernel=request.backend)
+    model_type = read_model_type(base_folder)
+    facts = RefusalContext(
+        machine.device, model_type, None, None, force_kernel=request.backend, accepted=request.accepted
+    )
     _check_alone(request.contract, facts)
     model = preflight_model(base_folder, tokenizer_mode=TokenizerMode.HF)
     resolve = partial(
@@ -128,7 +131,7 @@ def _check_alone(contract: FineTuneContract, facts: RefusalContext) -> None:
     """What the contract alone forbids, before a file is opened."""
     # Whether the cap is too low is seen in the plan, once the base's depth is known.
     check_refusals(contract, replace(facts, n_layers=contract.exec.qlora_proxy_max_layers))
-    reject_unsupported(contract)
+    reject_unsupported(contract, accepted=facts.accepted)
 
 
 def _check_resolved(resolution: Resolution, facts: RefusalContext) -> None:

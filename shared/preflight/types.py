@@ -37,6 +37,7 @@ class JobRequest:
         auto: fields of the contract that no caller but an auto rule has set.
         batch_is_step: ``exec.batch_size`` counts the rows of an optimizer step, as OpenAI's ``batch_size`` does, and may be
             cut into micro-batches although the contract names it.
+        accepted: the job exists: an earlier preflight, perhaps of an earlier release, has accepted its contract.
     """
 
     contract: FineTuneContract
@@ -47,6 +48,7 @@ class JobRequest:
     backend: str | None = None
     auto: frozenset[str] = frozenset()
     batch_is_step: bool = False
+    accepted: bool = False
 
 
 @dataclass(frozen=True, slots=True)

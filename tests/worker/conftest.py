@@ -19,7 +19,7 @@ os.environ["MKL_DYNAMIC"] = "FALSE"
 
 from shared.artifacts.folder_storage import FolderStorage
 from shared.base_models.catalog import Catalog, save_catalog
-from shared.contract.plan import TrainingRun
+from shared.contract.plan import ExecutionPlan, TrainingRun
 from shared.database.connection import Database
 from shared.database.files.files import Files
 from shared.database.files.uploads import Uploads
@@ -183,13 +183,24 @@ class WorkerInstallation:
         submission = Submission(kind=kind, base_model="tiny-qwen3", name="tiny", contract={}, plan=plan or {})
         return self.jobs.submit(submission)[0]
 
-    def submit_finetune(self, folder: Path, **sections: dict[str, Any]) -> tuple[Job, TrainingRun]:
-        """Queue a fine-tune job whose data is in the storage."""
+    def submit_finetune(
+        self,
+        folder: Path,
+        *,
+        as_stored: Callable[[ExecutionPlan], dict[str, Any]] = lambda plan: plan.model_dump(mode="json"),
+        **sections: Any,
+    ) -> tuple[Job, TrainingRun]:
+        """Queue a fine-tune job whose data is in the storage.
+
+        Args:
+            as_stored: the plan as the release that accepted the job has written it.
+        """
         run = self.tiny.plan_run(folder, **sections)
         for path in (run.inputs.train, run.inputs.validation):
             if path:
                 self.storage.put_file(Path(path))
-        return self.submit(plan=run.plan.model_dump(mode="json")), run
+        stored = as_stored(run.plan)
+        return self.submit(plan=stored), run.model_copy(update={"plan": ExecutionPlan.model_validate(stored)})
 
     def second_worker(self) -> Worker:
         """Another worker on the same installation."""

@@ -145,7 +145,7 @@ def check_inputs(attempt: Attempt, run: TrainingRun) -> None:
     plan, inputs = run.plan, run.inputs
     entry = BaseModelEntry(name=plan.base.name, source=LocalSource(path=inputs.base), digests=plan.base.digests)
     checked = preflight(
-        JobRequest(plan.contract, name=plan.adapter_name),
+        JobRequest(plan.contract, name=plan.adapter_name, accepted=True),
         entry,
         Path(inputs.base),
         InputFile(plan.train.file_id, plan.train.sha256, Path(inputs.train), verify=True),

@@ -136,6 +136,16 @@ def test_unsupported_field_is_refused_with_its_path(path: str) -> None:
     assert path in caught.value.remedy
 
 
+@pytest.mark.parametrize("path", list(UNSUPPORTED))
+def test_of_an_accepted_contract_only_what_decides_something_is_refused_again(path: str) -> None:
+    given, facts = with_field(path, UNSUPPORTED[path]), replace(UNKNOWN, experimental_optimizer=True, accepted=True)
+    if path == "collateral_damage_verified":
+        assert plan(contract=given, context=facts).contract == given
+    else:
+        with pytest.raises(ContractRejected):
+            plan(contract=given, context=facts)
+
+
 # Fails while values are shown as Python writes them, e.g. <BaseQuant.NF4: 'nf4'>.
 @pytest.mark.parametrize("path", list(UNSUPPORTED))
 def test_remedy_names_the_accepted_value(path: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import errno
+import json
 import shutil
 from pathlib import Path
 
@@ -25,6 +26,7 @@ from worker.child_runtime import StopRequested
 from worker.jobs.certificates import Limits
 from worker.run_folder import list_checkpoints, read_json
 
+ROOT = Path(__file__).parents[3]
 RUN = {"exec": {"epochs": 2, "checkpoint_every": 2}}
 
 
@@ -121,14 +123,20 @@ def assert_metrics_file(installation, job):
         assert [row["step"] for row in csv.DictReader(lines)] == ["1", "2", "3", "4", "5", "6"]
 
 
-def test_second_attempt_resumes_from_the_first_ones_checkpoint(installation, tiny, tmp_path, monkeypatch):
-    monkeypatch.setenv("MENS_SAMPLE_ANSWERS", "0")
-    monkeypatch.setattr(FolderStorage, "local_file", copied_file)  # its data files are at other paths than the first's
-    job, run = installation.submit_finetune(tmp_path / "data", **RUN)
+def leave_checkpoint(installation, tiny, job, run):
+    """The run folder of a first attempt that has ended after three of six steps, with its worker."""
     assert installation.leases.claim(job.id, "dead")
     first = installation.settings.runs_dir / job.id / "attempt-0001"
     with pytest.raises(StopRequested):
         tiny.train(run, first, stop=PauseAfter(3))
+    return first
+
+
+def test_second_attempt_resumes_from_the_first_ones_checkpoint(installation, tiny, tmp_path, monkeypatch):
+    monkeypatch.setenv("MENS_SAMPLE_ANSWERS", "0")
+    monkeypatch.setattr(FolderStorage, "local_file", copied_file)  # its data files are at other paths than the first's
+    job, run = installation.submit_finetune(tmp_path / "data", **RUN)
+    first = leave_checkpoint(installation, tiny, job, run)
     left = {name: digest for name, digest in snapshot(first).items() if name.parts[0] != "checkpoints"}
     installation.expire_lease(job.id)
     installation.worker.run_job(job.id)
@@ -143,6 +151,29 @@ def test_second_attempt_resumes_from_the_first_ones_checkpoint(installation, tin
     stored = installation.storage.folder("adapters", final.digest)
     assert digest_file(stored / WEIGHTS_NAME) == digest_file(whole / "adapter" / WEIGHTS_NAME)
     assert final.id == read_json(whole / "run_summary.json")["adapter_id"]
+
+
+def as_earlier_release_stored(plan):
+    """The plan without the fields that came later, and with a claim that was accepted then."""
+    earlier = json.loads((ROOT / "tests/shared/golden/plan-2026-11.json").read_text())["plan"]
+    stored = {name: value for name, value in plan.model_dump(mode="json").items() if name in earlier}
+    contract = {}
+    for name, section in stored["contract"].items():
+        known = earlier["contract"][name]
+        contract[name] = {field: section[field] for field in known} if isinstance(known, dict) else section
+    return stored | {"contract": contract | {"collateral_damage_verified": True}}
+
+
+def test_a_job_that_an_earlier_release_has_stored_and_begun_is_resumed(installation, tiny, tmp_path, monkeypatch):
+    monkeypatch.setenv("MENS_SAMPLE_ANSWERS", "0")
+    job, run = installation.submit_finetune(tmp_path / "data", as_stored=as_earlier_release_stored, **RUN)
+    assert run.plan.model_fields_set < ExecutionPlan.model_fields.keys()
+    leave_checkpoint(installation, tiny, job, run)
+    installation.expire_lease(job.id)
+    installation.worker.run_job(job.id)
+    done = installation.jobs.get(job.id)
+    assert (done.state, done.attempt) == (JobState.SUCCEEDED, 2), done.error
+    assert "Training resumed from the checkpoint of step 3: 6 steps on cpu." in installation.messages(job.id)
 
 
 def test_coded_preflight_error_reaches_the_job(installation, tmp_path):
