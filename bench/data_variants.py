@@ -130,8 +130,6 @@ def pydantic() -> Variant:
         response_mode: Literal["code_only", "prose_only"] | None = None
         task_family: str | None = None
         syntax_spans: list[Span] | None = None
-        interruption_decision: Any = None
-        agent_trust_score: float | None = None
 
         @model_validator(mode="after")
         def ends_with_an_answer(self) -> Self:

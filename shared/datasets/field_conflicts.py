@@ -1,4 +1,4 @@
-"""Fields of one row that say different things: which of them was meant is not for us to guess."""
+"""Fields of one row that say different things, of which we do not guess the one that was meant, and fields that are not used."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ _ANSWERS = ("response", "output", "completion")
 def refuse_conflicts(record: Record) -> None:
     """Refuse a row of which a part would have to be left out.
 
-    Beside ``messages``, a prompt or response may be there if a turn says the same; so may a system text.
+    Beside ``messages``, a prompt may be there if a turn before an answer says the same, and a response if an answer does; so
+    may a system text.
 
     Raises:
         RowError: ``ROW_FIELD_CONFLICT``.
@@ -23,23 +24,33 @@ def refuse_conflicts(record: Record) -> None:
         return
     if record.messages and record.turns and record.messages != record.turns:
         raise _conflict("turns", "messages", "they are not the same")
-    said = {(message.content or "").strip() for message in turns}
-    for name in (*_PROMPTS, *_ANSWERS):
-        text = (getattr(record, name) or "").strip()
-        if text and text not in said:
-            raise _conflict(name, "messages", "no turn says it")
+    _refuse_unsaid(record, _PROMPTS, [turn for turn in turns if turn.role != "assistant"], "no turn before an answer")
+    _refuse_unsaid(record, _ANSWERS, [turn for turn in turns if turn.role == "assistant"], "no answer")
     first = turns[0]
     if record.system and first.role in ("system", "developer") and first.content != record.system:
         raise _conflict("system", "messages", "the first turn says something else")
 
 
-def unused_texts(record: Record) -> list[str]:
-    """Names of texts that belong to a prompt and are not used beside messages."""
-    turns: list[Message] | None = record.messages or record.turns
-    if not turns:
-        return []
+def unused_fields(record: Record) -> list[str]:
+    """Known fields that are not used in this row: a text of a prompt beside messages, an id where no call is answered, labels."""
+    turns: list[Message] = record.messages or record.turns or []
     said = {message.content for message in turns}
-    return [name for name in ("input", "context") if (text := getattr(record, name)) and text not in said]
+    names = [name for name in ("input", "context") if turns and (text := getattr(record, name)) and text not in said]
+    if any(turn.tool_call_id and turn.role != "tool" for turn in turns):
+        names.append(f"{'messages' if record.messages else 'turns'}[].tool_call_id")
+    if record.response_mode:
+        names.append("response_mode")
+    if any(span.kind for span in record.syntax_spans or ()):
+        names.append("syntax_spans[].kind")
+    return names
+
+
+def _refuse_unsaid(record: Record, names: tuple[str, ...], turns: list[Message], nobody: str) -> None:
+    said = {(turn.content or "").strip() for turn in turns}
+    for name in names:
+        text = (getattr(record, name) or "").strip()
+        if text and text not in said:
+            raise _conflict(name, "messages", f"{nobody} says it")
 
 
 def _refuse_different(record: Record, names: tuple[str, ...]) -> None:

@@ -30,6 +30,8 @@ from shared.datasets.written_rows import says_something
 
 BLOCK_BYTES, MAX_BLOCKS = 1 << 19, 8
 Records = Iterator[tuple[int, Record]]
+_Said = tuple[str, NDArray[np.bool_]]
+"""A name, and of each row whether it says something in it."""
 _ABSENT = msgspec.Raw(b"")
 _SAYS_SOMETHING = len(b"null")
 """A longer value does."""
@@ -134,8 +136,10 @@ class PlainDecoder:
         if True in map(str.isspace, contents) or {talk[-1].role for talk in talks} != {"assistant"}:
             return None
         counts = list(map(len, talks))
-        unused = self._unused(chats, turns, counts) if self._row_keys or self._turn_keys else []
-        return PlainBlock(first_line, chats, [turn.role for turn in turns], contents, counts, unused)
+        said = self._keys_said(chats, turns, counts) if self._row_keys or self._turn_keys else []
+        return PlainBlock(
+            first_line, chats, [turn.role for turn in turns], contents, counts, _in_order(said, _response_modes(chats))
+        )
 
     def _learn(self) -> None:
         """Take the keys that were learnt since the last block."""
@@ -146,8 +150,8 @@ class PlainDecoder:
         chat = _wider("WidePlainChat", PlainChat, self._row_keys, ("messages", GenericAlias(list, turn)))
         self._decode = msgspec.json.Decoder(chat).decode_lines
 
-    def _unused(self, chats: list[Any], turns: list[Any], counts: list[int]) -> list[tuple[str, int]]:
-        """Rows by key that says something in them: by the first such row, and in a row by name."""
+    def _keys_said(self, chats: list[Any], turns: list[Any], counts: list[int]) -> list[_Said]:
+        """The learnt keys, and the rows in which they say something."""
         begins = np.cumsum([0, *counts[:-1]])
         first_turns = [turns[begin] for begin in begins.tolist()]
         found = []
@@ -158,8 +162,7 @@ class PlainDecoder:
             if not said.all():
                 said = np.logical_or.reduceat(_saying(turns, index), begins)
             found.append((f"messages[].{key}", said))
-        ordered = sorted((int(said.argmax()), key, int(np.count_nonzero(said))) for key, said in found if said.any())
-        return [(key, rows) for _, key, rows in ordered]
+        return found
 
 
 def _wider(name: str, base: type[msgspec.Struct], keys: list[str], *others: tuple[str, Any]) -> type[msgspec.Struct]:
@@ -186,6 +189,23 @@ def _saying(values: Iterable[Any], index: int) -> NDArray[np.bool_]:
     for short in np.flatnonzero(~said & (sizes > 0)).tolist():
         said[short] = says_something(raw[short])
     return said
+
+
+def _response_modes(chats: list[Any]) -> list[_Said]:
+    """The rows with a response mode, which nothing uses."""
+    modes = list(map(attrgetter("response_mode"), chats))
+    return [("response_mode", np.array([mode is not None for mode in modes]))] if any(modes) else []
+
+
+def _in_order(keys: list[_Said], fields: list[_Said]) -> list[tuple[str, int]]:
+    """Rows by what is not used in them: by the first such row, and in a row unknown keys by name before known fields."""
+    found = [
+        (int(said.argmax()), kind, name, int(np.count_nonzero(said)))
+        for kind, names in enumerate((keys, fields))
+        for name, said in names
+        if said.any()
+    ]
+    return [(name, rows) for _, _, name, rows in sorted(found)]
 
 
 def _objects(block: bytes) -> int:

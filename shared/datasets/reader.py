@@ -22,7 +22,7 @@ from shared.datasets.dataset_report import (
     line_errors,
     nothing_to_train_on,
 )
-from shared.datasets.field_conflicts import unused_texts
+from shared.datasets.field_conflicts import unused_fields
 from shared.datasets.filters import RowFilter, is_trainable
 from shared.datasets.key_decoder import KeyDecoder
 from shared.datasets.row_validation import FAILURES, MAX_LINE_BYTES, ROLES, check_record, decode, explain, parse_row
@@ -119,14 +119,15 @@ def read_records(
             if messages and record.has_messages_only and len(line) <= MAX_LINE_BYTES:
                 for message in messages:
                     content = message.content
-                    if not content or content.isspace() or message.weight is not None or message.tool_calls is not None:
+                    called = message.tool_calls is not None or message.tool_call_id is not None
+                    if not content or content.isspace() or called or message.weight is not None:
                         break
                 else:
                     if message.role == "assistant":
                         yield number, record
                         continue
             check_record(record, line)
-            report.add_unused(unused_texts(record))
+            report.add_unused(unused_fields(record))
         except FAILURES as failure:
             if found := _look_closely(number, line, failure, keys, report, quarantine):
                 yield number, found
@@ -158,7 +159,7 @@ def _look_closely(
         if quarantine:
             quarantine.add(number, error, line)
         return None
-    report.add_unused([*sorted(found.unused_keys), *unused_texts(found.record)])
+    report.add_unused([*sorted(found.unused_keys), *unused_fields(found.record)])
     report.conversions.update(found.conversions)
     return found.record
 

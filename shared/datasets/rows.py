@@ -82,8 +82,8 @@ class Message(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True)
     weight: Literal[0, 1] | None = None
 
 
-class SyntaxSpan(msgspec.Struct, frozen=True, gc=False):
-    """A range of the answer, in characters, whose tokens count more or less in the loss."""
+class SyntaxSpan(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
+    """A range of the answer, in characters, whose tokens count more or less in the loss; its ``kind`` is for readers."""
 
     start: Offset
     end: Offset
@@ -101,8 +101,6 @@ class Labels(msgspec.Struct, frozen=True, gc=False):
     response_mode: Literal["code_only", "prose_only"] | None = None
     task_family: str | None = None
     syntax_spans: list[SyntaxSpan] | None = None
-    interruption_decision: Any = None
-    agent_trust_score: float | None = None
 
 
 class Record(Labels, frozen=True, gc=False, forbid_unknown_fields=True):
@@ -125,9 +123,10 @@ class Record(Labels, frozen=True, gc=False, forbid_unknown_fields=True):
 
     @property
     def has_messages_only(self) -> bool:
-        """Whether nothing but ``messages`` and labels is there, so that nothing else can be wrong with the row."""
+        """Whether nothing but ``messages`` and labels that are used is there, so that nothing else can be said of the row."""
         others = self.turns or self.system or self.prompt or self.instruction or self.input or self.context
-        return not (others or self.response or self.output or self.completion or self.tools or self.syntax_spans)
+        answers = self.response or self.output or self.completion
+        return not (others or answers or self.tools or self.syntax_spans or self.response_mode)
 
     def conversation(self) -> list[Message]:
         """The turns, from ``messages`` or from prompt and response; empty when neither is complete."""
@@ -177,8 +176,6 @@ class TrainingRow(msgspec.Struct, frozen=True, gc=False):
     response_mode: str | None = None
     tools: list[dict[str, Any]] | None = None
     syntax_spans: list[SyntaxSpan] | None = None
-    interruption_decision: Any = None
-    agent_trust_score: float | None = None
 
 
 def as_row(record: Record, number: int) -> TrainingRow:
@@ -194,6 +191,4 @@ def as_row(record: Record, number: int) -> TrainingRow:
         record.response_mode,
         record.tools,
         record.syntax_spans,
-        record.interruption_decision,
-        record.agent_trust_score,
     )

@@ -6,7 +6,8 @@ They become a :class:`Record`, in which nothing is ambiguous, and what was done 
     function_call, functions              tool_calls with made ids (call_1 …), tools
     a turn by ``function``                the tool's turn that answers the last call of that name
     an answer's ``refusal``               its content
-    any other key                         left out, and counted
+    any other key, of a row, a turn,
+    a part, a call or a span              left out, and counted
 
 Only lines that the strict decoder does not take come here, so that plain files pay nothing for it.
 """
@@ -19,7 +20,7 @@ from typing import Any, Literal, get_args
 
 import msgspec
 
-from shared.datasets.rows import Labels, Message, Record, Role, RowCode, RowError
+from shared.datasets.rows import Labels, Message, Record, Role, RowCode, RowError, SyntaxSpan
 
 Conversion = Literal["text parts", "functions", "refusal"]
 WrittenRole = Literal[Role, "function"]
@@ -51,8 +52,13 @@ class _WrittenMessage(msgspec.Struct, gc=False):
     refusal: str | None = None
 
 
+class _WrittenSpan(SyntaxSpan, frozen=True, gc=False, forbid_unknown_fields=False):
+    pass
+
+
 class _WrittenRecord(Labels, frozen=True, gc=False):
     # The names that are metadata in other people's files may hold anything there.
+    syntax_spans: list[_WrittenSpan] | None = None  # type: ignore[assignment]  # lists of a kind of span
     messages: list[_WrittenMessage] | None = None
     turns: list[_WrittenMessage] | None = None
     system: Any = None
@@ -69,9 +75,11 @@ class _WrittenRecord(Labels, frozen=True, gc=False):
 
 _decode_record = msgspec.json.Decoder(_WrittenRecord).decode
 _decode_keys = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
-_decode_turn_keys = msgspec.json.Decoder(list[dict[str, msgspec.Raw]]).decode
-_RECORD_KEYS = frozenset(_WrittenRecord.__struct_fields__)
-_TURN_KEYS = frozenset(_WrittenMessage.__struct_fields__)
+_decode_items_keys = msgspec.json.Decoder(list[dict[str, msgspec.Raw]]).decode
+_RECORD_KEYS, _TURN_KEYS, _PART_KEYS, _CALL_KEYS, _SPAN_KEYS = (
+    frozenset(kind.__struct_fields__) for kind in (_WrittenRecord, _WrittenMessage, _Part, _FunctionCall, _WrittenSpan)
+)
+_Keys = dict[str, msgspec.Raw]
 
 
 @dataclass(slots=True)
@@ -81,7 +89,7 @@ class Translated:
     Attributes:
         record: as if it had been written so; its turns are not checked yet.
         unused_keys: keys with a value that is not used, those of a turn as ``messages[].key``.
-        all_keys: of these, and those with an empty value.
+        all_keys: those of the row and of its turns that mean nothing here, also those with an empty value.
         conversions: what was written in another form.
     """
 
@@ -99,13 +107,18 @@ def translate(line: bytes) -> Translated:
         msgspec.DecodeError: the line is not JSON, or a known key has another type.
     """
     written = _decode_record(line)
-    keys = dict(_unknown_keys(line))
+    row = _decode_keys(line)
+    keys = dict(_unknown_keys(row))
     found = Translated(unused_keys={key for key, says in keys.items() if says}, all_keys=set(keys))
+    found.unused_keys |= set(_unknown_nested_keys(row))
     fields: dict[str, Any] = {name: getattr(written, name) for name in Record.__struct_fields__}
     for name in ("system", "input", "context"):
         if not isinstance(fields[name], str | None):
+            _leave_out(name, written, found)
             fields[name] = None
-            found.unused_keys.add(name)
+    if written.syntax_spans:
+        spans = [SyntaxSpan(span.start, span.end, span.weight, span.kind) for span in written.syntax_spans]
+        fields["syntax_spans"] = spans
     tools = written.tools
     if written.functions:
         if tools:
@@ -117,15 +130,48 @@ def translate(line: bytes) -> Translated:
     return found
 
 
-def _unknown_keys(line: bytes) -> Iterator[tuple[str, bool]]:
+def _unknown_keys(row: _Keys) -> Iterator[tuple[str, bool]]:
     """Keys that mean nothing here, and whether each says something; one that does comes last."""
-    row = _decode_keys(line)
     keys = [(key, says_something(row[key])) for key in row.keys() - _RECORD_KEYS]
     for name in ("messages", "turns"):
         if name in row and says_something(row[name]):
-            for turn in _decode_turn_keys(row[name]):
+            for turn in _decode_items_keys(row[name]):
                 keys += [(f"{name}[].{key}", says_something(turn[key])) for key in turn.keys() - _TURN_KEYS]
     yield from sorted(keys, key=lambda key: key[1])
+
+
+def _unknown_nested_keys(row: _Keys) -> Iterator[str]:
+    """Keys inside the objects of a row and of its turns that mean nothing here, and say something."""
+    yield from _unknown(_items(row, "syntax_spans"), _SPAN_KEYS, "syntax_spans[]")
+    for name in ("messages", "turns"):
+        for turn in _items(row, name):
+            yield from _unknown(_items(turn, "content"), _PART_KEYS, f"{name}[].content[]")
+            if "function_call" in turn and says_something(turn["function_call"]):
+                yield from _unknown([_decode_keys(turn["function_call"])], _CALL_KEYS, f"{name}[].function_call")
+
+
+def _items(of: _Keys, key: str) -> list[_Keys]:
+    """The objects of a list; none where the value is another."""
+    return _decode_items_keys(of[key]) if key in of and bytes(of[key]).startswith(b"[") else []
+
+
+def _unknown(items: list[_Keys], known: frozenset[str], place: str) -> Iterator[str]:
+    for item in items:
+        yield from (f"{place}.{key}" for key in item.keys() - known if says_something(item[key]))
+
+
+def _leave_out(name: str, written: _WrittenRecord, found: Translated) -> None:
+    """Note a value that is no text: metadata beside turns, but of a prompt a part of what is asked.
+
+    Raises:
+        RowError: there are no turns.
+    """
+    value = getattr(written, name)
+    if value in ([], {}):
+        return
+    if not (written.messages or written.turns):
+        raise RowError(RowCode.ROW_FIELD_TYPE, f"{name} must be text, for it is a part of the prompt", name)
+    found.unused_keys.add(name)
 
 
 def says_something(value: msgspec.Raw) -> bool:
@@ -156,6 +202,8 @@ def _turns(written: list[_WrittenMessage] | None, name: str, found: Translated) 
             if turn.name not in open_calls:
                 reason = f"{place} answers a call of {turn.name!r}, but no turn before it makes one"
                 raise RowError(RowCode.ROW_TOOL_CALL_INVALID, reason, f"{place}.name")
+            if turn.tool_call_id:
+                found.unused_keys.add(f"{name}[].tool_call_id")
             role, tool_call_id, speaker = "tool", open_calls[turn.name], None
             found.conversions.add("functions")
         turns.append(Message(role, content, speaker, tool_calls, tool_call_id, turn.weight))
@@ -181,6 +229,8 @@ def _part_text(part: _Part, place: str) -> str:
     if text is None:
         reason = f"{place} is a part of type {part.type[:40]!r}; only parts with text can be trained on"
         raise RowError(RowCode.ROW_PART_UNSUPPORTED, reason, place)
+    if part.text and part.refusal:
+        raise _conflict(place, "it has a text and a refusal")
     return text
 
 

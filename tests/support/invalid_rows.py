@@ -58,7 +58,7 @@ def _broken_bytes() -> list[tuple[bytes, RowCode]]:
         b"// a comment", b'{"a": 1 /* no */}', b"prompt,response", b"<html>", b"]", b'{"a": "line\nbreak"}',
     ]  # fmt: skip
     others = [b"[1, 2]", b"[]", b'"text"', b"5", b"null", b"true", b"-1.5", good.join([b"[", b"]"])]
-    deep = [b'{"a": ' + b"[" * 100_000, b'{"a": ' * 100_000, b'{"interruption_decision": ' + b"[" * 50_000]
+    deep = [b'{"a": ' + b"[" * 100_000, b'{"a": ' * 100_000, b'{"tools": [{"a": ' + b"[" * 50_000]
     long = [pair(prompt="x" * MAX_LINE_BYTES), b"x" * (MAX_LINE_BYTES + 1), b" " * (MAX_LINE_BYTES + 1)]
     packed = [(b"\x1f\x8b\x08", R.ROW_NOT_UTF8), (b"\xff\xfe{\x00", R.ROW_NOT_UTF8)]
     rest = [(syntax, R.ROW_NOT_JSON), (others, R.ROW_NOT_OBJECT), (deep, R.ROW_TOO_DEEP), (long, R.ROW_TOO_LONG)]
@@ -77,14 +77,15 @@ def _mistyped() -> list[tuple[bytes, RowCode]]:
     texts = [pair(**{name: value}) for name in TEXT_FIELDS for value in NOT_TEXT]
     contents = [chat({"role": "user", "content": value}, ANSWER) for value in NOT_TEXT]
     lists = [line({name: value}) for name in ("messages", "turns") for value in NOT_TURNS]
+    about = [pair(**{name: value}) for name in ("input", "context", "system") for value in (["1"], {"a": 1}, 5, False)]
     whole = [pair(**{name: value}) for name in ("rating", "difficulty") for value in NOT_WHOLE]
     roles = [chat({"role": value, "content": "x"}) for value in NOT_ROLES]
     more = [
-        pair(agent_trust_score="high"), pair(syntax_spans={}), pair(syntax_spans=[1]), pair(tools={}), pair(tools=["f"]),
+        pair(syntax_spans={}), pair(syntax_spans=[1]), pair(tools={}), pair(tools=["f"]),
         chat(USER, ANSWER | {"tool_calls": "f"}), chat(USER, ANSWER | {"tool_calls": [1]}), pair(response_mode=1),
         chat(USER, ANSWER | {"name": 1}),
     ]  # fmt: skip
-    groups = (texts, contents, lists, whole, roles, more)
+    groups = (texts, contents, lists, about, whole, roles, more)
     return [(text, R.ROW_FIELD_TYPE) for group in groups for text in group]
 
 
@@ -93,11 +94,9 @@ def _out_of_range() -> list[tuple[bytes, RowCode]]:
     ratings = [(pair(rating=value), R.ROW_RATING_RANGE) for value in (0, 6, -1, 100, huge, -huge)]
     difficulties = [(pair(difficulty=value), R.ROW_DIFFICULTY_RANGE) for value in (0, 11, -3, huge)]
     modes = [(pair(response_mode=value), R.ROW_RESPONSE_MODE_UNKNOWN) for value in ("code", "", "CODE_ONLY")]
-    endless = b'{"prompt": "x", "response": "y", "agent_trust_score": 1e999}'
-    numbers = [
-        (endless, R.ROW_NUMBER_RANGE),
-        (pair(interruption_decision=7).replace(b"7", b"7" * 5000), R.ROW_NUMBER_RANGE),
-    ]
+    endless = pair(syntax_spans=[_span(0, 1) | {"weight": 7}]).replace(b"7", b"1e999")
+    long = pair(tools=[{"name": "f", "x": 7}]).replace(b"7", b"7" * 5000)
+    numbers = [(text, R.ROW_NUMBER_RANGE) for text in (endless, long)]
     return ratings + difficulties + modes + numbers
 
 
@@ -160,12 +159,14 @@ def _conflicts() -> list[tuple[bytes, RowCode]]:
         {"messages": [{"role": role, "content": "A"}, USER, ANSWER], "system": "B"} for role in ("system", "developer")
     ]
     turns = [{"messages": [USER, ANSWER], "turns": [USER, ANSWER, USER, ANSWER]}]
+    swapped = [{"messages": [USER, ANSWER], "prompt": "Hello"}, {"messages": [USER, ANSWER], "output": "Hi"}]
+    twofold = {"type": "text", "text": "Hi", "refusal": "No."}
     older = {"function_call": CALL["function"]}
     chats = [
         chat(USER, ANSWER | older | {"tool_calls": [CALL]}), chat(USER, ANSWER | {"refusal": "No."}),
-        chat(USER | {"refusal": "No."}, ANSWER), chat(USER, ANSWER, tools=[{"name": "f"}], functions=[{"name": "f"}]),
+        chat(USER | {"refusal": "No."}, ANSWER), chat(USER | {"content": [twofold]}, ANSWER), chat(USER, ANSWER, tools=[{"name": "f"}], functions=[{"name": "f"}]),
     ]  # fmt: skip
-    rows = [*map(line, [*names, *beside, *system, *turns]), *chats]
+    rows = [*map(line, [*names, *beside, *system, *turns, *swapped]), *chats]
     return [(text, R.ROW_FIELD_CONFLICT) for text in rows]
 
 

@@ -22,7 +22,7 @@ BAD = bad_rows()
 GOOD = [
     pair(),
     pair(rating=5, difficulty=10, category="x", lane="l", response_mode="code_only", task_family="t"),
-    pair(syntax_spans=[{"start": 0, "end": 5, "weight": 0, "kind": None}], agent_trust_score=1, tools=None),
+    pair(syntax_spans=[{"start": 0, "end": 5, "weight": 0, "kind": None}], tools=None),
     chat(USER, ANSWER),
     chat(USER, ANSWER | {"weight": 0}, USER, ANSWER | {"weight": 1}),
     chat(

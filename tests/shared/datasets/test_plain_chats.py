@@ -37,8 +37,9 @@ LABELLED = chat("Größe", "ÉTÉ  été\n", rating=3, category="docs", difficul
 LINES = [
     PLAIN, LABELLED, chat("hello ", " HI"), chat("a\0b", "c"), chat("a", "b", "c", "d"), chat("数据" * 20, "模型" * 20),
     chat("a", "b", source="web"), chat("a", "b", id=0, source=""), chat("a", "b", turn={"score": 1.5, "toxic": True}),
+    chat("a", "b", response_mode="code_only", zeta=1), chat("a", "b", response_mode="prose_only"),
     chat("a", "b", turn={"name": None}), chat("a", "b", turn={"weight": 0}), chat("a", "b", turn={"weight": 1}),
-    chat("a", "b", syntax_spans=[{"start": 0, "end": 9, "weight": 1}]), chat("a", "b", tools=None), chat("a", "b", rating=9),
+    chat("a", "b", syntax_spans=[{"start": 0, "end": 9, "weight": 1}]), chat("a", "b", turn={"tool_call_id": "1"}), chat("a", "b", tools=None), chat("a", "b", rating=9),
     chat("a", " "), chat("", "b"), chat("a"), chat(), b'{"prompt": "a", "response": "b"}\n', b'{"messages": null}\n',
     PLAIN[:-1] + b"\r\n", b" " + PLAIN, PLAIN[:-1] + PLAIN, PLAIN.replace(b"}, {", b"},\n{"), PLAIN.replace(b"Hi", b"\xff"),
     b'{"messages": [{}\n{}]}\n', PLAIN.replace(b'"Hi"', b'"}\n{"'), PLAIN.replace(b"Hi", b"\\ud800"), b"\n", b"{}\n", b"[]\n", b"broken\n",
@@ -79,9 +80,7 @@ def test_blocks_are_read_as_lines_are(tmp_path_factory: pytest.TempPathFactory, 
     assert bad == expected_bad
 
 
-@pytest.mark.parametrize(
-    "line", [*LINES[3:5], chat("a", "b", response_mode="code_only", interruption_decision={"a": 1})]
-)
+@pytest.mark.parametrize("line", [*LINES[3:5], chat("a", "b", response_mode="code_only", task_family="t")])
 def test_a_block_of_plain_chats_is_decoded_at_once(line: bytes) -> None:
     block = decoded(PLAIN + line + LABELLED)
     assert block is not None and len(block.chats) == 3
@@ -101,7 +100,7 @@ def test_so_is_one_with_keys_that_are_known() -> None:
     assert found.unused == list(report.unused_keys.items()) == [("messages[].id", 1), ("source", 1)]
 
 
-@pytest.mark.parametrize("line", LINES[9:])
+@pytest.mark.parametrize("line", LINES[11:])
 def test_a_block_with_any_other_line_is_left_to_the_slow_path(line: bytes) -> None:
     assert decoded(PLAIN + line + PLAIN) is None
 

@@ -64,7 +64,7 @@ def test_pair_is_used_when_messages_are_empty() -> None:
 def test_row_keeps_every_field() -> None:
     labels = {
         "rating": 5, "category": "c", "difficulty": 10, "lane": "vox_codegen", "task_family": "t",
-        "response_mode": "prose_only", "interruption_decision": {"stop": True}, "agent_trust_score": 0.5,
+        "response_mode": "prose_only",
         "tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}],
     }  # fmt: skip
     row = parse(messages=CHAT, **labels)

@@ -11,8 +11,8 @@ import pytest
 from shared.datasets.dataset_report import MAX_KEY_CHARACTERS, MAX_KEYS
 from shared.datasets.reader import DatasetReport, read_rows
 from shared.datasets.report import inspect_file
-from shared.datasets.rows import Message
-from tests.support.invalid_rows import ANSWER, USER, chat, pair
+from shared.datasets.rows import Message, SyntaxSpan
+from tests.support.invalid_rows import ANSWER, USER, chat, line, pair
 
 HELLO = [Message("user", "Hi"), Message("assistant", "Hello")]
 CALLED = {"role": "assistant", "content": "Let me see.", "function_call": {"name": "add", "arguments": '{"a": 1}'}}
@@ -77,6 +77,42 @@ def test_metadata_under_a_known_name_is_counted_as_not_used(metadata: dict[str, 
     rows, report = read(chat(USER, ANSWER, **metadata))
     assert rows == [HELLO]
     assert report.unused_keys == dict.fromkeys(metadata, 1)
+
+
+PART = {"type": "text", "text": "Hi"}
+CALL = {"name": "add", "arguments": "{}"}
+RESULT = {"role": "function", "name": "add", "content": "2"}
+SPAN = {"start": 0, "end": 2, "weight": 2}
+
+
+@pytest.mark.parametrize(
+    ("line", "unused"),
+    [
+        (chat(USER | {"content": [PART | {"image_url": {"url": "data:"}}]}, ANSWER), "messages[].content[].image_url"),
+        (chat(USER, ANSWER | {"function_call": CALL | {"why": "x"}}), "messages[].function_call.why"),
+        (chat(USER, ANSWER | {"function_call": CALL}, RESULT | {"tool_call_id": "7"}, ANSWER), "messages[].tool_call_id"),
+        (chat(USER | {"tool_call_id": "7"}, ANSWER), "messages[].tool_call_id"),
+        (chat(USER, ANSWER, syntax_spans=[SPAN, SPAN | {"note": "x"}]), "syntax_spans[].note"),
+        (chat(USER, ANSWER, syntax_spans=[SPAN | {"kind": "keyword"}]), "syntax_spans[].kind"),
+        (pair(interruption_decision={"stop": True}), "interruption_decision"),
+        (pair(agent_trust_score=0.5), "agent_trust_score"),
+        (pair(response_mode="code_only"), "response_mode"),
+        (line({"turns": [USER | {"tool_call_id": "7"}, ANSWER]}), "turns[].tool_call_id"),
+        (line({"turns": [USER | {"content": [PART | {"x": 1}]}, ANSWER]}), "turns[].content[].x"),
+    ],
+)  # fmt: skip
+def test_every_part_that_is_not_used_is_told(line: bytes, unused: str) -> None:
+    assert read(line)[1].unused_keys == {unused: 1}
+
+
+def test_parts_that_say_nothing_are_not_told() -> None:
+    turns = [USER | {"content": [PART | {"image_url": None, "refusal": None}], "tool_call_id": ""}, ANSWER]
+    assert not read(chat(*turns, syntax_spans=[SPAN | {"note": []}], input=[], response_mode=None))[1].unused_keys
+
+
+def test_spans_with_other_keys_are_used() -> None:
+    [row] = read_rows([chat(USER, ANSWER, syntax_spans=[SPAN | {"note": "x"}])])
+    assert row.syntax_spans == [SyntaxSpan(0, 2, 2.0)]
 
 
 def test_context_that_a_turn_says_is_used() -> None:
